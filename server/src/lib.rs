@@ -14,55 +14,31 @@
 #![forbid(unsafe_code)]
 
 mod acl;
-mod blocked;
-mod budget;
-mod calls;
-pub mod catalogue;
-mod channels;
 pub mod cli;
-mod clients;
-mod cold;
-pub mod commands;
+mod command;
 pub mod config;
-mod connection;
-pub mod durability;
-pub mod engines;
-mod files;
-mod foreign_settings;
+pub mod dataset;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-mod glob;
-mod inbox;
-pub mod keys;
-mod leave;
-mod local;
-pub mod marks;
-mod monitors;
-mod naps;
-mod node;
-mod pause;
-pub mod records;
-mod release;
-mod replication;
-mod settings;
-mod slowlog;
-mod snapshot;
-mod stop;
-pub mod tls;
-mod tracking;
-mod turn;
-mod watch;
-mod workers;
+mod handlers;
+mod net;
+mod roles;
+mod runtime;
 
-pub use cold::ReadsHere;
-pub use engines::Engines;
-pub use local::Local;
-pub use stop::Stop;
+pub use dataset::cold::ReadsHere;
+pub use dataset::engines::Engines;
+pub use net::in_process::Local;
+pub use runtime::shutdown::Stop;
+pub use runtime::tls;
 
 use config::Config;
-use node::{Host, Node};
+use dataset::{cold, durability, snapshot};
+use log_owner::Held;
+use net::workers;
 use parking_lot::Mutex;
-use replication::director::Held;
+use roles::node::{Host, Node};
+use roles::{graceful_shutdown, log_owner};
+use runtime::atomic_file;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Deref;
@@ -160,7 +136,7 @@ pub fn start_on(
     let asked = Arc::downgrade(&host);
     host.stop.on_signal(move |signal| {
         let host = asked.upgrade();
-        host.inspect(|host| leave::signalled(&host.node(), signal)).is_some()
+        host.inspect(|host| graceful_shutdown::signalled(&host.node(), signal)).is_some()
     });
     let asked = Arc::downgrade(&host);
     host.stop.on_reload(move || _ = asked.upgrade().inspect(|host| host.reload_certificates()));
@@ -168,7 +144,7 @@ pub fn start_on(
     let recalled = host.replication.recall(&host.config()).map_err(StartError::System);
     let opened = recalled.and_then(|()| load(&host.node())).and_then(|log| {
         // Now that the folder is this process's.
-        if let Err(error) = files::remove_unfinished(&host.config().durability.dir) {
+        if let Err(error) = atomic_file::remove_unfinished(&host.config().durability.dir) {
             tracing::warn!("what a kill has left in the data folder cannot be removed: {error}");
         }
         let (of_log, of_snapshots) = (host.clone(), host.clone());
@@ -178,7 +154,7 @@ pub fn start_on(
         if let Held::Own(log) = &log {
             host.node().durability.look_at(log);
         }
-        let run = move || replication::director::direct(&of_log, log);
+        let run = move || log_owner::direct(&of_log, log);
         let log = workers::thread(host.stop.vital(), "log".to_owned(), run)?;
         threads.push(workers::thread(host.stop.vital(), "snapshot".to_owned(), move || {
             snapshot::run(&of_snapshots)

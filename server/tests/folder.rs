@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use store::{Batch, RealDisk, Store, StoreOptions};
 use tidemark_server::cli::client::Client;
-use tidemark_server::records::{RecordKind, RowsWriter};
+use tidemark_server::dataset::log_records::{RecordKind, RowsWriter};
 
 fn start(dir: &Path, config: &Path) -> Program {
     let options = ["--fsync", "always", "--config", config.to_str().unwrap()];

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use store::{Batch, RealDisk, Store, StoreOptions};
 use tidemark_server::cli::client::Client;
-use tidemark_server::records::{RecordKind, RowsWriter};
+use tidemark_server::dataset::log_records::{RecordKind, RowsWriter};
 
 /// What `everysec` may lose.
 const A_SECOND: Duration = Duration::from_secs(1);

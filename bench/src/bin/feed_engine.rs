@@ -20,7 +20,7 @@ use std::hint::black_box;
 use std::sync::Barrier;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
-use tidemark_server::engines::Page;
+use tidemark_server::dataset::engines::Page;
 
 /// Measures pages without sockets.
 #[derive(Parser)]

@@ -6,10 +6,10 @@
 use clap::Parser;
 use phantom::{Answer, Member};
 use std::sync::Arc;
-use tidemark_server::catalogue::Catalogue;
 use tidemark_server::config::{Config, Fsync};
-use tidemark_server::durability::Durability;
-use tidemark_server::engines::{Engines, Page};
+use tidemark_server::dataset::catalogue::Catalogue;
+use tidemark_server::dataset::durability::Durability;
+use tidemark_server::dataset::engines::{Engines, Page};
 
 /// Loads posts with likes and reposts, and reads pages.
 #[derive(Parser)]

@@ -1,7 +1,7 @@
 //! Categories of commands: Redis's, as its own commands are in them, and one for each family of
 //! ours.
 
-use crate::commands::{Spec, flag};
+use crate::command::spec::{Spec, flag};
 
 /// All categories, in the order of ACL CAT. Redis's that have no command here stay, so that rules
 /// written for Redis can be read.

@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::sync::LazyLock;
 
 /// Categories of modules' commands. Those for which commands exist here are in
-/// [`CATEGORIES`](super::CATEGORIES).
+/// [`CATEGORIES`](crate::acl::CATEGORIES).
 pub(crate) const MODULE_CATEGORIES: [&str; 6] =
     ["search", "tdigest", "cms", "topk", "timeseries", "json"];
 

@@ -1,12 +1,16 @@
 //! A selector: commands, and what they may touch. A bit per command and subcommand; globs for keys,
 //! names and channels.
 
-use super::category::{CATEGORIES, of as categories};
-use super::redis_names::{self, MODULE_CATEGORIES};
-use crate::channels;
-use crate::commands::{self, Spec, Uses, flag, key_positions};
-use crate::engines::{Engines, KeyRef};
-use crate::glob;
+use crate::acl::category::{CATEGORIES, of as categories};
+use crate::acl::redis_names;
+use crate::acl::redis_names::MODULE_CATEGORIES;
+use crate::command::keyspec::Uses;
+use crate::command::spec::{Spec, flag};
+use crate::command::table;
+use crate::dataset::engines::{Engines, KeyRef};
+use crate::handlers::admin::command::key_positions;
+use crate::runtime::glob;
+use crate::runtime::pubsub;
 use resp::Args;
 use std::cell::LazyCell;
 use std::fmt::Write as _;
@@ -14,7 +18,7 @@ use std::fmt::Write as _;
 /// A request, as far as permissions go.
 pub(crate) struct Request<'a> {
     pub(crate) spec: &'static Spec,
-    /// The command's number among all commands and subcommands ([`commands::bit_of`]).
+    /// The command's number among all commands and subcommands ([`table::bit_of`]).
     pub(crate) number: usize,
     pub(crate) args: Args<'a>,
 }
@@ -34,7 +38,7 @@ impl Request<'_> {
     /// permission is needed in addition to the request's own.
     pub(super) fn also_runs(&self) -> Option<(usize, usize)> {
         let action = mark(self.args).filter(|_| self.spec.has(flag::MAY_WRITE))?;
-        Some((commands::numbers_named(ACT).start, action))
+        Some((table::numbers_named(ACT).start, action))
     }
 }
 
@@ -99,11 +103,11 @@ const UNKNOWN: &str = "Unknown command or category name in ACL";
 
 impl Commands {
     pub(super) fn none() -> Commands {
-        Commands { bits: vec![0; commands::bits().div_ceil(64)].into() }
+        Commands { bits: vec![0; table::bits().div_ceil(64)].into() }
     }
 
     pub(super) fn every() -> Commands {
-        Commands { bits: vec![u64::MAX; commands::bits().div_ceil(64)].into() }
+        Commands { bits: vec![u64::MAX; table::bits().div_ceil(64)].into() }
     }
 
     #[inline]
@@ -135,7 +139,7 @@ impl Commands {
             if !CATEGORIES.contains(&category.as_str()) {
                 return Err(UNKNOWN);
             }
-            for (number, spec) in commands::with_numbers() {
+            for (number, spec) in table::with_numbers() {
                 if categories(spec).contains(&category.as_str()) {
                     self.set(number, on);
                 }
@@ -144,12 +148,12 @@ impl Commands {
         }
         if name.matches('|').count() > 1 {
             let of = name.rsplit_once('|').map_or("", |(of, _)| of);
-            let is_one = !commands::numbers_named(of).is_empty()
+            let is_one = !table::numbers_named(of).is_empty()
                 || redis_names::is_known(&of.to_ascii_lowercase());
             let why = "Allowing first-arg of a subcommand is not supported";
             return Err(if is_one { why } else { UNKNOWN });
         }
-        let found = commands::numbers_named(name);
+        let found = table::numbers_named(name);
         if found.is_empty() && !redis_names::is_known(&name.to_ascii_lowercase()) {
             return Err(UNKNOWN);
         }
@@ -268,16 +272,16 @@ impl Selector {
     /// `+name` or `-name`, in lower case.
     fn switch(&mut self, name: &str, on: bool) -> Result<(), &'static str> {
         // A command, or one of its subcommands, that exists here.
-        let is_ours = |name: &str| !commands::numbers_named(name).is_empty();
+        let is_ours = |name: &str| !table::numbers_named(name).is_empty();
         let first_arg = name
             .split_once('|')
             .filter(|(_, arg)| !name.starts_with('@') && !is_ours(name) && !arg.contains('|'));
         let Some((command, arg)) = first_arg else {
             self.commands.set_named(name, on)?;
             // What allows or denies a command says so for all first arguments.
-            let (named, category) = (commands::numbers_named(name), name.strip_prefix('@'));
+            let (named, category) = (table::numbers_named(name), name.strip_prefix('@'));
             let is_in = |number: usize, category: &str| {
-                let spec = commands::with_numbers().nth(number);
+                let spec = table::with_numbers().nth(number);
                 spec.is_some_and(|(_, spec)| categories(spec).contains(&category))
             };
             self.first_args.retain(|(number, _)| {
@@ -285,7 +289,7 @@ impl Selector {
             });
             return Ok(());
         };
-        let number = commands::numbers_named(command);
+        let number = table::numbers_named(command);
         if on && arg.is_empty() {
             return Err("Syntax error");
         }
@@ -499,8 +503,8 @@ impl Selector {
     }
 
     /// Whether a subscription is allowed.
-    pub(super) fn may_hear(&self, kind: channels::Kind, name: &[u8]) -> bool {
-        self.all_channels || self.allows_channel(name, kind == channels::Kind::Pattern)
+    pub(super) fn may_hear(&self, kind: pubsub::Kind, name: &[u8]) -> bool {
+        self.all_channels || self.allows_channel(name, kind == pubsub::Kind::Pattern)
     }
 
     pub(super) fn hears_all(&self) -> bool {

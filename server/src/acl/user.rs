@@ -1,8 +1,8 @@
 //! One user: switched on or off, passwords, selectors.
 
-use super::selector::{Denied, Request, Selector};
-use crate::channels;
-use crate::engines::Engines;
+use crate::acl::selector::{Denied, Request, Selector};
+use crate::dataset::engines::Engines;
+use crate::runtime::pubsub;
 use sha2::{Digest as _, Sha256};
 use std::fmt::Write as _;
 use subtle::{Choice, ConstantTimeEq as _};
@@ -44,7 +44,7 @@ impl User {
 
     /// The user default as it is at first: on, without password, allowed everything.
     pub(super) fn default_user() -> User {
-        let mut user = User::new(super::DEFAULT);
+        let mut user = User::new(crate::acl::DEFAULT);
         user.apply_all(&["on", "nopass", "~*", "&*", "+@all"]).expect("these rules are legal");
         user.as_made = true;
         user
@@ -126,7 +126,7 @@ impl User {
             // A password may be any bytes: what is kept of it is its digest.
             let is_password = rule.starts_with(['>', '<']);
             let spoils = !is_password && rule.chars().any(char::is_control);
-            if rule.len() > super::MAX_DESCRIPTION || spoils {
+            if rule.len() > crate::acl::MAX_DESCRIPTION || spoils {
                 return Err(in_modifier(&rule, "Syntax error"));
             }
             self.apply(&rule).map_err(|why| in_modifier(&rule, &why))?;
@@ -213,7 +213,7 @@ impl User {
     }
 
     /// Whether one of its selectors allows a subscription.
-    pub(crate) fn may_hear(&self, kind: channels::Kind, name: &[u8]) -> bool {
+    pub(crate) fn may_hear(&self, kind: pubsub::Kind, name: &[u8]) -> bool {
         self.selectors.iter().any(|selector| selector.may_hear(kind, name))
     }
 
@@ -325,7 +325,7 @@ mod tests {
     #[test]
     fn an_error_does_not_repeat_a_password() {
         let mut user = User::new("u");
-        let too_long = format!(">sec{}", "r".repeat(super::super::MAX_DESCRIPTION));
+        let too_long = format!(">sec{}", "r".repeat(crate::acl::MAX_DESCRIPTION));
         for rule in ["<secret", &too_long] {
             let error = user.apply_all(&[rule]).unwrap_err();
             assert!(!error.contains("sec"), "{error}");
@@ -394,7 +394,7 @@ mod tests {
     /// F7: only a rule about channels that is taken away is a reason to look at subscriptions.
     #[test]
     fn rules_about_channels_are_compared_as_they_stand() {
-        use crate::channels::Kind::{Channel, Pattern, Shard};
+        use crate::runtime::pubsub::Kind::{Channel, Pattern, Shard};
         let user = |rules: &str| {
             let mut user = User::new("u");
             user.apply_all(&rules.split(' ').collect::<Vec<_>>()).unwrap();

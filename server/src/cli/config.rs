@@ -34,5 +34,5 @@ pub(super) fn run(args: &ConfigArgs) -> Result<(), String> {
         // Patterns that were apart may be one now.
         config.validate().map_err(|e| e.to_string())?;
     }
-    super::print(&config.print())
+    crate::cli::print(&config.print())
 }

@@ -1,7 +1,8 @@
 //! How the command line's clients reach a server. Options are named as redis-cli names them.
 
 use crate::config::DEFAULT_PORT;
-use crate::tls::{self, Names, Socket, Tls};
+use crate::runtime::tls;
+use crate::runtime::tls::{Names, Socket, Tls};
 use clap::Args;
 use redis_protocol::resp2::decode::decode;
 use redis_protocol::resp2::types::OwnedFrame;

@@ -6,10 +6,12 @@
 //! same posts as one hash each, the same likes as one set per post, its own `used_memory` before
 //! and after.
 
-use super::client::Client;
-use super::day::{self, Post};
-use super::full_tables::{self, Full};
-use super::terminal::{Align, Paint, grouped, table};
+use crate::cli::client::Client;
+use crate::cli::day;
+use crate::cli::day::Post;
+use crate::cli::full_tables;
+use crate::cli::full_tables::Full;
+use crate::cli::terminal::{Align, Paint, grouped, table};
 use crate::config::Config;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};

@@ -1,7 +1,7 @@
 //! What a post and a flag cost in full tables: spaces of the default configuration, filled by the
 //! engines until tables have rolled, without a server.
 
-use super::day;
+use crate::cli::day;
 use crate::config::Config;
 use std::fmt::Display;
 

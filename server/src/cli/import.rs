@@ -16,7 +16,7 @@
 
 mod pipe;
 
-use super::connect::{ConnectArgs, Link, put_bulk, put_head};
+use crate::cli::connect::{ConnectArgs, Link, put_bulk, put_head};
 use clap::{Args, ValueEnum};
 use flate2::read::MultiGzDecoder;
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};

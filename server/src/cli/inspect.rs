@@ -1,6 +1,7 @@
 //! `tidemark check` and `tidemark dump`: what a data folder's files say, without a server.
 
-use crate::replication::role::{self, Role};
+use crate::roles::role;
+use crate::roles::role::Role;
 use clap::Args;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};

@@ -55,7 +55,7 @@ pub fn main() -> ExitCode {
         Command::Check(args) => inspect::check(&args),
         Command::Dump(args) => inspect::dump(&args),
         Command::Config(args) => config::run(&args),
-        Command::Commands => print(&crate::commands::reference()),
+        Command::Commands => print(&crate::handlers::admin::commands_page::reference()),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

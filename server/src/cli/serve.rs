@@ -1,7 +1,8 @@
 //! `tidemark serve`: reads the configuration, listens, and runs until it is told to stop.
 
 use crate::config::{Config, Fsync};
-use crate::{Stop, listen, run as run_server};
+use crate::runtime::shutdown::Stop;
+use crate::{listen, run as run_server};
 use std::path::PathBuf;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;

@@ -3,7 +3,7 @@
 //! A file that lists its own spaces need not list its own views and actions: a default one shows
 //! and moves what is there, and goes where nothing of it is.
 
-use super::{Action, Config, View};
+use crate::config::{Action, Config, View};
 
 /// The default views without what the spaces lack. A view without counters goes.
 pub(crate) fn views(config: &Config) -> Vec<View> {

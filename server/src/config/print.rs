@@ -1,6 +1,6 @@
 //! The file as it is printed: every key, its documentation and its value.
 
-use super::{
+use crate::config::{
     Action, Config, Counter, Durability, Existence, Key, Replication, Security, Server, Spill, Tls,
     View,
 };

@@ -14,7 +14,7 @@ pub(crate) struct Key {
     pub(crate) doc: &'static [&'static str],
     /// What Redis calls it: CONFIG GET and SET know it by both names.
     pub(crate) redis: &'static [&'static str],
-    /// Whether CONFIG SET may change it: its users look each time ([`crate::settings`]).
+    /// Whether CONFIG SET may change it: its users look each time ([`crate::runtime::settings`]).
     pub(crate) live: bool,
     /// A password: CONFIG GET shows it only to users with all rights.
     pub(crate) secret: bool,

@@ -9,13 +9,14 @@
 mod choices;
 mod model;
 
-use crate::catalogue::Catalogue;
-use crate::commands::{find, flag, with_numbers};
+use crate::command::spec::flag;
+use crate::command::table::{find, with_numbers};
 use crate::config::{Config, Counter, Existence};
-use crate::engines::Engines;
-use crate::node::{Host, Node, Tallies};
-use crate::stop::Stop;
-use crate::turn::{Closing, Talk, Turn};
+use crate::dataset::catalogue::Catalogue;
+use crate::dataset::engines::Engines;
+use crate::net::request_loop::{Closing, Talk, Turn};
+use crate::roles::node::{Host, Node, Tallies};
+use crate::runtime::shutdown::Stop;
 use choices::{Choices, FLAGS, KNOWN, LEFT_OUT, WORDS};
 use model::{Model, error};
 use redis_protocol::resp2::{decode::decode, types::OwnedFrame as Frame};

@@ -2,7 +2,7 @@
 //!
 //! The model is the set of pairs that were acknowledged as set. A filter that errs for every fourth
 //! pair makes sure that undos and repetitions of actions that never happened happen all the time.
-//! Of twelve mutations, each without one rule of `server/src/engines/gate.rs`, four seeds find
+//! Of twelve mutations, each without one rule of `server/src/dataset/engines/zero_proof.rs`, four seeds find
 //! nine: what passes is not proved. `TIDEMARK_GATE_SEEDS=100 cargo test -p tidemark-tests --test
 //! e2e gate` runs more of them.
 

@@ -13,10 +13,10 @@ use phantom::{Answer, Change, Member};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use tidemark_server::Engines;
-use tidemark_server::catalogue::Catalogue;
 use tidemark_server::config::{Config, Fsync};
-use tidemark_server::durability::Durability;
-use tidemark_server::engines::Page;
+use tidemark_server::dataset::catalogue::Catalogue;
+use tidemark_server::dataset::durability::Durability;
+use tidemark_server::dataset::engines::Page;
 
 const UNBOUNDED: Bounds = Bounds { min: None, max: None, saturate: false };
 const RATE: f64 = 0.01;

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tidemark_server::cli::client::Client;
 use tidemark_server::config::{Config, IoMethod};
-use tidemark_server::engines::WriteError;
+use tidemark_server::dataset::engines::WriteError;
 
 /// How the node is configured.
 #[derive(clap::Args, Clone, Debug)]

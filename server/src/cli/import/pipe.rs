@@ -5,7 +5,7 @@
 //! of their lines.
 
 use crate::cli::connect::{Link, closed, read_reply};
-use crate::tls::Socket;
+use crate::runtime::tls::Socket;
 use parking_lot::Mutex;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::VecDeque;
@@ -304,7 +304,7 @@ impl Replies {
         self.tally.bad += 1;
         self.shown += 1;
         // One more than is shown, which says that there are more.
-        if self.shown <= super::SHOWN + 1 {
+        if self.shown <= crate::cli::import::SHOWN + 1 {
             let _ = self.told.send(Event::Bad { line, reason });
         }
         Ok(())

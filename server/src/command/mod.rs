@@ -1,0 +1,8 @@
+//! Facts about commands: names, arity, flags, key specifications, ACL categories, error texts.
+
+pub(crate) mod docs;
+pub(crate) mod error;
+pub(crate) mod keyspec;
+pub(crate) mod spec;
+pub(crate) mod table;
+pub(crate) mod usage;

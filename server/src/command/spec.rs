@@ -1,0 +1,192 @@
+//! What a command is: one row of the table.
+
+use crate::acl;
+use crate::command::error::Refusal;
+use crate::command::table::find;
+use crate::handlers::call::Call;
+use resp::Args;
+use std::fmt::Write as _;
+
+/// What a command is, as COMMAND tells clients. Bits of [`Spec::flags`].
+pub(crate) mod flag {
+    /// Changes data.
+    pub(crate) const WRITE: u32 = 1;
+    /// Reads data.
+    pub(crate) const READONLY: u32 = 1 << 1;
+    /// May need more memory.
+    pub(crate) const DENYOOM: u32 = 1 << 2;
+    /// For operators.
+    pub(crate) const ADMIN: u32 = 1 << 3;
+    /// Takes constant time, or a little per argument.
+    pub(crate) const FAST: u32 = 1 << 4;
+    /// Also while data are being loaded.
+    pub(crate) const LOADING: u32 = 1 << 5;
+    /// Also on a replica that has lost its master.
+    pub(crate) const STALE: u32 = 1 << 6;
+    /// Also before a client has logged in.
+    pub(crate) const NO_AUTH: u32 = 1 << 7;
+    /// Not from scripts.
+    pub(crate) const NOSCRIPT: u32 = 1 << 8;
+    /// About channels.
+    pub(crate) const PUBSUB: u32 = 1 << 9;
+    /// Not between MULTI and EXEC: its reply comes later.
+    pub(crate) const NO_MULTI: u32 = 1 << 10;
+    /// Changes no data here, but something that others get.
+    pub(crate) const MAY_REPLICATE: u32 = 1 << 11;
+    /// MONITOR does not show it.
+    pub(crate) const SKIP_MONITOR: u32 = 1 << 12;
+    /// SLOWLOG does not show it: what it executes is shown.
+    pub(crate) const SKIP_SLOWLOG: u32 = 1 << 13;
+    /// Names in the order of the bits.
+    pub(crate) const NAMES: [&str; 14] = [
+        "write",
+        "readonly",
+        "denyoom",
+        "admin",
+        "fast",
+        "loading",
+        "stale",
+        "no_auth",
+        "noscript",
+        "pubsub",
+        "no_multi",
+        "may_replicate",
+        "skip_monitor",
+        "skip_slowlog",
+    ];
+
+    // For this server only:
+    /// Executed also between MULTI and EXEC.
+    pub(crate) const AT_ONCE: u32 = 1 << 24;
+    /// A RESP2 client that listens to channels may send it.
+    pub(crate) const LISTENER: u32 = 1 << 25;
+    /// An option makes it change data (FEED.GET ... MARK).
+    pub(crate) const MAY_WRITE: u32 = 1 << 26;
+    /// Its first argument (behind the name of a subcommand) names a space, view or action.
+    pub(crate) const NAMED: u32 = 1 << 27;
+    /// It writes, and also tells what was stored.
+    pub(crate) const READS: u32 = 1 << 28;
+}
+
+/// Which arguments are keys: the first and the last one (negative: counted from the end), and the
+/// step. All 0: none.
+pub(crate) type KeyArgs = (i32, i32, i32);
+/// No keys.
+pub(crate) const NO_KEYS: KeyArgs = (0, 0, 0);
+/// One key, the first argument.
+pub(crate) const ONE_KEY: KeyArgs = (1, 1, 1);
+/// All arguments are keys.
+pub(crate) const ALL_KEYS: KeyArgs = (1, -1, 1);
+
+/// Why a command did nothing.
+pub(crate) type Outcome = Result<(), Refusal>;
+/// What a command does. It writes one reply, or returns a refusal: then whatever it wrote is
+/// forgotten and the refusal sent.
+pub(crate) type Handler = fn(&mut Call<'_>) -> Outcome;
+
+/// One command. See the top of the file.
+pub(crate) struct Spec {
+    /// In lower case; of a subcommand `command|subcommand`.
+    pub(crate) name: &'static str,
+    /// How many arguments, the name included; negative: at least so many.
+    pub(crate) arity: i32,
+    /// Bits of [`flag`].
+    pub(crate) flags: u32,
+    pub(crate) keys: KeyArgs,
+    /// The family: Redis's group, and the ACL category of the same name.
+    pub(crate) group: &'static str,
+    /// The Redis version that brought it, or ours.
+    pub(crate) since: &'static str,
+    /// What follows the name.
+    pub(crate) usage: &'static str,
+    /// What it does, in a sentence or a few.
+    pub(crate) summary: &'static str,
+    pub(crate) run: Handler,
+    /// If not empty, the first argument chooses one of these; without it `run` answers.
+    pub(crate) subcommands: &'static [Spec],
+}
+
+impl Spec {
+    #[inline]
+    pub(crate) fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Whether this request may change data, or what others get.
+    pub(crate) fn may_write(&self, args: Args<'_>) -> bool {
+        self.has(flag::WRITE | flag::MAY_REPLICATE)
+            || (self.has(flag::MAY_WRITE)
+                && args.iter().any(|arg| arg.eq_ignore_ascii_case(b"MARK")))
+    }
+
+    /// Whether its keys are those of pairs only: BFSET and its kin, which share their keys with
+    /// counters.
+    pub(crate) fn is_about_pairs(&self) -> bool {
+        self.group == "weibo" && self.name.starts_with("bf")
+    }
+
+    pub(crate) fn fits(&self, args: usize) -> bool {
+        let arity = self.arity.unsigned_abs() as usize;
+        if self.arity < 0 { args >= arity } else { args == arity }
+    }
+
+    /// Its own name, without its command's.
+    pub(crate) fn own_name(&self) -> &'static str {
+        self.name.split_once('|').map_or(self.name, |(_, own)| own)
+    }
+
+    /// Whether it has this subcommand.
+    pub(crate) fn knows(&self, name: &[u8]) -> bool {
+        self.subcommands.iter().any(|sub| sub.own_name().as_bytes().eq_ignore_ascii_case(name))
+    }
+
+    /// Upper-case name and arguments, as the reference shows them.
+    pub(crate) fn synopsis(&self) -> String {
+        let name = self.name.to_ascii_uppercase().replace('|', " ");
+        if self.usage.is_empty() { name } else { format!("{name} {}", self.usage) }
+    }
+
+    /// ACL categories, with their `@`.
+    pub(crate) fn categories(&self) -> Vec<String> {
+        acl::categories(self).into_iter().map(|name| format!("@{name}")).collect()
+    }
+}
+
+/// HELP of a command with subcommands, as Redis writes it.
+pub(crate) fn help(call: &mut Call<'_>) -> Outcome {
+    let name = call.spec.name.split('|').next().unwrap_or_default();
+    let Some((_, spec)) = find(name.as_bytes()) else { return Err(call.wrong_arity()) };
+    let mut lines = vec![format!(
+        "{} <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
+        name.to_ascii_uppercase()
+    )];
+    for sub in spec.subcommands {
+        let mut line = sub.own_name().to_ascii_uppercase();
+        if !sub.usage.is_empty() {
+            let _ = write!(line, " {}", sub.usage);
+        }
+        lines.push(line);
+        lines.push(format!("    {}", sub.summary));
+    }
+    call.reply.array(lines.len());
+    for line in lines {
+        call.reply.simple(&line);
+    }
+    Ok(())
+}
+
+/// A HELP row for a table of subcommands.
+pub(crate) const fn help_row(name: &'static str, group: &'static str, since: &'static str) -> Spec {
+    Spec {
+        name,
+        arity: 2,
+        flags: flag::LOADING | flag::STALE,
+        keys: NO_KEYS,
+        group,
+        since,
+        usage: "",
+        summary: "Print this help.",
+        run: help,
+        subcommands: &[],
+    }
+}

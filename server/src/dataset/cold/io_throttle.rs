@@ -1,0 +1,61 @@
+//! Rate limit of background writes in bytes per second, lifted while a writer waits for their end.
+
+use std::time::{Duration, Instant};
+
+/// The longest sleep before it checks for waiters.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// Since when what is written has been counted, and how much of it may come in a second.
+pub(crate) struct Pace<'a> {
+    /// Bytes per second; 0: as fast as the disk takes them.
+    rate: u64,
+    started: Instant,
+    /// Whether a writer waits.
+    hurries: &'a dyn Fn() -> bool,
+}
+
+impl<'a> Pace<'a> {
+    pub(crate) fn new(rate: u64, hurries: &'a dyn Fn() -> bool) -> Pace<'a> {
+        Pace { rate, started: Instant::now(), hurries }
+    }
+
+    /// So many bytes have been written since the beginning: returns when more may come.
+    pub(crate) fn after(&self, bytes: u64) {
+        if self.rate == 0 {
+            return;
+        }
+        let due = Duration::from_secs_f64(bytes as f64 / self.rate as f64);
+        loop {
+            let left = due.saturating_sub(self.started.elapsed());
+            if left.is_zero() || (self.hurries)() {
+                return;
+            }
+            std::thread::sleep(left.min(LOOK_EVERY));
+        }
+    }
+
+    /// How long it has taken so far.
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn who_waits_ends_the_slowness() {
+        let looks = Cell::new(0);
+        let hurries = || looks.replace(looks.get() + 1) == 2;
+        // A year's worth.
+        Pace::new(1, &hurries).after(1 << 25);
+        assert_eq!(looks.get(), 3);
+        let calm = || false;
+        let pace = Pace::new(1 << 20, &calm);
+        pace.after(1 << 15);
+        assert!(pace.elapsed() >= Duration::from_micros(31_250), "{:?}", pace.elapsed());
+        Pace::new(0, &|| panic!("nobody is asked")).after(u64::MAX);
+    }
+}

@@ -1,0 +1,296 @@
+//! COMMAND: the table, as clients ask for it.
+
+use crate::command::docs;
+use crate::command::error::{Refusal, refuse};
+use crate::command::keyspec;
+use crate::command::keyspec::{KeySpec, Uses};
+use crate::command::spec::{NO_KEYS, Outcome, Spec, flag, help_row};
+use crate::command::table::{all, find};
+use crate::handlers::call::Call;
+use resp::{Args, Reply};
+
+const ALWAYS: u32 = flag::LOADING | flag::STALE;
+
+const fn spec(
+    name: &'static str,
+    arity: i32,
+    usage: &'static str,
+    summary: &'static str,
+    run: crate::command::spec::Handler,
+) -> Spec {
+    Spec {
+        name,
+        arity,
+        flags: ALWAYS,
+        keys: NO_KEYS,
+        group: "server",
+        since: "2.8.13",
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
+}
+
+#[rustfmt::skip]
+pub(crate) const COMMAND: Spec = Spec {
+    subcommands: &[
+        spec("command|count", 2, "", "How many commands there are.", count),
+        Spec { since: "7.0.0", ..spec("command|docs", -2, "[command-name [command-name ...]]", "What commands do, as a map.", documentation) },
+        spec("command|getkeys", -4, "command arg [arg ...]", "Which arguments of a command are keys.", getkeys),
+        Spec { since: "7.0.0", ..spec("command|getkeysandflags", -4, "command arg [arg ...]",
+            "Which arguments of a command are keys, and what it does with them.", getkeysandflags) },
+        help_row("command|help", "server", "5.0.0"),
+        spec("command|info", -2, "[command-name [command-name ...]]", "What clients need to know of commands.", info),
+        Spec { since: "7.0.0", ..spec("command|list", -2, "[FILTERBY <MODULE module-name|ACLCAT category|PATTERN pattern>]", "Names of commands.", list) },
+    ],
+    ..spec("command", -1, "", "What clients need to know of all commands.", every)
+};
+
+/// Ten elements, as since Redis 7.
+fn write_info(reply: &mut Reply<'_>, spec: &Spec) {
+    reply.array(10);
+    reply.bulk(spec.name.as_bytes());
+    reply.int(i64::from(spec.arity));
+    let flags: Vec<&str> = flag::NAMES
+        .iter()
+        .enumerate()
+        .filter(|(bit, _)| spec.has(1 << bit))
+        .map(|(_, name)| *name)
+        .collect();
+    reply.set(flags.len());
+    for name in flags {
+        reply.simple(name);
+    }
+    let (first, last, step) = spec.keys;
+    for position in [first, last, step] {
+        reply.int(i64::from(position));
+    }
+    let categories = spec.categories();
+    reply.set(categories.len());
+    for category in &categories {
+        reply.simple(category);
+    }
+    let tips = keyspec::tips(spec);
+    reply.set(tips.len());
+    tips.iter().for_each(|tip| reply.bulk(tip.as_bytes()));
+    let specs = keyspec::of(spec);
+    reply.array(specs.len());
+    specs.iter().for_each(|keys| write_key_specification(reply, keys));
+    reply.array(spec.subcommands.len());
+    for sub in spec.subcommands {
+        write_info(reply, sub);
+    }
+}
+
+fn write_uses(reply: &mut Reply<'_>, uses: &str) {
+    reply.set(uses.split(' ').count());
+    uses.split(' ').for_each(|word| reply.simple(word));
+}
+
+fn write_key_specification(reply: &mut Reply<'_>, spec: &KeySpec) {
+    let (first, last, step) = spec.keys;
+    reply.map(3);
+    reply.bulk(b"flags");
+    write_uses(reply, spec.uses);
+    reply.bulk(b"begin_search");
+    reply.map(2);
+    reply.bulk(b"type");
+    reply.bulk(b"index");
+    reply.bulk(b"spec");
+    reply.map(1);
+    reply.bulk(b"index");
+    reply.int(i64::from(first));
+    reply.bulk(b"find_keys");
+    reply.map(2);
+    reply.bulk(b"type");
+    reply.bulk(b"range");
+    reply.bulk(b"spec");
+    reply.map(3);
+    reply.bulk(b"lastkey");
+    // Here counted from the first key, above from the name.
+    reply.int(i64::from(if last > 0 { last - first } else { last }));
+    reply.bulk(b"keystep");
+    reply.int(i64::from(step));
+    reply.bulk(b"limit");
+    reply.int(0);
+}
+
+fn every(call: &mut Call<'_>) -> Outcome {
+    call.reply.array(all().len());
+    for spec in all() {
+        write_info(&mut call.reply, spec);
+    }
+    Ok(())
+}
+
+fn count(call: &mut Call<'_>) -> Outcome {
+    call.reply.count(all().len());
+    Ok(())
+}
+
+/// A command by its name, or a subcommand as `client|list`.
+fn named(name: &[u8]) -> Option<&'static Spec> {
+    let mut parts = name.splitn(2, |&b| b == b'|');
+    let (_, spec) = find(parts.next()?)?;
+    match parts.next() {
+        None => Some(spec),
+        Some(own) => {
+            spec.subcommands.iter().find(|s| s.own_name().as_bytes().eq_ignore_ascii_case(own))
+        }
+    }
+}
+
+/// Most names in a request: what is told of one is a thousand times as long.
+const MOST_NAMES: usize = 1024;
+
+/// The names that a request gives behind its own, if they are not too many.
+pub(crate) fn asked_names<'a>(call: &Call<'a>) -> Result<Args<'a>, Refusal> {
+    let names = call.args.from(2);
+    if names.len() > MOST_NAMES {
+        Err(refuse!("ERR there may be {MOST_NAMES} names"))
+    } else {
+        Ok(names)
+    }
+}
+
+fn info(call: &mut Call<'_>) -> Outcome {
+    let names = asked_names(call)?;
+    if names.is_empty() {
+        return every(call);
+    }
+    call.reply.array(names.len());
+    for name in names.iter() {
+        match named(name) {
+            Some(spec) => write_info(&mut call.reply, spec),
+            None => call.reply.null(),
+        }
+    }
+    Ok(())
+}
+
+fn list(call: &mut Call<'_>) -> Outcome {
+    // As in Redis subcommands, too, by their full names.
+    let mut specs: Vec<&Spec> =
+        crate::command::table::with_numbers().map(|(_, spec)| spec).collect();
+    let args = call.args.from(2);
+    if !args.is_empty() {
+        if args.len() != 3 || !args.at(0).eq_ignore_ascii_case(b"filterby") {
+            return Err(Refusal::SYNTAX);
+        }
+        let (by, value) = (args.at(1), args.at(2));
+        if by.eq_ignore_ascii_case(b"module") {
+            specs.clear();
+        } else if by.eq_ignore_ascii_case(b"aclcat") {
+            specs.retain(|s| {
+                s.categories().iter().any(|c| c.as_bytes()[1..].eq_ignore_ascii_case(value))
+            });
+        } else if by.eq_ignore_ascii_case(b"pattern") {
+            crate::handlers::redis::pubsub::check_pattern(value)?;
+            specs.retain(|s| crate::runtime::glob::matches(value, s.name.as_bytes(), true));
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+    }
+    call.reply.array(specs.len());
+    for spec in specs {
+        call.reply.bulk(spec.name.as_bytes());
+    }
+    Ok(())
+}
+
+fn documentation(call: &mut Call<'_>) -> Outcome {
+    let names = asked_names(call)?;
+    let mut specs: Vec<&Spec> = if names.is_empty() { all().to_vec() } else { Vec::new() };
+    for spec in names.iter().filter_map(named) {
+        // A map has each name once.
+        if !specs.iter().any(|known| known.name == spec.name) {
+            specs.push(spec);
+        }
+    }
+    call.reply.map(specs.len());
+    for spec in specs {
+        docs::write(&mut call.reply, spec);
+    }
+    Ok(())
+}
+
+/// Positions of the keys in a request of this command.
+pub(crate) fn key_positions(spec: &Spec, args: Args<'_>) -> impl Iterator<Item = usize> {
+    let (first, last, step) = spec.keys;
+    let count = i64::try_from(args.len()).unwrap_or(i64::MAX);
+    // Of a request that cannot be taken all words count as keys.
+    let numbered = || {
+        resp::natural(args.at(1)).and_then(|keys| i64::try_from(keys).ok()).filter(|&keys| keys > 0)
+    };
+    let last = match last {
+        _ if spec.name == "sintercard" => numbered().map_or(count, |keys| keys.saturating_add(1)),
+        ..0 => count + i64::from(last),
+        _ => i64::from(last),
+    };
+    let last = last.min(count - 1);
+    let mut at = i64::from(first);
+    std::iter::from_fn(move || {
+        let position = usize::try_from(at).ok().filter(|_| step > 0 && at <= last)?;
+        at += i64::from(step);
+        Some(position)
+    })
+}
+
+/// Which arguments of a command that has no keys are ids (behind them may be options); none if it
+/// names no ids.
+pub(crate) fn id_positions(
+    spec: &Spec,
+    args: Args<'_>,
+) -> Option<impl Iterator<Item = usize> + use<>> {
+    let (first, step) = match spec.name {
+        "feed.get" | "feed.act" | "feed.undo" | "ph.add" | "ph.exists" | "ph.del" => (3, 1),
+        "cnt.get" | "cnt.del" => (2, 1),
+        "cnt.mincrby" => (2, 3),
+        // One.
+        "cnt.incrby" | "cnt.set" => (2, usize::MAX),
+        _ => return None,
+    };
+    Some((first..args.len()).step_by(step))
+}
+
+/// The request that COMMAND GETKEYS asks about, and what its command is.
+fn asked<'a>(call: &Call<'a>) -> Result<(&'static Spec, Args<'a>), Refusal> {
+    let request = call.args.from(2);
+    let Some((_, spec)) = find(request.at(0)) else {
+        return Err(refuse!("ERR Invalid command specified"));
+    };
+    let own = spec
+        .subcommands
+        .iter()
+        .find(|s| s.own_name().as_bytes().eq_ignore_ascii_case(request.at(1)));
+    let spec = own.unwrap_or(spec);
+    if spec.keys == NO_KEYS {
+        return Err(refuse!("ERR The command has no key arguments"));
+    }
+    if !spec.fits(request.len()) {
+        return Err(refuse!("ERR Invalid number of arguments specified for command"));
+    }
+    Ok((spec, request))
+}
+
+fn getkeysandflags(call: &mut Call<'_>) -> Outcome {
+    let (spec, request) = asked(call)?;
+    call.reply.array(key_positions(spec, request).count());
+    let uses = Uses::of(spec, request);
+    for position in key_positions(spec, request) {
+        call.reply.array(2);
+        call.reply.bulk(request.at(position));
+        write_uses(&mut call.reply, uses.at(position));
+    }
+    Ok(())
+}
+
+fn getkeys(call: &mut Call<'_>) -> Outcome {
+    let (spec, request) = asked(call)?;
+    call.reply.array(key_positions(spec, request).count());
+    for position in key_positions(spec, request) {
+        call.reply.bulk(request.at(position));
+    }
+    Ok(())
+}

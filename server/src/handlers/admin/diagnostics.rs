@@ -1,0 +1,336 @@
+//! Commands for operators: SLOWLOG, LATENCY, MONITOR, MEMORY, DEBUG.
+
+use crate::command::error::{Printable, Refusal, refuse};
+use crate::command::spec::{NO_KEYS, Outcome, Spec, flag, help, help_row};
+use crate::command::table::with_numbers;
+use crate::dataset::engines::KeyRef;
+use crate::handlers::call::Call;
+use std::time::Duration;
+
+const LOOK: u32 = flag::ADMIN | flag::LOADING | flag::STALE | flag::NOSCRIPT;
+
+const fn spec(
+    name: &'static str,
+    arity: i32,
+    flags: u32,
+    since: &'static str,
+    usage: &'static str,
+    summary: &'static str,
+    run: crate::command::spec::Handler,
+) -> Spec {
+    Spec {
+        name,
+        arity,
+        flags,
+        keys: NO_KEYS,
+        group: "server",
+        since,
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
+}
+
+#[rustfmt::skip]
+pub(crate) const TABLE: &[Spec] = &[
+    Spec {
+        subcommands: &[
+            spec("slowlog|get", -2, LOOK, "2.2.12", "[count]",
+                "The newest entries (10; -1: all): number, time, microseconds, arguments, the client's address and name. Commands of constant time with \
+                 few arguments are timed only while slowlog-log-slower-than lies below 10000.", slow_get),
+            help_row("slowlog|help", "server", "6.2.0"),
+            spec("slowlog|len", 2, LOOK, "2.2.12", "", "How many entries there are.", slow_len),
+            spec("slowlog|reset", 2, LOOK, "2.2.12", "", "Forgets all entries.", slow_reset),
+        ],
+        ..spec("slowlog", -2, 0, "2.2.12", "", "A container for commands about slow commands.", help)
+    },
+    Spec {
+        subcommands: &[
+            spec("latency|doctor", 2, LOOK, "2.8.13", "", "What the latencies so far say, in words.", latency_doctor),
+            help_row("latency|help", "server", "2.8.13"),
+            spec("latency|histogram", -2, LOOK, "7.0.0", "[command [command ...]]", "Per command its calls, and how many of them took at most so many microseconds: powers of two. One call in 64 of commands of constant time is \
+                 timed, and stands for the others.", latency_histogram),
+            spec("latency|history", 3, LOOK, "2.8.13", "event", "Times and milliseconds of an event (command, fast-command) above latency-monitor-threshold.", latency_history),
+            spec("latency|latest", 2, LOOK, "2.8.13", "", "Per event its name, the time and the milliseconds of the latest one, and the most milliseconds.", latency_latest),
+            spec("latency|reset", -2, LOOK, "2.8.13", "[event [event ...]]", "Forgets these events, or all; answers how many.", latency_reset),
+        ],
+        ..spec("latency", -2, 0, "2.8.13", "", "A container for commands about latency.", help)
+    },
+    spec("monitor", 1, LOOK | flag::NO_MULTI, "1.0.0", "", "Shows every command of every client, but for those of operators, until the connection ends or is RESET.", monitor),
+    Spec {
+        subcommands: &[
+            spec("memory|doctor", 2, flag::STALE, "4.0.0", "", "Whether the memory limits are near, in words.", memory_doctor),
+            help_row("memory|help", "server", "4.0.0"),
+            spec("memory|malloc-stats", 2, flag::STALE, "4.0.0", "", "That the allocator has none.", memory_malloc),
+            spec("memory|purge", 2, flag::STALE, "4.0.0", "", "OK: nothing is kept back.", memory_purge),
+            spec("memory|stats", 2, flag::STALE, "4.0.0", "", "Where memory goes, under Redis's names.", memory_stats),
+            Spec { keys: (2, 2, 1), ..spec("memory|usage", -3, flag::READONLY, "4.0.0", "key [SAMPLES count]",
+                "The mean bytes of a row of the key's space, nil if there is no such row.", memory_usage) },
+        ],
+        ..spec("memory", -2, 0, "4.0.0", "", "A container for commands about memory.", help)
+    },
+    Spec {
+        subcommands: &[
+            help_row("debug|help", "server", "1.0.0"),
+            Spec { keys: (2, 2, 1), ..spec("debug|object", 3, LOOK | flag::READONLY, "1.0.0", "key",
+                "How a key's value is held, in the form of Redis.", debug_object) },
+            spec("debug|set-active-expire", 3, LOOK, "3.0.0", "<0|1>", "OK: nothing expires.", debug_ok),
+            spec("debug|reload", -2, LOOK | flag::NO_MULTI, "1.0.0", "[option [option ...]]", "Writes a snapshot and answers OK when it is complete; nothing is read back.", debug_reload),
+            spec("debug|sleep", 3, LOOK | flag::NO_MULTI, "1.0.0", "seconds", "Answers after so many seconds (an hour at most). Only this connection waits.", debug_sleep),
+        ],
+        ..spec("debug", -2, 0, "1.0.0", "", "A container for what helps tests.", help)
+    },
+];
+
+fn slow_get(call: &mut Call<'_>) -> Outcome {
+    let most = match call.args.len() {
+        2 => 10,
+        3 => match resp::integer(call.args.at(2)) {
+            Some(-1) => usize::MAX,
+            count => count
+                .and_then(|count| usize::try_from(count).ok())
+                .ok_or_else(|| refuse!("ERR count should be greater than or equal to -1"))?,
+        },
+        _ => return Err(call.wrong_subcommand()),
+    };
+    let entries = call.node.slow.newest(most);
+    call.reply.array(entries.len());
+    for entry in entries {
+        call.reply.array(6);
+        call.reply.int(i64::try_from(entry.id).unwrap_or(i64::MAX));
+        call.reply.int(i64::try_from(entry.at_s).unwrap_or(i64::MAX));
+        call.reply.int(i64::try_from(entry.took_us).unwrap_or(i64::MAX));
+        call.reply.array(entry.args.len());
+        entry.args.iter().for_each(|arg| call.reply.bulk(arg));
+        call.reply.bulk(entry.peer.as_bytes());
+        call.reply.bulk(&entry.name);
+    }
+    Ok(())
+}
+
+fn slow_len(call: &mut Call<'_>) -> Outcome {
+    call.reply.count(call.node.slow.len());
+    Ok(())
+}
+
+fn slow_reset(call: &mut Call<'_>) -> Outcome {
+    call.node.slow.reset();
+    call.reply.ok();
+    Ok(())
+}
+
+fn latency_history(call: &mut Call<'_>) -> Outcome {
+    let events = call.node.slow.events();
+    let name = String::from_utf8_lossy(call.args.at(2));
+    let history = events.get(&*name).map(|event| event.history.clone()).unwrap_or_default();
+    call.reply.array(history.len());
+    for (at_s, ms) in history {
+        call.reply.array(2);
+        call.reply.int(at_s as i64);
+        call.reply.int(ms as i64);
+    }
+    Ok(())
+}
+
+fn latency_latest(call: &mut Call<'_>) -> Outcome {
+    let events = call.node.slow.events();
+    call.reply.array(events.len());
+    for (name, event) in events {
+        let (at_s, ms) = event.history.back().copied().unwrap_or_default();
+        call.reply.array(4);
+        call.reply.bulk(name.as_bytes());
+        call.reply.int(at_s as i64);
+        call.reply.int(ms as i64);
+        call.reply.int(event.highest_ms as i64);
+    }
+    Ok(())
+}
+
+fn latency_reset(call: &mut Call<'_>) -> Outcome {
+    let names = call.args.from(2);
+    let reset = call
+        .node
+        .slow
+        .reset_events(|event| names.is_empty() || names.iter().any(|n| n == event.as_bytes()));
+    call.reply.count(reset);
+    Ok(())
+}
+
+fn latency_histogram(call: &mut Call<'_>) -> Outcome {
+    let wanted = crate::handlers::admin::command::asked_names(call)?;
+    // A command with subcommands stands for all of them.
+    let is_wanted = |name: &str| {
+        let command = name.split('|').next().unwrap_or_default();
+        wanted.is_empty()
+            || wanted
+                .iter()
+                .any(|w| [name, command].iter().any(|n| w.eq_ignore_ascii_case(n.as_bytes())))
+    };
+    let known = with_numbers().filter(|(_, spec)| is_wanted(spec.name));
+    let told: Vec<_> =
+        known.map(|(number, spec)| (spec.name, call.node.calls.sums(number))).collect();
+    let told: Vec<_> = told
+        .iter()
+        .map(|(name, sums)| (name, sums.calls, sums.distribution()))
+        .filter(|t| !t.2.is_empty())
+        .collect();
+    call.reply.map(told.len());
+    for (name, calls, distribution) in told {
+        call.reply.bulk(name.as_bytes());
+        call.reply.map(2);
+        call.reply.bulk(b"calls");
+        call.reply.int(i64::try_from(calls).unwrap_or(i64::MAX));
+        call.reply.bulk(b"histogram_usec");
+        call.reply.map(distribution.len());
+        for (limit_us, count) in distribution {
+            call.reply.int(i64::try_from(limit_us).unwrap_or(i64::MAX));
+            call.reply.int(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    }
+    Ok(())
+}
+
+fn latency_doctor(call: &mut Call<'_>) -> Outcome {
+    let threshold = call.node.config().server.latency_threshold_ms;
+    let events = call.node.slow.events();
+    let text = if threshold == 0 {
+        "Latency monitoring is off: CONFIG SET latency-monitor-threshold <milliseconds> turns it on.".to_owned()
+    } else if events.is_empty() {
+        format!("No command has taken {threshold} ms or more.")
+    } else {
+        let lines = events.iter().map(|(name, event)| {
+            format!(
+                "{name}: {} seconds with at least {threshold} ms, at most {} ms. ",
+                event.history.len(),
+                event.highest_ms
+            )
+        });
+        lines.collect::<String>() + "SLOWLOG GET shows the commands."
+    };
+    call.reply.text(&text);
+    Ok(())
+}
+
+fn monitor(call: &mut Call<'_>) -> Outcome {
+    if !call.session.monitoring {
+        call.session.monitoring = true;
+        call.node.monitors.add(&call.session.client);
+    }
+    call.reply.ok();
+    Ok(())
+}
+
+fn memory_usage(call: &mut Call<'_>) -> Outcome {
+    match call.args.len() {
+        3 => {}
+        5 if call.args.at(3).eq_ignore_ascii_case(b"samples") => {
+            if crate::handlers::call::integer(call.args.at(4))? < 0 {
+                return Err(Refusal::SYNTAX);
+            }
+        }
+        _ => return Err(Refusal::SYNTAX),
+    }
+    match call.node.engines.resolve(call.args.at(2)).ok() {
+        Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) if space.exists(id) => {
+            let bytes = space.memory_bytes().div_ceil(space.rows().max(1));
+            call.reply.int(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
+        Some(KeyRef::Row { .. } | KeyRef::Cell { .. }) | None => call.reply.null(),
+        Some(KeyRef::Pair { .. }) => return Err(Refusal::NOT_COUNTED),
+    }
+    Ok(())
+}
+
+fn memory_doctor(call: &mut Call<'_>) -> Outcome {
+    let mut text = String::new();
+    for space in call.node.engines.counters() {
+        let (used, limit) = (space.memory_bytes(), space.memory_limit_bytes());
+        if used > limit / 10 * 9 {
+            text += &format!(
+                "The space '{}' takes {used} of the {limit} bytes that it may (memory_limit_bytes). ",
+                space.name()
+            );
+        }
+    }
+    if text.is_empty() {
+        text.push_str("All spaces are well below their memory limits.");
+    }
+    call.reply.text(text.trim_end());
+    Ok(())
+}
+
+fn memory_malloc(call: &mut Call<'_>) -> Outcome {
+    call.reply.text("The allocator has no statistics; TM.SPACE LIST tells what the tables take.");
+    Ok(())
+}
+
+fn memory_purge(call: &mut Call<'_>) -> Outcome {
+    call.reply.ok();
+    Ok(())
+}
+
+fn memory_stats(call: &mut Call<'_>) -> Outcome {
+    let engines = &call.node.engines;
+    let (resident, tables) =
+        (crate::handlers::admin::info::resident_bytes(), engines.memory_bytes());
+    let keys: u64 = engines.counters().iter().map(|s| s.all_rows()).sum();
+    let rows: u64 = engines.counters().iter().map(|s| s.memory_bytes()).sum();
+    let all = [
+        ("peak.allocated", crate::handlers::admin::info::kilobytes("/proc/self/status", "VmHWM")),
+        ("total.allocated", resident),
+        ("overhead.total", resident.saturating_sub(tables)),
+        ("keys.count", keys),
+        ("keys.bytes-per-key", rows / keys.max(1)),
+        ("dataset.bytes", tables),
+    ];
+    call.reply.map(all.len());
+    for (name, value) in all {
+        call.reply.bulk(name.as_bytes());
+        call.reply.int(i64::try_from(value).unwrap_or(i64::MAX));
+    }
+    Ok(())
+}
+
+fn debug_ok(call: &mut Call<'_>) -> Outcome {
+    crate::handlers::call::integer(call.args.at(2))?;
+    call.reply.ok();
+    Ok(())
+}
+
+fn debug_reload(call: &mut Call<'_>) -> Outcome {
+    crate::handlers::admin::server::save(call)
+}
+
+fn debug_object(call: &mut Call<'_>) -> Outcome {
+    let (exists, encoding) = crate::handlers::redis::keys::is_there(call, 2);
+    if !exists {
+        return Err(refuse!("ERR no such key"));
+    }
+    let bytes = match call.node.engines.resolve(call.args.at(2)).ok() {
+        Some(KeyRef::Row { space, .. } | KeyRef::Cell { space, .. }) => {
+            space.memory_bytes().div_ceil(space.rows().max(1))
+        }
+        _ => 0,
+    };
+    call.reply.simple(&format!(
+        "Value at:0x0 refcount:1 encoding:{encoding} serializedlength:{bytes} lru:0 lru_seconds_idle:0"
+    ));
+    Ok(())
+}
+
+fn debug_sleep(call: &mut Call<'_>) -> Outcome {
+    let text = call.args.at(2);
+    let seconds = std::str::from_utf8(text)
+        .ok()
+        .and_then(|t| t.parse::<f64>().ok())
+        .filter(|s| (0.0..=3600.0).contains(s));
+    let Some(seconds) = seconds else {
+        return Err(refuse!("ERR '{}' is no number of seconds from 0 to 3600", Printable(text)));
+    };
+    call.answer_when(async move {
+        tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
+        b"+OK\r\n".to_vec()
+    });
+    Ok(())
+}

@@ -1,0 +1,9 @@
+//! Users, settings, statistics, diagnostics, the command list, shutdown.
+
+pub(crate) mod acl;
+pub(crate) mod command;
+pub(crate) mod commands_page;
+pub(crate) mod config;
+pub(crate) mod diagnostics;
+pub(crate) mod info;
+pub(crate) mod server;

@@ -1,0 +1,167 @@
+//! The server as a whole: INFO, COMMAND, SHUTDOWN and their like.
+
+use crate::command::error::{Refusal, refuse};
+use crate::command::spec::{NO_KEYS, Outcome, Spec, flag};
+use crate::handlers::admin::{acl, command, config, info};
+use crate::handlers::call::Call;
+use crate::handlers::call::answer;
+use crate::roles::graceful_shutdown;
+use crate::roles::graceful_shutdown::How;
+use crate::roles::node::unix_us;
+
+const fn spec(
+    name: &'static str,
+    arity: i32,
+    flags: u32,
+    since: &'static str,
+    usage: &'static str,
+    summary: &'static str,
+    run: crate::command::spec::Handler,
+) -> Spec {
+    Spec {
+        name,
+        arity,
+        flags,
+        keys: NO_KEYS,
+        group: "server",
+        since,
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
+}
+
+const ALWAYS: u32 = flag::LOADING | flag::STALE;
+
+#[rustfmt::skip]
+pub(crate) const TABLE: &[Spec] = &[
+    acl::ACL,
+    command::COMMAND,
+    config::CONFIG,
+    spec("dbsize", 1, flag::READONLY | flag::FAST, "1.0.0", "", "How many rows there are. Pairs are not counted.", dbsize),
+    spec("flushall", -1, flag::WRITE, "1.0.0", "[ASYNC|SYNC]", NO_FLUSH, no_flush),
+    spec("flushdb", -1, flag::WRITE, "1.0.0", "[ASYNC|SYNC]", NO_FLUSH, no_flush),
+    spec("info", -1, ALWAYS, "1.0.0", "[section [section ...]]", "What the server knows of itself.", info::info),
+    spec("bgsave", -1, flag::ADMIN | flag::NOSCRIPT, "1.0.0", "[SCHEDULE]",
+        "Begins a snapshot. Reads and writes go on; INFO persistence and LASTSAVE tell when it is done.", bgsave),
+    spec("bgrewriteaof", 1, flag::ADMIN | flag::NOSCRIPT, "1.0.0", "",
+        "Begins a snapshot, as BGSAVE does: what the log before it has is not needed any more.", bgrewriteaof),
+    spec("lastsave", 1, ALWAYS | flag::FAST, "1.0.0", "", "When the last snapshot was complete, in seconds since 1970.", lastsave),
+    spec("save", 1, flag::ADMIN | flag::NO_MULTI | flag::NOSCRIPT, "1.0.0", "",
+        "Writes a snapshot, and answers when it is complete. Nobody else waits for it.", save),
+    spec("shutdown", -1, ALWAYS | flag::ADMIN | flag::NO_MULTI | flag::NOSCRIPT, "1.0.0", "[NOSAVE|SAVE] [NOW] [FORCE] [ABORT]",
+        "Stops the server. A master first waits until its replicas have everything (shutdown_timeout_s), but for NOW. ABORT ends that.", shutdown),
+    spec("time", 1, ALWAYS | flag::FAST, "2.6.0", "", "Seconds since 1970, and microseconds in this second.", time),
+];
+
+fn dbsize(call: &mut Call<'_>) -> Outcome {
+    let rows: u64 = call.node.engines.counters().iter().map(|s| s.all_rows()).sum();
+    call.reply.int(i64::try_from(rows).unwrap_or(i64::MAX));
+    Ok(())
+}
+
+const NO_FLUSH: &str = "Refused: rows are deleted one by one, pairs are unset one by one; an empty server is one with a new data folder.";
+
+fn no_flush(call: &mut Call<'_>) -> Outcome {
+    let option = call.args.at(1);
+    let known = [&b"async"[..], b"sync"].iter().any(|word| option.eq_ignore_ascii_case(word));
+    if call.args.len() > 2 || call.args.len() == 2 && !known {
+        return Err(Refusal::SYNTAX);
+    }
+    Err(refuse!(
+        "ERR {} is not possible here: delete rows (DEL, CNT.DEL), unset pairs (SREM, PH.DEL), or start with a new data folder",
+        call.spec.name.to_ascii_uppercase()
+    ))
+}
+
+fn bgsave(call: &mut Call<'_>) -> Outcome {
+    if call.args.from(1).iter().any(|option| !option.eq_ignore_ascii_case(b"SCHEDULE"))
+        || call.args.len() > 2
+    {
+        return Err(Refusal::SYNTAX);
+    }
+    if call.node.snapshots.begin().is_none() {
+        return Err(refuse!("ERR Background save already in progress"));
+    }
+    call.reply.simple("Background saving started");
+    Ok(())
+}
+
+fn bgrewriteaof(call: &mut Call<'_>) -> Outcome {
+    if call.node.snapshots.begin().is_none() {
+        return Err(refuse!("ERR Background append only file rewriting already in progress"));
+    }
+    call.reply.simple("Background append only file rewriting started");
+    Ok(())
+}
+
+fn lastsave(call: &mut Call<'_>) -> Outcome {
+    call.reply.int(call.node.snapshots.saved.borrow().last_s as i64);
+    Ok(())
+}
+
+pub(crate) fn save(call: &mut Call<'_>) -> Outcome {
+    let (snapshots, protocol) = (call.node.snapshots.clone(), call.reply.protocol());
+    call.answer_when(async move {
+        let saved = snapshots.save().await;
+        answer(protocol, |reply| {
+            saved.map_err(|error| refuse!("ERR {error}"))?;
+            reply.ok();
+            Ok(())
+        })
+    });
+    Ok(())
+}
+
+fn time(call: &mut Call<'_>) -> Outcome {
+    let now = unix_us();
+    call.reply.array(2);
+    call.reply.bulk((now / 1_000_000).to_string().as_bytes());
+    call.reply.bulk((now % 1_000_000).to_string().as_bytes());
+    Ok(())
+}
+
+fn shutdown(call: &mut Call<'_>) -> Outcome {
+    // Else it has waited for replicas.
+    if call.session.errand.come().is_none() {
+        let has = |option: &[u8]| call.args.from(1).iter().any(|o| o.eq_ignore_ascii_case(option));
+        let known: [&[u8]; 5] = [b"nosave", b"save", b"now", b"force", b"abort"];
+        let is_known = |option: &[u8]| known.iter().any(|k| option.eq_ignore_ascii_case(k));
+        let aborts = has(b"abort");
+        let contradicts =
+            has(b"save") && has(b"nosave") || aborts && known[..4].iter().any(|k| has(k));
+        if contradicts || !call.args.from(1).iter().all(is_known) {
+            return Err(Refusal::SYNTAX);
+        }
+        let peer = call.session.client.peer;
+        if aborts {
+            if !graceful_shutdown::abort(call.node) {
+                return Err(refuse!("ERR No shutdown in progress."));
+            }
+            tracing::warn!("SHUTDOWN ABORT from {peer}: not stopping");
+            call.reply.ok();
+            return Ok(());
+        }
+        let how = How { now: has(b"now"), forced: has(b"nosave") || has(b"force"), insists: false };
+        if graceful_shutdown::leave(call.node, &format!("SHUTDOWN from {peer}"), how)
+            && let Some(until) = call.node.stop.leaves()
+        {
+            call.session.client.blocked.begin(false);
+            let stop = call.node.stop.clone();
+            call.session.errand.ask(async move {
+                stop.waited(until).await;
+                Ok(Vec::new())
+            });
+            return Ok(());
+        }
+    }
+    call.session.client.blocked.end(false);
+    if !call.node.stop.is_stopped() {
+        return Err(refuse!("ERR Errors trying to SHUTDOWN. Check logs."));
+    }
+    // As Redis: no reply, the connection closes.
+    call.session.leaving = true;
+    call.session.replies = crate::handlers::session::Replies::Off;
+    Ok(())
+}

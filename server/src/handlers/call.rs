@@ -1,0 +1,299 @@
+//! One command being executed: its arguments, its reply, and what it may ask for.
+
+use crate::command::error::{Printable, Refusal, refuse};
+use crate::command::spec::{Outcome, Spec};
+use crate::dataset::dirty_keys::Mark;
+use crate::dataset::durability::MOST_BYTES;
+use crate::dataset::engines::{CounterSpace, ExistenceSpace, KeyError, KeyRef};
+use crate::handlers::session::{Replies, Scratch, Session};
+use crate::handlers::suspend::Came;
+use crate::roles::node::Node;
+use resp::{Args, Protocol, Reply};
+use std::sync::Arc;
+
+/// The bytes of a reply: what `write` says, or its refusal.
+pub(crate) fn answer(protocol: Protocol, write: impl FnOnce(&mut Reply<'_>) -> Outcome) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut reply = Reply::new(&mut out, protocol);
+    if let Err(refusal) = write(&mut reply) {
+        reply.rewind(0);
+        reply.error(refusal.text());
+    }
+    out
+}
+
+/// Other writers are kept out, if that is not EXEC's affair.
+pub(crate) type Alone<'a> = Option<store::Exclusive<'a, Mark>>;
+
+/// One command being executed.
+pub(crate) struct Call<'a> {
+    pub(crate) spec: &'static Spec,
+    /// The whole request, the name first.
+    pub(crate) args: Args<'a>,
+    pub(crate) reply: Reply<'a>,
+    pub(crate) session: &'a mut Session,
+    pub(crate) node: &'a Arc<Node>,
+    pub(crate) scratch: &'a mut Scratch,
+}
+
+impl<'a> Call<'a> {
+    /// The refusal for a wrong number of arguments that the arity alone cannot tell (a field
+    /// without a value).
+    pub(crate) fn wrong_arity(&self) -> Refusal {
+        refuse!("ERR wrong number of arguments for '{}' command", self.spec.name)
+    }
+
+    /// The refusal for a wrong number of arguments of a subcommand that takes some or none.
+    pub(crate) fn wrong_subcommand(&self) -> Refusal {
+        let command = self.spec.name.split('|').next().unwrap_or_default().to_ascii_uppercase();
+        let sub = Printable(self.args.at(1));
+        refuse!(
+            "ERR unknown subcommand or wrong number of arguments for '{sub}'. Try {command} HELP."
+        )
+    }
+
+    /// To be asked before anything is changed: whether the log takes changes now. Inside EXEC that
+    /// was asked for all commands together.
+    #[inline]
+    pub(crate) fn admit_write(&mut self) -> Outcome {
+        if let Some(admitted) = &self.session.admitted {
+            return admitted.clone();
+        }
+        // Nothing was written, so the refusal need not wait for the disk.
+        if let Some(refusal) = self.node.refusal() {
+            return Err(refusal);
+        }
+        self.session.wrote = true;
+        Ok(())
+    }
+
+    /// Keeps other writers of these ids out until it is dropped, for changes that belong together
+    /// and take so many bytes of the log at most (`log_size.rs`). Inside EXEC they are out already,
+    /// and a thread must not ask twice. `None`: the log has no room for them yet, and the request
+    /// is executed again when it has.
+    pub(crate) fn alone(&mut self, ids: Vec<u64>, bytes: usize) -> Option<Alone<'a>> {
+        if self.session.in_exec {
+            return Some(None);
+        }
+        let reserved = self.reserve(bytes)?;
+        Some(Some(self.node.engines.exclusive(Some(ids), Some(reserved))))
+    }
+
+    /// Sees to it that nearly nothing that was reserved waits for the log until this is dropped.
+    /// `None`: it does, and the request is executed again. Inside EXEC that is so already
+    /// ([`weight::reshapes`](crate::handlers::log_size::reshapes)).
+    pub(crate) fn room_beside_none(&mut self) -> Option<Option<store::Reserved<'a, Mark>>> {
+        if self.session.in_exec { Some(None) } else { self.reserve(MOST_BYTES).map(Some) }
+    }
+
+    /// Room in the log for changes that belong together. `None`: there is none yet, and the request
+    /// is executed again when there is.
+    pub(crate) fn reserve(&mut self, bytes: usize) -> Option<store::Reserved<'a, Mark>> {
+        // The last time was for nothing, or for this.
+        self.session.errand.come();
+        let node: &'a Arc<Node> = self.node;
+        let reserved = node.durability.committer().reserve(bytes);
+        if reserved.is_none() {
+            let node = node.clone();
+            self.session.errand.ask(async move {
+                node.durability.room_for(bytes).await;
+                Ok(Vec::new())
+            });
+        }
+        reserved
+    }
+
+    /// Does something that takes its time (walks all rows, reads a whole filter, syncs a file) on
+    /// another thread, and answers when it is done. Others go on; the requests behind this one
+    /// wait. Inside EXEC the commands behind it do; but where EXEC keeps others out it must not
+    /// wait, and it is done at once.
+    pub(crate) fn answer_later(
+        &mut self,
+        work: impl FnOnce(&Arc<Node>, &mut Reply<'_>) -> Outcome + Send + 'static,
+    ) -> Outcome {
+        if self.session.in_exec && !self.session.may_leave {
+            return work(self.node, &mut self.reply);
+        }
+        let protocol = self.reply.protocol();
+        if self.session.in_exec {
+            let Some(bytes) =
+                self.errand(move |node| Ok(answer(protocol, |reply| work(node, reply))))
+            else {
+                return Ok(());
+            };
+            self.reply.bytes().extend_from_slice(&bytes?);
+            return Ok(());
+        }
+        let node = self.node.clone();
+        let work =
+            tokio::task::spawn_blocking(move || answer(protocol, |reply| work(&node, reply)));
+        let failed = move |error| answer(protocol, |_| Err(refuse!("ERR {error}")));
+        self.answer_when(async move { work.await.unwrap_or_else(failed) });
+        Ok(())
+    }
+
+    /// Does something on another thread before this request is executed: none at first, and the
+    /// request is to do nothing; then what came of it.
+    pub(crate) fn errand(
+        &mut self,
+        work: impl FnOnce(&Arc<Node>) -> Came + Send + 'static,
+    ) -> Option<Came> {
+        let came = self.session.errand.come();
+        if came.is_none() {
+            let node = self.node.clone();
+            let work = tokio::task::spawn_blocking(move || work(&node));
+            self.session
+                .errand
+                .ask(async move { work.await.unwrap_or_else(|error| Err(refuse!("ERR {error}"))) });
+        }
+        came
+    }
+
+    /// This request is executed again when something is done on another thread.
+    pub(crate) fn again_when(&mut self, done: impl FnOnce(&Node) + Send + 'static) {
+        // The last time was for nothing.
+        self.session.errand.come();
+        self.errand(move |node| {
+            done(node);
+            Ok(Vec::new())
+        });
+    }
+
+    /// Gives the bytes of this request's reply when `reply` has them: [`answer`]. The replies
+    /// before it wait, too, but stay what they are.
+    pub(crate) fn answer_when(&mut self, reply: impl Future<Output = Vec<u8>> + Send + 'static) {
+        let wanted = self.session.replies == Replies::On;
+        self.session.later = wanted;
+        self.session.hold = Some(Box::pin(async move {
+            let bytes = reply.await;
+            if wanted { bytes } else { Vec::new() }
+        }));
+    }
+
+    /// Counts for INFO whether the row of a key that is read is there.
+    #[inline]
+    pub(crate) fn note_found(&self, found: bool) {
+        let tallies = &self.node.tallies[self.session.worker];
+        if found { &tallies.hits } else { &tallies.misses }.add(1);
+    }
+
+    /// What a key names, for a command that adds nothing: `None` for a key of no space, which is
+    /// absent then, as in Redis. A field that the schema lacks is an error all the same.
+    #[inline]
+    pub(crate) fn known(&self, key: &[u8]) -> Result<Option<KeyRef<'a>>, Refusal> {
+        match self.node.engines.resolve(key) {
+            Ok(found) => Ok(Some(found)),
+            Err(error @ KeyError::NoField { .. }) => Err(error.into()),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Resolves argument `index` as the key of a row.
+    #[inline]
+    pub(crate) fn row(&self, index: usize) -> Result<(&'a CounterSpace, u64), Refusal> {
+        match self.node.engines.resolve(self.args.at(index))? {
+            KeyRef::Row { space, id } => Ok((space, id)),
+            _ => Err(Refusal::WRONG_TYPE),
+        }
+    }
+
+    /// As [`Call::row`], for a command that adds nothing: see [`Call::known`].
+    #[inline]
+    pub(crate) fn known_row(
+        &self,
+        index: usize,
+    ) -> Result<Option<(&'a CounterSpace, u64)>, Refusal> {
+        match self.known(self.args.at(index))? {
+            Some(KeyRef::Row { space, id }) => Ok(Some((space, id))),
+            Some(_) => Err(Refusal::WRONG_TYPE),
+            None => Ok(None),
+        }
+    }
+
+    /// Resolves a key of a cell: space, id, position of the field.
+    #[inline]
+    pub(crate) fn cell(&self, key: &[u8]) -> Result<(&'a CounterSpace, u64, usize), Refusal> {
+        match self.node.engines.resolve(key)? {
+            KeyRef::Cell { space, id, field } => Ok((space, id, field)),
+            KeyRef::Row { space, .. } if space.text_rows => Err(KeyError::WholeRow(key).into()),
+            _ => Err(Refusal::WRONG_TYPE),
+        }
+    }
+
+    /// As [`Call::cell`], for a command that adds nothing: see [`Call::known`].
+    #[inline]
+    pub(crate) fn known_cell(
+        &self,
+        key: &[u8],
+    ) -> Result<Option<(&'a CounterSpace, u64, usize)>, Refusal> {
+        match self.known(key)? {
+            Some(KeyRef::Cell { space, id, field }) => Ok(Some((space, id, field))),
+            Some(_) => Err(Refusal::WRONG_TYPE),
+            None => Ok(None),
+        }
+    }
+
+    /// Resolves argument `index` as the key of an id's pairs, which are told apart by their
+    /// members.
+    #[inline]
+    pub(crate) fn pairs(&self, index: usize) -> Result<(&'a ExistenceSpace, u64), Refusal> {
+        match self.node.engines.resolve(self.args.at(index))? {
+            KeyRef::Pair { space, id } if space.has_members => Ok((space, id)),
+            KeyRef::Pair { space, .. } => Err(Refusal::no_members(space)),
+            _ => Err(Refusal::WRONG_TYPE),
+        }
+    }
+
+    /// As [`Call::pairs`], for a command that adds nothing: see [`Call::known`].
+    #[inline]
+    pub(crate) fn known_pairs(
+        &self,
+        index: usize,
+    ) -> Result<Option<(&'a ExistenceSpace, u64)>, Refusal> {
+        match self.known(self.args.at(index))? {
+            Some(KeyRef::Pair { space, id }) if space.has_members => Ok(Some((space, id))),
+            Some(KeyRef::Pair { space, .. }) => Err(Refusal::no_members(space)),
+            Some(_) => Err(Refusal::WRONG_TYPE),
+            None => Ok(None),
+        }
+    }
+
+    /// Argument `index` as an id.
+    #[inline]
+    pub(crate) fn id(&self, index: usize) -> Result<u64, Refusal> {
+        id(self.args.at(index))
+    }
+
+    /// Reads all arguments from `first` on as ids, into `scratch.ids`.
+    #[inline]
+    pub(crate) fn ids_from(&mut self, first: usize) -> Outcome {
+        self.scratch.ids.clear();
+        for text in self.args.from(first).iter() {
+            self.scratch.ids.push(id(text)?);
+        }
+        Ok(())
+    }
+}
+
+/// Reads an id.
+#[inline]
+pub(crate) fn id(text: &[u8]) -> Result<u64, Refusal> {
+    resp::natural(text).ok_or_else(|| {
+        refuse!(
+            "ERR Invalid id '{}': an id is a decimal number from 0 to 18446744073709551615",
+            Printable(text)
+        )
+    })
+}
+
+/// The second half of a pair, as [`phantom::Member::parse`] reads it.
+#[inline]
+pub(crate) fn member(text: &[u8]) -> phantom::Member<'_> {
+    resp::natural(text).map_or(phantom::Member::Bytes(text), phantom::Member::Number)
+}
+
+/// Reads an integer argument.
+#[inline]
+pub(crate) fn integer(text: &[u8]) -> Result<i64, Refusal> {
+    resp::integer(text).ok_or(Refusal::NOT_AN_INTEGER)
+}

@@ -1,0 +1,283 @@
+//! Counters by space and id.
+
+use crate::command::error::no_field;
+use crate::command::error::{Printable, Refusal, refuse};
+use crate::command::spec::{Outcome, Spec, flag};
+use crate::dataset::engines::CounterSpace;
+use crate::handlers::call::{Call, id, integer};
+use crate::handlers::session::Scratch;
+use counter::{Bounds, Change, Schema};
+
+pub(crate) const TABLE: &[Spec] = &[
+    Spec {
+        name: "cnt.get",
+        arity: -3,
+        flags: flag::NAMED | flag::READONLY | flag::FAST,
+        keys: crate::command::spec::NO_KEYS,
+        group: "counter",
+        since: "0.1.0",
+        usage: "space id [id ...]",
+        summary: "For each id an array of its counters in schema order, or nil if it has no row.",
+        run: get,
+        subcommands: &[],
+    },
+    Spec {
+        name: "cnt.incrby",
+        arity: -5,
+        flags: flag::NAMED | flag::READS | flag::WRITE | flag::DENYOOM | flag::FAST,
+        keys: crate::command::spec::NO_KEYS,
+        group: "counter",
+        since: "0.1.0",
+        usage: "space id field delta [field delta ...] [MIN min] [MAX max] [SAT|FAIL]",
+        summary: "Adds to counters of one row, all or none, and answers their new values. With MIN and MAX a value that would leave \
+                  the bounds stops at them (SAT) or refuses the whole command (FAIL, the default).",
+        run: incrby,
+        subcommands: &[],
+    },
+    Spec {
+        name: "cnt.mincrby",
+        arity: -5,
+        flags: flag::NAMED | flag::READS | flag::WRITE | flag::DENYOOM | flag::FAST,
+        keys: crate::command::spec::NO_KEYS,
+        group: "counter",
+        since: "0.1.0",
+        usage: "space id field delta [id field delta ...]",
+        summary: "Adds to one counter of each of many rows. Per triple the new value, or an error (an overflow, no memory) that concerns only this \
+                  triple; one that names no counter refuses all.",
+        run: mincrby,
+        subcommands: &[],
+    },
+    Spec {
+        name: "cnt.set",
+        arity: -5,
+        flags: flag::NAMED | flag::WRITE | flag::DENYOOM | flag::FAST,
+        keys: crate::command::spec::NO_KEYS,
+        group: "counter",
+        since: "0.1.0",
+        usage: "space id field value [field value ...]",
+        summary: "Sets counters of one row, all or none; the other fields keep their values.",
+        run: set,
+        subcommands: &[],
+    },
+    Spec {
+        name: "cnt.del",
+        arity: -3,
+        flags: flag::NAMED | flag::WRITE | flag::FAST,
+        keys: crate::command::spec::NO_KEYS,
+        group: "counter",
+        since: "0.1.0",
+        usage: "space id [id ...]",
+        summary: "Deletes rows; answers how many there were.",
+        run: del,
+        subcommands: &[],
+    },
+];
+
+/// Rows that are read together, so that their waits for memory overlap: the values of more need not
+/// be in memory at a time.
+pub(crate) const READ_TOGETHER: usize = 1024;
+/// Rows that are asked for together before they are changed: of more, some would be out of the
+/// first cache again before their turn comes.
+const WRITTEN_TOGETHER: usize = 32;
+
+fn space<'a>(call: &Call<'a>) -> Result<&'a CounterSpace, Refusal> {
+    let name = call.args.at(1);
+    call.node
+        .engines
+        .counter(name)
+        .ok_or_else(|| refuse!("ERR no such counter space '{}'", Printable(name)))
+}
+
+fn field(space: &CounterSpace, schema: &Schema, name: &[u8]) -> Result<usize, Refusal> {
+    schema.index_of(name).ok_or_else(|| no_field(space.name(), name))
+}
+
+fn get(call: &mut Call<'_>) -> Outcome {
+    let space = space(call)?;
+    call.ids_from(2)?;
+    let most = call.session.most_out;
+    let tallies = &call.node.tallies[call.session.worker];
+    let Scratch { ids, rows, found, .. } = &mut *call.scratch;
+    call.reply.array(ids.len());
+    let mut unreadable = crate::handlers::execute::Unreadable::default();
+    let mut read = space.read();
+    for ids in ids.chunks(READ_TOGETHER) {
+        if call.reply.mark() > most {
+            break;
+        }
+        rows.clear();
+        found.clear();
+        read.get_batch(ids, rows, found);
+        let hits = found.iter().filter(|found| **found).count();
+        tallies.hits.add(hits as u64);
+        tallies.misses.add((ids.len() - hits) as u64);
+        let schema = read.schema();
+        for ((row, found), &id) in rows.chunks_exact(schema.width()).zip(found.iter()).zip(ids) {
+            if !found {
+                match unreadable.refusal(call.node, id) {
+                    Some(refusal) => call.reply.error(refusal.text()),
+                    None => call.reply.null_array(),
+                }
+                continue;
+            }
+            call.reply.array(schema.living().count());
+            for (position, _) in schema.living() {
+                call.reply.int(row[position]);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn incrby(call: &mut Call<'_>) -> Outcome {
+    let space = space(call)?;
+    let id = call.id(2)?;
+    let schema = space.schema();
+    let mut bounds = Bounds { min: None, max: None, saturate: false };
+    call.scratch.changes.clear();
+    let mut args = call.args.from(3).iter();
+    while let Some(word) = args.next() {
+        // No field is called like an option: the configuration sees to that.
+        if let Some(position) = schema.index_of(word) {
+            let delta = integer(args.next().ok_or_else(|| call.wrong_arity())?)?;
+            call.scratch.changes.push(Change { field: position, delta });
+        } else if word.eq_ignore_ascii_case(b"MIN") {
+            bounds.min = Some(integer(args.next().ok_or(Refusal::SYNTAX)?)?);
+        } else if word.eq_ignore_ascii_case(b"MAX") {
+            bounds.max = Some(integer(args.next().ok_or(Refusal::SYNTAX)?)?);
+        } else if word.eq_ignore_ascii_case(b"SAT") {
+            bounds.saturate = true;
+        } else if word.eq_ignore_ascii_case(b"FAIL") {
+            bounds.saturate = false;
+        } else {
+            return Err(no_field(space.name(), word));
+        }
+    }
+    if call.scratch.changes.is_empty() {
+        return Err(Refusal::SYNTAX);
+    }
+    if let (Some(min), Some(max)) = (bounds.min, bounds.max)
+        && min > max
+    {
+        return Err(refuse!("ERR MIN {min} is above MAX {max}"));
+    }
+    let Scratch { changes, row, .. } = &mut *call.scratch;
+    row.clear();
+    call.node.engines.add(space, id, changes, &bounds, row)?;
+    call.reply.array(row.len());
+    for &value in row.iter() {
+        call.reply.int(value);
+    }
+    Ok(())
+}
+
+fn mincrby(call: &mut Call<'_>) -> Outcome {
+    let space = space(call)?;
+    let triples = call.args.from(2);
+    if !triples.len().is_multiple_of(3) {
+        return Err(call.wrong_arity());
+    }
+    let schema = space.schema();
+    // All is read before anything changes: a typing error in the last triple must not leave the
+    // first ones done.
+    let Scratch { ids, changes, row, .. } = &mut *call.scratch;
+    ids.clear();
+    changes.clear();
+    for at in (0..triples.len()).step_by(3) {
+        ids.push(id(triples.at(at))?);
+        let field = field(space, &schema, triples.at(at + 1))?;
+        changes.push(Change { field, delta: integer(triples.at(at + 2))? });
+    }
+    let bounds = Bounds { min: None, max: None, saturate: false };
+    call.reply.array(ids.len());
+    for (ids, changes) in ids.chunks(WRITTEN_TOGETHER).zip(changes.chunks(WRITTEN_TOGETHER)) {
+        space.read().prefetch(ids);
+        ids.iter().for_each(|&id| call.node.engines.hint(id));
+        for (&id, change) in ids.iter().zip(changes) {
+            row.clear();
+            let added =
+                call.node.engines.add(space, id, std::slice::from_ref(change), &bounds, row);
+            match crate::handlers::execute::row_readable(call.node, id)
+                .and(added.map_err(Refusal::from))
+            {
+                Ok(()) => call.reply.int(row.first().copied().unwrap_or(0)),
+                Err(refusal) => call.reply.error(refusal.text()),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn set(call: &mut Call<'_>) -> Outcome {
+    let space = space(call)?;
+    let id = call.id(2)?;
+    let values = read_values(call, space, 3, Refusal::NOT_AN_INTEGER)?;
+    call.node.engines.set(space, id, &values)?;
+    call.reply.ok();
+    Ok(())
+}
+
+/// Reads `field value` pairs from argument `first` on. A repeated field has its last value, as in
+/// Redis.
+pub(crate) fn read_values(
+    call: &Call<'_>,
+    space: &CounterSpace,
+    first: usize,
+    not_an_integer: Refusal,
+) -> Result<Values, Refusal> {
+    let args = call.args.from(first);
+    if args.is_empty() || !args.len().is_multiple_of(2) {
+        return Err(call.wrong_arity());
+    }
+    let schema = space.schema();
+    let mut values = Values::default();
+    for at in (0..args.len()).step_by(2) {
+        let field = field(space, &schema, args.at(at))?;
+        let Some(value) = resp::integer(args.at(at + 1)) else { return Err(not_an_integer) };
+        values.put(field, value);
+    }
+    Ok(values)
+}
+
+/// Values to set: at most one per field, so that they fit on the stack whatever a client repeats.
+pub(crate) struct Values {
+    list: [(usize, i64); counter::MAX_FIELDS],
+    length: usize,
+}
+
+impl Default for Values {
+    fn default() -> Values {
+        Values { list: [(0, 0); counter::MAX_FIELDS], length: 0 }
+    }
+}
+
+impl Values {
+    fn put(&mut self, field: usize, value: i64) {
+        let length = self.length;
+        match self.list[..length].iter_mut().find(|(f, _)| *f == field) {
+            Some(known) => known.1 = value,
+            None => {
+                // A schema has no more than MAX_FIELDS positions.
+                self.list[length] = (field, value);
+                self.length += 1;
+            }
+        }
+    }
+}
+
+impl std::ops::Deref for Values {
+    type Target = [(usize, i64)];
+
+    fn deref(&self) -> &[(usize, i64)] {
+        &self.list[..self.length]
+    }
+}
+
+fn del(call: &mut Call<'_>) -> Outcome {
+    let space = space(call)?;
+    call.ids_from(2)?;
+    let deleted =
+        call.scratch.ids.iter().filter(|&&id| call.node.engines.delete(space, id)).count();
+    call.reply.count(deleted);
+    Ok(())
+}

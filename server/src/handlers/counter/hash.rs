@@ -1,0 +1,355 @@
+//! Rows as Redis hashes: a row key (`post:17`) is a hash whose fields are the counters of the
+//! schema.
+//!
+//! Other than in Redis a row has all the fields of its schema as soon as it has one, those that
+//! were never set as 0; a field that the schema lacks is an error that names it.
+
+use crate::command::error::Refusal;
+use crate::command::error::no_field;
+use crate::command::spec::{ONE_KEY, Outcome, Spec, flag};
+use crate::dataset::engines::CounterSpace;
+use crate::handlers::call::{Call, integer};
+use crate::handlers::counter::cnt::read_values;
+use counter::{Bounds, Change, Read, Schema};
+use resp::decimal;
+
+const READ: u32 = flag::READONLY | flag::FAST;
+const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
+
+/// A row of the table for a command with one key.
+const fn spec(
+    name: &'static str,
+    arity: i32,
+    flags: u32,
+    since: &'static str,
+    usage: &'static str,
+    summary: &'static str,
+    run: crate::command::spec::Handler,
+) -> Spec {
+    Spec {
+        name,
+        arity,
+        flags,
+        keys: ONE_KEY,
+        group: "hash",
+        since,
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
+}
+
+#[rustfmt::skip]
+pub(crate) const TABLE: &[Spec] = &[
+    spec("hset", -4, WRITE, "2.0.0", "key field value [field value ...]",
+        "Sets counters of a row; answers how many were there for the first time.", hset),
+    spec("hmset", -4, WRITE, "2.0.0", "key field value [field value ...]",
+        "Sets counters of a row; answers OK.", hmset),
+    spec("hsetnx", 4, WRITE, "2.0.0", "key field value",
+        "Sets a counter if the row does not exist; answers 1, or 0 if it did.", hsetnx),
+    spec("hincrby", 4, WRITE | flag::READS, "2.0.0", "key field increment",
+        "Adds to a counter, which begins at 0; answers its new value.", hincrby),
+    spec("hget", 3, READ, "2.0.0", "key field",
+        "The value of a counter, nil if the row does not exist.", hget),
+    spec("hmget", -3, READ, "2.0.0", "key field [field ...]",
+        "The values of counters, nil each if the row does not exist.", hmget),
+    spec("hgetall", 2, flag::READONLY, "2.0.0", "key",
+        "All fields with their values; nothing if the row does not exist.", hgetall),
+    spec("hexists", 3, READ, "2.0.0", "key field",
+        "1 if the row exists and has the field, else 0.", hexists),
+    spec("hlen", 2, READ, "2.0.0", "key",
+        "How many fields the row has; 0 if it does not exist.", hlen),
+    spec("hkeys", 2, flag::READONLY, "2.0.0", "key",
+        "The names of the row's fields; none if it does not exist.", hkeys),
+    spec("hvals", 2, flag::READONLY, "2.0.0", "key",
+        "The values of the row's fields; none if it does not exist.", hvals),
+    spec("hstrlen", 3, READ, "3.2.0", "key field",
+        "How many characters the counter's value has in decimal; 0 if the row does not exist.", hstrlen),
+    spec("hdel", -3, WRITE, "2.0.0", "key field [field ...]",
+        "Makes counters 0, their row stays unless that is its only field; answers how many were not 0. DEL deletes a row.", hdel),
+    spec("hscan", -3, flag::READONLY, "2.8.0", "key cursor [MATCH pattern] [COUNT count] [NOVALUES]",
+        "All fields of a row with their values, or without, at once: the cursor is always 0.", hscan),
+    spec("hincrbyfloat", 4, WRITE, "2.6.0", "key field increment", "Refused: a counter is an integer.", no_fraction),
+];
+
+/// The position of a field as the schema is now.
+fn field(space: &CounterSpace, name: &[u8]) -> Result<usize, Refusal> {
+    space.index_of(name).ok_or_else(|| no_field(space.name(), name))
+}
+
+/// The same in the schema of a view.
+fn position(space: &CounterSpace, schema: &Schema, name: &[u8]) -> Result<usize, Refusal> {
+    schema.index_of(name).ok_or_else(|| no_field(space.name(), name))
+}
+
+/// Reads a row into `scratch.row`. Whether there is one, and the view that it was read through: by
+/// its schema the row is to be understood.
+fn read<'a>(call: &mut Call<'_>, space: &'a CounterSpace, id: u64) -> (bool, Read<'a>) {
+    let mut view = space.read();
+    let row = &mut call.scratch.row;
+    row.clear();
+    row.resize(view.schema().width(), 0);
+    let found = view.get(id, row);
+    call.note_found(found);
+    (found, view)
+}
+
+fn hset(call: &mut Call<'_>) -> Outcome {
+    // As in Redis, before the key is looked at.
+    if !call.args.len().is_multiple_of(2) {
+        return Err(call.wrong_arity());
+    }
+    let (space, id) = call.row(1)?;
+    let values = read_values(call, space, 2, Refusal::HASH_NOT_AN_INTEGER)?;
+    let created = call.node.engines.set(space, id, &values)?;
+    call.reply.count(created);
+    Ok(())
+}
+
+fn hmset(call: &mut Call<'_>) -> Outcome {
+    // As in Redis, before the key is looked at.
+    if !call.args.len().is_multiple_of(2) {
+        return Err(call.wrong_arity());
+    }
+    let (space, id) = call.row(1)?;
+    let values = read_values(call, space, 2, Refusal::HASH_NOT_AN_INTEGER)?;
+    call.node.engines.set(space, id, &values)?;
+    call.reply.ok();
+    Ok(())
+}
+
+fn hsetnx(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.row(1)?;
+    let values = read_values(call, space, 2, Refusal::HASH_NOT_AN_INTEGER)?;
+    let created = call.node.engines.set_new(space, id, &values)?;
+    call.reply.int(i64::from(created));
+    Ok(())
+}
+
+fn hincrby(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.row(1)?;
+    let delta = integer(call.args.at(3))?;
+    let field = field(space, call.args.at(2))?;
+    add(call, space, id, field, delta)
+}
+
+/// Adds to one counter and answers its new value.
+pub(crate) fn add(
+    call: &mut Call<'_>,
+    space: &CounterSpace,
+    id: u64,
+    field: usize,
+    delta: i64,
+) -> Outcome {
+    let row = &mut call.scratch.row;
+    row.clear();
+    let bounds = Bounds { min: None, max: None, saturate: false };
+    call.node.engines.add(space, id, &[Change { field, delta }], &bounds, row)?;
+    call.reply.int(row.first().copied().unwrap_or(0));
+    Ok(())
+}
+
+fn hget(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id)) = call.known_row(1)? else {
+        call.note_found(false);
+        call.reply.null();
+        return Ok(());
+    };
+    let (exists, view) = read(call, space, id);
+    let field = position(space, view.schema(), call.args.at(2))?;
+    if exists {
+        call.reply.bulk_int(call.scratch.row[field]);
+    } else {
+        call.reply.null();
+    }
+    Ok(())
+}
+
+fn hmget(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id)) = call.known_row(1)? else {
+        call.note_found(false);
+        write_absent(call, call.args.len() - 2);
+        return Ok(());
+    };
+    let names = call.args.from(2);
+    let (exists, view) = read(call, space, id);
+    call.reply.array(names.len());
+    for name in names.iter() {
+        let field = position(space, view.schema(), name)?;
+        if exists {
+            call.reply.bulk_int(call.scratch.row[field]);
+        } else {
+            call.reply.null();
+        }
+    }
+    Ok(())
+}
+
+/// So many nils, of a row that there is not.
+fn write_absent(call: &mut Call<'_>, fields: usize) {
+    call.reply.array(fields);
+    (0..fields).for_each(|_| call.reply.null());
+}
+
+fn hgetall(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id)) = call.known_row(1)? else {
+        call.note_found(false);
+        call.reply.map(0);
+        return Ok(());
+    };
+    let (exists, view) = read(call, space, id);
+    if !exists {
+        call.reply.map(0);
+        return Ok(());
+    }
+    call.reply.map(view.schema().living().count());
+    for (position, field) in view.schema().living() {
+        call.reply.bulk(field.name.as_bytes());
+        call.reply.bulk_int(call.scratch.row[position]);
+    }
+    Ok(())
+}
+
+fn hexists(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id)) = call.known_row(1)? else {
+        call.reply.int(0);
+        return Ok(());
+    };
+    // Whether there is such a field is the question here, so its absence is an answer.
+    let known = space.schema().index_of(call.args.at(2)).is_some();
+    call.reply.int(i64::from(known && space.exists(id)));
+    Ok(())
+}
+
+fn hlen(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id)) = call.known_row(1)? else {
+        call.reply.int(0);
+        return Ok(());
+    };
+    call.reply.count(if space.exists(id) { space.schema().living().count() } else { 0 });
+    Ok(())
+}
+
+fn hkeys(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id)) = call.known_row(1)? else {
+        call.reply.array(0);
+        return Ok(());
+    };
+    if !space.exists(id) {
+        call.reply.array(0);
+        return Ok(());
+    }
+    let schema = space.schema();
+    call.reply.array(schema.living().count());
+    for (_, field) in schema.living() {
+        call.reply.bulk(field.name.as_bytes());
+    }
+    Ok(())
+}
+
+fn hvals(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id)) = call.known_row(1)? else {
+        call.reply.array(0);
+        return Ok(());
+    };
+    let (exists, view) = read(call, space, id);
+    if !exists {
+        call.reply.array(0);
+        return Ok(());
+    }
+    call.reply.array(view.schema().living().count());
+    for (position, _) in view.schema().living() {
+        call.reply.bulk_int(call.scratch.row[position]);
+    }
+    Ok(())
+}
+
+fn hstrlen(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id)) = call.known_row(1)? else {
+        call.reply.int(0);
+        return Ok(());
+    };
+    let (exists, view) = read(call, space, id);
+    let field = position(space, view.schema(), call.args.at(2))?;
+    let length = if exists {
+        let mut text = Vec::with_capacity(20);
+        decimal(call.scratch.row[field], &mut text);
+        text.len()
+    } else {
+        0
+    };
+    call.reply.count(length);
+    Ok(())
+}
+
+fn hdel(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id)) = call.known_row(1)? else {
+        call.reply.int(0);
+        return Ok(());
+    };
+    let fields =
+        call.args.from(2).iter().map(|name| field(space, name)).collect::<Result<Vec<_>, _>>()?;
+    let _alone = call.node.engines.alone_with(id);
+    let mut cleared = 0;
+    for field in fields {
+        cleared += i64::from(call.node.engines.clear(space, id, field)?);
+    }
+    call.reply.int(cleared);
+    Ok(())
+}
+
+fn write_none_scanned(call: &mut Call<'_>) {
+    call.reply.array(2);
+    call.reply.bulk(b"0");
+    call.reply.array(0);
+}
+
+fn hscan(call: &mut Call<'_>) -> Outcome {
+    resp::natural(call.args.at(2))
+        .ok_or_else(|| crate::command::error::refuse!("ERR invalid cursor"))?;
+    let Some((space, id)) = call.known_row(1)? else {
+        write_none_scanned(call);
+        return Ok(());
+    };
+    let (exists, view) = read(call, space, id);
+    if !exists {
+        // As in Redis, before the options are looked at.
+        write_none_scanned(call);
+        return Ok(());
+    }
+    let (mut pattern, mut with_values) = (None, true);
+    let mut options = call.args.from(3).iter();
+    while let Some(option) = options.next() {
+        if option.eq_ignore_ascii_case(b"novalues") {
+            with_values = false;
+            continue;
+        }
+        let value = options.next().ok_or(Refusal::SYNTAX)?;
+        if option.eq_ignore_ascii_case(b"match") {
+            crate::handlers::redis::pubsub::check_pattern(value)?;
+            pattern = Some(value);
+        } else if !option.eq_ignore_ascii_case(b"count") || integer(value)? < 1 {
+            return Err(Refusal::SYNTAX);
+        }
+    }
+    let wanted = |name: &str| {
+        pattern.is_none_or(|p| crate::runtime::glob::matches(p, name.as_bytes(), false))
+    };
+    let fields: Vec<_> = view.schema().living().filter(|(_, field)| wanted(&field.name)).collect();
+    call.reply.array(2);
+    call.reply.bulk(b"0");
+    call.reply.array(fields.len() * if with_values { 2 } else { 1 });
+    for (position, field) in fields {
+        call.reply.bulk(field.name.as_bytes());
+        if with_values {
+            call.reply.bulk_int(call.scratch.row[position]);
+        }
+    }
+    Ok(())
+}
+
+fn no_fraction(call: &mut Call<'_>) -> Outcome {
+    call.row(1)?;
+    Err(crate::command::error::refuse!("ERR a counter is an integer: use HINCRBY"))
+}

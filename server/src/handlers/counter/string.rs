@@ -1,0 +1,419 @@
+//! Single counters as Redis strings: a cell key (`post:17:like`) is a string that holds an integer.
+
+use crate::command::error::{Refusal, refuse};
+use crate::command::spec::{ALL_KEYS, KeyArgs, ONE_KEY, Outcome, Spec, flag};
+use crate::dataset::engines::{CounterSpace, KeyError, KeyRef};
+use crate::handlers::call::{Call, integer};
+use crate::handlers::counter::cnt::READ_TOGETHER;
+use crate::handlers::execute::Unreadable;
+use crate::handlers::log_size;
+use crate::handlers::session::Scratch;
+use counter::Schema;
+use resp::{Reply, decimal};
+
+const READ: u32 = flag::READONLY | flag::FAST;
+const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
+
+#[expect(clippy::too_many_arguments, reason = "a row of the table")]
+const fn spec(
+    name: &'static str,
+    arity: i32,
+    flags: u32,
+    keys: KeyArgs,
+    since: &'static str,
+    usage: &'static str,
+    summary: &'static str,
+    run: crate::command::spec::Handler,
+) -> Spec {
+    Spec { name, arity, flags, keys, group: "string", since, usage, summary, run, subcommands: &[] }
+}
+
+#[rustfmt::skip]
+pub(crate) const TABLE: &[Spec] = &[
+    spec("get", 2, READ, ONE_KEY, "1.0.0", "key", "The value of a counter, nil if its row does not exist, or the key is of no space.", get),
+    spec("mget", -2, READ, ALL_KEYS, "1.0.0", "key [key ...]",
+        "The values of counters, nil for those whose row does not exist and for what is no counter; an error in the place of one whose row cannot be read.", mget),
+    spec("set", -3, WRITE, ONE_KEY, "1.0.0", "key value [NX|XX] [GET] [KEEPTTL]",
+        "Sets a counter; NX only if its row does not exist, XX only if it does; GET answers the old value. EX, PX, EXAT and PXAT are refused: a \
+         counter does not expire.", set),
+    spec("setnx", 3, WRITE, ONE_KEY, "1.0.0", "key value", "Sets a counter if its row does not exist; answers 1, or 0 if it did.", setnx),
+    spec("getset", 3, WRITE | flag::READS, ONE_KEY, "1.0.0", "key value", "Sets a counter; answers its old value.", getset),
+    spec("getdel", 2, WRITE | flag::READS, ONE_KEY, "6.2.0", "key", "Makes a counter 0, or deletes the row if that is its only field, as DEL does; answers its old value.", getdel),
+    spec("getex", -2, flag::READONLY | flag::FAST, ONE_KEY, "6.2.0", "key [PERSIST]", "The same as GET. Options that would let it expire are refused.", getex),
+    spec("mset", -3, WRITE, (1, -1, 2), "1.0.1", "key value [key value ...]", "Sets counters, all at once.", mset),
+    spec("msetnx", -3, WRITE, (1, -1, 2), "1.0.1", "key value [key value ...]", "Sets counters, all at once, if none of their rows exists; answers 1, or 0.", msetnx),
+    spec("substr", 4, flag::READONLY, ONE_KEY, "1.0.0", "key start end", "The same as GETRANGE.", getrange),
+    spec("strlen", 2, READ, ONE_KEY, "2.2.0", "key", "How many characters a counter has in decimal; 0 if its row does not exist.", strlen),
+    spec("append", 3, WRITE, ONE_KEY, "2.0.0", "key value", NO_TEXT, no_text),
+    spec("setrange", 4, WRITE, ONE_KEY, "2.2.0", "key offset value", NO_TEXT, no_text),
+    spec("getrange", 4, READ, ONE_KEY, "2.4.0", "key start end",
+        "The characters from start to end of a counter in decimal; negative positions count from the end.", getrange),
+    spec("incrbyfloat", 3, WRITE, ONE_KEY, "2.6.0", "key increment", "Refused: a counter is an integer.", no_fraction),
+    spec("setex", 4, WRITE, ONE_KEY, "2.0.0", "key seconds value", "Refused: a counter does not expire.", crate::handlers::redis::keys::no_expiry),
+    spec("psetex", 4, WRITE, ONE_KEY, "2.6.0", "key milliseconds value", "Refused: a counter does not expire.", crate::handlers::redis::keys::no_expiry),
+    spec("incr", 2, WRITE | flag::READS, ONE_KEY, "1.0.0", "key", "Adds 1 to a counter; answers its new value.", incr),
+    spec("incrby", 3, WRITE | flag::READS, ONE_KEY, "1.0.0", "key increment", "Adds to a counter; answers its new value.", incrby),
+    spec("decr", 2, WRITE | flag::READS, ONE_KEY, "1.0.0", "key", "Takes 1 from a counter; answers its new value.", decr),
+    spec("decrby", 3, WRITE | flag::READS, ONE_KEY, "1.0.0", "key decrement", "Takes from a counter; answers its new value.", decrby),
+];
+
+/// In the place of a field: all of them, as one text.
+const WHOLE_ROW: usize = usize::MAX;
+
+/// What GET may be asked for: a cell, or a row of a space whose rows are texts. `None`: a key of no
+/// space; but the clients of Weibo's service, which has rows as texts, want an error for one.
+#[inline]
+fn readable<'a>(
+    call: &Call<'a>,
+    key: &[u8],
+) -> Result<Option<(&'a CounterSpace, u64, usize)>, Refusal> {
+    match call.node.engines.resolve(key) {
+        Ok(KeyRef::Cell { space, id, field }) => Ok(Some((space, id, field))),
+        Ok(KeyRef::Row { space, id }) if space.text_rows => Ok(Some((space, id, WHOLE_ROW))),
+        Ok(_) => Err(Refusal::WRONG_TYPE),
+        Err(error) => absent(call, error),
+    }
+}
+
+/// Whether clients of Weibo's service are served.
+fn is_strict(call: &Call<'_>) -> bool {
+    call.node.engines.counters().iter().any(|space| space.text_rows)
+}
+
+#[cold]
+fn absent<T>(call: &Call<'_>, error: KeyError<'_>) -> Result<Option<T>, Refusal> {
+    if is_strict(call) || matches!(error, KeyError::NoField { .. }) {
+        return Err(error.into());
+    }
+    Ok(None)
+}
+
+/// Answers a cell or a whole row, of which `row` has the values if it exists.
+fn write_one(reply: &mut Reply<'_>, schema: &Schema, field: usize, row: Option<&[i64]>) {
+    match row {
+        _ if field == WHOLE_ROW => {
+            let mut text = Vec::new();
+            for (position, field) in schema.living().filter(|_| row.is_some()) {
+                if !text.is_empty() {
+                    text.push(b',');
+                }
+                text.extend_from_slice(field.name.as_bytes());
+                text.push(b':');
+                decimal(row.and_then(|row| row.get(position)).copied().unwrap_or(0), &mut text);
+            }
+            reply.bulk(&text);
+        }
+        // The field may be newer than the row's width.
+        Some(row) => reply.bulk_int(row.get(field).copied().unwrap_or(0)),
+        None => reply.null(),
+    }
+}
+
+fn get(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id, field)) = readable(call, call.args.at(1))? else {
+        call.note_found(false);
+        call.reply.null();
+        return Ok(());
+    };
+    let mut view = space.read();
+    let row = &mut call.scratch.row;
+    row.clear();
+    row.resize(view.schema().width(), 0);
+    let found = view.get(id, row);
+    let tallies = &call.node.tallies[call.session.worker];
+    if found { &tallies.hits } else { &tallies.misses }.add(1);
+    write_one(&mut call.reply, view.schema(), field, found.then_some(row));
+    Ok(())
+}
+
+/// Keys that follow each other in one space are read together, so that they wait for memory once.
+/// What names no counter has nil in its place, as in Redis.
+fn mget(call: &mut Call<'_>) -> Outcome {
+    let keys = call.args.from(1);
+    call.reply.array(keys.len());
+    call.scratch.ids.clear();
+    call.scratch.fields.clear();
+    let mut unreadable = Unreadable::default();
+    let is_strict = is_strict(call);
+    let mut run: Option<&CounterSpace> = None;
+    for key in keys.iter() {
+        let found = match readable(call, key) {
+            Ok(found) => found,
+            Err(refusal) if is_strict => return Err(refusal),
+            Err(_) => None,
+        };
+        if let Some(before) = run
+            && found.is_none_or(|(space, ..)| !std::ptr::eq(before, space))
+        {
+            write_cells(call, before, &mut unreadable);
+        }
+        run = found.map(|(space, ..)| space);
+        let Some((_, id, field)) = found else {
+            call.note_found(false);
+            call.reply.null();
+            continue;
+        };
+        call.scratch.ids.push(id);
+        call.scratch.fields.push(field);
+    }
+    if let Some(last) = run {
+        write_cells(call, last, &mut unreadable);
+    }
+    Ok(())
+}
+
+/// Answers the cells and rows whose ids and fields are in the scratch, and forgets them.
+fn write_cells(call: &mut Call<'_>, space: &CounterSpace, unreadable: &mut Unreadable) {
+    let most = call.session.most_out;
+    let tallies = &call.node.tallies[call.session.worker];
+    let Scratch { ids, fields, rows, found, .. } = &mut *call.scratch;
+    let mut read = space.read();
+    for (ids, fields) in ids.chunks(READ_TOGETHER).zip(fields.chunks(READ_TOGETHER)) {
+        if call.reply.mark() > most {
+            break;
+        }
+        rows.clear();
+        found.clear();
+        read.get_batch(ids, rows, found);
+        let hits = found.iter().filter(|found| **found).count();
+        tallies.hits.add(hits as u64);
+        tallies.misses.add((ids.len() - hits) as u64);
+        let width = read.schema().width();
+        for (index, (&field, &found)) in fields.iter().zip(found.iter()).enumerate() {
+            if !found && let Some(refusal) = unreadable.refusal(call.node, ids[index]) {
+                call.reply.error(refusal.text());
+                continue;
+            }
+            let row = found.then(|| &rows[index * width..][..width]);
+            write_one(&mut call.reply, read.schema(), field, row);
+        }
+    }
+    ids.clear();
+    fields.clear();
+}
+
+const NO_TEXT: &str = "Refused: a counter is a number, not a text.";
+
+fn no_text(call: &mut Call<'_>) -> Outcome {
+    call.cell(call.args.at(1))?;
+    Err(refuse!(
+        "ERR {} does not go with a counter: it is a number, not a text",
+        call.spec.name.to_ascii_uppercase()
+    ))
+}
+
+fn no_fraction(call: &mut Call<'_>) -> Outcome {
+    call.cell(call.args.at(1))?;
+    Err(refuse!("ERR a counter is an integer: use INCRBY"))
+}
+
+/// The value of a cell, if its row exists.
+fn value(space: &CounterSpace, id: u64, field: usize) -> Option<i64> {
+    let mut row = vec![0; space.schema().width()];
+    space.get(id, &mut row).then(|| row.get(field).copied().unwrap_or(0))
+}
+
+fn write(call: &mut Call<'_>, value: Option<i64>) {
+    match value {
+        Some(value) => call.reply.bulk_int(value),
+        None => call.reply.null(),
+    }
+}
+
+fn set(call: &mut Call<'_>) -> Outcome {
+    let (mut absent, mut present, mut get) = (false, false, false);
+    for option in call.args.from(3).iter() {
+        let is = |name: &[u8]| option.eq_ignore_ascii_case(name);
+        if is(b"nx") && !present {
+            absent = true;
+        } else if is(b"xx") && !absent {
+            present = true;
+        } else if is(b"get") {
+            get = true;
+        } else if is(b"ex") || is(b"px") || is(b"exat") || is(b"pxat") {
+            return crate::handlers::redis::keys::no_expiry(call);
+        } else if !is(b"keepttl") {
+            return Err(Refusal::SYNTAX);
+        }
+    }
+    let (space, id, field) = call.cell(call.args.at(1))?;
+    let new = integer(call.args.at(2))?;
+    let engines = &call.node.engines;
+    if !absent && !present && !get {
+        engines.set(space, id, &[(field, new)])?;
+        call.reply.ok();
+        return Ok(());
+    }
+    let alone = engines.alone_with(id);
+    let old = value(space, id, field);
+    let does = !(absent && old.is_some() || present && old.is_none());
+    if does {
+        engines.set(space, id, &[(field, new)])?;
+    }
+    drop(alone);
+    match (get, does) {
+        (true, _) => write(call, old),
+        (false, true) => call.reply.ok(),
+        (false, false) => call.reply.null(),
+    }
+    Ok(())
+}
+
+fn setnx(call: &mut Call<'_>) -> Outcome {
+    let (space, id, field) = call.cell(call.args.at(1))?;
+    let value = integer(call.args.at(2))?;
+    let set = call.node.engines.set_new(space, id, &[(field, value)])?;
+    call.reply.int(i64::from(set));
+    Ok(())
+}
+
+fn getset(call: &mut Call<'_>) -> Outcome {
+    let (space, id, field) = call.cell(call.args.at(1))?;
+    let new = integer(call.args.at(2))?;
+    let alone = call.node.engines.alone_with(id);
+    let old = value(space, id, field);
+    call.node.engines.set(space, id, &[(field, new)])?;
+    drop(alone);
+    write(call, old);
+    Ok(())
+}
+
+fn getdel(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id, field)) = call.known_cell(call.args.at(1))? else {
+        call.reply.null();
+        return Ok(());
+    };
+    let alone = call.node.engines.alone_with(id);
+    let old = value(space, id, field);
+    call.node.engines.clear(space, id, field)?;
+    drop(alone);
+    write(call, old);
+    Ok(())
+}
+
+fn getex(call: &mut Call<'_>) -> Outcome {
+    // What is not there needs no expiry.
+    if call.args.len() <= 4 && readable(call, call.args.at(1))?.is_none() {
+        call.reply.null();
+        return Ok(());
+    }
+    match call.args.len() {
+        2 => get(call),
+        3 if call.args.at(2).eq_ignore_ascii_case(b"persist") => get(call),
+        4 if [&b"ex"[..], b"px", b"exat", b"pxat"]
+            .iter()
+            .any(|o| call.args.at(2).eq_ignore_ascii_case(o)) =>
+        {
+            crate::handlers::redis::keys::no_expiry(call)
+        }
+        _ => Err(Refusal::SYNTAX),
+    }
+}
+
+/// The cells and values of MSET.
+fn pairs<'a>(call: &Call<'a>) -> Result<Vec<(&'a CounterSpace, u64, usize, i64)>, Refusal> {
+    let args = call.args.from(1);
+    if !args.len().is_multiple_of(2) {
+        return Err(call.wrong_arity());
+    }
+    let pair = |at: usize| {
+        let (space, id, field) = call.cell(args.at(at))?;
+        Ok((space, id, field, integer(args.at(at + 1))?))
+    };
+    (0..args.len()).step_by(2).map(pair).collect()
+}
+
+fn ids(pairs: &[(&CounterSpace, u64, usize, i64)]) -> Vec<u64> {
+    pairs.iter().map(|&(_, id, ..)| id).collect()
+}
+
+fn mset(call: &mut Call<'_>) -> Outcome {
+    let pairs = pairs(call)?;
+    let engines = &call.node.engines;
+    let bytes = log_size::of(engines, || std::iter::once(call.args))?;
+    let _alone = if pairs.len() > 1 {
+        let Some(alone) = call.alone(ids(&pairs), bytes) else { return Ok(()) };
+        alone
+    } else {
+        None
+    };
+    for (space, id, field, value) in pairs {
+        engines.set(space, id, &[(field, value)])?;
+    }
+    call.reply.ok();
+    Ok(())
+}
+
+fn msetnx(call: &mut Call<'_>) -> Outcome {
+    let pairs = pairs(call)?;
+    let engines = &call.node.engines;
+    let bytes = log_size::of(engines, || std::iter::once(call.args))?;
+    let Some(_alone) = call.alone(ids(&pairs), bytes) else { return Ok(()) };
+    let absent = pairs.iter().all(|(space, id, ..)| !space.exists(*id));
+    if absent {
+        for (space, id, field, value) in pairs {
+            engines.set(space, id, &[(field, value)])?;
+        }
+    }
+    call.reply.int(i64::from(absent));
+    Ok(())
+}
+
+fn strlen(call: &mut Call<'_>) -> Outcome {
+    let found = call.known_cell(call.args.at(1))?;
+    let value = found.and_then(|(space, id, field)| value(space, id, field));
+    call.note_found(value.is_some());
+    call.reply.count(value.map_or(0, |value| value.to_string().len()));
+    Ok(())
+}
+
+fn getrange(call: &mut Call<'_>) -> Outcome {
+    let (start, end) = (integer(call.args.at(2))?, integer(call.args.at(3))?);
+    let found = call.known_cell(call.args.at(1))?;
+    let value = found.and_then(|(space, id, field)| value(space, id, field));
+    call.note_found(value.is_some());
+    let text = value.map(|value| value.to_string()).unwrap_or_default();
+    call.reply.bulk(range(text.as_bytes(), start, end));
+    Ok(())
+}
+
+/// The bytes from `start` to `end`, both included; negative ones count from the end.
+fn range(text: &[u8], start: i64, end: i64) -> &[u8] {
+    let length = i64::try_from(text.len()).unwrap_or(i64::MAX);
+    if start < 0 && end < 0 && start > end {
+        return b"";
+    }
+    let place = |at: i64| if at < 0 { at.saturating_add(length).max(0) } else { at };
+    let (start, end) = (place(start), place(end).min(length - 1));
+    if length == 0 || start > end {
+        return b"";
+    }
+    usize::try_from(start)
+        .ok()
+        .zip(usize::try_from(end).ok())
+        .and_then(|(start, end)| text.get(start..=end))
+        .unwrap_or_default()
+}
+
+fn add(call: &mut Call<'_>, delta: i64) -> Outcome {
+    let (space, id, field) = call.cell(call.args.at(1))?;
+    crate::handlers::counter::hash::add(call, space, id, field, delta)
+}
+
+fn incr(call: &mut Call<'_>) -> Outcome {
+    add(call, 1)
+}
+
+fn incrby(call: &mut Call<'_>) -> Outcome {
+    add(call, integer(call.args.at(2))?)
+}
+
+fn decr(call: &mut Call<'_>) -> Outcome {
+    add(call, -1)
+}
+
+fn decrby(call: &mut Call<'_>) -> Outcome {
+    let delta = integer(call.args.at(2))?;
+    // -2^63 has no opposite.
+    add(call, delta.checked_neg().ok_or(Refusal::DECREMENT)?)
+}

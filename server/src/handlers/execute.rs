@@ -1,0 +1,408 @@
+//! From a request to its reply: whether it may be executed now, by this client; and what is noted
+//! of it.
+
+use crate::acl::Request;
+use crate::command::error::{Refusal, refuse};
+use crate::command::spec::{Outcome, Spec, flag};
+use crate::command::table::{Found, bit_of, find};
+use crate::dataset::engines::Engines;
+use crate::handlers::call::Call;
+use crate::handlers::redis::{pubsub, tracking, transaction};
+use crate::handlers::session::{Replies, Scratch, Session};
+use crate::handlers::visibility;
+use crate::roles::node::Node;
+use crate::runtime::clients::Kind;
+use crate::runtime::pause::Paused;
+use crate::runtime::slowlog;
+use resp::{Args, Protocol, Reply};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+/// Requests with more arguments than these do not leave their buffers to the next one.
+const MANY_ARGS: usize = 4096;
+
+/// Executes one request, whose name was [`find`]-ed: one reply is appended to `out` (unless the
+/// client wants none). False if it is an error.
+pub(crate) fn execute(
+    found: Found,
+    args: Args<'_>,
+    session: &mut Session,
+    node: &Arc<Node>,
+    out: &mut Vec<u8>,
+    scratch: &mut Scratch,
+) -> bool {
+    let mut reply = Reply::new(out, session.client.protocol());
+    let mark = reply.mark();
+    let is_tracked = node.tracking.any();
+    if is_tracked {
+        tracking::begin(session, node);
+    }
+    let outcome = match checked(found, args, session, node) {
+        Err(refusal) => {
+            note_rejected(found, args, session, node);
+            Err(spoil(args, session, node, refusal))
+        }
+        Ok((_, spec)) if session.transaction.is_some() && !spec.has(flag::AT_ONCE) => {
+            queue(spec, args, &mut reply, session, node)
+        }
+        Ok((numbers, spec)) => run(spec, numbers, args, reply.again(), session, node, scratch),
+    };
+    reply.set_protocol(session.client.protocol());
+    if session.errand.is_asked() {
+        // It will be executed again, and answered then.
+        reply.rewind(mark);
+        if is_tracked {
+            node.tracking.end(node.engines.get());
+        }
+        return true;
+    }
+    if session.errand.is_back() {
+        // It was refused before it asked for the outcome, which belongs to no other command.
+        session.errand.come();
+    }
+    let fine = match outcome {
+        Ok(()) => true,
+        Err(refusal) => {
+            node.calls.of(session.worker).error(refusal.text());
+            reply.rewind(mark);
+            // A connection that is closed without a word gets none.
+            if !session.leaving {
+                reply.error(refusal.text());
+            }
+            // Its library asks Sentinel for the master before it connects again.
+            if refusal.text().starts_with(b"READONLY ") && node.replication.sends_writers_away() {
+                session.leaving = true;
+            }
+            false
+        }
+    };
+    if session.replies != Replies::On {
+        if !std::mem::take(&mut session.reply_is_push) {
+            reply.rewind(mark);
+        }
+        session.replies = match session.replies {
+            Replies::SkipNext => Replies::SkipThis,
+            Replies::SkipThis => Replies::On,
+            other => other,
+        };
+    }
+    if is_tracked {
+        tracking::end(found, session, node);
+    }
+    if session.messages_due {
+        session.messages_due = false;
+        session.client.inbox.take(reply.bytes(), None);
+    }
+    fine
+}
+
+/// Finds the command of a request, and whether this client may send it now. Gives its numbers, too
+/// (see [`name_of`]).
+pub(crate) fn checked(
+    found: Found,
+    args: Args<'_>,
+    session: &mut Session,
+    node: &Node,
+) -> Result<(u32, &'static Spec), Refusal> {
+    let Some((number, spec)) = found else { return Err(unknown(args, session)) };
+    let (spec, sub) = select(spec, args)?;
+    if args.len() > session.most_args {
+        return Err(too_many(session.most_args));
+    }
+    if !session.access.free {
+        let request = Request { spec, number: bit_of(number, sub), args };
+        session.access.check(node, &session.client, &request)?;
+    }
+    if !node.is_loaded() && !spec.has(flag::LOADING) {
+        return Err(Refusal::LOADING);
+    }
+    // What was queued was asked before the transaction began to listen.
+    let listens =
+        session.listening && !session.in_exec && session.client.protocol() == Protocol::Resp2;
+    if listens && !spec.has(flag::LISTENER) {
+        return Err(pubsub::refuse_while_listening(spec));
+    }
+    Ok((u32::from(number) | sub << 16, spec))
+}
+
+/// Promise 9: no request keeps others waiting for long.
+#[cold]
+fn too_many(most: usize) -> Refusal {
+    refuse!("ERR a request may have {most} arguments (max_request_args)")
+}
+
+/// For INFO commandstats: a command that was known, and not let in.
+#[cold]
+fn note_rejected(found: Found, args: Args<'_>, session: &Session, node: &Node) {
+    if let Some((number, spec)) = found {
+        let sub = select(spec, args).map_or(0, |(_, sub)| sub);
+        node.calls.of(session.worker).rejected(bit_of(number, sub));
+    }
+}
+
+/// Whether a request has to wait while `paused` is.
+#[cold]
+pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node: &Node) -> bool {
+    let Some((number, spec)) = find(args.at(0)) else { return false };
+    let Ok((spec, sub)) = select(spec, args) else { return false };
+    if args.len() > session.most_args {
+        return false;
+    }
+    let request = Request { spec, number: bit_of(number, sub), args };
+    if !session.access.allows(node, &request) {
+        return false;
+    }
+    // As in Redis, a command that is refused in any case is refused at once: by a replica, too.
+    if session.client.kind() == Kind::Replica || (!node.is_loaded() && !spec.has(flag::LOADING)) {
+        return false;
+    }
+    let queued = session.transaction.as_ref().is_some_and(transaction::Transaction::writes);
+    let changes =
+        spec.name == "exec" && queued || spec.may_write(args) && !spec.has(flag::MAY_REPLICATE);
+    match paused {
+        Paused::Nothing => false,
+        Paused::Changes => changes && node.replication.is_master(),
+        Paused::Writes if changes => node.replication.is_master(),
+        Paused::Writes => spec.may_write(args),
+        Paused::All => true,
+    }
+}
+
+/// Executes a command that was checked.
+pub(crate) fn run(
+    spec: &'static Spec,
+    numbers: u32,
+    args: Args<'_>,
+    reply: Reply<'_>,
+    session: &mut Session,
+    node: &Arc<Node>,
+    scratch: &mut Scratch,
+) -> Outcome {
+    session.client.last_command.store(numbers, Relaxed);
+    // EXEC is shown behind what it executes.
+    let is_watched = node.monitors.any() && !spec.has(flag::ADMIN | flag::SKIP_MONITOR);
+    // A request that comes back from an errand was shown and counted when it left.
+    let is_back = session.errand.is_back();
+    if is_watched && spec.name != "exec" && !is_back {
+        show(args, session, node);
+    }
+    let (calls, number) = (node.calls.of(session.worker), bit_of(numbers as u16, numbers >> 16));
+    // What an earlier request was about is not what this one shows.
+    scratch.ids.clear();
+    if session.tracks_reads && spec.has(flag::READONLY) {
+        tracking::remember(spec, args, session, node);
+    }
+    let mut call = Call { spec, args, reply, session, node, scratch };
+    if spec.has(flag::WRITE)
+        && let Err(refusal) = call.admit_write()
+    {
+        calls.rejected(number);
+        return Err(refusal);
+    }
+    let timed = is_back
+        || calls.begins(number)
+        || call.session.timed
+        || !spec.has(flag::FAST)
+        || args.len() > slowlog::MANY_ARGS;
+    let began = timed.then(Instant::now);
+    let outcome = (spec.run)(&mut call);
+    if call.session.errand.is_asked() {
+        return Ok(());
+    }
+    if is_watched && spec.name == "exec" {
+        show(args, session, node);
+    }
+    if let Some(began) = began {
+        let took = began.elapsed();
+        calls.took(number, took);
+        if !spec.has(flag::SKIP_SLOWLOG) {
+            note_time(spec, args, took, session, node);
+        }
+    }
+    // Whatever the outcome: what failed is not the next command's.
+    let all_read = readable(node);
+    let outcome = outcome.and(all_read);
+    visibility::note(spec, args, &scratch.ids, session, node.engines.get());
+    if args.len() > MANY_ARGS {
+        scratch.shrink();
+    }
+    if outcome.is_err() {
+        calls.failed(number);
+    }
+    outcome
+}
+
+/// For MONITOR.
+#[cold]
+fn show(args: Args<'_>, session: &Session, node: &Node) {
+    node.monitors.show(&session.client, args, node.config().server.max_push_buffer_bytes);
+}
+
+/// For SLOWLOG and LATENCY.
+fn note_time(spec: &Spec, args: Args<'_>, took: Duration, session: &Session, node: &Node) {
+    let config = node.config();
+    let server = &config.server;
+    let us = i64::try_from(took.as_micros()).unwrap_or(i64::MAX);
+    let is_slow = server.slowlog_slower_than_us >= 0 && us >= server.slowlog_slower_than_us;
+    if is_slow || server.latency_threshold_ms > 0 {
+        let secret = spec.has(flag::SKIP_MONITOR)
+            || spec.name.starts_with("acl|")
+            || spec.name == "config|set";
+        let event = if spec.has(flag::FAST) { "fast-command" } else { "command" };
+        node.slow.note(server, &session.client, args, took, secret, event);
+    }
+}
+
+/// A command between MULTI and EXEC.
+fn queue(
+    spec: &'static Spec,
+    args: Args<'_>,
+    reply: &mut Reply<'_>,
+    session: &mut Session,
+    node: &Node,
+) -> Outcome {
+    let Some(transaction) = &mut session.transaction else { return Ok(()) };
+    let (most, most_args) = {
+        let server = &node.config().server;
+        (server.max_transaction_bytes, server.max_transaction_args)
+    };
+    let refused = if spec.has(flag::NO_MULTI) {
+        Some(refuse!("ERR Command not allowed inside a transaction"))
+    } else if spec.has(flag::WRITE) {
+        node.refusal()
+    } else {
+        None
+    };
+    if let Some(refusal) = refused {
+        transaction.spoil();
+        return Err(refusal);
+    }
+    if !transaction.has_room_for(spec, args, most_args) {
+        transaction.spoil();
+        return Err(refuse!(
+            "ERR the commands of a transaction may have {most_args} arguments (max_transaction_args)"
+        ));
+    }
+    if !transaction.push(spec, args, most) {
+        return Err(refuse!("ERR a transaction may take {most} bytes (max_transaction_bytes)"));
+    }
+    session.client.queued.store(i64::try_from(transaction.len()).unwrap_or(i64::MAX), Relaxed);
+    reply.simple("QUEUED");
+    Ok(())
+}
+
+/// After a command that could not be queued EXEC executes nothing; an EXEC that is itself refused
+/// ends the transaction.
+#[cold]
+fn spoil(args: Args<'_>, session: &mut Session, node: &Node, refusal: Refusal) -> Refusal {
+    if args.at(0).eq_ignore_ascii_case(b"exec") {
+        transaction::forget(session, node);
+        return transaction::discarded(&refusal);
+    }
+    if let Some(transaction) = &mut session.transaction {
+        transaction.spoil();
+    }
+    refusal
+}
+
+/// Whether all rows that a command asked for could be read. A row that could not looked like none.
+#[inline]
+pub(crate) fn readable(node: &Node) -> Outcome {
+    if !node.engines.get().is_some_and(Engines::has_cold) {
+        return Ok(());
+    }
+    match crate::dataset::cold::take_failures().first() {
+        None => Ok(()),
+        Some((id, why)) => Err(unreadable(*id, why)),
+    }
+}
+
+/// Whether this row, among those that the command has asked for, could be read. If not, that is for
+/// its place in the reply.
+#[inline]
+pub(crate) fn row_readable(node: &Node, id: u64) -> Outcome {
+    if !node.engines.get().is_some_and(Engines::has_cold) {
+        return Ok(());
+    }
+    crate::dataset::cold::take_failure(id).map_or(Ok(()), |why| Err(unreadable(id, &why)))
+}
+
+/// What is answered in the places of rows that could not be read: the same wherever a row stands.
+#[derive(Default)]
+pub(crate) struct Unreadable(HashMap<u64, Refusal>);
+
+impl Unreadable {
+    /// Notes what could not be read since the last time; whether there is anything by now.
+    #[inline]
+    pub(crate) fn note(&mut self, node: &Node) -> bool {
+        if node.engines.get().is_some_and(Engines::has_cold) {
+            for (id, why) in crate::dataset::cold::take_failures() {
+                self.0.entry(id).or_insert_with(|| unreadable(id, &why));
+            }
+        }
+        !self.0.is_empty()
+    }
+
+    /// For a row that was not found: whether that is so because it could not be read.
+    #[inline]
+    pub(crate) fn refusal(&mut self, node: &Node, id: u64) -> Option<&Refusal> {
+        if self.note(node) { self.0.get(&id) } else { None }
+    }
+}
+
+#[cold]
+fn unreadable(id: u64, why: &str) -> Refusal {
+    refuse!("ERR the row of {id} cannot be read: {why}")
+}
+
+/// Checks the number of arguments and steps down to the subcommand; gives its number, too, or 0 if
+/// there is none.
+#[inline]
+pub(crate) fn select(spec: &'static Spec, args: Args<'_>) -> Result<(&'static Spec, u32), Refusal> {
+    let wrong_arity =
+        |spec: &Spec| refuse!("ERR wrong number of arguments for '{}' command", spec.name);
+    if !spec.fits(args.len()) {
+        return Err(wrong_arity(spec));
+    }
+    if spec.subcommands.is_empty() || args.len() == 1 {
+        return Ok((spec, 0));
+    }
+    let wanted = args.at(1);
+    let named = |(_, s): &(u32, &Spec)| s.own_name().as_bytes().eq_ignore_ascii_case(wanted);
+    let Some((number, sub)) = (1..).zip(spec.subcommands).find(named) else {
+        return Err(refuse!(
+            "ERR unknown subcommand '{}'. Try {} HELP.",
+            String::from_utf8_lossy(&wanted[..wanted.len().min(128)]),
+            spec.name.to_ascii_uppercase()
+        ));
+    };
+    if sub.fits(args.len()) { Ok((sub, number)) } else { Err(wrong_arity(sub)) }
+}
+
+#[cold]
+fn unknown(args: Args<'_>, session: &mut Session) -> Refusal {
+    let name = args.at(0);
+    // What a browser or an HTTP client sends first: a page makes it talk to us. No answer, so
+    // that nothing of ours is read as a page.
+    if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
+        tracing::warn!("client {} speaks HTTP: closed (a cross-site attack?)", session.client.peer);
+        session.leaving = true;
+    }
+    let mut shown = Vec::new();
+    for arg in args.from(1).iter() {
+        if shown.len() >= 128 {
+            break;
+        }
+        let room = 128 - shown.len();
+        shown.push(b'\'');
+        shown.extend_from_slice(&arg[..arg.len().min(room)]);
+        shown.extend_from_slice(b"' ");
+    }
+    let mut text = b"ERR unknown command '".to_vec();
+    text.extend_from_slice(&name[..name.len().min(128)]);
+    text.extend_from_slice(b"', with args beginning with: ");
+    text.extend_from_slice(&shown);
+    Refusal::new(text)
+}

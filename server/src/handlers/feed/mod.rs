@@ -1,0 +1,4 @@
+//! The page and the actions of a feed, and Weibo's own commands.
+
+pub(crate) mod page;
+pub(crate) mod weibo;

@@ -1,0 +1,136 @@
+//! What the clients of Weibo's own services send beyond Redis's commands: MINCR on cells, and the
+//! bf verbs, of which a key names an id without a member. That GET answers a row as one text is the
+//! space's setting (`text_rows`, see `string.rs`).
+
+use crate::command::error::Refusal;
+use crate::command::spec::{ALL_KEYS, ONE_KEY, Outcome, Spec, flag};
+use crate::dataset::engines::{CounterSpace, ExistenceSpace};
+use crate::handlers::call::Call;
+use counter::{Bounds, Change};
+use phantom::{Answer, Member};
+
+const READ: u32 = flag::READONLY | flag::FAST;
+const WRITE: u32 = flag::WRITE | flag::READS | flag::DENYOOM | flag::FAST;
+
+const fn spec(
+    name: &'static str,
+    arity: i32,
+    flags: u32,
+    keys: crate::command::spec::KeyArgs,
+    usage: &'static str,
+    summary: &'static str,
+    run: crate::command::spec::Handler,
+) -> Spec {
+    Spec {
+        name,
+        arity,
+        flags,
+        keys,
+        group: "weibo",
+        since: "0.1.0",
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
+}
+
+#[rustfmt::skip]
+pub(crate) const TABLE: &[Spec] = &[
+    spec("mincr", -2, WRITE, ALL_KEYS, "key [key ...]",
+        "Adds 1 to each of these counters. Per key the new value, or an error (an overflow, no memory) that concerns only this key; one that names no \
+         counter refuses all.", mincr),
+    spec("bfset", 2, WRITE, ONE_KEY, "key",
+        "Sets the pair of this id and no member; answers what it was: 1 set, 0 not, -1 below the oldest table (nothing is set then), -2 no such key.", bfset),
+    spec("bfget", 2, READ, ONE_KEY, "key", "Whether it is set: 1, 0, -1 below the oldest table, -2 no such key.", bfget),
+    spec("bfmset", -2, WRITE, ALL_KEYS, "key [key ...]", "BFSET for many keys.", bfmset),
+    spec("bfmget", -2, READ, ALL_KEYS, "key [key ...]", "BFGET for many keys.", bfmget),
+];
+
+/// In the place of a member. No client can name it otherwise but by an empty argument; in
+/// particular it is no viewer's number.
+pub(crate) const NOBODY: Member<'static> = Member::Bytes(b"");
+
+const BELOW_OLDEST: i64 = -1;
+const ILLEGAL_KEY: i64 = -2;
+
+fn mincr(call: &mut Call<'_>) -> Outcome {
+    let keys = call.args.from(1);
+    let cells = keys
+        .iter()
+        .map(|key| call.cell(key))
+        .collect::<Result<Vec<(&CounterSpace, u64, usize)>, Refusal>>()?;
+    call.reply.array(cells.len());
+    let bounds = Bounds { min: None, max: None, saturate: false };
+    for (space, id, field) in cells {
+        let row = &mut call.scratch.row;
+        row.clear();
+        let added = call.node.engines.add(space, id, &[Change { field, delta: 1 }], &bounds, row);
+        match crate::handlers::execute::row_readable(call.node, id)
+            .and(added.map_err(Refusal::from))
+        {
+            Ok(()) => call.reply.int(call.scratch.row.first().copied().unwrap_or(0)),
+            Err(refusal) => call.reply.error(refusal.text()),
+        }
+    }
+    Ok(())
+}
+
+/// The id of a key, if it is one of pairs.
+fn pair<'a>(call: &Call<'a>, key: &[u8]) -> Option<(&'a ExistenceSpace, u64)> {
+    call.node.engines.pair_of(key)
+}
+
+fn set(call: &mut Call<'_>, key: &[u8]) -> Outcome {
+    use phantom::Change;
+    let before = match pair(call, key) {
+        None => ILLEGAL_KEY,
+        Some((space, id)) => match call.node.engines.flag(space, id, &NOBODY)? {
+            Change::Changed => 0,
+            Change::Unchanged => 1,
+            Change::Unknown => BELOW_OLDEST,
+        },
+    };
+    call.reply.int(before);
+    Ok(())
+}
+
+fn get(call: &mut Call<'_>, key: &[u8]) {
+    call.reply.int(match pair(call, key) {
+        None => ILLEGAL_KEY,
+        Some((space, id)) => match space.contains(id, &NOBODY) {
+            Answer::Yes => 1,
+            Answer::No => 0,
+            Answer::Unknown => BELOW_OLDEST,
+        },
+    });
+}
+
+fn bfset(call: &mut Call<'_>) -> Outcome {
+    set(call, call.args.at(1))
+}
+
+fn bfget(call: &mut Call<'_>) -> Outcome {
+    get(call, call.args.at(1));
+    Ok(())
+}
+
+fn bfmset(call: &mut Call<'_>) -> Outcome {
+    let keys = call.args.from(1);
+    call.reply.array(keys.len());
+    for key in keys.iter() {
+        let mark = call.reply.mark();
+        if let Err(refusal) = set(call, key) {
+            call.reply.rewind(mark);
+            call.reply.error(refusal.text());
+        }
+    }
+    Ok(())
+}
+
+fn bfmget(call: &mut Call<'_>) -> Outcome {
+    let keys = call.args.from(1);
+    call.reply.array(keys.len());
+    keys.iter().for_each(|key| get(call, key));
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! Flags by space, member and id: one member, many ids, the feed's shape.
+
+use crate::command::error::{Printable, Refusal, refuse};
+use crate::command::spec::{Outcome, Spec, flag};
+use crate::dataset::engines::ExistenceSpace;
+use crate::handlers::call::Call;
+use crate::handlers::session::Scratch;
+use phantom::{Answer, Change, Member};
+use resp::Reply;
+
+pub(crate) const TABLE: &[Spec] = &[
+    Spec {
+        name: "ph.add",
+        arity: -4,
+        flags: flag::NAMED | flag::WRITE | flag::DENYOOM | flag::FAST,
+        keys: crate::command::spec::NO_KEYS,
+        group: "phantom",
+        since: "0.1.0",
+        usage: "space member id [id ...]",
+        summary: "Sets the member's flag on each id. Per id 1, or 0 if it was set, or nil if the id lies below the horizon.",
+        run: add,
+        subcommands: &[],
+    },
+    Spec {
+        name: "ph.exists",
+        arity: -4,
+        flags: flag::NAMED | flag::READONLY | flag::FAST,
+        keys: crate::command::spec::NO_KEYS,
+        group: "phantom",
+        since: "0.1.0",
+        usage: "space member id [id ...]",
+        summary: "Per id 1 if the member's flag is set, 0 if not, nil if the id lies below the horizon (it is not known any more).",
+        run: exists,
+        subcommands: &[],
+    },
+    Spec {
+        name: "ph.del",
+        arity: -4,
+        flags: flag::NAMED | flag::WRITE | flag::FAST,
+        keys: crate::command::spec::NO_KEYS,
+        group: "phantom",
+        since: "0.1.0",
+        usage: "space member id [id ...]",
+        summary: "Unsets the member's flag on each id. Per id 1, or 0 if it was not set, or nil if the id lies below the horizon.",
+        run: del,
+        subcommands: &[],
+    },
+];
+
+fn space<'a>(call: &Call<'a>) -> Result<&'a ExistenceSpace, Refusal> {
+    let name = call.args.at(1);
+    match call.node.engines.existence(name) {
+        Some(space) if space.has_members => Ok(space),
+        Some(space) => Err(Refusal::no_members(space)),
+        None => Err(refuse!("ERR no such existence space '{}'", Printable(name))),
+    }
+}
+
+/// 1, 0, or nil for unknown.
+pub(crate) fn write_change(reply: &mut Reply<'_>, change: Change) {
+    match change {
+        Change::Changed => reply.int(1),
+        Change::Unchanged => reply.int(0),
+        Change::Unknown => reply.null(),
+    }
+}
+
+fn exists(call: &mut Call<'_>) -> Outcome {
+    let space = space(call)?;
+    let member = Member::parse(call.args.at(2));
+    call.ids_from(3)?;
+    let Scratch { ids, answers, .. } = &mut *call.scratch;
+    answers.clear();
+    space.contains_batch(&member, ids, answers);
+    call.reply.array(answers.len());
+    let mut unreadable = crate::handlers::execute::Unreadable::default();
+    for (&id, answer) in ids.iter().zip(answers.iter()) {
+        match answer {
+            Answer::No if let Some(refusal) = unreadable.refusal(call.node, id) => {
+                call.reply.error(refusal.text())
+            }
+            Answer::Yes => call.reply.int(1),
+            Answer::No => call.reply.int(0),
+            Answer::Unknown => call.reply.null(),
+        }
+    }
+    Ok(())
+}
+
+fn add(call: &mut Call<'_>) -> Outcome {
+    change(call, |call, space, id, member| Ok(call.node.engines.flag(space, id, member)?))
+}
+
+fn del(call: &mut Call<'_>) -> Outcome {
+    change(call, |call, space, id, member| Ok(call.node.engines.unflag(space, id, member)?))
+}
+
+fn change(
+    call: &mut Call<'_>,
+    one: fn(&Call<'_>, &ExistenceSpace, u64, &Member<'_>) -> Result<Change, Refusal>,
+) -> Outcome {
+    let space = space(call)?;
+    let member = Member::parse(call.args.at(2));
+    call.ids_from(3)?;
+    call.reply.array(call.scratch.ids.len());
+    for index in 0..call.scratch.ids.len() {
+        let id = call.scratch.ids[index];
+        let changed = one(call, space, id, &member);
+        match crate::handlers::execute::row_readable(call.node, id).and(changed) {
+            Ok(change) => write_change(&mut call.reply, change),
+            Err(refusal) => call.reply.error(refusal.text()),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,250 @@
+//! The members of one id as a Redis set: a pair key (`liked:17`) is the set of members that liked
+//! 17. It can be asked and changed, not listed: a filter does not know its members.
+
+use crate::command::error::{Refusal, refuse};
+use crate::command::spec::{ALL_KEYS, ONE_KEY, Outcome, Spec, flag};
+use crate::dataset::engines::WriteError;
+use crate::handlers::call::Call;
+use crate::handlers::log_size::PAIR_BYTES;
+use phantom::{Answer, Change, Member};
+use resp::{self, Reply};
+
+const fn spec(
+    name: &'static str,
+    arity: i32,
+    flags: u32,
+    since: &'static str,
+    usage: &'static str,
+    summary: &'static str,
+    run: crate::command::spec::Handler,
+) -> Spec {
+    Spec {
+        name,
+        arity,
+        flags,
+        keys: ONE_KEY,
+        group: "set",
+        since,
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
+}
+
+const READ: u32 = flag::READONLY | flag::FAST;
+
+#[rustfmt::skip]
+pub(crate) const TABLE: &[Spec] = &[
+    spec("sadd", -3, flag::WRITE | flag::DENYOOM | flag::FAST, "1.0.0", "key member [member ...]",
+        "Adds members; answers how many were not there before. Ends at the first that is refused: those before it are added.", sadd),
+    spec("srem", -3, flag::WRITE | flag::FAST, "1.0.0", "key member [member ...]",
+        "Removes members; answers how many were there. Ends at the first that is refused: those before it are removed.", srem),
+    spec("sismember", 3, READ, "1.0.0", "key member",
+        "1 if it is a member, 0 if not, nil if the id lies below the horizon.", sismember),
+    spec("smismember", -3, READ, "6.2.0", "key member [member ...]",
+        "Per member 1, 0, or nil if the id lies below the horizon.", smismember),
+    spec("scard", 2, READ, "1.0.0", "key", UNKNOWABLE, count),
+    spec("smembers", 2, flag::READONLY, "1.0.0", "key", UNKNOWABLE, members),
+    spec("spop", -2, flag::WRITE | flag::FAST, "1.0.0", "key [count]", UNKNOWABLE, some_members),
+    spec("srandmember", -2, flag::READONLY, "1.0.0", "key [count]", UNKNOWABLE, some_members),
+    spec("sscan", -3, flag::READONLY, "2.8.0", "key cursor [MATCH pattern] [COUNT count]", UNKNOWABLE, scan),
+    Spec { keys: ALL_KEYS, ..spec("sinter", -2, flag::READONLY, "1.0.0", "key [key ...]", UNKNOWABLE, combined) },
+    // The number of keys comes before them: see `key_positions`.
+    Spec { keys: (2, 2, 1), ..spec("sintercard", -3, flag::READONLY, "7.0.0", "numkeys key [key ...] [LIMIT limit]", UNKNOWABLE, intercard) },
+    Spec { keys: ALL_KEYS, ..spec("sunion", -2, flag::READONLY, "1.0.0", "key [key ...]", UNKNOWABLE, combined) },
+    Spec { keys: ALL_KEYS, ..spec("sdiff", -2, flag::READONLY, "1.0.0", "key [key ...]", UNKNOWABLE, combined) },
+    Spec { keys: ALL_KEYS, ..spec("sinterstore", -3, flag::WRITE, "1.0.0", "destination key [key ...]", UNKNOWABLE, unknowable) },
+    Spec { keys: ALL_KEYS, ..spec("sunionstore", -3, flag::WRITE, "1.0.0", "destination key [key ...]", UNKNOWABLE, unknowable) },
+    Spec { keys: ALL_KEYS, ..spec("sdiffstore", -3, flag::WRITE, "1.0.0", "destination key [key ...]", UNKNOWABLE, unknowable) },
+    Spec { keys: (1, 2, 1), ..spec("smove", 4, flag::WRITE | flag::FAST, "1.0.0", "source destination member",
+        "Moves a member from one id to another; answers 1, or 0 if it was not there.", smove) },
+];
+
+const UNKNOWABLE: &str = "Refused: a filter cannot tell how many or which members one id has. A key of no space has none.";
+
+/// What a filter cannot know. A key that names no pairs is told so first.
+pub(crate) fn unknowable(call: &mut Call<'_>) -> Outcome {
+    call.pairs(1)?;
+    Err(Refusal::NOT_COUNTED)
+}
+
+/// Whether all of these keys are of no space: what is asked of them is known then, as in Redis.
+fn are_all_absent(call: &Call<'_>, keys: std::ops::Range<usize>) -> Result<bool, Refusal> {
+    for at in keys {
+        if call.known_pairs(at)?.is_some() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// How many members: none under a key of no space.
+fn count(call: &mut Call<'_>) -> Outcome {
+    if call.known_pairs(1)?.is_some() {
+        return Err(Refusal::NOT_COUNTED);
+    }
+    call.reply.int(0);
+    Ok(())
+}
+
+/// Which members, of one key.
+fn members(call: &mut Call<'_>) -> Outcome {
+    if call.known_pairs(1)?.is_some() {
+        return Err(Refusal::NOT_COUNTED);
+    }
+    call.reply.set(0);
+    Ok(())
+}
+
+/// SPOP and SRANDMEMBER: nil, or none if a number of them was asked for.
+fn some_members(call: &mut Call<'_>) -> Outcome {
+    let is_one = call.args.len() == 2;
+    if call.known_pairs(1)?.is_some() {
+        return Err(Refusal::NOT_COUNTED);
+    }
+    if call.args.len() > 3 {
+        return Err(Refusal::SYNTAX);
+    }
+    if !is_one {
+        crate::handlers::call::integer(call.args.at(2))?;
+    }
+    match (is_one, call.spec.name) {
+        (true, _) => call.reply.null(),
+        (false, "spop") => call.reply.set(0),
+        (false, _) => call.reply.array(0),
+    }
+    Ok(())
+}
+
+/// SSCAN.
+fn scan(call: &mut Call<'_>) -> Outcome {
+    if call.known_pairs(1)?.is_some() {
+        return Err(Refusal::NOT_COUNTED);
+    }
+    resp::natural(call.args.at(2)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
+    call.reply.array(2);
+    call.reply.bulk(b"0");
+    call.reply.array(0);
+    Ok(())
+}
+
+/// SINTER, SUNION and SDIFF.
+fn combined(call: &mut Call<'_>) -> Outcome {
+    if !are_all_absent(call, 1..call.args.len())? {
+        return Err(Refusal::NOT_COUNTED);
+    }
+    call.reply.set(0);
+    Ok(())
+}
+
+/// [`unknowable`], once the request is one that Redis would take.
+fn intercard(call: &mut Call<'_>) -> Outcome {
+    let natural = |text: &[u8]| resp::integer(text).and_then(|number| usize::try_from(number).ok());
+    let keys = natural(call.args.at(1)).filter(|keys| *keys > 0);
+    let keys = keys.ok_or_else(|| refuse!("ERR numkeys should be greater than 0"))?;
+    if keys > call.args.len() - 2 {
+        return Err(refuse!("ERR Number of keys can't be greater than number of args"));
+    }
+    let mut options = call.args.from(2 + keys).iter();
+    while let Some(word) = options.next() {
+        let limit = options
+            .next()
+            .filter(|_| word.eq_ignore_ascii_case(b"LIMIT"))
+            .ok_or(Refusal::SYNTAX)?;
+        natural(limit).ok_or_else(|| refuse!("ERR LIMIT can't be negative"))?;
+    }
+    if !are_all_absent(call, 2..2 + keys)? {
+        return Err(Refusal::NOT_COUNTED);
+    }
+    call.reply.int(0);
+    Ok(())
+}
+
+fn sadd(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.pairs(1)?;
+    let mut added = 0;
+    for member in call.args.from(2).iter() {
+        match call.node.engines.flag(space, id, &Member::parse(member))? {
+            Change::Changed => added += 1,
+            Change::Unchanged => {}
+            Change::Unknown => return Err(Refusal::BELOW_HORIZON),
+        }
+    }
+    call.reply.int(added);
+    Ok(())
+}
+
+fn srem(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id)) = call.known_pairs(1)? else {
+        call.reply.int(0);
+        return Ok(());
+    };
+    let mut removed = 0;
+    for member in call.args.from(2).iter() {
+        match call.node.engines.unflag(space, id, &Member::parse(member))? {
+            Change::Changed => removed += 1,
+            Change::Unchanged => {}
+            Change::Unknown => return Err(Refusal::BELOW_HORIZON),
+        }
+    }
+    call.reply.int(removed);
+    Ok(())
+}
+
+fn smove(call: &mut Call<'_>) -> Outcome {
+    let Some((from, from_id)) = call.known_pairs(1)? else {
+        call.reply.int(0);
+        return Ok(());
+    };
+    let (to, to_id) = call.pairs(2)?;
+    let member = Member::parse(call.args.at(3));
+    let engines = &call.node.engines;
+    let Some(_alone) = call.alone(vec![from_id, to_id], 2 * PAIR_BYTES) else { return Ok(()) };
+    if from.contains(from_id, &member) != Answer::Yes {
+        call.reply.int(0);
+        return Ok(());
+    }
+    let stays = std::ptr::eq(from, to) && from_id == to_id;
+    if !stays {
+        from.may_remove(from_id, &member).map_err(WriteError::from)?;
+    }
+    // There first: a refusal must not lose it.
+    if engines.flag(to, to_id, &member)? == Change::Unknown {
+        return Err(Refusal::BELOW_HORIZON);
+    }
+    if !stays {
+        engines.unflag(from, from_id, &member)?;
+    }
+    call.reply.int(1);
+    Ok(())
+}
+
+fn write(reply: &mut Reply<'_>, answer: Answer) {
+    match answer {
+        Answer::Yes => reply.int(1),
+        Answer::No => reply.int(0),
+        Answer::Unknown => reply.null(),
+    }
+}
+
+fn sismember(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id)) = call.known_pairs(1)? else {
+        call.reply.int(0);
+        return Ok(());
+    };
+    write(&mut call.reply, space.contains(id, &Member::parse(call.args.at(2))));
+    Ok(())
+}
+
+fn smismember(call: &mut Call<'_>) -> Outcome {
+    let found = call.known_pairs(1)?;
+    let members = call.args.from(2);
+    call.reply.array(members.len());
+    for member in members.iter() {
+        let answer =
+            found.map_or(Answer::No, |(space, id)| space.contains(id, &Member::parse(member)));
+        write(&mut call.reply, answer);
+    }
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! What changes that belong together take in the log: one batch holds them (`store/src/commit`,
+//! C6), so they must fit into it.
+//!
+//! Asked before the first of them is made. It is an upper bound, of the encodings in `log_records.rs`:
+//! so much is reserved in the next batch ([`Call::alone`](crate::handlers::call::Call::alone)); what is refused
+//! might have fitted.
+//!
+//! Why they are not logged in several batches with a mark at the end: a reader of the log (a start,
+//! a replica, `check`) would have to keep back what may turn out to be half of something, of any
+//! size, and a snapshot could not begin in the middle. Redis takes such a MSET, and its memory too.
+
+use crate::command::error::{Refusal, refuse};
+use crate::command::spec::{NO_KEYS, flag};
+use crate::command::table::find;
+use crate::dataset::durability::MOST_BYTES;
+use crate::dataset::engines::{CounterSpace, Engines, KeyRef};
+use crate::handlers::admin::command::{id_positions, key_positions};
+use crate::handlers::call::id;
+use crate::handlers::execute::select;
+use resp::Args;
+
+/// Up to here it need not be known closely.
+const ROUGH_BYTES: usize = 1 << 20;
+/// An id in a record: a step, and an escape before it.
+const ID_BYTES: usize = 20;
+/// A value in a row.
+const VALUE_BYTES: usize = 10;
+/// A pair: its id, and a member or the hash of one.
+pub(crate) const PAIR_BYTES: usize = ID_BYTES + 16;
+
+/// A row; and in each existence space its id, which becomes loose there if a counter comes down to
+/// 0.
+fn row_bytes(engines: &Engines, space: &CounterSpace) -> usize {
+    ID_BYTES + space.schema().width() * VALUE_BYTES + engines.existences().len() * ID_BYTES
+}
+
+/// Bytes that what these requests change may take in the log. An error if that fits into no batch.
+#[inline]
+pub(crate) fn of<'a, I: Iterator<Item = Args<'a>>>(
+    engines: &Engines,
+    requests: impl Fn() -> I,
+) -> Result<usize, Refusal> {
+    // As if each argument were a pair, and an id of which every space has a row.
+    let most: usize = PAIR_BYTES
+        + engines.counters().iter().map(|space| row_bytes(engines, space)).sum::<usize>();
+    let args: usize = requests().map(|args| args.len()).sum();
+    if args * most <= ROUGH_BYTES { Ok(args * most) } else { closely(engines, requests()) }
+}
+
+/// Whether a request may change the shape of what it does not name: a schema, and with it the rows
+/// of others that wait for the log. Beside it there is to be room for nothing.
+pub(crate) fn reshapes(args: Args<'_>) -> bool {
+    let spec = find(args.at(0)).and_then(|(_, spec)| select(spec, args).ok());
+    spec.is_some_and(|(spec, _)| {
+        spec.keys == NO_KEYS && spec.has(flag::WRITE) && id_positions(spec, args).is_none()
+    })
+}
+
+/// Row by row, each counted once.
+#[cold]
+fn closely<'a>(
+    engines: &Engines,
+    requests: impl Iterator<Item = Args<'a>>,
+) -> Result<usize, Refusal> {
+    let mut bytes = 0;
+    let mut rows: Vec<(u32, u64)> = Vec::new();
+    for args in requests {
+        let Some((_, spec)) = find(args.at(0)).filter(|(_, spec)| spec.may_write(args)) else {
+            continue;
+        };
+        if spec.keys == NO_KEYS {
+            for id in
+                id_positions(spec, args).into_iter().flatten().filter_map(|at| id(args.at(at)).ok())
+            {
+                bytes += PAIR_BYTES;
+                rows.extend(engines.counters().iter().map(|space| (space.number(), id)));
+            }
+            continue;
+        }
+        for at in key_positions(spec, args) {
+            match engines.resolve_for(spec, args.at(at)) {
+                Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
+                    rows.push((space.number(), id))
+                }
+                Some(KeyRef::Pair { .. }) => bytes += args.len() * PAIR_BYTES,
+                // It will be refused.
+                None => {}
+            }
+        }
+    }
+    rows.sort_unstable();
+    rows.dedup();
+    for of_space in rows.chunk_by(|a, b| a.0 == b.0) {
+        let each =
+            engines.counter_by_number(of_space[0].0).map_or(0, |space| row_bytes(engines, space));
+        bytes += each * of_space.len();
+    }
+    if bytes <= MOST_BYTES {
+        return Ok(bytes);
+    }
+    Err(refuse!(
+        "ERR changes that belong together may take {MOST_BYTES} bytes of the log, and these may take {bytes}: none was made"
+    ))
+}

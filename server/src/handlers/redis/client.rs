@@ -1,0 +1,336 @@
+//! The connection itself: HELLO, CLIENT, PING and their like.
+
+use crate::acl::{Access, DEFAULT, Reason};
+use crate::command::error::{Refusal, refuse};
+use crate::command::spec::{NO_KEYS, Outcome, Spec, flag, help_row};
+use crate::handlers::call::Call;
+use crate::handlers::redis::{client_admin, tracking};
+use crate::handlers::session::Replies;
+use crate::runtime::clients::{NO_EVICT, NO_TOUCH, Names};
+use resp::Protocol;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+pub(crate) const ALWAYS: u32 = flag::LOADING | flag::STALE | flag::NOSCRIPT;
+
+pub(crate) const fn spec(
+    name: &'static str,
+    arity: i32,
+    flags: u32,
+    since: &'static str,
+    usage: &'static str,
+    summary: &'static str,
+    run: crate::command::spec::Handler,
+) -> Spec {
+    Spec {
+        name,
+        arity,
+        flags,
+        keys: NO_KEYS,
+        group: "connection",
+        since,
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
+}
+
+#[rustfmt::skip]
+pub(crate) const TABLE: &[Spec] = &[
+    spec("ping", -1, flag::FAST | flag::LISTENER, "1.0.0", "[message]", "PONG, or the message.", ping),
+    spec("echo", 2, flag::FAST | flag::LOADING | flag::STALE, "1.0.0", "message", "The message.", echo),
+    spec("hello", -1, ALWAYS | flag::FAST | flag::NO_AUTH | flag::SKIP_MONITOR, "6.0.0", "[protover [AUTH username password] [SETNAME clientname]]",
+        "Chooses the protocol and tells what the server is.", hello),
+    spec("auth", -2, ALWAYS | flag::FAST | flag::NO_AUTH | flag::SKIP_MONITOR, "1.0.0", "[username] password",
+        "Logs in, as the user default if no other is named.", auth),
+    spec("select", 2, flag::LOADING | flag::STALE | flag::FAST, "1.0.0", "index", "OK for database 0, the only one.", select),
+    spec("quit", -1, ALWAYS | flag::FAST | flag::NO_AUTH | flag::AT_ONCE | flag::LISTENER, "1.0.0", "", "Closes the connection.", quit),
+    spec("reset", 1, ALWAYS | flag::FAST | flag::NO_AUTH | flag::AT_ONCE | flag::LISTENER, "6.2.0", "", "Makes the connection as it was at its start.", reset),
+    Spec {
+        name: "client", arity: -2, flags: 0, keys: NO_KEYS, group: "connection", since: "2.4.0", usage: "",
+        summary: "A container for commands about connections.", run: crate::command::spec::help, subcommands: CLIENT,
+    },
+];
+
+#[rustfmt::skip]
+const CLIENT: &[Spec] = &[
+    spec("client|getname", 2, ALWAYS, "2.6.9", "", "The connection's name.", getname),
+    help_row("client|help", "connection", "5.0.0"),
+    spec("client|id", 2, ALWAYS, "5.0.0", "", "The connection's number, which no other ever has.", id),
+    spec("client|info", 2, ALWAYS, "6.2.0", "", "What CLIENT LIST says of this connection.", info),
+    client_admin::KILL,
+    client_admin::LIST,
+    spec("client|no-evict", 3, ALWAYS | flag::ADMIN, "7.0.0", "<ON|OFF>", "Noted, and shown by CLIENT LIST.", no_evict),
+    spec("client|no-touch", 3, ALWAYS, "7.2.0", "<ON|OFF>", "Noted, and shown by CLIENT LIST.", no_touch),
+    client_admin::PAUSE,
+    spec("client|reply", 3, ALWAYS, "3.2.0", "<ON|OFF|SKIP>", "Which commands of this connection are answered.", reply),
+    spec("client|setinfo", 4, ALWAYS, "7.2.0", "<LIB-NAME libname|LIB-VER libver>", "What library the client uses.", setinfo),
+    spec("client|setname", 3, ALWAYS, "2.6.9", "connection-name", "Names the connection.", setname),
+    tracking::TRACKING,
+    tracking::TRACKING_INFO,
+    tracking::CACHING,
+    tracking::GET_REDIRECTION,
+    client_admin::UNBLOCK,
+    client_admin::UNPAUSE,
+];
+
+fn ping(call: &mut Call<'_>) -> Outcome {
+    // What Sentinel takes for a node that should be replaced is any error but LOADING: so a node
+    // that cannot write says so, as Redis does, unless it is to stay.
+    if call.node.config().durability.ping_fails_with_log
+        && let Some(text) = call.node.durability.refusal()
+    {
+        return Err(Refusal::new(text.into_bytes()));
+    }
+    match call.args.len() {
+        1 | 2 if call.session.listening && call.reply.protocol() == Protocol::Resp2 => {
+            // Like a message, so that a client which listens can tell it apart.
+            call.reply.array(2);
+            call.reply.bulk(b"pong");
+            call.reply.bulk(call.args.at(1));
+        }
+        1 => call.reply.simple("PONG"),
+        2 => call.reply.bulk(call.args.at(1)),
+        _ => return Err(call.wrong_arity()),
+    }
+    Ok(())
+}
+
+fn echo(call: &mut Call<'_>) -> Outcome {
+    call.reply.bulk(call.args.at(1));
+    Ok(())
+}
+
+/// Makes the connection this user's, if the password is right.
+fn log_in(call: &mut Call<'_>, name: &[u8], password: &[u8]) -> Outcome {
+    let (node, session) = (call.node, &mut *call.session);
+    let Some(user) = node.acl.login(name, password) else {
+        node.acl.note(Reason::Auth, call.args.at(0), name, &session.client);
+        return Err(Refusal::WRONG_PASS);
+    };
+    session.client.names.lock().user = user.name().to_owned();
+    session.access.enter(node, Some(user));
+    tracking::forget_denied(session, node);
+    Ok(())
+}
+
+fn auth(call: &mut Call<'_>) -> Outcome {
+    let (name, password) = match call.args.len() {
+        2 if call.node.acl.get(DEFAULT).is_some_and(|user| user.has_no_password()) => {
+            return Err(refuse!(
+                "ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?"
+            ));
+        }
+        2 => (DEFAULT.as_bytes(), call.args.at(1)),
+        3 => (call.args.at(1), call.args.at(2)),
+        _ => return Err(Refusal::SYNTAX),
+    };
+    log_in(call, name, password)?;
+    call.reply.ok();
+    Ok(())
+}
+
+fn hello(call: &mut Call<'_>) -> Outcome {
+    let mut protocol = call.session.client.protocol();
+    let (mut name, mut login) = (None, None);
+    if call.args.len() > 1 {
+        protocol = match resp::integer(call.args.at(1)) {
+            Some(2) => Protocol::Resp2,
+            Some(3) => Protocol::Resp3,
+            Some(_) => return Err(refuse!("NOPROTO unsupported protocol version")),
+            None => return Err(refuse!("ERR Protocol version is not an integer or out of range")),
+        };
+    }
+    let mut options = call.args.from(2).iter();
+    while let Some(option) = options.next() {
+        if option.eq_ignore_ascii_case(b"AUTH") && options.len() >= 2 {
+            login = Some((options.next().unwrap_or_default(), options.next().unwrap_or_default()));
+        } else if option.eq_ignore_ascii_case(b"SETNAME") && options.len() >= 1 {
+            name = Some(checked_name(options.next().unwrap_or_default())?);
+        } else {
+            return Err(refuse!(
+                "ERR Syntax error in HELLO option '{}'",
+                crate::command::error::Printable(option)
+            ));
+        }
+    }
+    if let Some((user, password)) = login {
+        log_in(call, user, password)?;
+    }
+    if call.session.access.user.is_none() {
+        return Err(refuse!(
+            "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO AUTH <user> <pass> option can be used to \
+             authenticate the client and select the RESP protocol version at the same time"
+        ));
+    }
+    if let Some(name) = name {
+        call.session.client.names.lock().name = name.to_vec();
+    }
+    call.session.client.set_protocol(protocol);
+    call.reply.set_protocol(protocol);
+    let reply = &mut call.reply;
+    reply.map(7);
+    reply.bulk(b"server");
+    reply.bulk(b"redis");
+    reply.bulk(b"version");
+    reply.bulk(crate::handlers::admin::info::REDIS_VERSION.as_bytes());
+    reply.bulk(b"proto");
+    reply.int(if protocol == Protocol::Resp3 { 3 } else { 2 });
+    reply.bulk(b"id");
+    reply.int(i64::try_from(call.session.client.id).unwrap_or(i64::MAX));
+    reply.bulk(b"mode");
+    reply.bulk(b"standalone");
+    reply.bulk(b"role");
+    reply.bulk(if call.node.replication.is_master() { b"master" } else { b"replica" });
+    reply.bulk(b"modules");
+    crate::handlers::cluster::topology::write_modules(reply);
+    Ok(())
+}
+
+fn select(call: &mut Call<'_>) -> Outcome {
+    match resp::integer(call.args.at(1)) {
+        Some(0) => {
+            call.reply.ok();
+            Ok(())
+        }
+        Some(index) if i32::try_from(index).is_err() => {
+            Err(refuse!("ERR value is out of range, value must between -2147483648 and 2147483647"))
+        }
+        Some(_) => Err(refuse!("ERR DB index is out of range")),
+        None => Err(Refusal::NOT_AN_INTEGER),
+    }
+}
+
+fn quit(call: &mut Call<'_>) -> Outcome {
+    call.session.leaving = true;
+    call.reply.ok();
+    Ok(())
+}
+
+fn reset(call: &mut Call<'_>) -> Outcome {
+    call.session.forget(call.node);
+    let client = &call.session.client;
+    client.set_protocol(Protocol::Resp2);
+    {
+        let mut names = client.names.lock();
+        names.name.clear();
+        names.user = DEFAULT.to_owned();
+    }
+    client.flags.store(0, Relaxed);
+    call.session.access = Access::new(call.node);
+    call.session.replies = Replies::On;
+    call.reply.set_protocol(Protocol::Resp2);
+    call.reply.simple("RESET");
+    Ok(())
+}
+
+fn id(call: &mut Call<'_>) -> Outcome {
+    call.reply.int(i64::try_from(call.session.client.id).unwrap_or(i64::MAX));
+    Ok(())
+}
+
+fn getname(call: &mut Call<'_>) -> Outcome {
+    let names = call.session.client.names.lock();
+    if names.name.is_empty() {
+        call.reply.null()
+    } else {
+        call.reply.bulk(&names.name)
+    }
+    Ok(())
+}
+
+/// Most bytes of a name that a client gives itself.
+const MAX_NAME: usize = 256;
+
+/// Names stand in lines that are split at spaces.
+fn is_plain(name: &[u8]) -> bool {
+    name.iter().all(|b| (b'!'..=b'~').contains(b))
+}
+
+fn checked_name(name: &[u8]) -> Result<&[u8], Refusal> {
+    if !is_plain(name) {
+        return Err(refuse!(
+            "ERR Client names cannot contain spaces, newlines or special characters."
+        ));
+    }
+    if name.len() > MAX_NAME {
+        return Err(refuse!("ERR Client names cannot be longer than {MAX_NAME} bytes"));
+    }
+    Ok(name)
+}
+
+fn setname(call: &mut Call<'_>) -> Outcome {
+    let name = checked_name(call.args.at(2))?;
+    call.session.client.names.lock().name = name.to_vec();
+    call.reply.ok();
+    Ok(())
+}
+
+fn setinfo(call: &mut Call<'_>) -> Outcome {
+    let (option, value) = (call.args.at(2), call.args.at(3));
+    type Pick = fn(&mut Names) -> &mut Vec<u8>;
+    let (what, pick): (&str, Pick) = if option.eq_ignore_ascii_case(b"lib-name") {
+        ("lib-name", |names| &mut names.lib_name)
+    } else if option.eq_ignore_ascii_case(b"lib-ver") {
+        ("lib-ver", |names| &mut names.lib_version)
+    } else {
+        return Err(refuse!(
+            "ERR Unrecognized option '{}'",
+            crate::command::error::Printable(option)
+        ));
+    };
+    if !is_plain(value) || value.len() > MAX_NAME {
+        return Err(refuse!("ERR {what} cannot contain spaces, newlines or special characters."));
+    }
+    *pick(&mut call.session.client.names.lock()) = value.to_vec();
+    call.reply.ok();
+    Ok(())
+}
+
+fn switch(call: &mut Call<'_>, bit: u32) -> Outcome {
+    let flags = &call.session.client.flags;
+    if call.args.at(2).eq_ignore_ascii_case(b"on") {
+        flags.fetch_or(bit, Relaxed);
+    } else if call.args.at(2).eq_ignore_ascii_case(b"off") {
+        flags.fetch_and(!bit, Relaxed);
+    } else {
+        return Err(Refusal::SYNTAX);
+    }
+    call.reply.ok();
+    Ok(())
+}
+
+fn no_evict(call: &mut Call<'_>) -> Outcome {
+    switch(call, NO_EVICT)
+}
+
+fn no_touch(call: &mut Call<'_>) -> Outcome {
+    switch(call, NO_TOUCH)
+}
+
+fn reply(call: &mut Call<'_>) -> Outcome {
+    let mode = call.args.at(2);
+    if mode.eq_ignore_ascii_case(b"on") {
+        call.session.replies = Replies::On;
+        call.reply.ok();
+    } else if mode.eq_ignore_ascii_case(b"off") {
+        call.session.replies = Replies::Off;
+    } else if mode.eq_ignore_ascii_case(b"skip") {
+        // While replies are off, there is nothing to skip.
+        if call.session.replies != Replies::Off {
+            call.session.replies = Replies::SkipNext;
+        }
+    } else {
+        return Err(Refusal::SYNTAX);
+    }
+    Ok(())
+}
+
+fn info(call: &mut Call<'_>) -> Outcome {
+    let mut line = Vec::new();
+    call.session.client.describe(Instant::now(), &mut line);
+    line.push(b'\n');
+    call.reply.text(&String::from_utf8_lossy(&line));
+    Ok(())
+}

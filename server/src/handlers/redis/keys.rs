@@ -1,0 +1,494 @@
+//! Keys of any kind.
+
+use crate::command::error::{Refusal, refuse};
+use crate::command::spec::{ALL_KEYS, NO_KEYS, ONE_KEY, Outcome, Spec, flag, help_row};
+use crate::dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
+use crate::dataset::key_patterns::{Kind, Pattern};
+use crate::handlers::call::Call;
+use crate::handlers::feed::weibo::NOBODY;
+use crate::roles::node::Node;
+use crate::runtime::glob;
+use phantom::{Answer, Change};
+use resp::Reply;
+
+#[expect(clippy::too_many_arguments, reason = "a row of the table")]
+const fn spec(
+    name: &'static str,
+    arity: i32,
+    flags: u32,
+    keys: crate::command::spec::KeyArgs,
+    since: &'static str,
+    usage: &'static str,
+    summary: &'static str,
+    run: crate::command::spec::Handler,
+) -> Spec {
+    Spec {
+        name,
+        arity,
+        flags,
+        keys,
+        group: "generic",
+        since,
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
+}
+
+const READ: u32 = flag::READONLY | flag::FAST;
+
+#[rustfmt::skip]
+pub(crate) const TABLE: &[Spec] = &[
+    spec("del", -2, flag::WRITE, ALL_KEYS, "1.0.0", "key [key ...]",
+        "Deletes rows. A cell becomes 0 and its row stays, unless it is the row's only field: then the row is deleted. Answers how many rows there \
+         were and cells were not 0. The pairs of an id cannot be deleted together, but an id of a space without members is unset. Flags of a \
+         row's id stay set: a filter cannot tell them apart. The next FEED.ACT on the id counts all the same, whoever does it; later ones of viewers \
+         whose flag is set do not. FEED.UNDO or SREM, before, takes back those that are known.", del),
+    spec("unlink", -2, flag::WRITE | flag::FAST, ALL_KEYS, "4.0.0", "key [key ...]", "The same as DEL.", del),
+    spec("exists", -2, READ, ALL_KEYS, "1.0.0", "key [key ...]",
+        "How many of the rows, and of the cells' rows, exist. The pairs of an id cannot be asked together; ids of spaces without members count if they are set.", exists),
+    spec("type", 2, READ, ONE_KEY, "1.0.0", "key",
+        "hash for a row, string for a cell, none if there is no such row; set for the pairs of an id, whether there are any or not.", kind),
+    spec("ttl", 2, READ, ONE_KEY, "1.0.0", "key", "-1: nothing expires; -2 if there is no such row.", ttl),
+    spec("pttl", 2, READ, ONE_KEY, "2.6.0", "key", "The same as TTL.", ttl),
+    spec("expiretime", 2, READ, ONE_KEY, "7.0.0", "key", "The same as TTL.", ttl),
+    spec("pexpiretime", 2, READ, ONE_KEY, "7.0.0", "key", "The same as TTL.", ttl),
+    spec("persist", 2, flag::WRITE | flag::FAST, ONE_KEY, "2.2.0", "key", "0: nothing expires.", persist),
+    spec("touch", -2, READ, ALL_KEYS, "3.2.1", "key [key ...]", "The same as EXISTS.", exists),
+    spec("expire", -3, flag::WRITE | flag::FAST, ONE_KEY, "1.0.0", "key seconds [NX|XX|GT|LT]", NO_EXPIRY, expire),
+    spec("pexpire", -3, flag::WRITE | flag::FAST, ONE_KEY, "2.6.0", "key milliseconds [NX|XX|GT|LT]", NO_EXPIRY, expire),
+    spec("expireat", -3, flag::WRITE | flag::FAST, ONE_KEY, "1.2.0", "key unix-time-seconds [NX|XX|GT|LT]", NO_EXPIRY, expire),
+    spec("pexpireat", -3, flag::WRITE | flag::FAST, ONE_KEY, "2.6.0", "key unix-time-milliseconds [NX|XX|GT|LT]", NO_EXPIRY, expire),
+    spec("rename", 3, flag::WRITE, (1, 2, 1), "1.0.0", "key newkey", NO_MOVE, no_move),
+    spec("renamenx", 3, flag::WRITE | flag::FAST, (1, 2, 1), "1.0.0", "key newkey", NO_MOVE, no_move),
+    spec("copy", -3, flag::WRITE | flag::DENYOOM, (1, 2, 1), "6.2.0", "source destination [DB destination-db] [REPLACE]", NO_MOVE, no_move),
+    spec("move", 3, flag::WRITE | flag::FAST, ONE_KEY, "1.0.0", "key db", NO_MOVE, no_move),
+    spec("dump", 2, flag::READONLY, ONE_KEY, "2.6.0", "key", "Refused: rows and pairs leave by snapshots, replication and TM.EXPORT.", dump),
+    spec("restore", -4, flag::WRITE | flag::DENYOOM, ONE_KEY, "2.6.0", "key ttl serialized-value [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]", "Refused, as DUMP is.", restore),
+    spec("keys", 2, flag::READONLY | flag::NO_MULTI, NO_KEYS, "1.0.0", "pattern",
+        "The keys of rows that match, or of their counters where only those have keys, if there are at most 10000 rows in all spaces: else an error \
+         that says so. Pairs cannot be listed.", keys),
+    spec("scan", -2, flag::READONLY | flag::NO_MULTI, NO_KEYS, "2.8.0", "cursor [MATCH pattern] [COUNT count] [TYPE type]",
+        "Some keys of rows, or of their counters where only those have keys, and the cursor for more; 0 begins and ends. A row that is there all the time comes at least once, maybe twice. \
+         Pairs cannot be listed.", scan),
+    spec("randomkey", 1, flag::READONLY | flag::NO_MULTI, NO_KEYS, "1.0.0", "", "The key of some row, or of one of its counters where only those have keys; nil if there is none.", randomkey),
+    Spec {
+        subcommands: &[
+            spec("object|encoding", 3, flag::READONLY, (2, 2, 1), "2.2.3", "key", "packed for a row, int for a cell, filter for the pairs of an id.", encoding),
+            spec("object|freq", 3, flag::READONLY, (2, 2, 1), "4.0.0", "key", "Refused: how often a key is used is not tracked.", frequency),
+            help_row("object|help", "generic", "6.2.0"),
+            spec("object|idletime", 3, flag::READONLY, (2, 2, 1), "2.2.3", "key", "Refused: when a key was used is not tracked.", idletime),
+            spec("object|refcount", 3, flag::READONLY, (2, 2, 1), "2.2.3", "key", "1 for what exists.", refcount),
+        ],
+        ..spec("object", -2, 0, NO_KEYS, "2.2.3", "", "A container for commands about what a key holds.", crate::command::spec::help)
+    },
+];
+
+const NO_EXPIRY: &str = "Refused: a counter does not expire.";
+const NO_MOVE: &str = "Refused: where a row lies follows from its id.";
+
+/// Whether an id of a space without members is set.
+fn is_set(space: &ExistenceSpace, id: u64) -> bool {
+    space.contains(id, &NOBODY) == Answer::Yes
+}
+
+fn many_pairs(doing: &str) -> Refusal {
+    refuse!(
+        "ERR the pairs of an id cannot be {doing} together: name the members (SISMEMBER, SREM, PH.EXISTS, PH.DEL)"
+    )
+}
+
+/// What a key names; what no space can have is absent, as in Redis.
+fn lookup<'a>(call: &Call<'a>, key: &[u8]) -> Option<KeyRef<'a>> {
+    call.node.engines.resolve(key).ok()
+}
+
+fn del(call: &mut Call<'_>) -> Outcome {
+    let engines = &call.node.engines;
+    // All keys are read before the first is deleted.
+    for key in call.args.from(1).iter() {
+        if let Some(KeyRef::Pair { space, .. }) = lookup(call, key)
+            && space.has_members
+        {
+            return Err(many_pairs("deleted"));
+        }
+    }
+    let mut deleted = 0;
+    for key in call.args.from(1).iter() {
+        match lookup(call, key) {
+            Some(KeyRef::Row { space, id }) => deleted += i64::from(engines.delete(space, id)),
+            Some(KeyRef::Cell { space, id, field }) => {
+                deleted += i64::from(engines.clear(space, id, field)?)
+            }
+            Some(KeyRef::Pair { space, id }) => {
+                deleted += i64::from(engines.unflag(space, id, &NOBODY)? == Change::Changed);
+            }
+            None => {}
+        }
+    }
+    call.reply.int(deleted);
+    Ok(())
+}
+
+fn exists(call: &mut Call<'_>) -> Outcome {
+    let mut found = 0;
+    for key in call.args.from(1).iter() {
+        let before = found;
+        match lookup(call, key) {
+            Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
+                found += i64::from(space.exists(id))
+            }
+            Some(KeyRef::Pair { space, id }) if !space.has_members => {
+                found += i64::from(is_set(space, id))
+            }
+            Some(KeyRef::Pair { .. }) => return Err(many_pairs("asked for")),
+            None => {}
+        }
+        call.note_found(found > before);
+    }
+    call.reply.int(found);
+    Ok(())
+}
+
+fn kind(call: &mut Call<'_>) -> Outcome {
+    let kind = match lookup(call, call.args.at(1)) {
+        Some(KeyRef::Row { space, id }) if space.exists(id) => "hash",
+        Some(KeyRef::Cell { space, id, .. }) if space.exists(id) => "string",
+        Some(KeyRef::Row { .. } | KeyRef::Cell { .. }) | None => "none",
+        Some(KeyRef::Pair { space, id }) if !space.has_members && !is_set(space, id) => "none",
+        Some(KeyRef::Pair { .. }) => "set",
+    };
+    call.reply.simple(kind);
+    Ok(())
+}
+
+fn ttl(call: &mut Call<'_>) -> Outcome {
+    let exists = is_there(call, 1).0;
+    call.reply.int(if exists { -1 } else { -2 });
+    Ok(())
+}
+
+fn persist(call: &mut Call<'_>) -> Outcome {
+    call.reply.int(0);
+    Ok(())
+}
+
+/// EXPIRE and its kin: what is not there cannot expire, which Redis answers with 0.
+fn expire(call: &mut Call<'_>) -> Outcome {
+    crate::handlers::call::integer(call.args.at(2))?;
+    if lookup(call, call.args.at(1)).is_some() {
+        return no_expiry(call);
+    }
+    call.reply.int(0);
+    Ok(())
+}
+
+/// For every command that would let something expire.
+pub(crate) fn no_expiry(call: &mut Call<'_>) -> Outcome {
+    call.node.engines.resolve(call.args.at(1))?;
+    let name = call.spec.name.to_ascii_uppercase();
+    let with = if matches!(call.spec.name, "set" | "getex") { " with an expiry" } else { "" };
+    Err(refuse!("ERR {name}{with} is not possible here: counters, rows and pairs do not expire"))
+}
+
+fn no_move(call: &mut Call<'_>) -> Outcome {
+    if lookup(call, call.args.at(1)).is_none() {
+        return match call.spec.name {
+            "copy" | "move" => {
+                call.reply.int(0);
+                Ok(())
+            }
+            _ => Err(refuse!("ERR no such key")),
+        };
+    }
+    Err(refuse!(
+        "ERR {} is not possible here: what a key names follows from its id",
+        call.spec.name.to_ascii_uppercase()
+    ))
+}
+
+fn dump(call: &mut Call<'_>) -> Outcome {
+    if lookup(call, call.args.at(1)).is_none() {
+        call.reply.null();
+        return Ok(());
+    }
+    Err(refuse!(
+        "ERR DUMP is not possible here: data leave by snapshots, replication and TM.EXPORT"
+    ))
+}
+
+/// In Redis's words for what it cannot read.
+fn restore(call: &mut Call<'_>) -> Outcome {
+    call.node.engines.resolve(call.args.at(1))?;
+    Err(refuse!(
+        "ERR Bad data format: RESTORE is not possible here, data come by snapshots, replication and TM.MERGE"
+    ))
+}
+
+/// Whether what a key names exists; of pairs that cannot be said, so they do.
+pub(crate) fn is_there(call: &Call<'_>, index: usize) -> (bool, &'static str) {
+    match lookup(call, call.args.at(index)) {
+        Some(KeyRef::Row { space, id }) => (space.exists(id), "packed"),
+        Some(KeyRef::Cell { space, id, .. }) => (space.exists(id), "int"),
+        Some(KeyRef::Pair { space, id }) => (space.has_members || is_set(space, id), "filter"),
+        None => (false, ""),
+    }
+}
+
+fn encoding(call: &mut Call<'_>) -> Outcome {
+    match is_there(call, 2) {
+        (true, encoding) => call.reply.bulk(encoding.as_bytes()),
+        (false, _) => call.reply.null(),
+    }
+    Ok(())
+}
+
+fn refcount(call: &mut Call<'_>) -> Outcome {
+    if is_there(call, 2).0 {
+        call.reply.int(1)
+    } else {
+        call.reply.null()
+    }
+    Ok(())
+}
+
+fn frequency(call: &mut Call<'_>) -> Outcome {
+    if !is_there(call, 2).0 {
+        call.reply.null();
+        return Ok(());
+    }
+    Err(refuse!(
+        "ERR An LFU maxmemory policy is not selected, access frequency not tracked. Please note that when switching between policies at \
+         runtime LRU and LFU data will take some time to adjust."
+    ))
+}
+
+fn idletime(call: &mut Call<'_>) -> Outcome {
+    if !is_there(call, 2).0 {
+        call.reply.null();
+        return Ok(());
+    }
+    Err(refuse!("ERR idle times are not tracked"))
+}
+
+/// The keys that list the rows of a space: one per row, or, where rows have no keys of their own, one
+/// per counter.
+struct Listed<'a> {
+    pattern: &'a Pattern,
+    /// The counters that have keys; one empty name where the row has one.
+    fields: Vec<String>,
+    /// The type that TYPE answers for the keys.
+    kind: &'static str,
+}
+
+impl<'a> Listed<'a> {
+    /// `None` if neither the space's rows nor its counters have keys.
+    fn of(engines: &'a Engines, space: &CounterSpace) -> Option<Listed<'a>> {
+        if let Some(pattern) = engines.counter_pattern(space, Kind::Row) {
+            return Some(Listed { pattern, fields: vec![String::new()], kind: "hash" });
+        }
+        let pattern = engines.counter_pattern(space, Kind::Cell)?;
+        let fields = space.schema().living().map(|(_, field)| field.name.clone()).collect();
+        Some(Listed { pattern, fields, kind: "string" })
+    }
+
+    /// The keys of one row.
+    fn keys(&self, id: u64) -> impl Iterator<Item = Vec<u8>> {
+        self.fields.iter().map(move |field| {
+            let mut key = Vec::new();
+            self.pattern.write(id, field.as_bytes(), &mut key);
+            key
+        })
+    }
+}
+
+/// Most keys that KEYS lists, and SCAN gives at once.
+const MOST_KEYS: u64 = 10_000;
+
+/// Refuses to list all keys of rows where they are more than [`MOST_KEYS`].
+pub(crate) fn refuse_many_keys(node: &Node) -> Outcome {
+    let rows: u64 = node.engines.counters().iter().map(|space| space.all_rows()).sum();
+    if rows > MOST_KEYS {
+        return Err(refuse!("ERR there are {rows} rows, too many to list at once: use SCAN"));
+    }
+    Ok(())
+}
+
+/// Gives all keys of rows, or of their counters where only those have keys, some of them twice.
+pub(crate) fn every_key(engines: &Engines, take: &mut dyn FnMut(Vec<u8>)) -> Outcome {
+    for space in engines.counters() {
+        let Some(listed) = Listed::of(engines, space) else { continue };
+        let mut take = |id| listed.keys(id).for_each(&mut *take);
+        space.for_each(|id, _| take(id));
+        let mut next = Some(0);
+        while let Some(from) = next {
+            next = space.cold().scan(space, from, MOST_KEYS, &mut take).map_err(disk)?;
+        }
+    }
+    Ok(())
+}
+
+fn keys(call: &mut Call<'_>) -> Outcome {
+    crate::handlers::redis::pubsub::check_pattern(call.args.at(1))?;
+    let pattern = call.args.at(1).to_vec();
+    refuse_many_keys(call.node)?;
+    call.answer_later(move |node, reply| {
+        let mut found = std::collections::BTreeSet::new();
+        every_key(&node.engines, &mut |key| {
+            if glob::matches(&pattern, &key, false) {
+                found.insert(key);
+            }
+        })?;
+        reply.array(found.len());
+        found.iter().for_each(|key| reply.bulk(key));
+        Ok(())
+    })
+}
+
+fn randomkey(call: &mut Call<'_>) -> Outcome {
+    if call.node.engines.has_cold() {
+        return call.answer_later(|node, reply| random_from(&node.engines, reply));
+    }
+    random_from(&call.node.engines, &mut call.reply)
+}
+
+fn random_from(engines: &Engines, reply: &mut Reply<'_>) -> Outcome {
+    let with_rows: Vec<_> = engines
+        .counters()
+        .iter()
+        .filter(|s| s.all_rows() > 0)
+        .filter_map(|s| Some((s, Listed::of(engines, s)?)))
+        .collect();
+    let mut random = fastrand::Rng::new();
+    let mut picked = None;
+    if let Some((space, listed)) = random.choice(with_rows) {
+        let (here, cold) = (space.rows(), space.cold().rows());
+        let mut id = None;
+        if random.u64(..(here + cold).max(1)) >= here {
+            id = space.cold().some_id(space, &mut random).map_err(disk)?;
+        }
+        // Of a file everything may have been deleted, and of memory everything spilled.
+        if id.is_none() {
+            id = space.some_id(random.u64(..));
+        }
+        if id.is_none() {
+            space.cold().scan(space, 0, 1, &mut |first| id = id.or(Some(first))).map_err(disk)?;
+        }
+        picked = id.and_then(|id| random.choice(listed.keys(id).collect::<Vec<_>>()));
+    }
+    match picked {
+        Some(key) => reply.bulk(&key),
+        None => reply.null(),
+    }
+    Ok(())
+}
+
+/// A cursor is the number of a space in its lowest byte, and above it the space's own cursor
+/// ([`counter::Space::scan`]), 56 bits.
+fn scan(call: &mut Call<'_>) -> Outcome {
+    let cursor = resp::natural(call.args.at(1)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
+    let (mut pattern, mut most, mut kind) = (None, 10, None);
+    let mut options = call.args.from(2).iter();
+    while let Some(option) = options.next() {
+        let value = options.next().ok_or(Refusal::SYNTAX)?;
+        if option.eq_ignore_ascii_case(b"match") {
+            crate::handlers::redis::pubsub::check_pattern(value)?;
+            pattern = Some(value);
+        } else if option.eq_ignore_ascii_case(b"count") {
+            most = crate::handlers::call::integer(value)?;
+            if most < 1 {
+                return Err(Refusal::SYNTAX);
+            }
+        } else if option.eq_ignore_ascii_case(b"type") {
+            kind = Some(value);
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+    }
+    let asked = Asked {
+        pattern: pattern.map(<[u8]>::to_vec),
+        most: most.unsigned_abs().min(MOST_KEYS),
+        kind: kind.map(<[u8]>::to_vec),
+    };
+    if call.node.engines.has_cold() {
+        return call
+            .answer_later(move |node, reply| scan_from(&node.engines, cursor, &asked, reply));
+    }
+    scan_from(&call.node.engines, cursor, &asked, &mut call.reply)
+}
+
+/// What a SCAN wants.
+struct Asked {
+    pattern: Option<Vec<u8>>,
+    most: u64,
+    /// The type of the keys that are wanted.
+    kind: Option<Vec<u8>>,
+}
+
+pub(crate) fn disk(error: store::Error) -> Refusal {
+    refuse!("ERR {error}. {}", error.advice())
+}
+
+/// A space's cursor for rows on the disk has this bit, 4 bits that say by how many bits its id was
+/// shortened, and 51 bits of that id. So some rows come twice, and nothing need be remembered.
+const ON_DISK: u64 = 1 << 55;
+const ID_BITS: u32 = 51;
+
+fn disk_cursor(id: u64) -> u64 {
+    let shortened = (64 - id.leading_zeros()).saturating_sub(ID_BITS);
+    ON_DISK | u64::from(shortened) << ID_BITS | id >> shortened
+}
+
+fn disk_id(cursor: u64) -> u64 {
+    (cursor & ((1 << ID_BITS) - 1)) << (cursor >> ID_BITS & 0xf)
+}
+
+fn scan_from(engines: &Engines, cursor: u64, asked: &Asked, reply: &mut Reply<'_>) -> Outcome {
+    let spaces = engines.counters();
+    let (mut index, mut inner) = ((cursor & 0xff) as usize, cursor >> 8);
+    let mut left = asked.most;
+    let mut found: Vec<Vec<u8>> = Vec::new();
+    while index < spaces.len() && left > 0 {
+        let space = &spaces[index];
+        let before = left;
+        let wanted = left;
+        let of_kind = |listed: &Listed<'_>| {
+            asked.kind.as_ref().is_none_or(|k| k.eq_ignore_ascii_case(listed.kind.as_bytes()))
+        };
+        let listed = Listed::of(engines, space).filter(of_kind);
+        let mut take = |id| {
+            left = left.saturating_sub(1);
+            let matches =
+                |key: &Vec<u8>| asked.pattern.as_ref().is_none_or(|p| glob::matches(p, key, false));
+            found.extend(listed.iter().flat_map(|listed| listed.keys(id)).filter(matches));
+        };
+        inner = if listed.is_none() {
+            0
+        } else if inner & ON_DISK == 0 {
+            // First what is in memory: rows leave it for the disk meanwhile.
+            match space.scan(inner, wanted, &mut take) {
+                0 if space.cold_end() > 0 => disk_cursor(0),
+                next => next,
+            }
+        } else {
+            let (from, mut next) = (inner, Some(disk_id(inner)));
+            // Until the cursor has moved.
+            while let Some(id) = next.filter(|&id| id == disk_id(from) || disk_cursor(id) == from) {
+                next = space.cold().scan(space, id, wanted, &mut take).map_err(disk)?;
+            }
+            next.map_or(0, disk_cursor)
+        };
+        // Empty buckets count, too: a call must end.
+        left = left.min(before.saturating_sub(1));
+        if inner == 0 {
+            index += 1;
+        }
+    }
+    let next = if index >= spaces.len() { 0 } else { inner << 8 | index as u64 };
+    reply.array(2);
+    reply.bulk(next.to_string().as_bytes());
+    reply.array(found.len());
+    found.iter().for_each(|key| reply.bulk(key));
+    Ok(())
+}

@@ -1,0 +1,430 @@
+//! MULTI and EXEC: commands that are executed together, and WATCH, which calls them off if
+//! something changed meanwhile.
+//!
+//! EXEC holds the stripes of the ids that its commands name while it executes (`store/src/commit`,
+//! C6), or all stripes if one of them may touch others (DBSIZE, TM.ROLL, ...): no other client's
+//! change of them comes between, on whichever worker, and all that changes goes into one batch of
+//! the log, so that a crash leaves all of it or nothing; if what waits for the log leaves no room
+//! for it there, EXEC waits, before it begins (C8). Pages of other clients are read meanwhile as
+//! ever; writes of the same ids wait. Whether changes are taken now is asked once, under the
+//! stripes: all that was queued is executed, or nothing.
+//!
+//! A transaction that touches no data, as Sentinel's is (SLAVEOF, CONFIG REWRITE, ...), keeps no
+//! writer out, and leaves its worker to others where one of its commands waits for the disk.
+//!
+//! As others wait, what takes its time (SAVE, SCAN, TM.ADVISE, ...) is refused between MULTI and
+//! EXEC, and what does not touch data but costs more than a few ids (COMMAND DOCS, INFO) gets
+//! [`ASIDE`] in all.
+
+use crate::command::error::Refusal;
+use crate::command::spec::{ALL_KEYS, NO_KEYS, Outcome, Spec, flag};
+use crate::command::table::find;
+use crate::dataset::durability::MOST_BYTES;
+use crate::dataset::engines::{Engines, KeyRef, Seen};
+use crate::dataset::watch::Place;
+use crate::handlers::admin::command::{id_positions, key_positions};
+use crate::handlers::call::{Call, id};
+use crate::handlers::execute::{checked, run, select};
+use crate::handlers::log_size;
+use crate::handlers::session::{Scratch, Session};
+use crate::roles::node::Node;
+use resp::{Args, Kept, Reply};
+use rustix::time::{ClockId, clock_gettime};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// Processor time that one transaction's commands may take that neither touch data nor are an
+/// operator's nor take constant time. Any number of them fits into a transaction's bytes.
+const ASIDE: Duration = Duration::from_millis(100);
+
+/// Bytes that one watched key takes, in the client's own table and in that of all clients, rounded
+/// up: `max_watched_keys` of them are the most.
+pub(crate) const WATCHED_BYTES: usize = 192;
+
+const ALWAYS: u32 = flag::LOADING | flag::STALE | flag::FAST | flag::NOSCRIPT;
+
+const fn spec(
+    name: &'static str,
+    flags: u32,
+    since: &'static str,
+    summary: &'static str,
+    run: crate::command::spec::Handler,
+) -> Spec {
+    Spec {
+        name,
+        arity: 1,
+        flags,
+        keys: NO_KEYS,
+        group: "transactions",
+        since,
+        usage: "",
+        summary,
+        run,
+        subcommands: &[],
+    }
+}
+
+#[rustfmt::skip]
+pub(crate) const TABLE: &[Spec] = &[
+    spec("multi", ALWAYS | flag::AT_ONCE, "1.2.0",
+        "From now on commands are queued, for EXEC.", multi),
+    spec("exec", ALWAYS & !flag::FAST | flag::AT_ONCE | flag::SKIP_SLOWLOG, "1.2.0",
+        "Executes what was queued: no other client's change comes between, and the log has all of it or nothing. Per command its reply; nil if \
+         a watched key has changed. A command that fails does not stop the others.", exec),
+    spec("discard", ALWAYS | flag::AT_ONCE, "2.0.0", "Forgets what was queued, and what is watched.", discard),
+    Spec { arity: -2, keys: ALL_KEYS, usage: "key [key ...]",
+        ..spec("watch", flag::STALE | flag::FAST | flag::NOSCRIPT | flag::AT_ONCE, "2.2.0",
+        "The next EXEC does nothing if one of these keys has changed by then. A cell's key watches its whole row; a change of a space's schema, or a \
+         roll, counts as a change of all its keys.", watch) },
+    spec("unwatch", ALWAYS, "2.2.0", "Forgets what is watched.", unwatch),
+];
+
+/// Commands between MULTI and EXEC.
+#[derive(Default)]
+pub(crate) struct Transaction {
+    kept: Kept,
+    /// One was refused: EXEC will be, too.
+    spoilt: bool,
+    /// One may change data, or what others get.
+    writes: bool,
+    /// Arguments of those that touch data.
+    data_args: usize,
+    /// One changes data, and does nothing else: it is refused while changes are.
+    changes: bool,
+    /// EXEC has begun, and waits for an errand of the next one.
+    begun: Option<Begun>,
+}
+
+/// How far EXEC has come.
+#[derive(Default)]
+struct Begun {
+    done: usize,
+    replies: Vec<u8>,
+    aside: Duration,
+}
+
+impl Transaction {
+    /// Keeps a command; false, and the transaction is spoilt, if that takes more than `most` bytes.
+    pub(crate) fn push(&mut self, spec: &Spec, args: Args<'_>, most: usize) -> bool {
+        // Twice the bytes: a list that grows has room for as much again.
+        if self.kept.bytes() + args.iter().map(<[u8]>::len).sum::<usize>() + args.len() * 8
+            > most / 2
+        {
+            self.spoil();
+            return false;
+        }
+        self.writes |= spec.may_write(args);
+        self.changes |= spec.has(flag::WRITE);
+        self.kept.push(args);
+        true
+    }
+
+    /// Counts the arguments of a command that touches data; whether they are `most` at most, with
+    /// those before.
+    pub(crate) fn has_room_for(&mut self, spec: &Spec, args: Args<'_>, most: usize) -> bool {
+        if spec.has(flag::READONLY) || spec.may_write(args) {
+            self.data_args += args.len();
+        }
+        self.data_args <= most
+    }
+
+    /// From now on it can only be discarded.
+    pub(crate) fn spoil(&mut self) {
+        *self = Transaction { spoilt: true, ..Transaction::default() };
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.kept.len()
+    }
+
+    /// Bytes that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.kept.bytes()
+    }
+
+    /// What was queued.
+    pub(crate) fn requests(&self) -> impl Iterator<Item = Args<'_>> {
+        self.kept.iter()
+    }
+
+    /// Whether it would change data.
+    pub(crate) fn writes(&self) -> bool {
+        self.writes
+    }
+}
+
+/// Ends a transaction and all watching, as at the end of a connection.
+pub(crate) fn forget(session: &mut Session, node: &Node) {
+    session.transaction = None;
+    session.client.queued.store(-1, Relaxed);
+    forget_watched(session, node);
+}
+
+fn forget_watched(session: &mut Session, node: &Node) {
+    if let Some(engines) = node.engines.get() {
+        session.watched.drain().for_each(|(_, seen)| engines.unwatch(&seen));
+    }
+    session.watch_lost = false;
+    note_watched(session);
+}
+
+/// Forgets what is watched in a data set that is served no more, and does not count it either.
+pub(crate) fn drop_watched(session: &mut Session) {
+    session.watched.clear();
+    note_watched(session);
+}
+
+/// Tells others how many keys are watched, and gives back a large table that is empty.
+fn note_watched(session: &mut Session) {
+    if session.watched.is_empty() {
+        session.watched = HashMap::new();
+    }
+    session.client.watching.store(session.watched.len(), Relaxed);
+    session.note_kept();
+}
+
+fn multi(call: &mut Call<'_>) -> Outcome {
+    if call.session.transaction.is_some() {
+        return Err(Refusal::fixed(b"ERR MULTI calls can not be nested"));
+    }
+    call.session.transaction = Some(Transaction::default());
+    call.session.client.queued.store(0, Relaxed);
+    call.reply.ok();
+    Ok(())
+}
+
+fn discard(call: &mut Call<'_>) -> Outcome {
+    if call.session.transaction.is_none() {
+        return Err(Refusal::fixed(b"ERR DISCARD without MULTI"));
+    }
+    forget(call.session, call.node);
+    call.reply.ok();
+    Ok(())
+}
+
+fn unwatch(call: &mut Call<'_>) -> Outcome {
+    forget_watched(call.session, call.node);
+    call.reply.ok();
+    Ok(())
+}
+
+fn watch(call: &mut Call<'_>) -> Outcome {
+    if call.session.transaction.is_some() {
+        return Err(Refusal::fixed(b"ERR WATCH inside MULTI is not allowed"));
+    }
+    let engines: &Engines = &call.node.engines;
+    let most = call.node.config().server.max_watched_keys;
+    // All keys are read before the first is watched.
+    let mut places = BTreeSet::new();
+    for key in call.args.from(1).iter() {
+        match engines.resolve(key) {
+            Ok(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
+                places.insert((space.number(), id));
+            }
+            Ok(KeyRef::Pair { .. }) => {}
+            // What no space can have never changes.
+            Err(_) => continue,
+        }
+        // Flags may have the same key as counters.
+        places.extend(engines.pair_of(key).map(|(space, id)| (space.number(), id)));
+    }
+    let watched = &mut call.session.watched;
+    places.retain(|place| !watched.contains_key(place));
+    if watched.len() + places.len() > most {
+        return Err(crate::command::error::refuse!(
+            "ERR a client may watch {most} keys (max_watched_keys)"
+        ));
+    }
+    watched.extend(places.into_iter().map(|place| (place, engines.watch(place))));
+    note_watched(call.session);
+    call.reply.ok();
+    Ok(())
+}
+
+fn exec(call: &mut Call<'_>) -> Outcome {
+    let Some(mut transaction) = call.session.transaction.take() else {
+        return Err(Refusal::fixed(b"ERR EXEC without MULTI"));
+    };
+    if let Some(begun) = transaction.begun.take() {
+        go_on(call, transaction, begun, true);
+        return Ok(());
+    }
+    let node: &Arc<Node> = call.node;
+    let engines = node.engines.get();
+    let unwatch = |session: &mut Session| forget_watched(session, node);
+    if transaction.spoilt {
+        call.session.client.queued.store(-1, Relaxed);
+        unwatch(call.session);
+        return Err(Refusal::fixed(b"EXECABORT Transaction discarded because of previous errors."));
+    }
+    let (mut may_leave, mut taken, mut alone) = (true, Ok(()), None);
+    if let Some(engines) = engines.filter(|_| transaction.len() > 0) {
+        let ids = ids(engines, &transaction, &call.session.watched);
+        may_leave = !transaction.writes && ids.as_ref().is_some_and(Vec::is_empty);
+        let mut reserved = None;
+        if transaction.writes {
+            let reshapes = ids.is_none() && transaction.requests().any(log_size::reshapes);
+            let bytes = log_size::of(engines, || transaction.requests());
+            // A refused transaction waits for nothing.
+            match bytes.and_then(|bytes| node.refusal().map_or(Ok(bytes), Err)) {
+                Ok(bytes) => {
+                    reserved = call.reserve(if reshapes { MOST_BYTES } else { bytes });
+                    if reserved.is_none() {
+                        call.session.transaction = Some(transaction);
+                        return Ok(());
+                    }
+                }
+                Err(refusal) => taken = Err(refusal),
+            }
+        }
+        call.session.kept_all_out = ids.is_none();
+        alone = Some(engines.exclusive(ids, reserved));
+    }
+    // It waits for nothing any more: also if it was refused before it could ask again.
+    call.session.errand.come();
+    call.session.client.queued.store(-1, Relaxed);
+    let has_changed =
+        |engines: &Engines| call.session.watched.values().any(|seen| engines.has_changed(seen));
+    let changed = call.session.watch_lost || engines.is_some_and(has_changed);
+    unwatch(call.session);
+    if changed {
+        call.reply.null_array();
+        return Ok(());
+    }
+    if transaction.writes {
+        // Once for all of them: a disk that fails, or a role that changes, while they are executed
+        // does not part them.
+        let admitted = taken.and_then(|()| call.admit_write());
+        if transaction.changes {
+            admitted.as_ref().map_err(discarded)?;
+        }
+        call.session.admitted = Some(admitted);
+    }
+    go_on(call, transaction, Begun::default(), may_leave);
+    drop(alone);
+    Ok(())
+}
+
+/// Executes what was queued and is not done yet, up to the first that sends an errand.
+fn go_on(call: &mut Call<'_>, mut transaction: Transaction, mut begun: Begun, may_leave: bool) {
+    let mark = call.reply.mark();
+    if begun.replies.is_empty() {
+        call.reply.array(transaction.len());
+    } else {
+        call.reply.bytes().append(&mut begun.replies);
+    }
+    (call.session.in_exec, call.session.may_leave) = (true, may_leave);
+    for args in transaction.kept.iter().skip(begun.done) {
+        one(call, args, &mut begun.aside);
+        if call.session.errand.is_asked() {
+            break;
+        }
+        // The outcome, if the command has not asked for it, belongs to no other command.
+        call.session.errand.come();
+        begun.done += 1;
+    }
+    (call.session.in_exec, call.session.may_leave) = (false, false);
+    call.session.admitted = None;
+    if call.session.errand.is_asked() {
+        begun.replies = call.reply.bytes().split_off(mark);
+        transaction.begun = Some(begun);
+        call.session.transaction = Some(transaction);
+    }
+}
+
+/// What EXEC answers if it is refused itself: as in Redis, without the prefix if it is the common
+/// one.
+#[cold]
+pub(crate) fn discarded(why: &Refusal) -> Refusal {
+    let text = why.text();
+    let reason = text.strip_prefix(b"ERR ").unwrap_or(text);
+    Refusal::new([b"EXECABORT Transaction discarded because of: ", reason].concat())
+}
+
+/// The ids that a transaction may touch, and those that it watches; none if that cannot be said.
+fn ids(
+    engines: &Engines,
+    transaction: &Transaction,
+    watched: &HashMap<Place, Seen>,
+) -> Option<Vec<u64>> {
+    let mut ids = Vec::with_capacity(transaction.len() + watched.len());
+    for &(space, id) in watched.keys() {
+        // A pair changes, too, when its table is recycled, and that may be another id's doing.
+        if engines.existence_by_number(space).is_some() {
+            return None;
+        }
+        ids.push(id);
+    }
+    for args in transaction.requests() {
+        let (_, spec) = find(args.at(0))?;
+        // Of a container it is the command in it that says what is touched.
+        let (spec, _) = select(spec, args).ok()?;
+        // It has to wait for all writers that are at work.
+        if spec.name == "client|tracking" {
+            return None;
+        }
+        if spec.keys == NO_KEYS {
+            match id_positions(spec, args) {
+                // An argument that is no id is an option.
+                Some(positions) => ids.extend(positions.filter_map(|at| id(args.at(at)).ok())),
+                None if spec.has(flag::READONLY) || spec.may_write(args) => return None,
+                None => {}
+            }
+            continue;
+        }
+        for at in key_positions(spec, args) {
+            match engines.resolve(args.at(at)) {
+                Ok(KeyRef::Row { id, .. } | KeyRef::Cell { id, .. } | KeyRef::Pair { id, .. }) => {
+                    ids.push(id)
+                }
+                // It is refused, or gets an answer that no data decides.
+                Err(_) => {}
+            }
+        }
+    }
+    Some(ids)
+}
+
+/// The processor time that this thread has taken.
+fn thread_time() -> Duration {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
+}
+
+/// Executes one of the queued commands: its reply, or its error, is the next element. `aside`: see
+/// [`ASIDE`].
+fn one(call: &mut Call<'_>, args: Args<'_>, aside: &mut Duration) {
+    let node: &Arc<Node> = call.node;
+    let mark = call.reply.mark();
+    let full = mark > call.session.most_out;
+    // What was allowed when it was queued need not be now.
+    let outcome = checked(find(args.at(0)), args, call.session, node).and_then(|(numbers, spec)| {
+        let (session, scratch): (&mut Session, &mut Scratch) = (&mut *call.session, &mut *call.scratch);
+        if spec.has(flag::FAST | flag::ADMIN) || spec.keys != NO_KEYS || spec.may_write(args) {
+            return run(spec, numbers, args, call.reply.again(), session, node, scratch);
+        }
+        if full || *aside > ASIDE {
+            return Err(Refusal::fixed(
+                b"ERR too much that is not about data in one transaction: the rest of it is not executed",
+            ));
+        }
+        let began = thread_time();
+        let outcome = run(spec, numbers, args, call.reply.again(), session, node, scratch);
+        *aside += thread_time().saturating_sub(began);
+        outcome
+    });
+    let reply: &mut Reply<'_> = &mut call.reply;
+    reply.set_protocol(call.session.client.protocol());
+    if let Err(refusal) = outcome {
+        reply.rewind(mark);
+        reply.error(refusal.text());
+        node.calls.of(call.session.worker).error(refusal.text());
+        node.tallies[call.session.worker].errors.add(1);
+    }
+    // Beyond the limit the client is disconnected, but what was begun is done.
+    if full {
+        reply.rewind(mark);
+    }
+}

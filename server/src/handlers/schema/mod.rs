@@ -1,0 +1,4 @@
+//! Spaces, tables, views and actions, for operators.
+
+pub(crate) mod spaces;
+pub(crate) mod views;

@@ -1,0 +1,651 @@
+//! Spaces and their tables, for people.
+//!
+//! What walks rows or filters is done on another thread ([`Call::answer_later`]): no page waits for
+//! a statistic.
+
+use crate::command::error::{Printable, Refusal, refuse};
+use crate::command::spec::{NO_KEYS, Outcome, Spec, flag, help_row};
+use crate::dataset::engines::{CounterSpace, Engines, ExistenceSpace};
+use crate::handlers::call::Call;
+use crate::handlers::redis::keys::disk;
+use counter::Alteration;
+use resp::Reply;
+
+const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT;
+/// Canaries that TM.TABLES asks each table for; they add up over calls.
+const CANARIES: u64 = 1 << 16;
+
+pub(crate) const fn spec(
+    name: &'static str,
+    arity: i32,
+    flags: u32,
+    usage: &'static str,
+    summary: &'static str,
+    run: crate::command::spec::Handler,
+) -> Spec {
+    Spec {
+        name,
+        arity,
+        flags,
+        keys: NO_KEYS,
+        group: "schema",
+        since: "0.1.0",
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
+}
+
+#[rustfmt::skip]
+pub(crate) const TABLE: &[Spec] = &[
+    Spec {
+        subcommands: &[
+            spec("tm.space|alter", -5, flag::NAMED | flag::WRITE | ADMIN, "space <ADD field:bits|WIDEN field:bits|NARROW field:bits|DROP field>",
+                "Changes the schema of a counter space, at once and without a pause: a new field is 0 in all rows; WIDEN gives a \
+                 field more bits inside a row, NARROW fewer (what does not fit is kept beside, exactly); DROP removes a field and its values. Older tables \
+                 are rewritten in the background. Answers the new schema, dropped fields with a '!'; behind it, on a line each that begins with \
+                 'warning: ', the views whose pages have more or fewer values from now on, as they show the whole space (counters = [\"post\"], \
+                 not its fields by name). A space has at most 64 fields in its life, dropped ones included.", alter),
+            help_row("tm.space|help", "schema", "0.1.0"),
+            spec("tm.space|list", 2, flag::STALE | flag::NO_MULTI, "",
+                "All spaces, a map each: what they hold and how much memory that takes; for existence spaces also the horizon, and in how many \
+                 seconds the oldest table will be recycled if pairs go on coming as in the last minute (nil: none come).", list),
+        ],
+        ..spec("tm.space", -2, 0, "", "A container for commands about spaces.", crate::command::spec::help)
+    },
+    spec("tm.tables", -1, flag::NAMED | flag::STALE | flag::NO_MULTI, "[space]",
+        "The tables of a space (or of all), oldest first, a map each: id range, rows or pairs, fill, bytes; for counter spaces the buckets \
+         that a hit touches and the sizes of the aux and extend dictionaries; for existence spaces the configured, the expected and the \
+         measured false-positive rate, and when it will be recycled; the first one begins at the horizon. Cold files of a space come before its tables: where is 'disk' for them. \
+         What is kept aside comes last: where is 'aside'. In a space that has hardly begun (fewer than 64 ids) that is all.", tables),
+    spec("tm.advise", 2, flag::NAMED | flag::READONLY | flag::NO_MULTI, "space",
+        "From the values that are there (a sample of a million rows): the bits per field that take the fewest bytes in total, and what they \
+         save; as a map, with a table for people and the commands that would do it.", advise),
+    spec("tm.roll", 2, flag::NAMED | flag::WRITE | ADMIN, "space",
+        "Closes the newest table of a space, though it is not full, and opens the next. 1, or 0 if it is empty.", roll),
+    spec("tm.spill", -2, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN, "space [tables]",
+        "Moves the oldest tables of a space to the disk, as happens by itself when memory runs short: one, or so many, but never the \
+         newest. What was changed of rows or pairs that are there already is merged. How many rows, or pairs, have left memory.", spill),
+    spec("tm.digest", -2, flag::NAMED | flag::READONLY | flag::NO_MULTI | ADMIN, "space [low]",
+        "What two servers need to compare the tables of an existence space: per table, or for the one that begins at the id low, range, rate, \
+         size and a checksum; with low also the checksums of its blocks (64 KiB of a filter, and the pairs that are revoked there).", digest),
+    spec("tm.export", -4, flag::NAMED | flag::READONLY | flag::NO_MULTI | ADMIN, "space low block [block ...]",
+        "These blocks, by their position in TM.DIGEST, of the table of an existence space that begins at the id low, as one string for TM.MERGE on another \
+         server: at most 256. Pairs of ids far ahead of the others (aside_pairs in TM.SPACE LIST) are in no table yet, so in no digest and no block.", export),
+    spec("tm.merge", 3, flag::NAMED | flag::WRITE | flag::NO_MULTI | flag::DENYOOM | ADMIN, "space blocks",
+        "Adds the pairs of exported blocks to our table: what is set in either is set then. Range, rate, size and the space's seed must be \
+         the same, and its ids must not reach far above ours (so there must be some here). Answers how many blocks were merged; to repair a table, compare its TM.DIGEST on both servers and move those that differ. One may differ and be sound: of a pair that was set and unset within one batch of the log only the server that did so has bits.", merge),
+];
+
+/// A value in one of the maps.
+pub(crate) enum Value {
+    Count(u64),
+    /// Ids may need 64 bits, which RESP's integers lack: they are strings.
+    Id(u64),
+    Number(f64),
+    Text(String),
+    Texts(Vec<String>),
+    Nil,
+}
+
+pub(crate) fn count(value: usize) -> Value {
+    Value::Count(value as u64)
+}
+
+fn number_or_nil(value: Option<f64>) -> Value {
+    value.map_or(Value::Nil, Value::Number)
+}
+
+pub(crate) type Entries = Vec<(&'static str, Value)>;
+
+fn write_map(reply: &mut Reply<'_>, entries: &[(&str, Value)]) {
+    reply.map(entries.len());
+    for (name, value) in entries {
+        reply.bulk(name.as_bytes());
+        match value {
+            Value::Count(n) => reply.int(i64::try_from(*n).unwrap_or(i64::MAX)),
+            Value::Id(id) => reply.bulk(id.to_string().as_bytes()),
+            Value::Number(x) => reply.double(*x),
+            Value::Text(text) => reply.bulk(text.as_bytes()),
+            Value::Texts(texts) => {
+                reply.array(texts.len());
+                texts.iter().for_each(|text| reply.bulk(text.as_bytes()));
+            }
+            Value::Nil => reply.null(),
+        }
+    }
+}
+
+pub(crate) fn write_maps(reply: &mut Reply<'_>, maps: &[Entries]) {
+    reply.array(maps.len());
+    maps.iter().for_each(|entries| write_map(reply, entries));
+}
+
+/// A space of either kind.
+enum AnySpace<'a> {
+    Counter(&'a CounterSpace),
+    Existence(&'a ExistenceSpace),
+}
+
+fn any_space<'a>(engines: &'a Engines, name: &[u8]) -> Result<AnySpace<'a>, Refusal> {
+    if let Some(space) = engines.counter(name) {
+        return Ok(AnySpace::Counter(space));
+    }
+    match engines.existence(name) {
+        Some(space) => Ok(AnySpace::Existence(space)),
+        None => Err(refuse!("ERR no such space '{}'", Printable(name))),
+    }
+}
+
+fn counter_space<'a>(engines: &'a Engines, name: &[u8]) -> Result<&'a CounterSpace, Refusal> {
+    engines.counter(name).ok_or_else(|| refuse!("ERR no such counter space '{}'", Printable(name)))
+}
+
+fn existence_space<'a>(engines: &'a Engines, name: &[u8]) -> Result<&'a ExistenceSpace, Refusal> {
+    engines
+        .existence(name)
+        .ok_or_else(|| refuse!("ERR no such existence space '{}'", Printable(name)))
+}
+
+/// `field:bits`, or `field bits`.
+fn alteration(call: &Call<'_>) -> Result<Alteration, Refusal> {
+    let what = call.args.at(3);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let sized = || -> Result<(String, u8), Refusal> {
+        let (name, bits) = match call.args.len() {
+            5 => match call.args.at(4).iter().position(|&b| b == b':') {
+                Some(at) => (&call.args.at(4)[..at], &call.args.at(4)[at + 1..]),
+                None => {
+                    return Err(refuse!("ERR '{}' is not field:bits", Printable(call.args.at(4))));
+                }
+            },
+            6 => (call.args.at(4), call.args.at(5)),
+            _ => return Err(call.wrong_arity()),
+        };
+        let width = resp::natural(bits).and_then(|bits| u8::try_from(bits).ok());
+        let width = width.ok_or_else(|| {
+            refuse!("ERR '{}' is no number of bits from 1 to 64", Printable(bits))
+        })?;
+        Ok((text(name), width))
+    };
+    if what.eq_ignore_ascii_case(b"ADD") {
+        sized().map(|(name, width)| Alteration::Add { name, width })
+    } else if what.eq_ignore_ascii_case(b"WIDEN") {
+        sized().map(|(name, width)| Alteration::Widen { name, width })
+    } else if what.eq_ignore_ascii_case(b"NARROW") {
+        // The engine knows one change of width, in both directions.
+        sized().map(|(name, width)| Alteration::Widen { name, width })
+    } else if what.eq_ignore_ascii_case(b"DROP") {
+        if call.args.len() != 5 {
+            return Err(call.wrong_arity());
+        }
+        Ok(Alteration::Drop { name: text(call.args.at(4)) })
+    } else {
+        Err(Refusal::SYNTAX)
+    }
+}
+
+/// Refuses WIDEN that would narrow, and NARROW that would widen: a mistyped number must not cost
+/// memory, or bits, unnoticed.
+fn check_direction(call: &Call<'_>, space: &CounterSpace, change: &Alteration) -> Outcome {
+    let Alteration::Widen { name, width } = change else { return Ok(()) };
+    let schema = space.schema();
+    let Some(now) = schema.living().find(|(_, field)| field.name == *name) else {
+        // The engine says so.
+        return Ok(());
+    };
+    let (widens, now) = (call.args.at(3).eq_ignore_ascii_case(b"WIDEN"), now.1.width);
+    let wrong = if widens { *width < now } else { *width > now };
+    if wrong {
+        let (asked, other) = if widens { ("WIDEN", "NARROW") } else { ("NARROW", "WIDEN") };
+        return Err(refuse!(
+            "ERR {asked} does not take the field '{name}' from {now} to {width} bits: use {other}"
+        ));
+    }
+    Ok(())
+}
+
+fn alter(call: &mut Call<'_>) -> Outcome {
+    let engines = &call.node.engines;
+    let space = counter_space(engines, call.args.at(2))?;
+    let change = alteration(call)?;
+    check_direction(call, space, &change)?;
+    // What waits for the log is read under the new schema: rows of more fields than there was room
+    // reserved for.
+    let Some(_room) = call.room_beside_none() else { return Ok(()) };
+    let schema = engines.alter(space, &change).map_err(|error| refuse!("ERR {error}"))?;
+    tracing::info!("the schema of '{}' is now: {schema}", space.name());
+    let mut answer = schema.to_string();
+    if !matches!(change, Alteration::Widen { .. }) {
+        for view in engines.views().iter().filter(|view| engines.shows_whole(view, space)) {
+            let values = engines.columns(view).len() + view.flags();
+            let warning = format!(
+                "the view '{}' shows the whole space '{}': its pages have {values} values per id from now on",
+                view.name(),
+                space.name()
+            );
+            tracing::warn!(
+                "{warning}; name the fields in `counters` of [[view]] to keep pages as they are"
+            );
+            answer += &format!("\nwarning: {warning}");
+        }
+    }
+    call.reply.bulk(answer.as_bytes());
+    Ok(())
+}
+
+fn list(call: &mut Call<'_>) -> Outcome {
+    call.answer_later(|node, reply| {
+        let engines = &node.engines;
+        let counters = engines.counters().iter().map(|space| {
+            vec![
+                ("name", Value::Text(space.name().to_owned())),
+                ("kind", Value::Text("counter".to_owned())),
+                ("fields", Value::Text(space.schema().to_string())),
+                ("rows", Value::Count(space.all_rows())),
+                ("cold_rows", Value::Count(space.cold().rows())),
+                ("cold_files", count(space.cold().files().all().len())),
+                ("aside_rows", Value::Count(space.outlier_rows())),
+                ("tables", count(space.ranges().len())),
+                ("memory_bytes", Value::Count(space.memory_bytes())),
+                ("memory_limit_bytes", Value::Count(space.memory_limit_bytes())),
+            ]
+        });
+        let existences = engines.existences().iter().map(|space| {
+            vec![
+                ("name", Value::Text(space.name().to_owned())),
+                ("kind", Value::Text("existence".to_owned())),
+                ("false_positive_rate", Value::Number(space.options().false_positive_rate)),
+                ("pairs", Value::Count(space.pairs())),
+                ("aside_pairs", count(space.outlier_pairs())),
+                ("most_revoked", count(space.most_revoked())),
+                ("tables", count(space.layout().len())),
+                ("memory_bytes", Value::Count(space.memory_bytes())),
+                ("horizon", Value::Id(space.horizon())),
+                ("pairs_per_s", Value::Number(space.pairs_per_s())),
+                ("pairs_until_recycled", Value::Count(space.pairs_until_recycled())),
+                ("recycled_in_s", number_or_nil(space.recycled_in_s())),
+                ("loose_ids", count(space.loose().size().0)),
+                ("loose_through", space.loose().size().1.map_or(Value::Nil, Value::Id)),
+            ]
+        });
+        write_maps(reply, &counters.chain(existences).collect::<Vec<Entries>>());
+        Ok(())
+    })
+}
+
+fn tables(call: &mut Call<'_>) -> Outcome {
+    if call.args.len() > 2 {
+        return Err(call.wrong_arity());
+    }
+    let name = (call.args.len() == 2).then(|| call.args.at(1).to_vec());
+    if let Some(name) = &name {
+        any_space(&call.node.engines, name)?;
+    }
+    call.answer_later(move |node, reply| {
+        let wanted = |space: &str| name.as_ref().is_none_or(|name| space.as_bytes() == name);
+        let mut all = Vec::new();
+        node.engines
+            .counters()
+            .iter()
+            .filter(|s| wanted(s.name()))
+            .for_each(|s| counter_tables(s, &mut all));
+        node.engines
+            .existences()
+            .iter()
+            .filter(|s| wanted(s.name()))
+            .for_each(|s| existence_tables(s, &mut all));
+        write_maps(reply, &all);
+        Ok(())
+    })
+}
+
+fn counter_tables(space: &CounterSpace, all: &mut Vec<Entries>) {
+    all.extend(space.cold().files().all().iter().map(|file| {
+        let (head, entry) = (file.head(), file.entry());
+        vec![
+            ("space", Value::Text(space.name().to_owned())),
+            ("where", Value::Text("disk".to_owned())),
+            ("low", Value::Id(entry.tag.low)),
+            ("last", Value::Id(entry.tag.high)),
+            ("rows", Value::Count(head.rows)),
+            ("file", Value::Text(entry.name.clone())),
+            ("bytes", Value::Count(entry.bytes)),
+            ("bytes_per_row", Value::Number(entry.bytes as f64 / head.rows as f64)),
+            ("index_bytes", count(file.memory_bytes())),
+        ]
+    }));
+    all.extend(space.tables().into_iter().map(|table| {
+        vec![
+            ("space", Value::Text(space.name().to_owned())),
+            ("where", Value::Text("memory".to_owned())),
+            ("low", Value::Id(table.low)),
+            ("last", Value::Id(table.last)),
+            ("rows", Value::Count(table.rows)),
+            ("capacity", Value::Count(table.capacity)),
+            ("fill", Value::Number(table.fill)),
+            ("probes_mean", Value::Number(table.probes_mean)),
+            ("probes_p99", Value::Count(table.probes_p99)),
+            ("probes_max", Value::Count(table.probes_max)),
+            ("past_share", Value::Number(table.past_share)),
+            ("aux_entries", Value::Count(table.aux_entries)),
+            ("aux_bytes", Value::Count(table.aux_bytes)),
+            ("extend_rows", Value::Count(table.extend_rows)),
+            ("extend_bytes", Value::Count(table.extend_bytes)),
+            ("draining_rows", Value::Count(table.draining_rows)),
+            ("draining_bytes", Value::Count(table.draining_bytes)),
+            ("bytes", Value::Count(table.bytes)),
+            ("bytes_per_row", Value::Number(table.bytes_per_row)),
+            ("slot_bits", Value::Count(u64::from(table.slot_bits))),
+            ("fields", Value::Text(table.schema)),
+        ]
+    }));
+    let outliers = space.outlier_range();
+    all.extend(outliers.map(|range| {
+        vec![
+            ("space", Value::Text(space.name().to_owned())),
+            ("where", Value::Text("aside".to_owned())),
+            ("low", Value::Id(range.low)),
+            ("last", Value::Id(range.last)),
+            ("rows", Value::Count(range.rows)),
+        ]
+    }));
+}
+
+fn existence_tables(space: &ExistenceSpace, all: &mut Vec<Entries>) {
+    let files = space.cold().files();
+    for (index, table) in space.tables_probed(CANARIES).into_iter().enumerate() {
+        // The others follow it, at an unknown rate.
+        let recycled_in_s = if index == 0 { space.recycled_in_s() } else { None };
+        // A table on the disk has none: each canary would be a read.
+        let known = (!table.is_cold).then_some(table.measured);
+        all.push(vec![
+            ("space", Value::Text(space.name().to_owned())),
+            ("where", Value::Text(if table.is_cold { "disk" } else { "memory" }.to_owned())),
+            ("low", Value::Id(table.low)),
+            ("last", Value::Id(table.last)),
+            ("pairs", Value::Count(table.pairs)),
+            ("capacity", Value::Count(table.capacity)),
+            ("roll_at", Value::Count(table.roll_at)),
+            ("fill", Value::Number(table.fill)),
+            ("bits_set", number_or_nil(table.bits_set)),
+            ("extensions", count(table.extensions)),
+            ("revoked", count(table.revoked)),
+            ("bytes", count(table.bytes)),
+            ("false_positive_rate", Value::Number(table.configured_rate)),
+            ("expected_rate", Value::Number(table.expected_rate)),
+            ("measured_rate", number_or_nil(table.measured.rate())),
+            ("measured_at_least", number_or_nil(known.map(|measured| measured.at_least()))),
+            ("measured_at_most", number_or_nil(known.map(|measured| measured.at_most()))),
+            ("canaries", known.map_or(Value::Nil, |measured| Value::Count(measured.canaries))),
+            ("recycled_in_s", number_or_nil(recycled_in_s)),
+        ]);
+        let file = files.iter().find(|file| table.is_cold && file.entry().tag.low == table.low);
+        if let (Some(file), Some(entries)) = (file, all.last_mut()) {
+            entries.extend([
+                ("late", count(table.late)),
+                ("file", Value::Text(file.entry().name.clone())),
+                ("file_bytes", Value::Count(file.entry().bytes)),
+                ("index_bytes", count(file.memory_bytes())),
+            ]);
+        }
+    }
+    all.extend(space.outlier_range().map(|(low, last, pairs)| {
+        vec![
+            ("space", Value::Text(space.name().to_owned())),
+            ("where", Value::Text("aside".to_owned())),
+            ("low", Value::Id(low)),
+            ("last", Value::Id(last)),
+            ("pairs", Value::Count(pairs)),
+        ]
+    }));
+}
+
+fn advise(call: &mut Call<'_>) -> Outcome {
+    let name = call.args.at(1).to_vec();
+    counter_space(&call.node.engines, &name)?;
+    call.answer_later(move |node, reply| {
+        let space = counter_space(&node.engines, &name)?;
+        let advice = space
+            .advise_with(space.cold().rows(), |most, f| space.cold().sample(most, f))
+            .map_err(disk)?;
+        let Some(advice) = advice else {
+            return Err(refuse!("ERR the space '{}' has no rows to judge by", space.name()));
+        };
+        let changed = advice.fields.iter().filter(|field| field.best != field.width);
+        let commands = changed.map(|f| {
+            let how = if f.best > f.width { "WIDEN" } else { "NARROW" };
+            format!("TM.SPACE ALTER {} {how} {}:{}", space.name(), f.name, f.best)
+        });
+        let entries = [
+            ("rows", Value::Count(advice.rows)),
+            ("fields", Value::Text(advice.schema())),
+            ("bytes_per_row", Value::Number(advice.bytes_per_row)),
+            ("best_bytes_per_row", Value::Number(advice.best_bytes_per_row)),
+            ("saving", Value::Number(advice.saving())),
+            ("table", Value::Texts(advice.to_string().lines().map(str::to_owned).collect())),
+            ("commands", Value::Texts(commands.collect())),
+        ];
+        write_map(reply, &entries);
+        Ok(())
+    })
+}
+
+fn roll(call: &mut Call<'_>) -> Outcome {
+    let engines = &call.node.engines;
+    let rolled = match any_space(engines, call.args.at(1))? {
+        AnySpace::Existence(space) => engines.roll_pairs(space),
+        AnySpace::Counter(space) => {
+            space.roll_now().map_err(crate::dataset::engines::WriteError::from)?
+        }
+    };
+    call.reply.int(i64::from(rolled));
+    Ok(())
+}
+
+fn spill(call: &mut Call<'_>) -> Outcome {
+    if call.args.len() > 3 {
+        return Err(call.wrong_arity());
+    }
+    let name = call.args.at(1).to_vec();
+    let instead = match any_space(&call.node.engines, &name)? {
+        AnySpace::Counter(space) if !space.spills() => Some("keeps its tables in memory"),
+        AnySpace::Existence(space) if !space.options().spill => Some("recycles its tables"),
+        _ => None,
+    };
+    if let Some(instead) = instead {
+        return Err(refuse!(
+            "ERR the space '{}' {instead}: it is not configured to spill",
+            Printable(&name)
+        ));
+    }
+    let tables = match call.args.from(2).iter().next() {
+        Some(text) => resp::natural(text)
+            .ok_or_else(|| refuse!("ERR Invalid number of tables '{}'", Printable(text)))?,
+        None => 1,
+    };
+    call.answer_later(move |node, reply| {
+        let mut left = 0;
+        for _ in 0..tables {
+            let spilled = match any_space(&node.engines, &name)? {
+                AnySpace::Counter(space) => crate::dataset::cold::spill_oldest(node, space),
+                AnySpace::Existence(space) => crate::dataset::cold::spill_oldest_pairs(node, space),
+            };
+            match spilled {
+                Ok(Some(spilled)) => left += spilled.left,
+                Ok(None) => break,
+                Err(error) => return Err(disk(error)),
+            }
+        }
+        reply.int(left as i64);
+        Ok(())
+    })
+}
+
+fn digest(call: &mut Call<'_>) -> Outcome {
+    if call.args.len() > 3 {
+        return Err(call.wrong_arity());
+    }
+    let name = call.args.at(1).to_vec();
+    existence_space(&call.node.engines, &name)?;
+    let low = if call.args.len() == 3 { Some(call.id(2)?) } else { None };
+    call.answer_later(move |node, reply| {
+        let space = existence_space(&node.engines, &name)?;
+        low.map_or(Ok(()), |low| in_memory(space, low))?;
+        let lows = low.map_or_else(
+            || space.layout().iter().map(|table| table.low).collect(),
+            |low| vec![low],
+        );
+        let lows: Vec<u64> = lows.into_iter().filter(|&low| !space.is_cold(low)).collect();
+        let mut all = Vec::new();
+        for digest in lows.iter().filter_map(|&low| space.digest(low)) {
+            let bytes: Vec<u8> =
+                digest.blocks.iter().flat_map(|block| block.to_le_bytes()).collect();
+            let hex = |sum: u64| format!("{sum:016x}");
+            let mut entries = vec![
+                ("low", Value::Id(digest.low)),
+                ("last", Value::Id(digest.last)),
+                ("false_positive_rate", Value::Number(digest.rate)),
+                ("pages", count(digest.pages)),
+                ("revoked", count(digest.revoked)),
+                ("digest", Value::Text(hex(xxhash_rust::xxh3::xxh3_64(&bytes)))),
+            ];
+            if low.is_some() {
+                entries.push((
+                    "blocks",
+                    Value::Texts(digest.blocks.iter().map(|&sum| hex(sum)).collect()),
+                ));
+            }
+            all.push(entries);
+        }
+        match low {
+            Some(low) if all.is_empty() => Err(no_table(space, low)),
+            _ => {
+                write_maps(reply, &all);
+                Ok(())
+            }
+        }
+    })
+}
+
+/// Blocks are taken from tables in memory only, and merged with them.
+fn in_memory(space: &ExistenceSpace, id: u64) -> Outcome {
+    if space.is_cold(id) {
+        return Err(refuse!(
+            "ERR the table of {id} lies on the disk: only those in memory are compared, exported and merged"
+        ));
+    }
+    Ok(())
+}
+
+fn no_table(space: &ExistenceSpace, low: u64) -> Refusal {
+    refuse!("ERR no table of '{}' begins at {low}: TM.TABLES {0} names them", space.name())
+}
+
+/// The most blocks that one TM.EXPORT gives, or one TM.MERGE takes: 16 MiB.
+const MOST_BLOCKS: u16 = 256;
+/// After so many the log is waited for: they, and all else that waits for it by then, are one
+/// batch. 1 MiB.
+const LOGGED_TOGETHER: u16 = 16;
+
+fn export(call: &mut Call<'_>) -> Outcome {
+    let name = call.args.at(1).to_vec();
+    existence_space(&call.node.engines, &name)?;
+    let low = call.id(2)?;
+    if call.args.len() - 3 > usize::from(MOST_BLOCKS) {
+        return Err(refuse!("ERR at most {MOST_BLOCKS} blocks at once"));
+    }
+    let numbers = (3..call.args.len())
+        .map(|i| Ok(call.id(i)? as usize))
+        .collect::<Result<Vec<usize>, Refusal>>()?;
+    call.answer_later(move |node, reply| {
+        let space = existence_space(&node.engines, &name)?;
+        in_memory(space, low)?;
+        let most = node.config().server.max_output_buffer_bytes;
+        let mut bytes = Vec::new();
+        let found = space.export_blocks(low, &numbers, |block| {
+            if bytes.len() + block.len() > most {
+                return Err(refuse!(
+                    "ERR the blocks take more than {most} bytes, the limit of replies (server.max_output_buffer_bytes)"
+                ));
+            }
+            bytes.extend_from_slice(block);
+            Ok(())
+        })?;
+        if !found {
+            return Err(no_table(space, low));
+        }
+        reply.bulk(&bytes);
+        Ok(())
+    })
+}
+
+fn merge(call: &mut Call<'_>) -> Outcome {
+    let name = call.args.at(1).to_vec();
+    existence_space(&call.node.engines, &name)?;
+    let bytes = call.args.at(2).to_vec();
+    call.answer_later(move |node, reply| {
+        let space = existence_space(&node.engines, &name)?;
+        // So that what waits for the log is bounded, too: it holds whole blocks.
+        let Some(_alone) = node.engines.merging.try_lock() else {
+            return Err(refuse!(
+                "ERR another TM.MERGE is on its way, and there may be one at a time: try again"
+            ));
+        };
+        if let Some(why) = node.durability.refusal() {
+            return Err(refuse!("{why}"));
+        }
+        // It has no turn. A handover waits for it from when it is `_alone`, and must not have
+        // looked before that.
+        if node.replication.failover.is_under_way() {
+            return Err(refuse!("ERR a FAILOVER is under way: try again"));
+        }
+        // Elsewhere, on a replica or at a start, the table may lie on the disk when the log comes
+        // to the block.
+        if space.options().spill || space.cold().any() {
+            return Err(refuse!(
+                "ERR the space '{}' spills: other sites cannot be merged with it",
+                space.name()
+            ));
+        }
+        let (mut rest, mut merged) = (&bytes[..], 0);
+        let not_in_log = |merged: u16, e| match merged {
+            0 => refuse!("ERR nothing was merged: {e}"),
+            _ => refuse!("ERR merged, but not in the log yet, so a crash would undo it: {e}"),
+        };
+        let mut room = None;
+        let mut all = || {
+            loop {
+                let refused = |e: phantom::MergeError| {
+                    refuse!("ERR block {merged} was not merged, those before it were: {e}")
+                };
+                if merged == MOST_BLOCKS {
+                    return Err(refuse!(
+                        "ERR at most {MOST_BLOCKS} blocks at once: those were merged"
+                    ));
+                }
+                if merged % LOGGED_TOGETHER == 0 {
+                    drop(room.take());
+                    room = Some(node.durability.merging().map_err(|e| not_in_log(merged, e))?);
+                }
+                // Another node may be the master by now, whose log this one follows.
+                if let Some(why) = node.replication.refusal() {
+                    return Err(refuse!("{why}"));
+                }
+                let block = space.read_block(&mut rest).map_err(refused)?;
+                node.engines.merge(space, &block).map_err(refused)?;
+                merged += 1;
+                if rest.is_empty() {
+                    return Ok(());
+                }
+            }
+        };
+        let done = all();
+        node.durability.flush().map_err(|e| not_in_log(merged, e))?;
+        drop(room);
+        done?;
+        reply.int(i64::from(merged));
+        Ok(())
+    })
+}

@@ -1,0 +1,176 @@
+//! What a connection remembers between commands, and what a worker lends to them.
+
+use crate::acl::Access;
+use crate::command::spec::Outcome;
+use crate::dataset::engines::{Page, Seen};
+use crate::dataset::watch::Place;
+use crate::handlers::redis::{pubsub, tracking, transaction};
+use crate::handlers::suspend::Errand;
+use crate::roles::feed;
+use crate::roles::node::Node;
+use crate::runtime::clients::Client;
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use store::Ticket;
+
+/// Which replies a client wants (CLIENT REPLY).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Replies {
+    On,
+    Off,
+    /// Not to the next command.
+    SkipNext,
+    /// Not to this one.
+    SkipThis,
+}
+
+/// Replies are kept back until this is done. What it gives is appended to them, if anything; its
+/// error goes out instead of them.
+pub(crate) type Later = Pin<Box<dyn Future<Output = Vec<u8>> + Send>>;
+
+/// What a connection remembers between commands.
+pub(crate) struct Session {
+    pub(crate) client: Arc<Client>,
+    pub(crate) access: Access,
+    /// The worker that serves it.
+    pub(crate) worker: usize,
+    pub(crate) replies: Replies,
+    /// What comes between MULTI and EXEC.
+    pub(crate) transaction: Option<transaction::Transaction>,
+    /// By place: what is watched twice is watched once, from the first time on.
+    pub(crate) watched: HashMap<Place, Seen>,
+    /// It watched keys of a data set that another one has replaced: as in Redis they have changed.
+    pub(crate) watch_lost: bool,
+    /// EXEC is executing: nothing may wait, but for errands, if `may_leave`.
+    pub(crate) in_exec: bool,
+    /// The transaction keeps no writer out.
+    pub(crate) may_leave: bool,
+    pub(crate) errand: Errand,
+    /// What EXEC was told for all its commands when it asked whether changes are taken.
+    pub(crate) admitted: Option<Outcome>,
+    /// All writers were kept out: the turn ends, so that they come in before it is done again.
+    pub(crate) kept_all_out: bool,
+    pub(crate) subscriptions: pubsub::Subscriptions,
+    /// It has subscriptions.
+    pub(crate) listening: bool,
+    /// There are messages for it that come right behind the reply at hand: it has sent them itself,
+    /// or listens no more.
+    pub(crate) messages_due: bool,
+    /// The reply at hand is a push, which CLIENT REPLY does not silence.
+    pub(crate) reply_is_push: bool,
+    /// It is shown what others send.
+    pub(crate) monitoring: bool,
+    /// It tracks (CLIENT TRACKING).
+    pub(crate) tracking: Option<Box<tracking::Tracked>>,
+    /// The keys that it reads are remembered: it tracks, and not by broadcasts.
+    pub(crate) tracks_reads: bool,
+    /// All its commands are timed: see `slowlog`.
+    pub(crate) timed: bool,
+    /// Since the replies were last sent it was admitted to write.
+    pub(crate) wrote: bool,
+    /// What its reads have shown since the replies were last sent is safe with this round: see
+    /// `sight`.
+    pub(crate) shown: Ticket,
+    /// What the replies of this turn wait for, if its last command said so.
+    pub(crate) hold: Option<Later>,
+    /// What the last command of this turn gives is its reply, which is missing from the others.
+    pub(crate) later: bool,
+    /// The connection becomes a replica's once the replies are written, if it is `leaving` then;
+    /// else it has asked for that.
+    pub(crate) replicates: Option<feed::Place>,
+    /// Close once the replies are written.
+    pub(crate) leaving: bool,
+    /// Most arguments of a request.
+    pub(crate) most_args: usize,
+    /// Most bytes of replies that may wait: the rest of a longer one need not be made, as its
+    /// connection ends.
+    pub(crate) most_out: usize,
+}
+
+impl Session {
+    pub(crate) fn new(node: &Node, client: Arc<Client>, worker: usize) -> Session {
+        Session {
+            client,
+            access: Access::new(node),
+            worker,
+            replies: Replies::On,
+            transaction: None,
+            watched: HashMap::new(),
+            watch_lost: false,
+            in_exec: false,
+            may_leave: false,
+            errand: Errand::default(),
+            admitted: None,
+            kept_all_out: false,
+            subscriptions: pubsub::Subscriptions::default(),
+            listening: false,
+            messages_due: false,
+            reply_is_push: false,
+            monitoring: false,
+            tracking: None,
+            tracks_reads: false,
+            timed: false,
+            wrote: false,
+            shown: 0,
+            hold: None,
+            later: false,
+            replicates: None,
+            leaving: false,
+            most_args: usize::MAX,
+            most_out: usize::MAX,
+        }
+    }
+
+    /// Whether its inbox is to be looked at.
+    #[inline]
+    pub(crate) fn listens(&self) -> bool {
+        self.listening || self.monitoring || self.client.hears.load(Relaxed)
+    }
+
+    /// Its subscriptions, watched keys or prefixes have changed: tells what they take.
+    pub(crate) fn note_kept(&self) {
+        let watched = self.watched.len() * transaction::WATCHED_BYTES;
+        let tracked = self.tracking.as_ref().map_or(0, |tracked| tracked.bytes());
+        self.client.set_kept(self.subscriptions.bytes() + watched + tracked);
+    }
+
+    /// The data set is another one from now on.
+    pub(crate) fn lose_watched(&mut self) {
+        self.watch_lost |= !self.watched.is_empty();
+        transaction::drop_watched(self);
+    }
+
+    /// Gives back what the node keeps for it: at its end, and on RESET.
+    pub(crate) fn forget(&mut self, node: &Node) {
+        transaction::forget(self, node);
+        pubsub::forget(self, node);
+        tracking::forget(self, node);
+        if std::mem::take(&mut self.monitoring) {
+            node.monitors.remove(&self.client);
+        }
+    }
+}
+
+/// Buffers that commands work in; they belong to the worker and keep their memory from one command
+/// to the next.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    pub(crate) ids: Vec<u64>,
+    pub(crate) fields: Vec<usize>,
+    pub(crate) row: Vec<i64>,
+    pub(crate) rows: Vec<i64>,
+    pub(crate) found: Vec<bool>,
+    pub(crate) answers: Vec<::phantom::Answer>,
+    pub(crate) changes: Vec<::counter::Change>,
+    pub(crate) page: Page,
+}
+
+impl Scratch {
+    /// Gives back what a request with many arguments has made large.
+    #[cold]
+    pub(crate) fn shrink(&mut self) {
+        *self = Scratch::default();
+    }
+}

@@ -1,0 +1,482 @@
+//! One client: its socket, the bytes that wait, and the turns that serve it.
+//!
+//! A *turn* is one read, all the whole requests in it, one write. It runs in one go on the client's
+//! worker, in buffers that belong to the worker. Only what is left over stays with the connection:
+//! the beginning of a request that has not come whole (`input`), and replies that the socket did
+//! not take (`pending`).
+//!
+//! A slow client is waited for, at no cost: while replies are pending nothing is read, so neither
+//! side's buffer grows. What one request can make grow has a limit
+//! ([`Server`](crate::config::Server)): a client beyond it is disconnected.
+//!
+//! Between its turns a connection holds no node, only the host, so that it stays when a full sync
+//! puts another data set in the place of the one that it was served from. What it waits for may
+//! hold the old one for a while.
+
+use crate::handlers::session::Session;
+use crate::net::request_loop::{Closing, Talk, Turn};
+use crate::roles::node::{Host, Node};
+use crate::runtime::clients::Client;
+use crate::runtime::tls::Socket;
+use resp::Reply;
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::time::Sleep;
+
+/// Bytes read at a time, twice what Redis takes: hundreds of small commands, which take a
+/// millisecond at most. A read and a write of the socket cost as much as ten likes, so with half as
+/// many a like costs a twentieth more.
+const READ_BYTES: usize = 32 << 10;
+/// Leftovers of a connection up to this size keep their buffer.
+const KEPT_INPUT_BYTES: usize = 2 << 10;
+/// An input buffer that is larger than this is not kept for leftovers of less than a quarter of it.
+const LARGE_INPUT_BYTES: usize = 64 << 10;
+/// Reads in a row before the other clients of the worker get their turn.
+const TURNS_IN_A_ROW: usize = 2;
+/// How often a writer looks whether a space that is nearly full has room again.
+const ROOM_EVERY: Duration = Duration::from_millis(2);
+
+/// A worker's buffers.
+struct Buffers {
+    input: Box<[u8]>,
+    turn: Turn,
+}
+
+thread_local! {
+    static BUFFERS: RefCell<Buffers> =
+        RefCell::new(Buffers { input: vec![0; READ_BYTES].into_boxed_slice(), turn: Turn::default() });
+}
+
+/// How often a waiting client is checked: it may have gone.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// What ends with a reply that is yet to come, or with an error that all replies of the turn
+/// become.
+type MayGo = Pin<Box<dyn Future<Output = Result<Vec<u8>, String>> + Send>>;
+
+/// Replies of a turn, until the log has what it wrote and what it has shown; or of one whose last
+/// reply takes its time.
+struct Held {
+    may_go: MayGo,
+    out: Vec<u8>,
+    replies: usize,
+}
+
+/// One client's connection. See the top of the file.
+pub(crate) struct Connection {
+    host: Arc<Host>,
+    /// The number of the node that served its last turn.
+    generation: u64,
+    worker: usize,
+    stream: Socket,
+    talk: Talk,
+    input: Vec<u8>,
+    pending: Vec<u8>,
+    /// Bytes of `pending` that are written.
+    written: usize,
+    /// TLS holds bytes that the socket did not take.
+    unflushed: bool,
+    held: Option<Held>,
+    /// The next check of a waiting client. One for all that it waits for: with `always` each turn
+    /// does, for milliseconds.
+    look: Option<Pin<Box<Sleep>>>,
+    /// What was looked at last was messages.
+    had_messages: bool,
+}
+
+/// Gives back most of an input buffer in which little is left.
+fn shrink(input: &mut Vec<u8>) {
+    if input.capacity() > LARGE_INPUT_BYTES && input.len() < input.capacity() / 4 {
+        input.shrink_to(input.len() * 2);
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.talk.session.client.leave();
+        let node = self.host.now();
+        self.meet(&node);
+        self.talk.session.forget(&node);
+        self.talk.session.client.buffers.set(0);
+    }
+}
+
+impl Connection {
+    pub(crate) fn new(
+        host: Arc<Host>,
+        worker: usize,
+        stream: Socket,
+        client: Arc<Client>,
+    ) -> Connection {
+        let (talk, generation) = {
+            let node = host.now();
+            (Talk::new(&node, client, worker), node.generation)
+        };
+        Connection {
+            host,
+            generation,
+            worker,
+            stream,
+            talk,
+            input: Vec::new(),
+            pending: Vec::new(),
+            written: 0,
+            unflushed: false,
+            held: None,
+            look: None,
+            had_messages: false,
+        }
+    }
+
+    /// Serves the client until one of the two is done.
+    pub(crate) async fn serve(mut self) {
+        // Another client may redirect messages to it before it has looked for any.
+        poll_fn(|cx| {
+            self.talk.session.client.inbox.introduce(cx.waker());
+            Poll::Ready(())
+        })
+        .await;
+        poll_fn(|cx| BUFFERS.with_borrow_mut(|buffers| self.poll(cx, buffers))).await;
+        if self.talk.closing == Closing::Lingering {
+            self.linger().await;
+        }
+        let session = &mut self.talk.session;
+        if let Some(place) = session.replicates.take().filter(|_| session.leaving) {
+            crate::roles::feed::serve(place, self.talk.session.client.peer, &mut self.stream).await;
+        }
+    }
+
+    /// Closing a socket that has unread bytes makes the system send a reset, which may overtake the
+    /// error that we wrote. So the rest is read and dropped, for a moment.
+    async fn linger(&mut self) {
+        let _ = self.stream.shutdown().await;
+        let mut rest = [0; 4096];
+        let drop_rest = async { while matches!(self.stream.read(&mut rest).await, Ok(1..)) {} };
+        let _ = tokio::time::timeout(Duration::from_millis(250), drop_rest).await;
+    }
+
+    /// Is about to be served from this node: what it remembers of another one is forgotten.
+    #[inline]
+    fn meet(&mut self, node: &Node) {
+        if self.generation != node.generation {
+            self.generation = node.generation;
+            self.talk.lose_data();
+        }
+    }
+
+    /// It waits for something that may hold the node of this moment, or waits no more.
+    fn set_away(&self, away: bool) {
+        self.talk.session.client.away.store(away, Relaxed);
+    }
+
+    /// Runs turns until the socket has nothing to read or takes nothing more. Ready: the connection
+    /// is over.
+    fn poll(&mut self, cx: &mut Context<'_>, buffers: &mut Buffers) -> Poll<()> {
+        let Buffers { input, turn } = buffers;
+        let node = self.host.now();
+        let node: &Arc<Node> = &node;
+        self.meet(node);
+        for _ in 0..TURNS_IN_A_ROW {
+            if let Some(held) = &mut self.held {
+                let Poll::Ready(outcome) = held.may_go.as_mut().poll(cx) else {
+                    return self.look_after(cx);
+                };
+                self.waits_no_more();
+                let Some(held) = &mut self.held else { continue };
+                let (mut out, replies) = (std::mem::take(&mut held.out), held.replies);
+                self.held = None;
+                self.set_away(false);
+                self.note();
+                if let Ok(last) = &outcome {
+                    out.extend_from_slice(last);
+                }
+                if let Err(text) = outcome {
+                    // A client that wrote must not believe that it is safe. Which replies were to
+                    // writes is not known any more.
+                    out.clear();
+                    for _ in 0..replies {
+                        Reply::new(&mut out, self.talk.session.client.protocol()).error(&text);
+                    }
+                    // Invalidations among the replies are lost, and what they named has changed.
+                    if self.talk.session.client.hears.load(Relaxed) {
+                        crate::runtime::tracking::write_all(&self.talk.session.client, &mut out);
+                    }
+                }
+                if self.write(cx, &out).is_err() {
+                    return Poll::Ready(());
+                }
+                if self.talk.session.client.blocked.leaves() {
+                    self.talk.closing = Closing::Politely;
+                }
+                continue;
+            }
+            if (self.written < self.pending.len() || self.unflushed)
+                && ready!(self.poll_flush(cx)).is_err()
+            {
+                return Poll::Ready(());
+            }
+            if self.talk.closing != Closing::No {
+                return Poll::Ready(());
+            }
+            if let Some(stalled) = &mut self.talk.stalled {
+                let Poll::Ready(pins) = stalled.as_mut().poll(cx) else {
+                    return self.look_after(cx);
+                };
+                self.waits_no_more();
+                self.talk.return_with(pins);
+                self.set_away(false);
+            }
+            // What was pushed for a subscription that is not allowed any more is not sent.
+            if self.talk.session.listens()
+                && self.talk.is_outdated(node)
+                && !self.talk.look_again(node)
+            {
+                return Poll::Ready(());
+            }
+            let listens = self.talk.session.listens();
+            let skips = std::mem::take(&mut self.had_messages);
+            if listens && !skips && self.take_messages(cx, turn) {
+                // Messages without a request; below they are written as replies are.
+            } else if self.talk.more {
+                self.run_input(node, turn);
+            } else {
+                let mut buf = ReadBuf::new(input);
+                match Pin::new(&mut self.stream).poll_read(cx, &mut buf) {
+                    Poll::Ready(Ok(())) if !buf.filled().is_empty() => {
+                        let length = buf.filled().len();
+                        if self.receive(node, &input[..length], turn).is_err() {
+                            return Poll::Ready(());
+                        }
+                    }
+                    // The client has gone, with or without a word.
+                    Poll::Ready(_) => return Poll::Ready(()),
+                    Poll::Pending if listens && skips && self.take_messages(cx, turn) => {}
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+            if self.talk.closing == Closing::AtOnce {
+                turn.clear_out();
+                return Poll::Ready(());
+            }
+            let ticket = node.durability.committer().ticket();
+            let wrote = std::mem::take(&mut self.talk.session.wrote) && must_hold(node, ticket);
+            let shown = std::mem::take(&mut self.talk.session.shown);
+            let asked = self.talk.session.hold.take();
+            if wrote || shown > 0 || asked.is_some() {
+                self.talk.session.client.waits.store(asked.is_some(), Relaxed);
+                self.set_away(true);
+                let node = node.clone();
+                let may_go: MayGo = Box::pin(async move {
+                    if wrote {
+                        while node.engines.is_spilling() && !node.stop.is_stopped() {
+                            tokio::time::sleep(ROOM_EVERY).await;
+                        }
+                        node.durability.replies_may_go(ticket).await?;
+                    }
+                    let last = match asked {
+                        Some(asked) => asked.await,
+                        None => Vec::new(),
+                    };
+                    if shown > 0 {
+                        node.durability.settled(shown).await;
+                    }
+                    Ok(last)
+                });
+                let replies =
+                    self.talk.replies + usize::from(std::mem::take(&mut self.talk.session.later));
+                self.held = Some(Held { may_go, out: std::mem::take(&mut turn.out), replies });
+                self.note();
+                continue;
+            }
+            if !turn.out.is_empty() {
+                let outcome = self.write(cx, &turn.out);
+                turn.clear_out();
+                if outcome.is_err() {
+                    return Poll::Ready(());
+                }
+            }
+        }
+        // Others wait, too. By its waker it would come again before the runtime looks at the
+        // sockets, dozens of times: a client that never stops sending would keep the worker for
+        // seconds.
+        let _ = std::pin::pin!(tokio::task::yield_now()).poll(cx);
+        Poll::Pending
+    }
+
+    /// Moves messages for this client to the replies of the turn; true if there are any. The next
+    /// look is at its requests: a stream of messages must not keep them waiting.
+    fn take_messages(&mut self, cx: &Context<'_>, turn: &mut Turn) -> bool {
+        let inbox = &self.talk.session.client.inbox;
+        self.had_messages = inbox.take(&mut turn.out, Some(cx.waker()));
+        self.had_messages
+    }
+
+    /// Looks at the requests in what the socket has given. An error: it is too much.
+    fn receive(&mut self, node: &Arc<Node>, bytes: &[u8], turn: &mut Turn) -> Result<(), ()> {
+        self.talk.session.client.touch(Instant::now());
+        self.tallies().bytes_in.add(bytes.len() as u64);
+        if self.input.is_empty() {
+            let tallies = &node.tallies[self.worker];
+            let used = self.talk.execute(node, tallies, bytes, turn);
+            self.input.extend_from_slice(&bytes[used..]);
+            self.note();
+        } else {
+            self.input.extend_from_slice(bytes);
+            self.run_input(node, turn);
+        }
+        if self.input.len() > self.talk.config.server.max_query_buffer_bytes {
+            node.clients.ended.by_input.fetch_add(1, Relaxed);
+            tracing::warn!(
+                "client {} sent a request beyond the query buffer limit",
+                self.talk.session.client.peer
+            );
+            return Err(());
+        }
+        Ok(())
+    }
+
+    /// Ready if the waiting client has gone: its reply has no receiver, and what it would have
+    /// changed stays as it is.
+    fn look_after(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let look = self.look.get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK_EVERY)));
+        while look.as_mut().poll(cx).is_ready() {
+            if self.stream.is_left(cx) {
+                return Poll::Ready(());
+            }
+            look.as_mut().reset(tokio::time::Instant::now() + LOOK_EVERY);
+        }
+        Poll::Pending
+    }
+
+    fn waits_no_more(&self) {
+        let client = &self.talk.session.client;
+        for waits in [&client.waits, &client.paused] {
+            if waits.load(Relaxed) {
+                waits.store(false, Relaxed);
+            }
+        }
+    }
+
+    fn tallies(&self) -> &crate::roles::node::Tallies {
+        &self.host.tallies[self.worker]
+    }
+
+    /// Looks at the requests in `input`.
+    fn run_input(&mut self, node: &Arc<Node>, turn: &mut Turn) {
+        let mut input = std::mem::take(&mut self.input);
+        let used = self.talk.execute(node, &node.tallies[self.worker], &input, turn);
+        input.drain(..used);
+        if !input.is_empty() || input.capacity() <= KEPT_INPUT_BYTES {
+            shrink(&mut input);
+            self.input = input;
+        }
+        self.note();
+    }
+
+    /// Tells others what this connection has in its buffers.
+    fn note(&self) {
+        let Session { client, transaction, .. } = &self.talk.session;
+        let queued = transaction.as_ref().map_or(0, |transaction| transaction.bytes());
+        for (shown, is) in [
+            (&client.query_bytes, self.input.len()),
+            (&client.output_bytes, self.pending.len() - self.written),
+            (&client.queued_bytes, queued),
+        ] {
+            if shown.load(Relaxed) != is {
+                shown.store(is, Relaxed);
+            }
+        }
+        let held = self.held.as_ref().map_or(0, |held| held.out.len());
+        client.buffers.set(
+            self.input.capacity()
+                + self.talk.scanner_bytes()
+                + self.pending.capacity()
+                + queued
+                + held
+                + self.talk.pinned_bytes,
+        );
+    }
+
+    /// Writes replies; what the socket does not take becomes pending.
+    fn write(&mut self, cx: &mut Context<'_>, mut bytes: &[u8]) -> Result<(), ()> {
+        while !bytes.is_empty() {
+            match Pin::new(&mut self.stream).poll_write(cx, bytes) {
+                Poll::Ready(Ok(written @ 1..)) => {
+                    self.tallies().bytes_out.add(written as u64);
+                    bytes = &bytes[written..];
+                }
+                Poll::Ready(_) => return Err(()),
+                Poll::Pending => {
+                    self.pending.extend_from_slice(bytes);
+                    self.note();
+                    break;
+                }
+            }
+        }
+        match Pin::new(&mut self.stream).poll_flush(cx) {
+            Poll::Ready(Ok(())) => {}
+            Poll::Ready(Err(_)) => return Err(()),
+            Poll::Pending => self.unflushed = true,
+        }
+        Ok(())
+    }
+
+    /// Writes what is pending.
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ()>> {
+        while self.written < self.pending.len() {
+            match ready!(Pin::new(&mut self.stream).poll_write(cx, &self.pending[self.written..])) {
+                Ok(written @ 1..) => {
+                    self.tallies().bytes_out.add(written as u64);
+                    self.written += written;
+                }
+                _ => return Poll::Ready(Err(())),
+            }
+            self.note();
+        }
+        self.pending = Vec::new();
+        self.written = 0;
+        self.note();
+        if ready!(Pin::new(&mut self.stream).poll_flush(cx)).is_err() {
+            return Poll::Ready(Err(()));
+        }
+        self.unflushed = false;
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Whether the replies to a write have to wait: for the disk, with `always` or if that is late; or
+/// for room in the log's queue. A repeated like waits, too, if the first one is not safe yet.
+fn must_hold(node: &Node, ticket: store::Ticket) -> bool {
+    let durability = &node.durability;
+    (durability.committer().durable() < ticket
+        && (durability.holds_replies() || durability.committer().is_late()))
+        || durability.is_crowded()
+        || node.engines.is_spilling()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// F31: a buffer that one large request has made follows what is left in it; a small one stays
+    /// as it is.
+    #[test]
+    fn an_input_buffer_shrinks_with_what_is_left() {
+        for (capacity, left, most) in
+            [(8 << 20, 100, 200), (8 << 20, 3 << 20, 8 << 20), (64 << 10, 1, 64 << 10)]
+        {
+            let mut input = Vec::with_capacity(capacity);
+            input.resize(left, 7u8);
+            shrink(&mut input);
+            assert!(input.capacity() <= most, "{} of {capacity}", input.capacity());
+            assert!(input.capacity() >= left && input.iter().all(|&byte| byte == 7));
+            assert!(most < capacity || input.capacity() == capacity);
+        }
+    }
+}

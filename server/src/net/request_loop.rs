@@ -1,0 +1,439 @@
+//! A turn without its socket: the bytes of requests in, the bytes of replies out.
+//!
+//! Requests are taken a few at a time, in three passes: all are scanned, then for each of them the
+//! memory that it will need is asked for, then they are executed. So the waits for memory of a
+//! pipeline's small commands overlap (`handlers/prefetch`).
+
+use crate::command::table;
+use crate::command::table::{Found, Lookup};
+use crate::config::Config;
+use crate::dataset::cold;
+use crate::dataset::cold::{Fetching, Pins};
+use crate::dataset::engines::Engines;
+use crate::handlers::prefetch::LookAhead;
+use crate::handlers::session::{Scratch, Session};
+use crate::handlers::{cold_keys, execute};
+use crate::roles::node::{Node, Tallies};
+use crate::runtime::clients::Client;
+use crate::runtime::pause::Paused;
+use crate::runtime::slowlog;
+use resp::{Limits, Malformed, Reply, Scan, Scanner};
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Once so many bytes of replies are there, they are written before more requests are looked at.
+const WRITE_BYTES: usize = 256 << 10;
+/// Most bytes of replies that wait for a client that has not logged in: bounds the work of
+/// refusals.
+const UNAUTHENTICATED_OUT_BYTES: usize = 16 << 10;
+/// First room for replies.
+const OUT_BYTES: usize = 64 << 10;
+/// Most arguments of one request, as in Redis.
+const MAX_ARGS: usize = 1 << 20;
+/// Capacity of `out` that is kept when it is empty.
+const KEPT_OUT_BYTES: usize = 1 << 20;
+/// Requests that are scanned before the first of them is executed: a page's, so that its rows are
+/// waited for once.
+const AHEAD: usize = 32;
+/// Their arguments; with more, no further request is looked at.
+const AHEAD_ARGS: usize = 1024;
+
+/// What a worker keeps for the turns of all its connections.
+pub(crate) struct Turn {
+    pub(crate) out: Vec<u8>,
+    scratch: Scratch,
+    batch: Vec<Request>,
+}
+
+impl Turn {
+    /// Empties `out`, and gives back its memory if that has become large.
+    pub(crate) fn clear_out(&mut self) {
+        self.out.clear();
+        if self.out.capacity() > KEPT_OUT_BYTES {
+            self.out = Vec::with_capacity(OUT_BYTES);
+        }
+    }
+}
+
+impl Default for Turn {
+    fn default() -> Turn {
+        Turn {
+            out: Vec::with_capacity(OUT_BYTES),
+            scratch: Scratch::default(),
+            batch: Vec::with_capacity(AHEAD),
+        }
+    }
+}
+
+/// A request that was scanned, and is to be executed.
+struct Request {
+    /// Where it begins and ends in the input.
+    bytes: Range<usize>,
+    /// Its arguments in the scanner.
+    spans: Range<usize>,
+    is_inline: bool,
+    found: Found,
+}
+
+/// How a connection stands after its requests were looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Closing {
+    No,
+    /// Write what is pending, then close.
+    Politely,
+    /// As above, but the peer may still be sending: let it read why before the socket goes.
+    Lingering,
+    /// Write nothing more.
+    AtOnce,
+}
+
+/// Why no further request was scanned.
+enum Halt {
+    /// There are enough for now.
+    Enough,
+    /// The next one has not come whole.
+    Incomplete,
+    Refused(Malformed),
+}
+
+/// What a client may send now; how much may wait for it is noted.
+fn limits(config: &Config, session: &mut Session) -> Limits {
+    session.client.set_entered(session.access.user.is_some());
+    if session.access.user.is_none() {
+        session.most_out = UNAUTHENTICATED_OUT_BYTES;
+        return Limits::UNAUTHENTICATED;
+    }
+    session.most_out = config.server.max_output_buffer_bytes;
+    session.most_args = config.server.max_request_args;
+    Limits {
+        max_args: MAX_ARGS,
+        max_bulk_bytes: config.server.max_bulk_bytes,
+        unauthenticated: false,
+    }
+}
+
+/// One client's requests and replies. See the top of the file.
+pub(crate) struct Talk {
+    pub(crate) session: Session,
+    scanner: Scanner,
+    lookup: Lookup,
+    limits: Limits,
+    /// As it was at this version of the settings.
+    pub(crate) config: Arc<Config>,
+    /// The input may hold whole requests, left there because the replies have to be written first.
+    pub(crate) more: bool,
+    /// Replies that the turn at hand has given.
+    pub(crate) replies: usize,
+    pub(crate) closing: Closing,
+    /// The next request has to wait: clients are paused, or it has sent an errand, or it needs rows
+    /// from the disk, which this gives.
+    pub(crate) stalled: Option<Pin<Box<dyn Future<Output = Pins> + Send>>>,
+    /// Rows that were read for the requests that come next.
+    pub(crate) pins: Pins,
+    /// Bytes that these take, or will.
+    pub(crate) pinned_bytes: usize,
+    /// What it waits for reads rows of a data set that is not served any more.
+    outlived: bool,
+}
+
+impl Talk {
+    pub(crate) fn new(node: &Node, client: Arc<Client>, worker: usize) -> Talk {
+        let mut session = Session::new(node, client, worker);
+        let config = Arc::clone(&node.config());
+        session.timed = slowlog::times_all(&config.server);
+        let limits = limits(&config, &mut session);
+        Talk {
+            config,
+            session,
+            scanner: Scanner::default(),
+            lookup: Lookup::default(),
+            limits,
+            more: false,
+            replies: 0,
+            closing: Closing::No,
+            stalled: None,
+            pins: Pins::default(),
+            pinned_bytes: 0,
+            outlived: false,
+        }
+    }
+
+    /// Another data set is served from now on: rows that were read for it, and what it watches, are
+    /// of the last one.
+    #[cold]
+    pub(crate) fn lose_data(&mut self) {
+        self.pins = Pins::default();
+        self.outlived = self.stalled.is_some();
+        self.session.lose_watched();
+    }
+
+    /// What it has waited for has come.
+    pub(crate) fn return_with(&mut self, pins: Pins) {
+        self.stalled = None;
+        self.pins = if std::mem::take(&mut self.outlived) { Pins::default() } else { pins };
+    }
+
+    /// Executes the whole requests at the start of `buf`; gives the bytes that they took.
+    pub(crate) fn execute(
+        &mut self,
+        node: &Arc<Node>,
+        tallies: &Tallies,
+        buf: &[u8],
+        turn: &mut Turn,
+    ) -> usize {
+        // Before anything is asked: a thread that changed something global waits for the turns that
+        // may not have seen it.
+        let _turn = tallies.enter();
+        // A client that has not logged in reads nothing.
+        if self.limits.unauthenticated || !node.engines.get().is_some_and(Engines::has_cold) {
+            return self.execute_all(node, tallies, buf, turn, false);
+        }
+        cold::pin(std::mem::take(&mut self.pins));
+        let used = self.execute_all(node, tallies, buf, turn, true);
+        // A turn that stops for another reason may still want its rows.
+        let pins = cold::unpin();
+        if self.more && self.stalled.is_none() {
+            self.pins = pins;
+        } else if self.stalled.is_none() {
+            self.pinned_bytes = 0;
+        }
+        used
+    }
+
+    fn execute_all(
+        &mut self,
+        node: &Arc<Node>,
+        tallies: &Tallies,
+        buf: &[u8],
+        turn: &mut Turn,
+        has_cold: bool,
+    ) -> usize {
+        let mut at = 0;
+        self.replies = 0;
+        self.more = false;
+        loop {
+            if self.is_outdated(node) && !self.look_again(node) {
+                return buf.len();
+            }
+            let (end, halt) = self.scan(buf, at, &mut turn.batch);
+            let Turn { out, scratch, batch } = turn;
+            // One alone would be fetched for no sooner than it fetches for itself.
+            if let Some(engines) = node.engines.get()
+                && batch.len() > 1
+            {
+                let mut ahead = LookAhead::new(engines);
+                for request in &*batch {
+                    ahead.at(request.found, self.args(request, buf));
+                }
+            }
+            for (index, request) in batch.iter().enumerate() {
+                // The request before this one may have changed it, too.
+                if self.is_outdated(node) && !self.look_again(node) {
+                    return buf.len();
+                }
+                let before = out.len();
+                let Talk { session, scanner, .. } = self;
+                let args = scanner.args_in(
+                    &buf[request.bytes.clone()],
+                    request.spans.clone(),
+                    request.is_inline,
+                );
+                // The request before this one may have been what pauses.
+                let paused = node.pause.now();
+                if paused != Paused::Nothing && execute::must_wait(args, session, paused, node) {
+                    let process = node.process();
+                    session.client.waits.store(true, Relaxed);
+                    session.client.paused.store(true, Relaxed);
+                    self.stalled = Some(Box::pin(async move {
+                        process.pause.eased().await;
+                        Pins::default()
+                    }));
+                    tallies.commands.add(index as u64);
+                    self.scanner.restart();
+                    self.more = true;
+                    return request.bytes.start;
+                }
+                if has_cold {
+                    let mut fetching = Fetching::default();
+                    cold_keys::ask(request.found, args, session, &node.engines, &mut fetching);
+                    if !fetching.is_ready() {
+                        tallies.commands.add(index as u64);
+                        self.scanner.restart();
+                        self.fetch(node, &buf[request.bytes.end..], fetching);
+                        return request.bytes.start;
+                    }
+                }
+                if !execute::execute(request.found, args, session, node, out, scratch) {
+                    tallies.errors.add(1);
+                }
+                if session.errand.is_asked() {
+                    let errand = session.errand.leave();
+                    session.client.waits.store(true, Relaxed);
+                    session.client.away.store(true, Relaxed);
+                    self.stalled = Some(Box::pin(async move {
+                        errand.await;
+                        Pins::default()
+                    }));
+                    tallies.commands.add(index as u64);
+                    self.scanner.restart();
+                    self.more = true;
+                    return request.bytes.start;
+                }
+                self.replies += usize::from(out.len() > before);
+                at = request.bytes.end;
+                if self.limits.unauthenticated != self.session.access.user.is_none() {
+                    self.limits = limits(&self.config, &mut self.session);
+                }
+                if out.len() > self.session.most_out {
+                    tracing::warn!(
+                        "client {} asked for more than the output limit",
+                        self.session.client.peer
+                    );
+                    node.clients.ended.by_output.fetch_add(1, Relaxed);
+                    self.closing = Closing::AtOnce;
+                } else if self.session.leaving {
+                    self.closing = Closing::Politely;
+                } else if out.len() < WRITE_BYTES
+                    && self.session.hold.is_none()
+                    && !self.session.kept_all_out
+                    // The next one waits with the replies until there is room, and is not refused.
+                    && !(self.session.wrote && node.engines.is_spilling())
+                {
+                    continue;
+                }
+                self.session.kept_all_out = false;
+                // What was scanned behind it will be scanned again, or never.
+                tallies.commands.add(index as u64 + 1);
+                self.scanner.restart();
+                if self.closing != Closing::No {
+                    return buf.len();
+                }
+                self.more = at < buf.len();
+                return at;
+            }
+            tallies.commands.add(batch.len() as u64);
+            self.scanner.settle();
+            at = end;
+            match halt {
+                Halt::Enough => {}
+                Halt::Incomplete => return at,
+                Halt::Refused(Malformed::Http) => {
+                    tracing::warn!(
+                        "client {} speaks HTTP: closed (a cross-site attack?)",
+                        self.session.client.peer
+                    );
+                    self.closing = Closing::Politely;
+                    return buf.len();
+                }
+                Halt::Refused(why) => {
+                    Reply::new(out, self.session.client.protocol()).error(format!("ERR {why}"));
+                    tallies.errors.add(1);
+                    node.calls.of(self.session.worker).error(b"ERR");
+                    self.closing = Closing::Lingering;
+                    return buf.len();
+                }
+            }
+        }
+    }
+
+    /// Lets the rows be read that the next request needs, together with those of the requests
+    /// behind it.
+    #[cold]
+    fn fetch(&mut self, node: &Node, mut behind: &[u8], mut fetching: Fetching) {
+        let mut scanner = Scanner::default();
+        while !fetching.is_enough() {
+            match scanner.scan(behind, &self.limits) {
+                Scan::Nothing(length) => behind = &behind[length..],
+                Scan::Request(length) => {
+                    let args = scanner.args(behind);
+                    cold_keys::ask(
+                        table::find(args.at(0)),
+                        args,
+                        &self.session,
+                        &node.engines,
+                        &mut fetching,
+                    );
+                    behind = &behind[length..];
+                    scanner.restart();
+                }
+                Scan::Incomplete | Scan::Refused(_) => break,
+            }
+        }
+        self.pinned_bytes += fetching.bytes();
+        self.session.client.away.store(true, Relaxed);
+        self.stalled = Some(Box::pin(node.engines.cold.fetch(fetching)));
+        self.more = true;
+    }
+
+    /// Bytes that the scanner takes: what it knows of a request that has not come whole.
+    pub(crate) fn scanner_bytes(&self) -> usize {
+        self.scanner.bytes()
+    }
+
+    /// Whether settings or users have changed since it looked.
+    #[inline]
+    pub(crate) fn is_outdated(&self, node: &Node) -> bool {
+        self.session.access.version != node.settings.version()
+    }
+
+    /// Settings or users have changed. False: the connection's user is no more, and the connection
+    /// neither.
+    #[cold]
+    pub(crate) fn look_again(&mut self, node: &Node) -> bool {
+        // Before the look: what changes meanwhile is looked at once more.
+        self.session.access.version = node.settings.version();
+        self.config = Arc::clone(&node.config());
+        self.session.timed = slowlog::times_all(&self.config.server);
+        let mut known = self.session.access.look_again(node);
+        // A subscription that was made while the rule that allowed it was taken away.
+        if self.session.listening
+            && std::mem::take(&mut self.session.access.hears_less)
+            && let Some(user) = &self.session.access.user
+        {
+            known = known && self.session.subscriptions.are_allowed(user);
+        }
+        if !known {
+            self.closing = Closing::AtOnce;
+        }
+        self.limits = limits(&self.config, &mut self.session);
+        known
+    }
+
+    /// Scans some requests, from `at` on. Gives where they end, and why there are not more.
+    #[inline]
+    fn scan(&mut self, buf: &[u8], mut at: usize, batch: &mut Vec<Request>) -> (usize, Halt) {
+        batch.clear();
+        loop {
+            match self.scanner.scan(&buf[at..], &self.limits) {
+                Scan::Incomplete => return (at, Halt::Incomplete),
+                Scan::Refused(why) => return (at, Halt::Refused(why)),
+                Scan::Nothing(length) => at += length,
+                Scan::Request(length) => {
+                    let (bytes, is_inline) = (at..at + length, self.scanner.is_inline());
+                    let name = self.scanner.args(&buf[at..]).at(0);
+                    batch.push(Request {
+                        bytes,
+                        spans: self.scanner.last_spans(),
+                        is_inline,
+                        found: self.lookup.find(name),
+                    });
+                    at += length;
+                    // The words of an inline request are kept until the next one. What a client may
+                    // send after it has logged in is not to be judged before it has.
+                    let enough =
+                        batch.len() == AHEAD || is_inline || self.scanner.kept() >= AHEAD_ARGS;
+                    if enough || self.limits.unauthenticated {
+                        return (at, Halt::Enough);
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn args<'a>(&'a self, request: &Request, buf: &'a [u8]) -> resp::Args<'a> {
+        self.scanner.args_in(&buf[request.bytes.clone()], request.spans.clone(), request.is_inline)
+    }
+}

@@ -1,0 +1,397 @@
+//! The threads: one that accepts, several that serve, one that maintains the tables.
+//!
+//! Each worker runs a current-thread runtime of its own, and a connection stays on the worker that
+//! it was given, so that nothing moves between cores on the way from request to reply. New
+//! connections go to the worker that has the fewest.
+
+use crate::config::{Config, ConfigError};
+use crate::dataset::cold::ReadsHere;
+use crate::dataset::poll_backoff::Naps;
+use crate::net::connection::Connection;
+use crate::roles::node::{Host, Process};
+use crate::runtime::shutdown::Vital;
+use crate::runtime::tls::Socket;
+use std::io::{self, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// Canaries that one existence space is asked for by the maintenance thread for each millisecond it
+/// sleeps, the next one the next time: 5,000 a second in all, a thousandth of a core, until all
+/// rates are known.
+const CANARIES_PER_MS: u64 = 5;
+/// How far apart it is looked for tables that have come to rest.
+const SETTLE_EVERY: Duration = Duration::from_secs(60);
+/// Threads per worker for what takes its time (statistics, digests, merges): more of it waits, so
+/// that pages do not.
+const SLOW_THREADS: usize = 2;
+/// Files that the process needs beside its clients: listeners, the log, cold files.
+const RESERVED_FILES: u64 = 64;
+/// More open files than this are not asked for: what Linux allows a process at most, unless told
+/// otherwise.
+const MOST_FILES: u64 = 1 << 20;
+
+/// Opens one listening socket.
+pub(crate) fn listen_on(host: &str, port: u16, backlog: i32) -> io::Result<TcpListener> {
+    let address = (host.trim_matches(['[', ']']), port)
+        .to_socket_addrs()?
+        .next()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the name has no address"))?;
+    let socket =
+        socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+    // A restarted server takes over the port though old connections linger in TIME_WAIT.
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(backlog)?;
+    Ok(socket.into())
+}
+
+/// A connection on its way to its worker.
+struct Arrival {
+    stream: TcpStream,
+    client: Arc<crate::runtime::clients::Client>,
+    encrypted: bool,
+}
+
+/// What the acceptor knows of a worker.
+struct Worker {
+    arrivals: mpsc::UnboundedSender<Arrival>,
+    /// Connections that it has, or that are on their way to it.
+    load: Arc<AtomicUsize>,
+}
+
+/// Starts all threads. They end when the node is stopped.
+pub(crate) fn start(
+    host: &Arc<Host>,
+    listeners: Vec<TcpListener>,
+    encrypted: Vec<TcpListener>,
+) -> io::Result<Vec<JoinHandle<()>>> {
+    lower_max_clients(host)?;
+    let mut threads = Vec::new();
+    let mut workers = Vec::new();
+    let encrypted_addresses: Vec<_> =
+        encrypted.iter().filter_map(|listener| listener.local_addr().ok()).collect();
+    let all =
+        listeners.into_iter().map(|l| (l, false)).chain(encrypted.into_iter().map(|l| (l, true)));
+    // If a later thread cannot start, the earlier ones must not stay.
+    let spawned = (|| {
+        for index in 0..host.tallies.len() {
+            let (send, receive) = mpsc::unbounded_channel();
+            let load = Arc::new(AtomicUsize::new(0));
+            workers.push(Worker { arrivals: send, load: load.clone() });
+            let host = host.clone();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .max_blocking_threads(SLOW_THREADS)
+                .build()?;
+            threads.push(thread(host.stop.vital(), format!("worker-{index}"), move || {
+                runtime.block_on(work(host, index, receive, load));
+            })?);
+        }
+        let maintained = host.clone();
+        threads
+            .push(thread(host.stop.vital(), "maintain".to_owned(), move || maintain(&maintained))?);
+        let host = host.clone();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let listeners = {
+            let _in = runtime.enter();
+            all.map(|(listener, encrypted)| {
+                listener.set_nonblocking(true)?;
+                Ok((tokio::net::TcpListener::from_std(listener)?, encrypted))
+            })
+            .collect::<io::Result<Vec<_>>>()?
+        };
+        threads.push(thread(host.stop.vital(), "accept".to_owned(), move || {
+            runtime.block_on(accept(host, listeners, workers));
+        })?);
+        Ok(())
+    })();
+    if let Err(error) = spawned {
+        host.stop.now();
+        return Err(error);
+    }
+    for address in &host.addresses {
+        tracing::info!("listening on {address}, {} workers", host.tallies.len());
+    }
+    for address in encrypted_addresses {
+        tracing::info!("listening with TLS on {address}");
+    }
+    Ok(threads)
+}
+
+/// Starts a thread without which the server is of no use.
+pub(crate) fn thread<T: Send + 'static>(
+    vital: Vital,
+    name: String,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    std::thread::Builder::new().name(name).spawn(move || {
+        let _vital = vital;
+        body()
+    })
+}
+
+/// If the system allows fewer clients than the configuration, the configuration follows.
+fn lower_max_clients(process: &Process) -> io::Result<()> {
+    let wanted = process.config().server.max_clients;
+    let allowed = allowed_clients(wanted);
+    if allowed < wanted {
+        tracing::warn!(
+            "the limit of open files leaves room for {allowed} clients instead of {wanted}"
+        );
+        let change = |config: &mut Config| {
+            config.server.max_clients = allowed;
+            Ok::<(), ConfigError>(())
+        };
+        process.settings.change(change, |_, _| Ok(())).map_err(io::Error::other)?;
+    }
+    Ok(())
+}
+
+/// Clients that the limit of open files has room for. Raises that limit as far as it may: cold
+/// files are opened as they come, one descriptor each.
+pub(crate) fn allowed_clients(wanted: usize) -> usize {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let needed = wanted as u64 + RESERVED_FILES;
+    let limit = getrlimit(Resource::Nofile);
+    let mut current = limit.current.unwrap_or(u64::MAX);
+    let raised = limit.maximum.unwrap_or(MOST_FILES).min(MOST_FILES.max(needed));
+    if raised > current
+        && setrlimit(Resource::Nofile, Rlimit { current: Some(raised), ..limit }).is_ok()
+    {
+        current = raised;
+    }
+    usize::try_from(current.saturating_sub(RESERVED_FILES)).unwrap_or(usize::MAX).clamp(1, wanted)
+}
+
+/// The accepting thread: takes connections, hands them out, and looks after the clients once a
+/// second.
+async fn accept(
+    host: Arc<Host>,
+    listeners: Vec<(tokio::net::TcpListener, bool)>,
+    workers: Vec<Worker>,
+) {
+    let workers = Arc::new(workers);
+    for (listener, encrypted) in listeners {
+        let (host, workers) = (host.clone(), workers.clone());
+        tokio::spawn(async move {
+            loop {
+                match listener.accept().await {
+                    Ok((stream, peer)) => {
+                        if let Err(error) = admit(&host, &workers, stream, peer, encrypted) {
+                            tracing::debug!("connection from {peer} failed at its start: {error}");
+                        }
+                    }
+                    Err(error) => {
+                        // Out of files, usually: waiting is all that helps.
+                        tracing::warn!("cannot accept: {error}");
+                        tokio::time::sleep(Duration::from_millis(100)).await;
+                    }
+                }
+            }
+        });
+    }
+    host.clients.budget.set_most(host.config().server.max_clients_memory_bytes);
+    let mut second = tokio::time::interval(Duration::from_secs(1));
+    second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut before = (Instant::now(), host.totals());
+    let mut settled = Instant::now();
+    loop {
+        tokio::select! {
+            () = host.stop.wait() => return,
+            () = host.clients.budget.exceeded() => host.clients.make_room(),
+            _ = second.tick() => {
+                let now = Instant::now();
+                let (elapsed, totals) = (now.duration_since(before.0), host.totals());
+                host.rates.measure(&before.1, &totals, elapsed);
+                if let Some(engines) = host.node().engines.get() {
+                    engines.measure(elapsed);
+                    if now.duration_since(settled) >= SETTLE_EVERY {
+                        engines.settle();
+                        settled = now;
+                    }
+                }
+                before = (now, totals);
+                // A replica that has fallen silent does not say so.
+                host.replication.judge(&host.config());
+                let (idle_s, handshake_s) = {
+                    let config = host.config();
+                    (config.server.idle_timeout_s, config.security.handshake_timeout_s)
+                };
+                for client in host.clients.list() {
+                    let slow = handshake_s > 0 && client.outside_s(now).is_some_and(|s| s >= handshake_s);
+                    let idle = idle_s > 0 && client.is_idle(now, idle_s);
+                    if slow || idle {
+                        let ended = &host.clients.ended;
+                        let count = if slow { &ended.by_handshake } else { &ended.by_idleness };
+                        count.fetch_add(1, Relaxed);
+                        client.kill();
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What Redis says, of us.
+const DENIED: &[u8] = b"-DENIED Tidemark is running in protected mode because protected mode is enabled and no password is set for \
+the default user. In this mode connections are only accepted from the loopback interface. If you want to connect from external computers, \
+set a password for the default user (security.password, or CONFIG SET requirepass from this machine), or, if the server is not reachable by \
+others, disable protected mode (security.protected_mode).\r\n";
+
+/// Whether a peer is on this machine.
+fn is_here(peer: SocketAddr) -> bool {
+    peer.ip().to_canonical().is_loopback()
+}
+
+fn admit(
+    process: &Process,
+    workers: &[Worker],
+    stream: tokio::net::TcpStream,
+    peer: SocketAddr,
+    encrypted: bool,
+) -> io::Result<()> {
+    let mut stream = stream.into_std()?;
+    stream.set_nodelay(true)?;
+    let config = process.config();
+    let keepalive_s = config.server.tcp_keepalive_s;
+    if keepalive_s > 0 {
+        let third = Duration::from_secs((keepalive_s / 3).max(1));
+        let probes = socket2::TcpKeepalive::new()
+            .with_time(Duration::from_secs(keepalive_s))
+            .with_interval(third);
+        // As in Redis, a client is served without probes rather than not at all.
+        if let Err(error) =
+            socket2::SockRef::from(&stream).set_tcp_keepalive(&probes.with_retries(3))
+        {
+            tracing::debug!("connection from {peer}: no keepalive probes: {error}");
+        }
+    }
+    let local = stream.local_addr()?;
+    if config.security.protected_mode && !is_here(peer) && process.acl.is_open() {
+        process.clients.rejected.fetch_add(1, Relaxed);
+        return if encrypted { Ok(()) } else { stream.write_all(DENIED) };
+    }
+    let Some(client) = process.clients.admit(peer, local, config.server.max_clients) else {
+        // The socket's buffer is empty: this does not block.
+        return if encrypted {
+            Ok(())
+        } else {
+            stream.write_all(b"-ERR max number of clients reached\r\n")
+        };
+    };
+    let Some(worker) = workers.iter().min_by_key(|w| w.load.load(Relaxed)) else { return Ok(()) };
+    worker.load.fetch_add(1, Relaxed);
+    let id = client.id;
+    if worker.arrivals.send(Arrival { stream, client, encrypted }).is_err() {
+        // The worker has ended: the server is stopping.
+        process.clients.remove(id);
+    }
+    Ok(())
+}
+
+/// A worker thread: serves its connections until the node stops.
+async fn work(
+    host: Arc<Host>,
+    index: usize,
+    mut arrivals: mpsc::UnboundedReceiver<Arrival>,
+    load: Arc<AtomicUsize>,
+) {
+    let _reads = ReadsHere::begin();
+    let stop = host.stop.clone();
+    let stopped = stop.wait();
+    tokio::pin!(stopped);
+    loop {
+        let Arrival { stream, client, encrypted } = tokio::select! {
+            () = &mut stopped => break,
+            arrival = arrivals.recv() => match arrival {
+                Some(arrival) => arrival,
+                None => break,
+            },
+        };
+        let departure = Departure { load: load.clone(), host: host.clone(), id: client.id };
+        match tokio::net::TcpStream::from_std(stream) {
+            Ok(stream) => {
+                let (host, of_task) = (host.clone(), client.clone());
+                let task = tokio::spawn(async move {
+                    let _departure = departure;
+                    // A client that takes too long for it is ended like one that does not log in.
+                    let socket = if encrypted {
+                        host.tls.accept(stream).await
+                    } else {
+                        Ok(Socket::Plain(stream))
+                    };
+                    match socket {
+                        Ok(socket) => Connection::new(host, index, socket, of_task).serve().await,
+                        Err(error) => {
+                            host.tls.failed.fetch_add(1, Relaxed);
+                            tracing::debug!("no TLS with {}: {error}", of_task.peer);
+                        }
+                    }
+                });
+                client.served_by(task.abort_handle());
+            }
+            Err(error) => tracing::warn!("cannot serve {}: {error}", client.peer),
+        }
+    }
+    // No client is in the middle of a command: commands do not wait. Those whose replies are all
+    // sent go now, the others may take theirs for a while.
+    let deadline = Instant::now() + Duration::from_millis(host.config().server.shutdown_grace_ms);
+    while load.load(Relaxed) > 0 && Instant::now() < deadline {
+        for client in host.clients.list() {
+            if client.output_bytes.load(Relaxed) == 0 {
+                client.kill();
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Counts a connection off its worker, and off the list, when it ends, however it ends.
+struct Departure {
+    load: Arc<AtomicUsize>,
+    host: Arc<Host>,
+    id: u64,
+}
+
+impl Drop for Departure {
+    fn drop(&mut self) {
+        self.host.clients.remove(self.id);
+        self.load.fetch_sub(1, Relaxed);
+    }
+}
+
+/// The maintenance thread.
+fn maintain(host: &Host) {
+    let (mut naps, mut turn) = (Naps::default(), 0usize);
+    while !host.stop.is_stopped() {
+        let node = host.node();
+        let engines = node.engines.get();
+        engines.into_iter().for_each(|engines| engines.tracking.tidy(engines));
+        match engines.filter(|engines| engines.maintain()) {
+            None => {
+                let nap = naps.next(&node);
+                if let Some(engines) = engines {
+                    engines.probe(turn, nap.as_millis() as u64 * CANARIES_PER_MS);
+                    turn = turn.wrapping_add(1);
+                }
+                drop(node);
+                std::thread::sleep(nap);
+            }
+            Some(engines) => {
+                naps.worked();
+                // Else pages that are woken on this processor would wait for the clock's tick: see
+                // dataset/snapshot/cpu_throttle.rs.
+                if !engines.hurries() {
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+}

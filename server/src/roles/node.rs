@@ -1,0 +1,406 @@
+//! What all connections share.
+
+use crate::acl::Acl;
+use crate::command::error::Refusal;
+use crate::config::Config;
+use crate::dataset::durability::Durability;
+use crate::dataset::engines::Engines;
+use crate::dataset::snapshot::Snapshots;
+use crate::net::workers::allowed_clients;
+use crate::roles::Replication;
+use crate::runtime::clients::Clients;
+use crate::runtime::command_stats::AllCalls;
+use crate::runtime::monitors::Monitors;
+use crate::runtime::pause::Pause;
+use crate::runtime::pubsub::Channels;
+use crate::runtime::settings::{SetError, Settings};
+use crate::runtime::shutdown::Stop;
+use crate::runtime::slowlog::SlowLog;
+use crate::runtime::tls::Tls;
+use crate::runtime::tracking::Tracking;
+use arc_swap::{ArcSwap, Guard};
+use parking_lot::Mutex;
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// A counter that one thread writes and others read now and then: a load and a store instead of a
+/// locked addition.
+#[derive(Default)]
+pub(crate) struct Tally(AtomicU64);
+
+impl Tally {
+    /// Only the owning worker may call this.
+    #[inline]
+    pub(crate) fn add(&self, n: u64) {
+        self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// What one worker counts. Its own cache lines, so that workers do not slow each other down.
+#[derive(Default)]
+#[repr(align(128))]
+pub(crate) struct Tallies {
+    pub(crate) commands: Tally,
+    pub(crate) errors: Tally,
+    pub(crate) bytes_in: Tally,
+    pub(crate) bytes_out: Tally,
+    /// Rows that were there when they were read by key, and that were not.
+    pub(crate) hits: Tally,
+    pub(crate) misses: Tally,
+    /// Odd while the worker is in a turn.
+    pub(crate) turn: AtomicU64,
+}
+
+impl Tallies {
+    /// The worker is in a turn until the guard is dropped.
+    #[inline]
+    pub(crate) fn enter(&self) -> InTurn<'_> {
+        self.turn.fetch_add(1, SeqCst);
+        InTurn(&self.turn)
+    }
+}
+
+/// See [`Tallies::enter`].
+pub(crate) struct InTurn<'a>(&'a AtomicU64);
+
+impl Drop for InTurn<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+/// Sums of [`Tallies`].
+#[derive(Default, Clone, Copy)]
+pub(crate) struct Totals {
+    pub(crate) commands: u64,
+    pub(crate) errors: u64,
+    pub(crate) bytes_in: u64,
+    pub(crate) bytes_out: u64,
+    pub(crate) hits: u64,
+    pub(crate) misses: u64,
+    /// From a master, and to replicas.
+    pub(crate) link_bytes_in: u64,
+    pub(crate) link_bytes_out: u64,
+}
+
+/// What the last second had, by the second.
+#[derive(Default)]
+pub(crate) struct Rates {
+    pub(crate) commands: AtomicU64,
+    pub(crate) bytes_in: AtomicU64,
+    pub(crate) bytes_out: AtomicU64,
+    pub(crate) link_bytes_in: AtomicU64,
+    pub(crate) link_bytes_out: AtomicU64,
+}
+
+impl Rates {
+    /// Between these two sums so much time went by.
+    pub(crate) fn measure(&self, before: &Totals, after: &Totals, elapsed: Duration) {
+        let elapsed_us = elapsed.as_micros().max(1);
+        for (rate, before, after) in [
+            (&self.commands, before.commands, after.commands),
+            (&self.bytes_in, before.bytes_in, after.bytes_in),
+            (&self.bytes_out, before.bytes_out, after.bytes_out),
+            (&self.link_bytes_in, before.link_bytes_in, after.link_bytes_in),
+            (&self.link_bytes_out, before.link_bytes_out, after.link_bytes_out),
+        ] {
+            // CONFIG RESETSTAT may come between.
+            let more = u128::from(after.saturating_sub(before));
+            rate.store(u64::try_from(more * 1_000_000 / elapsed_us).unwrap_or(u64::MAX), Relaxed);
+        }
+    }
+}
+
+/// Something that is there once the data are loaded. Until then the dispatcher lets only those
+/// commands through that do not ask.
+pub(crate) struct Loaded<T>(OnceLock<T>);
+
+impl<T> Default for Loaded<T> {
+    fn default() -> Self {
+        Loaded(OnceLock::new())
+    }
+}
+
+impl<T> Loaded<T> {
+    /// From now on it is there.
+    pub(crate) fn fill(&self, value: T) {
+        assert!(self.0.set(value).is_ok(), "data are loaded once");
+    }
+
+    #[inline]
+    pub(crate) fn get(&self) -> Option<&T> {
+        self.0.get()
+    }
+}
+
+impl<T> Deref for Loaded<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        self.0.get().expect("a command that asks for data is not admitted before they are loaded")
+    }
+}
+
+/// What a process has once, whatever data set it serves.
+pub(crate) struct Process {
+    pub(crate) settings: Settings,
+    pub(crate) clients: Clients,
+    pub(crate) channels: Channels,
+    pub(crate) pause: Pause,
+    pub(crate) acl: Acl,
+    pub(crate) monitors: Monitors,
+    pub(crate) tracking: Arc<Tracking>,
+    pub(crate) slow: SlowLog,
+    pub(crate) replication: Replication,
+    pub(crate) tls: Tls,
+    /// One per worker.
+    pub(crate) tallies: Vec<Tallies>,
+    /// Only a worker changes its tallies, so a reset notes where they stood.
+    totals_base: Mutex<Totals>,
+    pub(crate) calls: AllCalls,
+    pub(crate) stop: Stop,
+    pub(crate) addresses: Vec<SocketAddr>,
+    pub(crate) started: Instant,
+    /// 40 hexadecimal digits, new with every start.
+    pub(crate) run_id: String,
+    pub(crate) rates: Rates,
+}
+
+/// A data set, and the process around it. A replica that takes over another data set gets a new
+/// node ([`Host`]).
+pub(crate) struct Node {
+    /// Which of the process's nodes it is.
+    pub(crate) generation: u64,
+    pub(crate) engines: Loaded<Engines>,
+    pub(crate) store: Loaded<store::Store>,
+    pub(crate) durability: Arc<Durability>,
+    pub(crate) snapshots: Arc<Snapshots>,
+    process: Arc<Process>,
+}
+
+impl Deref for Node {
+    type Target = Process;
+
+    #[inline]
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+/// The process, and the node that it serves now. Code that outlives a node holds this.
+pub(crate) struct Host {
+    process: Arc<Process>,
+    node: ArcSwap<Node>,
+}
+
+impl Deref for Host {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+impl Host {
+    pub(crate) fn new(config: Config, addresses: Vec<SocketAddr>, stop: Stop) -> Host {
+        let workers = match config.server.workers {
+            0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            workers => workers,
+        };
+        let mut random = fastrand::Rng::new();
+        let process = Arc::new(Process {
+            clients: Clients::default(),
+            channels: Channels::default(),
+            pause: Pause::default(),
+            acl: Acl::default(),
+            monitors: Monitors::default(),
+            tracking: Arc::default(),
+            slow: SlowLog::default(),
+            replication: Replication::new(),
+            tls: Tls::default(),
+            tallies: (0..workers).map(|_| Tallies::default()).collect(),
+            totals_base: Mutex::default(),
+            calls: AllCalls::new(workers),
+            stop,
+            addresses,
+            started: Instant::now(),
+            run_id: (0..40).map(|_| char::from(b"0123456789abcdef"[random.usize(..16)])).collect(),
+            rates: Rates::default(),
+            settings: Settings::new(config),
+        });
+        process.tracking.configure(&process.config());
+        Host { node: ArcSwap::from_pointee(Node::new(0, process.clone())), process }
+    }
+
+    /// Another node, empty, takes the place of this one.
+    pub(crate) fn replace_node(&self) {
+        let generation = self.node.load().generation + 1;
+        self.node.store(Arc::new(Node::new(generation, self.process.clone())));
+    }
+
+    /// The node of this moment, for one turn: the guard is not to be kept across a wait.
+    #[inline]
+    pub(crate) fn now(&self) -> Guard<Arc<Node>> {
+        self.node.load()
+    }
+
+    /// The node of this moment. It is not to be kept for long: the next one waits until no thread
+    /// holds it any more.
+    pub(crate) fn node(&self) -> Arc<Node> {
+        self.node.load_full()
+    }
+}
+
+impl Node {
+    fn new(generation: u64, process: Arc<Process>) -> Node {
+        Node {
+            generation,
+            engines: Loaded::default(),
+            store: Loaded::default(),
+            snapshots: Arc::default(),
+            durability: Arc::new(Durability::new(process.config().durability.fsync)),
+            process,
+        }
+    }
+
+    /// The process around it, for who may outlive the node.
+    pub(crate) fn process(&self) -> Arc<Process> {
+        self.process.clone()
+    }
+
+    /// From now on the data are there.
+    pub(crate) fn fill(&self, mut engines: Engines) {
+        engines.tracking = self.tracking.clone();
+        self.engines.fill(engines);
+        // Clients stay connected though the node before this one had other data.
+        if self.tracking.any() {
+            self.tracking.all_changed();
+        }
+    }
+
+    /// Whether the data are there.
+    #[inline]
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.engines.get().is_some()
+    }
+
+    /// Why a write must be refused now, if it must. First what the disk says, as in Redis: of a
+    /// node that is to be a master and cannot begin its log, too.
+    #[inline]
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
+        if let Some(text) = self.durability.refusal() {
+            return Some(Refusal::new(text.into_bytes()));
+        }
+        self.replication.refusal().map(|text| Refusal::new(text.as_bytes().to_vec()))
+    }
+
+    /// Makes a changed configuration take effect where copies of it are held. An error: then
+    /// nothing changes.
+    pub(crate) fn apply(
+        &self,
+        before: &Config,
+        after: &Config,
+        certificates: bool,
+    ) -> Result<(), String> {
+        let wanted = after.server.max_clients;
+        let allowed = allowed_clients(wanted);
+        if wanted > before.server.max_clients && allowed < wanted {
+            return Err(format!(
+                "The operating system is not able to handle the specified number of clients, try with {allowed}"
+            ));
+        }
+        if certificates {
+            self.tls.configure(&after.tls)?;
+        }
+        if before.security.password != after.security.password {
+            self.acl.set_default_password(&after.security.password)?;
+        }
+        self.acl.log.lock().most = after.security.acl_log_entries;
+        self.clients.budget.set_most(after.server.max_clients_memory_bytes);
+        self.tracking.configure(after);
+        self.durability.set_policy(after.durability.fsync);
+        self.replication.judge(after);
+        Ok(())
+    }
+}
+
+impl Process {
+    /// The configuration as it is now. Do not keep the guard across a wait.
+    #[inline]
+    pub(crate) fn config(&self) -> Guard<Arc<Config>> {
+        self.settings.now()
+    }
+
+    /// SIGHUP: reads the certificates again, as CONFIG SET of a key of `[tls]` does. If they cannot
+    /// be read, those that there are stay.
+    pub(crate) fn reload_certificates(&self) {
+        let refused = |why| SetError::Refused { name: "tls".to_owned(), why };
+        let read = |_: &Config, now: &Config| self.tls.configure(&now.tls).map_err(refused);
+        match self.settings.change(|_| Ok(()), read) {
+            Ok(()) => tracing::info!("SIGHUP: the TLS certificates are read again"),
+            Err(error) => {
+                tracing::error!("SIGHUP: the TLS certificates stay as they are: {error}");
+            }
+        }
+    }
+
+    /// The port of the first listening socket.
+    pub(crate) fn port(&self) -> u16 {
+        self.addresses.first().map_or(0, SocketAddr::port)
+    }
+
+    /// What the workers have counted since the start, or since CONFIG RESETSTAT.
+    pub(crate) fn totals(&self) -> Totals {
+        let (all, base) = (self.totals_ever(), *self.totals_base.lock());
+        Totals {
+            commands: all.commands.wrapping_sub(base.commands),
+            errors: all.errors.wrapping_sub(base.errors),
+            bytes_in: all.bytes_in.wrapping_sub(base.bytes_in),
+            bytes_out: all.bytes_out.wrapping_sub(base.bytes_out),
+            hits: all.hits.wrapping_sub(base.hits),
+            misses: all.misses.wrapping_sub(base.misses),
+            link_bytes_in: all.link_bytes_in.wrapping_sub(base.link_bytes_in),
+            link_bytes_out: all.link_bytes_out.wrapping_sub(base.link_bytes_out),
+        }
+    }
+
+    /// CONFIG RESETSTAT.
+    pub(crate) fn reset_totals(&self) {
+        *self.totals_base.lock() = self.totals_ever();
+        self.clients.accepted.store(0, Relaxed);
+        self.clients.rejected.store(0, Relaxed);
+        self.clients.ended.reset();
+        self.calls.reset();
+    }
+
+    fn totals_ever(&self) -> Totals {
+        let mut totals = Totals::default();
+        for tallies in &self.tallies {
+            totals.commands += tallies.commands.get();
+            totals.errors += tallies.errors.get();
+            totals.bytes_in += tallies.bytes_in.get();
+            totals.bytes_out += tallies.bytes_out.get();
+            totals.hits += tallies.hits.get();
+            totals.misses += tallies.misses.get();
+        }
+        let feeds = &self.replication.feeds;
+        totals.link_bytes_in = feeds.bytes_in.load(Relaxed);
+        totals.link_bytes_out = feeds.bytes_out.load(Relaxed);
+        totals
+    }
+}
+
+/// Microseconds since 1970.
+pub(crate) fn unix_us() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}

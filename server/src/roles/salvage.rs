@@ -1,0 +1,93 @@
+//! What a replica gives up for its master's history is put into safety first: a folder
+//! `dropped-<from>-<end>-<chain>` in the data folder.
+//!
+//! It holds the segments of the log with what is dropped (`tidemark dump` prints them). Where the
+//! log does not go back so far, it holds the snapshot, too, and is a data folder of its own:
+//! `tidemark serve --dir` shows what was there. Files that never change are linked, not copied:
+//! they cost room as soon as they would have been removed. A link that is cut and begins anew finds
+//! the folder there, and makes no second one. The operator removes it.
+
+use crate::roles::node::Node;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use store::{MANIFEST, Position, SegmentName, parse_segment_name};
+
+/// While it is made. Whatever has the name at the beginning is left from an attempt that failed.
+const UNFINISHED: &str = ".tidemark-dropped.tmp";
+
+/// Keeps what the log holds from the offset `from` on, up to its end. Gives where it is; none if
+/// that was said before, or if there was nothing to keep. Durable when it returns.
+pub(crate) fn keep(node: &Node, from: u64, end: Position) -> Result<Option<PathBuf>, store::Error> {
+    let folder = node.config().durability.dir.clone();
+    let disk = node.store.disk().clone();
+    let io = |source| store::Error::Io {
+        path: folder.clone(),
+        doing: "keeping what will be dropped",
+        source,
+    };
+    let (mut segments, mut oldest) = (Vec::new(), u64::MAX);
+    for name in disk.list().map_err(io)? {
+        let SegmentName::Segment(number) = parse_segment_name(&name) else { continue };
+        let Some(head) = node.store.segment_head(number)? else { continue };
+        let size = disk.open(&name).and_then(|f| f.size()).map_err(io)?;
+        oldest = oldest.min(head.base);
+        if head.base + size.saturating_sub(store::SEGMENT_HEAD_BYTES) > from
+            && size > store::SEGMENT_HEAD_BYTES
+        {
+            segments.push(name);
+        }
+    }
+    let manifest = node.store.manifest().clone();
+    let (mut files, mut all) = (Vec::new(), segments);
+    if oldest > from && !manifest.files.is_empty() {
+        // Replay begins in the segment that the manifest names; all that there are is more than
+        // enough.
+        files = manifest.files.iter().map(|f| f.name.clone()).collect();
+        all = disk.list().map_err(io)?;
+        all.retain(|name| matches!(parse_segment_name(name), SegmentName::Segment(_)));
+    }
+    if files.is_empty() && all.is_empty() {
+        return Ok(None);
+    }
+    let kept = folder.join(format!("dropped-{from}-{}-{:08x}", end.offset, end.chain));
+    if kept.is_dir() {
+        return Ok(None);
+    }
+    let unfinished = folder.join(UNFINISHED);
+    match std::fs::remove_dir_all(&unfinished) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
+        _ => {}
+    }
+    let made = || -> io::Result<()> {
+        std::fs::create_dir(&unfinished)?;
+        for name in &all {
+            copy(&folder.join(name), &unfinished.join(name))?;
+        }
+        if !files.is_empty() {
+            let path = unfinished.join(MANIFEST);
+            std::fs::write(&path, manifest.encode())?;
+            File::open(&path)?.sync_all()?;
+        }
+        for name in &files {
+            let (old, new) = (folder.join(name), unfinished.join(name));
+            std::fs::hard_link(&old, &new).or_else(|_| copy(&old, &new))?;
+        }
+        File::open(&unfinished)?.sync_all()?;
+        std::fs::rename(&unfinished, &kept)?;
+        disk.sync_dir()
+    };
+    match made() {
+        Ok(()) => Ok(Some(kept)),
+        Err(error) => {
+            // The room that it took may be what was missing.
+            let _ = std::fs::remove_dir_all(&unfinished);
+            Err(io(error))
+        }
+    }
+}
+
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    std::fs::copy(from, to)?;
+    File::open(to)?.sync_all()
+}

@@ -1,0 +1,284 @@
+//! Which node may write, and which may be promoted, as orders, Sentinels and starts leave it.
+
+use super::*;
+use crate::roles::role::Epoch;
+use ::replication::Sending;
+use std::net::IpAddr;
+
+fn order(replication: &Replication, config: &Config, master: Option<Master>) -> bool {
+    replication.order(config, Order { master, ..Order::default() }, || ()).unwrap()
+}
+
+fn master() -> (Replication, Config, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = Config::default();
+    config.durability.dir = folder.path().to_path_buf();
+    let replication = Replication::new();
+    assert!(replication.refusal().is_some(), "before the log is there");
+    assert!(replication.settle(&config, true, 1));
+    assert_eq!(replication.refusal(), None);
+    (replication, config, folder)
+}
+
+/// The thread that owns the log obeys one order after the other, and may come to an end with one
+/// when the next has been given: what it has made of the log then is not what is wanted, and
+/// nothing may be written into it.
+#[test]
+fn only_who_has_obeyed_the_last_order_opens_the_gate() {
+    let (replication, config, _folder) = master();
+    let other = |port| Master { host: "127.0.0.1".to_owned(), port };
+    let give = |to: Option<Master>| {
+        assert!(order(&replication, &config, to.clone()));
+        let kept = Role::read(&config.durability.dir).unwrap().map(|role| role.master);
+        assert_eq!(kept, Some(to), "on the disk before anybody is told");
+        assert!(replication.refusal().unwrap().starts_with("READONLY "));
+        assert!(!replication.is_settled());
+    };
+    // It is a replica by now, and is to be a master.
+    give(Some(other(1)));
+    give(None);
+    assert!(!replication.settle(&config, false, 1));
+    assert!(!replication.is_settled());
+    assert!(replication.refusal().is_some(), "the log is still a replica's");
+    assert!(replication.settle(&config, true, 2));
+    assert!(replication.is_settled());
+    assert_eq!(replication.refusal(), None);
+    // The other way round.
+    give(Some(other(1)));
+    assert!(replication.settle(&config, false, 2));
+    give(None);
+    give(Some(other(2)));
+    assert!(!replication.settle(&config, true, 3));
+    assert!(!replication.is_settled());
+    assert!(replication.refusal().is_some(), "a master's log, of a node that is to be a replica");
+    // Looking again changes nothing.
+    replication.judge(&config);
+    assert!(replication.refusal().is_some());
+    assert!(replication.settle(&config, false, 3));
+    assert!(replication.refusal().is_some());
+}
+
+/// A slow check whether a master may write must not open the gate of a replica.
+#[test]
+fn an_order_that_comes_while_somebody_looks_shuts_the_gate() {
+    let (replication, mut config, _folder) = master();
+    config.replication.min_replicas_to_write = 1;
+    let counted = ::replication::Peer {
+        ip: String::new(),
+        port: 1,
+        refused_log: false,
+        sending: Sending::Log,
+        written: 0,
+        durable: 0,
+        heard_ms: 0,
+    };
+    assert!(replication.feeds.admit(1, IpAddr::from([127, 0, 0, 1]), 1));
+    replication.feeds.update(1, &counted, Instant::now());
+    let pause = || std::thread::sleep(std::time::Duration::from_millis(100));
+    let feeds = replication.feeds.stopped();
+    std::thread::scope(|scope| {
+        // It has to count the replicas, so it waits for us.
+        scope.spawn(|| replication.judge(&config));
+        pause();
+        let other = Master { host: "127.0.0.1".to_owned(), port: 1 };
+        scope.spawn(|| order(&replication, &config, Some(other)));
+        pause();
+        drop(feeds);
+    });
+    assert!(replication.refusal().unwrap().contains("read only replica"));
+}
+
+/// A node with this role, after a start.
+fn started(role: Role) -> (Replication, Config, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = Config::default();
+    config.durability.dir = folder.path().to_path_buf();
+    role.write(folder.path()).unwrap();
+    let replication = Replication::new();
+    replication.recall(&config).unwrap();
+    replication.settle(&config, role.master.is_none(), 1);
+    (replication, config, folder)
+}
+
+#[test]
+fn who_was_promoted_is_fenced_after_a_start_too() {
+    let (replication, config, _folder) = started(Role { synced: true, ..Role::default() });
+    assert!(replication.is_fenced() && replication.refusal().unwrap().contains("fenced"));
+    replication.followed(&config);
+    assert_eq!(replication.refusal(), None);
+    let (replication, ..) = started(Role::default());
+    assert_eq!(replication.refusal(), None, "it was always alone");
+}
+
+/// A hello of Sentinels of one group, and what follows from it.
+fn named(replication: &Replication, config: &Config, is_ours: bool, epoch: u64) {
+    if replication.named(
+        config,
+        &Hello { group: "mymaster", is_ours, epoch, address: "somewhere".to_owned() },
+    ) {
+        replication.keep_epochs(config);
+    }
+}
+
+#[test]
+fn what_sentinels_have_said_is_known_after_a_start() {
+    let (replication, config, folder) = started(Role { replicated: true, ..Role::default() });
+    let kept = || Role::read(folder.path()).unwrap().unwrap().sentinels;
+    let at = |epoch| vec![Epoch { name: "mymaster".to_owned(), epoch }];
+    named(&replication, &config, true, 5);
+    assert_eq!((replication.refusal(), kept()), (None, at(5)));
+    let again = Replication::new();
+    again.recall(&config).unwrap();
+    again.settle(&config, true, 2);
+    again.followed(&config);
+    named(&again, &config, true, 4);
+    assert!(
+        again.refusal().unwrap().contains("fenced"),
+        "a replica follows, and a Sentinel was away"
+    );
+    named(&again, &config, false, 6);
+    assert!(again.refusal().unwrap().contains("fenced"));
+    assert_eq!(kept(), at(6));
+    // An operator.
+    assert!(!order(&again, &config, None));
+    assert_eq!((again.refusal(), kept()), (None, vec![]));
+}
+
+/// Hellos come every second, from several; while one waits for the disk the others do not.
+#[test]
+fn one_at_a_time_writes_down_what_sentinels_say() {
+    let (replication, config, folder) = started(Role { replicated: true, ..Role::default() });
+    let says = |epoch| {
+        replication
+            .named(&config, &Hello { group: "m", is_ours: true, epoch, address: String::new() })
+    };
+    assert!(says(5) && !says(5) && !says(6), "somebody is about to");
+    replication.keep_epochs(&config);
+    assert_eq!(Role::read(folder.path()).unwrap().unwrap().sentinels[0].epoch, 6, "the last word");
+    assert_eq!(replication.refusal(), None);
+    assert!(!says(6), "no news");
+    assert!(says(7));
+}
+
+/// The disk takes seconds for a role: readers of the role and of the gate go on with the one
+/// before.
+#[test]
+fn nobody_who_reads_the_role_waits_for_the_disk() {
+    let (replication, config, _folder) = master();
+    let disk = replication.changing.lock();
+    std::thread::scope(|scope| {
+        scope.spawn(|| order(&replication, &config, Some(other(1))));
+        scope.spawn(|| named(&replication, &config, true, 5));
+        scope.spawn(|| replication.note_replicated(&config).unwrap());
+        // A lock that is asked for in here would hang the test.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(replication.master().is_none() && replication.is_fit() && replication.is_master());
+        replication.judge(&config);
+        replication.followed(&config);
+        assert!(replication.settle(&config, true, 1) && replication.is_settled());
+        assert!(!replication.is_fenced() && !replication.is_replicated());
+        replication
+            .named(&config, &Hello { group: "m", is_ours: true, epoch: 5, address: String::new() });
+        assert_eq!((replication.refusal(), replication.failover.name()), (None, "no-failover"));
+        drop(disk);
+    });
+    assert_eq!(replication.master(), Some(other(1)));
+    assert!(replication.is_replicated() && replication.refusal().is_some());
+}
+
+/// FAILOVER, and a kill before the replica has said that it has taken over.
+#[test]
+fn a_role_that_was_being_handed_over_is_handed_over_after_a_start() {
+    let (replication, config, folder) = master();
+    let handing = Some(Handing { offset: 7, has_all: true });
+    let order = Order { master: Some(other(1)), handing, ..Order::default() };
+    assert!(replication.order(&config, order, || ()).unwrap());
+    let again = || {
+        let again = Replication::new();
+        again.recall(&config).unwrap();
+        again
+    };
+    assert_eq!(again().failover.handover(), Some(7));
+    assert_eq!(again().failover.name(), "failover-in-progress");
+    assert!(again().is_fit(), "if it has to be promoted it has all");
+    replication.synced(&config);
+    assert_eq!(again().failover.handover(), None, "it has taken over");
+    // Sentinels decide by themselves.
+    let sentinels = vec![Epoch { name: "mymaster".to_owned(), epoch: 5 }];
+    Role { master: Some(other(1)), handing: Some(7), sentinels, ..Role::default() }
+        .write(folder.path())
+        .unwrap();
+    assert_eq!((again().failover.handover(), again().failover.name()), (None, "no-failover"));
+}
+
+fn other(port: u16) -> Master {
+    Master { host: "127.0.0.1".to_owned(), port }
+}
+
+#[test]
+fn who_gives_its_data_up_or_does_not_fit_is_not_to_be_promoted() {
+    let master = Some(other(1));
+    let (replication, config, folder) = started(Role { master, synced: true, ..Role::default() });
+    let is_fit_after_a_start = || {
+        let again = Replication::new();
+        again.recall(&config).unwrap();
+        again.is_fit()
+    };
+    assert!(replication.is_fit() && is_fit_after_a_start());
+    replication.refuses(&config, &other(2));
+    assert!(replication.is_fit(), "who is not its master any more says nothing");
+    replication.refuses(&config, &other(1));
+    assert!(!replication.is_fit() && !is_fit_after_a_start());
+    replication.synced(&config);
+    assert!(replication.is_fit() && is_fit_after_a_start());
+    // Once: not for another node that has the master's address later.
+    let forced = Order { master: Some(other(1)), forced: true, ..Order::default() };
+    assert!(replication.order(&config, forced, || ()).unwrap() && replication.is_forced());
+    let again = Replication::new();
+    again.recall(&config).unwrap();
+    assert!(again.is_forced(), "a start does not take it back");
+    replication.synced(&config);
+    assert!(!replication.is_forced() && !Role::read(folder.path()).unwrap().unwrap().forced);
+    replication.refuses(&config, &other(1));
+    assert!(order(&replication, &config, Some(other(2))));
+    assert!(
+        replication.is_fit() && is_fit_after_a_start(),
+        "of another master nothing is known yet"
+    );
+    replication.gives_up(&config).unwrap();
+    assert!(!replication.is_fit());
+    assert!(!Role::read(folder.path()).unwrap().unwrap().synced, "also after a start");
+    replication.synced(&config);
+    assert!(replication.is_fit());
+}
+
+#[test]
+fn a_master_that_is_to_follow_is_fit_once_it_has_met_its_master() {
+    let was_replica = Role { synced: true, ..Role::default() };
+    let (replication, config, folder) = started(was_replica.clone());
+    assert!(order(&replication, &config, Some(other(1))));
+    assert!(!replication.is_fit());
+    let kept = || Role::read(folder.path()).unwrap().unwrap();
+    assert!(!kept().synced && kept().replicated, "there are others, as a master's start must know");
+    replication.synced(&config);
+    assert!(order(&replication, &config, Some(other(2))));
+    assert!(replication.is_fit(), "a replica that changes its master has a whole data set");
+
+    for has_all in [false, true] {
+        let (replication, config, _folder) = started(was_replica.clone());
+        assert!(
+            replication
+                .order(
+                    &config,
+                    Order {
+                        master: Some(other(1)),
+                        handing: Some(Handing { offset: 7, has_all }),
+                        ..Order::default()
+                    },
+                    || ()
+                )
+                .unwrap()
+        );
+        assert_eq!(replication.is_fit(), has_all);
+    }
+}

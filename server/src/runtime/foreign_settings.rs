@@ -1,0 +1,171 @@
+//! Redis's settings that have no setting of ours behind them: what CONFIG GET answers for them, and
+//! to what CONFIG SET may set them.
+//!
+//! Two kinds. Of a *fixed* one the value follows from what this server is; it may be set to that
+//! value, and another one is refused with the reason. An *idle* one tunes what does not exist here
+//! (encodings, eviction samples, active defragmentation): it takes any value of its kind, shows it,
+//! and has no effect.
+
+use crate::config::Config;
+
+/// Idle settings with the values that Redis gives them.
+const IDLE: &[(&str, &str)] = &[
+    ("active-defrag-cycle-max", "25"),
+    ("active-defrag-cycle-min", "1"),
+    ("active-defrag-ignore-bytes", "104857600"),
+    ("active-defrag-threshold-lower", "10"),
+    ("active-defrag-threshold-upper", "100"),
+    ("active-expire-effort", "1"),
+    ("activedefrag", "no"),
+    ("activerehashing", "yes"),
+    ("aof-use-rdb-preamble", "yes"),
+    ("auto-aof-rewrite-min-size", "67108864"),
+    ("auto-aof-rewrite-percentage", "100"),
+    ("busy-reply-threshold", "5000"),
+    ("dynamic-hz", "yes"),
+    ("hash-max-listpack-entries", "512"),
+    ("hash-max-listpack-value", "64"),
+    ("hash-max-ziplist-entries", "512"),
+    ("hash-max-ziplist-value", "64"),
+    ("hll-sparse-max-bytes", "3000"),
+    ("hz", "10"),
+    ("jemalloc-bg-thread", "yes"),
+    ("lazyfree-lazy-eviction", "no"),
+    ("lazyfree-lazy-expire", "no"),
+    ("lazyfree-lazy-server-del", "no"),
+    ("lazyfree-lazy-user-del", "no"),
+    ("lazyfree-lazy-user-flush", "no"),
+    ("lfu-decay-time", "1"),
+    ("lfu-log-factor", "10"),
+    ("list-compress-depth", "0"),
+    ("list-max-listpack-size", "-2"),
+    ("list-max-ziplist-size", "-2"),
+    ("lua-time-limit", "5000"),
+    ("maxmemory-eviction-tenacity", "10"),
+    ("maxmemory-samples", "5"),
+    ("no-appendfsync-on-rewrite", "no"),
+    ("rdb-save-incremental-fsync", "yes"),
+    ("rdbcompression", "yes"),
+    ("repl-diskless-load", "disabled"),
+    ("repl-diskless-sync", "yes"),
+    ("repl-diskless-sync-delay", "5"),
+    ("set-max-intset-entries", "512"),
+    ("set-max-listpack-entries", "128"),
+    ("set-max-listpack-value", "64"),
+    ("stream-node-max-bytes", "4096"),
+    ("stream-node-max-entries", "100"),
+    ("zset-max-listpack-entries", "128"),
+    ("zset-max-listpack-value", "64"),
+    ("zset-max-ziplist-entries", "128"),
+    ("zset-max-ziplist-value", "64"),
+];
+
+/// Most bytes that a client may be owed: what 0, any number, means here.
+const MOST_BUFFER_BYTES: u64 = 2 << 30;
+
+/// Idle settings, with their values.
+#[derive(Clone, Debug)]
+pub(crate) struct Idle(Vec<(&'static str, String)>);
+
+impl Default for Idle {
+    fn default() -> Idle {
+        Idle(IDLE.iter().map(|(name, value)| (*name, (*value).to_owned())).collect())
+    }
+}
+
+impl Idle {
+    /// All of them, by name.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.0.iter().map(|(name, value)| (*name, value.as_str()))
+    }
+
+    /// Sets one, in any case. `None`: there is no such idle setting.
+    pub(crate) fn set(&mut self, name: &str, value: &str) -> Option<Result<(), &'static str>> {
+        let (_, slot) = self.0.iter_mut().find(|(known, _)| known.eq_ignore_ascii_case(name))?;
+        let is_switch = |text: &str| ["yes", "no"].iter().any(|w| text.eq_ignore_ascii_case(w));
+        let outcome = if is_switch(slot) && !is_switch(value) {
+            Err("argument must be 'yes' or 'no'")
+        } else if slot.parse::<i64>().is_ok() && crate::runtime::settings::bytes(value).is_none() {
+            Err("argument couldn't be parsed into an integer")
+        } else {
+            *slot = value.to_ascii_lowercase();
+            Ok(())
+        };
+        Some(outcome)
+    }
+}
+
+/// Fixed settings, with their values.
+pub(crate) fn fixed(config: &Config, port: u16) -> Vec<(&'static str, String)> {
+    let every_s = config.durability.snapshot_every_s;
+    let text = str::to_owned;
+    vec![
+        ("appendonly", text("yes")),
+        ("client-output-buffer-limit", buffer_limits(config)),
+        ("cluster-enabled", text("no")),
+        ("databases", text("1")),
+        ("latency-tracking", text("yes")),
+        ("latency-tracking-info-percentiles", text("50 99 99.9")),
+        ("loglevel", text("notice")),
+        ("maxmemory", crate::runtime::settings::memory_limit_bytes(config).to_string()),
+        ("maxmemory-policy", text("noeviction")),
+        ("notify-keyspace-events", String::new()),
+        ("port", port.to_string()),
+        ("replica-read-only", text("yes")),
+        ("replica-serve-stale-data", text("yes")),
+        ("save", if every_s == 0 { String::new() } else { format!("{every_s} 1") }),
+        ("slave-read-only", text("yes")),
+        ("slave-serve-stale-data", text("yes")),
+        ("stop-writes-on-bgsave-error", text("no")),
+    ]
+}
+
+/// Why a fixed setting cannot have another value.
+pub(crate) fn why_fixed(name: &str) -> &'static str {
+    match name {
+        "appendonly" => "the log is always written; durability.fsync says when it is synced",
+        "latency-tracking" | "latency-tracking-info-percentiles" => "latencies are always tracked",
+        "loglevel" => "the environment variable RUST_LOG says so when the server starts",
+        "maxmemory" => {
+            "it is the sum of the spaces' limits: set memory_limit_bytes of each [[counter]] and [[existence]] in the file"
+        }
+        "maxmemory-policy" => "nothing is evicted",
+        "notify-keyspace-events" => "keys have no events here: PUBLISH what others are to hear",
+        _ => "can't set immutable config",
+    }
+}
+
+/// `client-output-buffer-limit`, from our two limits: those of replicas, and soft limits, do not
+/// exist here.
+fn buffer_limits(config: &Config) -> String {
+    let (normal, pubsub) =
+        (config.server.max_output_buffer_bytes, config.server.max_push_buffer_bytes);
+    format!("normal {normal} 0 0 slave 0 0 0 pubsub {pubsub} 0 0")
+}
+
+/// The settings of ours, all of the section `server`, that a value of `client-output-buffer-limit`
+/// sets.
+pub(crate) fn read_buffer_limits(value: &str) -> Result<Vec<(&'static str, String)>, &'static str> {
+    let words: Vec<&str> = value.split_ascii_whitespace().collect();
+    if words.is_empty() || !words.len().is_multiple_of(4) {
+        return Err("Wrong number of arguments in buffer limit configuration.");
+    }
+    let mut limits = Vec::new();
+    for class in words.chunks_exact(4) {
+        let ours = match class[0].to_ascii_lowercase().as_str() {
+            "normal" => Some("max_output_buffer_bytes"),
+            "pubsub" => Some("max_push_buffer_bytes"),
+            "slave" | "replica" => None,
+            _ => return Err("Invalid client class specified in buffer limit configuration."),
+        };
+        let bytes =
+            |text: &str| crate::runtime::settings::bytes(text).and_then(|n| u64::try_from(n).ok());
+        let numbers = bytes(class[1]).filter(|_| bytes(class[2]).is_some());
+        let hard = numbers.filter(|_| class[3].parse::<u32>().is_ok());
+        let hard = hard
+            .ok_or("Error in hard, soft or soft_seconds setting in buffer limit configuration.")?;
+        let hard = if hard == 0 { MOST_BUFFER_BYTES } else { hard.min(MOST_BUFFER_BYTES) };
+        limits.extend(ours.map(|ours| (ours, hard.to_string())));
+    }
+    Ok(limits)
+}

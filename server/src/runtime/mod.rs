@@ -1,0 +1,19 @@
+//! State of the process that knows no data: settings, clients, memory limits, channels, monitors,
+//! slow log, command statistics, TLS, shutdown.
+
+pub(crate) mod atomic_file;
+pub(crate) mod blocking;
+pub(crate) mod client_memory;
+pub(crate) mod clients;
+pub(crate) mod command_stats;
+pub(crate) mod foreign_settings;
+pub(crate) mod glob;
+pub(crate) mod inbox;
+pub(crate) mod monitors;
+pub(crate) mod pause;
+pub(crate) mod pubsub;
+pub(crate) mod settings;
+pub(crate) mod shutdown;
+pub(crate) mod slowlog;
+pub mod tls;
+pub(crate) mod tracking;
