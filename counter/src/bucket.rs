@@ -466,6 +466,64 @@ mod tests {
         }
     }
 
+    /// The whole bucket, bit by bit, as the top of `layout.rs` draws it: bitvec places each value by
+    /// widths that are added up here, not by the layout's own offsets.
+    #[test]
+    fn a_bucket_is_packed_as_its_picture_says() {
+        use bitvec::prelude::*;
+        for (seed, (text, widths, remainder_bits)) in [
+            ("a:12 b:8 c:8 d:16", &[12, 8, 8, 16][..], 17),
+            ("a:1", &[1], 5),
+            ("a:64 b:64 c:3", &[64, 64, 3], 60),
+            ("a:5 b:33", &[5, 33], 6),
+            ("a:7 b:64 c:1 d:9", &[7, 64, 1, 9], 11),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let mut rng = fastrand::Rng::with_seed(100 + seed as u64);
+            let layout = Layout::new(&Schema::parse(text).unwrap(), remainder_bits);
+            let words = words(&layout);
+            let bucket = Bucket::new(&words, &layout);
+            let inlines: Vec<Inline> = layout.fields.iter().flatten().copied().collect();
+            let (header, slots) = (40, layout.slots);
+            // A tag is the remainder and three bits of state; its low byte lies in front.
+            let tag_rest = (remainder_bits as usize + 3).saturating_sub(8);
+            let rest = tag_rest + widths.iter().sum::<usize>();
+            let mut picture = bitvec![u64, Lsb0; 0; 64 * layout.words];
+            for step in 0..if cfg!(miri) { 20 } else { 3_000 } {
+                let slot = rng.usize(0..slots);
+                let first_byte = header + 8 * slot;
+                let mut at = header + 8 * slots + rest * slot;
+                bucket.write(|b| b.vacate(slot));
+                picture[first_byte..first_byte + 8].fill(false);
+                picture[at..at + rest].fill(false);
+                if rng.u32(0..4) > 0 {
+                    let remainder = rng.u64(0..1 << remainder_bits);
+                    let tag = layout.tag(remainder, rng.u64(0..crate::key::PROBES));
+                    let values: Vec<u64> =
+                        inlines.iter().map(|i| rng.u64(..) & i.escape()).collect();
+                    bucket.write(|b| {
+                        b.occupy(slot, tag);
+                        inlines.iter().zip(&values).for_each(|(&i, &v)| b.set_field(slot, i, v));
+                    });
+                    picture[first_byte..first_byte + 8].store_le(tag & 0xFF);
+                    if tag_rest > 0 {
+                        picture[at..at + tag_rest].store_le(tag >> 8);
+                    }
+                    at += tag_rest;
+                    for (&width, value) in widths.iter().zip(values) {
+                        picture[at..at + width].store_le(value);
+                        at += width;
+                    }
+                }
+                let held: Vec<u64> = words.iter().map(|word| word.load(Relaxed)).collect();
+                let held = &held.view_bits::<Lsb0>()[..picture.len()];
+                assert_eq!(held[header..], picture[header..], "{text}, step {step}, slot {slot}");
+            }
+        }
+    }
+
     /// A row goes, and another one with the same second part of its tag comes to its slot, between
     /// the look at the first bytes and the taking.
     #[test]

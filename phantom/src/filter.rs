@@ -344,6 +344,7 @@ fn pattern(word: u64, bits: usize) -> [u64; LINE_WORDS] {
 mod tests {
     use super::*;
     use crate::hash::{Member, Seed};
+    use bitvec::prelude::*;
 
     fn pair(seed: Seed, id: u64, member: u64) -> Pair {
         seed.pair(id, seed.ready(&Member::Number(member)))
@@ -362,12 +363,9 @@ mod tests {
                     probe.lines.iter().all(|at| at.is_multiple_of(LINE_WORDS) && *at < PAGE_WORDS)
                 );
                 for draws in [draws(&pair, 0), draws(&pair, 1)] {
-                    let mask = pattern(draws, bits);
-                    assert_eq!(mask.iter().map(|m| m.count_ones()).sum::<u32>() as usize, bits);
-                    let first = (0..bits).all(|i| {
-                        let bit = (draws >> (9 * i)) as usize % 512;
-                        mask[bit / 64] >> (bit % 64) & 1 == 1
-                    });
+                    let mask = BitArray::<_, Lsb0>::new(pattern(draws, bits));
+                    assert_eq!(mask.count_ones(), bits);
+                    let first = (0..bits).all(|i| mask[(draws >> (9 * i)) as usize % 512]);
                     assert!(first, "the first draws are among the bits");
                 }
             }
@@ -377,7 +375,7 @@ mod tests {
     #[test]
     fn a_draw_that_repeats_is_replaced() {
         // Seven equal draws: six more are needed.
-        assert_eq!(pattern(0, 7).iter().map(|m| m.count_ones()).sum::<u32>(), 7);
+        assert_eq!(pattern(0, 7).view_bits::<Lsb0>().count_ones(), 7);
         // Found only if the replacements are checked, too.
         let filter = Filter::new(Sizing { bits: 7, ..Sizing::for_rate(0.5) }, 1).unwrap();
         let pair = Pair { id: 0, high: 0, low: 0 };

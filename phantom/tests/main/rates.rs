@@ -60,6 +60,34 @@ fn measure(
     (yes as f64, asked)
 }
 
+/// A full table beside the textbook's filter, made by another hand for the same pairs and the same
+/// rate, and asked the same questions: both err as often as configured, within four deviations.
+#[test]
+fn a_full_table_errs_as_often_as_a_textbook_filter_of_its_rate() {
+    let n = if cfg!(debug_assertions) { 200_000 } else { 2_000_000 };
+    for rate in [0.01, 0.001] {
+        let pair = |i: u64| ((1 << 40) + i / 8, i * 7919);
+        // Other members of the same ids.
+        let never = |i: u64| (pair(i % n).0, (1 << 50) + i);
+        let (ours, asked) = measure(rate, n, pair, (0..2 * n).map(never));
+        // Two keys that differ, one for each of its hashes.
+        let seed = std::array::from_fn(|i| i as u8);
+        let mut textbook =
+            bloomfilter::Bloom::new_for_fp_rate_with_seed(n as usize, rate, &seed).unwrap();
+        (0..n).for_each(|i| textbook.set(&pair(i)));
+        let theirs = (0..2 * n).filter(|&i| textbook.check(&never(i))).count() as f64;
+        let expected = rate * asked as f64;
+        assert_eq!(asked, 2 * n);
+        for (whose, yes, share) in [("ours", ours, SHARE_WHEN_FULL), ("theirs", theirs, 1.0)] {
+            let expected = expected * share;
+            assert!(
+                (yes - expected).abs() < 4.0 * expected.sqrt() + 0.05 * expected,
+                "{rate}, {whose}: {yes} of {asked}, expected {expected}"
+            );
+        }
+    }
+}
+
 #[test]
 fn pairs_of_every_shape_meet_the_rate() {
     type Shape = (&'static str, fn(u64) -> (u64, u64));
