@@ -1,0 +1,318 @@
+//! Golden transcripts: stories of commands and replies, run against real servers.
+//!
+//! A story is a file below `tests/scripts`. Its replies are printed as redis-cli prints them, and
+//! compared line by line, or, on demand, written into the file anew.
+//! `tests/scripts/README.md` describes the format.
+
+mod parse;
+pub mod reply;
+mod servers;
+
+use parse::{Command, Kind, Step, parse};
+use reply::Reply;
+use rustix::process::Signal;
+use servers::{MAIN, Server, Servers};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long `@ until` waits.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a run of a story gave.
+pub struct Outcome {
+    /// The story with the replies of this run.
+    pub text: String,
+    /// The steps whose replies differ from the file's, for people; empty if all are as they were.
+    pub differences: Vec<String>,
+}
+
+/// Runs the story in a file. The error says which line cannot be carried out.
+pub fn run(path: &Path) -> Result<Outcome, String> {
+    let text = std::fs::read_to_string(path).map_err(|e| e.to_string())?;
+    let mut story = Story::default();
+    let mut out = Outcome { text: String::new(), differences: Vec::new() };
+    for step in parse(&text)? {
+        let at = format!("{}:{}", path.display(), step.line);
+        let body = story.step(&step).map_err(|why| format!("{at}: {why}"))?;
+        if body != step.body {
+            let lines = |lines: &[String]| lines.join("\n    ");
+            out.differences.push(format!(
+                "{at}: {}\n  expected:\n    {}\n  got:\n    {}",
+                step.head,
+                lines(&step.body),
+                lines(&body)
+            ));
+        }
+        for line in std::iter::once(&step.head).chain(&body) {
+            out.text.push_str(line);
+            out.text.push('\n');
+        }
+    }
+    Ok(out)
+}
+
+/// Has every setting that a story does not give; a snapshot is written only when a story asks for
+/// one.
+const CONFIG: &str = "[server]\nworkers = 2\n[durability]\nsnapshot_every_s = 0\n";
+
+#[derive(Default)]
+struct Story {
+    servers: Servers,
+    /// Names whose values are masked.
+    masked: Vec<String>,
+    /// `@ until`: the next command is repeated until its reply has this text.
+    until: Option<String>,
+    /// `| keep NAME`: strings that later commands may name.
+    kept: BTreeMap<String, Vec<u8>>,
+}
+
+impl Story {
+    /// Carries out a step and gives the lines that belong below it.
+    fn step(&mut self, step: &Step) -> Result<Vec<String>, String> {
+        match &step.kind {
+            Kind::Text => return Ok(Vec::new()),
+            Kind::Directive(words) => {
+                let config = step.body.join("\n");
+                let words: Vec<&str> = words.iter().map(String::as_str).collect();
+                self.directive(&words, (!config.is_empty()).then_some(config))?;
+                return Ok(step.body.clone());
+            }
+            _ => {}
+        }
+        if !self.servers.servers.contains_key(MAIN) {
+            self.servers.servers.insert(MAIN.to_owned(), Server::new(CONFIG)?);
+        }
+        let said = match &step.kind {
+            Kind::Shell(words) => self.shell(words)?,
+            Kind::Read(connection) => {
+                let reply = self.servers.connection(connection)?.next();
+                self.printed(connection, reply, &[])?
+            }
+            Kind::Command(command) => match self.until.take() {
+                None => self.command(command)?,
+                Some(text) => self.command_until(command, &text)?,
+            },
+            Kind::Text | Kind::Directive(_) => String::new(),
+        };
+        // A line that looks like a step would be read as one.
+        let safe = |line: &str| match line.trim_end() {
+            "" => "\"\"".to_owned(),
+            line => line.to_owned(),
+        };
+        Ok(said.lines().map(safe).collect())
+    }
+
+    fn directive(&mut self, words: &[&str], config: Option<String>) -> Result<(), String> {
+        let name = words.get(1).copied().unwrap_or(MAIN);
+        match *words.first().unwrap_or(&"") {
+            "server" => {
+                let server = Server::new(&config.unwrap_or_else(|| CONFIG.to_owned()))?;
+                self.servers.servers.insert(name.to_owned(), server);
+            }
+            "replica" => self.replica(name, config)?,
+            "stop" => self.end(name, Signal::TERM)?,
+            "kill" => self.end(name, Signal::KILL)?,
+            "start" => self.start(name, config)?,
+            "restart" => {
+                self.end(name, Signal::TERM)?;
+                self.start(name, config)?;
+            }
+            "close" => self.servers.close(name),
+            "mask" => self.masked.extend(words[1..].iter().map(|&word| word.to_owned())),
+            "until" => self.until = Some(words[1..].join(" ")),
+            other => return Err(format!("unknown directive '{other}'")),
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, name: &str, signal: Signal) -> Result<(), String> {
+        self.servers.close_all_of(name);
+        self.servers.server(name)?.end(signal)
+    }
+
+    fn start(&mut self, name: &str, config: Option<String>) -> Result<(), String> {
+        let server = self.servers.server(name)?;
+        if let Some(config) = config {
+            server.configure(&config)?;
+        }
+        server.start()
+    }
+
+    /// Starts a server that follows main, and waits until it is in step.
+    fn replica(&mut self, name: &str, config: Option<String>) -> Result<(), String> {
+        if !self.servers.servers.contains_key(MAIN) {
+            self.servers.servers.insert(MAIN.to_owned(), Server::new(CONFIG)?);
+        }
+        let main = self.servers.server(MAIN)?.port;
+        let server = Server::new(&config.unwrap_or_else(|| CONFIG.to_owned()))?;
+        self.servers.servers.insert(name.to_owned(), server);
+        let words = |text: &str| text.split(' ').map(|word| word.as_bytes().to_vec()).collect();
+        let command = |text: &str| Command {
+            connection: format!("{name}.setup"),
+            words: words(text),
+            ..Command::default()
+        };
+        self.command(&command(&format!("REPLICAOF 127.0.0.1 {main}")))?;
+        self.command_until(&command("INFO replication"), "master_link_status:up")?;
+        self.servers.close(&format!("{name}.setup"));
+        Ok(())
+    }
+
+    fn command_until(&mut self, command: &Command, text: &str) -> Result<String, String> {
+        let started = Instant::now();
+        loop {
+            let said = self.command(command)?;
+            if said.contains(text) {
+                return Ok(said);
+            }
+            if started.elapsed() > PATIENCE {
+                return Err(format!("not within {PATIENCE:?}: '{text}'; it is\n{said}"));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn command(&mut self, command: &Command) -> Result<String, String> {
+        let Some((from, to, step)) = command.repeat else {
+            let words = command.words.iter().map(|word| self.expanded(word)).collect();
+            let connection = self.servers.connection(&command.connection)?;
+            connection.send(&[words]);
+            if command.in_background {
+                return Ok(String::new());
+            }
+            let reply = connection.reply();
+            return self.printed(&command.connection, reply, &command.filters);
+        };
+        // Replies of a loop: how often each came, in the order in which they came first.
+        let mut counts: Vec<(String, u64)> = Vec::new();
+        let numbers: Vec<u64> = (from..=to).step_by(step).collect();
+        for some in numbers.chunks(500) {
+            let requests: Vec<Vec<Vec<u8>>> = some
+                .iter()
+                .map(|&n| command.words.iter().map(|w| with_number(w, n)).collect())
+                .collect();
+            self.servers.connection(&command.connection)?.send(&requests);
+            for _ in some {
+                let reply = self.servers.connection(&command.connection)?.reply();
+                let said = self.printed(&command.connection, reply, &command.filters)?;
+                let said = said.replace('\n', ", ");
+                match counts.iter_mut().find(|(known, _)| *known == said) {
+                    Some((_, count)) => *count += 1,
+                    None => counts.push((said, 1)),
+                }
+            }
+        }
+        let with_counts = !command.filters.iter().any(|filter| filter[..] == ["kinds"]);
+        let lines = counts.iter().map(|(said, count)| match with_counts {
+            true => format!("{count} times: {said}\n"),
+            false => format!("{said}\n"),
+        });
+        Ok(lines.collect())
+    }
+
+    fn expanded(&self, word: &[u8]) -> Vec<u8> {
+        let name = word.strip_prefix(b"<").and_then(|rest| rest.strip_suffix(b">"));
+        let name = name.and_then(|name| std::str::from_utf8(name).ok());
+        if let Some(kept) = name.and_then(|name| self.kept.get(name)) {
+            return kept.clone();
+        }
+        match std::str::from_utf8(word) {
+            Ok(text) => self.servers.expand(text).into_bytes(),
+            Err(_) => word.to_vec(),
+        }
+    }
+
+    /// A reply as the transcript shows it.
+    fn printed(
+        &mut self,
+        connection: &str,
+        reply: Result<Reply, String>,
+        filters: &[Vec<String>],
+    ) -> Result<String, String> {
+        let mut reply = match reply {
+            Ok(reply) => reply,
+            Err(said) => {
+                self.servers.close(connection);
+                return Ok(said);
+            }
+        };
+        for filter in filters {
+            reply = match (filter.first().map(String::as_str), reply) {
+                (Some("show"), reply) => reply.show(&filter[1..]),
+                (Some("text"), Reply::Bulk(bytes)) => Reply::Verbatim(bytes),
+                (Some("text"), reply) => reply,
+                // Of a loop's replies, see above.
+                (Some("kinds"), reply) => reply,
+                (Some("type"), reply) => Reply::Status(reply.describe()),
+                (Some("keep"), Reply::Bulk(bytes)) if filter.len() == 2 => {
+                    self.kept.insert(filter[1].clone(), bytes);
+                    Reply::Masked(filter[1].clone())
+                }
+                _ => return Err(format!("unknown filter '{}'", filter.join(" "))),
+            };
+        }
+        let reply = reply.rename(&|text: &str| self.servers.shorten(text));
+        Ok(reply.mask(&self.masked).print())
+    }
+
+    /// A subcommand of the program: what it printed, and its exit status if that is not 0. Behind
+    /// `|` only the lines with this text.
+    fn shell(&mut self, words: &[String]) -> Result<String, String> {
+        let Some(("tidemark", words)) = words.split_first().map(|(p, rest)| (p.as_str(), rest))
+        else {
+            return Err("only `$ tidemark ...` can be run".to_owned());
+        };
+        let (words, only) = match words.iter().position(|word| word == "|") {
+            Some(at) if words.get(at + 1).is_some_and(|word| word == "lines") => {
+                (&words[..at], Some(words[at + 2..].join(" ")))
+            }
+            Some(_) => return Err("only `| lines TEXT` can follow".to_owned()),
+            None => (words, None),
+        };
+        let words: Vec<String> = words.iter().map(|word| self.servers.expand(word)).collect();
+        let mut command = std::process::Command::new(crate::program());
+        command.args(&words).env("NO_COLOR", "1").env("COLUMNS", "100");
+        let output = command.output().map_err(|e| e.to_string())?;
+        let mut said = String::from_utf8_lossy(&output.stdout).into_owned();
+        said += &String::from_utf8_lossy(&output.stderr);
+        if let Some(only) = only {
+            said = said.lines().filter(|l| l.contains(&only)).map(|l| format!("{l}\n")).collect();
+        }
+        if let Some(code @ 1..) = output.status.code() {
+            said += &format!("(exit status {code})\n");
+        }
+        Ok(self.servers.shorten(&said))
+    }
+}
+
+/// Compares how replies are printed with redis-cli, for these commands in both protocols. The error
+/// is the first difference.
+pub fn compare_with_redis_cli(commands: &[&[&str]]) -> Result<(), String> {
+    let server = Server::new(CONFIG)?;
+    for protocol in ["2", "3"] {
+        let mut connection = servers::Connection::open(server.port)?;
+        let words = |words: &[&str]| words.iter().map(|word| word.as_bytes().to_vec()).collect();
+        connection.send(&[words(&["HELLO", protocol])]);
+        connection.reply()?;
+        for command in commands {
+            let mut cli = std::process::Command::new("redis-cli");
+            cli.args(["--no-raw", "-p", &server.port.to_string(), &format!("-{protocol}")]);
+            let output = cli.args(*command).output().map_err(|e| format!("redis-cli: {e}"))?;
+            let theirs = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
+            connection.send(&[words(command)]);
+            let ours = connection.reply()?.print();
+            if ours.trim_end() != theirs {
+                return Err(format!("{command:?}: redis-cli prints\n{theirs}\nand we\n{ours}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn with_number(word: &[u8], n: u64) -> Vec<u8> {
+    match std::str::from_utf8(word) {
+        Ok(text) => text.replace("<n>", &n.to_string()).into_bytes(),
+        Err(_) => word.to_vec(),
+    }
+}

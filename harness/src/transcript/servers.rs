@@ -1,0 +1,230 @@
+//! The servers of a story, each a process of its own, and connections to them.
+
+use super::reply::Reply;
+use crate::program;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// How long a reply may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A server that runs, or has run and may be started again on the same folder and port.
+pub(super) struct Server {
+    pub(super) folder: tempfile::TempDir,
+    pub(super) port: u16,
+    child: Option<Child>,
+}
+
+impl Server {
+    /// A server with this configuration in a new folder, on a port that it chooses.
+    pub(super) fn new(config: &str) -> Result<Server, String> {
+        let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
+        let mut server = Server { folder, port: 0, child: None };
+        server.configure(config)?;
+        server.start()?;
+        Ok(server)
+    }
+
+    /// Has effect from the next start on.
+    pub(super) fn configure(&self, config: &str) -> Result<(), String> {
+        std::fs::write(self.folder.path().join("tidemark.toml"), config).map_err(|e| e.to_string())
+    }
+
+    /// The folder of its data.
+    pub(super) fn data(&self) -> std::path::PathBuf {
+        self.folder.path().join("data")
+    }
+
+    pub(super) fn start(&mut self) -> Result<(), String> {
+        let mut command = Command::new(program());
+        command
+            .args(["serve", "--port", &self.port.to_string(), "--dir"])
+            .arg(self.data())
+            .arg("--config")
+            .arg(self.folder.path().join("tidemark.toml"))
+            .env("NO_COLOR", "1")
+            .env_remove("RUST_LOG")
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(|e| e.to_string())?;
+        let stderr = child.stderr.take().ok_or("no standard error")?;
+        self.child = Some(child);
+        let mut lines = BufReader::new(stderr).lines();
+        let mut said = Vec::new();
+        loop {
+            let Some(Ok(line)) = lines.next() else {
+                return Err(format!("the server did not start: {said:#?}"));
+            };
+            if let Some((_, rest)) = line.split_once("listening on 127.0.0.1:") {
+                self.port = rest.split(',').next().and_then(|p| p.parse().ok()).unwrap_or(0);
+            }
+            if line.contains("ready to accept") {
+                break;
+            }
+            said.push(line);
+        }
+        // What it says later must not block it.
+        std::thread::spawn(move || lines.for_each(drop));
+        Ok(())
+    }
+
+    /// kill -9, or SIGTERM; and waits for its end.
+    pub(super) fn end(&mut self, signal: rustix::process::Signal) -> Result<(), String> {
+        let mut child = self.child.take().ok_or("it does not run")?;
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, signal).map_err(|e| e.to_string())?;
+        child.wait().map(drop).map_err(|e| e.to_string())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            _ = child.kill();
+            _ = child.wait();
+        }
+    }
+}
+
+/// One connection of a story.
+pub(super) struct Connection {
+    stream: BufReader<TcpStream>,
+    /// Messages that came while a reply was waited for.
+    pushed: std::collections::VecDeque<Reply>,
+}
+
+/// What redis-cli says when the connection is gone.
+const CLOSED: &str = "Error: Server closed the connection";
+
+impl Connection {
+    pub(super) fn open(port: u16) -> Result<Connection, String> {
+        let stream = TcpStream::connect(("127.0.0.1", port)).map_err(|e| e.to_string())?;
+        stream.set_nodelay(true).map_err(|e| e.to_string())?;
+        stream.set_read_timeout(Some(PATIENCE)).map_err(|e| e.to_string())?;
+        Ok(Connection { stream: BufReader::new(stream), pushed: Default::default() })
+    }
+
+    pub(super) fn send(&mut self, requests: &[Vec<Vec<u8>>]) {
+        let mut bytes = Vec::new();
+        for words in requests {
+            bytes.extend_from_slice(format!("*{}\r\n", words.len()).as_bytes());
+            for word in words {
+                bytes.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+                bytes.extend_from_slice(word);
+                bytes.extend_from_slice(b"\r\n");
+            }
+        }
+        // If the server has closed the connection, the reply says so.
+        _ = self.stream.get_mut().write_all(&bytes);
+    }
+
+    /// The next reply; messages before it are kept. The error is what the transcript shows.
+    pub(super) fn reply(&mut self) -> Result<Reply, String> {
+        loop {
+            match Reply::read(&mut self.stream) {
+                // Subscriptions are answered by messages.
+                Ok(Reply::Push(items)) if !is_confirmation(&items) => {
+                    self.pushed.push_back(Reply::Push(items));
+                }
+                Ok(reply) => return Ok(reply),
+                Err(e) => return Err(failure(&e)),
+            }
+        }
+    }
+
+    /// The next message or reply.
+    pub(super) fn next(&mut self) -> Result<Reply, String> {
+        match self.pushed.pop_front() {
+            Some(message) => Ok(message),
+            None => Reply::read(&mut self.stream).map_err(|e| failure(&e)),
+        }
+    }
+}
+
+fn is_confirmation(items: &[Reply]) -> bool {
+    matches!(items.first(), Some(Reply::Bulk(kind)) if kind.ends_with(b"subscribe"))
+}
+
+fn failure(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::ConnectionReset => {
+            CLOSED.to_owned()
+        }
+        std::io::ErrorKind::WouldBlock => format!("Error: no reply within {PATIENCE:?}"),
+        _ => format!("Error: {error}"),
+    }
+}
+
+/// All servers and connections of a story, by their names.
+#[derive(Default)]
+pub(super) struct Servers {
+    pub(super) servers: BTreeMap<String, Server>,
+    connections: BTreeMap<String, Connection>,
+}
+
+/// The server that a connection without a server's name goes to.
+pub(super) const MAIN: &str = "main";
+
+impl Servers {
+    pub(super) fn server(&mut self, name: &str) -> Result<&mut Server, String> {
+        self.servers.get_mut(name).ok_or_else(|| format!("there is no server '{name}'"))
+    }
+
+    /// The server of a connection: `replica`, `replica.c2`, and `c2` is one of main.
+    fn server_of<'a>(&self, connection: &'a str) -> &'a str {
+        let name = connection.split('.').next().unwrap_or(connection);
+        if self.servers.contains_key(name) { name } else { MAIN }
+    }
+
+    pub(super) fn connection(&mut self, name: &str) -> Result<&mut Connection, String> {
+        if !self.connections.contains_key(name) {
+            let server = self.server_of(name).to_owned();
+            let opened = Connection::open(self.server(&server)?.port)?;
+            self.connections.insert(name.to_owned(), opened);
+        }
+        self.connections.get_mut(name).ok_or_else(|| "no connection".to_owned())
+    }
+
+    /// The next use of the name opens another one.
+    pub(super) fn close(&mut self, connection: &str) {
+        self.connections.remove(connection);
+    }
+
+    /// Closes all connections to a server, which is going to end.
+    pub(super) fn close_all_of(&mut self, server: &str) {
+        let names: Vec<String> = self.connections.keys().cloned().collect();
+        for name in names {
+            if self.server_of(&name) == server {
+                self.close(&name);
+            }
+        }
+    }
+
+    /// `<main.port>` and `<main.dir>` become what they stand for.
+    pub(super) fn expand(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for (name, server) in &self.servers {
+            text = text.replace(&format!("<{name}.port>"), &server.port.to_string());
+            text = text.replace(&format!("<{name}.dir>"), &server.data().to_string_lossy());
+        }
+        text
+    }
+
+    /// Ports and folders become their names.
+    pub(super) fn shorten(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for (name, server) in &self.servers {
+            let (port, shown) = (server.port.to_string(), format!("<{name}.port>"));
+            if text == port {
+                return shown;
+            }
+            for before in ["127.0.0.1:", "127.0.0.1 ", "port=", "port:"] {
+                text = text.replace(&format!("{before}{port}"), &format!("{before}{shown}"));
+            }
+            text = text.replace(&*server.data().to_string_lossy(), &format!("<{name}.dir>"));
+        }
+        text
+    }
+}

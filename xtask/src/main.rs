@@ -1,0 +1,316 @@
+//! The task runner: long runs, seeds, benchmarks, transcripts, printed pages, dependencies.
+//!
+//! A long run is a test of the workspace with more seeds or steps than CI gives it. Four
+//! environment variables say how many; `cargo xtask` sets them, and prints the command that it
+//! runs, so that it can be run without it.
+
+mod dependencies;
+mod runs;
+
+use clap::{Args, Parser, Subcommand};
+use runs::{RUNS, Run};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+/// Long runs, seeds, benchmarks, transcripts, printed pages and dependency checks of Tidemark.
+#[derive(Parser)]
+#[command(
+    bin_name = "cargo xtask",
+    after_long_help = "\
+Examples:
+  cargo xtask sim replication --seed 7        replays one seed of the replication simulator
+  cargo xtask sim crash --runs 100000         a hundred thousand seeds of crashes
+  cargo xtask model commands --steps 20000000 commands beside plain maps, for longer
+  cargo xtask play kill --runs 200            kill -9 of the real program, 200 times
+  cargo xtask soak --minutes 60               all simulators and models in turn, new seeds each time
+  cargo xtask bench                           lists the benchmarks
+  cargo xtask bench feed -- --posts 100000    builds and runs one
+  cargo xtask transcripts --rewrite           writes the golden transcripts anew
+  cargo xtask print                           prints docs/commands.md and its like anew
+
+A failed random test prints its seed: give it to --seed of the same run.
+`./test` is what CI runs; it needs none of this."
+)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Simulators: a simulated disk, clock or network that fails, driven by a seed.
+    #[command(after_help = runs::help("sim"))]
+    Sim(Chosen),
+    /// Random operations, compared with a plain map after each step.
+    #[command(after_help = runs::help("model"))]
+    Model(Chosen),
+    /// The real program: killed, cut off, failed over.
+    #[command(after_help = runs::help("play"))]
+    Play(Chosen),
+    /// All simulators and models in turn, with new seeds, until the time is over.
+    Soak {
+        /// How long; a run that has begun is finished.
+        #[arg(long, default_value_t = 60)]
+        minutes: u64,
+    },
+    /// Builds a benchmark in release mode and runs it; without a name, lists them.
+    Bench {
+        /// Its name: a file or folder of bench/src/bin.
+        name: Option<String>,
+        /// Its own options; behind `--`, and `-- --help` lists them.
+        #[arg(last = true)]
+        options: Vec<String>,
+    },
+    /// Runs the golden transcripts of tests/scripts.
+    Transcripts {
+        /// A part of their names: `feed`, or `feed::page`.
+        filter: Option<String>,
+        /// Writes the replies of this build into the files. Read the difference before you commit.
+        #[arg(long)]
+        rewrite: bool,
+    },
+    /// Prints what is generated: docs/commands.md, config/tidemark.toml, docs/compatibility.md.
+    Print,
+    /// Licences, sources, banned, doubled and unused dependencies; see deny.toml.
+    Dependencies,
+    /// Checks that the workspace builds with its oldest supported Rust (rust-version).
+    Msrv,
+    /// Every interleaving of the lock-free bucket, by loom. Takes minutes.
+    Loom,
+    /// Undefined behaviour in the counter engine's unit tests, by Miri (nightly Rust).
+    Miri,
+    /// Coverage-guided fuzzing (nightly Rust and cargo-fuzz); see fuzz/run.
+    Fuzz {
+        /// Seconds for each target.
+        seconds: u64,
+        /// Targets; all of them by default.
+        targets: Vec<String>,
+    },
+}
+
+#[derive(Args)]
+struct Chosen {
+    /// Which one.
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    name: String,
+    /// The first seed; alone it replays that one.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// How many seeds, or rounds.
+    #[arg(long)]
+    runs: Option<u64>,
+    /// Steps of each seed.
+    #[arg(long)]
+    steps: Option<u64>,
+    /// For how long.
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// Prints the command and does not run it.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+fn main() -> ExitCode {
+    match carry_out(Cli::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn carry_out(task: Task) -> Result<(), String> {
+    match task {
+        Task::Sim(chosen) => chosen.start("sim"),
+        Task::Model(chosen) => chosen.start("model"),
+        Task::Play(chosen) => chosen.start("play"),
+        Task::Soak { minutes } => soak(Duration::from_secs(minutes * 60)),
+        Task::Bench { name, options } => bench(name.as_deref(), &options),
+        Task::Transcripts { filter, rewrite } => {
+            let mut words = vec!["test", "-p", "tidemark-server", "--test", "transcripts"];
+            words.extend(filter.as_deref().map(|filter| ["--", filter]).into_iter().flatten());
+            let rewrite = rewrite.then_some(("TIDEMARK_REWRITE", "1".to_owned()));
+            cargo(&words, rewrite.as_slice())
+        }
+        Task::Print => print(),
+        Task::Dependencies => dependencies::check(&root()),
+        Task::Msrv => msrv(),
+        Task::Loom => cargo(
+            &["test", "-p", "counter", "--lib", "--release"],
+            &[("RUSTFLAGS", "--cfg loom".to_owned())],
+        ),
+        Task::Miri => cargo(&["+nightly", "miri", "test", "-p", "counter", "--lib"], &[]),
+        Task::Fuzz { seconds, targets } => {
+            let mut command = Command::new(root().join("fuzz/run"));
+            command.arg(seconds.to_string()).args(targets);
+            status(&mut command)
+        }
+    }
+}
+
+/// The workspace's folder.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_owned()
+}
+
+impl Chosen {
+    fn start(&self, group: &str) -> Result<(), String> {
+        let run = runs::find(group, &self.name)?;
+        let variables = run.variables([self.seed, self.runs, self.steps, self.seconds])?;
+        if self.dry_run {
+            println!("{}", shown(&run.words(), &variables));
+            return Ok(());
+        }
+        cargo(&run.words(), &variables)
+    }
+}
+
+fn shown(words: &[&str], variables: &[(&str, String)]) -> String {
+    let quoted = |value: &str| match value.contains(' ') {
+        true => format!("\"{value}\""),
+        false => value.to_owned(),
+    };
+    let variables = variables.iter().map(|(name, value)| format!("{name}={} ", quoted(value)));
+    format!("{}cargo {}", variables.collect::<String>(), words.join(" "))
+}
+
+/// Prints the command and runs it.
+fn cargo(words: &[&str], variables: &[(&str, String)]) -> Result<(), String> {
+    eprintln!("$ {}", shown(words, variables));
+    // By its name: a toolchain (`+nightly`) is chosen by rustup's cargo, not by the one that runs
+    // this. What cargo has set for this program is not meant for the next one.
+    let mut command = Command::new("cargo");
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text == "CARGO_MANIFEST_DIR" || text == "CARGO" {
+            command.env_remove(&name);
+        }
+    }
+    if words.first().is_some_and(|word| word.starts_with('+')) {
+        command.env_remove("RUSTUP_TOOLCHAIN");
+    }
+    status(command.current_dir(root()).args(words).envs(variables.iter().map(|(n, v)| (n, v))))
+}
+
+fn status(command: &mut Command) -> Result<(), String> {
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("it ended with {status}")),
+        Err(e) => Err(format!("{}: {e}", command.get_program().to_string_lossy())),
+    }
+}
+
+fn soak(time: Duration) -> Result<(), String> {
+    let started = Instant::now();
+    let all: Vec<&Run> = RUNS.iter().filter(|run| run.soaks()).collect();
+    for (i, run) in all.iter().cycle().enumerate() {
+        if started.elapsed() >= time {
+            println!("{i} runs in {} s, none failed", started.elapsed().as_secs());
+            break;
+        }
+        // Small, so that it can be read out; far from those that CI runs.
+        let seed = fastrand::u64(10_000..1 << 40);
+        cargo(&run.words(), &run.variables([Some(seed), run.soak_runs(), None, None])?)?;
+    }
+    Ok(())
+}
+
+fn bench(name: Option<&str>, options: &[String]) -> Result<(), String> {
+    let folder = root().join("bench/src/bin");
+    let mut found: Vec<(String, String)> = Vec::new();
+    for entry in std::fs::read_dir(&folder).map_err(|e| e.to_string())?.flatten() {
+        let path = entry.path();
+        let file = if path.is_dir() { path.join("main.rs") } else { path.clone() };
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        let about: Vec<&str> =
+            text.lines().map_while(|line| line.strip_prefix("//!")).map(str::trim).collect();
+        let about = about.iter().take_while(|line| !line.is_empty()).copied();
+        let about = about.collect::<Vec<_>>().join(" ");
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        found.push((stem, about));
+    }
+    found.sort();
+    let Some(name) = name else {
+        for (name, about) in &found {
+            println!("{name:18} {about}");
+        }
+        return Ok(());
+    };
+    if !found.iter().any(|(known, _)| known == name) {
+        return Err(format!("no benchmark '{name}'; `cargo xtask bench` lists them"));
+    }
+    // Several start the server from beside them.
+    cargo(&["build", "--release", "--bin", "tidemark", "-p", "tidemark-server"], &[])?;
+    let mut words = vec!["run", "--release", "-p", "tidemark-bench", "--bin", name, "--"];
+    words.extend(options.iter().map(String::as_str));
+    cargo(&words, &[])
+}
+
+fn print() -> Result<(), String> {
+    cargo(&["build", "--bin", "tidemark"], &[])?;
+    for (subcommand, file) in [("commands", "docs/commands.md"), ("config", "config/tidemark.toml")]
+    {
+        let mut program = Command::new(root().join("target/debug/tidemark"));
+        let output = program.arg(subcommand).output().map_err(|e| e.to_string())?;
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+        }
+        std::fs::write(root().join(file), output.stdout).map_err(|e| e.to_string())?;
+        println!("{file}");
+    }
+    cargo(
+        &["test", "-p", "tidemark-tests", "--test", "e2e", "compatibility"],
+        &[("TIDEMARK_PRINT", "1".to_owned())],
+    )
+}
+
+fn msrv() -> Result<(), String> {
+    let text = std::fs::read_to_string(root().join("Cargo.toml")).map_err(|e| e.to_string())?;
+    let manifest: toml::Table = text.parse().map_err(|e| format!("{e}"))?;
+    let version = manifest["workspace"]["package"]["rust-version"].as_str().unwrap_or_default();
+    let toolchain = format!("+{version}");
+    // Of its own: the usual target folder stays as it is for the usual toolchain.
+    cargo(&[&toolchain, "check", "--workspace", "--locked", "--target-dir", "target/msrv"], &[])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_seed_alone_is_one_run_and_its_command_is_shown() {
+        let run = runs::find("sim", "replication").unwrap();
+        let variables = run.variables([Some(7), None, None, None]).unwrap();
+        assert_eq!(
+            shown(&run.words(), &variables),
+            "TIDEMARK_SEED=7 TIDEMARK_RUNS=1 cargo test -p replication --test sim -- --nocapture"
+        );
+    }
+
+    #[test]
+    fn what_a_run_does_not_have_is_refused() {
+        let run = runs::find("play", "links").unwrap();
+        let refused = run.variables([Some(7), None, None, None]).unwrap_err();
+        assert_eq!(refused, "links takes no --seed; it takes --seconds");
+        assert!(runs::find("sim", "nope").unwrap_err().contains("replication"));
+    }
+
+    /// A variable that no test reads would change nothing.
+    #[test]
+    fn the_tests_read_the_variables_that_are_set() {
+        for run in RUNS {
+            let text = std::fs::read_to_string(root().join(run.file)).unwrap();
+            for name in run.names() {
+                assert!(text.contains(name), "{} does not read {name}", run.file);
+            }
+        }
+    }
+}

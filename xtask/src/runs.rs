@@ -1,0 +1,240 @@
+//! The long runs: each is a test with more seeds, steps or time than CI gives it.
+
+use std::fmt::Write;
+
+/// A test that reads how much it is to do.
+pub(crate) struct Run {
+    group: &'static str,
+    name: &'static str,
+    about: &'static str,
+    /// The file that reads the variables.
+    #[cfg_attr(not(test), allow(dead_code, reason = "a test looks into it"))]
+    pub(crate) file: &'static str,
+    /// `-p package --test name filter`
+    test: &'static str,
+    /// Which of the variables it reads: seed, runs, steps, seconds.
+    reads: [bool; 4],
+    /// How many seeds of it a soak takes at a time, about a minute; 0: it is not for soaks.
+    soak: u64,
+}
+
+const VARIABLES: [(&str, &str); 4] = [
+    ("--seed", "TIDEMARK_SEED"),
+    ("--runs", "TIDEMARK_RUNS"),
+    ("--steps", "TIDEMARK_STEPS"),
+    ("--seconds", "TIDEMARK_SECONDS"),
+];
+
+const SEEDS: [bool; 4] = [true, true, false, false];
+const STEPS: [bool; 4] = [true, true, true, false];
+const ROUNDS: [bool; 4] = [false, true, false, false];
+const TIME: [bool; 4] = [false, false, false, true];
+
+pub(crate) const RUNS: &[Run] = &[
+    Run {
+        group: "sim",
+        name: "crash",
+        about: "log, snapshots, manifest and recovery on a disk that tears and loses",
+        file: "store/tests/it/crash.rs",
+        test: "-p store --test it crash::",
+        reads: SEEDS,
+        soak: 10_000,
+    },
+    Run {
+        group: "sim",
+        name: "clock",
+        about: "the commit thread's rounds by a simulated clock, with slow syncs",
+        file: "store/tests/it/clock.rs",
+        test: "-p store --test it clock::",
+        reads: SEEDS,
+        soak: 5_000,
+    },
+    Run {
+        group: "sim",
+        name: "server",
+        about: "the server's own writes, snapshots and starts on the same disk",
+        file: "server/src/durability/crashes.rs",
+        test: "-p tidemark-server --lib crashes",
+        reads: SEEDS,
+        soak: 100,
+    },
+    Run {
+        group: "sim",
+        name: "replication",
+        about: "nodes, a network and disks that fail: delays, cuts, power losses, promotions",
+        file: "replication/tests/sim/main.rs",
+        test: "-p replication --test sim",
+        reads: SEEDS,
+        soak: 5_000,
+    },
+    Run {
+        group: "model",
+        name: "counter",
+        about: "the counter engine beside a map: schema changes, rewrites, outliers",
+        file: "counter/tests/model.rs",
+        test: "-p counter --test model",
+        reads: STEPS,
+        soak: 40,
+    },
+    Run {
+        group: "model",
+        name: "concurrent",
+        about: "two writers beside readers, rewrites and schema changes",
+        file: "counter/tests/concurrent.rs",
+        test: "-p counter --test concurrent fields_agree",
+        reads: STEPS,
+        soak: 9,
+    },
+    Run {
+        group: "model",
+        name: "phantom",
+        about: "pairs beside a map: rolls, recycling, revocation, merges",
+        file: "phantom/tests/main/model.rs",
+        test: "-p phantom --test main model::",
+        reads: SEEDS,
+        soak: 6,
+    },
+    Run {
+        group: "model",
+        name: "commands",
+        about: "whole commands to a server, beside plain maps",
+        file: "tests/tests/e2e/model.rs",
+        test: "-p tidemark-tests --test e2e model::",
+        reads: STEPS,
+        soak: 2,
+    },
+    Run {
+        group: "model",
+        name: "gate",
+        about: "a paired counter of 0 never denies a flag that is set",
+        file: "tests/tests/e2e/gate.rs",
+        test: "-p tidemark-tests --test e2e gate::",
+        reads: SEEDS,
+        soak: 4,
+    },
+    Run {
+        group: "play",
+        name: "kill",
+        about: "kill -9 of the real program under load",
+        file: "server/tests/kill.rs",
+        test: "-p tidemark-server --test kill",
+        reads: SEEDS,
+        soak: 0,
+    },
+    Run {
+        group: "play",
+        name: "together",
+        about: "the same under MSET, EXEC, likes and TM.SPACE ALTER: groups stay whole",
+        file: "server/tests/together.rs",
+        test: "-p tidemark-server --test together never_parted",
+        reads: SEEDS,
+        soak: 0,
+    },
+    Run {
+        group: "play",
+        name: "cold-kill",
+        about: "the same in the middle of spills and merges",
+        file: "server/tests/cold_kill.rs",
+        test: "-p tidemark-server --test cold_kill",
+        reads: SEEDS,
+        soak: 0,
+    },
+    Run {
+        group: "play",
+        name: "steps",
+        about: "kill -9 at the n-th call that makes, writes, syncs or removes a file",
+        file: "server/tests/faults.rs",
+        test: "-p tidemark-server --test faults any_step",
+        reads: [false, false, true, false],
+        soak: 0,
+    },
+    Run {
+        group: "play",
+        name: "failover",
+        about: "three Sentinels, three nodes behind proxies, redis-py under load",
+        file: "server/tests/failover.rs",
+        test: "-p tidemark-server --test failover sentinel_fails_over",
+        reads: ROUNDS,
+        soak: 0,
+    },
+    Run {
+        group: "play",
+        name: "links",
+        about: "links that are cut, reset, delayed and half-open under load",
+        file: "server/tests/links.rs",
+        test: "-p tidemark-server --test links",
+        reads: TIME,
+        soak: 0,
+    },
+];
+
+impl Run {
+    /// What cargo is given.
+    pub(crate) fn words(&self) -> Vec<&'static str> {
+        let mut words = vec!["test"];
+        words.extend(self.test.split(' '));
+        words.extend(["--", "--nocapture"]);
+        words
+    }
+
+    /// The variables for seed, runs, steps and seconds, as far as they are given.
+    pub(crate) fn variables(
+        &self,
+        given: [Option<u64>; 4],
+    ) -> Result<Vec<(&'static str, String)>, String> {
+        let mut given = given;
+        // A seed alone replays that one; a play's seed decides all of its rounds.
+        if given[0].is_some() && given[1].is_none() && self.group != "play" {
+            given[1] = Some(1);
+        }
+        let mut variables = Vec::new();
+        for (i, value) in given.into_iter().enumerate() {
+            let (option, name) = VARIABLES[i];
+            match value {
+                Some(_) if !self.reads[i] => {
+                    let options = VARIABLES.iter().zip(self.reads);
+                    let known = options.filter(|(_, reads)| *reads).map(|((option, _), _)| *option);
+                    let known = known.collect::<Vec<_>>().join(" and ");
+                    return Err(format!("{} takes no {option}; it takes {known}", self.name));
+                }
+                Some(value) => variables.push((name, value.to_string())),
+                None => {}
+            }
+        }
+        Ok(variables)
+    }
+
+    /// The names of the variables that it reads.
+    #[cfg(test)]
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
+        VARIABLES.iter().zip(self.reads).filter(|(_, reads)| *reads).map(|((_, name), _)| *name)
+    }
+
+    pub(crate) fn soaks(&self) -> bool {
+        self.soak > 0
+    }
+
+    pub(crate) fn soak_runs(&self) -> Option<u64> {
+        Some(self.soak)
+    }
+}
+
+/// The run of this name.
+pub(crate) fn find(group: &str, name: &str) -> Result<&'static Run, String> {
+    RUNS.iter()
+        .find(|run| run.group == group && run.name == name)
+        .ok_or_else(|| format!("there is no '{group} {name}'; there are:\n{}", list(group)))
+}
+
+fn list(group: &str) -> String {
+    let mut text = String::new();
+    for run in RUNS.iter().filter(|run| run.group == group) {
+        _ = writeln!(text, "  {:12} {}", run.name, run.about);
+    }
+    text
+}
+
+/// For --help: the runs of a group.
+pub(crate) fn help(group: &str) -> String {
+    format!("Names:\n{}", list(group))
+}
