@@ -402,15 +402,16 @@ impl Altering {
     }
 }
 
-/// `CONCURRENT_SEEDS=n` runs more seeds, `CONCURRENT_SEED=n` one of them, `CONCURRENT_STEPS=n` so
-/// many writes for each.
+/// `cargo xtask model concurrent --runs 90` runs more seeds; `--seed 7` replays one, `--steps` says
+/// how many writes each has.
 #[test]
 fn fields_agree_while_the_schema_changes() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
-    let steps = number("CONCURRENT_STEPS").unwrap_or(100_000);
-    let seeds = match number("CONCURRENT_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..number("CONCURRENT_SEEDS").unwrap_or(9),
+    let number = |name| std::env::var(name).ok().map(|n| n.parse::<u64>().expect("a number"));
+    let steps = number("TIDEMARK_STEPS").unwrap_or(100_000);
+    let runs = number("TIDEMARK_RUNS");
+    let seeds = match number("TIDEMARK_SEED") {
+        Some(first) => first..first + runs.unwrap_or(1),
+        None => 0..runs.unwrap_or(9),
     };
     let (mut alterations, mut reads, runs) = (0, 0, seeds.end - seeds.start);
     for seed in seeds {
@@ -418,7 +419,7 @@ fn fields_agree_while_the_schema_changes() {
         let run =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| altering.run(seed, steps)));
         reads += run.unwrap_or_else(|panic| {
-            eprintln!("failed with CONCURRENT_SEED={seed} CONCURRENT_STEPS={steps}");
+            eprintln!("failed with TIDEMARK_SEED={seed} TIDEMARK_STEPS={steps}");
             std::panic::resume_unwind(panic)
         });
         alterations += altering.alterations.load(SeqCst);

@@ -1,7 +1,7 @@
 //! Random calls against a plain map. Tables are so small that they roll, are rewritten and split,
 //! overflow their probes and their bits, and ids stray far ahead, all the time; the schema changes
-//! now and then. A failure prints the seed: `MODEL_SEED=n cargo test -p counter --test model`.
-//! `MODEL_STEPS=n` sets the steps per seed, `MODEL_SEEDS=n` the seeds.
+//! now and then. A failure prints the seed; `cargo xtask model counter --seed 7` replays one,
+//! `--steps` sets the steps per seed, `--runs` the seeds.
 #![allow(clippy::unwrap_used)]
 
 use counter::{Alteration, Bounds, Change, Error, Options, Schema, Space};
@@ -297,32 +297,36 @@ fn run(seed: u64, steps: u64, seen: &mut Seen) {
     check_all(&space, &model, &format!("seed {seed} emptied"));
 }
 
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().expect("a number"))
 }
 
 #[test]
 fn everything_against_a_map() {
-    let steps = number("MODEL_STEPS", 20_000);
-    if let Ok(seed) = std::env::var("MODEL_SEED") {
-        return run(seed.parse().unwrap(), steps, &mut Seen::default());
-    }
+    let steps = number("TIDEMARK_STEPS").unwrap_or(20_000);
+    let (first, runs) = (number("TIDEMARK_SEED"), number("TIDEMARK_RUNS"));
+    let seeds = match first {
+        Some(first) => first..first + runs.unwrap_or(1),
+        None => 0..runs.unwrap_or(40),
+    };
     let mut seen = Seen::default();
-    for seed in 0..number("MODEL_SEEDS", 40) {
+    for seed in seeds {
         let result =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(seed, steps, &mut seen)));
         if let Err(panic) = result {
-            eprintln!("failed with MODEL_SEED={seed} MODEL_STEPS={steps}");
+            eprintln!("failed with TIDEMARK_SEED={seed} TIDEMARK_STEPS={steps}");
             std::panic::resume_unwind(panic);
         }
     }
     eprintln!("{seen:?}");
+    // One seed does not meet all of it.
     assert!(
-        seen.tables > 10
-            && seen.splits > 0
-            && seen.extend_rows > 16
-            && seen.outliers > 60
-            && seen.alters > 10,
+        first.is_some()
+            || seen.tables > 10
+                && seen.splits > 0
+                && seen.extend_rows > 16
+                && seen.outliers > 60
+                && seen.alters > 10,
         "{seen:?}"
     );
 }

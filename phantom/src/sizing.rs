@@ -253,8 +253,8 @@ mod tests {
     use bitvec::bitarr;
     use bloomfilter::Bloom;
 
-    /// The crate bloomfilter has the textbook's formula: what the table at the top of this file says
-    /// of it is right, and our layout pays at most 4 % more for its two lines per pair.
+    /// The crate bloomfilter has the textbook's formula: what the table at the top of this file
+    /// says of it is right, and our layout pays at most 4 % more for its two lines per pair.
     #[test]
     fn two_lines_cost_at_most_four_percent_more_bits_than_a_textbook_filter() {
         for (rate, said, ours) in

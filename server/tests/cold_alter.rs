@@ -2,7 +2,7 @@
 //! the disk under the new schema. The log is then replayed from a place before the ALTER, beside
 //! cold files that are already wider than the schema at that place.
 //!
-//! `TIDEMARK_KILL_ROUNDS` (default 3) and `TIDEMARK_SEED`.
+//! `TIDEMARK_RUNS` (default 3) and `TIDEMARK_SEED`.
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 

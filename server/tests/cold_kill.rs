@@ -2,7 +2,7 @@
 //! and of a merge of what came late. Every pair that was set or unset, and acknowledged, is as it
 //! was after the next start, and what was written of the file is gone.
 //!
-//! `TIDEMARK_KILL_ROUNDS` (default 6, half of them in spills; more until both were hit) and
+//! `TIDEMARK_RUNS` (default 6, half of them in spills; more until both were hit) and
 //! `TIDEMARK_SEED`.
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]

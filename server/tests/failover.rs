@@ -1,8 +1,7 @@
 //! Failovers by the stock redis-sentinel, and FAILOVER beside redis-server's:
 //! `tests/clients/{failover,handover}.py` have the plays, this starts them with the real program.
 //!
-//! `TIDEMARK_FAILOVERS=20 cargo test -p tidemark-server --test failover -- --nocapture` plays 20
-//! rounds.
+//! `cargo xtask play failover --runs 20` plays 20 rounds.
 
 use std::path::Path;
 use std::process::Command;
@@ -22,7 +21,7 @@ fn play(name: &str, more: &[&str]) {
 
 #[test]
 fn sentinel_fails_over_and_no_write_that_wait_acknowledged_is_lost() {
-    let rounds = std::env::var("TIDEMARK_FAILOVERS").unwrap_or_else(|_| "3".to_owned());
+    let rounds = std::env::var("TIDEMARK_RUNS").unwrap_or_else(|_| "3".to_owned());
     play("failover.py", &["--rounds", &rounds]);
 }
 

@@ -188,10 +188,10 @@ fn a_client_that_tracks_loses_no_invalidation_to_a_failing_disk() {
 
 /// kill -9 as a file is made, written, synced, renamed or removed: at the n-th such call of a
 /// thread, so in the middle of a start, of a commit, of each file of a of its manifest, and of what
-/// goes after it. `TIDEMARK_KILL_STEPS=60` takes all up to there.
+/// goes after it. `cargo xtask play steps --steps 60` takes all up to there.
 #[test]
 fn killed_at_any_step_it_loses_nothing_acknowledged() {
-    let all = given("TIDEMARK_KILL_STEPS");
+    let all = given("TIDEMARK_STEPS");
     let (mut killed, mut snapshots) = (0, 0);
     for (system_call, some) in [
         ("fsync", &[1, 2, 3, 4][..]),

@@ -2,7 +2,7 @@
 //! acknowledged like is there after the restart, and no crash parts a flag from its counter.
 //! Snapshots are taken in between.
 //!
-//! `TIDEMARK_KILL_ROUNDS` (default 8; 200 before a release) and `TIDEMARK_SEED`.
+//! `TIDEMARK_RUNS` (default 8; 200 before a release) and `TIDEMARK_SEED`.
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 

@@ -1,8 +1,7 @@
 //! Bad links between a master and its replicas, under load: `tests/clients/links.py` has the play,
 //! this starts it with the real program.
 //!
-//! `TIDEMARK_LINKS_SECONDS=300 cargo test -p tidemark-server --test links -- --nocapture` plays for
-//! five minutes.
+//! `cargo xtask play links --seconds 300` plays for five minutes.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +9,7 @@ use std::process::Command;
 #[test]
 fn replicas_behind_bad_links_fetch_everything_once() {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let seconds = std::env::var("TIDEMARK_LINKS_SECONDS").unwrap_or_else(|_| "20".to_owned());
+    let seconds = std::env::var("TIDEMARK_SECONDS").unwrap_or_else(|_| "20".to_owned());
     let python = top.join("target/clients/redis-py-new/bin/python");
     assert!(python.exists(), "run tests/clients/setup first");
     let status = Command::new(python)

@@ -3,7 +3,7 @@
 //! with `always` all of it, with `everysec` what was acknowledged a second before, at the latest.
 //!
 //! Each *actor* makes one change after the other, numbered; what it finds after a start says which
-//! was the last one. `TIDEMARK_KILL_ROUNDS` (default 6; 200 before a release) and `TIDEMARK_SEED`.
+//! was the last one. `TIDEMARK_RUNS` (default 6; 200 before a release) and `TIDEMARK_SEED`.
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 

@@ -53,7 +53,7 @@ pub(crate) const RUNS: &[Run] = &[
         group: "sim",
         name: "server",
         about: "the server's own writes, snapshots and starts on the same disk",
-        file: "server/src/durability/crashes.rs",
+        file: "server/src/dataset/durability/crashes.rs",
         test: "-p tidemark-server --lib crashes",
         reads: SEEDS,
         soak: 100,

@@ -21,8 +21,7 @@
 //!   also where the master's log does not go back so far (`truth.rs` remembers every batch that
 //!   there ever was).
 //!
-//! `REPLICATION_SIM_RUNS=20000 cargo test --release -p replication --test sim -- --nocapture` runs
-//! more; `REPLICATION_SIM_SEED=n` one.
+//! `cargo xtask sim replication --runs 20000` runs more; `--seed 7` replays one.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
 
 mod fate;
@@ -59,22 +58,28 @@ struct Figures {
     pub(crate) cuts: u64,
 }
 
+/// Seeds of a run: `TIDEMARK_SEED` is the first one, alone the only one; `TIDEMARK_RUNS` how many.
+fn seeds(default: u64) -> std::ops::Range<u64> {
+    let number = |name| std::env::var(name).ok().map(|n| n.parse::<u64>().expect("a number"));
+    match (number("TIDEMARK_SEED"), number("TIDEMARK_RUNS")) {
+        (Some(first), runs) => first..first + runs.unwrap_or(1),
+        (None, runs) => 0..runs.unwrap_or(default),
+    }
+}
+
 #[test]
 fn all_nodes_become_equal_and_nothing_acknowledged_is_lost() {
-    let one = std::env::var("REPLICATION_SIM_SEED").ok().and_then(|s| s.parse::<u64>().ok());
-    let runs = std::env::var("REPLICATION_SIM_RUNS")
-        .ok()
-        .and_then(|s| s.parse::<u64>().ok())
-        .unwrap_or(300);
+    let seeds = seeds(300);
+    let runs = seeds.end - seeds.start;
     let mut sum = Figures::default();
-    for seed in one.map_or(0..runs, |seed| seed..seed + 1) {
+    for seed in seeds {
         let result = std::panic::catch_unwind(|| {
             let mut world = World::new(seed);
             world.run(250);
             world.figures
         });
         let f = result.unwrap_or_else(|cause| {
-            println!("REPLICATION_SIM_SEED={seed}");
+            println!("TIDEMARK_SEED={seed}");
             std::panic::resume_unwind(cause)
         });
         sum.writes += f.writes;
@@ -94,7 +99,7 @@ fn all_nodes_become_equal_and_nothing_acknowledged_is_lost() {
         sum.cuts += f.cuts;
     }
     println!("{sum:?}");
-    if one.is_none() {
+    if std::env::var_os("TIDEMARK_SEED").is_none() {
         // A simulator that meets none of this shows nothing.
         assert!(
             sum.waited > 50 * runs

@@ -31,11 +31,11 @@ pub(crate) fn given(name: &str) -> Option<u64> {
         .map(|given| given.parse().unwrap_or_else(|_| panic!("{name}={given} is no number")))
 }
 
-/// How often the program is to be killed (`TIDEMARK_KILL_ROUNDS`), and the seed of that
+/// How often the program is to be killed (`TIDEMARK_RUNS`), and the seed of that
 /// (`TIDEMARK_SEED`), which is said.
 pub(crate) fn rounds(default: u64) -> (u64, u64) {
     let (rounds, seed) =
-        (given("TIDEMARK_KILL_ROUNDS").unwrap_or(default), given("TIDEMARK_SEED").unwrap_or(1));
+        (given("TIDEMARK_RUNS").unwrap_or(default), given("TIDEMARK_SEED").unwrap_or(1));
     eprintln!("TIDEMARK_SEED={seed}, {rounds} rounds");
     (rounds, seed)
 }

@@ -19,8 +19,7 @@
 //! - what is there is a prefix of all changes, each key with its last value of that prefix: no
 //!   wrong value (of the whole if batches are whole rounds; of each key, if a round has several).
 //!
-//! `STORE_SIM_RUNS=100000 cargo test -p store --test it clock:: -- --nocapture` runs more of them;
-//! `STORE_SIM_SEED=n` runs one.
+//! `cargo xtask sim clock --runs 100000` runs more of them; `--seed 7` replays one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -305,19 +304,20 @@ fn run(seed: u64) -> Ended {
 
 #[test]
 fn what_is_lost_is_no_older_than_was_said() {
-    if let Some(seed) = std::env::var("STORE_SIM_SEED").ok().and_then(|n| n.parse().ok()) {
-        run(seed);
+    let seeds = crate::crash::seeds(1500);
+    let total = seeds.end - seeds.start;
+    if total == 1 {
+        run(seeds.start);
         return;
     }
-    let total = std::env::var("STORE_SIM_RUNS").ok().and_then(|n| n.parse().ok()).unwrap_or(1500);
-    let sums = [(); 4].map(|()| AtomicU64::new(0));
+    let sums = [seeds.start, 0, 0, 0].map(AtomicU64::new);
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 let [next, lost, acknowledged, ms] = &sums;
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= total {
+                    if seed >= seeds.end {
                         return;
                     }
                     let ended = run(seed);

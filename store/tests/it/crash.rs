@@ -16,8 +16,7 @@
 //!   (promises 2 and 3);
 //! - without bit rot the start is never refused as damaged.
 //!
-//! `STORE_SIM_RUNS=100000 cargo test --release -p store --test it crash:: -- --nocapture` runs more
-//! of them; `STORE_SIM_SEED=n` runs one.
+//! `cargo xtask sim crash --runs 100000` runs more of them; `--seed 7` replays one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -379,24 +378,31 @@ pub(crate) fn run(seed: u64) -> (u64, u64, u64) {
     (model.crashes, model.losses, model.trace)
 }
 
-fn runs(default: u64) -> u64 {
-    std::env::var("STORE_SIM_RUNS").ok().and_then(|n| n.parse().ok()).unwrap_or(default)
+/// Seeds of a run: `TIDEMARK_SEED` is the first one, alone the only one; `TIDEMARK_RUNS` how many.
+pub(crate) fn seeds(default: u64) -> std::ops::Range<u64> {
+    let number = |name| std::env::var(name).ok().map(|n| n.parse::<u64>().expect("a number"));
+    match (number("TIDEMARK_SEED"), number("TIDEMARK_RUNS")) {
+        (Some(first), runs) => first..first + runs.unwrap_or(1),
+        (None, runs) => 0..runs.unwrap_or(default),
+    }
 }
 
 #[test]
 fn whatever_was_acknowledged_survives_every_crash() {
-    if let Some(seed) = std::env::var("STORE_SIM_SEED").ok().and_then(|n| n.parse().ok()) {
-        println!("seed {seed}: {:?}", run(seed));
+    let seeds = seeds(4000);
+    if seeds.end - seeds.start == 1 {
+        println!("seed {}: {:?}", seeds.start, run(seeds.start));
         return;
     }
-    let total = runs(4000);
-    let (next, crashes, losses) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let total = seeds.end - seeds.start;
+    let next = AtomicU64::new(seeds.start);
+    let (crashes, losses) = (AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= total {
+                    if seed >= seeds.end {
                         break;
                     }
                     let (c, l, _) = run(seed);

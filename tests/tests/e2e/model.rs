@@ -5,8 +5,8 @@
 //! horizon; a flag and its counter move together; false yes stays within the configured rate (with
 //! a margin for small numbers).
 //!
-//! `TIDEMARK_MODEL_STEPS` (default 1,000,000 per seed) and `TIDEMARK_MODEL_SEEDS` (default `1,2,3`)
-//! make it longer, or replay one seed.
+//! `cargo xtask model commands` with `--steps` (default 1,000,000 per seed), `--runs` (default 3,
+//! from seed 1 on) and `--seed` makes it longer, or replays one seed.
 
 use counter::{Bounds, Change as Delta};
 use phantom::{Answer, Change, Member};
@@ -261,21 +261,18 @@ impl Run {
 
 #[test]
 fn random_commands_do_what_plain_maps_do() {
-    let number = |name: &str, default: u64| {
-        std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
-    };
-    let steps = number("TIDEMARK_MODEL_STEPS", 1_000_000);
-    let seeds = std::env::var("TIDEMARK_MODEL_SEEDS").unwrap_or_else(|_| "1,2,3".into());
-    for seed in seeds.split(',').map(|s| s.trim().parse::<u64>().unwrap()) {
+    let number = |name| std::env::var(name).ok().map(|n| n.parse::<u64>().unwrap());
+    let steps = number("TIDEMARK_STEPS").unwrap_or(1_000_000);
+    let (first, runs) = (number("TIDEMARK_SEED"), number("TIDEMARK_RUNS"));
+    let runs = runs.unwrap_or(if first.is_some() { 1 } else { 3 });
+    for seed in (first.unwrap_or(1)..).take(runs as usize) {
         eprintln!("seed {seed}, {steps} steps");
         let mut run = Run::new(seed);
         for step in 0..steps {
             let before = run.rng.get_seed();
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run.step()));
             if let Err(panic) = outcome {
-                eprintln!(
-                    "TIDEMARK_MODEL_SEEDS={seed}: step {step} (generator at {before}) failed"
-                );
+                eprintln!("TIDEMARK_SEED={seed}: step {step} (generator at {before}) failed");
                 std::panic::resume_unwind(panic);
             }
         }

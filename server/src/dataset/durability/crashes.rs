@@ -10,8 +10,7 @@
 //! that was synced, or one behind it. So nothing is lost that was synced, and no change is there by
 //! half.
 //!
-//! `TIDEMARK_CRASH_RUNS=5000 cargo test -p tidemark-server --lib crashes -- --nocapture` runs more
-//! of them; `TIDEMARK_CRASH_SEED=n` runs one.
+//! `cargo xtask sim server --runs 5000` runs more of them; `--seed 7` replays one.
 
 use super::*;
 use crate::config::Config;
@@ -378,12 +377,13 @@ fn run(seed: u64, sums: &mut Sums) {
 
 #[test]
 fn what_was_synced_is_what_a_start_finds() {
-    let from_environment = |name| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
+    let number = |name| std::env::var(name).ok().map(|n| n.parse::<u64>().expect("a number"));
     let mut sums = Sums::default();
-    if let Some(seed) = from_environment("TIDEMARK_CRASH_SEED") {
-        return run(seed, &mut sums);
+    let runs = number("TIDEMARK_RUNS");
+    if let Some(first) = number("TIDEMARK_SEED") {
+        return (first..first + runs.unwrap_or(1)).for_each(|seed| run(seed, &mut sums));
     }
-    let runs = from_environment("TIDEMARK_CRASH_RUNS").unwrap_or(40);
+    let runs = runs.unwrap_or(40);
     (0..runs).for_each(|seed| run(seed, &mut sums));
     let Sums { rounds, failed, snapshots, failed_snapshots, starts, tables } = sums;
     println!(
