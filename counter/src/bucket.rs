@@ -466,8 +466,8 @@ mod tests {
         }
     }
 
-    /// The whole bucket, bit by bit, as the top of `layout.rs` draws it: bitvec places each value by
-    /// widths that are added up here, not by the layout's own offsets.
+    /// The whole bucket, bit by bit, as the top of `layout.rs` draws it: bitvec places each value
+    /// by widths that are added up here, not by the layout's own offsets.
     #[test]
     fn a_bucket_is_packed_as_its_picture_says() {
         use bitvec::prelude::*;

@@ -13,8 +13,8 @@ pub fn program() -> &'static Path {
     PROGRAM.get_or_init(|| {
         let this = std::env::current_exe().expect("the path of this test");
         // A test lies in target/debug/deps, a benchmark beside the program.
-        let found = this.ancestors().skip(1).take(2).map(|dir| dir.join("tidemark"));
-        let found = found.filter(|path| path.is_file()).next();
+        let mut beside = this.ancestors().skip(1).take(2).map(|dir| dir.join("tidemark"));
+        let found = beside.find(|path| path.is_file());
         found.expect("the program is built: cargo build --bin tidemark")
     })
 }

@@ -3,7 +3,7 @@
 //!
 //! `deny.toml` is cargo-deny's. To compile that program takes three minutes of a processor on each
 //! fresh machine, so the three of its checks that need no network are made here, from `cargo
-//! metadata`, in a second. Where cargo-deny is installed it is run as well, and adds the advisories.
+//! metadata`, in a second. Where cargo-deny is installed it is run too, and adds the advisories.
 
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -142,8 +142,8 @@ fn against(rules: &Rules, packages: &[Package]) -> Vec<String> {
     wrong
 }
 
-/// Whether a licence expression can be met by these licences alone. `MIT/Apache-2.0` is the old form
-/// of `MIT OR Apache-2.0`.
+/// Whether a licence expression can be met by these licences alone. `MIT/Apache-2.0` is the old
+/// form of `MIT OR Apache-2.0`.
 fn allows(allowed: &[String], expression: &str) -> bool {
     let Ok(parsed) = spdx::Expression::parse_mode(expression, spdx::ParseMode::LAX) else {
         return false;

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 /// A test that reads how much it is to do.
+#[derive(Debug)]
 pub(crate) struct Run {
     group: &'static str,
     name: &'static str,
@@ -44,7 +45,7 @@ pub(crate) const RUNS: &[Run] = &[
         group: "sim",
         name: "clock",
         about: "the commit thread's rounds by a simulated clock, with slow syncs",
-        file: "store/tests/it/clock.rs",
+        file: "store/tests/it/crash.rs",
         test: "-p store --test it clock::",
         reads: SEEDS,
         soak: 5_000,
