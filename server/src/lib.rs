@@ -260,8 +260,18 @@ impl Server {
 
     /// Waits until SIGINT, SIGTERM or the SHUTDOWN command stops it.
     pub fn wait(self) -> io::Result<()> {
-        self.host.stop.on_signals()?;
+        self.on_signals()?;
         self.join()
+    }
+
+    /// From now on SIGINT and SIGTERM stop it.
+    pub fn on_signals(&self) -> io::Result<()> {
+        self.host.stop.on_signals()
+    }
+
+    /// Whether it was stopped, or is being stopped.
+    pub fn is_stopped(&self) -> bool {
+        self.host.stop.is_stopped()
     }
 
     /// Waits until something else stops it.

@@ -17,8 +17,6 @@ fn run() -> Vec<String> {
         lines.push(line.unwrap());
         if lines[lines.len() - 1].starts_with("In full tables") {
             let pid = rustix::process::Pid::from_child(demo);
-            // Its signals are watched a moment after the last line.
-            std::thread::sleep(std::time::Duration::from_millis(500));
             rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
         }
     }
@@ -102,4 +100,46 @@ fn readme_shows_a_real_run_of_the_demo_in_80_columns() {
             "README says {redis} for Redis, the run {redis_now}\n{all}"
         );
     }
+}
+
+/// Ctrl-C while the day is loaded ends the demo without an error, and its folder goes.
+#[test]
+fn ctrl_c_while_the_demo_loads_leaves_no_folder() {
+    let mut demo = Command::new(TIDEMARK)
+        .args(["demo", "--posts", "20000000"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(demo.stdout.take().unwrap()).lines();
+    let first = lines.next().unwrap().unwrap();
+    let folder = first.split_whitespace().last().unwrap().trim_end_matches('.').to_owned();
+    assert!(std::path::Path::new(&folder).join("tidemark.lock").exists(), "{first}");
+    let pid = rustix::process::Pid::from_child(&demo);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let rest: Vec<String> = lines.map(Result::unwrap).collect();
+    let said = demo.wait_with_output().unwrap();
+    let errors = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(said.status.success(), "{errors}");
+    assert!(!errors.contains("error") && rest.iter().all(|line| !line.contains("ctrl-C")));
+    assert!(!std::path::Path::new(&folder).exists(), "{folder} is left");
+}
+
+/// `./run | head`: a reader that has seen enough ends the demo, without a panic.
+#[test]
+fn a_reader_that_has_seen_enough_ends_the_demo() {
+    let mut demo = Command::new(TIDEMARK)
+        .args(["demo", "--posts", "1000"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(demo.stdout.take().unwrap()).lines();
+    let first = lines.next().unwrap().unwrap();
+    drop(lines);
+    let folder = first.split_whitespace().last().unwrap().trim_end_matches('.').to_owned();
+    let said = demo.wait_with_output().unwrap();
+    let errors = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(said.status.success() && errors.is_empty(), "{errors}");
+    assert!(!std::path::Path::new(&folder).exists(), "{folder} is left");
 }

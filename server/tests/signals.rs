@@ -7,6 +7,8 @@ mod common;
 use common::{FIRST, Program, call, refusal};
 use redis_protocol::resp2::types::OwnedFrame;
 use rustix::process::{Pid, Signal, kill_process};
+use std::io::Write;
+use std::net::TcpStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -82,6 +84,57 @@ fn signals_that_stop_the_server_lose_nothing() {
     let program = Program::start(folder.path(), "everysec");
     let all = OwnedFrame::BulkString(stops.len().to_string().into_bytes());
     assert_eq!(program.ask(&format!("HGET post:{FIRST} like")), all);
+}
+
+/// A client that reads nothing: a stop waits `shutdown_grace_ms`, one second, for its replies.
+fn a_client_that_does_not_read(program: &Program) -> TcpStream {
+    let mut stream = TcpStream::connect(("127.0.0.1", program.port)).unwrap();
+    stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    let requests = format!("HGETALL post:{FIRST}\r\n").repeat(10_000);
+    while stream.write_all(requests.as_bytes()).is_ok() {}
+    stream
+}
+
+/// F1: `timeout`, shells and process managers signal a process and then its group, and scripts
+/// repeat SIGTERM until the process is gone. The second signal ended a server that was about to
+/// stop, and what it had not written to the log was lost.
+#[test]
+fn a_signal_to_stop_that_is_repeated_loses_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let repeated = [
+        // The same request.
+        (Signal::TERM, Duration::from_millis(100)),
+        (Signal::INT, Duration::from_millis(100)),
+        // A script that asks again.
+        (Signal::TERM, Duration::from_millis(700)),
+    ];
+    for (signal, after) in repeated {
+        let mut program = Program::start(folder.path(), "everysec");
+        like(&program);
+        let deaf = a_client_that_does_not_read(&program);
+        send(&program, signal);
+        std::thread::sleep(after);
+        assert_eq!(program.child.try_wait().unwrap(), None, "it waits for replies");
+        send(&program, signal);
+        assert_eq!(ended(&mut program).code(), Some(0), "{signal:?} after {after:?}");
+        drop(deaf);
+    }
+    let program = Program::start(folder.path(), "everysec");
+    let all = OwnedFrame::BulkString(repeated.len().to_string().into_bytes());
+    assert_eq!(program.ask(&format!("HGET post:{FIRST} like")), all);
+}
+
+/// As in Redis: ctrl-C once more, and the process is gone.
+#[test]
+fn a_second_ctrl_c_ends_a_stop_that_takes_its_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = Program::start(folder.path(), "everysec");
+    like(&program);
+    let _deaf = a_client_that_does_not_read(&program);
+    send(&program, Signal::INT);
+    std::thread::sleep(Duration::from_millis(700));
+    send(&program, Signal::INT);
+    assert_eq!(ended(&mut program).code(), Some(1));
 }
 
 /// Writes a certificate that nothing else has signed, and its key.

@@ -17,7 +17,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::fmt::Write;
-use std::io;
+use std::io::{self, Write as _};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -31,6 +31,11 @@ const PAGES: u32 = 2_000;
 /// Posts that the Redis of the comparison loads; its bytes per post do not depend on how many there
 /// are.
 const REDIS_POSTS: usize = 50_000;
+
+/// Prints a line. A reader that has seen enough (`| head`) is an error, with which the demo ends.
+macro_rules! say {
+    ($($words:tt)*) => { writeln!(io::stdout(), $($words)*)? };
+}
 
 /// Loads a generated day into a server of its own, shows a page and what it cost.
 #[derive(Args, Debug)]
@@ -54,19 +59,37 @@ pub struct DemoArgs {
 
 /// Runs the demo until it is done (`--exit`) or the server is stopped.
 pub fn run(args: &DemoArgs) -> io::Result<()> {
-    let paint = Paint::of_stdout();
     let folder = tempfile::Builder::new().prefix("tidemark-demo-").tempdir()?;
     let mut config = Config::default();
     config.durability.dir = folder.path().to_path_buf();
     let listener = match args.port {
-        Some(port) => TcpListener::bind(("127.0.0.1", port))?,
+        Some(port) => TcpListener::bind(("127.0.0.1", port)).map_err(|error| {
+            io::Error::new(error.kind(), format!("cannot listen on 127.0.0.1:{port}: {error}"))
+        })?,
         None => TcpListener::bind(("127.0.0.1", crate::config::DEFAULT_PORT))
             .or_else(|_| TcpListener::bind(("127.0.0.1", 0)))?,
     };
     let port = listener.local_addr()?.port();
     let server = crate::start(config.clone(), listener)?;
-    println!("A server on port {port}, with its files in {}.", folder.path().display());
+    // From here on ctrl-C ends the demo in order, and its folder goes.
+    server.on_signals()?;
+    match show_day(args, &server, &config, port) {
+        // Stopped meanwhile: the connection has ended with it.
+        _ if server.is_stopped() => {}
+        Ok(()) => {}
+        Err(error) => {
+            server.stop()?;
+            return if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) };
+        }
+    }
+    if args.exit { server.stop() } else { server.join() }
+}
 
+/// Loads the day, shows the page and what it cost.
+fn show_day(args: &DemoArgs, server: &crate::Server, config: &Config, port: u16) -> io::Result<()> {
+    let paint = Paint::of_stdout();
+    let folder = config.durability.dir.display();
+    say!("A server on port {port}, with its files in {folder}.");
     let mut client = Client::connect(("127.0.0.1", port))?;
     let posts = day::posts(SEED, args.posts as usize);
     let readings = args.readings.unwrap_or(2 * args.posts) as usize;
@@ -81,27 +104,27 @@ pub fn run(args: &DemoArgs) -> io::Result<()> {
     let request: Vec<&[u8]> = request.iter().map(Vec::as_slice).collect();
     let reply = client.call(&request)?;
     let heading = format!("FEED.GET home {VIEWER} <{} ids>: one request, one reply", page.len());
-    println!("\n{}\n\n{}", paint.bold(&heading), show(&page, reply, paint)?);
+    say!("\n{}\n\n{}", paint.bold(&heading), show(&page, reply, paint)?);
 
     let started = Instant::now();
     for _ in 0..PAGES {
         client.call(&request)?;
     }
     let page_us = started.elapsed() / PAGES;
-    println!(
+    say!(
         "The page took {} microseconds, round trip included (mean of {} in a row).\n",
         page_us.as_micros(),
         grouped(u64::from(PAGES)),
     );
-    let costs = Costs::measure(&server, &config, &posts)?;
-    println!("{}", costs.show(paint));
+    let costs = Costs::measure(server, config, &posts)?;
+    say!("{}", costs.show(paint));
     let newest = posts[posts.len() - 1].id;
     let title = if args.exit {
         "To try, while a server runs:"
     } else {
         "The server runs until ctrl-C; try it from another terminal:"
     };
-    println!("{}", paint.bold(title));
+    say!("{}", paint.bold(title));
     for command in [
         format!("FEED.GET home {VIEWER} {newest} {}", posts[posts.len() - 2].id),
         format!("FEED.ACT like 7 {newest}   # sent again: 0"),
@@ -109,10 +132,12 @@ pub fn run(args: &DemoArgs) -> io::Result<()> {
         format!("BF.EXISTS liked:{newest} 7"),
         "TM.TABLES post".to_owned(),
     ] {
-        println!("  redis-cli -p {port} {command}");
+        say!("  redis-cli -p {port} {command}");
     }
-    println!("\n{}", paint.bold(&costs.headline(page.len(), page_us)));
-    if args.exit { server.stop() } else { server.wait() }
+    if !server.is_stopped() {
+        say!("\n{}", paint.bold(&costs.headline(page.len(), page_us)));
+    }
+    Ok(())
 }
 
 /// Sends one command per item, and takes every reply: an error reply ends the demo, since nothing
@@ -151,7 +176,7 @@ fn load<T>(
     take(client, 0)?;
     progress.finish_and_clear();
     let rate = count as f64 / started.elapsed().as_secs_f64();
-    println!("{:>11} {what:<18} {:>11}/s", grouped(count as u64), grouped(rate as u64));
+    say!("{:>11} {what:<18} {:>11}/s", grouped(count as u64), grouped(rate as u64));
     Ok(())
 }
 
@@ -391,7 +416,7 @@ fn redis(posts: &[Post]) -> io::Result<(PerEntry, String)> {
         post_bytes: (with_posts - empty) / sample.len() as f64,
         flag_bits: (with_likes - with_posts) * 8.0 / likes.max(1) as f64,
     };
-    println!();
+    say!();
     Ok((measured, info(&mut client, "server", "redis_version")?))
 }
 

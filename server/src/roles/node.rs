@@ -347,6 +347,10 @@ impl Process {
         let read = |_: &Config, now: &Config| self.tls.configure(&now.tls).map_err(refused);
         match self.settings.change(|_| Ok(()), read) {
             Ok(()) => tracing::info!("SIGHUP: the TLS certificates are read again"),
+            // Without the words of CONFIG SET.
+            Err(SetError::Refused { why, .. }) => {
+                tracing::error!("SIGHUP: the TLS certificates stay as they are: {why}");
+            }
             Err(error) => {
                 tracing::error!("SIGHUP: the TLS certificates stay as they are: {error}");
             }

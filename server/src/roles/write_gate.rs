@@ -61,7 +61,7 @@ fn text(shut: Shut) -> Option<&'static str> {
         Shut::No => return None,
         Shut::Replica => "READONLY You can't write against a read only replica.",
         Shut::Fenced => {
-            "READONLY This master was started again and is fenced until its role is known: until Sentinel names it, a replica follows it where \
+            "READONLY This master was started again, or told to follow a server that cannot be followed, and is fenced until its role is known: until Sentinel names it, a replica follows it where \
              there is no Sentinel, or REPLICAOF NO ONE."
         }
         Shut::FewReplicas => "NOREPLICAS Not enough good replicas to write.",

@@ -131,7 +131,7 @@ pub(crate) fn why_fixed(name: &str) -> &'static str {
         }
         "maxmemory-policy" => "nothing is evicted",
         "notify-keyspace-events" => "keys have no events here: PUBLISH what others are to hear",
-        _ => "can't set immutable config",
+        _ => super::settings::IMMUTABLE,
     }
 }
 

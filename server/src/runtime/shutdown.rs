@@ -1,10 +1,11 @@
 //! The one way to stop a server: a signal, the SHUTDOWN command or a test says so, and every waiter
 //! hears it.
 
+use parking_lot::Mutex;
 use rustix::process::Signal;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// A handle to stop a server with, and to wait for it. Clones are the same handle.
@@ -22,7 +23,13 @@ struct Shared {
     has_signals: AtomicBool,
     /// One was refused, as something would be lost.
     warned: AtomicBool,
+    /// When the last signal to stop came.
+    signalled: Mutex<Option<Instant>>,
 }
+
+/// A signal to stop that comes this soon after another one is the same request: `timeout`, shells
+/// and process managers signal a process and then its group, and wrappers pass ctrl-C on.
+const SAME_REQUEST: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Stage {
@@ -154,8 +161,9 @@ impl Stop {
     /// Handles the process's signals from now on (`Act`). Without it most of them would end the
     /// process, and with it the writes of the last second.
     ///
-    /// A signal that stops, stops as `graceful_shutdown.rs` has it; SIGINT stops at once while the server waits
-    /// for replicas. A second one ends a process whose stop hangs.
+    /// A signal that stops, stops as `graceful_shutdown.rs` has it; SIGINT stops at once while the
+    /// server waits for replicas. As in Redis a later SIGINT ends a process whose stop hangs; a
+    /// later SIGTERM changes nothing, as scripts repeat it.
     pub fn on_signals(&self) -> std::io::Result<()> {
         use tokio::signal::unix::{SignalKind, signal};
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -190,6 +198,12 @@ impl Stop {
 
     /// A signal to stop came.
     fn stop_by(&self, name: &str) {
+        let before = self.0.signalled.lock().replace(Instant::now());
+        let is_repeated = before.is_some_and(|before| before.elapsed() < SAME_REQUEST);
+        if is_repeated || self.is_stopped() && name != "SIGINT" {
+            tracing::info!("{name} again: ignored");
+            return;
+        }
         if self.is_stopped() {
             tracing::warn!("{name} again: leaving at once");
             std::process::exit(1);

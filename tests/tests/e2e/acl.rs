@@ -265,6 +265,29 @@ fn mark_needs_the_right_to_feed_act() {
     admin.request(&["PH.EXISTS", "liked", "7", "1"]).expect("*1\r\n:1\r\n");
 }
 
+/// F7: a client that takes its own channels, or its own user, away by ACL LOAD has its +OK first.
+#[test]
+fn acl_load_answers_the_client_whose_connection_it_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("users.acl");
+    for after in ["user u on nopass ~* resetchannels +@all\n", "user v on nopass\n"] {
+        std::fs::write(&file, "user u on nopass ~* &* +@all\n").unwrap();
+        let server = TestServer::with(|config| {
+            config.security.acl_file = file.to_str().unwrap().to_owned();
+        });
+        let mut own = server.raw();
+        assert_eq!(inline(&mut own, "AUTH u x"), OK);
+        // In RESP3 a subscriber may send any command.
+        own.request(&["HELLO", "3"]).send("SUBSCRIBE news\r\n");
+        while own.line() != ">3" {}
+        (0..5).for_each(|_| drop(own.line()));
+        std::fs::write(&file, after).unwrap();
+        own.request(&["ACL", "LOAD"]).expect("+OK\r\n");
+        assert_eq!(own.rest(), "", "{after}");
+        assert_eq!(inline(&mut server.raw(), "PUBSUB NUMPAT"), ":0");
+    }
+}
+
 /// F7: ends the clients that listen to what was taken away, and no others: by ACL SETUSER and by
 /// ACL LOAD.
 #[test]

@@ -261,6 +261,28 @@ fn scanned(connection: &mut Connection, count: u64) -> Vec<u64> {
     ids
 }
 
+/// F27. A table that was the newest one in the last snapshot has rolled and been spilled since. After
+/// a crash no table covers both what is on the disk and what came later, of which DBSIZE would not
+/// know how much is new.
+#[test]
+fn rows_above_those_on_the_disk_are_counted_after_a_crash() {
+    let server = TestServer::with(small);
+    let mut connection = server.connection();
+    let mut truth = Truth::new();
+    fill(&mut connection, 500, &mut truth);
+    let _: Value = call(&mut connection, "SAVE").unwrap();
+    fill_from(&mut connection, 500, 8_500, &mut truth);
+    let _: u64 = call(&mut connection, "TM.SPILL post 1").unwrap();
+    let spilled = info(&mut connection, "cold_rows");
+    assert!((500..8_000).contains(&spilled), "{spilled}");
+    let count: u64 = call(&mut connection, "DBSIZE").unwrap();
+    assert_eq!(count, 9_000);
+    let server = server.killed();
+    let count: u64 = call(&mut server.connection(), "DBSIZE").unwrap();
+    assert_eq!(count, 9_000, "after a crash");
+    verify(&server, &truth, &[]);
+}
+
 /// Rows on the disk are rows: they are counted and listed, also by a server that is not to spill
 /// any more.
 #[test]

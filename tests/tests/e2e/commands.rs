@@ -306,6 +306,11 @@ fn the_table_answers_for_itself() {
         redis::cmd("COMMAND").arg("LIST").arg("FILTERBY").arg(by).query(c).unwrap()
     };
     assert_eq!(filtered(c, &["PATTERN", "client|no-*"]), ["client|no-evict", "client|no-touch"]);
+    // What MODULE LIST names has commands.
+    let of_module = filtered(c, &["MODULE", "bf"]);
+    assert!(of_module.contains(&"bf.madd".to_owned()) && of_module.contains(&"cf.add".to_owned()));
+    assert!(of_module.iter().all(|name| name.starts_with("bf.") || name.starts_with("cf.")));
+    assert_eq!(filtered(c, &["MODULE", "json"]), Vec::<String>::new());
     assert!(filtered(c, &["ACLCAT", "admin"]).contains(&"config|set".to_owned()));
     assert!(names.contains(&"feed.get".to_owned()));
     let all: Vec<redis::Value> = redis::cmd("COMMAND").query(c).unwrap();

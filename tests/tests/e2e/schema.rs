@@ -156,8 +156,16 @@ fn what_cannot_be_altered_is_refused_and_changes_nothing() {
 fn schemas_change_under_traffic() {
     let server = always_whole();
     let stop = AtomicBool::new(false);
+    /// The writers stop even if the thread that told them to write panics.
+    struct AtEnd<'a>(&'a AtomicBool);
+    impl Drop for AtEnd<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Relaxed);
+        }
+    }
     const ROWS: u64 = 200;
     let expected: Vec<Vec<i64>> = std::thread::scope(|scope| {
+        let at_end = AtEnd(&stop);
         let writers: Vec<_> = (0..2u64)
             .map(|writer| {
                 let (server, stop) = (&server, &stop);
@@ -207,7 +215,7 @@ fn schemas_change_under_traffic() {
                 assert_eq!(raw.ask(&["SAVE"]), "+OK");
             }
         }
-        stop.store(true, Relaxed);
+        drop(at_end);
         let rows: Vec<Vec<Vec<i64>>> = writers.into_iter().map(|w| w.join().unwrap()).collect();
         (0..ROWS as usize).flat_map(|row| rows.iter().map(move |of| of[row].clone())).collect()
     });

@@ -51,6 +51,7 @@ fn loader<'a>(store: &Store, space: &'a CounterSpace) -> store::Result<counter::
             what: "files of rows that overlap".to_owned(),
         });
     }
+    let ranges = cut(&ranges, space.cold_end());
     // The files of ranges that were spilled since are gone.
     let files = space.cold().files();
     space.loader(&head, &filled_up(&ranges, files.lows())).map_err(|e| store::Error::Corrupt {
@@ -58,6 +59,20 @@ fn loader<'a>(store: &Store, space: &'a CounterSpace) -> store::Result<counter::
         offset: 0,
         what: e.to_string(),
     })
+}
+
+/// The ranges, cut in two at `end`, below which ids may have their rows on the disk: a table that
+/// was the newest one in the snapshot may have rolled, and been spilled, since. No table is to cover
+/// both sides: its rows above `end` are in no file, and are counted (DBSIZE) and merged for
+/// themselves.
+fn cut(ranges: &[LoadRange], end: u64) -> Vec<LoadRange> {
+    let halves = ranges.iter().flat_map(|&range| {
+        let is_cut = range.low < end && end <= range.last;
+        let above = is_cut.then_some(LoadRange { low: end, rows: 0, ..range });
+        let last = if is_cut { end - 1 } else { range.last };
+        [LoadRange { last, ..range }].into_iter().chain(above)
+    });
+    halves.collect()
 }
 
 /// The ranges, which rise, and what lies between them, cut where a cold file begins: a table that
@@ -219,14 +234,19 @@ pub(crate) fn load(
         match RecordKind::from_number(u8::try_from(file.tag.kind).unwrap_or(0)) {
             Some(RecordKind::Catalogue) => Ok(()),
             Some(RecordKind::Rows) => {
-                let part = loaders.get(&space).and_then(|loader| loader.part(file.tag.low));
+                let loader = loaders.get(&space);
+                let part = |low: u64| loader.and_then(|loader| loader.part(low));
                 let missing = || format!("there is no counter space {space}");
-                let (mut part, counters) = (
-                    part.ok_or_else(missing)?,
-                    engines.counter_by_number(space).ok_or_else(missing)?,
-                );
+                let counters = engines.counter_by_number(space).ok_or_else(missing)?;
+                let end = counters.cold_end();
+                let mut below = part(file.tag.low).ok_or_else(missing)?;
+                let is_cut = file.tag.low < end && end <= file.tag.high;
+                let mut above = if is_cut { part(end) } else { None };
                 read_rows(chunk, |id, row| match row {
-                    Some(row) => part.push(id, row).map_err(|e| e.to_string()),
+                    Some(row) => {
+                        let above = above.as_mut().filter(|_| id >= end);
+                        above.unwrap_or(&mut below).push(id, row).map_err(|e| e.to_string())
+                    }
                     None => {
                         counters.bury(id);
                         Ok(())
@@ -292,4 +312,24 @@ pub(crate) fn load(
     }
     parts.adopt(&files);
     Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// F27. A range of a snapshot is cut where the rows on the disk end.
+    #[test]
+    fn no_range_covers_both_sides_of_the_line() {
+        let range = |low, last, rows| LoadRange { low, last, rows };
+        let all = [range(0, 9, 5), range(10, u64::MAX, 7)];
+        assert_eq!(cut(&all, 0), all);
+        assert_eq!(cut(&all, 10), all, "it is cut already");
+        assert_eq!(cut(&all, 4), [range(0, 3, 5), range(4, 9, 0), range(10, u64::MAX, 7)]);
+        assert_eq!(
+            cut(&all, u64::MAX),
+            [range(0, 9, 5), range(10, u64::MAX - 1, 7), range(u64::MAX, u64::MAX, 0)]
+        );
+        assert_eq!(cut(&[], 4), []);
+    }
 }

@@ -188,18 +188,22 @@ fn list(call: &mut Call<'_>) -> Outcome {
 }
 
 fn load(call: &mut Call<'_>) -> Outcome {
-    call.answer_later(|node, reply| {
+    // This connection looks again when it has its reply, and ends then if it must.
+    let own = call.session.client.id;
+    call.answer_later(move |node, reply| {
         let before = node.acl.all();
         node.acl.load(&node.config().security).map_err(|e| refuse!("ERR {e}"))?;
         // Connections whose user is gone end when they look again; those that wait for nothing now.
         node.settings.touch();
-        for client in node.clients.list() {
+        let others = || node.clients.list().into_iter().filter(|client| client.id != own);
+        for client in others() {
             let user = client.names.lock().user.clone();
             if node.acl.get(&user).is_none() {
                 client.kill();
             }
         }
-        client_admin::denied_listeners(node, &before).iter().for_each(|client| client.kill());
+        let denied = client_admin::denied_listeners(node, &before);
+        denied.iter().filter(|client| client.id != own).for_each(|client| client.kill());
         tracking::end_denied(node);
         tracing::info!("ACL LOAD: done");
         reply.ok();

@@ -180,7 +180,9 @@ fn list(call: &mut Call<'_>) -> Outcome {
         }
         let (by, value) = (args.at(1), args.at(2));
         if by.eq_ignore_ascii_case(b"module") {
-            specs.clear();
+            // What MODULE LIST and HELLO name.
+            let is_bloom = |s: &&Spec| ["bf.", "cf."].iter().any(|own| s.name.starts_with(own));
+            specs.retain(|s| value.eq_ignore_ascii_case(b"bf") && is_bloom(s));
         } else if by.eq_ignore_ascii_case(b"aclcat") {
             specs.retain(|s| {
                 s.categories().iter().any(|c| c.as_bytes()[1..].eq_ignore_ascii_case(value))

@@ -39,7 +39,7 @@ pub(crate) const TABLE: &[Spec] = &[
     acl::ACL,
     command::COMMAND,
     config::CONFIG,
-    spec("dbsize", 1, flag::READONLY | flag::FAST, "1.0.0", "", "How many rows there are. Pairs are not counted.", dbsize),
+    spec("dbsize", 1, flag::READONLY | flag::FAST, "1.0.0", "", "How many rows there are. Pairs are not counted. Of a space that spills, rows in the range of a file that are new or deleted since it was written are counted when they are merged with it.", dbsize),
     spec("flushall", -1, flag::WRITE, "1.0.0", "[ASYNC|SYNC]", NO_FLUSH, no_flush),
     spec("flushdb", -1, flag::WRITE, "1.0.0", "[ASYNC|SYNC]", NO_FLUSH, no_flush),
     spec("info", -1, ALWAYS, "1.0.0", "[section [section ...]]", "What the server knows of itself.", info::info),

@@ -66,14 +66,17 @@ pub(crate) const TABLE: &[Spec] = &[
     spec("sync", 1, ADMIN | flag::NO_MULTI, "1.0.0", "", NOT_TO_REDIS, foreign),
 ];
 
-/// What a Redis sends that was told to follow this server. It tries again every second.
+/// What a Redis sends that was told to follow this server. After NOMASTERLINK to PSYNC it tries
+/// again in a second; after another error it sends SYNC, fails, and connects anew at once, without
+/// end.
 fn foreign(call: &mut Call<'_>) -> Outcome {
     let why = "only a Tidemark server can replicate from Tidemark; to copy rows to Redis, read them with SCAN and HGETALL and write them \
         with redis-cli --pipe";
     if call.spec.name != "replconf" {
         call.node.replication.note_foreign_replica(call.session.client.peer.ip(), why);
     }
-    Err(refuse!("ERR {why}"))
+    let code = if call.spec.name == "psync" { "NOMASTERLINK" } else { "ERR" };
+    Err(refuse!("{code} {why}"))
 }
 
 /// Redis's words.

@@ -217,6 +217,9 @@ fn find(name: &str) -> Option<(&'static str, &'static Key)> {
     )
 }
 
+/// Redis's words.
+pub(crate) const IMMUTABLE: &str = "can't set immutable config";
+
 /// CONFIG SET: all of the pairs take effect, or none. `apply`: see [`Settings::change`].
 pub(crate) fn set(
     settings: &Settings,
@@ -234,7 +237,15 @@ pub(crate) fn set(
             let known = find(name);
             let is_idle = fixed.is_none() && known.is_none();
             if is_idle && !idle.all().any(|(n, _)| n.eq_ignore_ascii_case(name)) {
-                return Err(SetError::Unknown(name.clone()));
+                // Keys of spaces, views and actions.
+                let is_listed = list(settings, config, port, true)
+                    .iter()
+                    .any(|(listed, _)| listed.eq_ignore_ascii_case(name));
+                return Err(if is_listed {
+                    refused(name, IMMUTABLE)
+                } else {
+                    SetError::Unknown(name.clone())
+                });
             }
             if pairs[..i].iter().any(|(other, _)| other.eq_ignore_ascii_case(name)) {
                 return Err(refused(name, "duplicate parameter"));
@@ -254,7 +265,7 @@ pub(crate) fn set(
                 (None, Some((section, key))) if key.live => {
                     vec![(section, key.name, value.clone())]
                 }
-                (None, Some(_)) => return Err(refused(name, "can't set immutable config")),
+                (None, Some(_)) => return Err(refused(name, IMMUTABLE)),
                 (None, None) => {
                     let set = idle.set(name, value).unwrap_or(Ok(()));
                     set.map_err(|why| refused(name, why))?;
@@ -492,6 +503,20 @@ mod tests {
             ),
             (&[("timeout", "9"), ("TIMEOUT", "9")], set_failed("TIMEOUT", "duplicate parameter")),
             (&[("timeout", "9"), ("dir", "/")], set_failed("dir", "can't set immutable config")),
+            // Whatever CONFIG GET lists is known.
+            (
+                &[("counter.post.rows", "x:{id}")],
+                set_failed("counter.post.rows", "can't set immutable config"),
+            ),
+            (
+                &[("VIEW.home.flags", "liked")],
+                set_failed("VIEW.home.flags", "can't set immutable config"),
+            ),
+            (
+                &[("counter.post.nope", "1")],
+                "ERR Unknown option or number of arguments for CONFIG SET - 'counter.post.nope'"
+                    .into(),
+            ),
             (
                 &[("timeout", "9"), ("appendonly", "no")],
                 set_failed("appendonly", "the log is always written"),

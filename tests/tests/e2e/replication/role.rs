@@ -271,6 +271,13 @@ fn a_redis_that_was_told_to_follow_us_is_told_what_to_use_instead() {
         info(&mut server.connection(), "repl_last_error")
             .is_some_and(|error| error.contains("SCAN and HGETALL") && error.contains("--pipe"))
     });
+    // It asks again every second, not thousands of times.
+    let accepted =
+        || -> u64 { ::redis::cmd("CLIENT").arg("ID").query(&mut server.connection()).unwrap() };
+    let before = accepted();
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    let more = accepted() - before;
+    assert!(more <= 8, "{more} connections in 1.5 s");
     let refused = ::redis::cmd("PSYNC").arg("?").arg(-1).query::<()>(&mut server.connection());
     let refused = refused.unwrap_err().to_string();
     assert!(refused.contains("only a Tidemark server can replicate from Tidemark"), "{refused}");
