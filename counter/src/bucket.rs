@@ -1,4 +1,4 @@
-//! One bucket: a few cache lines of rows with a version, read by everybody without a lock, written
+//! One bucket: a few cache lines of rows with a version, read by any thread without a lock, written
 //! by one at a time.
 //!
 //! ```text

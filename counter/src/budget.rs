@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loan_is_for_who_has_it_until_it_ends() {
+    fn a_loan_belongs_to_its_holder_until_it_ends() {
         let budget = Budget::new(100);
         let (plain, lent) = (budget.quota(0), budget.quota(50));
         let reservation = lent.take(150).unwrap();

@@ -76,6 +76,7 @@ pub use {
     bulk_load::{LoadPart, LoadRange, Loader},
     cold::{ColdBackend, Spill},
     read::Read,
+    sizing::bytes_per_row,
     space::{Options, Space},
     stats::{OutlierRange, RangeStats, TableStats},
     write::{Bounds, Change},

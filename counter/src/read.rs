@@ -1,4 +1,4 @@
-//! Reads: no lock, and no wait for anybody (promise 1).
+//! Reads: no lock, and no wait (promise 1).
 //!
 //! A row may be moving while it is looked for, so the places are visited in the order in which rows
 //! move: aside, drained table, table. A miss counts only if the table still is the one that takes

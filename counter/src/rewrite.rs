@@ -564,7 +564,7 @@ mod tests {
 
     /// The rewriting thread may be busy with another table, for long.
     #[test]
-    fn a_table_takes_many_times_its_rows_while_nobody_rewrites_it() {
+    fn a_table_without_rewrites_takes_many_times_its_rows() {
         let schema = Schema::parse("a:60 b:60").unwrap();
         let space = Space::new(Options { rows_per_table: 64, ..Options::new(schema) }).unwrap();
         let busy = space.rewriting.lock();
@@ -599,7 +599,7 @@ mod tests {
     /// with a shorter span into its place meanwhile, ids between the two spans would have no place
     /// anywhere, and their writers would try for ever.
     #[test]
-    fn the_newest_table_is_not_replaced_while_somebody_rolls() {
+    fn newest_table_is_not_replaced_during_a_roll() {
         let space = Space::new(Options::new(Schema::parse("a:12").unwrap())).unwrap();
         space.set(7, &[(0, 1)]).unwrap();
         // The only table is dated now, and will be replaced.

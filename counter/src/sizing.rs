@@ -56,7 +56,7 @@ impl Sizing {
 /// Bytes of buckets per row in a large table that is about to roll: of rows with so many bits of
 /// fields, one in so many ids. The more of them fit in a bucket, the fewer buckets there are, and
 /// the more of an id each row has to keep.
-pub(crate) fn bytes_per_row(field_bits: u32, ids_per_row: f64) -> f64 {
+pub fn bytes_per_row(field_bits: u32, ids_per_row: f64) -> f64 {
     let plans = (LEAST_BITS..=60).map(|bits| (bits, Layout::bytes_and_rows(field_bits + bits)));
     let wide_enough =
         |&(bits, (_, rows)): &(u32, (f64, f64))| rows * ids_per_row <= 2f64.powi(bits as i32);

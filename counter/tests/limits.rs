@@ -63,7 +63,7 @@ fn a_full_space_refuses_new_rows_and_goes_on_with_the_old_ones() {
 }
 
 #[test]
-fn one_bad_id_harms_nobody() {
+fn one_bad_id_leaves_other_ids_as_they_are() {
     let space = Space::new(options("a:12 b:4")).unwrap();
     let mut out = vec![];
     space.add(u64::MAX, &one(0, 5), &Bounds::default(), &mut out).unwrap();
@@ -125,7 +125,7 @@ fn rows_aside_are_counted_on_in_a_full_space() {
 /// Nor does it matter that a walk holds the versions before: their memory passes to those that take
 /// their place, and is given back once.
 #[test]
-fn rows_aside_are_counted_on_in_a_full_space_while_somebody_walks() {
+fn rows_aside_stay_writable_in_a_full_space_during_a_walk() {
     let space = Space::new(options("a:4 b:4")).unwrap();
     (0..5000u64).for_each(|id| _ = space.set(id, &[(0, 1)]).unwrap());
     while space.maintain() {}
@@ -715,7 +715,7 @@ fn a_table_that_is_split_counts_once() {
 
 /// A row in the extend dictionary is no reason to look for work with each write.
 #[test]
-fn a_write_stirs_nobody_where_nothing_is_crowded() {
+fn writes_wake_no_maintenance_without_crowding() {
     let space = Space::new(options("like:12 repost:8 comment:8 read:16")).unwrap();
     let mut out = vec![];
     let mut next = 0u64;

@@ -302,7 +302,7 @@ fn number(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn everything_against_a_map() {
+fn all_operations_match_a_map() {
     let steps = number("TIDEMARK_STEPS").unwrap_or(20_000);
     let (first, runs) = (number("TIDEMARK_SEED"), number("TIDEMARK_RUNS"));
     let seeds = match first {

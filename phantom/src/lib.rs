@@ -61,7 +61,7 @@ pub use hash::{Member, Pair};
 pub use lookup::{Answers, BATCH, Hints, Lookup, Pairs, Placed};
 pub use merge::MergeError;
 pub use options::{Answer, Change, Options};
-pub use sizing::RATES;
+pub use sizing::{RATES, bits_per_pair};
 pub use space::Space;
 pub use stats::{Frontier, Layout, RingProgress, TableStats};
 

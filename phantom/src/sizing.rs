@@ -146,6 +146,13 @@ fn load_at(target: f64, bits: usize) -> f64 {
     low
 }
 
+/// Bits per pair of a table's first filter when it is full, for this false-positive rate of the
+/// table. What comes late to a closed table takes room beside.
+pub fn bits_per_pair(rate: f64) -> f64 {
+    let sizing = Sizing::in_chain(rate, 0);
+    (LINES * LINE_BITS) as f64 / (sizing.pairs_per_page * sizing.counted)
+}
+
 impl Sizing {
     /// The layout that takes the least memory for `target`.
     pub(crate) fn for_rate(target: f64) -> Sizing {

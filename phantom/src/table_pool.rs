@@ -118,7 +118,7 @@ mod tests {
     use crate::table::{Table, empty};
 
     #[test]
-    fn a_recycled_table_is_cleared_when_nobody_reads_it_any_more() {
+    fn recycled_table_is_cleared_after_its_last_reader() {
         let upkeep = TablePool::default();
         let table = Arc::new(empty(0.01, 3).unwrap());
         let seed = Seed::new(1);

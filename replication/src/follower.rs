@@ -41,7 +41,7 @@ pub trait ReplicaHost {
     fn disk(&self) -> Arc<dyn Disk>;
     /// Its manifest.
     fn manifest(&self) -> Manifest;
-    /// Whether it holds nothing that anybody could miss, should another data set take its place.
+    /// Whether it holds nothing that would be missed, should another data set take its place.
     fn is_empty(&self) -> bool;
     /// How long what was applied may wait for its sync, in milliseconds; 0: it is durable before it
     /// is applied.

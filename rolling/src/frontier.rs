@@ -614,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn who_follows_admits_nothing_by_itself() {
+    fn a_following_frontier_admits_nothing_by_itself() {
         let frontier = Frontier::restore(Some(1000), 50, None, MOST);
         assert_eq!(
             (frontier.admit_told(1001), frontier.high()),

@@ -422,7 +422,7 @@ mod tests {
     /// A writer or a mover that is inside, opening a table for example, delays other writers, but
     /// no reader: readers see the map as it was before.
     #[test]
-    fn readers_do_not_wait_for_a_writer_who_is_inside() {
+    fn readers_do_not_wait_for_a_writer_inside() {
         const A: u64 = 1 << 40;
         const B: u64 = 1 << 41;
         const C: u64 = 1 << 42;

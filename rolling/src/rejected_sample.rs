@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn popular_ids_keep_nobody_out() {
+    fn popular_ids_displace_no_others() {
         for (max_aside, sample) in [(500, 512), (1 << 16, 4096)] {
             // How many of a hundred are for so many posts of the day.
             for (popular, ids) in [(0, 1), (2, 1), (30, 1), (90, 1), (30, 20), (90, 20)] {

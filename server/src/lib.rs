@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   sockets -> connection (one task per client, on one of the worker threads)
-//!                -> resp::Scanner -> commands (one table) -> engines (the one path of writes) -> counter, phantom
+//!                -> resp::Scanner -> commands (one table) -> engines (the one path of writes)
+//!                -> counter, phantom
 //!                <- resp::Reply   <-
 //! ```
 //!
@@ -10,7 +11,8 @@
 //! worker, not to the connection: an idle client costs a few hundred bytes. No command waits for
 //! anything, so a worker needs no locks between its clients.
 //!
-//! [`start`] runs a server inside this process, as the tests and the demo do; the program's `tidemark serve` does the same.
+//! [`start`] runs a server inside this process, as the tests and the demo do; the program's
+//! `tidemark serve` does the same.
 #![forbid(unsafe_code)]
 
 mod acl;
@@ -38,7 +40,7 @@ use net::workers;
 use parking_lot::Mutex;
 use roles::node::{Host, Node};
 use roles::{graceful_shutdown, log_owner};
-use runtime::atomic_file;
+use runtime::{atomic_file, service_manager};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Deref;
@@ -148,8 +150,8 @@ pub fn start_on(
             tracing::warn!("what a kill has left in the data folder cannot be removed: {error}");
         }
         let (of_log, of_snapshots) = (host.clone(), host.clone());
-        // Before anybody is told that the server is ready: writes are taken from the first moment,
-        // or refused for the right reason.
+        // Before any client is told that the server is ready: writes are taken from the first
+        // moment, or refused for the right reason.
         host.replication.settle(&host.config(), log.is_own(), log.term());
         if let Held::Own(log) = &log {
             host.node().durability.look_at(log);
@@ -168,6 +170,7 @@ pub fn start_on(
     match opened {
         Ok(log) => {
             tracing::info!("ready to accept connections");
+            service_manager::ready();
             Ok(Server { host, threads, log })
         }
         Err(error) => {
@@ -195,7 +198,9 @@ fn load(node: &Node) -> Result<Held, StartError> {
         };
         *said = Instant::now();
         let share = progress.bytes as f64 / progress.of_bytes.max(1) as f64 * 100.0;
-        tracing::info!("loading: {share:.0} % of {} MB", progress.of_bytes >> 20);
+        let text = format!("loading: {share:.0} % of {} MB", progress.of_bytes >> 20);
+        service_manager::status(&text);
+        tracing::info!("{text}");
     })?;
     tracing::info!(
         "loaded in {:.1} s: {} log records; {} torn bytes cut; the log goes on at {}",
@@ -206,7 +211,8 @@ fn load(node: &Node) -> Result<Held, StartError> {
     );
     if recovered.end.torn_bytes > 0 {
         tracing::warn!(
-            "the log's last {} bytes were no whole batch and were cut off: a crash leaves such a tail, but so does damage of what was written last",
+            "the log's last {} bytes were no whole batch and were cut off: a crash leaves such a \
+             tail, but so does damage of what was written last",
             recovered.end.torn_bytes
         );
     }

@@ -183,7 +183,7 @@ fn announced_sizes_of_clients_cost_nothing() {
 
 /// Attack 33 (CVE-2025-21605): a stranger asks without end and never reads the refusals.
 #[test]
-fn a_stranger_who_does_not_read_is_closed() {
+fn an_unauthenticated_client_that_does_not_read_is_closed() {
     let victim = Victim::start(PASSWORD);
     victim.alive(Some("secret"));
     let before = victim.resident();
@@ -204,7 +204,7 @@ fn a_stranger_who_does_not_read_is_closed() {
 
 /// Attack 34: a client asks for big replies and never reads them.
 #[test]
-fn a_client_who_does_not_read_costs_a_bounded_amount() {
+fn a_client_that_does_not_read_costs_bounded_memory() {
     let victim = Victim::start("[server]\nmax_output_buffer_bytes = 4_000_000\n");
     victim.alive(None);
     let before = victim.resident();
@@ -277,7 +277,7 @@ fn a_reply_that_is_too_long_is_not_made() {
 
 /// Attack 35: all connections are taken by a client that sends nothing, or one byte a second.
 #[test]
-fn whoever_only_holds_connections_locks_nobody_out() {
+fn idle_connections_lock_no_client_out() {
     let victim = Victim::start("[server]\nmax_clients = 300\n");
     let mut bystander = victim.program.client();
     call(&mut bystander, "PING");
@@ -321,7 +321,7 @@ impl Drop for Stop<'_> {
 /// with its attackers: it is the median that tells whether others come in after a few turns, or
 /// after all.)
 #[test]
-fn who_never_stops_sending_keeps_nobody_out() {
+fn endless_senders_do_not_starve_others() {
     let victim = Victim::start("[server]\nworkers = 1\n");
     for batch in [
         "HINCRBY post:1 like 1\r\nSADD liked:1 7\r\n",
@@ -552,7 +552,7 @@ fn hostile_arguments_are_refused_or_cost_little() {
 
 /// Attack 39: passwords are guessed on many connections, as fast as they are answered.
 #[test]
-fn who_guesses_passwords_slows_nobody_down() {
+fn password_guessing_slows_no_other_client() {
     let victim = Victim::start(PASSWORD);
     victim.alive(Some("secret"));
     let before = victim.resident();

@@ -279,7 +279,7 @@ fn a_folder_that_cannot_be_written_is_refused_by_name_and_left_as_it_is() {
 /// No client hears that its write is on the disk before it is: this holds of what a kill would not
 /// show, as the system keeps what was written.
 #[test]
-fn a_slow_sync_keeps_back_who_was_promised_it_and_nobody_else() {
+fn a_slow_fsync_delays_only_replies_that_need_it() {
     const SYNC: Duration = Duration::from_millis(400);
     for fsync in ["always", "everysec", "no"] {
         let folder = tempfile::tempdir().unwrap();
@@ -331,7 +331,7 @@ fn a_slow_sync_keeps_back_who_was_promised_it_and_nobody_else() {
 
 /// Its messages go to a pipe without a reader.
 #[test]
-fn who_cannot_say_what_happens_goes_on() {
+fn a_server_that_cannot_write_its_log_lines_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let started =
         Program::start_until(&[], folder.path(), &["--fsync", "always"], "ready to accept");

@@ -173,7 +173,7 @@ fn answered_meanwhile(
 }
 
 #[test]
-fn nobody_waits_for_the_disk_of_an_order_but_who_gave_it() {
+fn only_the_client_of_an_order_waits_for_its_disk() {
     let folder = tempfile::tempdir().unwrap();
     let (data, config) = (folder.path().join("data"), folder.path().join("tidemark.toml"));
     std::fs::write(&config, "[server]\nworkers = 1\n").unwrap();

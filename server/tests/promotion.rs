@@ -102,7 +102,7 @@ fn line(stream: TcpStream) -> String {
 }
 
 #[test]
-fn who_was_told_that_this_is_a_master_waits_for_its_log_and_for_nothing_else() {
+fn a_client_of_a_new_master_waits_for_its_log_alone() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let how = format!("delay_enter={}:when=1", SLOW.as_micros());
     let Some([master, replica]) = pair(&folders, &how) else { return };
@@ -156,7 +156,7 @@ fn who_was_told_that_this_is_a_master_waits_for_its_log_and_for_nothing_else() {
 /// Its role was on the disk, and no segment of its own was. With its old master's term both would
 /// look like one writer's.
 #[test]
-fn who_is_killed_before_its_log_begins_leads_with_a_term_of_its_own() {
+fn a_master_killed_before_its_log_begins_leads_with_its_own_term() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let Some([master, mut replica]) = pair(&folders, "error=ENOSPC:when=1..60000") else { return };
     let term = |node: &Program| u64::from_str_radix(&node.info("repl_term"), 16).unwrap();
@@ -306,7 +306,7 @@ fn what_is_written_just_after_a_promotion_is_counted_when_replicas_have_it() {
 /// A name that does not resolve: a node that was to follow it is the master as soon as it is told
 /// so.
 #[test]
-fn who_becomes_a_master_does_not_wait_for_the_name_of_the_last_one() {
+fn a_promotion_does_not_wait_for_the_old_masters_name() {
     if Command::new("strace").arg("-V").output().is_err() {
         return cannot("a name server that does not answer needs strace");
     }

@@ -13,7 +13,7 @@
 //! |---|---|---|
 //! | `tidemark.lock` | at the first start; holds the flock | never |
 //! | `tidemark.manifest` | at the first start; replaced by each snapshot | never |
-//! | `log-*.tlog` | by the log, one after the other | replay begins behind it; see `keep_log_bytes` |
+//! | `log-*.tlog` | by the log, one after the other | replay begins behind it, `keep_log_bytes` |
 //! | `snap-*.tsnap` | by a snapshot | when a later manifest does not name it |
 //! | `cold-*.tcold` | by a spill or a merge | when no manifest names it, and no reader has it |
 //! | `*.tmp` | by all of them | renamed, or swept at the next start |

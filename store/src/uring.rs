@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn each_gets_its_own_block_and_who_gets_none_is_told() {
+    fn each_request_gets_its_block_or_an_error() {
         let Some((mut ring, event)) = ring(8) else { return };
         // The last one is cut short, and behind it there is nothing.
         let (_folder, file) = file_of(100, 1000);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_submitted_can_be_taken_back_and_is_read_for_nobody() {
+    fn unsubmitted_reads_can_be_taken_back() {
         let Some((mut ring, event)) = ring(4) else { return };
         let (_folder, file) = file_of(4, 0);
         let place = |n| BlockPlace { file: file.clone(), at: n * BLOCK_BYTES as u64 };

@@ -19,7 +19,7 @@ from proxy import free_port
 
 
 WORKERS = 4
-# Rows of those who do not know who the master is.
+# Rows of writers that do not know the master.
 STRAY, ALONE = 0, 1
 
 
@@ -146,7 +146,7 @@ def play(args, folder):
                 old.process.send_signal(signal.SIGSTOP)
             else:
                 old.proxy.cut()
-                # Somebody on its side of the cut goes on writing: what it has alone, and will have to give up.
+                # A client on its side of the cut goes on writing: changes that it has alone, and will give up.
                 for _ in range(10):
                     old.client().hincrby(f"post:{ALONE}", "like", 1)
             until("Sentinel has another master", lambda: sentinel.discover_master("m")[1] != address[1])
@@ -183,7 +183,7 @@ def play(args, folder):
         assert values[0] == values[1] == values[2], "the nodes differ"
         there = values[nodes.index(new)]
         wrong = {post: held for post, held in there.items() if held != likes(post) or post // WORKERS > sent[post % WORKERS]}
-        assert not wrong, f"what nobody wrote: {wrong}"
+        assert not wrong, f"what was never written: {wrong}"
         total = sum(map(len, acked))
         missing = sorted(post for posts in acked for post in posts if post not in there)
         lost = len(missing)

@@ -2,7 +2,8 @@
 
     groups.py --server PATH_TO_TIDEMARK
 
-What the one team has said is nothing to the other: who is gone keeps nobody out, who comes back at another epoch deposes nobody.
+What one team has said means nothing to the other: a team that is gone keeps no node out, and one that comes back
+at another epoch deposes no master.
 """
 import argparse, os, subprocess
 
@@ -56,16 +57,16 @@ def play(args, folder):
         until("the old team has spoken", lambda: kept() == {"old": 100})
         watch("new", 5)
         until("the new team has, too", lambda: kept() == {"old": 100, "new": 5})
-        assert like() == 1, "nobody deposes anybody"
+        assert like() == 1, "no master is deposed"
         assert master.info()["repl_sentinel_groups"] == 2
 
-        # The old team is dismissed. The new one, at its lower epoch, is all that is left to say who the master is.
+        # The old team is dismissed. The new one, at its lower epoch, alone names the master now.
         old = sentinels.pop("old")
         old.kill()
         old.wait()
         again()
         until("the new team lifts the fence", like)
-        # And the other way round: nobody has promoted anybody, so the higher epoch means nothing for the others.
+        # And the other way round: no node was promoted, so the higher epoch means nothing for the others.
         new = sentinels.pop("new")
         new.kill()
         new.wait()

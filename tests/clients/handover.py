@@ -39,7 +39,7 @@ class Play:
         return self.ask("HINCRBY", self.key, "like", 1)
 
     def ask(self, *words):
-        """Somebody asks the master, which has the request when this returns. Gives a function that says what became of it, within so many seconds."""
+        """Sends a request to the master, which has it when this returns. Gives a function that tells its outcome, within so many seconds."""
         client = self.master.client(timeout_s=60)
         connection = client.connection_pool.get_connection()
         connection.send_command("CLIENT", "ID")
@@ -107,7 +107,7 @@ class Play:
             self.lines.append(f"CLIENT UNBLOCK {reason}, twice: {answers}; {'a number' if isinstance(outcome, int) else outcome}")
 
     def waits(self):
-        """What the replica says waits on its way: nobody knows whether it has everything."""
+        """What the replica says waits on its way: it is unknown whether it has everything."""
         self.link.held = {0}
         self.write()("before")
 
@@ -116,7 +116,7 @@ class Play:
         self.attached()
 
     def orders(self):
-        """Nobody else changes the role meanwhile."""
+        """No other order changes the role meanwhile."""
         for words in [f"REPLICAOF 127.0.0.1 {self.port}", "SLAVEOF NO ONE", "REPLICAOF h x"]:
             self.say(self.master, *words.split())
         self.state("ordered")
@@ -163,7 +163,7 @@ class Play:
         self.until_state("failover-in-progress")
         self.state("handing over")
         waiting[0]("the write meanwhile", 0.5)
-        self.write()("a write to who is a replica")
+        self.write()("a write to a replica")
         self.say(self.master, "FAILOVER")
         self.orders()
         self.say(self.master, "FAILOVER", "ABORT")
@@ -193,7 +193,7 @@ class Play:
         writers.join()
         until("the old master follows", self.master.is_up)
         self.state("handed over")
-        waits("who waited for two replicas")
+        waits("the client that waited for two replicas")
         self.write()("a write to the old master")
         # Which of them came before the pause is chance.
         outcomes = [outcome() for outcome in became]

@@ -1,7 +1,7 @@
 """A small like service as an application has it, written for stock Redis with RedisBloom: redis-py's hash, string and Bloom commands, pipelines,
 a transaction and a channel. It runs on Tidemark by changing the port.
 
-like_service.py PORT sets|bloom: who liked what is kept in sets, or in Bloom filters (Redis needs the module for that). Prints what users saw."""
+like_service.py PORT sets|bloom: likers are kept in sets, or in Bloom filters (Redis needs the module for that). Prints what users saw."""
 
 import asyncio
 import sys
@@ -39,7 +39,7 @@ class Likes:
         return [(int(likes or 0), bool(liked)) for likes, liked in zip(answers[::2], answers[1::2])]
 
     def correct(self, post, by):
-        """Changes a count by what it is: with WATCH, as often as somebody else comes between."""
+        """Changes a count by what it is: with WATCH, again whenever another client comes between."""
         with self.client.pipeline() as pipe:
             while True:
                 try:

@@ -69,7 +69,7 @@ def play(args, folder):
             if what == "cut" or rng.random() < 0.5:
                 link.mend()
             else:
-                # Whoever lost something has to find out.
+                # A replica that lost something has to find out.
                 link.deaf, link.delay_s = set(), 0.0
         stop.set()
         loader.join()

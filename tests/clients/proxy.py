@@ -3,7 +3,7 @@ import random, socket, threading, time
 
 
 def free_port():
-    """A port that nobody has, and that the system gives to nobody who connects: its server will be away at times."""
+    """A port that is free, and that the system gives to no client that connects: its server will be away at times."""
     with open("/proc/sys/net/ipv4/ip_local_port_range") as f:
         given_from = int(f.read().split()[0])
     while True:
@@ -18,7 +18,7 @@ def free_port():
 
 class Proxy:
     """`deaf`: directions (0: to the target, 1: from it) in which bytes are swallowed; `held`: in which they wait; `delay_s`: each waits so long;
-    `refuses`: who connects is closed at once."""
+    `refuses`: connections are closed at once."""
 
     def __init__(self, target):
         self.target, self.deaf, self.held, self.delay_s, self.refuses = target, set(), set(), 0.0, False
@@ -75,7 +75,7 @@ class Proxy:
             self.close(pair)
 
     def cut(self):
-        """Nothing gets through, in either direction, and nobody is told."""
+        """Nothing gets through, in either direction, and no side is told."""
         self.deaf, self.refuses = {0, 1}, True
 
     def mend(self):

@@ -649,7 +649,7 @@ fn version_1_is_written() {
 /// Readers and writers beside spills and merges: what was set is found at every moment, and of two
 /// writers of one pair one is told so.
 #[test]
-fn nobody_waits_for_a_spill_and_nothing_is_missed() {
+fn requests_do_not_wait_for_a_spill_and_miss_nothing() {
     const IDS: u64 = 900;
     const LATE: u64 = 90;
     let (shelf, space) = (Shelf::default(), filled(0.001, IDS));

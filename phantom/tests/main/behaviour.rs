@@ -83,7 +83,7 @@ fn the_order_of_ids_does_not_matter() {
 
 /// Promise 7, P4.
 #[test]
-fn absurd_ids_harm_nobody() {
+fn absurd_ids_leave_other_ids_as_they_are() {
     let space = space(2000, 3);
     for i in 0..5000 {
         add(&space, FIRST + i, i);
@@ -389,7 +389,7 @@ fn a_space_begins_behind_an_aside_that_one_id_has_filled() {
 /// What is taken away from an id says nothing of the traffic: an undo of a pair that was never set,
 /// far ahead, moves nothing, and no id is too far ahead for that.
 #[test]
-fn who_takes_away_moves_no_frontier() {
+fn removals_move_no_frontier() {
     for max_ahead in [None, Some(10)] {
         let space = Space::new(Options {
             pairs_per_table: 20_000,

@@ -80,11 +80,13 @@ impl Default for Acl {
 }
 
 /// Redis's word for users that live in no file of their own.
-const NO_FILE: &str = "This Redis instance is not configured to use an ACL file. You may want to specify users via the ACL SETUSER command and \
-then issue a CONFIG REWRITE (assuming you have a Redis configuration file set) in order to store users in the Redis configuration.";
+const NO_FILE: &str = "This Redis instance is not configured to use an ACL file. You may want to \
+                       specify users via the ACL SETUSER command and then issue a CONFIG REWRITE \
+                       (assuming you have a Redis configuration file set) in order to store users \
+                       in the Redis configuration.";
 
 impl Acl {
-    /// Takes over what the configuration says of users: at the start, before anybody can connect.
+    /// Takes over what the configuration says of users: at the start, before a client can connect.
     pub(crate) fn configure(&self, security: &Security) -> Result<(), String> {
         let mut denied = Commands::none();
         for name in &security.deny_commands {
@@ -113,7 +115,7 @@ impl Acl {
         self.users.load().get(name).cloned()
     }
 
-    /// Whether everybody is the user default without a password.
+    /// Whether every client is the user default without a password.
     pub(crate) fn is_open(&self) -> bool {
         self.get(DEFAULT).is_some_and(|user| user.needs_no_login())
     }
@@ -193,7 +195,9 @@ impl Acl {
             self.users.load().values().map(|user| format!("user {}\n", user.line())).collect();
         atomic_file::replace(Path::new(&security.acl_file), text.as_bytes()).map_err(|e| {
             tracing::error!("ACL SAVE: {}: {e}", security.acl_file);
-            "There was an error trying to save the ACLs. Please check the server logs for more information".to_owned()
+            "There was an error trying to save the ACLs. Please check the server logs for more \
+             information"
+                .to_owned()
         })
     }
 
@@ -215,7 +219,8 @@ impl Acl {
         request: &Request<'_>,
         engines: Option<&Engines>,
     ) -> Option<String> {
-        if let Some(name) = self.denied_to_all(request).filter(|_| !request.is_for_everybody()) {
+        if let Some(name) = self.denied_to_all(request).filter(|_| !request.applies_to_all_users())
+        {
             return Some(not_allowed(name));
         }
         let denied = user.check(request, engines).err()?;
@@ -225,7 +230,7 @@ impl Acl {
     /// The user, if the password is right. Takes as long for an unknown one.
     pub(crate) fn login(&self, name: &[u8], password: &[u8]) -> Option<Arc<User>> {
         let user = std::str::from_utf8(name).ok().and_then(|name| self.get(name));
-        let right = user.as_deref().unwrap_or(&User::nobody()).accepts(&digest(password));
+        let right = user.as_deref().unwrap_or(&User::without_rights()).accepts(&digest(password));
         user.filter(|_| right)
     }
 
@@ -240,7 +245,7 @@ impl Acl {
 
 /// Why a command in `security.deny_commands` is refused.
 fn not_allowed(name: &str) -> String {
-    format!("{name} command not allowed: the configuration denies it to everybody")
+    format!("{name} command not allowed: the configuration denies it to all users")
 }
 
 /// The users of a server whose configuration names none.
@@ -309,7 +314,8 @@ pub(crate) fn parse_file(
         Ok(users)
     } else {
         Err(errors
-            + "WARNING: ACL errors detected, no change to the previously active ACL rules was performed")
+            + "WARNING: ACL errors detected, no change to the previously active ACL rules was \
+               performed")
     }
 }
 
@@ -368,7 +374,7 @@ impl Access {
     pub(crate) fn allows(&self, node: &Node, request: &Request<'_>) -> bool {
         let may = |user: &Arc<User>| user.check(request, node.engines.get()).is_ok();
         self.free
-            || request.is_for_everybody()
+            || request.applies_to_all_users()
             || (self.user.as_ref().is_some_and(may) && node.acl.denied_to_all(request).is_none())
     }
 
@@ -380,7 +386,7 @@ impl Access {
         client: &Client,
         request: &Request<'_>,
     ) -> Result<(), Refusal> {
-        if request.is_for_everybody() {
+        if request.applies_to_all_users() {
             return Ok(());
         }
         let Some(user) = &self.user else { return Err(Refusal::NO_AUTH) };

@@ -25,7 +25,7 @@ pub(crate) struct Request<'a> {
 
 impl Request<'_> {
     /// AUTH and its like, which cannot be denied.
-    pub(super) fn is_for_everybody(&self) -> bool {
+    pub(super) fn applies_to_all_users(&self) -> bool {
         self.spec.has(flag::NO_AUTH)
     }
 
@@ -205,10 +205,12 @@ pub(crate) struct Selector {
     channels: Vec<String>,
 }
 
-const AFTER_ALL_KEYS: &str = "Adding a pattern after the * pattern (or the 'allkeys' flag) is not valid and does not have any effect. Try \
-'resetkeys' to start with an empty list of patterns";
-const AFTER_ALL_CHANNELS: &str = "Adding a pattern after the * pattern (or the 'allchannels' flag) is not valid and does not have any effect. \
-Try 'resetchannels' to start with an empty list of channels";
+const AFTER_ALL_KEYS: &str = "Adding a pattern after the * pattern (or the 'allkeys' flag) is not \
+                              valid and does not have any effect. Try 'resetkeys' to start with an \
+                              empty list of patterns";
+const AFTER_ALL_CHANNELS: &str = "Adding a pattern after the * pattern (or the 'allchannels' flag) \
+                                  is not valid and does not have any effect. Try 'resetchannels' \
+                                  to start with an empty list of channels";
 
 impl Selector {
     /// Allows nothing.
@@ -426,7 +428,7 @@ impl Selector {
         engines: Option<&Engines>,
     ) -> Result<(), Denied> {
         let (spec, args) = (request.spec, request.args);
-        if !request.is_for_everybody() && !self.runs(request.number, args.at(1)) {
+        if !request.applies_to_all_users() && !self.runs(request.number, args.at(1)) {
             return Err(Denied::Command);
         }
         if let Some((number, action)) = request.also_runs()

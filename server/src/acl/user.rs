@@ -52,7 +52,7 @@ impl User {
 
     /// Has a random password: what an unknown name is compared with, so that it takes as
     /// long.
-    pub(super) fn nobody() -> User {
+    pub(super) fn without_rights() -> User {
         User { passwords: vec![[0; 32]], ..User::new("") }
     }
 
@@ -286,7 +286,9 @@ fn hex(bytes: &[u8]) -> String {
 
 fn from_hex(text: &str) -> Result<Digest, String> {
     let wrong = || {
-        "The password hash must be exactly 64 characters and contain only lowercase hexadecimal characters".to_owned()
+        "The password hash must be exactly 64 characters and contain only lowercase hexadecimal \
+         characters"
+            .to_owned()
     };
     let mut digest = [0; 32];
     if text.len() != 64 || !text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
@@ -319,7 +321,7 @@ mod tests {
         assert!(user.accepts(&digest(b"x")) && user.needs_no_login());
         user.apply_all(&["resetpass"]).unwrap();
         assert!(!user.accepts(&digest(b"x")) && !user.accepts(&digest(b"two")));
-        assert!(!User::nobody().accepts(&digest(b"")));
+        assert!(!User::without_rights().accepts(&digest(b"")));
     }
 
     #[test]

@@ -39,12 +39,18 @@ macro_rules! say {
 
 /// Loads a generated day into a server of its own, shows a page and what it cost.
 #[derive(Args, Debug)]
-#[command(after_long_help = "\
-The server stays up until ctrl-C, so that redis-cli can be tried with the lines that the demo prints.
-The day is the same every time: the generator is seeded.")]
+#[command(
+    after_long_help = "The server stays up until ctrl-C, so that redis-cli can be tried with \
+                             the lines that the demo prints.
+The day is the same every time: the generator is seeded."
+)]
 pub struct DemoArgs {
     /// Posts to generate.
-    #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(20..=100_000_000))]
+    #[arg(
+        long,
+        default_value_t = 200_000,
+        value_parser = clap::value_parser!(u64).range(20..=100_000_000)
+    )]
     pub posts: u64,
     /// Likes and reads to generate; by default twice the posts.
     #[arg(long)]

@@ -51,8 +51,10 @@ Examples:
   tidemark import --host db1 --user loader --tls --cacert ca.pem posts.csv
                                               with a login, encrypted
 
-Bad lines are counted and the first few shown with their number and reason; the rest of the file goes on, and the exit status is 1.
-With --strict the import stops at the first one. What was sent before stays: importing again is harmless.")]
+Bad lines are counted and the first few shown with their number and reason; the rest of the file \
+goes on, and the exit status is 1.
+With --strict the import stops at the first one. What was sent before stays: importing again is \
+harmless.")]
 pub struct ImportArgs {
     /// Files to load, plain or gzip; `-` is standard input.
     #[arg(required = true)]
@@ -61,7 +63,12 @@ pub struct ImportArgs {
     #[command(flatten)]
     pub connect: ConnectArgs,
     /// Connections to use at a time.
-    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(
+        long,
+        default_value_t = 4,
+        value_name = "N",
+        value_parser = clap::value_parser!(u16).range(1..=64)
+    )]
     pub connections: u16,
     /// What the lines are; by default the header and the space tell.
     #[arg(long, value_enum)]
@@ -121,7 +128,7 @@ pub struct Summary {
     pub changed: u64,
     /// Flags and events that changed nothing: they were there before.
     pub repeated: u64,
-    /// Flags and events of posts below the horizon: nobody can say whether they were there.
+    /// Flags and events of posts below the horizon: it is unknown whether they were there.
     pub unknown: u64,
     /// Lines of original posts (no origin): nothing to do.
     pub originals: u64,
@@ -134,7 +141,8 @@ pub struct Summary {
 pub enum ImportError {
     /// A file could not be read.
     #[error(
-        "{path}: {source} (after line {line}; what was sent until there is loaded, and importing again is harmless)"
+        "{path}: {source} (after line {line}; what was sent until there is loaded, and importing \
+         again is harmless)"
     )]
     File {
         /// Which file.
@@ -154,7 +162,8 @@ pub enum ImportError {
     },
     /// The server went away, or refuses everything.
     #[error(
-        "{address}: {reason} ({path}: the lines up to {acknowledged} are loaded; importing again is harmless)"
+        "{address}: {reason} ({path}: the lines up to {acknowledged} are loaded; importing again \
+         is harmless)"
     )]
     Server {
         /// The server.
@@ -234,7 +243,7 @@ struct Spaces {
 }
 
 impl Spaces {
-    /// Asks. Users who may not ask hear of what is missing with the first line.
+    /// Asks. Users without the right to ask hear of what is missing with the first line.
     async fn ask(link: &mut Link) -> io::Result<Spaces> {
         let mut spaces = Spaces::default();
         for (name, kind) in names(link.call(&[b"TM.SPACE", b"LIST"]).await?) {
@@ -435,8 +444,9 @@ impl Import<'_> {
             None if first == ["created_at", "post_id", "origin_post_id", "user_id"] => Kind::Events,
             None => {
                 return Err(ImportError::Kind(format!(
-                    "{name}: the first line is neither `id,<field>,...`, `id,member` nor `created_at,post_id,origin_post_id,user_id`: \
-                     say what the lines are with --kind rows, --kind flags or --kind events"
+                    "{name}: the first line is neither `id,<field>,...`, `id,member` nor \
+                     `created_at,post_id,origin_post_id,user_id`: say what the lines are with \
+                     --kind rows, --kind flags or --kind events"
                 )));
             }
         };
@@ -453,7 +463,8 @@ impl Import<'_> {
             }
             Kind::Rows if is_of_flags() => {
                 return Err(ImportError::Kind(format!(
-                    "{name}: the space '{}' holds flags, whose lines are `id,member`; these have {} columns",
+                    "{name}: the space '{}' holds flags, whose lines are `id,member`; these have \
+                     {} columns",
                     self.args.space,
                     first.len()
                 )));

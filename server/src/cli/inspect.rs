@@ -16,7 +16,8 @@ Example:
   tidemark check data       every checksum of every file, and whether the files
                             together make a whole
 
-It reads only. On the folder of a running server the newest log segment may look torn: it is being written.")]
+It reads only. On the folder of a running server the newest log segment may look torn: it is being \
+written.")]
 pub(super) struct CheckArgs {
     /// The data folder.
     pub(super) dir: PathBuf,

@@ -6,12 +6,15 @@ pub mod connect;
 pub mod day;
 pub mod demo;
 mod full_tables;
+mod generate;
 pub mod import;
 mod inspect;
+mod ping;
 mod serve;
+pub mod size;
 mod terminal;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -19,7 +22,7 @@ use std::process::ExitCode;
 #[derive(Parser, Debug)]
 #[command(
     name = "tidemark",
-    version,
+    version = env!("TIDEMARK_BUILD"),
     after_help = "\
 Examples:
   tidemark demo                        load a generated day and show a page
@@ -41,9 +44,13 @@ enum Command {
     Demo(demo::DemoArgs),
     Check(inspect::CheckArgs),
     Dump(inspect::DumpArgs),
+    Ping(ping::PingArgs),
     Config(config::ConfigArgs),
+    Size(Box<size::SizeArgs>),
     /// Prints the reference of all RESP commands (docs/commands.md).
     Commands,
+    Completions(generate::CompletionsArgs),
+    Man(generate::ManArgs),
 }
 
 /// Runs the program.
@@ -54,7 +61,11 @@ pub fn main() -> ExitCode {
         Command::Import(args) => import::main(&args),
         Command::Check(args) => inspect::check(&args),
         Command::Dump(args) => inspect::dump(&args),
+        Command::Ping(args) => ping::run(&args),
         Command::Config(args) => config::run(&args),
+        Command::Size(args) => size::run(&args),
+        Command::Completions(args) => generate::completions(&args, &mut Cli::command()),
+        Command::Man(args) => generate::manual(&args, Cli::command()),
         Command::Commands => print(&crate::handlers::admin::commands_page::reference()),
     };
     match outcome {

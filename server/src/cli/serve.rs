@@ -1,12 +1,13 @@
 //! `tidemark serve`: reads the configuration, listens, and runs until it is told to stop.
 
-use crate::config::{Config, Fsync};
+use crate::config::{Config, Fsync, LogFormat};
 use crate::runtime::shutdown::Stop;
 use crate::{listen, run as run_server};
 use std::path::PathBuf;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Layer, Registry};
 
 /// Runs the server until SIGINT, SIGTERM, SIGQUIT or SHUTDOWN.
 #[derive(clap::Args, Debug)]
@@ -64,6 +65,15 @@ pub(super) fn run(args: &ServeArgs) -> Result<(), String> {
         config.durability.fsync = fsync;
     }
     config.validate().map_err(|e| e.to_string())?;
+    write_log(config.server.log_format);
+    let listeners = listen(&config).map_err(|e| e.to_string())?;
+    let stop = Stop::new();
+    stop.on_signals().map_err(|e| format!("cannot watch for signals: {e}"))?;
+    run_server(config, listeners, stop).map_err(|e| e.to_string())
+}
+
+/// Sends the log to standard error.
+fn write_log(format: LogFormat) {
     // RUST_LOG: a level, or targets with levels (`info,store=debug`).
     let filter = std::env::var("RUST_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
     let lines = tracing_subscriber::fmt::layer()
@@ -73,12 +83,14 @@ pub(super) fn run(args: &ServeArgs) -> Result<(), String> {
         // It would be said on stderr, too, by code that panics if its reader is gone, or its disk
         // is full.
         .log_internal_errors(false);
+    let lines: Box<dyn Layer<Registry> + Send + Sync> = match format {
+        LogFormat::Text => Box::new(lines),
+        LogFormat::Json => Box::new(
+            lines.json().flatten_event(true).with_current_span(false).with_span_list(false),
+        ),
+    };
     tracing_subscriber::registry()
         .with(lines)
         .with(filter.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO)))
         .init();
-    let listeners = listen(&config).map_err(|e| e.to_string())?;
-    let stop = Stop::new();
-    stop.on_signals().map_err(|e| format!("cannot watch for signals: {e}"))?;
-    run_server(config, listeners, stop).map_err(|e| e.to_string())
 }

@@ -43,7 +43,8 @@ const COSTS: &[(&str, &[&str])] = &[
     ("O(N) where N is the number of rows in the tables", &["tm.spill"]),
     ("O(N) where N is the number of bytes of the table", &["tm.digest", "tm.export", "tm.merge"]),
     (
-        "O(N) where N is the number of rows and bytes of filters that have changed since the last one",
+        "O(N) where N is the number of rows and bytes of filters that have changed since the last \
+         one",
         &["save", "bgsave"],
     ),
     (

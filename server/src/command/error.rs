@@ -33,8 +33,9 @@ impl Refusal {
     pub(crate) const NO_FILTER: Refusal = Refusal::fixed(b"ERR not found");
 
     pub(crate) const NOT_COUNTED: Refusal = Refusal::fixed(
-        b"ERR a filter cannot tell how many or which members one id has: it holds those of all ids of its table together. \
-Ask for members one by one, keep a counter for their number (FEED.ACT moves both), and see TM.TABLES for the table",
+        b"ERR a filter cannot tell how many or which members one id has: it holds those of all ids \
+         of its table together. Ask for members one by one, keep a counter for their number \
+         (FEED.ACT moves both), and see TM.TABLES for the table",
     );
 
     /// A command that names members, of a space that has none.
@@ -42,7 +43,8 @@ Ask for members one by one, keep a counter for their number (FEED.ACT moves both
     pub(crate) fn no_members(space: &ExistenceSpace) -> Refusal {
         let name = space.name();
         let text = format!(
-            "ERR the space '{name}' has no members: its ids are set or not (BFSET, BFGET, EXISTS, DEL)"
+            "ERR the space '{name}' has no members: its ids are set or not (BFSET, BFGET, EXISTS, \
+             DEL)"
         );
         Refusal::new(text.into_bytes())
     }
@@ -83,7 +85,8 @@ impl From<KeyError<'_>> for Refusal {
             }
             KeyError::IdPadded(key) => {
                 refuse!(
-                    "ERR Invalid key '{}': its id begins with zeros (padded_ids = true in the space's configuration accepts them)",
+                    "ERR Invalid key '{}': its id begins with zeros (padded_ids = true in the \
+                     space's configuration accepts them)",
                     Printable(key)
                 )
             }
@@ -101,8 +104,9 @@ fn no_pattern(key: &[u8], patterns: &[(Pattern, Kind, usize)]) -> Refusal {
     let shown = Printable(key);
     if patterns.iter().any(|(pattern, ..)| pattern.fits_but_for_id(key)) {
         return refuse!(
-            "ERR Invalid key '{shown}': an id is an integer from 0 to 18446744073709551615. Give each other id (a \
-             text, a UUID) a number of your own, or take the first 8 bytes of a hash of it"
+            "ERR Invalid key '{shown}': an id is an integer from 0 to 18446744073709551615. Give \
+             each other id (a text, a UUID) a number of your own, or take the first 8 bytes of a \
+             hash of it"
         );
     }
     let mut texts: Vec<String> =
@@ -111,8 +115,8 @@ fn no_pattern(key: &[u8], patterns: &[(Pattern, Kind, usize)]) -> Refusal {
         texts.push("...".to_owned());
     }
     refuse!(
-        "ERR Invalid key '{shown}': it fits no key pattern of any space ({}). Counters and flags are kept here; \
-         locks, sessions and texts belong in another store",
+        "ERR Invalid key '{shown}': it fits no key pattern of any space ({}). Counters and flags \
+         are kept here; locks, sessions and texts belong in another store",
         texts.join(", ")
     )
 }

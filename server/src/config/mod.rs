@@ -10,7 +10,7 @@ mod print;
 mod sections;
 
 pub use sections::{
-    Action, AuthClients, Counter, DEFAULT_PORT, Durability, Existence, Fsync, IoMethod,
+    Action, AuthClients, Counter, DEFAULT_PORT, Durability, Existence, Fsync, IoMethod, LogFormat,
     Replication, Security, Server, Spill, Tls, View,
 };
 pub(crate) use sections::{Key, SECTIONS};
@@ -112,7 +112,8 @@ impl Default for Config {
             existence: vec![existence("liked"), existence("reposted"), existence("read")],
             view: vec![View {
                 name: text("home"),
-                // By name: a field that ALTER adds must not change the pages of clients that are there.
+                // By name: a field that ALTER adds must not change the pages of clients that are
+                // there.
                 counters: ["like", "repost", "comment", "read"].map(|f| format!("post.{f}")).into(),
                 flags: vec![text("liked"), text("read")],
             }],
@@ -250,7 +251,8 @@ impl Config {
             let rate = existence.false_positive_rate;
             if !phantom::RATES.contains(&rate) {
                 return invalid(format!(
-                    "existence space '{}': false_positive_rate is {rate}: must lie between 0.0000001 and 0.25",
+                    "existence space '{}': false_positive_rate is {rate}: must lie between \
+                     0.0000001 and 0.25",
                     existence.name
                 ));
             }
@@ -351,7 +353,8 @@ fn check_names(kind: &str, names: &[&str]) -> Result<(), ConfigError> {
             && !name.starts_with(|c: char| c.is_ascii_digit());
         if !legal {
             return Err(ConfigError::Invalid(format!(
-                "a {kind} is named '{name}': a name has 1 to 64 of a-z, 0-9 and _, and does not begin with a digit"
+                "a {kind} is named '{name}': a name has 1 to 64 of a-z, 0-9 and _, and does not \
+                 begin with a digit"
             )));
         }
         if names[..i].contains(name) {
@@ -377,7 +380,8 @@ mod tests {
         let shipped = std::fs::read_to_string(path).unwrap_or_default();
         assert!(
             shipped == printed,
-            "config/tidemark.toml is not what `tidemark config` prints: write it anew with\n  cargo run -p tidemark-server -- config > config/tidemark.toml"
+            "config/tidemark.toml is not what `tidemark config` prints: write it anew with\n  \
+             cargo run -p tidemark-server -- config > config/tidemark.toml"
         );
     }
 
@@ -490,7 +494,8 @@ mod tests {
                 "false_positive_rate is 0.7",
             ),
             (
-                "[[existence]]\nname = \"x\"\nmembers = false\n[[view]]\nname = \"v\"\nflags = [\"x\"]",
+                "[[existence]]\nname = \"x\"\nmembers = false\n[[view]]\nname = \"v\"\n\
+                 flags = [\"x\"]",
                 "view 'v': the existence space 'x' has no members",
             ),
             (

@@ -25,7 +25,8 @@ pub(crate) struct Key {
 /// changed while the server runs, `#[secret = true]` that it is a password.
 macro_rules! section {
     ($(#[doc = $about:literal])+ $name:ident { $(
-        $(#[doc = $doc:literal])+ $(#[redis = $redis:literal])* $(#[live = $live:literal])? $(#[secret = $secret:literal])? $field:ident: $type:ty = $default:expr,
+        $(#[doc = $doc:literal])+ $(#[redis = $redis:literal])* $(#[live = $live:literal])?
+        $(#[secret = $secret:literal])? $field:ident: $type:ty = $default:expr,
     )* }) => {
         $(#[doc = $about])+
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,10 +42,26 @@ macro_rules! section {
         impl $name {
             pub(super) const ABOUT: &'static [&'static str] = &[$($about),+];
             pub(crate) const KEYS: &'static [Key] = &[$(
-                Key { name: stringify!($field), doc: &[$($doc),+], redis: &[$($redis),*], live: false $(|| $live)?, secret: false $(|| $secret)? },
+                Key {
+                    name: stringify!($field),
+                    doc: &[$($doc),+],
+                    redis: &[$($redis),*],
+                    live: false $(|| $live)?,
+                    secret: false $(|| $secret)?,
+                },
             )*];
         }
     };
+}
+
+/// How the log is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// A line for people.
+    Text,
+    /// A JSON object a line.
+    Json,
 }
 
 section! {
@@ -57,6 +74,9 @@ section! {
         /// The TCP port; 0 lets the system choose.
         #[redis = "port"]
         port: u16 = DEFAULT_PORT,
+        /// How the log's lines on standard error are written: "text" for people, "json" for
+        /// collectors (one object a line: timestamp, level, message).
+        log_format: LogFormat = LogFormat::Text,
         /// Threads that serve connections; 0 means one per core.
         workers: usize = 0,
         /// Most clients at a time; one more is answered "ERR max number of clients reached".
@@ -458,8 +478,8 @@ section! {
         first_id: u64 = 0,
         /// Share of pairs that were never set and are still answered yes. A page of 32 posts with
         /// two flags shows a wrong one on 0.64 % of pages at 0.0001, on 47 % at 0.01. Ten times
-        /// fewer errors cost about five more bits per pair. What it really is INFO says: whoever
-        /// wants to be woken when it is not kept looks whether measured_at_least is above it.
+        /// fewer errors cost about five more bits per pair. INFO shows the measured rate; alert
+        /// when measured_at_least is above this setting.
         false_positive_rate: f64 = 0.0001,
         /// Pairs that a table is made for; about 20 bits each at 0.0001. The first table of a space
         /// is an eighth of that, then each is twice the one before.

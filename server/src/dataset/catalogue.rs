@@ -49,7 +49,8 @@ pub struct Existence {
     #[serde(default, skip_serializing_if = "is_zero", with = "seed_as_text")]
     pub first_id: u64,
     /// The counter that its flags are tied to (number of the counter space, position of the field),
-    /// since it was made or since the ids that there were became loose: `dataset/engines/zero_proof.rs`.
+    /// since it was made or since the ids that there were became loose:
+    /// `dataset/engines/zero_proof.rs`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tie: Option<(u32, u32)>,
 }
@@ -80,7 +81,8 @@ pub enum Mismatch {
     /// The folder holds a space that the configuration does not name. Starting without it would
     /// hide its data.
     #[error(
-        "the data folder has the {kind} space '{name}', which the configuration lacks: add it, or use another folder"
+        "the data folder has the {kind} space '{name}', which the configuration lacks: add it, or \
+         use another folder"
     )]
     Unnamed {
         /// "counter" or "existence".
@@ -117,7 +119,8 @@ impl Catalogue {
         for made in &config.counter {
             match next.counter.iter().find(|c| c.name == made.name) {
                 Some(known) if !is_same(&known.fields, &made.fields) => tracing::warn!(
-                    "counter space '{}' has the fields '{}'; those of the configuration ('{}') are for a new space",
+                    "counter space '{}' has the fields '{}'; those of the configuration ('{}') are \
+                     for a new space",
                     made.name,
                     known.fields,
                     made.fields
@@ -137,7 +140,8 @@ impl Catalogue {
             match next.existence.iter().find(|e| e.name == made.name) {
                 Some(known) if known.false_positive_rate != made.false_positive_rate => {
                     tracing::warn!(
-                        "existence space '{}' was made for a false-positive rate of {}; the configuration's {} is for a new space",
+                        "existence space '{}' was made for a false-positive rate of {}; the \
+                         configuration's {} is for a new space",
                         made.name,
                         known.false_positive_rate,
                         made.false_positive_rate

@@ -1,9 +1,11 @@
 //! Marks: what a write tells the commit thread that it has changed.
 //!
 //! ```text
-//!   word 0     id                                               so that marks of one id sort together, and one comparison usually decides
-//!   words 1, 2 member of a pair                                 a number and 0, or the hash of the pair; filter << 32 | number of a block; else 0
-//!   word 3     space << 32 | kind << 25 | counters << 1 | state counters: the row of this id there has changed, too, or 0; state: the pair is set
+//!   word 0      id: so marks of one id sort together, and one comparison usually decides
+//!   words 1, 2  member of a pair: a number and 0, or the hash of the pair;
+//!               of a block: filter << 32 | its number; else 0
+//!   word 3      space << 32 | kind << 25 | counters << 1 | state
+//!               counters: the row of this id there has changed, too, or 0; state: the pair is set
 //! ```
 //!
 //! A like, which sets a pair and moves a row of the same id, is one mark. So marks of one pair

@@ -1,18 +1,26 @@
 //! Records: what the log and the snapshots hold of the engines, as bytes. State, never deltas
 //! (promise 2).
 //!
-//! | kind | space | payload |
-//! |---|---|---|
-//! | 1 catalogue | 0 | the spaces with their numbers, schemas and seeds: TOML, so that `tidemark dump` shows it as it is |
-//! | 2 rows | counter | fields n; then per row: (id - id before) << 1 \| exists; if it exists, n zigzag values |
-//! | 3 pairs | existence | per pair: (id - id before) << 2 \| named by hash << 1 \| set; then the member, or the 16 bytes of the hash |
-//! | 4 layout | existence | where its tables lie: per table low - low before, pages |
-//! | 5 table | existence | snapshots only: a part of a table, in the phantom engine's own format |
-//! | 6 head | both | snapshots only: what belongs to no table, in the engine's own format: the frontier; an existence space's pairs of ids far ahead |
-//! | 7 loose | existence | ids at which a counter of 0 proves nothing: `dataset/engines/unproven_ids.rs` |
-//! | 8 block | existence | what TM.MERGE brought: lowest id of the table, filter of its chain, number of the block; then, 8 bytes each, the highest id that a pair of it can have, the pages of the table's first filter, its words as they are now; then the hashes of the pairs revoked there, 16 bytes each |
-//! | 9 frontier | existence | how far the ids reach that tables take: nothing if they take none yet, else the highest, and how far above it an id may jump |
-//! | 10 late | existence | snapshots only: what came late to its tables on the disk, in the phantom engine's own format |
+//! - 1, catalogue (space 0): the spaces with their numbers, schemas and seeds, as TOML, so that
+//!   `tidemark dump` shows it as it is.
+//! - 2, rows (counter): fields n; then per row `(id - id before) << 1 | exists`; if it exists,
+//!   n zigzag values.
+//! - 3, pairs (existence): per pair `(id - id before) << 2 | named by hash << 1 | set`; then the
+//!   member, or the 16 bytes of the hash.
+//! - 4, layout (existence): where its tables lie: per table low - low before, pages.
+//! - 5, table (existence), snapshots only: a part of a table, in the phantom engine's own format.
+//! - 6, head (both), snapshots only: what belongs to no table, in the engine's own format: the
+//!   frontier; an existence space's pairs of ids far ahead.
+//! - 7, loose (existence): ids at which a counter of 0 proves nothing:
+//!   `dataset/engines/unproven_ids.rs`.
+//! - 8, block (existence): what TM.MERGE brought: lowest id of the table, filter of its chain,
+//!   number of the block; then, 8 bytes each, the highest id that a pair of it can have, the pages
+//!   of the table's first filter, its words as they are now; then the hashes of the pairs revoked
+//!   there, 16 bytes each.
+//! - 9, frontier (existence): how far the ids reach that tables take: nothing if they take none
+//!   yet, else the highest, and how far above it an id may jump.
+//! - 10, late (existence), snapshots only: what came late to its tables on the disk, in the phantom
+//!   engine's own format.
 //!
 //! All numbers are LEB128 unless something else is said. Ids rise within a payload, so a like costs
 //! its id's distance from the one before, its member, and nothing for a counter that the same batch

@@ -123,7 +123,7 @@ mod tests {
     /// Tasks of two threads wait for numbers that a third one tells, as fast as it can: no task
     /// sleeps through its own.
     #[test]
-    fn everybody_gets_his_number() {
+    fn every_waiter_gets_its_number() {
         const LAST: u64 = 4_000;
         let release = Arc::new(Release::new(0u64));
         let workers: Vec<_> = (0..2)

@@ -1,7 +1,7 @@
 //! WATCH: notices that something changed between a client's look and its EXEC.
 //!
 //! What is watched is a place: a row (for its row key and the keys of its cells), or the pairs of
-//! an id. A writer that changes a place while anybody watches anything raises the number of the
+//! an id. A writer that changes a place while any client watches anything raises the number of the
 //! place, if it is among those watched; EXEC compares numbers. Without watchers a writer pays for
 //! one load.
 //!

@@ -241,12 +241,35 @@ mod tests {
         rounds(
             users,
             &[
-                b"user alice on >a ~post:* %R~x* &c* +@read -@dangerous +config|get (~q +get)\nuser default on nopass ~* &* +@all\n",
-                b"# c\n\nuser bob off #2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881 $home %W$like -@all +feed.get\n",
+                b"user alice on >a ~post:* %R~x* &c* +@read -@dangerous +config|get (~q +get)\n\
+                 user default on nopass ~* &* +@all\n",
+                b"# c\n\nuser bob off \
+                 #2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881 $home %W$like \
+                 -@all +feed.get\n",
                 b"user d ~a %wrr~* ~b\n",
-                b"user c reset resetkeys resetchannels allkeys allchannels allcommands nocommands clearselectors\n",
+                b"user c reset resetkeys resetchannels allkeys allchannels allcommands nocommands \
+                 clearselectors\n",
             ],
-            &[b" ", b"\n", b"user ", b"(~q))", b"+", b"-@", b"~", b"%RW~", b"$*", b"(", b")", b"|", b"on", b"\xc3\xa9", b"&*", b"~*", b"\x0b", b"\xc2\xa0"],
+            &[
+                b" ",
+                b"\n",
+                b"user ",
+                b"(~q))",
+                b"+",
+                b"-@",
+                b"~",
+                b"%RW~",
+                b"$*",
+                b"(",
+                b")",
+                b"|",
+                b"on",
+                b"\xc3\xa9",
+                b"&*",
+                b"~*",
+                b"\x0b",
+                b"\xc2\xa0",
+            ],
         );
     }
 
@@ -257,7 +280,8 @@ mod tests {
             config,
             &[
                 printed.as_bytes(),
-                b"[server]\nport = 7\nbind = [\"::1\"]\n[security]\nusers = [\"a on\"]\n[tls]\nauth_clients = \"no\"\n",
+                b"[server]\nport = 7\nbind = [\"::1\"]\n[security]\nusers = [\"a on\"]\n[tls]\n\
+                 auth_clients = \"no\"\n",
             ],
             &[
                 b"\n",

@@ -282,7 +282,8 @@ fn queue(
     if !transaction.has_room_for(spec, args, most_args) {
         transaction.spoil();
         return Err(refuse!(
-            "ERR the commands of a transaction may have {most_args} arguments (max_transaction_args)"
+            "ERR the commands of a transaction may have {most_args} arguments \
+             (max_transaction_args)"
         ));
     }
     if !transaction.push(spec, args, most) {

@@ -1,9 +1,9 @@
 //! What changes that belong together take in the log: one batch holds them (`store/src/commit`,
 //! C6), so they must fit into it.
 //!
-//! Asked before the first of them is made. It is an upper bound, of the encodings in `log_records.rs`:
-//! so much is reserved in the next batch ([`Call::alone`](crate::handlers::call::Call::alone)); what is refused
-//! might have fitted.
+//! Asked before the first of them is made. It is an upper bound, of the encodings in
+//! `log_records.rs`: so much is reserved in the next batch
+//! ([`Call::alone`](crate::handlers::call::Call::alone)); what is refused might have fitted.
 //!
 //! Why they are not logged in several batches with a mark at the end: a reader of the log (a start,
 //! a replica, `check`) would have to keep back what may turn out to be half of something, of any
@@ -99,6 +99,7 @@ fn closely<'a>(
         return Ok(bytes);
     }
     Err(refuse!(
-        "ERR changes that belong together may take {MOST_BYTES} bytes of the log, and these may take {bytes}: none was made"
+        "ERR changes that belong together may take {MOST_BYTES} bytes of the log, and these may \
+         take {bytes}: none was made"
     ))
 }

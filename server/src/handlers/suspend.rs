@@ -76,7 +76,7 @@ mod tests {
     /// Changes that belong together wait for room in the log, which another writer has; then the
     /// disk fails, or this is no master any more.
     #[tokio::test]
-    async fn who_waits_for_room_is_told_why_there_is_none_and_leaves_nothing_to_the_next_one() {
+    async fn a_request_that_waits_for_room_gets_the_reason_and_leaves_nothing_behind() {
         let begun = [
             ("MSET post:1:like 1 post:2:like 2\r\n", ""),
             (
@@ -121,7 +121,7 @@ mod tests {
             tokio::time::timeout(Duration::from_secs(60), waits).await.unwrap();
             let told = String::from_utf8(guest.answers(rest.as_bytes()).await).unwrap();
             assert!(told.starts_with('-') && told.contains(refusal), "{told}");
-            assert!(!guest.talk.session.errand.is_back(), "it is nobody's any more");
+            assert!(!guest.talk.session.errand.is_back(), "it belongs to no client any more");
             drop(all);
             // The next one asks for something of its own, and gets that.
             let told = guest.answers(b"MULTI\r\nINFO tables\r\nECHO there\r\nEXEC\r\n").await;

@@ -49,8 +49,10 @@ struct Buffers {
 }
 
 thread_local! {
-    static BUFFERS: RefCell<Buffers> =
-        RefCell::new(Buffers { input: vec![0; READ_BYTES].into_boxed_slice(), turn: Turn::default() });
+    static BUFFERS: RefCell<Buffers> = RefCell::new(Buffers {
+        input: vec![0; READ_BYTES].into_boxed_slice(),
+        turn: Turn::default(),
+    });
 }
 
 /// How often a waiting client is checked: it may have gone.

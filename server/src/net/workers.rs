@@ -225,7 +225,8 @@ async fn accept(
                     (config.server.idle_timeout_s, config.security.handshake_timeout_s)
                 };
                 for client in host.clients.list() {
-                    let slow = handshake_s > 0 && client.outside_s(now).is_some_and(|s| s >= handshake_s);
+                    let outside_s = client.outside_s(now);
+                    let slow = handshake_s > 0 && outside_s.is_some_and(|s| s >= handshake_s);
                     let idle = idle_s > 0 && client.is_idle(now, idle_s);
                     if slow || idle {
                         let ended = &host.clients.ended;
@@ -240,10 +241,13 @@ async fn accept(
 }
 
 /// What Redis says, of us.
-const DENIED: &[u8] = b"-DENIED Tidemark is running in protected mode because protected mode is enabled and no password is set for \
-the default user. In this mode connections are only accepted from the loopback interface. If you want to connect from external computers, \
-set a password for the default user (security.password, or CONFIG SET requirepass from this machine), or, if the server is not reachable by \
-others, disable protected mode (security.protected_mode).\r\n";
+const DENIED: &[u8] = b"-DENIED Tidemark is running in protected mode because protected mode is \
+                        enabled and no password is set for the default user. In this mode \
+                        connections are only accepted from the loopback interface. If you want to \
+                        connect from external computers, set a password for the default user \
+                        (security.password, or CONFIG SET requirepass from this machine), or, if \
+                        the server is not reachable by others, disable protected mode \
+                        (security.protected_mode).\r\n";
 
 /// Whether a peer is on this machine.
 fn is_here(peer: SocketAddr) -> bool {

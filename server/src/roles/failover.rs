@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   waiting-for-sync       writes are paused, until a replica has all that was written
-//!   failover-in-progress   this node is that one's replica already, and asks it on the link to take over: TM.REPLICATE protocol FAILOVER offset lineage term
+//!   failover-in-progress   this node is that one's replica already, and asks it to take over:
+//!                          TM.REPLICATE protocol FAILOVER offset lineage term
 //!   no-failover            it has; the pause ends, and writes are answered -READONLY
 //! ```
 //!
@@ -102,8 +103,9 @@ const LATER: [&str; 2] = ["LOADING", "NOMASTERLINK"];
 /// A node that may not be the master any more hands nothing over.
 pub(crate) const FENCED: &str = "another node may be the master by now";
 /// Why there is no way back by ABORT.
-const IN_DOUBT: &str = "ERR The replica was asked to take over and has not answered, so it may be the master by now. It is asked again. \
-    REPLICAOF NO ONE makes this node a master all the same.";
+const IN_DOUBT: &str = "ERR The replica was asked to take over and has not answered, so it may be \
+                        the master by now. It is asked again. REPLICAOF NO ONE makes this node a \
+                        master all the same.";
 
 /// What was asked for.
 pub(crate) struct Wanted {
@@ -519,7 +521,7 @@ mod tests {
         assert_eq!((failover.name(), node.pause.now()), ("no-failover", Paused::Nothing));
         assert!(
             node.durability.refusal().unwrap().contains("no room"),
-            "so says whoever has waited"
+            "each waiter gets that answer"
         );
         // The task that waits for the replica finds nothing to do any more.
         tokio::task::yield_now().await;
@@ -527,7 +529,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_stopped_hands_nothing_over() {
+    async fn a_stopped_node_hands_nothing_over() {
         for is_stopped in [true, false] {
             let folder = tempfile::tempdir().unwrap();
             let mut config = Config::default();

@@ -139,9 +139,10 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
             // As long as there is something to say, there may be more.
             fill = !out.is_empty();
         }
+        let end = out.len().min(sent + WRITE_BYTES);
         let read = tokio::select! {
             read = reader.read(&mut input) => Some(read.map_err(Ended::Io)?),
-            written = push(&mut writer, &out[sent..out.len().min(sent + WRITE_BYTES)]), if sent < out.len() || unflushed => {
+            written = push(&mut writer, &out[sent..end]), if sent < out.len() || unflushed => {
                 let written = written.map_err(Ended::Io)?;
                 sent += written;
                 node.replication.feeds.bytes_out.fetch_add(written as u64, Relaxed);

@@ -1,11 +1,11 @@
 //! The fence: a node that was a master, and perhaps is none any more, takes no writes.
 //!
 //! ```text
-//!   started again as a master that has had replicas,
-//!   or has been one                                 --> Unknown    until a Sentinel names this node, or REPLICAOF; where no
-//!                                                                  Sentinel has ever spoken, until a replica follows
-//!   a Sentinel has named this node, and with a
-//!   higher epoch it names another one               --> Deposed    until a Sentinel names this node again, or REPLICAOF
+//!   started again as a master that has had replicas, or has been one
+//!       --> Unknown    until a Sentinel names this node, or REPLICAOF; where no Sentinel has ever
+//!                      spoken, until a replica follows
+//!   a Sentinel has named this node, and with a higher epoch it names another one
+//!       --> Deposed    until a Sentinel names this node again, or REPLICAOF
 //! ```
 //!
 //! Every two seconds each Sentinel says on the channel `__sentinel__:hello` whom it takes for the
@@ -15,8 +15,8 @@
 //! seconds later with default periods; what it took until then would be lost. Nor does a replica
 //! know better that comes back together with it: so where Sentinels have spoken only they, or an
 //! operator, say what a node is, and the epochs that they were at are kept on the disk
-//! ([`crate::roles::role`]) before what they say counts for this node: after the next start it must not be
-//! less.
+//! ([`crate::roles::role`]) before what they say counts for this node: after the next start it must
+//! not be less.
 //!
 //! Epochs count for Sentinels that watch a master by the same name, a *group*, which agree on them.
 //! Others, old ones that still ask for this node, say, are at epochs of their own: what one group
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn another_name_of_ours_is_nobody_else() {
+    fn another_name_of_this_node_is_this_node() {
         let fence = Fence::default();
         for epoch in [0, 1, u64::MAX] {
             assert_eq!(named(&fence, false, epoch, true), None);
@@ -267,7 +267,7 @@ mod tests {
     /// A replica is told of its master, is promoted by hand or by FAILOVER, and goes on hearing of
     /// the old one.
     #[test]
-    fn who_was_promoted_by_hand_is_believed() {
+    fn a_node_promoted_by_hand_is_believed() {
         let fence = Fence::default();
         named(&fence, true, 3, true);
         named(&fence, false, 4, false);
@@ -284,7 +284,7 @@ mod tests {
     fn where_sentinels_have_spoken_a_replica_that_follows_says_nothing() {
         let fence = Fence::default();
         fence.raise();
-        assert!(fence.followed(), "nobody else could say it");
+        assert!(fence.followed(), "no other node could say it");
         named(&fence, true, 5, true);
         let again = Fence::default();
         again.recall(&fence.epochs());
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!(
             by(&fence, "old", false, 101, true),
             None,
-            "has never named this node, whoever else has"
+            "has never named this node, though others have"
         );
         assert_eq!(
             by(&fence, "new", false, 6, true),

@@ -51,26 +51,26 @@ async fn follow_later(node: Arc<Node>, signal: String) {
 }
 
 /// Stops the server: at once, or when its replicas have everything; until then
-/// [`Stop::leaves`](crate::runtime::shutdown::Stop). False: it goes on, since changes that were acknowledged would be
-/// lost. To be called in a runtime. `who` says so.
-pub(crate) fn leave(node: &Arc<Node>, who: &str, how: How) -> bool {
+/// [`Stop::leaves`](crate::runtime::shutdown::Stop). False: it goes on, since changes that were
+/// acknowledged would be lost. To be called in a runtime. `cause` names the signal or command.
+pub(crate) fn leave(node: &Arc<Node>, cause: &str, how: How) -> bool {
     if !node.is_loaded() {
-        node.stop.while_loading(who);
+        node.stop.while_loading(cause);
         return true;
     }
     // As in Redis: a second order to stop, NOW or not, waits with the first one.
     if node.stop.leaves().is_some() {
-        tracing::info!("{who}: stopping already, when the replicas have everything");
+        tracing::info!("{cause}: stopping already, when the replicas have everything");
         return true;
     }
-    if is_refused(node, who, how) {
+    if is_refused(node, cause, how) {
         return false;
     }
     let timeout = Duration::from_secs(node.config().server.shutdown_timeout_s).min(FAR);
     let replication = &node.replication;
     let is_fed = replication.is_master() && replication.feeds.count(|_| true) > 0;
     if how.now || timeout.is_zero() || !(is_fed || replication.failover.is_under_way()) {
-        tracing::info!("{who}: stopping");
+        tracing::info!("{cause}: stopping");
         say_what_is_left(node, node.durability.shown().offset);
         node.stop.now();
         return true;
@@ -85,8 +85,8 @@ pub(crate) fn leave(node: &Arc<Node>, who: &str, how: How) -> bool {
         } else {
             "the replicas have everything"
         };
-        tracing::info!("{who}: stopping when {what}, or after {} s", timeout.as_secs());
-        tokio::spawn(wait(node.clone(), who.to_owned(), how, until));
+        tracing::info!("{cause}: stopping when {what}, or after {} s", timeout.as_secs());
+        tokio::spawn(wait(node.clone(), cause.to_owned(), how, until));
     }
     true
 }
@@ -102,13 +102,14 @@ fn stay(node: &Node) -> bool {
 }
 
 /// Whether acknowledged changes would be lost without a warning to the operator.
-fn is_refused(node: &Node, who: &str, how: How) -> bool {
+fn is_refused(node: &Node, cause: &str, how: How) -> bool {
     let is_free = how.forced || !node.durability.would_lose();
     let why = if is_free { None } else { node.durability.refusal() };
     if let Some(why) = &why {
         tracing::error!(
-            "{who}: not stopping, as changes that were acknowledged would be lost; SHUTDOWN FORCE, or a second signal, stops all the same. \
-             A signal is followed when there is room again, unless SHUTDOWN ABORT comes first. {why}"
+            "{cause}: not stopping, as changes that were acknowledged would be lost; SHUTDOWN \
+             FORCE, or a second signal, stops all the same. A signal is followed when there is \
+             room again, unless SHUTDOWN ABORT comes first. {why}"
         );
         if how.insists {
             node.stop.warn();
@@ -117,7 +118,7 @@ fn is_refused(node: &Node, who: &str, how: How) -> bool {
     why.is_some()
 }
 
-async fn wait(node: Arc<Node>, who: String, how: How, until: Instant) {
+async fn wait(node: Arc<Node>, cause: String, how: How, until: Instant) {
     let end = tokio::select! {
         end = over(&node, how) => end,
         () = tokio::time::sleep_until(until.into()) => node.durability.shown().offset,
@@ -125,10 +126,10 @@ async fn wait(node: Arc<Node>, who: String, how: How, until: Instant) {
         () = node.stop.waited(until) => return,
     };
     // The disk may have said no meanwhile.
-    if is_refused(&node, &who, how) {
+    if is_refused(&node, &cause, how) {
         stay(&node);
         if how.insists {
-            tokio::spawn(follow_later(node.clone(), who));
+            tokio::spawn(follow_later(node.clone(), cause));
         }
         return;
     }
@@ -158,7 +159,7 @@ fn say_what_is_left(node: &Node, end: u64) {
     if node.replication.failover.handover().is_some() {
         let then = match node.replication.sentinel_groups() {
             0 => "the replica is asked again to take over when this node is back",
-            _ => "it is Sentinel's to say who is the master when this node is back",
+            _ => "Sentinel decides which node is the master when this node is back",
         };
         tracing::warn!("a FAILOVER is under way: {then}");
     }
@@ -212,7 +213,7 @@ mod tests {
         node.engines.set(&node.engines.counters()[0], 7, &[(0, 1)]).unwrap();
         for (forced, is_stopped) in [(false, false), (true, true)] {
             node.durability.able();
-            assert_eq!(node.stop.is_warned(), forced, "who says so twice knows");
+            assert_eq!(node.stop.is_warned(), forced, "a second order is a confirmation");
             signalled(&node, "a test");
             assert_eq!(node.pause.now(), Paused::Writes);
             let until = node.stop.leaves().expect("it waits");
@@ -222,13 +223,13 @@ mod tests {
             assert_eq!(
                 node.pause.now() == Paused::Writes,
                 is_stopped,
-                "nobody would have what is written then"
+                "no replica would have what is written then"
             );
         }
         assert!(!abort(&node));
     }
 
-    /// F29. With `always` whoever was told that a change is safe has it in the log.
+    /// F29. With `always` every acknowledged change is in the log.
     #[tokio::test]
     async fn a_stop_is_refused_only_where_something_acknowledged_is_not_synced() {
         for (policy, changes, later) in [

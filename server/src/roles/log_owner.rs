@@ -3,10 +3,13 @@
 //! files, where nothing has to change but the next segment's term.
 //!
 //! ```text
-//!   master --REPLICAOF host port--> no write passes the gate, all turns under way have ended, last commit --> replica
-//!                                   (again and again, until the disk takes it: what was acknowledged is in memory until then)
-//!   replica --REPLICAOF NO ONE----> writes wait (failover.rs) --> a segment with a higher term is on the disk --> they pass the gate
-//!   replica --full sync complete--> the node is retired, the folder opened anew as another node --> replica
+//!   master --REPLICAOF host port--> no write passes the gate, all turns under way have ended,
+//!       last commit (again and again until the disk takes it: acknowledged changes are in memory
+//!       until then) --> replica
+//!   replica --REPLICAOF NO ONE--> writes wait (failover.rs) --> a segment with a higher term is on
+//!       the disk --> they pass the gate
+//!   replica --full sync complete--> the node is retired, the folder opened anew as another node
+//!       --> replica
 //! ```
 
 use crate::roles::node::{Host, Node};
@@ -145,7 +148,7 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
         committer.stop();
     }
     let mut orders = node.replication.subscribe();
-    // Before anybody may write, or order us to follow: what is written from now on is in no
+    // Before any client may write, or order us to follow: what is written from now on is in no
     // replica's log yet.
     node.durability.begin(&log);
     node.engines.lead();

@@ -2,8 +2,9 @@
 //! crate `replication`'s.
 //!
 //! ```text
-//!   command REPLICAOF --> Role (on the disk) --> log_owner (thread "log", log_owner.rs): the owner of the log
-//!                                                  a master's log: Durability::run         a replica's: replica.rs, one link to its master
+//!   command REPLICAOF --> Role (on the disk) --> log_owner (thread "log"): the owner of the log
+//!                            a master's log: Durability::run
+//!                            a replica's: replica.rs, one link to its master
 //!   command TM.REPLICATE --> the connection becomes a feed (feed.rs) that sends the log's files
 //! ```
 //!
@@ -168,20 +169,22 @@ impl Replication {
                 "Sentinel names this node"
             };
             tracing::warn!(
-                "this was one of several nodes: writes are refused until {until}, or REPLICAOF NO ONE"
+                "this was one of several nodes: writes are refused until {until}, or REPLICAOF NO \
+                 ONE"
             );
             self.fence.raise();
         }
         if let Some((to, offset)) = role.master.as_ref().zip(role.handing) {
             if role.sentinels.is_empty() {
                 tracing::warn!(
-                    "a FAILOVER was under way: {to} is asked again to take over, unless REPLICAOF says who is the master"
+                    "a FAILOVER was under way: {to} is asked again to take over, unless REPLICAOF \
+                     names the master"
                 );
                 self.failover.resume(offset);
             } else {
                 // By now they may have chosen another one.
                 tracing::warn!(
-                    "a FAILOVER was under way: it is Sentinel's to say who is the master"
+                    "a FAILOVER was under way: Sentinel decides which node is the master"
                 );
             }
         }
@@ -295,7 +298,7 @@ impl Replication {
             (role.master.is_none() && !role.sentinels.is_empty())
                 .then(|| Role { sentinels: Vec::new(), ..role.clone() })
         };
-        // Before anybody writes down once more what they have said.
+        // Before another thread writes down once more what they have said.
         self.change(config, forget, || self.fence.forget())?;
         if !self.is_master() {
             return Ok(false);
@@ -436,7 +439,8 @@ impl Replication {
             let Hello { group, address, epoch, .. } = hello;
             *self.deposed_by.lock() = Master::parse(address);
             tracing::warn!(
-                "Sentinel has made another node the master ('{group}' at {address}, epoch {epoch}): writes are refused"
+                "Sentinel has made another node the master ('{group}' at {address}, epoch \
+                 {epoch}): writes are refused"
             );
         }
         self.fence_changed(config, effect.change);

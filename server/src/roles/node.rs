@@ -272,7 +272,7 @@ impl Node {
         }
     }
 
-    /// The process around it, for who may outlive the node.
+    /// The process around it, for tasks that may outlive the node.
     pub(crate) fn process(&self) -> Arc<Process> {
         self.process.clone()
     }
@@ -315,7 +315,8 @@ impl Node {
         let allowed = allowed_clients(wanted);
         if wanted > before.server.max_clients && allowed < wanted {
             return Err(format!(
-                "The operating system is not able to handle the specified number of clients, try with {allowed}"
+                "The operating system is not able to handle the specified number of clients, try \
+                 with {allowed}"
             ));
         }
         if certificates {

@@ -138,7 +138,8 @@ impl ReplicaHost for Here {
         let end = self.log.written();
         let Some(kept) = salvage::keep(&self.node, from, end)? else { return Ok(()) };
         tracing::warn!(
-            "our log from offset {from} to {} is dropped, of which the master does not have all; kept in {}",
+            "our log from offset {from} to {} is dropped, of which the master does not have all; \
+             kept in {}",
             end.offset,
             kept.display()
         );
@@ -257,9 +258,10 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
     let node = here.node.clone();
     // The same master, FORCE, is an order, too.
     let seen = *orders.borrow_and_update();
+    let is_new = |n: &u64| *n != seen || node.replication.master().as_ref() != Some(master);
     let ordered = async {
         tokio::select! {
-            _ = orders.wait_for(|n| *n != seen || node.replication.master().as_ref() != Some(master)) => {}
+            _ = orders.wait_for(is_new) => {}
             () = host.stop.wait() => {}
         }
     };
@@ -323,7 +325,8 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
         tokio::select! {
             () = &mut ordered => return Course::Ordered,
             is_same = stays_until(&node, due) => {
-                patience = if is_refused && is_same { (patience * 2).min(MOST_RECONNECT) } else { RECONNECT };
+                let longer = (patience * 2).min(MOST_RECONNECT);
+                patience = if is_refused && is_same { longer } else { RECONNECT };
             }
         }
     }
@@ -396,8 +399,8 @@ fn is_foreign(reply: &str) -> bool {
 /// The answer to REPLICAOF of a Redis.
 fn foreign(master: &Master) -> LinkError {
     LinkError::Foreign(format!(
-        "{master} is no Tidemark server, and only such a server can be followed; to copy data from Redis use `tidemark import`, \
-         redis-cli --pipe or RedisShake"
+        "{master} is no Tidemark server, and only such a server can be followed; to copy data from \
+         Redis use `tidemark import`, redis-cli --pipe or RedisShake"
     ))
 }
 

@@ -1,16 +1,18 @@
 //! What a node is, kept in its data folder: `tidemark.role`, text, replaced as a whole and durably
-//! before anybody is told.
+//! before any client is told.
 //!
 //! ```text
 //!   tidemark role 3
 //!   master -                   or: master <host> <port>, for a replica
-//!   synced no                  as a replica it has its master's whole data set, as far as it has heard
-//!   replicated yes             there are others: as a master it has had replicas, or it has been a replica
-//!   sentinel 7 mymaster        the highest epoch of which a Sentinel has spoken, that watches a master by this name; a line for each name
-//!   handing 4711               its master, a replica of it until now, is to take over with the log up to there, and has not said yet that it did
-//!   forced                     it gives its data up for whatever its master has, until it has that; no line: it does not
-//!   promoting                  a master whose log is yet to begin as one, with a higher term; no line: it has
-//!   unfit                      its data and its master's do not fit; no line: they do, as far as it has heard
+//!   synced no                  as a replica it has its master's whole data set, as far as it knows
+//!   replicated yes             there are others: it has had replicas, or it has been a replica
+//!   sentinel 7 mymaster        the highest epoch of which a Sentinel has spoken that watches a
+//!                              master by this name; a line for each name
+//!   handing 4711               its master, a replica of it until now, is to take over with the log
+//!                              up to there, and has not confirmed it yet
+//!   forced                     it gives its data up for its master's, until it has them
+//!   promoting                  a master whose log is yet to begin as one, with a higher term
+//!   unfit                      its data and its master's do not fit
 //!   check 1f2e3d4c             CRC-32C of the lines before
 //! ```
 //!

@@ -24,13 +24,13 @@ fn master() -> (Replication, Config, tempfile::TempDir) {
 /// when the next has been given: what it has made of the log then is not what is wanted, and
 /// nothing may be written into it.
 #[test]
-fn only_who_has_obeyed_the_last_order_opens_the_gate() {
+fn only_the_last_order_obeyed_opens_the_gate() {
     let (replication, config, _folder) = master();
     let other = |port| Master { host: "127.0.0.1".to_owned(), port };
     let give = |to: Option<Master>| {
         assert!(order(&replication, &config, to.clone()));
         let kept = Role::read(&config.durability.dir).unwrap().map(|role| role.master);
-        assert_eq!(kept, Some(to), "on the disk before anybody is told");
+        assert_eq!(kept, Some(to), "on the disk before any client is told");
         assert!(replication.refusal().unwrap().starts_with("READONLY "));
         assert!(!replication.is_settled());
     };
@@ -60,7 +60,7 @@ fn only_who_has_obeyed_the_last_order_opens_the_gate() {
 
 /// A slow check whether a master may write must not open the gate of a replica.
 #[test]
-fn an_order_that_comes_while_somebody_looks_shuts_the_gate() {
+fn an_order_that_comes_during_a_check_shuts_the_gate() {
     let (replication, mut config, _folder) = master();
     config.replication.min_replicas_to_write = 1;
     let counted = ::replication::Peer {
@@ -101,7 +101,7 @@ fn started(role: Role) -> (Replication, Config, tempfile::TempDir) {
 }
 
 #[test]
-fn who_was_promoted_is_fenced_after_a_start_too() {
+fn a_promoted_node_is_fenced_after_a_start() {
     let (replication, config, _folder) = started(Role { synced: true, ..Role::default() });
     assert!(replication.is_fenced() && replication.refusal().unwrap().contains("fenced"));
     replication.followed(&config);
@@ -152,7 +152,7 @@ fn one_at_a_time_writes_down_what_sentinels_say() {
         replication
             .named(&config, &Hello { group: "m", is_ours: true, epoch, address: String::new() })
     };
-    assert!(says(5) && !says(5) && !says(6), "somebody is about to");
+    assert!(says(5) && !says(5) && !says(6), "another order is about to");
     replication.keep_epochs(&config);
     assert_eq!(Role::read(folder.path()).unwrap().unwrap().sentinels[0].epoch, 6, "the last word");
     assert_eq!(replication.refusal(), None);
@@ -163,7 +163,7 @@ fn one_at_a_time_writes_down_what_sentinels_say() {
 /// The disk takes seconds for a role: readers of the role and of the gate go on with the one
 /// before.
 #[test]
-fn nobody_who_reads_the_role_waits_for_the_disk() {
+fn reads_of_the_role_do_not_wait_for_the_disk() {
     let (replication, config, _folder) = master();
     let disk = replication.changing.lock();
     std::thread::scope(|scope| {
@@ -216,7 +216,7 @@ fn other(port: u16) -> Master {
 }
 
 #[test]
-fn who_gives_its_data_up_or_does_not_fit_is_not_to_be_promoted() {
+fn a_node_that_gives_its_data_up_or_does_not_fit_is_not_promotable() {
     let master = Some(other(1));
     let (replication, config, folder) = started(Role { master, synced: true, ..Role::default() });
     let is_fit_after_a_start = || {
@@ -226,7 +226,7 @@ fn who_gives_its_data_up_or_does_not_fit_is_not_to_be_promoted() {
     };
     assert!(replication.is_fit() && is_fit_after_a_start());
     replication.refuses(&config, &other(2));
-    assert!(replication.is_fit(), "who is not its master any more says nothing");
+    assert!(replication.is_fit(), "a former master says nothing");
     replication.refuses(&config, &other(1));
     assert!(!replication.is_fit() && !is_fit_after_a_start());
     replication.synced(&config);

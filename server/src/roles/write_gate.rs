@@ -61,13 +61,14 @@ fn text(shut: Shut) -> Option<&'static str> {
         Shut::No => return None,
         Shut::Replica => "READONLY You can't write against a read only replica.",
         Shut::Fenced => {
-            "READONLY This master was started again, or told to follow a server that cannot be followed, and is fenced until its role is known: until Sentinel names it, a replica follows it where \
-             there is no Sentinel, or REPLICAOF NO ONE."
+            "READONLY This master was started again, or told to follow a server that cannot be \
+             followed, and is fenced until its role is known: until Sentinel names it, a replica \
+             follows it where there is no Sentinel, or REPLICAOF NO ONE."
         }
         Shut::FewReplicas => "NOREPLICAS Not enough good replicas to write.",
         Shut::Deposed => {
-            "READONLY Sentinel has made another node the master: this one is fenced until Sentinel names it again, or makes it a replica, or \
-             REPLICAOF NO ONE."
+            "READONLY Sentinel has made another node the master: this one is fenced until Sentinel \
+             names it again, or makes it a replica, or REPLICAOF NO ONE."
         }
     })
 }

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_excess_is_told_once_to_who_comes_for_it() {
+    async fn an_excess_is_reported_once_to_its_collector() {
         let budget = Arc::new(Budget::default());
         let share = Share::of(&budget);
         share.set(1 << 20);

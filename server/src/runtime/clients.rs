@@ -326,9 +326,10 @@ impl Client {
         out.extend_from_slice(&names.name);
         let _ = write!(
             out,
-            " age={} idle={} flags={marks} db=0 sub={channels} psub={patterns} ssub={shards} multi={queued} watch={watching} \
-             qbuf={query} qbuf-free=0 argv-mem=0 multi-mem={queued_bytes} \
-             rbs=0 rbp=0 obl=0 oll={} omem={output} tot-mem={} events=r cmd={} user={} redir={} resp={} lib-name=",
+            " age={} idle={} flags={marks} db=0 sub={channels} psub={patterns} ssub={shards} \
+             multi={queued} watch={watching} qbuf={query} qbuf-free=0 argv-mem=0 \
+             multi-mem={queued_bytes} rbs=0 rbp=0 obl=0 oll={} omem={output} tot-mem={} events=r \
+             cmd={} user={} redir={} resp={} lib-name=",
             now.saturating_duration_since(self.since).as_secs(),
             self.idle_s(now),
             u8::from(output > 0),
@@ -435,8 +436,8 @@ impl Clients {
         while taken > most {
             let Some((bytes, client)) = all.pop() else { return };
             tracing::warn!(
-                "client {} disconnected: of all it takes most memory, {bytes} bytes, and together they take more than \
-                 max_clients_memory_bytes",
+                "client {} disconnected: of all it takes most memory, {bytes} bytes, and together \
+                 they take more than max_clients_memory_bytes",
                 client.peer
             );
             self.ended.by_memory.fetch_add(1, Relaxed);

@@ -127,7 +127,8 @@ pub(crate) fn why_fixed(name: &str) -> &'static str {
         "latency-tracking" | "latency-tracking-info-percentiles" => "latencies are always tracked",
         "loglevel" => "the environment variable RUST_LOG says so when the server starts",
         "maxmemory" => {
-            "it is the sum of the spaces' limits: set memory_limit_bytes of each [[counter]] and [[existence]] in the file"
+            "it is the sum of the spaces' limits: set memory_limit_bytes of each [[counter]] and \
+             [[existence]] in the file"
         }
         "maxmemory-policy" => "nothing is evicted",
         "notify-keyspace-events" => "keys have no events here: PUBLISH what others are to hear",

@@ -1,4 +1,4 @@
-//! What others send to a client: messages of channels, lines for MONITOR. Anybody may push, from
+//! What others send to a client: messages of channels, lines for MONITOR. Any thread may push, from
 //! any thread; the client's own worker writes it to the socket between two turns.
 //!
 //! A client that does not read makes it grow, so it has a limit: beyond it the client is

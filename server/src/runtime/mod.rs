@@ -12,6 +12,7 @@ pub(crate) mod inbox;
 pub(crate) mod monitors;
 pub(crate) mod pause;
 pub(crate) mod pubsub;
+pub(crate) mod service_manager;
 pub(crate) mod settings;
 pub(crate) mod shutdown;
 pub(crate) mod slowlog;

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_is_not_woken_by_what_others_pause() {
+    async fn a_waiting_client_is_not_woken_by_another_pause() {
         let pause = Pause::default();
         let later = |s| Instant::now() + Duration::from_secs(s);
         pause.begin(By::Role, Paused::Writes, later(60));
@@ -158,6 +158,6 @@ mod tests {
         assert!(tokio::time::timeout(Duration::from_millis(20), &mut eased).await.is_err());
         pause.end(By::Command);
         eased.await;
-        assert_eq!(pause.now(), Paused::Changes, "who has a message for others goes on");
+        assert_eq!(pause.now(), Paused::Changes, "a client with a message for others goes on");
     }
 }

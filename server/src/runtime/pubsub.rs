@@ -2,8 +2,8 @@
 //! PUBLISH).
 //!
 //! One registry for all workers. A publisher writes the message into each listener's
-//! [inbox](crate::runtime::inbox) and wakes its worker; a listener that does not keep up is disconnected. A
-//! message is not kept for later subscribers.
+//! [inbox](crate::runtime::inbox) and wakes its worker; a listener that does not keep up is
+//! disconnected. A message is not kept for later subscribers.
 
 use crate::acl::User;
 use crate::runtime::clients::Client;

@@ -35,8 +35,8 @@ const SAME_REQUEST: Duration = Duration::from_millis(500);
 enum Stage {
     #[default]
     Runs,
-    /// It is to stop when its replicas have everything (`graceful_shutdown.rs`), at this moment at the latest,
-    /// by which one such wait is told from the next.
+    /// It is to stop when its replicas have everything (`graceful_shutdown.rs`), at this moment at
+    /// the latest, by which one such wait is told from the next.
     Leaves(Instant),
     Stopped,
 }
@@ -63,6 +63,7 @@ impl Stop {
 
     /// Stops. Doing so twice changes nothing.
     pub fn now(&self) {
+        super::service_manager::stopping();
         self.0.stage.send_replace(Stage::Stopped);
     }
 
@@ -94,8 +95,8 @@ impl Stop {
 
     /// Stops while the data are loaded: at once, since nothing can be lost yet. A server within
     /// another program stops when it has loaded.
-    pub(crate) fn while_loading(&self, who: &str) {
-        tracing::info!("{who} while the data are loaded: leaving at once");
+    pub(crate) fn while_loading(&self, cause: &str) {
+        tracing::info!("{cause} while the data are loaded: leaving at once");
         if self.0.has_signals.load(Relaxed) {
             std::process::exit(0);
         }
@@ -107,8 +108,8 @@ impl Stop {
         Vital(self.clone())
     }
 
-    /// It is to stop at `until` at the latest: `begun` is done before anybody sees that. False if
-    /// it leaves, or has stopped, already.
+    /// It is to stop at `until` at the latest: `begun` is done before any waiter sees that. False
+    /// if it leaves, or has stopped, already.
     pub(crate) fn leave_by(&self, until: Instant, begun: impl FnOnce()) -> bool {
         self.change(|stage| stage == Stage::Runs, Stage::Leaves(until), begun)
     }

@@ -23,8 +23,8 @@ use tokio_rustls::rustls::{ClientConfig, Error, RootCertStore, ServerConfig, cry
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// What a link by TLS lacks.
-const NO_AUTHORITIES: &str = "tls.ca_file is empty, and replication.tls = true needs it: set it to a PEM file with the authorities that sign the \
-     master's certificate";
+const NO_AUTHORITIES: &str = "tls.ca_file is empty, and replication.tls = true needs it: set it to \
+                              a PEM file with the authorities that sign the master's certificate";
 
 /// Both sides of TLS as they are now.
 #[derive(Default)]
@@ -113,7 +113,8 @@ fn no_item(setting: &str, path: &str) -> String {
     } else if has("PRIVATE KEY-----") {
         "it holds a private key: are the two files exchanged?"
     } else {
-        "it is no PEM file; DER is converted by openssl x509 (or pkey) -inform DER -in FILE -out FILE"
+        "it is no PEM file; DER is converted by openssl x509 (or pkey) -inform DER -in FILE -out \
+         FILE"
     };
     format!("{setting}: '{path}' has no {what} (-----BEGIN {label}-----): {found}")
 }
@@ -161,7 +162,8 @@ fn server_config(settings: &Settings) -> Result<ServerConfig, String> {
     ] {
         if value.is_empty() {
             return Err(format!(
-                "{name} is empty, and tls.port = {port} needs it: set it to a PEM file with {what}, or set tls.port = 0"
+                "{name} is empty, and tls.port = {port} needs it: set it to a PEM file with \
+                 {what}, or set tls.port = 0"
             ));
         }
     }
@@ -175,8 +177,9 @@ fn server_config(settings: &Settings) -> Result<ServerConfig, String> {
             let word = if ask == AuthClients::Yes { "yes" } else { "optional" };
             if settings.ca_file.is_empty() {
                 return Err(format!(
-                    "{} is empty, and tls.auth_clients = \"{word}\" needs it: set it to a PEM file with the authorities that sign \
-                     clients' certificates, or set tls.auth_clients = \"no\" to ask clients for none",
+                    "{} is empty, and tls.auth_clients = \"{word}\" needs it: set it to a PEM file \
+                     with the authorities that sign clients' certificates, or set tls.auth_clients \
+                     = \"no\" to ask clients for none",
                     SETTINGS.ca_file
                 ));
             }

@@ -385,7 +385,7 @@ fn what_a_master_says_is_one_line_of_info() {
 
 /// As a replica of Redis's, which says so, too.
 #[test]
-fn who_is_told_to_follow_itself_has_no_link_and_goes_on_with_its_master() {
+fn a_node_told_to_follow_itself_keeps_its_master() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
     fine(&master, &format!("CNT.SET post {FIRST} like 7"));

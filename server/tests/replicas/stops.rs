@@ -261,7 +261,7 @@ fn a_replica_that_lags_keeps_a_stop_no_longer_than_is_wanted() {
 }
 
 #[test]
-fn a_server_that_nobody_follows_any_more_stops_at_once() {
+fn a_server_without_replicas_stops_at_once() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [mut master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
     fine(&master, "CONFIG SET shutdown-timeout 600");

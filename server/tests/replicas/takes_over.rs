@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// It would be told no by a new master, and be one again itself.
 #[test]
-fn who_has_no_room_for_the_old_master_does_not_take_its_place() {
+fn a_replica_without_room_for_the_old_master_is_not_promoted() {
     let (_folders, old, new) = in_step_with("max_replicas = 1");
     let folder = tempfile::tempdir().unwrap();
     let last = start(folder.path(), SPACES);
@@ -221,7 +221,7 @@ fn sentinels_are_obeyed_while_a_replica_is_to_take_over() {
 
 /// Its configuration was copied, with what it announces of itself.
 #[test]
-fn who_is_asked_by_itself_says_no() {
+fn a_node_refuses_a_failover_to_itself() {
     let (_folders, old, _new) = in_step_as(|old| format!("replica_announce_port = {}", old.port));
     fine(&old, "FAILOVER");
     until("it was asked", || {

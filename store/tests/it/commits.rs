@@ -236,7 +236,7 @@ fn a_ticket_is_reached_only_after_the_sync() {
 
 /// The log knows an older state of such a row: it may not pass for the newest.
 #[test]
-fn what_cannot_be_read_stays_marked_and_nobody_is_told_that_it_is_safe() {
+fn unreadable_keys_stay_marked_and_not_durable() {
     let meeting = Meeting::new(10, always(4));
     let committer = &meeting.committer;
     let mut thread =
@@ -424,7 +424,7 @@ fn every_second_is_late_when_a_change_of_a_second_ago_may_not_be_synced() {
 
 /// C9. Ids 1 and 5 share a stripe, and have numbers of their own.
 #[test]
-fn who_reads_learns_what_to_wait_for() {
+fn a_reader_learns_which_round_to_wait_for() {
     let meeting = Meeting::new(10, always(4));
     let (disk, committer) = (&meeting.disk, &meeting.committer);
     let mut thread = meeting.by_hand();

@@ -1,7 +1,7 @@
 """Every verb that Tidemark and Redis both have, asked of both: the replies are equal, in RESP2 and RESP3, or the difference stands in
 on_purpose.py with its reason.
 
-verbs.py TIDEMARK-PORT REDIS-PORT: two servers that nobody else uses. Which commands there are, and what arguments they take, is asked
+verbs.py TIDEMARK-PORT REDIS-PORT: two servers without other clients. Which commands there are, and what arguments they take, is asked
 of Redis (COMMAND DOCS), so that none is left out: each is called as it should be, with too few and too many arguments, on keys of each type
 and on none, with each number replaced by what is none, and with options that are unknown, doubled or cut off. What needs several calls in a
 row, or several clients, stands in in_rows.txt; redis-cli gets those lines, too, and what it prints is compared."""
@@ -336,7 +336,7 @@ SHOWN = re.compile(r"\d+\.\d+ \[\d+ [^\]]*\] ")
 
 
 def is_message(frame):
-    """Whether it came by itself: to a listener, or to who watches."""
+    """Whether it came by itself: to a subscriber, or to a client of MONITOR."""
     kind, value = frame
     if isinstance(value, list):
         return bool(value) and value[0][1] in ("message", "pmessage", "smessage")

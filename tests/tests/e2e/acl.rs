@@ -427,7 +427,7 @@ fn a_denied_feed_act_is_denied_to_mark() {
         config.security.deny_commands = vec!["feed.act".to_owned()];
     });
     let mut raw = server.raw();
-    let refusal = "feed.act command not allowed: the configuration denies it to everybody";
+    let refusal = "feed.act command not allowed: the configuration denies it to all users";
     for line in ["FEED.ACT like 7 1", "FEED.GET home 7 1 MARK like"] {
         assert_eq!(inline(&mut raw, line), format!("-ERR {refusal}"), "{line}");
         assert!(inline(&mut raw, &format!("ACL DRYRUN default {line}")).starts_with('$'));
@@ -533,7 +533,7 @@ fn users_live_in_a_file_or_in_the_configuration() {
 }
 
 #[test]
-fn commands_that_are_denied_to_everybody() {
+fn denied_commands_are_refused_to_all_users() {
     let server = TestServer::with(|config| {
         config.security.deny_commands =
             vec!["shutdown".to_owned(), "config|set".to_owned(), "@schema".to_owned()];
@@ -542,7 +542,7 @@ fn commands_that_are_denied_to_everybody() {
     for line in ["SHUTDOWN", "CONFIG SET timeout 1", "TM.SPACE LIST", "TM.ROLL post"] {
         let reply = inline(&mut raw, line);
         assert!(
-            reply.starts_with("-ERR ") && reply.ends_with("denies it to everybody"),
+            reply.starts_with("-ERR ") && reply.ends_with("denies it to all users"),
             "{line}: {reply}"
         );
     }
@@ -552,7 +552,7 @@ fn commands_that_are_denied_to_everybody() {
 }
 
 #[test]
-fn who_does_not_log_in_is_disconnected() {
+fn a_client_that_does_not_log_in_is_disconnected() {
     let server = TestServer::with(|config| {
         config.security.password = "x".to_owned();
         config.security.handshake_timeout_s = 1;
@@ -612,7 +612,7 @@ fn a_password_is_nowhere_to_be_seen() {
 }
 
 #[test]
-fn who_watches_commands_sees_no_passwords() {
+fn monitor_and_slowlog_show_no_passwords() {
     let server = TestServer::start();
     let (mut monitor, mut client) = (server.raw(), server.connection());
     let mut said = |line: &str| {
@@ -852,7 +852,7 @@ fn strangers_from_other_machines_are_denied() {
 /// What SET with GET answers, and what SMOVE tells of its source, is read. Names of spaces ($) give
 /// the same rights as patterns of their keys.
 #[test]
-fn who_may_only_write_a_key_reads_nothing_of_it() {
+fn a_write_only_key_right_reads_nothing() {
     let server = TestServer::start();
     let (mut admin, mut raw) = (server.raw(), server.raw());
     for rules in ["%W~post:* %W~liked:*", "%W$post %W$liked"] {
@@ -918,7 +918,7 @@ fn a_page_marks_once_and_what_is_allowed() {
 /// The user that docs/security.md recommends for metrics, by these very words, gets what an
 /// exporter asks for and no password.
 #[test]
-fn who_reads_metrics_learns_no_password() {
+fn a_metrics_user_learns_no_password() {
     let server = TestServer::with(|config| {
         config.security.password = "topsecret".to_owned();
         config.replication.master_auth = "mpass".to_owned();

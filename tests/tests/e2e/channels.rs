@@ -152,7 +152,7 @@ fn messages_come_though_replies_are_off() {
 }
 
 #[test]
-fn who_does_not_read_is_disconnected_and_others_are_served() {
+fn a_subscriber_that_does_not_read_is_disconnected() {
     let server = TestServer::with(|config| config.server.max_push_buffer_bytes = 1 << 20);
     let mut deaf = listener(&server, false, &["SUBSCRIBE", "flood"]);
     let mut good = listener(&server, false, &["SUBSCRIBE", "flood"]);

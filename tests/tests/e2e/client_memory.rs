@@ -36,7 +36,7 @@ fn info(server: &TestServer, name: &str) -> usize {
 }
 
 #[test]
-fn who_takes_most_makes_room() {
+fn the_largest_client_is_disconnected() {
     for (kind, take) in [
         ("requests", unfinished as fn(&TestServer, usize) -> Raw),
         ("transactions", queued),
@@ -64,7 +64,7 @@ fn who_takes_most_makes_room() {
 }
 
 #[test]
-fn who_does_not_read_messages_makes_room() {
+fn a_client_that_does_not_read_messages_is_disconnected() {
     let server = TestServer::with(|config| config.server.max_clients_memory_bytes = 16 * MIB);
     let mut silent: Vec<Raw> = (0..10).map(|_| server.raw()).collect();
     for raw in &mut silent {
@@ -161,7 +161,7 @@ fn what_the_scanner_knows_counts_until_the_request_is_done() {
 }
 
 #[test]
-fn the_limit_holds_at_once_and_not_for_who_asked_to_stay() {
+fn the_limit_holds_at_once_except_for_no_evict() {
     let server = TestServer::start();
     let mut operator = server.raw();
     let mut kept = server.raw();

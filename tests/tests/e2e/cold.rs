@@ -261,9 +261,9 @@ fn scanned(connection: &mut Connection, count: u64) -> Vec<u64> {
     ids
 }
 
-/// F27. A table that was the newest one in the last snapshot has rolled and been spilled since. After
-/// a crash no table covers both what is on the disk and what came later, of which DBSIZE would not
-/// know how much is new.
+/// F27. A table that was the newest one in the last snapshot has rolled and been spilled since.
+/// After a crash no table covers both what is on the disk and what came later, of which DBSIZE
+/// would not know how much is new.
 #[test]
 fn rows_above_those_on_the_disk_are_counted_after_a_crash() {
     let server = TestServer::with(small);
@@ -366,7 +366,7 @@ fn changes_are_merged_by_themselves() {
 /// deleted, they become one. A merge keeps to its bytes per second until a writer that is short of
 /// memory, or a stop, waits for its end.
 #[test]
-fn a_merge_that_takes_its_time_holds_nobody_up() {
+fn a_slow_merge_delays_no_request() {
     let server = TestServer::with(|config| {
         small(config);
         config.counter[0].rows_per_table = 10_000;

@@ -152,7 +152,7 @@ fn idle_clients_are_disconnected_if_so_configured() {
 }
 
 #[test]
-fn who_listens_follows_or_waits_is_not_idle() {
+fn subscribers_replicas_and_blocked_clients_are_not_idle() {
     let server = TestServer::with(|config| config.server.idle_timeout_s = 1);
     let replica = TestServer::start();
     let (host, port) = ("127.0.0.1", server.port().to_string());
@@ -191,7 +191,7 @@ fn connected(server: &TestServer) -> usize {
 /// A client that is gone has no use for its reply; and it may have sent the request again
 /// elsewhere.
 #[test]
-fn who_leaves_while_it_waits_is_noticed() {
+fn a_client_that_leaves_while_blocked_is_noticed() {
     let server = TestServer::with(|config| config.server.max_clients = 40);
     for gone in [&["WAIT", "1", "0"][..], &["DEBUG", "SLEEP", "3600"]] {
         for _ in 0..20 {
@@ -222,7 +222,7 @@ fn who_leaves_while_it_waits_is_noticed() {
 
 /// A connection that logs out late in its life has as long as a new one.
 #[test]
-fn who_resets_its_connection_has_time_to_log_in_again() {
+fn a_reset_connection_has_time_to_log_in_again() {
     let server = TestServer::with(|config| {
         config.security.password = "secret".to_owned();
         config.security.handshake_timeout_s = 2;
@@ -241,7 +241,7 @@ fn who_resets_its_connection_has_time_to_log_in_again() {
 
 /// Whatever they say first, and however fast they come.
 #[test]
-fn strangers_lock_nobody_out() {
+fn unauthenticated_clients_lock_no_client_out() {
     let server = TestServer::with(|config| {
         config.security.password = "secret".to_owned();
         config.server.max_clients = 30;
@@ -284,7 +284,7 @@ fn shutdown_stops_the_server_after_what_was_sent_before() {
 }
 
 #[test]
-fn stopping_waits_for_nobody_who_is_idle() {
+fn stopping_does_not_wait_for_idle_clients() {
     let server = TestServer::start();
     let mut raw = server.raw();
     raw.request(&["PING"]).expect("+PONG\r\n");

@@ -359,7 +359,7 @@ fn what_lies_far_ahead_opens_no_gate() {
 }
 
 #[test]
-fn no_flag_is_denied_that_somebody_was_told_is_set() {
+fn an_acknowledged_flag_is_never_denied() {
     runs(false);
 }
 

@@ -18,7 +18,7 @@ fn skip(raw: &mut Raw) {
 
 /// A session store or a lock on a shared Redis reads such keys before it writes them.
 #[test]
-fn a_key_of_no_space_is_absent_for_whoever_reads() {
+fn a_key_of_no_space_is_absent_for_reads() {
     let server = TestServer::start();
     let script = [
         ("GET session:abc", "$-1\r\n"),

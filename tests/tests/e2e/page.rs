@@ -42,7 +42,7 @@ fn a_like_counts_once_and_an_unlike_undoes_it() {
 }
 
 #[test]
-fn a_counter_that_somebody_lowered_does_not_go_below_zero_by_an_undo() {
+fn undo_does_not_take_a_lowered_counter_below_zero() {
     let server = TestServer::start();
     let c = &mut server.connection();
     act(c, "FEED.ACT", "like", "7", &[1]);
@@ -160,7 +160,7 @@ fn what_a_page_cannot_be_is_said() {
 }
 
 #[test]
-fn one_id_of_all_ones_harms_nobody() {
+fn the_highest_id_leaves_others_as_they_are() {
     let server = TestServer::start();
     let c = &mut server.connection();
     act(c, "FEED.ACT", "like", "7", &[100, 200]);

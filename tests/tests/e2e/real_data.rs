@@ -132,7 +132,7 @@ fn reposts_are_counted_once_per_user(path: &Path) -> (usize, u64, u64) {
 }
 
 #[test]
-fn bad_lines_are_named_and_harm_nobody() {
+fn bad_lines_are_named_and_skipped() {
     let server = TestServer::start();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("rows.csv");

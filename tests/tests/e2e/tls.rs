@@ -270,7 +270,7 @@ fn a_server_without_its_certificates_does_not_start() {
 }
 
 #[test]
-fn a_replica_follows_over_tls_and_only_whom_it_trusts() {
+fn a_replica_follows_only_a_trusted_master_over_tls() {
     let authority = Authority::new();
     authority.sign("server");
     let settings = authority.settings("server", AuthClients::Yes);

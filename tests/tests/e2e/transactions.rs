@@ -428,7 +428,7 @@ fn an_exec_that_is_refused_ends_the_transaction() {
 
 /// INFO looks at what waits for the log, which a running transaction holds.
 #[test]
-fn info_in_a_transaction_waits_for_nobody() {
+fn info_in_a_transaction_does_not_wait() {
     let server = TestServer::start();
     let mut c = server.connection();
     let (info,): (String,) = redis::pipe().atomic().cmd("INFO").query(&mut c).unwrap();

@@ -8,9 +8,11 @@
 //! or no.
 //!
 //! ```text
-//!   1  phantom::Space::begin_rewrite   the table is frozen: from now on what changes is kept beside it, exactly
+//!   1  phantom::Space::begin_rewrite   the table is frozen: what changes from here is kept beside
+//!                                      it, exactly
 //!   2  a new file                      its pages, with what came late; then the revoked pairs
-//!   3  the log is flushed, the manifest names the new file, and neither the old one nor the snapshot's file of the table any more
+//!   3  log flushed, new manifest       names the new file, and neither the old one nor the
+//!                                      snapshot's file of the table
 //!   4  phantom::Space::end_rewrite     the file answers; the memory goes to the next table
 //! ```
 //!

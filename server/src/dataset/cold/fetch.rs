@@ -1,6 +1,6 @@
 //! Reading cold rows and flags for a turn: one job per block or pair, all of them at the same time.
-//! By io_uring from the worker itself (`uring.rs`), or by threads of their own, which also read what
-//! the ring could not, and say what is wrong with it.
+//! By io_uring from the worker itself (`uring.rs`), or by threads of their own, which also read
+//! what the ring could not, and say what is wrong with it.
 //!
 //! Turns are served in their order, but one that wants more than [`SHARE`] goes to the end of the
 //! line after each so many: a request for a million rows does not delay a page.
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_much_waits_for_who_wants_little() {
+    fn large_batches_wait_for_small_ones() {
         let file = file();
         let mut line = Line::default();
         let _much = turn(&mut line, &file, 100_000);
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_read_for_who_has_gone() {
+    fn nothing_is_read_for_a_cancelled_request() {
         let file = file();
         let mut line = Line::default();
         let gone = turn(&mut line, &file, 1000);

@@ -46,7 +46,7 @@ mod tests {
     use std::cell::Cell;
 
     #[test]
-    fn who_waits_ends_the_slowness() {
+    fn a_waiting_request_ends_the_slowness() {
         let looks = Cell::new(0);
         let hurries = || looks.replace(looks.get() + 1) == 2;
         // A year's worth.
@@ -56,6 +56,6 @@ mod tests {
         let pace = Pace::new(1 << 20, &calm);
         pace.after(1 << 15);
         assert!(pace.elapsed() >= Duration::from_micros(31_250), "{:?}", pace.elapsed());
-        Pace::new(0, &|| panic!("nobody is asked")).after(u64::MAX);
+        Pace::new(0, &|| panic!("it is not asked")).after(u64::MAX);
     }
 }

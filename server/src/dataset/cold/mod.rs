@@ -3,8 +3,10 @@
 //! ```text
 //!   turn of a connection -> which ids are cold, and not at hand?  --none--> commands run, as ever
 //!        |  some: the turn stops there                                   ^
-//!        '-> one job per 4 KiB block: io_uring, else threads (reads.rs) -' pinned for the turn, and in the cache
-//!   a command -> counter::Space -> misses the row in memory -> ColdBackend::get -> pins, cache, else one read in place
+//!        '-> one job per 4 KiB block: io_uring, else threads (reads.rs) -' pinned for the turn,
+//!                                                                          and in the cache
+//!   a command -> counter::Space -> misses the row in memory -> ColdBackend::get
+//!             -> pins, cache, else one read in place
 //! ```
 //!
 //! Flags of old posts go the same way (`cold_filters.rs`).

@@ -100,7 +100,7 @@ mod tests {
         ground.spill(space, oldest.low, oldest.last, 0).unwrap();
         assert!(space.is_cold(0), "merged, and gone from memory");
         assert!(!again.is_there(&ids, &[1, 2, 3, 4]), "the file of before had it");
-        assert!(!again.is_there(&ids[1..], &[1, 2, 3, 4]), "nobody knows any more");
+        assert!(!again.is_there(&ids[1..], &[1, 2, 3, 4]), "it is not known any more");
         assert!(Again::new(space).unwrap().is_there(&ids, &[9, 2, 3, 4]));
     }
 }

@@ -2,12 +2,16 @@
 //! merged into a new one. One procedure for both.
 //!
 //! ```text
-//!   1  counter::Space::begin_spill   the line rises; then the ids of the range that are in memory, rising, piece by piece
-//!   2  a new file                    rows in memory, and of the old files' rows those that are neither in memory nor deleted
-//!   3  the log is flushed            what the file has seen, the log has: no half of an action gets into a file alone; the manifest
-//!                                    says how far the log went, so that one which was cut since is refused
-//!   4  the manifest                  names the new file, and neither the old ones nor the range's snapshot file any more
-//!   5  the file answers              then rows that are in memory as they are in the file leave, and memory is freed
+//!   1  counter::Space::begin_spill   the line rises; then the ids of the range that are in memory,
+//!                                    rising, piece by piece
+//!   2  a new file                    rows in memory, and of the old files' rows those that are
+//!                                    neither in memory nor deleted
+//!   3  the log is flushed            what the file has seen, the log has: no half of an action is
+//!                                    in a file alone; the manifest says how far the log went, so
+//!                                    that one which was cut since is refused
+//!   4  the manifest                  names the new file, and neither the old ones nor the range's
+//!                                    snapshot file
+//!   5  the file answers              then rows that are in memory as they are in the file leave
 //! ```
 //!
 //! It begins only if the disk has room for all that it may write: on a disk that is nearly full the

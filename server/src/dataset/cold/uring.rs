@@ -2,7 +2,8 @@
 //! woken, and none wakes it.
 //!
 //! ```text
-//!   fetch -> line -> ring -> the kernel reads -> event fd -> the runtime of the worker -> blocks are checked -> the turn goes on
+//!   fetch -> line -> ring -> the kernel reads -> event fd -> the runtime of the worker
+//!         -> blocks are checked -> the turn goes on
 //! ```
 //!
 //! Each worker has a ring of its own, from its first cold read on, and a line like the one of the
@@ -116,7 +117,8 @@ fn open() -> io::Result<Arc<Mutex<Hub>>> {
     let (ring, event) = Ring::new(DEPTH)?;
     #[expect(
         deprecated,
-        reason = "what takes its place is unsafe, for those types that give another descriptor each time; this one does not"
+        reason = "what takes its place is unsafe, for those types that give another descriptor \
+                  each time; this one does not"
     )]
     let event = AsyncFd::with_interest(event, Interest::READABLE)?;
     let nudge = Arc::new(Notify::new());
@@ -227,7 +229,8 @@ impl Hub {
             // threads get all of it.
             if !std::mem::replace(&mut self.said, true) {
                 tracing::warn!(
-                    "io_uring takes no more reads at times ({error}): threads read what was asked for then"
+                    "io_uring takes no more reads at times ({error}): threads read what was asked \
+                     for then"
                 );
             }
             self.ring.take_back().into_iter().for_each(Job::by_thread);
@@ -383,7 +386,7 @@ mod tests {
 
     /// The one whose runtime has lost its driver; no other would ever be woken.
     #[test]
-    fn who_drives_no_more_leaves_it_to_threads() {
+    fn a_ring_without_a_driver_leaves_reads_to_threads() {
         in_a_worker(async || {
             let some = Some::new(IoMethod::Auto);
             assert_eq!(some.cold.fetch(some.wanted(0..1)).await.len(), 1);
@@ -414,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_much_keeps_nobody_waiting() {
+    fn large_batches_delay_no_small_ones() {
         in_a_worker(async || {
             let some = Some::new(IoMethod::Auto);
             let blocks = some.file.head().blocks;
@@ -446,7 +449,7 @@ mod tests {
 
     /// However many come before the worker's other tasks are served.
     #[test]
-    fn who_comes_behind_others_does_nothing_of_their_work() {
+    fn a_queued_request_does_no_work_of_others() {
         in_a_worker(async || {
             let some = Some::new(IoMethod::Auto).at_hand();
             let pages: Vec<_> =
@@ -484,7 +487,7 @@ mod tests {
             }
             let began = Instant::now();
             while path.exists() {
-                assert!(began.elapsed().as_secs() < 60, "nobody reads it any more");
+                assert!(began.elapsed().as_secs() < 60, "it is not read any more");
                 tokio::task::yield_now().await;
             }
             assert_eq!(cold.figures.reads_by_ring.load(Relaxed), blocks);
@@ -492,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_gone_is_not_read_for_any_more() {
+    fn reads_of_a_cancelled_request_stop() {
         in_a_worker(async || {
             let some = Some::new(IoMethod::Auto);
             for _ in 0..10 {

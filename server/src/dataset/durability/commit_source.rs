@@ -209,7 +209,7 @@ impl<'a> State<'a> {
 impl Source<Mark> for State<'_> {
     fn collect(&mut self, marks: &[Mark]) -> usize {
         let rows = marks.iter().filter_map(|mark| Some((mark.row_beside()?, mark.place().1)));
-        // That an id is loose changes no table, and is no change that anybody asked for.
+        // That an id is loose changes no table, and is no change that a client asked for.
         let changes = marks.iter().filter(|mark| !matches!(mark.read(), Marked::Loose(..)));
         self.shared.parts.touch_all(changes.map(Mark::place).chain(rows));
         let mut views = Views::default();
@@ -285,7 +285,8 @@ impl Source<Mark> for State<'_> {
 
     fn parted(&mut self, bytes: usize) {
         tracing::warn!(
-            "changes that belong together take {bytes} bytes of the log: they are logged in parts, of which a crash may leave some"
+            "changes that belong together take {bytes} bytes of the log: they are logged in parts, \
+             of which a crash may leave some"
         );
     }
 

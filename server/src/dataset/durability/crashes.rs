@@ -319,12 +319,12 @@ fn live(
         random,
         sums,
     });
-    let nobody = AtomicUsize::new(0);
+    let no_readers = AtomicUsize::new(0);
     let walk = Walk {
         engines: &engines,
         store: &store,
         durability,
-        pace: &Pace::new(&nobody),
+        pace: &Pace::new(&no_readers),
         keep_free: 0,
     };
     for _ in 0..steps {
@@ -387,7 +387,8 @@ fn what_was_synced_is_what_a_start_finds() {
     (0..runs).for_each(|seed| run(seed, &mut sums));
     let Sums { rounds, failed, snapshots, failed_snapshots, starts, tables } = sums;
     println!(
-        "{runs} runs: {rounds} rounds, {failed} of them failed, {snapshots} snapshots, {failed_snapshots} of them failed, {starts} crashes; up to {tables} tables"
+        "{runs} runs: {rounds} rounds, {failed} of them failed, {snapshots} snapshots, \
+         {failed_snapshots} of them failed, {starts} crashes; up to {tables} tables"
     );
     assert!(
         rounds > 5 * runs
@@ -449,7 +450,7 @@ fn what_becomes_loose_in_the_turn_of_others_is_logged_in_time() {
 /// A follower of a log does not log what becomes loose as flags leave its outlier map; and a reader
 /// of that log may never have held them there. So the first batch of a leadership says it.
 #[test]
-fn what_became_loose_before_it_led_is_logged_by_who_leads() {
+fn a_new_master_logs_ids_that_became_loose_before() {
     let disk = SimDisk::new(1);
     let durability = &Arc::new(Durability::new(Fsync::No));
     let (engines, _store, mut log) = start(&disk, durability);
@@ -474,7 +475,7 @@ fn what_became_loose_before_it_led_is_logged_by_who_leads() {
 /// A failed sync leaves what was written in the system's memory, where a kill would find it: it is
 /// not reported as safe.
 #[test]
-fn what_is_written_and_could_not_be_synced_is_safe_to_nobody() {
+fn written_but_unsynced_batches_are_not_durable() {
     let disk = SimDisk::new(1);
     let durability = &Arc::new(Durability::new(Fsync::Always));
     let (engines, _store, mut log) = start(&disk, durability);
@@ -520,12 +521,12 @@ fn a_snapshot_replays_from_what_was_synced_when_it_began() {
         durability.positions().0.offset > durability.positions().1.offset + 1000,
         "much is written and not synced"
     );
-    let nobody = AtomicUsize::new(0);
+    let no_readers = AtomicUsize::new(0);
     let walk = Walk {
         engines: &engines,
         store: &store,
         durability,
-        pace: &Pace::new(&nobody),
+        pace: &Pace::new(&no_readers),
         keep_free: 0,
     };
     // Behind each file of the snapshot: so the rows of the one that has them are older.

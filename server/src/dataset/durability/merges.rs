@@ -457,8 +457,9 @@ fn a_snapshot_beside_recyclings_has_all_tables_from_the_horizon_on() {
             here.merge_blocks(&there, at.low, &(0..20).collect::<Vec<_>>());
         }
         here.round(&mut log, &mut |_| ());
-        let nobody = std::sync::atomic::AtomicUsize::new(0);
-        let (pace, parts, stamp) = (Pace::new(&nobody), &here.durability.parts, from.offset.max(1));
+        let no_readers = std::sync::atomic::AtomicUsize::new(0);
+        let (pace, parts, stamp) =
+            (Pace::new(&no_readers), &here.durability.parts, from.offset.max(1));
         for space in here.engines.existences() {
             let mut files = 0;
             let mut add = |writer: &mut SnapshotWriter<'_>, file: FileWriter| {

@@ -1,15 +1,17 @@
 //! From a write to the disk and back: how far commits have come, and their waiters.
 //!
 //! ```text
-//!   write: Engines enters the id's stripe, changes, marks ---- commit thread: collect, encode, append, sync ----> Progress
-//!   connection: with fsync = always its replies wait until Progress has reached its ticket  <-----------------'
+//!   write: Engines enters the id's stripe, changes, marks
+//!          ---- commit thread: collect, encode, append, sync ----> Progress
+//!   connection: with fsync = always its replies wait until Progress has reached its ticket
 //! ```
 //!
-//! [`store::Committer`] has the rules of commits; here is what is ours: how marks become records (`commit_source.rs`, `layout_records.rs`), how a recovered
-//! record becomes state (`apply.rs`, `recovery.rs`), and what clients are told while the disk says
-//! no: writes are refused ([`Durability::refusal`]), reads go on, and waiters for a commit are told
-//! that it is not safe. Nothing that was applied is forgotten: it will be in the log when there is
-//! room, but it was not reported as safe.
+//! [`store::Committer`] has the rules of commits; here is what is ours: how marks become records
+//! (`commit_source.rs`, `layout_records.rs`), how a recovered record becomes state (`apply.rs`,
+//! `recovery.rs`), and what clients are told while the disk says no: writes are refused
+//! ([`Durability::refusal`]), reads go on, and waiters for a commit are told that it is not safe.
+//! Nothing that was applied is forgotten: it will be in the log when there is room, but it was not
+//! reported as safe.
 
 use crate::config::Fsync;
 use crate::dataset::dirty_keys::Mark;
@@ -236,7 +238,7 @@ impl Durability {
         let held = self.holds_replies();
         self.committer.set_policy(policy_of_store(policy));
         if !held {
-            // Whoever found the old policy has marked its change before.
+            // A writer that found the old policy has marked its change before.
             self.replied.fetch_max(self.committer.ticket(), SeqCst);
         }
     }
@@ -375,8 +377,8 @@ impl Durability {
         self.positions().1.offset
     }
 
-    /// The log is a master's, which commits grow. To be called before anybody may write: of what is
-    /// written the log's end says nothing until a round has brought it there.
+    /// The log is a master's, which commits grow. To be called before any client may write: of what
+    /// is written the log's end says nothing until a round has brought it there.
     pub(crate) fn begin(&self, log: &Log) {
         self.reach(log.written(), log.durable());
         self.ends.begin(self.committer.durable(), log.written().offset);
@@ -412,7 +414,8 @@ fn policy_of_store(policy: Fsync) -> SyncPolicy {
 /// neither believe that it is safe nor that it was not made.
 fn doubt_text(reason: &str) -> String {
     format!(
-        "MISCONF Tidemark cannot write its log: what was changed is in memory, and will be logged when it can be; if the server stops before that, it is lost: {reason}"
+        "MISCONF Tidemark cannot write its log: what was changed is in memory, and will be logged \
+         when it can be; if the server stops before that, it is lost: {reason}"
     )
 }
 

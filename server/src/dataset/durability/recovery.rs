@@ -46,8 +46,8 @@ pub(crate) struct Recovered {
     pub(crate) end: store::End,
 }
 
-/// Makes the configured spaces for a moment: what the engines refuse is to be said before anybody
-/// can connect.
+/// Makes the configured spaces for a moment: what the engines refuse is to be said before any
+/// thread can connect.
 pub(crate) fn try_spaces(config: &Config) -> Result<(), RecoverError> {
     let fresh = Catalogue::default().completed(config)?;
     match Engines::new(config, &fresh, Arc::new(Durability::new(config.durability.fsync))) {

@@ -53,7 +53,7 @@ impl Ends {
 mod tests {
     use super::*;
 
-    /// A node that was started, or promoted: its clients may wait before anybody has written.
+    /// A node that was started, or promoted: its clients may wait before the first write.
     #[test]
     fn what_was_there_before_the_first_round_lies_before_the_logs_end() {
         let ends = Ends::default();

@@ -49,7 +49,8 @@ pub enum BuildError {
     },
     /// A field's name is also the name of an option.
     #[error(
-        "counter space '{space}': a field must not be called '{field}': CNT.INCRBY has an option of that name"
+        "counter space '{space}': a field must not be called '{field}': CNT.INCRBY has an option \
+         of that name"
     )]
     Reserved {
         /// The space.
@@ -282,8 +283,8 @@ fn rows_per_table(made: &config::Counter, schema: &counter::Schema) -> u64 {
     let room = made.memory_limit_bytes / TABLES_WITHIN_LIMIT * 8 / (bits + ROW_BITS);
     if made.spill && room < made.rows_per_table {
         tracing::warn!(
-            "counter space '{}': tables are made for {room} rows instead of rows_per_table = {}, of which memory_limit_bytes = {} has no room for \
-             {TABLES_WITHIN_LIMIT}",
+            "counter space '{}': tables are made for {room} rows instead of rows_per_table = {}, \
+             of which memory_limit_bytes = {} has no room for {TABLES_WITHIN_LIMIT}",
             made.name,
             made.rows_per_table,
             made.memory_limit_bytes

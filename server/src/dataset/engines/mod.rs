@@ -584,13 +584,13 @@ mod tests {
         let asked = || {
             engines.existences().iter().map(|space| space.measured().canaries).collect::<Vec<_>>()
         };
-        assert_eq!(asked(), [0, 0, 0], "nobody is there");
+        assert_eq!(asked(), [0, 0, 0], "no space has anything");
         // The one in the middle has nothing to be wrong about.
         for space in [&engines.existences()[0], &engines.existences()[2]] {
             (0..1000).for_each(|id| _ = space.add(id, &phantom::Member::Number(1)).unwrap());
         }
         (0..6).for_each(|turn| engines.probe(turn, 10));
-        assert_eq!(asked(), [20, 0, 40], "one a turn, and who has none passes it on");
+        assert_eq!(asked(), [20, 0, 40], "one a turn; a space without work passes it on");
         engines.probe(usize::MAX, 10);
         assert_eq!(asked().iter().sum::<u64>(), 70);
     }

@@ -260,7 +260,12 @@ impl Engines {
                 {
                     return Err(in_use("action", &action.name));
                 }
-                let names = |view: &View, column: &Column| matches!(*column, Column::Field(source, field) if is_this(view.sources[source]) && field == position);
+                let names = |view: &View, column: &Column| match *column {
+                    Column::Field(source, field) => {
+                        is_this(view.sources[source]) && field == position
+                    }
+                    _ => false,
+                };
                 if let Some(view) =
                     self.views.iter().find(|v| v.columns.iter().any(|c| names(v, c)))
                 {

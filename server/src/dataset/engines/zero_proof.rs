@@ -4,28 +4,53 @@
 //! Where an action ties a flag to a counter, this holds of every id, at every moment that a reader
 //! can see:
 //!
-//! > **G** If anybody was told that a flag is set, it is held aside, or its counter is above 0, or the id is *loose* (`unproven_ids.rs`).
+//! **G** If a reply said that a flag is set, then it is held aside, or its counter is above 0, or
+//! the id is *loose* (`unproven_ids.rs`).
 //!
 //! So where the counter is 0 and the id not loose, no flag is set but for those of outliers, which
 //! are held outside the tables; they are exact, and looked up always. Every way to break it, and
 //! what keeps it:
 //!
-//! | what | then |
-//! |---|---|
-//! | an action sets the flag | its counter rises by 1 in the same turn; if it is not above 0 then (it was below): loose |
-//! | an action finds the flag set of an id that has no row: DEL, or a flag set without the action | it counts, once: then there is a row |
-//! | an action finds the flag set, by a false yes | if the counter is 0 and the id not loose it *was* a false yes: the action counts. Else it may be; then either the counter is above 0, or the id is made loose |
-//! | an undo, of a flag or of a false yes | if the counter is 0 and the id not loose nothing was set: nothing is undone. Else, if the counter may come to 0: loose, as a flag that was told to be set on a false yes was not counted |
-//! | the counter is lowered to 0 or less by anything else: CNT.INCRBY, CNT.SET, HSET, HDEL, DEL, GETSET, ... | loose, *before* the counter changes: whoever reads the 0 then finds the id loose |
-//! | the flag is set without the action: PH.ADD, SADD, BF.ADD, CF.ADD, another action's | if the counter is not above 0: loose |
-//! | the counter is not known: its row lies on the disk, and cannot be read | as if it were 0, where that makes the id loose; as if it were not, where 0 would be a proof |
-//! | the id lies above all that tables have | its flags are held aside, so it need not be loose: else flags of such ids, of which there may be any number that have no counter, would fill the set |
-//! | a flag moves from the aside into a table | loose, *before* it is there, whatever its counter is |
-//! | TM.MERGE | the whole table is loose, as long as it is there |
-//! | a flag whose actions name different counters | it has no gate |
-//! | the configuration ties a flag that was not tied so before | all ids that there are become loose. What a folder's flags are tied to is in the catalogue |
-//! | crash, restart, snapshot, replica | loose ids are logged, before the rows of their batch; a snapshot has them, as they are after it has read the tables |
-//! | who replays a log has a flag in a table that was held aside when it was set | the frontier is logged, before all else of a batch. An id above it is held aside there, too, and becomes loose as it moves; any other is logged as loose, whether it lay above the frontier when it was set or not |
+//! Actions:
+//!
+//! - An action sets the flag: its counter rises by 1 in the same turn. If it is not above 0 then
+//!   (it was below): loose.
+//! - An action finds the flag set of an id without a row (DEL, or a flag set without the action):
+//!   it counts, once; then there is a row.
+//! - An action finds the flag set, perhaps by a false positive: if the counter is 0 and the id not
+//!   loose, it *was* one, and the action counts. Otherwise it may be one; then the counter is above
+//!   0, or the id is made loose.
+//! - An undo, of a flag or of a false positive: if the counter is 0 and the id not loose, nothing
+//!   was set, and nothing is undone. Otherwise, if the counter may come to 0: loose, since a
+//!   false positive was not counted.
+//!
+//! Other writes:
+//!
+//! - The counter is lowered to 0 or less by any other command (CNT.INCRBY, CNT.SET, HSET, HDEL,
+//!   DEL, GETSET, ...): loose, *before* the counter changes, so that a reader of the 0 finds the id
+//!   loose.
+//! - The flag is set without the action (PH.ADD, SADD, BF.ADD, CF.ADD, another action): if the
+//!   counter is not above 0, loose.
+//! - The counter is unknown, since its row on the disk cannot be read: it counts as 0 where that
+//!   makes the id loose, and as above 0 where 0 would be a proof.
+//!
+//! Ids ahead of the tables:
+//!
+//! - An id above all that tables have: its flags are held aside, so it need not be loose. Otherwise
+//!   such ids, any number of which have no counter, would fill the set.
+//! - A flag moves from the aside into a table: loose, *before* it is there, whatever its counter.
+//!
+//! The rest:
+//!
+//! - TM.MERGE: the whole table is loose for as long as it is there.
+//! - A flag whose actions name different counters has no gate.
+//! - The configuration ties a flag that was not tied so before: all ids that there are become
+//!   loose. The catalogue holds what a folder's flags are tied to.
+//! - Crash, restart, snapshot, replica: loose ids are logged before the rows of their batch. A
+//!   snapshot has them as they are after it has read the tables.
+//! - A replay finds a flag in a table that was held aside when it was set: the frontier is logged
+//!   before all else of a batch. An id above it is held aside in the replay, too, and becomes loose
+//!   as it moves. Any other is logged as loose, wherever it lay when it was set.
 //!
 //! Loose ids are never taken back. They go when the horizon passes them, and when there are too
 //! many all up to the middle one are loose.
@@ -209,7 +234,7 @@ impl Engines {
     }
 
     /// To be called before a flag is set without its counter, and where one was found set, before
-    /// anybody is told.
+    /// any client is told.
     pub(crate) fn loosen_uncounted(
         &self,
         turn: &mut WriteGuard<'_, Mark>,

@@ -47,12 +47,14 @@ pub enum PatternError {
     NoId(String),
     /// A cell's pattern with two `{field}`, or one before `{id}`, or another pattern with any.
     #[error(
-        "key pattern '{0}' may have one {{field}}, behind {{id}}, if it names cells, and none otherwise"
+        "key pattern '{0}' may have one {{field}}, behind {{id}}, if it names cells, and none \
+         otherwise"
     )]
     Field(String),
     /// Text behind `{id}` that begins with a digit, or none between `{id}` and `{field}`.
     #[error(
-        "key pattern '{0}' does not show where the id ends: put a character that is no digit behind {{id}}"
+        "key pattern '{0}' does not show where the id ends: put a character that is no digit \
+         behind {{id}}"
     )]
     Open(String),
     /// Spaces or control characters.

@@ -62,8 +62,8 @@ fn loader<'a>(store: &Store, space: &'a CounterSpace) -> store::Result<counter::
 }
 
 /// The ranges, cut in two at `end`, below which ids may have their rows on the disk: a table that
-/// was the newest one in the snapshot may have rolled, and been spilled, since. No table is to cover
-/// both sides: its rows above `end` are in no file, and are counted (DBSIZE) and merged for
+/// was the newest one in the snapshot may have rolled, and been spilled, since. No table is to
+/// cover both sides: its rows above `end` are in no file, and are counted (DBSIZE) and merged for
 /// themselves.
 fn cut(ranges: &[LoadRange], end: u64) -> Vec<LoadRange> {
     let halves = ranges.iter().flat_map(|&range| {

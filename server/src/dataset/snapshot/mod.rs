@@ -10,10 +10,10 @@
 //! |---|---|---|
 //! | catalogue | folder | the catalogue |
 //! | rows | table of a counter space | rows, in chunks that are sorted by id |
-//! | table | table of an existence space | its filters and revoked pairs, in the phantom engine's format |
+//! | table | table of an existence space | its filters and revoked pairs |
 //! | late | existence space | what came late to its tables on the disk |
-//! | loose | existence space | ids at which a counter of 0 proves nothing of a flag: `dataset/engines/unproven_ids.rs` |
-//! | head | space | its frontier, of an existence space also the pairs of ids far ahead, in the engine's format |
+//! | loose | existence space | ids at which a counter of 0 proves nothing of a flag |
+//! | head | space | its frontier; of an existence space also the pairs of ids far ahead |
 
 mod cpu_throttle;
 mod dirty_parts;
@@ -226,7 +226,8 @@ fn make_room(node: &Node) {
     match node.store.give_up_oldest_segment() {
         Ok(None) => {}
         Ok(Some((number, bytes))) => tracing::warn!(
-            "no room on the disk: segment {number} of the log, {bytes} bytes that were kept for replicas, was removed; one that was away since then is sent all data"
+            "no room on the disk: segment {number} of the log, {bytes} bytes that were kept for \
+             replicas, was removed; one that was away since then is sent all data"
         ),
         Err(error) => {
             tracing::warn!(

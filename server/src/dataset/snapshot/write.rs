@@ -124,7 +124,7 @@ impl Walk<'_> {
         // What a spill has written since is there, and the log has all that was changed later: as
         // if it had come before this began.
         writer.leave_out(|tag| parts.is_gone(tag));
-        // What the walk has seen and the log has not must be in the log before anybody relies on
+        // What the walk has seen and the log has not must be in the log before any reader relies on
         // the walk.
         pace.goes_on().map_err(text)?;
         flush().map_err(text)?;

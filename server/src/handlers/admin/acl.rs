@@ -38,19 +38,30 @@ const fn spec(
 #[rustfmt::skip]
 pub(crate) const ACL: Spec = Spec {
     subcommands: &[
-        spec("acl|cat", -2, ALWAYS, "[categoryname]", "The categories, or the commands of one.", cat),
-        spec("acl|deluser", -3, ADMIN, "username [username ...]", "Removes users and closes their connections; answers how many there were.", deluser),
+        spec("acl|cat", -2, ALWAYS, "[categoryname]", "The categories, or the commands of one.",
+            cat),
+        spec("acl|deluser", -3, ADMIN, "username [username ...]",
+            "Removes users and closes their connections; answers how many there were.", deluser),
         Spec { since: "7.0.0", ..spec("acl|dryrun", -4, ADMIN, "username command [arg [arg ...]]",
             "Whether a user may execute this; it is not executed.", dryrun) },
-        spec("acl|genpass", -2, ALWAYS, "[bits]", "A random password: 256 bits in hexadecimal, or as many as asked for.", genpass),
-        spec("acl|getuser", 3, ADMIN, "username", "A user's flags, SHA-256 of passwords, and rules.", getuser),
+        spec("acl|genpass", -2, ALWAYS, "[bits]",
+            "A random password: 256 bits in hexadecimal, or as many as asked for.", genpass),
+        spec("acl|getuser", 3, ADMIN, "username",
+            "A user's flags, SHA-256 of passwords, and rules.", getuser),
         help_row("acl|help", "server", "6.0.0"),
         spec("acl|list", 2, ADMIN, "", "All users with their rules, as the file has them.", list),
-        spec("acl|load", 2, ADMIN, "", "Reads the users from the file (security.acl_file): all of them, or, if one is wrong, none.", load),
-        spec("acl|log", -2, ADMIN, "[count|RESET]", "What was refused to whom, the newest first.", log),
-        spec("acl|save", 2, ADMIN, "", "Writes the users into the file. When it answers, the file is safe on the disk.", save),
+        spec("acl|load", 2, ADMIN, "",
+            "Reads the users from the file (security.acl_file): all of them, or, if one is wrong, \
+             none.",
+            load),
+        spec("acl|log", -2, ADMIN, "[count|RESET]", "What was refused to whom, the newest first.",
+            log),
+        spec("acl|save", 2, ADMIN, "",
+            "Writes the users into the file. When it answers, the file is safe on the disk.", save),
         spec("acl|setuser", -3, ADMIN, "username [rule [rule ...]]",
-            "Makes or changes a user, by all of the rules or none. Redis's rules, and $name for the space, view or action of that name (see docs/security.md).", setuser),
+            "Makes or changes a user, by all of the rules or none. Redis's rules, and $name for \
+             the space, view or action of that name (see docs/security.md).",
+            setuser),
         spec("acl|users", 2, ADMIN, "", "The names of all users.", users),
         spec("acl|whoami", 2, ALWAYS, "", "The name of this connection's user.", whoami),
     ],
@@ -124,7 +135,8 @@ fn genpass(call: &mut Call<'_>) -> Outcome {
     };
     let Some(bits) = usize::try_from(bits).ok().filter(|bits| (1..=4096).contains(bits)) else {
         return Err(refuse!(
-            "ERR ACL GENPASS argument must be the number of bits for the output password, a positive number up to 4096"
+            "ERR ACL GENPASS argument must be the number of bits for the output password, a \
+             positive number up to 4096"
         ));
     };
     let mut random = [0u8; 512];

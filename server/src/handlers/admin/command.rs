@@ -36,13 +36,19 @@ const fn spec(
 pub(crate) const COMMAND: Spec = Spec {
     subcommands: &[
         spec("command|count", 2, "", "How many commands there are.", count),
-        Spec { since: "7.0.0", ..spec("command|docs", -2, "[command-name [command-name ...]]", "What commands do, as a map.", documentation) },
-        spec("command|getkeys", -4, "command arg [arg ...]", "Which arguments of a command are keys.", getkeys),
+        Spec { since: "7.0.0", ..spec("command|docs", -2, "[command-name [command-name ...]]",
+            "What commands do, as a map.", documentation) },
+        spec("command|getkeys", -4, "command arg [arg ...]",
+            "Which arguments of a command are keys.", getkeys),
         Spec { since: "7.0.0", ..spec("command|getkeysandflags", -4, "command arg [arg ...]",
-            "Which arguments of a command are keys, and what it does with them.", getkeysandflags) },
+            "Which arguments of a command are keys, and what it does with them.",
+            getkeysandflags) },
         help_row("command|help", "server", "5.0.0"),
-        spec("command|info", -2, "[command-name [command-name ...]]", "What clients need to know of commands.", info),
-        Spec { since: "7.0.0", ..spec("command|list", -2, "[FILTERBY <MODULE module-name|ACLCAT category|PATTERN pattern>]", "Names of commands.", list) },
+        spec("command|info", -2, "[command-name [command-name ...]]",
+            "What clients need to know of commands.", info),
+        Spec { since: "7.0.0", ..spec("command|list", -2,
+            "[FILTERBY <MODULE module-name|ACLCAT category|PATTERN pattern>]", "Names of commands.",
+        list) },
     ],
     ..spec("command", -1, "", "What clients need to know of all commands.", every)
 };

@@ -7,12 +7,15 @@ use std::fmt::Write as _;
 /// The reference of all commands, in Markdown: docs/commands.md.
 pub(crate) fn reference() -> String {
     let mut out = String::from(
-        "# Commands\n\n\
-         Printed by `tidemark commands` from the command table; a test keeps this file equal to it.\n\n\
-         `space`, `view` and `action` are names from the configuration. An id is a decimal number from 0 to 2^64-1. Keys of Redis's kind\n\
-         (`post:17`, `post:17:like`, `liked:17`) name rows, cells and pairs by the patterns that each space declares. Names of commands and\n\
-         options may be written in any case. A key that fits no pattern is absent for commands that read or delete, and refused by those that\n\
-         write. [keys.md](keys.md) has more of keys, ids and members, and lines for `redis-benchmark`.\n",
+        "# Commands\n\nPrinted by `tidemark commands` from the command table; a test keeps this \
+         file equal to it.\n\n`space`, `view` and `action` are names from the configuration. An id \
+         is a decimal number from 0 to 2^64-1. Keys of Redis's kind\n\
+         (`post:17`, `post:17:like`, `liked:17`) name rows, cells and pairs by the patterns that \
+         each space declares. Names of commands and\n\
+         options may be written in any case. A key that fits no pattern is absent for commands \
+         that read or delete, and refused by those that\n\
+         write. [keys.md](keys.md) has more of keys, ids and members, and lines for \
+         `redis-benchmark`.\n",
     );
     for (title, table) in FAMILIES {
         let _ = write!(out, "\n## {title}\n");
@@ -55,7 +58,8 @@ mod tests {
         let shipped = std::fs::read_to_string(path).unwrap_or_default();
         assert!(
             shipped == reference(),
-            "docs/commands.md is not what the table says: write it anew with\n  cargo run -p tidemark-server -- commands > docs/commands.md"
+            "docs/commands.md is not what the table says: write it anew with\n  cargo run -p \
+             tidemark-server -- commands > docs/commands.md"
         );
     }
 }

@@ -36,17 +36,24 @@ pub(crate) const CONFIG: Spec = Spec {
     summary: "A container for commands about the configuration.", run: help,
     subcommands: &[
         spec("config|get", -3, "parameter [parameter ...]", "2.0.0",
-            "Settings whose names match the patterns; our own by section and key (server.port), and those that Redis's tools ask for. Passwords are shown only to \
-             users who may do everything.", get),
+            "Settings whose names match the patterns; our own by section and key (server.port), \
+             and those that Redis's tools ask for. Passwords are shown only to users that may do \
+             everything.", get),
         help_row("config|help", "server", "5.0.0"),
-        spec("config|resetstat", 2, "", "2.0.0", "Begins the counts of INFO stats, commandstats, latencystats and errorstats anew.", resetstat),
+        spec("config|resetstat", 2, "", "2.0.0",
+            "Begins the counts of INFO stats, commandstats, latencystats and errorstats anew.",
+            resetstat),
         spec("config|rewrite", 2, "", "2.8.0",
-            "Writes what has changed into the configuration file, and keeps the rest of it: settings, users, and the fields of counter spaces as \
-             TM.SPACE ALTER left them, so that a new node starts with the file. When it answers, the file is safe on the disk.", rewrite),
+            "Writes what has changed into the configuration file, and keeps the rest of it: \
+             settings, users, and the fields of counter spaces as TM.SPACE ALTER left them, so \
+             that a new node starts with the file. When it answers, the file is safe on the \
+             disk.", rewrite),
         spec("config|set", -4, "parameter value [parameter value ...]", "2.0.0",
-            "Changes settings while the server runs: all of them, or none. The configuration file marks those that can be changed with *. client-output-buffer-limit \
-             sets max_output_buffer_bytes (normal) and max_push_buffer_bytes (pubsub). Names of Redis that tune what does not exist here (hz, \
-             maxmemory-samples, hash-max-listpack-entries and their like) take any value and have no effect.", set),
+            "Changes settings while the server runs: all of them, or none. The configuration file \
+             marks those that can be changed with *. client-output-buffer-limit sets \
+             max_output_buffer_bytes (normal) and max_push_buffer_bytes (pubsub). Names of Redis \
+             that tune what does not exist here (hz, maxmemory-samples, hash-max-listpack-entries \
+             and their like) take any value and have no effect.", set),
     ],
 };
 

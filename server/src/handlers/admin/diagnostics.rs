@@ -37,36 +37,57 @@ pub(crate) const TABLE: &[Spec] = &[
     Spec {
         subcommands: &[
             spec("slowlog|get", -2, LOOK, "2.2.12", "[count]",
-                "The newest entries (10; -1: all): number, time, microseconds, arguments, the client's address and name. Commands of constant time with \
-                 few arguments are timed only while slowlog-log-slower-than lies below 10000.", slow_get),
+                "The newest entries (10; -1: all): number, time, microseconds, arguments, the \
+                 client's address and name. Commands of constant time with few arguments are timed \
+                 only while slowlog-log-slower-than lies below 10000.", slow_get),
             help_row("slowlog|help", "server", "6.2.0"),
             spec("slowlog|len", 2, LOOK, "2.2.12", "", "How many entries there are.", slow_len),
             spec("slowlog|reset", 2, LOOK, "2.2.12", "", "Forgets all entries.", slow_reset),
         ],
-        ..spec("slowlog", -2, 0, "2.2.12", "", "A container for commands about slow commands.", help)
+        ..spec("slowlog", -2, 0, "2.2.12", "", "A container for commands about slow commands.",
+            help)
     },
     Spec {
         subcommands: &[
-            spec("latency|doctor", 2, LOOK, "2.8.13", "", "What the latencies so far say, in words.", latency_doctor),
+            spec("latency|doctor", 2, LOOK, "2.8.13", "",
+                "What the latencies so far say, in words.", latency_doctor),
             help_row("latency|help", "server", "2.8.13"),
-            spec("latency|histogram", -2, LOOK, "7.0.0", "[command [command ...]]", "Per command its calls, and how many of them took at most so many microseconds: powers of two. One call in 64 of commands of constant time is \
-                 timed, and stands for the others.", latency_histogram),
-            spec("latency|history", 3, LOOK, "2.8.13", "event", "Times and milliseconds of an event (command, fast-command) above latency-monitor-threshold.", latency_history),
-            spec("latency|latest", 2, LOOK, "2.8.13", "", "Per event its name, the time and the milliseconds of the latest one, and the most milliseconds.", latency_latest),
-            spec("latency|reset", -2, LOOK, "2.8.13", "[event [event ...]]", "Forgets these events, or all; answers how many.", latency_reset),
+            spec("latency|histogram", -2, LOOK, "7.0.0", "[command [command ...]]",
+                "Per command its calls, and how many of them took at most so many microseconds: \
+                 powers of two. One call in 64 of commands of constant time is timed, and stands \
+                 for the others.", latency_histogram),
+            spec("latency|history", 3, LOOK, "2.8.13", "event",
+                "Times and milliseconds of an event (command, fast-command) above \
+                 latency-monitor-threshold.",
+                latency_history),
+            spec("latency|latest", 2, LOOK, "2.8.13", "",
+                "Per event its name, the time and the milliseconds of the latest one, and the most \
+                 milliseconds.",
+                latency_latest),
+            spec("latency|reset", -2, LOOK, "2.8.13", "[event [event ...]]",
+                "Forgets these events, or all; answers how many.", latency_reset),
         ],
         ..spec("latency", -2, 0, "2.8.13", "", "A container for commands about latency.", help)
     },
-    spec("monitor", 1, LOOK | flag::NO_MULTI, "1.0.0", "", "Shows every command of every client, but for those of operators, until the connection ends or is RESET.", monitor),
+    spec("monitor", 1, LOOK | flag::NO_MULTI, "1.0.0", "",
+        "Shows every command of every client, but for those of operators, until the connection \
+         ends or is RESET.",
+        monitor),
     Spec {
         subcommands: &[
-            spec("memory|doctor", 2, flag::STALE, "4.0.0", "", "Whether the memory limits are near, in words.", memory_doctor),
+            spec("memory|doctor", 2, flag::STALE, "4.0.0", "",
+                "Whether the memory limits are near, in words.", memory_doctor),
             help_row("memory|help", "server", "4.0.0"),
-            spec("memory|malloc-stats", 2, flag::STALE, "4.0.0", "", "That the allocator has none.", memory_malloc),
-            spec("memory|purge", 2, flag::STALE, "4.0.0", "", "OK: nothing is kept back.", memory_purge),
-            spec("memory|stats", 2, flag::STALE, "4.0.0", "", "Where memory goes, under Redis's names.", memory_stats),
-            Spec { keys: (2, 2, 1), ..spec("memory|usage", -3, flag::READONLY, "4.0.0", "key [SAMPLES count]",
-                "The mean bytes of a row of the key's space, nil if there is no such row.", memory_usage) },
+            spec("memory|malloc-stats", 2, flag::STALE, "4.0.0", "", "That the allocator has none.",
+                memory_malloc),
+            spec("memory|purge", 2, flag::STALE, "4.0.0", "", "OK: nothing is kept back.",
+                memory_purge),
+            spec("memory|stats", 2, flag::STALE, "4.0.0", "",
+                "Where memory goes, under Redis's names.", memory_stats),
+            Spec { keys: (2, 2, 1), ..spec("memory|usage", -3, flag::READONLY, "4.0.0",
+                "key [SAMPLES count]",
+                "The mean bytes of a row of the key's space, nil if there is no such row.",
+                memory_usage) },
         ],
         ..spec("memory", -2, 0, "4.0.0", "", "A container for commands about memory.", help)
     },
@@ -75,9 +96,14 @@ pub(crate) const TABLE: &[Spec] = &[
             help_row("debug|help", "server", "1.0.0"),
             Spec { keys: (2, 2, 1), ..spec("debug|object", 3, LOOK | flag::READONLY, "1.0.0", "key",
                 "How a key's value is held, in the form of Redis.", debug_object) },
-            spec("debug|set-active-expire", 3, LOOK, "3.0.0", "<0|1>", "OK: nothing expires.", debug_ok),
-            spec("debug|reload", -2, LOOK | flag::NO_MULTI, "1.0.0", "[option [option ...]]", "Writes a snapshot and answers OK when it is complete; nothing is read back.", debug_reload),
-            spec("debug|sleep", 3, LOOK | flag::NO_MULTI, "1.0.0", "seconds", "Answers after so many seconds (an hour at most). Only this connection waits.", debug_sleep),
+            spec("debug|set-active-expire", 3, LOOK, "3.0.0", "<0|1>", "OK: nothing expires.",
+                debug_ok),
+            spec("debug|reload", -2, LOOK | flag::NO_MULTI, "1.0.0", "[option [option ...]]",
+                "Writes a snapshot and answers OK when it is complete; nothing is read back.",
+                debug_reload),
+            spec("debug|sleep", 3, LOOK | flag::NO_MULTI, "1.0.0", "seconds",
+                "Answers after so many seconds (an hour at most). Only this connection waits.",
+                debug_sleep),
         ],
         ..spec("debug", -2, 0, "1.0.0", "", "A container for what helps tests.", help)
     },
@@ -195,7 +221,9 @@ fn latency_doctor(call: &mut Call<'_>) -> Outcome {
     let threshold = call.node.config().server.latency_threshold_ms;
     let events = call.node.slow.events();
     let text = if threshold == 0 {
-        "Latency monitoring is off: CONFIG SET latency-monitor-threshold <milliseconds> turns it on.".to_owned()
+        "Latency monitoring is off: CONFIG SET latency-monitor-threshold <milliseconds> turns it \
+         on."
+        .to_owned()
     } else if events.is_empty() {
         format!("No command has taken {threshold} ms or more.")
     } else {
@@ -248,7 +276,8 @@ fn memory_doctor(call: &mut Call<'_>) -> Outcome {
         let (used, limit) = (space.memory_bytes(), space.memory_limit_bytes());
         if used > limit / 10 * 9 {
             text += &format!(
-                "The space '{}' takes {used} of the {limit} bytes that it may (memory_limit_bytes). ",
+                "The space '{}' takes {used} of the {limit} bytes that it may \
+                 (memory_limit_bytes). ",
                 space.name()
             );
         }
@@ -314,7 +343,8 @@ fn debug_object(call: &mut Call<'_>) -> Outcome {
         _ => 0,
     };
     call.reply.simple(&format!(
-        "Value at:0x0 refcount:1 encoding:{encoding} serializedlength:{bytes} lru:0 lru_seconds_idle:0"
+        "Value at:0x0 refcount:1 encoding:{encoding} serializedlength:{bytes} lru:0 \
+         lru_seconds_idle:0"
     ));
     Ok(())
 }

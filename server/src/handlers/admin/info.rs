@@ -344,7 +344,8 @@ fn commandstats(node: &Node, out: &mut String) {
         if !sums.is_nothing() {
             let _ = write!(
                 out,
-                "cmdstat_{}:calls={},usec={:.0},usec_per_call={:.2},rejected_calls={},failed_calls={}\r\n",
+                "cmdstat_{}:calls={},usec={:.0},usec_per_call={:.2},rejected_calls={},failed_calls=\
+                 {}\r\n",
                 spec.name,
                 sums.calls,
                 sums.us(),
@@ -408,7 +409,8 @@ fn spaces(node: &Node, out: &mut String) {
     for space in engines.existences() {
         let _ = write!(
             out,
-            "existence_{}:pairs={},memory_bytes={},tables={},aside={},most_revoked={},pairs_per_s={:.1},recycled_in_s={:.0},loose_ids={},false_positive_rate={},{},horizon={}\r\n",
+            "existence_{}:pairs={},memory_bytes={},tables={},aside={},most_revoked={},pairs_per_s=\
+             {:.1},recycled_in_s={:.0},loose_ids={},false_positive_rate={},{},horizon={}\r\n",
             space.name(),
             space.pairs(),
             space.memory_bytes(),
@@ -512,8 +514,9 @@ fn tables(node: &Node, out: &mut String) {
         for (number, t) in space.tables().into_iter().enumerate() {
             let _ = write!(
                 out,
-                "table_{}_{number}:low={},last={},rows={},fill={:.4},probes_mean={:.3},probes_p99={},probes_max={},aux_entries={},\
-                 aux_bytes={},extend_rows={},extend_bytes={},bytes={},bytes_per_row={:.2}\r\n",
+                "table_{}_{number}:low={},last={},rows={},fill={:.4},probes_mean={:.3},probes_p99=\
+                 {},probes_max={},aux_entries={},aux_bytes={},extend_rows={},extend_bytes={},bytes=\
+                 {},bytes_per_row={:.2}\r\n",
                 space.name(),
                 t.low,
                 t.last,
@@ -535,7 +538,8 @@ fn tables(node: &Node, out: &mut String) {
         for (number, t) in space.tables().into_iter().enumerate() {
             let _ = write!(
                 out,
-                "table_{}_{number}:low={},last={},pairs={},fill={:.4},extensions={},revoked={},false_positive_rate={},bytes={}",
+                "table_{}_{number}:low={},last={},pairs={},fill={:.4},extensions={},revoked={},fals\
+                 e_positive_rate={},bytes={}",
                 space.name(),
                 t.low,
                 t.last,

@@ -39,20 +39,33 @@ pub(crate) const TABLE: &[Spec] = &[
     acl::ACL,
     command::COMMAND,
     config::CONFIG,
-    spec("dbsize", 1, flag::READONLY | flag::FAST, "1.0.0", "", "How many rows there are. Pairs are not counted. Of a space that spills, rows in the range of a file that are new or deleted since it was written are counted when they are merged with it.", dbsize),
+    spec("dbsize", 1, flag::READONLY | flag::FAST, "1.0.0", "",
+        "How many rows there are. Pairs are not counted. Of a space that spills, rows in the range \
+         of a file that are new or deleted since it was written are counted when they are merged \
+         with it.",
+        dbsize),
     spec("flushall", -1, flag::WRITE, "1.0.0", "[ASYNC|SYNC]", NO_FLUSH, no_flush),
     spec("flushdb", -1, flag::WRITE, "1.0.0", "[ASYNC|SYNC]", NO_FLUSH, no_flush),
-    spec("info", -1, ALWAYS, "1.0.0", "[section [section ...]]", "What the server knows of itself.", info::info),
+    spec("info", -1, ALWAYS, "1.0.0", "[section [section ...]]", "What the server knows of itself.",
+        info::info),
     spec("bgsave", -1, flag::ADMIN | flag::NOSCRIPT, "1.0.0", "[SCHEDULE]",
-        "Begins a snapshot. Reads and writes go on; INFO persistence and LASTSAVE tell when it is done.", bgsave),
+        "Begins a snapshot. Reads and writes go on; INFO persistence and LASTSAVE tell when it is \
+         done.",
+        bgsave),
     spec("bgrewriteaof", 1, flag::ADMIN | flag::NOSCRIPT, "1.0.0", "",
-        "Begins a snapshot, as BGSAVE does: what the log before it has is not needed any more.", bgrewriteaof),
-    spec("lastsave", 1, ALWAYS | flag::FAST, "1.0.0", "", "When the last snapshot was complete, in seconds since 1970.", lastsave),
+        "Begins a snapshot, as BGSAVE does: what the log before it has is not needed any more.",
+        bgrewriteaof),
+    spec("lastsave", 1, ALWAYS | flag::FAST, "1.0.0", "",
+        "When the last snapshot was complete, in seconds since 1970.", lastsave),
     spec("save", 1, flag::ADMIN | flag::NO_MULTI | flag::NOSCRIPT, "1.0.0", "",
-        "Writes a snapshot, and answers when it is complete. Nobody else waits for it.", save),
-    spec("shutdown", -1, ALWAYS | flag::ADMIN | flag::NO_MULTI | flag::NOSCRIPT, "1.0.0", "[NOSAVE|SAVE] [NOW] [FORCE] [ABORT]",
-        "Stops the server. A master first waits until its replicas have everything (shutdown_timeout_s), but for NOW. ABORT ends that.", shutdown),
-    spec("time", 1, ALWAYS | flag::FAST, "2.6.0", "", "Seconds since 1970, and microseconds in this second.", time),
+        "Writes a snapshot, and answers when it is complete. Other clients do not wait.", save),
+    spec("shutdown", -1, ALWAYS | flag::ADMIN | flag::NO_MULTI | flag::NOSCRIPT, "1.0.0",
+        "[NOSAVE|SAVE] [NOW] [FORCE] [ABORT]",
+        "Stops the server. A master first waits until its replicas have everything \
+         (shutdown_timeout_s), but for NOW. ABORT ends that.",
+        shutdown),
+    spec("time", 1, ALWAYS | flag::FAST, "2.6.0", "",
+        "Seconds since 1970, and microseconds in this second.", time),
 ];
 
 fn dbsize(call: &mut Call<'_>) -> Outcome {
@@ -61,7 +74,8 @@ fn dbsize(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-const NO_FLUSH: &str = "Refused: rows are deleted one by one, pairs are unset one by one; an empty server is one with a new data folder.";
+const NO_FLUSH: &str = "Refused: rows are deleted one by one, pairs are unset one by one; an empty \
+                        server is one with a new data folder.";
 
 fn no_flush(call: &mut Call<'_>) -> Outcome {
     let option = call.args.at(1);
@@ -70,7 +84,8 @@ fn no_flush(call: &mut Call<'_>) -> Outcome {
         return Err(Refusal::SYNTAX);
     }
     Err(refuse!(
-        "ERR {} is not possible here: delete rows (DEL, CNT.DEL), unset pairs (SREM, PH.DEL), or start with a new data folder",
+        "ERR {} is not possible here: delete rows (DEL, CNT.DEL), unset pairs (SREM, PH.DEL), or \
+         start with a new data folder",
         call.spec.name.to_ascii_uppercase()
     ))
 }

@@ -47,18 +47,32 @@ const NOT_TO_REDIS: &str = "Refused: a Redis server cannot replicate from Tidema
 #[rustfmt::skip]
 pub(crate) const TABLE: &[Spec] = &[
     spec("replicaof", -3, ADMIN, "5.0.0", "<host port [FORCE]|NO ONE>",
-        "Follows a master, or becomes one. Kept in the data folder before it answers. FORCE: the data are given up for whatever the master has.", replicaof),
-    spec("slaveof", -3, ADMIN, "1.0.0", "<host port [FORCE]|NO ONE>", "The same as REPLICAOF.", replicaof),
+        "Follows a master, or becomes one. Kept in the data folder before it answers. FORCE: the \
+         data are given up for whatever the master has.",
+        replicaof),
+    spec("slaveof", -3, ADMIN, "1.0.0", "<host port [FORCE]|NO ONE>", "The same as REPLICAOF.",
+        replicaof),
     spec("role", 1, flag::LOADING | flag::STALE | flag::FAST | flag::NOSCRIPT, "2.8.12", "",
         "Master or slave, the offset, and the replicas or the master.", role),
     Spec { group: "generic", ..spec("wait", 3, flag::NOSCRIPT, "3.0.0", "numreplicas timeout",
-        "Answers when so many replicas have all that was written before, or after so many milliseconds (0: never): with how many have it.", wait) },
-    Spec { group: "generic", ..spec("waitaof", 4, flag::NOSCRIPT, "7.2.0", "numlocal numreplicas timeout",
-        "Waits for disks, the own one and those of replicas: answers with 1 or 0 for it, and with how many replicas have all synced.", waitaof) },
-    spec("failover", -1, flag::ADMIN | flag::NOSCRIPT | flag::STALE, "6.2.0", "[TO host port [FORCE]] [ABORT] [TIMEOUT milliseconds]",
-        "Pauses writes until a replica has everything, and makes it the master; this node follows it. ABORT ends that, unless the replica was asked and its answer is missing.", failover),
-    spec("tm.replicate", -2, ADMIN | flag::NO_MULTI, "0.1.0", "protocol [FAILOVER offset lineage term]",
-        "Turns the connection into a replica's. For Tidemark's own replicas. FAILOVER: takes over first, if this node has that history, up to the offset.", replicate),
+        "Answers when so many replicas have all that was written before, or after so many \
+         milliseconds (0: never): with how many have it.",
+        wait) },
+    Spec { group: "generic", ..spec("waitaof", 4, flag::NOSCRIPT, "7.2.0",
+        "numlocal numreplicas timeout",
+        "Waits for disks, the own one and those of replicas: answers with 1 or 0 for it, and with \
+         how many replicas have all synced.",
+        waitaof) },
+    spec("failover", -1, flag::ADMIN | flag::NOSCRIPT | flag::STALE, "6.2.0",
+        "[TO host port [FORCE]] [ABORT] [TIMEOUT milliseconds]",
+        "Pauses writes until a replica has everything, and makes it the master; this node follows \
+         it. ABORT ends that, unless the replica was asked and its answer is missing.",
+        failover),
+    spec("tm.replicate", -2, ADMIN | flag::NO_MULTI, "0.1.0",
+        "protocol [FAILOVER offset lineage term]",
+        "Turns the connection into a replica's. For Tidemark's own replicas. FAILOVER: takes over \
+         first, if this node has that history, up to the offset.",
+        replicate),
     spec("replconf", -1, ADMIN, "3.0.0", "[option value [option value ...]]",
         NOT_TO_REDIS, foreign),
     spec("psync", -3, ADMIN | flag::NO_MULTI, "2.8.0", "replicationid offset",
@@ -70,8 +84,8 @@ pub(crate) const TABLE: &[Spec] = &[
 /// again in a second; after another error it sends SYNC, fails, and connects anew at once, without
 /// end.
 fn foreign(call: &mut Call<'_>) -> Outcome {
-    let why = "only a Tidemark server can replicate from Tidemark; to copy rows to Redis, read them with SCAN and HGETALL and write them \
-        with redis-cli --pipe";
+    let why = "only a Tidemark server can replicate from Tidemark; to copy rows to Redis, read \
+               them with SCAN and HGETALL and write them with redis-cli --pipe";
     if call.spec.name != "replconf" {
         call.node.replication.note_foreign_replica(call.session.client.peer.ip(), why);
     }
@@ -307,8 +321,8 @@ async fn settled(
 fn refuse_on_replica(call: &Call<'_>, what: &str, since: &str) -> Outcome {
     if !call.node.replication.is_master() {
         return Err(refuse!(
-            "ERR {what} cannot be used with replica instances. Please also note that {since}writes to replicas are just local and are not \
-             propagated."
+            "ERR {what} cannot be used with replica instances. Please also note that {since}writes \
+             to replicas are just local and are not propagated."
         ));
     }
     Ok(())
@@ -338,7 +352,7 @@ fn answer_settled(
         return;
     }
     let (node, protocol) = (call.node.clone(), call.reply.protocol());
-    // What anybody has marked until now, so what this client has written, too.
+    // What any writer has marked until now, so what this client has written, too.
     let ticket = node.durability.committer().ticket();
     let client = call.session.client.clone();
     call.answer_when(async move {
@@ -518,7 +532,7 @@ impl TakeOver {
         let is_after = promotions(ours) > promotions(self.term);
         if self.lineage != node.store.lineage().to_string() || !(ours == self.term || is_after) {
             return Err(refuse!(
-                "{} this replica has another history than who would hand its role to it",
+                "{} this replica has another history than the node that hands its role over",
                 failover::NO
             ));
         }
@@ -598,7 +612,8 @@ pub(crate) fn info(node: &Node, out: &mut String) {
         let up = link.state == LinkState::Connected;
         let _ = write!(
             out,
-            "master_host:{}\r\nmaster_port:{}\r\nmaster_link_status:{}\r\nmaster_last_io_seconds_ago:{}\r\nmaster_sync_in_progress:{}\r\n\
+            "master_host:{}\r\nmaster_port:{}\r\nmaster_link_status:{}\r\n\
+             master_last_io_seconds_ago:{}\r\nmaster_sync_in_progress:{}\r\n\
              slave_read_repl_offset:{}\r\nslave_repl_offset:{}\r\nslave_synced_offset:{}\r\n",
             master.host,
             master.port,
@@ -619,7 +634,8 @@ pub(crate) fn info(node: &Node, out: &mut String) {
             });
             let _ = write!(
                 out,
-                "master_link_down_since_seconds:{down_s}\r\nmaster_link_error:{}\r\nmaster_link_retry_seconds:{retry_s}\r\n",
+                "master_link_down_since_seconds:{down_s}\r\nmaster_link_error:{}\r\n\
+                 master_link_retry_seconds:{retry_s}\r\n",
                 link.error
             );
         }
@@ -628,7 +644,8 @@ pub(crate) fn info(node: &Node, out: &mut String) {
             if replication.is_fit() && node.is_loaded() { settings.replica_priority } else { 0 };
         let _ = write!(
             out,
-            "slave_priority:{priority}\r\nslave_read_only:1\r\nreplica_announced:1\r\nslave_lag_bytes:{}\r\n",
+            "slave_priority:{priority}\r\nslave_read_only:1\r\nreplica_announced:1\r\n\
+             slave_lag_bytes:{}\r\n",
             link.master_end.saturating_sub(end.offset)
         );
     }
@@ -646,7 +663,8 @@ pub(crate) fn info(node: &Node, out: &mut String) {
     for (number, fed) in feeds.iter().enumerate() {
         let _ = write!(
             out,
-            "slave{number}:ip={},port={},state={},offset={},lag={},lag_bytes={},synced_offset={}\r\n",
+            "slave{number}:ip={},port={},state={},offset={},lag={},lag_bytes={},synced_offset={}\r\
+             \n",
             fed.ip,
             fed.port,
             fed.state(),
@@ -666,8 +684,11 @@ pub(crate) fn info(node: &Node, out: &mut String) {
         node.store.get().map_or_else(|| "0".repeat(32), |store| store.lineage().to_string());
     let _ = write!(
         out,
-        "master_failover_state:{}\r\nmaster_replid:{lineage}{:08x}\r\nmaster_replid2:{:040}\r\nmaster_repl_offset:{}\r\nsecond_repl_offset:-1\r\n\
-         repl_backlog_active:0\r\nrepl_backlog_size:0\r\nrepl_backlog_first_byte_offset:0\r\nrepl_backlog_histlen:0\r\nrepl_term:{:016x}\r\nrepl_fenced:{}\r\nrepl_sentinel_groups:{}\r\nrepl_full_syncs:{}\r\nrepl_continued:{}\r\nrepl_max_replicas:{}\r\n",
+        "master_failover_state:{}\r\nmaster_replid:{lineage}{:08x}\r\nmaster_replid2:{:040}\r\n\
+         master_repl_offset:{}\r\nsecond_repl_offset:-1\r\nrepl_backlog_active:0\r\n\
+         repl_backlog_size:0\r\nrepl_backlog_first_byte_offset:0\r\nrepl_backlog_histlen:0\r\n\
+         repl_term:{:016x}\r\nrepl_fenced:{}\r\nrepl_sentinel_groups:{}\r\nrepl_full_syncs:{}\r\n\
+         repl_continued:{}\r\nrepl_max_replicas:{}\r\n",
         failover,
         replication.term.load(Relaxed) as u32,
         0,

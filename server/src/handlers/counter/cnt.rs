@@ -29,8 +29,9 @@ pub(crate) const TABLE: &[Spec] = &[
         group: "counter",
         since: "0.1.0",
         usage: "space id field delta [field delta ...] [MIN min] [MAX max] [SAT|FAIL]",
-        summary: "Adds to counters of one row, all or none, and answers their new values. With MIN and MAX a value that would leave \
-                  the bounds stops at them (SAT) or refuses the whole command (FAIL, the default).",
+        summary: "Adds to counters of one row, all or none, and answers their new values. With MIN \
+                  and MAX a value that would leave the bounds stops at them (SAT) or refuses the \
+                  whole command (FAIL, the default).",
         run: incrby,
         subcommands: &[],
     },
@@ -42,8 +43,9 @@ pub(crate) const TABLE: &[Spec] = &[
         group: "counter",
         since: "0.1.0",
         usage: "space id field delta [id field delta ...]",
-        summary: "Adds to one counter of each of many rows. Per triple the new value, or an error (an overflow, no memory) that concerns only this \
-                  triple; one that names no counter refuses all.",
+        summary: "Adds to one counter of each of many rows. Per triple the new value, or an error \
+                  (an overflow, no memory) that concerns only this triple; one that names no \
+                  counter refuses all.",
         run: mincrby,
         subcommands: &[],
     },

@@ -65,12 +65,18 @@ pub(crate) const TABLE: &[Spec] = &[
     spec("hvals", 2, flag::READONLY, "2.0.0", "key",
         "The values of the row's fields; none if it does not exist.", hvals),
     spec("hstrlen", 3, READ, "3.2.0", "key field",
-        "How many characters the counter's value has in decimal; 0 if the row does not exist.", hstrlen),
+        "How many characters the counter's value has in decimal; 0 if the row does not exist.",
+        hstrlen),
     spec("hdel", -3, WRITE, "2.0.0", "key field [field ...]",
-        "Makes counters 0, their row stays unless that is its only field; answers how many were not 0. DEL deletes a row.", hdel),
-    spec("hscan", -3, flag::READONLY, "2.8.0", "key cursor [MATCH pattern] [COUNT count] [NOVALUES]",
-        "All fields of a row with their values, or without, at once: the cursor is always 0.", hscan),
-    spec("hincrbyfloat", 4, WRITE, "2.6.0", "key field increment", "Refused: a counter is an integer.", no_fraction),
+        "Makes counters 0, their row stays unless that is its only field; answers how many were \
+         not 0. DEL deletes a row.",
+        hdel),
+    spec("hscan", -3, flag::READONLY, "2.8.0",
+        "key cursor [MATCH pattern] [COUNT count] [NOVALUES]",
+        "All fields of a row with their values, or without, at once: the cursor is always 0.",
+        hscan),
+    spec("hincrbyfloat", 4, WRITE, "2.6.0", "key field increment",
+        "Refused: a counter is an integer.", no_fraction),
 ];
 
 /// The position of a field as the schema is now.

@@ -38,11 +38,14 @@ const fn spec(
 #[rustfmt::skip]
 pub(crate) const TABLE: &[Spec] = &[
     spec("mincr", -2, WRITE, ALL_KEYS, "key [key ...]",
-        "Adds 1 to each of these counters. Per key the new value, or an error (an overflow, no memory) that concerns only this key; one that names no \
-         counter refuses all.", mincr),
+        "Adds 1 to each of these counters. Per key the new value, or an error (an overflow, no \
+         memory) that concerns only this key; one that names no counter refuses all.", mincr),
     spec("bfset", 2, WRITE, ONE_KEY, "key",
-        "Sets the pair of this id and no member; answers what it was: 1 set, 0 not, -1 below the oldest table (nothing is set then), -2 no such key.", bfset),
-    spec("bfget", 2, READ, ONE_KEY, "key", "Whether it is set: 1, 0, -1 below the oldest table, -2 no such key.", bfget),
+        "Sets the pair of this id and no member; answers what it was: 1 set, 0 not, -1 below the \
+         oldest table (nothing is set then), -2 no such key.",
+        bfset),
+    spec("bfget", 2, READ, ONE_KEY, "key",
+        "Whether it is set: 1, 0, -1 below the oldest table, -2 no such key.", bfget),
     spec("bfmset", -2, WRITE, ALL_KEYS, "key [key ...]", "BFSET for many keys.", bfmset),
     spec("bfmget", -2, READ, ALL_KEYS, "key [key ...]", "BFGET for many keys.", bfmget),
 ];

@@ -37,20 +37,36 @@ const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
 #[rustfmt::skip]
 pub(crate) const TABLE: &[Spec] = &[
     spec("bf.add", 3, WRITE, "key item", "Adds an item; 1 if it was not there, else 0.", add),
-    spec("bf.madd", -3, WRITE, "key item [item ...]", "Adds items; per item 1 if it was not there, else 0.", madd),
-    spec("bf.exists", 3, READ, "key item", "1 if the item is there, 0 if not, or if the id lies below the horizon.", exists),
-    spec("bf.mexists", -3, READ, "key item [item ...]", "Per item 1, or 0, also if the id lies below the horizon.", mexists),
-    spec("bf.insert", -4, WRITE, "key [CAPACITY capacity] [ERROR error] [EXPANSION expansion] [NOCREATE] [NONSCALING] ITEMS item [item ...]",
-        "Adds items as BF.MADD does. NOCREATE: only if BF.RESERVE or BF.INSERT has named the key before, or the counter that moves with its flags is \
-         above 0. CAPACITY, EXPANSION and NONSCALING are checked and have no effect: a filter never fills. An ERROR below the space's rate is refused.", insert),
+    spec("bf.madd", -3, WRITE, "key item [item ...]",
+        "Adds items; per item 1 if it was not there, else 0.", madd),
+    spec("bf.exists", 3, READ, "key item",
+        "1 if the item is there, 0 if not, or if the id lies below the horizon.", exists),
+    spec("bf.mexists", -3, READ, "key item [item ...]",
+        "Per item 1, or 0, also if the id lies below the horizon.", mexists),
+    spec("bf.insert", -4, WRITE,
+        "key [CAPACITY capacity] [ERROR error] [EXPANSION expansion] [NOCREATE] [NONSCALING] ITEMS \
+         item [item ...]",
+        "Adds items as BF.MADD does. NOCREATE: only if BF.RESERVE or BF.INSERT has named the key \
+         before, or the counter that moves with its flags is above 0. CAPACITY, EXPANSION and \
+         NONSCALING are checked and have no effect: a filter never fills. An ERROR below the \
+         space's rate is refused.", insert),
     spec("bf.reserve", -4, WRITE, "key error_rate capacity [EXPANSION expansion] [NONSCALING]",
-        "OK, or 'item exists' if BF.RESERVE or BF.INSERT has named the key before. Filters need not be reserved: capacity and expansion are checked and have no \
-         effect, as they are the space's. An error rate below the space's is refused.", reserve),
-    spec("bf.card", 2, READ, "key", "How many items all ids of the key's space have together: a filter cannot tell how many one id has. 0 for a key of no space.", card),
+        "OK, or 'item exists' if BF.RESERVE or BF.INSERT has named the key before. Filters need \
+         not be reserved: capacity and expansion are checked and have no effect, as they are the \
+         space's. An error rate below the space's is refused.", reserve),
+    spec("bf.card", 2, READ, "key",
+        "How many items all ids of the key's space have together: a filter cannot tell how many \
+         one id has. 0 for a key of no space.",
+        card),
     spec("bf.info", -2, READ, "key [CAPACITY|SIZE|FILTERS|ITEMS|EXPANSION]",
-        "Capacity, bytes, number of tables, items and expansion rate of the key's space, whose filters hold the items of all its ids together.", info),
-    spec("bf.scandump", 3, READ, "key iterator", "Refused: a filter holds the items of all ids of its table together; see TM.EXPORT.", crate::handlers::flags::set::unknowable),
-    spec("bf.loadchunk", 4, WRITE, "key iterator data", "Refused: a filter holds the items of all ids of its table together; see TM.MERGE.", load),
+        "Capacity, bytes, number of tables, items and expansion rate of the key's space, whose \
+         filters hold the items of all its ids together.",
+        info),
+    spec("bf.scandump", 3, READ, "key iterator",
+        "Refused: a filter holds the items of all ids of its table together; see TM.EXPORT.",
+        crate::handlers::flags::set::unknowable),
+    spec("bf.loadchunk", 4, WRITE, "key iterator data",
+        "Refused: a filter holds the items of all ids of its table together; see TM.MERGE.", load),
 ];
 
 pub(crate) fn add_one(call: &Call<'_>, item: &[u8]) -> Result<bool, Refusal> {
@@ -91,8 +107,8 @@ fn add_many(call: &mut Call<'_>, first: usize) -> Outcome {
 pub(crate) const CAPACITY: RangeInclusive<i64> = 1..=1 << 30;
 const EXPANSION: RangeInclusive<i64> = 0..=32_768;
 
-/// Remembers that an id's filter was made by BF.RESERVE, BF.INSERT or their kin: a member of its own.
-/// What BF.ADD alone has begun has none.
+/// Remembers that an id's filter was made by BF.RESERVE, BF.INSERT or their kin: a member of its
+/// own. What BF.ADD alone has begun has none.
 const MADE: Member<'static> = Member::Bytes(b"\0tidemark: a filter was made for this id\0");
 
 /// Whether there is a filter for this id, as far as that is known: it was made, or the counter that

@@ -17,7 +17,8 @@ pub(crate) const TABLE: &[Spec] = &[
         group: "phantom",
         since: "0.1.0",
         usage: "space member id [id ...]",
-        summary: "Sets the member's flag on each id. Per id 1, or 0 if it was set, or nil if the id lies below the horizon.",
+        summary: "Sets the member's flag on each id. Per id 1, or 0 if it was set, or nil if the \
+                  id lies below the horizon.",
         run: add,
         subcommands: &[],
     },
@@ -29,7 +30,8 @@ pub(crate) const TABLE: &[Spec] = &[
         group: "phantom",
         since: "0.1.0",
         usage: "space member id [id ...]",
-        summary: "Per id 1 if the member's flag is set, 0 if not, nil if the id lies below the horizon (it is not known any more).",
+        summary: "Per id 1 if the member's flag is set, 0 if not, nil if the id lies below the \
+                  horizon (it is not known any more).",
         run: exists,
         subcommands: &[],
     },
@@ -41,7 +43,8 @@ pub(crate) const TABLE: &[Spec] = &[
         group: "phantom",
         since: "0.1.0",
         usage: "space member id [id ...]",
-        summary: "Unsets the member's flag on each id. Per id 1, or 0 if it was not set, or nil if the id lies below the horizon.",
+        summary: "Unsets the member's flag on each id. Per id 1, or 0 if it was not set, or nil if \
+                  the id lies below the horizon.",
         run: del,
         subcommands: &[],
     },

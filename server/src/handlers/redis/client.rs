@@ -38,18 +38,27 @@ pub(crate) const fn spec(
 
 #[rustfmt::skip]
 pub(crate) const TABLE: &[Spec] = &[
-    spec("ping", -1, flag::FAST | flag::LISTENER, "1.0.0", "[message]", "PONG, or the message.", ping),
-    spec("echo", 2, flag::FAST | flag::LOADING | flag::STALE, "1.0.0", "message", "The message.", echo),
-    spec("hello", -1, ALWAYS | flag::FAST | flag::NO_AUTH | flag::SKIP_MONITOR, "6.0.0", "[protover [AUTH username password] [SETNAME clientname]]",
+    spec("ping", -1, flag::FAST | flag::LISTENER, "1.0.0", "[message]", "PONG, or the message.",
+        ping),
+    spec("echo", 2, flag::FAST | flag::LOADING | flag::STALE, "1.0.0", "message", "The message.",
+        echo),
+    spec("hello", -1, ALWAYS | flag::FAST | flag::NO_AUTH | flag::SKIP_MONITOR, "6.0.0",
+        "[protover [AUTH username password] [SETNAME clientname]]",
         "Chooses the protocol and tells what the server is.", hello),
-    spec("auth", -2, ALWAYS | flag::FAST | flag::NO_AUTH | flag::SKIP_MONITOR, "1.0.0", "[username] password",
+    spec("auth", -2, ALWAYS | flag::FAST | flag::NO_AUTH | flag::SKIP_MONITOR, "1.0.0",
+        "[username] password",
         "Logs in, as the user default if no other is named.", auth),
-    spec("select", 2, flag::LOADING | flag::STALE | flag::FAST, "1.0.0", "index", "OK for database 0, the only one.", select),
-    spec("quit", -1, ALWAYS | flag::FAST | flag::NO_AUTH | flag::AT_ONCE | flag::LISTENER, "1.0.0", "", "Closes the connection.", quit),
-    spec("reset", 1, ALWAYS | flag::FAST | flag::NO_AUTH | flag::AT_ONCE | flag::LISTENER, "6.2.0", "", "Makes the connection as it was at its start.", reset),
+    spec("select", 2, flag::LOADING | flag::STALE | flag::FAST, "1.0.0", "index",
+        "OK for database 0, the only one.", select),
+    spec("quit", -1, ALWAYS | flag::FAST | flag::NO_AUTH | flag::AT_ONCE | flag::LISTENER, "1.0.0",
+        "", "Closes the connection.", quit),
+    spec("reset", 1, ALWAYS | flag::FAST | flag::NO_AUTH | flag::AT_ONCE | flag::LISTENER, "6.2.0",
+        "", "Makes the connection as it was at its start.", reset),
     Spec {
-        name: "client", arity: -2, flags: 0, keys: NO_KEYS, group: "connection", since: "2.4.0", usage: "",
-        summary: "A container for commands about connections.", run: crate::command::spec::help, subcommands: CLIENT,
+        name: "client", arity: -2, flags: 0, keys: NO_KEYS, group: "connection", since: "2.4.0",
+        usage: "",
+        summary: "A container for commands about connections.", run: crate::command::spec::help,
+        subcommands: CLIENT,
     },
 ];
 
@@ -57,15 +66,20 @@ pub(crate) const TABLE: &[Spec] = &[
 const CLIENT: &[Spec] = &[
     spec("client|getname", 2, ALWAYS, "2.6.9", "", "The connection's name.", getname),
     help_row("client|help", "connection", "5.0.0"),
-    spec("client|id", 2, ALWAYS, "5.0.0", "", "The connection's number, which no other ever has.", id),
+    spec("client|id", 2, ALWAYS, "5.0.0", "", "The connection's number, which no other ever has.",
+        id),
     spec("client|info", 2, ALWAYS, "6.2.0", "", "What CLIENT LIST says of this connection.", info),
     client_admin::KILL,
     client_admin::LIST,
-    spec("client|no-evict", 3, ALWAYS | flag::ADMIN, "7.0.0", "<ON|OFF>", "Noted, and shown by CLIENT LIST.", no_evict),
-    spec("client|no-touch", 3, ALWAYS, "7.2.0", "<ON|OFF>", "Noted, and shown by CLIENT LIST.", no_touch),
+    spec("client|no-evict", 3, ALWAYS | flag::ADMIN, "7.0.0", "<ON|OFF>",
+        "Noted, and shown by CLIENT LIST.", no_evict),
+    spec("client|no-touch", 3, ALWAYS, "7.2.0", "<ON|OFF>", "Noted, and shown by CLIENT LIST.",
+        no_touch),
     client_admin::PAUSE,
-    spec("client|reply", 3, ALWAYS, "3.2.0", "<ON|OFF|SKIP>", "Which commands of this connection are answered.", reply),
-    spec("client|setinfo", 4, ALWAYS, "7.2.0", "<LIB-NAME libname|LIB-VER libver>", "What library the client uses.", setinfo),
+    spec("client|reply", 3, ALWAYS, "3.2.0", "<ON|OFF|SKIP>",
+        "Which commands of this connection are answered.", reply),
+    spec("client|setinfo", 4, ALWAYS, "7.2.0", "<LIB-NAME libname|LIB-VER libver>",
+        "What library the client uses.", setinfo),
     spec("client|setname", 3, ALWAYS, "2.6.9", "connection-name", "Names the connection.", setname),
     tracking::TRACKING,
     tracking::TRACKING_INFO,
@@ -119,7 +133,8 @@ fn auth(call: &mut Call<'_>) -> Outcome {
     let (name, password) = match call.args.len() {
         2 if call.node.acl.get(DEFAULT).is_some_and(|user| user.has_no_password()) => {
             return Err(refuse!(
-                "ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?"
+                "ERR AUTH <password> called without any password configured for the default user. \
+                 Are you sure your configuration is correct?"
             ));
         }
         2 => (DEFAULT.as_bytes(), call.args.at(1)),
@@ -160,8 +175,9 @@ fn hello(call: &mut Call<'_>) -> Outcome {
     }
     if call.session.access.user.is_none() {
         return Err(refuse!(
-            "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO AUTH <user> <pass> option can be used to \
-             authenticate the client and select the RESP protocol version at the same time"
+            "NOAUTH HELLO must be called with the client already authenticated, otherwise the \
+             HELLO AUTH <user> <pass> option can be used to authenticate the client and select the \
+             RESP protocol version at the same time"
         ));
     }
     if let Some(name) = name {

@@ -17,8 +17,10 @@ pub(crate) const KILL: Spec = spec(
     -3,
     ALWAYS | flag::ADMIN,
     "2.4.0",
-    "<ip:port|[ID client-id] [TYPE <NORMAL|MASTER|SLAVE|REPLICA|PUBSUB>] [USER username] [ADDR ip:port] [LADDR ip:port] [SKIPME <YES|NO>] [MAXAGE maxage]>",
-    "Closes the connections for which all filters hold; answers how many. Its own only with SKIPME NO.",
+    "<ip:port|[ID client-id] [TYPE <NORMAL|MASTER|SLAVE|REPLICA|PUBSUB>] [USER username] [ADDR \
+     ip:port] [LADDR ip:port] [SKIPME <YES|NO>] [MAXAGE maxage]>",
+    "Closes the connections for which all filters hold; answers how many. Its own only with SKIPME \
+     NO.",
     kill,
 );
 pub(crate) const LIST: Spec = spec(
@@ -47,7 +49,8 @@ pub(crate) const UNBLOCK: Spec = spec(
     ALWAYS | flag::ADMIN,
     "5.0.0",
     "client-id [TIMEOUT|ERROR]",
-    "Ends a client's WAIT or WAITAOF, as if its time were over, or with an error: 1; or 0 if it does not wait.",
+    "Ends a client's WAIT or WAITAOF, as if its time were over, or with an error: 1; or 0 if it \
+     does not wait.",
     unblock,
 );
 

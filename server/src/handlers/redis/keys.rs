@@ -41,47 +41,76 @@ const READ: u32 = flag::READONLY | flag::FAST;
 #[rustfmt::skip]
 pub(crate) const TABLE: &[Spec] = &[
     spec("del", -2, flag::WRITE, ALL_KEYS, "1.0.0", "key [key ...]",
-        "Deletes rows. A cell becomes 0 and its row stays, unless it is the row's only field: then the row is deleted. Answers how many rows there \
-         were and cells were not 0. The pairs of an id cannot be deleted together, but an id of a space without members is unset. Flags of a \
-         row's id stay set: a filter cannot tell them apart. The next FEED.ACT on the id counts all the same, whoever does it; later ones of viewers \
-         whose flag is set do not. FEED.UNDO or SREM, before, takes back those that are known.", del),
-    spec("unlink", -2, flag::WRITE | flag::FAST, ALL_KEYS, "4.0.0", "key [key ...]", "The same as DEL.", del),
+        "Deletes rows. A cell becomes 0 and its row stays, unless it is the row's only field: then \
+         the row is deleted. Answers how many rows there were and cells were not 0. The pairs of \
+         an id cannot be deleted together, but an id of a space without members is unset. Flags of \
+         a row's id stay set: a filter cannot tell them apart. The next FEED.ACT on the id counts \
+         all the same, by any viewer; later ones of viewers whose flag is set do not. FEED.UNDO \
+         or SREM, before, takes back those that are known.", del),
+    spec("unlink", -2, flag::WRITE | flag::FAST, ALL_KEYS, "4.0.0", "key [key ...]",
+        "The same as DEL.", del),
     spec("exists", -2, READ, ALL_KEYS, "1.0.0", "key [key ...]",
-        "How many of the rows, and of the cells' rows, exist. The pairs of an id cannot be asked together; ids of spaces without members count if they are set.", exists),
+        "How many of the rows, and of the cells' rows, exist. The pairs of an id cannot be asked \
+         together; ids of spaces without members count if they are set.",
+        exists),
     spec("type", 2, READ, ONE_KEY, "1.0.0", "key",
-        "hash for a row, string for a cell, none if there is no such row; set for the pairs of an id, whether there are any or not.", kind),
-    spec("ttl", 2, READ, ONE_KEY, "1.0.0", "key", "-1: nothing expires; -2 if there is no such row.", ttl),
+        "hash for a row, string for a cell, none if there is no such row; set for the pairs of an \
+         id, whether there are any or not.",
+        kind),
+    spec("ttl", 2, READ, ONE_KEY, "1.0.0", "key",
+        "-1: nothing expires; -2 if there is no such row.", ttl),
     spec("pttl", 2, READ, ONE_KEY, "2.6.0", "key", "The same as TTL.", ttl),
     spec("expiretime", 2, READ, ONE_KEY, "7.0.0", "key", "The same as TTL.", ttl),
     spec("pexpiretime", 2, READ, ONE_KEY, "7.0.0", "key", "The same as TTL.", ttl),
-    spec("persist", 2, flag::WRITE | flag::FAST, ONE_KEY, "2.2.0", "key", "0: nothing expires.", persist),
+    spec("persist", 2, flag::WRITE | flag::FAST, ONE_KEY, "2.2.0", "key", "0: nothing expires.",
+        persist),
     spec("touch", -2, READ, ALL_KEYS, "3.2.1", "key [key ...]", "The same as EXISTS.", exists),
-    spec("expire", -3, flag::WRITE | flag::FAST, ONE_KEY, "1.0.0", "key seconds [NX|XX|GT|LT]", NO_EXPIRY, expire),
-    spec("pexpire", -3, flag::WRITE | flag::FAST, ONE_KEY, "2.6.0", "key milliseconds [NX|XX|GT|LT]", NO_EXPIRY, expire),
-    spec("expireat", -3, flag::WRITE | flag::FAST, ONE_KEY, "1.2.0", "key unix-time-seconds [NX|XX|GT|LT]", NO_EXPIRY, expire),
-    spec("pexpireat", -3, flag::WRITE | flag::FAST, ONE_KEY, "2.6.0", "key unix-time-milliseconds [NX|XX|GT|LT]", NO_EXPIRY, expire),
+    spec("expire", -3, flag::WRITE | flag::FAST, ONE_KEY, "1.0.0", "key seconds [NX|XX|GT|LT]",
+        NO_EXPIRY, expire),
+    spec("pexpire", -3, flag::WRITE | flag::FAST, ONE_KEY, "2.6.0",
+        "key milliseconds [NX|XX|GT|LT]", NO_EXPIRY, expire),
+    spec("expireat", -3, flag::WRITE | flag::FAST, ONE_KEY, "1.2.0",
+        "key unix-time-seconds [NX|XX|GT|LT]", NO_EXPIRY, expire),
+    spec("pexpireat", -3, flag::WRITE | flag::FAST, ONE_KEY, "2.6.0",
+        "key unix-time-milliseconds [NX|XX|GT|LT]", NO_EXPIRY, expire),
     spec("rename", 3, flag::WRITE, (1, 2, 1), "1.0.0", "key newkey", NO_MOVE, no_move),
-    spec("renamenx", 3, flag::WRITE | flag::FAST, (1, 2, 1), "1.0.0", "key newkey", NO_MOVE, no_move),
-    spec("copy", -3, flag::WRITE | flag::DENYOOM, (1, 2, 1), "6.2.0", "source destination [DB destination-db] [REPLACE]", NO_MOVE, no_move),
+    spec("renamenx", 3, flag::WRITE | flag::FAST, (1, 2, 1), "1.0.0", "key newkey", NO_MOVE,
+        no_move),
+    spec("copy", -3, flag::WRITE | flag::DENYOOM, (1, 2, 1), "6.2.0",
+        "source destination [DB destination-db] [REPLACE]", NO_MOVE, no_move),
     spec("move", 3, flag::WRITE | flag::FAST, ONE_KEY, "1.0.0", "key db", NO_MOVE, no_move),
-    spec("dump", 2, flag::READONLY, ONE_KEY, "2.6.0", "key", "Refused: rows and pairs leave by snapshots, replication and TM.EXPORT.", dump),
-    spec("restore", -4, flag::WRITE | flag::DENYOOM, ONE_KEY, "2.6.0", "key ttl serialized-value [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]", "Refused, as DUMP is.", restore),
+    spec("dump", 2, flag::READONLY, ONE_KEY, "2.6.0", "key",
+        "Refused: rows and pairs leave by snapshots, replication and TM.EXPORT.", dump),
+    spec("restore", -4, flag::WRITE | flag::DENYOOM, ONE_KEY, "2.6.0",
+        "key ttl serialized-value [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]",
+        "Refused, as DUMP is.", restore),
     spec("keys", 2, flag::READONLY | flag::NO_MULTI, NO_KEYS, "1.0.0", "pattern",
-        "The keys of rows that match, or of their counters where only those have keys, if there are at most 10000 rows in all spaces: else an error \
-         that says so. Pairs cannot be listed.", keys),
-    spec("scan", -2, flag::READONLY | flag::NO_MULTI, NO_KEYS, "2.8.0", "cursor [MATCH pattern] [COUNT count] [TYPE type]",
-        "Some keys of rows, or of their counters where only those have keys, and the cursor for more; 0 begins and ends. A row that is there all the time comes at least once, maybe twice. \
-         Pairs cannot be listed.", scan),
-    spec("randomkey", 1, flag::READONLY | flag::NO_MULTI, NO_KEYS, "1.0.0", "", "The key of some row, or of one of its counters where only those have keys; nil if there is none.", randomkey),
+        "The keys of rows that match, or of their counters where only those have keys, if there \
+         are at most 10000 rows in all spaces: else an error that says so. Pairs cannot be \
+         listed.", keys),
+    spec("scan", -2, flag::READONLY | flag::NO_MULTI, NO_KEYS, "2.8.0",
+        "cursor [MATCH pattern] [COUNT count] [TYPE type]",
+        "Some keys of rows, or of their counters where only those have keys, and the cursor for \
+         more; 0 begins and ends. A row that is there all the time comes at least once, maybe \
+         twice. Pairs cannot be listed.", scan),
+    spec("randomkey", 1, flag::READONLY | flag::NO_MULTI, NO_KEYS, "1.0.0", "",
+        "The key of some row, or of one of its counters where only those have keys; nil if there \
+         is none.",
+        randomkey),
     Spec {
         subcommands: &[
-            spec("object|encoding", 3, flag::READONLY, (2, 2, 1), "2.2.3", "key", "packed for a row, int for a cell, filter for the pairs of an id.", encoding),
-            spec("object|freq", 3, flag::READONLY, (2, 2, 1), "4.0.0", "key", "Refused: how often a key is used is not tracked.", frequency),
+            spec("object|encoding", 3, flag::READONLY, (2, 2, 1), "2.2.3", "key",
+                "packed for a row, int for a cell, filter for the pairs of an id.", encoding),
+            spec("object|freq", 3, flag::READONLY, (2, 2, 1), "4.0.0", "key",
+                "Refused: how often a key is used is not tracked.", frequency),
             help_row("object|help", "generic", "6.2.0"),
-            spec("object|idletime", 3, flag::READONLY, (2, 2, 1), "2.2.3", "key", "Refused: when a key was used is not tracked.", idletime),
-            spec("object|refcount", 3, flag::READONLY, (2, 2, 1), "2.2.3", "key", "1 for what exists.", refcount),
+            spec("object|idletime", 3, flag::READONLY, (2, 2, 1), "2.2.3", "key",
+                "Refused: when a key was used is not tracked.", idletime),
+            spec("object|refcount", 3, flag::READONLY, (2, 2, 1), "2.2.3", "key",
+                "1 for what exists.", refcount),
         ],
-        ..spec("object", -2, 0, NO_KEYS, "2.2.3", "", "A container for commands about what a key holds.", crate::command::spec::help)
+        ..spec("object", -2, 0, NO_KEYS, "2.2.3", "",
+            "A container for commands about what a key holds.", crate::command::spec::help)
     },
 ];
 
@@ -95,7 +124,8 @@ fn is_set(space: &ExistenceSpace, id: u64) -> bool {
 
 fn many_pairs(doing: &str) -> Refusal {
     refuse!(
-        "ERR the pairs of an id cannot be {doing} together: name the members (SISMEMBER, SREM, PH.EXISTS, PH.DEL)"
+        "ERR the pairs of an id cannot be {doing} together: name the members (SISMEMBER, SREM, \
+         PH.EXISTS, PH.DEL)"
     )
 }
 
@@ -222,7 +252,8 @@ fn dump(call: &mut Call<'_>) -> Outcome {
 fn restore(call: &mut Call<'_>) -> Outcome {
     call.node.engines.resolve(call.args.at(1))?;
     Err(refuse!(
-        "ERR Bad data format: RESTORE is not possible here, data come by snapshots, replication and TM.MERGE"
+        "ERR Bad data format: RESTORE is not possible here, data come by snapshots, replication \
+         and TM.MERGE"
     ))
 }
 
@@ -259,8 +290,9 @@ fn frequency(call: &mut Call<'_>) -> Outcome {
         return Ok(());
     }
     Err(refuse!(
-        "ERR An LFU maxmemory policy is not selected, access frequency not tracked. Please note that when switching between policies at \
-         runtime LRU and LFU data will take some time to adjust."
+        "ERR An LFU maxmemory policy is not selected, access frequency not tracked. Please note \
+         that when switching between policies at runtime LRU and LFU data will take some time to \
+         adjust."
     ))
 }
 
@@ -272,8 +304,8 @@ fn idletime(call: &mut Call<'_>) -> Outcome {
     Err(refuse!("ERR idle times are not tracked"))
 }
 
-/// The keys that list the rows of a space: one per row, or, where rows have no keys of their own, one
-/// per counter.
+/// The keys that list the rows of a space: one per row, or, where rows have no keys of their own,
+/// one per counter.
 struct Listed<'a> {
     pattern: &'a Pattern,
     /// The counters that have keys; one empty name where the row has one.

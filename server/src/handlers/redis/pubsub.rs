@@ -40,26 +40,44 @@ const fn spec(
 
 #[rustfmt::skip]
 pub(crate) const TABLE: &[Spec] = &[
-    spec("subscribe", -2, LISTEN, "2.0.0", "channel [channel ...]", "Listens to channels.", |c| subscribe(c, Kind::Channel)),
-    spec("unsubscribe", -1, LISTEN, "2.0.0", "[channel [channel ...]]", "Listens no more to these channels, or to any.", |c| unsubscribe(c, Kind::Channel)),
-    spec("psubscribe", -2, LISTEN, "2.0.0", "pattern [pattern ...]", "Listens to all channels that match a pattern.", |c| subscribe(c, Kind::Pattern)),
-    spec("punsubscribe", -1, LISTEN, "2.0.0", "[pattern [pattern ...]]", "Listens no more to these patterns, or to any.", |c| unsubscribe(c, Kind::Pattern)),
-    spec("ssubscribe", -2, LISTEN, "7.0.0", "shardchannel [shardchannel ...]", "Listens to shard channels.", |c| subscribe(c, Kind::Shard)),
-    spec("sunsubscribe", -1, LISTEN, "7.0.0", "[shardchannel [shardchannel ...]]", "Listens no more to these shard channels, or to any.", |c| unsubscribe(c, Kind::Shard)),
-    spec("publish", 3, flag::PUBSUB | flag::LOADING | flag::STALE | flag::FAST | flag::MAY_REPLICATE, "2.0.0", "channel message",
-        "Sends a message to all who listen to the channel at this moment, here; answers how many.", |c| publish(c, Kind::Channel)),
-    spec("spublish", 3, flag::PUBSUB | flag::LOADING | flag::STALE | flag::FAST | flag::MAY_REPLICATE, "7.0.0", "shardchannel message",
+    spec("subscribe", -2, LISTEN, "2.0.0", "channel [channel ...]", "Listens to channels.",
+        |c| subscribe(c, Kind::Channel)),
+    spec("unsubscribe", -1, LISTEN, "2.0.0", "[channel [channel ...]]",
+        "Listens no more to these channels, or to any.", |c| unsubscribe(c, Kind::Channel)),
+    spec("psubscribe", -2, LISTEN, "2.0.0", "pattern [pattern ...]",
+        "Listens to all channels that match a pattern.", |c| subscribe(c, Kind::Pattern)),
+    spec("punsubscribe", -1, LISTEN, "2.0.0", "[pattern [pattern ...]]",
+        "Listens no more to these patterns, or to any.", |c| unsubscribe(c, Kind::Pattern)),
+    spec("ssubscribe", -2, LISTEN, "7.0.0", "shardchannel [shardchannel ...]",
+        "Listens to shard channels.", |c| subscribe(c, Kind::Shard)),
+    spec("sunsubscribe", -1, LISTEN, "7.0.0", "[shardchannel [shardchannel ...]]",
+        "Listens no more to these shard channels, or to any.", |c| unsubscribe(c, Kind::Shard)),
+    spec("publish", 3,
+        flag::PUBSUB | flag::LOADING | flag::STALE | flag::FAST | flag::MAY_REPLICATE, "2.0.0",
+        "channel message",
+        "Sends a message to the channel's subscribers on this server; answers how many there are.",
+        |c| publish(c, Kind::Channel)),
+    spec("spublish", 3,
+        flag::PUBSUB | flag::LOADING | flag::STALE | flag::FAST | flag::MAY_REPLICATE, "7.0.0",
+        "shardchannel message",
         "The same for a shard channel.", |c| publish(c, Kind::Shard)),
     Spec {
         subcommands: &[
-            spec("pubsub|channels", -2, ALWAYS | flag::PUBSUB, "2.8.0", "[pattern]", "Channels with listeners.", |c| names(c, Kind::Channel)),
+            spec("pubsub|channels", -2, ALWAYS | flag::PUBSUB, "2.8.0", "[pattern]",
+                "Channels with listeners.", |c| names(c, Kind::Channel)),
             help_row("pubsub|help", "pubsub", "6.2.0"),
-            spec("pubsub|numpat", 2, ALWAYS | flag::PUBSUB, "2.8.0", "", "How many patterns have listeners.", numpat),
-            spec("pubsub|numsub", -2, ALWAYS | flag::PUBSUB, "2.8.0", "[channel [channel ...]]", "Per channel how many listen to it by name.", |c| counts(c, Kind::Channel)),
-            spec("pubsub|shardchannels", -2, ALWAYS | flag::PUBSUB, "7.0.0", "[pattern]", "Shard channels with listeners.", |c| names(c, Kind::Shard)),
-            spec("pubsub|shardnumsub", -2, ALWAYS | flag::PUBSUB, "7.0.0", "[shardchannel [shardchannel ...]]", "Per shard channel how many listen to it.", |c| counts(c, Kind::Shard)),
+            spec("pubsub|numpat", 2, ALWAYS | flag::PUBSUB, "2.8.0", "",
+                "How many patterns have listeners.", numpat),
+            spec("pubsub|numsub", -2, ALWAYS | flag::PUBSUB, "2.8.0", "[channel [channel ...]]",
+                "Per channel how many listen to it by name.", |c| counts(c, Kind::Channel)),
+            spec("pubsub|shardchannels", -2, ALWAYS | flag::PUBSUB, "7.0.0", "[pattern]",
+                "Shard channels with listeners.", |c| names(c, Kind::Shard)),
+            spec("pubsub|shardnumsub", -2, ALWAYS | flag::PUBSUB, "7.0.0",
+                "[shardchannel [shardchannel ...]]", "Per shard channel how many listen to it.",
+                |c| counts(c, Kind::Shard)),
         ],
-        ..spec("pubsub", -2, 0, "2.8.0", "", "A container for commands about channels.", crate::command::spec::help)
+        ..spec("pubsub", -2, 0, "2.8.0", "", "A container for commands about channels.",
+            crate::command::spec::help)
     },
 ];
 
@@ -292,7 +310,8 @@ fn numpat(call: &mut Call<'_>) -> Outcome {
 /// messages.
 pub(crate) fn refuse_while_listening(spec: &Spec) -> Refusal {
     refuse!(
-        "ERR Can't execute '{}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context",
+        "ERR Can't execute '{}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are \
+         allowed in this context",
         spec.name
     )
 }

@@ -20,10 +20,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 #[rustfmt::skip]
 pub(crate) const TRACKING: Spec = spec("client|tracking", -3, ALWAYS, "6.0.0",
-    "<ON|OFF> [REDIRECT client-id] [PREFIX prefix [PREFIX prefix ...]] [BCAST] [OPTIN] [OPTOUT] [NOLOOP]",
-    "ON: from now on the client is told when something that it has read changes: the keys as it named them, the ids of FEED.GET, CNT.GET and PH.EXISTS as \
-     they are. In RESP3 as a push on this connection; with REDIRECT by the channel __redis__:invalidate of another. BCAST tells of all changed keys with \
-     one of the prefixes, whoever has read them; a changed id is told under the names of its row, its cells, its pairs, and its own.", tracking);
+    "<ON|OFF> [REDIRECT client-id] [PREFIX prefix [PREFIX prefix ...]] [BCAST] [OPTIN] [OPTOUT] \
+     [NOLOOP]",
+    "ON: from now on the client is told when something that it has read changes: the keys as it \
+     named them, the ids of FEED.GET, CNT.GET and PH.EXISTS as they are. In RESP3 as a push on \
+     this connection; with REDIRECT by the channel __redis__:invalidate of another. BCAST tells of \
+     all changed keys with one of the prefixes, also those that it has not read; a changed id is \
+     told under the names of its row, its cells, its pairs, and its own.", tracking);
 pub(crate) const TRACKING_INFO: Spec = spec(
     "client|trackinginfo",
     2,
@@ -39,7 +42,8 @@ pub(crate) const CACHING: Spec = spec(
     ALWAYS,
     "6.0.0",
     "<YES|NO>",
-    "Whether the keys of the next command, or transaction, are tracked: YES with OPTIN, NO with OPTOUT.",
+    "Whether the keys of the next command, or transaction, are tracked: YES with OPTIN, NO with \
+     OPTOUT.",
     caching,
 );
 pub(crate) const GET_REDIRECTION: Spec = spec(
@@ -48,7 +52,8 @@ pub(crate) const GET_REDIRECTION: Spec = spec(
     ALWAYS,
     "6.0.0",
     "",
-    "The client that gets the invalidations of this one; 0 if it gets them itself, -1 if it does not track.",
+    "The client that gets the invalidations of this one; 0 if it gets them itself, -1 if it does \
+     not track.",
     get_redirection,
 );
 
@@ -129,7 +134,8 @@ fn check(options: &Options, prefixes: &[&[u8]], before: Option<&Tracked>) -> Out
     let old = before.map(|tracked| &tracked.tracker.options);
     if old.is_some_and(|old| old.broadcast != options.broadcast) {
         return Err(refuse!(
-            "ERR You can't switch BCAST mode on/off before disabling tracking for this client, and then re-enabling it with a different mode."
+            "ERR You can't switch BCAST mode on/off before disabling tracking for this client, and \
+             then re-enabling it with a different mode."
         ));
     }
     if options.broadcast && (options.opt_in || options.opt_out) {
@@ -140,7 +146,8 @@ fn check(options: &Options, prefixes: &[&[u8]], before: Option<&Tracked>) -> Out
     }
     if old.is_some_and(|old| options.opt_in && old.opt_out || options.opt_out && old.opt_in) {
         return Err(refuse!(
-            "ERR You can't switch OPTIN/OPTOUT mode before disabling tracking for this client, and then re-enabling it with a different mode."
+            "ERR You can't switch OPTIN/OPTOUT mode before disabling tracking for this client, and \
+             then re-enabling it with a different mode."
         ));
     }
     Ok(())
@@ -163,12 +170,14 @@ fn start(call: &mut Call<'_>, options: Options, mut prefixes: Vec<&[u8]>) -> Out
             let shown = crate::command::error::Printable;
             return Err(match overlap {
                 Overlap::Existing(prefix, other) => refuse!(
-                    "ERR Prefix '{}' overlaps with an existing prefix '{}'. Prefixes for a single client must not overlap.",
+                    "ERR Prefix '{}' overlaps with an existing prefix '{}'. Prefixes for a single \
+                     client must not overlap.",
                     shown(prefix),
                     shown(other)
                 ),
                 Overlap::Provided(prefix, other) => refuse!(
-                    "ERR Prefix '{}' overlaps with another provided prefix '{}'. Prefixes for a single client must not overlap.",
+                    "ERR Prefix '{}' overlaps with another provided prefix '{}'. Prefixes for a \
+                     single client must not overlap.",
                     shown(prefix),
                     shown(other)
                 ),
@@ -180,7 +189,8 @@ fn start(call: &mut Call<'_>, options: Options, mut prefixes: Vec<&[u8]>) -> Out
         let user = session.access.user.as_deref();
         if !session.access.free && !prefixes.iter().all(|prefix| may_hear(user, prefix)) {
             return Err(refuse!(
-                "NOPERM this user has no permissions to access all keys with the prefixes used as arguments"
+                "NOPERM this user has no permissions to access all keys with the prefixes used as \
+                 arguments"
             ));
         }
         own.extend(prefixes.iter().map(|prefix| Box::from(*prefix)));
@@ -238,7 +248,8 @@ pub(crate) fn end_denied(node: &Node) {
 fn caching(call: &mut Call<'_>) -> Outcome {
     let Some(tracked) = &mut call.session.tracking else {
         return Err(refuse!(
-            "ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled"
+            "ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN \
+             or OPTOUT mode enabled"
         ));
     };
     let (options, answer) = (&tracked.tracker.options, call.args.at(2));

@@ -71,13 +71,16 @@ pub(crate) const TABLE: &[Spec] = &[
     spec("multi", ALWAYS | flag::AT_ONCE, "1.2.0",
         "From now on commands are queued, for EXEC.", multi),
     spec("exec", ALWAYS & !flag::FAST | flag::AT_ONCE | flag::SKIP_SLOWLOG, "1.2.0",
-        "Executes what was queued: no other client's change comes between, and the log has all of it or nothing. Per command its reply; nil if \
-         a watched key has changed. A command that fails does not stop the others.", exec),
-    spec("discard", ALWAYS | flag::AT_ONCE, "2.0.0", "Forgets what was queued, and what is watched.", discard),
+        "Executes what was queued: no other client's change comes between, and the log has all of \
+         it or nothing. Per command its reply; nil if a watched key has changed. A command that \
+         fails does not stop the others.", exec),
+    spec("discard", ALWAYS | flag::AT_ONCE, "2.0.0",
+        "Forgets what was queued, and what is watched.", discard),
     Spec { arity: -2, keys: ALL_KEYS, usage: "key [key ...]",
         ..spec("watch", flag::STALE | flag::FAST | flag::NOSCRIPT | flag::AT_ONCE, "2.2.0",
-        "The next EXEC does nothing if one of these keys has changed by then. A cell's key watches its whole row; a change of a space's schema, or a \
-         roll, counts as a change of all its keys.", watch) },
+        "The next EXEC does nothing if one of these keys has changed by then. A cell's key watches \
+         its whole row; a change of a space's schema, or a roll, counts as a change of all its \
+         keys.", watch) },
     spec("unwatch", ALWAYS, "2.2.0", "Forgets what is watched.", unwatch),
 ];
 
@@ -400,21 +403,24 @@ fn one(call: &mut Call<'_>, args: Args<'_>, aside: &mut Duration) {
     let mark = call.reply.mark();
     let full = mark > call.session.most_out;
     // What was allowed when it was queued need not be now.
-    let outcome = checked(find(args.at(0)), args, call.session, node).and_then(|(numbers, spec)| {
-        let (session, scratch): (&mut Session, &mut Scratch) = (&mut *call.session, &mut *call.scratch);
-        if spec.has(flag::FAST | flag::ADMIN) || spec.keys != NO_KEYS || spec.may_write(args) {
-            return run(spec, numbers, args, call.reply.again(), session, node, scratch);
-        }
-        if full || *aside > ASIDE {
-            return Err(Refusal::fixed(
-                b"ERR too much that is not about data in one transaction: the rest of it is not executed",
+    let outcome =
+        checked(find(args.at(0)), args, call.session, node).and_then(|(numbers, spec)| {
+            let (session, scratch): (&mut Session, &mut Scratch) =
+                (&mut *call.session, &mut *call.scratch);
+            if spec.has(flag::FAST | flag::ADMIN) || spec.keys != NO_KEYS || spec.may_write(args) {
+                return run(spec, numbers, args, call.reply.again(), session, node, scratch);
+            }
+            if full || *aside > ASIDE {
+                return Err(Refusal::fixed(
+                b"ERR too much that is not about data in one transaction: the rest of it is not \
+                 executed",
             ));
-        }
-        let began = thread_time();
-        let outcome = run(spec, numbers, args, call.reply.again(), session, node, scratch);
-        *aside += thread_time().saturating_sub(began);
-        outcome
-    });
+            }
+            let began = thread_time();
+            let outcome = run(spec, numbers, args, call.reply.again(), session, node, scratch);
+            *aside += thread_time().saturating_sub(began);
+            outcome
+        });
     let reply: &mut Reply<'_> = &mut call.reply;
     reply.set_protocol(call.session.client.protocol());
     if let Err(refusal) = outcome {

@@ -547,7 +547,9 @@ mod tests {
     fn a_rewrite_changes_values_and_keeps_comments() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.toml");
-        let text = "# mine\n[server]\nport = 7 # seven\nmax_clients = 9  # nine\n\n# posts\n[[counter]]\nname = \"post\"\nfields = \"like:12\"\nrows = \"post:{id}\"\n[[view]]\nname = \"home\"\n";
+        let text = "# mine\n[server]\nport = 7 # seven\nmax_clients = 9  # nine\n\n# posts\n\
+                    [[counter]]\nname = \"post\"\nfields = \"like:12\"\nrows = \"post:{id}\"\n\
+                    [[view]]\nname = \"home\"\n";
         let text = format!("action = []\n{text}");
         std::fs::write(&path, &text).unwrap();
         let settings = Settings::new(Config::load(&path).unwrap());

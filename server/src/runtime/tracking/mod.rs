@@ -2,7 +2,7 @@
 //! copies a write has made stale.
 //!
 //! ```text
-//!   read by a client that tracks     table: id -> key as the client named it -> who has read it
+//!   read by a client that tracks     table: id -> key as the client named it -> its readers
 //!   write of that id                 takes the id's keys out of the table
 //!   end of the writer's command      `invalidate` to each reader, then the writer's own reply
 //! ```
@@ -12,11 +12,11 @@
 //!   new value or is told.
 //! - **Broadcast mode.** The table is not used: each change of an id is sent, under all names that
 //!   its keys may have, to the clients whose prefixes match.
-//! - **Places.** A key stands for one or several [places](crate::dataset::watch::Place): the row, or the
-//!   pairs, of an id in a space. Keys of cells stand for their whole row. The ids of FEED.GET stand
-//!   for themselves, at all places that the view reads.
-//! - **Order.** Messages lie in the [inbox](crate::runtime::inbox) of the client that gets them. An inbox is
-//!   emptied between two replies, so no message overtakes a reply that was made before it.
+//! - **Places.** A key stands for one or several [places](crate::dataset::watch::Place): the row,
+//!   or the pairs, of an id in a space. Keys of cells stand for their whole row. The ids of
+//!   FEED.GET stand for themselves, at all places that the view reads.
+//! - **Order.** Messages lie in the [inbox](crate::runtime::inbox) of the client that gets them. An
+//!   inbox is emptied between two replies, so no message overtakes a reply that was made before it.
 //!
 //! Cost without trackers: a write loads one counter. What a client may make grow is bounded: table
 //! entries by `max_tracked_keys`, messages by `max_push_buffer_bytes`, prefixes by

@@ -68,7 +68,7 @@ fn both_ends_say_how_far_a_replica_is_behind() {
 }
 
 #[test]
-fn where_nobody_can_wait_he_is_told_how_it_is() {
+fn wait_in_a_transaction_answers_at_once() {
     let (master, replica) = (TestServer::with(small), TestServer::with(small));
     follow(&replica, &master);
     in_step(&master, &replica);

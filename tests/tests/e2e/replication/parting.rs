@@ -14,7 +14,7 @@ fn priority(server: &TestServer) -> u64 {
 /// It has more than its master, and that will be given up: its promotion would lose what its master
 /// has acknowledged since.
 #[test]
-fn who_gives_its_data_up_is_not_to_be_promoted() {
+fn a_node_that_gives_its_data_up_is_not_promotable() {
     let (a, b) = (TestServer::with(small), TestServer::with(small));
     let fill = |server: &TestServer, ids: std::ops::Range<u64>| {
         let mut pipe = redis::pipe();

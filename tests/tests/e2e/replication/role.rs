@@ -25,7 +25,7 @@ fn an_order_that_is_taken_back_at_once_leaves_a_master() {
 /// begin first. What is acknowledged meanwhile, to clients that write while the role goes back and
 /// forth, is there, and nothing else.
 #[test]
-fn who_was_told_that_this_is_a_master_writes() {
+fn a_client_of_a_new_master_may_write() {
     let server = TestServer::with(small);
     let (mut operator, mut stays) = (server.raw(), server.raw());
     let over = AtomicBool::new(false);
@@ -124,7 +124,7 @@ fn roles_change_as_fast_as_they_are_told() {
 }
 
 #[test]
-fn a_master_lets_in_whom_it_should_and_no_more_than_it_should() {
+fn a_master_admits_permitted_replicas_up_to_its_limit() {
     let master = TestServer::with(|config| {
         small(config);
         config.security.password = "secret".to_owned();

@@ -1,0 +1,52 @@
+//! `tidemark completions` and `tidemark man`: what shells and `man` read, from the definition of
+//! the command line.
+
+use clap::{Args, Command};
+use clap_complete::Shell;
+use clap_mangen::Man;
+use std::path::PathBuf;
+
+/// Prints the completions of a shell.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Examples:
+  tidemark completions bash > /etc/bash_completion.d/tidemark
+  tidemark completions zsh > /usr/local/share/zsh/site-functions/_tidemark
+  tidemark completions fish > ~/.config/fish/completions/tidemark.fish")]
+pub(super) struct CompletionsArgs {
+    /// The shell.
+    shell: Shell,
+}
+
+/// Prints the manual page, or writes the pages of all subcommands.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Examples:
+  tidemark man | man -l -                     reads the page of the program
+  tidemark man --dir /usr/local/share/man/man1
+                                              installs it and one per subcommand")]
+pub(super) struct ManArgs {
+    /// Writes `tidemark.1` and a page per subcommand into this folder.
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+/// Runs `tidemark completions`.
+pub(super) fn completions(args: &CompletionsArgs, cli: &mut Command) -> Result<(), String> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, cli, "tidemark", &mut script);
+    super::print(&String::from_utf8_lossy(&script))
+}
+
+/// Runs `tidemark man`.
+pub(super) fn manual(args: &ManArgs, cli: Command) -> Result<(), String> {
+    match &args.dir {
+        Some(dir) => clap_mangen::generate_to(cli, dir)
+            .map_err(|e| format!("cannot write manual pages to {}: {e}", dir.display())),
+        None => {
+            let mut page = Vec::new();
+            Man::new(cli).render(&mut page).map_err(|e| e.to_string())?;
+            super::print(&String::from_utf8_lossy(&page))
+        }
+    }
+}
