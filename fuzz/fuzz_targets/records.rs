@@ -1,4 +1,4 @@
 //! Records of the log and of snapshots: rows, pairs, layouts, catalogues.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tidemark_server::fuzz::records(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dataset::fuzz::records(bytes));

@@ -9,12 +9,11 @@
 mod args;
 mod inline;
 mod kept;
-mod number;
 mod reply;
 mod scan;
 
 pub use args::Args;
+pub use digits::{integer, natural};
 pub use kept::Kept;
-pub use number::{integer, natural};
 pub use reply::{IntRow, Protocol, Reply, decimal};
 pub use scan::{Limits, Malformed, Scan, Scanner};

@@ -19,7 +19,6 @@ mod acl;
 pub mod cli;
 mod command;
 pub mod config;
-pub mod dataset;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod handlers;
@@ -27,27 +26,24 @@ mod net;
 mod roles;
 mod runtime;
 
-pub use dataset::cold::ReadsHere;
-pub use dataset::engines::Engines;
+use dataset::Engines;
 pub use net::in_process::Local;
 pub use runtime::shutdown::Stop;
 pub use runtime::tls;
 
 use config::Config;
-use dataset::{cold, durability, snapshot};
-use log_owner::Held;
+use dataset::recovery;
+use dataset::recovery::Held;
 use net::workers;
-use parking_lot::Mutex;
+use roles::load::load;
 use roles::node::{Host, Node};
-use roles::{graceful_shutdown, log_owner};
+use roles::{background, graceful_shutdown, log_owner};
 use runtime::{atomic_file, service_manager};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +53,7 @@ pub enum StartError {
     Config(#[from] config::ConfigError),
     /// The data folder cannot be opened, or does not fit the configuration.
     #[error(transparent)]
-    Recover(#[from] durability::RecoverError),
+    Recover(#[from] recovery::RecoverError),
     /// The users cannot be read.
     #[error("{0}")]
     Users(String),
@@ -127,7 +123,7 @@ pub fn start_on(
     stop: Stop,
 ) -> Result<Server, StartError> {
     config.validate()?;
-    durability::try_spaces(&config)?;
+    recovery::try_spaces(&config.data_set())?;
     let addresses =
         listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<SocketAddr>>>()?;
     let encrypted =
@@ -144,7 +140,7 @@ pub fn start_on(
     host.stop.on_reload(move || _ = asked.upgrade().inspect(|host| host.reload_certificates()));
     let mut threads = workers::start(&host, listeners, encrypted)?;
     let recalled = host.replication.recall(&host.config()).map_err(StartError::System);
-    let opened = recalled.and_then(|()| load(&host.node())).and_then(|log| {
+    let opened = recalled.and_then(|()| Ok(load(&host.node())?)).and_then(|log| {
         // Now that the folder is this process's.
         if let Err(error) = atomic_file::remove_unfinished(&host.config().durability.dir) {
             tracing::warn!("what a kill has left in the data folder cannot be removed: {error}");
@@ -159,11 +155,11 @@ pub fn start_on(
         let run = move || log_owner::direct(&of_log, log);
         let log = workers::thread(host.stop.vital(), "log".to_owned(), run)?;
         threads.push(workers::thread(host.stop.vital(), "snapshot".to_owned(), move || {
-            snapshot::run(&of_snapshots)
+            background::snapshots(&of_snapshots)
         })?);
         let of_spills = host.clone();
         threads.push(workers::thread(host.stop.vital(), "spill".to_owned(), move || {
-            cold::run(&of_spills)
+            background::spills(&of_spills)
         })?);
         Ok(log)
     });
@@ -182,48 +178,6 @@ pub fn start_on(
             Err(error)
         }
     }
-}
-
-/// Reads the data folder back, with a line of progress now and then.
-fn load(node: &Node) -> Result<Held, StartError> {
-    let started = Instant::now();
-    let said = Mutex::new(started);
-    // The log of a node that was stopped before it could begin as a master is its last master's,
-    // and goes on with a higher term.
-    let follows = !node.replication.is_master() || node.replication.is_promoting();
-    let recovered = durability::recover(&node.config(), &node.durability, follows, |progress| {
-        let Some(mut said) = said.try_lock().filter(|said| said.elapsed() > Duration::from_secs(1))
-        else {
-            return;
-        };
-        *said = Instant::now();
-        let share = progress.bytes as f64 / progress.of_bytes.max(1) as f64 * 100.0;
-        let text = format!("loading: {share:.0} % of {} MB", progress.of_bytes >> 20);
-        service_manager::status(&text);
-        tracing::info!("{text}");
-    })?;
-    tracing::info!(
-        "loaded in {:.1} s: {} log records; {} torn bytes cut; the log goes on at {}",
-        started.elapsed().as_secs_f64(),
-        recovered.end.records,
-        recovered.end.torn_bytes,
-        recovered.log.end(),
-    );
-    if recovered.end.torn_bytes > 0 {
-        tracing::warn!(
-            "the log's last {} bytes were no whole batch and were cut off: a crash leaves such a \
-             tail, but so does damage of what was written last",
-            recovered.end.torn_bytes
-        );
-    }
-    // INFO tells it from the first moment, not from when the log's thread runs.
-    let end = recovered.log.end();
-    node.durability.reach(end, end);
-    // Before any client is served: a node that asks us to take over hears which history this is.
-    node.replication.term.store(recovered.log.term(), Relaxed);
-    node.store.fill(recovered.store);
-    node.fill(recovered.engines);
-    Ok(recovered.log)
 }
 
 /// Runs a server until `stop` is told to stop.

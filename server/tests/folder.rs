@@ -9,6 +9,7 @@
 mod common;
 
 use common::{FIRST, Program, TIDEMARK, call, count, refusal, text, tidemark, until};
+use dataset::log_records::{RecordKind, RowsWriter};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -16,7 +17,6 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use store::{Batch, RealDisk, Store, StoreOptions};
 use tidemark_server::cli::client::Client;
-use tidemark_server::dataset::log_records::{RecordKind, RowsWriter};
 
 fn start(dir: &Path, config: &Path) -> Program {
     let options = ["--fsync", "always", "--config", config.to_str().unwrap()];

@@ -10,6 +10,7 @@
 mod common;
 
 use common::{FIRST, Program, call, cannot, names, refusal, rounds, text};
+use dataset::log_records::{RecordKind, RowsWriter};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::path::Path;
 use std::process::Command;
@@ -18,7 +19,6 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use store::{Batch, RealDisk, Store, StoreOptions};
 use tidemark_server::cli::client::Client;
-use tidemark_server::dataset::log_records::{RecordKind, RowsWriter};
 
 /// What `everysec` may lose.
 const A_SECOND: Duration = Duration::from_secs(1);

@@ -12,6 +12,7 @@
 //! the log. Pages are of random posts; nanoseconds are processor time of the thread.
 
 use clap::Parser;
+use dataset::engines::Page;
 use phantom::Member;
 use resp::{Limits, Scan, Scanner};
 use rolling::Words;
@@ -20,7 +21,6 @@ use std::hint::black_box;
 use std::sync::Barrier;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
-use tidemark_server::dataset::engines::Page;
 
 /// Measures pages without sockets.
 #[derive(Parser)]

@@ -4,12 +4,12 @@
 //! `cargo run --release -p tidemark-bench --bin phantom_gate`
 
 use clap::Parser;
+use dataset::catalogue::Catalogue;
+use dataset::commit::Durability;
+use dataset::engines::{Engines, Page};
+use dataset::options::{Fsync, Options};
 use phantom::{Answer, Member};
 use std::sync::Arc;
-use tidemark_server::config::{Config, Fsync};
-use tidemark_server::dataset::catalogue::Catalogue;
-use tidemark_server::dataset::durability::Durability;
-use tidemark_server::dataset::engines::{Engines, Page};
 
 /// Loads posts with likes and reposts, and reads pages.
 #[derive(Parser)]
@@ -32,7 +32,7 @@ const PAGE: usize = 32;
 
 fn main() {
     let args = Args::parse();
-    let mut config = Config::default();
+    let mut config = Options::default();
     for existence in &mut config.existence {
         existence.false_positive_rate = args.rate;
         existence.pairs_per_table = 1 << 20;

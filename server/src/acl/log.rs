@@ -1,6 +1,6 @@
 //! ACL LOG: what was refused to whom, the newest first; what repeats within a minute is counted.
 
-use crate::roles::node::unix_us;
+use dataset::clock::unix_us;
 use std::collections::VecDeque;
 
 /// Why something was refused.

@@ -29,11 +29,11 @@ pub(crate) use user::User;
 
 use crate::command::error::Refusal;
 use crate::config::Security;
-use crate::dataset::engines::Engines;
 use crate::roles::node::Node;
 use crate::runtime::atomic_file;
 use crate::runtime::clients::Client;
 use arc_swap::ArcSwap;
+use dataset::engines::Engines;
 use parking_lot::Mutex;
 use selector::{Commands, Denied};
 use std::collections::BTreeMap;

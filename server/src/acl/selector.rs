@@ -7,10 +7,10 @@ use crate::acl::redis_names::MODULE_CATEGORIES;
 use crate::command::keyspec::Uses;
 use crate::command::spec::{Spec, flag};
 use crate::command::table;
-use crate::dataset::engines::{Engines, KeyRef};
 use crate::handlers::admin::command::key_positions;
 use crate::runtime::glob;
 use crate::runtime::pubsub;
+use dataset::engines::{Engines, KeyRef};
 use resp::Args;
 use std::cell::LazyCell;
 use std::fmt::Write as _;
@@ -479,7 +479,7 @@ impl Selector {
             return true;
         }
         // Of the keys of a space that may be used as a whole.
-        let space = match engines.and_then(|e| e.resolve_for(spec, key)) {
+        let space = match engines.and_then(|e| e.resolve_for(spec.is_about_pairs(), key)) {
             Some(KeyRef::Row { space, .. } | KeyRef::Cell { space, .. }) => space.name(),
             Some(KeyRef::Pair { space, .. }) => space.name(),
             _ => return false,

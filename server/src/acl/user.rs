@@ -1,8 +1,8 @@
 //! One user: switched on or off, passwords, selectors.
 
 use crate::acl::selector::{Denied, Request, Selector};
-use crate::dataset::engines::Engines;
 use crate::runtime::pubsub;
+use dataset::engines::Engines;
 use sha2::{Digest as _, Sha256};
 use std::fmt::Write as _;
 use subtle::{Choice, ConstantTimeEq as _};

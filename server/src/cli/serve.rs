@@ -3,6 +3,7 @@
 use crate::config::{Config, Fsync, LogFormat};
 use crate::runtime::shutdown::Stop;
 use crate::{listen, run as run_server};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::path::PathBuf;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -43,8 +44,15 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
     /// When a write is safe on the disk.
-    #[arg(long, value_name = "WHEN")]
+    #[arg(long, value_name = "WHEN", value_parser = fsync())]
     fsync: Option<Fsync>,
+}
+
+/// The policies by their names, as in the file.
+fn fsync() -> impl TypedValueParser<Value = Fsync> {
+    let all = [Fsync::Everysec, Fsync::Always, Fsync::No];
+    PossibleValuesParser::new(all.map(Fsync::name))
+        .map(move |name| *all.iter().find(|policy| policy.name() == name).unwrap_or(&all[0]))
 }
 
 pub(super) fn run(args: &ServeArgs) -> Result<(), String> {

@@ -1,8 +1,8 @@
 //! Refusals: why a command did nothing, in the words that go to the client. Redis's words where
 //! Redis has words for it.
 
-use crate::dataset::engines::{ExistenceSpace, KeyError, WriteError};
-use crate::dataset::key_patterns::{Kind, Pattern};
+use dataset::engines::{ExistenceSpace, KeyError, WriteError};
+use dataset::key_patterns::{Kind, Pattern};
 use std::borrow::Cow;
 use std::fmt;
 

@@ -5,17 +5,19 @@
 //! A key that is not declared is refused with its name and line: a misspelt limit must not go
 //! unnoticed.
 
-pub(crate) mod defaults;
 mod print;
 mod sections;
 
+use dataset::Options;
+pub(crate) use dataset::options::Key;
+use dataset::options::defaults;
+pub use dataset::options::{Action, Counter, Existence, Fsync, IoMethod, Spill, View};
+pub(crate) use sections::SECTIONS;
 pub use sections::{
-    Action, AuthClients, Counter, DEFAULT_PORT, Durability, Existence, Fsync, IoMethod, LogFormat,
-    Replication, Security, Server, Spill, Tls, View,
+    AuthClients, DEFAULT_PORT, Durability, LogFormat, Replication, Security, Server, Tls,
 };
-pub(crate) use sections::{Key, SECTIONS};
 
-use crate::dataset::key_patterns::{Kind, Pattern};
+use dataset::key_patterns::{Kind, Pattern};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -75,59 +77,38 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        let text = str::to_owned;
-        let existence = |name: &str| Existence {
-            name: text(name),
-            pairs: format!("{name}:{{id}}"),
-            ..Existence::default()
-        };
-        let action = |name: &str, flag: &str| Action {
-            name: text(name),
-            flag: text(flag),
-            counter: format!("post.{name}"),
-        };
+        let Options { spill, counter, existence, view, action, .. } = Options::default();
         Config {
             server: Server::default(),
             durability: Durability::default(),
             security: Security::default(),
             tls: Tls::default(),
             replication: Replication::default(),
-            spill: Spill::default(),
-            counter: vec![
-                Counter {
-                    name: text("post"),
-                    fields: text("like:12 repost:8 comment:8 read:16"),
-                    rows: text("post:{id}"),
-                    cells: text("post:{id}:{field}"),
-                    ..Counter::default()
-                },
-                Counter {
-                    name: text("user"),
-                    fields: text("follower:16 following:10 post:12"),
-                    rows: text("user:{id}"),
-                    spill: false,
-                    ..Counter::default()
-                },
-            ],
-            existence: vec![existence("liked"), existence("reposted"), existence("read")],
-            view: vec![View {
-                name: text("home"),
-                // By name: a field that ALTER adds must not change the pages of clients that are
-                // there.
-                counters: ["like", "repost", "comment", "read"].map(|f| format!("post.{f}")).into(),
-                flags: vec![text("liked"), text("read")],
-            }],
-            action: vec![
-                action("like", "liked"),
-                action("repost", "reposted"),
-                action("read", "read"),
-            ],
+            spill,
+            counter,
+            existence,
+            view,
+            action,
             file: None,
         }
     }
 }
 
 impl Config {
+    /// What the data set is made of.
+    pub fn data_set(&self) -> Options {
+        Options {
+            dir: self.durability.dir.clone(),
+            fsync: self.durability.fsync,
+            keep_log_bytes: self.durability.keep_log_bytes,
+            spill: self.spill.clone(),
+            counter: self.counter.clone(),
+            existence: self.existence.clone(),
+            view: self.view.clone(),
+            action: self.action.clone(),
+        }
+    }
+
     /// Reads and checks a file.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
         let text = std::fs::read_to_string(path)
@@ -143,10 +124,10 @@ impl Config {
         let mut config: Config = toml::from_str(text).map_err(wrong)?;
         let written: toml::Table = toml::from_str(text).map_err(wrong)?;
         if !written.contains_key("view") {
-            config.view = defaults::views(&config);
+            config.view = defaults::views(&config.counter, &config.existence);
         }
         if !written.contains_key("action") {
-            config.action = defaults::actions(&config);
+            config.action = defaults::actions(&config.counter, &config.existence);
         }
         config.validate()?;
         Ok(config)
@@ -260,7 +241,9 @@ impl Config {
         let has_no_members =
             |name: &String| self.existence.iter().any(|e| e.name == *name && !e.members);
         let is_existence = |name: &str| self.existence.iter().any(|e| e.name == name);
-        for view in self.view.iter().filter(|view| !defaults::is_view(self, view)) {
+        for view in
+            self.view.iter().filter(|view| !defaults::is_view(&self.counter, &self.existence, view))
+        {
             if let Some(flag) = view.flags.iter().find(|f| has_no_members(f)) {
                 return invalid(format!(
                     "view '{}': the existence space '{flag}' has no members (members = false)",

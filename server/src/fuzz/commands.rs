@@ -12,12 +12,13 @@ mod model;
 use crate::command::spec::flag;
 use crate::command::table::{find, with_numbers};
 use crate::config::{Config, Counter, Existence};
-use crate::dataset::catalogue::Catalogue;
-use crate::dataset::engines::Engines;
 use crate::net::request_loop::{Closing, Talk, Turn};
-use crate::roles::node::{Host, Node, Tallies};
+use crate::roles::node::{Host, Node};
 use crate::runtime::shutdown::Stop;
+use crate::runtime::tally::Tallies;
 use choices::{Choices, FLAGS, KNOWN, LEFT_OUT, WORDS};
+use dataset::catalogue::Catalogue;
+use dataset::engines::Engines;
 use model::{Model, error};
 use redis_protocol::resp2::{decode::decode, types::OwnedFrame as Frame};
 use std::sync::{Arc, LazyLock};
@@ -50,10 +51,11 @@ fn node() -> Arc<Node> {
 pub(crate) fn alone(config: &Config) -> Arc<Node> {
     let host = Host::new(config.clone(), Vec::new(), Stop::new());
     let node = host.node();
+    let options = config.data_set();
     let catalogue =
-        Catalogue::default().completed(config).expect("a new folder fits any configuration");
+        Catalogue::default().completed(&options).expect("a new folder fits any configuration");
     node.fill(
-        Engines::new(config, &catalogue, node.durability.clone()).expect("the default spaces"),
+        Engines::new(&options, &catalogue, node.durability.clone()).expect("the default spaces"),
     );
     let disk = Arc::new(store::SimDisk::new(1));
     node.store

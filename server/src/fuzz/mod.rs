@@ -10,8 +10,6 @@ pub use commands::commands;
 
 use crate::acl;
 use crate::config::{Config, Security};
-use crate::dataset::catalogue::Catalogue;
-use crate::dataset::log_records::{read_pairs, read_rows};
 use crate::runtime::glob;
 use resp::{Limits, Scan, Scanner, integer, natural};
 use std::path::Path;
@@ -116,26 +114,6 @@ pub fn config(input: &[u8]) {
     let again = Config::parse(&printed, Path::new("printed.toml"))
         .unwrap_or_else(|e| panic!("{text:?}: {e}\n{printed}"));
     assert_eq!(again, config);
-}
-
-/// Records of the log and of snapshots.
-pub fn records(input: &[u8]) {
-    let mut last = None;
-    let _ = read_rows(input, |id, _| {
-        assert!(last.is_none_or(|last| last <= id), "ids never fall");
-        last = Some(id);
-        Ok(())
-    });
-    let _ = read_pairs(input, |_, _, _| Ok(()));
-    let _ = crate::dataset::durability::layout_records::decode_layout(input);
-    let _ = crate::dataset::durability::layout_records::decode_block(input);
-    let _ = crate::dataset::durability::layout_records::decode_frontier(input);
-    if let Ok(catalogue) = Catalogue::decode(input) {
-        assert_eq!(
-            Catalogue::decode(&catalogue.encode()).map(|c| c.encode()).ok(),
-            Some(catalogue.encode())
-        );
-    }
 }
 
 /// Patterns and numbers: the pattern lies before the first 0xff, the text behind it.
@@ -295,26 +273,6 @@ mod tests {
                 b"99999999999999999999",
                 b"1e400",
                 b"'''",
-            ],
-        );
-    }
-
-    #[test]
-    fn seeded_rounds_of_records() {
-        rounds(
-            records,
-            &[
-                &[4, 1, 2, 4, 6, 8, 1, 0, 0, 0, 0],
-                &[3, 7, 2, 9, 1, 1],
-                &[0, 1, 4, 9, 200, 1, 5],
-                b"[[counter]]\nnumber = 1\nname = \"post\"\nfields = \"like:12\"\n",
-            ],
-            &[
-                &[0xff; 9],
-                &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1],
-                &[0],
-                &[0x80],
-                &[1; 20],
             ],
         );
     }

@@ -2,12 +2,12 @@
 
 use crate::command::error::{Printable, Refusal, refuse};
 use crate::command::spec::{Outcome, Spec};
-use crate::dataset::dirty_keys::Mark;
-use crate::dataset::durability::MOST_BYTES;
-use crate::dataset::engines::{CounterSpace, ExistenceSpace, KeyError, KeyRef};
 use crate::handlers::session::{Replies, Scratch, Session};
 use crate::handlers::suspend::Came;
 use crate::roles::node::Node;
+use dataset::commit::MOST_BYTES;
+use dataset::dirty_keys::Mark;
+use dataset::engines::{CounterSpace, ExistenceSpace, KeyError, KeyRef};
 use resp::{Args, Protocol, Reply};
 use std::sync::Arc;
 

@@ -5,11 +5,11 @@
 
 use crate::command::spec::{NO_KEYS, Spec};
 use crate::command::table::{Found, find};
-use crate::dataset::cold::Fetching;
-use crate::dataset::engines::{Action, CounterSpace, Engines, ExistenceSpace, KeyRef, View};
 use crate::handlers::admin::command::{id_positions, key_positions};
 use crate::handlers::feed::weibo::NOBODY;
 use crate::handlers::session::Session;
+use dataset::cold::fetch::Fetching;
+use dataset::engines::{Action, CounterSpace, Engines, ExistenceSpace, KeyRef, View};
 use phantom::Member;
 use resp::{Args, natural};
 
@@ -73,7 +73,7 @@ fn ask_one(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetchi
 
 fn ask_keys(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetching) {
     for at in key_positions(spec, args) {
-        match engines.resolve_for(spec, args.at(at)) {
+        match engines.resolve_for(spec.is_about_pairs(), args.at(at)) {
             Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
                 ask_row(space, id, fetching)
             }

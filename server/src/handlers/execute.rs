@@ -5,7 +5,6 @@ use crate::acl::Request;
 use crate::command::error::{Refusal, refuse};
 use crate::command::spec::{Outcome, Spec, flag};
 use crate::command::table::{Found, bit_of, find};
-use crate::dataset::engines::Engines;
 use crate::handlers::call::Call;
 use crate::handlers::redis::{pubsub, tracking, transaction};
 use crate::handlers::session::{Replies, Scratch, Session};
@@ -14,6 +13,7 @@ use crate::roles::node::Node;
 use crate::runtime::clients::Kind;
 use crate::runtime::pause::Paused;
 use crate::runtime::slowlog;
+use dataset::engines::Engines;
 use resp::{Args, Protocol, Reply};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -314,7 +314,7 @@ pub(crate) fn readable(node: &Node) -> Outcome {
     if !node.engines.get().is_some_and(Engines::has_cold) {
         return Ok(());
     }
-    match crate::dataset::cold::take_failures().first() {
+    match dataset::cold::take_failures().first() {
         None => Ok(()),
         Some((id, why)) => Err(unreadable(*id, why)),
     }
@@ -327,7 +327,7 @@ pub(crate) fn row_readable(node: &Node, id: u64) -> Outcome {
     if !node.engines.get().is_some_and(Engines::has_cold) {
         return Ok(());
     }
-    crate::dataset::cold::take_failure(id).map_or(Ok(()), |why| Err(unreadable(id, &why)))
+    dataset::cold::take_failure(id).map_or(Ok(()), |why| Err(unreadable(id, &why)))
 }
 
 /// What is answered in the places of rows that could not be read: the same wherever a row stands.
@@ -339,7 +339,7 @@ impl Unreadable {
     #[inline]
     pub(crate) fn note(&mut self, node: &Node) -> bool {
         if node.engines.get().is_some_and(Engines::has_cold) {
-            for (id, why) in crate::dataset::cold::take_failures() {
+            for (id, why) in dataset::cold::take_failures() {
                 self.0.entry(id).or_insert_with(|| unreadable(id, &why));
             }
         }

@@ -12,11 +12,11 @@
 use crate::command::error::{Refusal, refuse};
 use crate::command::spec::{NO_KEYS, flag};
 use crate::command::table::find;
-use crate::dataset::durability::MOST_BYTES;
-use crate::dataset::engines::{CounterSpace, Engines, KeyRef};
 use crate::handlers::admin::command::{id_positions, key_positions};
 use crate::handlers::call::id;
 use crate::handlers::execute::select;
+use dataset::commit::MOST_BYTES;
+use dataset::engines::{CounterSpace, Engines, KeyRef};
 use resp::Args;
 
 /// Up to here it need not be known closely.
@@ -78,7 +78,7 @@ fn closely<'a>(
             continue;
         }
         for at in key_positions(spec, args) {
-            match engines.resolve_for(spec, args.at(at)) {
+            match engines.resolve_for(spec.is_about_pairs(), args.at(at)) {
                 Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
                     rows.push((space.number(), id))
                 }

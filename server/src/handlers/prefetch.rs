@@ -8,8 +8,8 @@
 use crate::command::spec::flag;
 use crate::command::table::Found;
 use crate::command::table::ahead_of;
-use crate::dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
 use crate::handlers::call::member;
+use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
 use phantom::Member;
 use resp::{Args, natural};
 

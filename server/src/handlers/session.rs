@@ -2,13 +2,13 @@
 
 use crate::acl::Access;
 use crate::command::spec::Outcome;
-use crate::dataset::engines::{Page, Seen};
-use crate::dataset::watch::Place;
 use crate::handlers::redis::{pubsub, tracking, transaction};
 use crate::handlers::suspend::Errand;
 use crate::roles::feed;
 use crate::roles::node::Node;
 use crate::runtime::clients::Client;
+use dataset::engines::{Page, Seen};
+use dataset::watch::Place;
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;

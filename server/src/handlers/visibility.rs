@@ -5,9 +5,9 @@
 //! Asked here for all commands, after they have read, by the ids that they name.
 
 use crate::command::spec::{NO_KEYS, Spec, flag};
-use crate::dataset::engines::{Engines, KeyRef};
 use crate::handlers::admin::command::{id_positions, key_positions};
 use crate::handlers::session::Session;
+use dataset::engines::{Engines, KeyRef};
 use resp::Args;
 use store::Ticket;
 

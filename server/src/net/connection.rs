@@ -365,7 +365,7 @@ impl Connection {
         }
     }
 
-    fn tallies(&self) -> &crate::roles::node::Tallies {
+    fn tallies(&self) -> &crate::runtime::tally::Tallies {
         &self.host.tallies[self.worker]
     }
 

@@ -5,12 +5,12 @@
 //! connections go to the worker that has the fewest.
 
 use crate::config::{Config, ConfigError};
-use crate::dataset::cold::ReadsHere;
-use crate::dataset::poll_backoff::Naps;
 use crate::net::connection::Connection;
 use crate::roles::node::{Host, Process};
 use crate::runtime::shutdown::Vital;
 use crate::runtime::tls::Socket;
+use dataset::cold::uring::ReadsHere;
+use dataset::poll_backoff::PollBackoff;
 use std::io::{self, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -373,25 +373,25 @@ impl Drop for Departure {
 
 /// The maintenance thread.
 fn maintain(host: &Host) {
-    let (mut naps, mut turn) = (Naps::default(), 0usize);
+    let (mut backoff, mut turn) = (PollBackoff::default(), 0usize);
     while !host.stop.is_stopped() {
         let node = host.node();
         let engines = node.engines.get();
-        engines.into_iter().for_each(|engines| engines.tracking.tidy(engines));
+        engines.into_iter().for_each(|engines| node.tracking.tidy(engines));
         match engines.filter(|engines| engines.maintain()) {
             None => {
-                let nap = naps.next(&node);
+                let rest = backoff.next(node.durability.parts.changes());
                 if let Some(engines) = engines {
-                    engines.probe(turn, nap.as_millis() as u64 * CANARIES_PER_MS);
+                    engines.probe(turn, rest.as_millis() as u64 * CANARIES_PER_MS);
                     turn = turn.wrapping_add(1);
                 }
                 drop(node);
-                std::thread::sleep(nap);
+                std::thread::sleep(rest);
             }
             Some(engines) => {
-                naps.worked();
+                backoff.worked();
                 // Else pages that are woken on this processor would wait for the clock's tick: see
-                // dataset/snapshot/cpu_throttle.rs.
+                // dataset/src/snapshot/cpu_throttle.rs.
                 if !engines.hurries() {
                     std::thread::yield_now();
                 }

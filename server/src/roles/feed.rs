@@ -199,10 +199,11 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::dataset::engines::Engines;
     use crate::net::request_loop::{Talk, Turn};
-    use crate::roles::node::{Host, Tallies};
+    use crate::roles::node::Host;
     use crate::runtime::shutdown::Stop;
+    use crate::runtime::tally::Tallies;
+    use dataset::engines::Engines;
     use store::{Check, frame_head};
 
     /// A replica that was stopped, say, in the middle of what it was sent: its system takes no
@@ -285,7 +286,7 @@ mod tests {
         config.durability.dir = folder.path().to_path_buf();
         config.replication.max_replicas = 1;
         let node = Host::new(config, Vec::new(), Stop::new()).node();
-        node.engines.fill(Engines::empty(&node.config(), node.durability.clone()));
+        node.engines.fill(Engines::empty(&node.config().data_set(), node.durability.clone()));
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 1));
         let asked = async || {
             let client = node.clients.admit(nowhere, nowhere, usize::MAX).unwrap();

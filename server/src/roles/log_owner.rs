@@ -12,11 +12,13 @@
 //!       --> replica
 //! ```
 
+use crate::roles::load::load;
 use crate::roles::node::{Host, Node};
 use crate::roles::replica;
 use crate::roles::replica::Course;
 use crate::runtime::clients::{Client, Kind};
-use crate::{StartError, load};
+use dataset::recovery;
+use dataset::recovery::Held;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
@@ -27,37 +29,6 @@ const RETRY: Duration = Duration::from_millis(500);
 
 /// How long a node that is replaced goes on for the clients that wait for something of it.
 const PATIENCE: Duration = Duration::from_millis(500);
-
-/// The log, as one of two.
-pub(crate) enum Held {
-    /// A master's.
-    Own(Box<Log>),
-    /// A replica's.
-    Follows(Box<FollowLog>),
-}
-
-impl Held {
-    /// Whether it is a master's.
-    pub(crate) fn is_own(&self) -> bool {
-        matches!(self, Held::Own(_))
-    }
-
-    /// Where it ends.
-    pub(crate) fn end(&self) -> store::Position {
-        match self {
-            Held::Own(log) => log.written(),
-            Held::Follows(log) => log.written(),
-        }
-    }
-
-    /// The term of its newest segment.
-    pub(crate) fn term(&self) -> u64 {
-        match self {
-            Held::Own(log) => log.term(),
-            Held::Follows(log) => log.term(),
-        }
-    }
-}
 
 /// The director's life.
 pub(crate) fn direct(host: &Arc<Host>, mut held: Held) -> store::Result<()> {
@@ -182,7 +153,7 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
         let watcher = scope.spawn(watch);
         let ended = {
             let _told = Told(&over);
-            node.durability.run(log, &node.engines)
+            recovery::run_commits(&node.durability, log, &node.engines)
         };
         // It only waits.
         let _ = watcher.join();
@@ -197,7 +168,7 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
         unfinished(host, node, error);
         committer.reopen();
         committer.step_down();
-        (log, outcome) = node.durability.run(log, &node.engines);
+        (log, outcome) = recovery::run_commits(&node.durability, log, &node.engines);
     }
     (log, outcome)
 }
@@ -312,9 +283,6 @@ fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
             Ok(held) => {
                 settle(&node, held.is_own(), held.term());
                 return held;
-            }
-            Err(StartError::Recover(error)) => {
-                tracing::error!("the data cannot be opened: {error}")
             }
             Err(error) => tracing::error!("the data cannot be opened: {error}"),
         }

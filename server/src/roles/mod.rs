@@ -16,11 +16,13 @@
 //! is one atomic, the [`Gate`]: a replica takes none, nor does a master of which it is not known
 //! whether it still is one (fence.rs), nor one that has too few replicas.
 
+pub(crate) mod background;
 pub(crate) mod failover;
 pub(crate) mod feed;
 mod fence;
 pub(crate) mod graceful_shutdown;
 mod link_status;
+pub(crate) mod load;
 pub(crate) mod log_owner;
 pub(crate) mod node;
 pub(crate) mod replica;

@@ -3,9 +3,6 @@
 use crate::acl::Acl;
 use crate::command::error::Refusal;
 use crate::config::Config;
-use crate::dataset::durability::Durability;
-use crate::dataset::engines::Engines;
-use crate::dataset::snapshot::Snapshots;
 use crate::net::workers::allowed_clients;
 use crate::roles::Replication;
 use crate::runtime::clients::Clients;
@@ -16,108 +13,19 @@ use crate::runtime::pubsub::Channels;
 use crate::runtime::settings::{SetError, Settings};
 use crate::runtime::shutdown::Stop;
 use crate::runtime::slowlog::SlowLog;
+use crate::runtime::tally::{Rates, Tallies, Totals};
 use crate::runtime::tls::Tls;
 use crate::runtime::tracking::Tracking;
 use arc_swap::{ArcSwap, Guard};
+use dataset::commit::Durability;
+use dataset::engines::Engines;
+use dataset::live::{Live, Snapshots};
 use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-
-/// A counter that one thread writes and others read now and then: a load and a store instead of a
-/// locked addition.
-#[derive(Default)]
-pub(crate) struct Tally(AtomicU64);
-
-impl Tally {
-    /// Only the owning worker may call this.
-    #[inline]
-    pub(crate) fn add(&self, n: u64) {
-        self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
-    }
-
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Relaxed)
-    }
-}
-
-/// What one worker counts. Its own cache lines, so that workers do not slow each other down.
-#[derive(Default)]
-#[repr(align(128))]
-pub(crate) struct Tallies {
-    pub(crate) commands: Tally,
-    pub(crate) errors: Tally,
-    pub(crate) bytes_in: Tally,
-    pub(crate) bytes_out: Tally,
-    /// Rows that were there when they were read by key, and that were not.
-    pub(crate) hits: Tally,
-    pub(crate) misses: Tally,
-    /// Odd while the worker is in a turn.
-    pub(crate) turn: AtomicU64,
-}
-
-impl Tallies {
-    /// The worker is in a turn until the guard is dropped.
-    #[inline]
-    pub(crate) fn enter(&self) -> InTurn<'_> {
-        self.turn.fetch_add(1, SeqCst);
-        InTurn(&self.turn)
-    }
-}
-
-/// See [`Tallies::enter`].
-pub(crate) struct InTurn<'a>(&'a AtomicU64);
-
-impl Drop for InTurn<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        self.0.fetch_add(1, SeqCst);
-    }
-}
-
-/// Sums of [`Tallies`].
-#[derive(Default, Clone, Copy)]
-pub(crate) struct Totals {
-    pub(crate) commands: u64,
-    pub(crate) errors: u64,
-    pub(crate) bytes_in: u64,
-    pub(crate) bytes_out: u64,
-    pub(crate) hits: u64,
-    pub(crate) misses: u64,
-    /// From a master, and to replicas.
-    pub(crate) link_bytes_in: u64,
-    pub(crate) link_bytes_out: u64,
-}
-
-/// What the last second had, by the second.
-#[derive(Default)]
-pub(crate) struct Rates {
-    pub(crate) commands: AtomicU64,
-    pub(crate) bytes_in: AtomicU64,
-    pub(crate) bytes_out: AtomicU64,
-    pub(crate) link_bytes_in: AtomicU64,
-    pub(crate) link_bytes_out: AtomicU64,
-}
-
-impl Rates {
-    /// Between these two sums so much time went by.
-    pub(crate) fn measure(&self, before: &Totals, after: &Totals, elapsed: Duration) {
-        let elapsed_us = elapsed.as_micros().max(1);
-        for (rate, before, after) in [
-            (&self.commands, before.commands, after.commands),
-            (&self.bytes_in, before.bytes_in, after.bytes_in),
-            (&self.bytes_out, before.bytes_out, after.bytes_out),
-            (&self.link_bytes_in, before.link_bytes_in, after.link_bytes_in),
-            (&self.link_bytes_out, before.link_bytes_out, after.link_bytes_out),
-        ] {
-            // CONFIG RESETSTAT may come between.
-            let more = u128::from(after.saturating_sub(before));
-            rate.store(u64::try_from(more * 1_000_000 / elapsed_us).unwrap_or(u64::MAX), Relaxed);
-        }
-    }
-}
+use std::time::Instant;
 
 /// Something that is there once the data are loaded. Until then the dispatcher lets only those
 /// commands through that do not ask.
@@ -279,12 +187,29 @@ impl Node {
 
     /// From now on the data are there.
     pub(crate) fn fill(&self, mut engines: Engines) {
-        engines.tracking = self.tracking.clone();
+        engines.tracking = self.tracking.listener();
         self.engines.fill(engines);
         // Clients stay connected though the node before this one had other data.
         if self.tracking.any() {
             self.tracking.all_changed();
         }
+    }
+
+    /// The data set as work in the background sees it; none while it is loaded.
+    pub(crate) fn live<'a>(
+        &'a self,
+        is_stopped: &'a (dyn Fn() -> bool + Sync),
+    ) -> Option<Live<'a>> {
+        let spill = &self.config().spill;
+        Some(Live {
+            engines: self.engines.get()?,
+            store: &self.store,
+            durability: &self.durability,
+            snapshots: &self.snapshots,
+            max_cold_bytes: spill.max_bytes,
+            merge_bytes_per_s: spill.merge_bytes_per_s,
+            is_stopped,
+        })
     }
 
     /// Whether the data are there.
@@ -402,10 +327,4 @@ impl Process {
         totals.link_bytes_out = feeds.bytes_out.load(Relaxed);
         totals
     }
-}
-
-/// Microseconds since 1970.
-pub(crate) fn unix_us() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }

@@ -1,17 +1,17 @@
 //! A replica at work: the link to its master, and what comes over it made true in the own log and
 //! the engines.
 
-use crate::config;
-use crate::config::{Config, Fsync};
-use crate::dataset::catalogue::Catalogue;
-use crate::dataset::durability;
-use crate::dataset::engines::Engines;
-use crate::dataset::log_records::RecordKind;
+use crate::config::Fsync;
 use crate::roles::node::{Host, Node};
 use crate::roles::role::Master;
 use crate::roles::{LinkState, log_owner, more, now_ms, salvage};
 use crate::runtime::tls::Socket;
 use counter::Schema;
+use dataset::catalogue::Catalogue;
+use dataset::engines::Engines;
+use dataset::log_records::RecordKind;
+use dataset::options::{Options, Spill};
+use dataset::recovery::apply::apply_record;
 use replication::{Follower, LinkError, ReplicaHost, Timeouts};
 use std::io;
 use std::sync::Arc;
@@ -90,7 +90,7 @@ impl ReplicaHost for Here {
             let record = record?;
             if record.kind == RecordKind::Catalogue as u8 {
                 let told = Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
-                is_named(&told, &self.node.config())?;
+                is_named(&told, &self.node.config().data_set())?;
                 self.told = Some(told);
             }
         }
@@ -98,7 +98,7 @@ impl ReplicaHost for Here {
     }
 
     fn may_open(&mut self, staged: &Staging) -> Result<(), String> {
-        let config = self.node.config();
+        let options = self.node.config().data_set();
         let text = staged
             .small(|tag| tag.kind == RecordKind::Catalogue as u32)
             .map_err(|e| e.to_string())?;
@@ -107,13 +107,11 @@ impl ReplicaHost for Here {
         let Some(told) = self.told.as_ref().filter(|_| staged.has_log()).or(first.as_ref()) else {
             return Ok(());
         };
-        is_named(told, &config)?;
+        is_named(told, &options)?;
         if staged.is_whole() {
             // As the start does it that follows, without the rows.
-            let empty = Config {
-                spill: config::Spill { cache_bytes: 0, read_threads: 1, ..config.spill.clone() },
-                ..(**config).clone()
-            };
+            let spill = Spill { cache_bytes: 0, read_threads: 1, ..options.spill.clone() };
+            let empty = Options { spill, ..options };
             let mut engines = Engines::empty(&empty, self.node.durability.clone());
             let opened = engines.extend(&empty, told).and_then(|()| engines.connect(&empty));
             opened.map_err(|e| format!("the master's data do not fit the configuration: {e}"))?;
@@ -130,7 +128,7 @@ impl ReplicaHost for Here {
         // Records may be told again.
         self.node.engines.lift_limits();
         let applied = self.apply_once(head, body);
-        self.node.engines.set_limits(&self.node.config());
+        self.node.engines.set_limits(&self.node.config().data_set());
         applied
     }
 
@@ -159,8 +157,8 @@ impl ReplicaHost for Here {
     }
 }
 
-fn is_named(told: &Catalogue, config: &Config) -> Result<(), String> {
-    told.named_by(config).map_err(|e| format!("{e}; restart this replica with it"))
+fn is_named(told: &Catalogue, options: &Options) -> Result<(), String> {
+    told.named_by(options).map_err(|e| format!("{e}; restart this replica with it"))
 }
 
 impl Here {
@@ -191,7 +189,7 @@ impl Here {
                 }
                 continue;
             }
-            durability::apply_record(engines, parts, record.space, record.kind, record.payload)?;
+            apply_record(engines, parts, record.space, record.kind, record.payload)?;
         }
         if records == head.records {
             Ok(true)
@@ -603,6 +601,7 @@ fn replaced(here: &Here, fetched: bool) -> Result<(), LinkError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
     use crate::roles::Order;
     use std::io::{Read, Write};
     use store::{Check, Position, frame_head};

@@ -16,5 +16,6 @@ pub(crate) mod service_manager;
 pub(crate) mod settings;
 pub(crate) mod shutdown;
 pub(crate) mod slowlog;
+pub(crate) mod tally;
 pub mod tls;
 pub(crate) mod tracking;

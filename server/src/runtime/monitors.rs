@@ -1,7 +1,7 @@
 //! MONITOR: clients that are shown every command. While there is none, a command pays for one load.
 
-use crate::roles::node::unix_us;
 use crate::runtime::clients::{Client, MONITOR};
+use dataset::clock::unix_us;
 use parking_lot::Mutex;
 use resp::Args;
 use std::io::Write as _;

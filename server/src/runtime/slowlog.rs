@@ -6,8 +6,8 @@
 //! costs no look at the clock.
 
 use crate::config::Server;
-use crate::roles::node::unix_us;
 use crate::runtime::clients::Client;
+use dataset::clock::unix_us;
 use parking_lot::Mutex;
 use resp::Args;
 use std::collections::{BTreeMap, VecDeque};

@@ -2,8 +2,8 @@
 //!
 //! The model is the set of pairs that were acknowledged as set. A filter that errs for every fourth
 //! pair makes sure that undos and repetitions of actions that never happened happen all the time.
-//! Of twelve mutations, each without one rule of `server/src/dataset/engines/zero_proof.rs`, four
-//! seeds find nine: what passes is not proved. `cargo xtask model gate --runs 100` runs more of
+//! Of twelve mutations, each without one rule of `dataset/src/engines/zero_proof.rs`, four seeds
+//! find nine: what passes is not proved. `cargo xtask model gate --runs 100` runs more of
 //! them.
 
 use crate::replication::{follow, in_step};

@@ -9,20 +9,20 @@
 //! from seed 1 on) and `--seed` makes it longer, or replays one seed.
 
 use counter::{Bounds, Change as Delta};
+use dataset::Engines;
+use dataset::catalogue::Catalogue;
+use dataset::commit::Durability;
+use dataset::engines::Page;
+use dataset::options::{Fsync, Options};
 use phantom::{Answer, Change, Member};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use tidemark_server::Engines;
-use tidemark_server::config::{Config, Fsync};
-use tidemark_server::dataset::catalogue::Catalogue;
-use tidemark_server::dataset::durability::Durability;
-use tidemark_server::dataset::engines::Page;
 
 const UNBOUNDED: Bounds = Bounds { min: None, max: None, saturate: false };
 const RATE: f64 = 0.01;
 
-fn tiny() -> Config {
-    let mut config = Config::default();
+fn tiny() -> Options {
+    let mut config = Options::default();
     for counter in &mut config.counter {
         counter.rows_per_table = 64;
     }

@@ -4,7 +4,7 @@
 
 use crate::reads::{self, Measured, Pattern};
 use crate::rows::{FIELDS, Rows, SPACE, id};
-use clap::ValueEnum;
+use dataset::engines::WriteError;
 use redis_protocol::resp2::types::OwnedFrame::{BulkString, Error, Integer, SimpleString};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -14,7 +14,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tidemark_server::cli::client::Client;
 use tidemark_server::config::{Config, IoMethod};
-use tidemark_server::dataset::engines::WriteError;
 
 /// How the node is configured.
 #[derive(clap::Args, Clone, Debug)]
@@ -32,8 +31,13 @@ pub(crate) struct Setup {
     #[arg(long, default_value_t = 16, global = true)]
     pub(crate) read_threads: usize,
     /// How the disk is read.
-    #[arg(long, value_enum, default_value_t = IoMethod::Auto, global = true)]
+    #[arg(long, value_parser = io_method, default_value = "auto", global = true)]
     pub(crate) io_method: IoMethod,
+}
+
+fn io_method(name: &str) -> Result<IoMethod, String> {
+    let all = [IoMethod::Auto, IoMethod::Threads];
+    all.into_iter().find(|method| method.name() == name).ok_or("auto or threads".to_owned())
 }
 
 /// The process itself: serves the folder until its standard input ends.
@@ -69,7 +73,7 @@ pub(crate) fn serve(dir: &Path, setup: &Setup) -> io::Result<()> {
     server.stop()
 }
 
-fn load(engines: &tidemark_server::Engines, rows: &Rows, from: u64, to: u64) -> io::Result<()> {
+fn load(engines: &dataset::Engines, rows: &Rows, from: u64, to: u64) -> io::Result<()> {
     let space = engines.counter(SPACE.as_bytes()).ok_or_else(|| io::Error::other("no space"))?;
     let patience = Duration::from_secs(60);
     let mut refused: Option<Instant> = None;
@@ -134,10 +138,7 @@ impl Node {
                 "--read-threads",
                 &setup.read_threads.to_string(),
             ])
-            .args([
-                "--io-method",
-                setup.io_method.to_possible_value().as_ref().map_or("auto", |v| v.get_name()),
-            ])
+            .args(["--io-method", setup.io_method.name()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;

@@ -3,13 +3,13 @@
 
 use crate::node::{Node, proc_of};
 use crate::rows::{FIELDS, Rows, SPACE, id, reply, request};
+use dataset::Engines;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
-use tidemark_server::Engines;
 
 const BLOCK: u64 = 4096;
 
@@ -192,7 +192,7 @@ pub(crate) fn inside(engines: &Engines, all: &Rows, pattern: &Pattern) -> io::Re
     measure(std::process::id(), || {
         on_threads(workers, |worker| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-            let _reads = tidemark_server::ReadsHere::begin();
+            let _reads = dataset::cold::uring::ReadsHere::begin();
             let readers = (worker..pattern.readers).step_by(workers as usize);
             runtime.block_on(all_of(readers.map(|n| reader(engines, all, pattern, n)).collect()))
         })

@@ -1,8 +1,8 @@
 //! What should be true: plain maps, and what each command answers by them.
 
-use crate::dataset::engines::Engines;
 use crate::fuzz::commands::Words;
 use crate::fuzz::commands::choices::{FIELDS, FLAGS, IDS, MEMBERS};
+use dataset::engines::Engines;
 use phantom::{Answer, Member};
 use redis_protocol::resp2::types::OwnedFrame as Frame;
 use std::collections::{BTreeMap, BTreeSet};

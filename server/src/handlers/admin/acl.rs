@@ -7,7 +7,7 @@ use crate::command::table::{find, with_numbers};
 use crate::handlers::call::Call;
 use crate::handlers::execute::select;
 use crate::handlers::redis::{client_admin, tracking};
-use crate::roles::node::unix_us;
+use dataset::clock::unix_us;
 use resp::Reply;
 
 const ALWAYS: u32 = flag::NOSCRIPT | flag::LOADING | flag::STALE;

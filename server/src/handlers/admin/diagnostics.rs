@@ -3,8 +3,8 @@
 use crate::command::error::{Printable, Refusal, refuse};
 use crate::command::spec::{NO_KEYS, Outcome, Spec, flag, help, help_row};
 use crate::command::table::with_numbers;
-use crate::dataset::engines::KeyRef;
 use crate::handlers::call::Call;
+use dataset::engines::KeyRef;
 use std::time::Duration;
 
 const LOOK: u32 = flag::ADMIN | flag::LOADING | flag::STALE | flag::NOSCRIPT;

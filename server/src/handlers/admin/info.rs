@@ -4,8 +4,9 @@ use crate::acl::Reason;
 use crate::command::spec::Outcome;
 use crate::command::table::with_numbers;
 use crate::handlers::call::Call;
-use crate::roles::node::{Node, unix_us};
+use crate::roles::node::Node;
 use crate::runtime::pubsub::Kind;
+use dataset::clock::unix_us;
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -465,8 +466,7 @@ fn cold(node: &Node, out: &mut String) {
         }
     }
     let overlay = engines.counters().iter();
-    let overlay = overlay
-        .map(|s| (crate::dataset::cold::changed_rows(s), crate::dataset::cold::overlay_bytes(s)));
+    let overlay = overlay.map(|s| (s.changed_rows(), s.overlay_bytes()));
     let (changed, of_bytes) =
         overlay.fold((0, 0), |sum, (rows, bytes)| (sum.0 + rows, sum.1 + bytes));
     let tombs = engines.counters().iter().map(|s| s.tombstones().0).sum::<u64>();

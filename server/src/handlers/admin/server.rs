@@ -7,7 +7,7 @@ use crate::handlers::call::Call;
 use crate::handlers::call::answer;
 use crate::roles::graceful_shutdown;
 use crate::roles::graceful_shutdown::How;
-use crate::roles::node::unix_us;
+use dataset::clock::unix_us;
 
 const fn spec(
     name: &'static str,

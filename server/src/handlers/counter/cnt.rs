@@ -3,10 +3,10 @@
 use crate::command::error::no_field;
 use crate::command::error::{Printable, Refusal, refuse};
 use crate::command::spec::{Outcome, Spec, flag};
-use crate::dataset::engines::CounterSpace;
 use crate::handlers::call::{Call, id, integer};
 use crate::handlers::session::Scratch;
 use counter::{Bounds, Change, Schema};
+use dataset::engines::CounterSpace;
 
 pub(crate) const TABLE: &[Spec] = &[
     Spec {

@@ -7,10 +7,10 @@
 use crate::command::error::Refusal;
 use crate::command::error::no_field;
 use crate::command::spec::{ONE_KEY, Outcome, Spec, flag};
-use crate::dataset::engines::CounterSpace;
 use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::cnt::read_values;
 use counter::{Bounds, Change, Read, Schema};
+use dataset::engines::CounterSpace;
 use resp::decimal;
 
 const READ: u32 = flag::READONLY | flag::FAST;

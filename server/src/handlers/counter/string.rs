@@ -2,13 +2,13 @@
 
 use crate::command::error::{Refusal, refuse};
 use crate::command::spec::{ALL_KEYS, KeyArgs, ONE_KEY, Outcome, Spec, flag};
-use crate::dataset::engines::{CounterSpace, KeyError, KeyRef};
 use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::cnt::READ_TOGETHER;
 use crate::handlers::execute::Unreadable;
 use crate::handlers::log_size;
 use crate::handlers::session::Scratch;
 use counter::Schema;
+use dataset::engines::{CounterSpace, KeyError, KeyRef};
 use resp::{Reply, decimal};
 
 const READ: u32 = flag::READONLY | flag::FAST;

@@ -3,9 +3,9 @@
 use crate::command::error::Printable;
 use crate::command::error::{Refusal, refuse};
 use crate::command::spec::{Outcome, Spec, flag};
-use crate::dataset::engines::{Action, Page, View};
 use crate::handlers::call::{Call, id, member};
 use crate::handlers::session::Scratch;
+use dataset::engines::{Action, Page, View};
 use phantom::{Answer, BATCH, Change, Member};
 use resp::IntRow;
 

@@ -4,9 +4,9 @@
 
 use crate::command::error::Refusal;
 use crate::command::spec::{ALL_KEYS, ONE_KEY, Outcome, Spec, flag};
-use crate::dataset::engines::{CounterSpace, ExistenceSpace};
 use crate::handlers::call::Call;
 use counter::{Bounds, Change};
+use dataset::engines::{CounterSpace, ExistenceSpace};
 use phantom::{Answer, Member};
 
 const READ: u32 = flag::READONLY | flag::FAST;

@@ -3,8 +3,8 @@
 
 use crate::command::error::{Refusal, refuse};
 use crate::command::spec::{ONE_KEY, Outcome, Spec, flag};
-use crate::dataset::engines::ExistenceSpace;
 use crate::handlers::call::Call;
+use dataset::engines::ExistenceSpace;
 use phantom::{Answer, Change, Member};
 use resp::{Protocol, Reply};
 use std::ops::RangeInclusive;

@@ -2,9 +2,9 @@
 
 use crate::command::error::{Printable, Refusal, refuse};
 use crate::command::spec::{Outcome, Spec, flag};
-use crate::dataset::engines::ExistenceSpace;
 use crate::handlers::call::Call;
 use crate::handlers::session::Scratch;
+use dataset::engines::ExistenceSpace;
 use phantom::{Answer, Change, Member};
 use resp::Reply;
 

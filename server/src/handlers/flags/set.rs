@@ -3,9 +3,9 @@
 
 use crate::command::error::{Refusal, refuse};
 use crate::command::spec::{ALL_KEYS, ONE_KEY, Outcome, Spec, flag};
-use crate::dataset::engines::WriteError;
 use crate::handlers::call::Call;
 use crate::handlers::log_size::PAIR_BYTES;
+use dataset::engines::WriteError;
 use phantom::{Answer, Change, Member};
 use resp::{self, Reply};
 

@@ -2,12 +2,12 @@
 
 use crate::command::error::{Refusal, refuse};
 use crate::command::spec::{ALL_KEYS, NO_KEYS, ONE_KEY, Outcome, Spec, flag, help_row};
-use crate::dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
-use crate::dataset::key_patterns::{Kind, Pattern};
 use crate::handlers::call::Call;
 use crate::handlers::feed::weibo::NOBODY;
 use crate::roles::node::Node;
 use crate::runtime::glob;
+use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
+use dataset::key_patterns::{Kind, Pattern};
 use phantom::{Answer, Change};
 use resp::Reply;
 

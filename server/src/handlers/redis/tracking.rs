@@ -5,7 +5,6 @@
 use crate::command::error::{Refusal, refuse};
 use crate::command::spec::{NO_KEYS, Outcome, Spec};
 use crate::command::table::Found;
-use crate::dataset::engines::{Engines, KeyRef};
 use crate::handlers::admin::command::{id_positions, key_positions};
 use crate::handlers::call::{Call, integer};
 use crate::handlers::redis::client::{ALWAYS, spec};
@@ -13,6 +12,7 @@ use crate::handlers::session::Session;
 use crate::roles::node::Node;
 use crate::runtime::clients::{BROKEN_REDIRECT, Client};
 use crate::runtime::tracking::{MAX_PREFIX, Options, Overlap, Spaces, Tracker, find_overlap};
+use dataset::engines::{Engines, KeyRef};
 use resp::Args;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -346,7 +346,7 @@ pub(crate) fn remember(spec: &Spec, args: Args<'_>, session: &Session, node: &No
     if spec.keys != NO_KEYS {
         for key in key_positions(spec, args).map(|at| args.at(at)) {
             // A key that names nothing has no content that could change.
-            let (space, id) = match engines.resolve_for(spec, key) {
+            let (space, id) = match engines.resolve_for(spec.is_about_pairs(), key) {
                 Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
                     (space.number(), id)
                 }

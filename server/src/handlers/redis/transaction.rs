@@ -19,15 +19,15 @@
 use crate::command::error::Refusal;
 use crate::command::spec::{ALL_KEYS, NO_KEYS, Outcome, Spec, flag};
 use crate::command::table::find;
-use crate::dataset::durability::MOST_BYTES;
-use crate::dataset::engines::{Engines, KeyRef, Seen};
-use crate::dataset::watch::Place;
 use crate::handlers::admin::command::{id_positions, key_positions};
 use crate::handlers::call::{Call, id};
 use crate::handlers::execute::{checked, run, select};
 use crate::handlers::log_size;
 use crate::handlers::session::{Scratch, Session};
 use crate::roles::node::Node;
+use dataset::commit::MOST_BYTES;
+use dataset::engines::{Engines, KeyRef, Seen};
+use dataset::watch::Place;
 use resp::{Args, Kept, Reply};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::{BTreeSet, HashMap};

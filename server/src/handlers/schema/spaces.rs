@@ -5,10 +5,10 @@
 
 use crate::command::error::{Printable, Refusal, refuse};
 use crate::command::spec::{NO_KEYS, Outcome, Spec, flag, help_row};
-use crate::dataset::engines::{CounterSpace, Engines, ExistenceSpace};
 use crate::handlers::call::Call;
 use crate::handlers::redis::keys::disk;
 use counter::Alteration;
+use dataset::engines::{CounterSpace, Engines, ExistenceSpace};
 use resp::Reply;
 
 const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT;
@@ -460,9 +460,7 @@ fn roll(call: &mut Call<'_>) -> Outcome {
     let engines = &call.node.engines;
     let rolled = match any_space(engines, call.args.at(1))? {
         AnySpace::Existence(space) => engines.roll_pairs(space),
-        AnySpace::Counter(space) => {
-            space.roll_now().map_err(crate::dataset::engines::WriteError::from)?
-        }
+        AnySpace::Counter(space) => space.roll_now().map_err(dataset::engines::WriteError::from)?,
     };
     call.reply.int(i64::from(rolled));
     Ok(())
@@ -490,11 +488,13 @@ fn spill(call: &mut Call<'_>) -> Outcome {
         None => 1,
     };
     call.answer_later(move |node, reply| {
+        let is_stopped = || node.stop.is_stopped();
+        let live = node.live(&is_stopped).ok_or(Refusal::LOADING)?;
         let mut left = 0;
         for _ in 0..tables {
             let spilled = match any_space(&node.engines, &name)? {
-                AnySpace::Counter(space) => crate::dataset::cold::spill_oldest(node, space),
-                AnySpace::Existence(space) => crate::dataset::cold::spill_oldest_pairs(node, space),
+                AnySpace::Counter(space) => dataset::tiering::spill_oldest(&live, space),
+                AnySpace::Existence(space) => dataset::tiering::spill_oldest_pairs(&live, space),
             };
             match spilled {
                 Ok(Some(spilled)) => left += spilled.left,

@@ -1,8 +1,8 @@
 //! CONFIG REWRITE: what spaces have become while the server ran, which the file says otherwise.
 
 use crate::config::{Config, Counter, Existence, Key};
-use crate::dataset::catalogue::is_same;
 use crate::runtime::settings::put;
+use dataset::catalogue::is_same;
 use serde::Serialize;
 use toml::{Table, Value};
 use toml_edit::{ArrayOfTables, DocumentMut, Item, TableLike};

@@ -12,7 +12,7 @@
 //!   new value or is told.
 //! - **Broadcast mode.** The table is not used: each change of an id is sent, under all names that
 //!   its keys may have, to the clients whose prefixes match.
-//! - **Places.** A key stands for one or several [places](crate::dataset::watch::Place): the row,
+//! - **Places.** A key stands for one or several [places](dataset::watch::Place): the row,
 //!   or the pairs, of an id in a space. Keys of cells stand for their whole row. The ids of
 //!   FEED.GET stand for themselves, at all places that the view reads.
 //! - **Order.** Messages lie in the [inbox](crate::runtime::inbox) of the client that gets them. An
@@ -29,9 +29,10 @@ pub(crate) use prefixes::{MAX_PREFIX, Overlap, find_overlap};
 pub(crate) use table::Spaces;
 
 use crate::config::Config;
-use crate::dataset::engines::Engines;
-use crate::dataset::watch::Place;
 use crate::runtime::clients::{BROADCAST, BROKEN_REDIRECT, Client, TRACKING};
+use dataset::engines::Engines;
+use dataset::engines::listener::{Listener, Told};
+use dataset::watch::Place;
 use parking_lot::{Mutex, RwLock};
 use prefixes::Prefixes;
 use resp::{Protocol, Reply};
@@ -42,6 +43,24 @@ use std::sync::atomic::{
 };
 use std::sync::{Arc, Weak};
 use table::{Table, Taken};
+
+impl Told for Tracking {
+    fn changed(&self, engines: &Engines, place: Place) {
+        Tracking::changed(self, engines, place);
+    }
+
+    fn begin(&self) {
+        Tracking::begin(self, None, None);
+    }
+
+    fn end(&self, engines: &Engines) {
+        Tracking::end(self, Some(engines));
+    }
+
+    fn all_changed(&self) {
+        Tracking::all_changed(self);
+    }
+}
 
 /// The channel on which a RESP2 client gets what others redirect to it.
 const CHANNEL: &[u8] = b"__redis__:invalidate";
@@ -75,7 +94,7 @@ pub(crate) struct Tracker {
 #[derive(Default)]
 pub(crate) struct Tracking {
     /// How many there are.
-    clients: AtomicUsize,
+    clients: Arc<AtomicUsize>,
     trackers: RwLock<HashMap<u64, Arc<Tracker>>>,
     last_number: AtomicU64,
     table: Table,
@@ -321,6 +340,11 @@ impl Tracking {
             }
         });
         alone.into_iter().for_each(|changes| _ = self.send(&changes, engines));
+    }
+
+    /// For a data set, which tells what changes.
+    pub(crate) fn listener(self: &Arc<Tracking>) -> Listener {
+        Listener::new(self.clients.clone(), self.clone())
     }
 
     /// A place has changed.

@@ -3,7 +3,7 @@
 //! It lies in shards by id, each with a lock of its own that is held for one look. An id has a
 //! handful of keys at most (its row, its cells, its pairs, itself), so its keys are a short list.
 
-use crate::dataset::watch::Place;
+use dataset::watch::Place;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashMap;

@@ -1,0 +1,231 @@
+//! Existence tables that lie on the disk: the page files of a space, and their backend.
+//!
+//! A table's filters are the pages of one file, of which a check reads one (one for each filter of
+//! its chain, if the table was overrun: one after the other, until one has the pair). The cache
+//! does not hold pages, which are hardly ever read twice, but answers: this pair, in this file, yes
+//! or no. How a file comes to be is in `tiering/filters.rs`.
+
+use crate::cold::fetch::Fetching;
+use crate::cold::quarantine::Damaged;
+use crate::cold::{Cold, Key, Read, Values, note_failed};
+use crate::log_records::RecordKind;
+use arc_swap::ArcSwap;
+use phantom::{Chain, ColdBackend, Member, Note, Pair};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+use store::{BLOCK_BYTES, BlockPlace, FileEntry, PageFile, Store};
+
+/// The pages of one table.
+pub struct PairFile {
+    file: PageFile,
+    chain: Arc<Chain>,
+    shared: Arc<Cold>,
+}
+
+impl PairFile {
+    /// Opens a file that the manifest names, or will name.
+    pub(crate) fn open(
+        store: &Store,
+        entry: &FileEntry,
+        options: &phantom::Options,
+        shared: &Arc<Cold>,
+    ) -> store::Result<(Arc<PairFile>, Note)> {
+        let (file, bytes) = store.open_pages(entry)?;
+        let corrupt =
+            |what: String| store::Error::Corrupt { path: store.path(&entry.name), offset: 0, what };
+        let note = Note::decode(options, &bytes).map_err(|e| corrupt(e.to_string()))?;
+        let chain = note.chain().clone();
+        if note.range() != (entry.tag.low, entry.tag.high) || chain.pages() as u64 != file.pages() {
+            return Err(corrupt("its note is that of another table".to_owned()));
+        }
+        Ok((Arc::new(PairFile { file, chain, shared: shared.clone() }), note))
+    }
+
+    /// As the manifest names it.
+    pub fn entry(&self) -> &FileEntry {
+        self.file.entry()
+    }
+
+    pub(crate) fn file(&self) -> &PageFile {
+        &self.file
+    }
+
+    /// Bytes of memory that it takes.
+    pub fn memory_bytes(&self) -> usize {
+        self.file.memory_bytes() + size_of::<PairFile>()
+    }
+
+    /// Pairs in it, those that are revoked included.
+    pub fn pairs(&self) -> u64 {
+        self.chain.pairs()
+    }
+
+    pub(crate) fn key(&self, pair: &Pair) -> Key {
+        (self.file.identity(), pair.hash())
+    }
+
+    /// Reads whether a pair is there.
+    pub(crate) fn look(&self, pair: &Pair) -> store::Result<crate::cold::Row> {
+        let mut page = [0; BLOCK_BYTES];
+        for (filter, number) in self.chain.places(pair).enumerate() {
+            let started = Instant::now();
+            self.file.read(number as u64, &mut page)?;
+            self.shared.figures.note_read(started.elapsed());
+            if self.chain.has(filter, pair, &page) {
+                return Ok(Some(Values::new()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Where the page lies that this filter of the chain has for it; none: there is no such filter.
+    pub(crate) fn place(&self, pair: &Pair, filter: usize) -> Option<BlockPlace> {
+        self.chain.places(pair).nth(filter).map(|number| self.file.place(number as u64))
+    }
+
+    /// What that page, as it was read, says of it; nothing if the next filter may have it.
+    pub(crate) fn answer(
+        &self,
+        pair: &Pair,
+        filter: usize,
+        page: &[u8; BLOCK_BYTES],
+    ) -> Option<Read> {
+        let mut left = self.chain.places(pair).skip(filter);
+        let number = left.next()?;
+        let told = match self.file.verify_page(number as u64, page) {
+            Ok(()) if self.chain.has(filter, pair, page) => Ok(Some(Values::new())),
+            Ok(()) if left.next().is_some() => return None,
+            Ok(()) => Ok(None),
+            Err(error) => Err(error),
+        };
+        Some(self.noted(pair, told))
+    }
+
+    /// Reads it, and has it cached. What cannot be read is reported.
+    pub(crate) fn read(&self, pair: &Pair) -> Read {
+        self.noted(pair, self.look(pair))
+    }
+
+    fn noted(&self, pair: &Pair, told: store::Result<crate::cold::Row>) -> Read {
+        match told {
+            Ok(row) => {
+                self.shared.cache.insert(self.key(pair), row.clone());
+                Ok(row)
+            }
+            Err(error) => {
+                self.shared.note_failure(&error);
+                Err(error.to_string().into())
+            }
+        }
+    }
+}
+
+impl ColdBackend for PairFile {
+    fn has(&self, pair: &Pair) -> Option<bool> {
+        let read = self.shared.at_hand(&self.key(pair)).unwrap_or_else(|| {
+            self.shared.figures.reads_in_place.fetch_add(1, Relaxed);
+            self.read(pair)
+        });
+        match read {
+            Ok(row) => Some(row.is_some()),
+            Err(why) => {
+                note_failed(pair.id, why);
+                None
+            }
+        }
+    }
+
+    fn identity(&self) -> u64 {
+        self.file.identity()
+    }
+}
+
+/// The tables of one existence space that lie on the disk, in the order of their ranges.
+pub struct ColdPairs {
+    shared: Arc<Cold>,
+    files: ArcSwap<Vec<Arc<PairFile>>>,
+    /// See [`ColdPairs::end`].
+    end: AtomicU64,
+    /// The last attempt to write failed: no writer need wait for room.
+    pub(crate) stuck: AtomicBool,
+    /// What cannot be merged.
+    pub(crate) damaged: Damaged,
+}
+
+impl ColdPairs {
+    pub(crate) fn new(shared: Arc<Cold>) -> ColdPairs {
+        let (files, end, stuck, damaged) = Default::default();
+        ColdPairs { shared, files, end, stuck, damaged }
+    }
+
+    /// Whether there are any, or were.
+    #[inline]
+    pub fn any(&self) -> bool {
+        self.end() > 0
+    }
+
+    /// Pairs of ids from here on have never been on the disk, so that a page of young posts costs
+    /// one look per id.
+    #[inline]
+    pub fn end(&self) -> u64 {
+        self.end.load(Relaxed)
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Cold> {
+        &self.shared
+    }
+
+    /// All files, in the order of their ranges.
+    pub fn files(&self) -> Arc<Vec<Arc<PairFile>>> {
+        self.files.load_full()
+    }
+
+    /// These files answer from now on.
+    pub(crate) fn set_files(&self, mut files: Vec<Arc<PairFile>>) {
+        files.sort_by_key(|file| file.entry().tag.low);
+        // Once there were some it is asked for ever: readers look without a barrier.
+        if let Some(last) = files.last() {
+            self.end.fetch_max(last.entry().tag.high.saturating_add(1), Relaxed);
+            self.shared.begins();
+        }
+        self.files.store(Arc::new(files));
+    }
+
+    /// Notes what must be read before it can be said whether a pair is set; nothing if it is at
+    /// hand, or in memory, or `asks` says that it is not needed.
+    pub fn ask(
+        &self,
+        space: &phantom::Space,
+        (id, member): (u64, &Member<'_>),
+        fetching: &mut Fetching,
+        asks: impl FnOnce() -> bool,
+    ) {
+        if id >= self.end() {
+            return;
+        }
+        let pair = &space.pair(id, member);
+        if !space.lies_elsewhere(pair) || !asks() {
+            return;
+        }
+        let files = self.files.load();
+        let above = files.partition_point(|file| file.entry().tag.low <= pair.id);
+        let Some(file) = above.checked_sub(1).map(|at| &files[at]) else { return };
+        if !self.shared.is_at_hand(file.key(pair)) {
+            fetching.want_pair(file, pair);
+        }
+    }
+}
+
+/// The page files of an existence space that the manifest names.
+pub(crate) fn files_of(store: &Store, space: u32) -> Vec<FileEntry> {
+    let ours =
+        |file: &FileEntry| file.tag.space == space && file.tag.kind == RecordKind::Table as u32;
+    store.cold_files().into_iter().filter(ours).collect()
+}
+
+/// Whether so much has come late that writers are to wait for a merge.
+pub(crate) fn is_crowded(space: &phantom::Space) -> bool {
+    let (late, most) = space.late();
+    late > most / 4 * 3
+}

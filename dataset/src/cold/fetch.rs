@@ -1,0 +1,444 @@
+//! Reading cold rows and flags for a turn: one job per block or pair, all of them at the same time.
+//! By io_uring from the worker itself (`uring.rs`), or by threads of their own, which also read
+//! what the ring could not, and say what is wrong with it.
+//!
+//! Turns are served in their order, but one that wants more than [`SHARE`] goes to the end of the
+//! line after each so many: a request for a million rows does not delay a page.
+
+use crate::cold::cold_filters::PairFile;
+use crate::cold::{Cold, Key, PINS, Read, Values, uring};
+use crate::options::IoMethod;
+use parking_lot::{Condvar, Mutex};
+use phantom::Pair;
+use quick_cache::DefaultHashBuilder;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{
+    AtomicUsize,
+    Ordering::{AcqRel, Relaxed},
+};
+use std::time::Instant;
+use store::{BLOCK_BYTES, Block, BlockPlace, ColdFile};
+use tokio::sync::oneshot;
+
+/// Jobs of a turn that are taken before another's: the page of fifty rows and two flags of each,
+/// and some.
+const SHARE: usize = 200;
+/// Rows and pairs beyond which a turn is not looked ahead of the request at hand: those behind it
+/// are read with the next one that needs to wait.
+const ENOUGH: usize = 4096;
+/// What one is counted with in the memory of its client: as it is asked for, and as it is at hand,
+/// in a table that is half empty.
+const WANTED_BYTES: usize =
+    size_of::<(Arc<ColdFile>, u64, u64)>() + size_of::<What>() + 2 * size_of::<(Key, Read)>();
+
+/// Rows at hand for one turn; looked for several times each.
+pub type Pins = HashMap<Key, Read, DefaultHashBuilder>;
+
+/// Rows and pairs that a turn needs and that are not at hand.
+#[derive(Default)]
+pub struct Fetching {
+    wanted: Vec<(Arc<ColdFile>, u64, u64)>,
+    pairs: Vec<(Arc<PairFile>, Pair)>,
+}
+
+impl Fetching {
+    pub(crate) fn want(&mut self, file: &Arc<ColdFile>, block: u64, id: u64) {
+        self.wanted.push((file.clone(), block, id));
+    }
+
+    pub(crate) fn want_pair(&mut self, file: &Arc<PairFile>, pair: &Pair) {
+        self.pairs.push((file.clone(), *pair));
+    }
+
+    /// Whether everything is at hand.
+    pub fn is_ready(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn len(&self) -> usize {
+        self.wanted.len() + self.pairs.len()
+    }
+
+    /// Whether no more is to be read at once.
+    pub fn is_enough(&self) -> bool {
+        self.len() >= ENOUGH
+    }
+
+    /// Bytes of memory that it will take until the requests have run.
+    pub fn bytes(&self) -> usize {
+        self.len() * WANTED_BYTES
+    }
+}
+
+/// What is to be read, and for whom.
+pub(crate) struct Job {
+    pub(crate) what: What,
+    pub(crate) turn: Arc<Waiting>,
+}
+
+pub(crate) enum What {
+    /// One block, and the rows that are wanted of it.
+    Rows { file: Arc<ColdFile>, block: u64, ids: Vec<u64> },
+    /// The page of a pair in this filter of its chain; those before it have not got the pair.
+    Pair { file: Arc<PairFile>, pair: Pair, filter: usize },
+}
+
+/// What of a turn is still to be done.
+pub(crate) struct Rest {
+    pub(crate) jobs: std::vec::IntoIter<What>,
+    pub(crate) turn: Arc<Waiting>,
+    /// Of its share.
+    taken: usize,
+}
+
+/// A turn that waits for its jobs.
+pub(crate) struct Waiting {
+    pub(crate) cold: Arc<Cold>,
+    pins: Mutex<Pins>,
+    left: AtomicUsize,
+    done: Mutex<Option<oneshot::Sender<Pins>>>,
+    asked: Instant,
+}
+
+/// The threads that read. They start with the first job, and end with this.
+pub(crate) struct Reads {
+    method: IoMethod,
+    threads: usize,
+    started: OnceLock<()>,
+    queue: Arc<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    line: Mutex<Line>,
+    nudge: Condvar,
+}
+
+/// The turns that wait, in the order in which they are served.
+#[derive(Default)]
+pub(crate) struct Line {
+    pub(crate) turns: VecDeque<Rest>,
+    closed: bool,
+}
+
+impl Line {
+    /// The next one. What nothing waits for any more is moved to `left`, for the caller to drop
+    /// when it holds no lock: the last turn may have all of [`Cold`].
+    pub(crate) fn next(&mut self, left: &mut Vec<Rest>) -> Option<Job> {
+        loop {
+            let first = self.turns.front_mut()?;
+            // The rest of a connection that has gone is not needed.
+            let Some(what) = first.jobs.next().filter(|_| !first.turn.is_left()) else {
+                left.extend(self.turns.pop_front());
+                continue;
+            };
+            let job = Job { what, turn: first.turn.clone() };
+            first.taken += 1;
+            if first.jobs.len() == 0 {
+                self.turns.pop_front();
+            } else if first.taken == SHARE {
+                first.taken = 0;
+                self.turns.rotate_left(1);
+            }
+            return Some(job);
+        }
+    }
+}
+
+impl Reads {
+    pub(crate) fn new(threads: usize, method: IoMethod) -> Reads {
+        Reads { method, threads: threads.max(1), started: OnceLock::new(), queue: Arc::default() }
+    }
+
+    /// Whether a worker is to read by its ring.
+    pub(crate) fn may_ring(&self) -> bool {
+        self.method == IoMethod::Auto && uring::is_allowed()
+    }
+
+    /// Has the threads do this, behind what they were told before.
+    pub(crate) fn add(&self, rest: Rest) {
+        self.start();
+        let jobs = rest.jobs.len();
+        self.queue.line.lock().turns.push_back(rest);
+        // Without the lock, which each that wakes up takes first.
+        for _ in 0..jobs.min(self.threads) {
+            if !self.queue.nudge.notify_one() {
+                // All are awake, and look for more when they have read.
+                break;
+            }
+        }
+    }
+
+    fn start(&self) {
+        self.started.get_or_init(|| {
+            for index in 0..self.threads {
+                let queue = self.queue.clone();
+                let body = move || {
+                    while let Some(job) = queue.take() {
+                        job.run();
+                    }
+                };
+                if let Err(error) =
+                    std::thread::Builder::new().name(format!("cold-{index}")).spawn(body)
+                {
+                    tracing::error!("a thread for cold reads cannot start: {error}");
+                }
+            }
+        });
+    }
+}
+
+impl Drop for Reads {
+    fn drop(&mut self) {
+        self.queue.line.lock().closed = true;
+        self.queue.nudge.notify_all();
+    }
+}
+
+impl Queue {
+    fn take(&self) -> Option<Job> {
+        loop {
+            // Goes after the lock has gone.
+            let mut left = Vec::new();
+            let mut line = self.line.lock();
+            let job = line.next(&mut left);
+            if job.is_some() || line.closed {
+                return job;
+            }
+            if left.is_empty() {
+                self.nudge.wait(&mut line);
+            }
+        }
+    }
+}
+
+impl Waiting {
+    fn new(cold: &Arc<Cold>, pins: Pins, jobs: usize) -> (Arc<Waiting>, oneshot::Receiver<Pins>) {
+        let (done, end) = oneshot::channel();
+        let turn = Waiting {
+            cold: cold.clone(),
+            pins: Mutex::new(pins),
+            left: AtomicUsize::new(jobs),
+            done: Mutex::new(Some(done)),
+            asked: Instant::now(),
+        };
+        (Arc::new(turn), end)
+    }
+
+    /// Whether nothing waits for it any more.
+    fn is_left(&self) -> bool {
+        self.done.lock().as_ref().is_none_or(oneshot::Sender::is_closed)
+    }
+
+    /// This is what came of one of its jobs.
+    fn add(&self, reads: impl IntoIterator<Item = (Key, Read)>) {
+        self.pins.lock().extend(reads);
+        if self.left.fetch_sub(1, AcqRel) == 1 {
+            let pins = std::mem::take(&mut *self.pins.lock());
+            if let Some(done) = self.done.lock().take() {
+                // A connection that has gone does not want them any more.
+                let _ = done.send(pins);
+            }
+        }
+    }
+}
+
+impl What {
+    /// Where the block or page lies that is to be read next; none: it is for a thread to find out
+    /// what is wrong.
+    pub(crate) fn place(&self) -> Option<BlockPlace> {
+        match self {
+            What::Rows { file, block, .. } => Some(file.place(*block)),
+            What::Pair { file, pair, filter } => file.place(pair, *filter),
+        }
+    }
+}
+
+impl Job {
+    /// Reads and waits for the disk.
+    fn run(self) {
+        let Job { what, turn } = self;
+        match what {
+            What::Rows { file, block, ids } => {
+                let mut buffer = [0; BLOCK_BYTES];
+                let rows = rows(&turn.cold, &file, &ids, file.read(block, &mut buffer));
+                turn.cold.figures.note_read(turn.asked.elapsed());
+                turn.add(rows);
+            }
+            What::Pair { file, pair, .. } => turn.add([(file.key(&pair), file.read(&pair))]),
+        }
+    }
+
+    /// Gets the block that was read; without it a thread reads it, and says what is wrong. Gives
+    /// what is to be read next, if the job is not done.
+    pub(crate) fn take(self, bytes: Option<&[u8; BLOCK_BYTES]>) -> Option<Job> {
+        let Some(bytes) = bytes else {
+            self.by_thread();
+            return None;
+        };
+        let Job { what, turn } = self;
+        let figures = &turn.cold.figures;
+        figures.note_read(turn.asked.elapsed());
+        figures.reads_by_ring.fetch_add(1, Relaxed);
+        match what {
+            What::Rows { file, block, ids } => {
+                turn.add(rows(&turn.cold, &file, &ids, file.verified(block, bytes)))
+            }
+            What::Pair { file, pair, filter } => match file.answer(&pair, filter, bytes) {
+                Some(read) => turn.add([(file.key(&pair), read)]),
+                None => {
+                    return Some(Job { what: What::Pair { file, pair, filter: filter + 1 }, turn });
+                }
+            },
+        }
+        None
+    }
+
+    /// Has a thread do it.
+    pub(crate) fn by_thread(self) {
+        let Job { what, turn } = self;
+        let cold = turn.cold.clone();
+        cold.reads.add(Rest { jobs: vec![what].into_iter(), turn, taken: 0 });
+    }
+}
+
+/// The rows that are wanted of a block, which are cached; or why there are none, which is reported.
+fn rows(
+    cold: &Cold,
+    file: &ColdFile,
+    ids: &[u64],
+    block: store::Result<Block<'_>>,
+) -> Vec<(Key, Read)> {
+    let identity = file.head().identity;
+    let mut rows = Vec::with_capacity(ids.len());
+    match block {
+        Ok(block) => block.get_all(ids, |id, values| {
+            let key = (identity, u128::from(id));
+            let row: crate::cold::Row = values.map(Values::from_slice);
+            cold.cache.insert(key, row.clone());
+            rows.push((key, Ok(row)));
+        }),
+        Err(error) => {
+            cold.note_failure(&error);
+            let why: Arc<str> = error.to_string().into();
+            rows.extend(ids.iter().map(|&id| ((identity, u128::from(id)), Err(why.clone()))));
+        }
+    }
+    rows
+}
+
+impl Cold {
+    /// Reads what is wanted, all at the same time. Gives that and what is pinned on this thread
+    /// now.
+    pub fn fetch(
+        self: &Arc<Self>,
+        fetching: Fetching,
+    ) -> impl Future<Output = Pins> + Send + use<> {
+        let Fetching { mut wanted, mut pairs } = fetching;
+        let pins = PINS.take();
+        wanted.sort_unstable_by_key(|(file, block, id)| (file.head().identity, *block, *id));
+        wanted.dedup_by_key(|(file, _, id)| (file.head().identity, *id));
+        let same = |a: &(Arc<ColdFile>, u64, u64), b: &(Arc<ColdFile>, u64, u64)| {
+            Arc::ptr_eq(&a.0, &b.0) && a.1 == b.1
+        };
+        let blocks: Vec<_> = wanted.chunk_by(same).collect();
+        pairs.sort_unstable_by_key(|(file, pair)| file.key(pair));
+        pairs.dedup_by_key(|(file, pair)| file.key(pair));
+        let (turn, end) = Waiting::new(self, pins, blocks.len() + pairs.len());
+        let rows = blocks.into_iter().map(|rows| What::Rows {
+            file: rows[0].0.clone(),
+            block: rows[0].1,
+            ids: rows.iter().map(|row| row.2).collect(),
+        });
+        let wanted_pairs =
+            pairs.into_iter().map(|(file, pair)| What::Pair { file, pair, filter: 0 });
+        let jobs: Vec<What> = rows.chain(wanted_pairs).collect();
+        let rest = Rest { jobs: jobs.into_iter(), turn, taken: 0 };
+        match uring::here(self) {
+            Some(ring) => ring.lock().serve(rest),
+            None => self.reads.add(rest),
+        }
+        // A read that ends without an answer gets none: then the turn asks for them again.
+        async move { end.await.unwrap_or_default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A node that is given up while turns wait that were never begun, and whose connections have
+    /// gone.
+    #[test]
+    fn the_last_turn_takes_the_threads_with_it() {
+        let cold = Cold::new(4096, 1, IoMethod::Threads);
+        let queue = cold.reads.queue.clone();
+        let (turn, _) = Waiting::new(&cold, Pins::default(), 1);
+        let what = What::Rows { file: file(), block: 0, ids: vec![0] };
+        queue.line.lock().turns.push_back(Rest { jobs: vec![what].into_iter(), turn, taken: 0 });
+        drop(cold);
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || tell.send(queue.take().is_none()));
+        assert_eq!(
+            told.recv_timeout(std::time::Duration::from_secs(60)),
+            Ok(true),
+            "it waits for itself"
+        );
+    }
+
+    fn file() -> Arc<ColdFile> {
+        let disk = Arc::new(store::SimDisk::new(1));
+        let store = store::Store::open(disk, store::StoreOptions::default()).unwrap();
+        let tag = store::Tag { space: 1, kind: 1, low: 0, high: 99, stamp: 0 };
+        let mut writer = store.begin_cold(tag, 1).unwrap();
+        writer.push(7, &[70]).unwrap();
+        Arc::new(store.open_cold(&writer.finish().unwrap().unwrap()).unwrap())
+    }
+
+    fn turn(line: &mut Line, file: &Arc<ColdFile>, jobs: usize) -> oneshot::Receiver<Pins> {
+        let (turn, end) = Waiting::new(&Cold::new(0, 1, IoMethod::Threads), Pins::default(), jobs);
+        let rows = |block| What::Rows { file: file.clone(), block, ids: vec![] };
+        let jobs: Vec<What> = (0..jobs as u64).map(rows).collect();
+        line.turns.push_back(Rest { jobs: jobs.into_iter(), turn, taken: 0 });
+        end
+    }
+
+    #[test]
+    fn large_batches_wait_for_small_ones() {
+        let file = file();
+        let mut line = Line::default();
+        let _much = turn(&mut line, &file, 100_000);
+        let (some, more) = (turn(&mut line, &file, 60), turn(&mut line, &file, 60));
+        let mut places = [vec![], vec![], vec![]];
+        let turns: Vec<_> = line.turns.iter().map(|rest| Arc::as_ptr(&rest.turn)).collect();
+        let mut at = 0;
+        while let Some(job) = line.next(&mut Vec::new()) {
+            let whose = turns.iter().position(|turn| *turn == Arc::as_ptr(&job.turn)).unwrap();
+            let What::Rows { block, .. } = job.what else { panic!("rows were asked for") };
+            assert_eq!(block, places[whose].len() as u64, "each turn's in their order");
+            places[whose].push(at);
+            at += 1;
+        }
+        assert_eq!(places.each_ref().map(Vec::len), [100_000, 60, 60]);
+        assert_eq!(
+            places[1..].iter().flatten().copied().collect::<Vec<_>>(),
+            (SHARE..SHARE + 120).collect::<Vec<_>>()
+        );
+        drop((some, more));
+    }
+
+    #[test]
+    fn nothing_is_read_for_a_cancelled_request() {
+        let file = file();
+        let mut line = Line::default();
+        let gone = turn(&mut line, &file, 1000);
+        let here = turn(&mut line, &file, 3);
+        assert!(line.next(&mut Vec::new()).is_some());
+        drop(gone);
+        let rest = std::iter::from_fn(|| line.next(&mut Vec::new())).count();
+        assert_eq!(rest, 3);
+        drop(here);
+    }
+}

@@ -1,0 +1,317 @@
+//! Rows that lie on the disk: which files hold them, how they are read, and what was read lately.
+//!
+//! ```text
+//!   turn of a connection -> which ids are cold, and not at hand?  --none--> commands run, as ever
+//!        |  some: the turn stops there                                   ^
+//!        '-> one job per 4 KiB block: io_uring, else threads (reads.rs) -' pinned for the turn,
+//!                                                                          and in the cache
+//!   a command -> counter::Space -> misses the row in memory -> ColdBackend::get
+//!             -> pins, cache, else one read in place
+//! ```
+//!
+//! Flags of old posts go the same way (`cold_filters.rs`).
+//!
+//! So no command knows of cold rows: the engine finds them below (`counter/src/cold.rs`), and what
+//! the connection has fetched beforehand is there. If something was not (a file was replaced in
+//! between) the row is read in place, which costs the worker one read of the disk.
+//!
+//! The cache holds rows, not blocks: cold traffic is spread over old posts, and a block would bring
+//! six hundred rows for one. Rows are named by their file, so nothing in it is ever outdated: after
+//! a merge the same id has another name. quick_cache: a hit takes some 12 ns, it is bounded by
+//! weight, and a scan of many rows once does not drive out those that are read again and again.
+//!
+//! What cannot be read is an error of the commands that ask for it: [`take_failures`]; it is never
+//! taken for a row that does not exist.
+
+pub mod cold_filters;
+pub mod fetch;
+pub mod files;
+pub mod overlay;
+pub mod quarantine;
+pub mod uring;
+
+use crate::options::IoMethod;
+use fetch::Pins;
+use fetch::Reads;
+use quick_cache::sync::{Cache, DefaultLifecycle};
+use quick_cache::{DefaultHashBuilder, OptionsBuilder};
+use smallvec::SmallVec;
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// A row's name: its file's identity, and its id; a pair's: that, and its hash.
+pub(crate) type Key = (u64, u128);
+/// Values of a row; those of a usual one take no memory of their own, so that the cache's bytes can
+/// be counted.
+pub(crate) type Values = SmallVec<[i64; INLINE]>;
+/// What a file says of an id: its values, or that there is no such row; of a pair, which has no
+/// values, whether it is set.
+pub(crate) type Row = Option<Values>;
+/// A row that was read, or why not.
+pub(crate) type Read = Result<Row, Arc<str>>;
+
+#[derive(Clone)]
+struct Weight;
+
+const INLINE: usize = 4;
+/// What a cached row is counted as: its place in the cache, with the share of places that only
+/// remember what was there, and of the table.
+const ROW_BYTES: u64 = 152;
+/// Rows that are in the cache for the moment in which others leave it.
+const SLACK: usize = 1024;
+/// Memory for the cache is set aside at once up to here; a larger cache grows into its own.
+const SET_ASIDE: u64 = 1 << 30;
+/// Places that remember rows that went, so that those that come back are kept longer: per row that
+/// is there.
+const GHOSTS: f64 = 0.2;
+
+impl quick_cache::Weighter<Key, Row> for Weight {
+    fn weight(&self, _: &Key, row: &Row) -> u64 {
+        let apart = row.as_ref().filter(|values| values.spilled());
+        ROW_BYTES + apart.map_or(0, |values| 8 * values.capacity() as u64 + 16)
+    }
+}
+
+/// What cold rows have cost so far.
+#[derive(Default)]
+pub struct Figures {
+    /// Blocks read.
+    pub reads: AtomicU64,
+    /// Of these, by io_uring.
+    pub reads_by_ring: AtomicU64,
+    /// By a worker in place.
+    pub reads_in_place: AtomicU64,
+    /// Their time, from the request to the row.
+    pub read_ns: AtomicU64,
+    /// Reads by their time: below 2^n microseconds.
+    pub(crate) slower: [AtomicU64; 24],
+    /// Reads that the disk refused.
+    pub errors: AtomicU64,
+    /// Blocks with a wrong checksum.
+    pub corrupt: AtomicU64,
+    /// Cold rows that were in the cache, and that were not.
+    pub hits: AtomicU64,
+    /// See `hits`.
+    pub misses: AtomicU64,
+    /// Tables that went to the disk.
+    pub spilled_tables: AtomicU64,
+    /// Rows that left memory.
+    pub spilled_rows: AtomicU64,
+    /// Pairs that left memory.
+    pub spilled_pairs: AtomicU64,
+    /// Files that were merged with what had changed.
+    pub merges: AtomicU64,
+    /// Bytes of new cold files.
+    pub written_bytes: AtomicU64,
+    /// Spills and merges that failed; they are tried again.
+    pub failures: AtomicU64,
+}
+
+impl Figures {
+    fn note_read(&self, took: Duration) {
+        self.reads.fetch_add(1, Relaxed);
+        self.read_ns.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+        let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let class = (64 - us.leading_zeros() as usize).min(self.slower.len() - 1);
+        self.slower[class].fetch_add(1, Relaxed);
+    }
+
+    /// So many microseconds are not exceeded by this share of the reads; the next power of two.
+    pub fn read_us(&self, share: f64) -> u64 {
+        let counts: Vec<u64> = self.slower.iter().map(|n| n.load(Relaxed)).collect();
+        let wanted = (counts.iter().sum::<u64>() as f64 * share).ceil() as u64;
+        let mut below = 0;
+        let class = counts.iter().position(|n| {
+            below += n;
+            below >= wanted.max(1)
+        });
+        class.map_or(0, |class| 1 << class)
+    }
+}
+
+/// What all spaces share: the cache, the readers, and figures.
+pub struct Cold {
+    cache: Cache<Key, Row, Weight>,
+    reads: Reads,
+    /// What cold rows have cost.
+    pub figures: Figures,
+    /// By space: why its last spill or merge failed, if it did.
+    pub trouble: parking_lot::Mutex<std::collections::BTreeMap<String, String>>,
+    any: AtomicBool,
+}
+
+impl Cold {
+    /// Threads start with the first read.
+    pub(crate) fn new(cache_bytes: u64, threads: usize, method: IoMethod) -> Arc<Cold> {
+        let items = (cache_bytes / ROW_BYTES).max(16) as usize;
+        let mut options = OptionsBuilder::new();
+        options
+            .estimated_items_capacity(items)
+            .weight_capacity(cache_bytes)
+            .ghost_allocation(GHOSTS);
+        // Only a missing number is an error.
+        let options = options.build().expect("both capacities are given");
+        let cache = Cache::with_options(
+            options,
+            Weight,
+            DefaultHashBuilder::default(),
+            DefaultLifecycle::default(),
+        );
+        // At once: growing step by step it would leave holes of half its size in the heap. Pages
+        // that no row has reached yet are not resident.
+        cache.reserve((cache_bytes.min(SET_ASIDE) / ROW_BYTES) as usize + SLACK);
+        Arc::new(Cold {
+            cache,
+            reads: Reads::new(threads, method),
+            figures: Figures::default(),
+            trouble: parking_lot::Mutex::default(),
+            any: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether any row or flag of any space may lie on the disk: asked several times for each
+    /// command, so it is one load. Once set it stays set, and a thread that has learnt of such a
+    /// row or flag has learnt of this.
+    #[inline]
+    pub(crate) fn any(&self) -> bool {
+        self.any.load(Relaxed)
+    }
+
+    /// To be called before the first of them does.
+    pub(crate) fn begins(&self) {
+        self.any.store(true, Relaxed);
+    }
+
+    /// Bytes of the cached rows, and the most that they may be.
+    pub fn cache_bytes(&self) -> (u64, u64) {
+        (self.cache.weight(), self.cache.capacity())
+    }
+
+    /// How it is read: the name that INFO has for it.
+    pub fn io_method(&self) -> &'static str {
+        if self.reads.may_ring() { "io_uring" } else { "threads" }
+    }
+
+    /// What is at hand of a row: pinned for this turn, or cached.
+    fn at_hand(&self, key: &Key) -> Option<Read> {
+        if let Some(read) = PINS.with_borrow(|pins| pins.get(key).cloned()) {
+            return Some(read);
+        }
+        self.cache.get(key).map(Ok)
+    }
+
+    /// Whether a turn need not have it read. What is cached stays at hand for the turn, whatever
+    /// happens in the cache.
+    fn is_at_hand(&self, key: Key) -> bool {
+        if PINS.with_borrow(|pins| pins.contains_key(&key)) {
+            return true;
+        }
+        let Some(row) = self.cache.get(&key) else {
+            self.figures.misses.fetch_add(1, Relaxed);
+            return false;
+        };
+        self.figures.hits.fetch_add(1, Relaxed);
+        PINS.with_borrow_mut(|pins| pins.insert(key, Ok(row)));
+        true
+    }
+
+    /// Notes a read that failed.
+    fn note_failure(&self, error: &store::Error) {
+        let kind = match error {
+            store::Error::Corrupt { .. } => &self.figures.corrupt,
+            _ => &self.figures.errors,
+        };
+        kind.fetch_add(1, Relaxed);
+        tracing::error!("a cold row cannot be read: {error}. {}", error.advice());
+    }
+}
+
+thread_local! {
+    /// What was fetched for the turn at hand.
+    static PINS: RefCell<Pins> = RefCell::default();
+    /// Ids that the command at hand asked for in vain.
+    static FAILED: RefCell<Vec<(u64, Arc<str>)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// These rows are at hand, on this thread, until others are.
+pub fn pin(pins: Pins) {
+    PINS.set(pins);
+}
+
+/// What was pinned, for a later turn; nothing is from now on.
+pub fn unpin() -> Pins {
+    PINS.take()
+}
+
+/// Ids that this thread could not read since the last call, and why.
+#[inline]
+pub fn take_failures() -> Vec<(u64, Arc<str>)> {
+    FAILED.with_borrow_mut(
+        |failed| if failed.is_empty() { Vec::new() } else { std::mem::take(failed) },
+    )
+}
+
+/// Why this id could not be read since the last call, if it could not; then that is told.
+pub fn take_failure(id: u64) -> Option<Arc<str>> {
+    FAILED.with_borrow_mut(|failed| {
+        let why = failed.iter().find(|failure| failure.0 == id).map(|failure| failure.1.clone());
+        failed.retain(|failure| failure.0 != id);
+        why
+    })
+}
+
+/// Runs `ask`, which asks for rows. An error if one of them could not be read: then what it gave
+/// says nothing. The caller answers for that, so it is no failure of the command.
+pub(crate) fn if_readable<T>(ask: impl FnOnce() -> T) -> Result<T, Arc<str>> {
+    let before = FAILED.with_borrow(Vec::len);
+    let answer = ask();
+    let failed = FAILED.with_borrow_mut(|failed| failed.drain(before..).next());
+    failed.map_or(Ok(answer), |(_, why)| Err(why))
+}
+
+/// A bit for each of at most 32 ids that the command at hand asked for in vain.
+#[inline]
+pub(crate) fn failed_among(ids: &[u64]) -> u32 {
+    FAILED.with_borrow(|failed| {
+        if failed.is_empty() {
+            return 0;
+        }
+        let is_failed = |id: &u64| failed.iter().any(|failure| failure.0 == *id);
+        ids.iter().enumerate().fold(0, |bits, (at, id)| bits | u32::from(is_failed(id)) << at)
+    })
+}
+
+fn note_failed(id: u64, why: Arc<str>) {
+    FAILED.with_borrow_mut(|failed| failed.push((id, why)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the configuration allows is what the cache takes, its tables and what it only remembers
+    /// included.
+    #[test]
+    fn the_cache_takes_no_more_than_it_may() {
+        const BYTES: u64 = 16 << 20;
+        let cold = Cold::new(BYTES, 1, IoMethod::Threads);
+        let map = cold.cache.memory_used().map;
+        let row = Values::from_slice(&[1, 2, 3, 4]);
+        for id in 0..BYTES / ROW_BYTES * 3 {
+            cold.cache.insert((7, u128::from(id)), Some(row.clone()));
+            // Some again, so that all kinds of places are used.
+            cold.cache.get(&(7, u128::from(id / 2)));
+        }
+        let used = cold.cache.memory_used();
+        assert!(
+            cold.cache.weight() > BYTES / 10 * 9,
+            "{} of {BYTES} are used",
+            cold.cache.weight()
+        );
+        assert_eq!(used.map, map, "it has not grown");
+        let taken = (used.entries + used.map) as u64;
+        assert!(taken <= BYTES && taken > BYTES / 2, "{taken} of {BYTES}");
+    }
+}

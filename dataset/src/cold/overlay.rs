@@ -1,0 +1,70 @@
+//! What is both in memory and on the disk: rows that were changed since they went there.
+
+use super::files::ColdSpace;
+use counter::{RangeStats, Space};
+
+/// Bytes of the tables below the line, in which changed rows are: what merging will give back.
+pub(crate) fn overlay_bytes(space: &Space) -> u64 {
+    let end = space.cold_end();
+    let changed = |range: &&RangeStats| range.last < end && range.rows > 0;
+    space.ranges().iter().filter(changed).map(|range| range.bytes).sum()
+}
+
+/// Rows that are both in memory and in a file: they were changed since they went to the disk. Which
+/// rows of a file's range are new is not known before they are merged: no more are taken for
+/// changed than the file has.
+pub(crate) fn changed_rows(space: &Space, cold: &ColdSpace) -> u64 {
+    let files = cold.files();
+    let files = files.all().iter().map(|file| {
+        let tag = file.entry().tag;
+        ((tag.low, tag.high), (0, file.head().rows))
+    });
+    let end = space.cold_end();
+    let tables = space.ranges().into_iter().filter(|range| range.low < end);
+    let tables = tables.map(|range| ((range.low, range.last), (range.rows, 0)));
+    in_both(tables.chain(files).collect())
+}
+
+/// Of ranges with rows in memory and on the disk: how many may be in both, if those in memory are
+/// changed ones wherever they can be. Ranges that overlap are taken together.
+fn in_both(mut ranges: Vec<((u64, u64), (u64, u64))>) -> u64 {
+    ranges.sort_unstable();
+    let (mut sum, mut last, mut rows) = (0, None, (0u64, 0u64));
+    for ((low, high), (here, there)) in ranges {
+        if last.is_some_and(|last| low > last) {
+            sum += rows.0.min(rows.1);
+            rows = (0, 0);
+            last = None;
+        }
+        last = last.max(Some(high));
+        rows = (rows.0 + here, rows.1 + there);
+    }
+    sum + rows.0.min(rows.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// F27. A table below the line that never went to the disk has no row that is there, too.
+    #[test]
+    fn rows_are_in_both_only_where_a_file_has_them() {
+        let (memory, disk) = (
+            |low, last, rows| ((low, last), (rows, 0)),
+            |low, last, rows| ((low, last), (0, rows)),
+        );
+        assert_eq!(in_both(vec![]), 0);
+        // Small first tables, one that was spilled and changed, and one whose file is not there
+        // yet.
+        let all = [memory(0, 99, 70), memory(100, 199, 20), disk(100, 199, 100)];
+        assert_eq!(in_both(all.to_vec()), 20);
+        assert_eq!(in_both([all.to_vec(), vec![memory(200, 299, 50)]].concat()), 20);
+        // New rows among those of a file: no more are changed than it has.
+        assert_eq!(in_both(vec![memory(0, 9, 10), disk(0, 9, 3)]), 3);
+        // Two tables of one file, and two files of one table.
+        let parts = vec![memory(0, 4, 80), memory(5, 9, 80), disk(0, 9, 100)];
+        assert_eq!(in_both(parts), 100);
+        assert_eq!(in_both(vec![memory(0, 9, 80), disk(0, 4, 30), disk(5, 9, 30)]), 60);
+        assert_eq!(in_both(vec![memory(0, u64::MAX, 80), disk(5, 9, 30)]), 30);
+    }
+}

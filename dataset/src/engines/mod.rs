@@ -1,0 +1,616 @@
+//! The engines of this server: its spaces, views and actions, and which keys name what.
+//!
+//! How they are made from configuration and catalogue is in `build`, how a page is read in `page`,
+//! the one path by which data change in `write`, and when a counter of 0 answers for a flag in
+//! `zero_proof`.
+
+mod build;
+pub mod listener;
+mod page;
+mod unproven_ids;
+mod write;
+mod zero_proof;
+
+pub use build::{BuildError, existence_options};
+pub use page::{Page, View};
+pub use unproven_ids::Loose;
+pub use write::Seen;
+pub use write::{AlterError, WriteError};
+pub use zero_proof::Tie;
+
+use crate::catalogue::Catalogue;
+use crate::cold;
+use crate::cold::Cold;
+use crate::cold::cold_filters::is_crowded;
+use crate::cold::cold_filters::{ColdPairs, PairFile};
+use crate::cold::fetch::Fetching;
+use crate::cold::files::ColdSpace;
+use crate::cold::overlay::{changed_rows, overlay_bytes};
+use crate::commit::Durability;
+use crate::key_patterns::{Kind, Match, Pattern};
+use crate::watch::{Place, Watches};
+use listener::Listener;
+use std::collections::BTreeSet;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// A counter space with its name.
+pub struct CounterSpace {
+    number: u32,
+    name: String,
+    space: counter::Space,
+    /// Fields that flags are tied to: position, and index of the existence space.
+    tied: Vec<(usize, usize)>,
+    /// Whether old tables move to the disk.
+    spills: bool,
+    cold: Arc<ColdSpace>,
+    /// GET answers its rows as one text.
+    pub text_rows: bool,
+}
+
+impl CounterSpace {
+    /// Its number in the catalogue: what records call it.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether old tables move to the disk when memory runs short.
+    pub fn spills(&self) -> bool {
+        self.spills
+    }
+
+    /// Rows in memory and on the disk. Of those that have been changed since they went to the disk,
+    /// and new ones in the range of a cold file, it is not known which are which before they are
+    /// merged: they are counted as if there were none new. Rows of other ranges are counted
+    /// exactly.
+    pub fn all_rows(&self) -> u64 {
+        let changed = self.changed_rows();
+        (self.space.rows() + self.cold.rows()).saturating_sub(changed + self.space.tombstones().0)
+    }
+
+    /// Bytes of the tables that hold changed rows of the disk: what merging will give back.
+    pub fn overlay_bytes(&self) -> u64 {
+        overlay_bytes(&self.space)
+    }
+
+    /// Rows that were changed since they went to the disk, about.
+    pub fn changed_rows(&self) -> u64 {
+        changed_rows(&self.space, &self.cold)
+    }
+
+    /// The position of its first field.
+    pub(crate) fn first(&self) -> Option<usize> {
+        self.schema().living().next().map(|(position, _)| position)
+    }
+
+    /// Whether a row is one counter: it goes with it.
+    pub(crate) fn has_one_field(&self) -> bool {
+        self.schema().living().nth(1).is_none()
+    }
+
+    /// Its rows on the disk.
+    pub fn cold(&self) -> &Arc<ColdSpace> {
+        &self.cold
+    }
+
+    /// Has those of these rows read that lie on the disk, all at the same time, as a connection's
+    /// turn does before its commands run. They are at hand on the thread that has waited, until it
+    /// calls this again. For code that drives the engines without a connection.
+    pub async fn fetch(&self, ids: &[u64]) {
+        cold::unpin();
+        let mut fetching = Fetching::default();
+        ids.iter().filter(|&&id| self.is_cold(id)).for_each(|&id| self.cold.ask(id, &mut fetching));
+        if !fetching.is_ready() {
+            cold::pin(self.cold.shared().fetch(fetching).await);
+        }
+    }
+}
+
+impl Deref for CounterSpace {
+    type Target = counter::Space;
+
+    fn deref(&self) -> &counter::Space {
+        &self.space
+    }
+}
+
+/// An existence space with its name.
+pub struct ExistenceSpace {
+    number: u32,
+    name: String,
+    /// Else an id alone is set or not.
+    pub has_members: bool,
+    space: phantom::Space,
+    /// What its flags are tied to by the catalogue: see `gate`.
+    kept_tie: Arc<AtomicU64>,
+    loose: Arc<Loose>,
+    cold: ColdPairs,
+    /// [`phantom::Space::pairs_until_recycled`] when the rate was last measured.
+    until: AtomicU64,
+    /// The rate, as the bits of an f64.
+    rate: AtomicU64,
+}
+
+impl ExistenceSpace {
+    /// Its number in the catalogue: what records call it.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl ExistenceSpace {
+    /// Whether so much has come late that writers are to wait for a merge.
+    pub(crate) fn is_crowded(&self) -> bool {
+        is_crowded(&self.space)
+    }
+
+    /// Its tables on the disk.
+    pub fn cold(&self) -> &ColdPairs {
+        &self.cold
+    }
+
+    /// New pairs per second in the newest table: the mean of about the last minute.
+    pub fn pairs_per_s(&self) -> f64 {
+        f64::from_bits(self.rate.load(Relaxed))
+    }
+
+    /// At the present rate the oldest table is recycled after so many seconds; `None` if nothing
+    /// comes, or nothing is recycled.
+    pub fn recycled_in_s(&self) -> Option<f64> {
+        let rate = self.pairs_per_s();
+        (rate > 1e-6 && !self.space.options().spill)
+            .then(|| self.space.pairs_until_recycled() as f64 / rate)
+    }
+
+    /// To be called now and then, by one thread.
+    fn measure(&self, elapsed: Duration) {
+        let until = self.space.pairs_until_recycled();
+        // After a roll there is room again, and this once nothing is learned.
+        let Some(come) = self.until.swap(until, Relaxed).checked_sub(until) else { return };
+        let now = come as f64 / elapsed.as_secs_f64().max(1e-3);
+        let before = self.pairs_per_s();
+        let weight =
+            if before == 0.0 { 1.0 } else { 1.0 - (-elapsed.as_secs_f64() / RATE_OVER_S).exp() };
+        self.rate.store((before + (now - before) * weight).to_bits(), Relaxed);
+    }
+}
+
+impl Deref for ExistenceSpace {
+    type Target = phantom::Space;
+
+    fn deref(&self) -> &phantom::Space {
+        &self.space
+    }
+}
+
+/// A flag and a counter that move together.
+pub struct Action {
+    name: String,
+    flag: usize,
+    counter: usize,
+    field: usize,
+}
+
+impl Action {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// What a key names.
+pub enum KeyRef<'a> {
+    /// A row of counters.
+    Row {
+        /// Where.
+        space: &'a CounterSpace,
+        /// Whose.
+        id: u64,
+    },
+    /// One counter.
+    Cell {
+        /// Where.
+        space: &'a CounterSpace,
+        /// Whose.
+        id: u64,
+        /// The position of its field.
+        field: usize,
+    },
+    /// All pairs of an id.
+    Pair {
+        /// Where.
+        space: &'a ExistenceSpace,
+        /// Whose.
+        id: u64,
+    },
+}
+
+/// Why a key names nothing.
+#[derive(Debug, PartialEq, Eq)]
+pub enum KeyError<'a> {
+    /// It fits none of these patterns.
+    NoPattern(&'a [u8], &'a [(Pattern, Kind, usize)]),
+    /// It names a row of a space whose rows are texts, where a counter is wanted.
+    WholeRow(&'a [u8]),
+    /// It fits one, but for an id of more than 64 bits.
+    IdTooBig(&'a [u8]),
+    /// It fits one, but for zeros in front of the id.
+    IdPadded(&'a [u8]),
+    /// The schema has no such field.
+    NoField {
+        /// The space's name.
+        space: &'a str,
+        /// The field that it lacks.
+        field: &'a [u8],
+    },
+}
+
+/// The spaces, views and actions of a server. See the top of the file.
+pub struct Engines {
+    counters: Vec<CounterSpace>,
+    existences: Vec<ExistenceSpace>,
+    views: Vec<View>,
+    actions: Vec<Action>,
+    /// What the configuration ties the flags of each existence space to.
+    ties: Vec<Option<Tie>>,
+    /// Patterns with what they name and the index of the space. No two match one key.
+    patterns: Vec<(Pattern, Kind, usize)>,
+    durability: Arc<Durability>,
+    /// Whether old tables of any counter space move to the disk.
+    spills: bool,
+    pub(crate) watches: Watches,
+    /// Told of changes: a listener that hears nothing until the owner gives its own.
+    pub tracking: Listener,
+    /// Held while another site's blocks are merged.
+    pub merging: parking_lot::Mutex<()>,
+    /// What the cold rows of all spaces share.
+    pub cold: Arc<Cold>,
+    /// But for schemas and ties, which the spaces themselves know.
+    catalogue: Catalogue,
+}
+
+/// Over about so many seconds the rate of new pairs is averaged.
+const RATE_OVER_S: f64 = 60.0;
+
+impl Engines {
+    // --- names ---
+
+    /// What a key names.
+    #[inline]
+    pub fn resolve<'a, 'k>(&'a self, key: &'k [u8]) -> Result<KeyRef<'a>, KeyError<'k>>
+    where
+        'a: 'k,
+    {
+        for (pattern, kind, index) in &self.patterns {
+            let (id, field) = match pattern.read(key) {
+                Match::No => continue,
+                Match::IdTooBig => return Err(KeyError::IdTooBig(key)),
+                Match::IdPadded => return Err(KeyError::IdPadded(key)),
+                Match::Yes(id, field) => (id, field),
+            };
+            return Ok(match kind {
+                Kind::Row => KeyRef::Row { space: &self.counters[*index], id },
+                Kind::Pair => KeyRef::Pair { space: &self.existences[*index], id },
+                Kind::Cell => {
+                    let space = &self.counters[*index];
+                    let position =
+                        if pattern.has_field() { space.index_of(field) } else { space.first() };
+                    match position {
+                        Some(field) => KeyRef::Cell { space, id, field },
+                        None => return Err(KeyError::NoField { space: &space.name, field }),
+                    }
+                }
+            });
+        }
+        Err(KeyError::NoPattern(key, &self.patterns))
+    }
+
+    /// What a key names; to commands that are `about_pairs` only (BFSET and its kin), always pairs.
+    #[inline]
+    pub fn resolve_for<'a>(&'a self, about_pairs: bool, key: &[u8]) -> Option<KeyRef<'a>> {
+        if about_pairs {
+            return self.pair_of(key).map(|(space, id)| KeyRef::Pair { space, id });
+        }
+        self.resolve(key).ok()
+    }
+
+    /// The pairs that a key names, whatever row has the same key: for commands that are about pairs
+    /// only, where counters and pairs without members may have the same keys.
+    pub fn pair_of(&self, key: &[u8]) -> Option<(&ExistenceSpace, u64)> {
+        self.patterns.iter().find_map(|(pattern, kind, index)| match (kind, pattern.read(key)) {
+            (Kind::Pair, Match::Yes(id, _)) => Some((&self.existences[*index], id)),
+            _ => None,
+        })
+    }
+
+    /// The row that a key of a row or of a cell names, whether there is such a field or not.
+    #[inline]
+    pub fn row_of(&self, key: &[u8]) -> Option<(&CounterSpace, u64)> {
+        self.patterns.iter().find_map(|(pattern, kind, index)| match (pattern.read(key), kind) {
+            (Match::Yes(id, _), Kind::Row | Kind::Cell) => Some((&self.counters[*index], id)),
+            _ => None,
+        })
+    }
+
+    /// The pattern of a counter space's keys of this kind, if it has one.
+    pub fn counter_pattern(&self, space: &CounterSpace, wanted: Kind) -> Option<&Pattern> {
+        debug_assert_ne!(wanted, Kind::Pair, "the index is one of another list");
+        let is_it = |index: usize| std::ptr::eq(&self.counters[index], space);
+        self.patterns
+            .iter()
+            .find(|(_, kind, index)| *kind == wanted && is_it(*index))
+            .map(|(pattern, ..)| pattern)
+    }
+
+    /// The patterns that name things of a space.
+    fn patterns_of(&self, number: u32) -> impl Iterator<Item = (&Pattern, Kind, usize)> {
+        let number_of = |kind: Kind, index: usize| match kind {
+            Kind::Row | Kind::Cell => self.counters[index].number,
+            Kind::Pair => self.existences[index].number,
+        };
+        self.patterns
+            .iter()
+            .filter(move |(_, kind, index)| number_of(*kind, *index) == number)
+            .map(|(pattern, kind, index)| (pattern, *kind, *index))
+    }
+
+    /// All names by which clients may know what is at a place: the id itself, as FEED.GET takes
+    /// it, and the keys of the row, of its cells, or of the pairs.
+    pub fn names_of(&self, (space, id): Place, names: &mut BTreeSet<Vec<u8>>) {
+        names.insert(id.to_string().into_bytes());
+        let mut add = |pattern: &Pattern, field: &str| {
+            let mut name = Vec::new();
+            pattern.write(id, field.as_bytes(), &mut name);
+            names.insert(name);
+        };
+        for (pattern, kind, index) in self.patterns_of(space) {
+            if kind == Kind::Cell {
+                let schema = self.counters[index].schema();
+                schema.living().for_each(|(_, field)| add(pattern, &field.name));
+            } else {
+                add(pattern, "");
+            }
+        }
+    }
+
+    /// What the names begin with that [`Engines::names_of`] gives for a space.
+    pub fn name_starts(&self, space: u32) -> Vec<Vec<u8>> {
+        let ids = (b'0'..=b'9').map(|digit| vec![digit]);
+        ids.chain(self.patterns_of(space).map(|(pattern, ..)| pattern.start().to_vec())).collect()
+    }
+
+    /// The counter space of that name.
+    #[inline]
+    pub fn counter(&self, name: &[u8]) -> Option<&CounterSpace> {
+        self.counters.iter().find(|s| s.name.as_bytes() == name)
+    }
+
+    /// The existence space of that name.
+    #[inline]
+    pub fn existence(&self, name: &[u8]) -> Option<&ExistenceSpace> {
+        self.existences.iter().find(|s| s.name.as_bytes() == name)
+    }
+
+    /// The view of that name.
+    #[inline]
+    pub fn view(&self, name: &[u8]) -> Option<&View> {
+        self.views.iter().find(|v| v.name.as_bytes() == name)
+    }
+
+    /// The action of that name.
+    #[inline]
+    pub fn action(&self, name: &[u8]) -> Option<&Action> {
+        self.actions.iter().find(|a| a.name.as_bytes() == name)
+    }
+
+    /// All views.
+    pub fn views(&self) -> &[View] {
+        &self.views
+    }
+
+    /// All actions.
+    pub fn actions(&self) -> &[Action] {
+        &self.actions
+    }
+
+    /// The counter that an action moves, as "space.field".
+    pub fn moved_by(&self, action: &Action) -> String {
+        let space = &self.counters[action.counter];
+        let schema = space.schema();
+        let field = schema.living().find(|(position, _)| *position == action.field);
+        format!("{}.{}", space.name, field.map_or("", |(_, field)| field.name.as_str()))
+    }
+
+    /// All counter spaces.
+    pub fn counters(&self) -> &[CounterSpace] {
+        &self.counters
+    }
+
+    /// All existence spaces.
+    pub fn existences(&self) -> &[ExistenceSpace] {
+        &self.existences
+    }
+
+    /// The counter space of that number.
+    #[inline]
+    pub fn counter_by_number(&self, number: u32) -> Option<&CounterSpace> {
+        self.counters.iter().find(|s| s.number == number)
+    }
+
+    /// The existence space of that number.
+    #[inline]
+    pub fn existence_by_number(&self, number: u32) -> Option<&ExistenceSpace> {
+        self.existences.iter().find(|s| s.number == number)
+    }
+
+    /// Replaces an existence space by what a snapshot held of it, and its files on the disk.
+    pub(crate) fn restore(
+        &mut self,
+        number: u32,
+        space: phantom::Space,
+        files: Vec<Arc<PairFile>>,
+    ) {
+        if let Some(existence) = self.existences.iter_mut().find(|s| s.number == number) {
+            existence.space = space;
+            existence.loosen_arrivals();
+            existence.cold.set_files(files);
+        }
+    }
+
+    /// What the data folder is to know of the spaces, as they are now.
+    pub fn catalogue(&self) -> Catalogue {
+        let mut catalogue = self.catalogue.clone();
+        for (entry, space) in catalogue.counter.iter_mut().zip(&self.counters) {
+            entry.fields = space.schema().to_string();
+        }
+        for (entry, space) in catalogue.existence.iter_mut().zip(&self.existences) {
+            entry.tie = space.tie();
+        }
+        catalogue
+    }
+
+    /// How far changes have come on their way to the disk.
+    #[inline]
+    pub fn durability(&self) -> &Durability {
+        &self.durability
+    }
+
+    /// The cold files of rows that the store's manifest names answer from now on, for spaces that
+    /// do not have theirs yet.
+    pub(crate) fn attach_cold(&self, store: &store::Store) -> store::Result<()> {
+        for space in &self.counters {
+            space.cold.attach(&space.space, space.number, store)?;
+        }
+        Ok(())
+    }
+
+    /// Whether any row, or flag, may lie on the disk.
+    #[inline]
+    pub fn has_cold(&self) -> bool {
+        self.cold.any()
+    }
+
+    /// Whether writers are to wait, as a space is nearly full and will soon be less so. Asked
+    /// behind every write of a pipeline, so one load or two say that nothing spills.
+    #[inline]
+    pub fn is_spilling(&self) -> bool {
+        (self.spills || self.has_cold()) && self.is_any_crowded()
+    }
+
+    fn is_any_crowded(&self) -> bool {
+        self.counters.iter().any(|space| {
+            space.spills
+                && space.memory_bytes() > space.memory_limit_bytes() / 32 * 31
+                && !space.cold.stuck.load(Relaxed)
+        }) || self
+            .existences
+            .iter()
+            .any(|space| space.cold.any() && space.is_crowded() && !space.cold.stuck.load(Relaxed))
+    }
+
+    /// The counter spaces of a view.
+    pub fn sources(&self, view: &View) -> impl Iterator<Item = &CounterSpace> {
+        view.sources.iter().map(|&space| &self.counters[space])
+    }
+
+    /// The existence spaces of a view's flags.
+    pub fn flags(&self, view: &View) -> impl Iterator<Item = &ExistenceSpace> {
+        view.flags.iter().map(|flag| &self.existences[flag.space])
+    }
+
+    /// The existence space of an action.
+    pub fn flag_of(&self, action: &Action) -> &ExistenceSpace {
+        &self.existences[action.flag]
+    }
+
+    /// The counter space of an action.
+    pub fn counter_of(&self, action: &Action) -> &CounterSpace {
+        &self.counters[action.counter]
+    }
+
+    /// Bytes of memory that all tables take.
+    pub fn memory_bytes(&self) -> u64 {
+        let counters: u64 = self.counters.iter().map(|s| s.memory_bytes()).sum();
+        counters
+            + self.existences.iter().map(|s| s.memory_bytes() + s.loose.memory_bytes()).sum::<u64>()
+    }
+
+    /// Does some of the work that the spaces have put off. True if there was any: call again.
+    pub fn maintain(&self) -> bool {
+        let mut worked = false;
+        for space in &self.counters {
+            worked |= space.wants_maintenance() && space.maintain();
+        }
+        for space in &self.existences {
+            if space.has_news() || space.wants_maintenance() {
+                worked |= self.move_on(space) | space.tidy();
+            }
+        }
+        worked
+    }
+
+    /// Asks one existence space for `count` canaries, so that its true error rate is known after a
+    /// while: for an idle thread. It is the next from the `turn`-th on whose rate is
+    /// not known, so that many spaces cost no more than one.
+    pub fn probe(&self, turn: usize, count: u64) {
+        let number = self.existences.len();
+        let _ =
+            (0..number).any(|next| self.existences[(turn % number + next) % number].probe(count));
+    }
+
+    /// Whether writers wait for what [`Engines::maintain`] does: [`counter::Space::hurries`].
+    pub fn hurries(&self) -> bool {
+        self.counters.iter().any(|space| space.hurries())
+    }
+
+    /// Looks for tables of counters that have come to rest: [`counter::Space::settle`].
+    pub fn settle(&self) {
+        self.counters.iter().for_each(|space| space.settle());
+    }
+
+    /// Measures how fast pairs come. To be called about once a second, by one thread.
+    pub fn measure(&self, elapsed: Duration) {
+        self.existences.iter().for_each(|space| space.measure(elapsed));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commit::Durability;
+    use crate::options::Options;
+
+    /// However many spaces there are: idle, they take no more of a processor than one.
+    #[test]
+    fn canaries_go_to_one_space_at_a_time_and_to_all_in_turn() {
+        let options = Options::default();
+        let catalogue = Catalogue::default().completed(&options).unwrap();
+        let engines =
+            Engines::new(&options, &catalogue, Arc::new(Durability::new(options.fsync))).unwrap();
+        engines.probe(usize::MAX, 10);
+        let asked = || {
+            engines.existences().iter().map(|space| space.measured().canaries).collect::<Vec<_>>()
+        };
+        assert_eq!(asked(), [0, 0, 0], "no space has anything");
+        // The one in the middle has nothing to be wrong about.
+        for space in [&engines.existences()[0], &engines.existences()[2]] {
+            (0..1000).for_each(|id| _ = space.add(id, &phantom::Member::Number(1)).unwrap());
+        }
+        (0..6).for_each(|turn| engines.probe(turn, 10));
+        assert_eq!(asked(), [20, 0, 40], "one a turn; a space without work passes it on");
+        engines.probe(usize::MAX, 10);
+        assert_eq!(asked().iter().sum::<u64>(), 70);
+    }
+}

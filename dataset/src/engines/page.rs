@@ -1,0 +1,241 @@
+//! How a page is read: what a view names, for one viewer and many ids.
+
+use crate::cold;
+use crate::engines::{CounterSpace, Engines, ExistenceSpace, Tie};
+use phantom::{Answer, Answers, BATCH, Member};
+use std::ops::Range;
+
+/// A column of a view; the first number is an index into [`View::sources`].
+pub(crate) enum Column {
+    /// One counter, by its position.
+    Field(usize, usize),
+    /// All that the space has at the moment.
+    All(usize),
+}
+
+/// A flag of a view.
+pub(crate) struct Flag {
+    /// Index of the existence space.
+    pub(crate) space: usize,
+    pub(crate) gate: Option<Gate>,
+}
+
+impl Flag {
+    /// Its gate, if that holds now.
+    pub(crate) fn gate(&self, space: &ExistenceSpace) -> Option<&Gate> {
+        self.gate.as_ref().filter(|gate| space.tie() == Some(gate.tie))
+    }
+}
+
+/// The counter that answers for a flag where it is 0: see `zero_proof.rs`.
+pub(crate) struct Gate {
+    pub(crate) tie: Tie,
+    /// Index into [`View::sources`].
+    pub(crate) source: usize,
+    /// Position of the field.
+    pub(crate) field: usize,
+}
+
+/// What FEED.GET answers for each id: counters, then flags.
+pub struct View {
+    pub(crate) name: String,
+    /// Counter spaces, each once.
+    pub(crate) sources: Vec<usize>,
+    pub(crate) columns: Vec<Column>,
+    pub(crate) flags: Vec<Flag>,
+}
+
+impl View {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Flags per id.
+    pub fn flags(&self) -> usize {
+        self.flags.len()
+    }
+}
+
+/// A page as it was read: for `ids.len()` ids the columns of a view. Its memory is kept from page
+/// to page.
+#[derive(Default)]
+pub struct Page {
+    /// Per column of the view, under the schemas by which the rows were read: where its first value
+    /// is in `rows`, and how far apart its values are.
+    columns: Vec<(usize, usize)>,
+    /// The columns lie side by side, as those of one whole source do.
+    straight: bool,
+    /// Per source: where its rows begin, and values per row.
+    sources: Vec<(usize, usize)>,
+    /// Source and position of all living fields.
+    living: Vec<(usize, usize)>,
+    /// Rows of the first source, then of the second, ...
+    rows: Vec<i64>,
+    /// Flags of the view.
+    flags: usize,
+    /// Answers for the first ids: the first flag, the second, ...; then those for the next ids.
+    answers: Vec<Answers>,
+}
+
+impl Page {
+    /// Counters per id.
+    #[inline]
+    pub fn counters(&self) -> usize {
+        self.columns.len()
+    }
+
+    /// Counter `column` of the id at position `index`.
+    #[inline]
+    pub fn counter(&self, index: usize, column: usize) -> i64 {
+        let (first, apart) = self.columns[column];
+        self.rows[first + index * apart]
+    }
+
+    /// All counters of the id at position `index`, if they lie side by side; else they are to be
+    /// asked for one by one.
+    #[inline(always)]
+    pub fn counters_of(&self, index: usize) -> Option<&[i64]> {
+        let &(first, apart) = self.columns.first().filter(|_| self.straight)?;
+        self.rows.get(first.wrapping_add(index.wrapping_mul(apart))..)?.get(..self.columns.len())
+    }
+
+    /// All bits that some counter has.
+    pub fn bits(&self) -> u64 {
+        self.rows.iter().fold(0, |bits, &value| bits | value as u64)
+    }
+
+    /// The usual page, four counters side by side and two flags that are all known.
+    pub fn usual(&self) -> Option<UsualPage<'_>> {
+        let is_usual = self.straight
+            && self.columns.len() == 4
+            && self.columns[0] == (0, 4)
+            && self.flags == 2;
+        (is_usual && self.answers.iter().all(|answers| answers.unknown == 0))
+            .then(|| (self.rows.as_chunks().0, self.answers.as_chunks().0))
+    }
+
+    /// All flags of the id at position `index`.
+    #[inline(always)]
+    pub fn flags_of(&self, index: usize) -> impl Iterator<Item = Answer> {
+        let first = index / BATCH * self.flags;
+        self.answers[first..first + self.flags].iter().map(move |answers| answers.at(index))
+    }
+
+    /// Flag `flag` of the id at position `index`.
+    #[inline]
+    pub fn flag(&self, index: usize, flag: usize) -> Answer {
+        self.answers[index / BATCH * self.flags + flag].at(index)
+    }
+}
+
+/// See [`Page::usual`]: the counters of each id, and the answers for each [`BATCH`] of them.
+pub(crate) type UsualPage<'a> = (&'a [[i64; 4]], &'a [[Answers; 2]]);
+
+/// A page that is being read: what was asked for.
+struct Asking<'a> {
+    view: &'a View,
+    viewer: &'a Member<'a>,
+    ids: &'a [u64],
+}
+
+/// Lookups, each of one flag and [`BATCH`] ids, whose memory is asked for together. Each keeps on
+/// the stack where it looks, and one of the eight snapshots that a thread may hold without counting
+/// them.
+const TOGETHER: usize = 4;
+
+impl Engines {
+    /// The counters of a view as they stand in its rows, each as "space.field".
+    pub fn columns(&self, view: &View) -> Vec<String> {
+        let schemas: Vec<_> =
+            self.sources(view).map(|space| (space.name(), space.schema())).collect();
+        let mut names = Vec::new();
+        for column in &view.columns {
+            let (Column::Field(source, _) | Column::All(source)) = *column;
+            let (space, schema) = &schemas[source];
+            let is_meant =
+                |position: usize| !matches!(*column, Column::Field(_, field) if field != position);
+            let fields = schema.living().filter(|(position, _)| is_meant(*position));
+            names.extend(fields.map(|(_, field)| format!("{space}.{}", field.name)));
+        }
+        names
+    }
+
+    /// Whether a view shows all fields that this space has at the moment, rather than some by name.
+    pub fn shows_whole(&self, view: &View, space: &CounterSpace) -> bool {
+        let is_it = |source: usize| std::ptr::eq(&self.counters[view.sources[source]], space);
+        view.columns.iter().any(|column| matches!(*column, Column::All(source) if is_it(source)))
+    }
+
+    /// Reads a page: one viewer, many ids. It allocates only if `page` has never been so large.
+    pub fn feed_get(&self, view: &View, viewer: &Member<'_>, ids: &[u64], page: &mut Page) {
+        page.flags = view.flags.len();
+        page.rows.clear();
+        page.sources.clear();
+        page.columns.clear();
+        page.living.clear();
+        page.answers.clear();
+        let asking = Asking { view, viewer, ids };
+        let lookups = ids.len().div_ceil(BATCH) * page.flags;
+        page.answers.resize(lookups, Answers::default());
+        // Once at least: the counters are read with the first lookups.
+        for first in (0..lookups.max(1)).step_by(TOGETHER) {
+            self.read_flags(&asking, first..lookups.min(first + TOGETHER), page);
+        }
+    }
+
+    /// Some of the lookups, which are numbered as [`Page::answers`] are; with the first ones the
+    /// counters. Each places its pairs, which asks for their memory, leaves the rest to the next
+    /// one, and looks when that has come back. So what the first ones need, all of a page of 64 ids
+    /// with two flags, comes into the cache while the counters are read.
+    fn read_flags(&self, asking: &Asking<'_>, lookups: Range<usize>, page: &mut Page) {
+        if lookups.is_empty() {
+            if page.sources.is_empty() {
+                self.read_counters(asking, page);
+            }
+            return;
+        }
+        let (first, flag) =
+            (lookups.start / page.flags * BATCH, &asking.view.flags[lookups.start % page.flags]);
+        let ids = &asking.ids[first..asking.ids.len().min(first + BATCH)];
+        let space = &self.existences[flag.space];
+        let lookup = space.lookup(asking.viewer, ids);
+        let mut pairs = lookup.pairs();
+        let placed = pairs.place();
+        self.read_flags(asking, lookups.start + 1..lookups.end, page);
+        let gate = flag.gate(space);
+        let may_be_set = |found| {
+            gate.map_or(found, |gate| {
+                let (start, width) = page.sources[gate.source];
+                let counted = |i: usize| page.rows[start + (first + i) * width + gate.field];
+                // A row that could not be read is 0 here, and proves nothing.
+                space.not_disproved(ids, found, counted) | found & cold::failed_among(ids)
+            })
+        };
+        page.answers[lookups.start] = placed.answer(may_be_set);
+    }
+
+    /// The counters of all ids.
+    fn read_counters(&self, asking: &Asking<'_>, page: &mut Page) {
+        let Page { columns, straight, sources, living, rows, .. } = page;
+        for (source, &space) in asking.view.sources.iter().enumerate() {
+            let start = rows.len();
+            let mut read = self.counters[space].read();
+            read.get_rows(asking.ids, rows);
+            let schema = read.schema();
+            sources.push((start, schema.width()));
+            living.extend(schema.living().map(|(position, _)| (source, position)));
+        }
+        let place =
+            |(source, position): (usize, usize)| (sources[source].0 + position, sources[source].1);
+        for column in &asking.view.columns {
+            match *column {
+                Column::Field(source, position) => columns.push(place((source, position))),
+                Column::All(all) => {
+                    columns.extend(living.iter().filter(|&&(s, _)| s == all).map(|&c| place(c)))
+                }
+            }
+        }
+        *straight = columns.windows(2).all(|pair| pair[1] == (pair[0].0 + 1, pair[0].1));
+    }
+}

@@ -1,0 +1,615 @@
+//! The one path by which data change.
+//!
+//! Every change of data, whichever command asks for it, goes through a method of [`Engines`] in
+//! this file, and nowhere else: it enters the id's stripe of the committer, changes, and marks what
+//! it changed, so that the log thread will read and write it. A stripe is held through the whole
+//! change, so writers of one id never mix, and no commit parts a flag from its counter
+//! (`store/src/commit`).
+
+use crate::dirty_keys::{Mark, MarkedMember};
+use crate::engines::build::is_reserved;
+use crate::engines::page::{Column, View};
+use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace};
+use crate::watch::Place;
+use counter::{Alteration, Bounds, Change as Delta, Schema};
+use phantom::{Change, Member};
+use std::cell::{Cell, RefCell};
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering::SeqCst, fence};
+use store::{Exclusive, Reserved, Ticket, WriteGuard};
+
+/// A watched place, and its state when it began to be watched.
+pub struct Seen {
+    pub(crate) place: Place,
+    changes: u64,
+    sweeps: u64,
+    rolls: u64,
+}
+
+/// Why a write was refused. Nothing has changed then.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// By the counter engine.
+    #[error(transparent)]
+    Counter(#[from] counter::Error),
+    /// By the existence engine.
+    #[error(transparent)]
+    Phantom(#[from] phantom::Error),
+}
+
+/// Why a schema was not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum AlterError {
+    /// By the counter engine: no such field, too many, and so on.
+    #[error(transparent)]
+    Counter(#[from] counter::Error),
+    /// CNT.INCRBY has an option of that name.
+    #[error("a field must not be called '{0}': CNT.INCRBY has an option of that name")]
+    Reserved(String),
+    /// A view or an action needs the field; it would miss it now, and at the next start.
+    #[error("the {what} '{name}' of the configuration names the field '{field}'")]
+    InUse {
+        /// "view" or "action".
+        what: &'static str,
+        /// Its name.
+        name: String,
+        /// The field.
+        field: String,
+    },
+}
+
+/// What the committer's stripes are chosen by: the upper half of a multiplication by 2^64 / golden
+/// ratio, so that neighbouring ids go to different ones.
+#[inline]
+fn stripe_of(id: u64) -> u64 {
+    id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32
+}
+
+/// The turn of a write to a space of pairs. What else the write moves there, where a table begins
+/// or early pairs, is marked with it: also if it is refused itself, which it may be after that has
+/// happened.
+struct PairTurn<'a> {
+    turn: WriteGuard<'a, Mark>,
+    space: &'a phantom::Space,
+}
+
+impl<'a> Deref for PairTurn<'a> {
+    type Target = WriteGuard<'a, Mark>;
+
+    fn deref(&self) -> &WriteGuard<'a, Mark> {
+        &self.turn
+    }
+}
+
+impl DerefMut for PairTurn<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.turn
+    }
+}
+
+impl Drop for PairTurn<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.space.take_news() {
+            self.turn.mark(Mark::CATALOGUE);
+        }
+    }
+}
+
+impl Engines {
+    /// Enters the stripe of an id.
+    #[inline]
+    fn turn(&self, id: u64) -> WriteGuard<'_, Mark> {
+        let mut turn = self.durability.committer().enter(stripe_of(id));
+        turn.before_mark(rolling::prefetch_to_write);
+        turn
+    }
+
+    /// The same, for a write of pairs.
+    #[inline]
+    fn pair_turn<'a>(&'a self, space: &'a ExistenceSpace, id: u64) -> PairTurn<'a> {
+        PairTurn { turn: self.turn(id), space: &space.space }
+    }
+
+    /// For a reader that has just read this id: [`store::Committer::sight`].
+    #[inline]
+    pub fn sight(&self, id: u64) -> Ticket {
+        self.durability.committer().sight(stripe_of(id))
+    }
+
+    /// Asks the cache for what every write of an id needs, whatever it writes.
+    #[inline]
+    pub fn hint(&self, id: u64) {
+        self.durability
+            .committer()
+            .stripe_lines(stripe_of(id))
+            .into_iter()
+            .for_each(rolling::prefetch_to_write);
+    }
+
+    /// The spaces that an action changes.
+    #[inline]
+    pub fn spaces_of(&self, action: &Action) -> (&ExistenceSpace, &CounterSpace) {
+        (&self.existences[action.flag], &self.counters[action.counter])
+    }
+
+    /// Keeps other writers of this id out until it is dropped: for a change that depends on what is
+    /// there.
+    pub fn alone_with(&self, id: u64) -> WriteGuard<'_, Mark> {
+        self.turn(id)
+    }
+
+    /// A place has changed: tells its watchers and trackers. To be called in the id's stripe, after
+    /// the change.
+    #[inline]
+    fn changed(&self, space: u32, id: u64) {
+        self.watches.changed(space, id);
+        if let Some(told) = self.tracking.any() {
+            told.changed(self, (space, id));
+        }
+    }
+
+    /// The same for places that a record of a log has changed, which enters no stripe.
+    pub(crate) fn changed_by_log(&self, space: u32, ids: impl Iterator<Item = u64> + Clone) {
+        ids.clone().for_each(|id| self.watches.changed(space, id));
+        // A tracker that this does not see began after it, and reads what was changed before it:
+        // the other fence is in `Tracking::start`.
+        fence(SeqCst);
+        if let Some(told) = self.tracking.any() {
+            told.begin();
+            ids.for_each(|id| told.changed(self, (space, id)));
+            told.end(self);
+        }
+    }
+
+    /// All places may have changed: a schema, or blocks of filters.
+    pub fn all_changed(&self) {
+        self.watches.swept();
+        fence(SeqCst);
+        if let Some(told) = self.tracking.any() {
+            told.all_changed();
+        }
+    }
+
+    /// Waits for the writers that are at work now. Those that come later see what this thread did
+    /// before. The thread must hold no stripe, or all.
+    pub fn pass_writers(&self) {
+        self.durability.committer().pass_all();
+    }
+
+    /// Marks a row that was changed, and counts it for its watchers.
+    #[inline]
+    fn changed_row(&self, turn: &mut WriteGuard<'_, Mark>, space: &CounterSpace, id: u64) {
+        self.changed(space.number, id);
+        turn.mark(Mark::row(space.number, id));
+    }
+
+    /// The same for a schema.
+    fn changed_schema(&self, turn: &mut WriteGuard<'_, Mark>) {
+        self.all_changed();
+        turn.mark(Mark::CATALOGUE);
+    }
+
+    /// Begins to watch a place; gives its state, for [`Engines::has_changed`].
+    pub fn watch(&self, place: Place) -> Seen {
+        let changes = self.watches.watch(place);
+        // A writer inside has finished after this, a later one sees the watcher.
+        drop(self.turn(place.1));
+        Seen { place, changes, sweeps: self.watches.sweeps(), rolls: self.rolls(place) }
+    }
+
+    /// Ends watching.
+    pub fn unwatch(&self, seen: &Seen) {
+        self.watches.unwatch(seen.place);
+    }
+
+    /// Whether a watched place may have changed since. To be asked while its writers are kept out;
+    /// for pairs, while all are.
+    pub fn has_changed(&self, seen: &Seen) -> bool {
+        let now = (self.watches.changes(seen.place), self.watches.sweeps(), self.rolls(seen.place));
+        now != (Some(seen.changes), seen.sweeps, seen.rolls)
+    }
+
+    /// How often the ring of an existence space has changed: a recycled table makes a pair unknown.
+    fn rolls(&self, (space, _): Place) -> u64 {
+        self.existence_by_number(space).map_or(0, |space| space.changes())
+    }
+
+    /// Keeps out other writers of these ids, and schema changes, until it is dropped; without ids,
+    /// all writers. What is marked meanwhile goes into one batch of the log, in which `reserved`
+    /// has room for it. Its holder must not write other ids, and nothing at all without a
+    /// reservation.
+    pub fn exclusive<'a>(
+        &'a self,
+        ids: Option<Vec<u64>>,
+        reserved: Option<Reserved<'a, Mark>>,
+    ) -> Exclusive<'a, Mark> {
+        let committer = self.durability.committer();
+        // 0: the stripe of the catalogue.
+        let hashes = ids.map(|ids| ids.into_iter().chain([0]).map(stripe_of));
+        match (hashes, reserved) {
+            (Some(hashes), None) => committer.several(hashes),
+            (Some(hashes), Some(reserved)) => reserved.several(hashes),
+            (None, None) => committer.exclusive(),
+            (None, Some(reserved)) => reserved.exclusive(),
+        }
+    }
+
+    /// Changes the schema of a counter space, at once: the engine has the rules. The log learns of
+    /// it before the first row that needs it.
+    pub fn alter(
+        &self,
+        space: &CounterSpace,
+        change: &Alteration,
+    ) -> Result<Arc<Schema>, AlterError> {
+        match change {
+            Alteration::Add { name, .. } if is_reserved(name) => {
+                return Err(AlterError::Reserved(name.clone()));
+            }
+            Alteration::Drop { name } => {
+                let (position, _) = space.field(name.as_bytes())?;
+                let is_this = |index: usize| std::ptr::eq(&self.counters[index], space);
+                let in_use = |what, by: &str| AlterError::InUse {
+                    what,
+                    name: by.to_owned(),
+                    field: name.clone(),
+                };
+                if let Some(action) =
+                    self.actions.iter().find(|a| is_this(a.counter) && a.field == position)
+                {
+                    return Err(in_use("action", &action.name));
+                }
+                let names = |view: &View, column: &Column| match *column {
+                    Column::Field(source, field) => {
+                        is_this(view.sources[source]) && field == position
+                    }
+                    _ => false,
+                };
+                if let Some(view) =
+                    self.views.iter().find(|v| v.columns.iter().any(|c| names(v, c)))
+                {
+                    return Err(in_use("view", &view.name));
+                }
+            }
+            _ => {}
+        }
+        let mut turn = self.turn(0);
+        turn.concerns_all();
+        let schema = space.space.alter(change)?;
+        self.changed_schema(&mut turn);
+        Ok(schema)
+    }
+
+    /// Closes the newest table of an existence space, and logs that. False if it is empty.
+    pub fn roll_pairs(&self, space: &ExistenceSpace) -> bool {
+        let mut turn = self.turn(0);
+        turn.concerns_all();
+        // Trackers are told by `Tracking::tidy` if it moves the horizon.
+        self.watches.swept();
+        turn.mark(Mark::CATALOGUE);
+        space.space.roll_now()
+    }
+
+    /// Moves early pairs of an existence space into its tables, and closes the newest, if that is
+    /// due, and has it logged: what follows our log makes the same tables, and so do we, should we
+    /// come to follow another's.
+    pub(crate) fn move_on(&self, space: &ExistenceSpace) -> bool {
+        let _turn = self.pair_turn(space, 0);
+        space.space.move_on()
+    }
+
+    /// From now on our log says where tables begin.
+    pub fn lead(&self) {
+        self.existences.iter().for_each(|space| space.space.lead());
+    }
+
+    /// From now on a master's log says where tables begin. Nothing decides that here any more when
+    /// this returns, and what did is marked.
+    pub fn follow(&self) {
+        self.existences.iter().for_each(|space| space.space.follow());
+        drop(self.turn(0));
+    }
+
+    /// Joins a block of another site's table with ours, and has it logged.
+    ///
+    /// A block names its pairs by their hashes and bits, not by their ids, while writers mark the
+    /// same pairs in the stripes of their ids. So it takes all stripes, and they are read in one
+    /// moment: else a batch could have a pair twice, as it was before the merge and after it, or a
+    /// flag among the block's bits of which the counter comes only later.
+    ///
+    /// As all that waits for the log goes with it, the caller sees to it that there is room:
+    /// [`Durability::merging`](crate::commit::Durability::merging).
+    pub fn merge(
+        &self,
+        space: &ExistenceSpace,
+        block: &phantom::Block,
+    ) -> Result<(), phantom::MergeError> {
+        let place = block.place();
+        let enter = || {
+            let alone = self.durability.committer().exclusive();
+            alone.join();
+            space.loosen_table(place.low);
+            alone
+        };
+        let (_alone, changed) = space.space.merge_block(block, enter)?;
+        let mut turn = self.turn(place.low);
+        // With each block, as the log may have one without the others.
+        turn.mark(Mark::loose(space.number, place.low));
+        for hash in changed {
+            // Revoked or not: that is read when it is logged.
+            turn.mark_new(Mark::pair(space.number, place.low, MarkedMember::of_hash(hash), false));
+        }
+        self.all_changed();
+        turn.mark(Mark::block(space.number, place));
+        Ok(())
+    }
+
+    /// Adds to counters of one row; all or nothing. The new values of the changed fields are
+    /// appended to `out`.
+    #[inline]
+    pub fn add(
+        &self,
+        space: &CounterSpace,
+        id: u64,
+        changes: &[Delta],
+        bounds: &Bounds,
+        out: &mut Vec<i64>,
+    ) -> Result<(), WriteError> {
+        let mut turn = self.turn(id);
+        self.before_lowering(&mut turn, space, id, |field, now| {
+            let falls = changes.iter().filter(|change| change.field == field && change.delta < 0);
+            let lowest = falls.fold(now, |now, change| now.saturating_add(change.delta));
+            // Further down it is refused, or stops there.
+            bounds.min.map_or(lowest, |min| lowest.max(min.min(now)))
+        });
+        space.space.add(id, changes, bounds, out)?;
+        self.changed_row(&mut turn, space, id);
+        Ok(())
+    }
+
+    /// Sets counters of one row, which `values` names at most once each. Gives how many were set
+    /// for the first time: all of them if there was no row, else none.
+    #[inline]
+    pub fn set(
+        &self,
+        space: &CounterSpace,
+        id: u64,
+        values: &[(usize, i64)],
+    ) -> Result<usize, WriteError> {
+        let mut turn = self.turn(id);
+        self.before_lowering(&mut turn, space, id, becomes(values));
+        let created = space.space.set(id, values)?;
+        self.changed_row(&mut turn, space, id);
+        Ok(if created > 0 { values.len() } else { 0 })
+    }
+
+    /// Sets counters of a row that does not exist; false, and nothing is changed, if it does. Two
+    /// callers never both succeed.
+    pub fn set_new(
+        &self,
+        space: &CounterSpace,
+        id: u64,
+        values: &[(usize, i64)],
+    ) -> Result<bool, WriteError> {
+        let mut turn = self.turn(id);
+        if space.space.exists(id) {
+            return Ok(false);
+        }
+        self.before_lowering(&mut turn, space, id, becomes(values));
+        space.space.set(id, values)?;
+        self.changed_row(&mut turn, space, id);
+        Ok(true)
+    }
+
+    /// Deletes one counter: makes it 0, as its row keeps the others. False if it was 0, or there is
+    /// no row. A row of that field only is deleted.
+    pub fn clear(&self, space: &CounterSpace, id: u64, field: usize) -> Result<bool, WriteError> {
+        if space.has_one_field() {
+            return Ok(self.delete(space, id));
+        }
+        let mut turn = self.turn(id);
+        let mut row = vec![0; space.space.schema().width()];
+        if !space.space.get(id, &mut row) || row.get(field).copied().unwrap_or(0) == 0 {
+            return Ok(false);
+        }
+        self.before_lowering(&mut turn, space, id, becomes(&[(field, 0)]));
+        space.space.set(id, &[(field, 0)])?;
+        self.changed_row(&mut turn, space, id);
+        Ok(true)
+    }
+
+    /// Deletes a row. False if there was none.
+    #[inline]
+    pub fn delete(&self, space: &CounterSpace, id: u64) -> bool {
+        let mut turn = self.turn(id);
+        self.before_lowering(&mut turn, space, id, |_, _| 0);
+        let deleted = space.space.delete(id);
+        if deleted {
+            self.changed_row(&mut turn, space, id);
+        }
+        deleted
+    }
+
+    /// Sets a pair.
+    #[inline]
+    pub fn flag(
+        &self,
+        space: &ExistenceSpace,
+        id: u64,
+        member: &Member<'_>,
+    ) -> Result<Change, WriteError> {
+        let mut turn = self.pair_turn(space, id);
+        let first = || {
+            self.loosen_uncounted(&mut turn, space, id);
+            Ok::<(), WriteError>(())
+        };
+        let change = space.space.add_with(id, member, first)?;
+        if change == Change::Unchanged {
+            // It may only seem to be set, or be so without its counter for another reason.
+            self.loosen_uncounted(&mut turn, space, id);
+        }
+        self.mark_pair(&mut turn, space, id, member, change, true, None);
+        Ok(change)
+    }
+
+    /// Unsets a pair.
+    #[inline]
+    pub fn unflag(
+        &self,
+        space: &ExistenceSpace,
+        id: u64,
+        member: &Member<'_>,
+    ) -> Result<Change, WriteError> {
+        let mut turn = self.pair_turn(space, id);
+        let change = space.space.remove(id, member)?;
+        self.mark_pair(&mut turn, space, id, member, change, false, None);
+        Ok(change)
+    }
+
+    /// Does an action: if the viewer's flag on `id` is not set, sets it and adds 1 to the counter,
+    /// both or neither. A repetition, or the same action at the same moment on another connection,
+    /// finds it done. What the filter takes for a repetition, but the counter proves to be none,
+    /// counts; and so does an action on an id that has no row, as after DEL, though the flag is
+    /// set.
+    #[inline]
+    pub fn act(
+        &self,
+        action: &Action,
+        viewer: &Member<'_>,
+        id: u64,
+        scratch: &mut Vec<i64>,
+    ) -> Result<Change, WriteError> {
+        let (flags, counters) = self.spaces_of(action);
+        let is_tied = self.is_tied(flags, counters, action.field);
+        let turn = RefCell::new(self.pair_turn(flags, id));
+        let counted = Cell::new(false);
+        let mut count = || {
+            scratch.clear();
+            let change = [Delta { field: action.field, delta: 1 }];
+            counters.space.add(id, &change, &Bounds::default(), scratch)?;
+            counted.set(true);
+            self.changed(counters.number, id);
+            if !is_tied {
+                self.loosen_uncounted(&mut turn.borrow_mut(), flags, id);
+            } else if scratch.first().is_none_or(|&counted| counted <= 0) {
+                flags.loosen(&mut turn.borrow_mut(), id);
+            }
+            Ok::<(), WriteError>(())
+        };
+        let mut change = flags.space.add_with(id, viewer, &mut count);
+        if matches!(change, Ok(Change::Unchanged)) && is_tied {
+            let counted = self.counted(counters, id, action.field);
+            // No row, no action that counted: it was deleted since, or the flag was set without.
+            let is_new = counted == Some(0) && !counters.space.exists(id);
+            if is_new || self.is_proof(flags, id, viewer, counted) {
+                change = count().map(|()| Change::Changed);
+            }
+        }
+        let mut turn = turn.into_inner();
+        let row = counted.get().then_some(counters.number);
+        let Ok(change) = change else {
+            // The engines promise that nothing has changed then. A row that was moved all the same
+            // is not to be missing from the log.
+            row.into_iter().for_each(|row| turn.mark(Mark::row(row, id)));
+            return change;
+        };
+        if change == Change::Unchanged {
+            self.loosen_uncounted(&mut turn, flags, id);
+        }
+        self.mark_pair(&mut turn, flags, id, viewer, change, true, row);
+        Ok(change)
+    }
+
+    /// Undoes an action: if the flag is set, unsets it and takes 1 from the counter, which does not
+    /// go below 0 by that. What the filter takes for a set flag, but the counter proves to be none,
+    /// is left as it is.
+    #[inline]
+    pub fn undo(
+        &self,
+        action: &Action,
+        viewer: &Member<'_>,
+        id: u64,
+        scratch: &mut Vec<i64>,
+    ) -> Result<Change, WriteError> {
+        /// Why a flag that seemed to be set stays as it is.
+        enum Stop {
+            NotSet,
+            Refused(WriteError),
+        }
+        impl<E: Into<WriteError>> From<E> for Stop {
+            fn from(error: E) -> Stop {
+                Stop::Refused(error.into())
+            }
+        }
+        let (flags, counters) = self.spaces_of(action);
+        let is_tied = self.is_tied(flags, counters, action.field);
+        let turn = RefCell::new(self.pair_turn(flags, id));
+        let count = || {
+            let mut turn = turn.borrow_mut();
+            if is_tied && self.is_proof(flags, id, viewer, self.counted(counters, id, action.field))
+            {
+                return Err(Stop::NotSet);
+            }
+            self.before_lowering(&mut turn, counters, id, |field, now| {
+                now.saturating_sub(i64::from(field == action.field))
+            });
+            scratch.clear();
+            let change = [Delta { field: action.field, delta: -1 }];
+            counters.space.add(
+                id,
+                &change,
+                &Bounds { min: Some(0), max: None, saturate: true },
+                scratch,
+            )?;
+            self.changed_row(&mut turn, counters, id);
+            Ok(())
+        };
+        let change = match flags.space.remove_with(id, viewer, count) {
+            Ok(change) => change,
+            Err(Stop::NotSet) => Change::Unchanged,
+            Err(Stop::Refused(error)) => return Err(error),
+        };
+        self.mark_pair(&mut turn.into_inner(), flags, id, viewer, change, false, None);
+        Ok(change)
+    }
+
+    /// A pair that was to be set and seemed to be set is marked, too: it may only have seemed so,
+    /// and a filter that is rebuilt from the log need not have the same chance hits. A client that
+    /// was told that it is set must find it (promise 6). With it the row of the id in the counter
+    /// space `row`, if that has changed.
+    #[inline]
+    #[expect(clippy::too_many_arguments, reason = "what a change of a pair is")]
+    fn mark_pair(
+        &self,
+        turn: &mut WriteGuard<'_, Mark>,
+        space: &ExistenceSpace,
+        id: u64,
+        member: &Member<'_>,
+        change: Change,
+        to_set: bool,
+        row: Option<u32>,
+    ) {
+        if change == Change::Changed {
+            self.changed(space.number, id);
+        }
+        let is_marked = change == Change::Changed || (change == Change::Unchanged && to_set);
+        let mark = || Mark::pair(space.number, id, MarkedMember::new(space, id, member), to_set);
+        let alone = match row {
+            Some(row) if is_marked => match mark().with_row(row) {
+                Some(both) => return turn.mark_new(both),
+                None => Some(row),
+            },
+            other => other,
+        };
+        alone.into_iter().for_each(|row| turn.mark(Mark::row(row, id)));
+        if is_marked {
+            turn.mark_new(mark());
+        }
+    }
+}
+
+/// What [`Engines::before_lowering`] asks of a write that sets some fields.
+fn becomes(values: &[(usize, i64)]) -> impl Fn(usize, i64) -> i64 {
+    |field, now| values.iter().find(|value| value.0 == field).map_or(now, |value| value.1)
+}

@@ -1,0 +1,415 @@
+//! Key patterns: how keys of Redis's kind (`post:17`, `post:17:like`, `liked:17`) name rows, cells
+//! and pairs.
+//!
+//! A pattern is fixed text around `{id}` and, for cells, `{field}` behind it; cells without
+//! `{field}` are those of the space's first field. An id is a canonical decimal `u64`: `017` names
+//! nothing, so that one row has one key, unless the space accepts padded ids. Patterns that could
+//! both match one key are refused when the configuration is read, so the order in which they are
+//! tried does not matter; but for keys of counters and of pairs without members, of which the
+//! command decides which are meant.
+//!
+//! Braces around `{id}` are text: `post:{{id}}` has keys like `post:{17}`. Proxies and clusters
+//! place a key by what stands in its braces, a hash tag, so all keys of one post lie on one server.
+
+mod overlap;
+
+use std::fmt;
+
+/// What a pattern's keys name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A row of counters: hash commands.
+    Row,
+    /// One counter: string commands.
+    Cell,
+    /// All pairs of one id: set and Bloom commands.
+    Pair,
+}
+
+/// One key pattern. See the top of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pattern {
+    /// The text before the id.
+    prefix: Box<[u8]>,
+    /// The text behind the id, and before the field if there is one.
+    middle: Box<[u8]>,
+    /// The text behind the field; `None` if the pattern has no field.
+    end: Option<Box<[u8]>>,
+    /// Whether an id may begin with zeros: see [`Pattern::padded`].
+    padded: bool,
+}
+
+/// Why a pattern was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PatternError {
+    /// No `{id}`, or two.
+    #[error("key pattern '{0}' must have one {{id}}")]
+    NoId(String),
+    /// A cell's pattern with two `{field}`, or one before `{id}`, or another pattern with any.
+    #[error(
+        "key pattern '{0}' may have one {{field}}, behind {{id}}, if it names cells, and none \
+         otherwise"
+    )]
+    Field(String),
+    /// Text behind `{id}` that begins with a digit, or none between `{id}` and `{field}`.
+    #[error(
+        "key pattern '{0}' does not show where the id ends: put a character that is no digit \
+         behind {{id}}"
+    )]
+    Open(String),
+    /// Spaces or control characters.
+    #[error("key pattern '{0}' must not have spaces or control characters")]
+    Space(String),
+}
+
+/// A key as a pattern reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Match<'k> {
+    /// Another shape.
+    No,
+    /// The shape fits, but the id does not fit in 64 bits.
+    IdTooBig,
+    /// The shape fits, but the id begins with zeros: it would be another name of the same row.
+    IdPadded,
+    /// The id, and the field if the pattern has one (else empty).
+    Yes(u64, &'k [u8]),
+}
+
+/// What stands behind `start` in `text`. Nothing is compared with an empty one: its pointer leads
+/// nowhere, and a memcmp that loads from there under an empty mask, as glibc's for AVX-512 does,
+/// costs a hundred nanoseconds, since the processor has to hide a fault.
+#[inline]
+fn behind<'k>(text: &'k [u8], start: &[u8]) -> Option<&'k [u8]> {
+    if start.is_empty() { Some(text) } else { text.strip_prefix(start) }
+}
+
+/// Digits without the zeros in front that change nothing.
+fn unpadded(digits: &[u8]) -> &[u8] {
+    let zeros = digits.iter().take_while(|digit| **digit == b'0').count();
+    &digits[zeros.min(digits.len().saturating_sub(1))..]
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        write!(f, "{}{{id}}{}", text(&self.prefix), text(&self.middle))?;
+        match &self.end {
+            Some(end) => write!(f, "{{field}}{}", text(end)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Pattern {
+    /// Reads a pattern of this kind.
+    pub fn parse(kind: Kind, text: &str) -> Result<Pattern, PatternError> {
+        if text.bytes().any(|b| b.is_ascii_whitespace() || b.is_ascii_control()) {
+            return Err(PatternError::Space(text.to_owned()));
+        }
+        let Some((prefix, rest)) = text.split_once("{id}") else {
+            return Err(PatternError::NoId(text.to_owned()));
+        };
+        if rest.contains("{id}") {
+            return Err(PatternError::NoId(text.to_owned()));
+        }
+        let field = || PatternError::Field(text.to_owned());
+        let (middle, end) = match (kind, rest.split_once("{field}")) {
+            (Kind::Cell, Some((middle, end))) => (middle, Some(end)),
+            (_, Some(_)) => return Err(field()),
+            // Without a field the keys name the first field of the space.
+            (_, None) => (rest, None),
+        };
+        if prefix.contains("{field}") || end.is_some_and(|e| e.contains("{field}")) {
+            return Err(field());
+        }
+        let open = middle.bytes().next().is_some_and(|b| b.is_ascii_digit())
+            || (end.is_some() && middle.is_empty());
+        if open {
+            return Err(PatternError::Open(text.to_owned()));
+        }
+        let boxed = |s: &str| s.as_bytes().into();
+        Ok(Pattern {
+            prefix: boxed(prefix),
+            middle: boxed(middle),
+            end: end.map(boxed),
+            padded: false,
+        })
+    }
+
+    /// Whether ids may begin with zeros, which change nothing: `000017` is then another way to
+    /// write 17, as keys of `redis-benchmark -r` have it.
+    pub fn padded(self, padded: bool) -> Pattern {
+        Pattern { padded, ..self }
+    }
+
+    /// Whether the pattern has `{field}`.
+    pub fn has_field(&self) -> bool {
+        self.end.is_some()
+    }
+
+    /// Reads a key.
+    #[inline]
+    pub fn read<'k>(&self, key: &'k [u8]) -> Match<'k> {
+        let Some(rest) = behind(key, &self.prefix) else { return Match::No };
+        // The usual key of a row ends with its id: nothing has to look for that end.
+        if self.middle.is_empty()
+            && self.end.is_none()
+            && let Some(id) = digits::natural(rest)
+        {
+            return Match::Yes(id, b"");
+        }
+        let digits = rest.iter().take_while(|b| b.is_ascii_digit()).count();
+        let (digits, rest) = rest.split_at(digits);
+        let Some(rest) = behind(rest, &self.middle) else { return Match::No };
+        let field = match &self.end {
+            None if rest.is_empty() => rest,
+            None => return Match::No,
+            Some(end) => {
+                let field = if end.is_empty() { Some(rest) } else { rest.strip_suffix(&**end) };
+                match field {
+                    Some(field) if !field.is_empty() => field,
+                    _ => return Match::No,
+                }
+            }
+        };
+        let id = if self.padded { unpadded(digits) } else { digits };
+        match digits::natural(id) {
+            Some(id) => Match::Yes(id, field),
+            None if self.padded && id.len() >= 20 => Match::IdTooBig,
+            // Canonical digits that are too many or too large.
+            None if digits.len() >= 20 && digits[0] != b'0' => Match::IdTooBig,
+            None if digits.len() >= 2 => Match::IdPadded,
+            None => Match::No,
+        }
+    }
+
+    /// Whether a key would fit, if it had a number in the place of the text that it has for an id.
+    pub fn fits_but_for_id(&self, key: &[u8]) -> bool {
+        let Some(rest) = behind(key, &self.prefix) else { return false };
+        let is_text = |id: &[u8]| !id.is_empty() && !id.iter().all(u8::is_ascii_digit);
+        match &self.end {
+            None => rest.strip_suffix(&*self.middle).is_some_and(is_text),
+            Some(end) => rest.strip_suffix(&**end).is_some_and(|rest| {
+                let middle = &*self.middle;
+                let mut places = rest.windows(middle.len().max(1));
+                places
+                    .position(|at| at == middle)
+                    .is_some_and(|at| is_text(&rest[..at]) && rest.len() > at + middle.len())
+            }),
+        }
+    }
+
+    /// What all its keys begin with.
+    pub(crate) fn start(&self) -> &[u8] {
+        &self.prefix
+    }
+
+    /// Writes the key of `id` (and `field`).
+    pub fn write(&self, id: u64, field: &[u8], out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.prefix);
+        out.extend_from_slice(id.to_string().as_bytes());
+        out.extend_from_slice(&self.middle);
+        if let Some(end) = &self.end {
+            out.extend_from_slice(field);
+            out.extend_from_slice(end);
+        }
+    }
+
+    /// Whether some key fits both.
+    pub fn overlaps(&self, other: &Pattern) -> bool {
+        overlap::overlap(self, other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pattern(kind: Kind, text: &str) -> Pattern {
+        Pattern::parse(kind, text).unwrap()
+    }
+
+    #[test]
+    fn keys_are_read_and_written() {
+        let row = pattern(Kind::Row, "post:{id}");
+        let cell = pattern(Kind::Cell, "post:{id}:{field}");
+        let bare = pattern(Kind::Cell, "{id}.{field}");
+        let cases: &[(&Pattern, &str, Match<'static>)] = &[
+            (&row, "post:17", Match::Yes(17, b"")),
+            (&row, "post:0", Match::Yes(0, b"")),
+            (&row, "post:18446744073709551615", Match::Yes(u64::MAX, b"")),
+            (&row, "post:18446744073709551616", Match::IdTooBig),
+            (&row, "post:017", Match::IdPadded),
+            (&row, "post:00000000000000000000000001", Match::IdPadded),
+            (&cell, "post:017:like", Match::IdPadded),
+            (&row, "post:", Match::No),
+            (&row, "post:-1", Match::No),
+            (&row, "post:17:like", Match::No),
+            (&row, "post:17x", Match::No),
+            (&row, "pos", Match::No),
+            (&row, "", Match::No),
+            (&cell, "post:17:like", Match::Yes(17, b"like")),
+            (&cell, "post:17:", Match::No),
+            (&cell, "post:17", Match::No),
+            (&cell, "post:99999999999999999999:like", Match::IdTooBig),
+            (&bare, "44.like", Match::Yes(44, b"like")),
+            (&bare, ".like", Match::No),
+        ];
+        for (pattern, key, expected) in cases {
+            assert_eq!(pattern.read(key.as_bytes()), *expected, "{key}");
+            if let Match::Yes(id, field) = expected {
+                let mut out = Vec::new();
+                pattern.write(*id, field, &mut out);
+                assert_eq!(out, key.as_bytes());
+            }
+        }
+    }
+
+    #[test]
+    fn padded_ids_are_read_as_what_they_mean() {
+        let cell = pattern(Kind::Cell, "key:{id}").padded(true);
+        for (key, expected) in [
+            ("key:000000000042", Match::Yes(42, &b""[..])),
+            ("key:42", Match::Yes(42, b"")),
+            ("key:000000000000", Match::Yes(0, b"")),
+            ("key:00000000018446744073709551615", Match::Yes(u64::MAX, b"")),
+            ("key:00000000018446744073709551616", Match::IdTooBig),
+            ("key:", Match::No),
+            ("key:00x", Match::No),
+        ] {
+            assert_eq!(cell.read(key.as_bytes()), expected, "{key}");
+        }
+        // What is written is the canonical key.
+        let mut out = Vec::new();
+        cell.write(42, b"", &mut out);
+        assert_eq!(out, b"key:42");
+    }
+
+    #[test]
+    fn a_text_in_the_place_of_the_id_is_told_from_another_key() {
+        let row = pattern(Kind::Row, "post:{id}");
+        let cell = pattern(Kind::Cell, "post:{id}:{field}");
+        let framed = pattern(Kind::Row, "{{id}}:x");
+        for (pattern, key, expected) in [
+            (&row, "post:abc", true),
+            (&row, "post:-1", true),
+            (&row, "post:1.5", true),
+            (&row, "post:", false),
+            (&row, "session:abc", false),
+            (&cell, "post:abc:like", true),
+            (&cell, "post:abc", false),
+            (&cell, "post::like", false),
+            (&cell, "post:abc:", false),
+            (&framed, "{abc}:x", true),
+            (&framed, "{abc}", false),
+        ] {
+            assert_eq!(pattern.fits_but_for_id(key.as_bytes()), expected, "{pattern} {key}");
+        }
+    }
+
+    #[test]
+    fn patterns_that_name_nothing_clear_are_refused() {
+        use PatternError::*;
+        let t = |s: &str| s.to_owned();
+        assert_eq!(Pattern::parse(Kind::Row, "post"), Err(NoId(t("post"))));
+        assert_eq!(Pattern::parse(Kind::Row, "{id}{id}"), Err(NoId(t("{id}{id}"))));
+        assert_eq!(Pattern::parse(Kind::Row, "a{id}:{field}"), Err(Field(t("a{id}:{field}"))));
+        assert_eq!(Pattern::parse(Kind::Pair, "a{id}:{field}"), Err(Field(t("a{id}:{field}"))));
+        assert_eq!(Pattern::parse(Kind::Cell, "{field}:{id}"), Err(Field(t("{field}:{id}"))));
+        assert_eq!(Pattern::parse(Kind::Cell, "a{id}{field}"), Err(Open(t("a{id}{field}"))));
+        assert_eq!(Pattern::parse(Kind::Pair, "a{id}0"), Err(Open(t("a{id}0"))));
+        assert_eq!(Pattern::parse(Kind::Pair, "a {id}"), Err(Space(t("a {id}"))));
+    }
+
+    #[test]
+    fn overlaps_are_found() {
+        let row = |t| pattern(Kind::Row, t);
+        let cell = |t| pattern(Kind::Cell, t);
+        let cases = [
+            (row("post:{id}"), row("post:{id}"), true),
+            (row("post:{id}"), row("user:{id}"), false),
+            (row("post:{id}"), cell("post:{id}:{field}"), false),
+            (row("post:{id}:x"), cell("post:{id}:{field}"), true),
+            (cell("post:{id}.{field}"), cell("post:{id}:{field}"), false),
+            (cell("post:{id}:{field}"), cell("post:{id}:x:{field}"), true),
+            (row("a{id}"), row("a1{id}"), true),
+            (row("{id}"), row("post:{id}"), false),
+            (row("{id}"), cell("{id}.{field}"), false),
+            (row("a{id}"), row("ab{id}"), false),
+            (row("a{id}"), cell("a{id}"), true),
+            (cell("a{id}"), cell("a{id}:{field}"), false),
+            // Where one has more text the other has its id, which the rest must then fit, too.
+            (row("foo1_t__{id}~h"), row("foo{id}~h"), false),
+            (row("foo1~h{id}~h"), row("foo{id}~h"), false),
+            (row("foo1{id}~h"), row("foo{id}~h"), true),
+            (row("a1:{id}"), cell("a{id}:{field}"), true),
+            (row("a1.{id}"), cell("a{id}:{field}"), false),
+            (row("a1:x{id}"), cell("a{id}:{field}:y"), false),
+            (row("a1:x{id}:y"), cell("a{id}:{field}:y"), true),
+            (cell("p{id}:{field}:a"), cell("p{id}:{field}:b"), false),
+            (cell("p{id}:{field}:ab"), cell("p{id}:{field}b"), true),
+            (row("p{id}:ab"), cell("p{id}:a{field}b"), false),
+            (row("p{id}:axb"), cell("p{id}:a{field}b"), true),
+            // Keys that one of them refuses for its zeros, or its size, belong to it.
+            (row("a{id}"), row("a0{id}"), true),
+            (row("a{id}"), row("a99999999999999999999{id}"), true),
+            (row("post:{{id}}"), row("post:{id}"), false),
+            (row("post:{{id}}"), cell("post:{{id}}:{field}"), false),
+            (row("post:{{id}}:x"), cell("post:{{id}}:{field}"), true),
+        ];
+        for (a, b, expected) in cases {
+            assert_eq!(a.overlaps(&b), expected, "{a:?} {b:?}");
+            assert_eq!(b.overlaps(&a), expected, "{b:?} {a:?}");
+        }
+    }
+
+    /// F18: every two short patterns are said to overlap exactly if some short key fits both, by
+    /// trying all keys of an alphabet of three letters up to nine bytes.
+    #[test]
+    fn patterns_overlap_exactly_if_a_key_fits_both() {
+        let mut patterns = Vec::new();
+        for prefix in ["", "1", "a", "a1", "a1b", "1b"] {
+            for middle in ["", "b", "a", "ba"] {
+                patterns.push(pattern(Kind::Row, &format!("{prefix}{{id}}{middle}")));
+                for end in ["", "a", "1", "ab"].iter().filter(|_| !middle.is_empty()) {
+                    let text = format!("{prefix}{{id}}{middle}{{field}}{end}");
+                    patterns.push(pattern(Kind::Cell, &text));
+                }
+            }
+        }
+        let mut shared = vec![vec![false; patterns.len()]; patterns.len()];
+        let mut keys: Vec<Vec<u8>> = vec![vec![]];
+        for _ in 0..9 {
+            let longer = |key: &Vec<u8>| b"1ab".map(|byte| [&key[..], &[byte]].concat());
+            keys = keys.iter().flat_map(longer).collect();
+            for key in &keys {
+                let fits: Vec<usize> =
+                    (0..patterns.len()).filter(|&p| patterns[p].read(key) != Match::No).collect();
+                for &a in &fits {
+                    fits.iter().for_each(|&b| shared[a][b] = true);
+                }
+            }
+        }
+        for (a, one) in patterns.iter().enumerate() {
+            for (b, other) in patterns.iter().enumerate() {
+                // The shortest common key of these has at most nine bytes.
+                assert_eq!(one.overlaps(other), shared[a][b], "{one:?} {other:?}");
+            }
+        }
+    }
+
+    /// F12: keys with hash tags.
+    #[test]
+    fn braces_around_an_id_are_text() {
+        let row = pattern(Kind::Row, "post:{{id}}");
+        let cell = pattern(Kind::Cell, "post:{{id}}:{field}");
+        assert_eq!(row.read(b"post:{1001}"), Match::Yes(1001, b""));
+        assert_eq!(cell.read(b"post:{1001}:like"), Match::Yes(1001, b"like"));
+        for key in ["post:1001", "post:{1001", "post:1001}", "post:{{1001}}", "post:{}"] {
+            assert_eq!(row.read(key.as_bytes()), Match::No, "{key}");
+        }
+        let mut out = Vec::new();
+        cell.write(7, b"read", &mut out);
+        assert_eq!(out, b"post:{7}:read");
+    }
+}

@@ -1,0 +1,92 @@
+//! Whether two patterns have a key in common, decided exactly.
+//!
+//! A pattern's keys are a regular language: its prefix, digits, its middle, and for cells any bytes
+//! and its end. Two such languages meet if the product of their automatons reaches a pair of final
+//! states. Any run of digits counts as an id here, also one with leading zeros or of more than 64
+//! bits: a key of that shape is refused with an error that says so, and must not be another
+//! pattern's key.
+
+use crate::key_patterns::Pattern;
+
+/// How far a pattern's automaton has read a key.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum State {
+    /// So many bytes of the prefix.
+    Prefix(usize),
+    /// At least one digit.
+    Id,
+    /// So many bytes of the text behind the id, at least one.
+    Middle(usize),
+    /// At least one byte of the field.
+    Field,
+    /// So many bytes of the text behind the field, at least one.
+    End(usize),
+}
+
+impl State {
+    /// The states behind one more byte: of a field's bytes each may also begin the end.
+    fn after(self, pattern: &Pattern, byte: u8) -> impl Iterator<Item = State> {
+        let is = |text: &[u8], at: usize| text.get(at) == Some(&byte);
+        let Pattern { prefix, middle, end, .. } = pattern;
+        let mut next = [None; 2];
+        match self {
+            State::Prefix(at) if at < prefix.len() => {
+                next[0] = is(prefix, at).then_some(State::Prefix(at + 1));
+            }
+            State::Prefix(_) => next[0] = byte.is_ascii_digit().then_some(State::Id),
+            State::Id => {
+                next[0] = byte.is_ascii_digit().then_some(State::Id);
+                next[1] = is(middle, 0).then_some(State::Middle(1));
+            }
+            State::Middle(at) if at < middle.len() => {
+                next[0] = is(middle, at).then_some(State::Middle(at + 1));
+            }
+            State::Middle(_) => next[0] = end.is_some().then_some(State::Field),
+            State::Field => {
+                let end = end.as_deref().unwrap_or_default();
+                next = [Some(State::Field), is(end, 0).then_some(State::End(1))];
+            }
+            State::End(at) => {
+                let end = end.as_deref().unwrap_or_default();
+                next[0] = is(end, at).then_some(State::End(at + 1));
+            }
+        }
+        next.into_iter().flatten()
+    }
+
+    /// Whether a key may end here.
+    fn is_final(self, pattern: &Pattern) -> bool {
+        match (self, &pattern.end) {
+            (State::Prefix(_), _) => false,
+            (State::Id, None) => pattern.middle.is_empty(),
+            (State::Middle(at), None) => at == pattern.middle.len(),
+            (State::Id | State::Middle(_), Some(_)) => false,
+            (State::Field, Some(end)) => end.is_empty(),
+            (State::End(at), Some(end)) => at == end.len(),
+            // Only patterns with a field come there.
+            (State::Field | State::End(_), None) => false,
+        }
+    }
+}
+
+/// Whether some key fits both. States are visited once: at most as many as the product of the
+/// lengths, and as a rule only as many as the common prefix is long.
+pub(crate) fn overlap(a: &Pattern, b: &Pattern) -> bool {
+    let start = (State::Prefix(0), State::Prefix(0));
+    let (mut seen, mut todo) = (std::collections::HashSet::from([start]), vec![start]);
+    while let Some((of_a, of_b)) = todo.pop() {
+        if of_a.is_final(a) && of_b.is_final(b) {
+            return true;
+        }
+        for byte in 0..=u8::MAX {
+            for next_a in of_a.after(a, byte) {
+                for next_b in of_b.after(b, byte) {
+                    if seen.insert((next_a, next_b)) {
+                        todo.push((next_a, next_b));
+                    }
+                }
+            }
+        }
+    }
+    false
+}

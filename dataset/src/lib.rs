@@ -1,0 +1,37 @@
+//! Named spaces over both engines: keys, the schema catalogue, the one write path, what is logged
+//! and recovered, snapshots, the cold tier.
+//!
+//! ```text
+//!   recovery     a data folder is read back; marks become records, records become state
+//!   tiering      old tables move to the disk       snapshot     state as files
+//!   live         a data set that is served, as background work sees it
+//!   engines      spaces, views, actions; reads, and the one path of writes
+//!   commit       how far changes have come on their way to the disk
+//!   cold         rows and flags on the disk: files, reads, cache
+//! ```
+//!
+//! No sockets, no protocol, no users, no roles, and no threads but those that read cold blocks:
+//! what takes its time is a function that its owner runs. Each line above uses those below it.
+#![forbid(unsafe_code)]
+
+pub mod catalogue;
+pub mod clock;
+pub mod cold;
+pub mod commit;
+pub mod dirty_keys;
+pub mod engines;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+pub mod key_patterns;
+pub mod live;
+pub mod log_records;
+pub mod options;
+pub mod poll_backoff;
+pub mod recovery;
+pub mod snapshot;
+pub mod tiering;
+pub mod waiters;
+pub mod watch;
+
+pub use engines::Engines;
+pub use options::Options;

@@ -1,0 +1,145 @@
+//! A data set that is served, as work in the background sees it: snapshots and spills.
+
+use crate::clock::unix_us;
+use crate::commit::Durability;
+use crate::commit::dirty_parts::Parts;
+use crate::engines::Engines;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+use store::Store;
+use tokio::sync::watch;
+
+/// See the top of the file.
+#[derive(Clone, Copy)]
+pub struct Live<'a> {
+    /// Its spaces.
+    pub engines: &'a Engines,
+    /// Its files.
+    pub store: &'a Store,
+    /// How far its changes have come.
+    pub durability: &'a Durability,
+    /// What the snapshot thread shares with its callers.
+    pub snapshots: &'a Snapshots,
+    /// Bytes that all cold files may take; 0: as many as the disk has.
+    pub max_cold_bytes: u64,
+    /// Bytes per second that merging writes; 0: as fast as it goes.
+    pub merge_bytes_per_s: u64,
+    /// Whether the process is to stop: then work is given up.
+    pub is_stopped: &'a (dyn Fn() -> bool + Sync),
+}
+
+/// How the last snapshot went.
+#[derive(Clone, Debug, Default)]
+pub struct Saved {
+    /// Snapshots that have ended, well or not.
+    pub(crate) ended: u64,
+    /// One is requested or under way.
+    pub running: bool,
+    /// Unix time in seconds of the last one that ended well, or of the start.
+    pub last_s: u64,
+    /// The time of the last one.
+    pub took: Duration,
+    /// The bytes that it wrote.
+    pub bytes: u64,
+    /// Why it failed, if it did.
+    pub error: Option<Arc<str>>,
+}
+
+/// What the snapshot thread shares with its callers.
+pub struct Snapshots {
+    /// How the last snapshot went.
+    pub saved: watch::Sender<Saved>,
+    pub(crate) wanted: Mutex<bool>,
+    pub(crate) nudge: Condvar,
+    /// Held while the folder's data files are written: a snapshot, which lets others in between its
+    /// files, or a spill.
+    pub(crate) alone: Mutex<()>,
+    /// Waiters for the end of what it does: spills for that lock, and SAVE.
+    pub(crate) awaited: AtomicUsize,
+    /// Changes that the last snapshot has seen.
+    pub(crate) changes: AtomicU64,
+}
+
+impl Default for Snapshots {
+    fn default() -> Self {
+        let saved = Saved { last_s: unix_us() / 1_000_000, ..Saved::default() };
+        Snapshots {
+            saved: watch::Sender::new(saved),
+            wanted: Mutex::new(false),
+            nudge: Condvar::new(),
+            alone: Mutex::new(()),
+            awaited: AtomicUsize::new(0),
+            changes: AtomicU64::new(0),
+        }
+    }
+}
+
+/// Counts as one waiter until it is dropped.
+struct Waits<'a>(&'a AtomicUsize);
+
+impl Waits<'_> {
+    fn new(awaited: &AtomicUsize) -> Waits<'_> {
+        awaited.fetch_add(1, Relaxed);
+        Waits(awaited)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Snapshots {
+    /// Asks for a snapshot, unless one is running. Gives how many had ended before it.
+    pub fn begin(&self) -> Option<u64> {
+        let mut before = None;
+        self.saved.send_if_modified(|s| {
+            if !s.running {
+                // From now on it counts as running, so that no other thread begins one.
+                s.running = true;
+                before = Some(s.ended);
+            }
+            before.is_some()
+        });
+        if before.is_some() {
+            *self.wanted.lock() = true;
+            self.nudge.notify_one();
+        }
+        before
+    }
+
+    /// Waits for the end of a snapshot that begins after this call.
+    pub async fn save(&self) -> Result<(), String> {
+        let _waits = Waits::new(&self.awaited);
+        let mut saved = self.saved.subscribe();
+        let before = loop {
+            saved.borrow_and_update();
+            if let Some(before) = self.begin() {
+                break before;
+            }
+            if saved.changed().await.is_err() {
+                return Err("the server is ending".to_owned());
+            }
+        };
+        match saved.wait_for(|s| s.ended > before).await {
+            Ok(s) => s.error.as_ref().map_or(Ok(()), |e| Err(e.to_string())),
+            Err(_) => Err("the server is ending".to_owned()),
+        }
+    }
+
+    /// For a spill: no other thread writes data files until the guard is dropped. A snapshot under
+    /// way makes room at the end of its file: writers may wait for the memory that a spill gives
+    /// back.
+    pub(crate) fn interrupt(&self) -> MutexGuard<'_, ()> {
+        let _waits = Waits::new(&self.awaited);
+        self.alone.lock()
+    }
+
+    /// Changed rows and pairs since the last snapshot, about.
+    pub fn changes(&self, parts: &Parts) -> u64 {
+        parts.changes().saturating_sub(self.changes.load(Relaxed))
+    }
+}

@@ -1,0 +1,537 @@
+//! Records: what the log and the snapshots hold of the engines, as bytes. State, never deltas
+//! (promise 2).
+//!
+//! - 1, catalogue (space 0): the spaces with their numbers, schemas and seeds, as TOML, so that
+//!   `tidemark dump` shows it as it is.
+//! - 2, rows (counter): fields n; then per row `(id - id before) << 1 | exists`; if it exists,
+//!   n zigzag values.
+//! - 3, pairs (existence): per pair `(id - id before) << 2 | named by hash << 1 | set`; then the
+//!   member, or the 16 bytes of the hash.
+//! - 4, layout (existence): where its tables lie: per table low - low before, pages.
+//! - 5, table (existence), snapshots only: a part of a table, in the phantom engine's own format.
+//! - 6, head (both), snapshots only: what belongs to no table, in the engine's own format: the
+//!   frontier; an existence space's pairs of ids far ahead.
+//! - 7, loose (existence): ids at which a counter of 0 proves nothing:
+//!   `engines/unproven_ids.rs`.
+//! - 8, block (existence): what TM.MERGE brought: lowest id of the table, filter of its chain,
+//!   number of the block; then, 8 bytes each, the highest id that a pair of it can have, the pages
+//!   of the table's first filter, its words as they are now; then the hashes of the pairs revoked
+//!   there, 16 bytes each.
+//! - 9, frontier (existence): how far the ids reach that tables take: nothing if they take none
+//!   yet, else the highest, and how far above it an id may jump.
+//! - 10, late (existence), snapshots only: what came late to its tables on the disk, in the phantom
+//!   engine's own format.
+//!
+//! All numbers are LEB128 unless something else is said. Ids rise within a payload, so a like costs
+//! its id's distance from the one before, its member, and nothing for a counter that the same batch
+//! holds anyway. A number of more than 64 bits, a payload that ends within a row, an id above
+//! 2^64-1: damage. (An id may come twice: a row then holds as it was written last.)
+
+use crate::dirty_keys::MarkedMember;
+use store::Batch;
+
+/// What a record's payload holds; see the top of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum RecordKind {
+    /// Spaces with their numbers.
+    Catalogue = 1,
+    /// Rows of a counter space.
+    Rows = 2,
+    /// Pairs of an existence space.
+    Pairs = 3,
+    /// The places of an existence space's tables.
+    Layout = 4,
+    /// A part of an existence space's table.
+    Table = 5,
+    /// What belongs to no table of a space.
+    Head = 6,
+    /// Ids of an existence space at which a counter of 0 proves nothing.
+    Loose = 7,
+    /// A block of a filter, as TM.MERGE left it.
+    Block = 8,
+    /// How far the ids of an existence space reach that its tables take.
+    Frontier = 9,
+    /// What came late to tables of an existence space that lie on the disk.
+    Late = 10,
+}
+
+impl RecordKind {
+    /// The kind with this number.
+    pub fn from_number(kind: u8) -> Option<RecordKind> {
+        use RecordKind::*;
+        [Catalogue, Rows, Pairs, Layout, Table, Head, Loose, Block, Frontier, Late]
+            .into_iter()
+            .find(|&k| k as u8 == kind)
+    }
+}
+
+/// Appends a number as LEB128.
+pub fn put_number(out: &mut Vec<u8>, mut n: u64) {
+    while n >= 0x80 {
+        out.push(n as u8 | 0x80);
+        n >>= 7;
+    }
+    out.push(n as u8);
+}
+
+/// Takes a LEB128 number of at most 64 bits.
+#[inline]
+pub fn take_number(bytes: &mut &[u8]) -> Result<u64, String> {
+    const LAST_BITS: u64 = 0x8080_8080_8080_8080;
+    // Up to eight bytes at once, without a branch that depends on how many: lengths are hard to
+    // predict.
+    if let Some(eight) = bytes.first_chunk() {
+        let word = u64::from_le_bytes(*eight);
+        let ends = !word & LAST_BITS;
+        if ends != 0 {
+            // Everything up to the first end; then groups of 7 bits are moved together: pairs,
+            // fours, eight.
+            let x = word & (ends ^ (ends - 1)) & !LAST_BITS;
+            let x = (x & 0x007f_007f_007f_007f) | ((x & 0x7f00_7f00_7f00_7f00) >> 1);
+            let x = (x & 0x0000_3fff_0000_3fff) | ((x & 0x3fff_0000_3fff_0000) >> 2);
+            let x = (x & 0x0fff_ffff) | ((x & 0x0fff_ffff_0000_0000) >> 4);
+            *bytes = &bytes[ends.trailing_zeros() as usize / 8 + 1..];
+            return Ok(x);
+        }
+    }
+    take_slowly(bytes)
+}
+
+/// [`take_number`] near the end of the bytes, or of a number of nine or ten bytes.
+fn take_slowly(bytes: &mut &[u8]) -> Result<u64, String> {
+    let mut n = 0u64;
+    for (i, &byte) in bytes.iter().enumerate().take(10) {
+        let bits = u64::from(byte & 0x7f);
+        if i == 9 && bits > 1 {
+            break;
+        }
+        n |= bits << (7 * i);
+        if byte & 0x80 == 0 {
+            *bytes = &bytes[i + 1..];
+            return Ok(n);
+        }
+    }
+    Err("a number is cut off, or has more than 64 bits".to_owned())
+}
+
+/// Small numbers of either sign as small numbers.
+fn zigzag(n: i64) -> u64 {
+    ((n << 1) ^ (n >> 63)) as u64
+}
+
+fn unzigzag(n: u64) -> i64 {
+    (n >> 1) as i64 ^ -((n & 1) as i64)
+}
+
+/// The next id, `bits` flags below it. Ids rise, so the distance is at most 2^64-1; with flags it
+/// may need 66 bits, so a huge one is written apart: all flags bits as usual, distance 2^62-1 as an
+/// escape, then the distance itself.
+fn put_step(out: &mut Vec<u8>, step: u64, bits: u32, flags: u64) {
+    let escape = (1u64 << 61) - 1;
+    if step < escape {
+        put_number(out, (step << bits) | flags);
+    } else {
+        put_number(out, (escape << bits) | flags);
+        put_number(out, step);
+    }
+}
+
+fn take_step(bytes: &mut &[u8], bits: u32) -> Result<(u64, u64), String> {
+    let escape = (1u64 << 61) - 1;
+    let head = take_number(bytes)?;
+    let (step, flags) = (head >> bits, head & ((1 << bits) - 1));
+    Ok((if step == escape { take_number(bytes)? } else { step }, flags))
+}
+
+/// Ids that never fall.
+struct Rising(Option<u64>);
+
+impl Rising {
+    fn step(&mut self, id: u64) -> u64 {
+        let step = id - self.0.unwrap_or(0);
+        self.0 = Some(id);
+        step
+    }
+
+    fn id(&mut self, step: u64) -> Result<u64, String> {
+        let id = self.0.unwrap_or(0).checked_add(step).ok_or("an id of more than 64 bits")?;
+        self.0 = Some(id);
+        Ok(id)
+    }
+}
+
+/// Writes a rows payload, row by row, ids rising.
+pub struct RowsWriter {
+    out: Vec<u8>,
+    ids: Rising,
+    rows: u64,
+}
+
+impl RowsWriter {
+    /// Rows of `fields` values each.
+    pub fn new(fields: usize) -> RowsWriter {
+        let mut out = Vec::new();
+        put_number(&mut out, fields as u64);
+        RowsWriter { out, ids: Rising(None), rows: 0 }
+    }
+
+    /// The next row; `None`: there is none of this id. Panics if the id lies below the one before.
+    pub fn row(&mut self, id: u64, values: Option<&[i64]>) {
+        put_step(&mut self.out, self.ids.step(id), 1, u64::from(values.is_some()));
+        values.unwrap_or(&[]).iter().for_each(|&n| put_number(&mut self.out, zigzag(n)));
+        self.rows += 1;
+    }
+
+    /// Bytes so far.
+    pub fn bytes(&self) -> usize {
+        self.out.len()
+    }
+
+    /// Rows so far.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// The payload.
+    pub fn finish(self) -> Vec<u8> {
+        self.out
+    }
+}
+
+/// Reads a rows payload: `each` gets the id and the values, `None` if there is no such row.
+pub fn read_rows(
+    mut bytes: &[u8],
+    mut each: impl FnMut(u64, Option<&[i64]>) -> Result<(), String>,
+) -> Result<(), String> {
+    let fields = take_number(&mut bytes)?;
+    if fields == 0 || fields > counter::MAX_FIELDS as u64 {
+        return Err(format!("rows of {fields} fields"));
+    }
+    let mut values = vec![0; fields as usize];
+    let mut ids = Rising(None);
+    while !bytes.is_empty() {
+        let (step, exists) = take_step(&mut bytes, 1)?;
+        let id = ids.id(step)?;
+        if exists == 0 {
+            each(id, None)?;
+            continue;
+        }
+        for value in &mut values {
+            *value = unzigzag(take_number(&mut bytes)?);
+        }
+        each(id, Some(&values))?;
+    }
+    Ok(())
+}
+
+/// Writes a pairs payload, pair by pair, ids rising.
+#[derive(Default)]
+pub struct PairsWriter {
+    out: Vec<u8>,
+    last: u64,
+}
+
+impl PairsWriter {
+    /// The next pair: whether it is set. Panics if the id lies below the one before.
+    pub fn pair(&mut self, id: u64, member: MarkedMember, set: bool) {
+        let step = id - self.last;
+        self.last = id;
+        match member {
+            MarkedMember::Number(n) => {
+                put_step(&mut self.out, step, 2, u64::from(set));
+                put_number(&mut self.out, n);
+            }
+            MarkedMember::Hash(hash) => {
+                put_step(&mut self.out, step, 2, 2 | u64::from(set));
+                self.out.extend_from_slice(&MarkedMember::hash_of(hash).to_le_bytes());
+            }
+        }
+    }
+
+    /// Bytes so far.
+    pub fn bytes(&self) -> usize {
+        self.out.len()
+    }
+
+    /// The payload.
+    pub fn finish(self) -> Vec<u8> {
+        self.out
+    }
+}
+
+/// Reads a pairs payload.
+pub fn read_pairs(
+    mut bytes: &[u8],
+    mut each: impl FnMut(u64, MarkedMember, bool) -> Result<(), String>,
+) -> Result<(), String> {
+    let mut ids = Rising(None);
+    while !bytes.is_empty() {
+        let (step, flags) = take_step(&mut bytes, 2)?;
+        let id = ids.id(step)?;
+        let member = if flags & 2 == 0 {
+            MarkedMember::Number(take_number(&mut bytes)?)
+        } else {
+            let (hash, rest) = bytes.split_first_chunk::<16>().ok_or("a pair's hash is cut off")?;
+            bytes = rest;
+            MarkedMember::of_hash(u128::from_le_bytes(*hash))
+        };
+        each(id, member, flags & 1 == 1)?;
+    }
+    Ok(())
+}
+
+/// A row, and where its values lie. Rows of a space may differ in width when its schema changes
+/// between two of them.
+struct ReadRow {
+    space: u32,
+    /// Of the first value.
+    at: u32,
+    id: u64,
+    /// How many values there are; 0: there is no such row.
+    fields: u32,
+}
+
+/// A pair, and whether it is set.
+struct ReadPair {
+    space: u32,
+    set: bool,
+    id: u64,
+    member: MarkedMember,
+}
+
+/// Space and id as one number, which one comparison orders.
+fn order(space: u32, id: u64) -> u128 {
+    u128::from(space) << 64 | u128::from(id)
+}
+
+/// What a commit has read of the marked rows and pairs, until it becomes records.
+#[derive(Default)]
+pub struct Commit {
+    rows: Vec<ReadRow>,
+    values: Vec<i64>,
+    pairs: Vec<ReadPair>,
+}
+
+impl Commit {
+    /// Whether nothing was collected.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty() && self.pairs.is_empty()
+    }
+
+    /// A row as it is now. `read` fills in the values, and says whether there is such a row.
+    pub fn row(
+        &mut self,
+        space: u32,
+        id: u64,
+        fields: usize,
+        read: impl FnOnce(&mut [i64]) -> bool,
+    ) {
+        let start = self.values.len();
+        self.values.resize(start + fields, 0);
+        let exists = read(&mut self.values[start..]);
+        if !exists {
+            self.values.truncate(start);
+        }
+        self.rows.push(ReadRow {
+            space,
+            at: start as u32,
+            id,
+            fields: if exists { fields as u32 } else { 0 },
+        });
+    }
+
+    /// A pair as it is now.
+    pub fn pair(&mut self, space: u32, id: u64, member: MarkedMember, set: bool) {
+        self.pairs.push(ReadPair { space, set, id, member });
+    }
+
+    /// Bytes that the records will take, about.
+    pub fn bytes(&self) -> usize {
+        self.rows.len() * 4 + self.values.len() * 3 + self.pairs.len() * 12
+    }
+
+    /// Adds the records to a batch, one per space and kind, and forgets them. Each row and pair is
+    /// there once: the committer sees to that (C7), and the order in which two states of one were
+    /// read would be lost here.
+    pub fn encode(&mut self, batch: &mut Batch) {
+        self.rows.sort_unstable_by_key(|row| order(row.space, row.id));
+        self.pairs.sort_unstable_by_key(|pair| order(pair.space, pair.id));
+        debug_assert!(self.has_each_once());
+        for group in self.rows.chunk_by(|a, b| a.space == b.space) {
+            let width = group.iter().map(|row| row.fields as usize).max().unwrap_or(0).max(1);
+            let mut writer = RowsWriter::new(width);
+            let mut padded = [0; counter::MAX_FIELDS];
+            for row in group {
+                let (at, fields) = (row.at as usize, row.fields as usize);
+                padded[fields..].fill(0);
+                padded[..fields].copy_from_slice(&self.values[at..at + fields]);
+                writer.row(row.id, (fields > 0).then_some(&padded[..width]));
+            }
+            batch.push(group[0].space, RecordKind::Rows as u8, &writer.finish());
+        }
+        for group in self.pairs.chunk_by(|a, b| a.space == b.space) {
+            let mut writer = PairsWriter::default();
+            group.iter().for_each(|pair| writer.pair(pair.id, pair.member, pair.set));
+            batch.push(group[0].space, RecordKind::Pairs as u8, &writer.finish());
+        }
+        self.forget();
+    }
+
+    /// Whether no row and no pair comes twice; the rows are sorted.
+    fn has_each_once(&self) -> bool {
+        let mut pairs = std::collections::BTreeSet::new();
+        self.rows.is_sorted_by(|a, b| order(a.space, a.id) < order(b.space, b.id))
+            && self.pairs.iter().all(|pair| pairs.insert((pair.space, pair.id, pair.member)))
+    }
+
+    /// Forgets what was collected.
+    pub fn forget(&mut self) {
+        self.rows.clear();
+        self.values.clear();
+        self.pairs.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_any_size_read_back() {
+        for n in (0..64)
+            .flat_map(|bits| [(1u64 << bits) - 1, 1 << bits, 0x5555_5555_5555_5555 >> bits])
+            .chain([u64::MAX - 1, u64::MAX])
+        {
+            let mut out = vec![];
+            put_number(&mut out, n);
+            // Alone, and with more behind it.
+            for behind in [&[][..], &[0x80; 12]] {
+                let all = [&out[..], behind].concat();
+                let mut bytes = &all[..];
+                assert_eq!(take_number(&mut bytes), Ok(n));
+                assert_eq!(bytes, behind);
+            }
+            assert!(take_number(&mut &out[..out.len() - 1]).is_err());
+        }
+        assert!(take_number(&mut &[0xff; 10][..]).is_err(), "70 bits");
+        for n in [0, -1, 1, i64::MIN, i64::MAX] {
+            assert_eq!(unzigzag(zigzag(n)), n);
+        }
+    }
+
+    #[test]
+    fn rows_read_back() {
+        let rows: Vec<(u64, Option<Vec<i64>>)> = vec![
+            (0, Some(vec![1, -1])),
+            (1, None),
+            (2, Some(vec![i64::MIN, i64::MAX])),
+            (u64::MAX - 1, Some(vec![0, 0])),
+            (u64::MAX, None),
+        ];
+        let mut writer = RowsWriter::new(2);
+        rows.iter().for_each(|(id, values)| writer.row(*id, values.as_deref()));
+        let bytes = writer.finish();
+        let mut read = vec![];
+        read_rows(&bytes, |id, values| {
+            read.push((id, values.map(<[i64]>::to_vec)));
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(read, rows);
+    }
+
+    #[test]
+    fn pairs_read_back() {
+        let pairs = [
+            (0, MarkedMember::Number(0), true),
+            (0, MarkedMember::Number(u64::MAX), false),
+            (7, MarkedMember::of_hash(u128::MAX - 1), true),
+            (u64::MAX, MarkedMember::of_hash(0), false),
+        ];
+        let mut writer = PairsWriter::default();
+        pairs.iter().for_each(|&(id, member, set)| writer.pair(id, member, set));
+        let mut read = vec![];
+        read_pairs(&writer.finish(), |id, member, set| {
+            read.push((id, member, set));
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(read, pairs);
+    }
+
+    /// Decoders are total: any bytes give rows or an error.
+    #[test]
+    fn no_bytes_make_a_decoder_panic() {
+        let mut rng = fastrand::Rng::with_seed(3);
+        for _ in 0..200_000 {
+            let bytes: Vec<u8> =
+                (0..rng.usize(0..40)).map(|_| if rng.bool() { 0xff } else { rng.u8(..) }).collect();
+            let _ = read_rows(&bytes, |_, _| Ok(()));
+            let _ = read_pairs(&bytes, |_, _, _| Ok(()));
+        }
+    }
+
+    #[test]
+    fn rows_that_were_read_under_two_schemas_are_one_record() {
+        let mut commit = Commit::default();
+        for (id, fields) in [(1, 2), (2, 3), (3, 1)] {
+            commit.row(1, id, fields, |values| {
+                values.fill(id as i64);
+                true
+            });
+        }
+        let mut batch = Batch::new();
+        commit.encode(&mut batch);
+        let records: Vec<_> = store::Records::new(batch.body()).map(Result::unwrap).collect();
+        assert_eq!(records.len(), 1);
+        let mut rows = vec![];
+        read_rows(records[0].payload, |id, values| {
+            rows.push((id, values.unwrap().to_vec()));
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(rows, [(1, vec![1, 1, 0]), (2, vec![2, 2, 2]), (3, vec![3, 0, 0])]);
+    }
+
+    #[test]
+    fn a_commit_is_one_record_per_space_and_kind() {
+        let mut commit = Commit::default();
+        for id in [9, 3, 7] {
+            commit.row(1, id, 2, |values| {
+                values.fill(id as i64);
+                id != 7
+            });
+            commit.row(2, id, 1, |_| true);
+            commit.pair(3, id, MarkedMember::Number(8), id == 3);
+            commit.pair(3, id, MarkedMember::Number(5), id == 3);
+        }
+        assert!(!commit.is_empty() && commit.bytes() > 0);
+        let mut batch = Batch::new();
+        commit.encode(&mut batch);
+        assert!(commit.is_empty());
+        let records: Vec<_> = store::Records::new(batch.body()).map(Result::unwrap).collect();
+        assert_eq!(
+            records.iter().map(|r| (r.space, r.kind)).collect::<Vec<_>>(),
+            [(1, 2), (2, 2), (3, 3)]
+        );
+        let mut rows = vec![];
+        read_rows(records[0].payload, |id, values| {
+            rows.push((id, values.map(<[i64]>::to_vec)));
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(rows, [(3, Some(vec![3, 3])), (7, None), (9, Some(vec![9, 9]))]);
+        let mut pairs = vec![];
+        read_pairs(records[2].payload, |id, member, set| {
+            pairs.push((id, member, set));
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(pairs.len(), 6);
+        assert!(
+            pairs.contains(&(3, MarkedMember::Number(5), true))
+                && pairs.is_sorted_by_key(|pair| pair.0)
+        );
+    }
+}

@@ -1,0 +1,346 @@
+//! Options: what a data set is made of, each declared once with its unit, its default and its
+//! documentation.
+
+pub mod defaults;
+
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// One key of a section.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// As in the file.
+    pub name: &'static str,
+    /// The lines of its documentation.
+    pub doc: &'static [&'static str],
+    /// What Redis calls it: CONFIG GET and SET know it by both names.
+    pub redis: &'static [&'static str],
+    /// Whether CONFIG SET may change it: its users look each time.
+    pub live: bool,
+    /// A password: CONFIG GET shows it only to users with all rights.
+    pub secret: bool,
+}
+
+/// Declares a section: the struct, its defaults and its documentation, from one text. `#[redis =
+/// "..."]` gives Redis's name of a key, with the same unit; `#[live = true]` says that it may be
+/// changed while the server runs, `#[secret = true]` that it is a password.
+#[macro_export]
+macro_rules! section {
+    ($(#[doc = $about:literal])+ $name:ident { $(
+        $(#[doc = $doc:literal])+ $(#[redis = $redis:literal])* $(#[live = $live:literal])?
+        $(#[secret = $secret:literal])? $field:ident: $type:ty = $default:expr,
+    )* }) => {
+        $(#[doc = $about])+
+        #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct $name { $( $(#[doc = $doc])+ pub $field: $type, )* }
+
+        impl Default for $name {
+            fn default() -> Self {
+                $name { $( $field: $default, )* }
+            }
+        }
+
+        impl $name {
+            /// What the section is about, in lines.
+            pub const ABOUT: &'static [&'static str] = &[$($about),+];
+            /// Its keys, in the order of the file.
+            pub const KEYS: &'static [$crate::options::Key] = &[$(
+                $crate::options::Key {
+                    name: stringify!($field),
+                    doc: &[$($doc),+],
+                    redis: &[$($redis),*],
+                    live: false $(|| $live)?,
+                    secret: false $(|| $secret)?,
+                },
+            )*];
+        }
+    };
+}
+
+/// When a write is safe on the disk, seen from the client that made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fsync {
+    /// At most a second after its reply.
+    Everysec,
+    /// Before its reply: writers that arrive together share one sync of the disk.
+    Always,
+    /// When the operating system sees fit.
+    No,
+}
+
+/// How what lies on the disk is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IoMethod {
+    /// By io_uring where the system allows it, else by threads.
+    Auto,
+    /// By threads.
+    Threads,
+}
+
+impl IoMethod {
+    /// As it is written in files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            IoMethod::Auto => "auto",
+            IoMethod::Threads => "threads",
+        }
+    }
+}
+
+impl Fsync {
+    /// As it is written in files and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Fsync::Everysec => "everysec",
+            Fsync::Always => "always",
+            Fsync::No => "no",
+        }
+    }
+}
+
+section! {
+    /// Rows of old posts on the disk: tables of a counter space that reaches its memory limit. What
+    /// that takes beside the spaces' limits: cache_bytes; about 6 bytes per 4 KiB of files (their
+    /// index, INFO cold_index_bytes); 24 bytes per row that was deleted on the disk and not merged
+    /// yet, at most a sixteenth of the limit; while a table is written one byte per row of it, at
+    /// least 1 MiB, and 1 MiB of buffers; while many rows are written at all, 16 MiB of log that is
+    /// not synced yet, and 32 bytes per change that waits to be logged, at most 24 MiB (INFO
+    /// log_queue_bytes); per worker 128 KiB into which io_uring reads.
+    Spill {
+        /// Most bytes of memory for rows that were read from the disk.
+        cache_bytes: u64 = 64 << 20,
+        /// How the disk is read: "auto" (each worker reads by itself, by io_uring, where the system
+        /// allows that, else as by "threads"), "threads" (by threads of their own). INFO
+        /// cold_io_method says which it is.
+        io_method: IoMethod = IoMethod::Auto,
+        /// Threads that read from the disk: as many reads as the disk serves well at a time. Where
+        /// io_uring reads they are for what it could not.
+        read_threads: usize = 16,
+        /// Most bytes that cold files may take on the disk; 0 means as many as it has. At the
+        /// limit, as on a full disk, tables stay in memory: then new rows are refused with an OOM
+        /// error, and it goes on by itself when there is room. A merge needs room for what it
+        /// writes anew on top.
+        #[live = true]
+        max_bytes: u64 = 0,
+        /// Most bytes per second that merging writes to the disk; 0 means as fast as it goes.
+        /// Spilling when memory runs short is never slowed down.
+        #[live = true]
+        merge_bytes_per_s: u64 = 32 << 20,
+    }
+}
+
+section! {
+    /// A counter space: one 64-bit id -> several counters, packed to the bit.
+    Counter {
+        /// Its name in commands (`CNT.GET post 17`) and in views and actions.
+        name: String = String::new(),
+        /// The counters of a row, in order, each with its width in bits (1 to 64). A value that
+        /// needs more bits is still held exactly, in the aux dictionary: pick the width that most
+        /// rows need, not the largest. `TM.ADVISE` will compute it. At most 64 in the space's life,
+        /// with those that were dropped.
+        fields: String = String::new(),
+        /// Keys of rows, for the hash commands (`HGETALL post:17`). Empty: rows have no keys.
+        /// Braces around {id} are text: "post:{{id}}" has keys like post:{17}, a hash tag, by which
+        /// proxies and clients of several servers send all keys of an id to one of them (`tidemark
+        /// config --hash-tags` prints all patterns in that form).
+        rows: String = String::new(),
+        /// Keys of single counters, for the string commands (`INCR post:17:like`). Empty: cells
+        /// have no keys. Without `{field}` a key names the first field of its row: cells =
+        /// "views:{id}" of a space of one field gives the keys `views:17`.
+        cells: String = String::new(),
+        /// Whether ids in keys may begin with zeros, which change nothing: `post:000000000017` is
+        /// then `post:17`, as `redis-benchmark -r` writes it. Replies (SCAN, KEYS) show ids without
+        /// zeros.
+        padded_ids: bool = false,
+        /// Whether GET and MGET on a row's key answer the row as one text,
+        /// `repost:20,like:20,comment:20`, empty if there is no row, as the clients of Weibo's
+        /// service expect (with rows = "{id}", cells = "{id}.{field}"). Otherwise a row is a hash,
+        /// and GET refuses it.
+        text_rows: bool = false,
+        /// Whether the oldest tables move to the disk when the space nears its memory limit. A
+        /// space that does not spill stays in memory. Off until it has been shown at hundreds of
+        /// millions of rows.
+        spill: bool = false,
+        /// Rows that a table is made for. A table is allocated when its range begins to be used,
+        /// not before. A row takes its bits plus about 3.5 bytes for its id and empty slots. With
+        /// spill = true fewer, if the memory limit has no room for four such tables.
+        rows_per_table: u64 = 1 << 20,
+        /// Most bytes of memory for this space's tables; beyond it, when nothing can be spilled,
+        /// writes of new rows are refused with an OOM error. While a table that deletions have
+        /// emptied is replaced by a smaller one there may be more, by that one.
+        memory_limit_bytes: u64 = 1 << 30,
+        /// An id further than this above the highest one is refused ("ERR key too big"); 0 means
+        /// never. The first id of a space may be any: where a first row with a low id (a test's)
+        /// keeps the real ids out, delete it.
+        max_ahead: u64 = 0,
+    }
+}
+
+section! {
+    /// An existence space: (id, member) -> yes or no, in Bloom filters.
+    Existence {
+        /// Its name in commands (`PH.EXISTS liked 7 17`) and in views and actions.
+        name: String = String::new(),
+        /// Keys of an id's pairs, for the set and Bloom commands (`SISMEMBER liked:17 7`, `BF.ADD
+        /// liked:17 7`). Empty: pairs have no keys.
+        pairs: String = String::new(),
+        /// Whether ids in keys may begin with zeros, which change nothing: `liked:000000000017` is
+        /// then `liked:17`.
+        padded_ids: bool = false,
+        /// Whether a pair has a member. If not, an id alone is set or not, as the clients of
+        /// Weibo's service have it (with pairs = "{id}"): BFSET, BFGET, EXISTS, DEL; commands that
+        /// name a member are refused, and no view or action can show or move it. Such keys may also
+        /// be those of a counter space (rows = "{id}"): then BFSET, BFGET, BFMSET and BFMGET mean
+        /// the flag, and all other commands the counters.
+        members: bool = true,
+        /// The lowest id of a new space: ids below it are answered as ids below the horizon are
+        /// (nil, and -1 by BFSET and BFGET), and take no pairs. Kept with the space's data: what a
+        /// space was made with holds.
+        first_id: u64 = 0,
+        /// Share of pairs that were never set and are still answered yes. A page of 32 posts with
+        /// two flags shows a wrong one on 0.64 % of pages at 0.0001, on 47 % at 0.01. Ten times
+        /// fewer errors cost about five more bits per pair. INFO shows the measured rate; alert
+        /// when measured_at_least is above this setting.
+        false_positive_rate: f64 = 0.0001,
+        /// Pairs that a table is made for; about 20 bits each at 0.0001. The first table of a space
+        /// is an eighth of that, then each is twice the one before.
+        pairs_per_table: u64 = 8 << 20,
+        /// Most tables in memory. When one more would be needed, the oldest is recycled: its ids
+        /// lie below the horizon then, and answer "unknown" (nil). An action on such an id answers
+        /// nil and moves no counter: an old post cannot be liked any more. Where it must be, choose
+        /// more tables, or let the oldest move to the disk: see spill.
+        max_tables: usize = 32,
+        /// Whether the oldest table moves to the disk instead of being recycled: one 4 KiB read per
+        /// flag of an old post then, and the horizon stays where it is. What is set late of such
+        /// tables is held exactly until it is merged, in at most a sixteenth of the memory that the
+        /// tables may take; beyond that it is refused with an OOM error. While there is no room on
+        /// the disk the newest table goes on, up to the memory limit. TM.MERGE is refused.
+        spill: bool = false,
+        /// Most bytes of memory for this space; 0 means twice what `max_tables` full tables take.
+        /// At the limit a table that gets more late pairs than it has room for refuses them with an
+        /// OOM error; the newest one goes on.
+        memory_limit_bytes: u64 = 0,
+        /// Most unset ("unliked") pairs per table, held exactly.
+        max_revoked: usize = 1 << 20,
+        /// Most pairs of ids that are far ahead of all others, held exactly, at least 1; beyond
+        /// that they are refused with an OOM error. When a sixteenth of so many, or 4,096, are
+        /// there, and most new ids are, the others follow them.
+        max_aside: usize = 1 << 16,
+        /// Where an action ties the flag to a counter, a counter of 0 answers for the flag; but not
+        /// at ids where that would not be certain, as after an undo. At most so many ids are known
+        /// one by one, 16 bytes each; when there are more, the older half becomes "all ids up to
+        /// here". Ids far ahead, whose flags are held exactly, are none of them.
+        max_loose: usize = 1 << 16,
+        /// An id further than this above the highest one is refused ("ERR key too big"); 0 means
+        /// never. The first id of a space may be any: where a first row with a low id (a test's)
+        /// keeps the real ids out, delete it.
+        max_ahead: u64 = 0,
+        /// Seed of the hashes. Keep it secret: with it a client could choose ids or members that
+        /// fill a filter; 0 means that the server picks one at random when the space is made.
+        seed: u64 = 0,
+    }
+}
+
+section! {
+    /// A view: what FEED.GET answers for each id. Without any in the file there is `home`, with
+    /// what the spaces have of the counters and flags below.
+    View {
+        /// Its name (`FEED.GET home ...`).
+        name: String = String::new(),
+        /// Counters, in order: "post.like" for a field, "post" for all fields that the space has.
+        /// Name the fields: with "post" every page has one value more, for all clients at once,
+        /// when TM.SPACE ALTER adds a field.
+        counters: Vec<String> = vec![],
+        /// Flags, in order: existence spaces.
+        flags: Vec<String> = vec![],
+    }
+}
+
+section! {
+    /// An action: a flag and a counter that move together, so that a repeated like counts once.
+    /// Without any in the file there are those of the actions below whose flag and counter the
+    /// spaces have.
+    Action {
+        /// Its name (`FEED.ACT like ...`).
+        name: String = String::new(),
+        /// The existence space that remembers which members did it.
+        flag: String = String::new(),
+        /// The counter that it moves, as "space.field".
+        counter: String = String::new(),
+    }
+}
+
+/// All that a data set is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// The folder for the log, the snapshots and the cold files.
+    pub dir: PathBuf,
+    /// When a write is safe.
+    pub fsync: Fsync,
+    /// Bytes of the log that are kept for replicas that are away.
+    pub keep_log_bytes: u64,
+    /// The cold tier.
+    pub spill: Spill,
+    /// Counter spaces.
+    pub counter: Vec<Counter>,
+    /// Existence spaces.
+    pub existence: Vec<Existence>,
+    /// Views.
+    pub view: Vec<View>,
+    /// Actions.
+    pub action: Vec<Action>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let text = str::to_owned;
+        let existence = |name: &str| Existence {
+            name: text(name),
+            pairs: format!("{name}:{{id}}"),
+            ..Existence::default()
+        };
+        let action = |name: &str, flag: &str| Action {
+            name: text(name),
+            flag: text(flag),
+            counter: format!("post.{name}"),
+        };
+        Options {
+            dir: PathBuf::from("data"),
+            fsync: Fsync::Everysec,
+            keep_log_bytes: 2 << 30,
+            spill: Spill::default(),
+            counter: vec![
+                Counter {
+                    name: text("post"),
+                    fields: text("like:12 repost:8 comment:8 read:16"),
+                    rows: text("post:{id}"),
+                    cells: text("post:{id}:{field}"),
+                    ..Counter::default()
+                },
+                Counter {
+                    name: text("user"),
+                    fields: text("follower:16 following:10 post:12"),
+                    rows: text("user:{id}"),
+                    spill: false,
+                    ..Counter::default()
+                },
+            ],
+            existence: vec![existence("liked"), existence("reposted"), existence("read")],
+            view: vec![View {
+                name: text("home"),
+                // By name: a field that ALTER adds must not change the pages of clients that are
+                // there.
+                counters: ["like", "repost", "comment", "read"].map(|f| format!("post.{f}")).into(),
+                flags: vec![text("liked"), text("read")],
+            }],
+            action: vec![
+                action("like", "liked"),
+                action("repost", "reposted"),
+                action("read", "read"),
+            ],
+        }
+    }
+}

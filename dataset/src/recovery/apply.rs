@@ -1,0 +1,110 @@
+//! A record made true: at a start, and on a replica that follows its master's log.
+
+use crate::commit::dirty_parts::Parts;
+use crate::dirty_keys::MarkedMember;
+use crate::engines::Engines;
+use crate::log_records::{RecordKind, read_pairs, read_rows};
+use crate::recovery::commit_source::{PREFETCHED, pair};
+use crate::recovery::layout_records::{decode_block, decode_frontier, decode_layout};
+use crate::tiering::replay_filter::Again;
+use phantom::Member;
+
+/// Makes one record true. Parts are touched after the change: a snapshot that begins in between
+/// sees it, or writes the part again.
+pub fn apply_record(
+    engines: &Engines,
+    parts: &Parts,
+    number: u32,
+    kind: u8,
+    payload: &[u8],
+) -> Result<(), String> {
+    let space = number;
+    let counter = || {
+        engines.counter_by_number(space).ok_or_else(|| format!("there is no counter space {space}"))
+    };
+    let existence = || {
+        engines
+            .existence_by_number(space)
+            .ok_or_else(|| format!("there is no existence space {space}"))
+    };
+    // Before the change and after it: a reader in between, and one that sees the change, will find
+    // that there was one.
+    let changed =
+        |ids: &mut dyn Iterator<Item = u64>| ids.for_each(|id| engines.watches.changed(number, id));
+    match RecordKind::from_number(kind) {
+        Some(RecordKind::Rows) => {
+            let space = counter()?;
+            // Read twice: where the rows lie is asked for some time before they are changed.
+            let mut ids = Vec::new();
+            read_rows(payload, |id, _| {
+                ids.push(id);
+                Ok(())
+            })?;
+            changed(&mut ids.iter().copied());
+            let mut again = Again::new(space);
+            let mut ahead = ids.chunks(PREFETCHED);
+            let mut at = 0;
+            read_rows(payload, |id, values| {
+                if at % PREFETCHED == 0 {
+                    space.read().prefetch(ahead.next().unwrap_or_default());
+                }
+                at += 1;
+                if let (Some(again), Some(values)) = (&mut again, values)
+                    && again.is_there(&ids[at - 1..], values)
+                {
+                    return Ok(());
+                }
+                space.put(id, values).map_err(|e| e.to_string())
+            })?;
+            parts.touch_all(ids.iter().map(|&id| (number, id)));
+            engines.changed_by_log(number, ids.iter().copied());
+            // As under clients: no other thread does it before the data are loaded.
+            while space.wants_maintenance() && space.maintain() {}
+            Ok(())
+        }
+        Some(RecordKind::Pairs) => {
+            let space = existence()?;
+            let mut pairs = Vec::new();
+            read_pairs(payload, |id, member, set| {
+                pairs.push((id, member, set));
+                Ok(())
+            })?;
+            changed(&mut pairs.iter().map(|pair| pair.0));
+            for pairs in pairs.chunks(PREFETCHED) {
+                for &(id, member, _) in pairs {
+                    if let MarkedMember::Number(member) = member {
+                        space.prefetch(id, &Member::Number(member));
+                    }
+                }
+                for &(id, member, set) in pairs {
+                    space.put(&pair(space, id, member), set).map_err(|e| e.to_string())?;
+                }
+            }
+            parts.touch_all(pairs.iter().map(|&(id, ..)| (number, id)));
+            engines.changed_by_log(number, pairs.iter().map(|pair| pair.0));
+            Ok(())
+        }
+        Some(RecordKind::Block) => {
+            let (place, state) = decode_block(payload)?;
+            let space = existence()?;
+            // After the change, as with rows and pairs.
+            let made = space.put_block(place, state);
+            parts.touch(number, place.low);
+            engines.all_changed();
+            made
+        }
+        Some(RecordKind::Loose) => {
+            let space = existence()?;
+            space.loose().decode(payload, space.horizon())
+        }
+        Some(RecordKind::Layout) => {
+            existence()?.put_layout(&decode_layout(payload)?).map_err(|e| e.to_string())
+        }
+        Some(RecordKind::Frontier) => {
+            existence()?.put_frontier(decode_frontier(payload)?);
+            Ok(())
+        }
+        Some(RecordKind::Catalogue | RecordKind::Table | RecordKind::Head | RecordKind::Late)
+        | None => Err(format!("a record of kind {kind} does not belong here")),
+    }
+}

@@ -1,0 +1,325 @@
+//! What the commit thread reads: marks become records here, those of one batch in an order that is
+//! safe to apply one by one.
+
+use crate::commit::Durability;
+use crate::dirty_keys::{Mark, Marked, MarkedMember, told};
+use crate::engines::{CounterSpace, Engines};
+use crate::log_records::{Commit, RecordKind};
+use crate::recovery::layout_records::{encode_block, encode_frontier, encode_layout};
+use counter::Schema;
+use phantom::{Answer, Frontier, Member, Pair};
+use smallvec::SmallVec;
+use std::sync::Arc;
+use store::{Batch, Committed, Health, Source};
+
+/// What the commit thread reads from.
+pub(crate) struct CommitSource<'a> {
+    shared: &'a Durability,
+    engines: &'a Engines,
+    commit: Commit,
+    /// Why a marked row could not be read. It was changed, went to the disk as it is, and the log
+    /// may know an older state of it, which a start would take for newer than the disk's: so the
+    /// round fails, and its marks come again.
+    unreadable: Option<store::Error>,
+    /// Ids that became loose, by space.
+    loose: Vec<(u32, u64)>,
+    /// Of each existence space, beside these, what has become loose outside any turn: the ids of
+    /// the last batch, and the ranges that were logged last.
+    arrived: Vec<Vec<u64>>,
+    ranges: Vec<Option<(Option<u64>, Option<u64>)>>,
+    /// Blocks that were merged, as records.
+    blocks: Vec<(u32, Vec<u8>)>,
+    /// The schema of each counter space when the catalogue was last logged; `None`: it has to be
+    /// logged.
+    schemas: Vec<Option<Arc<Schema>>>,
+    /// Of each existence space how often its ring had changed, and its frontier, when they were
+    /// last logged.
+    courses: Vec<Option<(u64, Frontier)>>,
+}
+
+/// How the rows of one stripe are read: its lock is held, so a list of tables that was taken under
+/// it has all that is marked there.
+#[derive(Default)]
+struct Views<'a> {
+    /// Of the counter space with this number.
+    last: Option<(u32, &'a CounterSpace, counter::Read<'a>)>,
+    /// Rows of the id at hand that have been read.
+    done: SmallVec<[(u32, u64); 4]>,
+}
+
+impl<'a> Views<'a> {
+    fn of(
+        &mut self,
+        engines: &'a Engines,
+        number: u32,
+    ) -> Option<(&'a CounterSpace, &mut counter::Read<'a>)> {
+        if self.last.as_ref().is_none_or(|last| last.0 != number) {
+            self.last =
+                engines.counter_by_number(number).map(|space| (number, space, space.read()));
+        }
+        self.last.as_mut().map(|(_, space, view)| (*space, view))
+    }
+
+    fn prefetch(&mut self, engines: &'a Engines, number: u32, id: u64) {
+        if let Some((_, view)) = self.of(engines, number) {
+            view.prefetch(&[id]);
+        }
+    }
+}
+
+/// Marks, or recovered records, whose state is asked for together.
+pub(crate) const PREFETCHED: usize = 32;
+
+impl<'a> CommitSource<'a> {
+    /// For a log that says nothing yet of what these engines are: its first batch does.
+    pub(crate) fn new(shared: &'a Durability, engines: &'a Engines) -> CommitSource<'a> {
+        CommitSource {
+            shared,
+            engines,
+            commit: Commit::default(),
+            unreadable: None,
+            loose: Vec::new(),
+            arrived: vec![Vec::new(); engines.existences().len()],
+            ranges: vec![None; engines.existences().len()],
+            blocks: Vec::new(),
+            // Recovery has written the catalogue, if it was not what the log said; but a client may
+            // have changed a schema since then.
+            schemas: vec![None; engines.counters().len()],
+            courses: vec![None; engines.existences().len()],
+        }
+    }
+}
+
+impl<'a> CommitSource<'a> {
+    /// Asks the cache for what `read` will look at.
+    fn prefetch(&self, views: &mut Views<'a>, marks: &[Mark], at: usize) {
+        match marks[at].read() {
+            Marked::Row(space, id) => views.prefetch(self.engines, space, id),
+            Marked::Pair(space, id, member, _) => {
+                if let Some(counters) = marks[at].row_beside() {
+                    views.prefetch(self.engines, counters, id);
+                }
+                if let MarkedMember::Number(member) = member
+                    && told(marks, at).is_none()
+                    && let Some(s) = self.engines.existence_by_number(space)
+                {
+                    s.prefetch(id, &Member::Number(member));
+                }
+            }
+            Marked::Block(..) | Marked::Loose(..) | Marked::Catalogue => {}
+        }
+    }
+
+    /// Reads a row, unless it was the last one: marks of one id lie side by side, and most of them
+    /// name the same.
+    fn row(&mut self, views: &mut Views<'a>, number: u32, id: u64) {
+        if views.done.contains(&(number, id)) {
+            return;
+        }
+        views.done.retain(|&mut (_, other)| other == id);
+        views.done.push((number, id));
+        let Some((space, view)) = views.of(self.engines, number) else { return };
+        let width = view.schema().width();
+        let mut row = || self.commit.row(number, id, width, |values| view.get(id, values));
+        let read = crate::cold::if_readable(&mut row);
+        self.note_unreadable(space.name(), id, read);
+    }
+
+    /// Before the rows: a reader that applies them one by one sees no counter of 0 whose id is not
+    /// yet loose. After the frontiers, as ids above need no record: a reader that has come so far
+    /// holds them as outliers.
+    fn encode_loose(&mut self, batch: &mut Batch) {
+        self.loose.sort_unstable();
+        for (at, space) in self.engines.existences().iter().enumerate() {
+            let high = self.courses[at].and_then(|(_, frontier)| frontier.high);
+            let mut ids = space.loose().take_arrived();
+            self.arrived[at].clone_from(&ids);
+            let marked =
+                &self.loose[self.loose.partition_point(|&(number, _)| number < space.number())..];
+            let marked = marked
+                .iter()
+                .take_while(|&&(number, id)| number == space.number() && Some(id) <= high);
+            ids.extend(marked.map(|&(_, id)| id));
+            let ranges = space.loose().ranges();
+            let logged = self.ranges[at].replace(ranges);
+            // What became loose before we led, as flags left the aside, is in no log: a reader of
+            // the log may have such a flag in a table from the beginning.
+            if logged.is_none() && (space.loose().size().0 > 0 || ranges != (None, None)) {
+                batch.push(space.number(), RecordKind::Loose as u8, &space.loose().encode(None));
+            }
+            if !ids.is_empty() || logged.is_some_and(|logged| logged != ranges) {
+                ids.sort_unstable();
+                ids.dedup();
+                batch.push(
+                    space.number(),
+                    RecordKind::Loose as u8,
+                    &space.loose().encode(Some(&ids)),
+                );
+            }
+        }
+        self.loose.clear();
+    }
+
+    fn note_unreadable(&mut self, space: &str, id: u64, read: Result<(), Arc<str>>) {
+        if let Err(why) = read {
+            self.unreadable.get_or_insert(store::Error::Io {
+                path: format!("the row of {id} in space '{space}'").into(),
+                doing: "reading",
+                source: std::io::Error::other(why.to_string()),
+            });
+        }
+    }
+
+    fn read(&mut self, views: &mut Views<'a>, marks: &[Mark], at: usize) {
+        if let (Some(counters), (_, id)) = (marks[at].row_beside(), marks[at].place()) {
+            self.row(views, counters, id);
+        }
+        match marks[at].read() {
+            // `encode` sees for itself.
+            Marked::Catalogue => {}
+            Marked::Loose(space, id) => self.loose.push((space, id)),
+            Marked::Block(number, place) => {
+                // Now, not when it is encoded: what is liked until then may have its counter in a
+                // later batch.
+                let state = self
+                    .engines
+                    .existence_by_number(number)
+                    .and_then(|space| space.block_state(place));
+                if let Some(state) = state {
+                    self.blocks.push((number, encode_block(place, &state)));
+                }
+            }
+            Marked::Row(space, id) => self.row(views, space, id),
+            Marked::Pair(space, id, member, _) => match told(marks, at) {
+                Some(true) => self.commit.pair(space, id, member, true),
+                Some(false) => {}
+                None => {
+                    if let Some(s) = self.engines.existence_by_number(space) {
+                        let set = || s.contains_pair(&pair(s, id, member)) == Answer::Yes;
+                        let read = crate::cold::if_readable(set)
+                            .map(|set| self.commit.pair(space, id, member, set));
+                        self.note_unreadable(s.name(), id, read);
+                    }
+                }
+            },
+        }
+    }
+}
+
+impl Source<Mark> for CommitSource<'_> {
+    fn collect(&mut self, marks: &[Mark]) -> usize {
+        let rows = marks.iter().filter_map(|mark| Some((mark.row_beside()?, mark.place().1)));
+        // That an id is loose changes no table, and is no change that a client asked for.
+        let changes = marks.iter().filter(|mark| !matches!(mark.read(), Marked::Loose(..)));
+        self.shared.parts.touch_all(changes.map(Mark::place).chain(rows));
+        let mut views = Views::default();
+        // Each state lies in cache lines of its own: asked for together, they do not wait for
+        // memory one by one.
+        for first in (0..marks.len()).step_by(PREFETCHED) {
+            let some = first..marks.len().min(first + PREFETCHED);
+            some.clone().for_each(|at| self.prefetch(&mut views, marks, at));
+            some.for_each(|at| self.read(&mut views, marks, at));
+        }
+        self.commit.bytes() + self.blocks.iter().map(|(_, block)| block.len()).sum::<usize>()
+    }
+
+    fn encode(&mut self, batch: &mut Batch) -> store::Result<()> {
+        if let Some(error) = self.unreadable.take() {
+            return Err(error);
+        }
+        // The catalogue goes before the rows that may need it: they were read before the schemas
+        // are looked at here.
+        let mut changed = false;
+        for (seen, space) in self.schemas.iter_mut().zip(self.engines.counters()) {
+            let now = space.schema();
+            changed |= seen.as_ref().is_none_or(|seen| !Arc::ptr_eq(seen, &now));
+            *seen = Some(now);
+        }
+        if changed {
+            // Its schemas may be later than those seen: then it is logged twice.
+            batch.push(0, RecordKind::Catalogue as u8, &self.engines.catalogue().encode());
+        }
+        // Where pairs go is told before the pairs, and was read after them (L1).
+        for (seen, space) in self.courses.iter_mut().zip(self.engines.existences()) {
+            let now = space.course(seen.map_or(u64::MAX, |(changes, _)| changes));
+            if let Some(layout) = now.layout {
+                batch.push(space.number(), RecordKind::Layout as u8, &encode_layout(&layout));
+            }
+            if seen.is_none_or(|(_, frontier)| frontier != now.frontier) {
+                batch.push(
+                    space.number(),
+                    RecordKind::Frontier as u8,
+                    &encode_frontier(now.frontier),
+                );
+            }
+            *seen = Some((now.changes, now.frontier));
+        }
+        self.encode_loose(batch);
+        // Before the pairs: some of them say what is revoked in a block.
+        for (number, block) in self.blocks.drain(..) {
+            batch.push(number, RecordKind::Block as u8, &block);
+        }
+        self.commit.encode(batch);
+        Ok(())
+    }
+
+    fn forget(&mut self) {
+        self.commit.forget();
+        self.unreadable = None;
+        self.loose.clear();
+        self.blocks.clear();
+        // What was encoded may not have been appended.
+        for (arrived, space) in self.arrived.iter_mut().zip(self.engines.existences()) {
+            space.loose().give_back(arrived);
+            arrived.clear();
+        }
+        self.ranges.fill(None);
+        self.courses.fill(None);
+        self.schemas.fill(None);
+    }
+
+    fn may_part(&self, before: &Mark, after: &Mark) -> bool {
+        // A flag and its counter.
+        before.place().1 != after.place().1
+    }
+
+    fn parted(&mut self, bytes: usize) {
+        tracing::warn!(
+            "changes that belong together take {bytes} bytes of the log: they are logged in parts, \
+             of which a crash may leave some"
+        );
+    }
+
+    fn published(&mut self, now: &Committed) {
+        // Before any replica can have it: so a thread that hears of an acknowledgement finds what
+        // was acknowledged.
+        let has_grown = self.shared.ends.note(now.durable, now.written_to.offset);
+        self.shared.reach(now.written_to, now.synced_to);
+        if !has_grown {
+            // It failed, or replicas have all of it already: there will be no acknowledgement.
+            self.shared.acknowledged();
+        }
+        self.shared.release.tell(|r| {
+            r.durable = now.durable;
+            r.synced = now.synced;
+            r.failed = now.failed;
+            if r.health != Health::Good && now.health == Health::Good {
+                tracing::info!("the log goes on");
+            }
+            r.health = now.health;
+        });
+    }
+
+    fn failed(&mut self, error: &store::Error) {
+        tracing::error!("the log: {error}. {}", error.advice());
+        self.shared.release.tell(|r| r.reason = error.to_string().into());
+    }
+}
+
+/// The pair that a mark or a record names.
+pub(crate) fn pair(space: &phantom::Space, id: u64, member: MarkedMember) -> Pair {
+    match member {
+        MarkedMember::Number(n) => space.pair(id, &Member::Number(n)),
+        MarkedMember::Hash(hash) => Pair::from_hash(id, MarkedMember::hash_of(hash)),
+    }
+}

@@ -1,0 +1,553 @@
+//! What a start makes of log and snapshots, whatever was changed and however often the disk failed
+//! on the way: what the engines mark, what the commit thread reads of them and keeps after a
+//! failure, what a snapshot walks while others write, and what a start makes of that. All of it is
+//! the server's own code, on the simulated disk. (`store/tests/it/clock.rs` and `crash.rs` have the
+//! store's part.)
+//!
+//! Each run is one seed: random changes, rounds of the commit thread, snapshots with changes and
+//! rounds between their files, on a disk that fails; and after each of these a power cut or a kill,
+//! on a copy of the disk. What a start finds there is the state after a round: after the last one
+//! that was synced, or one behind it. So nothing is lost that was synced, and no change is there by
+//! half.
+//!
+//! `cargo xtask sim server --runs 5000` runs more of them; `--seed 7` replays one.
+
+use super::commit_source::CommitSource;
+use super::*;
+use crate::dirty_keys::Mark;
+use crate::options::{Fsync, Options};
+use crate::recovery::recover_from;
+use crate::snapshot::cpu_throttle::Pace;
+use crate::snapshot::write::Walk;
+use counter::{Alteration, Bounds, Change};
+use phantom::{Answer, Member};
+use std::cell::RefCell;
+use std::sync::atomic::AtomicUsize;
+use std::time::Instant;
+use store::{Faults, Rounds, SimDisk, Store};
+
+/// Neighbours, so many that tables begin among them, and two that are far from all others and from
+/// each other.
+const IDS: [u64; 122] = {
+    let mut ids = [0; 122];
+    let mut at = 0;
+    while at < 120 {
+        ids[at] = 1000 + at as u64 * 3;
+        at += 1;
+    }
+    (ids[120], ids[121]) = (1 << 50, u64::MAX);
+    ids
+};
+const MEMBERS: [Member<'static>; 5] = [
+    Member::Number(0),
+    Member::Number(7),
+    Member::Number(u64::MAX),
+    Member::Bytes(b"ann"),
+    Member::Bytes(b""),
+];
+
+fn config() -> Options {
+    let mut config = Options::default();
+    for existence in &mut config.existence {
+        // False yeses depend on which bits were set on the way: so few that there is none.
+        (existence.seed, existence.false_positive_rate) = (7, 1e-7);
+        // Small tables, so that there are several; few enough that none is recycled.
+        existence.pairs_per_table = 200;
+    }
+    config
+}
+
+/// All that a client can find out.
+#[derive(Clone, Debug, PartialEq)]
+struct Seen {
+    schemas: Vec<String>,
+    rows: Vec<Option<Vec<i64>>>,
+    /// Of each space and id whether a counter of 0 proves nothing.
+    loose: Vec<bool>,
+    /// Of each space, id and member.
+    flags: Vec<Answer>,
+    layouts: Vec<Vec<u64>>,
+}
+
+fn seen(engines: &Engines) -> Seen {
+    let row = |space: &crate::engines::CounterSpace, id| {
+        let mut row = vec![0; space.schema().width()];
+        space.get(id, &mut row).then_some(row)
+    };
+    let (counters, existences) = (engines.counters(), engines.existences());
+    let of_ids = || existences.iter().flat_map(|space| IDS.map(|id| (space, id)));
+    Seen {
+        schemas: counters.iter().map(|space| space.schema().to_string()).collect(),
+        rows: counters.iter().flat_map(|space| IDS.map(|id| row(space, id))).collect(),
+        loose: of_ids().map(|(space, id)| space.loose().read(space).holds(id)).collect(),
+        flags: of_ids()
+            .flat_map(|(space, id)| MEMBERS.map(|member| space.contains(id, &member)))
+            .collect(),
+        layouts: existences
+            .iter()
+            .map(|space| space.layout().iter().map(|at| at.low).collect())
+            .collect(),
+    }
+}
+
+impl Seen {
+    /// Whether a start may find `found` if this was the state. It may take more ids for loose: of a
+    /// flag that was set far ahead of all, and unset, it may hear only when its frontier is where
+    /// that flag was.
+    fn is_found(&self, found: &Seen) -> bool {
+        let are_loose = self.loose.iter().zip(&found.loose).all(|(held, found)| held <= found);
+        are_loose && Seen { loose: self.loose.clone(), ..found.clone() } == *self
+    }
+}
+
+/// Where a counter of 0 would deny a flag that is set (`dataset/src/engines/zero_proof.rs`, G).
+fn denied(engines: &Engines) -> Vec<String> {
+    let mut denied = Vec::new();
+    for space in engines.existences() {
+        let Some((number, field)) = space.tie() else { continue };
+        let counters = engines.counter_by_number(number).unwrap();
+        for id in IDS {
+            let mut row = vec![0; counters.schema().width()];
+            counters.get(id, &mut row);
+            let proves = row[field as usize] == 0 && !space.loose().read(space).holds(id);
+            let is_set =
+                |m: &&Member<'_>| space.contains(id, m) == Answer::Yes && !space.is_early(id, m);
+            denied.extend(
+                MEMBERS
+                    .iter()
+                    .filter(is_set)
+                    .filter(|_| proves)
+                    .map(|m| format!("{} {id} {m:?}", space.name())),
+            );
+        }
+    }
+    denied
+}
+
+/// A start on this disk: the engines, the store, and the log to go on with.
+fn start(disk: &SimDisk, durability: &Arc<Durability>) -> (Engines, Store, Log) {
+    let recovered =
+        recover_from(Arc::new(disk.clone()), &config(), durability, false, |_| ()).unwrap();
+    let Held::Own(log) = recovered.log else { panic!("a master's log") };
+    durability.reach(log.written(), log.durable());
+    recovered.engines.lead();
+    assert_eq!(denied(&recovered.engines), [""; 0]);
+    (recovered.engines, recovered.store, *log)
+}
+
+/// One change of any kind; what is refused changes nothing.
+fn change(engines: &Engines, ids: &[u64], random: &mut fastrand::Rng) {
+    let id = ids[random.usize(0..ids.len())];
+    let member = &MEMBERS[random.usize(0..MEMBERS.len())];
+    let action = &engines.actions()[random.usize(0..engines.actions().len())];
+    let flags = &engines.existences()[random.usize(0..engines.existences().len())];
+    let rows = &engines.counters()[random.usize(0..engines.counters().len())];
+    let schema = rows.schema();
+    let fields: Vec<usize> = schema.living().map(|(position, _)| position).collect();
+    let field = fields[random.usize(0..fields.len())];
+    let value = [0, 1, 5, -1, 1 << 40][random.usize(0..5)];
+    let name = format!("f{}", random.u32(0..3));
+    match random.u32(0..100) {
+        // A page is marked as read.
+        0..=9 => {
+            let first = random.usize(0..ids.len());
+            let page = ids.iter().skip(first).take(30);
+            page.for_each(|&id| drop(engines.act(action, member, id, &mut vec![])));
+        }
+        10..=34 => drop(engines.act(action, member, id, &mut vec![])),
+        35..=49 => drop(engines.undo(action, member, id, &mut vec![])),
+        50..=59 => drop(engines.flag(flags, id, member)),
+        60..=66 => drop(engines.unflag(flags, id, member)),
+        67..=76 => drop(engines.add(
+            rows,
+            id,
+            &[Change { field, delta: value }],
+            &Bounds::default(),
+            &mut vec![],
+        )),
+        77..=82 => drop(engines.set(rows, id, &[(field, value)])),
+        83..=85 => drop(engines.set_new(rows, id, &[(field, value)])),
+        86..=88 => drop(engines.clear(rows, id, field)),
+        89..=93 => _ = engines.delete(rows, id),
+        94..=96 => _ = engines.roll_pairs(flags),
+        97 => drop(engines.alter(rows, &Alteration::Add { name, width: random.u8(1..20) })),
+        98 => drop(engines.alter(rows, &Alteration::Drop { name })),
+        _ => while engines.maintain() {},
+    }
+}
+
+/// What has happened in all runs.
+#[derive(Default)]
+struct Sums {
+    rounds: u64,
+    failed: u64,
+    snapshots: u64,
+    failed_snapshots: u64,
+    starts: u64,
+    /// Most tables of any space.
+    tables: usize,
+}
+
+/// A process, from its start to its end.
+struct Life<'a> {
+    seed: u64,
+    /// That it changes: they rise from process to process, so that tables begin among them.
+    ids: &'a [u64],
+    engines: &'a Engines,
+    durability: &'a Durability,
+    disk: &'a SimDisk,
+    log: Log,
+    rounds: Rounds<'a, Mark>,
+    state: CommitSource<'a>,
+    /// What may be found after a crash: the state after the last round that was synced, and those
+    /// behind it.
+    states: Vec<Seen>,
+    faults: Faults,
+    random: &'a mut fastrand::Rng,
+    sums: &'a mut Sums,
+}
+
+impl Life<'_> {
+    fn round(&mut self, must_sync: bool) -> store::Result<()> {
+        if must_sync {
+            self.durability.committer.sync_soon();
+        }
+        let turn = || self.rounds.turn(&mut self.log, &mut self.state, Instant::now(), false);
+        let outcome = under(self.disk, self.faults, turn);
+        self.sums.rounds += 1;
+        self.sums.failed += u64::from(outcome.is_err());
+        if outcome.is_ok() && self.log.durable().offset == self.log.written().offset {
+            self.states.clear();
+        }
+        assert_eq!(denied(self.engines), [""; 0], "seed {}", self.seed);
+        // Even after a round that failed: it may have been written, though no reader may rely on
+        // it.
+        let seen = seen(self.engines);
+        self.sums.tables = seen.layouts.iter().map(Vec::len).fold(self.sums.tables, usize::max);
+        self.states.push(seen);
+        outcome
+    }
+
+    /// Now and then no other writer does.
+    fn others_write(&mut self) {
+        for _ in 0..self.random.u32(0..6) {
+            change(self.engines, self.ids, self.random);
+        }
+        if self.random.bool() {
+            let must_sync = self.random.bool();
+            let _ = self.round(must_sync);
+            self.crash();
+        }
+    }
+
+    /// What a start would find now.
+    fn crash(&mut self) {
+        let copy = self.disk.fork(self.random.u64(..));
+        let left = if self.random.u32(0..4) == 0 { copy.kill() } else { copy.power_cut() };
+        let (engines, ..) = start(&left, &Arc::new(Durability::new(Fsync::Always)));
+        self.sums.starts += 1;
+        let found = seen(&engines);
+        let Some(last) = self.states.last() else { return };
+        assert!(
+            self.states.iter().any(|state| state.is_found(&found)),
+            "seed {}: {} states may be found; beside the last one{}",
+            self.seed,
+            self.states.len(),
+            difference(last, &found)
+        );
+    }
+}
+
+/// What is to be looked at.
+fn difference(held: &Seen, found: &Seen) -> String {
+    let mut said = String::new();
+    if (&held.schemas, &held.layouts) != (&found.schemas, &found.layouts) {
+        said += &format!(
+            "\n{:?} {:?}\n{:?} {:?}",
+            held.schemas, held.layouts, found.schemas, found.layouts
+        );
+    }
+    let other = |(at, (held, found)): (usize, (String, String))| {
+        (held != found).then(|| format!("\n{at}: {held}, {found} found"))
+    };
+    let texts =
+        |rows: &[Option<Vec<i64>>]| rows.iter().map(|row| format!("{row:?}")).collect::<Vec<_>>();
+    let flags = |flags: &[Answer]| flags.iter().map(|flag| format!("{flag:?}")).collect::<Vec<_>>();
+    let loose = |loose: &[bool]| loose.iter().map(|loose| format!("{loose}")).collect::<Vec<_>>();
+    for (held, found) in [
+        (texts(&held.rows), texts(&found.rows)),
+        (flags(&held.flags), flags(&found.flags)),
+        (loose(&held.loose), loose(&found.loose)),
+    ] {
+        said.extend(held.into_iter().zip(found).enumerate().filter_map(other));
+    }
+    said
+}
+
+/// One process on this disk, until it dies.
+fn live(
+    seed: u64,
+    ids: &[u64],
+    disk: &SimDisk,
+    before: Option<Vec<Seen>>,
+    random: &mut fastrand::Rng,
+    sums: &mut Sums,
+) -> Vec<Seen> {
+    let policy = if random.bool() { Fsync::Always } else { Fsync::Everysec };
+    let durability = &Arc::new(Durability::new(policy));
+    let (engines, store, log) = start(disk, durability);
+    let found = seen(&engines);
+    assert!(
+        before.is_none_or(|states| states.iter().any(|state| state.is_found(&found))),
+        "seed {seed}: at a start"
+    );
+    let rate = if random.bool() { random.u32(1..400) } else { 0 };
+    let steps = random.u32(1..20);
+    let life = RefCell::new(Life {
+        seed,
+        ids,
+        engines: &engines,
+        durability,
+        disk,
+        log,
+        rounds: Rounds::new(durability.committer()),
+        state: CommitSource::new(durability, &engines),
+        states: vec![found],
+        faults: Faults {
+            sync_error: rate,
+            write_error: rate / 2,
+            no_space: rate / 2,
+            ..Faults::default()
+        },
+        random,
+        sums,
+    });
+    let no_readers = AtomicUsize::new(0);
+    let walk = Walk {
+        engines: &engines,
+        store: &store,
+        durability,
+        pace: &Pace::new(&no_readers),
+        keep_free: 0,
+    };
+    for _ in 0..steps {
+        // A snapshot may be the first thing that a process does: of what it has read from the log.
+        let (quiet, saves) = {
+            let random = &mut life.borrow_mut().random;
+            (random.u32(0..5) == 0, random.u32(0..4) == 0)
+        };
+        if !quiet {
+            life.borrow_mut().others_write();
+        }
+        if !saves {
+            continue;
+        }
+        let fails = life.borrow_mut().random.u32(0..3) == 0;
+        let faults = life.borrow().faults;
+        // Its own writes fail, too, now and then.
+        let spoil = || disk.set_faults(if fails { faults } else { Faults::default() });
+        spoil();
+        let mut between = || {
+            disk.set_faults(Faults::default());
+            life.borrow_mut().others_write();
+            spoil();
+        };
+        let flush = || {
+            let flushed = life.borrow_mut().round(true);
+            spoil();
+            flushed
+        };
+        let outcome = walk.write(&mut between, flush);
+        disk.set_faults(Faults::default());
+        let life = &mut *life.borrow_mut();
+        life.sums.snapshots += 1;
+        life.sums.failed_snapshots += u64::from(outcome.is_err());
+        life.crash();
+    }
+    life.into_inner().states
+}
+
+/// Up to three processes, one after the other.
+fn run(seed: u64, sums: &mut Sums) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut disk = SimDisk::new(seed);
+    let mut states = None;
+    for ids in [&IDS[..70], &IDS[..100], &IDS].into_iter().take(random.usize(1..4)) {
+        states = Some(live(seed, ids, &disk, states, &mut random, sums));
+        disk = if random.u32(0..4) == 0 { disk.kill() } else { disk.power_cut() };
+    }
+}
+
+#[test]
+fn what_was_synced_is_what_a_start_finds() {
+    let number = |name| std::env::var(name).ok().map(|n| n.parse::<u64>().expect("a number"));
+    let mut sums = Sums::default();
+    let runs = number("TIDEMARK_RUNS");
+    if let Some(first) = number("TIDEMARK_SEED") {
+        return (first..first + runs.unwrap_or(1)).for_each(|seed| run(seed, &mut sums));
+    }
+    let runs = runs.unwrap_or(40);
+    (0..runs).for_each(|seed| run(seed, &mut sums));
+    let Sums { rounds, failed, snapshots, failed_snapshots, starts, tables } = sums;
+    println!(
+        "{runs} runs: {rounds} rounds, {failed} of them failed, {snapshots} snapshots, \
+         {failed_snapshots} of them failed, {starts} crashes; up to {tables} tables"
+    );
+    assert!(
+        rounds > 5 * runs
+            && failed > runs / 2
+            && snapshots > runs
+            && failed_snapshots > runs / 20
+            && tables > 1,
+        "they show nothing"
+    );
+}
+
+/// Does this while the disk fails so.
+fn under<R>(disk: &SimDisk, faults: Faults, does: impl FnOnce() -> R) -> R {
+    disk.set_faults(faults);
+    let done = does();
+    disk.set_faults(Faults::default());
+    done
+}
+
+/// Where others make room in a full set of loose ids, or take flags out of the aside, an id may
+/// become loose without a mark: a later fall of its counter relies on it, so it is in the log with
+/// that, whichever round has the others' marks.
+#[test]
+fn what_becomes_loose_in_the_turn_of_others_is_logged_in_time() {
+    let disk = SimDisk::new(1);
+    let durability = &Arc::new(Durability::new(Fsync::No));
+    let (engines, _store, mut log) = start(&disk, durability);
+    let (mut rounds, mut state) =
+        (Rounds::new(durability.committer()), CommitSource::new(durability, &engines));
+    let (liked, rows, like) =
+        (&engines.existences()[0], &engines.counters()[0], &engines.actions()[0]);
+    let (_, field) = liked.tie().unwrap();
+    for id in IDS[..110].iter().copied() {
+        engines.act(like, &MEMBERS[0], id, &mut vec![]).unwrap();
+    }
+    let mut round =
+        |faults| under(&disk, faults, || rounds.turn(&mut log, &mut state, Instant::now(), false));
+    round(Faults::default()).unwrap();
+    type Others<'a> = &'a dyn Fn(u64);
+    let others: [Others<'_>; 2] =
+        [&|id| liked.loose().arrive(id, 0, false), &|id| liked.loose().widen(Some(id), None)];
+    for (others, ids) in others.into_iter().zip([[80, 81], [100, 101]]) {
+        let holds = |id| liked.loose().read(liked).holds(id);
+        assert!(ids.iter().all(|&at| !holds(IDS[at])), "they have a gate");
+        for (at, fails) in ids.into_iter().zip([false, true]) {
+            others(IDS[at]);
+            assert!(holds(IDS[at]));
+            engines.set(rows, IDS[at], &[(field as usize, 0)]).unwrap();
+            if fails {
+                round(Faults { write_error: 1024, ..Faults::default() }).unwrap_err();
+            }
+            round(Faults::default()).unwrap();
+            // Nothing is denied there.
+            start(&disk.fork(1).kill(), &Arc::new(Durability::new(Fsync::No)));
+        }
+    }
+}
+
+/// A follower of a log does not log what becomes loose as flags leave its outlier map; and a reader
+/// of that log may never have held them there. So the first batch of a leadership says it.
+#[test]
+fn a_new_master_logs_ids_that_became_loose_before() {
+    let disk = SimDisk::new(1);
+    let durability = &Arc::new(Durability::new(Fsync::No));
+    let (engines, _store, mut log) = start(&disk, durability);
+    let (liked, rows, like) =
+        (&engines.existences()[0], &engines.counters()[0], &engines.actions()[0]);
+    let (id, (_, field)) = (IDS[80], liked.tie().unwrap());
+    let mut rounds = Rounds::new(durability.committer());
+    let mut lead = || {
+        let mut state = CommitSource::new(durability, &engines);
+        rounds.turn(&mut log, &mut state, Instant::now(), false).unwrap();
+    };
+    IDS[..110].iter().for_each(|&id| _ = engines.act(like, &MEMBERS[0], id, &mut vec![]).unwrap());
+    lead();
+    assert!(!liked.is_early(id, &MEMBERS[0]));
+    liked.loose().arrive(id, 0, true);
+    engines.set(rows, id, &[(field as usize, 0)]).unwrap();
+    lead();
+    // Nothing is denied there.
+    start(&disk.fork(1).kill(), &Arc::new(Durability::new(Fsync::No)));
+}
+
+/// A failed sync leaves what was written in the system's memory, where a kill would find it: it is
+/// not reported as safe.
+#[test]
+fn written_but_unsynced_batches_are_not_durable() {
+    let disk = SimDisk::new(1);
+    let durability = &Arc::new(Durability::new(Fsync::Always));
+    let (engines, _store, mut log) = start(&disk, durability);
+    let (mut rounds, mut state) =
+        (Rounds::new(durability.committer()), CommitSource::new(durability, &engines));
+    engines.set(&engines.counters()[0], 7, &[(0, 1)]).unwrap();
+    let ticket = durability.committer().ticket();
+    let mut round =
+        |faults| under(&disk, faults, || rounds.turn(&mut log, &mut state, Instant::now(), false));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let safe = || runtime.block_on(durability.safe(ticket));
+    round(Faults { sync_error: 1024, ..Faults::default() }).unwrap_err();
+    assert!(durability.positions().0.offset > durability.positions().1.offset, "it is written");
+    assert!(safe().unwrap_err().starts_with("MISCONF "));
+    round(Faults::default()).unwrap();
+    assert_eq!(safe(), Ok(()));
+}
+
+/// What is written when a snapshot begins may come to nothing, and other records come to its place:
+/// the snapshot replays them, too.
+#[test]
+fn a_snapshot_replays_from_what_was_synced_when_it_began() {
+    let disk = SimDisk::new(1);
+    let durability = &Arc::new(Durability::new(Fsync::No));
+    let (engines, store, log) = start(&disk, durability);
+    let rows = &engines.counters()[0];
+    let (log, state) = (RefCell::new(log), RefCell::new(CommitSource::new(durability, &engines)));
+    let rounds = RefCell::new(Rounds::new(durability.committer()));
+    let round = |faults| {
+        let turn = || {
+            rounds.borrow_mut().turn(
+                &mut log.borrow_mut(),
+                &mut *state.borrow_mut(),
+                Instant::now(),
+                false,
+            )
+        };
+        under(&disk, faults, turn)
+    };
+    IDS.iter().for_each(|&id| _ = engines.set(rows, id, &[(0, 1)]).unwrap());
+    round(Faults::default()).unwrap();
+    assert!(
+        durability.positions().0.offset > durability.positions().1.offset + 1000,
+        "much is written and not synced"
+    );
+    let no_readers = AtomicUsize::new(0);
+    let walk = Walk {
+        engines: &engines,
+        store: &store,
+        durability,
+        pace: &Pace::new(&no_readers),
+        keep_free: 0,
+    };
+    // Behind each file of the snapshot: so the rows of the one that has them are older.
+    let written = std::cell::Cell::new(2);
+    let mut between = || {
+        engines.set(rows, IDS[0], &[(0, written.get())]).unwrap();
+        durability.committer().sync_soon();
+        round(Faults { sync_error: 1024, ..Faults::default() }).unwrap_err();
+        written.set(written.get() + 1);
+    };
+    let flush = || {
+        durability.committer().sync_soon();
+        round(Faults::default())
+    };
+    walk.write(&mut between, flush).unwrap();
+    assert!(written.get() > 2, "nothing came between two files");
+    let held = seen(&engines);
+    let (found, ..) = start(&disk.power_cut(), &Arc::new(Durability::new(Fsync::No)));
+    let found = seen(&found);
+    assert!(found == held, "{}", difference(&held, &found));
+}

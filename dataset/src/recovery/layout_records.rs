@@ -1,0 +1,102 @@
+//! Records of how the rings of existence spaces stand: layouts, frontiers, and blocks that were
+//! merged.
+
+use crate::log_records::{put_number, take_number};
+use phantom::{BlockPlace, Frontier, Layout};
+
+pub(crate) fn encode_block(place: BlockPlace, state: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(state.len() + 24);
+    [place.low, place.link as u64, place.block as u64]
+        .into_iter()
+        .for_each(|n| put_number(&mut out, n));
+    out.extend_from_slice(state);
+    out
+}
+
+pub(crate) fn decode_block(mut bytes: &[u8]) -> Result<(BlockPlace, &[u8]), String> {
+    let low = take_number(&mut bytes)?;
+    let small = |n: u64| {
+        usize::try_from(n)
+            .ok()
+            .filter(|&n| n <= u32::MAX as usize)
+            .ok_or("no block has that number")
+    };
+    let link = small(take_number(&mut bytes)?)?;
+    let block = small(take_number(&mut bytes)?)?;
+    Ok((BlockPlace { low, link, block }, bytes))
+}
+
+pub(crate) fn encode_layout(layout: &[Layout]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut before = 0;
+    for at in layout {
+        put_number(&mut out, at.low - before);
+        put_number(&mut out, at.pages as u64);
+        before = at.low;
+    }
+    out
+}
+
+pub(crate) fn decode_layout(mut bytes: &[u8]) -> Result<Vec<Layout>, String> {
+    let mut layout: Vec<Layout> = Vec::new();
+    let mut low = 0u64;
+    while !bytes.is_empty() {
+        let step = take_number(&mut bytes)?;
+        let pages = take_number(&mut bytes)?;
+        low = low.checked_add(step).ok_or("a table above 2^64-1")?;
+        if step == 0 && !layout.is_empty() {
+            return Err("two tables with the same lowest id".to_owned());
+        }
+        let pages = usize::try_from(pages)
+            .ok()
+            .filter(|&p| p <= 1 << 40)
+            .ok_or("a table of too many pages")?;
+        layout.push(Layout { low, pages });
+    }
+    Ok(layout)
+}
+
+pub(crate) fn encode_frontier(frontier: Frontier) -> Vec<u8> {
+    let mut out = Vec::new();
+    if let Some(high) = frontier.high {
+        [high, frontier.window].into_iter().for_each(|n| put_number(&mut out, n));
+    }
+    out
+}
+
+pub(crate) fn decode_frontier(mut bytes: &[u8]) -> Result<Frontier, String> {
+    if bytes.is_empty() {
+        return Ok(Frontier { high: None, window: 0 });
+    }
+    let (high, window) = (take_number(&mut bytes)?, take_number(&mut bytes)?);
+    if bytes.is_empty() {
+        Ok(Frontier { high: Some(high), window })
+    } else {
+        Err("more than a frontier".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts_read_back() {
+        let layout = vec![
+            Layout { low: 7, pages: 1 },
+            Layout { low: 8, pages: 300 },
+            Layout { low: u64::MAX, pages: 2 },
+        ];
+        assert_eq!(decode_layout(&encode_layout(&layout)).unwrap(), layout);
+        assert_eq!(decode_layout(&[]).unwrap(), []);
+        assert!(decode_layout(&[5, 1, 0, 1]).is_err(), "not rising");
+        assert!(decode_layout(&[5]).is_err(), "cut off");
+        for (high, window) in [(None, 0), (Some(0), 1024), (Some(u64::MAX), u64::MAX)] {
+            let bytes = encode_frontier(Frontier { high, window });
+            assert_eq!(decode_frontier(&bytes), Ok(Frontier { high, window }));
+            (1..bytes.len())
+                .for_each(|end| assert!(decode_frontier(&bytes[..end]).is_err(), "cut off"));
+        }
+        assert!(decode_frontier(&[1, 1, 1]).is_err());
+    }
+}

@@ -1,0 +1,240 @@
+//! Recovery: the data folder is opened and read back at a start.
+
+pub mod apply;
+mod commit_source;
+#[cfg(test)]
+mod crashes;
+pub mod layout_records;
+#[cfg(test)]
+mod merges;
+
+use crate::catalogue::{Catalogue, Mismatch};
+use crate::commit::Durability;
+use crate::engines::{BuildError, Engines};
+use crate::log_records::RecordKind;
+use crate::options::Options;
+use crate::snapshot;
+use crate::tiering;
+use crate::tiering::Ground;
+use apply::apply_record;
+use commit_source::CommitSource;
+use std::sync::Arc;
+use store::{
+    Batch, Disk, FollowLog, Log, Progress, RealDisk, Record, Records, Store, StoreOptions,
+};
+
+/// Why a data folder could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoverError {
+    /// The store's own word.
+    #[error("{0}. {advice}", advice = .0.advice())]
+    Store(#[from] store::Error),
+    /// The folder and the configuration do not fit together.
+    #[error(transparent)]
+    Mismatch(#[from] Mismatch),
+    /// A space could not be made.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// The folder cannot be made.
+    #[error("cannot make the data folder {path}: {source}")]
+    Folder {
+        /// Which.
+        path: std::path::PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// The log, as one of two.
+pub enum Held {
+    /// A master's.
+    Own(Box<Log>),
+    /// A replica's.
+    Follows(Box<FollowLog>),
+}
+
+impl Held {
+    /// Whether it is a master's.
+    pub fn is_own(&self) -> bool {
+        matches!(self, Held::Own(_))
+    }
+
+    /// Where it ends.
+    pub fn end(&self) -> store::Position {
+        match self {
+            Held::Own(log) => log.written(),
+            Held::Follows(log) => log.written(),
+        }
+    }
+
+    /// The term of its newest segment.
+    pub fn term(&self) -> u64 {
+        match self {
+            Held::Own(log) => log.term(),
+            Held::Follows(log) => log.term(),
+        }
+    }
+}
+
+/// A data folder, read back.
+pub struct Recovered {
+    /// With everything in it.
+    pub engines: Engines,
+    /// For snapshots.
+    pub store: Store,
+    /// To go on with.
+    pub log: Held,
+    /// What was read.
+    pub end: store::End,
+}
+
+/// Makes the configured spaces for a moment: what the engines refuse is to be said before any
+/// thread can connect.
+pub fn try_spaces(options: &Options) -> Result<(), RecoverError> {
+    let fresh = Catalogue::default().completed(options)?;
+    match Engines::new(options, &fresh, Arc::new(Durability::new(options.fsync))) {
+        // A view may name a field that the data folder's schema has, and the configuration's has
+        // not.
+        Ok(_) | Err(BuildError::Missing { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Opens the data folder and reads everything back; a new folder becomes a data set with the
+/// configured spaces.
+pub fn recover(
+    options: &Options,
+    durability: &Arc<Durability>,
+    follows: bool,
+    progress: impl Fn(Progress) + Sync,
+) -> Result<Recovered, RecoverError> {
+    let dir = &options.dir;
+    let disk =
+        RealDisk::open(dir).map_err(|source| RecoverError::Folder { path: dir.clone(), source })?;
+    recover_from(Arc::new(disk), options, durability, follows, progress)
+}
+
+/// The same, from any disk.
+pub(crate) fn recover_from(
+    disk: Arc<dyn Disk>,
+    options: &Options,
+    durability: &Arc<Durability>,
+    follows: bool,
+    progress: impl Fn(Progress) + Sync,
+) -> Result<Recovered, RecoverError> {
+    let kept = StoreOptions { keep_log_bytes: options.keep_log_bytes, ..StoreOptions::default() };
+    let store = Store::open(disk, kept)?;
+
+    // The catalogue comes first: in the snapshot, or as the first record of the log. Later ones
+    // tell what changed.
+    let parts = &durability.parts;
+    let mut known = Catalogue::default();
+    let mut engines = Engines::empty(options, durability.clone());
+    let learn = |engines: &mut Engines, told: &Catalogue| -> Result<(), RecoverError> {
+        told.named_by(options)?;
+        engines.extend(options, told)?;
+        engines.attach_cold(&store)?;
+        snapshot::attach_pairs(&store, options, engines)?;
+        engines.lift_limits();
+        Ok(())
+    };
+    let snapshot = snapshot::read_catalogue(&store)?;
+    let is_first = snapshot.is_none();
+    if let Some(catalogue) = snapshot {
+        known = catalogue?;
+        learn(&mut engines, &known)?;
+        let rows = snapshot::load(&store, options, &mut engines, parts, &progress)?;
+        tracing::info!("loaded a snapshot of {rows} rows");
+    }
+    let mut failed = None;
+    let mut apply = |record: &Record<'_>| -> Result<(), String> {
+        if record.kind == RecordKind::Catalogue as u8 {
+            known = Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
+            learn(&mut engines, &known).map_err(|error| failed.insert(error).to_string())?;
+            return if is_first {
+                snapshot::lay_out(&engines).map_err(|e| e.to_string())
+            } else {
+                Ok(())
+            };
+        }
+        apply_record(&engines, parts, record.space, record.kind, record.payload)?;
+        let most_bytes = options.spill.max_bytes;
+        tiering::keep_within(
+            &Ground { store: &store, durability, most_bytes, live: None },
+            &engines,
+            options,
+        );
+        Ok(())
+    };
+    let replayed = if follows {
+        let mut each = |head: &store::BatchHead, body: &[u8]| {
+            let mut records = 0;
+            for record in Records::new(body) {
+                apply(&record?)?;
+                records += 1;
+            }
+            if records == head.records {
+                Ok(())
+            } else {
+                Err("a batch holds another number of records".to_owned())
+            }
+        };
+        store
+            .replay_following(&mut each, &progress)
+            .map(|(log, end)| (Held::Follows(Box::new(log)), end))
+    } else {
+        store.replay(apply, &progress).map(|(log, end)| (Held::Own(Box::new(log)), end))
+    };
+    let (mut log, end) = match (failed, replayed) {
+        // Not damage: the configuration does not fit.
+        (Some(error), _) => return Err(error),
+        (None, replayed) => replayed?,
+    };
+    // What is new in the configuration, under unused numbers. On a replica only its master
+    // can add spaces: those that the configuration has beyond the master's come when it is
+    // promoted.
+    let before: Vec<u32> = engines.existences().iter().map(|s| s.number()).collect();
+    if known == Catalogue::default() || !follows {
+        engines.extend(options, &engines.catalogue().completed(options)?)?;
+    }
+    engines.attach_cold(&store)?;
+    engines.connect(options)?;
+    let mut batch = Batch::new();
+    for space in engines.retie(|number| !before.contains(&number)) {
+        batch.push(space.number(), RecordKind::Loose as u8, &space.loose().encode(None));
+    }
+    if let Held::Own(log) = &mut log {
+        log_news(&engines, &known, batch, log)?;
+    }
+    engines.set_limits(options);
+    Ok(Recovered { engines, store, log, end })
+}
+
+fn log_news(
+    engines: &Engines,
+    known: &Catalogue,
+    mut batch: Batch,
+    log: &mut Log,
+) -> store::Result<()> {
+    let now = engines.catalogue();
+    if now != *known {
+        batch.push(0, RecordKind::Catalogue as u8, &now.encode());
+        log.append(&batch, unix_ms())?;
+        log.sync()?;
+    }
+    Ok(())
+}
+
+fn unix_ms() -> u64 {
+    crate::clock::unix_us() / 1000
+}
+
+/// The commit thread's life, until [`store::Committer::stop`]. Gives the log back.
+/// [`Durability::begin`] comes first.
+pub fn run_commits(
+    durability: &Durability,
+    log: Log,
+    engines: &Engines,
+) -> (Log, store::Result<()>) {
+    durability.committer.run(log, &mut CommitSource::new(durability, engines))
+}

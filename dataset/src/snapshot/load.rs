@@ -1,0 +1,335 @@
+//! The way back: the files that the manifest names become engines, on all cores.
+
+use crate::catalogue::{Catalogue, Mismatch};
+use crate::cold::cold_filters::{PairFile, files_of};
+use crate::commit::dirty_parts::Parts;
+use crate::engines::{CounterSpace, Engines, existence_options};
+use crate::log_records::{RecordKind, read_rows};
+use crate::options::Options;
+use counter::LoadRange;
+use parking_lot::Mutex;
+use phantom::{Late, StoredTable, TableDecoder};
+use std::collections::HashMap;
+use store::{FileEntry, Progress, Role, Store, Tag};
+
+/// The catalogue of the snapshot that the manifest names, if there is one.
+pub(crate) fn read_catalogue(store: &Store) -> store::Result<Option<Result<Catalogue, Mismatch>>> {
+    let text = read_small(store, |tag| tag.kind == RecordKind::Catalogue as u32)?;
+    Ok(text.map(|text| Catalogue::decode(&text)))
+}
+
+/// The content of the one small file that `is` points out, if there is one.
+fn read_small(store: &Store, is: impl Fn(&Tag) -> bool) -> store::Result<Option<Vec<u8>>> {
+    let file =
+        store.manifest().files.iter().find(|f| f.role == Role::Snapshot && is(&f.tag)).cloned();
+    file.map(|file| store::read_small(&**store.disk(), &file, store.lineage())).transpose()
+}
+
+/// Makes room for a counter space's rows, as the snapshot says how many there are.
+fn loader<'a>(store: &Store, space: &'a CounterSpace) -> store::Result<counter::Loader<'a>> {
+    let of_space =
+        |tag: &Tag, kind: RecordKind| tag.space == space.number() && tag.kind == kind as u32;
+    let head = read_small(store, |tag| of_space(tag, RecordKind::Head))?.unwrap_or_default();
+    let files = store.manifest().files.clone();
+    let files =
+        files.iter().filter(|f| f.role == Role::Snapshot && of_space(&f.tag, RecordKind::Rows));
+    let range = |f: &FileEntry| LoadRange {
+        low: f.tag.low,
+        last: f.tag.high,
+        rows: store::row_hint(&**store.disk(), f),
+    };
+    let mut ranges: Vec<LoadRange> = files.map(range).collect();
+    ranges.sort_unstable();
+    let unsound = || {
+        ranges.windows(2).any(|w| w[0].last >= w[1].low) || ranges.iter().any(|r| r.low > r.last)
+    };
+    let path = store.path(store::MANIFEST);
+    if unsound() {
+        return Err(store::Error::Corrupt {
+            path,
+            offset: 0,
+            what: "files of rows that overlap".to_owned(),
+        });
+    }
+    let ranges = cut(&ranges, space.cold_end());
+    // The files of ranges that were spilled since are gone.
+    let files = space.cold().files();
+    space.loader(&head, &filled_up(&ranges, files.lows())).map_err(|e| store::Error::Corrupt {
+        path,
+        offset: 0,
+        what: e.to_string(),
+    })
+}
+
+/// The ranges, cut in two at `end`, below which ids may have their rows on the disk: a table that
+/// was the newest one in the snapshot may have rolled, and been spilled, since. No table is to
+/// cover both sides: its rows above `end` are in no file, and are counted (DBSIZE) and merged for
+/// themselves.
+fn cut(ranges: &[LoadRange], end: u64) -> Vec<LoadRange> {
+    let halves = ranges.iter().flat_map(|&range| {
+        let is_cut = range.low < end && end <= range.last;
+        let above = is_cut.then_some(LoadRange { low: end, rows: 0, ..range });
+        let last = if is_cut { end - 1 } else { range.last };
+        [LoadRange { last, ..range }].into_iter().chain(above)
+    });
+    halves.collect()
+}
+
+/// The ranges, which rise, and what lies between them, cut where a cold file begins: a table that
+/// covers several files would be merged with all of them.
+fn filled_up(ranges: &[LoadRange], lows: impl Iterator<Item = u64>) -> Vec<LoadRange> {
+    let covered = |low: u64| ranges.iter().any(|range| range.low <= low && low <= range.last);
+    let after = ranges.iter().filter_map(|range| range.last.checked_add(1));
+    let begin = (!ranges.is_empty()).then_some(0);
+    let mut free: Vec<u64> =
+        begin.into_iter().chain(after).chain(lows).filter(|&low| !covered(low)).collect();
+    free.sort_unstable();
+    free.dedup();
+    let mut all = ranges.to_vec();
+    for (i, &low) in free.iter().enumerate() {
+        let ends = [
+            free.get(i + 1).copied(),
+            ranges.iter().map(|range| range.low).find(|&next| next > low),
+        ];
+        let last = ends.into_iter().flatten().min().map_or(u64::MAX, |next| next - 1);
+        all.push(LoadRange { low, last, rows: 0 });
+    }
+    all.sort_unstable();
+    all
+}
+
+/// Gives an empty space that has cold files a table for each of them, and one for what comes
+/// behind: as after a snapshot.
+pub(crate) fn lay_out(engines: &Engines) -> Result<(), counter::Error> {
+    for space in
+        engines.counters().iter().filter(|space| space.rows() == 0 && space.ranges().len() == 1)
+    {
+        let files = space.cold().files();
+        let end = [space.cold_end()];
+        let lows: Vec<u64> = [0].into_iter().chain(files.lows()).chain(end).collect();
+        if !files.all().is_empty() {
+            space.loader(&[], &filled_up(&[], lows.into_iter()))?.install()?;
+        }
+    }
+    Ok(())
+}
+
+/// What a snapshot has of an existence space.
+#[derive(Default)]
+struct Restored {
+    head: Vec<u8>,
+    tables: Vec<StoredTable>,
+    late: HashMap<u64, Late>,
+}
+
+impl Restored {
+    /// Makes a space of that, and of its tables on the disk.
+    fn install(
+        mut self,
+        store: &Store,
+        options: &phantom::Options,
+        engines: &mut Engines,
+        number: u32,
+    ) -> Result<(), RestoreError> {
+        let mut files = Vec::new();
+        for entry in files_of(store, number) {
+            let (file, note) = PairFile::open(store, &entry, options, &engines.cold)?;
+            let (low, _) = note.range();
+            // Its file in the snapshot was that of a table which has been closed since, and moved.
+            self.tables.retain(|table| table.range().0 != low);
+            self.tables.push(note.table(file.clone(), self.late.get(&low))?);
+            files.push(file);
+        }
+        let space = phantom::Space::restore(options.clone(), &self.head, self.tables)?;
+        space.put_late(&self.late)?;
+        engines.restore(number, space, files);
+        Ok(())
+    }
+}
+
+/// Why a space could not be made of what was read.
+enum RestoreError {
+    Store(store::Error),
+    Unsound(String),
+}
+
+impl From<store::Error> for RestoreError {
+    fn from(error: store::Error) -> RestoreError {
+        RestoreError::Store(error)
+    }
+}
+
+impl From<phantom::DecodeError> for RestoreError {
+    fn from(error: phantom::DecodeError) -> RestoreError {
+        RestoreError::Unsound(error.to_string())
+    }
+}
+
+impl RestoreError {
+    /// As the store's, which names a file.
+    fn of(self, store: &Store, name: &str) -> store::Error {
+        match self {
+            RestoreError::Store(error) => error,
+            RestoreError::Unsound(what) => {
+                store::Error::Corrupt { path: store.path(name), offset: 0, what }
+            }
+        }
+    }
+}
+
+/// What existence spaces are made of, by their numbers.
+fn options_of(options: &Options, engines: &Engines) -> HashMap<u32, phantom::Options> {
+    let catalogue = engines.catalogue();
+    let known = |made: &crate::options::Existence| {
+        let known = catalogue.existence.iter().find(|e| e.name == made.name)?;
+        Some((known.number, existence_options(made, known)))
+    };
+    options.existence.iter().filter_map(known).collect()
+}
+
+/// Gives the empty existence spaces that have tables on the disk, and are in no snapshot, these
+/// tables.
+pub(crate) fn attach_pairs(
+    store: &Store,
+    options: &Options,
+    engines: &mut Engines,
+) -> store::Result<()> {
+    for (number, options) in options_of(options, engines) {
+        let is_head = |file: &FileEntry| {
+            file.role == Role::Snapshot && file.tag.kind == RecordKind::Head as u32
+        };
+        let in_snapshot =
+            store.manifest().files.iter().any(|file| is_head(file) && file.tag.space == number);
+        let is_there = engines.existence_by_number(number).is_none_or(|space| space.cold().any());
+        if in_snapshot || is_there || files_of(store, number).is_empty() {
+            continue;
+        }
+        let head = engines
+            .existence_by_number(number)
+            .map(|space| space.encode_head())
+            .unwrap_or_default();
+        let made =
+            Restored { head, ..Restored::default() }.install(store, &options, engines, number);
+        made.map_err(|error| error.of(store, store::MANIFEST))?;
+    }
+    Ok(())
+}
+
+/// Reads the snapshot into empty engines, on all cores.
+pub(crate) fn load(
+    store: &Store,
+    options: &Options,
+    engines: &mut Engines,
+    parts: &Parts,
+    progress: impl Fn(Progress) + Sync,
+) -> store::Result<u64> {
+    let decoders: Mutex<HashMap<String, TableDecoder>> = Mutex::default();
+    let restored: Mutex<HashMap<u32, Restored>> = Mutex::default();
+    let options = options_of(options, engines);
+    let loaders =
+        engines.counters().iter().map(|space| Ok((space.number(), loader(store, space)?)));
+    let loaders: HashMap<u32, counter::Loader<'_>> = loaders.collect::<store::Result<_>>()?;
+    let apply = |file: &FileEntry, chunk: &[u8]| -> Result<(), String> {
+        let space = file.tag.space;
+        match RecordKind::from_number(u8::try_from(file.tag.kind).unwrap_or(0)) {
+            Some(RecordKind::Catalogue) => Ok(()),
+            Some(RecordKind::Rows) => {
+                let loader = loaders.get(&space);
+                let part = |low: u64| loader.and_then(|loader| loader.part(low));
+                let missing = || format!("there is no counter space {space}");
+                let counters = engines.counter_by_number(space).ok_or_else(missing)?;
+                let end = counters.cold_end();
+                let mut below = part(file.tag.low).ok_or_else(missing)?;
+                let is_cut = file.tag.low < end && end <= file.tag.high;
+                let mut above = if is_cut { part(end) } else { None };
+                read_rows(chunk, |id, row| match row {
+                    Some(row) => {
+                        let above = above.as_mut().filter(|_| id >= end);
+                        above.unwrap_or(&mut below).push(id, row).map_err(|e| e.to_string())
+                    }
+                    None => {
+                        counters.bury(id);
+                        Ok(())
+                    }
+                })
+            }
+            Some(RecordKind::Table) => {
+                let options = options
+                    .get(&space)
+                    .ok_or_else(|| format!("there is no existence space {space}"))?;
+                // A file's chunks come in order, from one thread.
+                let decoder = decoders.lock().remove(&file.name);
+                let mut decoder = decoder.unwrap_or_else(|| TableDecoder::new(options, u64::MAX));
+                decoder.feed(chunk).map_err(|e| e.to_string())?;
+                decoders.lock().insert(file.name.clone(), decoder);
+                Ok(())
+            }
+            Some(RecordKind::Head) if loaders.contains_key(&space) => Ok(()),
+            Some(RecordKind::Head) => {
+                restored.lock().entry(space).or_default().head.extend_from_slice(chunk);
+                Ok(())
+            }
+            Some(RecordKind::Late) => {
+                let mut restored = restored.lock();
+                Late::take(&mut restored.entry(space).or_default().late, chunk)
+                    .map_err(|e| e.to_string())
+            }
+            Some(RecordKind::Loose) => {
+                let existence = engines.existence_by_number(space);
+                let existence =
+                    existence.ok_or_else(|| format!("there is no existence space {space}"))?;
+                existence.loose().decode(chunk, 0)
+            }
+            _ => Err(format!("a file of kind {} is no part of a snapshot", file.tag.kind)),
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let rows = store.load(threads, apply, progress)?;
+    for (number, loader) in loaders {
+        let refused =
+            |e: counter::Error| store::Error::Refused(format!("counter space {number}: {e}"));
+        loader.install().map_err(refused)?;
+    }
+    let files = store.manifest().files.clone();
+    let damaged = |file: &FileEntry, what: String| store::Error::Corrupt {
+        path: store.path(&file.name),
+        offset: 0,
+        what,
+    };
+    let mut decoders = decoders.into_inner();
+    let mut restored = restored.into_inner();
+    for file in &files {
+        if let Some(decoder) = decoders.remove(&file.name) {
+            let table = decoder.finish().map_err(|e| damaged(file, e.to_string()))?;
+            restored.entry(file.tag.space).or_default().tables.push(table);
+        }
+    }
+    for file in files.iter().filter(|f| f.tag.kind == RecordKind::Head as u32) {
+        let Some(of_space) = restored.remove(&file.tag.space) else { continue };
+        let Some(options) = options.get(&file.tag.space) else { continue };
+        let made = of_space.install(store, options, engines, file.tag.space);
+        made.map_err(|error| error.of(store, &file.name))?;
+    }
+    parts.adopt(&files);
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// F27. A range of a snapshot is cut where the rows on the disk end.
+    #[test]
+    fn no_range_covers_both_sides_of_the_line() {
+        let range = |low, last, rows| LoadRange { low, last, rows };
+        let all = [range(0, 9, 5), range(10, u64::MAX, 7)];
+        assert_eq!(cut(&all, 0), all);
+        assert_eq!(cut(&all, 10), all, "it is cut already");
+        assert_eq!(cut(&all, 4), [range(0, 3, 5), range(4, 9, 0), range(10, u64::MAX, 7)]);
+        assert_eq!(
+            cut(&all, u64::MAX),
+            [range(0, 9, 5), range(10, u64::MAX - 1, 7), range(u64::MAX, u64::MAX, 0)]
+        );
+        assert_eq!(cut(&[], 4), []);
+    }
+}

@@ -1,0 +1,212 @@
+//! How the tables of an existence space move to the disk.
+//!
+//! The procedure is the one of `tiering/mod.rs`, step by step; what differs is what a file is made of. A
+//! table's filters become the pages of one file, of which a check reads one (one for each filter of
+//! its chain, if the table was overrun: one after the other, until one has the pair). The cache
+//! does not hold pages, which are hardly ever read twice, but answers: this pair, in this file, yes
+//! or no.
+//!
+//! ```text
+//!   1  phantom::Space::begin_rewrite   the table is frozen: what changes from here is kept beside
+//!                                      it, exactly
+//!   2  a new file                      its pages, with what came late; then the revoked pairs
+//!   3  log flushed, new manifest       names the new file, and neither the old one nor the
+//!                                      snapshot's file of the table
+//!   4  phantom::Space::end_rewrite     the file answers; the memory goes to the next table
+//! ```
+//!
+//! A step that fails leaves a frozen table that is still in memory and answers as before; the next
+//! attempt goes on with it.
+
+use super::io_throttle::Pace;
+use super::{Ground, Spilled, no_room};
+use crate::cold::cold_filters::PairFile;
+use crate::engines::{Engines, ExistenceSpace};
+use crate::log_records::RecordKind;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use store::{BLOCK_BYTES, FileEntry, Role, Tag};
+
+/// Pages that are written together.
+const PAGES_AT_ONCE: usize = 16;
+
+impl Ground<'_> {
+    /// Writes the table that begins at `low` to the disk, or merges with its file what came late;
+    /// `None`: there is no such table. `rate`: bytes per second. No other thread may write files.
+    pub(crate) fn spill_pairs(
+        &self,
+        space: &ExistenceSpace,
+        low: u64,
+        rate: u64,
+    ) -> store::Result<Option<Spilled>> {
+        // A table is known by its lowest id.
+        space.cold().damaged.note(low, low, self.write_pairs(space, low, rate))
+    }
+
+    fn write_pairs(
+        &self,
+        space: &ExistenceSpace,
+        low: u64,
+        rate: u64,
+    ) -> store::Result<Option<Spilled>> {
+        let Ground { store, durability, .. } = *self;
+        let hurries = || self.hurries();
+        let pace = Pace::new(rate, &hurries);
+        let cold = space.cold();
+        let figures = &cold.shared().figures;
+        let refused = |e: phantom::Error| store::Error::Refused(e.to_string());
+        // Before the table is frozen: until then what comes late goes where it always went.
+        if let Some((oldest, bytes)) = space.oldest_in_memory()
+            && oldest == low
+            && self.room_for(bytes, 0)? < bytes
+        {
+            return Err(no_room(store));
+        }
+        let Some(mut rewrite) = space.begin_rewrite(low).map_err(refused)? else { return Ok(None) };
+        let (low, last) = rewrite.range();
+        let files = cold.files();
+        let old = files.iter().find(|file| file.entry().tag.low == low);
+        let needed = (rewrite.pages() as u64 + 1) * (BLOCK_BYTES as u64 + 4)
+            + 16 * space.most_revoked() as u64;
+        if self.room_for(needed, old.map_or(0, |old| old.entry().bytes))? < needed {
+            return Err(no_room(store));
+        }
+
+        let tag = Tag {
+            space: space.number(),
+            kind: RecordKind::Table as u32,
+            low,
+            high: last,
+            stamp: 0,
+        };
+        let mut writer = store.begin_pages(tag)?;
+        let (mut page, mut pages) =
+            ([0; BLOCK_BYTES], Vec::with_capacity(PAGES_AT_ONCE * BLOCK_BYTES));
+        let missing = || store::Error::Refused("the old file of the table is not there".to_owned());
+        while rewrite.next(&mut page, |number, page| {
+            old.ok_or_else(missing)?.file().read(number as u64, page)
+        })? {
+            pages.extend_from_slice(&page);
+            if pages.len() == PAGES_AT_ONCE * BLOCK_BYTES {
+                writer.put(&pages)?;
+                pages.clear();
+                pace.after(writer.bytes());
+            }
+        }
+        writer.put(&pages)?;
+        let entry = writer.finish(&rewrite.note())?;
+        let published = || -> store::Result<Arc<PairFile>> {
+            let (file, _) = PairFile::open(store, &entry, space.options(), cold.shared())?;
+            let durable = self.flush()?;
+            let is_replaced = |file: &&FileEntry| match file.role {
+                Role::Cold => old.is_some_and(|old| old.entry().name == file.name),
+                Role::Snapshot => {
+                    (file.tag.space, file.tag.kind, file.tag.low) == (tag.space, tag.kind, low)
+                }
+            };
+            let replaced: Vec<String> =
+                store.manifest().files.iter().filter(is_replaced).map(|f| f.name.clone()).collect();
+            durability.parts.forget_range(space.number(), low, last);
+            store.replace_files(vec![entry.clone()], &replaced, durable)?;
+            Ok(file)
+        };
+        let file = published().inspect_err(|_| store.discard(std::slice::from_ref(&entry)))?;
+
+        let others = files.iter().filter(|file| file.entry().tag.low != low);
+        cold.set_files(others.chain([&file]).cloned().collect());
+        let is_spill = rewrite.is_spill();
+        let left = if is_spill { file.pairs() } else { rewrite.late() as u64 };
+        space.end_rewrite(rewrite, file);
+        if let Some(old) = old.filter(|old| !store.is_pinned(&old.entry().name)) {
+            old.file().retire(store.disk().clone());
+        }
+        let spilled = Spilled { rows: 0, left, bytes: entry.bytes };
+        figures.written_bytes.fetch_add(entry.bytes, Relaxed);
+        figures.spilled_pairs.fetch_add(left, Relaxed);
+        if is_spill { &figures.spilled_tables } else { &figures.merges }.fetch_add(1, Relaxed);
+        tracing::debug!(
+            "space '{}': pairs of {low} to {last}: {spilled:?} in {:.1?}",
+            space.name(),
+            pace.elapsed()
+        );
+        Ok(Some(spilled))
+    }
+
+    /// Files of tables that were recycled go. Whether there were any.
+    pub(crate) fn drop_recycled(&self, space: &ExistenceSpace) -> store::Result<bool> {
+        let (files, horizon) = (space.cold().files(), space.horizon());
+        let (gone, kept): (Vec<_>, Vec<_>) =
+            files.iter().cloned().partition(|file| file.entry().tag.high < horizon);
+        if gone.is_empty() {
+            return Ok(false);
+        }
+        let names: Vec<String> = gone.iter().map(|file| file.entry().name.clone()).collect();
+        self.store.replace_files(Vec::new(), &names, 0)?;
+        space.cold().set_files(kept);
+        let unpinned = gone.iter().filter(|file| !self.store.is_pinned(&file.entry().name));
+        unpinned.for_each(|file| file.file().retire(self.store.disk().clone()));
+        Ok(true)
+    }
+
+    /// Spills or merges what is most urgent. Whether there was anything. `None`: memory is short,
+    /// and nothing can be done about it.
+    pub(crate) fn look_after_pairs(
+        &self,
+        space: &ExistenceSpace,
+        rate: u64,
+    ) -> store::Result<Option<bool>> {
+        if space.is_short() {
+            let Some((low, _)) = space.oldest_in_memory() else { return Ok(None) };
+            return Ok(self.spill_pairs(space, low, 0)?.map(|_| true));
+        }
+        let (late, most) = space.late();
+        match most_late(space) {
+            Some((low, _)) if late > most / 2 => {
+                let rate = if space.is_crowded() { 0 } else { rate };
+                Ok(Some(self.spill_pairs(space, low, rate)?.is_some()))
+            }
+            _ => Ok(Some(self.drop_recycled(space)?)),
+        }
+    }
+}
+
+/// The table with the most late pairs, of those that can be merged, and how many.
+fn most_late(space: &ExistenceSpace) -> Option<(u64, usize)> {
+    space.most_late(|low| !space.cold().damaged.has(low, low))
+}
+
+/// Whether there is anything to do for a space.
+pub(crate) fn wants_care(space: &ExistenceSpace) -> bool {
+    let (late, most) = space.late();
+    let horizon = space.horizon();
+    space.is_short()
+        || late > most / 2
+        || space.cold().files().first().is_some_and(|file| file.entry().tag.high < horizon)
+}
+
+/// Spills the oldest table of pairs that is in memory, or else merges where most has come late;
+/// `None`: there is neither.
+pub(crate) fn spill_oldest(
+    ground: &Ground<'_>,
+    space: &ExistenceSpace,
+) -> store::Result<Option<Spilled>> {
+    let low = space.oldest_in_memory().or(most_late(space).map(|(low, late)| (low, late as u64)));
+    low.map_or(Ok(None), |(low, _)| ground.spill_pairs(space, low, 0))
+}
+
+/// Keeps the spaces within their limits while they are filled from the log.
+pub(crate) fn keep_within(
+    ground: &Ground<'_>,
+    engines: &Engines,
+) -> Result<(), (String, store::Error)> {
+    for space in engines.existences() {
+        loop {
+            match ground.look_after_pairs(space, 0) {
+                Ok(Some(true)) => {}
+                Ok(_) => break,
+                Err(error) => return Err((space.name().to_owned(), error)),
+            }
+        }
+    }
+    Ok(())
+}

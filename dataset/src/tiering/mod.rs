@@ -1,0 +1,655 @@
+//! Spilling: the oldest table of a space becomes a cold file, and what changed of cold rows is
+//! merged into a new one. One procedure for both.
+//!
+//! ```text
+//!   1  counter::Space::begin_spill   the line rises; then the ids of the range that are in memory,
+//!                                    rising, piece by piece
+//!   2  a new file                    rows in memory, and of the old files' rows those that are
+//!                                    neither in memory nor deleted
+//!   3  the log is flushed            what the file has seen, the log has: no half of an action is
+//!                                    in a file alone; the manifest says how far the log went, so
+//!                                    that one which was cut since is refused
+//!   4  the manifest                  names the new file, and neither the old ones nor the range's
+//!                                    snapshot file
+//!   5  the file answers              then rows that are in memory as they are in the file leave
+//! ```
+//!
+//! It begins only if the disk has room for all that it may write: on a disk that is nearly full the
+//! log is to have what is left. A step that fails (a disk that fills up meanwhile) leaves
+//! everything as it was, and is tried again.
+//!
+//! A crash before 4 leaves the old state: the rows come from the snapshot, the log and the old
+//! files. After 4 they come from the new file and the log, which still begins where the manifest
+//! says: replaying it puts those rows into memory that it names, in their latest state, and they
+//! are newer than the file. A replica spills as its master does, by its own memory: what it has
+//! applied its log has, and its files are its own, as its snapshots are. Writes go on all the time;
+//! those that come after the walk stay in memory, as the file's overlay.
+
+mod filters;
+mod io_throttle;
+pub mod replay_filter;
+
+use crate::cold::files::Files;
+use crate::cold::overlay::overlay_bytes;
+use crate::cold::quarantine::Damaged;
+use crate::commit::Durability;
+use crate::engines::{CounterSpace, Engines, ExistenceSpace};
+use crate::live::Live;
+use crate::log_records::RecordKind;
+use crate::options::Options;
+use crate::poll_backoff::PollBackoff;
+use counter::RangeStats;
+use io_throttle::Pace;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use store::{ColdFile, ColdRows, ColdWriter, FileEntry, Role, Store, Tag};
+
+/// After a failure it is tried again so much later.
+const RETRY: Duration = Duration::from_secs(1);
+/// Rows that are looked up together.
+const CHUNK_ROWS: usize = 1024;
+/// Ids that are sorted together, at least, and into how many pieces those of a range fall: each
+/// piece is a walk of its tables, and takes 16 bytes of memory for each id.
+const PIECE_IDS: usize = 1 << 16;
+const PIECES: usize = 16;
+/// A space begins to spill when so much of its limit (one part in so many) is left, or less than
+/// the next table may take.
+const SPARE: u64 = 8;
+/// A table of fewer bytes is not worth a file, nor a merge; nor is one of less than so many parts
+/// of the limit.
+const LEAST_BYTES: u64 = 64 << 10;
+const LEAST_PART: u64 = 64;
+
+/// Changed cold rows are merged when they take so much (one part in so many) of the limit.
+const OVERLAY: u64 = 16;
+/// A file is small if it has less than so many parts of a table's rows; so many neighbours become
+/// one.
+const SMALL: u64 = 4;
+const NEIGHBOURS: usize = 4;
+
+/// The rows of some files in order, one by one.
+struct OldRows {
+    files: std::vec::IntoIter<Arc<ColdFile>>,
+    rows: Option<ColdRows>,
+    width: usize,
+    ids: Vec<u64>,
+    values: Vec<i64>,
+    next: usize,
+}
+
+impl OldRows {
+    fn new(files: Vec<Arc<ColdFile>>) -> store::Result<OldRows> {
+        let files = files.into_iter();
+        let mut rows =
+            OldRows { files, rows: None, width: 0, ids: Vec::new(), values: Vec::new(), next: 0 };
+        rows.fill()?;
+        Ok(rows)
+    }
+
+    fn fill(&mut self) -> store::Result<()> {
+        while self.next == self.ids.len() {
+            self.next = 0;
+            let more = match &mut self.rows {
+                Some(rows) => rows.next(&mut self.ids, &mut self.values)?,
+                None => false,
+            };
+            if !more {
+                self.ids.clear();
+                let Some(file) = self.files.next() else { return Ok(()) };
+                self.width = file.head().columns;
+                self.rows = Some(file.rows());
+            }
+        }
+        Ok(())
+    }
+
+    /// The row that is next.
+    fn peek(&self) -> Option<(u64, &[i64])> {
+        let id = *self.ids.get(self.next)?;
+        Some((id, &self.values[self.next * self.width..][..self.width]))
+    }
+
+    fn skip(&mut self) -> store::Result<()> {
+        self.next += 1;
+        self.fill()
+    }
+}
+
+/// The new files of a range.
+struct Output<'a> {
+    store: &'a Store,
+    tag: Tag,
+    width: usize,
+    /// Rows of one file, at most.
+    most: u64,
+    /// Bytes that they may take.
+    room: u64,
+    pace: &'a Pace<'a>,
+    bytes: u64,
+    writer: Option<ColdWriter>,
+    entries: Vec<FileEntry>,
+}
+
+impl Output<'_> {
+    fn push(&mut self, id: u64, row: &[i64]) -> store::Result<()> {
+        if let Some(mut full) = self.writer.take_if(|writer| writer.rows() >= self.most) {
+            full.end_at(id - 1);
+            self.tag.low = id;
+            self.add(full)?;
+        }
+        let writer = match &mut self.writer {
+            Some(writer) => writer,
+            None => self.writer.insert(self.store.begin_cold(self.tag, self.width)?),
+        };
+        writer.push(id, row)?;
+        if writer.rows() % 4096 != 0 {
+            return Ok(());
+        }
+        if self.bytes + writer.bytes() > self.room {
+            return Err(no_room(self.store));
+        }
+        self.pace.after(self.bytes + writer.bytes());
+        Ok(())
+    }
+
+    fn add(&mut self, writer: ColdWriter) -> store::Result<()> {
+        if let Some(entry) = writer.finish()? {
+            self.bytes += entry.bytes;
+            self.entries.push(entry);
+        }
+        if self.bytes > self.room { Err(no_room(self.store)) } else { Ok(()) }
+    }
+
+    fn finish(&mut self) -> store::Result<()> {
+        self.writer.take().map_or(Ok(()), |writer| self.add(writer))
+    }
+}
+
+/// What was not published is removed at once: the disk may be full because of it.
+impl Drop for Output<'_> {
+    fn drop(&mut self) {
+        self.store.discard(&self.entries);
+    }
+}
+
+/// The limit of all cold files is reached.
+pub(crate) fn no_room(store: &Store) -> store::Error {
+    let source =
+        std::io::Error::new(std::io::ErrorKind::QuotaExceeded, "spill.max_bytes is reached");
+    store::Error::Full { path: store.path(""), doing: "writing a cold file to", source }
+}
+
+/// What a spill did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Spilled {
+    /// Rows in the new files.
+    pub(crate) rows: u64,
+    /// Rows that left memory.
+    pub left: u64,
+    /// Bytes of the new files.
+    pub(crate) bytes: u64,
+}
+
+/// Where a spill happens.
+#[derive(Clone, Copy)]
+pub struct Ground<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) durability: &'a Durability,
+    /// Bytes that all cold files may take; 0: as many as the disk has.
+    pub(crate) most_bytes: u64,
+    /// None in recovery: all that is in memory comes from the log.
+    pub(crate) live: Option<Live<'a>>,
+}
+
+impl<'a> Ground<'a> {
+    fn of(live: &Live<'a>) -> Ground<'a> {
+        Ground {
+            store: live.store,
+            durability: live.durability,
+            most_bytes: live.max_cold_bytes,
+            live: Some(*live),
+        }
+    }
+
+    /// Whether this thread is waited for: by a space whose memory is short, or by a stop.
+    pub(crate) fn hurries(&self) -> bool {
+        self.live.is_some_and(|live| {
+            let counters = live.engines.counters().iter();
+            let existences = live.engines.existences().iter();
+            (live.is_stopped)()
+                || counters
+                    .filter(|s| !s.cold().stuck.load(Relaxed))
+                    .any(|s| is_short(s, s.memory_limit_bytes()))
+                || existences
+                    .filter(|s| !s.cold().stuck.load(Relaxed))
+                    .any(|s| s.is_short() || s.is_crowded())
+        })
+    }
+
+    /// Has everything in the log, and durable, that a new file may have seen. Gives an offset up to
+    /// which the log is durable, for the manifest: a log that ends before it has lost something
+    /// that the file has. 0 while the log is replayed, which is durable as it is.
+    pub(crate) fn flush(&self) -> store::Result<u64> {
+        if self.live.is_none() {
+            return Ok(0);
+        }
+        self.durability.flush()?;
+        Ok(self.durability.positions().1.offset)
+    }
+
+    /// Bytes that new files of a range may take instead of the `old` ones. An error if the disk has
+    /// too little room for them.
+    fn room(
+        &self,
+        space: &CounterSpace,
+        low: u64,
+        last: u64,
+        old: &[Arc<ColdFile>],
+    ) -> store::Result<u64> {
+        let replaced = old.iter().map(|file| file.entry().bytes).sum::<u64>();
+        // A row takes less in a file than in memory.
+        let ranges = space.ranges();
+        let ours =
+            ranges.iter().filter(|range| range.low <= last && low <= range.last && range.rows > 0);
+        let needed = replaced + ours.map(|range| range.bytes).sum::<u64>();
+        self.room_for(needed, replaced)
+    }
+
+    /// Bytes that new files may take which replace some of `replaced` bytes. An error if the disk
+    /// has less room than may be `needed`.
+    pub(crate) fn room_for(&self, needed: u64, replaced: u64) -> store::Result<u64> {
+        if self.store.disk().free_bytes().is_ok_and(|free| free < needed) {
+            let source = std::io::Error::new(
+                std::io::ErrorKind::StorageFull,
+                format!("it may take {needed} bytes"),
+            );
+            return Err(store::Error::Full {
+                path: self.store.path(""),
+                doing: "beginning a cold file in",
+                source,
+            });
+        }
+        if self.most_bytes == 0 {
+            return Ok(u64::MAX);
+        }
+        let all = self.store.cold_files().iter().map(|file| file.bytes).sum::<u64>();
+        Ok((self.most_bytes + replaced).saturating_sub(all))
+    }
+
+    /// Spills the rows of `low..=last`, together with the files that are there. `rate`: bytes per
+    /// second. No other thread may write files.
+    pub(crate) fn spill(
+        &self,
+        space: &CounterSpace,
+        low: u64,
+        last: u64,
+        rate: u64,
+    ) -> store::Result<Spilled> {
+        space.cold().damaged.note(low, last, self.write(space, low, last, rate))
+    }
+
+    fn write(
+        &self,
+        space: &CounterSpace,
+        low: u64,
+        last: u64,
+        rate: u64,
+    ) -> store::Result<Spilled> {
+        let Ground { store, durability, .. } = *self;
+        let hurries = || self.hurries();
+        let pace = Pace::new(rate, &hurries);
+        let cold = space.cold();
+        let figures = &cold.shared().figures;
+        let files = cold.files();
+        let (low, last, old) = files.cover(low, last);
+        let room = self.room(space, low, last, &old)?;
+        cold.shared().begins();
+        let mut spill = space.begin_spill(low, last);
+
+        let most = space.rows_per_table().saturating_mul(2);
+        let tag =
+            Tag { space: space.number(), kind: RecordKind::Rows as u32, low, high: last, stamp: 0 };
+        // While a log is replayed from before an ALTER, or followed from there, the files are wider
+        // than the schema at that place. What they have beyond it is kept.
+        let columns = old.iter().map(|file| file.head().columns);
+        let width = columns.fold(spill.width, usize::max);
+        let entries = Vec::new();
+        let mut out =
+            Output { store, tag, width, most, room, pace: &pace, bytes: 0, writer: None, entries };
+        let mut before = OldRows::new(old.clone())?;
+        let piece = PIECE_IDS.max(space.rows_per_table() as usize / PIECES);
+        let (mut ids, mut rows, mut found) = (Vec::new(), Vec::new(), Vec::new());
+        while space.next_ids(&mut spill, piece, &mut ids) {
+            for ids in ids.chunks(CHUNK_ROWS) {
+                rows.clear();
+                found.clear();
+                space.spill_rows(ids, &mut rows, &mut found);
+                let width_now = rows.len() / ids.len();
+                for (i, &id) in ids.iter().enumerate() {
+                    while let Some((older, row)) = before.peek().filter(|row| row.0 <= id) {
+                        if older < id && !space.is_buried(older) {
+                            out.push(older, row)?;
+                        }
+                        before.skip()?;
+                    }
+                    if found[i] {
+                        // A field that was added meanwhile stays in memory.
+                        out.push(id, &rows[i * width_now..][..width.min(width_now)])?;
+                    }
+                }
+            }
+        }
+        while let Some((older, row)) = before.peek() {
+            if !space.is_buried(older) {
+                out.push(older, row)?;
+            }
+            before.skip()?;
+        }
+        out.finish()?;
+        let fresh = out.entries.iter().map(|entry| store.open_cold(entry).map(Arc::new));
+        let fresh = fresh.collect::<store::Result<Vec<_>>>()?;
+
+        let durable = self.flush()?;
+        let is_replaced = |file: &&FileEntry| match file.role {
+            Role::Cold => old.iter().any(|old| old.entry().name == file.name),
+            Role::Snapshot => {
+                let (ours, theirs) = (&tag, &file.tag);
+                (theirs.space, theirs.kind) == (ours.space, ours.kind)
+                    && low <= theirs.low
+                    && theirs.high <= last
+            }
+        };
+        let replaced: Vec<String> =
+            store.manifest().files.iter().filter(is_replaced).map(|f| f.name.clone()).collect();
+        durability.parts.forget_range(space.number(), low, last);
+        store.replace_files(out.entries.clone(), &replaced, durable)?;
+        out.entries.clear();
+
+        let kept = files.all().iter().filter(|file| !old.iter().any(|old| Arc::ptr_eq(old, file)));
+        cold.set_files(Files::new(kept.chain(&fresh).cloned().collect()));
+        // What a replica still fetches goes with a later snapshot.
+        let unpinned = old.iter().filter(|file| !store.is_pinned(&file.entry().name));
+        unpinned.for_each(|file| file.retire(store.disk().clone()));
+
+        space.unbury(&spill);
+        let mut spilled = Spilled::default();
+        let (mut ids, mut values) = (Vec::new(), Vec::new());
+        for file in &fresh {
+            let mut walk = file.rows();
+            while walk.next(&mut ids, &mut values)? {
+                spilled.left += space.drop_spilled(&ids, &values, width) as u64;
+            }
+            spilled.rows += file.head().rows;
+            spilled.bytes += file.entry().bytes;
+        }
+        if let Err(error) = space.end_spill(&spill) {
+            // Memory stays taken a while longer.
+            tracing::warn!(
+                "space '{}': tables of spilled rows cannot be made smaller yet: {error}",
+                space.name()
+            );
+        }
+        figures.written_bytes.fetch_add(spilled.bytes, Relaxed);
+        figures.spilled_rows.fetch_add(spilled.left, Relaxed);
+        if old.is_empty() { &figures.spilled_tables } else { &figures.merges }
+            .fetch_add(1, Relaxed);
+        tracing::debug!(
+            "space '{}': {low} to {last}: {spilled:?} in {:.1?}",
+            space.name(),
+            pace.elapsed()
+        );
+        Ok(spilled)
+    }
+}
+
+/// Whether a range cannot be merged now.
+fn is_damaged(space: &CounterSpace, range: &RangeStats) -> bool {
+    space.cold().damaged.has(range.low, range.last)
+}
+
+/// The spilled range of which changes take most memory, of those that can be merged, and how much
+/// they take.
+fn most_changed(space: &CounterSpace) -> Option<(RangeStats, u64)> {
+    let end = space.cold_end();
+    let weighed = space
+        .ranges()
+        .into_iter()
+        .filter(|range| range.last < end && !is_damaged(space, range))
+        .map(|range| {
+            let rows = if range.rows > 0 { range.bytes } else { 0 };
+            (range, rows + space.tombs_of(range.low, range.last).1)
+        });
+    weighed.filter(|range| range.1 > 0).max_by_key(|range| range.1)
+}
+
+/// Spills the oldest range of which anything is in memory; `None` if there is none.
+pub fn spill_oldest(live: &Live<'_>, space: &CounterSpace) -> store::Result<Option<Spilled>> {
+    let _alone = live.snapshots.interrupt();
+    let is_worth =
+        |range: &RangeStats| range.rows > 0 || space.tombs_of(range.low, range.last).0 > 0;
+    let worth = space.ranges().into_iter().filter(|range| range.last < u64::MAX && is_worth(range));
+    // The first of the least: one that is damaged if there are no others.
+    let oldest = worth.min_by_key(|range| is_damaged(space, range));
+    oldest.map(|range| Ground::of(live).spill(space, range.low, range.last, 0)).transpose()
+}
+
+/// The same for pairs; what is left to do then is to merge what came late.
+pub fn spill_oldest_pairs(
+    live: &Live<'_>,
+    space: &ExistenceSpace,
+) -> store::Result<Option<Spilled>> {
+    let _alone = live.snapshots.interrupt();
+    filters::spill_oldest(&Ground::of(live), space)
+}
+
+/// Makes room: spills the oldest table that has not been spilled, or merges where changes take more
+/// than that; `None` if there is neither.
+fn make_room(
+    ground: &Ground<'_>,
+    space: &CounterSpace,
+    limit: u64,
+) -> store::Result<Option<Spilled>> {
+    let (end, least) = (space.cold_end(), LEAST_BYTES.min(limit / LEAST_PART));
+    let is_fresh = |range: &RangeStats| {
+        range.last >= end && range.last < u64::MAX && range.bytes > least && range.rows > 0
+    };
+    let fresh = space.ranges().into_iter().find(is_fresh);
+    let changed =
+        most_changed(space).filter(|changed| changed.1 > fresh.map_or(least, |fresh| fresh.bytes));
+    let range = changed.map(|changed| changed.0).or(fresh);
+    range.map(|range| ground.spill(space, range.low, range.last, 0)).transpose()
+}
+
+/// Keeps the spaces within their limits while they are filled from the log.
+pub(crate) fn keep_within(ground: &Ground<'_>, engines: &Engines, options: &Options) {
+    for space in engines.counters().iter().filter(|space| space.spills()) {
+        let Some(made) = options.counter.iter().find(|made| made.name == space.name()) else {
+            continue;
+        };
+        let limit = made.memory_limit_bytes;
+        while is_short(space, limit) {
+            match make_room(ground, space, limit) {
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(error) => {
+                    // It takes more memory than it should, and will spill when it serves.
+                    note_trouble(engines, space.name(), &error);
+                    return;
+                }
+            }
+        }
+    }
+    if let Err((name, error)) = filters::keep_within(ground, engines) {
+        note_trouble(engines, &name, &error);
+    }
+}
+
+/// Notes why a spill failed; says it, if that is not what was said last: it is tried again and
+/// again.
+fn note_trouble(engines: &Engines, name: &str, error: &store::Error) {
+    let cold = &engines.cold;
+    cold.figures.failures.fetch_add(1, Relaxed);
+    let text = error.to_string();
+    let before = cold.trouble.lock().insert(name.to_owned(), text.clone());
+    if before.is_none_or(|before| store::gist(&before) != error.gist()) {
+        tracing::error!("space '{name}' cannot spill: {text}. {}", error.advice());
+    }
+}
+
+/// Merges what was changed of cold rows, where most of it is, once it takes too much of the memory.
+/// Whether there was anything to do.
+fn merge_most_changed(live: &Live<'_>, space: &CounterSpace) -> store::Result<bool> {
+    let waiting = overlay_bytes(space) + space.tombstones().1;
+    if waiting < space.memory_limit_bytes() / OVERLAY {
+        return Ok(false);
+    }
+    let Some((range, _)) = most_changed(space) else { return Ok(false) };
+    let _alone = live.snapshots.interrupt();
+    Ground::of(live).spill(space, range.low, range.last, live.merge_bytes_per_s)?;
+    Ok(true)
+}
+
+/// Makes one file of neighbours that are small: a file costs a descriptor, and a step of each
+/// search. Whether there were any.
+fn merge_neighbours(live: &Live<'_>, space: &CounterSpace) -> store::Result<bool> {
+    let files = space.cold().files();
+    let damaged =
+        |file: &ColdFile| space.cold().damaged.has(file.entry().tag.low, file.entry().tag.high);
+    let Some((low, last)) = small_neighbours(files.all(), space.rows_per_table(), damaged) else {
+        return Ok(false);
+    };
+    let _alone = live.snapshots.interrupt();
+    Ground::of(live).spill(space, low, last, live.merge_bytes_per_s)?;
+    Ok(true)
+}
+
+/// The range of some neighbours of which each is small and not `damaged`, and all together not
+/// large.
+fn small_neighbours(
+    files: &[Arc<ColdFile>],
+    most: u64,
+    damaged: impl Fn(&ColdFile) -> bool,
+) -> Option<(u64, u64)> {
+    let is_small = |file: &Arc<ColdFile>| file.head().rows <= most / SMALL && !damaged(file);
+    files
+        .chunk_by(|a, b| is_small(a) && is_small(b))
+        .filter(|run| run.len() >= NEIGHBOURS)
+        .find_map(|run| {
+            let mut sum = 0;
+            let fits = |file: &&Arc<ColdFile>| {
+                sum += file.head().rows;
+                sum <= most
+            };
+            let n = run.iter().take_while(fits).count();
+            (n >= NEIGHBOURS).then(|| (run[0].entry().tag.low, run[n - 1].entry().tag.high))
+        })
+}
+
+/// Whether a space has used up so much of its memory that it is to spill.
+fn is_short(space: &CounterSpace, limit: u64) -> bool {
+    let used = space.memory_bytes();
+    if !space.spills() || used <= limit / 2 {
+        return false;
+    }
+    // The largest table is as large as the next one, and its dictionaries grow.
+    let largest = space.ranges().iter().map(|range| range.bytes).max().unwrap_or(0);
+    let spare = (limit / SPARE).max(largest + largest / 4).min(limit / 2);
+    used > limit - spare
+}
+
+/// Does for a space what is most urgent; whether there was anything. `None`: memory is short, and
+/// nothing can be done about it.
+fn look_after(live: &Live<'_>, space: &CounterSpace) -> store::Result<Option<bool>> {
+    if is_short(space, space.memory_limit_bytes()) {
+        let _alone = live.snapshots.interrupt();
+        return Ok(make_room(&Ground::of(live), space, space.memory_limit_bytes())?.map(|_| true));
+    }
+    Ok(Some(space.spills() && (merge_most_changed(live, space)? || merge_neighbours(live, space)?)))
+}
+
+/// The same for a space of pairs.
+fn look_after_pairs(live: &Live<'_>, space: &ExistenceSpace) -> store::Result<Option<bool>> {
+    let ground = Ground::of(live);
+    if !filters::wants_care(space) {
+        return Ok(Some(false));
+    }
+    let _alone = live.snapshots.interrupt();
+    ground.look_after_pairs(space, live.merge_bytes_per_s)
+}
+
+/// When each space is to be looked after again, of those where it failed.
+#[derive(Default)]
+struct Retries(HashMap<u32, Instant>);
+
+impl Retries {
+    /// Looks after one space, if that is due. Whether there was anything to do.
+    fn look_after(
+        &mut self,
+        engines: &Engines,
+        (number, name): (u32, &str),
+        (stuck, damaged): (&AtomicBool, &Damaged),
+        look: impl FnOnce() -> store::Result<Option<bool>>,
+    ) -> bool {
+        if self.0.get(&number).is_some_and(|due| Instant::now() < *due) {
+            return false;
+        }
+        self.0.remove(&number);
+        match look() {
+            Ok(Some(true)) => {
+                stuck.store(false, Relaxed);
+                if !damaged.any() {
+                    engines.cold.trouble.lock().remove(name);
+                }
+                return true;
+            }
+            Ok(Some(false)) => {}
+            Ok(None) => stuck.store(true, Relaxed),
+            Err(error) => {
+                note_trouble(engines, name, &error);
+                stuck.store(true, Relaxed);
+                self.0.insert(number, Instant::now() + RETRY);
+            }
+        }
+        false
+    }
+
+    /// Looks after all spaces. Whether there was anything to do.
+    fn look_after_all(&mut self, live: &Live<'_>) -> bool {
+        let engines = live.engines;
+        let mut worked = false;
+        for space in engines.existences() {
+            let (whose, cold) = ((space.number(), space.name()), space.cold());
+            worked |= self.look_after(engines, whose, (&cold.stuck, &cold.damaged), || {
+                look_after_pairs(live, space)
+            });
+        }
+        for space in engines.counters() {
+            let (whose, cold) = ((space.number(), space.name()), space.cold());
+            worked |= self.look_after(engines, whose, (&cold.stuck, &cold.damaged), || {
+                look_after(live, space)
+            });
+        }
+        worked
+    }
+}
+
+/// The work of the spill thread, step by step.
+#[derive(Default)]
+pub struct Spiller {
+    retries: Retries,
+    backoff: PollBackoff,
+}
+
+impl Spiller {
+    /// Looks after all spaces of a data set, if there is one. Gives how long to sleep before the
+    /// next step; `None`: there may be more to do.
+    pub fn step(&mut self, live: Option<&Live<'_>>, durability: &Durability) -> Option<Duration> {
+        if live.is_some_and(|live| self.retries.look_after_all(live)) {
+            self.backoff.worked();
+            return None;
+        }
+        Some(self.backoff.next(durability.parts.changes()))
+    }
+}

@@ -1,0 +1,109 @@
+//! A log that is read again tells of many rows that have gone to the disk since, as they are there.
+//! They need not come back to memory, from where they would have to be spilled once more.
+
+use crate::cold::files::ColdSpace;
+use crate::engines::CounterSpace;
+use std::sync::Arc;
+use store::{BLOCK_BYTES, ColdFile};
+
+/// A block is read if at least so many of the rows that are told of lie in it.
+const WORTH: usize = 16;
+
+/// Compares the rows of one record, which rise, with those on the disk.
+pub(crate) struct Again<'a> {
+    space: &'a CounterSpace,
+    cold: Arc<crate::cold::files::Files>,
+    /// The block at hand.
+    block: Option<(Arc<ColdFile>, u64)>,
+    ids: Vec<u64>,
+    values: Vec<i64>,
+}
+
+impl<'a> Again<'a> {
+    /// `None`: nothing of the space lies on the disk.
+    pub(crate) fn new(space: &'a CounterSpace) -> Option<Again<'a>> {
+        let cold: &ColdSpace = space.cold();
+        (space.cold_end() > 0).then(|| Again {
+            space,
+            cold: cold.files(),
+            block: None,
+            ids: Vec::new(),
+            values: Vec::new(),
+        })
+    }
+
+    /// Whether the row is on the disk as it is told, and nowhere else. `rest`: the ids of the
+    /// record from this one on. False, too, if it is not worth a look, or cannot be read: then it
+    /// is to be put.
+    pub(crate) fn is_there(&mut self, rest: &[u64], told: &[i64]) -> bool {
+        let Some(place) = rest.first().and_then(|&id| self.cold.find(id)) else { return false };
+        let is_it =
+            |file: &Arc<ColdFile>, block| Arc::ptr_eq(file, place.file) && block == place.block;
+        if !self.block.as_ref().is_some_and(|(file, block)| is_it(file, *block)) {
+            let many = rest.get(WORTH - 1).and_then(|&id| self.cold.find(id));
+            if !many.is_some_and(|many| is_it(many.file, many.block)) {
+                return false;
+            }
+            self.ids.clear();
+            self.values.clear();
+            self.block = Some((place.file.clone(), place.block));
+            let mut buffer = [0; BLOCK_BYTES];
+            // Damage is found when the block is needed.
+            let Ok(block) = place.file.read(place.block, &mut buffer) else { return false };
+            if block.append_to(&mut self.ids, &mut self.values).is_err() {
+                self.ids.clear();
+            }
+        }
+        let id = rest[0];
+        let Ok(at) = self.ids.binary_search(&id) else { return false };
+        let columns = place.file.head().columns;
+        let row = &self.values[at * columns..][..columns];
+        let same = (0..told.len().max(columns))
+            .all(|i| told.get(i).unwrap_or(&0) == row.get(i).unwrap_or(&0));
+        // A row that has left memory meanwhile has done so for newer files, which may have another
+        // one.
+        same && self.space.is_cold(id) && Arc::ptr_eq(&self.cold, &self.space.cold().files())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commit::Durability;
+    use crate::options::{Counter, Options};
+    use crate::recovery::recover;
+    use crate::tiering::Ground;
+
+    /// While a record is read its rows may be merged: what the files had at its beginning is not
+    /// what lies there now.
+    #[test]
+    fn what_a_merge_has_replaced_meanwhile_is_not_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = Options { dir: folder.path().to_path_buf(), ..Options::default() };
+        options.counter = vec![Counter { rows_per_table: 4096, ..options.counter[0].clone() }];
+        (options.existence, options.view, options.action) = (vec![], vec![], vec![]);
+        let durability = Arc::new(Durability::new(options.fsync));
+        let opened = recover(&options, &durability, false, |_| ()).unwrap();
+        opened.engines.attach_cold(&opened.store).unwrap();
+        let space = &opened.engines.counters()[0];
+        let ids: Vec<u64> = (0..20_000).collect();
+        ids.iter().for_each(|&id| space.put(id, Some(&[1, 2, 3, 4])).unwrap());
+        while space.maintain() {}
+        // As in recovery, where no log is written.
+        let ground =
+            Ground { store: &opened.store, durability: &durability, most_bytes: 0, live: None };
+        let oldest = space.ranges()[0];
+        assert!(oldest.last < 20_000, "a table that is closed");
+        ground.spill(space, oldest.low, oldest.last, 0).unwrap();
+        let mut again = Again::new(space).expect("rows on the disk");
+        assert!(again.is_there(&ids, &[1, 2, 3, 4]) && again.is_there(&ids[1..], &[1, 2, 3, 4]));
+        assert!(!again.is_there(&ids, &[1, 2, 3, 5]), "told otherwise");
+        space.put(0, Some(&[9, 2, 3, 4])).unwrap();
+        assert!(!again.is_there(&ids, &[1, 2, 3, 4]), "it is in memory");
+        ground.spill(space, oldest.low, oldest.last, 0).unwrap();
+        assert!(space.is_cold(0), "merged, and gone from memory");
+        assert!(!again.is_there(&ids, &[1, 2, 3, 4]), "the file of before had it");
+        assert!(!again.is_there(&ids[1..], &[1, 2, 3, 4]), "it is not known any more");
+        assert!(Again::new(space).unwrap().is_there(&ids, &[9, 2, 3, 4]));
+    }
+}

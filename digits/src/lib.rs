@@ -1,0 +1,179 @@
+//! Decimal integers of requests, keys and ids (`u64`) and of values (`i64`), eight digits at a time.
+#![forbid(unsafe_code)]
+
+/// Reads a decimal integer as Redis does for arguments: an optional minus, digits, no leading zero,
+/// no plus sign, no spaces. `None` if it is not one or does not fit.
+pub fn integer(text: &[u8]) -> Option<i64> {
+    let (negative, digits) = match text {
+        [b'-', rest @ ..] => (true, rest),
+        _ => (false, text),
+    };
+    let magnitude = natural(digits)?;
+    if negative {
+        // "-0" has no number to stand for; -2^63 is the one magnitude that fits only with its sign.
+        if magnitude == 0 { None } else { 0i64.checked_sub_unsigned(magnitude) }
+    } else {
+        i64::try_from(magnitude).ok()
+    }
+}
+
+/// Reads a canonical decimal `u64`: digits only, no leading zero. `None` if it is not one or does
+/// not fit.
+#[inline(always)]
+pub fn natural(digits: &[u8]) -> Option<u64> {
+    // Most ids.
+    if let (9..=16, Some(first), Some(last)) =
+        (digits.len(), digits.first_chunk(), digits.last_chunk())
+    {
+        // Of the first eight those that are not among the last eight, with zeros before them.
+        let zeros = 8 * (16 - digits.len() as u32);
+        let first = u64::from_le_bytes(*first) << zeros | ZEROS & !(u64::MAX << zeros);
+        let halves = [first, u64::from_le_bytes(*last)].map(|text| text ^ ZEROS);
+        if halves.map(no_digits) != [0, 0] || digits[0] == b'0' {
+            return None;
+        }
+        let [high, low] = halves.map(eight_digits);
+        return Some(high.wrapping_mul(100_000_000).wrapping_add(low));
+    }
+    natural_of_any_length(digits)
+}
+
+fn natural_of_any_length(digits: &[u8]) -> Option<u64> {
+    match digits {
+        [b'0'] => return Some(0),
+        [] | [b'0', ..] => return None,
+        _ => {}
+    }
+    if digits.len() > 19 {
+        return long_natural(digits);
+    }
+    // 19 digits cannot overflow.
+    let (head, eights) = digits.as_rchunks::<8>();
+    let mut value = 0u64;
+    for &byte in head {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            return None;
+        }
+        value = value.wrapping_mul(10).wrapping_add(u64::from(digit));
+    }
+    for &eight in eights {
+        let eight = u64::from_le_bytes(eight) ^ ZEROS;
+        if no_digits(eight) != 0 {
+            return None;
+        }
+        value = value.wrapping_mul(100_000_000).wrapping_add(eight_digits(eight));
+    }
+    Some(value)
+}
+
+#[cold]
+fn long_natural(digits: &[u8]) -> Option<u64> {
+    if digits.len() > 20 {
+        return None;
+    }
+    digits.iter().try_fold(0u64, |value, byte| {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 { None } else { value.checked_mul(10)?.checked_add(u64::from(digit)) }
+    })
+}
+
+/// A one in each byte.
+const ALL: u64 = 0x0101_0101_0101_0101;
+/// Eight digits 0.
+const ZEROS: u64 = ALL * 0x30;
+
+/// 0 if all bytes of a text, xored with [`ZEROS`], are digits.
+#[inline(always)]
+fn no_digits(digits: u64) -> u64 {
+    // A byte of 10 or more gets its high bit by the addition, or has it already; a carry comes from
+    // such a byte only.
+    (digits.wrapping_add(ALL * 0x76) | digits) & (ALL * 0x80)
+}
+
+/// Eight digits in three multiplications: neighbours are joined to pairs, pairs to fours, fours to
+/// the whole (Lamport's multiple byte processing; the decimal form is Lemire's, 2018). The first
+/// digit is the lowest byte.
+#[inline(always)]
+fn eight_digits(digits: u64) -> u64 {
+    // Nothing is lost by wrapping: what a multiplication carries beyond the word is not looked at.
+    let pairs = digits.wrapping_mul(10).wrapping_add(digits >> 8) & 0x00ff_00ff_00ff_00ff;
+    let fours = pairs.wrapping_mul(100).wrapping_add(pairs >> 16) & 0x0000_ffff_0000_ffff;
+    fours.wrapping_mul(10_000).wrapping_add(fours >> 32) & 0xffff_ffff
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{integer, natural};
+
+    #[test]
+    fn naturals_are_read_as_the_standard_library_reads_them() {
+        let mut random = fastrand::Rng::with_seed(5);
+        for _ in 0..200_000 {
+            let value = random.u64(..) >> random.u32(0..64);
+            let mut text = value.to_string().into_bytes();
+            assert_eq!(natural(&text), Some(value));
+            // Any other byte in any place is no digit.
+            let at = random.usize(..text.len());
+            text[at] = loop {
+                let byte = random.u8(..);
+                if !byte.is_ascii_digit() {
+                    break byte;
+                }
+            };
+            assert_eq!(natural(&text), None, "{text:?}");
+        }
+        for text in
+            ["18446744073709551616", "99999999999999999999", "100000000000000000000", "0123456789"]
+        {
+            assert_eq!(natural(text.as_bytes()), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_read_as_redis_reads_them() {
+        let good = [
+            ("0", 0),
+            ("7", 7),
+            ("-1", -1),
+            ("9223372036854775807", i64::MAX),
+            ("-9223372036854775808", i64::MIN),
+            ("1000000000000000000", 1_000_000_000_000_000_000),
+        ];
+        for (text, value) in good {
+            assert_eq!(integer(text.as_bytes()), Some(value), "{text}");
+        }
+        let bad = [
+            "",
+            "-",
+            "-0",
+            "+1",
+            "01",
+            "-01",
+            " 1",
+            "1 ",
+            "1.0",
+            "1e3",
+            "9223372036854775808",
+            "-9223372036854775809",
+            "x",
+        ];
+        for text in bad {
+            assert_eq!(integer(text.as_bytes()), None, "{text:?}");
+        }
+        assert_eq!(natural(b"18446744073709551615"), Some(u64::MAX));
+        assert_eq!(natural(b"18446744073709551616"), None);
+        assert_eq!(natural(b"99999999999999999999"), None);
+        assert_eq!(natural(b"123456789012345678901"), None);
+        assert_eq!(natural(b"1844674407370955161x"), None);
+    }
+
+    #[test]
+    fn random_numbers_read_as_the_standard_library_reads_them() {
+        let mut random = fastrand::Rng::with_seed(7);
+        for _ in 0..200_000 {
+            let value = random.i64(..) >> random.u32(0..64);
+            assert_eq!(integer(value.to_string().as_bytes()), Some(value));
+        }
+    }
+}
