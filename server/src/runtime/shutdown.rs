@@ -23,11 +23,11 @@ struct Shared {
     has_signals: AtomicBool,
     /// One was refused, as something would be lost.
     warned: AtomicBool,
-    /// When the last signal to stop came.
-    signalled: Mutex<Option<Instant>>,
+    /// The last signal to stop, and when it came.
+    signalled: Mutex<Option<(&'static str, Instant)>>,
 }
 
-/// A signal to stop that comes this soon after another one is the same request: `timeout`, shells
+/// A signal to stop that comes this soon after the same one is the same request: `timeout`, shells
 /// and process managers signal a process and then its group, and wrappers pass ctrl-C on.
 const SAME_REQUEST: Duration = Duration::from_millis(500);
 
@@ -198,9 +198,10 @@ impl Stop {
     }
 
     /// A signal to stop came.
-    fn stop_by(&self, name: &str) {
-        let before = self.0.signalled.lock().replace(Instant::now());
-        let is_repeated = before.is_some_and(|before| before.elapsed() < SAME_REQUEST);
+    fn stop_by(&self, name: &'static str) {
+        let before = self.0.signalled.lock().replace((name, Instant::now()));
+        let is_repeated =
+            before.is_some_and(|(before, at)| before == name && at.elapsed() < SAME_REQUEST);
         if is_repeated || self.is_stopped() && name != "SIGINT" {
             tracing::info!("{name} again: ignored");
             return;
