@@ -10,6 +10,14 @@ pub enum Error {
     /// The sum leaves the caller's MIN..MAX and the caller asked for FAIL.
     #[error("the new value would leave the bounds")]
     Bounds,
+    /// The new value leaves the bounds that the schema declares.
+    #[error("the value of '{field}' would leave its bounds {bounds}")]
+    OutOfBounds {
+        /// The field.
+        field: String,
+        /// [`crate::FieldBounds`] as text.
+        bounds: String,
+    },
     /// The space has reached its memory limit, and this write needs more.
     #[error("the space has reached its memory limit of {limit_bytes} bytes")]
     Full {

@@ -68,7 +68,9 @@ mod table;
 mod write;
 
 pub use error::Error;
-pub use schema::{Alteration, Field, MAX_FIELDS, MAX_NAME_BYTES, MAX_ROW_BITS, Schema};
+pub use schema::{
+    Alteration, Field, FieldBounds, MAX_FIELDS, MAX_NAME_BYTES, MAX_ROW_BITS, Schema,
+};
 
 #[cfg(not(loom))]
 pub use {

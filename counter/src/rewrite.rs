@@ -603,7 +603,9 @@ mod tests {
         let space = Space::new(Options::new(Schema::parse("a:12").unwrap())).unwrap();
         space.set(7, &[(0, 1)]).unwrap();
         // The only table is dated now, and will be replaced.
-        space.alter(&Alteration::Add { name: "b".to_owned(), width: 3 }).unwrap();
+        space
+            .alter(&Alteration::Add { name: "b".to_owned(), width: 3, bounds: Default::default() })
+            .unwrap();
         let newest = || space.ring.load().newest().slot() as *const Slot<Table> as usize;
         let before = newest();
         std::thread::scope(|s| {
@@ -628,7 +630,9 @@ mod tests {
     fn a_field_that_has_a_name_can_be_written() {
         let space = space_of("a:12", 1000);
         let before = space.living.load(Relaxed);
-        space.alter(&Alteration::Add { name: "b".to_owned(), width: 3 }).unwrap();
+        space
+            .alter(&Alteration::Add { name: "b".to_owned(), width: 3, bounds: Default::default() })
+            .unwrap();
         space.living.store(before, Relaxed);
         space.set(7, &[(1, 5)]).unwrap();
         assert!(matches!(space.set(7, &[(2, 5)]), Err(Error::NoField(_))));
@@ -659,7 +663,9 @@ mod tests {
     fn no_reader_waits_for_a_rewrite_to_begin() {
         let space = space_of("a:12", 1000);
         (0..100u64).for_each(|id| _ = space.set(id * 10, &[(0, 1)]).unwrap());
-        space.alter(&Alteration::Add { name: "b".to_owned(), width: 3 }).unwrap();
+        space
+            .alter(&Alteration::Add { name: "b".to_owned(), width: 3, bounds: Default::default() })
+            .unwrap();
         std::thread::scope(|s| {
             // A sender that is dropped, when the test fails too, lets the writer leave.
             let ((entered, inside), (leave, left)) = (mpsc::channel(), mpsc::channel::<()>());
@@ -701,7 +707,9 @@ mod tests {
         let space = space_of("a:12", 1000);
         (0..100u64).for_each(|id| _ = space.set(id * 10, &[(0, 1)]).unwrap());
         let before = space.memory_bytes();
-        space.alter(&Alteration::Add { name: "b".to_owned(), width: 3 }).unwrap();
+        space
+            .alter(&Alteration::Add { name: "b".to_owned(), width: 3, bounds: Default::default() })
+            .unwrap();
         let tables = space.ring.load_full();
         while space.maintain() {}
         assert!(space.tables()[0].schema == "a:12 b:3" && space.wants_maintenance());

@@ -9,8 +9,12 @@
 //! A width is how much of a value is held *inside* the row. It is no limit on the value: what does
 //! not fit (the value 2^width - 1 and above, and every negative one) goes to the table's aux
 //! dictionary, exactly.
+//!
+//! What does limit a value is its *declared bounds*, `stock:20{0..}`: every write keeps them,
+//! whichever command it comes from. See [`FieldBounds`].
 
 use crate::Error;
+use crate::write::Bounds;
 use std::fmt;
 
 /// Positions a schema may ever use, holes included.
@@ -27,8 +31,115 @@ pub struct Field {
     pub name: String,
     /// Inline bits, 1..=64.
     pub width: u8,
+    /// What values may be written.
+    pub bounds: FieldBounds,
     /// The field was dropped: its position reads as 0 and takes no writes.
     pub dropped: bool,
+}
+
+impl Field {
+    /// Reads `name:bits`, or `name:bits{bounds}`: see [`FieldBounds::parse`].
+    pub fn parse(word: &str) -> Result<Field, Error> {
+        let bad = || Error::BadSchema(format!("'{word}' is not name:bits"));
+        let (name, rest) = word.split_once(':').ok_or_else(bad)?;
+        let (width, bounds) = match rest.find('{') {
+            Some(at) => (&rest[..at], FieldBounds::parse(&rest[at..])?),
+            None => (rest, FieldBounds::default()),
+        };
+        let width = width.parse().map_err(|_| {
+            Error::BadSchema(format!("'{width}' is no number of bits from 1 to 64"))
+        })?;
+        Ok(Field { name: name.to_owned(), width, bounds, dropped: false })
+    }
+
+    /// What `old + delta` becomes: within the declared bounds, and within those that one command
+    /// asks for.
+    pub(crate) fn add(&self, asked: &Bounds, old: i64, delta: i64) -> Result<i64, Error> {
+        let delta = match asked.add(old, delta) {
+            // No overflow: it lies between 0 and delta.
+            Ok(sum) => sum - old,
+            // The declared bounds may stop it before.
+            Err(Error::Overflow) => delta,
+            Err(error) => return Err(error),
+        };
+        self.bounds.0.add(old, delta).map_err(|error| self.named(error))
+    }
+
+    /// What the field becomes when it is set to `value`.
+    pub(crate) fn set(&self, value: i64) -> Result<i64, Error> {
+        let Bounds { min, max, saturate } = self.bounds.0;
+        let within = value.max(min.unwrap_or(i64::MIN)).min(max.unwrap_or(i64::MAX));
+        if within == value || saturate { Ok(within) } else { Err(self.named(Error::Bounds)) }
+    }
+
+    fn named(&self, error: Error) -> Error {
+        match error {
+            Error::Bounds => {
+                Error::OutOfBounds { field: self.name.clone(), bounds: self.bounds.to_string() }
+            }
+            other => other,
+        }
+    }
+}
+
+impl fmt::Display for Field {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mark = if self.dropped { "!" } else { "" };
+        write!(f, "{mark}{}:{}", self.name, self.width)?;
+        if self.bounds.is_bounded() { write!(f, "{}", self.bounds) } else { Ok(()) }
+    }
+}
+
+/// The lowest and the highest value that a field may be written with; no limit by default.
+///
+/// A row that was never written has 0, so 0 lies within. A value that is outside already, as it
+/// may be when bounds are declared for a field that has values, stays until it is written; it may
+/// move towards the bounds, but not further away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FieldBounds(Bounds);
+
+impl FieldBounds {
+    /// Reads `{0..}`, `{..100}`, `{-5..5}`, or `{..}` for none. A write beyond them is refused;
+    /// with `sat` behind (`{0..100}sat`) the value stops at the bound instead.
+    pub fn parse(text: &str) -> Result<FieldBounds, Error> {
+        let bad = || {
+            Error::BadSchema(format!(
+                "'{text}' is not {{min..max}}, {{min..}}, {{..max}} or {{..}}"
+            ))
+        };
+        let (range, mode) =
+            text.strip_prefix('{').and_then(|rest| rest.split_once('}')).ok_or_else(bad)?;
+        let (min, max) = range.split_once("..").ok_or_else(bad)?;
+        let bound = |text: &str| match text {
+            "" => Ok(None),
+            number => number.parse::<i64>().map(Some).map_err(|_| bad()),
+        };
+        let saturate = match mode {
+            "" | "fail" => false,
+            "sat" => true,
+            _ => return Err(bad()),
+        };
+        let bounds = Bounds { min: bound(min)?, max: bound(max)?, saturate };
+        if bounds.min.is_some_and(|min| min > 0) || bounds.max.is_some_and(|max| max < 0) {
+            return Err(Error::BadSchema(format!(
+                "the bounds {text} lack 0, which a field has that was never written"
+            )));
+        }
+        Ok(FieldBounds(bounds))
+    }
+
+    /// Whether there is a limit at all.
+    pub fn is_bounded(&self) -> bool {
+        self.0.min.is_some() || self.0.max.is_some()
+    }
+}
+
+impl fmt::Display for FieldBounds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = |bound: Option<i64>| bound.map_or(String::new(), |bound| bound.to_string());
+        let mode = if self.0.saturate { "sat" } else { "" };
+        write!(f, "{{{}..{}}}{mode}", text(self.0.min), text(self.0.max))
+    }
 }
 
 /// The fields of a space, by position. See the top of the file.
@@ -46,6 +157,15 @@ pub enum Alteration {
         name: String,
         /// Inline bits, 1..=64.
         width: u8,
+        /// What values may be written.
+        bounds: FieldBounds,
+    },
+    /// Other bounds for a field, from the next write on; values are unaffected.
+    Bound {
+        /// The field.
+        name: String,
+        /// From now on.
+        bounds: FieldBounds,
     },
     /// Another width for a field (wider, or narrower as `advise` may say); values are unaffected.
     Widen {
@@ -62,20 +182,14 @@ pub enum Alteration {
 }
 
 impl Schema {
-    /// Reads `"like:12 repost:8"`: names with widths in bits, divided by blanks or commas. A `!`
-    /// before a name marks a dropped field, so that what [`fmt::Display`] prints reads back as the
-    /// same schema.
+    /// Reads `"like:12 stock:20{0..}"`: names with widths in bits, and bounds if there are any,
+    /// divided by blanks or commas. A `!` before a name marks a dropped field, so that what
+    /// [`fmt::Display`] prints reads back as the same schema.
     pub fn parse(text: &str) -> Result<Schema, Error> {
         let mut fields = Vec::new();
         for word in text.split([' ', '\t', '\n', ',']).filter(|w| !w.is_empty()) {
-            let (name, width) = word
-                .split_once(':')
-                .ok_or_else(|| Error::BadSchema(format!("'{word}' is not name:bits")))?;
-            let width = width
-                .parse()
-                .map_err(|_| Error::BadSchema(format!("'{width}' is no number of bits")))?;
-            let (name, dropped) = name.strip_prefix('!').map_or((name, false), |n| (n, true));
-            fields.push(Field { name: name.to_owned(), width, dropped });
+            let (word, dropped) = word.strip_prefix('!').map_or((word, false), |w| (w, true));
+            fields.push(Field { dropped, ..Field::parse(word)? });
         }
         Schema::from_fields(fields)
     }
@@ -149,9 +263,13 @@ impl Schema {
         };
         let mut fields = self.fields.clone();
         match change {
-            Alteration::Add { name, width } => {
-                fields.push(Field { name: name.clone(), width: *width, dropped: false });
-            }
+            Alteration::Add { name, width, bounds } => fields.push(Field {
+                name: name.clone(),
+                width: *width,
+                bounds: *bounds,
+                dropped: false,
+            }),
+            Alteration::Bound { name, bounds } => fields[find(name)?].bounds = *bounds,
             Alteration::Widen { name, width } => fields[find(name)?].width = *width,
             Alteration::Drop { name } => fields[find(name)?].dropped = true,
         }
@@ -163,8 +281,7 @@ impl fmt::Display for Schema {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, field) in self.fields.iter().enumerate() {
             let blank = if i > 0 { " " } else { "" };
-            let mark = if field.dropped { "!" } else { "" };
-            write!(f, "{blank}{mark}{}:{}", field.name, field.width)?;
+            write!(f, "{blank}{field}")?;
         }
         Ok(())
     }
@@ -200,17 +317,59 @@ mod tests {
     }
 
     #[test]
+    fn bounds_are_parsed_printed_altered_and_refused() {
+        let text = "stock:20{0..} level:8{0..100}sat depth:9{-5..0} free:7{..9}sat plain:3";
+        let schema = Schema::parse(&text.replace("{-5..0}", "{-5..0}fail")).unwrap();
+        assert_eq!(schema.to_string(), text);
+        assert_eq!(Schema::parse(&schema.to_string()).unwrap(), schema);
+        assert_eq!(Schema::parse("a:3{..}").unwrap().to_string(), "a:3");
+        for bad in [
+            "a:3{1..}",
+            "a:3{..-1}",
+            "a:3{5..1}",
+            "a:3{0..",
+            "a:3{0}",
+            "a:3{x..}",
+            "a:3{0..}stop",
+            "a:3{0..9223372036854775808}",
+            "a:{0..}",
+            "a{0..}",
+            "a:3{0..}{0..}",
+        ] {
+            assert!(matches!(Schema::parse(bad), Err(Error::BadSchema(_))), "{bad}");
+        }
+        let bound = |name: &str, text: &str| Alteration::Bound {
+            name: name.to_owned(),
+            bounds: FieldBounds::parse(text).unwrap(),
+        };
+        let altered = schema.altered(&bound("plain", "{0..7}")).unwrap();
+        let altered = altered.altered(&bound("stock", "{..}")).unwrap();
+        let altered =
+            altered.altered(&Alteration::Widen { name: "level".into(), width: 9 }).unwrap();
+        assert_eq!(
+            altered.to_string(),
+            "stock:20 level:9{0..100}sat depth:9{-5..0} free:7{..9}sat plain:3{0..7}"
+        );
+        assert_eq!(schema.altered(&bound("x", "{..}")), Err(Error::NoField("x".into())));
+    }
+
+    #[test]
     fn positions_never_move() {
+        let add = |name: &str, width| Alteration::Add {
+            name: name.to_owned(),
+            width,
+            bounds: FieldBounds::default(),
+        };
         let one = Schema::parse("a:4 b:5").unwrap();
         let two = one.altered(&Alteration::Drop { name: "a".into() }).unwrap();
-        let three = two.altered(&Alteration::Add { name: "a".into(), width: 9 }).unwrap();
+        let three = two.altered(&add("a", 9)).unwrap();
         assert_eq!(three.to_string(), "!a:4 b:5 a:9");
         assert_eq!(Schema::parse(&three.to_string()).unwrap(), three);
         assert_eq!(
             (three.index_of(b"b"), three.index_of(b"a"), three.row_bits()),
             (Some(1), Some(2), 14)
         );
-        assert!(three.altered(&Alteration::Add { name: "b".into(), width: 1 }).is_err());
+        assert!(three.altered(&add("b", 1)).is_err());
         assert_eq!(
             two.altered(&Alteration::Widen { name: "a".into(), width: 7 }),
             Err(Error::NoField("a".into()))

@@ -113,12 +113,16 @@ pub(crate) struct Shape {
     pub(crate) schema: Arc<Schema>,
     /// A bit per position that is not dropped.
     pub(crate) living: u64,
+    /// A bit per position with declared bounds.
+    bounded: u64,
 }
 
 impl Shape {
     fn new(schema: Schema) -> Arc<Shape> {
         let living = schema.living().fold(0, |bits, (i, _)| bits | 1 << i);
-        Arc::new(Shape { schema: Arc::new(schema), living })
+        let bounded = schema.living().filter(|(_, field)| field.bounds.is_bounded());
+        let bounded = bounded.fold(0, |bits, (i, _)| bits | 1 << i);
+        Arc::new(Shape { schema: Arc::new(schema), living, bounded })
     }
 }
 
@@ -127,6 +131,8 @@ pub struct Space {
     pub(crate) shape: ArcSwap<Shape>,
     /// [`Shape::living`] once more: what each write asks first.
     pub(crate) living: AtomicU64,
+    /// [`Shape::bounded`] once more.
+    pub(crate) bounded: AtomicU64,
     pub(crate) ring: Ring<Table>,
     pub(crate) frontier: Frontier,
     pub(crate) outliers: Outliers<OutlierRow>,
@@ -173,6 +179,7 @@ impl Space {
         let first = Table::new(&sizing, shape.schema.clone(), seed_of(options.seed, 0), &quota)?;
         Ok(Space {
             living: AtomicU64::new(shape.living),
+            bounded: AtomicU64::new(shape.bounded),
             shape: ArcSwap::new(shape),
             ring: Ring::new(0, first),
             frontier: Frontier::new(options.max_ahead, max_aside),
@@ -235,9 +242,10 @@ impl Space {
     /// With `altering` held. A field is known to readers before it is written, and to writers for a
     /// moment after it was dropped: to one that had looked just before.
     fn take_shape(&self, shape: Arc<Shape>) {
-        let living = shape.living;
+        let (living, bounded) = (shape.living, shape.bounded);
         self.shape.store(shape);
         self.living.store(living, Release);
+        self.bounded.store(bounded, Release);
         self.stirred.store(true, Relaxed);
     }
 

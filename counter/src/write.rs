@@ -8,10 +8,12 @@
 
 use crate::Error;
 use crate::cold::BelowRow;
+use crate::schema::Schema;
 use crate::sizing::{self, Sizing};
 use crate::space::{FIRST_ROWS, GROWTH, OutlierRow, Space};
 use crate::table::{At, Table, hash_of};
 use rolling::{Entry, Refused};
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -115,14 +117,19 @@ impl Space {
         out: &mut Vec<i64>,
     ) -> Result<(), Error> {
         self.check_fields(changes.iter().map(|c| c.field))?;
+        let declared = self.declared_bounds(changes.iter().map(|c| c.field));
         // Fills `out`.
         let sums = |old: &dyn Fn(usize) -> i64, out: &mut Vec<i64>| {
             out.clear();
             for (i, change) in changes.iter().enumerate() {
                 let before = changes[..i].iter().rposition(|c| c.field == change.field);
                 let before = before.map_or_else(|| old(change.field), |j| out[j]);
-                let sum = bounds.add(before, change.delta)?;
-                out.push(sum);
+                out.push(match &declared {
+                    None => bounds.add(before, change.delta)?,
+                    Some(schema) => {
+                        schema.fields()[change.field].add(bounds, before, change.delta)?
+                    }
+                });
             }
             Ok::<(), Error>(())
         };
@@ -159,9 +166,11 @@ impl Space {
     }
 
     /// Sets fields of a row, all or none; creates the row. Returns how many fields came into being:
-    /// all of the schema's if the row did, else none.
+    /// all of the schema's if the row did, else none. Values beyond the declared bounds are refused
+    /// or stop there: see [`Space::within_bounds`].
     pub fn set(&self, id: u64, cells: &[(usize, i64)]) -> Result<usize, Error> {
         self.check_fields(cells.iter().map(|c| c.0))?;
+        let cells = &*self.within_bounds(cells)?;
         let mut created = false;
         self.write(
             id,
@@ -251,6 +260,33 @@ impl Space {
             |table, ()| table.store(id, table.locate(id), cells()),
             |_, ()| Ok(cells().collect()),
         )
+    }
+
+    /// These values as they may be written: those beyond the bounds of their fields refused, or at
+    /// the bound where it saturates.
+    pub fn within_bounds<'a>(
+        &self,
+        cells: &'a [(usize, i64)],
+    ) -> Result<Cow<'a, [(usize, i64)]>, Error> {
+        let Some(schema) = self.declared_bounds(cells.iter().map(|c| c.0)) else {
+            return Ok(Cow::Borrowed(cells));
+        };
+        let within = |&(field, value): &(usize, i64)| {
+            let value = match schema.fields().get(field) {
+                Some(declared) => declared.set(value)?,
+                None => value,
+            };
+            Ok((field, value))
+        };
+        cells.iter().map(within).collect::<Result<Vec<_>, Error>>().map(Cow::Owned)
+    }
+
+    /// The schema, if it declares bounds for one of these fields.
+    #[inline]
+    fn declared_bounds(&self, mut fields: impl Iterator<Item = usize>) -> Option<Arc<Schema>> {
+        let bounded = self.bounded.load(Acquire);
+        (bounded != 0 && fields.any(|field| field < 64 && bounded >> field & 1 == 1))
+            .then(|| self.schema())
     }
 
     fn check_fields(&self, fields: impl Iterator<Item = usize>) -> Result<(), Error> {

@@ -13,10 +13,10 @@ fn a_history_ends_where_it_ended_from_wherever_it_is_told_again() {
     let mut history = vec![source.schema()];
     let name = |name: &str| name.to_owned();
     for change in [
-        Alteration::Add { name: name("c"), width: 6 },
+        Alteration::Add { name: name("c"), width: 6, bounds: Default::default() },
         Alteration::Widen { name: name("a"), width: 9 },
         Alteration::Drop { name: name("a") },
-        Alteration::Add { name: name("a"), width: 3 },
+        Alteration::Add { name: name("a"), width: 3, bounds: Default::default() },
         Alteration::Drop { name: name("b") },
         Alteration::Widen { name: name("c"), width: 2 },
     ] {

@@ -210,7 +210,13 @@ fn a_field_that_is_added_while_rows_leave_memory_keeps_what_is_written() {
                 space.drop_spilled(&ids, &rows, round)
             });
             started.wait();
-            space.alter(&Alteration::Add { name: format!("f{round}"), width: 3 }).unwrap();
+            space
+                .alter(&Alteration::Add {
+                    name: format!("f{round}"),
+                    width: 3,
+                    bounds: Default::default(),
+                })
+                .unwrap();
             for &id in ids.iter().rev() {
                 let change = Change { field: round, delta: 7 };
                 space.add(id, &[change], &Bounds::default(), &mut Vec::new()).unwrap();

@@ -273,9 +273,11 @@ impl Altering {
             let living: Vec<String> =
                 schema.living().map(|(_, field)| field.name.clone()).collect();
             let change = match rng.u32(0..4) {
-                0 | 1 => {
-                    Alteration::Add { name: format!("n{}", schema.width()), width: rng.u8(1..20) }
-                }
+                0 | 1 => Alteration::Add {
+                    name: format!("n{}", schema.width()),
+                    width: rng.u8(1..20),
+                    bounds: Default::default(),
+                },
                 2 => Alteration::Widen {
                     name: rng.choice(&living).unwrap().clone(),
                     width: rng.u8(1..40),

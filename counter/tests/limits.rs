@@ -303,7 +303,9 @@ fn a_new_schema_reads_old_rows_at_once() {
     for id in 0..50_000u64 {
         space.set(id * 10, &[(0, 3), (1, 300)]).unwrap();
     }
-    space.alter(&Alteration::Add { name: "share".into(), width: 14 }).unwrap();
+    space
+        .alter(&Alteration::Add { name: "share".into(), width: 14, bounds: Default::default() })
+        .unwrap();
     let mut row = [9; 3];
     assert!(space.get(70, &mut row));
     assert_eq!(row, [3, 300, 0]);
@@ -734,4 +736,40 @@ fn writes_wake_no_maintenance_without_crowding() {
         add(i);
         assert!(!space.wants_maintenance(), "{i}");
     }
+}
+
+/// In tables and, far ahead of all other ids, among the outliers; a log is not asked.
+#[test]
+fn declared_bounds_hold_wherever_a_row_lies() {
+    let schema = Schema::parse("stock:20{0..} level:8{-5..3}sat free:4").unwrap();
+    let space = Space::new(Options::new(schema)).unwrap();
+    (1..200).for_each(|id| _ = space.set(id, &[(2, 1)]).unwrap());
+    let refused = |bounds: &str| {
+        Err(Error::OutOfBounds { field: "stock".to_owned(), bounds: bounds.to_owned() })
+    };
+    for id in [7, u64::MAX - 7] {
+        let add = |field, delta| added(&space, id, field, delta);
+        assert_eq!(add(0, -1), refused("{0..}"));
+        assert_eq!(add(0, 3), Ok(3));
+        assert_eq!(add(0, i64::MIN), refused("{0..}"));
+        assert_eq!(add(0, -3), Ok(0));
+        assert_eq!(add(1, 9), Ok(3));
+        assert_eq!(add(1, i64::MIN), Ok(-5));
+        assert_eq!(add(1, i64::MAX), Ok(3));
+        assert_eq!(space.set(id, &[(2, 5), (0, -1)]), refused("{0..}").map(|_: i64| 0usize));
+        space.set(id, &[(1, -99), (2, -99)]).unwrap();
+        let mut row = [0; 3];
+        assert!(space.get(id, &mut row));
+        assert_eq!(row, [0, -5, -99], "id {id}");
+        space.put(id, Some(&[-1, 50, 0])).unwrap();
+        assert!(space.get(id, &mut row));
+        assert_eq!(row, [-1, 50, 0], "id {id}");
+        assert_eq!(add(0, -1), refused("{0..}"));
+        assert_eq!(add(0, 2), Ok(1));
+    }
+}
+
+fn added(space: &Space, id: u64, field: usize, delta: i64) -> Result<i64, Error> {
+    let mut out = vec![];
+    space.add(id, &[Change { field, delta }], &Bounds::default(), &mut out).map(|()| out[0])
 }

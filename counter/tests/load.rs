@@ -111,7 +111,13 @@ fn a_loaded_space_is_the_one_that_was_written_out() {
         if seed >= 2 {
             // Tables of several schemas, with a field that has no bits in the older ones.
             space.alter(&Alteration::Drop { name: "repost".into() }).unwrap();
-            space.alter(&Alteration::Add { name: "share".into(), width: 9 }).unwrap();
+            space
+                .alter(&Alteration::Add {
+                    name: "share".into(),
+                    width: 9,
+                    bounds: Default::default(),
+                })
+                .unwrap();
             for (i, (&id, row)) in model.iter_mut().enumerate() {
                 row[1] = 0;
                 row.push(0);

@@ -231,7 +231,11 @@ fn run(seed: u64, steps: u64, seen: &mut Seen) {
             _ if rng.u64(0..steps / 500) == 0 => {
                 let name = model.schema.fields()[field].name.clone();
                 let change = match rng.u32(0..3) {
-                    0 => Alteration::Add { name: format!("n{step}"), width: rng.u8(1..20) },
+                    0 => Alteration::Add {
+                        name: format!("n{step}"),
+                        width: rng.u8(1..20),
+                        bounds: Default::default(),
+                    },
                     1 => Alteration::Widen { name, width: rng.u8(1..40) },
                     _ => Alteration::Drop { name },
                 };

@@ -99,7 +99,7 @@ pub enum Mismatch {
 /// The fields of a schema that were not dropped, as the configuration writes them.
 fn living(fields: &str) -> Option<String> {
     let schema = counter::Schema::parse(fields).ok()?;
-    let fields = schema.living().map(|(_, field)| format!("{}:{}", field.name, field.width));
+    let fields = schema.living().map(|(_, field)| field.to_string());
     Some(fields.collect::<Vec<_>>().join(" "))
 }
 

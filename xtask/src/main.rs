@@ -24,6 +24,7 @@ Examples:
   cargo xtask model commands --steps 20000000 commands beside plain maps, for longer
   cargo xtask play kill --runs 200            kill -9 of the real program, 200 times
   cargo xtask soak --minutes 60               all simulators and models in turn, new seeds each time
+  cargo xtask memory --minutes 25             what clients made it take, it gives back
   cargo xtask bench                           lists the benchmarks
   cargo xtask bench feed -- --posts 100000    builds and runs one
   cargo xtask transcripts --rewrite           writes the golden transcripts anew
@@ -76,6 +77,12 @@ enum Task {
     Dependencies,
     /// Checks that the workspace builds with its oldest supported Rust (rust-version).
     Msrv,
+    /// Clients that make a server hold memory, then a quiet minute: what is not given back?
+    Memory {
+        /// For how long (tests/soak/memory.py).
+        #[arg(long, default_value_t = 25)]
+        minutes: u64,
+    },
     /// Every interleaving of the lock-free bucket, by loom. Takes minutes.
     Loom,
     /// Undefined behaviour in the counter engine's unit tests, by Miri (nightly Rust).
@@ -137,6 +144,7 @@ fn carry_out(task: Task) -> Result<(), String> {
         Task::Print => print(),
         Task::Dependencies => dependencies::check(&root()),
         Task::Msrv => msrv(),
+        Task::Memory { minutes } => memory(minutes),
         Task::Loom => cargo(
             &["test", "-p", "counter", "--lib", "--release"],
             &[("RUSTFLAGS", "--cfg loom".to_owned())],
@@ -200,6 +208,16 @@ fn status(command: &mut Command) -> Result<(), String> {
         Ok(status) => Err(format!("it ended with {status}")),
         Err(e) => Err(format!("{}: {e}", command.get_program().to_string_lossy())),
     }
+}
+
+fn memory(minutes: u64) -> Result<(), String> {
+    cargo(&["build", "--release", "--locked"], &[])?;
+    let mut command = Command::new(root().join("tests/soak/memory.py"));
+    status(
+        command
+            .arg(root().join("target/release/tidemark"))
+            .args(["--minutes", &minutes.to_string()]),
+    )
 }
 
 fn soak(time: Duration) -> Result<(), String> {

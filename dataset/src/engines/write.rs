@@ -377,6 +377,7 @@ impl Engines {
         id: u64,
         values: &[(usize, i64)],
     ) -> Result<usize, WriteError> {
+        let values = &*space.space.within_bounds(values)?;
         let mut turn = self.turn(id);
         self.before_lowering(&mut turn, space, id, becomes(values));
         let created = space.space.set(id, values)?;
@@ -396,6 +397,7 @@ impl Engines {
         if space.space.exists(id) {
             return Ok(false);
         }
+        let values = &*space.space.within_bounds(values)?;
         self.before_lowering(&mut turn, space, id, becomes(values));
         space.space.set(id, values)?;
         self.changed_row(&mut turn, space, id);

@@ -140,7 +140,8 @@ section! {
         /// The counters of a row, in order, each with its width in bits (1 to 64). A value that
         /// needs more bits is still held exactly, in the aux dictionary: pick the width that most
         /// rows need, not the largest. `TM.ADVISE` will compute it. At most 64 in the space's life,
-        /// with those that were dropped.
+        /// with those that were dropped. `stock:20{0..}` declares bounds that every write keeps:
+        /// one beyond them is refused; with `sat` behind (`level:8{0..100}sat`) it stops there.
         fields: String = String::new(),
         /// Keys of rows, for the hash commands (`HGETALL post:17`). Empty: rows have no keys.
         /// Braces around {id} are text: "post:{{id}}" has keys like post:{17}, a hash tag, by which

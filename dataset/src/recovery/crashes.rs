@@ -170,7 +170,10 @@ fn change(engines: &Engines, ids: &[u64], random: &mut fastrand::Rng) {
         86..=88 => drop(engines.clear(rows, id, field)),
         89..=93 => _ = engines.delete(rows, id),
         94..=96 => _ = engines.roll_pairs(flags),
-        97 => drop(engines.alter(rows, &Alteration::Add { name, width: random.u8(1..20) })),
+        97 => drop(engines.alter(
+            rows,
+            &Alteration::Add { name, width: random.u8(1..20), bounds: Default::default() },
+        )),
         98 => drop(engines.alter(rows, &Alteration::Drop { name })),
         _ => while engines.maintain() {},
     }

@@ -110,6 +110,162 @@ fn fields_are_added_widened_and_dropped_and_stay_so() {
     );
 }
 
+/// A server whose posts have a stock that never falls below 0 and a level that stops at 3.
+fn bounded() -> TestServer {
+    TestServer::with(|config| {
+        config.durability.fsync = Fsync::Always;
+        config.counter[0].fields = "like:12{..2} stock:20{0..} level:8{0..3}sat".to_owned();
+        config.view.truncate(1);
+        config.view[0].counters = vec!["post".to_owned()];
+        config.action.truncate(1);
+        config.existence.retain(|space| space.name == "liked");
+        config.view[0].flags = vec!["liked".to_owned()];
+    })
+}
+
+const STOCK: &str = "-ERR the value of 'stock' would leave its bounds {0..}\r\n";
+const LIKES: &str = "-ERR the value of 'like' would leave its bounds {..2}\r\n";
+
+/// Every command that writes a counter, beyond the bounds of a field and within.
+#[test]
+fn declared_bounds_hold_whatever_the_command() {
+    let server = bounded();
+    let in_array = |error: &str| format!("*1\r\n{error}");
+    let nothing =
+        "*6\r\n$4\r\nlike\r\n$1\r\n0\r\n$5\r\nstock\r\n$1\r\n5\r\n$5\r\nlevel\r\n$1\r\n0\r\n";
+    check(&mut server.raw(), &[("HSET post:1 stock 5", ":1\r\n")]);
+    for command in [
+        "HINCRBY post:1 stock -6",
+        "HINCRBY post:1 stock -9223372036854775808",
+        "HINCRBY post:2 stock -1",
+        "DECRBY post:1:stock 6",
+        "DECR post:3:stock",
+        "INCRBY post:1:stock -6",
+        "CNT.INCRBY post 1 like 1 stock -6",
+        "CNT.INCRBY post 1 stock 1 stock -7",
+        "CNT.INCRBY post 1 stock -9 MIN -10 SAT",
+        "HSET post:1 stock -1",
+        "HSET post:1 like 1 stock -1",
+        "HMSET post:1 like 1 stock -1",
+        "HSETNX post:4 stock -1",
+        "SET post:1:stock -1",
+        "SET post:4:stock -1 NX",
+        "GETSET post:1:stock -1",
+        "MSET post:1:like 1 post:1:stock -1",
+        "MSETNX post:4:like 1 post:4:stock -1",
+        "CNT.SET post 1 like 1 stock -1",
+    ] {
+        check(&mut server.raw(), &[(command, STOCK)]);
+    }
+    check(
+        &mut server.raw(),
+        &[
+            ("CNT.MINCRBY post 1 stock -6", &in_array(STOCK)),
+            ("HGETALL post:1", nothing),
+            ("EXISTS post:2 post:3 post:4", ":0\r\n"),
+            // Down to the bound, by the command's own bounds, too.
+            ("CNT.INCRBY post 1 stock -9 MIN 1 SAT", "*1\r\n:1\r\n"),
+            ("DECR post:1:stock", ":0\r\n"),
+            ("DECR post:1:stock", STOCK),
+            // What saturates stops at its bounds.
+            ("HINCRBY post:1 level 2", ":2\r\n"),
+            ("HINCRBY post:1 level 9223372036854775807", ":3\r\n"),
+            ("INCR post:1:level", ":3\r\n"),
+            ("HINCRBY post:1 level -9", ":0\r\n"),
+            ("CNT.SET post 1 level 99", "+OK\r\n"),
+            ("GET post:1:level", "$1\r\n3\r\n"),
+            ("HDEL post:1 level", ":1\r\n"),
+            // An action is done as a whole or not at all.
+            ("FEED.ACT like 7 1", "*1\r\n:1\r\n"),
+            ("FEED.ACT like 8 1", "*1\r\n:1\r\n"),
+            ("FEED.ACT like 9 1", &in_array(LIKES)),
+            ("FEED.GET home 9 1", "*1\r\n*4\r\n:2\r\n:0\r\n:0\r\n:0\r\n"),
+            ("FEED.UNDO like 8 1", "*1\r\n:1\r\n"),
+            ("FEED.ACT like 9 1", "*1\r\n:1\r\n"),
+            ("MINCR post:1:like", &in_array(LIKES)),
+        ],
+    );
+}
+
+/// 8 clients take from a stock of 100 until it is empty.
+#[test]
+fn a_stock_is_sold_exactly_once() {
+    let server = bounded();
+    check(&mut server.raw(), &[("HSET post:1 stock 100", ":1\r\n")]);
+    let sold: usize = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..8)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut raw = server.raw();
+                    (0..40).filter(|_| raw.ask(&["DECR", "post:1:stock"]).starts_with(':')).count()
+                })
+            })
+            .collect();
+        clients.into_iter().map(|client| client.join().unwrap()).sum()
+    });
+    assert_eq!(sold, 100);
+    check(&mut server.raw(), &[("GET post:1:stock", "$1\r\n0\r\n")]);
+}
+
+/// Bounds are data: ALTER changes them, the log, a snapshot and CONFIG REWRITE keep them.
+#[test]
+fn declared_bounds_are_altered_and_stay_so() {
+    let server = bounded();
+    let answer = |text: &str| format!("${}\r\n{text}\r\n", text.len());
+    let schema = "like:12 stock:21{0..} level:8{0..3}sat seats:9{0..2}";
+    check(
+        &mut server.raw(),
+        &[
+            ("HSET post:1 like 2", ":1\r\n"),
+            (
+                "TM.SPACE ALTER post BOUND like {..1}",
+                &answer("like:12{..1} stock:20{0..} level:8{0..3}sat"),
+            ),
+            // What lies beyond already may only come back.
+            ("HINCRBY post:1 like 1", "-ERR the value of 'like' would leave its bounds {..1}\r\n"),
+            ("HINCRBY post:1 like 0", ":2\r\n"),
+            ("HINCRBY post:1 like -2", ":0\r\n"),
+            (
+                "TM.SPACE ALTER post BOUND like {..}",
+                &answer("like:12 stock:20{0..} level:8{0..3}sat"),
+            ),
+            (
+                "TM.SPACE ALTER post WIDEN stock:21",
+                &answer("like:12 stock:21{0..} level:8{0..3}sat"),
+            ),
+            ("TM.SPACE ALTER post ADD seats:9{0..2}", &warned(schema, 5)),
+            (
+                "TM.SPACE ALTER post BOUND stock {1..}",
+                "-ERR bad schema: the bounds {1..} lack 0, which a field has that was never \
+                 written\r\n",
+            ),
+            (
+                "TM.SPACE ALTER post BOUND stock 1..",
+                "-ERR bad schema: '1..' is not {min..max}, {min..}, {..max} or {..}\r\n",
+            ),
+            ("TM.SPACE ALTER post BOUND nope {0..}", "-ERR no field 'nope'\r\n"),
+        ],
+    );
+    let holds = |server: &TestServer| {
+        check(
+            &mut server.raw(),
+            &[
+                ("DECR post:1:stock", STOCK),
+                (
+                    "HSET post:1 seats 3",
+                    "-ERR the value of 'seats' would leave its bounds {0..2}\r\n",
+                ),
+                ("HSET post:1 like 9", ":0\r\n"),
+            ],
+        );
+        check(&mut server.raw(), &[("TM.SPACE ALTER post BOUND like {..}", &answer(schema))]);
+    };
+    let server = server.killed();
+    holds(&server);
+    assert_eq!(server.raw().ask(&["SAVE"]), "+OK");
+    holds(&server.killed());
+}
+
 #[test]
 fn what_cannot_be_altered_is_refused_and_changes_nothing() {
     let server = TestServer::with(|config| {
@@ -133,8 +289,16 @@ fn what_cannot_be_altered_is_refused_and_changes_nothing() {
                 "TM.SPACE ALTER post ADD x:65",
                 "-ERR bad schema: field 'x' has 65 bits, not 1 to 64\r\n",
             ),
-            ("TM.SPACE ALTER post ADD x:600", "-ERR '600' is no number of bits from 1 to 64\r\n"),
-            ("TM.SPACE ALTER post ADD x", "-ERR 'x' is not field:bits\r\n"),
+            (
+                "TM.SPACE ALTER post ADD x:600",
+                "-ERR bad schema: '600' is no number of bits from 1 to 64\r\n",
+            ),
+            ("TM.SPACE ALTER post ADD x", "-ERR bad schema: 'x' is not name:bits\r\n"),
+            (
+                "TM.SPACE ALTER post WIDEN like:600",
+                "-ERR '600' is no number of bits from 1 to 64\r\n",
+            ),
+            ("TM.SPACE ALTER post WIDEN like", "-ERR 'like' is not field:bits\r\n"),
             ("TM.SPACE ALTER post SHRINK x", "-ERR syntax error\r\n"),
             (
                 "TM.SPACE ALTER post DROP",

@@ -8,7 +8,7 @@ use crate::handlers::execute::Unreadable;
 use crate::handlers::log_size;
 use crate::handlers::session::Scratch;
 use counter::Schema;
-use dataset::engines::{CounterSpace, KeyError, KeyRef};
+use dataset::engines::{CounterSpace, KeyError, KeyRef, WriteError};
 use resp::{Reply, decimal};
 
 const READ: u32 = flag::READONLY | flag::FAST;
@@ -340,7 +340,10 @@ fn pairs<'a>(call: &Call<'a>) -> Result<Vec<(&'a CounterSpace, u64, usize, i64)>
     }
     let pair = |at: usize| {
         let (space, id, field) = call.cell(args.at(at))?;
-        Ok((space, id, field, integer(args.at(at + 1))?))
+        let value = [(field, integer(args.at(at + 1))?)];
+        // Refused before anything changes: MSET is all or nothing.
+        let value = space.within_bounds(&value).map_err(WriteError::from)?[0].1;
+        Ok((space, id, field, value))
     };
     (0..args.len()).step_by(2).map(pair).collect()
 }

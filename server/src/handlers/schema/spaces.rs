@@ -7,7 +7,7 @@ use crate::command::error::{Printable, Refusal, refuse};
 use crate::command::spec::{NO_KEYS, Outcome, Spec, flag, help_row};
 use crate::handlers::call::Call;
 use crate::handlers::redis::keys::disk;
-use counter::Alteration;
+use counter::{Alteration, Field, FieldBounds};
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace};
 use resp::Reply;
 
@@ -42,15 +42,19 @@ pub(crate) const TABLE: &[Spec] = &[
     Spec {
         subcommands: &[
             spec("tm.space|alter", -5, flag::NAMED | flag::WRITE | ADMIN,
-                "space <ADD field:bits|WIDEN field:bits|NARROW field:bits|DROP field>",
+                "space <ADD field:bits[{min..max}[sat]]|WIDEN field:bits|NARROW field:bits|\
+                 BOUND field {min..max}[sat]|DROP field>",
                 "Changes the schema of a counter space, at once and without a pause: a new field \
                  is 0 in all rows; WIDEN gives a field more bits inside a row, NARROW fewer (what \
-                 does not fit is kept beside, exactly); DROP removes a field and its values. Older \
-                 tables are rewritten in the background. Answers the new schema, dropped fields \
-                 with a '!'; behind it, on a line each that begins with 'warning: ', the views \
-                 whose pages have more or fewer values from now on, as they show the whole space \
-                 (counters = [\"post\"], not its fields by name). A space has at most 64 fields in \
-                 its life, dropped ones included.", alter),
+                 does not fit is kept beside, exactly); BOUND declares the values that a field may \
+                 be written with, whatever the command ({0..}, {..100}, {-5..5}; {..} for any): a \
+                 write beyond is refused, or stops at the bound if 'sat' follows, and values that \
+                 lie beyond already stay until they are written; DROP removes a field and its \
+                 values. Older tables are rewritten in the background. Answers the new schema, \
+                 dropped fields with a '!'; behind it, on a line each that begins with 'warning: ', \
+                 the views whose pages have more or fewer values from now on, as they show the \
+                 whole space (counters = [\"post\"], not its fields by name). A space has at most \
+                 64 fields in its life, dropped ones included.", alter),
             help_row("tm.space|help", "schema", "0.1.0"),
             spec("tm.space|list", 2, flag::STALE | flag::NO_MULTI, "",
                 "All spaces, a map each: what they hold and how much memory that takes; for \
@@ -192,8 +196,21 @@ fn alteration(call: &Call<'_>) -> Result<Alteration, Refusal> {
         })?;
         Ok((text(name), width))
     };
+    let declared = |error| refuse!("ERR {error}");
     if what.eq_ignore_ascii_case(b"ADD") {
-        sized().map(|(name, width)| Alteration::Add { name, width })
+        let word = match call.args.len() {
+            5 => text(call.args.at(4)),
+            6 => format!("{}:{}", text(call.args.at(4)), text(call.args.at(5))),
+            _ => return Err(call.wrong_arity()),
+        };
+        let Field { name, width, bounds, .. } = Field::parse(&word).map_err(declared)?;
+        Ok(Alteration::Add { name, width, bounds })
+    } else if what.eq_ignore_ascii_case(b"BOUND") {
+        if call.args.len() != 6 {
+            return Err(call.wrong_arity());
+        }
+        let bounds = FieldBounds::parse(&text(call.args.at(5))).map_err(declared)?;
+        Ok(Alteration::Bound { name: text(call.args.at(4)), bounds })
     } else if what.eq_ignore_ascii_case(b"WIDEN") {
         sized().map(|(name, width)| Alteration::Widen { name, width })
     } else if what.eq_ignore_ascii_case(b"NARROW") {
@@ -240,7 +257,7 @@ fn alter(call: &mut Call<'_>) -> Outcome {
     let schema = engines.alter(space, &change).map_err(|error| refuse!("ERR {error}"))?;
     tracing::info!("the schema of '{}' is now: {schema}", space.name());
     let mut answer = schema.to_string();
-    if !matches!(change, Alteration::Widen { .. }) {
+    if matches!(change, Alteration::Add { .. } | Alteration::Drop { .. }) {
         for view in engines.views().iter().filter(|view| engines.shows_whole(view, space)) {
             let values = engines.columns(view).len() + view.flags();
             let warning = format!(
