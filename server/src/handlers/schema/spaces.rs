@@ -51,10 +51,10 @@ pub(crate) const TABLE: &[Spec] = &[
                  write beyond is refused, or stops at the bound if 'sat' follows, and values that \
                  lie beyond already stay until they are written; DROP removes a field and its \
                  values. Older tables are rewritten in the background. Answers the new schema, \
-                 dropped fields with a '!'; behind it, on a line each that begins with 'warning: ', \
-                 the views whose pages have more or fewer values from now on, as they show the \
-                 whole space (counters = [\"post\"], not its fields by name). A space has at most \
-                 64 fields in its life, dropped ones included.", alter),
+                 dropped fields with a '!'; behind it, on a line each that begins with \
+                 'warning: ', the views whose pages have more or fewer values from now on, as \
+                 they show the whole space (counters = [\"post\"], not its fields by name). A \
+                 space has at most 64 fields in its life, dropped ones included.", alter),
             help_row("tm.space|help", "schema", "0.1.0"),
             spec("tm.space|list", 2, flag::STALE | flag::NO_MULTI, "",
                 "All spaces, a map each: what they hold and how much memory that takes; for \
