@@ -10,7 +10,6 @@ mod servers;
 
 use parse::{Command, Kind, Step, parse};
 use reply::Reply;
-use rustix::process::Signal;
 use servers::{MAIN, Server, Servers};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -111,11 +110,11 @@ impl Story {
                 self.servers.servers.insert(name.to_owned(), server);
             }
             "replica" => self.replica(name, config)?,
-            "stop" => self.end(name, Signal::TERM)?,
-            "kill" => self.end(name, Signal::KILL)?,
+            "stop" => self.end(name, false)?,
+            "kill" => self.end(name, true)?,
             "start" => self.start(name, config)?,
             "restart" => {
-                self.end(name, Signal::TERM)?;
+                self.end(name, false)?;
                 self.start(name, config)?;
             }
             "close" => self.servers.close(name),
@@ -126,9 +125,9 @@ impl Story {
         Ok(())
     }
 
-    fn end(&mut self, name: &str, signal: Signal) -> Result<(), String> {
+    fn end(&mut self, name: &str, kill: bool) -> Result<(), String> {
         self.servers.close_all_of(name);
-        self.servers.server(name)?.end(signal)
+        self.servers.server(name)?.end(kill)
     }
 
     fn start(&mut self, name: &str, config: Option<String>) -> Result<(), String> {

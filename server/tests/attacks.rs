@@ -3,9 +3,8 @@
 //! the guard behind each.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
 
-mod common;
-
-use common::{Program, call, refusal, until};
+use harness::number;
+use harness::program::{Program, call, refusal, until};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -638,20 +637,6 @@ fn seeds_of_filters_are_secret_and_differ() {
     ));
 }
 
-/// A number of what TM.TABLES says of a table.
-fn figure(table: &OwnedFrame, name: &[u8]) -> f64 {
-    let OwnedFrame::Array(items) = table else { panic!("{table:?}") };
-    let at = items
-        .iter()
-        .position(|item| matches!(item, OwnedFrame::BulkString(bytes) if bytes == name))
-        .unwrap();
-    match &items[at + 1] {
-        OwnedFrame::Integer(number) => *number as f64,
-        OwnedFrame::BulkString(bytes) => std::str::from_utf8(bytes).unwrap().parse().unwrap(),
-        other => panic!("{other:?}"),
-    }
-}
-
 /// Attack 41: a million ids of whatever pattern are found as fast as a million random ones. (Ids
 /// that were chosen to meet under a guessed seed: `counter/src/key.rs`.)
 #[test]
@@ -683,23 +668,14 @@ fn ids_with_a_pattern_are_found_as_fast_as_others() {
         // moment, and a writer that is faster than the rewrite fills the old one to the brim.
         let mut tables = Vec::new();
         until(pattern, || {
-            let OwnedFrame::Array(now) = call(&mut client, "TM.TABLES post") else {
-                panic!("no tables")
-            };
-            // Without the entry of what is aside, which has no buckets.
-            let aside = OwnedFrame::BulkString(b"aside".to_vec());
-            let is_aside = |table: &OwnedFrame| match table {
-                OwnedFrame::Array(items) => items.contains(&aside),
-                _ => false,
-            };
-            tables = now.into_iter().filter(|table| !is_aside(table)).collect();
-            let sum = |name: &[u8]| tables.iter().map(|table| figure(table, name)).sum::<f64>();
+            tables = harness::tables(&mut victim.program.connection(), "post");
+            let sum = |name| tables.iter().map(|table| number(table, name)).sum::<f64>();
             // All but those that wait aside, far ahead of the others.
-            sum(b"rows") >= ROWS as f64 * 0.999 && sum(b"draining_rows") == 0.0
+            sum("rows") >= ROWS as f64 * 0.999 && sum("draining_rows") == 0.0
         });
         // Buckets that a lookup touches, by table.
-        let most = |name: &[u8]| tables.iter().map(|table| figure(table, name)).fold(0.0, f64::max);
-        let (mean, p99) = (most(b"probes_mean"), most(b"probes_p99"));
+        let most = |name| tables.iter().map(|table| number(table, name)).fold(0.0, f64::max);
+        let (mean, p99) = (most("probes_mean"), most("probes_p99"));
         // Which is what could make them slower.
         assert!((1.0..1.3).contains(&mean) && p99 <= 5.0, "{pattern}: {mean} {p99}");
     }

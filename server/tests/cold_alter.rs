@@ -6,9 +6,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
-mod common;
-
-use common::{Program, call, count, refusal, rounds, text, tidemark, until};
+use harness::program::{Program, call, count, refusal, rounds, text, tidemark, until};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -3,9 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
-mod common;
-
-use common::{FIRST, Program, call, count, text};
+use harness::program::{FIRST, Program, call, count, text};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::path::Path;
 use tidemark_server::cli::client::Client;

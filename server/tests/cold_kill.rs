@@ -7,9 +7,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
-mod common;
-
-use common::{Program, count, rounds, text};
+use harness::program::{Program, count, rounds, text};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -4,9 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
-mod common;
-
-use common::{FIRST, Program, call, cannot, count, info, text};
+use harness::program::{FIRST, Program, call, cannot, count, info, text};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -9,9 +9,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
-mod common;
-
-use common::{
+use harness::program::{
     FIRST, Likes, Program, SmallDisk, accepts_writes, acknowledged, call, cannot, check, given,
     info, like, names, refusal, refused_without_trace, text, tidemark, until,
 };

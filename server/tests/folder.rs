@@ -6,10 +6,8 @@
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
-mod common;
-
-use common::{FIRST, Program, TIDEMARK, call, count, refusal, text, tidemark, until};
 use dataset::log_records::{RecordKind, RowsWriter};
+use harness::program::{FIRST, Program, call, count, refusal, text, tidemark, until};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -115,7 +113,7 @@ fn a_long_start_says_how_far_it_is_and_tells_clients_to_wait() {
     assert!(program.terminate().success());
     append_rows(folder.path(), 1, ROWS);
 
-    let mut child = Command::new(TIDEMARK)
+    let mut child = Command::new(harness::program())
         .args(["serve", "--port", "0", "--dir"])
         .arg(folder.path())
         .env("NO_COLOR", "1")
@@ -561,12 +559,12 @@ fn a_folder_of_version_1_opens_for_ever() {
     for entry in std::fs::read_dir(&kept).unwrap() {
         let path = entry.unwrap().path();
         std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
-        let printed = Command::new(TIDEMARK).arg("dump").arg(&path).output().unwrap();
+        let printed = Command::new(harness::program()).arg("dump").arg(&path).output().unwrap();
         assert!(printed.status.success() && !printed.stdout.is_empty(), "{path:?} is printed");
         kinds.extend(path.extension().map(|kind| kind.to_string_lossy().into_owned()));
     }
     assert_eq!(kinds.into_iter().collect::<Vec<_>>(), ["manifest", "tcold", "tlog", "tsnap"]);
-    let checked = Command::new(TIDEMARK).arg("check").arg(folder.path()).output().unwrap();
+    let checked = Command::new(harness::program()).arg("check").arg(folder.path()).output().unwrap();
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
 
     let program = start(folder.path(), config.path());

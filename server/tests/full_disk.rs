@@ -6,9 +6,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
-mod common;
-
-use common::{
+use harness::program::{
     FIRST, Likes, Program, SmallDisk, accepts_writes, acknowledged, call, cannot, check, like,
     names, refusal, refused_without_trace, snapshot, text, tidemark, until,
 };

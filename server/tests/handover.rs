@@ -3,9 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
-mod common;
-
-use common::{FIRST, Program, call, refusal, text, until};
+use harness::program::{FIRST, Program, call, refusal, text, until};
 use redis_protocol::resp2::types::OwnedFrame;
 use rustix::process::{Pid, Signal, kill_process};
 

@@ -3,9 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
-mod common;
-
-use common::{FIRST, Program, call};
+use harness::program::{FIRST, Program, call};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};

@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
-mod common;
-
-use common::{Program, TIDEMARK, call};
+use harness::program::{Program, call};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -12,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 
 /// `tidemark import` with these arguments into the server.
 fn import(program: &Program, args: &[&str]) -> Output {
-    Command::new(TIDEMARK)
+    Command::new(harness::program())
         .args(["import", "--port", &program.port.to_string()])
         .args(args)
         .env_remove("REDISCLI_AUTH")
@@ -118,14 +116,14 @@ fn refusal_of_every_line_ends_the_import() {
     let small = file(folder.path(), "small.csv", "id,like\n1,1\n");
     let output = import(&program, &["-a", "hidden", &small]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-    let mut command = Command::new(TIDEMARK);
+    let mut command = Command::new(harness::program());
     command
         .args(["import", "-p", &program.port.to_string(), &small])
         .env("REDISCLI_AUTH", "hidden");
     assert!(command.status().unwrap().success());
     // Where no server is.
     drop(program);
-    let output = Command::new(TIDEMARK).args(["import", "--port", "1", &small]).output().unwrap();
+    let output = Command::new(harness::program()).args(["import", "--port", "1", &small]).output().unwrap();
     let text = said(&output);
     assert_eq!(output.status.code(), Some(1));
     assert!(text.contains("cannot import into 127.0.0.1:1: Connection refused"), "{text}");
@@ -137,7 +135,7 @@ fn refusal_of_every_line_ends_the_import() {
 fn kill_of_the_server_is_said_with_the_last_loaded_line() {
     let folder = tempfile::tempdir().unwrap();
     let mut program = Program::start(folder.path(), "always");
-    let mut child = Command::new(TIDEMARK)
+    let mut child = Command::new(harness::program())
         .args(["import", "--port", &program.port.to_string(), "-"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -6,11 +6,9 @@
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
-mod common;
-
-use common::{
-    FIRST, Likes, POSTS, Program, TIDEMARK, acknowledged, call, check, like_from, refusal, rounds,
-    text, until,
+use harness::program::{
+    FIRST, Likes, POSTS, Program, acknowledged, call, check, like_from, refusal, rounds, text,
+    until,
 };
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeSet;
@@ -102,7 +100,7 @@ fn a_clean_end_loses_nothing_whatever_the_policy() {
         let all = (0..500).map(|member| ((FIRST, member), true)).collect();
         check(again.port, &all);
         // The same folder, a second time: refused, and the first goes on.
-        let second = Command::new(TIDEMARK)
+        let second = Command::new(harness::program())
             .args(["serve", "--port", "0", "--dir"])
             .arg(folder.path())
             .output()

@@ -3,9 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
-mod common;
-
-use common::{FIRST, Program, SmallDisk, call, cannot, refusal, text, until};
+use harness::program::{FIRST, Program, SmallDisk, call, cannot, refusal, text, until};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -275,7 +273,7 @@ fn row(program: &Program, row: u64) -> OwnedFrame {
 }
 
 fn info(program: &Program, key: &str) -> String {
-    common::info(&mut program.client(), key)
+    harness::program::info(&mut program.client(), key)
 }
 
 /// Sends it, and gives the lines of the answer.

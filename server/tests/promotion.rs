@@ -4,9 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
-mod common;
-
-use common::{FIRST, Program, call, cannot, refusal, text, until};
+use harness::program::{FIRST, Program, call, cannot, refusal, text, until};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;

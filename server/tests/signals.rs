@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
-mod common;
-
-use common::{FIRST, Program, call, refusal};
+use harness::program::{FIRST, Program, call, refusal};
 use redis_protocol::resp2::types::OwnedFrame;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::Write;
@@ -184,7 +182,7 @@ fn sighup_reads_the_certificates_again_and_keeps_the_old_ones_if_they_are_broken
     let renewed = sign(folder.path());
     assert!(is_trusted(port, &first), "nothing has told it");
     send(&program, Signal::HUP);
-    common::until("the new certificate is shown", || is_trusted(port, &renewed));
+    harness::program::until("the new certificate is shown", || is_trusted(port, &renewed));
     assert!(!is_trusted(port, &first));
     std::fs::write(folder.path().join("server.pem"), "broken").unwrap();
     send(&program, Signal::HUP);

@@ -7,10 +7,8 @@
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
-mod common;
-
-use common::{FIRST, Program, call, cannot, names, refusal, rounds, text};
 use dataset::log_records::{RecordKind, RowsWriter};
+use harness::program::{FIRST, Program, call, cannot, names, refusal, rounds, text};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::path::Path;
 use std::process::Command;

@@ -290,7 +290,7 @@ fn msrv() -> Result<(), String> {
     let version = manifest["workspace"]["package"]["rust-version"].as_str().unwrap_or_default();
     let toolchain = format!("+{version}");
     // Of its own: the usual target folder stays as it is for the usual toolchain.
-    cargo(&[&toolchain, "check", "--workspace", "--locked", "--target-dir", "target/msrv"], &[])
+    cargo(&[&toolchain, "check", "--locked", "--target-dir", "target/msrv"], &[])
 }
 
 #[cfg(test)]

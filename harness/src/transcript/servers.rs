@@ -1,11 +1,10 @@
 //! The servers of a story, each a process of its own, and connections to them.
 
 use super::reply::Reply;
-use crate::program;
+use crate::program::Program;
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufReader, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// How long a reply may take.
@@ -15,14 +14,14 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub(super) struct Server {
     pub(super) folder: tempfile::TempDir,
     pub(super) port: u16,
-    child: Option<Child>,
+    program: Option<Program>,
 }
 
 impl Server {
     /// A server with this configuration in a new folder, on a port that it chooses.
     pub(super) fn new(config: &str) -> Result<Server, String> {
         let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
-        let mut server = Server { folder, port: 0, child: None };
+        let mut server = Server { folder, port: 0, program: None };
         server.configure(config)?;
         server.start()?;
         Ok(server)
@@ -39,52 +38,25 @@ impl Server {
     }
 
     pub(super) fn start(&mut self) -> Result<(), String> {
-        let mut command = Command::new(program());
-        command
-            .args(["serve", "--port", &self.port.to_string(), "--dir"])
-            .arg(self.data())
-            .arg("--config")
-            .arg(self.folder.path().join("tidemark.toml"))
-            .env("NO_COLOR", "1")
-            .env_remove("RUST_LOG")
-            .stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(|e| e.to_string())?;
-        let stderr = child.stderr.take().ok_or("no standard error")?;
-        self.child = Some(child);
-        let mut lines = BufReader::new(stderr).lines();
-        let mut said = Vec::new();
-        loop {
-            let Some(Ok(line)) = lines.next() else {
-                return Err(format!("the server did not start: {said:#?}"));
-            };
-            if let Some((_, rest)) = line.split_once("listening on 127.0.0.1:") {
-                self.port = rest.split(',').next().and_then(|p| p.parse().ok()).unwrap_or(0);
-            }
-            if line.contains("ready to accept") {
-                break;
-            }
-            said.push(line);
-        }
-        // What it says later must not block it.
-        std::thread::spawn(move || lines.for_each(drop));
+        let config = self.folder.path().join("tidemark.toml");
+        let (port, config) = (self.port.to_string(), config.to_string_lossy().into_owned());
+        let options = ["--port", &port, "--config", &config];
+        let program = Program::start_as(&[], &self.data(), &options)
+            .map_err(|said| format!("the server did not start: {said:#?}"))?;
+        self.port = program.port;
+        self.program = Some(program);
         Ok(())
     }
 
     /// kill -9, or SIGTERM; and waits for its end.
-    pub(super) fn end(&mut self, signal: rustix::process::Signal) -> Result<(), String> {
-        let mut child = self.child.take().ok_or("it does not run")?;
-        let pid = rustix::process::Pid::from_child(&child);
-        rustix::process::kill_process(pid, signal).map_err(|e| e.to_string())?;
-        child.wait().map(drop).map_err(|e| e.to_string())
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            _ = child.kill();
-            _ = child.wait();
+    pub(super) fn end(&mut self, kill: bool) -> Result<(), String> {
+        let program = self.program.take().ok_or("it does not run")?;
+        if kill {
+            program.kill();
+        } else {
+            program.terminate();
         }
+        Ok(())
     }
 }
 

@@ -4,12 +4,12 @@
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
-#[path = "../common/mod.rs"]
-mod common;
 mod stops;
 mod takes_over;
 
-use common::{FIRST, Program, SmallDisk, call, cannot, count, names, refusal, text, until};
+use harness::program::{
+    FIRST, Program, SmallDisk, call, cannot, count, names, refusal, text, until,
+};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{Read, Write};
 use std::net::TcpListener;

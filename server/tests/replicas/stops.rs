@@ -2,7 +2,7 @@
 //! as it was told and no longer.
 
 use super::{SPACES, bulk, fine, follow, in_step, in_step_with, is_master, like_of, start};
-use crate::common::{FIRST, Program, SmallDisk, call, cannot, refusal, until};
+use harness::program::{FIRST, Program, SmallDisk, call, cannot, refusal, until};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

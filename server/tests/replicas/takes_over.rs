@@ -5,7 +5,7 @@ use super::stops::freeze;
 use super::{
     SPACES, bulk, fine, follow, in_step, in_step_as, in_step_with, is_master, like_of, start,
 };
-use crate::common::{FIRST, Program, refusal, until};
+use harness::program::{FIRST, Program, refusal, until};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};

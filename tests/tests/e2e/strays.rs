@@ -2,10 +2,9 @@
 //! and after the traffic, from which they take neither rolling, nor the error rate, nor the
 //! horizon; and nothing that was set is forgotten. No space sets `max_ahead` here.
 
-use redis::{Connection, ConnectionLike as _, Value, cmd};
-use std::collections::HashMap;
+use redis::{Connection, ConnectionLike as _, cmd};
 use tidemark_server::config::Config;
-use tidemark_tests::{TestServer, eventually};
+use tidemark_tests::{TestServer, eventually, number, tables};
 
 const FIRST: u64 = 1 << 50;
 /// Pairs of a post.
@@ -15,19 +14,6 @@ fn small(config: &mut Config) {
     let liked = &mut config.existence[0];
     (liked.pairs_per_table, liked.max_tables, liked.false_positive_rate) = (8000, 6, 0.001);
     config.counter[0].rows_per_table = 4096;
-}
-
-fn tables(c: &mut Connection, space: &str) -> Vec<HashMap<String, Value>> {
-    let all: Vec<HashMap<String, Value>> = cmd("TM.TABLES").arg(space).query(c).unwrap();
-    // Without the entry of what is aside: it is in no table.
-    let is_aside = |table: &HashMap<String, Value>| {
-        redis::from_redis_value::<String>(table["where"].clone()).is_ok_and(|at| at == "aside")
-    };
-    all.into_iter().filter(|table| !is_aside(table)).collect()
-}
-
-fn number(table: &HashMap<String, Value>, name: &str) -> f64 {
-    redis::from_redis_value(table[name].clone()).unwrap_or_else(|_| panic!("{name} of {table:?}"))
 }
 
 /// So many ids from the end of all, each one liked by one viewer: how many were refused, each for

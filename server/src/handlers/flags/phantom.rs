@@ -79,11 +79,11 @@ fn exists(call: &mut Call<'_>) -> Outcome {
     let mut unreadable = crate::handlers::execute::Unreadable::default();
     for (&id, answer) in ids.iter().zip(answers.iter()) {
         match answer {
-            Answer::No if let Some(refusal) = unreadable.refusal(call.node, id) => {
-                call.reply.error(refusal.text())
-            }
             Answer::Yes => call.reply.int(1),
-            Answer::No => call.reply.int(0),
+            Answer::No => match unreadable.refusal(call.node, id) {
+                Some(refusal) => call.reply.error(refusal.text()),
+                None => call.reply.int(0),
+            },
             Answer::Unknown => call.reply.null(),
         }
     }

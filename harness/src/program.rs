@@ -1,31 +1,25 @@
-//! What the tests with the real program share: starting it, liking through it, and comparing what
-//! it acknowledged with what it holds.
+//! The real program as a process: starting it, liking through it, and comparing what it
+//! acknowledged with what it holds.
 
-// Each test binary uses a part of this.
-#![allow(dead_code)]
-#![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is the report")]
-
+use crate::{program, within};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemark_server::cli::client::Client;
 
 /// Posts that are liked: few, so that many likes meet in one row.
-pub(crate) const POSTS: u64 = 50;
+pub const POSTS: u64 = 50;
 /// An id as microblogs have them.
-pub(crate) const FIRST: u64 = 3_631_614_501_919_378;
+pub const FIRST: u64 = 3_631_614_501_919_378;
 
 /// (post, member) -> was the like acknowledged?
-pub(crate) type Likes = BTreeMap<(u64, u64), bool>;
-
-/// The program under test.
-pub(crate) const TIDEMARK: &str = env!("CARGO_BIN_EXE_tidemark");
+pub type Likes = BTreeMap<(u64, u64), bool>;
 
 /// A number from the environment, if it is there.
-pub(crate) fn given(name: &str) -> Option<u64> {
+pub fn given(name: &str) -> Option<u64> {
     std::env::var(name)
         .ok()
         .map(|given| given.parse().unwrap_or_else(|_| panic!("{name}={given} is no number")))
@@ -33,7 +27,7 @@ pub(crate) fn given(name: &str) -> Option<u64> {
 
 /// How often the program is to be killed (`TIDEMARK_RUNS`), and the seed of that
 /// (`TIDEMARK_SEED`), which is said.
-pub(crate) fn rounds(default: u64) -> (u64, u64) {
+pub fn rounds(default: u64) -> (u64, u64) {
     let (rounds, seed) =
         (given("TIDEMARK_RUNS").unwrap_or(default), given("TIDEMARK_SEED").unwrap_or(1));
     eprintln!("TIDEMARK_SEED={seed}, {rounds} rounds");
@@ -41,24 +35,23 @@ pub(crate) fn rounds(default: u64) -> (u64, u64) {
 }
 
 /// The program as a server, and the port that it has chosen. Killed when dropped.
-pub(crate) struct Program {
-    pub(crate) child: Child,
-    pub(crate) port: u16,
+pub struct Program {
+    /// The process.
+    pub child: Child,
+    /// Where it listens.
+    pub port: u16,
 }
 
 impl Program {
-    pub(crate) fn start(dir: &Path, fsync: &str) -> Program {
+    /// Starts it in a data folder.
+    pub fn start(dir: &Path, fsync: &str) -> Program {
         Program::start_as(&[], dir, &["--fsync", fsync])
             .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
     }
 
     /// Starts it under another program (a tracer with its options), which must become the same
     /// process. The error is what it said.
-    pub(crate) fn start_as(
-        under: &[&str],
-        dir: &Path,
-        options: &[&str],
-    ) -> Result<Program, Vec<String>> {
+    pub fn start_as(under: &[&str], dir: &Path, options: &[&str]) -> Result<Program, Vec<String>> {
         // It listens first, and is ready when it has loaded.
         let (program, lines) = Program::start_until(under, dir, options, "ready to accept")?;
         // What it says later must not block it.
@@ -67,14 +60,14 @@ impl Program {
     }
 
     /// The same, until it has said that it listens, and these words; and what it says after them.
-    pub(crate) fn start_until(
+    pub fn start_until(
         under: &[&str],
         dir: &Path,
         options: &[&str],
         until: &str,
     ) -> Result<(Program, Lines<BufReader<ChildStderr>>), Vec<String>> {
         let mut words = under.to_vec();
-        words.extend([TIDEMARK, "serve"]);
+        words.extend([program().to_str().unwrap(), "serve"]);
         if !options.contains(&"--port") {
             words.extend(["--port", "0"]);
         }
@@ -107,41 +100,51 @@ impl Program {
         Ok((Program { child, port: port.expect("it says its port") }, lines))
     }
 
-    pub(crate) fn client(&self) -> Client {
+    /// A connection.
+    pub fn client(&self) -> Client {
         Client::connect(("127.0.0.1", self.port)).unwrap()
+    }
+
+    /// A connection of redis-rs.
+    pub fn connection(&self) -> redis::Connection {
+        let client = redis::Client::open(format!("redis://127.0.0.1:{}/", self.port)).unwrap();
+        client.get_connection().unwrap()
     }
 
     /// The reply; none where clients are disconnected at this moment, as another data set takes the
     /// place of the old one.
-    pub(crate) fn ask(&self, words: &str) -> OwnedFrame {
+    pub fn ask(&self, words: &str) -> OwnedFrame {
         let words: Vec<_> = words.split(' ').map(str::as_bytes).collect();
         self.client().call(&words).unwrap_or(OwnedFrame::Null)
     }
 
     /// A line of INFO; empty where there is none, or no reply.
-    pub(crate) fn info(&self, key: &str) -> String {
+    pub fn info(&self, key: &str) -> String {
         match self.ask("INFO") {
             OwnedFrame::BulkString(all) => info_line(all, key).unwrap_or_default(),
             _ => String::new(),
         }
     }
 
-    pub(crate) fn kill(mut self) {
+    /// kill -9.
+    pub fn kill(mut self) {
         self.sigkill();
     }
 
-    pub(crate) fn sigkill(&mut self) {
+    /// kill -9, and waits for its end.
+    pub fn sigkill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    pub(crate) fn sigterm(&self) {
+    /// SIGTERM.
+    pub fn sigterm(&self) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     }
 
     /// SIGTERM, and how it ended.
-    pub(crate) fn terminate(mut self) -> ExitStatus {
+    pub fn terminate(mut self) -> ExitStatus {
         self.sigterm();
         self.child.wait().unwrap()
     }
@@ -154,13 +157,14 @@ impl Drop for Program {
     }
 }
 
-pub(crate) fn text(n: u64) -> Vec<u8> {
+/// A number as text.
+pub fn text(n: u64) -> Vec<u8> {
     n.to_string().into_bytes()
 }
 
 /// Likes with members of its own until the connection breaks, or a like is refused and `on_refusal`
 /// (which sees the words) says that it is enough. Gives what was sent, and what was acknowledged.
-pub(crate) fn like(
+pub fn like(
     port: u16,
     first_member: u64,
     seed: u64,
@@ -170,7 +174,7 @@ pub(crate) fn like(
 }
 
 /// The same, of [`POSTS`] posts from `first_post` on, by fewer than `most` (up to 100) at a time.
-pub(crate) fn like_from(
+pub fn like_from(
     port: u16,
     first_post: u64,
     first_member: u64,
@@ -211,13 +215,15 @@ pub(crate) fn like_from(
 /// What a server holds of the likes that were sent: those that it says yes to, and each post's
 /// count.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Held {
-    pub(crate) flags: Vec<(u64, u64)>,
-    pub(crate) counts: BTreeMap<u64, i64>,
+pub struct Held {
+    /// (post, member)
+    pub flags: Vec<(u64, u64)>,
+    /// Likes by post.
+    pub counts: BTreeMap<u64, i64>,
 }
 
 /// Everything acknowledged is there; flags and counters agree.
-pub(crate) fn check(port: u16, likes: &Likes) -> Held {
+pub fn check(port: u16, likes: &Likes) -> Held {
     let mut client = Client::connect(("127.0.0.1", port)).unwrap();
     let mut flags_of: BTreeMap<u64, i64> = BTreeMap::new();
     let mut held = Held::default();
@@ -255,12 +261,12 @@ pub(crate) fn check(port: u16, likes: &Likes) -> Held {
 }
 
 /// How many likes were acknowledged.
-pub(crate) fn acknowledged(likes: &Likes) -> usize {
+pub fn acknowledged(likes: &Likes) -> usize {
     likes.values().filter(|&&a| a).count()
 }
 
 /// A command's words, one reply.
-pub(crate) fn call(client: &mut Client, words: &str) -> OwnedFrame {
+pub fn call(client: &mut Client, words: &str) -> OwnedFrame {
     client.call(&words.split(' ').map(str::as_bytes).collect::<Vec<_>>()).unwrap()
 }
 
@@ -270,47 +276,37 @@ fn info_line(all: Vec<u8>, key: &str) -> Option<String> {
 }
 
 /// A line of INFO, which must be there.
-pub(crate) fn info(client: &mut Client, key: &str) -> String {
+pub fn info(client: &mut Client, key: &str) -> String {
     let OwnedFrame::BulkString(all) = call(client, "INFO") else { panic!("INFO is text") };
     info_line(all, key).unwrap_or_else(|| panic!("there is no {key}"))
 }
 
 /// The same, a number.
-pub(crate) fn count(client: &mut Client, key: &str) -> u64 {
+pub fn count(client: &mut Client, key: &str) -> u64 {
     info(client, key).parse().unwrap()
 }
 
 /// The words of a refusal; empty for any other reply.
-pub(crate) fn refusal(reply: &OwnedFrame) -> &str {
+pub fn refusal(reply: &OwnedFrame) -> &str {
     if let OwnedFrame::Error(words) = reply { words } else { "" }
 }
 
 /// Waits up to ten seconds.
-pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !holds() {
-        assert!(started.elapsed() < Duration::from_secs(10), "not within ten seconds: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+#[track_caller]
+pub fn until(what: &str, holds: impl FnMut() -> bool) {
+    within(Duration::from_secs(10), what, holds);
 }
 
-/// Says that a test cannot run here, past libtest, which shows nothing of what passes, and in the
-/// file that `./test` prints at its end; fails where it must be able to.
-pub(crate) fn cannot(why: &str) {
+/// Says that a test cannot run here, as [`crate::cannot`] does; fails where it must be able to.
+pub fn cannot(why: &str) {
     let must = ["CI", "TIDEMARK_ALL_FAULTS"].iter().any(|name| std::env::var_os(name).is_some());
     assert!(!must, "{why}");
-    let name = std::thread::current().name().unwrap_or_default().to_owned();
-    let said = format!("SKIPPED: {name}: {why}\n");
-    std::io::stderr().write_all(said.as_bytes()).unwrap();
-    if let Some(path) = std::env::var_os("TIDEMARK_SKIPPED") {
-        let file = std::fs::OpenOptions::new().append(true).create(true).open(path);
-        file.unwrap().write_all(said.as_bytes()).unwrap();
-    }
+    crate::cannot(why);
 }
 
 /// A file system of its own in memory, gone when dropped. It needs the right to mount one: root's,
 /// or, for anybody, that of a namespace of his own.
-pub(crate) struct SmallDisk {
+pub struct SmallDisk {
     folder: tempfile::TempDir,
     /// Where it is for those outside the namespace, too.
     path: PathBuf,
@@ -352,7 +348,8 @@ impl Drop for Namespace {
 }
 
 impl SmallDisk {
-    pub(crate) fn mount(mib: u32) -> Option<SmallDisk> {
+    /// Mounts one of so many MiB; none where that is not allowed.
+    pub fn mount(mib: u32) -> Option<SmallDisk> {
         let folder = tempfile::tempdir().unwrap();
         let size = format!("size={mib}m");
         let outside = folder.path().to_owned();
@@ -372,12 +369,13 @@ impl SmallDisk {
         mounted.then_some(SmallDisk { folder, path, namespace: Some(namespace) })
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// Its folder.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Takes all room but `leave` bytes.
-    pub(crate) fn fill(&self, leave: u64) {
+    pub fn fill(&self, leave: u64) {
         let file = std::fs::File::create(self.path().join("ballast")).unwrap();
         let figures = rustix::fs::statvfs(self.path()).unwrap();
         let bytes = (figures.f_bavail * figures.f_frsize).saturating_sub(leave);
@@ -385,7 +383,7 @@ impl SmallDisk {
     }
 
     /// Read-only ("ro"), or no longer ("rw"); no file of it may be open for writing.
-    pub(crate) fn remount(&mut self, how: &str) {
+    pub fn remount(&mut self, how: &str) {
         let command = format!("mount -o remount,bind,{how} {}", self.folder.path().display());
         assert!(match &mut self.namespace {
             Some(namespace) => namespace.run(&command),
@@ -393,7 +391,8 @@ impl SmallDisk {
         });
     }
 
-    pub(crate) fn make_room(&self) {
+    /// Takes back [`SmallDisk::fill`].
+    pub fn make_room(&self) {
         std::fs::remove_file(self.path().join("ballast")).unwrap();
     }
 }
@@ -407,7 +406,8 @@ impl Drop for SmallDisk {
     }
 }
 
-pub(crate) fn names(dir: &Path) -> Vec<String> {
+/// The files of a folder, in order.
+pub fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(dir)
         .unwrap()
         .map(|e| e.unwrap().file_name().into_string().unwrap())
@@ -417,14 +417,14 @@ pub(crate) fn names(dir: &Path) -> Vec<String> {
 }
 
 /// BGSAVE, and whether it went well.
-pub(crate) fn snapshot(client: &mut Client) -> bool {
+pub fn snapshot(client: &mut Client) -> bool {
     assert_eq!(refusal(&call(client, "BGSAVE")), "");
     until("the snapshot ends", || info(client, "rdb_bgsave_in_progress") == "0");
     info(client, "rdb_last_bgsave_status") == "ok"
 }
 
 /// Likes that must all be refused, and must have changed nothing.
-pub(crate) fn refused_without_trace(client: &mut Client, member: u64) {
+pub fn refused_without_trace(client: &mut Client, member: u64) {
     let key = format!("HGET post:{FIRST} like");
     let before = call(client, &key);
     let mut set = 0;
@@ -466,7 +466,8 @@ pub(crate) fn refused_without_trace(client: &mut Client, member: u64) {
     assert_eq!(call(client, &key), before, "a refused like was counted");
 }
 
-pub(crate) fn accepts_writes(client: &mut Client, likes: &mut Likes, member: u64) {
+/// Waits until a like is accepted; notes what became of each.
+pub fn accepts_writes(client: &mut Client, likes: &mut Likes, member: u64) {
     let mut tried = member;
     until("writes are accepted again", || {
         tried += 1;
@@ -476,6 +477,7 @@ pub(crate) fn accepts_writes(client: &mut Client, likes: &mut Likes, member: u64
     });
 }
 
-pub(crate) fn tidemark(words: &[&str]) -> Output {
-    Command::new(TIDEMARK).args(words).env("NO_COLOR", "1").output().unwrap()
+/// Runs a subcommand of the program.
+pub fn tidemark(words: &[&str]) -> Output {
+    Command::new(program()).args(words).env("NO_COLOR", "1").output().unwrap()
 }
