@@ -564,7 +564,8 @@ fn a_folder_of_version_1_opens_for_ever() {
         kinds.extend(path.extension().map(|kind| kind.to_string_lossy().into_owned()));
     }
     assert_eq!(kinds.into_iter().collect::<Vec<_>>(), ["manifest", "tcold", "tlog", "tsnap"]);
-    let checked = Command::new(harness::program()).arg("check").arg(folder.path()).output().unwrap();
+    let checked =
+        Command::new(harness::program()).arg("check").arg(folder.path()).output().unwrap();
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
 
     let program = start(folder.path(), config.path());

@@ -123,7 +123,8 @@ fn refusal_of_every_line_ends_the_import() {
     assert!(command.status().unwrap().success());
     // Where no server is.
     drop(program);
-    let output = Command::new(harness::program()).args(["import", "--port", "1", &small]).output().unwrap();
+    let output =
+        Command::new(harness::program()).args(["import", "--port", "1", &small]).output().unwrap();
     let text = said(&output);
     assert_eq!(output.status.code(), Some(1));
     assert!(text.contains("cannot import into 127.0.0.1:1: Connection refused"), "{text}");

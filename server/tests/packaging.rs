@@ -2,15 +2,13 @@
 //! health checks, readiness, the log as JSON.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
 
-mod common;
-
-use common::{Program, TIDEMARK};
+use harness::program::Program;
 use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 fn tidemark(words: &[&str]) -> Output {
-    Command::new(TIDEMARK).args(words).env_remove("REDISCLI_AUTH").output().unwrap()
+    Command::new(harness::program()).args(words).env_remove("REDISCLI_AUTH").output().unwrap()
 }
 
 fn text(output: &Output) -> String {
@@ -128,7 +126,7 @@ fn the_log_as_json_is_one_object_per_line() {
     let file = folder.path().join("tidemark.toml");
     std::fs::write(&file, "[server]\nlog_format = \"json\"\n").unwrap();
     let options = ["--config", file.to_str().unwrap(), "--port", "0"];
-    let mut child = Command::new(TIDEMARK)
+    let mut child = Command::new(harness::program())
         .arg("serve")
         .args(options)
         .arg("--dir")

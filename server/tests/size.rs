@@ -2,10 +2,8 @@
 //! and takes what was computed for it, within 5 %.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
 
-mod common;
-
 use clap::Parser;
-use common::{Program, TIDEMARK};
+use harness::program::Program;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -96,8 +94,12 @@ fn a_tenth_of_a_workload_takes_what_was_computed_for_it() {
     let tenth = POSTS_PER_DAY / 10;
     let plan = plan(tenth);
     let folder = tempfile::tempdir().unwrap();
-    let printed =
-        Command::new(TIDEMARK).arg("size").args(options(tenth)).arg("--toml").output().unwrap();
+    let printed = Command::new(harness::program())
+        .arg("size")
+        .args(options(tenth))
+        .arg("--toml")
+        .output()
+        .unwrap();
     let file = folder.path().join("tidemark.toml");
     std::fs::write(&file, &printed.stdout).unwrap();
     let words = ["--config", file.to_str().unwrap()];
@@ -108,7 +110,7 @@ fn a_tenth_of_a_workload_takes_what_was_computed_for_it() {
         let name = if space == "post" { "rows" } else { space };
         // One connection: ids come in their order, as posts do.
         let port = server.port.to_string();
-        let import = Command::new(TIDEMARK)
+        let import = Command::new(harness::program())
             .args(["import", "-p", &port, "--connections", "1", "--space", space])
             .arg(folder.path().join(format!("{name}.csv")))
             .output()
@@ -165,6 +167,6 @@ fn documentation_shows_what_the_program_prints() {
     let (_, rest) = page.split_once("$ tidemark ").expect("docs/sizing.md shows a run");
     let (command, rest) = rest.split_once('\n').unwrap();
     let (shown, _) = rest.split_once("```").unwrap();
-    let printed = Command::new(TIDEMARK).args(command.split(' ')).output().unwrap();
+    let printed = Command::new(harness::program()).args(command.split(' ')).output().unwrap();
     assert_eq!(String::from_utf8(printed.stdout).unwrap().trim(), shown.trim());
 }
