@@ -202,3 +202,85 @@ fn a_small_space_takes_rows_after_many_alters() {
     });
     assert_eq!(call(&mut client, "DBSIZE"), OwnedFrame::Integer(truth.len() as i64));
 }
+
+/// F21 and its kin. Fields are added, widened and dropped, rows set and deleted, tables spilled and
+/// snapshots written, in any order, and the server is killed in the middle of a spill, a snapshot,
+/// or neither: every row is as it was acknowledged, and `tidemark check` finds nothing.
+#[test]
+fn rows_survive_any_order_of_alters_spills_snapshots_and_kills() {
+    let (rounds, seed) = rounds(5);
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let folder = tempfile::tempdir().unwrap();
+    // Position and name of those that were not dropped.
+    let named = |(at, name): (usize, &str)| (at, name.to_owned());
+    let mut fields: Vec<(usize, String)> = FIELDS.into_iter().enumerate().map(named).collect();
+    let (mut truth, mut made, mut next) = (Truth::new(), FIELDS.len(), 0);
+    for _ in 0..rounds {
+        let program = start(folder.path());
+        verify_living(&program, &truth, &fields);
+        let mut client = program.client();
+        let mut alter = |words: &str| {
+            let words = format!("TM.SPACE ALTER post {words}");
+            assert_eq!(refusal(&call(&mut client, &words)), "", "{words}");
+        };
+        for _ in 0..rng.usize(4..10) {
+            let at = rng.usize(..fields.len());
+            match rng.u32(..9) {
+                0 => {
+                    let (name, bits) = (format!("extra{made}"), rng.u32(1..40));
+                    alter(&format!("ADD {name}:{bits}"));
+                    fields.push((made, name));
+                    made += 1;
+                }
+                // The view shows the others.
+                1 if at >= FIELDS.len() => alter(&format!("DROP {}", fields.remove(at).1)),
+                1 | 2 => alter(&format!("WIDEN {}:64", fields[at].1)),
+                3 => {
+                    let gone: Vec<u64> = truth.keys().copied().step_by(rng.usize(2..60)).collect();
+                    let mut client = program.client();
+                    for id in gone {
+                        let reply = call(&mut client, &format!("CNT.DEL post {id}"));
+                        match refusal(&reply) {
+                            "" => drop(truth.remove(&id)),
+                            refused => assert!(refused.starts_with("OOM"), "{refused}"),
+                        }
+                    }
+                }
+                4 => assert_eq!(refusal(&program.ask("SAVE")), ""),
+                5 => assert_eq!(refusal(&program.ask("TM.SPILL post 100")), ""),
+                6 => {
+                    let rows: Vec<_> = truth.keys().copied().step_by(rng.usize(1..20)).collect();
+                    let rows: Vec<_> =
+                        rows.into_iter().map(|id| (id, rng.i64(-5..1 << 20))).collect();
+                    let (position, name) = &fields[at];
+                    set(&mut program.client(), &mut truth, (*position, name), &rows);
+                }
+                _ => {
+                    let fresh: Vec<_> =
+                        (0..rng.u64(1..8_000)).map(|n| (next + n * 3, n as i64)).collect();
+                    next += fresh.len() as u64 * 3;
+                    let (position, name) = &fields[at];
+                    set(&mut program.client(), &mut truth, (*position, name), &fresh);
+                }
+            }
+        }
+        // Killed while that is done.
+        let mut stream = std::net::TcpStream::connect(("127.0.0.1", program.port)).unwrap();
+        let words: &[u8] = [&b"TM.SPILL post 100\r\n"[..], b"SAVE\r\n", b""][rng.usize(..3)];
+        std::io::Write::write_all(&mut stream, words).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(rng.u64(..40)));
+        program.kill();
+        is_sound(folder.path());
+    }
+    let program = start(folder.path());
+    verify_living(&program, &truth, &fields);
+}
+
+/// The same for the fields that are left.
+fn verify_living(program: &Program, truth: &Truth, fields: &[(usize, String)]) {
+    let value = |row: &Vec<i64>, at: usize| row.get(at).copied().unwrap_or(0);
+    let row = |row: &Vec<i64>| fields.iter().map(|(at, _)| value(row, *at)).collect();
+    let living: Truth = truth.iter().map(|(id, values)| (*id, row(values))).collect();
+    let names: Vec<String> = fields.iter().map(|(_, name)| name.clone()).collect();
+    verify(program, &living, &names);
+}
