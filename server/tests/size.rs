@@ -46,6 +46,7 @@ fn figure(spaces: &OwnedFrame, space: &str, name: &str) -> f64 {
             String::from_utf8(bytes.clone()).unwrap()
         }
         OwnedFrame::Integer(n) => n.to_string(),
+        OwnedFrame::Null => "nil".to_owned(),
         other => panic!("{other:?}"),
     };
     let OwnedFrame::Array(spaces) = spaces else { panic!("{spaces:?}") };

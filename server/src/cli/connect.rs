@@ -102,7 +102,8 @@ impl ConnectArgs {
             None => Socket::Plain(stream),
         };
         let mut link = Link { socket, inbox: Vec::new() };
-        let pass = self.pass.clone().or_else(|| std::env::var("REDISCLI_AUTH").ok());
+        let environment = std::env::var("REDISCLI_AUTH").ok().filter(|pass| !pass.is_empty());
+        let pass = self.pass.clone().or(environment);
         let login: Vec<&[u8]> = match (&self.user, &pass) {
             (Some(user), pass) => {
                 vec![b"AUTH", user.as_bytes(), pass.as_deref().unwrap_or_default().as_bytes()]
