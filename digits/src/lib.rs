@@ -1,4 +1,5 @@
-//! Decimal integers of requests, keys and ids (`u64`) and of values (`i64`), eight digits at a time.
+//! Decimal integers of requests, keys and ids (`u64`) and of values (`i64`), eight digits at a
+//! time.
 #![forbid(unsafe_code)]
 
 /// Reads a decimal integer as Redis does for arguments: an optional minus, digits, no leading zero,

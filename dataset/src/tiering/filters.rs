@@ -1,10 +1,10 @@
 //! How the tables of an existence space move to the disk.
 //!
-//! The procedure is the one of `tiering/mod.rs`, step by step; what differs is what a file is made of. A
-//! table's filters become the pages of one file, of which a check reads one (one for each filter of
-//! its chain, if the table was overrun: one after the other, until one has the pair). The cache
-//! does not hold pages, which are hardly ever read twice, but answers: this pair, in this file, yes
-//! or no.
+//! The procedure is the one of `tiering/mod.rs`, step by step; what differs is what a file is made
+//! of. A table's filters become the pages of one file, of which a check reads one (one for each
+//! filter of its chain, if the table was overrun: one after the other, until one has the pair). The
+//! cache does not hold pages, which are hardly ever read twice, but answers: this pair, in this
+//! file, yes or no.
 //!
 //! ```text
 //!   1  phantom::Space::begin_rewrite   the table is frozen: what changes from here is kept beside

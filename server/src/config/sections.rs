@@ -1,5 +1,5 @@
-//! The sections: each setting with its name, unit, default and documentation. Those of spaces, views
-//! and actions are [`dataset::options`].
+//! The sections: each setting with its name, unit, default and documentation. Those of spaces,
+//! views and actions are [`dataset::options`].
 
 use dataset::options::{Fsync, Key, Spill};
 use dataset::section;
