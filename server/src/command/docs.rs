@@ -37,7 +37,10 @@ const COSTS: &[(&str, &[&str])] = &[
         &["sadd", "srem", "smismember", "bf.madd", "bf.mexists", "bf.insert", "cf.mexists"],
     ),
     ("O(N) where N is the number of rows of all spaces, at most 10000", &["keys"]),
-    ("O(1) for every call, O(N) for all of them, where N is the number of rows", &["scan"]),
+    (
+        "O(1) for every call, O(N) for all of them, where N is the number of rows",
+        &["scan", "cnt.scan"],
+    ),
     ("O(N) where N is the number of rows in a sample of at most a million", &["tm.advise"]),
     ("O(N) where N is the number of tables", &["tm.tables", "tm.space|list"]),
     ("O(N) where N is the number of rows in the tables", &["tm.spill"]),

@@ -63,6 +63,8 @@ fn ask_one(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetchi
             let Some(space) = engines.existence(args.at(1)) else { return };
             ask_flags(space, spec, args, fetching);
         }
+        // It reads what it finds, on a thread of its own.
+        "cnt.scan" => {}
         name if name.starts_with("cnt.") => {
             let Some(space) = engines.counter(args.at(1)) else { return };
             ask_ids(space, spec, args, fetching);

@@ -698,3 +698,86 @@ fn hundreds_of_connections_read_cold_pages(method: IoMethod) {
     assert_eq!(info(&mut connection, "cold_reads_in_place"), 0, "everything was read ahead");
     was_read_by(&mut connection, method);
 }
+
+/// A scan of a space of which most rows lie on the disk, in both forms, while others change it:
+/// none is missed, and each has a value that it had meanwhile.
+#[test]
+fn cnt_scan_exports_rows_of_memory_and_disk() {
+    let server = TestServer::with(small);
+    let mut connection = server.connection();
+    for id in 1..=20_000u64 {
+        redis::cmd("CNT.SET")
+            .arg("post")
+            .arg(&[id.to_string(), "like".to_owned(), (id % 700).to_string()])
+            .exec(&mut connection)
+            .unwrap();
+    }
+    let spilled: u64 = call(&mut connection, "TM.SPILL post 8").unwrap();
+    assert!(spilled > 10_000, "{spilled}");
+    // Changed and deleted since it was spilled.
+    call::<Vec<i64>>(&mut connection, "CNT.INCRBY post 5 like 1000000").unwrap();
+    assert_eq!(call::<u64>(&mut connection, "CNT.DEL post 6").unwrap(), 1);
+    let scan = |connection: &mut Connection, options: &str| -> BTreeMap<u64, i64> {
+        let (mut cursor, mut rows, mut calls) = ("0".to_owned(), BTreeMap::new(), 0);
+        loop {
+            let (next, found): (String, Vec<(u64, i64, i64, i64, i64)>) =
+                call(connection, &format!("CNT.SCAN post {cursor}{options}")).unwrap();
+            rows.extend(found.iter().map(|row| (row.0, row.1)));
+            (cursor, calls) = (next, calls + 1);
+            if cursor == "0" {
+                return rows;
+            }
+            assert!(calls < 20_000, "a scan ends");
+        }
+    };
+    let expected = |id: u64| (id % 700) as i64 + if id == 5 { 1_000_000 } else { 0 };
+    let all: BTreeMap<u64, i64> =
+        (1..=20_000).filter(|id| *id != 6).map(|id| (id, expected(id))).collect();
+    assert_eq!(scan(&mut connection, " COUNT 1000"), all);
+    assert_eq!(scan(&mut connection, ""), all);
+
+    // In bytes.
+    let (mut cursor, mut rows) = ("0".to_owned(), BTreeMap::new());
+    loop {
+        let (next, bytes): (String, Vec<u8>) =
+            call(&mut connection, &format!("CNT.SCAN post {cursor} BINARY COUNT 3000")).unwrap();
+        for row in bytes.chunks_exact(40) {
+            let word = |at: usize| <[u8; 8]>::try_from(&row[at..at + 8]).unwrap();
+            rows.insert(u64::from_le_bytes(word(0)), i64::from_le_bytes(word(8)));
+        }
+        assert_eq!(bytes.len() % 40, 0);
+        cursor = next;
+        if cursor == "0" {
+            break;
+        }
+    }
+    assert_eq!(rows, all);
+
+    // Rows move to the disk, and are changed there, while they are scanned.
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut connection = server.connection();
+            let mut rounds = 0;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let id = 1 + rounds * 37 % 20_000;
+                if id != 6 {
+                    call::<Vec<i64>>(&mut connection, &format!("CNT.INCRBY post {id} read 1"))
+                        .unwrap();
+                }
+                if rounds % 500 == 0 {
+                    call::<u64>(&mut connection, "TM.SPILL post 1").unwrap();
+                }
+                rounds += 1;
+            }
+        });
+        for _ in 0..5 {
+            assert_eq!(scan(&mut connection, " COUNT 500"), all);
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        writer.join().unwrap();
+    });
+    for bad in ["x", "0 COUNT", "0 COUNT 0", "0 COUNT x", "0 NOPE"] {
+        assert!(call::<Value>(&mut connection, &format!("CNT.SCAN post {bad}")).is_err(), "{bad}");
+    }
+}

@@ -22,6 +22,23 @@ pub(crate) const TABLE: &[Spec] = &[
         subcommands: &[],
     },
     Spec {
+        name: "cnt.scan",
+        arity: -3,
+        flags: flag::NAMED | flag::READONLY | flag::NO_MULTI,
+        keys: crate::command::spec::NO_KEYS,
+        group: "counter",
+        since: "0.1.0",
+        usage: "space cursor [COUNT count] [BINARY]",
+        summary: "Some rows of a space, for batch jobs: the cursor for the next call (0: that was \
+                  all) and per row an array of its id and its counters in schema order. Begin with \
+                  0. COUNT: about so many rows (10; at most 10000). BINARY answers the rows as one \
+                  string: per row the id as little-endian u64, then the counters as little-endian \
+                  i64. As with SCAN, rows may come twice, none that is there all the time is \
+                  missed, and a row has the values of the moment at which it is read.",
+        run: super::scan::run,
+        subcommands: &[],
+    },
+    Spec {
         name: "cnt.incrby",
         arity: -5,
         flags: flag::NAMED | flag::READS | flag::WRITE | flag::DENYOOM | flag::FAST,
@@ -82,7 +99,7 @@ pub(crate) const READ_TOGETHER: usize = 1024;
 /// first cache again before their turn comes.
 const WRITTEN_TOGETHER: usize = 32;
 
-fn space<'a>(call: &Call<'a>) -> Result<&'a CounterSpace, Refusal> {
+pub(super) fn space<'a>(call: &Call<'a>) -> Result<&'a CounterSpace, Refusal> {
     let name = call.args.at(1);
     call.node
         .engines

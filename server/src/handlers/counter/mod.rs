@@ -2,4 +2,5 @@
 
 pub(crate) mod cnt;
 pub(crate) mod hash;
+pub(crate) mod scan;
 pub(crate) mod string;

@@ -3,6 +3,7 @@
 use crate::command::error::{Refusal, refuse};
 use crate::command::spec::{ALL_KEYS, NO_KEYS, ONE_KEY, Outcome, Spec, flag, help_row};
 use crate::handlers::call::Call;
+use crate::handlers::counter::scan;
 use crate::handlers::feed::weibo::NOBODY;
 use crate::roles::node::Node;
 use crate::runtime::glob;
@@ -336,7 +337,7 @@ impl<'a> Listed<'a> {
 }
 
 /// Most keys that KEYS lists, and SCAN gives at once.
-const MOST_KEYS: u64 = 10_000;
+pub(crate) const MOST_KEYS: u64 = 10_000;
 
 /// Refuses to list all keys of rows where they are more than [`MOST_KEYS`].
 pub(crate) fn refuse_many_keys(node: &Node) -> Outcome {
@@ -417,7 +418,7 @@ fn random_from(engines: &Engines, reply: &mut Reply<'_>) -> Outcome {
 }
 
 /// A cursor is the number of a space in its lowest byte, and above it the space's own cursor
-/// ([`counter::Space::scan`]), 56 bits.
+/// ([`scan::step`]), 56 bits.
 fn scan(call: &mut Call<'_>) -> Outcome {
     let cursor = resp::natural(call.args.at(1)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
     let (mut pattern, mut most, mut kind) = (None, 10, None);
@@ -462,20 +463,6 @@ pub(crate) fn disk(error: store::Error) -> Refusal {
     refuse!("ERR {error}. {}", error.advice())
 }
 
-/// A space's cursor for rows on the disk has this bit, 4 bits that say by how many bits its id was
-/// shortened, and 51 bits of that id. So some rows come twice, and nothing need be remembered.
-const ON_DISK: u64 = 1 << 55;
-const ID_BITS: u32 = 51;
-
-fn disk_cursor(id: u64) -> u64 {
-    let shortened = (64 - id.leading_zeros()).saturating_sub(ID_BITS);
-    ON_DISK | u64::from(shortened) << ID_BITS | id >> shortened
-}
-
-fn disk_id(cursor: u64) -> u64 {
-    (cursor & ((1 << ID_BITS) - 1)) << (cursor >> ID_BITS & 0xf)
-}
-
 fn scan_from(engines: &Engines, cursor: u64, asked: &Asked, reply: &mut Reply<'_>) -> Outcome {
     let spaces = engines.counters();
     let (mut index, mut inner) = ((cursor & 0xff) as usize, cursor >> 8);
@@ -495,21 +482,9 @@ fn scan_from(engines: &Engines, cursor: u64, asked: &Asked, reply: &mut Reply<'_
                 |key: &Vec<u8>| asked.pattern.as_ref().is_none_or(|p| glob::matches(p, key, false));
             found.extend(listed.iter().flat_map(|listed| listed.keys(id)).filter(matches));
         };
-        inner = if listed.is_none() {
-            0
-        } else if inner & ON_DISK == 0 {
-            // First what is in memory: rows leave it for the disk meanwhile.
-            match space.scan(inner, wanted, &mut take) {
-                0 if space.cold_end() > 0 => disk_cursor(0),
-                next => next,
-            }
-        } else {
-            let (from, mut next) = (inner, Some(disk_id(inner)));
-            // Until the cursor has moved.
-            while let Some(id) = next.filter(|&id| id == disk_id(from) || disk_cursor(id) == from) {
-                next = space.cold().scan(space, id, wanted, &mut take).map_err(disk)?;
-            }
-            next.map_or(0, disk_cursor)
+        inner = match listed {
+            None => 0,
+            Some(_) => scan::step(space, inner, wanted, &mut take)?,
         };
         // Empty buckets count, too: a call must end.
         left = left.min(before.saturating_sub(1));

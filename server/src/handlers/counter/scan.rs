@@ -1,0 +1,133 @@
+//! Rows of a space, some at a time, by a cursor that the client keeps and the server does not
+//! remember: the mechanism of SCAN, and CNT.SCAN.
+
+use super::cnt;
+use crate::command::error::{Refusal, refuse};
+use crate::command::spec::Outcome;
+use crate::handlers::call::{Call, integer};
+use crate::handlers::redis::keys::{MOST_KEYS, disk};
+use dataset::cold;
+use dataset::engines::CounterSpace;
+use resp::Reply;
+use tokio::runtime::Handle;
+
+/// A space's cursor for rows on the disk has this bit, 4 bits that say by how many bits its id was
+/// shortened, and 51 bits of that id. So some rows come twice, and nothing need be remembered.
+const ON_DISK: u64 = 1 << 55;
+const ID_BITS: u32 = 51;
+
+fn disk_cursor(id: u64) -> u64 {
+    let shortened = (64 - id.leading_zeros()).saturating_sub(ID_BITS);
+    ON_DISK | u64::from(shortened) << ID_BITS | id >> shortened
+}
+
+fn disk_id(cursor: u64) -> u64 {
+    (cursor & ((1 << ID_BITS) - 1)) << (cursor >> ID_BITS & 0xf)
+}
+
+/// Hands the ids of about `most` rows to `take`, and gives the cursor for the next call: below
+/// 2^56, 0 at the end. 0 begins. Reads the disk in place where rows lie there.
+pub(crate) fn step(
+    space: &CounterSpace,
+    cursor: u64,
+    most: u64,
+    take: &mut impl FnMut(u64),
+) -> Result<u64, Refusal> {
+    if cursor & ON_DISK == 0 {
+        // First what is in memory: rows leave it for the disk meanwhile.
+        return Ok(match space.scan(cursor, most, &mut *take) {
+            0 if space.cold_end() > 0 => disk_cursor(0),
+            next => next,
+        });
+    }
+    let mut next = Some(disk_id(cursor));
+    // Until the cursor has moved.
+    while let Some(id) = next.filter(|&id| id == disk_id(cursor) || disk_cursor(id) == cursor) {
+        next = space.cold().scan(space, id, most, take).map_err(disk)?;
+    }
+    Ok(next.map_or(0, disk_cursor))
+}
+
+/// What a CNT.SCAN asks for.
+struct Asked {
+    cursor: u64,
+    most: u64,
+    binary: bool,
+}
+
+/// CNT.SCAN.
+pub(super) fn run(call: &mut Call<'_>) -> Outcome {
+    let space = cnt::space(call)?;
+    let cursor = resp::natural(call.args.at(2)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
+    let mut asked = Asked { cursor, most: 10, binary: false };
+    let mut options = call.args.from(3).iter();
+    while let Some(option) = options.next() {
+        if option.eq_ignore_ascii_case(b"binary") {
+            asked.binary = true;
+        } else if option.eq_ignore_ascii_case(b"count") {
+            let most = integer(options.next().ok_or(Refusal::SYNTAX)?)?;
+            if most < 1 {
+                return Err(Refusal::SYNTAX);
+            }
+            asked.most = most.unsigned_abs().min(MOST_KEYS);
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+    }
+    if space.cold_end() == 0 {
+        return answer(space, &asked, None, &mut call.reply);
+    }
+    let name = space.name().to_owned();
+    call.answer_later(move |node, reply| {
+        let Some(space) = node.engines.counter(name.as_bytes()) else {
+            return Err(refuse!("ERR no such counter space '{name}'"));
+        };
+        answer(space, &asked, Handle::try_current().ok(), reply)
+    })
+}
+
+/// `waits`: this thread may wait for the disk, so all blocks are read at the same time.
+fn answer(
+    space: &CounterSpace,
+    asked: &Asked,
+    waits: Option<Handle>,
+    reply: &mut Reply<'_>,
+) -> Outcome {
+    let mut ids = Vec::new();
+    let next = step(space, asked.cursor, asked.most, &mut |id| ids.push(id))?;
+    if let Some(runtime) = waits {
+        runtime.block_on(space.fetch(&ids));
+    }
+    let (mut rows, mut found) = (Vec::new(), Vec::new());
+    let mut read = space.read();
+    read.get_batch(&ids, &mut rows, &mut found);
+    cold::unpin();
+    if let Some((id, why)) = cold::take_failures().first() {
+        return Err(refuse!("ERR the row of {id} cannot be read: {why}"));
+    }
+    let schema = read.schema();
+    let there = || {
+        let rows = rows.chunks_exact(schema.width()).zip(&ids).zip(&found);
+        // Deleted since the scan saw it.
+        rows.filter(|(_, found)| **found).map(|((row, id), _)| (*id, row))
+    };
+    reply.array(2);
+    reply.bulk(next.to_string().as_bytes());
+    if asked.binary {
+        let mut packed = Vec::with_capacity(ids.len() * 8 * (1 + schema.width()));
+        for (id, row) in there() {
+            packed.extend_from_slice(&id.to_le_bytes());
+            let values = schema.living().map(|(position, _)| row[position]);
+            values.for_each(|value| packed.extend_from_slice(&value.to_le_bytes()));
+        }
+        reply.bulk(&packed);
+        return Ok(());
+    }
+    reply.array(there().count());
+    for (id, row) in there() {
+        reply.array(1 + schema.living().count());
+        reply.bulk(id.to_string().as_bytes());
+        schema.living().for_each(|(position, _)| reply.int(row[position]));
+    }
+    Ok(())
+}
