@@ -52,8 +52,8 @@ pub(crate) const RUNS: &[Run] = &[
     },
     Run {
         group: "sim",
-        name: "server",
-        about: "the server's own writes, snapshots and starts on the same disk",
+        name: "dataset",
+        about: "writes, snapshots and starts of whole data sets on the same disk",
         file: "dataset/src/recovery/crashes.rs",
         test: "-p dataset --lib crashes",
         reads: SEEDS,

@@ -10,7 +10,7 @@
 //! that was synced, or one behind it. So nothing is lost that was synced, and no change is there by
 //! half.
 //!
-//! `cargo xtask sim server --runs 5000` runs more of them; `--seed 7` replays one.
+//! `cargo xtask sim dataset --runs 5000` runs more of them; `--seed 7` replays one.
 
 use super::commit_source::CommitSource;
 use super::*;
