@@ -699,6 +699,9 @@ fn hundreds_of_connections_read_cold_pages(method: IoMethod) {
     was_read_by(&mut connection, method);
 }
 
+/// An id and its counters.
+type Row = (u64, i64, i64, i64, i64);
+
 /// A scan of a space of which most rows lie on the disk, in both forms, while others change it:
 /// none is missed, and each has a value that it had meanwhile.
 #[test]
@@ -720,7 +723,7 @@ fn cnt_scan_exports_rows_of_memory_and_disk() {
     let scan = |connection: &mut Connection, options: &str| -> BTreeMap<u64, i64> {
         let (mut cursor, mut rows, mut calls) = ("0".to_owned(), BTreeMap::new(), 0);
         loop {
-            let (next, found): (String, Vec<(u64, i64, i64, i64, i64)>) =
+            let (next, found): (String, Vec<Row>) =
                 call(connection, &format!("CNT.SCAN post {cursor}{options}")).unwrap();
             rows.extend(found.iter().map(|row| (row.0, row.1)));
             (cursor, calls) = (next, calls + 1);
