@@ -163,7 +163,8 @@ fn rows_spilled_after_an_alter_survive_kill_9_and_a_full_sync() {
 }
 
 /// F28. Each ALTER divides small tables, and each spill empties some: a space with a small limit
-/// goes on taking rows all the same, as tables that are small or empty are joined.
+/// goes on taking rows all the same. That tables are joined by themselves is shown by
+/// `small_neighbours_become_one_table` in `counter/src/rewrite.rs`.
 #[test]
 fn a_small_space_takes_rows_after_many_alters() {
     let folder = tempfile::tempdir().unwrap();

@@ -78,7 +78,7 @@ pub(crate) const TABLE: &[Spec] = &[
             spec("memory|doctor", 2, flag::STALE, "4.0.0", "",
                 "Whether the memory limits are near, in words.", memory_doctor),
             help_row("memory|help", "server", "4.0.0"),
-            spec("memory|malloc-stats", 2, flag::STALE, "4.0.0", "", "That the allocator has none.",
+            spec("memory|malloc-stats", 2, flag::STALE, "4.0.0", "", "The allocator, jemalloc: its statistics are not compiled in.",
                 memory_malloc),
             spec("memory|purge", 2, flag::STALE, "4.0.0", "", "OK: nothing is kept back.",
                 memory_purge),
@@ -290,7 +290,9 @@ fn memory_doctor(call: &mut Call<'_>) -> Outcome {
 }
 
 fn memory_malloc(call: &mut Call<'_>) -> Outcome {
-    call.reply.text("The allocator has no statistics; TM.SPACE LIST tells what the tables take.");
+    call.reply.text(
+        "jemalloc: its statistics are not compiled in; TM.SPACE LIST tells what the tables take.",
+    );
     Ok(())
 }
 
