@@ -120,7 +120,7 @@ impl Catalogue {
             match next.counter.iter().find(|c| c.name == made.name) {
                 Some(known) if !is_same(&known.fields, &made.fields) => tracing::warn!(
                     "counter space '{}' has the fields '{}'; those of the configuration ('{}') are \
-                     for a new space",
+                     for a new space; TM.SPACE ALTER changes them, CONFIG REWRITE writes them down",
                     made.name,
                     known.fields,
                     made.fields
@@ -141,7 +141,8 @@ impl Catalogue {
                 Some(known) if known.false_positive_rate != made.false_positive_rate => {
                     tracing::warn!(
                         "existence space '{}' was made for a false-positive rate of {}; the \
-                         configuration's {} is for a new space",
+                         configuration's {} is for a new space; make another space, or set the \
+                         file back",
                         made.name,
                         known.false_positive_rate,
                         made.false_positive_rate

@@ -143,7 +143,10 @@ pub fn start_on(
     let opened = recalled.and_then(|()| Ok(load(&host.node())?)).and_then(|log| {
         // Now that the folder is this process's.
         if let Err(error) = atomic_file::remove_unfinished(&host.config().durability.dir) {
-            tracing::warn!("what a kill has left in the data folder cannot be removed: {error}");
+            tracing::warn!(
+                "what a kill has left in the data folder cannot be removed: {error}; \
+                            check the rights of the folder"
+            );
         }
         let (of_log, of_snapshots) = (host.clone(), host.clone());
         // Before any client is told that the server is ready: writes are taken from the first

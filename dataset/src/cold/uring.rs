@@ -104,7 +104,8 @@ pub(crate) fn here(cold: &Cold) -> Option<Arc<Mutex<Hub>>> {
             }
             Err(error) => {
                 tracing::warn!(
-                    "a worker gets no io_uring ({error}): threads read what is cold for it"
+                    "a worker gets no io_uring ({error}): threads read what is cold for it; allow \
+                     io_uring, or set spill.io_method = \"threads\""
                 );
                 *here = Here::No;
                 None

@@ -281,7 +281,8 @@ fn rows_per_table(made: &options::Counter, schema: &counter::Schema) -> u64 {
     if made.spill && room < made.rows_per_table {
         tracing::warn!(
             "counter space '{}': tables are made for {room} rows instead of rows_per_table = {}, \
-             of which memory_limit_bytes = {} has no room for {TABLES_WITHIN_LIMIT}",
+             of which memory_limit_bytes = {} has no room for {TABLES_WITHIN_LIMIT}; raise \
+             memory_limit_bytes, or set fewer rows_per_table",
             made.name,
             made.rows_per_table,
             made.memory_limit_bytes

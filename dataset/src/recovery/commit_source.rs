@@ -286,7 +286,7 @@ impl Source<Mark> for CommitSource<'_> {
     fn parted(&mut self, bytes: usize) {
         tracing::warn!(
             "changes that belong together take {bytes} bytes of the log: they are logged in parts, \
-             of which a crash may leave some"
+             of which a crash may leave some; send smaller transactions"
         );
     }
 

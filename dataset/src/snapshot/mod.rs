@@ -128,11 +128,13 @@ fn make_room(live: &Live<'_>) {
         Ok(None) => {}
         Ok(Some((number, bytes))) => tracing::warn!(
             "no room on the disk: segment {number} of the log, {bytes} bytes that were kept for \
-             replicas, was removed; one that was away since then is sent all data"
+             replicas, was removed; one that was away since then is sent all data; make room, or \
+             lower keep_log_bytes"
         ),
         Err(error) => {
             tracing::warn!(
-                "no room on the disk, and the oldest segment of the log cannot be removed: {error}"
+                "no room on the disk, and the oldest segment of the log cannot be removed: \
+                 {error}; make room"
             )
         }
     }

@@ -388,7 +388,11 @@ fn unknown(args: Args<'_>, session: &mut Session) -> Refusal {
     // What a browser or an HTTP client sends first: a page makes it talk to us. No answer, so
     // that nothing of ours is read as a page.
     if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
-        tracing::warn!("client {} speaks HTTP: closed (a cross-site attack?)", session.client.peer);
+        tracing::warn!(
+            "client {} speaks HTTP: closed (a cross-site attack?); find the program at \
+                        that address",
+            session.client.peer
+        );
         session.leaving = true;
     }
     let mut shown = Vec::new();

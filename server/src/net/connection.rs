@@ -335,7 +335,8 @@ impl Connection {
         if self.input.len() > self.talk.config.server.max_query_buffer_bytes {
             node.clients.ended.by_input.fetch_add(1, Relaxed);
             tracing::warn!(
-                "client {} sent a request beyond the query buffer limit",
+                "client {} sent a request beyond max_query_buffer_bytes: disconnected; send less \
+                 at a time, or raise it",
                 self.talk.session.client.peer
             );
             return Err(());

@@ -289,7 +289,8 @@ impl Talk {
                 }
                 if out.len() > self.session.most_out {
                     tracing::warn!(
-                        "client {} asked for more than the output limit",
+                        "client {} asked for more than max_output_buffer_bytes: disconnected; ask \
+                         for less at a time, or raise it",
                         self.session.client.peer
                     );
                     node.clients.ended.by_output.fetch_add(1, Relaxed);
@@ -322,7 +323,8 @@ impl Talk {
                 Halt::Incomplete => return at,
                 Halt::Refused(Malformed::Http) => {
                     tracing::warn!(
-                        "client {} speaks HTTP: closed (a cross-site attack?)",
+                        "client {} speaks HTTP: closed (a cross-site attack?); find the program at \
+                         that address",
                         self.session.client.peer
                     );
                     self.closing = Closing::Politely;

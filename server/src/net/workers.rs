@@ -143,7 +143,8 @@ fn lower_max_clients(process: &Process) -> io::Result<()> {
     let allowed = allowed_clients(wanted);
     if allowed < wanted {
         tracing::warn!(
-            "the limit of open files leaves room for {allowed} clients instead of {wanted}"
+            "the limit of open files leaves room for {allowed} clients instead of {wanted}: raise \
+             LimitNOFILE (ulimit -n), or lower max_clients"
         );
         let change = |config: &mut Config| {
             config.server.max_clients = allowed;
@@ -190,7 +191,10 @@ async fn accept(
                     }
                     Err(error) => {
                         // Out of files, usually: waiting is all that helps.
-                        tracing::warn!("cannot accept: {error}");
+                        tracing::warn!(
+                            "cannot accept: {error}; tried again every 100 ms, check \
+                                        the limit of open files"
+                        );
                         tokio::time::sleep(Duration::from_millis(100)).await;
                     }
                 }

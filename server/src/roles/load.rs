@@ -35,7 +35,7 @@ pub(crate) fn load(node: &Node) -> Result<Held, RecoverError> {
     if recovered.end.torn_bytes > 0 {
         tracing::warn!(
             "the log's last {} bytes were no whole batch and were cut off: a crash leaves such a \
-             tail, but so does damage of what was written last",
+             tail, but so does damage of what was written last; if there was none, check the disk",
             recovered.end.torn_bytes
         );
     }

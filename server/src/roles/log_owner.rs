@@ -77,7 +77,8 @@ fn closed(node: &Node, log: &Log, outcome: store::Result<()>) -> store::Result<(
     match outcome.and_then(|()| node.store.note_durable(log)) {
         Err(error @ store::Error::Full { .. }) if !node.durability.would_lose() => {
             tracing::warn!(
-                "stopped without room on the disk; nothing acknowledged is lost: {error}"
+                "stopped without room on the disk; nothing acknowledged is lost: {error}; make \
+                 room before the next start"
             );
             Ok(())
         }
@@ -96,7 +97,10 @@ fn settle(node: &Node, is_master: bool, term: u64) {
 /// master, or goes on without one.
 pub(crate) fn forget_full_sync(node: &Node) {
     if let Err(error) = store::Staging::clear(node.store.disk()) {
-        tracing::warn!("what is left of a full sync cannot be removed: {error}");
+        tracing::warn!(
+            "what is left of a full sync cannot be removed: {error}; remove staged-* \
+                        while the server is stopped"
+        );
     }
 }
 

@@ -442,7 +442,7 @@ impl Replication {
             *self.deposed_by.lock() = Master::parse(address);
             tracing::warn!(
                 "Sentinel has made another node the master ('{group}' at {address}, epoch \
-                 {epoch}): writes are refused"
+                 {epoch}): writes are refused; clients find the new one through Sentinel"
             );
         }
         self.fence_changed(config, effect.change);

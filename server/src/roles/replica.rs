@@ -137,7 +137,7 @@ impl ReplicaHost for Here {
         let Some(kept) = salvage::keep(&self.node, from, end)? else { return Ok(()) };
         tracing::warn!(
             "our log from offset {from} to {} is dropped, of which the master does not have all; \
-             kept in {}",
+             kept in {}; look at it with `tidemark dump`, then remove it",
             end.offset,
             kept.display()
         );
@@ -317,7 +317,10 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
                 patience.as_secs()
             );
         } else if error != said {
-            tracing::warn!("the link to the master {master} is down: {error}");
+            tracing::warn!(
+                "the link to the master {master} is down: {error}; tried again, reads \
+                            go on"
+            );
         }
         said = error;
         tokio::select! {

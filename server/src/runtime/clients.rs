@@ -255,7 +255,8 @@ impl Client {
         if !taken && !self.killed.load(Relaxed) {
             self.ended.by_output.fetch_add(1, Relaxed);
             tracing::warn!(
-                "client {} does not read its messages: disconnected (max_push_buffer_bytes)",
+                "client {} does not read its messages: disconnected; make it read, or raise \
+                 max_push_buffer_bytes",
                 self.peer
             );
             self.kill();
@@ -437,7 +438,7 @@ impl Clients {
             let Some((bytes, client)) = all.pop() else { return };
             tracing::warn!(
                 "client {} disconnected: of all it takes most memory, {bytes} bytes, and together \
-                 they take more than max_clients_memory_bytes",
+                 they take more than max_clients_memory_bytes; raise it, or have clients read",
                 client.peer
             );
             self.ended.by_memory.fetch_add(1, Relaxed);
