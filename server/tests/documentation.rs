@@ -108,8 +108,9 @@ impl Page {
         assert!(ready.status.success(), "{line}: {ready:?}");
     }
 
-    /// Runs a line; where its comment shows a line of INFO, until that is there.
-    fn run(&self, line: &str, comment: &str) {
+    /// Runs a line; where its comment shows a line of INFO, until that is there. After SHUTDOWN,
+    /// until the server has ended.
+    fn run(&mut self, line: &str, comment: &str) {
         let here = self.ports.here(line, self.folder.path());
         let until = Instant::now() + Duration::from_secs(60);
         loop {
@@ -120,7 +121,9 @@ impl Page {
             let ends = line.ends_with("SHUTDOWN");
             assert!(output.status.success() || ends, "{line}: {output:?}");
             assert!(!is_error, "{line}: {text}");
-            if !comment.contains("master_link_status") || text.contains(comment) {
+            let has_ended =
+                !ends || self.servers.0.iter_mut().any(|child| child.try_wait().unwrap().is_some());
+            if has_ended && (!comment.contains("master_link_status") || text.contains(comment)) {
                 return;
             }
             assert!(Instant::now() < until, "{line}: no {comment} in {text}");
