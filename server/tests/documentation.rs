@@ -166,7 +166,7 @@ fn command_lines_of_the_quickstart_run() {
 
 #[test]
 fn command_lines_of_operations_run() {
-    assert!(run(include_str!("../../docs/operations.md")) >= 13);
+    assert!(run(include_str!("../../docs/operations.md")) >= 12);
 }
 
 #[test]
