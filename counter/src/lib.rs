@@ -47,6 +47,8 @@ mod iter;
 mod key;
 mod layout;
 #[cfg(not(loom))]
+mod origin;
+#[cfg(not(loom))]
 pub mod prefetch_trace;
 #[cfg(not(loom))]
 mod read;
@@ -77,6 +79,7 @@ pub use {
     advise::{Advice, FieldAdvice},
     bulk_load::{LoadPart, LoadRange, Loader},
     cold::{ColdBackend, Spill},
+    origin::Origin,
     read::Read,
     sizing::bytes_per_row,
     space::{Options, Space},

@@ -118,6 +118,19 @@ impl Row<'_> {
         }
     }
 
+    /// Whether the value of this field lies in the aux dictionary.
+    pub(crate) fn is_in_aux(&self, field: usize) -> bool {
+        match self.layout.inline(field) {
+            Some(inline) => self.bucket.field(self.slot, inline) == inline.escape(),
+            None => self.table.aux.has_outside() && self.value(field) != 0,
+        }
+    }
+
+    /// Whether the row is in the extend dictionary.
+    pub(crate) fn is_extended(&self) -> bool {
+        !std::ptr::eq(self.layout, &self.table.main.layout)
+    }
+
     /// Whether some value of the row may be in the aux dictionary.
     fn uses_aux(&self) -> bool {
         let escaped = |inline| self.bucket.field(self.slot, inline) == inline.escape();

@@ -28,6 +28,17 @@ impl Kept {
         self.ends.push((self.bytes.len(), self.spans.len()));
     }
 
+    /// Keeps a request of these words.
+    pub fn push_words(&mut self, words: &[&str]) {
+        let start = self.bytes.len();
+        for word in words {
+            let from = self.bytes.len() - start;
+            self.bytes.extend_from_slice(word.as_bytes());
+            self.spans.push(Span::new(from, self.bytes.len() - start));
+        }
+        self.ends.push((self.bytes.len(), self.spans.len()));
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.ends.len()

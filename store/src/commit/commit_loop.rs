@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::stripes::{Guard, Joined, Stripe};
-use super::{Committed, Committer, Health, Source, SyncPolicy, Ticket};
+use super::{Committed, Committer, Health, SYNC_CLASSES, Source, SyncPolicy, Ticket};
 use crate::batch::MAX_BODY_BYTES;
 use crate::error::{Error, Result};
 use crate::log::Log;
@@ -216,6 +216,8 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         let mut stats = self.committer.stats.lock();
         stats.sync_us += us;
         stats.slowest_sync_us = stats.slowest_sync_us.max(us);
+        let class = (u64::BITS - us.leading_zeros()) as usize;
+        stats.syncs_by_us[class.min(SYNC_CLASSES - 1)] += 1;
         Ok(())
     }
 

@@ -277,7 +277,12 @@ pub struct CommitStats {
     pub slowest_sync_us: u64,
     /// All syncs together, in microseconds.
     pub sync_us: u64,
+    /// Syncs by duration: below 2^n microseconds.
+    pub syncs_by_us: [u64; SYNC_CLASSES],
 }
+
+/// Classes of [`CommitStats::syncs_by_us`]: the last one has all above four seconds.
+const SYNC_CLASSES: usize = 24;
 
 impl<K> std::fmt::Debug for Committer<K> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -1,0 +1,88 @@
+//! Where a row lies: for tools that show how an answer came about. Not for the page path.
+
+use crate::space::Space;
+use crate::table::{Row, Table};
+use crate::{MAX_FIELDS, Read};
+
+/// Where a row was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Exactly, outside the tables: its id lies far ahead of all others.
+    Outlier,
+    /// In a table in memory.
+    Table {
+        /// The lowest id of the table's range.
+        low: u64,
+        /// The highest (inclusive).
+        last: u64,
+        /// In the extend dictionary, as its buckets were full.
+        is_extended: bool,
+        /// By position of the field: its value needs more bits than its slot has, and lies in the
+        /// aux dictionary.
+        in_aux: Vec<bool>,
+    },
+    /// On the disk.
+    Below,
+}
+
+impl Space {
+    /// Where the row of `id` is at the moment; `None` if there is no such row. A row on the disk
+    /// may be read for that, as by [`Space::exists`].
+    pub fn origin(&self, id: u64) -> Option<Origin> {
+        Read::new(self).origin(id)
+    }
+}
+
+impl Read<'_> {
+    fn origin(&mut self, id: u64) -> Option<Origin> {
+        if self.space.outliers.read(id, |_| ()).is_some() {
+            return Some(Origin::Outlier);
+        }
+        loop {
+            let entry = self.tables.find(id)?;
+            let (low, last) = (entry.slot().low(), entry.slot().last());
+            let within = |table: &Table| table.read(id, |row| of_row(row, low, last));
+            let drained = entry.drains().and_then(|old| within(old.table()));
+            if let Some(origin) = drained.or_else(|| within(entry.table())) {
+                return Some(origin);
+            }
+            if !entry.slot().has_moved(id) {
+                let is_below =
+                    self.may_lie_below(id) && self.space.look_below(id, |_| ()).is_some();
+                return is_below.then_some(Origin::Below);
+            }
+            self.tables = self.space.ring.load();
+        }
+    }
+}
+
+fn of_row(row: Row<'_>, low: u64, last: u64) -> Origin {
+    let in_aux = (0..MAX_FIELDS).map(|field| row.is_in_aux(field)).collect();
+    Origin::Table { low, last, is_extended: row.is_extended(), in_aux }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Options, Schema};
+
+    #[test]
+    fn a_row_is_found_where_it_lies_and_large_values_in_the_aux_dictionary() {
+        let schema = Schema::parse("like:4 read:8").unwrap();
+        let space =
+            Space::new(Options { rows_per_table: 1 << 12, ..Options::new(schema) }).unwrap();
+        for id in 1..=1000 {
+            space.set(id, &[(0, if id == 7 { 1000 } else { 3 })]).unwrap();
+        }
+        assert_eq!(space.origin(5000), None);
+        let Some(Origin::Table { low, last, is_extended, in_aux }) = space.origin(7) else {
+            panic!("{:?}", space.origin(7));
+        };
+        assert!(low <= 7 && 7 <= last && !is_extended);
+        assert_eq!(in_aux[..3], [true, false, false]);
+        let Some(Origin::Table { in_aux, .. }) = space.origin(8) else { panic!("it is there") };
+        assert!(!in_aux.contains(&true));
+        space.set(u64::MAX / 2, &[(0, 1)]).unwrap();
+        assert_eq!(space.origin(u64::MAX / 2), Some(Origin::Outlier));
+    }
+}
