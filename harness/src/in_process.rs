@@ -38,6 +38,8 @@ impl TestServer {
     pub fn with(change: impl FnOnce(&mut Config)) -> TestServer {
         let mut config = Config::default();
         config.server.workers = 2;
+        // Servers of other tests run beside this one.
+        config.admin.port = 0;
         // What one request may hold is the affair of the test of that limit.
         (config.server.max_request_args, config.server.max_transaction_args) = (1 << 20, 1 << 20);
         change(&mut config);
@@ -168,7 +170,7 @@ pub struct Stopped {
 
 /// On a free port that the system gives to no outgoing connection: it must still be
 /// free when a server that was stopped comes back.
-fn listener() -> TcpListener {
+pub fn listener() -> TcpListener {
     let range =
         std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let given_from: u16 =

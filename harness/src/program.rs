@@ -71,6 +71,12 @@ impl Program {
         if !options.contains(&"--port") {
             words.extend(["--port", "0"]);
         }
+        if !options.contains(&"--admin-port") {
+            words.extend(["--admin-port", "0"]);
+        }
+        if !options.contains(&"--admin-port") {
+            words.extend(["--admin-port", "0"]);
+        }
         words.extend(options);
         let mut child = Command::new(words[0])
             .args(&words[1..])

@@ -22,6 +22,8 @@ pub mod config;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod handlers;
+mod http;
+pub mod metrics;
 mod net;
 mod roles;
 mod runtime;
@@ -128,6 +130,10 @@ pub fn start_on(
         listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<SocketAddr>>>()?;
     let encrypted =
         if config.tls.port == 0 { Vec::new() } else { listen_at(&config, config.tls.port)? };
+    let admin = http::listen(&config).map_err(|source| {
+        let address = format!("{}:{} (admin)", config.admin.bind, config.admin.port);
+        StartError::Listen { address, source }
+    })?;
     let host = Arc::new(Host::new(config, addresses, stop));
     host.tls.configure(&host.config().tls).map_err(StartError::Tls)?;
     host.acl.configure(&host.config().security).map_err(StartError::Users)?;
@@ -139,6 +145,10 @@ pub fn start_on(
     let asked = Arc::downgrade(&host);
     host.stop.on_reload(move || _ = asked.upgrade().inspect(|host| host.reload_certificates()));
     let mut threads = workers::start(&host, listeners, encrypted)?;
+    // Also while the data are loaded: /readyz says so.
+    if let Some(listener) = admin {
+        threads.push(http::start(&host, listener).inspect_err(|_| host.stop.now())?);
+    }
     let recalled = host.replication.recall(&host.config()).map_err(StartError::System);
     let opened = recalled.and_then(|()| Ok(load(&host.node())?)).and_then(|log| {
         // Now that the folder is this process's.
@@ -203,6 +213,11 @@ impl Server {
     /// The port of its first listening socket.
     pub fn port(&self) -> u16 {
         self.host.addresses.first().map_or(0, SocketAddr::port)
+    }
+
+    /// Where metrics and the dashboard are served, if they are.
+    pub fn admin(&self) -> Option<SocketAddr> {
+        self.host.admin.get().copied()
     }
 
     /// Its spaces, views and actions.

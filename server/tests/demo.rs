@@ -67,6 +67,10 @@ fn readme_shows_a_real_run_of_the_demo_in_80_columns() {
     }
     assert!(!all.contains('\x1b'), "colour in a pipe:\n{all}");
 
+    let address = lines.last().and_then(|line| line.strip_prefix("The dashboard of this server: "));
+    let address = address.expect("the last line names the dashboard");
+    assert!(address.starts_with("http://127.0.0.1:") && address.ends_with('/'), "{address}");
+
     let start = README.find("A server on port").expect("README shows a run");
     let sample: Vec<String> = README[start..]
         .lines()

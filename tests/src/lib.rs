@@ -3,5 +3,5 @@
 
 pub mod reposts;
 
-pub use harness::in_process::{Raw, Stopped, TestServer, recommended_user, request};
+pub use harness::in_process::{Raw, Stopped, TestServer, listener, recommended_user, request};
 pub use harness::{PATIENCE, cannot, eventually, number, resident_bytes, tables};

@@ -118,9 +118,14 @@ impl Figures {
         self.slower[class].fetch_add(1, Relaxed);
     }
 
+    /// Reads by their time: below 2^n microseconds; the last has all others.
+    pub fn reads_by_us(&self) -> Vec<u64> {
+        self.slower.iter().map(|n| n.load(Relaxed)).collect()
+    }
+
     /// So many microseconds are not exceeded by this share of the reads; the next power of two.
     pub fn read_us(&self, share: f64) -> u64 {
-        let counts: Vec<u64> = self.slower.iter().map(|n| n.load(Relaxed)).collect();
+        let counts = self.reads_by_us();
         let wanted = (counts.iter().sum::<u64>() as f64 * share).ceil() as u64;
         let mut below = 0;
         let class = counts.iter().position(|n| {

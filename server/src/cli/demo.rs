@@ -76,6 +76,7 @@ pub fn run(args: &DemoArgs) -> io::Result<()> {
             .or_else(|_| TcpListener::bind(("127.0.0.1", 0)))?,
     };
     let port = listener.local_addr()?.port();
+    config.admin.port = if args.exit { 0 } else { free_admin_port(&config)? };
     let server = crate::start(config.clone(), listener)?;
     // From here on ctrl-C ends the demo in order, and its folder goes.
     server.on_signals()?;
@@ -142,8 +143,19 @@ fn show_day(args: &DemoArgs, server: &crate::Server, config: &Config, port: u16)
     }
     if !server.is_stopped() {
         say!("\n{}", paint.bold(&costs.headline(page.len(), page_us)));
+        if let Some(admin) = server.admin() {
+            let address = format!("http://{admin}/");
+            say!("\nThe dashboard of this server: {}", paint.bold(&address));
+        }
     }
     Ok(())
+}
+
+/// The usual admin port, or any free one if that is taken.
+fn free_admin_port(config: &Config) -> io::Result<u16> {
+    let usual = TcpListener::bind((config.admin.bind.as_str(), config.admin.port));
+    let free = usual.or_else(|_| TcpListener::bind((config.admin.bind.as_str(), 0)))?;
+    Ok(free.local_addr()?.port())
 }
 
 /// Sends one command per item, and takes every reply: an error reply ends the demo, since nothing

@@ -43,6 +43,9 @@ pub(super) struct ServeArgs {
     /// The TCP port; 0 lets the system choose.
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
+    /// The port of metrics and the dashboard; 0 switches it off.
+    #[arg(long, value_name = "PORT")]
+    admin_port: Option<u16>,
     /// When a write is safe on the disk.
     #[arg(long, value_name = "WHEN", value_parser = fsync())]
     fsync: Option<Fsync>,
@@ -68,6 +71,9 @@ pub(super) fn run(args: &ServeArgs) -> Result<(), String> {
     }
     if let Some(port) = args.port {
         config.server.port = port;
+    }
+    if let Some(port) = args.admin_port {
+        config.admin.port = port;
     }
     if let Some(fsync) = args.fsync {
         config.durability.fsync = fsync;

@@ -14,7 +14,8 @@ use dataset::options::defaults;
 pub use dataset::options::{Action, Counter, Existence, Fsync, IoMethod, Spill, View};
 pub(crate) use sections::SECTIONS;
 pub use sections::{
-    AuthClients, DEFAULT_PORT, Durability, LogFormat, Replication, Security, Server, Tls,
+    Admin, AuthClients, DEFAULT_ADMIN_PORT, DEFAULT_PORT, Durability, LogFormat, Replication,
+    Security, Server, Tls,
 };
 
 use dataset::key_patterns::{Kind, Pattern};
@@ -52,6 +53,8 @@ pub enum ConfigError {
 pub struct Config {
     /// `[server]`
     pub server: Server,
+    /// `[admin]`
+    pub admin: Admin,
     /// `[durability]`
     pub durability: Durability,
     /// `[security]`
@@ -80,6 +83,7 @@ impl Default for Config {
         let Options { spill, counter, existence, view, action, .. } = Options::default();
         Config {
             server: Server::default(),
+            admin: Admin::default(),
             durability: Durability::default(),
             security: Security::default(),
             tls: Tls::default(),
@@ -373,6 +377,7 @@ mod tests {
         let printed = Config::default().print();
         let sections = [
             Server::KEYS,
+            Admin::KEYS,
             Durability::KEYS,
             Security::KEYS,
             Tls::KEYS,

@@ -1,8 +1,8 @@
 //! The file as it is printed: every key, its documentation and its value.
 
 use crate::config::{
-    Action, Config, Counter, Durability, Existence, Key, Replication, Security, Server, Spill, Tls,
-    View,
+    Action, Admin, Config, Counter, Durability, Existence, Key, Replication, Security, Server,
+    Spill, Tls, View,
 };
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -33,6 +33,7 @@ impl Config {
     pub fn print(&self) -> String {
         let mut out = PREAMBLE.to_owned();
         print_section(&mut out, "[server]", Server::ABOUT, Server::KEYS, &self.server, true);
+        print_section(&mut out, "[admin]", Admin::ABOUT, Admin::KEYS, &self.admin, true);
         print_section(
             &mut out,
             "[durability]",

@@ -133,6 +133,22 @@ section! {
     }
 }
 
+/// The port of metrics and the dashboard unless told otherwise.
+pub const DEFAULT_ADMIN_PORT: u16 = 6398;
+
+section! {
+    /// The admin port: metrics, health and the dashboard over HTTP, read-only (docs/admin.md).
+    Admin {
+        /// The address to listen on. Beyond the loopback interface what shows clients, slow
+        /// commands or data needs a user of the ACL with +@admin (HTTP basic authentication, not
+        /// encrypted); metrics and health are open to all that reach the port.
+        bind: String = "127.0.0.1".to_owned(),
+        /// The TCP port; 0 switches it off. If another process has it at the start, the server
+        /// warns and runs without it: give each node of a machine its own.
+        port: u16 = DEFAULT_ADMIN_PORT,
+    }
+}
+
 section! {
     /// What outlives the process.
     Durability {
@@ -314,6 +330,7 @@ section! {
 /// TM.SPACE ALTER; spaces, views and actions by the file and a start.)
 pub(crate) const SECTIONS: &[(&str, &[Key])] = &[
     ("server", Server::KEYS),
+    ("admin", Admin::KEYS),
     ("durability", Durability::KEYS),
     ("security", Security::KEYS),
     ("tls", Tls::KEYS),

@@ -77,6 +77,8 @@ pub(crate) struct Process {
     pub(crate) calls: AllCalls,
     pub(crate) stop: Stop,
     pub(crate) addresses: Vec<SocketAddr>,
+    /// Where metrics and the dashboard are served, if they are.
+    pub(crate) admin: OnceLock<SocketAddr>,
     pub(crate) started: Instant,
     /// 40 hexadecimal digits, new with every start.
     pub(crate) run_id: String,
@@ -140,6 +142,7 @@ impl Host {
             calls: AllCalls::new(workers),
             stop,
             addresses,
+            admin: OnceLock::new(),
             started: Instant::now(),
             run_id: (0..40).map(|_| char::from(b"0123456789abcdef"[random.usize(..16)])).collect(),
             rates: Rates::default(),

@@ -121,6 +121,18 @@ impl Calls {
     }
 }
 
+/// So many microseconds are not exceeded by this share of the calls that are counted by class of
+/// duration, to a quarter of an octave; `None` if there are none.
+pub(crate) fn percentile_us(classes: &[u64], share: f64) -> Option<f64> {
+    let wanted = ((classes.iter().sum::<u64>() as f64 * share).ceil() as u64).max(1);
+    let mut below = 0;
+    let class = classes.iter().position(|count| {
+        below += count;
+        below >= wanted
+    })?;
+    Some(end_of(class) as f64 / 1000.0)
+}
+
 /// Sums of one command.
 #[derive(Clone)]
 pub(crate) struct Sums {
@@ -154,13 +166,7 @@ impl Sums {
     /// So many microseconds are not exceeded by this share of the calls, to a quarter of an octave;
     /// `None` if none was timed.
     pub(crate) fn percentile_us(&self, share: f64) -> Option<f64> {
-        let wanted = ((self.timed as f64 * share).ceil() as u64).max(1);
-        let mut below = 0;
-        let class = self.classes.iter().position(|count| {
-            below += count;
-            below >= wanted
-        })?;
-        Some(end_of(class) as f64 / 1000.0)
+        percentile_us(&self.classes, share)
     }
 
     /// For powers of two of (1.024) microseconds: how many calls took no longer. Those that add
@@ -184,6 +190,28 @@ impl Sums {
             limit_us <<= 1;
         }
         told
+    }
+
+    /// Seconds of the timed calls, and how many of them lie between each bound, in seconds, and the
+    /// one before: bounds are a microsecond (1.024) times powers of four, and infinity.
+    pub(crate) fn timed_classes(&self) -> (f64, Vec<(f64, u64)>) {
+        let limits_ns = (0..=10).map(|power| 1u64 << (10 + 2 * power));
+        let mut classes: Vec<(f64, u64)> = limits_ns.map(|ns| (ns as f64 / 1e9, 0)).collect();
+        classes.push((f64::INFINITY, 0));
+        for (class, count) in self.classes.iter().enumerate() {
+            let end_s = end_of(class) as f64 / 1e9;
+            // A call longer than the last class is counted there.
+            let end_s = if class == CLASSES - 1 { f64::INFINITY } else { end_s };
+            if let Some(within) = classes.iter_mut().find(|within| end_s <= within.0) {
+                within.1 += count;
+            }
+        }
+        (self.ns as f64 / 1e9, classes)
+    }
+
+    /// The timed calls by class of duration; empty if none was timed.
+    pub(crate) fn classes(&self) -> &[u64] {
+        &self.classes
     }
 
     fn less(mut self, base: &Sums) -> Sums {
@@ -304,6 +332,10 @@ mod tests {
         assert_eq!(sums.percentile_us(0.5), Some(3.072));
         assert!((5000.0..6300.0).contains(&sums.percentile_us(0.999).unwrap()));
         assert_eq!(sums.distribution(), [(4, 941), (8192, 1000)]);
+        let (seconds, classes) = sums.timed_classes();
+        assert!((seconds - 0.005_048).abs() < 1e-9, "{seconds}");
+        let some: Vec<_> = classes.iter().filter(|class| class.1 > 0).collect();
+        assert_eq!(some, [&(4.096e-6, 16), &(16_777_216e-9, 1)]);
         assert_eq!(
             all.errors().into_iter().collect::<Vec<_>>(),
             [("ERR".to_owned(), 2), ("NOAUTH".to_owned(), 1)]

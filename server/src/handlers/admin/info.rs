@@ -1,19 +1,20 @@
 //! INFO: sections and fields under Redis's names, so that its tools find them.
 
-use crate::acl::Reason;
 use crate::command::spec::Outcome;
 use crate::command::table::with_numbers;
 use crate::handlers::call::Call;
+use crate::metrics::{self, Sample};
 use crate::roles::node::Node;
 use crate::runtime::pubsub::Kind;
 use dataset::clock::unix_us;
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// The Redis whose commands and replies we follow. Clients decide by it what they may send.
 pub(crate) const REDIS_VERSION: &str = "7.4.0";
 
-type Section = (&'static str, fn(&Node, &mut String));
+type Section = (&'static str, fn(&Sample, &mut String));
 
 /// In the order in which they are printed.
 const SECTIONS: &[Section] = &[
@@ -22,7 +23,9 @@ const SECTIONS: &[Section] = &[
     ("Memory", memory),
     ("Persistence", persistence),
     ("Stats", stats),
-    ("Replication", crate::handlers::cluster::replication::info),
+    ("Replication", |sample, out| {
+        crate::handlers::cluster::replication::info(&sample.node, out);
+    }),
     ("CPU", cpu),
     ("Modules", |_, _| {}),
     ("Errorstats", errorstats),
@@ -62,14 +65,15 @@ pub(crate) fn info(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-fn text(node: &Node, sections: &[&Section]) -> String {
+fn text(node: &Arc<Node>, sections: &[&Section]) -> String {
+    let sample = Sample::new(node.clone());
     let mut out = String::with_capacity(4096);
     for (name, write) in sections {
         if !out.is_empty() {
             out.push_str("\r\n");
         }
         let _ = write!(out, "# {name}\r\n");
-        write(node, &mut out);
+        write(&sample, &mut out);
     }
     out
 }
@@ -81,7 +85,7 @@ macro_rules! lines {
     };
 }
 
-fn server(node: &Node, out: &mut String) {
+fn server(Sample { node, .. }: &Sample, out: &mut String) {
     let uptime = node.started.elapsed().as_secs();
     let port = node.addresses.first().map_or(0, std::net::SocketAddr::port);
     let file =
@@ -99,6 +103,7 @@ fn server(node: &Node, out: &mut String) {
         "process_id" = std::process::id(),
         "run_id" = node.run_id,
         "tcp_port" = port,
+        "admin_port" = node.admin.get().map_or(0, std::net::SocketAddr::port),
         "server_time_usec" = unix_us(),
         "uptime_in_seconds" = uptime,
         "uptime_in_days" = uptime / 86_400,
@@ -115,31 +120,23 @@ fn server(node: &Node, out: &mut String) {
     }
 }
 
-fn clients(node: &Node, out: &mut String) {
-    let clients = node.clients.list();
+fn clients(sample: &Sample, out: &mut String) {
+    let clients = sample.clients();
     let most = |of: fn(&crate::runtime::clients::Client) -> usize| {
         clients.iter().map(|c| of(c)).max().unwrap_or(0)
     };
+    metrics::lines(metrics::CLIENTS, sample, out);
     lines!(
         out,
-        "connected_clients" = clients.len(),
         "cluster_connections" = 0,
-        "maxclients" = node.config().server.max_clients,
         "client_recent_max_input_buffer" = most(|c| c.query_bytes.load(Relaxed)),
         "client_recent_max_output_buffer" = most(|c| c.output_bytes.load(Relaxed)),
         "client_recent_max_push_buffer" = most(|c| c.inbox.waiting()),
-        "blocked_clients" = clients.iter().filter(|c| c.is_blocked()).count(),
-        "tracking_clients" = node.tracking.clients(),
-        "pubsub_clients" =
-            clients.iter().filter(|c| c.kind() == crate::runtime::clients::Kind::Pubsub).count(),
-        "watching_clients" = clients.iter().filter(|c| c.watching.load(Relaxed) > 0).count(),
         "total_watched_keys" = clients.iter().map(|c| c.watching.load(Relaxed)).sum::<usize>(),
         "most_watched_keys" = most(|c| c.watching.load(Relaxed)),
         "most_subscriptions" = most(|c| c.subscriptions.iter().map(|n| n.load(Relaxed)).sum()),
         "most_queued_commands" = most(|c| usize::try_from(c.queued.load(Relaxed)).unwrap_or(0)),
-        "acl_users" = node.acl.all().len(),
-        "acl_log_entries" = node.acl.log.lock().newest(usize::MAX).len(),
-        "slowlog_entries" = node.slow.len(),
+        "acl_log_entries" = sample.node.acl.log.lock().newest(usize::MAX).len(),
     );
 }
 
@@ -176,18 +173,12 @@ fn percent(part: u64, whole: u64) -> String {
     format!("{:.2}%", part as f64 * 100.0 / whole.max(1) as f64)
 }
 
-fn memory(node: &Node, out: &mut String) {
+fn memory(Sample { node, .. }: &Sample, out: &mut String) {
     let tables = node.engines.get().map_or(0, |engines| engines.memory_bytes());
     let limit = crate::runtime::settings::memory_limit_bytes(&node.config());
     let resident = resident_bytes();
     let (peak, system) =
         (kilobytes("/proc/self/status", "VmHWM"), kilobytes("/proc/meminfo", "MemTotal"));
-    let buffers = |client: &std::sync::Arc<crate::runtime::clients::Client>| {
-        let of_worker = [&client.query_bytes, &client.output_bytes, &client.queued_bytes];
-        of_worker.iter().map(|bytes| bytes.load(Relaxed)).sum::<usize>()
-            + client.inbox.waiting()
-            + client.kept_bytes.load(Relaxed)
-    };
     lines!(
         out,
         "used_memory" = tables,
@@ -213,7 +204,8 @@ fn memory(node: &Node, out: &mut String) {
         "mem_fragmentation_bytes" = resident as i64 - tables as i64,
         "mem_clients_subscriptions" =
             node.clients.list().iter().map(|c| c.kept_bytes.load(Relaxed)).sum::<usize>(),
-        "mem_clients_normal" = node.clients.list().iter().map(buffers).sum::<usize>(),
+        "mem_clients_normal" =
+            node.clients.list().iter().map(|c| metrics::buffer_bytes(c)).sum::<usize>(),
         "mem_clients_slaves" = 0,
         "mem_replication_backlog" = 0,
         "mem_aof_buffer" = node.durability.committer().queue_bytes(),
@@ -225,82 +217,49 @@ fn memory(node: &Node, out: &mut String) {
     );
 }
 
-fn persistence(node: &Node, out: &mut String) {
-    let committer = node.durability.committer();
-    let (written, synced) = node.durability.positions();
-    let stats = committer.stats();
-    let saved = node.snapshots.saved.borrow().clone();
-    let status = if node.durability.refusal().is_none() { "ok" } else { "err" };
+fn persistence(sample: &Sample, out: &mut String) {
+    let is_writable = sample.node.durability.refusal().is_none();
+    let status = |is_good: bool| if is_good { "ok" } else { "err" };
+    metrics::lines(metrics::PERSISTENCE, sample, out);
     lines!(
         out,
-        "loading" = u8::from(!node.is_loaded()),
         "async_loading" = 0,
-        "rdb_changes_since_last_save" = node.snapshots.changes(&node.durability.parts),
-        "rdb_bgsave_in_progress" = u8::from(saved.running),
-        "rdb_last_save_time" = saved.last_s,
-        "rdb_last_bgsave_status" = if saved.error.is_none() { "ok" } else { "err" },
-        "rdb_last_bgsave_time_sec" = saved.took.as_secs(),
+        "rdb_last_bgsave_status" = status(sample.saved().error.is_none()),
         "rdb_current_bgsave_time_sec" = -1,
         // Nothing is copied: there is no fork.
         "rdb_last_cow_size" = 0,
-        "snapshot_bytes_written" = saved.bytes,
         "aof_enabled" = 1,
         "aof_rewrite_in_progress" = 0,
         "aof_rewrite_scheduled" = 0,
         "aof_last_rewrite_time_sec" = -1,
         "aof_current_rewrite_time_sec" = -1,
         "aof_last_bgrewrite_status" = "ok",
-        "aof_last_write_status" = status,
-        "log_written_segment" = written.segment,
-        "log_written_offset" = written.offset,
-        "log_synced_offset" = synced.offset,
-        "log_records" = stats.log.records,
-        "log_bytes" = stats.log.bytes,
-        "log_batches" = stats.batches,
-        "log_marks" = stats.keys,
-        "log_queue_bytes" = committer.queue_bytes(),
-        "log_syncs" = stats.log.syncs,
-        "log_sync_usec" = stats.sync_us,
-        "log_slowest_sync_usec" = stats.slowest_sync_us,
-        "log_failed_rounds" = stats.failed_rounds,
+        "aof_last_write_status" = status(is_writable),
     );
 }
 
-fn stats(node: &Node, out: &mut String) {
-    let totals = node.totals();
+fn stats(sample: &Sample, out: &mut String) {
+    let node = &sample.node;
     let tracked = node.tracking.size();
     let kbps = |bytes: &std::sync::atomic::AtomicU64| {
         format!("{:.2}", bytes.load(Relaxed) as f64 / 1024.0)
     };
+    metrics::lines(metrics::STATS, sample, out);
     lines!(
         out,
-        "total_connections_received" = node.clients.accepted.load(Relaxed),
-        "total_commands_processed" = totals.commands,
-        "instantaneous_ops_per_sec" = node.rates.commands.load(Relaxed),
-        "total_net_input_bytes" = totals.bytes_in,
-        "total_net_output_bytes" = totals.bytes_out,
         "instantaneous_input_kbps" = kbps(&node.rates.bytes_in),
-        "total_net_repl_input_bytes" = totals.link_bytes_in,
-        "total_net_repl_output_bytes" = totals.link_bytes_out,
         "instantaneous_output_kbps" = kbps(&node.rates.bytes_out),
         "instantaneous_input_repl_kbps" = kbps(&node.rates.link_bytes_in),
         "instantaneous_output_repl_kbps" = kbps(&node.rates.link_bytes_out),
-        "rejected_connections" = node.clients.rejected.load(Relaxed),
-        "sync_full" = node.replication.feeds.by_files.load(Relaxed),
-        "sync_partial_ok" = node.replication.feeds.by_log.load(Relaxed),
-        "sync_partial_err" = node.replication.feeds.refused_log.load(Relaxed),
         "expired_subkeys" = 0,
         "expired_keys" = 0,
         "expired_stale_perc" = "0.00",
         "expired_time_cap_reached_count" = 0,
         "expire_cycle_cpu_milliseconds" = 0,
         "evicted_keys" = 0,
-        "evicted_clients" = node.clients.ended.by_memory.load(Relaxed),
         "evicted_scripts" = 0,
         "total_eviction_exceeded_time" = 0,
         "current_eviction_exceeded_time" = 0,
-        "keyspace_hits" = totals.hits,
-        "keyspace_misses" = totals.misses,
         "migrate_cached_sockets" = 0,
         "slave_expires_tracked_keys" = 0,
         "active_defrag_hits" = 0,
@@ -309,37 +268,23 @@ fn stats(node: &Node, out: &mut String) {
         "active_defrag_key_misses" = 0,
         "total_active_defrag_time" = 0,
         "current_active_defrag_time" = 0,
-        "pubsub_channels" = node.channels.len(Kind::Channel),
-        "pubsub_patterns" = node.channels.len(Kind::Pattern),
         "pubsubshard_channels" = node.channels.len(Kind::Shard),
         "latest_fork_usec" = 0,
         "total_forks" = 0,
-        "tracking_total_keys" = tracked.0,
         "tracking_total_items" = tracked.1,
         "tracking_total_prefixes" = node.tracking.prefixes(),
-        "tracking_evicted_items" = node.tracking.evicted.load(Relaxed),
         "unexpected_error_replies" = 0,
-        "total_error_replies" = totals.errors,
         "dump_payload_sanitizations" = 0,
-        "client_query_buffer_limit_disconnections" = node.clients.ended.by_input.load(Relaxed),
-        "client_output_buffer_limit_disconnections" = node.clients.ended.by_output.load(Relaxed),
-        "handshake_timeout_disconnections" = node.clients.ended.by_handshake.load(Relaxed),
-        "idle_timeout_disconnections" = node.clients.ended.by_idleness.load(Relaxed),
-        "tls_handshakes_failed" = node.tls.failed.load(Relaxed),
-        "acl_access_denied_auth" = node.acl.refused[Reason::Auth as usize].load(Relaxed),
-        "acl_access_denied_cmd" = node.acl.refused[Reason::Command as usize].load(Relaxed),
-        "acl_access_denied_key" = node.acl.refused[Reason::Key as usize].load(Relaxed),
-        "acl_access_denied_channel" = node.acl.refused[Reason::Channel as usize].load(Relaxed),
     );
 }
 
-fn errorstats(node: &Node, out: &mut String) {
+fn errorstats(Sample { node, .. }: &Sample, out: &mut String) {
     for (word, count) in node.calls.errors() {
         let _ = write!(out, "errorstat_{word}:count={count}\r\n");
     }
 }
 
-fn commandstats(node: &Node, out: &mut String) {
+fn commandstats(Sample { node, .. }: &Sample, out: &mut String) {
     for (number, spec) in with_numbers() {
         let sums = node.calls.sums(number);
         if !sums.is_nothing() {
@@ -358,7 +303,7 @@ fn commandstats(node: &Node, out: &mut String) {
     }
 }
 
-fn latencystats(node: &Node, out: &mut String) {
+fn latencystats(Sample { node, .. }: &Sample, out: &mut String) {
     for (number, spec) in with_numbers() {
         let sums = node.calls.sums(number);
         let percentiles = [0.5, 0.99, 0.999].map(|share| sums.percentile_us(share));
@@ -372,7 +317,7 @@ fn latencystats(node: &Node, out: &mut String) {
     }
 }
 
-fn cpu(_: &Node, out: &mut String) {
+fn cpu(_: &Sample, out: &mut String) {
     // Fields 14 to 17, counted behind the program's name, which may hold spaces.
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields: Vec<&str> =
@@ -387,7 +332,7 @@ fn cpu(_: &Node, out: &mut String) {
     }
 }
 
-fn keyspace(node: &Node, out: &mut String) {
+fn keyspace(Sample { node, .. }: &Sample, out: &mut String) {
     let Some(engines) = node.engines.get() else { return };
     let rows: u64 = engines.counters().iter().map(|s| s.all_rows()).sum();
     if rows > 0 {
@@ -395,37 +340,17 @@ fn keyspace(node: &Node, out: &mut String) {
     }
 }
 
-fn spaces(node: &Node, out: &mut String) {
+fn spaces(Sample { node, .. }: &Sample, out: &mut String) {
     let Some(engines) = node.engines.get() else { return };
     for space in engines.counters() {
-        let _ = write!(
-            out,
-            "counter_{}:rows={},memory_bytes={},tables={}\r\n",
-            space.name(),
-            space.rows(),
-            space.memory_bytes(),
-            space.ranges().len()
-        );
+        let _ = write!(out, "counter_{}:", space.name());
+        metrics::pairs(metrics::COUNTER_SPACES, space, out);
+        out.push_str("\r\n");
     }
     for space in engines.existences() {
-        let _ = write!(
-            out,
-            "existence_{}:pairs={},memory_bytes={},tables={},aside={},most_revoked={},pairs_per_s=\
-             {:.1},recycled_in_s={:.0},loose_ids={},false_positive_rate={},{},horizon={}\r\n",
-            space.name(),
-            space.pairs(),
-            space.memory_bytes(),
-            space.layout().len(),
-            space.outlier_pairs(),
-            space.most_revoked(),
-            space.pairs_per_s(),
-            // Redis's tools read numbers: -1 for never.
-            space.recycled_in_s().unwrap_or(-1.0),
-            space.loose().size().0,
-            space.options().false_positive_rate,
-            measured(space.measured()),
-            space.horizon()
-        );
+        let _ = write!(out, "existence_{}:", space.name());
+        metrics::pairs(metrics::EXISTENCE_SPACES, space, out);
+        out.push_str("\r\n");
     }
 }
 
@@ -440,75 +365,27 @@ fn measured(measured: phantom::Measured) -> String {
     )
 }
 
-fn cold(node: &Node, out: &mut String) {
-    let Some(engines) = node.engines.get() else { return };
+fn cold(sample: &Sample, out: &mut String) {
+    let Some(engines) = sample.node.engines.get() else { return };
     let cold = &engines.cold;
     let figures = &cold.figures;
     let load = |n: &std::sync::atomic::AtomicU64| n.load(Relaxed);
     let (hits, misses, reads) = (load(&figures.hits), load(&figures.misses), load(&figures.reads));
-    let (cached, most) = cold.cache_bytes();
-    let files = engines.counters().iter().flat_map(|s| s.cold().files().all().to_vec());
-    let (mut n, mut rows, mut bytes, mut index) = (0u64, 0, 0, 0);
-    for file in files {
-        n += 1;
-        rows += file.head().rows;
-        bytes += file.entry().bytes;
-        index += file.memory_bytes();
-    }
-    let (mut pairs, mut late) = (0, 0);
-    for space in engines.existences() {
-        late += space.late().0;
-        for file in &*space.cold().files() {
-            n += 1;
-            pairs += file.pairs();
-            bytes += file.entry().bytes;
-            index += file.memory_bytes();
-        }
-    }
-    let overlay = engines.counters().iter();
-    let overlay = overlay.map(|s| (s.changed_rows(), s.overlay_bytes()));
-    let (changed, of_bytes) =
-        overlay.fold((0, 0), |sum, (rows, bytes)| (sum.0 + rows, sum.1 + bytes));
-    let tombs = engines.counters().iter().map(|s| s.tombstones().0).sum::<u64>();
     let trouble = cold.trouble.lock().values().next().cloned();
+    metrics::lines(metrics::COLD, sample, out);
     lines!(
         out,
-        "cold_files" = n,
-        "cold_rows" = rows,
-        "cold_pairs" = pairs,
-        "cold_file_bytes" = bytes,
-        "cold_index_bytes" = index,
         "cold_io_method" = cold.io_method(),
-        "cold_reads" = reads,
-        "cold_reads_by_ring" = load(&figures.reads_by_ring),
-        "cold_reads_in_place" = load(&figures.reads_in_place),
         "cold_read_usec_mean" = load(&figures.read_ns) / 1000 / reads.max(1),
         "cold_read_usec_p50" = figures.read_us(0.5),
         "cold_read_usec_p99" = figures.read_us(0.99),
-        "cold_read_errors" = load(&figures.errors),
-        "cold_corrupt_blocks" = load(&figures.corrupt),
-        "cold_cache_bytes" = cached,
-        "cold_cache_limit_bytes" = most,
-        "cold_cache_hits" = hits,
-        "cold_cache_misses" = misses,
         "cold_cache_hit_ratio" = format!("{:.4}", hits as f64 / (hits + misses).max(1) as f64),
-        "overlay_rows" = changed,
-        "overlay_bytes" = of_bytes,
-        "overlay_deleted" = tombs,
-        "overlay_pairs" = late,
-        "merge_backlog_rows" = changed + tombs,
-        "spilled_tables" = load(&figures.spilled_tables),
-        "spilled_rows" = load(&figures.spilled_rows),
-        "spilled_pairs" = load(&figures.spilled_pairs),
-        "merges" = load(&figures.merges),
-        "spill_written_bytes" = load(&figures.written_bytes),
-        "spill_failures" = load(&figures.failures),
         "spill_last_status" = if trouble.is_none() { "ok" } else { "err" },
         "spill_last_error" = trouble.unwrap_or_default(),
     );
 }
 
-fn tables(node: &Node, out: &mut String) {
+fn tables(Sample { node, .. }: &Sample, out: &mut String) {
     let Some(engines) = node.engines.get() else { return };
     for space in engines.counters() {
         for (number, t) in space.tables().into_iter().enumerate() {

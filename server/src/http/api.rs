@@ -1,0 +1,294 @@
+//! `/api/*`: what the dashboard shows, as JSON. docs/admin.md describes the fields.
+//!
+//! Ids are strings: they have 64 bits, and JavaScript's numbers 53.
+
+use super::health;
+use crate::command::table::name_of;
+use crate::metrics::{self, Sample, buffer_bytes};
+use crate::roles::node::Node;
+use crate::roles::{Fed, LinkState};
+use crate::runtime::clients::{Client, Kind};
+use dataset::engines::{CounterSpace, Engines, ExistenceSpace, View};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+/// Entries of the slow log that are shown.
+const SLOW_ENTRIES: usize = 100;
+/// Clients that are shown.
+const CLIENTS: usize = 1000;
+
+/// What Redis 7.0.15 takes for the same, measured by the demo with rows of four counters and sets
+/// of likes: bytes a row as a hash, and a pair as a set member.
+const REDIS_ROW_BYTES: f64 = 139.5;
+const REDIS_PAIR_BYTES: f64 = 119.5 / 8.0;
+
+/// The values of all metrics that are not by space, command or replica, and the state in words.
+pub(super) fn status(node: &Arc<Node>) -> Value {
+    let sample = Sample::new(node.clone());
+    let values: Map<String, Value> = metrics::values(&sample).collect();
+    let saved = sample.saved();
+    let engines = node.engines.get();
+    let trouble = engines.and_then(|e| e.cold.trouble.lock().values().next().cloned());
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "port": node.port(),
+        "run_id": node.run_id,
+        "unready": health::unready(node),
+        "values": values,
+        "log": {
+            "fsync": node.config().durability.fsync,
+            "refusal": node.durability.refusal(),
+        },
+        "snapshot": { "error": saved.error.as_deref() },
+        "cold": { "error": trouble, "io_method": engines.map(|e| e.cold.io_method()) },
+        "replication": replication(node),
+        "redis": {
+            "row_bytes": REDIS_ROW_BYTES,
+            "pair_bytes": REDIS_PAIR_BYTES,
+            "source": "redis-server 7.0.15, measured by `tidemark demo`",
+        },
+    })
+}
+
+fn replication(node: &Node) -> Value {
+    let replication = &node.replication;
+    let end = node.durability.shown().offset;
+    let master = replication.master().map(|master| {
+        let link = replication.link.lock();
+        let state = match link.state {
+            LinkState::Connect => "connect",
+            LinkState::Connecting => "connecting",
+            LinkState::Sync => "sync",
+            LinkState::Connected => "connected",
+        };
+        json!({
+            "address": format!("{}:{}", master.host, master.port),
+            "state": state,
+            "heard_s": link.heard.elapsed().as_secs_f64(),
+            "lag_bytes": link.master_end.saturating_sub(end),
+            "fetched_bytes": link.fetched,
+            "error": link.error,
+        })
+    });
+    let replica = |fed: &Fed| {
+        json!({
+            "address": format!("{}:{}", fed.ip, fed.port),
+            "state": fed.state(),
+            "heard_s": fed.heard.elapsed().as_secs_f64(),
+            "lag_bytes": end.saturating_sub(fed.written),
+            "position": fed.written,
+            "synced_position": fed.durable,
+        })
+    };
+    let replicas: Vec<Value> = replication.feeds.reachable().iter().map(replica).collect();
+    json!({
+        "role": if master.is_some() { "replica" } else { "master" },
+        "position": end,
+        "term": replication.term.load(Relaxed),
+        "fenced": replication.is_fenced(),
+        "failover": replication.failover.name(),
+        "master": master,
+        "replicas": replicas,
+    })
+}
+
+/// All spaces with their tables, and the views and actions over them.
+pub(super) fn spaces(node: &Node) -> Value {
+    let Some(engines) = node.engines.get() else {
+        let none: [Value; 0] = [];
+        return json!({
+            "loading": true,
+            "counters": none,
+            "existences": none,
+            "views": none,
+            "actions": none,
+        });
+    };
+    let counters: Vec<Value> = engines.counters().iter().map(counter).collect();
+    let existences: Vec<Value> = engines.existences().iter().map(existence).collect();
+    let views: Vec<Value> = engines.views().iter().map(|v| view(engines, v)).collect();
+    let actions = engines.actions().iter().map(|action| {
+        json!({
+            "name": action.name(),
+            "flag": engines.flag_of(action).name(),
+            "counter": engines.moved_by(action),
+        })
+    });
+    let actions: Vec<Value> = actions.collect();
+    json!({
+        "loading": false,
+        "counters": counters,
+        "existences": existences,
+        "views": views,
+        "actions": actions,
+    })
+}
+
+fn view(engines: &Engines, view: &View) -> Value {
+    let flags: Vec<&str> = engines.flags(view).map(ExistenceSpace::name).collect();
+    json!({ "name": view.name(), "counters": engines.columns(view), "flags": flags })
+}
+
+fn counter(space: &CounterSpace) -> Value {
+    let mut tables: Vec<Value> = space
+        .tables()
+        .into_iter()
+        .map(|t| {
+            json!({
+                "low": t.low.to_string(),
+                "last": t.last.to_string(),
+                "state": "closed",
+                "rows": t.rows,
+                "fill": t.fill,
+                "bytes": t.bytes,
+                "bytes_per_row": t.bytes_per_row,
+                "aux_entries": t.aux_entries,
+                "extend_rows": t.extend_rows,
+                "draining_rows": t.draining_rows,
+            })
+        })
+        .collect();
+    if let Some(newest) = tables.last_mut() {
+        newest["state"] = json!("live");
+    }
+    let cold = space.cold().files();
+    let cold = cold.all().iter().map(|file| {
+        json!({
+            "low": file.entry().tag.low.to_string(),
+            "last": file.entry().tag.high.to_string(),
+            "state": "cold",
+            "rows": file.head().rows,
+            "bytes": file.entry().bytes,
+        })
+    });
+    let cold: Vec<Value> = cold.collect();
+    let outliers = space.outlier_range().map(|range| {
+        json!({ "low": range.low.to_string(), "last": range.last.to_string(), "rows": range.rows })
+    });
+    json!({
+        "name": space.name(),
+        "fields": space.schema().to_string(),
+        "rows": space.rows(),
+        "cold_rows": space.cold().rows(),
+        "rows_per_table": space.rows_per_table(),
+        "memory_bytes": space.memory_bytes(),
+        "memory_limit_bytes": space.memory_limit_bytes(),
+        "spills": space.spills(),
+        "frontier": space.frontier().map(|id| id.to_string()),
+        "tables": tables,
+        "cold": cold,
+        "outliers": outliers,
+    })
+}
+
+fn existence(space: &ExistenceSpace) -> Value {
+    let mut tables: Vec<Value> = space
+        .tables()
+        .into_iter()
+        .map(|t| {
+            json!({
+                "low": t.low.to_string(),
+                "last": t.last.to_string(),
+                "state": if t.is_cold { "cold" } else { "closed" },
+                "pairs": t.pairs,
+                "capacity": t.capacity,
+                "roll_at": t.roll_at,
+                "fill": t.fill,
+                "bytes": t.bytes,
+                "late": t.late,
+                "extensions": t.extensions,
+                "unset": t.revoked,
+                "expected_rate": t.expected_rate,
+                "measured_rate": t.measured.rate(),
+            })
+        })
+        .collect();
+    if let Some(newest) = tables.last_mut() {
+        newest["state"] = json!("live");
+    }
+    let (options, measured) = (space.options(), space.measured());
+    let outliers = space.outlier_range().map(|(low, last, pairs)| {
+        json!({ "low": low.to_string(), "last": last.to_string(), "pairs": pairs })
+    });
+    json!({
+        "name": space.name(),
+        "pairs": space.pairs(),
+        "memory_bytes": space.memory_bytes(),
+        "memory_limit_bytes": options.filter_bytes_limit(),
+        "max_tables": options.max_tables,
+        "pairs_per_table": options.pairs_per_table,
+        "spills": options.spill,
+        "horizon": space.horizon().to_string(),
+        "pairs_per_s": space.pairs_per_s(),
+        "pairs_until_recycled": space.pairs_until_recycled(),
+        "recycled_in_s": space.recycled_in_s(),
+        "unproven_ids": space.loose().size().0,
+        "false_positives": {
+            "configured": options.false_positive_rate,
+            "measured": measured.rate(),
+            "at_least": measured.at_least(),
+            "at_most": measured.at_most(),
+            "canaries": measured.canaries,
+        },
+        "tables": tables,
+        "outliers": outliers,
+    })
+}
+
+/// The newest entries of SLOWLOG.
+pub(super) fn slowlog(node: &Node) -> Value {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let entries: Vec<Value> = node
+        .slow
+        .newest(SLOW_ENTRIES)
+        .iter()
+        .map(|entry| {
+            json!({
+                "id": entry.id,
+                "at_s": entry.at_s,
+                "took_us": entry.took_us,
+                "args": entry.args.iter().map(|arg| text(arg)).collect::<Vec<_>>(),
+                "client": entry.peer,
+                "name": text(&entry.name),
+            })
+        })
+        .collect();
+    json!({
+        "slower_than_us": node.config().server.slowlog_slower_than_us,
+        "count": node.slow.len(),
+        "entries": entries,
+    })
+}
+
+/// The connected clients, oldest first.
+pub(super) fn clients(node: &Node) -> Value {
+    let now = Instant::now();
+    let clients = node.clients.list();
+    let shown: Vec<Value> = clients.iter().take(CLIENTS).map(|c| client(c, now)).collect();
+    json!({ "count": clients.len(), "clients": shown })
+}
+
+fn client(client: &Client, now: Instant) -> Value {
+    let names = client.names.lock();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    json!({
+        "id": client.id,
+        "address": client.peer.to_string(),
+        "name": text(&names.name),
+        "user": names.user,
+        "library": format!("{} {}", text(&names.lib_name), text(&names.lib_version)).trim(),
+        "kind": match client.kind() {
+            Kind::Normal => "client",
+            Kind::Pubsub => "subscriber",
+            Kind::Replica => "replica",
+            Kind::Master => "master",
+        },
+        "age_s": now.saturating_duration_since(client.since).as_secs(),
+        "idle_s": client.idle_s(now),
+        "last_command": name_of(client.last_command.load(Relaxed)),
+        "blocked": client.is_blocked(),
+        "buffer_bytes": buffer_bytes(client),
+    })
+}

@@ -1,0 +1,144 @@
+//! Access to clients, keys and data on the admin port.
+//!
+//! On the loopback interface the port is as open as the RESP port is to clients without a password:
+//! it is read-only. If it is bound to another address, or the user default needs a password, HTTP
+//! basic authentication asks for a user of the ACL that may run the command of the same meaning
+//! (SLOWLOG GET and CLIENT LIST, category @admin; FEED.GET of that view).
+//!
+//! A web page elsewhere cannot read answers, as no header allows it. A name that its owner points
+//! at 127.0.0.1 (DNS rebinding) would get around that, so requests whose `Host` is a name other
+//! than localhost need the login, too.
+
+use super::Answer;
+use crate::acl::{DEFAULT, Reason, Request};
+use crate::command::table::{numbers_named, with_numbers};
+use crate::roles::node::Node;
+use base64::Engine as _;
+use hyper::StatusCode;
+use hyper::header::{self, HeaderValue};
+use resp::Kept;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// The answer to a wrong password comes so late.
+const WRONG_PASSWORD: Duration = Duration::from_millis(500);
+
+/// Where the admin port is bound.
+pub(super) struct Door {
+    is_local: bool,
+}
+
+/// What a request tells of its sender.
+pub(super) struct Asked<'a> {
+    pub(super) peer: SocketAddr,
+    pub(super) host: &'a str,
+    pub(super) authorization: &'a str,
+}
+
+impl Door {
+    pub(super) fn new(address: SocketAddr) -> Door {
+        Door { is_local: address.ip().to_canonical().is_loopback() }
+    }
+
+    /// Whether the sender may see what this command tells; the error is the answer.
+    pub(super) async fn admits(
+        &self,
+        node: &Node,
+        asked: &Asked<'_>,
+        command: &[&str],
+    ) -> Result<(), Answer> {
+        let user = if asked.authorization.is_empty() {
+            let is_free = self.is_local && is_this_machine(asked.host) && node.acl.is_open();
+            node.acl.get(DEFAULT).filter(|_| is_free).ok_or_else(|| login("log in"))?
+        } else {
+            let (name, password) = credentials(asked.authorization)
+                .ok_or_else(|| login("basic authentication only"))?;
+            let Some(user) = node.acl.login(name.as_bytes(), password.as_bytes()) else {
+                node.acl.refused[Reason::Auth as usize].fetch_add(1, Relaxed);
+                let info = format!("addr={} name=admin-port", asked.peer).into_bytes();
+                node.acl.log.lock().note(Reason::Auth, b"HTTP", name.as_bytes(), info);
+                tokio::time::sleep(WRONG_PASSWORD).await;
+                return Err(login("wrong name or password"));
+            };
+            user
+        };
+        let mut kept = Kept::default();
+        kept.push_words(command);
+        let Some(args) = kept.iter().next() else { return Err(login("log in")) };
+        let numbers = numbers_named(&full_name(command));
+        let Some((number, spec)) = with_numbers().nth(numbers.start) else {
+            return Err(login("log in"));
+        };
+        match node.acl.dry_run(&user, &Request { spec, number, args }, node.engines.get()) {
+            None => Ok(()),
+            Some(why) => Err(super::wrong(StatusCode::FORBIDDEN, &why)),
+        }
+    }
+}
+
+/// The name in the table: with the subcommand, where there is one.
+fn full_name(command: &[&str]) -> String {
+    let name = command[0].to_lowercase();
+    match command.get(1) {
+        Some(sub) if !numbers_named(&format!("{name}|{}", sub.to_lowercase())).is_empty() => {
+            format!("{name}|{}", sub.to_lowercase())
+        }
+        _ => name,
+    }
+}
+
+/// Whether the `Host` of a request is an address, or localhost.
+fn is_this_machine(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let name = name.trim_matches(['[', ']']);
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+}
+
+/// User and password of basic authentication.
+fn credentials(authorization: &str) -> Option<(String, String)> {
+    let (scheme, encoded) = authorization.split_once(' ')?;
+    let decoded = base64::prelude::BASE64_STANDARD.decode(encoded.trim()).ok()?;
+    let text = String::from_utf8(decoded).ok().filter(|_| scheme.eq_ignore_ascii_case("basic"))?;
+    let (name, password) = text.split_once(':')?;
+    Some((name.to_owned(), password.to_owned()))
+}
+
+fn login(why: &str) -> Answer {
+    let mut answer = super::wrong(StatusCode::UNAUTHORIZED, why);
+    let realm = HeaderValue::from_static(
+        "Basic realm=\"Tidemark: a user with +@admin\", charset=\"UTF-8\"",
+    );
+    answer.headers_mut().insert(header::WWW_AUTHENTICATE, realm);
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_and_localhost_are_this_machine() {
+        for host in
+            ["127.0.0.1:6398", "localhost:6398", "localhost", "[::1]:6398", "[::1]", "10.0.0.1"]
+        {
+            assert!(is_this_machine(host), "{host}");
+        }
+        for host in ["", "evil.example:6398", "evil.example", "127.0.0.1.evil.example", ":80"] {
+            assert!(!is_this_machine(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn basic_authentication_is_read_and_nothing_else() {
+        let some = |name: &str, password: &str| Some((name.to_owned(), password.to_owned()));
+        assert_eq!(credentials("Basic b3BzOmE6Yg=="), some("ops", "a:b"));
+        assert_eq!(credentials("basic b3BzOg=="), some("ops", ""));
+        for wrong in ["", "Basic", "Basic !!", "Bearer b3BzOg==", "Basic b3Bz", "Basic /////w=="] {
+            assert_eq!(credentials(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The last ten minutes: pages and writes per second, and how long they took.
+
+use super::Admin;
+use crate::command::spec::flag;
+use crate::command::table::{numbers_named, with_numbers};
+use crate::roles::node::Node;
+use crate::runtime::command_stats::percentile_us;
+use dataset::clock::unix_us;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+/// How far apart the samples are.
+const EVERY: Duration = Duration::from_secs(2);
+/// How many are kept.
+const SAMPLES: usize = 300;
+
+/// See the top of the file.
+#[derive(Default)]
+pub(super) struct History(Mutex<VecDeque<Point>>);
+
+/// What one interval had.
+#[derive(Clone)]
+struct Point {
+    /// Milliseconds since 1970, at its end.
+    at_ms: u64,
+    pages_per_s: f64,
+    writes_per_s: f64,
+    commands_per_s: f64,
+    cold_reads_per_s: f64,
+    /// p50, p99 and p99.9 of the timed pages, in microseconds.
+    page_us: [Option<f64>; 3],
+    memory_bytes: u64,
+}
+
+/// Sums at one moment.
+struct Sums {
+    at: Instant,
+    pages: u64,
+    page_classes: Vec<u64>,
+    writes: u64,
+    commands: u64,
+    cold_reads: u64,
+}
+
+/// Samples until the future is dropped.
+pub(super) async fn record(admin: &Admin) {
+    let mut ticks = tokio::time::interval(EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut before = None;
+    loop {
+        ticks.tick().await;
+        let node = admin.host.node();
+        let now = sums(&node);
+        if let Some(before) = &before {
+            let mut points = admin.history.0.lock();
+            if points.len() == SAMPLES {
+                points.pop_front();
+            }
+            points.push_back(point(&node, before, &now));
+        }
+        before = Some(now);
+    }
+}
+
+fn sums(node: &Node) -> Sums {
+    let page = node.calls.sums(numbers_named("feed.get").start);
+    let writes = with_numbers().filter(|(_, spec)| spec.has(flag::WRITE));
+    Sums {
+        at: Instant::now(),
+        pages: page.calls,
+        page_classes: page.classes().to_vec(),
+        writes: writes.map(|(number, _)| node.calls.sums(number).calls).sum(),
+        commands: node.totals().commands,
+        cold_reads: node.engines.get().map_or(0, |e| e.cold.figures.reads.load(Relaxed)),
+    }
+}
+
+fn point(node: &Node, before: &Sums, now: &Sums) -> Point {
+    let seconds = now.at.duration_since(before.at).as_secs_f64().max(1e-3);
+    // CONFIG RESETSTAT, or another data set, may come between.
+    let rate = |before: u64, now: u64| now.saturating_sub(before) as f64 / seconds;
+    let earlier = |class: usize| before.page_classes.get(class).copied().unwrap_or(0);
+    let classes: Vec<u64> =
+        now.page_classes.iter().enumerate().map(|(i, n)| n.saturating_sub(earlier(i))).collect();
+    Point {
+        at_ms: unix_us() / 1000,
+        pages_per_s: rate(before.pages, now.pages),
+        writes_per_s: rate(before.writes, now.writes),
+        commands_per_s: rate(before.commands, now.commands),
+        cold_reads_per_s: rate(before.cold_reads, now.cold_reads),
+        page_us: [0.5, 0.99, 0.999].map(|share| percentile_us(&classes, share)),
+        memory_bytes: node.engines.get().map_or(0, |engines| engines.memory_bytes()),
+    }
+}
+
+impl History {
+    pub(super) fn json(&self) -> Value {
+        let points = self.0.lock().clone();
+        let points: Vec<Value> = points
+            .iter()
+            .map(|p| {
+                json!({
+                    "at_ms": p.at_ms,
+                    "pages_per_s": p.pages_per_s,
+                    "writes_per_s": p.writes_per_s,
+                    "commands_per_s": p.commands_per_s,
+                    "cold_reads_per_s": p.cold_reads_per_s,
+                    "page_p50_us": p.page_us[0],
+                    "page_p99_us": p.page_us[1],
+                    "page_p999_us": p.page_us[2],
+                    "memory_bytes": p.memory_bytes,
+                })
+            })
+            .collect();
+        json!({ "every_s": EVERY.as_secs(), "samples": points })
+    }
+}

@@ -1,0 +1,186 @@
+//! `/api/page`: the page that FEED.GET answers, and where each value comes from.
+
+use super::guard::Asked;
+use super::{Admin, Answer, json, wrong};
+use crate::handlers::call::member;
+use crate::roles::node::Node;
+use dataset::cold;
+use dataset::cold::fetch::Fetching;
+use dataset::engines::{Engines, Page, View};
+use hyper::StatusCode;
+use phantom::{Answer as Flag, Member};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Most ids of one page.
+const MAX_IDS: usize = 200;
+
+/// What is asked for.
+#[derive(Default)]
+struct Query {
+    view: String,
+    viewer: String,
+    ids: Vec<u64>,
+}
+
+impl Query {
+    /// `view=home&viewer=42&ids=1,2,3`; ids are parted by commas or spaces.
+    fn parse(text: &str) -> Result<Query, String> {
+        let mut query = Query::default();
+        for (key, value) in form_urlencoded::parse(text.as_bytes()) {
+            match &*key {
+                "view" => query.view = value.into_owned(),
+                "viewer" => query.viewer = value.into_owned(),
+                "ids" => {
+                    let words = value.split([',', ' ', '\n']).filter(|word| !word.is_empty());
+                    for word in words {
+                        let id = resp::natural(word.as_bytes());
+                        query.ids.push(id.ok_or_else(|| format!("'{word}' is no id"))?);
+                    }
+                }
+                other => return Err(format!("'{other}' is not known: view, viewer, ids")),
+            }
+        }
+        if query.viewer.is_empty() || query.ids.is_empty() {
+            return Err("name a viewer and at least one id".to_owned());
+        }
+        if query.ids.len() > MAX_IDS {
+            return Err(format!("at most {MAX_IDS} ids"));
+        }
+        Ok(query)
+    }
+}
+
+pub(super) async fn page(
+    admin: &Admin,
+    node: Arc<Node>,
+    asked: &Asked<'_>,
+    query: Option<&str>,
+) -> Answer {
+    let query = match Query::parse(query.unwrap_or_default()) {
+        Ok(query) => query,
+        Err(why) => return wrong(StatusCode::BAD_REQUEST, &why),
+    };
+    let ids: Vec<String> = query.ids.iter().map(u64::to_string).collect();
+    let mut command = vec!["FEED.GET", &query.view, &query.viewer];
+    command.extend(ids.iter().map(String::as_str));
+    if let Err(refusal) = admin.door.admits(&node, asked, &command).await {
+        return refusal;
+    }
+    let Some(engines) = node.engines.get() else {
+        return wrong(StatusCode::SERVICE_UNAVAILABLE, "the data are being loaded");
+    };
+    let Some(view) = engines.view(query.view.as_bytes()) else {
+        return wrong(StatusCode::BAD_REQUEST, &format!("there is no view '{}'", query.view));
+    };
+    let viewer = member(query.viewer.as_bytes());
+    let mut fetching = Fetching::default();
+    for &id in &query.ids {
+        for space in engines.sources(view).filter(|space| space.is_cold(id)) {
+            space.cold().ask(id, &mut fetching);
+        }
+        for (flag, space) in engines.flags(view).enumerate() {
+            let asks = || engines.page_asks(view, flag, id, &viewer);
+            space.cold().ask(space, (id, &viewer), &mut fetching, asks);
+        }
+    }
+    // From its answer on nothing is awaited: what is pinned is at hand on this thread.
+    if !fetching.is_ready() {
+        cold::pin(engines.cold.fetch(fetching).await);
+    }
+    let answer = json(&read(engines, view, &viewer, &query));
+    cold::unpin();
+    answer
+}
+
+fn read(engines: &Engines, view: &View, viewer: &Member<'_>, query: &Query) -> Value {
+    let mut page = Page::default();
+    engines.feed_get(view, viewer, &query.ids, &mut page);
+    let unreadable: BTreeMap<u64, String> =
+        cold::take_failures().into_iter().map(|(id, why)| (id, why.to_string())).collect();
+    let columns = engines.columns(view);
+    let rows = query.ids.iter().enumerate().map(|(index, &id)| {
+        let sources: Vec<_> =
+            engines.sources(view).map(|space| (space, space.origin(id))).collect();
+        let counters = columns.iter().enumerate().map(|(column, name)| {
+            let (space, field) = name.split_once('.').unwrap_or((name, ""));
+            let source = sources.iter().find(|(source, _)| source.name() == space);
+            let from = source.map_or("none", |(space, origin)| {
+                origin_of(origin.as_ref(), space.index_of(field.as_bytes()))
+            });
+            json!({ "value": page.counter(index, column), "from": from })
+        });
+        let flags = engines.flags(view).enumerate().map(|(flag, space)| {
+            let value = match page.flag(index, flag) {
+                Flag::Yes => Some(1),
+                Flag::No => Some(0),
+                Flag::Unknown => None,
+            };
+            let proven = !engines.page_asks(view, flag, id, viewer);
+            json!({ "value": value, "from": flag_from(space.origin(id, viewer), proven) })
+        });
+        let row = json!({
+            "id": id.to_string(),
+            "counters": counters.collect::<Vec<_>>(),
+            "flags": flags.collect::<Vec<_>>(),
+            "error": unreadable.get(&id),
+        });
+        // What the look for the origins could not read is told above.
+        cold::take_failures();
+        row
+    });
+    let rows: Vec<Value> = rows.collect();
+    let flags: Vec<&str> = engines.flags(view).map(|space| space.name()).collect();
+    json!({
+        "view": query.view,
+        "viewer": query.viewer,
+        "columns": columns,
+        "flags": flags,
+        "rows": rows,
+    })
+}
+
+/// Where a counter comes from, in one word.
+fn origin_of(origin: Option<&counter::Origin>, field: Option<usize>) -> &'static str {
+    use counter::Origin::{Below, Outlier, Table};
+    match origin {
+        None => "none",
+        Some(Outlier) => "outlier",
+        Some(Below) => "cold",
+        Some(Table { in_aux, .. }) if field.is_some_and(|field| in_aux[field]) => "aux",
+        Some(Table { is_extended: true, .. }) => "extend",
+        Some(Table { .. }) => "bits",
+    }
+}
+
+/// Where a flag comes from, in one word. `proven`: its counter of 0 answers, whatever the filter
+/// has.
+fn flag_from(origin: phantom::Origin, proven: bool) -> &'static str {
+    use phantom::Origin::{BelowHorizon, Filter, Outlier, Unset};
+    match origin {
+        BelowHorizon => "horizon",
+        _ if proven => "zero",
+        Outlier => "outlier",
+        Unset => "unset",
+        Filter { is_cold: true, .. } => "cold",
+        Filter { .. } => "filter",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_is_read_or_its_error_told() {
+        let query = Query::parse("view=home&viewer=a%20b&ids=1%2C2+3").unwrap();
+        assert_eq!((&*query.view, &*query.viewer, &query.ids[..]), ("home", "a b", &[1, 2, 3][..]));
+        let why = |text: &str| Query::parse(text).err().unwrap_or_default();
+        assert_eq!(why("view=home&viewer=1&ids=1,-2"), "'-2' is no id");
+        assert_eq!(why("view=home&ids=1"), "name a viewer and at least one id");
+        assert_eq!(why("nope=1"), "'nope' is not known: view, viewer, ids");
+        let many: Vec<String> = (0..201).map(|id| id.to_string()).collect();
+        assert_eq!(why(&format!("viewer=1&ids={}", many.join(","))), "at most 200 ids");
+    }
+}

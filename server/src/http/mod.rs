@@ -1,0 +1,220 @@
+//! The admin port: metrics, health, and the dashboard, over HTTP.
+//!
+//! One thread of its own with a current-thread runtime: the workers, which serve pages, neither
+//! run its code nor wait for it. Everything is read-only. What shows clients, keys or data is
+//! guarded by the ACL ([`guard`]).
+
+mod api;
+mod dashboard;
+mod guard;
+mod health;
+mod history;
+mod inspect;
+
+use crate::metrics::{self, Format};
+use crate::roles::node::Host;
+use guard::Door;
+use history::History;
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{self, HeaderName, HeaderValue};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+
+type Answer = Response<Full<Bytes>>;
+
+/// Most connections at a time; others wait to be accepted.
+const MAX_CONNECTIONS: usize = 64;
+/// A request's head is to be complete after so long; an idle connection ends after it, too.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most bytes of a request's head.
+const MAX_HEAD_BYTES: usize = 16 << 10;
+
+/// What all requests share.
+struct Admin {
+    host: Arc<Host>,
+    door: Door,
+    history: History,
+}
+
+/// Opens the admin port that the configuration names. `None`: it is switched off, or taken, which
+/// is no reason not to start: another node of this machine may have it.
+pub(crate) fn listen(config: &crate::config::Config) -> io::Result<Option<TcpListener>> {
+    let admin = &config.admin;
+    if admin.port == 0 {
+        return Ok(None);
+    }
+    match crate::net::workers::listen_on(&admin.bind, admin.port, 128) {
+        Ok(listener) => Ok(Some(listener)),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            tracing::warn!(
+                "the admin port {}:{} is taken, so this server runs without metrics and dashboard: \
+                 give it another one (admin.port, or --admin-port), or 0 to switch it off",
+                admin.bind,
+                admin.port
+            );
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Serves the admin port until the server stops. The server goes on without it if its thread
+/// should fail.
+pub(crate) fn start(host: &Arc<Host>, listener: TcpListener) -> io::Result<JoinHandle<()>> {
+    let address = listener.local_addr()?;
+    listener.set_nonblocking(true)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let listener = {
+        let _in = runtime.enter();
+        tokio::net::TcpListener::from_std(listener)?
+    };
+    host.admin.get_or_init(|| address);
+    let admin = Arc::new(Admin {
+        host: host.clone(),
+        door: Door::new(address),
+        history: History::default(),
+    });
+    let thread = std::thread::Builder::new().name("admin".to_owned());
+    let thread = thread.spawn(move || {
+        let stop = admin.host.stop.clone();
+        runtime.block_on(async {
+            tokio::select! {
+                () = stop.wait() => {}
+                () = accept(&admin, listener) => {}
+                () = history::record(&admin) => {}
+            }
+        });
+    })?;
+    tracing::info!("metrics and dashboard: http://{address}/");
+    Ok(thread)
+}
+
+async fn accept(admin: &Arc<Admin>, listener: tokio::net::TcpListener) {
+    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        // It is never closed.
+        let Ok(place) = room.clone().acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                let admin = admin.clone();
+                tokio::spawn(async move {
+                    let _place = place;
+                    let _ = stream.set_nodelay(true);
+                    let served = service_fn(|request| answer(&admin, peer, request));
+                    let connection = hyper::server::conn::http1::Builder::new()
+                        .timer(TokioTimer::new())
+                        .header_read_timeout(HEAD_TIMEOUT)
+                        .max_buf_size(MAX_HEAD_BYTES)
+                        .serve_connection(TokioIo::new(stream), served);
+                    if let Err(error) = connection.await {
+                        tracing::debug!("admin port: {peer}: {error}");
+                    }
+                });
+            }
+            Err(error) => {
+                // Out of files, usually: waiting is all that helps.
+                tracing::warn!("the admin port cannot accept: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn answer(
+    admin: &Admin,
+    peer: SocketAddr,
+    request: Request<Incoming>,
+) -> Result<Answer, std::convert::Infallible> {
+    let is_head = request.method() == Method::HEAD;
+    let mut response = if is_head || request.method() == Method::GET {
+        route(admin, peer, &request).await
+    } else {
+        let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "the admin port is read-only\n");
+        response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
+        response
+    };
+    for (name, value) in HEADERS {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    // hyper leaves out the body of an answer to HEAD, and tells its length.
+    Ok(response)
+}
+
+/// Headers of every answer. The page loads nothing from elsewhere, is shown in no frame, and
+/// figures are never kept.
+const HEADERS: [(HeaderName, &str); 5] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
+         connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::X_FRAME_OPTIONS, "DENY"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (header::CACHE_CONTROL, "no-store"),
+];
+
+async fn route(admin: &Admin, peer: SocketAddr, request: &Request<Incoming>) -> Answer {
+    let node = admin.host.node();
+    let header = |name: HeaderName| {
+        request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    };
+    let path = request.uri().path();
+    let asked = guard::Asked {
+        peer,
+        host: header(header::HOST),
+        authorization: header(header::AUTHORIZATION),
+    };
+    match path {
+        "/metrics" => {
+            let format = Format::accepted(header(header::ACCEPT));
+            body(StatusCode::OK, format.content_type(), metrics::encode(node, format))
+        }
+        "/healthz" => text(StatusCode::OK, "ok\n"),
+        "/readyz" => health::ready(&node),
+        "/api/status" => json(&api::status(&node)),
+        "/api/spaces" => json(&api::spaces(&node)),
+        "/api/history" => json(&admin.history.json()),
+        "/api/slowlog" => match admin.door.admits(&node, &asked, &["SLOWLOG", "GET"]).await {
+            Ok(()) => json(&api::slowlog(&node)),
+            Err(refusal) => refusal,
+        },
+        "/api/clients" => match admin.door.admits(&node, &asked, &["CLIENT", "LIST"]).await {
+            Ok(()) => json(&api::clients(&node)),
+            Err(refusal) => refusal,
+        },
+        "/api/page" => inspect::page(admin, node, &asked, request.uri().query()).await,
+        _ => match dashboard::file(path) {
+            Some((media, content)) => body(StatusCode::OK, media, content),
+            None => text(StatusCode::NOT_FOUND, "there is no such page\n"),
+        },
+    }
+}
+
+fn body(status: StatusCode, media: &'static str, content: impl Into<Bytes>) -> Answer {
+    let mut response = Response::new(Full::new(content.into()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media));
+    response
+}
+
+fn text(status: StatusCode, content: impl Into<Bytes>) -> Answer {
+    body(status, "text/plain; charset=utf-8", content)
+}
+
+fn json(value: &serde_json::Value) -> Answer {
+    body(StatusCode::OK, "application/json", value.to_string())
+}
+
+/// An answer to a request that is wrong, in the form of the JSON pages.
+fn wrong(status: StatusCode, why: &str) -> Answer {
+    body(status, "application/json", serde_json::json!({ "error": why }).to_string())
+}

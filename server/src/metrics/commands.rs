@@ -1,0 +1,65 @@
+//! Metrics by command, and errors by their first word.
+
+use super::Kind::Counter;
+use super::text::{Distribution, Durations, write_all};
+use super::{Metric, Value};
+use crate::command::table::with_numbers;
+use crate::roles::node::Node;
+use crate::runtime::command_stats::Sums;
+use prometheus_client::encoding::DescriptorEncoder;
+
+/// Commands that were called, rejected or failed since the start.
+pub(super) const COMMANDS: &[Metric<Sums>] = &[
+    Metric::new("", Counter, "tidemark_command_calls", "Calls, by command.", |s: &Sums| {
+        s.calls.into()
+    }),
+    Metric::new(
+        "",
+        Counter,
+        "tidemark_command_rejected_calls",
+        "Calls refused before execution, by command.",
+        |s: &Sums| s.rejected.into(),
+    ),
+    Metric::new(
+        "",
+        Counter,
+        "tidemark_command_failed_calls",
+        "Calls that ended with an error, by command.",
+        |s: &Sums| s.failed.into(),
+    ),
+];
+
+pub(super) const DURATION: Distribution = Distribution {
+    name: "tidemark_command_duration",
+    help: "Time of execution of the timed calls, by command: one call in 64 of commands that \
+           take constant time.",
+    // By command: see `write`.
+    read: |_| Durations { sum: 0.0, classes: Vec::new() },
+};
+
+pub(super) const ERRORS: [Metric<u64>; 1] = [Metric::new(
+    "",
+    Counter,
+    "tidemark_errors",
+    "Error replies, by their first word.",
+    |n: &u64| Value::Int(*n),
+)];
+
+/// All commands that have anything to tell, and all errors.
+pub(super) fn write(node: &Node, encoder: &mut DescriptorEncoder<'_>) -> std::fmt::Result {
+    let sums: Vec<(&str, Sums)> = with_numbers()
+        .map(|(number, spec)| (spec.name, node.calls.sums(number)))
+        .filter(|(_, sums)| !sums.is_nothing())
+        .collect();
+    let calls: Vec<_> = sums.iter().map(|(name, sums)| (("command", *name), sums)).collect();
+    write_all(COMMANDS, encoder, &calls)?;
+    let durations = sums.iter().map(|(name, sums)| {
+        let (sum, classes) = sums.timed_classes();
+        (("command", *name), Durations { sum, classes })
+    });
+    DURATION.write(encoder, &durations.collect::<Vec<_>>())?;
+    let errors = node.calls.errors();
+    let errors: Vec<_> =
+        errors.iter().map(|(word, count)| (("error", word.as_str()), count)).collect();
+    write_all(&ERRORS, encoder, &errors)
+}
