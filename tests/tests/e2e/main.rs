@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
 
 mod acl;
+mod admin;
 mod beside_redis;
 mod binary;
 mod bounds;
@@ -15,6 +16,7 @@ mod commands;
 mod compatibility;
 mod config;
 mod connections;
+mod dashboard;
 mod exact;
 mod examples;
 mod full_sync;
