@@ -29,12 +29,11 @@ pub fn natural(digits: &[u8]) -> Option<u64> {
         // Of the first eight those that are not among the last eight, with zeros before them.
         let zeros = 8 * (16 - digits.len() as u32);
         let first = u64::from_le_bytes(*first) << zeros | ZEROS & !(u64::MAX << zeros);
-        let halves = [first, u64::from_le_bytes(*last)].map(|text| text ^ ZEROS);
-        if halves.map(no_digits) != [0, 0] || digits[0] == b'0' {
+        let (high, low) = (first ^ ZEROS, u64::from_le_bytes(*last) ^ ZEROS);
+        if no_digits(high) | no_digits(low) != 0 || digits[0] == b'0' {
             return None;
         }
-        let [high, low] = halves.map(eight_digits);
-        return Some(high.wrapping_mul(100_000_000).wrapping_add(low));
+        return Some(eight_digits(high).wrapping_mul(100_000_000).wrapping_add(eight_digits(low)));
     }
     natural_of_any_length(digits)
 }

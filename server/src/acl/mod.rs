@@ -29,7 +29,6 @@ pub(crate) use user::User;
 
 use crate::command::error::Refusal;
 use crate::config::Security;
-use crate::roles::node::Node;
 use crate::runtime::atomic_file;
 use crate::runtime::clients::Client;
 use arc_swap::ArcSwap;
@@ -44,7 +43,7 @@ use std::time::Instant;
 use user::digest;
 
 /// The user that a connection has until it logs in as another.
-pub(crate) const DEFAULT: &str = "default";
+pub(crate) use crate::runtime::clients::DEFAULT_USER as DEFAULT;
 /// Most bytes of a user's name, and of one rule.
 const MAX_WORD: usize = 1024;
 /// Most bytes that describe one user.
@@ -339,50 +338,55 @@ pub(crate) struct Access {
 
 impl Access {
     /// What a new connection may do.
-    pub(crate) fn new(node: &Node) -> Access {
-        let mut access =
-            Access { user: None, free: false, hears_less: false, version: node.settings.version() };
-        access.enter(node, node.acl.get(DEFAULT).filter(|user| user.needs_no_login()));
+    pub(crate) fn new(acl: &Acl, version: u64) -> Access {
+        let mut access = Access { user: None, free: false, hears_less: false, version };
+        access.enter(acl, acl.get(DEFAULT).filter(|user| user.needs_no_login()));
         access
     }
 
     /// It is this user from now on.
-    pub(crate) fn enter(&mut self, node: &Node, user: Option<Arc<User>>) {
+    pub(crate) fn enter(&mut self, acl: &Acl, user: Option<Arc<User>>) {
         self.free =
-            user.as_ref().is_some_and(|u| u.may_everything()) && node.acl.denied.load().is_empty();
+            user.as_ref().is_some_and(|u| u.may_everything()) && acl.denied.load().is_empty();
         self.user = user;
     }
 
     /// Users have changed. False: its own is no more.
-    pub(crate) fn look_again(&mut self, node: &Node) -> bool {
+    pub(crate) fn look_again(&mut self, acl: &Acl) -> bool {
         let known = match &self.user {
-            Some(user) => node.acl.get(user.name()),
+            Some(user) => acl.get(user.name()),
             // A password that was taken away is not asked for any more.
-            None => node.acl.get(DEFAULT).filter(|user| user.needs_no_login()),
+            None => acl.get(DEFAULT).filter(|user| user.needs_no_login()),
         };
         let lost = self.user.is_some() && known.is_none();
         self.hears_less = match (&known, &self.user) {
             (Some(known), Some(before)) => known.hears_less_than(before),
             _ => false,
         };
-        self.enter(node, known);
+        self.enter(acl, known);
         !lost
     }
 
     /// Whether a request would be executed; nothing is noted.
     #[cold]
-    pub(crate) fn allows(&self, node: &Node, request: &Request<'_>) -> bool {
-        let may = |user: &Arc<User>| user.check(request, node.engines.get()).is_ok();
+    pub(crate) fn allows(
+        &self,
+        acl: &Acl,
+        engines: Option<&Engines>,
+        request: &Request<'_>,
+    ) -> bool {
+        let may = |user: &Arc<User>| user.check(request, engines).is_ok();
         self.free
             || request.applies_to_all_users()
-            || (self.user.as_ref().is_some_and(may) && node.acl.denied_to_all(request).is_none())
+            || (self.user.as_ref().is_some_and(may) && acl.denied_to_all(request).is_none())
     }
 
     /// Whether a request may be executed; if not, that is noted.
     #[cold]
     pub(crate) fn check(
         &self,
-        node: &Node,
+        acl: &Acl,
+        engines: Option<&Engines>,
         client: &Client,
         request: &Request<'_>,
     ) -> Result<(), Refusal> {
@@ -390,16 +394,16 @@ impl Access {
             return Ok(());
         }
         let Some(user) = &self.user else { return Err(Refusal::NO_AUTH) };
-        if let Some(name) = node.acl.denied_to_all(request) {
+        if let Some(name) = acl.denied_to_all(request) {
             return Err(Refusal::new(format!("ERR {}", not_allowed(name)).into_bytes()));
         }
-        let Err(denied) = user.check(request, node.engines.get()) else { return Ok(()) };
+        let Err(denied) = user.check(request, engines) else { return Ok(()) };
         let reason = match denied {
             Denied::Command | Denied::Option => Reason::Command,
             Denied::Key(_) | Denied::Name(_) => Reason::Key,
             Denied::Channel(_) => Reason::Channel,
         };
-        node.acl.note(reason, denied.object(request), user.name().as_bytes(), client);
+        acl.note(reason, denied.object(request), user.name().as_bytes(), client);
         Err(Refusal::new(
             format!("NOPERM this user has no permissions to {}", denied.words(request))
                 .into_bytes(),

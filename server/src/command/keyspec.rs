@@ -141,6 +141,45 @@ impl Uses {
     }
 }
 
+/// Positions of the keys in a request of this command.
+pub(crate) fn key_positions(spec: &Spec, args: Args<'_>) -> impl Iterator<Item = usize> {
+    let (first, last, step) = spec.keys;
+    let count = i64::try_from(args.len()).unwrap_or(i64::MAX);
+    // Of a request that cannot be taken all words count as keys.
+    let numbered = || {
+        resp::natural(args.at(1)).and_then(|keys| i64::try_from(keys).ok()).filter(|&keys| keys > 0)
+    };
+    let last = match last {
+        _ if spec.name == "sintercard" => numbered().map_or(count, |keys| keys.saturating_add(1)),
+        ..0 => count + i64::from(last),
+        _ => i64::from(last),
+    };
+    let last = last.min(count - 1);
+    let mut at = i64::from(first);
+    std::iter::from_fn(move || {
+        let position = usize::try_from(at).ok().filter(|_| step > 0 && at <= last)?;
+        at += i64::from(step);
+        Some(position)
+    })
+}
+
+/// Which arguments of a command that has no keys are ids (behind them may be options); none if it
+/// names no ids.
+pub(crate) fn id_positions(
+    spec: &Spec,
+    args: Args<'_>,
+) -> Option<impl Iterator<Item = usize> + use<>> {
+    let (first, step) = match spec.name {
+        "feed.get" | "feed.act" | "feed.undo" | "ph.add" | "ph.exists" | "ph.del" => (3, 1),
+        "cnt.get" | "cnt.del" => (2, 1),
+        "cnt.mincrby" => (2, 3),
+        // One.
+        "cnt.incrby" | "cnt.set" => (2, usize::MAX),
+        _ => return None,
+    };
+    Some((first..args.len()).step_by(step))
+}
+
 /// For clients of clusters: how to send a command to several servers, how to join the replies, and
 /// whether these are the same each time.
 const TIPS: &[(&str, &[&str])] = &[

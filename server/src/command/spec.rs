@@ -1,11 +1,7 @@
 //! What a command is: one row of the table.
 
-use crate::acl;
 use crate::command::error::Refusal;
-use crate::command::table::find;
-use crate::handlers::call::Call;
 use resp::Args;
-use std::fmt::Write as _;
 
 /// What a command is, as COMMAND tells clients. Bits of [`Spec::flags`].
 pub(crate) mod flag {
@@ -80,10 +76,6 @@ pub(crate) const ALL_KEYS: KeyArgs = (1, -1, 1);
 
 /// Why a command did nothing.
 pub(crate) type Outcome = Result<(), Refusal>;
-/// What a command does. It writes one reply, or returns a refusal: then whatever it wrote is
-/// forgotten and the refusal sent.
-pub(crate) type Handler = fn(&mut Call<'_>) -> Outcome;
-
 /// One command. See the top of the file.
 pub(crate) struct Spec {
     /// In lower case; of a subcommand `command|subcommand`.
@@ -101,8 +93,7 @@ pub(crate) struct Spec {
     pub(crate) usage: &'static str,
     /// What it does, in a sentence or a few.
     pub(crate) summary: &'static str,
-    pub(crate) run: Handler,
-    /// If not empty, the first argument chooses one of these; without it `run` answers.
+    /// If not empty, the first argument chooses one of these; without it the command answers.
     pub(crate) subcommands: &'static [Spec],
 }
 
@@ -145,34 +136,6 @@ impl Spec {
         let name = self.name.to_ascii_uppercase().replace('|', " ");
         if self.usage.is_empty() { name } else { format!("{name} {}", self.usage) }
     }
-
-    /// ACL categories, with their `@`.
-    pub(crate) fn categories(&self) -> Vec<String> {
-        acl::categories(self).into_iter().map(|name| format!("@{name}")).collect()
-    }
-}
-
-/// HELP of a command with subcommands, as Redis writes it.
-pub(crate) fn help(call: &mut Call<'_>) -> Outcome {
-    let name = call.spec.name.split('|').next().unwrap_or_default();
-    let Some((_, spec)) = find(name.as_bytes()) else { return Err(call.wrong_arity()) };
-    let mut lines = vec![format!(
-        "{} <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
-        name.to_ascii_uppercase()
-    )];
-    for sub in spec.subcommands {
-        let mut line = sub.own_name().to_ascii_uppercase();
-        if !sub.usage.is_empty() {
-            let _ = write!(line, " {}", sub.usage);
-        }
-        lines.push(line);
-        lines.push(format!("    {}", sub.summary));
-    }
-    call.reply.array(lines.len());
-    for line in lines {
-        call.reply.simple(&line);
-    }
-    Ok(())
 }
 
 /// A HELP row for a table of subcommands.
@@ -186,7 +149,6 @@ pub(crate) const fn help_row(name: &'static str, group: &'static str, since: &'s
         since,
         usage: "",
         summary: "Print this help.",
-        run: help,
         subcommands: &[],
     }
 }

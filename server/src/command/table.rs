@@ -1,14 +1,10 @@
 //! All commands by name and by number.
 
+use crate::command::families::{
+    bloom, client, cnt, cuckoo, diagnostics, hash, keys, page, phantom, pubsub, replication,
+    server, set, spaces, string, topology, transaction, views, weibo,
+};
 use crate::command::spec::Spec;
-use crate::handlers::admin::{diagnostics, server};
-use crate::handlers::cluster::{replication, topology};
-use crate::handlers::counter::{cnt, hash, string};
-use crate::handlers::feed::{page, weibo};
-use crate::handlers::flags::{bloom, cuckoo, phantom, set};
-use crate::handlers::prefetch;
-use crate::handlers::redis::{client, keys, pubsub, transaction};
-use crate::handlers::schema::{spaces, views};
 use std::sync::LazyLock;
 
 /// All families, in the order of the reference.
@@ -45,8 +41,6 @@ struct Table {
     /// there are.
     bits: Vec<usize>,
     slots: Box<[u16; SLOTS]>,
-    /// By number: what to fetch for a request before it is its turn.
-    ahead: Vec<Option<prefetch::Ahead>>,
 }
 
 static TABLE: LazyLock<Table> = LazyLock::new(|| {
@@ -69,8 +63,7 @@ static TABLE: LazyLock<Table> = LazyLock::new(|| {
     for spec in &specs {
         bits.push(bits[bits.len() - 1] + 1 + spec.subcommands.len());
     }
-    let ahead = specs.iter().map(|spec| prefetch::of(spec.name)).collect();
-    Table { specs, bits, slots, ahead }
+    Table { specs, bits, slots }
 });
 
 /// FNV-1a over the name with the case bit cleared, so that upper and lower case meet.
@@ -126,12 +119,6 @@ impl Lookup {
         }
         found
     }
-}
-
-/// What to fetch for a request of the command with this number, before it is its turn.
-#[inline]
-pub(crate) fn ahead_of(number: u16) -> Option<prefetch::Ahead> {
-    TABLE.ahead[usize::from(number)]
 }
 
 /// All top-level commands.

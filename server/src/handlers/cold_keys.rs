@@ -3,9 +3,9 @@
 //!
 //! A request that is not known here still works: its cold rows are then read in place.
 
+use crate::command::keyspec::{id_positions, key_positions};
 use crate::command::spec::{NO_KEYS, Spec};
 use crate::command::table::{Found, find};
-use crate::handlers::admin::command::{id_positions, key_positions};
 use crate::handlers::feed::weibo::NOBODY;
 use crate::handlers::session::Session;
 use dataset::cold::fetch::Fetching;

@@ -8,6 +8,7 @@ use crate::command::table::{Found, bit_of, find};
 use crate::handlers::call::Call;
 use crate::handlers::redis::{pubsub, tracking, transaction};
 use crate::handlers::session::{Replies, Scratch, Session};
+use crate::handlers::table::handler;
 use crate::handlers::visibility;
 use crate::roles::node::Node;
 use crate::runtime::clients::Kind;
@@ -113,7 +114,7 @@ pub(crate) fn checked(
     }
     if !session.access.free {
         let request = Request { spec, number: bit_of(number, sub), args };
-        session.access.check(node, &session.client, &request)?;
+        session.access.check(&node.acl, node.engines.get(), &session.client, &request)?;
     }
     if !node.is_loaded() && !spec.has(flag::LOADING) {
         return Err(Refusal::LOADING);
@@ -151,7 +152,7 @@ pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node:
         return false;
     }
     let request = Request { spec, number: bit_of(number, sub), args };
-    if !session.access.allows(node, &request) {
+    if !session.access.allows(&node.acl, node.engines.get(), &request) {
         return false;
     }
     // As in Redis, a command that is refused in any case is refused at once: by a replica, too.
@@ -207,7 +208,7 @@ pub(crate) fn run(
         || !spec.has(flag::FAST)
         || args.len() > slowlog::MANY_ARGS;
     let began = timed.then(Instant::now);
-    let outcome = (spec.run)(&mut call);
+    let outcome = handler(number)(&mut call);
     if call.session.errand.is_asked() {
         return Ok(());
     }

@@ -10,9 +10,9 @@
 //! size, and a snapshot could not begin in the middle. Redis takes such a MSET, and its memory too.
 
 use crate::command::error::{Refusal, refuse};
+use crate::command::keyspec::{id_positions, key_positions};
 use crate::command::spec::{NO_KEYS, flag};
 use crate::command::table::find;
-use crate::handlers::admin::command::{id_positions, key_positions};
 use crate::handlers::call::id;
 use crate::handlers::execute::select;
 use dataset::commit::MOST_BYTES;

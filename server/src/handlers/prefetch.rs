@@ -7,15 +7,16 @@
 
 use crate::command::spec::flag;
 use crate::command::table::Found;
-use crate::command::table::ahead_of;
+use crate::command::table::all;
 use crate::handlers::call::member;
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
 use phantom::Member;
 use resp::{Args, natural};
+use std::sync::LazyLock;
 
 /// What a command's arguments name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ahead {
+enum Ahead {
     /// A key of a row or a cell.
     Counter,
     /// A key of an id's pairs, and the first of the members.
@@ -55,8 +56,18 @@ const COMMANDS: &[(Ahead, &[&str])] = &[
 ];
 
 /// What to fetch for the command of this name.
-pub(crate) fn of(name: &str) -> Option<Ahead> {
+fn of(name: &str) -> Option<Ahead> {
     COMMANDS.iter().find(|(_, names)| names.contains(&name)).map(|(what, _)| *what)
+}
+
+/// By the command's number.
+static AHEAD: LazyLock<Vec<Option<Ahead>>> =
+    LazyLock::new(|| all().iter().map(|spec| of(spec.name)).collect());
+
+/// What to fetch for a request of the command with this number, before it is its turn.
+#[inline]
+fn ahead_of(number: u16) -> Option<Ahead> {
+    AHEAD[usize::from(number)]
 }
 
 /// Looks ahead over the requests of one batch. Most of them name ids of one space, so its tables

@@ -93,7 +93,7 @@ impl Session {
     pub(crate) fn new(node: &Node, client: Arc<Client>, worker: usize) -> Session {
         Session {
             client,
-            access: Access::new(node),
+            access: Access::new(&node.acl, node.settings.version()),
             worker,
             replies: Replies::On,
             transaction: None,

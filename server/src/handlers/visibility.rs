@@ -4,8 +4,8 @@
 //!
 //! Asked here for all commands, after they have read, by the ids that they name.
 
+use crate::command::keyspec::{id_positions, key_positions};
 use crate::command::spec::{NO_KEYS, Spec, flag};
-use crate::handlers::admin::command::{id_positions, key_positions};
 use crate::handlers::session::Session;
 use dataset::engines::{Engines, KeyRef};
 use resp::Args;

@@ -389,7 +389,7 @@ impl Talk {
         self.session.access.version = node.settings.version();
         self.config = Arc::clone(&node.config());
         self.session.timed = slowlog::times_all(&self.config.server);
-        let mut known = self.session.access.look_again(node);
+        let mut known = self.session.access.look_again(&node.acl);
         // A subscription that was made while the rule that allowed it was taken away.
         if self.session.listening
             && std::mem::take(&mut self.session.access.hears_less)

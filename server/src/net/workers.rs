@@ -7,6 +7,7 @@
 use crate::config::{Config, ConfigError};
 use crate::net::connection::Connection;
 use crate::roles::node::{Host, Process};
+use crate::runtime::open_files::allowed_clients;
 use crate::runtime::shutdown::Vital;
 use crate::runtime::tls::Socket;
 use dataset::cold::uring::ReadsHere;
@@ -28,11 +29,6 @@ const SETTLE_EVERY: Duration = Duration::from_secs(60);
 /// Threads per worker for what takes its time (statistics, digests, merges): more of it waits, so
 /// that pages do not.
 const SLOW_THREADS: usize = 2;
-/// Files that the process needs beside its clients: listeners, the log, cold files.
-const RESERVED_FILES: u64 = 64;
-/// More open files than this are not asked for: what Linux allows a process at most, unless told
-/// otherwise.
-const MOST_FILES: u64 = 1 << 20;
 
 /// Opens one listening socket.
 pub(crate) fn listen_on(host: &str, port: u16, backlog: i32) -> io::Result<TcpListener> {
@@ -153,22 +149,6 @@ fn lower_max_clients(process: &Process) -> io::Result<()> {
         process.settings.change(change, |_, _| Ok(())).map_err(io::Error::other)?;
     }
     Ok(())
-}
-
-/// Clients that the limit of open files has room for. Raises that limit as far as it may: cold
-/// files are opened as they come, one descriptor each.
-pub(crate) fn allowed_clients(wanted: usize) -> usize {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let needed = wanted as u64 + RESERVED_FILES;
-    let limit = getrlimit(Resource::Nofile);
-    let mut current = limit.current.unwrap_or(u64::MAX);
-    let raised = limit.maximum.unwrap_or(MOST_FILES).min(MOST_FILES.max(needed));
-    if raised > current
-        && setrlimit(Resource::Nofile, Rlimit { current: Some(raised), ..limit }).is_ok()
-    {
-        current = raised;
-    }
-    usize::try_from(current.saturating_sub(RESERVED_FILES)).unwrap_or(usize::MAX).clamp(1, wanted)
 }
 
 /// The accepting thread: takes connections, hands them out, and looks after the clients once a

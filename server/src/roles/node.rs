@@ -3,11 +3,11 @@
 use crate::acl::Acl;
 use crate::command::error::Refusal;
 use crate::config::Config;
-use crate::net::workers::allowed_clients;
 use crate::roles::Replication;
 use crate::runtime::clients::Clients;
 use crate::runtime::command_stats::AllCalls;
 use crate::runtime::monitors::Monitors;
+use crate::runtime::open_files::allowed_clients;
 use crate::runtime::pause::Pause;
 use crate::runtime::pubsub::Channels;
 use crate::runtime::settings::{SetError, Settings};

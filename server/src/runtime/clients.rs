@@ -19,6 +19,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
 
+/// The user of connections that have not logged in as another one.
+pub(crate) const DEFAULT_USER: &str = "default";
+
 /// What a client may call itself and its library.
 pub(crate) struct Names {
     /// The user that it has logged in as.
@@ -31,7 +34,7 @@ pub(crate) struct Names {
 impl Default for Names {
     fn default() -> Names {
         Names {
-            user: crate::acl::DEFAULT.to_owned(),
+            user: DEFAULT_USER.to_owned(),
             name: Vec::new(),
             lib_name: Vec::new(),
             lib_version: Vec::new(),

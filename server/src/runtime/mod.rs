@@ -10,6 +10,7 @@ pub(crate) mod foreign_settings;
 pub(crate) mod glob;
 pub(crate) mod inbox;
 pub(crate) mod monitors;
+pub(crate) mod open_files;
 pub(crate) mod pause;
 pub(crate) mod pubsub;
 pub(crate) mod service_manager;

@@ -2,71 +2,32 @@
 
 use crate::acl::{CATEGORIES, MODULE_CATEGORIES, Request, categories};
 use crate::command::error::{Refusal, refuse};
-use crate::command::spec::{NO_KEYS, Outcome, Spec, flag, help, help_row};
+use crate::command::spec::{Outcome, Spec};
 use crate::command::table::{find, with_numbers};
+use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::execute::select;
+use crate::handlers::help::help;
 use crate::handlers::redis::{client_admin, tracking};
 use dataset::clock::unix_us;
 use resp::Reply;
 
-const ALWAYS: u32 = flag::NOSCRIPT | flag::LOADING | flag::STALE;
-const ADMIN: u32 = ALWAYS | flag::ADMIN;
-
-const fn spec(
-    name: &'static str,
-    arity: i32,
-    flags: u32,
-    usage: &'static str,
-    summary: &'static str,
-    run: crate::command::spec::Handler,
-) -> Spec {
-    Spec {
-        name,
-        arity,
-        flags,
-        keys: NO_KEYS,
-        group: "server",
-        since: "6.0.0",
-        usage,
-        summary,
-        run,
-        subcommands: &[],
-    }
-}
-
-#[rustfmt::skip]
-pub(crate) const ACL: Spec = Spec {
-    subcommands: &[
-        spec("acl|cat", -2, ALWAYS, "[categoryname]", "The categories, or the commands of one.",
-            cat),
-        spec("acl|deluser", -3, ADMIN, "username [username ...]",
-            "Removes users and closes their connections; answers how many there were.", deluser),
-        Spec { since: "7.0.0", ..spec("acl|dryrun", -4, ADMIN, "username command [arg [arg ...]]",
-            "Whether a user may execute this; it is not executed.", dryrun) },
-        spec("acl|genpass", -2, ALWAYS, "[bits]",
-            "A random password: 256 bits in hexadecimal, or as many as asked for.", genpass),
-        spec("acl|getuser", 3, ADMIN, "username",
-            "A user's flags, SHA-256 of passwords, and rules.", getuser),
-        help_row("acl|help", "server", "6.0.0"),
-        spec("acl|list", 2, ADMIN, "", "All users with their rules, as the file has them.", list),
-        spec("acl|load", 2, ADMIN, "",
-            "Reads the users from the file (security.acl_file): all of them, or, if one is wrong, \
-             none.",
-            load),
-        spec("acl|log", -2, ADMIN, "[count|RESET]", "What was refused to whom, the newest first.",
-            log),
-        spec("acl|save", 2, ADMIN, "",
-            "Writes the users into the file. When it answers, the file is safe on the disk.", save),
-        spec("acl|setuser", -3, ADMIN, "username [rule [rule ...]]",
-            "Makes or changes a user, by all of the rules or none. Redis's rules, and $name for \
-             the space, view or action of that name (see docs/security.md).",
-            setuser),
-        spec("acl|users", 2, ADMIN, "", "The names of all users.", users),
-        spec("acl|whoami", 2, ALWAYS, "", "The name of this connection's user.", whoami),
-    ],
-    ..spec("acl", -2, 0, "", "A container for commands about users.", help)
-};
+pub(crate) const RUN: &[(&str, Handler)] = &[
+    ("acl|cat", cat),
+    ("acl|deluser", deluser),
+    ("acl|dryrun", dryrun),
+    ("acl|genpass", genpass),
+    ("acl|getuser", getuser),
+    ("acl|help", help),
+    ("acl|list", list),
+    ("acl|load", load),
+    ("acl|log", log),
+    ("acl|save", save),
+    ("acl|setuser", setuser),
+    ("acl|users", users),
+    ("acl|whoami", whoami),
+    ("acl", help),
+];
 
 fn text(bytes: &[u8]) -> Result<&str, Refusal> {
     std::str::from_utf8(bytes).map_err(|_| Refusal::SYNTAX)

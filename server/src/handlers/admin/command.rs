@@ -1,57 +1,28 @@
 //! COMMAND: the table, as clients ask for it.
 
+use crate::acl;
 use crate::command::docs;
 use crate::command::error::{Refusal, refuse};
 use crate::command::keyspec;
+use crate::command::keyspec::key_positions;
 use crate::command::keyspec::{KeySpec, Uses};
-use crate::command::spec::{NO_KEYS, Outcome, Spec, flag, help_row};
+use crate::command::spec::{NO_KEYS, Outcome, Spec, flag};
 use crate::command::table::{all, find};
+use crate::handlers::Handler;
 use crate::handlers::call::Call;
+use crate::handlers::help::help;
 use resp::{Args, Reply};
 
-const ALWAYS: u32 = flag::LOADING | flag::STALE;
-
-const fn spec(
-    name: &'static str,
-    arity: i32,
-    usage: &'static str,
-    summary: &'static str,
-    run: crate::command::spec::Handler,
-) -> Spec {
-    Spec {
-        name,
-        arity,
-        flags: ALWAYS,
-        keys: NO_KEYS,
-        group: "server",
-        since: "2.8.13",
-        usage,
-        summary,
-        run,
-        subcommands: &[],
-    }
-}
-
-#[rustfmt::skip]
-pub(crate) const COMMAND: Spec = Spec {
-    subcommands: &[
-        spec("command|count", 2, "", "How many commands there are.", count),
-        Spec { since: "7.0.0", ..spec("command|docs", -2, "[command-name [command-name ...]]",
-            "What commands do, as a map.", documentation) },
-        spec("command|getkeys", -4, "command arg [arg ...]",
-            "Which arguments of a command are keys.", getkeys),
-        Spec { since: "7.0.0", ..spec("command|getkeysandflags", -4, "command arg [arg ...]",
-            "Which arguments of a command are keys, and what it does with them.",
-            getkeysandflags) },
-        help_row("command|help", "server", "5.0.0"),
-        spec("command|info", -2, "[command-name [command-name ...]]",
-            "What clients need to know of commands.", info),
-        Spec { since: "7.0.0", ..spec("command|list", -2,
-            "[FILTERBY <MODULE module-name|ACLCAT category|PATTERN pattern>]", "Names of commands.",
-        list) },
-    ],
-    ..spec("command", -1, "", "What clients need to know of all commands.", every)
-};
+pub(crate) const RUN: &[(&str, Handler)] = &[
+    ("command|count", count),
+    ("command|docs", documentation),
+    ("command|getkeys", getkeys),
+    ("command|getkeysandflags", getkeysandflags),
+    ("command|help", help),
+    ("command|info", info),
+    ("command|list", list),
+    ("command", every),
+];
 
 /// Ten elements, as since Redis 7.
 fn write_info(reply: &mut Reply<'_>, spec: &Spec) {
@@ -72,7 +43,7 @@ fn write_info(reply: &mut Reply<'_>, spec: &Spec) {
     for position in [first, last, step] {
         reply.int(i64::from(position));
     }
-    let categories = spec.categories();
+    let categories = categories(spec);
     reply.set(categories.len());
     for category in &categories {
         reply.simple(category);
@@ -191,7 +162,7 @@ fn list(call: &mut Call<'_>) -> Outcome {
             specs.retain(|s| value.eq_ignore_ascii_case(b"bf") && is_bloom(s));
         } else if by.eq_ignore_ascii_case(b"aclcat") {
             specs.retain(|s| {
-                s.categories().iter().any(|c| c.as_bytes()[1..].eq_ignore_ascii_case(value))
+                categories(s).iter().any(|c| c.as_bytes()[1..].eq_ignore_ascii_case(value))
             });
         } else if by.eq_ignore_ascii_case(b"pattern") {
             crate::handlers::redis::pubsub::check_pattern(value)?;
@@ -221,45 +192,6 @@ fn documentation(call: &mut Call<'_>) -> Outcome {
         docs::write(&mut call.reply, spec);
     }
     Ok(())
-}
-
-/// Positions of the keys in a request of this command.
-pub(crate) fn key_positions(spec: &Spec, args: Args<'_>) -> impl Iterator<Item = usize> {
-    let (first, last, step) = spec.keys;
-    let count = i64::try_from(args.len()).unwrap_or(i64::MAX);
-    // Of a request that cannot be taken all words count as keys.
-    let numbered = || {
-        resp::natural(args.at(1)).and_then(|keys| i64::try_from(keys).ok()).filter(|&keys| keys > 0)
-    };
-    let last = match last {
-        _ if spec.name == "sintercard" => numbered().map_or(count, |keys| keys.saturating_add(1)),
-        ..0 => count + i64::from(last),
-        _ => i64::from(last),
-    };
-    let last = last.min(count - 1);
-    let mut at = i64::from(first);
-    std::iter::from_fn(move || {
-        let position = usize::try_from(at).ok().filter(|_| step > 0 && at <= last)?;
-        at += i64::from(step);
-        Some(position)
-    })
-}
-
-/// Which arguments of a command that has no keys are ids (behind them may be options); none if it
-/// names no ids.
-pub(crate) fn id_positions(
-    spec: &Spec,
-    args: Args<'_>,
-) -> Option<impl Iterator<Item = usize> + use<>> {
-    let (first, step) = match spec.name {
-        "feed.get" | "feed.act" | "feed.undo" | "ph.add" | "ph.exists" | "ph.del" => (3, 1),
-        "cnt.get" | "cnt.del" => (2, 1),
-        "cnt.mincrby" => (2, 3),
-        // One.
-        "cnt.incrby" | "cnt.set" => (2, usize::MAX),
-        _ => return None,
-    };
-    Some((first..args.len()).step_by(step))
 }
 
 /// The request that COMMAND GETKEYS asks about, and what its command is.
@@ -301,4 +233,9 @@ fn getkeys(call: &mut Call<'_>) -> Outcome {
         call.reply.bulk(request.at(position));
     }
     Ok(())
+}
+
+/// ACL categories of a command, with their `@`.
+pub(crate) fn categories(spec: &Spec) -> Vec<String> {
+    acl::categories(spec).into_iter().map(|name| format!("@{name}")).collect()
 }

@@ -1,113 +1,41 @@
 //! Commands for operators: SLOWLOG, LATENCY, MONITOR, MEMORY, DEBUG.
 
 use crate::command::error::{Printable, Refusal, refuse};
-use crate::command::spec::{NO_KEYS, Outcome, Spec, flag, help, help_row};
+use crate::command::spec::Outcome;
 use crate::command::table::with_numbers;
+use crate::handlers::Handler;
 use crate::handlers::call::Call;
+use crate::handlers::help::help;
 use dataset::engines::KeyRef;
 use std::time::Duration;
 
-const LOOK: u32 = flag::ADMIN | flag::LOADING | flag::STALE | flag::NOSCRIPT;
-
-const fn spec(
-    name: &'static str,
-    arity: i32,
-    flags: u32,
-    since: &'static str,
-    usage: &'static str,
-    summary: &'static str,
-    run: crate::command::spec::Handler,
-) -> Spec {
-    Spec {
-        name,
-        arity,
-        flags,
-        keys: NO_KEYS,
-        group: "server",
-        since,
-        usage,
-        summary,
-        run,
-        subcommands: &[],
-    }
-}
-
-#[rustfmt::skip]
-pub(crate) const TABLE: &[Spec] = &[
-    Spec {
-        subcommands: &[
-            spec("slowlog|get", -2, LOOK, "2.2.12", "[count]",
-                "The newest entries (10; -1: all): number, time, microseconds, arguments, the \
-                 client's address and name. Commands of constant time with few arguments are timed \
-                 only while slowlog-log-slower-than lies below 10000.", slow_get),
-            help_row("slowlog|help", "server", "6.2.0"),
-            spec("slowlog|len", 2, LOOK, "2.2.12", "", "How many entries there are.", slow_len),
-            spec("slowlog|reset", 2, LOOK, "2.2.12", "", "Forgets all entries.", slow_reset),
-        ],
-        ..spec("slowlog", -2, 0, "2.2.12", "", "A container for commands about slow commands.",
-            help)
-    },
-    Spec {
-        subcommands: &[
-            spec("latency|doctor", 2, LOOK, "2.8.13", "",
-                "What the latencies so far say, in words.", latency_doctor),
-            help_row("latency|help", "server", "2.8.13"),
-            spec("latency|histogram", -2, LOOK, "7.0.0", "[command [command ...]]",
-                "Per command its calls, and how many of them took at most so many microseconds: \
-                 powers of two. One call in 64 of commands of constant time is timed, and stands \
-                 for the others.", latency_histogram),
-            spec("latency|history", 3, LOOK, "2.8.13", "event",
-                "Times and milliseconds of an event (command, fast-command) above \
-                 latency-monitor-threshold.",
-                latency_history),
-            spec("latency|latest", 2, LOOK, "2.8.13", "",
-                "Per event its name, the time and the milliseconds of the latest one, and the most \
-                 milliseconds.",
-                latency_latest),
-            spec("latency|reset", -2, LOOK, "2.8.13", "[event [event ...]]",
-                "Forgets these events, or all; answers how many.", latency_reset),
-        ],
-        ..spec("latency", -2, 0, "2.8.13", "", "A container for commands about latency.", help)
-    },
-    spec("monitor", 1, LOOK | flag::NO_MULTI, "1.0.0", "",
-        "Shows every command of every client, but for those of operators, until the connection \
-         ends or is RESET.",
-        monitor),
-    Spec {
-        subcommands: &[
-            spec("memory|doctor", 2, flag::STALE, "4.0.0", "",
-                "Whether the memory limits are near, in words.", memory_doctor),
-            help_row("memory|help", "server", "4.0.0"),
-            spec("memory|malloc-stats", 2, flag::STALE, "4.0.0", "",
-                "The allocator, jemalloc: its statistics are not compiled in.",
-                memory_malloc),
-            spec("memory|purge", 2, flag::STALE, "4.0.0", "", "OK: nothing is kept back.",
-                memory_purge),
-            spec("memory|stats", 2, flag::STALE, "4.0.0", "",
-                "Where memory goes, under Redis's names.", memory_stats),
-            Spec { keys: (2, 2, 1), ..spec("memory|usage", -3, flag::READONLY, "4.0.0",
-                "key [SAMPLES count]",
-                "The mean bytes of a row of the key's space, nil if there is no such row.",
-                memory_usage) },
-        ],
-        ..spec("memory", -2, 0, "4.0.0", "", "A container for commands about memory.", help)
-    },
-    Spec {
-        subcommands: &[
-            help_row("debug|help", "server", "1.0.0"),
-            Spec { keys: (2, 2, 1), ..spec("debug|object", 3, LOOK | flag::READONLY, "1.0.0", "key",
-                "How a key's value is held, in the form of Redis.", debug_object) },
-            spec("debug|set-active-expire", 3, LOOK, "3.0.0", "<0|1>", "OK: nothing expires.",
-                debug_ok),
-            spec("debug|reload", -2, LOOK | flag::NO_MULTI, "1.0.0", "[option [option ...]]",
-                "Writes a snapshot and answers OK when it is complete; nothing is read back.",
-                debug_reload),
-            spec("debug|sleep", 3, LOOK | flag::NO_MULTI, "1.0.0", "seconds",
-                "Answers after so many seconds (an hour at most). Only this connection waits.",
-                debug_sleep),
-        ],
-        ..spec("debug", -2, 0, "1.0.0", "", "A container for what helps tests.", help)
-    },
+pub(crate) const RUN: &[(&str, Handler)] = &[
+    ("slowlog|get", slow_get),
+    ("slowlog|help", help),
+    ("slowlog|len", slow_len),
+    ("slowlog|reset", slow_reset),
+    ("slowlog", help),
+    ("latency|doctor", latency_doctor),
+    ("latency|help", help),
+    ("latency|histogram", latency_histogram),
+    ("latency|history", latency_history),
+    ("latency|latest", latency_latest),
+    ("latency|reset", latency_reset),
+    ("latency", help),
+    ("monitor", monitor),
+    ("memory|doctor", memory_doctor),
+    ("memory|help", help),
+    ("memory|malloc-stats", memory_malloc),
+    ("memory|purge", memory_purge),
+    ("memory|stats", memory_stats),
+    ("memory|usage", memory_usage),
+    ("memory", help),
+    ("debug|help", help),
+    ("debug|object", debug_object),
+    ("debug|set-active-expire", debug_ok),
+    ("debug|reload", debug_reload),
+    ("debug|sleep", debug_sleep),
+    ("debug", help),
 ];
 
 fn slow_get(call: &mut Call<'_>) -> Outcome {

@@ -1,71 +1,26 @@
 //! The server as a whole: INFO, COMMAND, SHUTDOWN and their like.
 
 use crate::command::error::{Refusal, refuse};
-use crate::command::spec::{NO_KEYS, Outcome, Spec, flag};
-use crate::handlers::admin::{acl, command, config, info};
+use crate::command::spec::Outcome;
+use crate::handlers::Handler;
+use crate::handlers::admin::info;
 use crate::handlers::call::Call;
 use crate::handlers::call::answer;
 use crate::roles::graceful_shutdown;
 use crate::roles::graceful_shutdown::How;
 use dataset::clock::unix_us;
 
-const fn spec(
-    name: &'static str,
-    arity: i32,
-    flags: u32,
-    since: &'static str,
-    usage: &'static str,
-    summary: &'static str,
-    run: crate::command::spec::Handler,
-) -> Spec {
-    Spec {
-        name,
-        arity,
-        flags,
-        keys: NO_KEYS,
-        group: "server",
-        since,
-        usage,
-        summary,
-        run,
-        subcommands: &[],
-    }
-}
-
-const ALWAYS: u32 = flag::LOADING | flag::STALE;
-
-#[rustfmt::skip]
-pub(crate) const TABLE: &[Spec] = &[
-    acl::ACL,
-    command::COMMAND,
-    config::CONFIG,
-    spec("dbsize", 1, flag::READONLY | flag::FAST, "1.0.0", "",
-        "How many rows there are. Pairs are not counted. Of a space that spills, rows in the range \
-         of a file that are new or deleted since it was written are counted when they are merged \
-         with it.",
-        dbsize),
-    spec("flushall", -1, flag::WRITE, "1.0.0", "[ASYNC|SYNC]", NO_FLUSH, no_flush),
-    spec("flushdb", -1, flag::WRITE, "1.0.0", "[ASYNC|SYNC]", NO_FLUSH, no_flush),
-    spec("info", -1, ALWAYS, "1.0.0", "[section [section ...]]", "What the server knows of itself.",
-        info::info),
-    spec("bgsave", -1, flag::ADMIN | flag::NOSCRIPT, "1.0.0", "[SCHEDULE]",
-        "Begins a snapshot. Reads and writes go on; INFO persistence and LASTSAVE tell when it is \
-         done.",
-        bgsave),
-    spec("bgrewriteaof", 1, flag::ADMIN | flag::NOSCRIPT, "1.0.0", "",
-        "Begins a snapshot, as BGSAVE does: what the log before it has is not needed any more.",
-        bgrewriteaof),
-    spec("lastsave", 1, ALWAYS | flag::FAST, "1.0.0", "",
-        "When the last snapshot was complete, in seconds since 1970.", lastsave),
-    spec("save", 1, flag::ADMIN | flag::NO_MULTI | flag::NOSCRIPT, "1.0.0", "",
-        "Writes a snapshot, and answers when it is complete. Other clients do not wait.", save),
-    spec("shutdown", -1, ALWAYS | flag::ADMIN | flag::NO_MULTI | flag::NOSCRIPT, "1.0.0",
-        "[NOSAVE|SAVE] [NOW] [FORCE] [ABORT]",
-        "Stops the server. A master first waits until its replicas have everything \
-         (shutdown_timeout_s), but for NOW. ABORT ends that.",
-        shutdown),
-    spec("time", 1, ALWAYS | flag::FAST, "2.6.0", "",
-        "Seconds since 1970, and microseconds in this second.", time),
+pub(crate) const RUN: &[(&str, Handler)] = &[
+    ("dbsize", dbsize),
+    ("flushall", no_flush),
+    ("flushdb", no_flush),
+    ("info", info::info),
+    ("bgsave", bgsave),
+    ("bgrewriteaof", bgrewriteaof),
+    ("lastsave", lastsave),
+    ("save", save),
+    ("shutdown", shutdown),
+    ("time", time),
 ];
 
 fn dbsize(call: &mut Call<'_>) -> Outcome {
@@ -73,9 +28,6 @@ fn dbsize(call: &mut Call<'_>) -> Outcome {
     call.reply.int(i64::try_from(rows).unwrap_or(i64::MAX));
     Ok(())
 }
-
-const NO_FLUSH: &str = "Refused: rows are deleted one by one, pairs are unset one by one; an empty \
-                        server is one with a new data folder.";
 
 fn no_flush(call: &mut Call<'_>) -> Outcome {
     let option = call.args.at(1);

@@ -7,8 +7,10 @@
 //! restart. There is no cluster bus: what changes a cluster is refused.
 
 use crate::command::error::{Refusal, refuse};
-use crate::command::spec::{NO_KEYS, Outcome, Spec, flag, help, help_row};
+use crate::command::spec::Outcome;
+use crate::handlers::Handler;
 use crate::handlers::call::Call;
+use crate::handlers::help::help;
 use crate::handlers::redis::keys::{every_key, refuse_many_keys};
 use crate::roles::node::Node;
 use crate::roles::{LinkState, Master};
@@ -17,109 +19,42 @@ use resp::Reply;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-const fn spec(
-    name: &'static str,
-    arity: i32,
-    flags: u32,
-    since: &'static str,
-    usage: &'static str,
-    summary: &'static str,
-    run: crate::command::spec::Handler,
-) -> Spec {
-    Spec {
-        name,
-        arity,
-        flags,
-        keys: NO_KEYS,
-        group: "cluster",
-        since,
-        usage,
-        summary,
-        run,
-        subcommands: &[],
-    }
-}
-
-/// A subcommand that changes a cluster.
-const fn refused(name: &'static str, arity: i32, since: &'static str, usage: &'static str) -> Spec {
-    const FLAGS: u32 = flag::ADMIN | flag::STALE;
-    spec(name, arity, FLAGS, since, usage, "Refused: all slots are this node's.", no_cluster)
-}
-
-const ANYTIME: u32 = flag::LOADING | flag::STALE;
-const QUICK: u32 = flag::LOADING | flag::STALE | flag::FAST;
-const ACCEPTED: &str = "Accepted from clients for clusters; changes nothing.";
-
-#[rustfmt::skip]
-pub(crate) const TABLE: &[Spec] = &[
-    spec("asking", 1, flag::FAST, "3.0.0", "", ACCEPTED, accepted),
-    Spec {
-        subcommands: &[
-            refused("cluster|addslots", -3, "3.0.0", "slot [slot ...]"),
-            refused("cluster|addslotsrange", -4, "7.0.0",
-                "start-slot end-slot [start-slot end-slot ...]"),
-            refused("cluster|bumpepoch", 2, "3.0.0", ""),
-            spec("cluster|count-failure-reports", 3, flag::ADMIN | flag::STALE, "3.0.0", "node-id",
-                "0: no node reports another one.", failure_reports),
-            spec("cluster|countkeysinslot", 3, flag::STALE, "3.0.0", "slot",
-                "How many keys of rows are in a slot, if there are at most 10000 rows in all: else \
-                 an error that says so.",
-                count_keys),
-            refused("cluster|delslots", -3, "3.0.0", "slot [slot ...]"),
-            refused("cluster|delslotsrange", -4, "7.0.0",
-                "start-slot end-slot [start-slot end-slot ...]"),
-            refused("cluster|failover", -2, "3.0.0", "[FORCE|TAKEOVER]"),
-            refused("cluster|flushslots", 2, "3.0.0", ""),
-            refused("cluster|forget", 3, "3.0.0", "node-id"),
-            spec("cluster|getkeysinslot", 4, flag::STALE, "3.0.0", "slot count",
-                "Some keys of rows in a slot, under the same limit as COUNTKEYSINSLOT.", get_keys),
-            help_row("cluster|help", "cluster", "5.0.0"),
-            spec("cluster|info", 2, ANYTIME, "3.0.0", "",
-                "State of a cluster of one shard: ok, with all slots.", info),
-            spec("cluster|keyslot", 3, flag::STALE, "3.0.0", "key",
-                "The slot of a key, 0 to 16383.", key_slot),
-            spec("cluster|links", 2, flag::STALE, "7.0.0", "",
-                "An empty list: there is no cluster bus.", links),
-            refused("cluster|meet", -4, "3.0.0", "ip port [cluster_bus_port]"),
-            spec("cluster|myid", 2, ANYTIME, "3.0.0", "",
-                "The id of this node: the hash of its address.", my_id),
-            spec("cluster|myshardid", 2, ANYTIME, "7.2.0", "",
-                "The id of the shard: that of the history of its data.", my_shard_id),
-            spec("cluster|nodes", 2, ANYTIME, "3.0.0", "",
-                "The master, with all slots, and its replicas, a line each.", nodes),
-            spec("cluster|replicas", 3, flag::ADMIN | flag::STALE, "5.0.0", "node-id",
-                "The replicas of the master, a line each.", replicas),
-            refused("cluster|replicate", 3, "3.0.0", "node-id"),
-            refused("cluster|reset", -2, "3.0.0", "[HARD|SOFT]"),
-            refused("cluster|saveconfig", 2, "3.0.0", ""),
-            refused("cluster|set-config-epoch", 3, "3.0.0", "config-epoch"),
-            refused("cluster|setslot", -4, "3.0.0",
-                "slot <IMPORTING node-id|MIGRATING node-id|NODE node-id|STABLE>"),
-            spec("cluster|shards", 2, ANYTIME, "7.0.0", "",
-                "The one shard: its slots, which are all, and its nodes.", shards),
-            spec("cluster|slaves", 3, flag::ADMIN | flag::STALE, "3.0.0", "node-id",
-                "The same as CLUSTER REPLICAS.", replicas),
-            spec("cluster|slots", 2, ANYTIME, "3.0.0", "",
-                "The one range of slots, 0 to 16383: the master and its replicas.", slots),
-        ],
-        ..spec("cluster", -2, 0, "3.0.0", "",
-            "A container for commands about the cluster that this is for clients of clusters: one \
-             shard.",
-            help)
-    },
-    spec("readonly", 1, QUICK, "3.0.0", "", ACCEPTED, accepted),
-    spec("readwrite", 1, QUICK, "3.0.0", "", ACCEPTED, accepted),
-    Spec {
-        group: "server",
-        since: "4.0.0",
-        subcommands: &[
-            help_row("module|help", "server", "5.0.0"),
-            Spec { group: "server", ..spec("module|list", 2, flag::ADMIN | flag::NOSCRIPT, "4.0.0",
-                "",
-                "bf, for clients that look for RedisBloom: its commands are built in.", list) },
-        ],
-        ..spec("module", -2, 0, "4.0.0", "", "A container for commands about modules.", help)
-    },
+pub(crate) const RUN: &[(&str, Handler)] = &[
+    ("asking", accepted),
+    ("cluster|addslots", no_cluster),
+    ("cluster|addslotsrange", no_cluster),
+    ("cluster|bumpepoch", no_cluster),
+    ("cluster|count-failure-reports", failure_reports),
+    ("cluster|countkeysinslot", count_keys),
+    ("cluster|delslots", no_cluster),
+    ("cluster|delslotsrange", no_cluster),
+    ("cluster|failover", no_cluster),
+    ("cluster|flushslots", no_cluster),
+    ("cluster|forget", no_cluster),
+    ("cluster|getkeysinslot", get_keys),
+    ("cluster|help", help),
+    ("cluster|info", info),
+    ("cluster|keyslot", key_slot),
+    ("cluster|links", links),
+    ("cluster|meet", no_cluster),
+    ("cluster|myid", my_id),
+    ("cluster|myshardid", my_shard_id),
+    ("cluster|nodes", nodes),
+    ("cluster|replicas", replicas),
+    ("cluster|replicate", no_cluster),
+    ("cluster|reset", no_cluster),
+    ("cluster|saveconfig", no_cluster),
+    ("cluster|set-config-epoch", no_cluster),
+    ("cluster|setslot", no_cluster),
+    ("cluster|shards", shards),
+    ("cluster|slaves", replicas),
+    ("cluster|slots", slots),
+    ("cluster", help),
+    ("readonly", accepted),
+    ("readwrite", accepted),
+    ("module|help", help),
+    ("module|list", list),
+    ("module", help),
 ];
 
 const SLOTS: u16 = 16_384;

@@ -6,77 +6,30 @@
 
 use crate::command::error::Refusal;
 use crate::command::error::no_field;
-use crate::command::spec::{ONE_KEY, Outcome, Spec, flag};
+use crate::command::spec::Outcome;
+use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::cnt::read_values;
 use counter::{Bounds, Change, Read, Schema};
 use dataset::engines::CounterSpace;
 use resp::decimal;
 
-const READ: u32 = flag::READONLY | flag::FAST;
-const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
-
-/// A row of the table for a command with one key.
-const fn spec(
-    name: &'static str,
-    arity: i32,
-    flags: u32,
-    since: &'static str,
-    usage: &'static str,
-    summary: &'static str,
-    run: crate::command::spec::Handler,
-) -> Spec {
-    Spec {
-        name,
-        arity,
-        flags,
-        keys: ONE_KEY,
-        group: "hash",
-        since,
-        usage,
-        summary,
-        run,
-        subcommands: &[],
-    }
-}
-
-#[rustfmt::skip]
-pub(crate) const TABLE: &[Spec] = &[
-    spec("hset", -4, WRITE, "2.0.0", "key field value [field value ...]",
-        "Sets counters of a row; answers how many were there for the first time.", hset),
-    spec("hmset", -4, WRITE, "2.0.0", "key field value [field value ...]",
-        "Sets counters of a row; answers OK.", hmset),
-    spec("hsetnx", 4, WRITE, "2.0.0", "key field value",
-        "Sets a counter if the row does not exist; answers 1, or 0 if it did.", hsetnx),
-    spec("hincrby", 4, WRITE | flag::READS, "2.0.0", "key field increment",
-        "Adds to a counter, which begins at 0; answers its new value.", hincrby),
-    spec("hget", 3, READ, "2.0.0", "key field",
-        "The value of a counter, nil if the row does not exist.", hget),
-    spec("hmget", -3, READ, "2.0.0", "key field [field ...]",
-        "The values of counters, nil each if the row does not exist.", hmget),
-    spec("hgetall", 2, flag::READONLY, "2.0.0", "key",
-        "All fields with their values; nothing if the row does not exist.", hgetall),
-    spec("hexists", 3, READ, "2.0.0", "key field",
-        "1 if the row exists and has the field, else 0.", hexists),
-    spec("hlen", 2, READ, "2.0.0", "key",
-        "How many fields the row has; 0 if it does not exist.", hlen),
-    spec("hkeys", 2, flag::READONLY, "2.0.0", "key",
-        "The names of the row's fields; none if it does not exist.", hkeys),
-    spec("hvals", 2, flag::READONLY, "2.0.0", "key",
-        "The values of the row's fields; none if it does not exist.", hvals),
-    spec("hstrlen", 3, READ, "3.2.0", "key field",
-        "How many characters the counter's value has in decimal; 0 if the row does not exist.",
-        hstrlen),
-    spec("hdel", -3, WRITE, "2.0.0", "key field [field ...]",
-        "Makes counters 0, their row stays unless that is its only field; answers how many were \
-         not 0. DEL deletes a row.",
-        hdel),
-    spec("hscan", -3, flag::READONLY, "2.8.0",
-        "key cursor [MATCH pattern] [COUNT count] [NOVALUES]",
-        "All fields of a row with their values, or without, at once: the cursor is always 0.",
-        hscan),
-    spec("hincrbyfloat", 4, WRITE, "2.6.0", "key field increment",
-        "Refused: a counter is an integer.", no_fraction),
+pub(crate) const RUN: &[(&str, Handler)] = &[
+    ("hset", hset),
+    ("hmset", hmset),
+    ("hsetnx", hsetnx),
+    ("hincrby", hincrby),
+    ("hget", hget),
+    ("hmget", hmget),
+    ("hgetall", hgetall),
+    ("hexists", hexists),
+    ("hlen", hlen),
+    ("hkeys", hkeys),
+    ("hvals", hvals),
+    ("hstrlen", hstrlen),
+    ("hdel", hdel),
+    ("hscan", hscan),
+    ("hincrbyfloat", no_fraction),
 ];
 
 /// The position of a field as the schema is now.

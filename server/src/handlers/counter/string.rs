@@ -1,7 +1,8 @@
 //! Single counters as Redis strings: a cell key (`post:17:like`) is a string that holds an integer.
 
 use crate::command::error::{Refusal, refuse};
-use crate::command::spec::{ALL_KEYS, KeyArgs, ONE_KEY, Outcome, Spec, flag};
+use crate::command::spec::Outcome;
+use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::cnt::READ_TOGETHER;
 use crate::handlers::execute::Unreadable;
@@ -11,72 +12,28 @@ use counter::Schema;
 use dataset::engines::{CounterSpace, KeyError, KeyRef, WriteError};
 use resp::{Reply, decimal};
 
-const READ: u32 = flag::READONLY | flag::FAST;
-const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
-
-#[expect(clippy::too_many_arguments, reason = "a row of the table")]
-const fn spec(
-    name: &'static str,
-    arity: i32,
-    flags: u32,
-    keys: KeyArgs,
-    since: &'static str,
-    usage: &'static str,
-    summary: &'static str,
-    run: crate::command::spec::Handler,
-) -> Spec {
-    Spec { name, arity, flags, keys, group: "string", since, usage, summary, run, subcommands: &[] }
-}
-
-#[rustfmt::skip]
-pub(crate) const TABLE: &[Spec] = &[
-    spec("get", 2, READ, ONE_KEY, "1.0.0", "key",
-        "The value of a counter, nil if its row does not exist, or the key is of no space.", get),
-    spec("mget", -2, READ, ALL_KEYS, "1.0.0", "key [key ...]",
-        "The values of counters, nil for those whose row does not exist and for what is no \
-         counter; an error in the place of one whose row cannot be read.",
-        mget),
-    spec("set", -3, WRITE, ONE_KEY, "1.0.0", "key value [NX|XX] [GET] [KEEPTTL]",
-        "Sets a counter; NX only if its row does not exist, XX only if it does; GET answers the \
-         old value. EX, PX, EXAT and PXAT are refused: a counter does not expire.", set),
-    spec("setnx", 3, WRITE, ONE_KEY, "1.0.0", "key value",
-        "Sets a counter if its row does not exist; answers 1, or 0 if it did.", setnx),
-    spec("getset", 3, WRITE | flag::READS, ONE_KEY, "1.0.0", "key value",
-        "Sets a counter; answers its old value.", getset),
-    spec("getdel", 2, WRITE | flag::READS, ONE_KEY, "6.2.0", "key",
-        "Makes a counter 0, or deletes the row if that is its only field, as DEL does; answers its \
-         old value.",
-        getdel),
-    spec("getex", -2, flag::READONLY | flag::FAST, ONE_KEY, "6.2.0", "key [PERSIST]",
-        "The same as GET. Options that would let it expire are refused.", getex),
-    spec("mset", -3, WRITE, (1, -1, 2), "1.0.1", "key value [key value ...]",
-        "Sets counters, all at once.", mset),
-    spec("msetnx", -3, WRITE, (1, -1, 2), "1.0.1", "key value [key value ...]",
-        "Sets counters, all at once, if none of their rows exists; answers 1, or 0.", msetnx),
-    spec("substr", 4, flag::READONLY, ONE_KEY, "1.0.0", "key start end", "The same as GETRANGE.",
-        getrange),
-    spec("strlen", 2, READ, ONE_KEY, "2.2.0", "key",
-        "How many characters a counter has in decimal; 0 if its row does not exist.", strlen),
-    spec("append", 3, WRITE, ONE_KEY, "2.0.0", "key value", NO_TEXT, no_text),
-    spec("setrange", 4, WRITE, ONE_KEY, "2.2.0", "key offset value", NO_TEXT, no_text),
-    spec("getrange", 4, READ, ONE_KEY, "2.4.0", "key start end",
-        "The characters from start to end of a counter in decimal; negative positions count from \
-         the end.",
-        getrange),
-    spec("incrbyfloat", 3, WRITE, ONE_KEY, "2.6.0", "key increment",
-        "Refused: a counter is an integer.", no_fraction),
-    spec("setex", 4, WRITE, ONE_KEY, "2.0.0", "key seconds value",
-        "Refused: a counter does not expire.", crate::handlers::redis::keys::no_expiry),
-    spec("psetex", 4, WRITE, ONE_KEY, "2.6.0", "key milliseconds value",
-        "Refused: a counter does not expire.", crate::handlers::redis::keys::no_expiry),
-    spec("incr", 2, WRITE | flag::READS, ONE_KEY, "1.0.0", "key",
-        "Adds 1 to a counter; answers its new value.", incr),
-    spec("incrby", 3, WRITE | flag::READS, ONE_KEY, "1.0.0", "key increment",
-        "Adds to a counter; answers its new value.", incrby),
-    spec("decr", 2, WRITE | flag::READS, ONE_KEY, "1.0.0", "key",
-        "Takes 1 from a counter; answers its new value.", decr),
-    spec("decrby", 3, WRITE | flag::READS, ONE_KEY, "1.0.0", "key decrement",
-        "Takes from a counter; answers its new value.", decrby),
+pub(crate) const RUN: &[(&str, Handler)] = &[
+    ("get", get),
+    ("mget", mget),
+    ("set", set),
+    ("setnx", setnx),
+    ("getset", getset),
+    ("getdel", getdel),
+    ("getex", getex),
+    ("mset", mset),
+    ("msetnx", msetnx),
+    ("substr", getrange),
+    ("strlen", strlen),
+    ("append", no_text),
+    ("setrange", no_text),
+    ("getrange", getrange),
+    ("incrbyfloat", no_fraction),
+    ("setex", crate::handlers::redis::keys::no_expiry),
+    ("psetex", crate::handlers::redis::keys::no_expiry),
+    ("incr", incr),
+    ("incrby", incrby),
+    ("decr", decr),
+    ("decrby", decrby),
 ];
 
 /// In the place of a field: all of them, as one text.
@@ -213,8 +170,6 @@ fn write_cells(call: &mut Call<'_>, space: &CounterSpace, unreadable: &mut Unrea
     ids.clear();
     fields.clear();
 }
-
-const NO_TEXT: &str = "Refused: a counter is a number, not a text.";
 
 fn no_text(call: &mut Call<'_>) -> Outcome {
     call.cell(call.args.at(1))?;

@@ -2,66 +2,16 @@
 
 use crate::command::error::Printable;
 use crate::command::error::{Refusal, refuse};
-use crate::command::spec::{Outcome, Spec, flag};
+use crate::command::spec::Outcome;
+use crate::handlers::Handler;
 use crate::handlers::call::{Call, id, member};
 use crate::handlers::session::Scratch;
 use dataset::engines::{Action, Page, View};
 use phantom::{Answer, BATCH, Change, Member};
 use resp::IntRow;
 
-pub(crate) const TABLE: &[Spec] = &[
-    Spec {
-        name: "feed.get",
-        arity: -4,
-        flags: flag::NAMED | flag::READONLY | flag::FAST | flag::MAY_WRITE,
-        keys: crate::command::spec::NO_KEYS,
-        group: "feed",
-        since: "0.1.0",
-        usage: "view viewer id [id ...] [BINARY] [MARK action]",
-        summary: "For each id an array: the view's counters, then its flags as the viewer set them \
-                  (1, 0, or nil if the id lies below the horizon). BINARY answers one string \
-                  instead: per id the counters as little-endian i64, then the flags as signed \
-                  bytes (1, 0, -1 for unknown); in Python struct.iter_unpack('<4q2b', reply) for \
-                  four counters and two flags. MARK also does an action for all ids, after reading \
-                  them: the page shows what held before; it needs the right to FEED.ACT. An id \
-                  whose mark is refused has the error in the place of its row; if all are refused \
-                  (MISCONF: the log cannot be written), the page is whole and the error follows as \
-                  one element more. With BINARY the reply is then an array of the string and the \
-                  first error.",
-        run: get,
-        subcommands: &[],
-    },
-    Spec {
-        name: "feed.act",
-        arity: -4,
-        flags: flag::NAMED | flag::WRITE | flag::DENYOOM | flag::FAST,
-        keys: crate::command::spec::NO_KEYS,
-        group: "feed",
-        since: "0.1.0",
-        usage: "action viewer id [id ...]",
-        summary: "Does an action: sets the viewer's flag and adds 1 to the counter, for each id. \
-                  Per id 1, or 0 if it was done before, or nil if the id lies below the horizon. A \
-                  repeated action counts once. Where the id has no row (none yet, or DEL has \
-                  deleted it), the first action counts even if its viewer's flag is set; the flags \
-                  of others stay as they are.",
-        run: act,
-        subcommands: &[],
-    },
-    Spec {
-        name: "feed.undo",
-        arity: -4,
-        flags: flag::NAMED | flag::WRITE | flag::FAST,
-        keys: crate::command::spec::NO_KEYS,
-        group: "feed",
-        since: "0.1.0",
-        usage: "action viewer id [id ...]",
-        summary: "Undoes an action: unsets the viewer's flag and takes 1 from the counter, which \
-                  does not go below 0 by that. Per id 1, or 0 if it was not done, or nil if the id \
-                  lies below the horizon.",
-        run: undo,
-        subcommands: &[],
-    },
-];
+pub(crate) const RUN: &[(&str, Handler)] =
+    &[("feed.get", get), ("feed.act", act), ("feed.undo", undo)];
 
 /// Ids of a page that is looked at before it is made: it may be too long to be sent, and its memory
 /// is not kept.

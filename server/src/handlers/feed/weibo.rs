@@ -3,52 +3,15 @@
 //! space's setting (`text_rows`, see `string.rs`).
 
 use crate::command::error::Refusal;
-use crate::command::spec::{ALL_KEYS, ONE_KEY, Outcome, Spec, flag};
+use crate::command::spec::Outcome;
+use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use counter::{Bounds, Change};
 use dataset::engines::{CounterSpace, ExistenceSpace};
 use phantom::{Answer, Member};
 
-const READ: u32 = flag::READONLY | flag::FAST;
-const WRITE: u32 = flag::WRITE | flag::READS | flag::DENYOOM | flag::FAST;
-
-const fn spec(
-    name: &'static str,
-    arity: i32,
-    flags: u32,
-    keys: crate::command::spec::KeyArgs,
-    usage: &'static str,
-    summary: &'static str,
-    run: crate::command::spec::Handler,
-) -> Spec {
-    Spec {
-        name,
-        arity,
-        flags,
-        keys,
-        group: "weibo",
-        since: "0.1.0",
-        usage,
-        summary,
-        run,
-        subcommands: &[],
-    }
-}
-
-#[rustfmt::skip]
-pub(crate) const TABLE: &[Spec] = &[
-    spec("mincr", -2, WRITE, ALL_KEYS, "key [key ...]",
-        "Adds 1 to each of these counters. Per key the new value, or an error (an overflow, no \
-         memory) that concerns only this key; one that names no counter refuses all.", mincr),
-    spec("bfset", 2, WRITE, ONE_KEY, "key",
-        "Sets the pair of this id and no member; answers what it was: 1 set, 0 not, -1 below the \
-         oldest table (nothing is set then), -2 no such key.",
-        bfset),
-    spec("bfget", 2, READ, ONE_KEY, "key",
-        "Whether it is set: 1, 0, -1 below the oldest table, -2 no such key.", bfget),
-    spec("bfmset", -2, WRITE, ALL_KEYS, "key [key ...]", "BFSET for many keys.", bfmset),
-    spec("bfmget", -2, READ, ALL_KEYS, "key [key ...]", "BFGET for many keys.", bfmget),
-];
+pub(crate) const RUN: &[(&str, Handler)] =
+    &[("mincr", mincr), ("bfset", bfset), ("bfget", bfget), ("bfmset", bfmset), ("bfmget", bfmget)];
 
 /// In the place of a member. No client can name it otherwise but by an empty argument; in
 /// particular it is no viewer's number.

@@ -4,7 +4,8 @@
 //! removes it; and what was never added is not removed together with what looks like it.
 
 use crate::command::error::{Refusal, refuse};
-use crate::command::spec::{ONE_KEY, Outcome, Spec, flag};
+use crate::command::spec::Outcome;
+use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::flags::bloom::{
     CAPACITY, add_one, exists, is_made, make, mexists, read_within,
@@ -12,68 +13,19 @@ use crate::handlers::flags::bloom::{
 use phantom::{Answer, Change, Member};
 use resp::integer;
 
-const fn spec(
-    name: &'static str,
-    arity: i32,
-    flags: u32,
-    usage: &'static str,
-    summary: &'static str,
-    run: crate::command::spec::Handler,
-) -> Spec {
-    Spec {
-        name,
-        arity,
-        flags,
-        keys: ONE_KEY,
-        group: "cuckoo",
-        since: "1.0.0",
-        usage,
-        summary,
-        run,
-        subcommands: &[],
-    }
-}
-
-const READ: u32 = flag::READONLY | flag::FAST;
-const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
-
-#[rustfmt::skip]
-pub(crate) const TABLE: &[Spec] = &[
-    spec("cf.add", 3, WRITE, "key item",
-        "Adds an item; 1 whether it was there or not. It is there once then.", add),
-    spec("cf.addnx", 3, WRITE, "key item", "Adds an item; 1 if it was not there, else 0.",
-        crate::handlers::flags::bloom::add),
-    spec("cf.exists", 3, READ, "key item",
-        "1 if the item is there, 0 if not, or if the id lies below the horizon.", exists),
-    spec("cf.mexists", -3, READ, "key item [item ...]",
-        "Per item 1, or 0, also if the id lies below the horizon.", mexists),
-    spec("cf.count", 3, READ, "key item",
-        "1 if the item is there, as it is there once, 0 if not, or if the id lies below the \
-         horizon.",
-        count),
-    spec("cf.reserve", -3, WRITE,
-        "key capacity [BUCKETSIZE bucketsize] [MAXITERATIONS maxiterations] [EXPANSION expansion]",
-        "OK, or 'item exists' if the key was reserved, or named by CF.INSERT, before. Filters need \
-         not be reserved: the numbers are checked and have no effect.",
-        reserve),
-    spec("cf.insert", -4, WRITE, "key [CAPACITY capacity] [NOCREATE] ITEMS item [item ...]",
-        "Adds items; per item 1 whether it was there or not. NOCREATE as in BF.INSERT; CAPACITY is \
-         checked and has no effect.",
-        insert),
-    spec("cf.insertnx", -4, WRITE, "key [CAPACITY capacity] [NOCREATE] ITEMS item [item ...]",
-        "Adds items; per item 1 if it was not there, else 0. Options as in CF.INSERT.", insert),
-    spec("cf.info", 2, READ, "key",
-        "Bytes, tables and items of the key's space, whose filters hold the items of all its ids \
-         together.",
-        info),
-    spec("cf.scandump", 3, READ, "key iterator",
-        "Refused: a filter holds the items of all ids of its table together; see TM.EXPORT.",
-        crate::handlers::flags::set::unknowable),
-    spec("cf.loadchunk", 4, WRITE, "key iterator data",
-        "Refused: a filter holds the items of all ids of its table together; see TM.MERGE.",
-        crate::handlers::flags::bloom::load),
-    spec("cf.del", 3, flag::WRITE | flag::FAST, "key item",
-        "Removes an item; 1 if it was there, else 0.", del),
+pub(crate) const RUN: &[(&str, Handler)] = &[
+    ("cf.add", add),
+    ("cf.addnx", crate::handlers::flags::bloom::add),
+    ("cf.exists", exists),
+    ("cf.mexists", mexists),
+    ("cf.count", count),
+    ("cf.reserve", reserve),
+    ("cf.insert", insert),
+    ("cf.insertnx", insert),
+    ("cf.info", info),
+    ("cf.scandump", crate::handlers::flags::set::unknowable),
+    ("cf.loadchunk", crate::handlers::flags::bloom::load),
+    ("cf.del", del),
 ];
 
 fn add(call: &mut Call<'_>) -> Outcome {

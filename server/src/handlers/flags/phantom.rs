@@ -1,54 +1,16 @@
 //! Flags by space, member and id: one member, many ids, the feed's shape.
 
 use crate::command::error::{Printable, Refusal, refuse};
-use crate::command::spec::{Outcome, Spec, flag};
+use crate::command::spec::Outcome;
+use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::session::Scratch;
 use dataset::engines::ExistenceSpace;
 use phantom::{Answer, Change, Member};
 use resp::Reply;
 
-pub(crate) const TABLE: &[Spec] = &[
-    Spec {
-        name: "ph.add",
-        arity: -4,
-        flags: flag::NAMED | flag::WRITE | flag::DENYOOM | flag::FAST,
-        keys: crate::command::spec::NO_KEYS,
-        group: "phantom",
-        since: "0.1.0",
-        usage: "space member id [id ...]",
-        summary: "Sets the member's flag on each id. Per id 1, or 0 if it was set, or nil if the \
-                  id lies below the horizon.",
-        run: add,
-        subcommands: &[],
-    },
-    Spec {
-        name: "ph.exists",
-        arity: -4,
-        flags: flag::NAMED | flag::READONLY | flag::FAST,
-        keys: crate::command::spec::NO_KEYS,
-        group: "phantom",
-        since: "0.1.0",
-        usage: "space member id [id ...]",
-        summary: "Per id 1 if the member's flag is set, 0 if not, nil if the id lies below the \
-                  horizon (it is not known any more).",
-        run: exists,
-        subcommands: &[],
-    },
-    Spec {
-        name: "ph.del",
-        arity: -4,
-        flags: flag::NAMED | flag::WRITE | flag::FAST,
-        keys: crate::command::spec::NO_KEYS,
-        group: "phantom",
-        since: "0.1.0",
-        usage: "space member id [id ...]",
-        summary: "Unsets the member's flag on each id. Per id 1, or 0 if it was not set, or nil if \
-                  the id lies below the horizon.",
-        run: del,
-        subcommands: &[],
-    },
-];
+pub(crate) const RUN: &[(&str, Handler)] =
+    &[("ph.add", add), ("ph.exists", exists), ("ph.del", del)];
 
 fn space<'a>(call: &Call<'a>) -> Result<&'a ExistenceSpace, Refusal> {
     let name = call.args.at(1);

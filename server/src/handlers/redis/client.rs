@@ -2,91 +2,35 @@
 
 use crate::acl::{Access, DEFAULT, Reason};
 use crate::command::error::{Refusal, refuse};
-use crate::command::spec::{NO_KEYS, Outcome, Spec, flag, help_row};
+use crate::command::spec::Outcome;
+use crate::handlers::Handler;
 use crate::handlers::call::Call;
-use crate::handlers::redis::{client_admin, tracking};
+use crate::handlers::help::help;
+use crate::handlers::redis::tracking;
 use crate::handlers::session::Replies;
 use crate::runtime::clients::{NO_EVICT, NO_TOUCH, Names};
 use resp::Protocol;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-pub(crate) const ALWAYS: u32 = flag::LOADING | flag::STALE | flag::NOSCRIPT;
-
-pub(crate) const fn spec(
-    name: &'static str,
-    arity: i32,
-    flags: u32,
-    since: &'static str,
-    usage: &'static str,
-    summary: &'static str,
-    run: crate::command::spec::Handler,
-) -> Spec {
-    Spec {
-        name,
-        arity,
-        flags,
-        keys: NO_KEYS,
-        group: "connection",
-        since,
-        usage,
-        summary,
-        run,
-        subcommands: &[],
-    }
-}
-
-#[rustfmt::skip]
-pub(crate) const TABLE: &[Spec] = &[
-    spec("ping", -1, flag::FAST | flag::LISTENER, "1.0.0", "[message]", "PONG, or the message.",
-        ping),
-    spec("echo", 2, flag::FAST | flag::LOADING | flag::STALE, "1.0.0", "message", "The message.",
-        echo),
-    spec("hello", -1, ALWAYS | flag::FAST | flag::NO_AUTH | flag::SKIP_MONITOR, "6.0.0",
-        "[protover [AUTH username password] [SETNAME clientname]]",
-        "Chooses the protocol and tells what the server is.", hello),
-    spec("auth", -2, ALWAYS | flag::FAST | flag::NO_AUTH | flag::SKIP_MONITOR, "1.0.0",
-        "[username] password",
-        "Logs in, as the user default if no other is named.", auth),
-    spec("select", 2, flag::LOADING | flag::STALE | flag::FAST, "1.0.0", "index",
-        "OK for database 0, the only one.", select),
-    spec("quit", -1, ALWAYS | flag::FAST | flag::NO_AUTH | flag::AT_ONCE | flag::LISTENER, "1.0.0",
-        "", "Closes the connection.", quit),
-    spec("reset", 1, ALWAYS | flag::FAST | flag::NO_AUTH | flag::AT_ONCE | flag::LISTENER, "6.2.0",
-        "", "Makes the connection as it was at its start.", reset),
-    Spec {
-        name: "client", arity: -2, flags: 0, keys: NO_KEYS, group: "connection", since: "2.4.0",
-        usage: "",
-        summary: "A container for commands about connections.", run: crate::command::spec::help,
-        subcommands: CLIENT,
-    },
-];
-
-#[rustfmt::skip]
-const CLIENT: &[Spec] = &[
-    spec("client|getname", 2, ALWAYS, "2.6.9", "", "The connection's name.", getname),
-    help_row("client|help", "connection", "5.0.0"),
-    spec("client|id", 2, ALWAYS, "5.0.0", "", "The connection's number, which no other ever has.",
-        id),
-    spec("client|info", 2, ALWAYS, "6.2.0", "", "What CLIENT LIST says of this connection.", info),
-    client_admin::KILL,
-    client_admin::LIST,
-    spec("client|no-evict", 3, ALWAYS | flag::ADMIN, "7.0.0", "<ON|OFF>",
-        "Noted, and shown by CLIENT LIST.", no_evict),
-    spec("client|no-touch", 3, ALWAYS, "7.2.0", "<ON|OFF>", "Noted, and shown by CLIENT LIST.",
-        no_touch),
-    client_admin::PAUSE,
-    spec("client|reply", 3, ALWAYS, "3.2.0", "<ON|OFF|SKIP>",
-        "Which commands of this connection are answered.", reply),
-    spec("client|setinfo", 4, ALWAYS, "7.2.0", "<LIB-NAME libname|LIB-VER libver>",
-        "What library the client uses.", setinfo),
-    spec("client|setname", 3, ALWAYS, "2.6.9", "connection-name", "Names the connection.", setname),
-    tracking::TRACKING,
-    tracking::TRACKING_INFO,
-    tracking::CACHING,
-    tracking::GET_REDIRECTION,
-    client_admin::UNBLOCK,
-    client_admin::UNPAUSE,
+pub(crate) const RUN: &[(&str, Handler)] = &[
+    ("ping", ping),
+    ("echo", echo),
+    ("hello", hello),
+    ("auth", auth),
+    ("select", select),
+    ("quit", quit),
+    ("reset", reset),
+    ("client|getname", getname),
+    ("client|help", help),
+    ("client|id", id),
+    ("client|info", info),
+    ("client|no-evict", no_evict),
+    ("client|no-touch", no_touch),
+    ("client|reply", reply),
+    ("client|setinfo", setinfo),
+    ("client|setname", setname),
+    ("client", help),
 ];
 
 fn ping(call: &mut Call<'_>) -> Outcome {
@@ -124,7 +68,7 @@ fn log_in(call: &mut Call<'_>, name: &[u8], password: &[u8]) -> Outcome {
         return Err(Refusal::WRONG_PASS);
     };
     session.client.names.lock().user = user.name().to_owned();
-    session.access.enter(node, Some(user));
+    session.access.enter(&node.acl, Some(user));
     tracking::forget_denied(session, node);
     Ok(())
 }
@@ -234,7 +178,7 @@ fn reset(call: &mut Call<'_>) -> Outcome {
         names.user = DEFAULT.to_owned();
     }
     client.flags.store(0, Relaxed);
-    call.session.access = Access::new(call.node);
+    call.session.access = Access::new(&call.node.acl, call.node.settings.version());
     call.session.replies = Replies::On;
     call.reply.set_protocol(Protocol::Resp2);
     call.reply.simple("RESET");

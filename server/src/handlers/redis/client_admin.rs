@@ -2,9 +2,10 @@
 
 use crate::acl::User;
 use crate::command::error::{Refusal, refuse};
-use crate::command::spec::{Outcome, Spec, flag};
+use crate::command::spec::Outcome;
+use crate::handlers::Handler;
 use crate::handlers::call::Call;
-use crate::handlers::redis::client::{ALWAYS, spec};
+
 use crate::roles::node::Node;
 use crate::runtime::clients::{Client, Kind};
 use crate::runtime::pause::{By, Paused};
@@ -12,47 +13,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) const KILL: Spec = spec(
-    "client|kill",
-    -3,
-    ALWAYS | flag::ADMIN,
-    "2.4.0",
-    "<ip:port|[ID client-id] [TYPE <NORMAL|MASTER|SLAVE|REPLICA|PUBSUB>] [USER username] [ADDR \
-     ip:port] [LADDR ip:port] [SKIPME <YES|NO>] [MAXAGE maxage]>",
-    "Closes the connections for which all filters hold; answers how many. Its own only with SKIPME \
-     NO.",
-    kill,
-);
-pub(crate) const LIST: Spec = spec(
-    "client|list",
-    -2,
-    ALWAYS | flag::ADMIN,
-    "2.4.0",
-    "[TYPE <NORMAL|MASTER|REPLICA|PUBSUB>] [ID client-id [client-id ...]]",
-    "All connections, one per line.",
-    list,
-);
-pub(crate) const PAUSE: Spec = spec(
-    "client|pause",
-    -3,
-    ALWAYS | flag::ADMIN,
-    "2.9.50",
-    "timeout [WRITE|ALL]",
-    "For so many milliseconds requests wait unanswered: all, or those that may change something.",
-    pause,
-);
-pub(crate) const UNPAUSE: Spec =
-    spec("client|unpause", 2, ALWAYS | flag::ADMIN, "6.2.0", "", "Ends CLIENT PAUSE.", unpause);
-pub(crate) const UNBLOCK: Spec = spec(
-    "client|unblock",
-    -3,
-    ALWAYS | flag::ADMIN,
-    "5.0.0",
-    "client-id [TIMEOUT|ERROR]",
-    "Ends a client's WAIT or WAITAOF, as if its time were over, or with an error: 1; or 0 if it \
-     does not wait.",
-    unblock,
-);
+pub(crate) const RUN: &[(&str, Handler)] = &[
+    ("client|kill", kill),
+    ("client|list", list),
+    ("client|pause", pause),
+    ("client|unpause", unpause),
+    ("client|unblock", unblock),
+];
 
 /// A type of clients by its name.
 fn kind(name: &[u8]) -> Result<Kind, Refusal> {
@@ -202,7 +169,11 @@ pub(crate) fn denied_listeners(node: &Node, before: &[Arc<User>]) -> Vec<Arc<Cli
         Some((client.id, lost.get(&client.names.lock().user)?.clone())).filter(|_| client.listens())
     };
     let listeners: HashMap<u64, Arc<User>> = node.clients.list().iter().filter_map(of).collect();
-    if listeners.is_empty() { Vec::new() } else { node.channels.denied(&listeners) }
+    if listeners.is_empty() {
+        return Vec::new();
+    }
+    node.channels
+        .denied(|id, kind, name| listeners.get(&id).is_none_or(|user| user.may_hear(kind, name)))
 }
 
 /// Closes a connection: another one at once, this one after its reply.

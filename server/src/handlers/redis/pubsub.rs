@@ -2,8 +2,10 @@
 
 use crate::acl::User;
 use crate::command::error::{Refusal, refuse};
-use crate::command::spec::{NO_KEYS, Outcome, Spec, flag, help_row};
+use crate::command::spec::{Outcome, Spec};
+use crate::handlers::Handler;
 use crate::handlers::call::Call;
+use crate::handlers::help::help;
 use crate::handlers::session::{Replies, Session};
 use crate::roles::node::Node;
 use crate::runtime::pubsub::{Kind, MAX_CHANNEL, MAX_PATTERN};
@@ -12,73 +14,22 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-const ALWAYS: u32 = flag::LOADING | flag::STALE | flag::NOSCRIPT;
-const LISTEN: u32 = ALWAYS | flag::PUBSUB | flag::LISTENER;
-
-const fn spec(
-    name: &'static str,
-    arity: i32,
-    flags: u32,
-    since: &'static str,
-    usage: &'static str,
-    summary: &'static str,
-    run: crate::command::spec::Handler,
-) -> Spec {
-    Spec {
-        name,
-        arity,
-        flags,
-        keys: NO_KEYS,
-        group: "pubsub",
-        since,
-        usage,
-        summary,
-        run,
-        subcommands: &[],
-    }
-}
-
-#[rustfmt::skip]
-pub(crate) const TABLE: &[Spec] = &[
-    spec("subscribe", -2, LISTEN, "2.0.0", "channel [channel ...]", "Listens to channels.",
-        |c| subscribe(c, Kind::Channel)),
-    spec("unsubscribe", -1, LISTEN, "2.0.0", "[channel [channel ...]]",
-        "Listens no more to these channels, or to any.", |c| unsubscribe(c, Kind::Channel)),
-    spec("psubscribe", -2, LISTEN, "2.0.0", "pattern [pattern ...]",
-        "Listens to all channels that match a pattern.", |c| subscribe(c, Kind::Pattern)),
-    spec("punsubscribe", -1, LISTEN, "2.0.0", "[pattern [pattern ...]]",
-        "Listens no more to these patterns, or to any.", |c| unsubscribe(c, Kind::Pattern)),
-    spec("ssubscribe", -2, LISTEN, "7.0.0", "shardchannel [shardchannel ...]",
-        "Listens to shard channels.", |c| subscribe(c, Kind::Shard)),
-    spec("sunsubscribe", -1, LISTEN, "7.0.0", "[shardchannel [shardchannel ...]]",
-        "Listens no more to these shard channels, or to any.", |c| unsubscribe(c, Kind::Shard)),
-    spec("publish", 3,
-        flag::PUBSUB | flag::LOADING | flag::STALE | flag::FAST | flag::MAY_REPLICATE, "2.0.0",
-        "channel message",
-        "Sends a message to the channel's subscribers on this server; answers how many there are.",
-        |c| publish(c, Kind::Channel)),
-    spec("spublish", 3,
-        flag::PUBSUB | flag::LOADING | flag::STALE | flag::FAST | flag::MAY_REPLICATE, "7.0.0",
-        "shardchannel message",
-        "The same for a shard channel.", |c| publish(c, Kind::Shard)),
-    Spec {
-        subcommands: &[
-            spec("pubsub|channels", -2, ALWAYS | flag::PUBSUB, "2.8.0", "[pattern]",
-                "Channels with listeners.", |c| names(c, Kind::Channel)),
-            help_row("pubsub|help", "pubsub", "6.2.0"),
-            spec("pubsub|numpat", 2, ALWAYS | flag::PUBSUB, "2.8.0", "",
-                "How many patterns have listeners.", numpat),
-            spec("pubsub|numsub", -2, ALWAYS | flag::PUBSUB, "2.8.0", "[channel [channel ...]]",
-                "Per channel how many listen to it by name.", |c| counts(c, Kind::Channel)),
-            spec("pubsub|shardchannels", -2, ALWAYS | flag::PUBSUB, "7.0.0", "[pattern]",
-                "Shard channels with listeners.", |c| names(c, Kind::Shard)),
-            spec("pubsub|shardnumsub", -2, ALWAYS | flag::PUBSUB, "7.0.0",
-                "[shardchannel [shardchannel ...]]", "Per shard channel how many listen to it.",
-                |c| counts(c, Kind::Shard)),
-        ],
-        ..spec("pubsub", -2, 0, "2.8.0", "", "A container for commands about channels.",
-            crate::command::spec::help)
-    },
+pub(crate) const RUN: &[(&str, Handler)] = &[
+    ("subscribe", |c| subscribe(c, Kind::Channel)),
+    ("unsubscribe", |c| unsubscribe(c, Kind::Channel)),
+    ("psubscribe", |c| subscribe(c, Kind::Pattern)),
+    ("punsubscribe", |c| unsubscribe(c, Kind::Pattern)),
+    ("ssubscribe", |c| subscribe(c, Kind::Shard)),
+    ("sunsubscribe", |c| unsubscribe(c, Kind::Shard)),
+    ("publish", |c| publish(c, Kind::Channel)),
+    ("spublish", |c| publish(c, Kind::Shard)),
+    ("pubsub|channels", |c| names(c, Kind::Channel)),
+    ("pubsub|help", help),
+    ("pubsub|numpat", numpat),
+    ("pubsub|numsub", |c| counts(c, Kind::Channel)),
+    ("pubsub|shardchannels", |c| names(c, Kind::Shard)),
+    ("pubsub|shardnumsub", |c| counts(c, Kind::Shard)),
+    ("pubsub", help),
 ];
 
 /// Bytes of one subscription beside its name: its places in the client's list and in the registry,

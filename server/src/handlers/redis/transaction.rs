@@ -17,9 +17,10 @@
 //! [`ASIDE`] in all.
 
 use crate::command::error::Refusal;
-use crate::command::spec::{ALL_KEYS, NO_KEYS, Outcome, Spec, flag};
+use crate::command::keyspec::{id_positions, key_positions};
+use crate::command::spec::{NO_KEYS, Outcome, Spec, flag};
 use crate::command::table::find;
-use crate::handlers::admin::command::{id_positions, key_positions};
+use crate::handlers::Handler;
 use crate::handlers::call::{Call, id};
 use crate::handlers::execute::{checked, run, select};
 use crate::handlers::log_size;
@@ -43,45 +44,12 @@ const ASIDE: Duration = Duration::from_millis(100);
 /// up: `max_watched_keys` of them are the most.
 pub(crate) const WATCHED_BYTES: usize = 192;
 
-const ALWAYS: u32 = flag::LOADING | flag::STALE | flag::FAST | flag::NOSCRIPT;
-
-const fn spec(
-    name: &'static str,
-    flags: u32,
-    since: &'static str,
-    summary: &'static str,
-    run: crate::command::spec::Handler,
-) -> Spec {
-    Spec {
-        name,
-        arity: 1,
-        flags,
-        keys: NO_KEYS,
-        group: "transactions",
-        since,
-        usage: "",
-        summary,
-        run,
-        subcommands: &[],
-    }
-}
-
-#[rustfmt::skip]
-pub(crate) const TABLE: &[Spec] = &[
-    spec("multi", ALWAYS | flag::AT_ONCE, "1.2.0",
-        "From now on commands are queued, for EXEC.", multi),
-    spec("exec", ALWAYS & !flag::FAST | flag::AT_ONCE | flag::SKIP_SLOWLOG, "1.2.0",
-        "Executes what was queued: no other client's change comes between, and the log has all of \
-         it or nothing. Per command its reply; nil if a watched key has changed. A command that \
-         fails does not stop the others.", exec),
-    spec("discard", ALWAYS | flag::AT_ONCE, "2.0.0",
-        "Forgets what was queued, and what is watched.", discard),
-    Spec { arity: -2, keys: ALL_KEYS, usage: "key [key ...]",
-        ..spec("watch", flag::STALE | flag::FAST | flag::NOSCRIPT | flag::AT_ONCE, "2.2.0",
-        "The next EXEC does nothing if one of these keys has changed by then. A cell's key watches \
-         its whole row; a change of a space's schema, or a roll, counts as a change of all its \
-         keys.", watch) },
-    spec("unwatch", ALWAYS, "2.2.0", "Forgets what is watched.", unwatch),
+pub(crate) const RUN: &[(&str, Handler)] = &[
+    ("multi", multi),
+    ("exec", exec),
+    ("discard", discard),
+    ("watch", watch),
+    ("unwatch", unwatch),
 ];
 
 /// Commands between MULTI and EXEC.

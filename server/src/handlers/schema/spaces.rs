@@ -4,105 +4,30 @@
 //! a statistic.
 
 use crate::command::error::{Printable, Refusal, refuse};
-use crate::command::spec::{NO_KEYS, Outcome, Spec, flag, help_row};
+use crate::command::spec::Outcome;
+use crate::handlers::Handler;
 use crate::handlers::call::Call;
+use crate::handlers::help::help;
 use crate::handlers::redis::keys::disk;
 use counter::{Alteration, Field, FieldBounds};
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace};
 use resp::Reply;
 
-const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT;
 /// Canaries that TM.TABLES asks each table for; they add up over calls.
 const CANARIES: u64 = 1 << 16;
 
-pub(crate) const fn spec(
-    name: &'static str,
-    arity: i32,
-    flags: u32,
-    usage: &'static str,
-    summary: &'static str,
-    run: crate::command::spec::Handler,
-) -> Spec {
-    Spec {
-        name,
-        arity,
-        flags,
-        keys: NO_KEYS,
-        group: "schema",
-        since: "0.1.0",
-        usage,
-        summary,
-        run,
-        subcommands: &[],
-    }
-}
-
-#[rustfmt::skip]
-pub(crate) const TABLE: &[Spec] = &[
-    Spec {
-        subcommands: &[
-            spec("tm.space|alter", -5, flag::NAMED | flag::WRITE | ADMIN,
-                "space <ADD field:bits[{min..max}[sat]]|WIDEN field:bits|NARROW field:bits|\
-                 BOUND field {min..max}[sat]|DROP field>",
-                "Changes the schema of a counter space, at once and without a pause: a new field \
-                 is 0 in all rows; WIDEN gives a field more bits inside a row, NARROW fewer (what \
-                 does not fit is kept beside, exactly); BOUND declares the values that a field may \
-                 be written with, whatever the command ({0..}, {..100}, {-5..5}; {..} for any): a \
-                 write beyond is refused, or stops at the bound if 'sat' follows, and values that \
-                 lie beyond already stay until they are written; DROP removes a field and its \
-                 values. Older tables are rewritten in the background. Answers the new schema, \
-                 dropped fields with a '!'; behind it, on a line each that begins with \
-                 'warning: ', the views whose pages have more or fewer values from now on, as \
-                 they show the whole space (counters = [\"post\"], not its fields by name). A \
-                 space has at most 64 fields in its life, dropped ones included.", alter),
-            help_row("tm.space|help", "schema", "0.1.0"),
-            spec("tm.space|list", 2, flag::STALE | flag::NO_MULTI, "",
-                "All spaces, a map each: what they hold and how much memory that takes; for \
-                 existence spaces also the horizon, and in how many seconds the oldest table will \
-                 be recycled if pairs go on coming as in the last minute (nil: none come).", list),
-        ],
-        ..spec("tm.space", -2, 0, "", "A container for commands about spaces.",
-            crate::command::spec::help)
-    },
-    spec("tm.tables", -1, flag::NAMED | flag::STALE | flag::NO_MULTI, "[space]",
-        "The tables of a space (or of all), oldest first, a map each: id range, rows or pairs, \
-         fill, bytes; for counter spaces the buckets that a hit touches and the sizes of the aux \
-         and extend dictionaries; for existence spaces the configured, the expected and the \
-         measured false-positive rate, and when it will be recycled; the first one begins at the \
-         horizon. Cold files of a space come before its tables: where is 'disk' for them. What is \
-         kept aside comes last: where is 'aside'. In a space that has hardly begun (fewer than 64 \
-         ids) that is all.", tables),
-    spec("tm.advise", 2, flag::NAMED | flag::READONLY | flag::NO_MULTI, "space",
-        "From the values that are there (a sample of a million rows): the bits per field that take \
-         the fewest bytes in total, and what they save; as a map, with a table for people and the \
-         commands that would do it.", advise),
-    spec("tm.roll", 2, flag::NAMED | flag::WRITE | ADMIN, "space",
-        "Closes the newest table of a space, though it is not full, and opens the next. 1, or 0 if \
-         it is empty.",
-        roll),
-    spec("tm.spill", -2, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN, "space [tables]",
-        "Moves the oldest tables of a space to the disk, as happens by itself when memory runs \
-         short: one, or so many, but never the newest. What was changed of rows or pairs that are \
-         there already is merged. How many rows, or pairs, have left memory.", spill),
-    spec("tm.digest", -2, flag::NAMED | flag::READONLY | flag::NO_MULTI | ADMIN, "space [low]",
-        "What two servers need to compare the tables of an existence space: per table, or for the \
-         one that begins at the id low, range, rate, size and a checksum; with low also the \
-         checksums of its blocks (64 KiB of a filter, and the pairs that are revoked \
-         there).", digest),
-    spec("tm.export", -4, flag::NAMED | flag::READONLY | flag::NO_MULTI | ADMIN,
-        "space low block [block ...]",
-        "These blocks, by their position in TM.DIGEST, of the table of an existence space that \
-         begins at the id low, as one string for TM.MERGE on another server: at most 256. Pairs of \
-         ids far ahead of the others (aside_pairs in TM.SPACE LIST) are in no table yet, so in no \
-         digest and no block.", export),
-    spec("tm.merge", 3, flag::NAMED | flag::WRITE | flag::NO_MULTI | flag::DENYOOM | ADMIN,
-        "space blocks",
-        "Adds the pairs of exported blocks to our table: what is set in either is set then. Range, \
-         rate, size and the space's seed must be the same, and its ids must not reach far above \
-         ours (so there must be some here). Answers how many blocks were merged; to repair a \
-         table, compare its TM.DIGEST on both servers and move those that differ. One may differ \
-         and be sound: of a pair that was set and unset within one batch of the log only the \
-         server that did so has bits.", merge),
+pub(crate) const RUN: &[(&str, Handler)] = &[
+    ("tm.space|alter", alter),
+    ("tm.space|help", help),
+    ("tm.space|list", list),
+    ("tm.space", help),
+    ("tm.tables", tables),
+    ("tm.advise", advise),
+    ("tm.roll", roll),
+    ("tm.spill", spill),
+    ("tm.digest", digest),
+    ("tm.export", export),
+    ("tm.merge", merge),
 ];
 
 /// A value in one of the maps.

@@ -1,30 +1,19 @@
 //! Views and actions, for people: what FEED.GET shows in which order, and what FEED.ACT moves. They
 //! are made by the configuration.
 
-use crate::command::spec::{Outcome, Spec, flag, help, help_row};
+use crate::command::spec::Outcome;
+use crate::handlers::Handler;
 use crate::handlers::call::Call;
-use crate::handlers::schema::spaces::{Value, count, spec, write_maps};
+use crate::handlers::help::help;
+use crate::handlers::schema::spaces::{Value, count, write_maps};
 
-#[rustfmt::skip]
-pub(crate) const TABLE: &[Spec] = &[
-    Spec {
-        subcommands: &[
-            help_row("tm.view|help", "schema", "0.1.0"),
-            spec("tm.view|list", 2, flag::STALE, "",
-                "All views, a map each: their counters and flags in the order of FEED.GET's rows, \
-                 and the bytes of a row with BINARY.",
-                views),
-        ],
-        ..spec("tm.view", -2, 0, "", "A container for commands about views.", help)
-    },
-    Spec {
-        subcommands: &[
-            help_row("tm.action|help", "schema", "0.1.0"),
-            spec("tm.action|list", 2, flag::STALE, "",
-                "All actions, a map each: the flag and the counter that FEED.ACT moves.", actions),
-        ],
-        ..spec("tm.action", -2, 0, "", "A container for commands about actions.", help)
-    },
+pub(crate) const RUN: &[(&str, Handler)] = &[
+    ("tm.view|help", help),
+    ("tm.view|list", views),
+    ("tm.view", help),
+    ("tm.action|help", help),
+    ("tm.action|list", actions),
+    ("tm.action", help),
 ];
 
 fn views(call: &mut Call<'_>) -> Outcome {

@@ -1,0 +1,86 @@
+//! The rows of `handlers/counter/cnt.rs`.
+
+use crate::command::spec::{Spec, flag};
+
+pub(crate) const TABLE: &[Spec] = &[
+    Spec {
+        name: "cnt.get",
+        arity: -3,
+        flags: flag::NAMED | flag::READONLY | flag::FAST,
+        keys: crate::command::spec::NO_KEYS,
+        group: "counter",
+        since: "0.1.0",
+        usage: "space id [id ...]",
+        summary: "For each id an array of its counters in schema order, or nil if it has no row.",
+
+        subcommands: &[],
+    },
+    Spec {
+        name: "cnt.scan",
+        arity: -3,
+        flags: flag::NAMED | flag::READONLY | flag::NO_MULTI,
+        keys: crate::command::spec::NO_KEYS,
+        group: "counter",
+        since: "0.1.0",
+        usage: "space cursor [COUNT count] [BINARY]",
+        summary: "Some rows of a space, for batch jobs: the cursor for the next call (0: that was \
+                  all) and per row an array of its id and its counters in schema order. Begin with \
+                  0. COUNT: about so many rows (10; at most 10000). BINARY answers the rows as one \
+                  string: per row the id as little-endian u64, then the counters as little-endian \
+                  i64. As with SCAN, rows may come twice, none that is there all the time is \
+                  missed, and a row has the values of the moment at which it is read.",
+        subcommands: &[],
+    },
+    Spec {
+        name: "cnt.incrby",
+        arity: -5,
+        flags: flag::NAMED | flag::READS | flag::WRITE | flag::DENYOOM | flag::FAST,
+        keys: crate::command::spec::NO_KEYS,
+        group: "counter",
+        since: "0.1.0",
+        usage: "space id field delta [field delta ...] [MIN min] [MAX max] [SAT|FAIL]",
+        summary: "Adds to counters of one row, all or none, and answers their new values. With MIN \
+                  and MAX a value that would leave the bounds stops at them (SAT) or refuses the \
+                  whole command (FAIL, the default).",
+
+        subcommands: &[],
+    },
+    Spec {
+        name: "cnt.mincrby",
+        arity: -5,
+        flags: flag::NAMED | flag::READS | flag::WRITE | flag::DENYOOM | flag::FAST,
+        keys: crate::command::spec::NO_KEYS,
+        group: "counter",
+        since: "0.1.0",
+        usage: "space id field delta [id field delta ...]",
+        summary: "Adds to one counter of each of many rows. Per triple the new value, or an error \
+                  (an overflow, no memory) that concerns only this triple; one that names no \
+                  counter refuses all.",
+
+        subcommands: &[],
+    },
+    Spec {
+        name: "cnt.set",
+        arity: -5,
+        flags: flag::NAMED | flag::WRITE | flag::DENYOOM | flag::FAST,
+        keys: crate::command::spec::NO_KEYS,
+        group: "counter",
+        since: "0.1.0",
+        usage: "space id field value [field value ...]",
+        summary: "Sets counters of one row, all or none; the other fields keep their values.",
+
+        subcommands: &[],
+    },
+    Spec {
+        name: "cnt.del",
+        arity: -3,
+        flags: flag::NAMED | flag::WRITE | flag::FAST,
+        keys: crate::command::spec::NO_KEYS,
+        group: "counter",
+        since: "0.1.0",
+        usage: "space id [id ...]",
+        summary: "Deletes rows; answers how many there were.",
+
+        subcommands: &[],
+    },
+];

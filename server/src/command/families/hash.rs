@@ -1,0 +1,65 @@
+//! The rows of `handlers/counter/hash.rs`.
+
+use crate::command::spec::{ONE_KEY, Spec, flag};
+
+pub(crate) const READ: u32 = flag::READONLY | flag::FAST;
+
+pub(crate) const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
+
+/// A row of the table for a command with one key.
+pub(crate) const fn spec(
+    name: &'static str,
+    arity: i32,
+    flags: u32,
+    since: &'static str,
+    usage: &'static str,
+    summary: &'static str,
+) -> Spec {
+    Spec {
+        name,
+        arity,
+        flags,
+        keys: ONE_KEY,
+        group: "hash",
+        since,
+        usage,
+        summary,
+        subcommands: &[],
+    }
+}
+
+#[rustfmt::skip]
+pub(crate) const TABLE: &[Spec] = &[
+    spec("hset", -4, WRITE, "2.0.0", "key field value [field value ...]",
+        "Sets counters of a row; answers how many were there for the first time."),
+    spec("hmset", -4, WRITE, "2.0.0", "key field value [field value ...]",
+        "Sets counters of a row; answers OK."),
+    spec("hsetnx", 4, WRITE, "2.0.0", "key field value",
+        "Sets a counter if the row does not exist; answers 1, or 0 if it did."),
+    spec("hincrby", 4, WRITE | flag::READS, "2.0.0", "key field increment",
+        "Adds to a counter, which begins at 0; answers its new value."),
+    spec("hget", 3, READ, "2.0.0", "key field",
+        "The value of a counter, nil if the row does not exist."),
+    spec("hmget", -3, READ, "2.0.0", "key field [field ...]",
+        "The values of counters, nil each if the row does not exist."),
+    spec("hgetall", 2, flag::READONLY, "2.0.0", "key",
+        "All fields with their values; nothing if the row does not exist."),
+    spec("hexists", 3, READ, "2.0.0", "key field",
+        "1 if the row exists and has the field, else 0."),
+    spec("hlen", 2, READ, "2.0.0", "key",
+        "How many fields the row has; 0 if it does not exist."),
+    spec("hkeys", 2, flag::READONLY, "2.0.0", "key",
+        "The names of the row's fields; none if it does not exist."),
+    spec("hvals", 2, flag::READONLY, "2.0.0", "key",
+        "The values of the row's fields; none if it does not exist."),
+    spec("hstrlen", 3, READ, "3.2.0", "key field",
+        "How many characters the counter's value has in decimal; 0 if the row does not exist."),
+    spec("hdel", -3, WRITE, "2.0.0", "key field [field ...]",
+        "Makes counters 0, their row stays unless that is its only field; answers how many were \
+         not 0. DEL deletes a row."),
+    spec("hscan", -3, flag::READONLY, "2.8.0",
+        "key cursor [MATCH pattern] [COUNT count] [NOVALUES]",
+        "All fields of a row with their values, or without, at once: the cursor is always 0."),
+    spec("hincrbyfloat", 4, WRITE, "2.6.0", "key field increment",
+        "Refused: a counter is an integer."),
+];

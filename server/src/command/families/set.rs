@@ -1,0 +1,66 @@
+//! The rows of `handlers/flags/set.rs`.
+
+use crate::command::spec::{ALL_KEYS, ONE_KEY, Spec, flag};
+
+pub(crate) const fn spec(
+    name: &'static str,
+    arity: i32,
+    flags: u32,
+    since: &'static str,
+    usage: &'static str,
+    summary: &'static str,
+) -> Spec {
+    Spec {
+        name,
+        arity,
+        flags,
+        keys: ONE_KEY,
+        group: "set",
+        since,
+        usage,
+        summary,
+        subcommands: &[],
+    }
+}
+
+pub(crate) const READ: u32 = flag::READONLY | flag::FAST;
+
+#[rustfmt::skip]
+pub(crate) const TABLE: &[Spec] = &[
+    spec("sadd", -3, flag::WRITE | flag::DENYOOM | flag::FAST, "1.0.0", "key member [member ...]",
+        "Adds members; answers how many were not there before. Ends at the first that is refused: \
+         those before it are added."),
+    spec("srem", -3, flag::WRITE | flag::FAST, "1.0.0", "key member [member ...]",
+        "Removes members; answers how many were there. Ends at the first that is refused: those \
+         before it are removed."),
+    spec("sismember", 3, READ, "1.0.0", "key member",
+        "1 if it is a member, 0 if not, nil if the id lies below the horizon."),
+    spec("smismember", -3, READ, "6.2.0", "key member [member ...]",
+        "Per member 1, 0, or nil if the id lies below the horizon."),
+    spec("scard", 2, READ, "1.0.0", "key", UNKNOWABLE),
+    spec("smembers", 2, flag::READONLY, "1.0.0", "key", UNKNOWABLE),
+    spec("spop", -2, flag::WRITE | flag::FAST, "1.0.0", "key [count]", UNKNOWABLE),
+    spec("srandmember", -2, flag::READONLY, "1.0.0", "key [count]", UNKNOWABLE),
+    spec("sscan", -3, flag::READONLY, "2.8.0", "key cursor [MATCH pattern] [COUNT count]",
+        UNKNOWABLE),
+    Spec { keys: ALL_KEYS, ..spec("sinter", -2, flag::READONLY, "1.0.0", "key [key ...]",
+    UNKNOWABLE) },
+    // The number of keys comes before them: see `key_positions`.
+    Spec { keys: (2, 2, 1), ..spec("sintercard", -3, flag::READONLY, "7.0.0",
+        "numkeys key [key ...] [LIMIT limit]", UNKNOWABLE) },
+    Spec { keys: ALL_KEYS, ..spec("sunion", -2, flag::READONLY, "1.0.0", "key [key ...]",
+    UNKNOWABLE) },
+    Spec { keys: ALL_KEYS, ..spec("sdiff", -2, flag::READONLY, "1.0.0", "key [key ...]", UNKNOWABLE) },
+    Spec { keys: ALL_KEYS, ..spec("sinterstore", -3, flag::WRITE, "1.0.0",
+        "destination key [key ...]", UNKNOWABLE) },
+    Spec { keys: ALL_KEYS, ..spec("sunionstore", -3, flag::WRITE, "1.0.0",
+        "destination key [key ...]", UNKNOWABLE) },
+    Spec { keys: ALL_KEYS, ..spec("sdiffstore", -3, flag::WRITE, "1.0.0",
+        "destination key [key ...]", UNKNOWABLE) },
+    Spec { keys: (1, 2, 1), ..spec("smove", 4, flag::WRITE | flag::FAST, "1.0.0",
+        "source destination member",
+        "Moves a member from one id to another; answers 1, or 0 if it was not there.") },
+];
+
+pub(crate) const UNKNOWABLE: &str = "Refused: a filter cannot tell how many or which members one id has. A \
+                          key of no space has none.";

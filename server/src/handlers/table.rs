@@ -1,0 +1,55 @@
+//! The handlers of all commands, by the numbers that the command table gives.
+
+use super::{admin, cluster, counter, feed, flags, redis, schema};
+use crate::command::spec::Outcome;
+use crate::command::table::{bits, with_numbers};
+use crate::handlers::call::Call;
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+/// What a command does. It writes one reply, or returns a refusal: then whatever it wrote is
+/// forgotten and the refusal sent.
+pub(crate) type Handler = fn(&mut Call<'_>) -> Outcome;
+
+/// What each family has for its commands and subcommands.
+const FAMILIES: &[&[(&str, Handler)]] = &[
+    feed::page::RUN,
+    feed::weibo::RUN,
+    counter::cnt::RUN,
+    counter::hash::RUN,
+    counter::string::RUN,
+    flags::phantom::RUN,
+    flags::set::RUN,
+    flags::bloom::RUN,
+    flags::cuckoo::RUN,
+    redis::keys::RUN,
+    redis::client::RUN,
+    redis::client_admin::RUN,
+    redis::pubsub::RUN,
+    redis::tracking::RUN,
+    redis::transaction::RUN,
+    schema::spaces::RUN,
+    schema::views::RUN,
+    admin::acl::RUN,
+    admin::command::RUN,
+    admin::config::RUN,
+    admin::diagnostics::RUN,
+    admin::server::RUN,
+    cluster::replication::RUN,
+    cluster::topology::RUN,
+];
+
+static HANDLERS: LazyLock<Vec<Handler>> = LazyLock::new(|| {
+    let rows = FAMILIES.iter().copied().flatten();
+    let named: HashMap<&str, Handler> = rows.clone().copied().collect();
+    assert_eq!((named.len(), named.len()), (rows.count(), bits()), "one handler for each command");
+    let of = |name: &str| *named.get(name).unwrap_or_else(|| panic!("{name} has no handler"));
+    with_numbers().map(|(_, spec)| of(spec.name)).collect()
+});
+
+/// The handler of the command or subcommand with this number among all of them
+/// ([`bit_of`](crate::command::table::bit_of)).
+#[inline]
+pub(crate) fn handler(number: usize) -> Handler {
+    HANDLERS[number]
+}
