@@ -1,6 +1,6 @@
 //! The arguments of one request: slices of the read buffer, found by the scanner.
 
-use super::scan::Span;
+use super::span::Span;
 
 /// The arguments of one request, the command's name first. A view: copying it copies two pointers.
 #[derive(Clone, Copy)]

@@ -1,6 +1,6 @@
 //! Inline requests: one line, words split at spaces, quotes and escapes as in a shell.
 
-use super::scan::Span;
+use super::span::Span;
 
 /// Splits a line into words as Redis's `sdssplitargs` does. `None`: a quote is open, or closed in
 /// the middle of a word.

@@ -2,7 +2,7 @@
 //! to the next turn.
 
 use super::args::Args;
-use super::scan::Span;
+use super::span::Span;
 
 /// Bytes that a request takes beside its arguments' bytes and places.
 const REQUEST_BYTES: usize = 2 * size_of::<usize>();

@@ -11,6 +11,7 @@ mod inline;
 mod kept;
 mod reply;
 mod scan;
+mod span;
 
 pub use args::Args;
 pub use digits::{integer, natural};

@@ -21,6 +21,7 @@
 
 use super::Args;
 use super::inline::split;
+use super::span::Span;
 use std::ops::Range;
 
 /// Redis's limit for one inline request, and for a header line, in bytes.
@@ -30,30 +31,6 @@ const KEPT_SPANS: usize = 1024;
 
 /// Bytes of an inline request that a scanner keeps room for.
 const KEPT_LINE: usize = 1024;
-
-/// Where one argument lies.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Span {
-    start: u32,
-    end: u32,
-}
-
-impl Span {
-    #[inline]
-    pub(super) fn new(start: usize, end: usize) -> Span {
-        // The query buffer is limited to less than 4 GiB by the configuration, so neither is ever
-        // cut.
-        Span {
-            start: u32::try_from(start).unwrap_or(u32::MAX),
-            end: u32::try_from(end).unwrap_or(u32::MAX),
-        }
-    }
-
-    #[inline]
-    pub(super) fn range(self) -> Range<usize> {
-        self.start as usize..self.end as usize
-    }
-}
 
 /// What a peer may send.
 #[derive(Clone, Copy, Debug)]

@@ -25,12 +25,14 @@ use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, opcode, types};
 
-use crate::cold::BLOCK_BYTES;
 use crate::disk::DiskFile;
 
 /// How long a drop waits for the disk, and how often it looks.
 const PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_micros(100);
+
+/// Bytes of a block: one read.
+pub const BLOCK_BYTES: usize = 4096;
 
 /// A block that lies somewhere on the disk, of a file that stays open as long as this.
 #[derive(Clone, Debug)]

@@ -52,6 +52,7 @@ pub struct CounterSpace {
 
 impl CounterSpace {
     /// Its number in the catalogue: what records call it.
+    #[inline]
     pub fn number(&self) -> u32 {
         self.number
     }
@@ -96,6 +97,7 @@ impl CounterSpace {
     }
 
     /// Its rows on the disk.
+    #[inline]
     pub fn cold(&self) -> &Arc<ColdSpace> {
         &self.cold
     }
@@ -116,6 +118,7 @@ impl CounterSpace {
 impl Deref for CounterSpace {
     type Target = counter::Space;
 
+    #[inline]
     fn deref(&self) -> &counter::Space {
         &self.space
     }
@@ -140,6 +143,7 @@ pub struct ExistenceSpace {
 
 impl ExistenceSpace {
     /// Its number in the catalogue: what records call it.
+    #[inline]
     pub fn number(&self) -> u32 {
         self.number
     }
@@ -157,6 +161,7 @@ impl ExistenceSpace {
     }
 
     /// Its tables on the disk.
+    #[inline]
     pub fn cold(&self) -> &ColdPairs {
         &self.cold
     }
@@ -190,6 +195,7 @@ impl ExistenceSpace {
 impl Deref for ExistenceSpace {
     type Target = phantom::Space;
 
+    #[inline]
     fn deref(&self) -> &phantom::Space {
         &self.space
     }
@@ -434,11 +440,13 @@ impl Engines {
     }
 
     /// All counter spaces.
+    #[inline]
     pub fn counters(&self) -> &[CounterSpace] {
         &self.counters
     }
 
     /// All existence spaces.
+    #[inline]
     pub fn existences(&self) -> &[ExistenceSpace] {
         &self.existences
     }
@@ -531,11 +539,13 @@ impl Engines {
     }
 
     /// The existence space of an action.
+    #[inline]
     pub fn flag_of(&self, action: &Action) -> &ExistenceSpace {
         &self.existences[action.flag]
     }
 
     /// The counter space of an action.
+    #[inline]
     pub fn counter_of(&self, action: &Action) -> &CounterSpace {
         &self.counters[action.counter]
     }

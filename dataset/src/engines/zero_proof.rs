@@ -78,6 +78,7 @@ pub(crate) fn tie_word(tie: Option<Tie>) -> u64 {
 
 impl ExistenceSpace {
     /// What its flags are tied to: their gate holds since this has been so.
+    #[inline]
     pub fn tie(&self) -> Option<Tie> {
         let word = self.kept_tie.load(SeqCst);
         (word != NO_TIE).then_some(((word >> 32) as u32, word as u32))

@@ -27,9 +27,8 @@
 
 use super::bits;
 use crate::frame::{Check, u32_at, u64_at};
+use crate::uring::BLOCK_BYTES;
 
-/// Bytes of a block: one read.
-pub const BLOCK_BYTES: usize = 4096;
 /// The most rows in one block.
 pub const MAX_BLOCK_ROWS: usize = 4096;
 /// The most columns.

@@ -61,7 +61,8 @@ use crate::manifest::{FileEntry, Tag};
 use crate::uring::BlockPlace;
 use header::{FileIdentity, Head, Shelf, place, put, put_numbers, seal};
 
-pub use block::{BLOCK_BYTES, Block, MAX_BLOCK_ROWS, MAX_COLUMNS};
+pub use crate::uring::BLOCK_BYTES;
+pub use block::{Block, MAX_BLOCK_ROWS, MAX_COLUMNS};
 pub use header::COLD_VERSION;
 #[cfg(any(test, fuzzing))]
 pub(crate) use header::cold_name;
