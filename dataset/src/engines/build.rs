@@ -122,12 +122,11 @@ impl Engines {
             let made = made.ok_or_else(|| unconfigured(&known.name))?;
             let index = self.counters.len();
             for (kind, text) in [(Kind::Row, &made.rows), (Kind::Cell, &made.cells)] {
-                if !text.is_empty() {
-                    let pattern = Pattern::parse(kind, text)?.padded(made.padded_ids);
+                for pattern in Pattern::parse_all(kind, text)? {
                     // Counters go before pairs that have the same keys.
                     let pairs = self.patterns.iter().position(|(_, kind, _)| *kind == Kind::Pair);
                     let at = pairs.unwrap_or(self.patterns.len());
-                    self.patterns.insert(at, (pattern, kind, index));
+                    self.patterns.insert(at, (pattern.padded(made.padded_ids), kind, index));
                 }
             }
             let space = counter_space(made, &known.fields)?;
@@ -153,8 +152,8 @@ impl Engines {
             let made = options.existence.iter().find(|made| made.name == known.name);
             let made = made.ok_or_else(|| unconfigured(&known.name))?;
             let space = existence_space(made, known)?;
-            if !made.pairs.is_empty() {
-                let pattern = Pattern::parse(Kind::Pair, &made.pairs)?.padded(made.padded_ids);
+            for pattern in Pattern::parse_all(Kind::Pair, &made.pairs)? {
+                let pattern = pattern.padded(made.padded_ids);
                 self.patterns.push((pattern, Kind::Pair, self.existences.len()));
             }
             let space = ExistenceSpace {

@@ -101,6 +101,12 @@ impl fmt::Display for Pattern {
 }
 
 impl Pattern {
+    /// Reads the patterns of a setting, divided by blanks: the first is the one that replies show
+    /// (SCAN, KEYS).
+    pub fn parse_all(kind: Kind, text: &str) -> Result<Vec<Pattern>, PatternError> {
+        text.split_ascii_whitespace().map(|text| Pattern::parse(kind, text)).collect()
+    }
+
     /// Reads a pattern of this kind.
     pub fn parse(kind: Kind, text: &str) -> Result<Pattern, PatternError> {
         if text.bytes().any(|b| b.is_ascii_whitespace() || b.is_ascii_control()) {

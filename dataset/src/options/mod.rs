@@ -146,11 +146,14 @@ section! {
         /// Keys of rows, for the hash commands (`HGETALL post:17`). Empty: rows have no keys.
         /// Braces around {id} are text: "post:{{id}}" has keys like post:{17}, a hash tag, by which
         /// proxies and clients of several servers send all keys of an id to one of them (`tidemark
-        /// config --hash-tags` prints all patterns in that form).
+        /// config --hash-tags` prints all patterns in that form). Several patterns, divided by
+        /// blanks, name the same rows: "post:{{id}} post:{id}" lets clients move from one form to
+        /// the other; replies that list keys show the first.
         rows: String = String::new(),
         /// Keys of single counters, for the string commands (`INCR post:17:like`). Empty: cells
         /// have no keys. Without `{field}` a key names the first field of its row: cells =
-        /// "views:{id}" of a space of one field gives the keys `views:17`.
+        /// "views:{id}" of a space of one field gives the keys `views:17`. Several patterns are
+        /// divided by blanks.
         cells: String = String::new(),
         /// Whether ids in keys may begin with zeros, which change nothing: `post:000000000017` is
         /// then `post:17`, as `redis-benchmark -r` writes it. Replies (SCAN, KEYS) show ids without
@@ -186,7 +189,7 @@ section! {
         /// Its name in commands (`PH.EXISTS liked 7 17`) and in views and actions.
         name: String = String::new(),
         /// Keys of an id's pairs, for the set and Bloom commands (`SISMEMBER liked:17 7`, `BF.ADD
-        /// liked:17 7`). Empty: pairs have no keys.
+        /// liked:17 7`). Empty: pairs have no keys. Several patterns are divided by blanks.
         pairs: String = String::new(),
         /// Whether ids in keys may begin with zeros, which change nothing: `liked:000000000017` is
         /// then `liked:17`.

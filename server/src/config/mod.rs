@@ -163,10 +163,15 @@ impl Config {
     /// in the braces, so the row, cells and flags of one id stay together.
     pub fn put_hash_tags(&mut self) {
         let counters = self.counter.iter_mut().flat_map(|c| [&mut c.rows, &mut c.cells]);
-        for pattern in counters.chain(self.existence.iter_mut().map(|e| &mut e.pairs)) {
-            if !pattern.contains("{{id}}") {
-                *pattern = pattern.replace("{id}", "{{id}}");
+        for patterns in counters.chain(self.existence.iter_mut().map(|e| &mut e.pairs)) {
+            let mut tagged: Vec<String> = Vec::new();
+            for pattern in patterns.split_ascii_whitespace() {
+                let pattern = pattern.replace("{{id}}", "{id}").replace("{id}", "{{id}}");
+                if !tagged.contains(&pattern) {
+                    tagged.push(pattern);
+                }
             }
+            *patterns = tagged.join(" ");
         }
     }
 
@@ -214,20 +219,19 @@ impl Config {
         let pairs = self.existence.iter().map(|e| (Kind::Pair, &e.pairs, !e.members));
         let mut of_counters = 0;
         for (kind, text, bare) in counters.chain(pairs) {
-            if text.is_empty() {
-                continue;
+            for text in text.split_ascii_whitespace() {
+                let pattern =
+                    Pattern::parse(kind, text).map_err(|e| ConfigError::Invalid(e.to_string()))?;
+                // Pairs without members have commands of their own, so their keys may be those of
+                // counters.
+                let others = &patterns[if bare { of_counters } else { 0 }..];
+                if let Some((other, _)) = others.iter().find(|(_, p)| p.overlaps(&pattern)) {
+                    return invalid(format!(
+                        "key patterns '{other}' and '{text}' could both match one key"
+                    ));
+                }
+                patterns.push((text.to_owned(), pattern));
             }
-            let pattern =
-                Pattern::parse(kind, text).map_err(|e| ConfigError::Invalid(e.to_string()))?;
-            // Pairs without members have commands of their own, so their keys may be those of
-            // counters.
-            let others = &patterns[if bare { of_counters } else { 0 }..];
-            if let Some((other, _)) = others.iter().find(|(_, p)| p.overlaps(&pattern)) {
-                return invalid(format!(
-                    "key patterns '{other}' and '{text}' could both match one key"
-                ));
-            }
-            patterns.push((text.clone(), pattern));
             if kind != Kind::Pair {
                 of_counters = patterns.len();
             }
@@ -437,6 +441,13 @@ mod tests {
         let once = config.clone();
         config.put_hash_tags();
         assert_eq!(config, once);
+        // Of two forms that become the same one is left.
+        config.counter[0].rows = "post:{{id}} post:{id} p{id}".to_owned();
+        config.put_hash_tags();
+        assert_eq!(config.counter[0].rows, "post:{{id}} p{{id}}");
+        config.validate().unwrap();
+        config.counter[0].rows = "post:{id} post:{id}".to_owned();
+        assert!(config.validate().is_err(), "the same twice");
     }
 
     #[test]
