@@ -235,7 +235,8 @@ fn an_arrow_back_is_found() {
     let back =
         Arrows::from([arrow("net", "handlers"), arrow("handlers", "acl"), arrow("acl", "net")]);
     assert_eq!(circle(&back).len(), 3);
-    let text = "use crate::{acl, net::{workers, x}};\n// crate::gone\nfn f() { crate::roles::go() }\n\
+    let text = "use crate::{acl, net::{workers, x}};\n// crate::gone\n\
+                fn f() { crate::roles::go() }\n\
                 #[cfg(test)]\nmod tests {\n use crate::handlers;\n}";
     assert_eq!(firsts(&code(text).0, "crate::"), ["acl", "net", "roles"]);
 }

@@ -12,6 +12,7 @@ pub(crate) mod inbox;
 pub(crate) mod monitors;
 pub(crate) mod open_files;
 pub(crate) mod pause;
+pub(crate) mod process_memory;
 pub(crate) mod pubsub;
 pub(crate) mod service_manager;
 pub(crate) mod settings;

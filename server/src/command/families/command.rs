@@ -37,7 +37,8 @@ pub(crate) const COMMAND: Spec = Spec {
         spec("command|info", -2, "[command-name [command-name ...]]",
             "What clients need to know of commands."),
         Spec { since: "7.0.0", ..spec("command|list", -2,
-            "[FILTERBY <MODULE module-name|ACLCAT category|PATTERN pattern>]", "Names of commands.") },
+            "[FILTERBY <MODULE module-name|ACLCAT category|PATTERN pattern>]",
+            "Names of commands.") },
     ],
     ..spec("command", -1, "", "What clients need to know of all commands.")
 };

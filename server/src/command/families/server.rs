@@ -39,7 +39,8 @@ pub(crate) const TABLE: &[Spec] = &[
          with it."),
     spec("flushall", -1, flag::WRITE, "1.0.0", "[ASYNC|SYNC]", NO_FLUSH),
     spec("flushdb", -1, flag::WRITE, "1.0.0", "[ASYNC|SYNC]", NO_FLUSH),
-    spec("info", -1, ALWAYS, "1.0.0", "[section [section ...]]", "What the server knows of itself."),
+    spec("info", -1, ALWAYS, "1.0.0", "[section [section ...]]",
+        "What the server knows of itself."),
     spec("bgsave", -1, flag::ADMIN | flag::NOSCRIPT, "1.0.0", "[SCHEDULE]",
         "Begins a snapshot. Reads and writes go on; INFO persistence and LASTSAVE tell when it is \
          done."),
@@ -57,5 +58,5 @@ pub(crate) const TABLE: &[Spec] = &[
         "Seconds since 1970, and microseconds in this second."),
 ];
 
-pub(crate) const NO_FLUSH: &str = "Refused: rows are deleted one by one, pairs are unset one by one; an empty \
-                        server is one with a new data folder.";
+pub(crate) const NO_FLUSH: &str = "Refused: rows are deleted one by one, pairs are unset one by one; an \
+                                   empty server is one with a new data folder.";

@@ -50,7 +50,8 @@ pub(crate) const TABLE: &[Spec] = &[
         "numkeys key [key ...] [LIMIT limit]", UNKNOWABLE) },
     Spec { keys: ALL_KEYS, ..spec("sunion", -2, flag::READONLY, "1.0.0", "key [key ...]",
     UNKNOWABLE) },
-    Spec { keys: ALL_KEYS, ..spec("sdiff", -2, flag::READONLY, "1.0.0", "key [key ...]", UNKNOWABLE) },
+    Spec { keys: ALL_KEYS, ..spec("sdiff", -2, flag::READONLY, "1.0.0", "key [key ...]",
+        UNKNOWABLE) },
     Spec { keys: ALL_KEYS, ..spec("sinterstore", -3, flag::WRITE, "1.0.0",
         "destination key [key ...]", UNKNOWABLE) },
     Spec { keys: ALL_KEYS, ..spec("sunionstore", -3, flag::WRITE, "1.0.0",
@@ -62,5 +63,5 @@ pub(crate) const TABLE: &[Spec] = &[
         "Moves a member from one id to another; answers 1, or 0 if it was not there.") },
 ];
 
-pub(crate) const UNKNOWABLE: &str = "Refused: a filter cannot tell how many or which members one id has. A \
-                          key of no space has none.";
+pub(crate) const UNKNOWABLE: &str = "Refused: a filter cannot tell how many or which members one id \
+                                     has. A key of no space has none.";

@@ -233,11 +233,11 @@ fn memory_purge(call: &mut Call<'_>) -> Outcome {
 fn memory_stats(call: &mut Call<'_>) -> Outcome {
     let engines = &call.node.engines;
     let (resident, tables) =
-        (crate::handlers::admin::info::resident_bytes(), engines.memory_bytes());
+        (crate::runtime::process_memory::resident_bytes(), engines.memory_bytes());
     let keys: u64 = engines.counters().iter().map(|s| s.all_rows()).sum();
     let rows: u64 = engines.counters().iter().map(|s| s.memory_bytes()).sum();
     let all = [
-        ("peak.allocated", crate::handlers::admin::info::kilobytes("/proc/self/status", "VmHWM")),
+        ("peak.allocated", crate::runtime::process_memory::kilobytes("/proc/self/status", "VmHWM")),
         ("total.allocated", resident),
         ("overhead.total", resident.saturating_sub(tables)),
         ("keys.count", keys),

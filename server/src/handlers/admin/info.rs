@@ -5,6 +5,7 @@ use crate::command::table::with_numbers;
 use crate::handlers::call::Call;
 use crate::metrics::{self, Sample};
 use crate::roles::node::Node;
+use crate::runtime::process_memory::{kilobytes, resident_bytes};
 use crate::runtime::pubsub::Kind;
 use dataset::clock::unix_us;
 use std::fmt::Write as _;
@@ -140,13 +141,6 @@ fn clients(sample: &Sample, out: &mut String) {
     );
 }
 
-/// Resident and virtual bytes, by the kernel; 0 where it does not tell.
-pub(crate) fn resident_bytes() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages: u64 = statm.split(' ').nth(1).and_then(|p| p.parse().ok()).unwrap_or(0);
-    pages * rustix::param::page_size() as u64
-}
-
 /// A number of bytes as people read it, as in Redis.
 fn human(bytes: u64) -> String {
     let scaled =
@@ -158,14 +152,6 @@ fn human(bytes: u64) -> String {
         1_073_741_824..1_099_511_627_776 => scaled(30, "G"),
         _ => scaled(40, "T"),
     }
-}
-
-/// A line of a file of /proc that counts kilobytes, in bytes; 0 if there is none.
-pub(crate) fn kilobytes(file: &str, name: &str) -> u64 {
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
-        * 1024
 }
 
 /// `part` of `whole` in percent, as Redis writes it.
