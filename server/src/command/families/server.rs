@@ -58,5 +58,5 @@ pub(crate) const TABLE: &[Spec] = &[
         "Seconds since 1970, and microseconds in this second."),
 ];
 
-pub(crate) const NO_FLUSH: &str = "Refused: rows are deleted one by one, pairs are unset one by one; an \
-                                   empty server is one with a new data folder.";
+pub(crate) const NO_FLUSH: &str = "Refused: rows are deleted one by one, pairs are unset one by \
+                                   one; an empty server is one with a new data folder.";

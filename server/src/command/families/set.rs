@@ -63,5 +63,5 @@ pub(crate) const TABLE: &[Spec] = &[
         "Moves a member from one id to another; answers 1, or 0 if it was not there.") },
 ];
 
-pub(crate) const UNKNOWABLE: &str = "Refused: a filter cannot tell how many or which members one id \
-                                     has. A key of no space has none.";
+pub(crate) const UNKNOWABLE: &str = "Refused: a filter cannot tell how many or which members one \
+                                     id has. A key of no space has none.";
