@@ -30,7 +30,7 @@ pub enum Error {
     /// The id lies further above the highest one than `max_ahead` allows (`ERR key too big`).
     #[error("key too big")]
     KeyTooBig,
-    /// So many ids lie far ahead of all others that the outliers is full.
+    /// So many ids lie far ahead of all others that the set of outliers is full.
     #[error("too many ids far ahead of all others (limit {limit})")]
     OutliersFull {
         /// The limit, [`crate::Options::max_aside`].

@@ -23,7 +23,7 @@
 //! 8. *What can grow has a limit*: [`Options::memory_limit_bytes`] counts everything,
 //!    [`Options::max_aside`] the ids far ahead.
 //!
-//! Deliberately absent: files, clocks, threads, sockets. the host calls [`Space::maintain`] from a
+//! Deliberately absent: files, clocks, threads, sockets. The host calls [`Space::maintain`] from a
 //! thread of its own.
 
 #[cfg(not(loom))]

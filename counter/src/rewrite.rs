@@ -1,4 +1,4 @@
-//! Background work, in small steps, while reads and writes go on: the outliers is taken in, and
+//! Background work, in small steps, while reads and writes go on: the outliers are taken in, and
 //! tables are rewritten that have become
 //! - *crowded*: more rows came into their range than they were made for (a backfill, random ids).
 //!   They grow by a fifth, or are split when that is too much for one table, so that memory per row

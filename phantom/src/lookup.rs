@@ -65,7 +65,7 @@ pub struct Placed<'p>(&'p Pairs<'p>);
 pub struct Answers {
     /// Set.
     pub yes: u32,
-    /// ColdBackend the horizon.
+    /// Below the horizon.
     pub unknown: u32,
 }
 
@@ -207,7 +207,7 @@ impl Pairs<'_> {
             let places = draws.iter_mut().zip(tables).zip(&mut *lines);
             for ((&id, pair), ((draws, table), line)) in ids.iter().zip(pairs).zip(places) {
                 *draws = filter::draws(pair, 0);
-                // ColdBackend the horizon anything may be looked at: the oldest is there already.
+                // Below the horizon anything may be looked at: the oldest is there already.
                 match ring.find(id) {
                     Some(entry) => *table = entry.table(),
                     None => unknown |= bit,

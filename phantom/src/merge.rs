@@ -14,7 +14,8 @@
 //! are not gathered where they do the most harm, the rate of the block alone is bounded as well,
 //! with what chance does to the worst of a million: at 0.01 % a stranger can bring its 16 pages to
 //! 1.34 times the rate, not to an answer of yes to everything. What is merged unevenly takes room
-//! from what is written later (`fill`). Filters of the same data, as in a repair, hardly grow.
+//! from what is written later (`fill_ratio`). Filters of the same data, as in a repair, hardly
+//! grow.
 //!
 //! **M2** A table is never closed below a pair that it got from another site: its ids count as
 //! normal before its bits come. A bad one makes no more of that than a bad id (promise 7): if it
@@ -26,7 +27,7 @@
 //!
 //! **M4** What a log says of a merge makes the same of a table that is as this one was: the block's
 //! bits, the pairs that are revoked there, and those that are not any more. That the table *is* the
-//! same one, and not one that begins elsewhere, is L1 (`rolls`).
+//! same one, and not one that begins elsewhere, is L1 (`rollover`).
 
 use crate::block::{Block, BlockPlace, block_of, block_pages, block_range};
 use crate::fill_ratio::FillRatio;
@@ -170,7 +171,7 @@ impl Space {
         }
         let mut changed = vec![];
         // DeletedPairs there, unknown here: revoked before its bits come. Each pair under its
-        // stripe, as every write is; the outliers is locked before that.
+        // stripe, as every write is; the outliers are locked before that.
         for hash in revoked {
             let (pair, is_outlier) = (pair_of(hash), is_outlier(hash));
             let is_revoked = self.under_stripe(&pair, |table| {

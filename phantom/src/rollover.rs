@@ -14,9 +14,9 @@
 //! to disk before there is no room for the next one (`cold`). If it does not, the ring does not
 //! roll, and the newest table is extended.
 //!
-//! **OutlierPairs ids.** The frontier (see `rolling`) decides which ids are normal, from those that
-//! are aside. When the outliers is full of bad ids, good ones that leap ahead could no more get in
-//! to be counted; so those that are turned away are counted, too.
+//! **Outlying ids.** The frontier (see `rolling`) decides which ids are normal, from those that
+//! are aside. When the set of outliers is full of bad ids, good ones that leap ahead could no more
+//! get in to be counted; so those that are turned away are counted, too.
 //!
 //! **Leader and followers.** The node that takes writes ([`Space::lead`]) decides where tables
 //! begin and which ids they take, and logs it ([`Space::course`]). A node that replays that log

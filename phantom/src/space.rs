@@ -1,5 +1,5 @@
 //! A space: the ring of tables and the pairs aside. Reading is in `lookup`, writing in `write`,
-//! rolling in `rolls`.
+//! rolling in `rollover`.
 //!
 //! **Locks**, in this order: aside, a stripe of the ring, a table's growth or a shard of its
 //! revoked pairs. All that happens to one pair happens under its stripe (or, for an id far ahead,

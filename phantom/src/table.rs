@@ -44,7 +44,7 @@ pub(crate) struct Link {
     /// Those in the filter, and `uneven`.
     load: AtomicU64,
     /// By how many pairs the filter is to be taken for fuller, since what was merged does not lie
-    /// evenly (`fill`).
+    /// evenly (`fill_ratio`).
     uneven: AtomicU64,
     capacity: u64,
     /// How many pairs it had, and how full its blocks were, when something was last merged.

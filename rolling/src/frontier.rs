@@ -197,7 +197,7 @@ impl Frontier {
         if recent < RECENT / 2 || self.recent_ahead.load(Relaxed) > 0 {
             self.count(recent + 1);
         }
-        // SeqCst (a plain load on x86): see the argument in aside.rs.
+        // SeqCst (a plain load on x86): see the argument in outliers.rs.
         let high = self.high.load(SeqCst);
         if id <= high && self.known.load(SeqCst) {
             return Admission::Inside;

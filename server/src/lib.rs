@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   sockets -> connection (one task per client, on one of the worker threads)
-//!                -> resp::Scanner -> commands (one table) -> engines (the one path of writes)
+//!                -> resp::Scanner -> handlers -> dataset (the one path of writes)
 //!                -> counter, phantom
 //!                <- resp::Reply   <-
 //! ```

@@ -3,7 +3,7 @@
 //! ```text
 //!   turn of a connection -> which ids are cold, and not at hand?  --none--> commands run, as ever
 //!        |  some: the turn stops there                                   ^
-//!        '-> one job per 4 KiB block: io_uring, else threads (reads.rs) -' pinned for the turn,
+//!        '-> one job per 4 KiB block: io_uring, else threads (fetch.rs) -' pinned for the turn,
 //!                                                                          and in the cache
 //!   a command -> counter::Space -> misses the row in memory -> ColdBackend::get
 //!             -> pins, cache, else one read in place

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! [`store::Committer`] has the rules of commits; here is what is ours: how marks become records
-//! (`commit_source.rs`, `layout_records.rs`), how a recovered record becomes state (`apply.rs`,
-//! `recovery.rs`), and what clients are told while the disk says no: writes are refused
+//! (`recovery/commit_source.rs`, `recovery/layout_records.rs`), how a recovered record becomes state
+//! (`recovery/apply.rs`), and what clients are told while the disk says no: writes are refused
 //! ([`Durability::refusal`]), reads go on, and waiters for a commit are told that it is not safe.
 //! Nothing that was applied is forgotten: it will be in the log when there is room, but it was not
 //! reported as safe.

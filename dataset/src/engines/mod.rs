@@ -131,7 +131,7 @@ pub struct ExistenceSpace {
     /// Else an id alone is set or not.
     pub has_members: bool,
     space: phantom::Space,
-    /// What its flags are tied to by the catalogue: see `gate`.
+    /// What its flags are tied to by the catalogue: see `zero_proof`.
     kept_tie: Arc<AtomicU64>,
     loose: Arc<Loose>,
     cold: ColdPairs,

@@ -1,5 +1,5 @@
-//! The ids of an existence space at which a counter of 0 proves nothing of its flag (see `gate`): a
-//! set that only grows.
+//! The ids of an existence space at which a counter of 0 proves nothing of its flag (see
+//! `zero_proof`): a set that only grows.
 //!
 //! It errs to one side: an id too many may cost a false yes, an id too few would be a false no. So
 //! it may forget which ids exactly, and is bounded without ever refusing: when it is full, the
