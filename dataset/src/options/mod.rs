@@ -105,10 +105,10 @@ section! {
     /// Rows of old posts on the disk: tables of a counter space that reaches its memory limit. What
     /// that takes beside the spaces' limits: cache_bytes; about 6 bytes per 4 KiB of files (their
     /// index, INFO cold_index_bytes); 40 bytes per row that was deleted on the disk and not merged
-    /// yet, which count in the space's memory, whatever its limit; while a table is written one byte
-    /// per row of it, at least 1 MiB, and 1 MiB of buffers; while many rows are written at all, 16
-    /// MiB of log that is not synced yet, and 32 bytes per change that waits to be logged, at most
-    /// 24 MiB (INFO log_queue_bytes); per worker 128 KiB into which io_uring reads.
+    /// yet, which count in the space's memory, whatever its limit; while a table is written one
+    /// byte per row of it, at least 1 MiB, and 1 MiB of buffers; while many rows are written at
+    /// all, 16 MiB of log that is not synced yet, and 32 bytes per change that waits to be logged,
+    /// at most 24 MiB (INFO log_queue_bytes); per worker 128 KiB into which io_uring reads.
     Spill {
         /// Most bytes of memory for rows that were read from the disk.
         cache_bytes: u64 = 64 << 20,

@@ -29,12 +29,13 @@ pub(crate) const TABLE: &[Spec] = &[
     Spec {
         subcommands: &[
             spec("tm.space|alter", -5, flag::NAMED | flag::WRITE | ADMIN,
-                "space <ADD field:bits[{min..max}[sat]]|WIDEN field:bits|NARROW field:bits|\
-                 BOUND field {min..max}[sat]|DROP field>",
+                "space <ADD field:bits|WIDEN field:bits|NARROW field:bits|BOUND field bounds|\
+                 DROP field>",
                 "Changes the schema of a counter space, at once and without a pause: a new field \
                  is 0 in all rows; WIDEN gives a field more bits inside a row, NARROW fewer (what \
                  does not fit is kept beside, exactly); BOUND declares the values that a field may \
-                 be written with, whatever the command ({0..}, {..100}, {-5..5}; {..} for any): a \
+                 be written with, whatever the command ({0..}, {..100}, {-5..5}; {..} for any; ADD \
+                 takes them behind the bits, stock:20{0..}): a \
                  write beyond is refused, or stops at the bound if 'sat' follows, and values that \
                  lie beyond already stay until they are written; DROP removes a field and its \
                  values. Older tables are rewritten in the background. Answers the new schema, \
