@@ -3,7 +3,7 @@
 //! | module | server |
 //! |---|---|
 //! | [`in_process`] | inside of the test's process: fast, and open to Rust |
-//! | [`program`] | the real program as a process: signals, kill -9, failing disks |
+//! | [`mod@program`] | the real program as a process: signals, kill -9, failing disks |
 //! | [`measured`] | a process under measurement, ours or a peer's |
 //! | [`transcript`] | one per story of `tests/scripts` |
 

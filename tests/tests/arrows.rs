@@ -10,6 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 type Arrows = BTreeMap<String, BTreeSet<String>>;
+/// A text, and the names of modules.
+type Names = (String, Vec<String>);
 
 /// Crates in which circles are looked for.
 const CRATES: [&str; 9] = [
@@ -149,11 +151,11 @@ fn inside(name: &str) -> Arrows {
         files.iter().filter_map(|file| parts(file).first().cloned()).collect();
     let read =
         files.iter().map(|file| (parts(file), code(&std::fs::read_to_string(file).unwrap())));
-    let read: Vec<(Vec<String>, (String, Vec<String>))> = read.collect();
+    let read: Vec<(Vec<String>, Names)> = read.collect();
     let only_tests: BTreeSet<Vec<String>> = read
         .iter()
         .flat_map(|(place, (_, names))| {
-            names.iter().map(|name| [place.as_slice(), &[name.clone()]].concat())
+            names.iter().map(|name| [place.as_slice(), std::slice::from_ref(name)].concat())
         })
         .collect();
     let mut arrows = Arrows::new();

@@ -2,7 +2,7 @@
 //! By io_uring from the worker itself (`uring.rs`), or by threads of their own, which also read
 //! what the ring could not, and say what is wrong with it.
 //!
-//! Turns are served in their order, but one that wants more than [`SHARE`] goes to the end of the
+//! Turns are served in their order, but one that wants more than `SHARE` goes to the end of the
 //! line after each so many: a request for a million rows does not delay a page.
 
 use crate::cold::cold_filters::PairFile;

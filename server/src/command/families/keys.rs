@@ -2,7 +2,6 @@
 
 use crate::command::spec::{ALL_KEYS, NO_KEYS, ONE_KEY, Spec, flag, help_row};
 
-#[expect(clippy::too_many_arguments, reason = "a row of the table")]
 pub(crate) const fn spec(
     name: &'static str,
     arity: i32,

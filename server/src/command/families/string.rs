@@ -6,7 +6,6 @@ pub(crate) const READ: u32 = flag::READONLY | flag::FAST;
 
 pub(crate) const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
 
-#[expect(clippy::too_many_arguments, reason = "a row of the table")]
 pub(crate) const fn spec(
     name: &'static str,
     arity: i32,
