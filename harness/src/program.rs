@@ -74,9 +74,6 @@ impl Program {
         if !options.contains(&"--admin-port") {
             words.extend(["--admin-port", "0"]);
         }
-        if !options.contains(&"--admin-port") {
-            words.extend(["--admin-port", "0"]);
-        }
         words.extend(options);
         let mut child = Command::new(words[0])
             .args(&words[1..])
