@@ -123,7 +123,7 @@ def play(args, folder):
             with open(os.path.join(old.folder, "log")) as log:
                 said = [line for line in log if "is dropped" in line and "kept in " in line]
             assert said, f"node {old.number} does not say what it has dropped"
-            folder = said[-1].split("kept in ")[1].strip()
+            folder = said[-1].split("kept in ")[1].split(";")[0].strip()
             dumps = [subprocess.run([args.server, "dump", os.path.join(folder, name)], capture_output=True, text=True) for name in os.listdir(folder)]
             assert dumps and all(d.returncode == 0 and d.stdout for d in dumps), [d.stderr for d in dumps]
             return folder
