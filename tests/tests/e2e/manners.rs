@@ -262,7 +262,7 @@ fn the_documented_lines_of_redis_benchmark_work() {
                 .counter
         })
         .collect();
-    assert_eq!(shown.len(), 3);
+    assert_eq!(shown.len(), 4);
     let server = TestServer::with(|config| {
         config.counter[0].padded_ids = true;
         config.counter.extend(shown);
