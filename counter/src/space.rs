@@ -114,7 +114,7 @@ pub(crate) struct Shape {
     /// A bit per position that is not dropped.
     pub(crate) living: u64,
     /// A bit per position with declared bounds.
-    bounded: u64,
+    pub(crate) bounded: u64,
 }
 
 impl Shape {
@@ -131,8 +131,8 @@ pub struct Space {
     pub(crate) shape: ArcSwap<Shape>,
     /// [`Shape::living`] once more: what each write asks first.
     pub(crate) living: AtomicU64,
-    /// [`Shape::bounded`] once more.
-    pub(crate) bounded: AtomicU64,
+    /// Those of them without declared bounds: where a write names no others, it asks no more.
+    pub(crate) plain: AtomicU64,
     pub(crate) ring: Ring<Table>,
     pub(crate) frontier: Frontier,
     pub(crate) outliers: Outliers<OutlierRow>,
@@ -179,7 +179,7 @@ impl Space {
         let first = Table::new(&sizing, shape.schema.clone(), seed_of(options.seed, 0), &quota)?;
         Ok(Space {
             living: AtomicU64::new(shape.living),
-            bounded: AtomicU64::new(shape.bounded),
+            plain: AtomicU64::new(shape.living & !shape.bounded),
             shape: ArcSwap::new(shape),
             ring: Ring::new(0, first),
             frontier: Frontier::new(options.max_ahead, max_aside),
@@ -245,7 +245,7 @@ impl Space {
         let (living, bounded) = (shape.living, shape.bounded);
         self.shape.store(shape);
         self.living.store(living, Release);
-        self.bounded.store(bounded, Release);
+        self.plain.store(living & !bounded, Release);
         self.stirred.store(true, Relaxed);
     }
 

@@ -116,8 +116,7 @@ impl Space {
         bounds: &Bounds,
         out: &mut Vec<i64>,
     ) -> Result<(), Error> {
-        self.check_fields(changes.iter().map(|c| c.field))?;
-        let declared = self.declared_bounds(changes.iter().map(|c| c.field));
+        let declared = self.check(changes.iter().map(|c| c.field))?;
         // Fills `out`.
         let sums = |old: &dyn Fn(usize) -> i64, out: &mut Vec<i64>| {
             out.clear();
@@ -169,7 +168,6 @@ impl Space {
     /// all of the schema's if the row did, else none. Values beyond the declared bounds are refused
     /// or stop there: see [`Space::within_bounds`].
     pub fn set(&self, id: u64, cells: &[(usize, i64)]) -> Result<usize, Error> {
-        self.check_fields(cells.iter().map(|c| c.0))?;
         let cells = &*self.within_bounds(cells)?;
         let mut created = false;
         self.write(
@@ -268,7 +266,7 @@ impl Space {
         &self,
         cells: &'a [(usize, i64)],
     ) -> Result<Cow<'a, [(usize, i64)]>, Error> {
-        let Some(schema) = self.declared_bounds(cells.iter().map(|c| c.0)) else {
+        let Some(schema) = self.check(cells.iter().map(|c| c.0))? else {
             return Ok(Cow::Borrowed(cells));
         };
         let within = |&(field, value): &(usize, i64)| {
@@ -281,12 +279,28 @@ impl Space {
         cells.iter().map(within).collect::<Result<Vec<_>, Error>>().map(Cow::Owned)
     }
 
-    /// The schema, if it declares bounds for one of these fields.
+    /// Checks that there are these fields. Gives the schema, if it declares bounds for one of them.
     #[inline]
-    fn declared_bounds(&self, mut fields: impl Iterator<Item = usize>) -> Option<Arc<Schema>> {
-        let bounded = self.bounded.load(Acquire);
-        (bounded != 0 && fields.any(|field| field < 64 && bounded >> field & 1 == 1))
-            .then(|| self.schema())
+    fn check(
+        &self,
+        fields: impl Iterator<Item = usize> + Clone,
+    ) -> Result<Option<Arc<Schema>>, Error> {
+        let plain = self.plain.load(Acquire);
+        if fields.clone().all(|field| field < 64 && plain >> field & 1 == 1) {
+            return Ok(None);
+        }
+        self.check_closely(fields)
+    }
+
+    #[cold]
+    fn check_closely(
+        &self,
+        mut fields: impl Iterator<Item = usize> + Clone,
+    ) -> Result<Option<Arc<Schema>>, Error> {
+        self.check_fields(fields.clone())?;
+        let shape = self.shape.load();
+        let is_bounded = fields.any(|field| field < 64 && shape.bounded >> field & 1 == 1);
+        Ok(is_bounded.then(|| shape.schema.clone()))
     }
 
     fn check_fields(&self, fields: impl Iterator<Item = usize>) -> Result<(), Error> {
