@@ -629,11 +629,11 @@ mod tests {
     #[test]
     fn a_field_that_has_a_name_can_be_written() {
         let space = space_of("a:12", 1000);
-        let before = space.living.load(Relaxed);
+        let before = space.plain.load(Relaxed);
         space
             .alter(&Alteration::Add { name: "b".to_owned(), width: 3, bounds: Default::default() })
             .unwrap();
-        space.living.store(before, Relaxed);
+        space.plain.store(before, Relaxed);
         space.set(7, &[(1, 5)]).unwrap();
         assert!(matches!(space.set(7, &[(2, 5)]), Err(Error::NoField(_))));
     }

@@ -124,14 +124,18 @@ impl Shape {
         let bounded = bounded.fold(0, |bits, (i, _)| bits | 1 << i);
         Arc::new(Shape { schema: Arc::new(schema), living, bounded })
     }
+
+    /// A bit per position that is not dropped and has no declared bounds.
+    fn plain(&self) -> u64 {
+        self.living & !self.bounded
+    }
 }
 
 /// A named set of ids with one schema. All methods may be called from any thread.
 pub struct Space {
     pub(crate) shape: ArcSwap<Shape>,
-    /// [`Shape::living`] once more: what each write asks first.
-    pub(crate) living: AtomicU64,
-    /// Those of them without declared bounds: where a write names no others, it asks no more.
+    /// A bit per field that is not dropped and has no declared bounds: what each write asks first.
+    /// Where it names no others, it asks no more.
     pub(crate) plain: AtomicU64,
     pub(crate) ring: Ring<Table>,
     pub(crate) frontier: Frontier,
@@ -178,8 +182,7 @@ impl Space {
         let quota = budget.quota(0);
         let first = Table::new(&sizing, shape.schema.clone(), seed_of(options.seed, 0), &quota)?;
         Ok(Space {
-            living: AtomicU64::new(shape.living),
-            plain: AtomicU64::new(shape.living & !shape.bounded),
+            plain: AtomicU64::new(shape.plain()),
             shape: ArcSwap::new(shape),
             ring: Ring::new(0, first),
             frontier: Frontier::new(options.max_ahead, max_aside),
@@ -242,10 +245,9 @@ impl Space {
     /// With `altering` held. A field is known to readers before it is written, and to writers for a
     /// moment after it was dropped: to one that had looked just before.
     fn take_shape(&self, shape: Arc<Shape>) {
-        let (living, bounded) = (shape.living, shape.bounded);
+        let plain = shape.plain();
         self.shape.store(shape);
-        self.living.store(living, Release);
-        self.plain.store(living & !bounded, Release);
+        self.plain.store(plain, Release);
         self.stirred.store(true, Relaxed);
     }
 

@@ -292,27 +292,19 @@ impl Space {
         self.check_closely(fields)
     }
 
+    /// A field that was just added is in the schema a moment before `plain` has it.
     #[cold]
     fn check_closely(
         &self,
         mut fields: impl Iterator<Item = usize> + Clone,
     ) -> Result<Option<Arc<Schema>>, Error> {
-        self.check_fields(fields.clone())?;
         let shape = self.shape.load();
-        let is_bounded = fields.any(|field| field < 64 && shape.bounded >> field & 1 == 1);
-        Ok(is_bounded.then(|| shape.schema.clone()))
-    }
-
-    fn check_fields(&self, fields: impl Iterator<Item = usize>) -> Result<(), Error> {
-        let living = self.living.load(Acquire);
-        for field in fields {
-            let lacks = |living: u64| field >= 64 || living >> field & 1 == 0;
-            // Its name is known a moment before `living` has it.
-            if lacks(living) && lacks(self.shape.load().living) {
-                return Err(Error::NoField(format!("at position {field}")));
-            }
+        let is_among = |bits: u64, field: usize| field < 64 && bits >> field & 1 == 1;
+        if let Some(field) = fields.clone().find(|&field| !is_among(shape.living, field)) {
+            return Err(Error::NoField(format!("at position {field}")));
         }
-        Ok(())
+        let is_bounded = fields.any(|field| is_among(shape.bounded, field));
+        Ok(is_bounded.then(|| shape.schema.clone()))
     }
 
     /// One write, wherever `id` belongs. `inside` does it in a table, and may run several times,
