@@ -1,8 +1,8 @@
 //! `tidemark demo`, which `./run` builds and starts: what it prints, and what README shows of it.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
 
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::io::{BufRead, BufReader, Lines};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 const TIDEMARK: &str = env!("CARGO_BIN_EXE_tidemark");
 const README: &str = include_str!("../../README.md");
@@ -106,11 +106,10 @@ fn readme_shows_a_real_run_of_the_demo_in_80_columns() {
     }
 }
 
-/// Ctrl-C while the day is loaded ends the demo without an error, and its folder goes.
-#[test]
-fn ctrl_c_while_the_demo_loads_leaves_no_folder() {
+/// A demo of so many posts, the lines behind its first one, and the folder that this one names.
+fn begun(posts: &str) -> (Child, Lines<BufReader<ChildStdout>>, String) {
     let mut demo = Command::new(TIDEMARK)
-        .args(["demo", "--posts", "20000000"])
+        .args(["demo", "--posts", posts])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -118,7 +117,14 @@ fn ctrl_c_while_the_demo_loads_leaves_no_folder() {
     let mut lines = BufReader::new(demo.stdout.take().unwrap()).lines();
     let first = lines.next().unwrap().unwrap();
     let folder = first.split_whitespace().last().unwrap().trim_end_matches('.').to_owned();
-    assert!(std::path::Path::new(&folder).join("tidemark.lock").exists(), "{first}");
+    (demo, lines, folder)
+}
+
+/// Ctrl-C while the day is loaded ends the demo without an error, and its folder goes.
+#[test]
+fn ctrl_c_while_the_demo_loads_leaves_no_folder() {
+    let (demo, lines, folder) = begun("20000000");
+    assert!(std::path::Path::new(&folder).join("tidemark.lock").exists(), "{folder}");
     let pid = rustix::process::Pid::from_child(&demo);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
@@ -132,16 +138,8 @@ fn ctrl_c_while_the_demo_loads_leaves_no_folder() {
 /// `./run | head`: a reader that has seen enough ends the demo, without a panic.
 #[test]
 fn a_reader_that_has_seen_enough_ends_the_demo() {
-    let mut demo = Command::new(TIDEMARK)
-        .args(["demo", "--posts", "1000"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(demo.stdout.take().unwrap()).lines();
-    let first = lines.next().unwrap().unwrap();
+    let (demo, lines, folder) = begun("1000");
     drop(lines);
-    let folder = first.split_whitespace().last().unwrap().trim_end_matches('.').to_owned();
     let said = demo.wait_with_output().unwrap();
     let errors = String::from_utf8_lossy(&said.stderr).into_owned();
     assert!(said.status.success() && errors.is_empty(), "{errors}");

@@ -1,29 +1,9 @@
 //! The rows of `handlers/admin/diagnostics.rs`.
 
-use crate::command::spec::{NO_KEYS, Spec, flag, help_row};
+use super::server::spec;
+use crate::command::spec::{Spec, flag, help_row};
 
 pub(crate) const LOOK: u32 = flag::ADMIN | flag::LOADING | flag::STALE | flag::NOSCRIPT;
-
-pub(crate) const fn spec(
-    name: &'static str,
-    arity: i32,
-    flags: u32,
-    since: &'static str,
-    usage: &'static str,
-    summary: &'static str,
-) -> Spec {
-    Spec {
-        name,
-        arity,
-        flags,
-        keys: NO_KEYS,
-        group: "server",
-        since,
-        usage,
-        summary,
-        subcommands: &[],
-    }
-}
 
 #[rustfmt::skip]
 pub(crate) const TABLE: &[Spec] = &[

@@ -1,27 +1,7 @@
 //! The rows of `handlers/cluster/replication.rs`.
 
-use crate::command::spec::{NO_KEYS, Spec, flag};
-
-pub(crate) const fn spec(
-    name: &'static str,
-    arity: i32,
-    flags: u32,
-    since: &'static str,
-    usage: &'static str,
-    summary: &'static str,
-) -> Spec {
-    Spec {
-        name,
-        arity,
-        flags,
-        keys: NO_KEYS,
-        group: "server",
-        since,
-        usage,
-        summary,
-        subcommands: &[],
-    }
-}
+use super::server::spec;
+use crate::command::spec::{Spec, flag};
 
 pub(crate) const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::STALE;
 

@@ -5,6 +5,7 @@ use super::command;
 use super::config;
 use crate::command::spec::{NO_KEYS, Spec, flag};
 
+/// A row of the group "server", without keys: those of `diagnostics` and `replication`, too.
 pub(crate) const fn spec(
     name: &'static str,
     arity: i32,

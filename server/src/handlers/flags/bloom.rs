@@ -85,6 +85,26 @@ pub(crate) fn make(call: &Call<'_>, space: &ExistenceSpace, id: u64) -> Result<b
     }
 }
 
+/// Of BF.INSERT and CF.INSERT, before the items, which begin at argument `at`: there are some, and
+/// the filter is made, or was (`makes` is false with NOCREATE).
+pub(crate) fn before_items(
+    call: &Call<'_>,
+    space: &ExistenceSpace,
+    id: u64,
+    at: usize,
+    makes: bool,
+) -> Outcome {
+    if at >= call.args.len() {
+        return Err(call.wrong_arity());
+    }
+    if makes {
+        make(call, space, id)?;
+    } else if !is_made(call, space, id) {
+        return Err(Refusal::NO_FILTER);
+    }
+    Ok(())
+}
+
 /// An error rate, which the space's filters must keep.
 fn read_rate(space: &ExistenceSpace, text: &[u8], bad: &'static [u8]) -> Outcome {
     let number = std::str::from_utf8(text).ok().and_then(|text| text.parse::<f64>().ok());
@@ -151,14 +171,7 @@ fn insert(call: &mut Call<'_>) -> Outcome {
             return Err(refuse!("ERR Unknown argument received"));
         }
     }
-    if at >= call.args.len() {
-        return Err(call.wrong_arity());
-    }
-    if makes {
-        make(call, space, id)?;
-    } else if !is_made(call, space, id) {
-        return Err(Refusal::NO_FILTER);
-    }
+    before_items(call, space, id, at, makes)?;
     add_many(call, at)
 }
 

@@ -8,7 +8,7 @@ use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::flags::bloom::{
-    CAPACITY, add_one, exists, is_made, make, mexists, read_within,
+    CAPACITY, add_one, before_items, exists, make, mexists, read_within,
 };
 use phantom::{Answer, Change, Member};
 use resp::integer;
@@ -110,14 +110,7 @@ fn insert(call: &mut Call<'_>) -> Outcome {
             return Err(refuse!("ERR Unknown argument received"));
         }
     }
-    if at >= call.args.len() {
-        return Err(call.wrong_arity());
-    }
-    if makes {
-        make(call, space, id)?;
-    } else if !is_made(call, space, id) {
-        return Err(Refusal::NO_FILTER);
-    }
+    before_items(call, space, id, at, makes)?;
     let only_new = call.spec.name == "cf.insertnx";
     let items = call.args.from(at);
     call.reply.array(items.len());
