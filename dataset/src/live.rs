@@ -3,7 +3,7 @@
 use crate::clock::unix_us;
 use crate::commit::Durability;
 use crate::commit::dirty_parts::Parts;
-use crate::engines::Engines;
+use crate::engines::Current;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -15,7 +15,7 @@ use tokio::sync::watch;
 #[derive(Clone, Copy)]
 pub struct Live<'a> {
     /// Its spaces.
-    pub engines: &'a Engines,
+    pub current: &'a Current,
     /// Its files.
     pub store: &'a Store,
     /// How far its changes have come.

@@ -38,7 +38,7 @@ use dataset::recovery;
 use dataset::recovery::Held;
 use net::workers;
 use roles::load::load;
-use roles::node::{Host, Node};
+use roles::node::Host;
 use roles::{background, graceful_shutdown, log_owner};
 use runtime::{atomic_file, service_manager};
 use std::io;
@@ -198,14 +198,14 @@ pub fn run(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Result<()
     start_on(config, listeners, stop)?.join().map_err(StartError::Ended)
 }
 
-/// The engines of a node.
-struct Served(Arc<Node>);
+/// The engines of a node, as they are now.
+struct Served(Arc<Engines>);
 
 impl Deref for Served {
     type Target = Engines;
 
     fn deref(&self) -> &Engines {
-        &self.0.engines
+        &self.0
     }
 }
 
@@ -222,7 +222,7 @@ impl Server {
 
     /// Its spaces, views and actions.
     pub fn engines(&self) -> impl Deref<Target = Engines> {
-        Served(self.host.node())
+        Served(self.host.node().engines())
     }
 
     /// A client without a socket. `None` if its clients cannot be counted any further.

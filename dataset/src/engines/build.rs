@@ -136,7 +136,7 @@ impl Engines {
             self.counters.push(CounterSpace {
                 number,
                 name,
-                space,
+                space: Arc::new(space),
                 spills,
                 cold,
                 tied: vec![],
@@ -160,12 +160,11 @@ impl Engines {
                 number: known.number,
                 name: made.name.clone(),
                 has_members: made.members,
-                space,
+                space: Arc::new(space),
                 kept_tie: Arc::new(AtomicU64::new(tie_word(known.tie))),
                 loose: Arc::new(Loose::new(made.max_loose)),
-                cold: ColdPairs::new(self.cold.clone()),
-                until: AtomicU64::new(0),
-                rate: AtomicU64::new(0),
+                cold: Arc::new(ColdPairs::new(self.cold.clone())),
+                pace: Arc::default(),
             };
             space.loosen_arrivals();
             self.existences.push(space);

@@ -18,7 +18,7 @@ pub trait Told: Send + Sync {
 }
 
 /// See the top of the file. A writer pays for one load while none listens.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Listener {
     clients: Arc<AtomicUsize>,
     told: Option<Arc<dyn Told>>,

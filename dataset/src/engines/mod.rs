@@ -1,10 +1,15 @@
 //! The engines of this server: its spaces, views and actions, and which keys name what.
 //!
+//! [`Engines`] is an immutable value: which spaces there are, and what names them. Another set of
+//! them is another value, which takes the place of this one as a whole (`current`). What a space
+//! holds is shared by all values that have the space.
+//!
 //! How they are made from configuration and catalogue is in `build`, how a page is read in `page`,
 //! the one path by which data change in `write`, and when a counter of 0 answers for a flag in
 //! `zero_proof`.
 
 mod build;
+pub mod current;
 pub mod listener;
 mod page;
 mod unproven_ids;
@@ -12,6 +17,7 @@ mod write;
 mod zero_proof;
 
 pub use build::{BuildError, existence_options};
+pub use current::Current;
 pub use page::{Page, View};
 pub use unproven_ids::Loose;
 pub use write::Seen;
@@ -37,10 +43,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// A counter space with its name.
+#[derive(Clone)]
 pub struct CounterSpace {
     number: u32,
     name: String,
-    space: counter::Space,
+    space: Arc<counter::Space>,
     /// Fields that flags are tied to: position, and index of the existence space.
     tied: Vec<(usize, usize)>,
     /// Whether old tables move to the disk.
@@ -125,16 +132,23 @@ impl Deref for CounterSpace {
 }
 
 /// An existence space with its name.
+#[derive(Clone)]
 pub struct ExistenceSpace {
     number: u32,
     name: String,
     /// Else an id alone is set or not.
     pub has_members: bool,
-    space: phantom::Space,
+    space: Arc<phantom::Space>,
     /// What its flags are tied to by the catalogue: see `zero_proof`.
     kept_tie: Arc<AtomicU64>,
     loose: Arc<Loose>,
-    cold: ColdPairs,
+    cold: Arc<ColdPairs>,
+    pace: Arc<Pace>,
+}
+
+/// How fast pairs come.
+#[derive(Default)]
+struct Pace {
     /// [`phantom::Space::pairs_until_recycled`] when the rate was last measured.
     until: AtomicU64,
     /// The rate, as the bits of an f64.
@@ -168,7 +182,7 @@ impl ExistenceSpace {
 
     /// New pairs per second in the newest table: the mean of about the last minute.
     pub fn pairs_per_s(&self) -> f64 {
-        f64::from_bits(self.rate.load(Relaxed))
+        f64::from_bits(self.pace.rate.load(Relaxed))
     }
 
     /// At the present rate the oldest table is recycled after so many seconds; `None` if nothing
@@ -183,12 +197,12 @@ impl ExistenceSpace {
     fn measure(&self, elapsed: Duration) {
         let until = self.space.pairs_until_recycled();
         // After a roll there is room again, and this once nothing is learned.
-        let Some(come) = self.until.swap(until, Relaxed).checked_sub(until) else { return };
+        let Some(come) = self.pace.until.swap(until, Relaxed).checked_sub(until) else { return };
         let now = come as f64 / elapsed.as_secs_f64().max(1e-3);
         let before = self.pairs_per_s();
         let weight =
             if before == 0.0 { 1.0 } else { 1.0 - (-elapsed.as_secs_f64() / RATE_OVER_S).exp() };
-        self.rate.store((before + (now - before) * weight).to_bits(), Relaxed);
+        self.pace.rate.store((before + (now - before) * weight).to_bits(), Relaxed);
     }
 }
 
@@ -202,6 +216,7 @@ impl Deref for ExistenceSpace {
 }
 
 /// A flag and a counter that move together.
+#[derive(Clone)]
 pub struct Action {
     name: String,
     flag: usize,
@@ -264,6 +279,7 @@ pub enum KeyError<'a> {
 }
 
 /// The spaces, views and actions of a server. See the top of the file.
+#[derive(Clone)]
 pub struct Engines {
     counters: Vec<CounterSpace>,
     existences: Vec<ExistenceSpace>,
@@ -276,11 +292,11 @@ pub struct Engines {
     durability: Arc<Durability>,
     /// Whether old tables of any counter space move to the disk.
     spills: bool,
-    pub(crate) watches: Watches,
+    pub(crate) watches: Arc<Watches>,
     /// Told of changes: a listener that hears nothing until the owner gives its own.
     pub tracking: Listener,
     /// Held while another site's blocks are merged.
-    pub merging: parking_lot::Mutex<()>,
+    pub merging: Arc<parking_lot::Mutex<()>>,
     /// What the cold rows of all spaces share.
     pub cold: Arc<Cold>,
     /// But for schemas and ties, which the spaces themselves know.
@@ -353,7 +369,7 @@ impl Engines {
     /// The pattern of a counter space's keys of this kind, if it has one.
     pub fn counter_pattern(&self, space: &CounterSpace, wanted: Kind) -> Option<&Pattern> {
         debug_assert_ne!(wanted, Kind::Pair, "the index is one of another list");
-        let is_it = |index: usize| std::ptr::eq(&self.counters[index], space);
+        let is_it = |index: usize| self.counters[index].number == space.number;
         self.patterns
             .iter()
             .find(|(_, kind, index)| *kind == wanted && is_it(*index))
@@ -471,7 +487,7 @@ impl Engines {
         files: Vec<Arc<PairFile>>,
     ) {
         if let Some(existence) = self.existences.iter_mut().find(|s| s.number == number) {
-            existence.space = space;
+            existence.space = Arc::new(space);
             existence.loosen_arrivals();
             existence.cold.set_files(files);
         }

@@ -6,6 +6,7 @@ use phantom::{Answer, Answers, BATCH, Member};
 use std::ops::Range;
 
 /// A column of a view; the first number is an index into [`View::sources`].
+#[derive(Clone)]
 pub(crate) enum Column {
     /// One counter, by its position.
     Field(usize, usize),
@@ -14,6 +15,7 @@ pub(crate) enum Column {
 }
 
 /// A flag of a view.
+#[derive(Clone)]
 pub(crate) struct Flag {
     /// Index of the existence space.
     pub(crate) space: usize,
@@ -28,6 +30,7 @@ impl Flag {
 }
 
 /// The counter that answers for a flag where it is 0: see `zero_proof.rs`.
+#[derive(Clone)]
 pub(crate) struct Gate {
     pub(crate) tie: Tie,
     /// Index into [`View::sources`].
@@ -37,6 +40,7 @@ pub(crate) struct Gate {
 }
 
 /// What FEED.GET answers for each id: counters, then flags.
+#[derive(Clone)]
 pub struct View {
     pub(crate) name: String,
     /// Counter spaces, each once.
@@ -163,7 +167,7 @@ impl Engines {
 
     /// Whether a view shows all fields that this space has at the moment, rather than some by name.
     pub fn shows_whole(&self, view: &View, space: &CounterSpace) -> bool {
-        let is_it = |source: usize| std::ptr::eq(&self.counters[view.sources[source]], space);
+        let is_it = |source: usize| self.counters[view.sources[source]].number == space.number;
         view.columns.iter().any(|column| matches!(*column, Column::All(source) if is_it(source)))
     }
 

@@ -249,7 +249,7 @@ impl Engines {
             }
             Alteration::Drop { name } => {
                 let (position, _) = space.field(name.as_bytes())?;
-                let is_this = |index: usize| std::ptr::eq(&self.counters[index], space);
+                let is_this = |index: usize| self.counters[index].number == space.number;
                 let in_use = |what, by: &str| AlterError::InUse {
                     what,
                     name: by.to_owned(),

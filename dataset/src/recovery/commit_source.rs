@@ -3,19 +3,20 @@
 
 use crate::commit::Durability;
 use crate::dirty_keys::{Mark, Marked, MarkedMember, told};
-use crate::engines::{CounterSpace, Engines};
+use crate::engines::{CounterSpace, Current, Engines};
 use crate::log_records::{Commit, RecordKind};
 use crate::recovery::layout_records::{encode_block, encode_frontier, encode_layout};
 use counter::Schema;
 use phantom::{Answer, Frontier, Member, Pair};
 use smallvec::SmallVec;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use store::{Batch, Committed, Health, Source};
 
 /// What the commit thread reads from.
 pub(crate) struct CommitSource<'a> {
     shared: &'a Durability,
-    engines: &'a Engines,
+    current: &'a Current,
     commit: Commit,
     /// Why a marked row could not be read. It was changed, went to the disk as it is, and the log
     /// may know an older state of it, which a start would take for newer than the disk's: so the
@@ -23,48 +24,32 @@ pub(crate) struct CommitSource<'a> {
     unreadable: Option<store::Error>,
     /// Ids that became loose, by space.
     loose: Vec<(u32, u64)>,
-    /// Of each existence space, beside these, what has become loose outside any turn: the ids of
-    /// the last batch, and the ranges that were logged last.
-    arrived: Vec<Vec<u64>>,
-    ranges: Vec<Option<(Option<u64>, Option<u64>)>>,
     /// Blocks that were merged, as records.
     blocks: Vec<(u32, Vec<u8>)>,
-    /// The schema of each counter space when the catalogue was last logged; `None`: it has to be
-    /// logged.
-    schemas: Vec<Option<Arc<Schema>>>,
-    /// Of each existence space how often its ring had changed, and its frontier, when they were
-    /// last logged.
-    courses: Vec<Option<(u64, Frontier)>>,
+    /// What the log has of the spaces, by their numbers.
+    counters: BTreeMap<u32, Arc<Schema>>,
+    existences: BTreeMap<u32, Logged>,
+}
+
+/// What the log has of an existence space.
+#[derive(Default)]
+struct Logged {
+    /// What had become loose outside any turn, beside the ids that were marked: the ids of the last
+    /// batch, and the ranges.
+    arrived: Vec<u64>,
+    ranges: Option<(Option<u64>, Option<u64>)>,
+    /// How often its ring had changed, and its frontier.
+    course: Option<(u64, Frontier)>,
 }
 
 /// How the rows of one stripe are read: its lock is held, so a list of tables that was taken under
 /// it has all that is marked there.
-#[derive(Default)]
 struct Views<'a> {
+    engines: &'a Engines,
     /// Of the counter space with this number.
     last: Option<(u32, &'a CounterSpace, counter::Read<'a>)>,
     /// Rows of the id at hand that have been read.
     done: SmallVec<[(u32, u64); 4]>,
-}
-
-impl<'a> Views<'a> {
-    fn of(
-        &mut self,
-        engines: &'a Engines,
-        number: u32,
-    ) -> Option<(&'a CounterSpace, &mut counter::Read<'a>)> {
-        if self.last.as_ref().is_none_or(|last| last.0 != number) {
-            self.last =
-                engines.counter_by_number(number).map(|space| (number, space, space.read()));
-        }
-        self.last.as_mut().map(|(_, space, view)| (*space, view))
-    }
-
-    fn prefetch(&mut self, engines: &'a Engines, number: u32, id: u64) {
-        if let Some((_, view)) = self.of(engines, number) {
-            view.prefetch(&[id]);
-        }
-    }
 }
 
 /// Marks, or recovered records, whose state is asked for together.
@@ -72,53 +57,30 @@ pub(crate) const PREFETCHED: usize = 32;
 
 impl<'a> CommitSource<'a> {
     /// For a log that says nothing yet of what these engines are: its first batch does.
-    pub(crate) fn new(shared: &'a Durability, engines: &'a Engines) -> CommitSource<'a> {
+    pub(crate) fn new(shared: &'a Durability, current: &'a Current) -> CommitSource<'a> {
         CommitSource {
             shared,
-            engines,
+            current,
             commit: Commit::default(),
             unreadable: None,
             loose: Vec::new(),
-            arrived: vec![Vec::new(); engines.existences().len()],
-            ranges: vec![None; engines.existences().len()],
             blocks: Vec::new(),
             // Recovery has written the catalogue, if it was not what the log said; but a client may
             // have changed a schema since then.
-            schemas: vec![None; engines.counters().len()],
-            courses: vec![None; engines.existences().len()],
-        }
-    }
-}
-
-impl<'a> CommitSource<'a> {
-    /// Asks the cache for what `read` will look at.
-    fn prefetch(&self, views: &mut Views<'a>, marks: &[Mark], at: usize) {
-        match marks[at].read() {
-            Marked::Row(space, id) => views.prefetch(self.engines, space, id),
-            Marked::Pair(space, id, member, _) => {
-                if let Some(counters) = marks[at].row_beside() {
-                    views.prefetch(self.engines, counters, id);
-                }
-                if let MarkedMember::Number(member) = member
-                    && told(marks, at).is_none()
-                    && let Some(s) = self.engines.existence_by_number(space)
-                {
-                    s.prefetch(id, &Member::Number(member));
-                }
-            }
-            Marked::Block(..) | Marked::Loose(..) | Marked::Catalogue => {}
+            counters: BTreeMap::new(),
+            existences: BTreeMap::new(),
         }
     }
 
     /// Reads a row, unless it was the last one: marks of one id lie side by side, and most of them
     /// name the same.
-    fn row(&mut self, views: &mut Views<'a>, number: u32, id: u64) {
+    fn row(&mut self, views: &mut Views<'_>, number: u32, id: u64) {
         if views.done.contains(&(number, id)) {
             return;
         }
         views.done.retain(|&mut (_, other)| other == id);
         views.done.push((number, id));
-        let Some((space, view)) = views.of(self.engines, number) else { return };
+        let Some((space, view)) = views.of(number) else { return };
         let width = view.schema().width();
         let mut row = || self.commit.row(number, id, width, |values| view.get(id, values));
         let read = crate::cold::if_readable(&mut row);
@@ -128,12 +90,13 @@ impl<'a> CommitSource<'a> {
     /// Before the rows: a reader that applies them one by one sees no counter of 0 whose id is not
     /// yet loose. After the frontiers, as ids above need no record: a reader that has come so far
     /// holds them as outliers.
-    fn encode_loose(&mut self, batch: &mut Batch) {
+    fn encode_loose(&mut self, engines: &Engines, batch: &mut Batch) {
         self.loose.sort_unstable();
-        for (at, space) in self.engines.existences().iter().enumerate() {
-            let high = self.courses[at].and_then(|(_, frontier)| frontier.high);
+        for space in engines.existences() {
+            let known = self.existences.entry(space.number()).or_default();
+            let high = known.course.and_then(|(_, frontier)| frontier.high);
             let mut ids = space.loose().take_arrived();
-            self.arrived[at].clone_from(&ids);
+            known.arrived.clone_from(&ids);
             let marked =
                 &self.loose[self.loose.partition_point(|&(number, _)| number < space.number())..];
             let marked = marked
@@ -141,7 +104,7 @@ impl<'a> CommitSource<'a> {
                 .take_while(|&&(number, id)| number == space.number() && Some(id) <= high);
             ids.extend(marked.map(|&(_, id)| id));
             let ranges = space.loose().ranges();
-            let logged = self.ranges[at].replace(ranges);
+            let logged = known.ranges.replace(ranges);
             // What became loose before we led, as flags left the aside, is in no log: a reader of
             // the log may have such a flag in a table from the beginning.
             if logged.is_none() && (space.loose().size().0 > 0 || ranges != (None, None)) {
@@ -170,7 +133,8 @@ impl<'a> CommitSource<'a> {
         }
     }
 
-    fn read(&mut self, views: &mut Views<'a>, marks: &[Mark], at: usize) {
+    fn read(&mut self, views: &mut Views<'_>, marks: &[Mark], at: usize) {
+        let engines = views.engines;
         if let (Some(counters), (_, id)) = (marks[at].row_beside(), marks[at].place()) {
             self.row(views, counters, id);
         }
@@ -181,10 +145,8 @@ impl<'a> CommitSource<'a> {
             Marked::Block(number, place) => {
                 // Now, not when it is encoded: what is liked until then may have its counter in a
                 // later batch.
-                let state = self
-                    .engines
-                    .existence_by_number(number)
-                    .and_then(|space| space.block_state(place));
+                let state =
+                    engines.existence_by_number(number).and_then(|space| space.block_state(place));
                 if let Some(state) = state {
                     self.blocks.push((number, encode_block(place, &state)));
                 }
@@ -194,7 +156,7 @@ impl<'a> CommitSource<'a> {
                 Some(true) => self.commit.pair(space, id, member, true),
                 Some(false) => {}
                 None => {
-                    if let Some(s) = self.engines.existence_by_number(space) {
+                    if let Some(s) = engines.existence_by_number(space) {
                         let set = || s.contains_pair(&pair(s, id, member)) == Answer::Yes;
                         let read = crate::cold::if_readable(set)
                             .map(|set| self.commit.pair(space, id, member, set));
@@ -206,18 +168,59 @@ impl<'a> CommitSource<'a> {
     }
 }
 
+impl<'a> Views<'a> {
+    fn new(engines: &'a Engines) -> Views<'a> {
+        Views { engines, last: None, done: SmallVec::new() }
+    }
+
+    fn of(&mut self, number: u32) -> Option<(&'a CounterSpace, &mut counter::Read<'a>)> {
+        if self.last.as_ref().is_none_or(|last| last.0 != number) {
+            let space = self.engines.counter_by_number(number);
+            self.last = space.map(|space| (number, space, space.read()));
+        }
+        self.last.as_mut().map(|(_, space, view)| (*space, view))
+    }
+
+    fn prefetch_row(&mut self, number: u32, id: u64) {
+        if let Some((_, view)) = self.of(number) {
+            view.prefetch(&[id]);
+        }
+    }
+
+    /// Asks the cache for what [`CommitSource::read`] will look at.
+    fn prefetch(&mut self, marks: &[Mark], at: usize) {
+        match marks[at].read() {
+            Marked::Row(space, id) => self.prefetch_row(space, id),
+            Marked::Pair(space, id, member, _) => {
+                if let Some(counters) = marks[at].row_beside() {
+                    self.prefetch_row(counters, id);
+                }
+                if let MarkedMember::Number(member) = member
+                    && told(marks, at).is_none()
+                    && let Some(s) = self.engines.existence_by_number(space)
+                {
+                    s.prefetch(id, &Member::Number(member));
+                }
+            }
+            Marked::Block(..) | Marked::Loose(..) | Marked::Catalogue => {}
+        }
+    }
+}
+
 impl Source<Mark> for CommitSource<'_> {
     fn collect(&mut self, marks: &[Mark]) -> usize {
         let rows = marks.iter().filter_map(|mark| Some((mark.row_beside()?, mark.place().1)));
         // That an id is loose changes no table, and is no change that a client asked for.
         let changes = marks.iter().filter(|mark| !matches!(mark.read(), Marked::Loose(..)));
         self.shared.parts.touch_all(changes.map(Mark::place).chain(rows));
-        let mut views = Views::default();
+        // Of a space that is no more nothing is read, and nothing logged.
+        let engines = self.current.now();
+        let mut views = Views::new(&engines);
         // Each state lies in cache lines of its own: asked for together, they do not wait for
         // memory one by one.
         for first in (0..marks.len()).step_by(PREFETCHED) {
             let some = first..marks.len().min(first + PREFETCHED);
-            some.clone().for_each(|at| self.prefetch(&mut views, marks, at));
+            some.clone().for_each(|at| views.prefetch(marks, at));
             some.for_each(|at| self.read(&mut views, marks, at));
         }
         self.commit.bytes() + self.blocks.iter().map(|(_, block)| block.len()).sum::<usize>()
@@ -229,18 +232,20 @@ impl Source<Mark> for CommitSource<'_> {
         }
         // The catalogue goes before the rows that may need it: they were read before the schemas
         // are looked at here.
+        let engines = self.current.load();
         let mut changed = false;
-        for (seen, space) in self.schemas.iter_mut().zip(self.engines.counters()) {
+        for space in engines.counters() {
             let now = space.schema();
-            changed |= seen.as_ref().is_none_or(|seen| !Arc::ptr_eq(seen, &now));
-            *seen = Some(now);
+            let seen = self.counters.insert(space.number(), now.clone());
+            changed |= seen.is_none_or(|seen| !Arc::ptr_eq(&seen, &now));
         }
         if changed {
             // Its schemas may be later than those seen: then it is logged twice.
-            batch.push(0, RecordKind::Catalogue as u8, &self.engines.catalogue().encode());
+            batch.push(0, RecordKind::Catalogue as u8, &engines.catalogue().encode());
         }
         // Where pairs go is told before the pairs, and was read after them (L1).
-        for (seen, space) in self.courses.iter_mut().zip(self.engines.existences()) {
+        for space in engines.existences() {
+            let seen = &mut self.existences.entry(space.number()).or_default().course;
             let now = space.course(seen.map_or(u64::MAX, |(changes, _)| changes));
             if let Some(layout) = now.layout {
                 batch.push(space.number(), RecordKind::Layout as u8, &encode_layout(&layout));
@@ -254,7 +259,7 @@ impl Source<Mark> for CommitSource<'_> {
             }
             *seen = Some((now.changes, now.frontier));
         }
-        self.encode_loose(batch);
+        self.encode_loose(&engines, batch);
         // Before the pairs: some of them say what is revoked in a block.
         for (number, block) in self.blocks.drain(..) {
             batch.push(number, RecordKind::Block as u8, &block);
@@ -269,13 +274,13 @@ impl Source<Mark> for CommitSource<'_> {
         self.loose.clear();
         self.blocks.clear();
         // What was encoded may not have been appended.
-        for (arrived, space) in self.arrived.iter_mut().zip(self.engines.existences()) {
-            space.loose().give_back(arrived);
-            arrived.clear();
+        for space in self.current.load().existences() {
+            if let Some(known) = self.existences.get(&space.number()) {
+                space.loose().give_back(&known.arrived);
+            }
         }
-        self.ranges.fill(None);
-        self.courses.fill(None);
-        self.schemas.fill(None);
+        self.existences.clear();
+        self.counters.clear();
     }
 
     fn may_part(&self, before: &Mark, after: &Mark) -> bool {

@@ -299,6 +299,7 @@ fn live(
     let policy = if random.bool() { Fsync::Always } else { Fsync::Everysec };
     let durability = &Arc::new(Durability::new(policy));
     let (engines, store, log) = start(disk, durability);
+    let current = Current::new(engines.clone());
     let found = seen(&engines);
     assert!(
         before.is_none_or(|states| states.iter().any(|state| state.is_found(&found))),
@@ -314,7 +315,7 @@ fn live(
         disk,
         log,
         rounds: Rounds::new(durability.committer()),
-        state: CommitSource::new(durability, &engines),
+        state: CommitSource::new(durability, &current),
         states: vec![found],
         faults: Faults {
             sync_error: rate,
@@ -327,7 +328,7 @@ fn live(
     });
     let no_readers = AtomicUsize::new(0);
     let walk = Walk {
-        engines: &engines,
+        current: &current,
         store: &store,
         durability,
         pace: &Pace::new(&no_readers),
@@ -422,8 +423,9 @@ fn what_becomes_loose_in_the_turn_of_others_is_logged_in_time() {
     let disk = SimDisk::new(1);
     let durability = &Arc::new(Durability::new(Fsync::No));
     let (engines, _store, mut log) = start(&disk, durability);
+    let current = Current::new(engines.clone());
     let (mut rounds, mut state) =
-        (Rounds::new(durability.committer()), CommitSource::new(durability, &engines));
+        (Rounds::new(durability.committer()), CommitSource::new(durability, &current));
     let (liked, rows, like) =
         (&engines.existences()[0], &engines.counters()[0], &engines.actions()[0]);
     let (_, field) = liked.tie().unwrap();
@@ -460,12 +462,13 @@ fn a_new_master_logs_ids_that_became_loose_before() {
     let disk = SimDisk::new(1);
     let durability = &Arc::new(Durability::new(Fsync::No));
     let (engines, _store, mut log) = start(&disk, durability);
+    let current = Current::new(engines.clone());
     let (liked, rows, like) =
         (&engines.existences()[0], &engines.counters()[0], &engines.actions()[0]);
     let (id, (_, field)) = (IDS[80], liked.tie().unwrap());
     let mut rounds = Rounds::new(durability.committer());
     let mut lead = || {
-        let mut state = CommitSource::new(durability, &engines);
+        let mut state = CommitSource::new(durability, &current);
         rounds.turn(&mut log, &mut state, Instant::now(), false).unwrap();
     };
     IDS[..110].iter().for_each(|&id| _ = engines.act(like, &MEMBERS[0], id, &mut vec![]).unwrap());
@@ -485,8 +488,9 @@ fn written_but_unsynced_batches_are_not_durable() {
     let disk = SimDisk::new(1);
     let durability = &Arc::new(Durability::new(Fsync::Always));
     let (engines, _store, mut log) = start(&disk, durability);
+    let current = Current::new(engines.clone());
     let (mut rounds, mut state) =
-        (Rounds::new(durability.committer()), CommitSource::new(durability, &engines));
+        (Rounds::new(durability.committer()), CommitSource::new(durability, &current));
     engines.set(&engines.counters()[0], 7, &[(0, 1)]).unwrap();
     let ticket = durability.committer().ticket();
     let mut round =
@@ -507,8 +511,9 @@ fn a_snapshot_replays_from_what_was_synced_when_it_began() {
     let disk = SimDisk::new(1);
     let durability = &Arc::new(Durability::new(Fsync::No));
     let (engines, store, log) = start(&disk, durability);
+    let current = Current::new(engines.clone());
     let rows = &engines.counters()[0];
-    let (log, state) = (RefCell::new(log), RefCell::new(CommitSource::new(durability, &engines)));
+    let (log, state) = (RefCell::new(log), RefCell::new(CommitSource::new(durability, &current)));
     let rounds = RefCell::new(Rounds::new(durability.committer()));
     let round = |faults| {
         let turn = || {
@@ -529,7 +534,7 @@ fn a_snapshot_replays_from_what_was_synced_when_it_began() {
     );
     let no_readers = AtomicUsize::new(0);
     let walk = Walk {
-        engines: &engines,
+        current: &current,
         store: &store,
         durability,
         pace: &Pace::new(&no_readers),

@@ -123,8 +123,9 @@ impl Site {
     /// One round of the log thread; `between` runs after the state of each stripe has been read,
     /// with its marks, and before a batch is made of all, with none.
     fn round(&self, log: &mut Log, between: &mut dyn FnMut(&[Mark])) {
+        let current = Current::new(self.engines.clone());
         let mut source =
-            Interrupted { state: CommitSource::new(&self.durability, &self.engines), between };
+            Interrupted { state: CommitSource::new(&self.durability, &current), between };
         Rounds::new(&self.durability.committer)
             .turn(log, &mut source, Instant::now(), false)
             .unwrap();

@@ -10,7 +10,7 @@ mod merges;
 
 use crate::catalogue::{Catalogue, Mismatch};
 use crate::commit::Durability;
-use crate::engines::{BuildError, Engines};
+use crate::engines::{BuildError, Current, Engines};
 use crate::log_records::RecordKind;
 use crate::options::Options;
 use crate::snapshot;
@@ -234,7 +234,7 @@ fn unix_ms() -> u64 {
 pub fn run_commits(
     durability: &Durability,
     log: Log,
-    engines: &Engines,
+    current: &Current,
 ) -> (Log, store::Result<()>) {
-    durability.committer.run(log, &mut CommitSource::new(durability, engines))
+    durability.committer.run(log, &mut CommitSource::new(durability, current))
 }

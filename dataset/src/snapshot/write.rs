@@ -2,7 +2,7 @@
 
 use crate::commit::Durability;
 use crate::commit::dirty_parts::Parts;
-use crate::engines::{Engines, ExistenceSpace};
+use crate::engines::{Current, ExistenceSpace};
 use crate::live::Live;
 use crate::log_records::{RecordKind, RowsWriter};
 use crate::snapshot::cpu_throttle::Pace;
@@ -25,7 +25,7 @@ fn text(e: store::Error) -> String {
 
 /// What a snapshot is made of.
 pub(crate) struct Walk<'a> {
-    pub(crate) engines: &'a Engines,
+    pub(crate) current: &'a Current,
     pub(crate) store: &'a Store,
     pub(crate) durability: &'a Durability,
     pub(crate) pace: &'a Pace<'a>,
@@ -39,7 +39,7 @@ pub(crate) fn write(live: &Live<'_>, keep_free: u64) -> Result<u64, String> {
     let (durability, pace) =
         (live.durability, &Pace::until(live.is_stopped, &live.snapshots.awaited));
     let changes = durability.parts.changes();
-    let walk = Walk { engines: live.engines, store: live.store, durability, pace, keep_free };
+    let walk = Walk { current: live.current, store: live.store, durability, pace, keep_free };
     // A spill between two files: see the end of the walk.
     let bytes = walk.write(&mut || MutexGuard::bump(&mut alone), || durability.flush())?;
     live.snapshots.changes.store(changes, Relaxed);
@@ -67,7 +67,7 @@ impl Walk<'_> {
         between: &mut dyn FnMut(),
         flush: impl FnOnce() -> store::Result<()>,
     ) -> Result<u64, String> {
-        let Walk { engines, store, durability, pace, keep_free } = *self;
+        let Walk { current, store, durability, pace, keep_free } = *self;
         let parts = &durability.parts;
         parts.begin_all();
         // The synced end, not the written one: after a failed sync the written one may come to
@@ -75,6 +75,8 @@ impl Walk<'_> {
         let mut writer = store.begin_snapshot(durability.positions().1);
         writer.keep_free(keep_free);
         let stamp = writer.replay().offset.max(1);
+        // Behind that position: the log that is replayed has what comes after this.
+        let engines = current.load();
         let mut bytes = 0;
         let mut add = |writer: &mut SnapshotWriter<'_>, file: FileWriter| -> Result<(), String> {
             // Each file takes a sync, or two.
@@ -119,7 +121,8 @@ impl Walk<'_> {
         let mut file = writer
             .file(Tag { kind: RecordKind::Catalogue as u32, ..Tag::default() })
             .map_err(text)?;
-        file.write(&engines.catalogue().encode(), 1).map_err(text)?;
+        let now = current.load();
+        file.write(&now.catalogue().encode(), 1).map_err(text)?;
         add(&mut writer, file)?;
 
         // What a spill has written since is there, and the log has all that was changed later: as

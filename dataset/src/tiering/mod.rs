@@ -216,8 +216,8 @@ impl<'a> Ground<'a> {
     /// Whether this thread is waited for: by a space whose memory is short, or by a stop.
     pub(crate) fn hurries(&self) -> bool {
         self.live.is_some_and(|live| {
-            let counters = live.engines.counters().iter();
-            let existences = live.engines.existences().iter();
+            let engines = live.current.load();
+            let (counters, existences) = (engines.counters().iter(), engines.existences().iter());
             (live.is_stopped)()
                 || counters
                     .filter(|s| !s.cold().stuck.load(Relaxed))
@@ -617,7 +617,7 @@ impl Retries {
 
     /// Looks after all spaces. Whether there was anything to do.
     fn look_after_all(&mut self, live: &Live<'_>) -> bool {
-        let engines = live.engines;
+        let engines = &*live.current.load();
         let mut worked = false;
         for space in engines.existences() {
             let (whose, cold) = ((space.number(), space.name()), space.cold());

@@ -183,16 +183,17 @@ pub fn commands(input: &[u8]) {
         }
         match kind.saturating_sub(KNOWN) {
             0 => {
-                node.engines.maintain();
+                node.engines().maintain();
             }
             1 => {
                 let space = choices.of(&FLAGS).0.as_bytes();
-                node.engines.roll_pairs(node.engines.existence(space).expect("a space"));
+                let engines = node.engines();
+                engines.roll_pairs(engines.existence(space).expect("a space"));
             }
             2..=4 => anything(&mut choices, &node, &mut model),
             _ => {}
         }
-        model.look(&node.engines, false);
+        model.look(&node.engines(), false);
     }
 }
 
@@ -228,6 +229,6 @@ fn anything(choices: &mut Choices<'_>, node: &Arc<Node>, model: &mut Model) {
     }
     drop(guest);
     if writes {
-        model.look(&node.engines, true);
+        model.look(&node.engines(), true);
     }
 }

@@ -4,7 +4,7 @@ use crate::command::error::{Printable, Refusal, refuse};
 use crate::command::spec::{Outcome, Spec};
 use crate::handlers::session::{Replies, Scratch, Session};
 use crate::handlers::suspend::Came;
-use crate::roles::node::Node;
+use crate::roles::node::{Node, Now};
 use dataset::commit::MOST_BYTES;
 use dataset::dirty_keys::Mark;
 use dataset::engines::{CounterSpace, ExistenceSpace, KeyError, KeyRef};
@@ -32,7 +32,7 @@ pub(crate) struct Call<'a> {
     pub(crate) args: Args<'a>,
     pub(crate) reply: Reply<'a>,
     pub(crate) session: &'a mut Session,
-    pub(crate) node: &'a Arc<Node>,
+    pub(crate) node: Now<'a>,
     pub(crate) scratch: &'a mut Scratch,
 }
 
@@ -76,7 +76,7 @@ impl<'a> Call<'a> {
             return Some(None);
         }
         let reserved = self.reserve(bytes)?;
-        Some(Some(self.node.engines.exclusive(Some(ids), Some(reserved))))
+        Some(Some(self.node.engines().exclusive(Some(ids), Some(reserved))))
     }
 
     /// Sees to it that nearly nothing that was reserved waits for the log until this is dropped.
@@ -91,7 +91,7 @@ impl<'a> Call<'a> {
     pub(crate) fn reserve(&mut self, bytes: usize) -> Option<store::Reserved<'a, Mark>> {
         // The last time was for nothing, or for this.
         self.session.errand.come();
-        let node: &'a Arc<Node> = self.node;
+        let node: &'a Arc<Node> = self.node.node();
         let reserved = node.durability.committer().reserve(bytes);
         if reserved.is_none() {
             let node = node.clone();
@@ -109,7 +109,7 @@ impl<'a> Call<'a> {
     /// wait, and it is done at once.
     pub(crate) fn answer_later(
         &mut self,
-        work: impl FnOnce(&Arc<Node>, &mut Reply<'_>) -> Outcome + Send + 'static,
+        work: impl FnOnce(Now<'_>, &mut Reply<'_>) -> Outcome + Send + 'static,
     ) -> Outcome {
         if self.session.in_exec && !self.session.may_leave {
             return work(self.node, &mut self.reply);
@@ -124,9 +124,10 @@ impl<'a> Call<'a> {
             self.reply.bytes().extend_from_slice(&bytes?);
             return Ok(());
         }
-        let node = self.node.clone();
-        let work =
-            tokio::task::spawn_blocking(move || answer(protocol, |reply| work(&node, reply)));
+        let node = self.node.node().clone();
+        let work = tokio::task::spawn_blocking(move || {
+            answer(protocol, |reply| work(node.moment().now(), reply))
+        });
         let failed = move |error| answer(protocol, |_| Err(refuse!("ERR {error}")));
         self.answer_when(async move { work.await.unwrap_or_else(failed) });
         Ok(())
@@ -136,12 +137,12 @@ impl<'a> Call<'a> {
     /// request is to do nothing; then what came of it.
     pub(crate) fn errand(
         &mut self,
-        work: impl FnOnce(&Arc<Node>) -> Came + Send + 'static,
+        work: impl FnOnce(Now<'_>) -> Came + Send + 'static,
     ) -> Option<Came> {
         let came = self.session.errand.come();
         if came.is_none() {
-            let node = self.node.clone();
-            let work = tokio::task::spawn_blocking(move || work(&node));
+            let node = self.node.node().clone();
+            let work = tokio::task::spawn_blocking(move || work(node.moment().now()));
             self.session
                 .errand
                 .ask(async move { work.await.unwrap_or_else(|error| Err(refuse!("ERR {error}"))) });
@@ -154,7 +155,7 @@ impl<'a> Call<'a> {
         // The last time was for nothing.
         self.session.errand.come();
         self.errand(move |node| {
-            done(node);
+            done(&node);
             Ok(Vec::new())
         });
     }
@@ -181,7 +182,7 @@ impl<'a> Call<'a> {
     /// absent then, as in Redis. A field that the schema lacks is an error all the same.
     #[inline]
     pub(crate) fn known(&self, key: &[u8]) -> Result<Option<KeyRef<'a>>, Refusal> {
-        match self.node.engines.resolve(key) {
+        match self.node.engines().resolve(key) {
             Ok(found) => Ok(Some(found)),
             Err(error @ KeyError::NoField { .. }) => Err(error.into()),
             Err(_) => Ok(None),
@@ -191,7 +192,7 @@ impl<'a> Call<'a> {
     /// Resolves argument `index` as the key of a row.
     #[inline]
     pub(crate) fn row(&self, index: usize) -> Result<(&'a CounterSpace, u64), Refusal> {
-        match self.node.engines.resolve(self.args.at(index))? {
+        match self.node.engines().resolve(self.args.at(index))? {
             KeyRef::Row { space, id } => Ok((space, id)),
             _ => Err(Refusal::WRONG_TYPE),
         }
@@ -213,7 +214,7 @@ impl<'a> Call<'a> {
     /// Resolves a key of a cell: space, id, position of the field.
     #[inline]
     pub(crate) fn cell(&self, key: &[u8]) -> Result<(&'a CounterSpace, u64, usize), Refusal> {
-        match self.node.engines.resolve(key)? {
+        match self.node.engines().resolve(key)? {
             KeyRef::Cell { space, id, field } => Ok((space, id, field)),
             KeyRef::Row { space, .. } if space.text_rows => Err(KeyError::WholeRow(key).into()),
             _ => Err(Refusal::WRONG_TYPE),
@@ -237,7 +238,7 @@ impl<'a> Call<'a> {
     /// members.
     #[inline]
     pub(crate) fn pairs(&self, index: usize) -> Result<(&'a ExistenceSpace, u64), Refusal> {
-        match self.node.engines.resolve(self.args.at(index))? {
+        match self.node.engines().resolve(self.args.at(index))? {
             KeyRef::Pair { space, id } if space.has_members => Ok((space, id)),
             KeyRef::Pair { space, .. } => Err(Refusal::no_members(space)),
             _ => Err(Refusal::WRONG_TYPE),

@@ -10,14 +10,13 @@ use crate::handlers::redis::{pubsub, tracking, transaction};
 use crate::handlers::session::{Replies, Scratch, Session};
 use crate::handlers::table::handler;
 use crate::handlers::visibility;
-use crate::roles::node::Node;
+use crate::roles::node::Now;
 use crate::runtime::clients::Kind;
 use crate::runtime::pause::Paused;
 use crate::runtime::slowlog;
 use dataset::engines::Engines;
 use resp::{Args, Protocol, Reply};
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -30,7 +29,7 @@ pub(crate) fn execute(
     found: Found,
     args: Args<'_>,
     session: &mut Session,
-    node: &Arc<Node>,
+    node: Now<'_>,
     out: &mut Vec<u8>,
     scratch: &mut Scratch,
 ) -> bool {
@@ -38,7 +37,7 @@ pub(crate) fn execute(
     let mark = reply.mark();
     let is_tracked = node.tracking.any();
     if is_tracked {
-        tracking::begin(session, node);
+        tracking::begin(session, &node);
     }
     let outcome = match checked(found, args, session, node) {
         Err(refusal) => {
@@ -55,7 +54,7 @@ pub(crate) fn execute(
         // It will be executed again, and answered then.
         reply.rewind(mark);
         if is_tracked {
-            node.tracking.end(node.engines.get());
+            node.tracking.end(node.loaded());
         }
         return true;
     }
@@ -105,7 +104,7 @@ pub(crate) fn checked(
     found: Found,
     args: Args<'_>,
     session: &mut Session,
-    node: &Node,
+    node: Now<'_>,
 ) -> Result<(u32, &'static Spec), Refusal> {
     let Some((number, spec)) = found else { return Err(unknown(args, session)) };
     let (spec, sub) = select(spec, args)?;
@@ -114,7 +113,7 @@ pub(crate) fn checked(
     }
     if !session.access.free {
         let request = Request { spec, number: bit_of(number, sub), args };
-        session.access.check(&node.acl, node.engines.get(), &session.client, &request)?;
+        session.access.check(&node.acl, node.loaded(), &session.client, &request)?;
     }
     if !node.is_loaded() && !spec.has(flag::LOADING) {
         return Err(Refusal::LOADING);
@@ -136,7 +135,7 @@ fn too_many(most: usize) -> Refusal {
 
 /// For INFO commandstats: a command that was known, and not let in.
 #[cold]
-fn note_rejected(found: Found, args: Args<'_>, session: &Session, node: &Node) {
+fn note_rejected(found: Found, args: Args<'_>, session: &Session, node: Now<'_>) {
     if let Some((number, spec)) = found {
         let sub = select(spec, args).map_or(0, |(_, sub)| sub);
         node.calls.of(session.worker).rejected(bit_of(number, sub));
@@ -145,14 +144,14 @@ fn note_rejected(found: Found, args: Args<'_>, session: &Session, node: &Node) {
 
 /// Whether a request has to wait while `paused` is.
 #[cold]
-pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node: &Node) -> bool {
+pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node: Now<'_>) -> bool {
     let Some((number, spec)) = find(args.at(0)) else { return false };
     let Ok((spec, sub)) = select(spec, args) else { return false };
     if args.len() > session.most_args {
         return false;
     }
     let request = Request { spec, number: bit_of(number, sub), args };
-    if !session.access.allows(&node.acl, node.engines.get(), &request) {
+    if !session.access.allows(&node.acl, node.loaded(), &request) {
         return false;
     }
     // As in Redis, a command that is refused in any case is refused at once: by a replica, too.
@@ -178,7 +177,7 @@ pub(crate) fn run(
     args: Args<'_>,
     reply: Reply<'_>,
     session: &mut Session,
-    node: &Arc<Node>,
+    node: Now<'_>,
     scratch: &mut Scratch,
 ) -> Outcome {
     session.client.last_command.store(numbers, Relaxed);
@@ -225,7 +224,7 @@ pub(crate) fn run(
     // Whatever the outcome: what failed is not the next command's.
     let all_read = readable(node);
     let outcome = outcome.and(all_read);
-    visibility::note(spec, args, &scratch.ids, session, node.engines.get());
+    visibility::note(spec, args, &scratch.ids, session, node.loaded());
     if args.len() > MANY_ARGS {
         scratch.shrink();
     }
@@ -237,12 +236,12 @@ pub(crate) fn run(
 
 /// For MONITOR.
 #[cold]
-fn show(args: Args<'_>, session: &Session, node: &Node) {
+fn show(args: Args<'_>, session: &Session, node: Now<'_>) {
     node.monitors.show(&session.client, args, node.config().server.max_push_buffer_bytes);
 }
 
 /// For SLOWLOG and LATENCY.
-fn note_time(spec: &Spec, args: Args<'_>, took: Duration, session: &Session, node: &Node) {
+fn note_time(spec: &Spec, args: Args<'_>, took: Duration, session: &Session, node: Now<'_>) {
     let config = node.config();
     let server = &config.server;
     let us = i64::try_from(took.as_micros()).unwrap_or(i64::MAX);
@@ -262,7 +261,7 @@ fn queue(
     args: Args<'_>,
     reply: &mut Reply<'_>,
     session: &mut Session,
-    node: &Node,
+    node: Now<'_>,
 ) -> Outcome {
     let Some(transaction) = &mut session.transaction else { return Ok(()) };
     let (most, most_args) = {
@@ -298,9 +297,9 @@ fn queue(
 /// After a command that could not be queued EXEC executes nothing; an EXEC that is itself refused
 /// ends the transaction.
 #[cold]
-fn spoil(args: Args<'_>, session: &mut Session, node: &Node, refusal: Refusal) -> Refusal {
+fn spoil(args: Args<'_>, session: &mut Session, node: Now<'_>, refusal: Refusal) -> Refusal {
     if args.at(0).eq_ignore_ascii_case(b"exec") {
-        transaction::forget(session, node);
+        transaction::forget(session, &node);
         return transaction::discarded(&refusal);
     }
     if let Some(transaction) = &mut session.transaction {
@@ -311,8 +310,8 @@ fn spoil(args: Args<'_>, session: &mut Session, node: &Node, refusal: Refusal) -
 
 /// Whether all rows that a command asked for could be read. A row that could not looked like none.
 #[inline]
-pub(crate) fn readable(node: &Node) -> Outcome {
-    if !node.engines.get().is_some_and(Engines::has_cold) {
+pub(crate) fn readable(node: Now<'_>) -> Outcome {
+    if !node.loaded().is_some_and(Engines::has_cold) {
         return Ok(());
     }
     match dataset::cold::take_failures().first() {
@@ -324,8 +323,8 @@ pub(crate) fn readable(node: &Node) -> Outcome {
 /// Whether this row, among those that the command has asked for, could be read. If not, that is for
 /// its place in the reply.
 #[inline]
-pub(crate) fn row_readable(node: &Node, id: u64) -> Outcome {
-    if !node.engines.get().is_some_and(Engines::has_cold) {
+pub(crate) fn row_readable(node: Now<'_>, id: u64) -> Outcome {
+    if !node.loaded().is_some_and(Engines::has_cold) {
         return Ok(());
     }
     dataset::cold::take_failure(id).map_or(Ok(()), |why| Err(unreadable(id, &why)))
@@ -338,8 +337,8 @@ pub(crate) struct Unreadable(HashMap<u64, Refusal>);
 impl Unreadable {
     /// Notes what could not be read since the last time; whether there is anything by now.
     #[inline]
-    pub(crate) fn note(&mut self, node: &Node) -> bool {
-        if node.engines.get().is_some_and(Engines::has_cold) {
+    pub(crate) fn note(&mut self, node: Now<'_>) -> bool {
+        if node.loaded().is_some_and(Engines::has_cold) {
             for (id, why) in dataset::cold::take_failures() {
                 self.0.entry(id).or_insert_with(|| unreadable(id, &why));
             }
@@ -349,7 +348,7 @@ impl Unreadable {
 
     /// For a row that was not found: whether that is so because it could not be read.
     #[inline]
-    pub(crate) fn refusal(&mut self, node: &Node, id: u64) -> Option<&Refusal> {
+    pub(crate) fn refusal(&mut self, node: Now<'_>, id: u64) -> Option<&Refusal> {
         if self.note(node) { self.0.get(&id) } else { None }
     }
 }

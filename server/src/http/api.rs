@@ -29,8 +29,8 @@ pub(super) fn status(node: &Arc<Node>) -> Value {
     let sample = Sample::new(node.clone());
     let values: Map<String, Value> = metrics::values(&sample).collect();
     let saved = sample.saved();
-    let engines = node.engines.get();
-    let trouble = engines.and_then(|e| e.cold.trouble.lock().values().next().cloned());
+    let engines = node.loaded();
+    let trouble = engines.as_ref().and_then(|e| e.cold.trouble.lock().values().next().cloned());
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "port": node.port(),
@@ -96,7 +96,7 @@ fn replication(node: &Node) -> Value {
 
 /// All spaces with their tables, and the views and actions over them.
 pub(super) fn spaces(node: &Node) -> Value {
-    let Some(engines) = node.engines.get() else {
+    let Some(engines) = node.loaded() else {
         let none: [Value; 0] = [];
         return json!({
             "loading": true,
@@ -108,7 +108,7 @@ pub(super) fn spaces(node: &Node) -> Value {
     };
     let counters: Vec<Value> = engines.counters().iter().map(counter).collect();
     let existences: Vec<Value> = engines.existences().iter().map(existence).collect();
-    let views: Vec<Value> = engines.views().iter().map(|v| view(engines, v)).collect();
+    let views: Vec<Value> = engines.views().iter().map(|v| view(&engines, v)).collect();
     let actions = engines.actions().iter().map(|action| {
         json!({
             "name": action.name(),

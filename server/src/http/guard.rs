@@ -70,7 +70,7 @@ impl Door {
         let Some((number, spec)) = with_numbers().nth(numbers.start) else {
             return Err(login("log in"));
         };
-        match node.acl.dry_run(&user, &Request { spec, number, args }, node.engines.get()) {
+        match node.acl.dry_run(&user, &Request { spec, number, args }, node.loaded().as_deref()) {
             None => Ok(()),
             Some(why) => Err(super::wrong(StatusCode::FORBIDDEN, &why)),
         }

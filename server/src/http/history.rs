@@ -74,7 +74,7 @@ fn sums(node: &Node) -> Sums {
         page_classes: page.classes().to_vec(),
         writes: writes.map(|(number, _)| node.calls.sums(number).calls).sum(),
         commands: node.totals().commands,
-        cold_reads: node.engines.get().map_or(0, |e| e.cold.figures.reads.load(Relaxed)),
+        cold_reads: node.loaded().map_or(0, |e| e.cold.figures.reads.load(Relaxed)),
     }
 }
 
@@ -92,7 +92,7 @@ fn point(node: &Node, before: &Sums, now: &Sums) -> Point {
         commands_per_s: rate(before.commands, now.commands),
         cold_reads_per_s: rate(before.cold_reads, now.cold_reads),
         page_us: [0.5, 0.99, 0.999].map(|share| percentile_us(&classes, share)),
-        memory_bytes: node.engines.get().map_or(0, |engines| engines.memory_bytes()),
+        memory_bytes: node.loaded().map_or(0, |engines| engines.memory_bytes()),
     }
 }
 

@@ -68,7 +68,7 @@ pub(super) async fn page(
     if let Err(refusal) = admin.door.admits(&node, asked, &command).await {
         return refusal;
     }
-    let Some(engines) = node.engines.get() else {
+    let Some(engines) = node.loaded() else {
         return wrong(StatusCode::SERVICE_UNAVAILABLE, "the data are being loaded");
     };
     let Some(view) = engines.view(query.view.as_bytes()) else {
@@ -89,7 +89,7 @@ pub(super) async fn page(
     if !fetching.is_ready() {
         cold::pin(engines.cold.fetch(fetching).await);
     }
-    let answer = json(&read(engines, view, &viewer, &query));
+    let answer = json(&read(&engines, view, &viewer, &query));
     cold::unpin();
     answer
 }

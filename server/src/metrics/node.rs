@@ -96,27 +96,27 @@ impl Sample {
 
     /// A sum over all counter spaces.
     fn of_counters(&self, of: impl Fn(&CounterSpace) -> u64) -> u64 {
-        self.node.engines.get().map_or(0, |engines| engines.counters().iter().map(of).sum())
+        self.node.loaded().map_or(0, |engines| engines.counters().iter().map(of).sum())
     }
 
     /// A sum over all existence spaces.
     fn of_existences(&self, of: impl Fn(&ExistenceSpace) -> u64) -> u64 {
-        self.node.engines.get().map_or(0, |engines| engines.existences().iter().map(of).sum())
+        self.node.loaded().map_or(0, |engines| engines.existences().iter().map(of).sum())
     }
 
     fn figure(&self, of: fn(&dataset::cold::Figures) -> &AtomicU64) -> Value {
-        let engines = self.node.engines.get();
+        let engines = self.node.loaded();
         engines.map_or(0, |engines| of(&engines.cold.figures).load(Relaxed)).into()
     }
 
     fn cache(&self) -> (u64, u64) {
-        self.node.engines.get().map_or((0, 0), |engines| engines.cold.cache_bytes())
+        self.node.loaded().map_or((0, 0), |engines| engines.cold.cache_bytes())
     }
 }
 
 fn cold_sums(node: &Node) -> ColdSums {
     let mut sums = ColdSums::default();
-    let Some(engines) = node.engines.get() else { return sums };
+    let Some(engines) = node.loaded() else { return sums };
     for space in engines.counters() {
         sums.changed += space.changed_rows();
         sums.overlay_bytes += space.overlay_bytes();
@@ -259,7 +259,7 @@ const fn part(of: &'static str, name: &'static str, read: Read) -> M {
 
 const MEMORY: &[M] = &[
     field("used_memory", Gauge, "tidemark_memory_used", "Memory of all tables.", |s| {
-        s.node.engines.get().map_or(0, |engines| engines.memory_bytes()).into()
+        s.node.loaded().map_or(0, |engines| engines.memory_bytes()).into()
     })
     .bytes(),
     field("maxmemory", Gauge, "tidemark_memory_limit", "Sum of the spaces' memory limits.", |s| {
@@ -763,7 +763,7 @@ pub(crate) const COLD: &[M] = &[
         Gauge,
         "tidemark_spill_last_succeeded",
         "0 if the last spill or merge of a space failed.",
-        |s| s.node.engines.get().is_none_or(|e| e.cold.trouble.lock().is_empty()).into(),
+        |s| s.node.loaded().is_none_or(|e| e.cold.trouble.lock().is_empty()).into(),
     ),
 ];
 
@@ -794,7 +794,7 @@ pub(super) const HISTOGRAMS: &[Distribution] = &[
     Distribution {
         name: "tidemark_cold_read_duration",
         help: "Reads of cold files, by duration, from the request to the row.",
-        read: |s| match s.node.engines.get() {
+        read: |s| match s.node.loaded() {
             None => by_powers_of_two(std::iter::empty(), 0.0),
             Some(engines) => {
                 let figures = &engines.cold.figures;

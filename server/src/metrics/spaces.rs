@@ -213,7 +213,7 @@ impl Labels for &str {
 
 /// All spaces' metrics; nothing before the data are loaded.
 pub(super) fn write(node: &Node, encoder: &mut DescriptorEncoder<'_>) -> std::fmt::Result {
-    let Some(engines) = node.engines.get() else { return Ok(()) };
+    let Some(engines) = node.loaded() else { return Ok(()) };
     let counters: Vec<_> = engines.counters().iter().map(|space| (space.name(), space)).collect();
     write_all(COUNTER_SPACES, encoder, &counters)?;
     let existences: Vec<_> =

@@ -276,7 +276,7 @@ impl Connection {
                 let node = node.clone();
                 let may_go: MayGo = Box::pin(async move {
                     if wrote {
-                        while node.engines.is_spilling() && !node.stop.is_stopped() {
+                        while node.is_spilling() && !node.stop.is_stopped() {
                             tokio::time::sleep(ROOM_EVERY).await;
                         }
                         node.durability.replies_may_go(ticket).await?;
@@ -460,7 +460,7 @@ fn must_hold(node: &Node, ticket: store::Ticket) -> bool {
     (durability.committer().durable() < ticket
         && (durability.holds_replies() || durability.committer().is_late()))
         || durability.is_crowded()
-        || node.engines.is_spilling()
+        || node.is_spilling()
 }
 
 #[cfg(test)]

@@ -10,14 +10,14 @@ use crate::config::Config;
 use crate::handlers::prefetch::LookAhead;
 use crate::handlers::session::{Scratch, Session};
 use crate::handlers::{cold_keys, execute};
-use crate::roles::node::Node;
+use crate::roles::node::{Node, Now};
 use crate::runtime::clients::Client;
 use crate::runtime::pause::Paused;
 use crate::runtime::slowlog;
 use crate::runtime::tally::Tallies;
 use dataset::cold;
 use dataset::cold::fetch::{Fetching, Pins};
-use dataset::engines::Engines;
+use dataset::engines::{Current, Engines};
 use resp::{Limits, Malformed, Reply, Scan, Scanner};
 use std::ops::Range;
 use std::pin::Pin;
@@ -187,8 +187,11 @@ impl Talk {
         // Before anything is asked: a thread that changed something global waits for the turns that
         // may not have seen it.
         let _turn = tallies.enter();
+        // One set of spaces, views and actions for all that the turn does.
+        let engines = node.current.get().map(Current::now);
+        let node = Now::new(node, engines.as_ref().map(|engines| &***engines));
         // A client that has not logged in reads nothing.
-        if self.limits.unauthenticated || !node.engines.get().is_some_and(Engines::has_cold) {
+        if self.limits.unauthenticated || !node.loaded().is_some_and(Engines::has_cold) {
             return self.execute_all(node, tallies, buf, turn, false);
         }
         cold::pin(std::mem::take(&mut self.pins));
@@ -205,7 +208,7 @@ impl Talk {
 
     fn execute_all(
         &mut self,
-        node: &Arc<Node>,
+        node: Now<'_>,
         tallies: &Tallies,
         buf: &[u8],
         turn: &mut Turn,
@@ -215,13 +218,13 @@ impl Talk {
         self.replies = 0;
         self.more = false;
         loop {
-            if self.is_outdated(node) && !self.look_again(node) {
+            if self.is_outdated(&node) && !self.look_again(&node) {
                 return buf.len();
             }
             let (end, halt) = self.scan(buf, at, &mut turn.batch);
             let Turn { out, scratch, batch } = turn;
             // One alone would be fetched for no sooner than it fetches for itself.
-            if let Some(engines) = node.engines.get()
+            if let Some(engines) = node.loaded()
                 && batch.len() > 1
             {
                 let mut ahead = LookAhead::new(engines);
@@ -231,7 +234,7 @@ impl Talk {
             }
             for (index, request) in batch.iter().enumerate() {
                 // The request before this one may have changed it, too.
-                if self.is_outdated(node) && !self.look_again(node) {
+                if self.is_outdated(&node) && !self.look_again(&node) {
                     return buf.len();
                 }
                 let before = out.len();
@@ -258,7 +261,7 @@ impl Talk {
                 }
                 if has_cold {
                     let mut fetching = Fetching::default();
-                    cold_keys::ask(request.found, args, session, &node.engines, &mut fetching);
+                    cold_keys::ask(request.found, args, session, node.engines(), &mut fetching);
                     if !fetching.is_ready() {
                         tallies.commands.add(index as u64);
                         self.scanner.restart();
@@ -301,7 +304,7 @@ impl Talk {
                     && self.session.hold.is_none()
                     && !self.session.kept_all_out
                     // The next one waits with the replies until there is room, and is not refused.
-                    && !(self.session.wrote && node.engines.is_spilling())
+                    && !(self.session.wrote && node.engines().is_spilling())
                 {
                     continue;
                 }
@@ -344,7 +347,7 @@ impl Talk {
     /// Lets the rows be read that the next request needs, together with those of the requests
     /// behind it.
     #[cold]
-    fn fetch(&mut self, node: &Node, mut behind: &[u8], mut fetching: Fetching) {
+    fn fetch(&mut self, node: Now<'_>, mut behind: &[u8], mut fetching: Fetching) {
         let mut scanner = Scanner::default();
         while !fetching.is_enough() {
             match scanner.scan(behind, &self.limits) {
@@ -355,7 +358,7 @@ impl Talk {
                         table::find(args.at(0)),
                         args,
                         &self.session,
-                        &node.engines,
+                        node.engines(),
                         &mut fetching,
                     );
                     behind = &behind[length..];
@@ -366,7 +369,7 @@ impl Talk {
         }
         self.pinned_bytes += fetching.bytes();
         self.session.client.away.store(true, Relaxed);
-        self.stalled = Some(Box::pin(node.engines.cold.fetch(fetching)));
+        self.stalled = Some(Box::pin(node.engines().cold.fetch(fetching)));
         self.more = true;
     }
 

@@ -194,7 +194,7 @@ async fn accept(
                 let now = Instant::now();
                 let (elapsed, totals) = (now.duration_since(before.0), host.totals());
                 host.rates.measure(&before.1, &totals, elapsed);
-                if let Some(engines) = host.node().engines.get() {
+                if let Some(engines) = host.node().loaded() {
                     engines.measure(elapsed);
                     if now.duration_since(settled) >= SETTLE_EVERY {
                         engines.settle();
@@ -360,7 +360,11 @@ fn maintain(host: &Host) {
     let (mut backoff, mut turn) = (PollBackoff::default(), 0usize);
     while !host.stop.is_stopped() {
         let node = host.node();
-        let engines = node.engines.get();
+        let engines = node.current.get().map(|current| {
+            current.settle();
+            current.load()
+        });
+        let engines = engines.as_deref();
         engines.into_iter().for_each(|engines| node.tracking.tidy(engines));
         match engines.filter(|engines| engines.maintain()) {
             None => {

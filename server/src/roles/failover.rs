@@ -470,7 +470,7 @@ pub(crate) async fn all_written(node: &Node, gives_up: bool) -> u64 {
         }
     }
     // A TM.MERGE has no turn, and goes on while writes are paused.
-    while node.engines.merging.is_locked() {
+    while node.engines().merging.is_locked() {
         tokio::time::sleep(LOOK).await;
     }
     let ticket = node.durability.committer().ticket();

@@ -286,7 +286,7 @@ mod tests {
         config.durability.dir = folder.path().to_path_buf();
         config.replication.max_replicas = 1;
         let node = Host::new(config, Vec::new(), Stop::new()).node();
-        node.engines.fill(Engines::empty(&node.config().data_set(), node.durability.clone()));
+        node.fill(Engines::empty(&node.config().data_set(), node.durability.clone()));
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 1));
         let asked = async || {
             let client = node.clients.admit(nowhere, nowhere, usize::MAX).unwrap();

@@ -210,7 +210,7 @@ mod tests {
             heard_ms: 0,
         };
         node.replication.feeds.update(1, &peer, Instant::now());
-        node.engines.set(&node.engines.counters()[0], 7, &[(0, 1)]).unwrap();
+        node.engines().set(&node.engines().counters()[0], 7, &[(0, 1)]).unwrap();
         for (forced, is_stopped) in [(false, false), (true, true)] {
             node.durability.able();
             assert_eq!(node.stop.is_warned(), forced, "a second order is a confirmation");
@@ -244,7 +244,7 @@ mod tests {
             config.durability.fsync = policy;
             let node = crate::fuzz::commands::alone(&config);
             if changes {
-                node.engines.set(&node.engines.counters()[0], 7, &[(0, 1)]).unwrap();
+                node.engines().set(&node.engines().counters()[0], 7, &[(0, 1)]).unwrap();
             }
             if let Some(later) = later {
                 node.durability.set_policy(later);

@@ -126,7 +126,7 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
     // Before any client may write, or order us to follow: what is written from now on is in no
     // replica's log yet.
     node.durability.begin(&log);
-    node.engines.lead();
+    node.engines().lead();
     settle(node, true, log.term());
     node.replication.promoted(&node.config());
     forget_full_sync(node);
@@ -147,8 +147,8 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
                         host.wait_for_turns();
                         // A TM.MERGE looks at the gate before each block, and has them logged
                         // before it lets go.
-                        drop(node.engines.merging.lock());
-                        node.engines.follow();
+                        drop(node.engines().merging.lock());
+                        node.engines().follow();
                         committer.step_down();
                     }
                 }
@@ -157,7 +157,7 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
         let watcher = scope.spawn(watch);
         let ended = {
             let _told = Told(&over);
-            recovery::run_commits(&node.durability, log, &node.engines)
+            recovery::run_commits(&node.durability, log, &node.current)
         };
         // It only waits.
         let _ = watcher.join();
@@ -172,7 +172,7 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
         unfinished(host, node, error);
         committer.reopen();
         committer.step_down();
-        (log, outcome) = recovery::run_commits(&node.durability, log, &node.engines);
+        (log, outcome) = recovery::run_commits(&node.durability, log, &node.current);
     }
     (log, outcome)
 }

@@ -18,7 +18,7 @@ use crate::runtime::tls::Tls;
 use crate::runtime::tracking::Tracking;
 use arc_swap::{ArcSwap, Guard};
 use dataset::commit::Durability;
-use dataset::engines::Engines;
+use dataset::engines::{Current, Engines};
 use dataset::live::{Live, Snapshots};
 use parking_lot::Mutex;
 use std::net::SocketAddr;
@@ -26,6 +26,8 @@ use std::ops::Deref;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
+
+const NOT_LOADED: &str = "a command that asks for data is not admitted before they are loaded";
 
 /// Something that is there once the data are loaded. Until then the dispatcher lets only those
 /// commands through that do not ask.
@@ -54,7 +56,7 @@ impl<T> Deref for Loaded<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        self.0.get().expect("a command that asks for data is not admitted before they are loaded")
+        self.0.get().expect(NOT_LOADED)
     }
 }
 
@@ -90,7 +92,8 @@ pub(crate) struct Process {
 pub(crate) struct Node {
     /// Which of the process's nodes it is.
     pub(crate) generation: u64,
-    pub(crate) engines: Loaded<Engines>,
+    /// Its spaces, views and actions. Work asks once for those of one moment: [`Node::moment`].
+    pub(crate) current: Loaded<Current>,
     pub(crate) store: Loaded<store::Store>,
     pub(crate) durability: Arc<Durability>,
     pub(crate) snapshots: Arc<Snapshots>,
@@ -103,6 +106,62 @@ impl Deref for Node {
     #[inline]
     fn deref(&self) -> &Process {
         &self.process
+    }
+}
+
+/// A node with its engines as they are at one moment: what one turn of a worker sees, or one piece
+/// of work.
+#[derive(Clone, Copy)]
+pub(crate) struct Now<'a> {
+    node: &'a Arc<Node>,
+    engines: Option<&'a Engines>,
+}
+
+impl Deref for Now<'_> {
+    type Target = Arc<Node>;
+
+    #[inline]
+    fn deref(&self) -> &Arc<Node> {
+        self.node
+    }
+}
+
+impl<'a> Now<'a> {
+    /// `engines`: none before the data are loaded.
+    #[inline]
+    pub(crate) fn new(node: &'a Arc<Node>, engines: Option<&'a Engines>) -> Now<'a> {
+        Now { node, engines }
+    }
+
+    /// The engines. The dispatcher lets only those commands through before they are loaded that do
+    /// not ask.
+    #[inline]
+    pub(crate) fn engines(&self) -> &'a Engines {
+        self.engines.expect(NOT_LOADED)
+    }
+
+    /// The same, if they are there.
+    #[inline]
+    pub(crate) fn loaded(&self) -> Option<&'a Engines> {
+        self.engines
+    }
+
+    /// The node, whose engines may be others at the next moment.
+    #[inline]
+    pub(crate) fn node(&self) -> &'a Arc<Node> {
+        self.node
+    }
+}
+
+/// [`Now`] for work that takes its time: what was dropped meanwhile is in memory until it ends.
+pub(crate) struct Moment {
+    node: Arc<Node>,
+    engines: Option<Arc<Engines>>,
+}
+
+impl Moment {
+    pub(crate) fn now(&self) -> Now<'_> {
+        Now::new(&self.node, self.engines.as_deref())
     }
 }
 
@@ -175,7 +234,7 @@ impl Node {
     fn new(generation: u64, process: Arc<Process>) -> Node {
         Node {
             generation,
-            engines: Loaded::default(),
+            current: Loaded::default(),
             store: Loaded::default(),
             snapshots: Arc::default(),
             durability: Arc::new(Durability::new(process.config().durability.fsync)),
@@ -191,7 +250,7 @@ impl Node {
     /// From now on the data are there.
     pub(crate) fn fill(&self, mut engines: Engines) {
         engines.tracking = self.tracking.listener();
-        self.engines.fill(engines);
+        self.current.fill(Current::new(engines));
         // Clients stay connected though the node before this one had other data.
         if self.tracking.any() {
             self.tracking.all_changed();
@@ -205,7 +264,7 @@ impl Node {
     ) -> Option<Live<'a>> {
         let spill = &self.config().spill;
         Some(Live {
-            engines: self.engines.get()?,
+            current: self.current.get()?,
             store: &self.store,
             durability: &self.durability,
             snapshots: &self.snapshots,
@@ -215,10 +274,30 @@ impl Node {
         })
     }
 
+    /// As it is now, for work that takes its time.
+    pub(crate) fn moment(self: &Arc<Node>) -> Moment {
+        Moment { node: self.clone(), engines: self.loaded() }
+    }
+
+    /// The engines as they are now; none before the data are loaded.
+    pub(crate) fn loaded(&self) -> Option<Arc<Engines>> {
+        self.current.get().map(Current::load)
+    }
+
+    /// The same, once they are.
+    pub(crate) fn engines(&self) -> Arc<Engines> {
+        self.current.load()
+    }
+
+    /// Whether writers are to wait: [`Engines::is_spilling`].
+    pub(crate) fn is_spilling(&self) -> bool {
+        self.current.get().is_some_and(|current| current.now().is_spilling())
+    }
+
     /// Whether the data are there.
     #[inline]
     pub(crate) fn is_loaded(&self) -> bool {
-        self.engines.get().is_some()
+        self.current.get().is_some()
     }
 
     /// Why a write must be refused now, if it must. First what the disk says, as in Redis: of a

@@ -76,7 +76,7 @@ impl ReplicaHost for Here {
     }
 
     fn is_empty(&self) -> bool {
-        let engines = &self.node.engines;
+        let engines = self.node.engines();
         engines.counters().iter().all(|s| s.rows() + s.cold().rows() == 0)
             && engines.existences().iter().all(|s| s.pairs() == 0)
     }
@@ -126,9 +126,9 @@ impl ReplicaHost for Here {
         }
         // What the master has accepted is accepted here, limit or not, as by a replica of Redis.
         // Records may be told again.
-        self.node.engines.lift_limits();
+        self.node.engines().lift_limits();
         let applied = self.apply_once(head, body);
-        self.node.engines.set_limits(&self.node.config().data_set());
+        self.node.engines().set_limits(&self.node.config().data_set());
         applied
     }
 
@@ -166,7 +166,9 @@ impl Here {
     /// while. Not while a change of this node's role is waited for.
     fn wait_for_room(&mut self) {
         let node = &self.node;
-        while node.engines.is_spilling() && node.replication.is_settled() && !node.stop.is_stopped()
+        while node.engines().is_spilling()
+            && node.replication.is_settled()
+            && !node.stop.is_stopped()
         {
             let now = Instant::now();
             if now >= *self.waits_until.get_or_insert(now + SPILLED_WITHIN) {
@@ -178,7 +180,7 @@ impl Here {
 
     /// One attempt to make a batch true; false: the folder has to be opened anew.
     fn apply_once(&self, head: &BatchHead, body: &[u8]) -> Result<bool, String> {
-        let (engines, parts) = (&*self.node.engines, &self.node.durability.parts);
+        let (engines, parts) = (self.node.engines(), &self.node.durability.parts);
         let mut records = 0;
         for record in Records::new(body) {
             let record = record?;
@@ -189,7 +191,7 @@ impl Here {
                 }
                 continue;
             }
-            apply_record(engines, parts, record.space, record.kind, record.payload)?;
+            apply_record(&engines, parts, record.space, record.kind, record.payload)?;
         }
         if records == head.records {
             Ok(true)
@@ -201,7 +203,7 @@ impl Here {
     /// Schemas change while we run; new spaces need the folder to be opened anew (false).
     fn learn(&self, payload: &[u8]) -> Result<bool, String> {
         let told = Catalogue::decode(payload).map_err(|e| e.to_string())?;
-        let engines = &self.node.engines;
+        let engines = self.node.engines();
         let known = engines.catalogue();
         let is_known = told.existence == known.existence
             && told.counter.len() == known.counter.len()
@@ -682,16 +684,17 @@ mod tests {
         config.durability.dir = folder.path().to_path_buf();
         config.counter[0].spill = true;
         let node = crate::fuzz::commands::alone(&config);
-        let space = &node.engines.counters()[0];
+        let engines = node.engines();
+        let space = &engines.counters()[0];
         let log = FollowLog::open(node.store.disk().clone(), node.store.lineage(), Position::START)
             .unwrap();
         let mut here = Here { node: node.clone(), log, told: None, waits_until: None };
-        assert!(!node.engines.is_spilling());
+        assert!(!node.engines().is_spilling());
         here.wait_for_room();
         assert_eq!(here.waits_until, None, "there is room");
 
         space.set_memory_limit_bytes(1);
-        assert!(node.engines.is_spilling());
+        assert!(node.engines().is_spilling());
         let began = Instant::now();
         here.wait_for_room();
         assert!(began.elapsed() >= SPILLED_WITHIN, "room was being made");
@@ -714,7 +717,7 @@ mod tests {
             });
         };
         ends(&mut here, &|| space.set_memory_limit_bytes(u64::MAX));
-        assert!(!node.engines.is_spilling());
+        assert!(!node.engines().is_spilling());
         space.set_memory_limit_bytes(1);
         let master = Master { host: "127.0.0.1".to_owned(), port: 1 };
         let order = || Order { master: Some(master.clone()), ..Order::default() };

@@ -81,7 +81,7 @@ fn dryrun(call: &mut Call<'_>) -> Outcome {
     }
     let (spec, sub) = select(spec, args)?;
     let request = Request { spec, number: crate::command::table::bit_of(number, sub), args };
-    match call.node.acl.dry_run(&user, &request, call.node.engines.get()) {
+    match call.node.acl.dry_run(&user, &request, call.node.loaded()) {
         None => call.reply.ok(),
         Some(why) => call.reply.bulk(why.as_bytes()),
     }
@@ -175,9 +175,9 @@ fn load(call: &mut Call<'_>) -> Outcome {
                 client.kill();
             }
         }
-        let denied = client_admin::denied_listeners(node, &before);
+        let denied = client_admin::denied_listeners(&node, &before);
         denied.iter().filter(|client| client.id != own).for_each(|client| client.kill());
-        tracking::end_denied(node);
+        tracking::end_denied(&node);
         tracing::info!("ACL LOAD: done");
         reply.ok();
         Ok(())
@@ -244,10 +244,10 @@ fn setuser(call: &mut Call<'_>) -> Outcome {
     call.node.acl.set_user(name, &rules, most).map_err(|e| refuse!("ERR {e}"))?;
     call.node.settings.touch();
     // A client that listens to what its user may not hear any more must not go on.
-    for client in client_admin::denied_listeners(call.node, before.as_slice()) {
+    for client in client_admin::denied_listeners(&call.node, before.as_slice()) {
         client_admin::end(call, &client);
     }
-    tracking::end_denied(call.node);
+    tracking::end_denied(&call.node);
     tracing::info!("ACL SETUSER {name} by {}", call.session.client.peer);
     call.reply.ok();
     Ok(())

@@ -188,7 +188,7 @@ fn memory_usage(call: &mut Call<'_>) -> Outcome {
         }
         _ => return Err(Refusal::SYNTAX),
     }
-    match call.node.engines.resolve(call.args.at(2)).ok() {
+    match call.node.engines().resolve(call.args.at(2)).ok() {
         Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) if space.exists(id) => {
             let bytes = space.memory_bytes().div_ceil(space.rows().max(1));
             call.reply.int(i64::try_from(bytes).unwrap_or(i64::MAX));
@@ -201,7 +201,7 @@ fn memory_usage(call: &mut Call<'_>) -> Outcome {
 
 fn memory_doctor(call: &mut Call<'_>) -> Outcome {
     let mut text = String::new();
-    for space in call.node.engines.counters() {
+    for space in call.node.engines().counters() {
         let (used, limit) = (space.memory_bytes(), space.memory_limit_bytes());
         if used > limit / 10 * 9 {
             text += &format!(
@@ -231,7 +231,7 @@ fn memory_purge(call: &mut Call<'_>) -> Outcome {
 }
 
 fn memory_stats(call: &mut Call<'_>) -> Outcome {
-    let engines = &call.node.engines;
+    let engines = call.node.engines();
     let (resident, tables) =
         (crate::runtime::process_memory::resident_bytes(), engines.memory_bytes());
     let keys: u64 = engines.counters().iter().map(|s| s.all_rows()).sum();
@@ -267,7 +267,7 @@ fn debug_object(call: &mut Call<'_>) -> Outcome {
     if !exists {
         return Err(refuse!("ERR no such key"));
     }
-    let bytes = match call.node.engines.resolve(call.args.at(2)).ok() {
+    let bytes = match call.node.engines().resolve(call.args.at(2)).ok() {
         Some(KeyRef::Row { space, .. } | KeyRef::Cell { space, .. }) => {
             space.memory_bytes().div_ceil(space.rows().max(1))
         }

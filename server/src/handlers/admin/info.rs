@@ -57,11 +57,11 @@ pub(crate) fn info(call: &mut Call<'_>) -> Outcome {
     sections.extend(ON_DEMAND.iter().filter(named));
     if sections.len() > short {
         return call.answer_later(move |node, reply| {
-            reply.text(&text(node, &sections));
+            reply.text(&text(&node, &sections));
             Ok(())
         });
     }
-    let text = text(call.node, &sections);
+    let text = text(&call.node, &sections);
     call.reply.text(&text);
     Ok(())
 }
@@ -160,7 +160,7 @@ fn percent(part: u64, whole: u64) -> String {
 }
 
 fn memory(Sample { node, .. }: &Sample, out: &mut String) {
-    let tables = node.engines.get().map_or(0, |engines| engines.memory_bytes());
+    let tables = node.loaded().map_or(0, |engines| engines.memory_bytes());
     let limit = crate::runtime::settings::memory_limit_bytes(&node.config());
     let resident = resident_bytes();
     let (peak, system) =
@@ -319,7 +319,7 @@ fn cpu(_: &Sample, out: &mut String) {
 }
 
 fn keyspace(Sample { node, .. }: &Sample, out: &mut String) {
-    let Some(engines) = node.engines.get() else { return };
+    let Some(engines) = node.loaded() else { return };
     let rows: u64 = engines.counters().iter().map(|s| s.all_rows()).sum();
     if rows > 0 {
         let _ = write!(out, "db0:keys={rows},expires=0,avg_ttl=0\r\n");
@@ -327,7 +327,7 @@ fn keyspace(Sample { node, .. }: &Sample, out: &mut String) {
 }
 
 fn spaces(Sample { node, .. }: &Sample, out: &mut String) {
-    let Some(engines) = node.engines.get() else { return };
+    let Some(engines) = node.loaded() else { return };
     for space in engines.counters() {
         let _ = write!(out, "counter_{}:", space.name());
         metrics::pairs(metrics::COUNTER_SPACES, space, out);
@@ -352,7 +352,7 @@ fn measured(measured: phantom::Measured) -> String {
 }
 
 fn cold(sample: &Sample, out: &mut String) {
-    let Some(engines) = sample.node.engines.get() else { return };
+    let Some(engines) = sample.node.loaded() else { return };
     let cold = &engines.cold;
     let figures = &cold.figures;
     let load = |n: &std::sync::atomic::AtomicU64| n.load(Relaxed);
@@ -372,7 +372,7 @@ fn cold(sample: &Sample, out: &mut String) {
 }
 
 fn tables(Sample { node, .. }: &Sample, out: &mut String) {
-    let Some(engines) = node.engines.get() else { return };
+    let Some(engines) = node.loaded() else { return };
     for space in engines.counters() {
         for (number, t) in space.tables().into_iter().enumerate() {
             let _ = write!(

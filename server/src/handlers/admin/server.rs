@@ -24,7 +24,7 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
 ];
 
 fn dbsize(call: &mut Call<'_>) -> Outcome {
-    let rows: u64 = call.node.engines.counters().iter().map(|s| s.all_rows()).sum();
+    let rows: u64 = call.node.engines().counters().iter().map(|s| s.all_rows()).sum();
     call.reply.int(i64::try_from(rows).unwrap_or(i64::MAX));
     Ok(())
 }
@@ -103,7 +103,7 @@ fn shutdown(call: &mut Call<'_>) -> Outcome {
         }
         let peer = call.session.client.peer;
         if aborts {
-            if !graceful_shutdown::abort(call.node) {
+            if !graceful_shutdown::abort(&call.node) {
                 return Err(refuse!("ERR No shutdown in progress."));
             }
             tracing::warn!("SHUTDOWN ABORT from {peer}: not stopping");
@@ -111,7 +111,7 @@ fn shutdown(call: &mut Call<'_>) -> Outcome {
             return Ok(());
         }
         let how = How { now: has(b"now"), forced: has(b"nosave") || has(b"force"), insists: false };
-        if graceful_shutdown::leave(call.node, &format!("SHUTDOWN from {peer}"), how)
+        if graceful_shutdown::leave(&call.node, &format!("SHUTDOWN from {peer}"), how)
             && let Some(until) = call.node.stop.leaves()
         {
             call.session.client.blocked.begin(false);

@@ -77,9 +77,9 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
     let may_flush = !call.session.in_exec || call.session.may_leave;
     call.answer_later(move |node, reply| {
         if may_flush && master.is_some() {
-            all_logged(node)?;
+            all_logged(&node)?;
         }
-        let is_new = order(node, master.clone(), forced)?;
+        let is_new = order(&node, master.clone(), forced)?;
         match (is_new, &master) {
             (false, Some(_)) => reply.simple("OK Already connected to specified master"),
             (false, None) => reply.ok(),
@@ -302,7 +302,7 @@ fn answer_settled(
         write(&mut call.reply, is_synced, count);
         return;
     }
-    let (node, protocol) = (call.node.clone(), call.reply.protocol());
+    let (node, protocol) = (call.node.node().clone(), call.reply.protocol());
     // What any writer has marked until now, so what this client has written, too.
     let ticket = node.durability.committer().ticket();
     let client = call.session.client.clone();
@@ -358,7 +358,7 @@ fn failover(call: &mut Call<'_>) -> Outcome {
     let is = |at: usize, word: &[u8]| call.args.at(at).eq_ignore_ascii_case(word);
     if words == 2 && is(1, b"abort") {
         return call.answer_later(|node, reply| {
-            let aborted = node.replication.failover.abort(node, "FAILOVER ABORT");
+            let aborted = node.replication.failover.abort(&node, "FAILOVER ABORT");
             aborted.map_err(|why| Refusal::new(why.into_bytes()))?;
             reply.ok();
             Ok(())
@@ -387,7 +387,7 @@ fn failover(call: &mut Call<'_>) -> Outcome {
     let asked = FailoverAsked { to, force, timeout, peer: call.session.client.peer };
     // What comes behind it in this turn is to wait already: so it begins on the worker.
     let may_leave = !call.session.in_exec || call.session.may_leave;
-    if asked.begin(call.node, !may_leave)? {
+    if asked.begin(&call.node, !may_leave)? {
         call.reply.ok();
     } else {
         call.again_when(|node| node.replication.failover.wait_for_order());
@@ -526,13 +526,13 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
         return Err(refuse!("{NO_LINK}"));
     }
     // Whatever may be refused comes before taking over: a node that is refused is the master again.
-    let place = place.or_else(|| Place::take(node, &call.session.client));
+    let place = place.or_else(|| Place::take(&node, &call.session.client));
     let place = place.ok_or_else(|| refuse!("ERR max number of replicas reached"))?;
     if take_over.is_some() || !node.replication.is_replicated() {
         let ready = call.errand(move |node| {
             let noted = node.replication.note_replicated(&node.config());
             noted.map_err(|e| refuse!("ERR the role cannot be written down: {e}"))?;
-            take_over.map_or(Ok(()), |take_over| take_over.obey(node))?;
+            take_over.map_or(Ok(()), |take_over| take_over.obey(&node))?;
             Ok(Vec::new())
         });
         match ready {

@@ -316,7 +316,7 @@ fn slot(text: &[u8]) -> Result<Option<u16>, Refusal> {
 
 fn keys_in(node: &Node, wanted: u16) -> Result<BTreeSet<Vec<u8>>, Refusal> {
     let mut found = BTreeSet::new();
-    every_key(&node.engines, &mut |key| {
+    every_key(&node.engines(), &mut |key| {
         if slot_of(&key) == wanted {
             found.insert(key);
         }
@@ -326,9 +326,9 @@ fn keys_in(node: &Node, wanted: u16) -> Result<BTreeSet<Vec<u8>>, Refusal> {
 
 fn count_keys(call: &mut Call<'_>) -> Outcome {
     let wanted = slot(call.args.at(2))?.ok_or_else(|| refuse!("ERR Invalid slot"))?;
-    refuse_many_keys(call.node)?;
+    refuse_many_keys(&call.node)?;
     call.answer_later(move |node, reply| {
-        reply.count(keys_in(node, wanted)?.len());
+        reply.count(keys_in(&node, wanted)?.len());
         Ok(())
     })
 }
@@ -338,9 +338,9 @@ fn get_keys(call: &mut Call<'_>) -> Outcome {
     let (Some(wanted), Ok(most)) = (wanted, usize::try_from(most)) else {
         return Err(refuse!("ERR Invalid slot or number of keys"));
     };
-    refuse_many_keys(call.node)?;
+    refuse_many_keys(&call.node)?;
     call.answer_later(move |node, reply| {
-        let found = keys_in(node, wanted)?;
+        let found = keys_in(&node, wanted)?;
         let count = found.len().min(most);
         reply.array(count);
         found.iter().take(count).for_each(|key| reply.bulk(key));

@@ -28,7 +28,7 @@ const WRITTEN_TOGETHER: usize = 32;
 pub(super) fn space<'a>(call: &Call<'a>) -> Result<&'a CounterSpace, Refusal> {
     let name = call.args.at(1);
     call.node
-        .engines
+        .engines()
         .counter(name)
         .ok_or_else(|| refuse!("ERR no such counter space '{}'", Printable(name)))
 }
@@ -108,7 +108,7 @@ fn incrby(call: &mut Call<'_>) -> Outcome {
     }
     let Scratch { changes, row, .. } = &mut *call.scratch;
     row.clear();
-    call.node.engines.add(space, id, changes, &bounds, row)?;
+    call.node.engines().add(space, id, changes, &bounds, row)?;
     call.reply.array(row.len());
     for &value in row.iter() {
         call.reply.int(value);
@@ -137,11 +137,11 @@ fn mincrby(call: &mut Call<'_>) -> Outcome {
     call.reply.array(ids.len());
     for (ids, changes) in ids.chunks(WRITTEN_TOGETHER).zip(changes.chunks(WRITTEN_TOGETHER)) {
         space.read().prefetch(ids);
-        ids.iter().for_each(|&id| call.node.engines.hint(id));
+        ids.iter().for_each(|&id| call.node.engines().hint(id));
         for (&id, change) in ids.iter().zip(changes) {
             row.clear();
             let added =
-                call.node.engines.add(space, id, std::slice::from_ref(change), &bounds, row);
+                call.node.engines().add(space, id, std::slice::from_ref(change), &bounds, row);
             match crate::handlers::execute::row_readable(call.node, id)
                 .and(added.map_err(Refusal::from))
             {
@@ -157,7 +157,7 @@ fn set(call: &mut Call<'_>) -> Outcome {
     let space = space(call)?;
     let id = call.id(2)?;
     let values = read_values(call, space, 3, Refusal::NOT_AN_INTEGER)?;
-    call.node.engines.set(space, id, &values)?;
+    call.node.engines().set(space, id, &values)?;
     call.reply.ok();
     Ok(())
 }
@@ -222,7 +222,7 @@ fn del(call: &mut Call<'_>) -> Outcome {
     let space = space(call)?;
     call.ids_from(2)?;
     let deleted =
-        call.scratch.ids.iter().filter(|&&id| call.node.engines.delete(space, id)).count();
+        call.scratch.ids.iter().filter(|&&id| call.node.engines().delete(space, id)).count();
     call.reply.count(deleted);
     Ok(())
 }

@@ -61,7 +61,7 @@ fn hset(call: &mut Call<'_>) -> Outcome {
     }
     let (space, id) = call.row(1)?;
     let values = read_values(call, space, 2, Refusal::HASH_NOT_AN_INTEGER)?;
-    let created = call.node.engines.set(space, id, &values)?;
+    let created = call.node.engines().set(space, id, &values)?;
     call.reply.count(created);
     Ok(())
 }
@@ -73,7 +73,7 @@ fn hmset(call: &mut Call<'_>) -> Outcome {
     }
     let (space, id) = call.row(1)?;
     let values = read_values(call, space, 2, Refusal::HASH_NOT_AN_INTEGER)?;
-    call.node.engines.set(space, id, &values)?;
+    call.node.engines().set(space, id, &values)?;
     call.reply.ok();
     Ok(())
 }
@@ -81,7 +81,7 @@ fn hmset(call: &mut Call<'_>) -> Outcome {
 fn hsetnx(call: &mut Call<'_>) -> Outcome {
     let (space, id) = call.row(1)?;
     let values = read_values(call, space, 2, Refusal::HASH_NOT_AN_INTEGER)?;
-    let created = call.node.engines.set_new(space, id, &values)?;
+    let created = call.node.engines().set_new(space, id, &values)?;
     call.reply.int(i64::from(created));
     Ok(())
 }
@@ -104,7 +104,7 @@ pub(crate) fn add(
     let row = &mut call.scratch.row;
     row.clear();
     let bounds = Bounds { min: None, max: None, saturate: false };
-    call.node.engines.add(space, id, &[Change { field, delta }], &bounds, row)?;
+    call.node.engines().add(space, id, &[Change { field, delta }], &bounds, row)?;
     call.reply.int(row.first().copied().unwrap_or(0));
     Ok(())
 }
@@ -249,10 +249,10 @@ fn hdel(call: &mut Call<'_>) -> Outcome {
     };
     let fields =
         call.args.from(2).iter().map(|name| field(space, name)).collect::<Result<Vec<_>, _>>()?;
-    let _alone = call.node.engines.alone_with(id);
+    let _alone = call.node.engines().alone_with(id);
     let mut cleared = 0;
     for field in fields {
-        cleared += i64::from(call.node.engines.clear(space, id, field)?);
+        cleared += i64::from(call.node.engines().clear(space, id, field)?);
     }
     call.reply.int(cleared);
     Ok(())

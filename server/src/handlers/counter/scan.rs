@@ -79,7 +79,7 @@ pub(super) fn run(call: &mut Call<'_>) -> Outcome {
     }
     let name = space.name().to_owned();
     call.answer_later(move |node, reply| {
-        let Some(space) = node.engines.counter(name.as_bytes()) else {
+        let Some(space) = node.engines().counter(name.as_bytes()) else {
             return Err(refuse!("ERR no such counter space '{name}'"));
         };
         answer(space, &asked, Handle::try_current().ok(), reply)

@@ -46,7 +46,7 @@ fn readable<'a>(
     call: &Call<'a>,
     key: &[u8],
 ) -> Result<Option<(&'a CounterSpace, u64, usize)>, Refusal> {
-    match call.node.engines.resolve(key) {
+    match call.node.engines().resolve(key) {
         Ok(KeyRef::Cell { space, id, field }) => Ok(Some((space, id, field))),
         Ok(KeyRef::Row { space, id }) if space.text_rows => Ok(Some((space, id, WHOLE_ROW))),
         Ok(_) => Err(Refusal::WRONG_TYPE),
@@ -56,7 +56,7 @@ fn readable<'a>(
 
 /// Whether clients of Weibo's service are served.
 fn is_strict(call: &Call<'_>) -> bool {
-    call.node.engines.counters().iter().any(|space| space.text_rows)
+    call.node.engines().counters().iter().any(|space| space.text_rows)
 }
 
 #[cold]
@@ -215,7 +215,7 @@ fn set(call: &mut Call<'_>) -> Outcome {
     }
     let (space, id, field) = call.cell(call.args.at(1))?;
     let new = integer(call.args.at(2))?;
-    let engines = &call.node.engines;
+    let engines = call.node.engines();
     if !absent && !present && !get {
         engines.set(space, id, &[(field, new)])?;
         call.reply.ok();
@@ -239,7 +239,7 @@ fn set(call: &mut Call<'_>) -> Outcome {
 fn setnx(call: &mut Call<'_>) -> Outcome {
     let (space, id, field) = call.cell(call.args.at(1))?;
     let value = integer(call.args.at(2))?;
-    let set = call.node.engines.set_new(space, id, &[(field, value)])?;
+    let set = call.node.engines().set_new(space, id, &[(field, value)])?;
     call.reply.int(i64::from(set));
     Ok(())
 }
@@ -247,9 +247,9 @@ fn setnx(call: &mut Call<'_>) -> Outcome {
 fn getset(call: &mut Call<'_>) -> Outcome {
     let (space, id, field) = call.cell(call.args.at(1))?;
     let new = integer(call.args.at(2))?;
-    let alone = call.node.engines.alone_with(id);
+    let alone = call.node.engines().alone_with(id);
     let old = value(space, id, field);
-    call.node.engines.set(space, id, &[(field, new)])?;
+    call.node.engines().set(space, id, &[(field, new)])?;
     drop(alone);
     write(call, old);
     Ok(())
@@ -260,9 +260,9 @@ fn getdel(call: &mut Call<'_>) -> Outcome {
         call.reply.null();
         return Ok(());
     };
-    let alone = call.node.engines.alone_with(id);
+    let alone = call.node.engines().alone_with(id);
     let old = value(space, id, field);
-    call.node.engines.clear(space, id, field)?;
+    call.node.engines().clear(space, id, field)?;
     drop(alone);
     write(call, old);
     Ok(())
@@ -309,7 +309,7 @@ fn ids(pairs: &[(&CounterSpace, u64, usize, i64)]) -> Vec<u64> {
 
 fn mset(call: &mut Call<'_>) -> Outcome {
     let pairs = pairs(call)?;
-    let engines = &call.node.engines;
+    let engines = call.node.engines();
     let bytes = log_size::of(engines, || std::iter::once(call.args))?;
     let _alone = if pairs.len() > 1 {
         let Some(alone) = call.alone(ids(&pairs), bytes) else { return Ok(()) };
@@ -326,7 +326,7 @@ fn mset(call: &mut Call<'_>) -> Outcome {
 
 fn msetnx(call: &mut Call<'_>) -> Outcome {
     let pairs = pairs(call)?;
-    let engines = &call.node.engines;
+    let engines = call.node.engines();
     let bytes = log_size::of(engines, || std::iter::once(call.args))?;
     let Some(_alone) = call.alone(ids(&pairs), bytes) else { return Ok(()) };
     let absent = pairs.iter().all(|(space, id, ..)| !space.exists(*id));

@@ -18,7 +18,7 @@ pub(crate) const RUN: &[(&str, Handler)] =
 const LONG: usize = 4096;
 
 fn get(call: &mut Call<'_>) -> Outcome {
-    let engines = &call.node.engines;
+    let engines = call.node.engines();
     let Some(view) = engines.view(call.args.at(1)) else {
         return Err(refuse!("ERR no such view '{}'", Printable(call.args.at(1))));
     };
@@ -169,19 +169,19 @@ fn write_packed(call: &mut Call<'_>, view: &View) {
 }
 
 fn find_action<'a>(call: &Call<'a>, name: &[u8]) -> Result<&'a Action, Refusal> {
-    let engines = &call.node.engines;
+    let engines = call.node.engines();
     engines.action(name).ok_or_else(|| refuse!("ERR no such action '{}'", Printable(name)))
 }
 
 fn act(call: &mut Call<'_>) -> Outcome {
     change(call, |call, action, viewer, id| {
-        Ok(call.node.engines.act(action, viewer, id, &mut call.scratch.row)?)
+        Ok(call.node.engines().act(action, viewer, id, &mut call.scratch.row)?)
     })
 }
 
 fn undo(call: &mut Call<'_>) -> Outcome {
     change(call, |call, action, viewer, id| {
-        Ok(call.node.engines.undo(action, viewer, id, &mut call.scratch.row)?)
+        Ok(call.node.engines().undo(action, viewer, id, &mut call.scratch.row)?)
     })
 }
 

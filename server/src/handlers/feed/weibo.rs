@@ -31,7 +31,7 @@ fn mincr(call: &mut Call<'_>) -> Outcome {
     for (space, id, field) in cells {
         let row = &mut call.scratch.row;
         row.clear();
-        let added = call.node.engines.add(space, id, &[Change { field, delta: 1 }], &bounds, row);
+        let added = call.node.engines().add(space, id, &[Change { field, delta: 1 }], &bounds, row);
         match crate::handlers::execute::row_readable(call.node, id)
             .and(added.map_err(Refusal::from))
         {
@@ -44,14 +44,14 @@ fn mincr(call: &mut Call<'_>) -> Outcome {
 
 /// The id of a key, if it is one of pairs.
 fn pair<'a>(call: &Call<'a>, key: &[u8]) -> Option<(&'a ExistenceSpace, u64)> {
-    call.node.engines.pair_of(key)
+    call.node.engines().pair_of(key)
 }
 
 fn set(call: &mut Call<'_>, key: &[u8]) -> Outcome {
     use phantom::Change;
     let before = match pair(call, key) {
         None => ILLEGAL_KEY,
-        Some((space, id)) => match call.node.engines.flag(space, id, &NOBODY)? {
+        Some((space, id)) => match call.node.engines().flag(space, id, &NOBODY)? {
             Change::Changed => 0,
             Change::Unchanged => 1,
             Change::Unknown => BELOW_OLDEST,

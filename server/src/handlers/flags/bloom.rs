@@ -25,7 +25,7 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
 
 pub(crate) fn add_one(call: &Call<'_>, item: &[u8]) -> Result<bool, Refusal> {
     let (space, id) = call.pairs(1)?;
-    match call.node.engines.flag(space, id, &Member::parse(item))? {
+    match call.node.engines().flag(space, id, &Member::parse(item))? {
         Change::Changed => Ok(true),
         Change::Unchanged => Ok(false),
         Change::Unknown => Err(Refusal::BELOW_HORIZON),
@@ -68,12 +68,12 @@ const MADE: Member<'static> = Member::Bytes(b"\0tidemark: a filter was made for 
 /// Whether there is a filter for this id, as far as that is known: it was made, or the counter that
 /// moves with its flags is above 0.
 pub(crate) fn is_made(call: &Call<'_>, space: &ExistenceSpace, id: u64) -> bool {
-    space.contains(id, &MADE) == Answer::Yes || call.node.engines.has_counted(space, id)
+    space.contains(id, &MADE) == Answer::Yes || call.node.engines().has_counted(space, id)
 }
 
 /// Makes the filter of an id. False if there is one.
 pub(crate) fn make(call: &Call<'_>, space: &ExistenceSpace, id: u64) -> Result<bool, Refusal> {
-    let engines = &call.node.engines;
+    let engines = call.node.engines();
     let _alone = engines.alone_with(id);
     if engines.has_counted(space, id) {
         return Ok(false);

@@ -43,7 +43,7 @@ fn count(call: &mut Call<'_>) -> Outcome {
 
 fn del(call: &mut Call<'_>) -> Outcome {
     let (space, id) = call.known_pairs(1)?.ok_or_else(|| refuse!("ERR Not found"))?;
-    match call.node.engines.unflag(space, id, &Member::parse(call.args.at(2)))? {
+    match call.node.engines().unflag(space, id, &Member::parse(call.args.at(2)))? {
         Change::Changed => call.reply.bool(true),
         Change::Unchanged => call.reply.bool(false),
         Change::Unknown => return Err(Refusal::BELOW_HORIZON),

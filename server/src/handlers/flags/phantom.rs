@@ -14,7 +14,7 @@ pub(crate) const RUN: &[(&str, Handler)] =
 
 fn space<'a>(call: &Call<'a>) -> Result<&'a ExistenceSpace, Refusal> {
     let name = call.args.at(1);
-    match call.node.engines.existence(name) {
+    match call.node.engines().existence(name) {
         Some(space) if space.has_members => Ok(space),
         Some(space) => Err(Refusal::no_members(space)),
         None => Err(refuse!("ERR no such existence space '{}'", Printable(name))),
@@ -53,11 +53,11 @@ fn exists(call: &mut Call<'_>) -> Outcome {
 }
 
 fn add(call: &mut Call<'_>) -> Outcome {
-    change(call, |call, space, id, member| Ok(call.node.engines.flag(space, id, member)?))
+    change(call, |call, space, id, member| Ok(call.node.engines().flag(space, id, member)?))
 }
 
 fn del(call: &mut Call<'_>) -> Outcome {
-    change(call, |call, space, id, member| Ok(call.node.engines.unflag(space, id, member)?))
+    change(call, |call, space, id, member| Ok(call.node.engines().unflag(space, id, member)?))
 }
 
 fn change(

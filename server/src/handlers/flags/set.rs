@@ -132,7 +132,7 @@ fn sadd(call: &mut Call<'_>) -> Outcome {
     let (space, id) = call.pairs(1)?;
     let mut added = 0;
     for member in call.args.from(2).iter() {
-        match call.node.engines.flag(space, id, &Member::parse(member))? {
+        match call.node.engines().flag(space, id, &Member::parse(member))? {
             Change::Changed => added += 1,
             Change::Unchanged => {}
             Change::Unknown => return Err(Refusal::BELOW_HORIZON),
@@ -149,7 +149,7 @@ fn srem(call: &mut Call<'_>) -> Outcome {
     };
     let mut removed = 0;
     for member in call.args.from(2).iter() {
-        match call.node.engines.unflag(space, id, &Member::parse(member))? {
+        match call.node.engines().unflag(space, id, &Member::parse(member))? {
             Change::Changed => removed += 1,
             Change::Unchanged => {}
             Change::Unknown => return Err(Refusal::BELOW_HORIZON),
@@ -166,7 +166,7 @@ fn smove(call: &mut Call<'_>) -> Outcome {
     };
     let (to, to_id) = call.pairs(2)?;
     let member = Member::parse(call.args.at(3));
-    let engines = &call.node.engines;
+    let engines = call.node.engines();
     let Some(_alone) = call.alone(vec![from_id, to_id], 2 * PAIR_BYTES) else { return Ok(()) };
     if from.contains(from_id, &member) != Answer::Yes {
         call.reply.int(0);

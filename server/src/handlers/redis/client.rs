@@ -69,7 +69,7 @@ fn log_in(call: &mut Call<'_>, name: &[u8], password: &[u8]) -> Outcome {
     };
     session.client.names.lock().user = user.name().to_owned();
     session.access.enter(&node.acl, Some(user));
-    tracking::forget_denied(session, node);
+    tracking::forget_denied(session, &node);
     Ok(())
 }
 
@@ -169,7 +169,7 @@ fn quit(call: &mut Call<'_>) -> Outcome {
 }
 
 fn reset(call: &mut Call<'_>) -> Outcome {
-    call.session.forget(call.node);
+    call.session.forget(&call.node);
     let client = &call.session.client;
     client.set_protocol(Protocol::Resp2);
     {

@@ -60,11 +60,11 @@ fn many_pairs(doing: &str) -> Refusal {
 
 /// What a key names; what no space can have is absent, as in Redis.
 fn lookup<'a>(call: &Call<'a>, key: &[u8]) -> Option<KeyRef<'a>> {
-    call.node.engines.resolve(key).ok()
+    call.node.engines().resolve(key).ok()
 }
 
 fn del(call: &mut Call<'_>) -> Outcome {
-    let engines = &call.node.engines;
+    let engines = call.node.engines();
     // All keys are read before the first is deleted.
     for key in call.args.from(1).iter() {
         if let Some(KeyRef::Pair { space, .. }) = lookup(call, key)
@@ -145,7 +145,7 @@ fn expire(call: &mut Call<'_>) -> Outcome {
 
 /// For every command that would let something expire.
 pub(crate) fn no_expiry(call: &mut Call<'_>) -> Outcome {
-    call.node.engines.resolve(call.args.at(1))?;
+    call.node.engines().resolve(call.args.at(1))?;
     let name = call.spec.name.to_ascii_uppercase();
     let with = if matches!(call.spec.name, "set" | "getex") { " with an expiry" } else { "" };
     Err(refuse!("ERR {name}{with} is not possible here: counters, rows and pairs do not expire"))
@@ -179,7 +179,7 @@ fn dump(call: &mut Call<'_>) -> Outcome {
 
 /// In Redis's words for what it cannot read.
 fn restore(call: &mut Call<'_>) -> Outcome {
-    call.node.engines.resolve(call.args.at(1))?;
+    call.node.engines().resolve(call.args.at(1))?;
     Err(refuse!(
         "ERR Bad data format: RESTORE is not possible here, data come by snapshots, replication \
          and TM.MERGE"
@@ -269,7 +269,7 @@ pub(crate) const MOST_KEYS: u64 = 10_000;
 
 /// Refuses to list all keys of rows where they are more than [`MOST_KEYS`].
 pub(crate) fn refuse_many_keys(node: &Node) -> Outcome {
-    let rows: u64 = node.engines.counters().iter().map(|space| space.all_rows()).sum();
+    let rows: u64 = node.engines().counters().iter().map(|space| space.all_rows()).sum();
     if rows > MOST_KEYS {
         return Err(refuse!("ERR there are {rows} rows, too many to list at once: use SCAN"));
     }
@@ -293,10 +293,10 @@ pub(crate) fn every_key(engines: &Engines, take: &mut dyn FnMut(Vec<u8>)) -> Out
 fn keys(call: &mut Call<'_>) -> Outcome {
     crate::handlers::redis::pubsub::check_pattern(call.args.at(1))?;
     let pattern = call.args.at(1).to_vec();
-    refuse_many_keys(call.node)?;
+    refuse_many_keys(&call.node)?;
     call.answer_later(move |node, reply| {
         let mut found = std::collections::BTreeSet::new();
-        every_key(&node.engines, &mut |key| {
+        every_key(node.engines(), &mut |key| {
             if glob::matches(&pattern, &key, false) {
                 found.insert(key);
             }
@@ -308,10 +308,10 @@ fn keys(call: &mut Call<'_>) -> Outcome {
 }
 
 fn randomkey(call: &mut Call<'_>) -> Outcome {
-    if call.node.engines.has_cold() {
-        return call.answer_later(|node, reply| random_from(&node.engines, reply));
+    if call.node.engines().has_cold() {
+        return call.answer_later(|node, reply| random_from(node.engines(), reply));
     }
-    random_from(&call.node.engines, &mut call.reply)
+    random_from(call.node.engines(), &mut call.reply)
 }
 
 fn random_from(engines: &Engines, reply: &mut Reply<'_>) -> Outcome {
@@ -372,11 +372,11 @@ fn scan(call: &mut Call<'_>) -> Outcome {
         most: most.unsigned_abs().min(MOST_KEYS),
         kind: kind.map(<[u8]>::to_vec),
     };
-    if call.node.engines.has_cold() {
+    if call.node.engines().has_cold() {
         return call
-            .answer_later(move |node, reply| scan_from(&node.engines, cursor, &asked, reply));
+            .answer_later(move |node, reply| scan_from(node.engines(), cursor, &asked, reply));
     }
-    scan_from(&call.node.engines, cursor, &asked, &mut call.reply)
+    scan_from(call.node.engines(), cursor, &asked, &mut call.reply)
 }
 
 /// What a SCAN wants.

@@ -217,7 +217,7 @@ fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
     check_name(kind, call.args.at(1))?;
     if call.args.at(1) == b"__sentinel__:hello" {
         crate::handlers::cluster::replication::heard_sentinel(
-            call.node,
+            &call.node,
             &call.session.client,
             call.args.at(2),
         );

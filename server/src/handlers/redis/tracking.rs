@@ -10,7 +10,7 @@ use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
 
 use crate::handlers::session::Session;
-use crate::roles::node::Node;
+use crate::roles::node::{Node, Now};
 use crate::runtime::clients::{BROKEN_REDIRECT, Client};
 use crate::runtime::tracking::{MAX_PREFIX, Options, Overlap, Spaces, Tracker, find_overlap};
 use dataset::engines::{Engines, KeyRef};
@@ -87,7 +87,7 @@ fn tracking(call: &mut Call<'_>) -> Outcome {
     if call.args.at(2).eq_ignore_ascii_case(b"on") {
         start(call, options, prefixes)?;
     } else if call.args.at(2).eq_ignore_ascii_case(b"off") {
-        forget(call.session, call.node);
+        forget(call.session, &call.node);
     } else {
         return Err(Refusal::SYNTAX);
     }
@@ -171,7 +171,7 @@ fn start(call: &mut Call<'_>, options: Options, mut prefixes: Vec<&[u8]>) -> Out
         }
     }
     let (broadcast, own) = (options.broadcast, std::mem::take(own));
-    let (before, engines) = (session.tracking.take(), node.engines.get());
+    let (before, engines) = (session.tracking.take(), node.loaded());
     let before_it = before.as_ref().map(|tracked| &*tracked.tracker);
     let tracker = node.tracking.start(&session.client, options, &prefixes, before_it, engines);
     // EXEC has kept all writers out.
@@ -289,9 +289,9 @@ pub(crate) fn begin(session: &Session, node: &Node) {
 
 /// A request has been executed, and its reply is written.
 #[cold]
-pub(crate) fn end(found: Found, session: &mut Session, node: &Node) {
+pub(crate) fn end(found: Found, session: &mut Session, node: Now<'_>) {
     // What it gets of its own changes comes behind its own reply.
-    session.messages_due |= node.tracking.end(node.engines.get());
+    session.messages_due |= node.tracking.end(node.loaded());
     let is_client = found.is_some_and(|(_, spec)| spec.name == "client");
     if session.transaction.is_none()
         && !is_client
@@ -303,8 +303,8 @@ pub(crate) fn end(found: Found, session: &mut Session, node: &Node) {
 
 /// Remembers what a command is about to read, for a client that tracks its reads.
 #[cold]
-pub(crate) fn remember(spec: &Spec, args: Args<'_>, session: &Session, node: &Node) {
-    let (Some(tracked), Some(engines)) = (session.tracking.as_deref(), node.engines.get()) else {
+pub(crate) fn remember(spec: &Spec, args: Args<'_>, session: &Session, node: Now<'_>) {
+    let (Some(tracked), Some(engines)) = (session.tracking.as_deref(), node.loaded()) else {
         return;
     };
     let tracker = &*tracked.tracker;

@@ -32,7 +32,6 @@ use dataset::watch::Place;
 use resp::{Args, Kept, Reply};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -134,7 +133,7 @@ pub(crate) fn forget(session: &mut Session, node: &Node) {
 }
 
 fn forget_watched(session: &mut Session, node: &Node) {
-    if let Some(engines) = node.engines.get() {
+    if let Some(engines) = node.loaded() {
         session.watched.drain().for_each(|(_, seen)| engines.unwatch(&seen));
     }
     session.watch_lost = false;
@@ -170,13 +169,13 @@ fn discard(call: &mut Call<'_>) -> Outcome {
     if call.session.transaction.is_none() {
         return Err(Refusal::fixed(b"ERR DISCARD without MULTI"));
     }
-    forget(call.session, call.node);
+    forget(call.session, &call.node);
     call.reply.ok();
     Ok(())
 }
 
 fn unwatch(call: &mut Call<'_>) -> Outcome {
-    forget_watched(call.session, call.node);
+    forget_watched(call.session, &call.node);
     call.reply.ok();
     Ok(())
 }
@@ -185,7 +184,7 @@ fn watch(call: &mut Call<'_>) -> Outcome {
     if call.session.transaction.is_some() {
         return Err(Refusal::fixed(b"ERR WATCH inside MULTI is not allowed"));
     }
-    let engines: &Engines = &call.node.engines;
+    let engines: &Engines = call.node.engines();
     let most = call.node.config().server.max_watched_keys;
     // All keys are read before the first is watched.
     let mut places = BTreeSet::new();
@@ -222,9 +221,9 @@ fn exec(call: &mut Call<'_>) -> Outcome {
         go_on(call, transaction, begun, true);
         return Ok(());
     }
-    let node: &Arc<Node> = call.node;
-    let engines = node.engines.get();
-    let unwatch = |session: &mut Session| forget_watched(session, node);
+    let node = call.node;
+    let engines = node.loaded();
+    let unwatch = |session: &mut Session| forget_watched(session, &node);
     if transaction.spoilt {
         call.session.client.queued.store(-1, Relaxed);
         unwatch(call.session);
@@ -367,7 +366,7 @@ fn thread_time() -> Duration {
 /// Executes one of the queued commands: its reply, or its error, is the next element. `aside`: see
 /// [`ASIDE`].
 fn one(call: &mut Call<'_>, args: Args<'_>, aside: &mut Duration) {
-    let node: &Arc<Node> = call.node;
+    let node = call.node;
     let mark = call.reply.mark();
     let full = mark > call.session.most_out;
     // What was allowed when it was queued need not be now.

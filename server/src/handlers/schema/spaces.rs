@@ -172,7 +172,7 @@ fn check_direction(call: &Call<'_>, space: &CounterSpace, change: &Alteration) -
 }
 
 fn alter(call: &mut Call<'_>) -> Outcome {
-    let engines = &call.node.engines;
+    let engines = call.node.engines();
     let space = counter_space(engines, call.args.at(2))?;
     let change = alteration(call)?;
     check_direction(call, space, &change)?;
@@ -203,7 +203,7 @@ fn alter(call: &mut Call<'_>) -> Outcome {
 
 fn list(call: &mut Call<'_>) -> Outcome {
     call.answer_later(|node, reply| {
-        let engines = &node.engines;
+        let engines = node.engines();
         let counters = engines.counters().iter().map(|space| {
             vec![
                 ("name", Value::Text(space.name().to_owned())),
@@ -247,17 +247,17 @@ fn tables(call: &mut Call<'_>) -> Outcome {
     }
     let name = (call.args.len() == 2).then(|| call.args.at(1).to_vec());
     if let Some(name) = &name {
-        any_space(&call.node.engines, name)?;
+        any_space(call.node.engines(), name)?;
     }
     call.answer_later(move |node, reply| {
         let wanted = |space: &str| name.as_ref().is_none_or(|name| space.as_bytes() == name);
         let mut all = Vec::new();
-        node.engines
+        node.engines()
             .counters()
             .iter()
             .filter(|s| wanted(s.name()))
             .for_each(|s| counter_tables(s, &mut all));
-        node.engines
+        node.engines()
             .existences()
             .iter()
             .filter(|s| wanted(s.name()))
@@ -370,9 +370,9 @@ fn existence_tables(space: &ExistenceSpace, all: &mut Vec<Entries>) {
 
 fn advise(call: &mut Call<'_>) -> Outcome {
     let name = call.args.at(1).to_vec();
-    counter_space(&call.node.engines, &name)?;
+    counter_space(call.node.engines(), &name)?;
     call.answer_later(move |node, reply| {
-        let space = counter_space(&node.engines, &name)?;
+        let space = counter_space(node.engines(), &name)?;
         let advice = space
             .advise_with(space.cold().rows(), |most, f| space.cold().sample(most, f))
             .map_err(disk)?;
@@ -399,7 +399,7 @@ fn advise(call: &mut Call<'_>) -> Outcome {
 }
 
 fn roll(call: &mut Call<'_>) -> Outcome {
-    let engines = &call.node.engines;
+    let engines = call.node.engines();
     let rolled = match any_space(engines, call.args.at(1))? {
         AnySpace::Existence(space) => engines.roll_pairs(space),
         AnySpace::Counter(space) => space.roll_now().map_err(dataset::engines::WriteError::from)?,
@@ -413,7 +413,7 @@ fn spill(call: &mut Call<'_>) -> Outcome {
         return Err(call.wrong_arity());
     }
     let name = call.args.at(1).to_vec();
-    let instead = match any_space(&call.node.engines, &name)? {
+    let instead = match any_space(call.node.engines(), &name)? {
         AnySpace::Counter(space) if !space.spills() => Some("keeps its tables in memory"),
         AnySpace::Existence(space) if !space.options().spill => Some("recycles its tables"),
         _ => None,
@@ -434,7 +434,7 @@ fn spill(call: &mut Call<'_>) -> Outcome {
         let live = node.live(&is_stopped).ok_or(Refusal::LOADING)?;
         let mut left = 0;
         for _ in 0..tables {
-            let spilled = match any_space(&node.engines, &name)? {
+            let spilled = match any_space(node.engines(), &name)? {
                 AnySpace::Counter(space) => dataset::tiering::spill_oldest(&live, space),
                 AnySpace::Existence(space) => dataset::tiering::spill_oldest_pairs(&live, space),
             };
@@ -454,10 +454,10 @@ fn digest(call: &mut Call<'_>) -> Outcome {
         return Err(call.wrong_arity());
     }
     let name = call.args.at(1).to_vec();
-    existence_space(&call.node.engines, &name)?;
+    existence_space(call.node.engines(), &name)?;
     let low = if call.args.len() == 3 { Some(call.id(2)?) } else { None };
     call.answer_later(move |node, reply| {
-        let space = existence_space(&node.engines, &name)?;
+        let space = existence_space(node.engines(), &name)?;
         low.map_or(Ok(()), |low| in_memory(space, low))?;
         let lows = low.map_or_else(
             || space.layout().iter().map(|table| table.low).collect(),
@@ -518,7 +518,7 @@ const LOGGED_TOGETHER: u16 = 16;
 
 fn export(call: &mut Call<'_>) -> Outcome {
     let name = call.args.at(1).to_vec();
-    existence_space(&call.node.engines, &name)?;
+    existence_space(call.node.engines(), &name)?;
     let low = call.id(2)?;
     if call.args.len() - 3 > usize::from(MOST_BLOCKS) {
         return Err(refuse!("ERR at most {MOST_BLOCKS} blocks at once"));
@@ -527,7 +527,7 @@ fn export(call: &mut Call<'_>) -> Outcome {
         .map(|i| Ok(call.id(i)? as usize))
         .collect::<Result<Vec<usize>, Refusal>>()?;
     call.answer_later(move |node, reply| {
-        let space = existence_space(&node.engines, &name)?;
+        let space = existence_space(node.engines(), &name)?;
         in_memory(space, low)?;
         let most = node.config().server.max_output_buffer_bytes;
         let mut bytes = Vec::new();
@@ -551,12 +551,12 @@ fn export(call: &mut Call<'_>) -> Outcome {
 
 fn merge(call: &mut Call<'_>) -> Outcome {
     let name = call.args.at(1).to_vec();
-    existence_space(&call.node.engines, &name)?;
+    existence_space(call.node.engines(), &name)?;
     let bytes = call.args.at(2).to_vec();
     call.answer_later(move |node, reply| {
-        let space = existence_space(&node.engines, &name)?;
+        let space = existence_space(node.engines(), &name)?;
         // So that what waits for the log is bounded, too: it holds whole blocks.
-        let Some(_alone) = node.engines.merging.try_lock() else {
+        let Some(_alone) = node.engines().merging.try_lock() else {
             return Err(refuse!(
                 "ERR another TM.MERGE is on its way, and there may be one at a time: try again"
             ));
@@ -602,7 +602,7 @@ fn merge(call: &mut Call<'_>) -> Outcome {
                     return Err(refuse!("{why}"));
                 }
                 let block = space.read_block(&mut rest).map_err(refused)?;
-                node.engines.merge(space, &block).map_err(refused)?;
+                node.engines().merge(space, &block).map_err(refused)?;
                 merged += 1;
                 if rest.is_empty() {
                     return Ok(());

@@ -17,7 +17,7 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
 ];
 
 fn views(call: &mut Call<'_>) -> Outcome {
-    let engines = &call.node.engines;
+    let engines = call.node.engines();
     let views = engines.views().iter().map(|view| {
         let counters = engines.columns(view);
         let flags: Vec<String> = engines.flags(view).map(|space| space.name().to_owned()).collect();
@@ -33,7 +33,7 @@ fn views(call: &mut Call<'_>) -> Outcome {
 }
 
 fn actions(call: &mut Call<'_>) -> Outcome {
-    let engines = &call.node.engines;
+    let engines = call.node.engines();
     let actions = engines.actions().iter().map(|action| {
         vec![
             ("name", Value::Text(action.name().to_owned())),
