@@ -1,6 +1,6 @@
 //! The engines of a data set as they are now: a value that is replaced as a whole.
 //!
-//! Whoever asks for several things asks one value for all of them, so nothing sees half a change: a
+//! What asks for several things asks one value for all of them, so nothing sees half a change: a
 //! turn of a worker, a page, a snapshot's list of spaces. A value is held for as long as its holder
 //! works, and no longer: what was dropped is in memory until then.
 
