@@ -141,6 +141,7 @@ impl Engines {
                 cold,
                 tied: vec![],
                 text_rows: made.text_rows,
+                expire: made.expire,
             });
             self.catalogue.counter.push(known.clone());
         }
@@ -161,6 +162,7 @@ impl Engines {
                 name: made.name.clone(),
                 has_members: made.members,
                 space: Arc::new(space),
+                expire: made.expire,
                 kept_tie: Arc::new(AtomicU64::new(tie_word(known.tie))),
                 loose: Arc::new(Loose::new(made.max_loose)),
                 cold: Arc::new(ColdPairs::new(self.cold.clone())),

@@ -34,6 +34,7 @@ use crate::cold::files::ColdSpace;
 use crate::cold::overlay::{changed_rows, overlay_bytes};
 use crate::commit::Durability;
 use crate::key_patterns::{Kind, Match, Pattern};
+use crate::options::Expire;
 use crate::watch::{Place, Watches};
 use listener::Listener;
 use std::collections::BTreeSet;
@@ -55,6 +56,8 @@ pub struct CounterSpace {
     cold: Arc<ColdSpace>,
     /// GET answers its rows as one text.
     pub text_rows: bool,
+    /// What becomes of an expiry that a command asks for.
+    pub expire: Expire,
 }
 
 impl CounterSpace {
@@ -138,6 +141,8 @@ pub struct ExistenceSpace {
     name: String,
     /// Else an id alone is set or not.
     pub has_members: bool,
+    /// What becomes of an expiry that a command asks for.
+    pub expire: Expire,
     space: Arc<phantom::Space>,
     /// What its flags are tied to by the catalogue: see `zero_proof`.
     kept_tie: Arc<AtomicU64>,
@@ -256,6 +261,16 @@ pub enum KeyRef<'a> {
         /// Whose.
         id: u64,
     },
+}
+
+impl KeyRef<'_> {
+    /// What becomes of an expiry of what it names.
+    pub fn expire(&self) -> Expire {
+        match self {
+            KeyRef::Row { space, .. } | KeyRef::Cell { space, .. } => space.expire,
+            KeyRef::Pair { space, .. } => space.expire,
+        }
+    }
 }
 
 /// Why a key names nothing.

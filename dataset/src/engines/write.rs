@@ -404,6 +404,58 @@ impl Engines {
         Ok(true)
     }
 
+    /// Makes a row what `values` says: the counters that it does not name become 0. `values` names
+    /// at least one, and each at most once. False, and nothing is changed, if there is a row and it
+    /// is not to be replaced. Two callers that replace nothing never both succeed.
+    pub fn put_row(
+        &self,
+        space: &CounterSpace,
+        id: u64,
+        values: &[(usize, i64)],
+        replace: bool,
+    ) -> Result<bool, WriteError> {
+        let mut turn = self.turn(id);
+        let mut values = space.space.within_bounds(values)?.into_owned();
+        if space.space.exists(id) {
+            if !replace {
+                return Ok(false);
+            }
+            let schema = space.space.schema();
+            let unnamed = |field: &usize| values.iter().all(|value| value.0 != *field);
+            let zeros: Vec<_> =
+                schema.living().map(|(field, _)| field).filter(unnamed).map(|f| (f, 0)).collect();
+            values.extend(zeros);
+        }
+        self.before_lowering(&mut turn, space, id, becomes(&values));
+        space.space.set(id, &values)?;
+        self.changed_row(&mut turn, space, id);
+        Ok(true)
+    }
+
+    /// Sets one counter. False, and nothing is changed, if it is not 0 and is not to be replaced.
+    pub fn put_cell(
+        &self,
+        space: &CounterSpace,
+        id: u64,
+        value: (usize, i64),
+        replace: bool,
+    ) -> Result<bool, WriteError> {
+        let mut turn = self.turn(id);
+        let values = [value];
+        let values = &*space.space.within_bounds(&values)?;
+        if !replace {
+            let mut row = vec![0; space.space.schema().width()];
+            let there = space.space.get(id, &mut row);
+            if there && row.get(value.0).copied().unwrap_or(0) != 0 {
+                return Ok(false);
+            }
+        }
+        self.before_lowering(&mut turn, space, id, becomes(values));
+        space.space.set(id, values)?;
+        self.changed_row(&mut turn, space, id);
+        Ok(true)
+    }
+
     /// Deletes one counter: makes it 0, as its row keeps the others. False if it was 0, or there is
     /// no row. A row of that field only is deleted.
     pub fn clear(&self, space: &CounterSpace, id: u64, field: usize) -> Result<bool, WriteError> {

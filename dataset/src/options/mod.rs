@@ -90,6 +90,16 @@ impl IoMethod {
     }
 }
 
+/// What becomes of an expiry that a command asks for: nothing expires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Expire {
+    /// The command is refused.
+    Refuse,
+    /// The command does the rest of its work.
+    Ignore,
+}
+
 impl Fsync {
     /// As it is written in files and on the command line.
     pub const fn name(self) -> &'static str {
@@ -164,6 +174,10 @@ section! {
         /// service expect (with rows = "{id}", cells = "{id}.{field}"). Otherwise a row is a hash,
         /// and GET refuses it.
         text_rows: bool = false,
+        /// What becomes of an expiry (EXPIRE, SET ... EX, RESTORE with a ttl), as nothing expires:
+        /// "refuse" (the command is refused), "ignore" (the key stays for ever, and the command
+        /// answers as if it would not). Ignoring lets tools copy keys of a Redis that expire.
+        expire: Expire = Expire::Refuse,
         /// Whether the oldest tables move to the disk when the space nears its memory limit. A
         /// space that does not spill stays in memory. Off until it has been shown at hundreds of
         /// millions of rows.
@@ -200,6 +214,10 @@ section! {
         /// be those of a counter space (rows = "{id}"): then BFSET, BFGET, BFMSET and BFMGET mean
         /// the flag, and all other commands the counters.
         members: bool = true,
+        /// What becomes of an expiry (EXPIRE, RESTORE with a ttl), as nothing expires: "refuse"
+        /// (the command is refused), "ignore" (the pairs stay, and the command answers as if they
+        /// would not).
+        expire: Expire = Expire::Refuse,
         /// The lowest id of a new space: ids below it are answered as ids below the horizon are
         /// (nil, and -1 by BFSET and BFGET), and take no pairs. Kept with the space's data: what a
         /// space was made with holds.

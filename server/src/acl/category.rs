@@ -47,7 +47,8 @@ pub(crate) fn of(spec: &Spec) -> Vec<&'static str> {
         group => CATEGORIES.iter().find(|c| **c == group).copied(),
     });
     let name = spec.name;
-    all.extend(["dbsize", "flushall", "flushdb"].contains(&name).then_some("keyspace"));
+    let keyspace = ["dbsize", "flushall", "flushdb", "restore-asking"];
+    all.extend(keyspace.contains(&name).then_some("keyspace"));
     let connection = ["command", "wait", "waitaof", "readonly", "readwrite", "asking"];
     all.extend(
         (connection.contains(&name) || name.starts_with("command|")).then_some("connection"),
@@ -58,7 +59,17 @@ pub(crate) fn of(spec: &Spec) -> Vec<&'static str> {
     {
         all.extend(spec.has(bit).then_some(category));
     }
-    let dangerous = ["keys", "flushall", "flushdb", "info", "role", "lastsave", "sort", "restore"];
+    let dangerous = [
+        "keys",
+        "flushall",
+        "flushdb",
+        "info",
+        "role",
+        "lastsave",
+        "sort",
+        "restore",
+        "restore-asking",
+    ];
     all.extend((spec.has(flag::ADMIN) || dangerous.contains(&name)).then_some("dangerous"));
     all.push(if spec.has(flag::FAST) { "fast" } else { "slow" });
     all

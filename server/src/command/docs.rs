@@ -13,6 +13,11 @@ const COSTS: &[(&str, &[&str])] = &[
     ),
     ("O(N) where N is the number of ids", &["ph.add", "ph.exists", "ph.del"]),
     (
+        "O(N) where N is the number of bytes of the payload, and of members of a set",
+        &["restore", "restore-asking"],
+    ),
+    ("O(N) where N is the number of fields", &["dump"]),
+    (
         "O(N) where N is the number of fields",
         &[
             "cnt.incrby",

@@ -66,7 +66,7 @@ const USES: &[(&str, &[&str])] = &[
     ("RW delete", &["hdel", "srem", "cf.del"]),
     ("RW access delete", &["getdel", "spop"]),
     ("OW insert", &["setnx", "msetnx"]),
-    (OVERWRITE, &["mset", "setex", "psetex", "restore"]),
+    (OVERWRITE, &["mset", "setex", "psetex", "restore", "restore-asking"]),
     ("RM delete", &["del", "unlink"]),
     ("RW access update variable_flags", &["set"]),
 ];

@@ -11,7 +11,7 @@ mod sections;
 use dataset::Options;
 pub(crate) use dataset::options::Key;
 use dataset::options::defaults;
-pub use dataset::options::{Action, Counter, Existence, Fsync, IoMethod, Spill, View};
+pub use dataset::options::{Action, Counter, Existence, Expire, Fsync, IoMethod, Spill, View};
 pub(crate) use sections::SECTIONS;
 pub use sections::{
     Admin, AuthClients, DEFAULT_ADMIN_PORT, DEFAULT_PORT, Durability, LogFormat, Replication,

@@ -26,6 +26,7 @@ const FAMILIES: &[&[(&str, Handler)]] = &[
     redis::client::RUN,
     redis::client_admin::RUN,
     redis::pubsub::RUN,
+    redis::restore::RUN,
     redis::tracking::RUN,
     redis::transaction::RUN,
     schema::spaces::RUN,

@@ -16,7 +16,10 @@ purpose("a counter's value is an integer", "(set|setnx|getset|mset|msetnx|hset|h
 purpose("nothing expires", "((p?(expire|expireat|setex))|set|getex) .*", "do not expire")
 purpose("nothing expires", "getex .* EX 1 EX 1", "syntax error")  # Redis takes EX twice
 purpose("where a row lies follows from its id", "(rename|renamenx|copy|move) .*", "follows from its id")
-purpose("data leave by snapshots, replication and TM.EXPORT", "(dump|restore) .*", "is not possible here")
+purpose("a filter cannot tell which members one id has", "dump .*", "is not possible here")
+purpose("a row has the fields of its schema, and a version that old servers restore", "dump .*")
+purpose("nothing expires", "restore(-asking)? .*", "do not expire")
+purpose("pairs are added to those that are there", "restore(-asking)? liked:.*")
 purpose("what is there is deleted row by row", "flush(all|db).*", "is not possible here")
 purpose("a filter cannot tell which members one id has", "s(card|members|pop|randmember|scan|inter|intercard|union|diff|interstore|unionstore|diffstore) .*",
         "a filter cannot tell")
@@ -35,7 +38,6 @@ purpose("there is one database", "select .*", "ERR DB index is out of range")
 purpose("our commands, and what we say of them", "(command( (docs|info|list|count).*)?)|acl cat( .*)?")
 purpose("in our words", "(memory|latency) (doctor|malloc-stats)|debug (help|nope)")
 purpose("one call in 64 of cheap commands is timed, and stands for the others", "latency histogram")
-purpose("data leave by snapshots, replication and TM.EXPORT", "(sync|psync|replconf).*", "cannot replicate|^ERR")
 purpose("use of keys is not tracked", "object freq .*", "not tracked|LFU")
 purpose("replicas are told to whom they may listen in our words", "(replicaof|failover) .*", "^ERR")
 

@@ -156,7 +156,7 @@ fn hashes_strings_and_keys() {
             (
                 "SET post:1:like 10 EX 5",
                 "-ERR SET with an expiry is not possible here: counters, rows and pairs do not \
-                 expire\r\n",
+                 expire (expire = \"ignore\" in the space's configuration ignores it)\r\n",
             ),
             ("SET post:1:like ten", "-ERR value is not an integer or out of range\r\n"),
             ("INCR post:1:like", ":11\r\n"),

@@ -134,7 +134,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
         "ERR RENAME is not possible here",
         "Where a row lies follows from its id.",
     ),
-    ("DUMP post:1", "ERR DUMP is not possible here", "Data leave by snapshots and TM.EXPORT."),
+    ("DUMP liked:1", "ERR DUMP of pairs is not possible here", "A filter cannot list its members."),
     ("FLUSHALL", "ERR FLUSHALL is not possible here", "Rows are deleted one by one."),
     ("SELECT 1", "ERR DB index is out of range", "There is one database."),
     ("EVAL 1 0", "ERR unknown command 'EVAL'", "There is no scripting."),

@@ -26,6 +26,7 @@ mod hostile;
 mod import;
 mod manners;
 mod merge;
+mod migrate;
 mod model;
 mod observe;
 mod page;

@@ -54,10 +54,18 @@ pub(crate) const TABLE: &[Spec] = &[
         "source destination [DB destination-db] [REPLACE]", NO_MOVE),
     spec("move", 3, flag::WRITE | flag::FAST, ONE_KEY, "1.0.0", "key db", NO_MOVE),
     spec("dump", 2, flag::READONLY, ONE_KEY, "2.6.0", "key",
-        "Refused: rows and pairs leave by snapshots, replication and TM.EXPORT."),
+        "A row as a hash, a cell as a string, serialized so that any Redis since 2.6 and any \
+         Valkey restores it; nil if there is no such row. Pairs are refused: a filter cannot list \
+         the members of an id."),
     spec("restore", -4, flag::WRITE | flag::DENYOOM, ONE_KEY, "2.6.0",
         "key ttl serialized-value [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]",
-        "Refused, as DUMP is."),
+        RESTORE),
+    Spec {
+        group: "server",
+        ..spec("restore-asking", -4, flag::WRITE | flag::DENYOOM, ONE_KEY, "3.0.0",
+            "key ttl serialized-value [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]",
+            "The same as RESTORE, as MIGRATE of a cluster sends it.")
+    },
     spec("keys", 2, flag::READONLY | flag::NO_MULTI, NO_KEYS, "1.0.0", "pattern",
         "The keys of rows that match, or of their counters where only those have keys, if there \
          are at most 10000 rows in all spaces: else an error that says so. Pairs cannot be \
@@ -87,6 +95,15 @@ pub(crate) const TABLE: &[Spec] = &[
     },
 ];
 
-pub(crate) const NO_EXPIRY: &str = "Refused: a counter does not expire.";
+pub(crate) const NO_EXPIRY: &str = "Refused: a counter does not expire. Where the space has \
+    expire = \"ignore\" the expiry is ignored: 1 for what exists, 0 with XX and GT.";
+
+const RESTORE: &str = "Takes what DUMP of Redis 2.6 to 8 and of Valkey gives: a hash of integers \
+    for the key of a row, a string that holds an integer for that of a cell, a set for the pairs \
+    of an id, which are added to those that are there. All of the payload is checked before \
+    anything changes. With REPLACE the fields that the hash lacks become 0; without it a row that \
+    exists, or a cell that is not 0, is refused with BUSYKEY. A ttl above 0, or a field that \
+    expires, is refused unless the space has expire = \"ignore\". A set is refused between MULTI \
+    and EXEC.";
 
 pub(crate) const NO_MOVE: &str = "Refused: where a row lies follows from its id.";

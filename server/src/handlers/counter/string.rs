@@ -7,9 +7,11 @@ use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::cnt::READ_TOGETHER;
 use crate::handlers::execute::Unreadable;
 use crate::handlers::log_size;
+use crate::handlers::redis::keys::refuse_expiry;
 use crate::handlers::session::Scratch;
 use counter::Schema;
 use dataset::engines::{CounterSpace, KeyError, KeyRef, WriteError};
+use dataset::options::Expire;
 use resp::{Reply, decimal};
 
 pub(crate) const RUN: &[(&str, Handler)] = &[
@@ -28,8 +30,8 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("setrange", no_text),
     ("getrange", getrange),
     ("incrbyfloat", no_fraction),
-    ("setex", crate::handlers::redis::keys::no_expiry),
-    ("psetex", crate::handlers::redis::keys::no_expiry),
+    ("setex", setex),
+    ("psetex", setex),
     ("incr", incr),
     ("incrby", incrby),
     ("decr", decr),
@@ -185,7 +187,7 @@ fn no_fraction(call: &mut Call<'_>) -> Outcome {
 }
 
 /// The value of a cell, if its row exists.
-fn value(space: &CounterSpace, id: u64, field: usize) -> Option<i64> {
+pub(crate) fn value(space: &CounterSpace, id: u64, field: usize) -> Option<i64> {
     let mut row = vec![0; space.schema().width()];
     space.get(id, &mut row).then(|| row.get(field).copied().unwrap_or(0))
 }
@@ -198,8 +200,10 @@ fn write(call: &mut Call<'_>, value: Option<i64>) {
 }
 
 fn set(call: &mut Call<'_>) -> Outcome {
-    let (mut absent, mut present, mut get) = (false, false, false);
-    for option in call.args.from(3).iter() {
+    let (mut absent, mut present, mut get, mut keep) = (false, false, false, false);
+    let mut expiry = None;
+    let mut options = call.args.from(3).iter();
+    while let Some(option) = options.next() {
         let is = |name: &[u8]| option.eq_ignore_ascii_case(name);
         if is(b"nx") && !present {
             absent = true;
@@ -207,13 +211,22 @@ fn set(call: &mut Call<'_>) -> Outcome {
             present = true;
         } else if is(b"get") {
             get = true;
-        } else if is(b"ex") || is(b"px") || is(b"exat") || is(b"pxat") {
-            return crate::handlers::redis::keys::no_expiry(call);
-        } else if !is(b"keepttl") {
+        } else if is_expiry(option)
+            && !keep
+            // The same one may come twice, as in Redis.
+            && expiry.is_none_or(|(name, _): (&[u8], _)| option.eq_ignore_ascii_case(name))
+        {
+            expiry = Some((option, options.next().ok_or(Refusal::SYNTAX)?));
+        } else if is(b"keepttl") && expiry.is_none() {
+            keep = true;
+        } else {
             return Err(Refusal::SYNTAX);
         }
     }
     let (space, id, field) = call.cell(call.args.at(1))?;
+    if let Some((_, time)) = expiry {
+        check_expiry(call, space, time)?;
+    }
     let new = integer(call.args.at(2))?;
     let engines = call.node.engines();
     if !absent && !present && !get {
@@ -233,6 +246,31 @@ fn set(call: &mut Call<'_>) -> Outcome {
         (false, true) => call.reply.ok(),
         (false, false) => call.reply.null(),
     }
+    Ok(())
+}
+
+/// Whether a word of SET or GETEX gives a time.
+fn is_expiry(word: &[u8]) -> bool {
+    [&b"ex"[..], b"px", b"exat", b"pxat"].iter().any(|name| word.eq_ignore_ascii_case(name))
+}
+
+/// Whether the space ignores this expiry. As in Redis a time must lie ahead.
+fn check_expiry(call: &Call<'_>, space: &CounterSpace, time: &[u8]) -> Outcome {
+    if space.expire == Expire::Refuse {
+        return Err(refuse_expiry(call));
+    }
+    if integer(time)? <= 0 {
+        return Err(refuse!("ERR invalid expire time in '{}' command", call.spec.name));
+    }
+    Ok(())
+}
+
+fn setex(call: &mut Call<'_>) -> Outcome {
+    let (space, id, field) = call.cell(call.args.at(1))?;
+    check_expiry(call, space, call.args.at(2))?;
+    let value = integer(call.args.at(3))?;
+    call.node.engines().set(space, id, &[(field, value)])?;
+    call.reply.ok();
     Ok(())
 }
 
@@ -269,22 +307,19 @@ fn getdel(call: &mut Call<'_>) -> Outcome {
 }
 
 fn getex(call: &mut Call<'_>) -> Outcome {
+    let expiry = match call.args.len() {
+        2 => None,
+        3 if call.args.at(2).eq_ignore_ascii_case(b"persist") => None,
+        4 if is_expiry(call.args.at(2)) => Some(call.args.at(3)),
+        _ => return Err(Refusal::SYNTAX),
+    };
     // What is not there needs no expiry.
-    if call.args.len() <= 4 && readable(call, call.args.at(1))?.is_none() {
-        call.reply.null();
-        return Ok(());
+    if let Some(time) = expiry
+        && let Some((space, ..)) = readable(call, call.args.at(1))?
+    {
+        check_expiry(call, space, time)?;
     }
-    match call.args.len() {
-        2 => get(call),
-        3 if call.args.at(2).eq_ignore_ascii_case(b"persist") => get(call),
-        4 if [&b"ex"[..], b"px", b"exat", b"pxat"]
-            .iter()
-            .any(|o| call.args.at(2).eq_ignore_ascii_case(o)) =>
-        {
-            crate::handlers::redis::keys::no_expiry(call)
-        }
-        _ => Err(Refusal::SYNTAX),
-    }
+    get(call)
 }
 
 /// The cells and values of MSET.

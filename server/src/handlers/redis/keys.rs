@@ -1,9 +1,9 @@
 //! Keys of any kind.
 
-use crate::command::error::{Refusal, refuse};
+use crate::command::error::{Printable, Refusal, refuse};
 use crate::command::spec::Outcome;
 use crate::handlers::Handler;
-use crate::handlers::call::Call;
+use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::scan;
 use crate::handlers::feed::weibo::NOBODY;
 use crate::handlers::help::help;
@@ -11,6 +11,7 @@ use crate::roles::node::Node;
 use crate::runtime::glob;
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
 use dataset::key_patterns::{Kind, Pattern};
+use dataset::options::Expire;
 use phantom::{Answer, Change};
 use resp::Reply;
 
@@ -33,8 +34,6 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("renamenx", no_move),
     ("copy", no_move),
     ("move", no_move),
-    ("dump", dump),
-    ("restore", restore),
     ("keys", keys),
     ("scan", scan),
     ("randomkey", randomkey),
@@ -133,22 +132,50 @@ fn persist(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// EXPIRE and its kin: what is not there cannot expire, which Redis answers with 0.
+/// EXPIRE and its kin. Nothing expires, so each key lives longer than any time that is given: that
+/// is what NX, XX, GT and LT see where an expiry is ignored.
 fn expire(call: &mut Call<'_>) -> Outcome {
-    crate::handlers::call::integer(call.args.at(2))?;
-    if lookup(call, call.args.at(1)).is_some() {
-        return no_expiry(call);
+    let (mut nx, mut xx, mut gt, mut lt) = (false, false, false, false);
+    for option in call.args.from(3).iter() {
+        let is = |name: &[u8]| option.eq_ignore_ascii_case(name);
+        match () {
+            () if is(b"nx") => nx = true,
+            () if is(b"xx") => xx = true,
+            () if is(b"gt") => gt = true,
+            () if is(b"lt") => lt = true,
+            () => return Err(refuse!("ERR Unsupported option {}", Printable(option))),
+        }
     }
-    call.reply.int(0);
+    if nx && (xx || gt || lt) {
+        return Err(refuse!("ERR NX and XX, GT or LT options at the same time are not compatible"));
+    }
+    if gt && lt {
+        return Err(refuse!("ERR GT and LT options at the same time are not compatible"));
+    }
+    let time = integer(call.args.at(2))?;
+    if !call.spec.name.starts_with('p') && time.checked_mul(1000).is_none() {
+        return Err(refuse!("ERR invalid expire time in '{}' command", call.spec.name));
+    }
+    match lookup(call, call.args.at(1)) {
+        None => call.reply.int(0),
+        Some(key) if key.expire() == Expire::Refuse => return Err(refuse_expiry(call)),
+        Some(_) => call.reply.int(i64::from(is_there(call, 1).0 && !xx && !gt)),
+    }
     Ok(())
 }
 
-/// For every command that would let something expire.
-pub(crate) fn no_expiry(call: &mut Call<'_>) -> Outcome {
-    call.node.engines().resolve(call.args.at(1))?;
+/// For every command that would let something expire, where that is not ignored.
+#[cold]
+pub(crate) fn refuse_expiry(call: &Call<'_>) -> Refusal {
     let name = call.spec.name.to_ascii_uppercase();
-    let with = if matches!(call.spec.name, "set" | "getex") { " with an expiry" } else { "" };
-    Err(refuse!("ERR {name}{with} is not possible here: counters, rows and pairs do not expire"))
+    let with = match call.spec.name {
+        "set" | "getex" | "restore" | "restore-asking" => " with an expiry",
+        _ => "",
+    };
+    refuse!(
+        "ERR {name}{with} is not possible here: counters, rows and pairs do not expire (expire = \
+         \"ignore\" in the space's configuration ignores it)"
+    )
 }
 
 fn no_move(call: &mut Call<'_>) -> Outcome {
@@ -164,25 +191,6 @@ fn no_move(call: &mut Call<'_>) -> Outcome {
     Err(refuse!(
         "ERR {} is not possible here: what a key names follows from its id",
         call.spec.name.to_ascii_uppercase()
-    ))
-}
-
-fn dump(call: &mut Call<'_>) -> Outcome {
-    if lookup(call, call.args.at(1)).is_none() {
-        call.reply.null();
-        return Ok(());
-    }
-    Err(refuse!(
-        "ERR DUMP is not possible here: data leave by snapshots, replication and TM.EXPORT"
-    ))
-}
-
-/// In Redis's words for what it cannot read.
-fn restore(call: &mut Call<'_>) -> Outcome {
-    call.node.engines().resolve(call.args.at(1))?;
-    Err(refuse!(
-        "ERR Bad data format: RESTORE is not possible here, data come by snapshots, replication \
-         and TM.MERGE"
     ))
 }
 
@@ -357,7 +365,7 @@ fn scan(call: &mut Call<'_>) -> Outcome {
             crate::handlers::redis::pubsub::check_pattern(value)?;
             pattern = Some(value);
         } else if option.eq_ignore_ascii_case(b"count") {
-            most = crate::handlers::call::integer(value)?;
+            most = integer(value)?;
             if most < 1 {
                 return Err(Refusal::SYNTAX);
             }

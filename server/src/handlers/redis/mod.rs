@@ -4,5 +4,6 @@ pub(crate) mod client;
 pub(crate) mod client_admin;
 pub(crate) mod keys;
 pub(crate) mod pubsub;
+pub(crate) mod restore;
 pub(crate) mod tracking;
 pub(crate) mod transaction;

@@ -1,0 +1,109 @@
+//! Lengths and strings of an RDB value.
+
+use crate::{Error, lzf};
+
+pub(crate) const CUT: Error = Error::Format("it ends within a value");
+pub(crate) const EMPTY: Error = Error::Format("it has no elements");
+
+/// Where a string is kept that does not stand in the payload as it is.
+#[derive(Default)]
+pub(crate) struct Scratch(Vec<u8>);
+
+/// A length, or how a string is encoded.
+enum Length {
+    Plain(u64),
+    Encoded(u8),
+}
+
+/// Reads from front to back.
+pub(crate) struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Reader<'a> {
+        Reader { rest: bytes }
+    }
+
+    /// The next bytes. A count that lies finds fewer.
+    pub(crate) fn bytes(&mut self, count: u64) -> Result<&'a [u8], Error> {
+        let count = usize::try_from(count).map_err(|_| CUT)?;
+        let (taken, rest) = self.rest.split_at_checked(count).ok_or(CUT)?;
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Error> {
+        let (taken, rest) = self.rest.split_first_chunk().ok_or(CUT)?;
+        self.rest = rest;
+        Ok(*taken)
+    }
+
+    fn any_length(&mut self) -> Result<Length, Error> {
+        let [first] = self.array()?;
+        Ok(match (first >> 6, first) {
+            (0, _) => Length::Plain(u64::from(first)),
+            (1, _) => {
+                let [second] = self.array()?;
+                Length::Plain(u64::from(first & 0x3f) << 8 | u64::from(second))
+            }
+            (2, 0x80) => Length::Plain(u64::from(u32::from_be_bytes(self.array()?))),
+            (2, 0x81) => Length::Plain(u64::from_be_bytes(self.array()?)),
+            (3, _) => Length::Encoded(first & 0x3f),
+            _ => return Err(Error::Format("a length is broken")),
+        })
+    }
+
+    /// A plain length.
+    pub(crate) fn length(&mut self) -> Result<u64, Error> {
+        match self.any_length()? {
+            Length::Plain(length) => Ok(length),
+            Length::Encoded(_) => Err(Error::Format("a length is broken")),
+        }
+    }
+
+    /// The number of elements. Each of them takes a byte at least, so a count that lies ends with
+    /// the payload.
+    pub(crate) fn count(&mut self) -> Result<u64, Error> {
+        match self.length()? {
+            0 => Err(EMPTY),
+            count => Ok(count),
+        }
+    }
+
+    /// A string, as it stands in the payload or in `scratch`.
+    pub(crate) fn string<'s>(&mut self, scratch: &'s mut Scratch) -> Result<&'s [u8], Error>
+    where
+        'a: 's,
+    {
+        let integer = match self.any_length()? {
+            Length::Plain(length) => return self.bytes(length),
+            Length::Encoded(0) => i64::from(i8::from_le_bytes(self.array()?)),
+            Length::Encoded(1) => i64::from(i16::from_le_bytes(self.array()?)),
+            Length::Encoded(2) => i64::from(i32::from_le_bytes(self.array()?)),
+            Length::Encoded(3) => {
+                let (packed, length) = (self.length()?, self.length()?);
+                lzf::unpack(self.bytes(packed)?, length, &mut scratch.0)?;
+                return Ok(&scratch.0);
+            }
+            Length::Encoded(_) => return Err(Error::Format("a string has an unknown encoding")),
+        };
+        Ok(scratch.decimal(integer))
+    }
+
+    /// Nothing may follow.
+    pub(crate) fn end(&self) -> Result<(), Error> {
+        if self.rest.is_empty() { Ok(()) } else { Err(Error::Format("bytes follow the value")) }
+    }
+}
+
+impl Scratch {
+    /// The text of an integer.
+    pub(crate) fn decimal(&mut self, value: i64) -> &[u8] {
+        use std::io::Write;
+        self.0.clear();
+        // Writing to a Vec cannot fail.
+        let _ = write!(self.0, "{value}");
+        &self.0
+    }
+}

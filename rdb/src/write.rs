@@ -1,0 +1,65 @@
+//! Payloads that any Redis since 2.6 and any Valkey restores: plain types, an old version.
+
+use crate::crc64::crc64;
+
+/// The plain types have not changed since, and a server refuses only versions above its own.
+const VERSION: u16 = 6;
+
+/// A length, in the fewest bytes.
+fn put_length(out: &mut Vec<u8>, length: usize) {
+    match length {
+        0..=0x3f => out.push(length as u8),
+        0x40..=0x3fff => out.extend_from_slice(&(0x4000 | length as u16).to_be_bytes()),
+        _ => {
+            // A field's name or a decimal number is not longer than u32::MAX.
+            out.push(0x80);
+            out.extend_from_slice(&(length as u32).to_be_bytes());
+        }
+    }
+}
+
+fn put_text(out: &mut Vec<u8>, text: &[u8]) {
+    put_length(out, text.len());
+    out.extend_from_slice(text);
+}
+
+/// An integer as Redis has it: in 1, 2 or 4 bytes if it fits, else as text.
+fn put_integer(out: &mut Vec<u8>, value: i64) {
+    if let Ok(value) = i8::try_from(value) {
+        out.extend_from_slice(&[0xc0, value as u8]);
+    } else if let Ok(value) = i16::try_from(value) {
+        out.push(0xc1);
+        out.extend_from_slice(&value.to_le_bytes());
+    } else if let Ok(value) = i32::try_from(value) {
+        out.push(0xc2);
+        out.extend_from_slice(&value.to_le_bytes());
+    } else {
+        put_text(out, value.to_string().as_bytes());
+    }
+}
+
+/// Appends the footer.
+pub(crate) fn seal(mut out: Vec<u8>, version: u16) -> Vec<u8> {
+    out.extend_from_slice(&version.to_le_bytes());
+    let sum = crc64(&out);
+    out.extend_from_slice(&sum.to_le_bytes());
+    out
+}
+
+/// A string that holds an integer.
+pub fn dump_string(value: i64) -> Vec<u8> {
+    let mut out = vec![0];
+    put_integer(&mut out, value);
+    seal(out, VERSION)
+}
+
+/// A hash of integers; at least one.
+pub fn dump_hash<'f>(fields: impl ExactSizeIterator<Item = (&'f [u8], i64)>) -> Vec<u8> {
+    let mut out = vec![4];
+    put_length(&mut out, fields.len());
+    for (name, value) in fields {
+        put_text(&mut out, name);
+        put_integer(&mut out, value);
+    }
+    seal(out, VERSION)
+}

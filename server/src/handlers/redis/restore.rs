@@ -1,0 +1,272 @@
+//! DUMP and RESTORE: values as Redis serializes them, so that MIGRATE, RedisShake and their like
+//! move data in and out.
+//!
+//! A payload is read as a whole before anything changes. A hash goes to the key of a row, a string
+//! that holds an integer to that of a cell, a set to that of an id's pairs. A row or a cell that
+//! exists is refused with `BUSYKEY`, as in Redis; only a cell of 0 is free, as its row came to be
+//! with another cell. Pairs are added to those that are there: a filter cannot tell whether an id
+//! has any.
+
+use crate::command::error::{Printable, Refusal, no_field, refuse};
+use crate::command::spec::Outcome;
+use crate::handlers::Handler;
+use crate::handlers::call::{Call, integer};
+use crate::handlers::counter::string::value;
+use crate::handlers::redis::keys::refuse_expiry;
+use crate::handlers::suspend::Came;
+use crate::roles::node::Now;
+use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
+use dataset::options::Expire;
+use phantom::{Change, Member};
+use rdb::{Element, Kind, Payload};
+
+pub(crate) const RUN: &[(&str, Handler)] =
+    &[("dump", dump), ("restore", restore), ("restore-asking", restore)];
+
+/// So many members are added in place; more of them, or to tables on the disk, on another thread
+/// (promise 9).
+const MEMBERS_IN_PLACE: usize = 256;
+
+const BUSY_KEY: Refusal = Refusal::fixed(b"BUSYKEY Target key name already exists.");
+
+impl From<rdb::Error> for Refusal {
+    #[cold]
+    fn from(error: rdb::Error) -> Refusal {
+        match error {
+            rdb::Error::Footer => refuse!("ERR DUMP payload version or checksum are wrong"),
+            rdb::Error::Format(_) | rdb::Error::Type(_) => refuse!("ERR Bad data format: {error}"),
+        }
+    }
+}
+
+fn dump(call: &mut Call<'_>) -> Outcome {
+    let payload = match call.known(call.args.at(1))? {
+        Some(KeyRef::Row { space, id }) => {
+            let mut view = space.read();
+            let mut row = vec![0; view.schema().width()];
+            view.get(id, &mut row).then(|| {
+                let fields: Vec<_> = view.schema().living().collect();
+                rdb::dump_hash(fields.iter().map(|(at, field)| (field.name.as_bytes(), row[*at])))
+            })
+        }
+        Some(KeyRef::Cell { space, id, field }) => value(space, id, field).map(rdb::dump_string),
+        Some(KeyRef::Pair { .. }) => {
+            return Err(refuse!(
+                "ERR DUMP of pairs is not possible here: a filter cannot list the members of an id"
+            ));
+        }
+        None => None,
+    };
+    call.note_found(payload.is_some());
+    match payload {
+        Some(payload) => call.reply.bulk(&payload),
+        None => call.reply.null(),
+    }
+    Ok(())
+}
+
+/// What follows the payload: whether to replace what is there. The rest is about expiry and
+/// eviction.
+fn replaces(call: &Call<'_>) -> Result<bool, Refusal> {
+    let (mut replace, mut idle, mut frequency) = (false, false, false);
+    let mut words = call.args.from(4).iter();
+    while let Some(word) = words.next() {
+        let is = |name: &[u8]| word.eq_ignore_ascii_case(name);
+        if is(b"replace") {
+            replace = true;
+        } else if is(b"idletime") && !frequency {
+            if integer(words.next().ok_or(Refusal::SYNTAX)?)? < 0 {
+                return Err(refuse!("ERR Invalid IDLETIME value, must be >= 0"));
+            }
+            idle = true;
+        } else if is(b"freq") && !idle {
+            if !(0..=255).contains(&integer(words.next().ok_or(Refusal::SYNTAX)?)?) {
+                return Err(refuse!("ERR Invalid FREQ value, must be >= 0 and <= 255"));
+            }
+            frequency = true;
+        } else if !is(b"absttl") {
+            return Err(Refusal::SYNTAX);
+        }
+    }
+    Ok(replace)
+}
+
+fn restore(call: &mut Call<'_>) -> Outcome {
+    if let Some(added) = call.session.errand.come() {
+        added?;
+        call.reply.ok();
+        return Ok(());
+    }
+    let replace = replaces(call)?;
+    let key = call.node.engines().resolve(call.args.at(1))?;
+    // As in Redis, before the rest is looked at; it is asked again where it is changed.
+    if !replace && is_busy(&key) {
+        return Err(BUSY_KEY);
+    }
+    let ttl = integer(call.args.at(2))?;
+    if ttl < 0 {
+        return Err(refuse!("ERR Invalid TTL value, must be >= 0"));
+    }
+    let payload = Payload::open(call.args.at(3))?;
+    if ttl > 0 && key.expire() == Expire::Refuse {
+        return Err(refuse_expiry(call));
+    }
+    let wanted = match key {
+        KeyRef::Row { .. } => Kind::Hash,
+        KeyRef::Cell { .. } => Kind::String,
+        KeyRef::Pair { .. } => Kind::Set,
+    };
+    if payload.kind() != wanted {
+        return Err(refuse!(
+            "ERR Bad data format: it holds a {}, and '{}' is the key of a {}",
+            payload.kind().name(),
+            Printable(call.args.at(1)),
+            wanted.name()
+        ));
+    }
+    let put = match key {
+        KeyRef::Row { space, id } => {
+            let values = row(space, &payload)?;
+            call.node.engines().put_row(space, id, &values, replace)?
+        }
+        KeyRef::Cell { space, id, field } => {
+            let value = (field, cell(&payload)?);
+            call.node.engines().put_cell(space, id, value, replace)?
+        }
+        KeyRef::Pair { space, id } => return pairs(call, space, id, &payload),
+    };
+    if !put {
+        return Err(BUSY_KEY);
+    }
+    call.reply.ok();
+    Ok(())
+}
+
+/// Whether there is something that RESTORE without REPLACE must not touch.
+fn is_busy(key: &KeyRef<'_>) -> bool {
+    match *key {
+        KeyRef::Row { space, id } => space.exists(id),
+        KeyRef::Cell { space, id, field } => value(space, id, field).is_some_and(|now| now != 0),
+        KeyRef::Pair { .. } => false,
+    }
+}
+
+/// The counters that a hash names, by position.
+fn row(space: &CounterSpace, payload: &Payload<'_>) -> Result<Vec<(usize, i64)>, Refusal> {
+    let mut values: Vec<(usize, i64)> = Vec::new();
+    let mut field: Option<(usize, Vec<u8>)> = None;
+    payload.elements(|element| {
+        let Element::Text(element) = element else {
+            return match &field {
+                Some((_, name)) if space.expire == Expire::Refuse => Err(refuse_field_expiry(name)),
+                _ => Ok(()),
+            };
+        };
+        let Some((position, name)) = field.take() else {
+            let position = space.index_of(element);
+            let position = position.ok_or_else(|| no_field(space.name(), element))?;
+            if values.iter().any(|value| value.0 == position) {
+                return Err(refuse!(
+                    "ERR Bad data format: the field '{}' is there twice",
+                    Printable(element)
+                ));
+            }
+            field = Some((position, element.to_vec()));
+            return Ok(());
+        };
+        let value = resp::integer(element).ok_or_else(|| {
+            refuse!(
+                "ERR hash value is not an integer: the field '{}' has '{}'",
+                Printable(&name),
+                Printable(element)
+            )
+        })?;
+        values.push((position, value));
+        Ok(())
+    })?;
+    Ok(values)
+}
+
+#[cold]
+fn refuse_field_expiry(name: &[u8]) -> Refusal {
+    refuse!(
+        "ERR the field '{}' expires: counters, rows and pairs do not (expire = \"ignore\" in the \
+         space's configuration ignores it)",
+        Printable(name)
+    )
+}
+
+/// The number that a string holds.
+fn cell(payload: &Payload<'_>) -> Result<i64, Refusal> {
+    let mut value = None;
+    payload.elements(|element| {
+        let Element::Text(text) = element else { return Ok(()) };
+        let number = resp::integer(text).ok_or_else(|| {
+            refuse!("ERR value is not an integer or out of range: '{}'", Printable(text))
+        })?;
+        value = Some(number);
+        Ok::<(), Refusal>(())
+    })?;
+    value.ok_or(Refusal::NOT_AN_INTEGER)
+}
+
+/// Adds the members of a set.
+fn pairs(call: &mut Call<'_>, space: &ExistenceSpace, id: u64, payload: &Payload<'_>) -> Outcome {
+    if !space.has_members {
+        return Err(Refusal::no_members(space));
+    }
+    if call.session.in_exec {
+        // Its log record was reserved by the number of arguments.
+        return Err(refuse!(
+            "ERR RESTORE of a set is not possible between MULTI and EXEC: send it alone"
+        ));
+    }
+    let mut members = 0;
+    payload.elements(|_| {
+        members += 1;
+        Ok::<(), Refusal>(())
+    })?;
+    if members <= MEMBERS_IN_PLACE && !space.cold().any() {
+        add(call.node.engines(), space, id, payload, members)?;
+        call.reply.ok();
+        return Ok(());
+    }
+    let (key, bytes) = (call.args.at(1).to_vec(), call.args.at(3).to_vec());
+    let work = move |node: Now<'_>| -> Came {
+        if let KeyRef::Pair { space, id } = node.engines().resolve(&key)? {
+            add(node.engines(), space, id, &Payload::open(&bytes)?, members)?;
+        }
+        Ok(Vec::new())
+    };
+    // The request is executed again when all are there, and answered then.
+    call.errand(work);
+    Ok(())
+}
+
+/// Pairs are independent of each other, and one that is set stays: what is refused half way may be
+/// sent again as a whole.
+fn add(
+    engines: &Engines,
+    space: &ExistenceSpace,
+    id: u64,
+    payload: &Payload<'_>,
+    members: usize,
+) -> Outcome {
+    let mut added = 0;
+    payload.elements(|element| {
+        let Element::Text(member) = element else { return Ok(()) };
+        let change = engines.flag(space, id, &Member::parse(member));
+        match change.map_err(Refusal::from) {
+            Ok(Change::Unknown) => Err(Refusal::BELOW_HORIZON),
+            Ok(_) => {
+                added += 1;
+                Ok(())
+            }
+            Err(refusal) if added == 0 => Err(refusal),
+            Err(refusal) => Err(refuse!(
+                "{} ({added} of {members} members are set; sending all again is harmless)",
+                String::from_utf8_lossy(refusal.text())
+            )),
+        }
+    })
+}
