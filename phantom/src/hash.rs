@@ -25,20 +25,9 @@ pub enum Member<'a> {
 impl<'a> Member<'a> {
     /// A canonical decimal u64 (`0`, `17`, not `017`, `+17` or `2^64`) is a number, anything else
     /// is bytes.
+    #[inline]
     pub fn parse(text: &'a [u8]) -> Member<'a> {
-        let canonical = match text {
-            [b'0'] => true,
-            [b'1'..=b'9', rest @ ..] => rest.len() < 20 && rest.iter().all(u8::is_ascii_digit),
-            _ => false,
-        };
-        let number = canonical.then(|| {
-            text.iter()
-                .try_fold(0u64, |n, &digit| n.checked_mul(10)?.checked_add(u64::from(digit - b'0')))
-        });
-        match number.flatten() {
-            Some(number) => Member::Number(number),
-            None => Member::Bytes(text),
-        }
+        digits::natural(text).map_or(Member::Bytes(text), Member::Number)
     }
 }
 

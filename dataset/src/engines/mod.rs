@@ -37,6 +37,7 @@ use crate::key_patterns::{Kind, Match, Pattern};
 use crate::options::Expire;
 use crate::watch::{Place, Watches};
 use listener::Listener;
+use phantom::Member;
 use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -219,6 +220,10 @@ impl Deref for ExistenceSpace {
         &self.space
     }
 }
+
+/// In the place of a member, in spaces without members. No client can name it otherwise but by an
+/// empty argument; in particular it is no viewer's number.
+pub const NO_MEMBER: Member<'static> = Member::Bytes(b"");
 
 /// A flag and a counter that move together.
 #[derive(Clone)]

@@ -4,8 +4,8 @@
 use crate::acl::category::{CATEGORIES, of as categories};
 use crate::acl::redis_names;
 use crate::acl::redis_names::MODULE_CATEGORIES;
+use crate::command::footprint::{key_positions, mark};
 use crate::command::keyspec::Uses;
-use crate::command::keyspec::key_positions;
 use crate::command::spec::{Spec, flag};
 use crate::command::table;
 use crate::runtime::glob;
@@ -37,7 +37,7 @@ impl Request<'_> {
     /// what would be its first argument: FEED.ACT and the action, for `FEED.GET ... MARK`. Its
     /// permission is needed in addition to the request's own.
     pub(super) fn also_runs(&self) -> Option<(usize, usize)> {
-        let action = mark(self.args).filter(|_| self.spec.has(flag::MAY_WRITE))?;
+        let action = mark(self.spec, self.args)?;
         Some((table::numbers_named(ACT).start, action))
     }
 }
@@ -452,8 +452,7 @@ impl Selector {
             {
                 return Err(Denied::Name(first));
             }
-            if spec.has(flag::MAY_WRITE)
-                && let Some(at) = mark(args)
+            if let Some(at) = mark(spec, args)
                 && !self.allows_name(args.at(at), || (false, true))
             {
                 return Err(Denied::Name(at));
@@ -529,13 +528,6 @@ impl Selector {
         };
         self.channels.iter().any(matches)
     }
-}
-
-/// Position of the action that FEED.GET is to do.
-fn mark(args: Args<'_>) -> Option<usize> {
-    (3..args.len().saturating_sub(1))
-        .find(|at| args.at(*at).eq_ignore_ascii_case(b"MARK"))
-        .map(|at| at + 1)
 }
 
 /// Positions of the channels in a request. Leaving a channel is always allowed.

@@ -4,7 +4,7 @@
 //! Where the keys are follows from [`Spec::keys`]; what is done with them from the flags, but for
 //! the commands that are named here.
 
-use crate::command::spec::{KeyArgs, NO_KEYS, Spec, flag};
+use crate::command::spec::{KeyArgs, Spec, flag};
 use resp::Args;
 
 /// Some of a command's keys, and what is done with them.
@@ -84,14 +84,11 @@ const TWO_USES: &[(&str, &str, &str)] = &[
 
 /// The key specifications of a command.
 pub(crate) fn of(spec: &Spec) -> Vec<KeySpec> {
-    let (first, last, step) = spec.keys;
-    if spec.keys == NO_KEYS {
-        return Vec::new();
-    }
+    let KeyArgs::Keys(first, last, step) = spec.keys else { return Vec::new() };
     if let Some((_, one, others)) = TWO_USES.iter().find(|(name, ..)| *name == spec.name) {
-        let rest = (first + step, last, step);
+        let rest = KeyArgs::Keys(first + step, last, step);
         return vec![
-            KeySpec { keys: (first, first, 1), uses: one },
+            KeySpec { keys: KeyArgs::Keys(first, first, 1), uses: one },
             KeySpec { keys: rest, uses: others },
         ];
     }
@@ -115,7 +112,7 @@ pub(crate) struct Uses {
 impl Uses {
     /// Of a request of this command.
     pub(crate) fn of(spec: &Spec, args: Args<'_>) -> Uses {
-        let at = usize::try_from(spec.keys.0).unwrap_or(0);
+        let at = usize::try_from(spec.keys.positions().0).unwrap_or(0);
         if spec.name == "set" {
             // Whether SET also reads depends on its options.
             let gets = args.from(3).iter().any(|word| word.eq_ignore_ascii_case(b"get"));
@@ -139,45 +136,6 @@ impl Uses {
         let has = |word| uses.split(' ').any(|used| used == word);
         (has("access"), ["insert", "update", "delete"].into_iter().any(has))
     }
-}
-
-/// Positions of the keys in a request of this command.
-pub(crate) fn key_positions(spec: &Spec, args: Args<'_>) -> impl Iterator<Item = usize> {
-    let (first, last, step) = spec.keys;
-    let count = i64::try_from(args.len()).unwrap_or(i64::MAX);
-    // Of a request that cannot be taken all words count as keys.
-    let numbered = || {
-        resp::natural(args.at(1)).and_then(|keys| i64::try_from(keys).ok()).filter(|&keys| keys > 0)
-    };
-    let last = match last {
-        _ if spec.name == "sintercard" => numbered().map_or(count, |keys| keys.saturating_add(1)),
-        ..0 => count + i64::from(last),
-        _ => i64::from(last),
-    };
-    let last = last.min(count - 1);
-    let mut at = i64::from(first);
-    std::iter::from_fn(move || {
-        let position = usize::try_from(at).ok().filter(|_| step > 0 && at <= last)?;
-        at += i64::from(step);
-        Some(position)
-    })
-}
-
-/// Which arguments of a command that has no keys are ids (behind them may be options); none if it
-/// names no ids.
-pub(crate) fn id_positions(
-    spec: &Spec,
-    args: Args<'_>,
-) -> Option<impl Iterator<Item = usize> + use<>> {
-    let (first, step) = match spec.name {
-        "feed.get" | "feed.act" | "feed.undo" | "ph.add" | "ph.exists" | "ph.del" => (3, 1),
-        "cnt.get" | "cnt.del" => (2, 1),
-        "cnt.mincrby" => (2, 3),
-        // One.
-        "cnt.incrby" | "cnt.set" => (2, usize::MAX),
-        _ => return None,
-    };
-    Some((first..args.len()).step_by(step))
 }
 
 /// For clients of clusters: how to send a command to several servers, how to join the replies, and

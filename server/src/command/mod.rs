@@ -3,6 +3,7 @@
 pub(crate) mod docs;
 pub(crate) mod error;
 pub(crate) mod families;
+pub(crate) mod footprint;
 pub(crate) mod keyspec;
 pub(crate) mod spec;
 pub(crate) mod table;

@@ -64,15 +64,64 @@ pub(crate) mod flag {
     pub(crate) const READS: u32 = 1 << 28;
 }
 
-/// Which arguments are keys: the first and the last one (negative: counted from the end), and the
-/// step. All 0: none.
-pub(crate) type KeyArgs = (i32, i32, i32);
+/// Which arguments of a command say what it touches. What they name is worked out in `footprint`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeyArgs {
+    /// None: it touches no data, or whatever there is.
+    None,
+    /// Keys: the position of the first and of the last one (negative: counted from the end), and
+    /// the step.
+    Keys(i32, i32, i32),
+    /// Ids of what the first argument names: the position of the first one, and the step. Behind
+    /// them may be options.
+    Ids(Of, usize, usize),
+}
+
+/// What ids are ids of. In front of all but those of rows stands a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Of {
+    /// A counter space.
+    Rows,
+    /// An existence space.
+    Pairs,
+    /// An action.
+    Action,
+    /// A view.
+    View,
+}
+
 /// No keys.
-pub(crate) const NO_KEYS: KeyArgs = (0, 0, 0);
+pub(crate) const NO_KEYS: KeyArgs = KeyArgs::None;
 /// One key, the first argument.
-pub(crate) const ONE_KEY: KeyArgs = (1, 1, 1);
+pub(crate) const ONE_KEY: KeyArgs = KeyArgs::Keys(1, 1, 1);
+/// Two keys, the first arguments.
+pub(crate) const TWO_KEYS: KeyArgs = KeyArgs::Keys(1, 2, 1);
+/// One key, behind the name of a subcommand or a number of keys.
+pub(crate) const SECOND_KEY: KeyArgs = KeyArgs::Keys(2, 2, 1);
 /// All arguments are keys.
-pub(crate) const ALL_KEYS: KeyArgs = (1, -1, 1);
+pub(crate) const ALL_KEYS: KeyArgs = KeyArgs::Keys(1, -1, 1);
+/// The position of the member in front of ids.
+pub(crate) const MEMBER: usize = 2;
+
+impl KeyArgs {
+    /// Ids behind a name and a member.
+    pub(crate) const fn ids_of(of: Of) -> KeyArgs {
+        KeyArgs::Ids(of, MEMBER + 1, 1)
+    }
+
+    /// As COMMAND INFO says it: all 0 where no argument is a key.
+    pub(crate) fn positions(self) -> (i32, i32, i32) {
+        match self {
+            KeyArgs::Keys(first, last, step) => (first, last, step),
+            KeyArgs::None | KeyArgs::Ids(..) => (0, 0, 0),
+        }
+    }
+
+    /// Whether there are keys.
+    pub(crate) fn are_keys(self) -> bool {
+        matches!(self, KeyArgs::Keys(..))
+    }
+}
 
 /// Why a command did nothing.
 pub(crate) type Outcome = Result<(), Refusal>;

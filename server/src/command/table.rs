@@ -225,7 +225,7 @@ mod tests {
             assert_eq!(spec.name, spec.name.to_ascii_lowercase());
             assert!(spec.arity != 0 && !spec.summary.is_empty(), "{}", spec.name);
             assert!(spec.summary.ends_with('.'), "{}", spec.name);
-            let (first, last, step) = spec.keys;
+            let (first, last, step) = spec.keys.positions();
             assert!(
                 first >= 0 && (first == 0) == (step == 0) && (first == 0) == (last == 0),
                 "{}",

@@ -12,7 +12,7 @@
 //! ```
 
 use crate::command::keyspec;
-use crate::command::spec::{NO_KEYS, Spec};
+use crate::command::spec::Spec;
 
 /// One argument, or several that belong together.
 #[derive(Debug, PartialEq, Eq)]
@@ -209,7 +209,7 @@ impl<'a> Reader<'a> {
 
     fn word(&mut self, name: &str) -> Argument {
         let name = name.to_owned();
-        if KEYS.contains(&name.as_str()) && self.spec.keys != NO_KEYS {
+        if KEYS.contains(&name.as_str()) && self.spec.keys.are_keys() {
             let key = Some(self.keys.min(keyspec::of(self.spec).len() - 1));
             self.keys += 1;
             return Argument { key, ..leaf(&name, "key") };

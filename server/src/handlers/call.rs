@@ -81,7 +81,7 @@ impl<'a> Call<'a> {
 
     /// Sees to it that nearly nothing that was reserved waits for the log until this is dropped.
     /// `None`: it does, and the request is executed again. Inside EXEC that is so already
-    /// ([`weight::reshapes`](crate::handlers::log_size::reshapes)).
+    /// ([`log_size::reshapes`](crate::handlers::log_size::reshapes)).
     pub(crate) fn room_beside_none(&mut self) -> Option<Option<store::Reserved<'a, Mark>>> {
         if self.session.in_exec { Some(None) } else { self.reserve(MOST_BYTES).map(Some) }
     }
@@ -285,12 +285,6 @@ pub(crate) fn id(text: &[u8]) -> Result<u64, Refusal> {
             Printable(text)
         )
     })
-}
-
-/// The second half of a pair, as [`phantom::Member::parse`] reads it.
-#[inline]
-pub(crate) fn member(text: &[u8]) -> phantom::Member<'_> {
-    resp::natural(text).map_or(phantom::Member::Bytes(text), phantom::Member::Number)
 }
 
 /// Reads an integer argument.

@@ -10,13 +10,12 @@
 //! size, and a snapshot could not begin in the middle. Redis takes such a MSET, and its memory too.
 
 use crate::command::error::{Refusal, refuse};
-use crate::command::keyspec::{id_positions, key_positions};
-use crate::command::spec::{NO_KEYS, flag};
+use crate::command::footprint::{Footprint, Reach, Touch};
+use crate::command::spec::flag;
 use crate::command::table::find;
-use crate::handlers::call::id;
 use crate::handlers::execute::select;
 use dataset::commit::MOST_BYTES;
-use dataset::engines::{CounterSpace, Engines, KeyRef};
+use dataset::engines::{CounterSpace, Engines};
 use resp::Args;
 
 /// Up to here it need not be known closely.
@@ -49,10 +48,11 @@ pub(crate) fn of<'a, I: Iterator<Item = Args<'a>>>(
 
 /// Whether a request may change the shape of what it does not name: a schema, and with it the rows
 /// of others that wait for the log. Beside it there is to be room for nothing.
-pub(crate) fn reshapes(args: Args<'_>) -> bool {
+pub(crate) fn reshapes(engines: &Engines, args: Args<'_>) -> bool {
     let spec = find(args.at(0)).and_then(|(_, spec)| select(spec, args).ok());
     spec.is_some_and(|(spec, _)| {
-        spec.keys == NO_KEYS && spec.has(flag::WRITE) && id_positions(spec, args).is_none()
+        let reach = Footprint::new(spec, args, engines).reach();
+        spec.has(flag::WRITE) && reach == Reach::Everything
     })
 }
 
@@ -68,24 +68,15 @@ fn closely<'a>(
         let Some((_, spec)) = find(args.at(0)).filter(|(_, spec)| spec.may_write(args)) else {
             continue;
         };
-        if spec.keys == NO_KEYS {
-            for id in
-                id_positions(spec, args).into_iter().flatten().filter_map(|at| id(args.at(at)).ok())
-            {
-                bytes += PAIR_BYTES;
-                rows.extend(engines.counters().iter().map(|space| (space.number(), id)));
-            }
-            continue;
-        }
-        for at in key_positions(spec, args) {
-            match engines.resolve_for(spec.is_about_pairs(), args.at(at)) {
-                Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
-                    rows.push((space.number(), id))
-                }
-                Some(KeyRef::Pair { .. }) => bytes += args.len() * PAIR_BYTES,
-                // It will be refused.
-                None => {}
-            }
+        let footprint = Footprint::new(spec, args, engines);
+        let mut count = |_, touch: Touch<'_>| match touch {
+            Touch::Row(space, id) => rows.push((space.number(), id)),
+            Touch::Pair(..) => bytes += PAIR_BYTES,
+            Touch::Shown(..) => {}
+        };
+        footprint.each(&mut count);
+        if let Some(marked) = footprint.marked() {
+            marked.each(count);
         }
     }
     rows.sort_unstable();

@@ -4,10 +4,10 @@
 //!
 //! Asked here for all commands, after they have read, by the ids that they name.
 
-use crate::command::keyspec::{id_positions, key_positions};
-use crate::command::spec::{NO_KEYS, Spec, flag};
+use crate::command::footprint::{Footprint, Reach};
+use crate::command::spec::{KeyArgs, Spec, flag};
 use crate::handlers::session::Session;
-use dataset::engines::{Engines, KeyRef};
+use dataset::engines::Engines;
 use resp::Args;
 use store::Ticket;
 
@@ -30,19 +30,14 @@ pub(crate) fn note(
 
 /// The round with which it is safe.
 fn shown(spec: &Spec, args: Args<'_>, ids: &[u64], engines: &Engines) -> Ticket {
-    if spec.keys != NO_KEYS {
-        let of_key = |at| match engines.resolve(args.at(at)) {
-            Ok(KeyRef::Row { id, .. } | KeyRef::Cell { id, .. } | KeyRef::Pair { id, .. }) => {
-                engines.sight(id)
-            }
-            Err(_) => 0,
-        };
-        return key_positions(spec, args).map(of_key).max().unwrap_or(0);
-    }
-    if id_positions(spec, args).is_some() {
-        ids.iter().map(|&id| engines.sight(id)).max().unwrap_or(0)
+    let mut last = 0;
+    let mut note = |id| last = last.max(engines.sight(id));
+    let reach = if matches!(spec.keys, KeyArgs::Ids(..)) {
+        ids.iter().copied().for_each(note);
+        Reach::Named
     } else {
-        // It walks what is there.
-        Ticket::MAX
-    }
+        Footprint::new(spec, args, engines).ids(&mut note)
+    };
+    // What walks what is there has shown anything.
+    if reach == Reach::Everything { Ticket::MAX } else { last }
 }

@@ -2,7 +2,6 @@
 
 use super::guard::Asked;
 use super::{Admin, Answer, json, wrong};
-use crate::handlers::call::member;
 use crate::roles::node::Node;
 use dataset::cold;
 use dataset::cold::fetch::Fetching;
@@ -74,7 +73,7 @@ pub(super) async fn page(
     let Some(view) = engines.view(query.view.as_bytes()) else {
         return wrong(StatusCode::BAD_REQUEST, &format!("there is no view '{}'", query.view));
     };
-    let viewer = member(query.viewer.as_bytes());
+    let viewer = Member::parse(query.viewer.as_bytes());
     let mut fetching = Fetching::default();
     for &id in &query.ids {
         for space in engines.sources(view).filter(|space| space.is_cold(id)) {

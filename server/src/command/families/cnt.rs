@@ -1,13 +1,16 @@
 //! The rows of `handlers/counter/cnt.rs`.
 
-use crate::command::spec::{Spec, flag};
+use crate::command::spec::{KeyArgs, Of, Spec, flag};
+
+/// One id, behind the name of the space.
+const ONE_ID: KeyArgs = KeyArgs::Ids(Of::Rows, 2, usize::MAX);
 
 pub(crate) const TABLE: &[Spec] = &[
     Spec {
         name: "cnt.get",
         arity: -3,
         flags: flag::NAMED | flag::READONLY | flag::FAST,
-        keys: crate::command::spec::NO_KEYS,
+        keys: KeyArgs::Ids(Of::Rows, 2, 1),
         group: "counter",
         since: "0.1.0",
         usage: "space id [id ...]",
@@ -35,7 +38,7 @@ pub(crate) const TABLE: &[Spec] = &[
         name: "cnt.incrby",
         arity: -5,
         flags: flag::NAMED | flag::READS | flag::WRITE | flag::DENYOOM | flag::FAST,
-        keys: crate::command::spec::NO_KEYS,
+        keys: ONE_ID,
         group: "counter",
         since: "0.1.0",
         usage: "space id field delta [field delta ...] [MIN min] [MAX max] [SAT|FAIL]",
@@ -49,7 +52,7 @@ pub(crate) const TABLE: &[Spec] = &[
         name: "cnt.mincrby",
         arity: -5,
         flags: flag::NAMED | flag::READS | flag::WRITE | flag::DENYOOM | flag::FAST,
-        keys: crate::command::spec::NO_KEYS,
+        keys: KeyArgs::Ids(Of::Rows, 2, 3),
         group: "counter",
         since: "0.1.0",
         usage: "space id field delta [id field delta ...]",
@@ -63,7 +66,7 @@ pub(crate) const TABLE: &[Spec] = &[
         name: "cnt.set",
         arity: -5,
         flags: flag::NAMED | flag::WRITE | flag::DENYOOM | flag::FAST,
-        keys: crate::command::spec::NO_KEYS,
+        keys: ONE_ID,
         group: "counter",
         since: "0.1.0",
         usage: "space id field value [field value ...]",
@@ -75,7 +78,7 @@ pub(crate) const TABLE: &[Spec] = &[
         name: "cnt.del",
         arity: -3,
         flags: flag::NAMED | flag::WRITE | flag::FAST,
-        keys: crate::command::spec::NO_KEYS,
+        keys: KeyArgs::Ids(Of::Rows, 2, 1),
         group: "counter",
         since: "0.1.0",
         usage: "space id [id ...]",

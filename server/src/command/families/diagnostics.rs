@@ -1,7 +1,7 @@
 //! The rows of `handlers/admin/diagnostics.rs`.
 
 use super::server::spec;
-use crate::command::spec::{Spec, flag, help_row};
+use crate::command::spec::{SECOND_KEY, Spec, flag, help_row};
 
 pub(crate) const LOOK: u32 = flag::ADMIN | flag::LOADING | flag::STALE | flag::NOSCRIPT;
 
@@ -52,7 +52,7 @@ pub(crate) const TABLE: &[Spec] = &[
             spec("memory|purge", 2, flag::STALE, "4.0.0", "", "OK: nothing is kept back."),
             spec("memory|stats", 2, flag::STALE, "4.0.0", "",
                 "Where memory goes, under Redis's names."),
-            Spec { keys: (2, 2, 1), ..spec("memory|usage", -3, flag::READONLY, "4.0.0",
+            Spec { keys: SECOND_KEY, ..spec("memory|usage", -3, flag::READONLY, "4.0.0",
                 "key [SAMPLES count]",
                 "The mean bytes of a row of the key's space, nil if there is no such row.") },
         ],
@@ -61,7 +61,8 @@ pub(crate) const TABLE: &[Spec] = &[
     Spec {
         subcommands: &[
             help_row("debug|help", "server", "1.0.0"),
-            Spec { keys: (2, 2, 1), ..spec("debug|object", 3, LOOK | flag::READONLY, "1.0.0", "key",
+            Spec { keys: SECOND_KEY,
+                ..spec("debug|object", 3, LOOK | flag::READONLY, "1.0.0", "key",
                 "How a key's value is held, in the form of Redis.") },
             spec("debug|set-active-expire", 3, LOOK, "3.0.0", "<0|1>", "OK: nothing expires."),
             spec("debug|reload", -2, LOOK | flag::NO_MULTI, "1.0.0", "[option [option ...]]",

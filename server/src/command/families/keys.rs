@@ -1,6 +1,8 @@
 //! The rows of `handlers/redis/keys.rs`.
 
-use crate::command::spec::{ALL_KEYS, NO_KEYS, ONE_KEY, Spec, flag, help_row};
+use crate::command::spec::{
+    ALL_KEYS, NO_KEYS, ONE_KEY, SECOND_KEY, Spec, TWO_KEYS, flag, help_row,
+};
 
 pub(crate) const fn spec(
     name: &'static str,
@@ -48,9 +50,9 @@ pub(crate) const TABLE: &[Spec] = &[
         "key unix-time-seconds [NX|XX|GT|LT]", NO_EXPIRY),
     spec("pexpireat", -3, flag::WRITE | flag::FAST, ONE_KEY, "2.6.0",
         "key unix-time-milliseconds [NX|XX|GT|LT]", NO_EXPIRY),
-    spec("rename", 3, flag::WRITE, (1, 2, 1), "1.0.0", "key newkey", NO_MOVE),
-    spec("renamenx", 3, flag::WRITE | flag::FAST, (1, 2, 1), "1.0.0", "key newkey", NO_MOVE),
-    spec("copy", -3, flag::WRITE | flag::DENYOOM, (1, 2, 1), "6.2.0",
+    spec("rename", 3, flag::WRITE, TWO_KEYS, "1.0.0", "key newkey", NO_MOVE),
+    spec("renamenx", 3, flag::WRITE | flag::FAST, TWO_KEYS, "1.0.0", "key newkey", NO_MOVE),
+    spec("copy", -3, flag::WRITE | flag::DENYOOM, TWO_KEYS, "6.2.0",
         "source destination [DB destination-db] [REPLACE]", NO_MOVE),
     spec("move", 3, flag::WRITE | flag::FAST, ONE_KEY, "1.0.0", "key db", NO_MOVE),
     spec("dump", 2, flag::READONLY, ONE_KEY, "2.6.0", "key",
@@ -80,14 +82,14 @@ pub(crate) const TABLE: &[Spec] = &[
          is none."),
     Spec {
         subcommands: &[
-            spec("object|encoding", 3, flag::READONLY, (2, 2, 1), "2.2.3", "key",
+            spec("object|encoding", 3, flag::READONLY, SECOND_KEY, "2.2.3", "key",
                 "packed for a row, int for a cell, filter for the pairs of an id."),
-            spec("object|freq", 3, flag::READONLY, (2, 2, 1), "4.0.0", "key",
+            spec("object|freq", 3, flag::READONLY, SECOND_KEY, "4.0.0", "key",
                 "Refused: how often a key is used is not tracked."),
             help_row("object|help", "generic", "6.2.0"),
-            spec("object|idletime", 3, flag::READONLY, (2, 2, 1), "2.2.3", "key",
+            spec("object|idletime", 3, flag::READONLY, SECOND_KEY, "2.2.3", "key",
                 "Refused: when a key was used is not tracked."),
-            spec("object|refcount", 3, flag::READONLY, (2, 2, 1), "2.2.3", "key",
+            spec("object|refcount", 3, flag::READONLY, SECOND_KEY, "2.2.3", "key",
                 "1 for what exists."),
         ],
         ..spec("object", -2, 0, NO_KEYS, "2.2.3", "",

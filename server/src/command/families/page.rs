@@ -1,13 +1,13 @@
 //! The rows of `handlers/feed/page.rs`.
 
-use crate::command::spec::{Spec, flag};
+use crate::command::spec::{KeyArgs, Of, Spec, flag};
 
 pub(crate) const TABLE: &[Spec] = &[
     Spec {
         name: "feed.get",
         arity: -4,
         flags: flag::NAMED | flag::READONLY | flag::FAST | flag::MAY_WRITE,
-        keys: crate::command::spec::NO_KEYS,
+        keys: KeyArgs::ids_of(Of::View),
         group: "feed",
         since: "0.1.0",
         usage: "view viewer id [id ...] [BINARY] [MARK action]",
@@ -28,7 +28,7 @@ pub(crate) const TABLE: &[Spec] = &[
         name: "feed.act",
         arity: -4,
         flags: flag::NAMED | flag::WRITE | flag::DENYOOM | flag::FAST,
-        keys: crate::command::spec::NO_KEYS,
+        keys: KeyArgs::ids_of(Of::Action),
         group: "feed",
         since: "0.1.0",
         usage: "action viewer id [id ...]",
@@ -44,7 +44,7 @@ pub(crate) const TABLE: &[Spec] = &[
         name: "feed.undo",
         arity: -4,
         flags: flag::NAMED | flag::WRITE | flag::FAST,
-        keys: crate::command::spec::NO_KEYS,
+        keys: KeyArgs::ids_of(Of::Action),
         group: "feed",
         since: "0.1.0",
         usage: "action viewer id [id ...]",

@@ -1,13 +1,13 @@
 //! The rows of `handlers/flags/phantom.rs`.
 
-use crate::command::spec::{Spec, flag};
+use crate::command::spec::{KeyArgs, Of, Spec, flag};
 
 pub(crate) const TABLE: &[Spec] = &[
     Spec {
         name: "ph.add",
         arity: -4,
         flags: flag::NAMED | flag::WRITE | flag::DENYOOM | flag::FAST,
-        keys: crate::command::spec::NO_KEYS,
+        keys: KeyArgs::ids_of(Of::Pairs),
         group: "phantom",
         since: "0.1.0",
         usage: "space member id [id ...]",
@@ -20,7 +20,7 @@ pub(crate) const TABLE: &[Spec] = &[
         name: "ph.exists",
         arity: -4,
         flags: flag::NAMED | flag::READONLY | flag::FAST,
-        keys: crate::command::spec::NO_KEYS,
+        keys: KeyArgs::ids_of(Of::Pairs),
         group: "phantom",
         since: "0.1.0",
         usage: "space member id [id ...]",
@@ -33,7 +33,7 @@ pub(crate) const TABLE: &[Spec] = &[
         name: "ph.del",
         arity: -4,
         flags: flag::NAMED | flag::WRITE | flag::FAST,
-        keys: crate::command::spec::NO_KEYS,
+        keys: KeyArgs::ids_of(Of::Pairs),
         group: "phantom",
         since: "0.1.0",
         usage: "space member id [id ...]",

@@ -1,6 +1,6 @@
 //! The rows of `handlers/flags/set.rs`.
 
-use crate::command::spec::{ALL_KEYS, ONE_KEY, Spec, flag};
+use crate::command::spec::{ALL_KEYS, ONE_KEY, SECOND_KEY, Spec, TWO_KEYS, flag};
 
 pub(crate) const fn spec(
     name: &'static str,
@@ -46,7 +46,7 @@ pub(crate) const TABLE: &[Spec] = &[
     Spec { keys: ALL_KEYS, ..spec("sinter", -2, flag::READONLY, "1.0.0", "key [key ...]",
     UNKNOWABLE) },
     // The number of keys comes before them: see `key_positions`.
-    Spec { keys: (2, 2, 1), ..spec("sintercard", -3, flag::READONLY, "7.0.0",
+    Spec { keys: SECOND_KEY, ..spec("sintercard", -3, flag::READONLY, "7.0.0",
         "numkeys key [key ...] [LIMIT limit]", UNKNOWABLE) },
     Spec { keys: ALL_KEYS, ..spec("sunion", -2, flag::READONLY, "1.0.0", "key [key ...]",
     UNKNOWABLE) },
@@ -58,7 +58,7 @@ pub(crate) const TABLE: &[Spec] = &[
         "destination key [key ...]", UNKNOWABLE) },
     Spec { keys: ALL_KEYS, ..spec("sdiffstore", -3, flag::WRITE, "1.0.0",
         "destination key [key ...]", UNKNOWABLE) },
-    Spec { keys: (1, 2, 1), ..spec("smove", 4, flag::WRITE | flag::FAST, "1.0.0",
+    Spec { keys: TWO_KEYS, ..spec("smove", 4, flag::WRITE | flag::FAST, "1.0.0",
         "source destination member",
         "Moves a member from one id to another; answers 1, or 0 if it was not there.") },
 ];

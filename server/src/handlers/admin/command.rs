@@ -3,10 +3,10 @@
 use crate::acl;
 use crate::command::docs;
 use crate::command::error::{Refusal, refuse};
+use crate::command::footprint::key_positions;
 use crate::command::keyspec;
-use crate::command::keyspec::key_positions;
 use crate::command::keyspec::{KeySpec, Uses};
-use crate::command::spec::{NO_KEYS, Outcome, Spec, flag};
+use crate::command::spec::{Outcome, Spec, flag};
 use crate::command::table::{all, find};
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
@@ -39,7 +39,7 @@ fn write_info(reply: &mut Reply<'_>, spec: &Spec) {
     for name in flags {
         reply.simple(name);
     }
-    let (first, last, step) = spec.keys;
+    let (first, last, step) = spec.keys.positions();
     for position in [first, last, step] {
         reply.int(i64::from(position));
     }
@@ -66,7 +66,7 @@ fn write_uses(reply: &mut Reply<'_>, uses: &str) {
 }
 
 fn write_key_specification(reply: &mut Reply<'_>, spec: &KeySpec) {
-    let (first, last, step) = spec.keys;
+    let (first, last, step) = spec.keys.positions();
     reply.map(3);
     reply.bulk(b"flags");
     write_uses(reply, spec.uses);
@@ -205,7 +205,7 @@ fn asked<'a>(call: &Call<'a>) -> Result<(&'static Spec, Args<'a>), Refusal> {
         .iter()
         .find(|s| s.own_name().as_bytes().eq_ignore_ascii_case(request.at(1)));
     let spec = own.unwrap_or(spec);
-    if spec.keys == NO_KEYS {
+    if !spec.keys.are_keys() {
         return Err(refuse!("ERR The command has no key arguments"));
     }
     if !spec.fits(request.len()) {

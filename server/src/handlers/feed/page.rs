@@ -4,7 +4,7 @@ use crate::command::error::Printable;
 use crate::command::error::{Refusal, refuse};
 use crate::command::spec::Outcome;
 use crate::handlers::Handler;
-use crate::handlers::call::{Call, id, member};
+use crate::handlers::call::{Call, id};
 use crate::handlers::session::Scratch;
 use dataset::engines::{Action, Page, View};
 use phantom::{Answer, BATCH, Change, Member};
@@ -22,7 +22,7 @@ fn get(call: &mut Call<'_>) -> Outcome {
     let Some(view) = engines.view(call.args.at(1)) else {
         return Err(refuse!("ERR no such view '{}'", Printable(call.args.at(1))));
     };
-    let viewer = member(call.args.at(2));
+    let viewer = Member::parse(call.args.at(2));
     let (mut binary, mut mark) = (false, None);
     call.scratch.ids.clear();
     let mut args = call.args.from(3).iter();
@@ -192,7 +192,7 @@ fn change(
     one: fn(&mut Call<'_>, &Action, &Member<'_>, u64) -> Result<Change, Refusal>,
 ) -> Outcome {
     let action = find_action(call, call.args.at(1))?;
-    let viewer = member(call.args.at(2));
+    let viewer = Member::parse(call.args.at(2));
     call.ids_from(3)?;
     call.reply.array(call.scratch.ids.len());
     for index in 0..call.scratch.ids.len() {

@@ -7,15 +7,11 @@ use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use counter::{Bounds, Change};
-use dataset::engines::{CounterSpace, ExistenceSpace};
-use phantom::{Answer, Member};
+use dataset::engines::{CounterSpace, ExistenceSpace, NO_MEMBER};
+use phantom::Answer;
 
 pub(crate) const RUN: &[(&str, Handler)] =
     &[("mincr", mincr), ("bfset", bfset), ("bfget", bfget), ("bfmset", bfmset), ("bfmget", bfmget)];
-
-/// In the place of a member. No client can name it otherwise but by an empty argument; in
-/// particular it is no viewer's number.
-pub(crate) const NOBODY: Member<'static> = Member::Bytes(b"");
 
 const BELOW_OLDEST: i64 = -1;
 const ILLEGAL_KEY: i64 = -2;
@@ -51,7 +47,7 @@ fn set(call: &mut Call<'_>, key: &[u8]) -> Outcome {
     use phantom::Change;
     let before = match pair(call, key) {
         None => ILLEGAL_KEY,
-        Some((space, id)) => match call.node.engines().flag(space, id, &NOBODY)? {
+        Some((space, id)) => match call.node.engines().flag(space, id, &NO_MEMBER)? {
             Change::Changed => 0,
             Change::Unchanged => 1,
             Change::Unknown => BELOW_OLDEST,
@@ -64,7 +60,7 @@ fn set(call: &mut Call<'_>, key: &[u8]) -> Outcome {
 fn get(call: &mut Call<'_>, key: &[u8]) {
     call.reply.int(match pair(call, key) {
         None => ILLEGAL_KEY,
-        Some((space, id)) => match space.contains(id, &NOBODY) {
+        Some((space, id)) => match space.contains(id, &NO_MEMBER) {
             Answer::Yes => 1,
             Answer::No => 0,
             Answer::Unknown => BELOW_OLDEST,

@@ -5,11 +5,10 @@ use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::scan;
-use crate::handlers::feed::weibo::NOBODY;
 use crate::handlers::help::help;
 use crate::roles::node::Node;
 use crate::runtime::glob;
-use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
+use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef, NO_MEMBER};
 use dataset::key_patterns::{Kind, Pattern};
 use dataset::options::Expire;
 use phantom::{Answer, Change};
@@ -47,7 +46,7 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
 
 /// Whether an id of a space without members is set.
 fn is_set(space: &ExistenceSpace, id: u64) -> bool {
-    space.contains(id, &NOBODY) == Answer::Yes
+    space.contains(id, &NO_MEMBER) == Answer::Yes
 }
 
 fn many_pairs(doing: &str) -> Refusal {
@@ -80,7 +79,7 @@ fn del(call: &mut Call<'_>) -> Outcome {
                 deleted += i64::from(engines.clear(space, id, field)?)
             }
             Some(KeyRef::Pair { space, id }) => {
-                deleted += i64::from(engines.unflag(space, id, &NOBODY)? == Change::Changed);
+                deleted += i64::from(engines.unflag(space, id, &NO_MEMBER)? == Change::Changed);
             }
             None => {}
         }

@@ -3,8 +3,8 @@
 //! What is remembered and sent is `crate::runtime::tracking`'s affair.
 
 use crate::command::error::{Refusal, refuse};
-use crate::command::keyspec::{id_positions, key_positions};
-use crate::command::spec::{NO_KEYS, Outcome, Spec};
+use crate::command::footprint::{Footprint, Touch};
+use crate::command::spec::{Outcome, Spec};
 use crate::command::table::Found;
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
@@ -13,7 +13,6 @@ use crate::handlers::session::Session;
 use crate::roles::node::{Node, Now};
 use crate::runtime::clients::{BROKEN_REDIRECT, Client};
 use crate::runtime::tracking::{MAX_PREFIX, Options, Overlap, Spaces, Tracker, find_overlap};
-use dataset::engines::{Engines, KeyRef};
 use resp::Args;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -312,38 +311,16 @@ pub(crate) fn remember(spec: &Spec, args: Args<'_>, session: &Session, node: Now
     if options.opt_in && !tracked.caching || options.opt_out && tracked.caching {
         return;
     }
-    if spec.keys != NO_KEYS {
-        for key in key_positions(spec, args).map(|at| args.at(at)) {
-            // A key that names nothing has no content that could change.
-            let (space, id) = match engines.resolve_for(spec.is_about_pairs(), key) {
-                Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
-                    (space.number(), id)
-                }
-                Some(KeyRef::Pair { space, id }) => (space.number(), id),
-                None => continue,
-            };
-            node.tracking.remember(tracker, id, key, &Spaces::from_slice(&[space]));
-        }
-    } else if let Some(positions) = id_positions(spec, args) {
-        let spaces = spaces_of(spec, args, engines);
-        for text in positions.map(|at| args.at(at)) {
-            // An argument that is no id is an option.
-            if let Some(id) = resp::natural(text) {
-                node.tracking.remember(tracker, id, text, &spaces);
+    // A key that names nothing has no content that could change.
+    Footprint::new(spec, args, engines).each(|at, touch| {
+        let spaces = match touch {
+            Touch::Row(space, _) => Spaces::from_slice(&[space.number()]),
+            Touch::Pair(space, ..) => Spaces::from_slice(&[space.number()]),
+            Touch::Shown(view, ..) => {
+                let rows = engines.sources(view).map(|space| space.number());
+                rows.chain(engines.flags(view).map(|space| space.number())).collect()
             }
-        }
-    }
-}
-
-/// The spaces that a command reads whose arguments are ids.
-fn spaces_of(spec: &Spec, args: Args<'_>, engines: &Engines) -> Spaces {
-    let name = args.at(1);
-    match spec.name {
-        "feed.get" => engines.view(name).map_or_else(Spaces::new, |view| {
-            let rows = engines.sources(view).map(|space| space.number());
-            rows.chain(engines.flags(view).map(|space| space.number())).collect()
-        }),
-        "ph.exists" => engines.existence(name).map(|space| space.number()).into_iter().collect(),
-        _ => engines.counter(name).map(|space| space.number()).into_iter().collect(),
-    }
+        };
+        node.tracking.remember(tracker, touch.id(), args.at(at), &spaces);
+    });
 }

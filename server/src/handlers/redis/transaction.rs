@@ -17,11 +17,11 @@
 //! [`ASIDE`] in all.
 
 use crate::command::error::Refusal;
-use crate::command::keyspec::{id_positions, key_positions};
-use crate::command::spec::{NO_KEYS, Outcome, Spec, flag};
+use crate::command::footprint::{Footprint, Reach};
+use crate::command::spec::{Outcome, Spec, flag};
 use crate::command::table::find;
 use crate::handlers::Handler;
-use crate::handlers::call::{Call, id};
+use crate::handlers::call::Call;
 use crate::handlers::execute::{checked, run, select};
 use crate::handlers::log_size;
 use crate::handlers::session::{Scratch, Session};
@@ -235,7 +235,8 @@ fn exec(call: &mut Call<'_>) -> Outcome {
         may_leave = !transaction.writes && ids.as_ref().is_some_and(Vec::is_empty);
         let mut reserved = None;
         if transaction.writes {
-            let reshapes = ids.is_none() && transaction.requests().any(log_size::reshapes);
+            let reshapes = ids.is_none()
+                && transaction.requests().any(|args| log_size::reshapes(engines, args));
             let bytes = log_size::of(engines, || transaction.requests());
             // A refused transaction waits for nothing.
             match bytes.and_then(|bytes| node.refusal().map_or(Ok(bytes), Err)) {
@@ -335,23 +336,10 @@ fn ids(
         if spec.name == "client|tracking" {
             return None;
         }
-        if spec.keys == NO_KEYS {
-            match id_positions(spec, args) {
-                // An argument that is no id is an option.
-                Some(positions) => ids.extend(positions.filter_map(|at| id(args.at(at)).ok())),
-                None if spec.has(flag::READONLY) || spec.may_write(args) => return None,
-                None => {}
-            }
-            continue;
-        }
-        for at in key_positions(spec, args) {
-            match engines.resolve(args.at(at)) {
-                Ok(KeyRef::Row { id, .. } | KeyRef::Cell { id, .. } | KeyRef::Pair { id, .. }) => {
-                    ids.push(id)
-                }
-                // It is refused, or gets an answer that no data decides.
-                Err(_) => {}
-            }
+        // An argument that is no id is an option; a key that names nothing gets an answer that no
+        // data decides.
+        if Footprint::new(spec, args, engines).ids(|id| ids.push(id)) == Reach::Everything {
+            return None;
         }
     }
     Some(ids)
@@ -374,7 +362,7 @@ fn one(call: &mut Call<'_>, args: Args<'_>, aside: &mut Duration) {
         checked(find(args.at(0)), args, call.session, node).and_then(|(numbers, spec)| {
             let (session, scratch): (&mut Session, &mut Scratch) =
                 (&mut *call.session, &mut *call.scratch);
-            if spec.has(flag::FAST | flag::ADMIN) || spec.keys != NO_KEYS || spec.may_write(args) {
+            if spec.has(flag::FAST | flag::ADMIN) || spec.keys.are_keys() || spec.may_write(args) {
                 return run(spec, numbers, args, call.reply.again(), session, node, scratch);
             }
             if full || *aside > ASIDE {

@@ -1,0 +1,285 @@
+//! What a request touches: rows and pairs, by the ids and keys among its arguments.
+//!
+//! This is the one place where that is worked out. Before a request runs it tells what to fetch
+//! into the cache and from the disk, how much room in the log the changes need, which other writers
+//! a transaction keeps out, what a permission must allow, and what a client that tracks its reads
+//! remembers; afterwards, what a read has shown.
+
+use crate::command::spec::{KeyArgs, MEMBER, Of, Spec, flag};
+use dataset::engines::{Action, CounterSpace, Engines, ExistenceSpace, KeyRef, NO_MEMBER, View};
+use phantom::Member;
+use resp::{Args, natural};
+use std::cell::LazyCell;
+
+/// One thing that a request touches.
+pub(crate) enum Touch<'a> {
+    /// A row of counters, or one of its cells.
+    Row(&'a CounterSpace, u64),
+    /// A pair; without a member all pairs of the id.
+    Pair(&'a ExistenceSpace, u64, Option<Member<'a>>),
+    /// What a view shows of an id to a viewer. It is only read.
+    Shown(&'a View, u64, Member<'a>),
+}
+
+impl Touch<'_> {
+    /// Its id.
+    #[inline]
+    pub(crate) fn id(&self) -> u64 {
+        match self {
+            Touch::Row(_, id) | Touch::Pair(_, id, _) | Touch::Shown(_, id, _) => *id,
+        }
+    }
+}
+
+/// What a name in front of ids stands for.
+#[derive(Clone, Copy)]
+enum Named<'a> {
+    Rows(&'a CounterSpace),
+    Pairs(&'a ExistenceSpace),
+    Action(&'a Action),
+    View(&'a View),
+}
+
+/// How far it is known what a request touches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Reach {
+    /// What its keys and ids say, and nothing else.
+    Named,
+    /// Anything: it walks what is there, or changes a schema.
+    Everything,
+}
+
+/// What one request touches. See the top of the file.
+#[derive(Clone, Copy)]
+pub(crate) struct Footprint<'a> {
+    spec: &'a Spec,
+    keys: KeyArgs,
+    /// The position of the name in front of ids.
+    name: usize,
+    args: Args<'a>,
+    engines: &'a Engines,
+}
+
+impl<'a> Footprint<'a> {
+    /// Of a request of this command. Whatever is wrong with its arguments is for the command itself
+    /// to say: what they do not name is not touched.
+    #[inline]
+    pub(crate) fn new(spec: &'a Spec, args: Args<'a>, engines: &'a Engines) -> Footprint<'a> {
+        Footprint { spec, keys: spec.keys, name: 1, args, engines }
+    }
+
+    /// What an option does beside: the action of `FEED.GET ... MARK`.
+    pub(crate) fn marked(&self) -> Option<Footprint<'a>> {
+        let name = mark(self.spec, self.args)?;
+        Some(Footprint { keys: KeyArgs::ids_of(Of::Action), name, ..*self })
+    }
+
+    /// Tells `each` what is touched, with the position of the argument that names it.
+    pub(crate) fn each(&self, each: impl FnMut(usize, Touch<'a>)) {
+        self.walk(|_| None, each);
+    }
+
+    /// As [`Footprint::each`], for the first key or id alone, and the first member behind it: what
+    /// one command in a row of many small ones needs.
+    #[inline]
+    pub(crate) fn first(&self, mut each: impl FnMut(Touch<'a>)) {
+        let each = |_, touch| each(touch);
+        match self.keys {
+            KeyArgs::None => {}
+            KeyArgs::Keys(first, ..) => {
+                let at = first.unsigned_abs() as usize;
+                self.touch_key(at, || self.args.from(at + 1).iter().take(1), each);
+            }
+            KeyArgs::Ids(of, at, _) => {
+                if let (Some(named), Some(id)) = (self.named(of), natural(self.args.at(at))) {
+                    self.touch_id(named, at, id, || Member::parse(self.args.at(MEMBER)), each);
+                }
+            }
+        }
+    }
+
+    /// As [`Footprint::each`], without ids that are younger than anything on the disk. Most ids of
+    /// most requests are, and lie in memory: these cost one look.
+    pub(crate) fn old(&self, mut each: impl FnMut(Touch<'a>)) {
+        self.walk(|named| Some(self.cold_end(named)), |_, touch| each(touch));
+    }
+
+    /// Whether it is known what is touched.
+    pub(crate) fn reach(&self) -> Reach {
+        let any = self.spec.has(flag::READONLY) || self.spec.may_write(self.args);
+        if self.keys == KeyArgs::None && any { Reach::Everything } else { Reach::Named }
+    }
+
+    /// Tells `each` the ids that are named.
+    pub(crate) fn ids(&self, mut each: impl FnMut(u64)) -> Reach {
+        match self.keys {
+            KeyArgs::None => {}
+            KeyArgs::Keys(..) => {
+                key_positions(self.spec, self.args).filter_map(|at| self.key(at)).for_each(
+                    |(KeyRef::Row { id, .. }
+                     | KeyRef::Cell { id, .. }
+                     | KeyRef::Pair { id, .. })| { each(id) },
+                )
+            }
+            KeyArgs::Ids(_, first, step) => {
+                ids(self.args, first, step).for_each(|(_, id)| each(id))
+            }
+        }
+        self.reach()
+    }
+
+    /// What the key at this position names.
+    #[inline]
+    fn key(&self, at: usize) -> Option<KeyRef<'a>> {
+        self.engines.resolve_for(self.spec.is_about_pairs(), self.args.at(at))
+    }
+
+    /// `end`: only ids below it, if any.
+    fn walk(
+        &self,
+        end: impl FnOnce(Named<'a>) -> Option<u64>,
+        mut each: impl FnMut(usize, Touch<'a>),
+    ) {
+        match self.keys {
+            KeyArgs::None => {}
+            KeyArgs::Keys(..) => {
+                // Behind the keys are members, or options, which touch nothing that is there.
+                let behind = LazyCell::new(|| {
+                    key_positions(self.spec, self.args).last().map_or(0, |last| last + 1)
+                });
+                for at in key_positions(self.spec, self.args) {
+                    self.touch_key(at, || self.args.from(*behind).iter(), &mut each);
+                }
+            }
+            KeyArgs::Ids(of, first, step) => {
+                let Some(named) = self.named(of) else { return };
+                let end = end(named);
+                let member = LazyCell::new(|| Member::parse(self.args.at(MEMBER)));
+                ids(self.args, first, step)
+                    .filter(|(_, id)| end.is_none_or(|end| *id < end))
+                    .for_each(|(at, id)| self.touch_id(named, at, id, || *member, &mut each));
+            }
+        }
+    }
+
+    /// The key at this position; `members`: those that the request names.
+    #[inline]
+    fn touch_key<M: ExactSizeIterator<Item = &'a [u8]>>(
+        &self,
+        at: usize,
+        members: impl FnOnce() -> M,
+        mut each: impl FnMut(usize, Touch<'a>),
+    ) {
+        match self.key(at) {
+            Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
+                each(at, Touch::Row(space, id));
+            }
+            Some(KeyRef::Pair { space, id }) if !space.has_members => {
+                each(at, Touch::Pair(space, id, Some(NO_MEMBER)));
+            }
+            Some(KeyRef::Pair { space, id }) => {
+                let members = members();
+                if members.len() == 0 {
+                    each(at, Touch::Pair(space, id, None));
+                }
+                members.for_each(|member| {
+                    each(at, Touch::Pair(space, id, Some(Member::parse(member))));
+                });
+            }
+            None => {}
+        }
+    }
+
+    /// The id at this position.
+    #[inline]
+    fn touch_id(
+        &self,
+        named: Named<'a>,
+        at: usize,
+        id: u64,
+        member: impl FnOnce() -> Member<'a>,
+        mut each: impl FnMut(usize, Touch<'a>),
+    ) {
+        match named {
+            Named::Rows(space) => each(at, Touch::Row(space, id)),
+            Named::Pairs(space) => each(at, Touch::Pair(space, id, Some(member()))),
+            Named::View(view) => each(at, Touch::Shown(view, id, member())),
+            Named::Action(action) => {
+                let (flags, counters) = self.engines.spaces_of(action);
+                each(at, Touch::Pair(flags, id, Some(member())));
+                each(at, Touch::Row(counters, id));
+            }
+        }
+    }
+
+    /// What the name in front of the ids stands for.
+    #[inline]
+    fn named(&self, of: Of) -> Option<Named<'a>> {
+        let name = self.args.at(self.name);
+        match of {
+            Of::Rows => self.engines.counter(name).map(Named::Rows),
+            Of::Pairs => self.engines.existence(name).map(Named::Pairs),
+            Of::Action => self.engines.action(name).map(Named::Action),
+            Of::View => self.engines.view(name).map(Named::View),
+        }
+    }
+
+    /// Below it are the ids of what is on the disk.
+    fn cold_end(&self, named: Named<'a>) -> u64 {
+        let engines = self.engines;
+        match named {
+            Named::Rows(space) => space.cold_end(),
+            Named::Pairs(space) => space.cold().end(),
+            Named::Action(action) => {
+                let (flags, counters) = engines.spaces_of(action);
+                counters.cold_end().max(flags.cold().end())
+            }
+            Named::View(view) => {
+                let rows = engines.sources(view).map(|space| space.cold_end());
+                rows.chain(engines.flags(view).map(|space| space.cold().end())).max().unwrap_or(0)
+            }
+        }
+    }
+}
+
+/// The ids among arguments, with their positions. An argument that is no id is an option.
+#[inline]
+fn ids<'a>(
+    args: Args<'a>,
+    first: usize,
+    step: usize,
+) -> impl Iterator<Item = (usize, u64)> + use<'a> {
+    (first..args.len()).step_by(step).filter_map(move |at| Some((at, natural(args.at(at))?)))
+}
+
+/// The position of the action that a request of this command does beside: `FEED.GET ... MARK`.
+pub(crate) fn mark(spec: &Spec, args: Args<'_>) -> Option<usize> {
+    if !spec.has(flag::MAY_WRITE) {
+        return None;
+    }
+    let mut words = MEMBER + 1..args.len().saturating_sub(1);
+    words.find(|at| args.at(*at).eq_ignore_ascii_case(b"MARK")).map(|at| at + 1)
+}
+
+/// Positions of the keys in a request of this command.
+#[inline]
+pub(crate) fn key_positions(spec: &Spec, args: Args<'_>) -> impl Iterator<Item = usize> + use<> {
+    let (first, last, step) = spec.keys.positions();
+    let count = i64::try_from(args.len()).unwrap_or(i64::MAX);
+    // Of a request that cannot be taken all words count as keys.
+    let numbered =
+        || natural(args.at(1)).and_then(|keys| i64::try_from(keys).ok()).filter(|&keys| keys > 0);
+    let last = match last {
+        _ if spec.name == "sintercard" => numbered().map_or(count, |keys| keys.saturating_add(1)),
+        ..0 => count + i64::from(last),
+        _ => i64::from(last),
+    };
+    let last = last.min(count - 1);
+    let mut at = i64::from(first);
+    std::iter::from_fn(move || {
+        let position = usize::try_from(at).ok().filter(|_| step > 0 && at <= last)?;
+        at += i64::from(step);
+        Some(position)
+    })
+}
