@@ -6,12 +6,15 @@
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
+use harness::in_process::listener;
 use harness::program::{
     FIRST, Likes, Program, SmallDisk, accepts_writes, acknowledged, call, cannot, check, like,
     names, refusal, refused_without_trace, snapshot, text, tidemark, until,
 };
 use redis_protocol::resp2::types::OwnedFrame;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
 use std::time::{Duration, Instant};
 use tidemark_server::cli::client::Client;
 
@@ -23,7 +26,10 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
         };
         let config = tempfile::NamedTempFile::new().unwrap();
         writeln!(&config, "[durability]\nping_fails_with_log = {ping_fails}").unwrap();
-        let options = ["--fsync", "always", "--config", config.path().to_str().unwrap()];
+        let admin = listener().local_addr().unwrap();
+        let port = admin.port().to_string();
+        let file = config.path().to_str().unwrap();
+        let options = ["--fsync", "always", "--config", file, "--admin-port", &port];
         let start = || {
             Program::start_as(&[], disk.path(), &options).unwrap_or_else(|said| panic!("{said:#?}"))
         };
@@ -49,6 +55,7 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
         );
         assert!(acknowledged(&likes) > 100, "the disk was full too early");
         refused_without_trace(&mut client, 5_000_000);
+        says_why_and_not_where(admin, disk.path());
         // What was queued before is refused as a whole, not command by command.
         let exec = call(&mut transaction, "EXEC");
         let why = "EXECABORT Transaction discarded because of: MISCONF ";
@@ -100,6 +107,20 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
         let held = check(program.port, &likes);
         program.kill();
         assert_eq!(check(start().port, &likes), held, "what memory held and what the log holds");
+    }
+}
+
+/// The pages of the admin port that need no login tell of the full disk, and not where the data
+/// are.
+fn says_why_and_not_where(admin: SocketAddr, folder: &Path) {
+    for page in ["/readyz", "/api/status"] {
+        let mut stream = TcpStream::connect(admin).unwrap();
+        write!(stream, "GET {page} HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n")
+            .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.contains("No space left") && answer.contains("log-"), "{answer}");
+        assert!(!answer.contains(folder.to_str().unwrap()), "{answer}");
     }
 }
 

@@ -31,6 +31,7 @@ pub(super) fn status(node: &Arc<Node>) -> Value {
     let saved = sample.saved();
     let engines = node.loaded();
     let trouble = engines.as_ref().and_then(|e| e.cold.trouble.lock().values().next().cloned());
+    let shown = |error: &str| health::as_shown(node, error);
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "port": node.port(),
@@ -39,10 +40,10 @@ pub(super) fn status(node: &Arc<Node>) -> Value {
         "values": values,
         "log": {
             "fsync": node.config().durability.fsync,
-            "refusal": node.durability.refusal(),
+            "refusal": node.durability.refusal().as_deref().map(shown),
         },
-        "snapshot": { "error": saved.error.as_deref() },
-        "cold": { "error": trouble, "io_method": engines.map(|e| e.cold.io_method()) },
+        "snapshot": { "error": saved.error.as_deref().map(shown) },
+        "cold": { "error": trouble.as_deref().map(shown), "io_method": engines.map(|e| e.cold.io_method()) },
         "replication": replication(node),
         "redis": {
             "row_bytes": REDIS_ROW_BYTES,
@@ -69,7 +70,7 @@ fn replication(node: &Node) -> Value {
             "heard_s": link.heard.elapsed().as_secs_f64(),
             "lag_bytes": link.master_end.saturating_sub(end),
             "fetched_bytes": link.fetched,
-            "error": link.error,
+            "error": health::as_shown(node, &link.error),
         })
     });
     let replica = |fed: &Fed| {

@@ -4,9 +4,28 @@ use super::{Answer, text};
 use crate::roles::LinkState;
 use crate::roles::node::Node;
 use hyper::StatusCode;
+use std::path::Path;
 
 /// Why this node should get no traffic now, if it should not.
 pub(super) fn unready(node: &Node) -> Option<String> {
+    reason(node).map(|why| as_shown(node, &why))
+}
+
+/// An error for a page that needs no login: files by their names, without the path of the data
+/// folder. The log of the server has the whole path.
+pub(super) fn as_shown(node: &Node, error: &str) -> String {
+    without_folder(error, &node.config().durability.dir)
+}
+
+fn without_folder(error: &str, folder: &Path) -> String {
+    let folder = folder.display();
+    let shown = format!(" {error}")
+        .replace(&format!(" {folder}/"), " ")
+        .replace(&format!(" {folder}:"), " the data folder:");
+    shown[1..].to_owned()
+}
+
+fn reason(node: &Node) -> Option<String> {
     if node.stop.is_stopped() || node.stop.leaves().is_some() {
         return Some("the server is stopping".to_owned());
     }
@@ -35,5 +54,25 @@ pub(super) fn ready(node: &Node) -> Answer {
     match unready(node) {
         None => text(StatusCode::OK, "ready\n"),
         Some(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_folder;
+    use std::path::Path;
+
+    #[test]
+    fn errors_are_shown_without_the_path_of_the_data_folder() {
+        let shown = |error| without_folder(error, Path::new("/srv/a b/data"));
+        let full = "no room on the disk while writing /srv/a b/data/log-000007: No space left";
+        assert_eq!(shown(full), "no room on the disk while writing log-000007: No space left");
+        assert_eq!(
+            shown("/srv/a b/data/snap-3 is damaged at byte 7: checksum"),
+            "snap-3 is damaged at byte 7: checksum"
+        );
+        assert_eq!(shown("syncing /srv/a b/data: gone"), "syncing the data folder: gone");
+        assert_eq!(shown("the link to the master is down"), "the link to the master is down");
+        assert_eq!(without_folder("the data are read", Path::new("data")), "the data are read");
     }
 }
