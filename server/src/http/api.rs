@@ -43,7 +43,10 @@ pub(super) fn status(node: &Arc<Node>) -> Value {
             "refusal": node.durability.refusal().as_deref().map(shown),
         },
         "snapshot": { "error": saved.error.as_deref().map(shown) },
-        "cold": { "error": trouble.as_deref().map(shown), "io_method": engines.map(|e| e.cold.io_method()) },
+        "cold": {
+            "error": trouble.as_deref().map(shown),
+            "io_method": engines.map(|e| e.cold.io_method()),
+        },
         "replication": replication(node),
         "redis": {
             "row_bytes": REDIS_ROW_BYTES,

@@ -1,145 +1,24 @@
-//! The dashboard in a real browser: Debian's chromium, driven by chromedriver over WebDriver.
+//! The dashboard in a real browser.
 
-use super::admin::{is_there, some_traffic, with_admin};
+use super::admin::{some_traffic, with_admin};
+use super::browser::Browser;
 use redis::cmd;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, Command, Stdio};
-use tidemark_tests::{PATIENCE, TestServer, eventually, listener};
+use std::net::SocketAddr;
+use tidemark_tests::{TestServer, eventually};
 
-/// A browser without a window.
-struct Browser {
-    driver: Child,
-    address: SocketAddr,
-    session: String,
+/// Opens the dashboard, and waits until it has shown the figures.
+fn open(browser: &Browser, address: SocketAddr) {
+    browser.open(&format!("http://{address}/"));
+    browser.wait("the dashboard shows figures", "return Number(document.body.dataset.rounds) >= 1");
 }
 
-impl Browser {
-    fn start() -> Browser {
-        let address = listener().local_addr().unwrap();
-        let driver = Command::new("chromedriver")
-            .arg(format!("--port={}", address.port()))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut browser = Browser { driver, address, session: String::new() };
-        eventually("chromedriver listens", || TcpStream::connect(address).is_ok());
-        let args = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"];
-        let options = json!({ "args": args });
-        let wanted = json!({ "capabilities": { "alwaysMatch": {
-            "goog:chromeOptions": options,
-            "goog:loggingPrefs": { "browser": "ALL" },
-        } } });
-        let answer = browser.call("POST", "/session", &wanted);
-        browser.session = answer["sessionId"].as_str().expect("a session").to_owned();
-        browser
-    }
-
-    /// One WebDriver command: its value.
-    fn call(&self, method: &str, path: &str, body: &Value) -> Value {
-        let body = if method == "GET" { String::new() } else { body.to_string() };
-        let mut stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
-             Content-Length: {}\r\nConnection: close\r\n\r\n",
-            body.len()
-        );
-        stream.write_all(head.as_bytes()).unwrap();
-        stream.write_all(body.as_bytes()).unwrap();
-        // The connection stays open: the head tells how much there is.
-        let mut reader = BufReader::new(stream);
-        let mut length = 0;
-        for line in reader.by_ref().lines().map(Result::unwrap).take_while(|l| !l.is_empty()) {
-            let header = line.to_lowercase();
-            if let Some(value) = header.strip_prefix("content-length:") {
-                length = value.trim().parse().expect("a number");
-            }
-        }
-        let mut text = vec![0; length];
-        reader.read_exact(&mut text).unwrap();
-        let answer: Value = serde_json::from_slice(&text).unwrap();
-        let value = answer["value"].clone();
-        assert!(value.get("error").is_none(), "{method} {path}: {value}");
-        value
-    }
-
-    fn post(&self, path: &str, body: &Value) -> Value {
-        self.call("POST", &format!("/session/{}{path}", self.session), body)
-    }
-
-    /// Runs a function body in the page and gives what it returns.
-    fn run(&self, script: &str) -> Value {
-        self.post("/execute/sync", &json!({ "script": script, "args": [] }))
-    }
-
-    /// A command of Chrome's own protocol.
-    fn chrome(&self, name: &str, params: &Value) {
-        self.post("/goog/cdp/execute", &json!({ "cmd": name, "params": params }));
-    }
-
-    /// The page as wide as this.
-    fn resize(&self, width: u32) {
-        let size =
-            json!({ "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500 });
-        self.chrome("Emulation.setDeviceMetricsOverride", &size);
-    }
-
-    /// Presses keys where the focus is.
-    fn press(&self, keys: &str) {
-        for key in ["keyDown", "keyUp"] {
-            self.chrome(
-                "Input.dispatchKeyEvent",
-                &json!({ "type": key, "key": keys, "code": keys }),
-            );
-        }
-    }
-
-    /// Opens the dashboard, and waits until it has shown the figures.
-    fn open(&self, address: SocketAddr) {
-        self.post("/url", &json!({ "url": format!("http://{address}/") }));
-        self.wait(
-            "the dashboard shows figures",
-            "return Number(document.body.dataset.rounds) >= 1",
-        );
-    }
-
-    fn wait(&self, what: &str, script: &str) {
-        eventually(what, || self.run(script) == json!(true));
-    }
-
-    /// All figures of the page that were made of one value, by their names.
-    fn figures(&self) -> BTreeMap<String, String> {
-        let script = "return Object.fromEntries([...document.querySelectorAll('[data-value]')]\
-             .map(e => [e.dataset.value, e.dataset.raw]))";
-        serde_json::from_value(self.run(script)).unwrap()
-    }
-
-    /// What sticks out of the page on the right, but for what scrolls by itself.
-    fn overflowing(&self) -> Value {
-        self.run(
-            "const wide = [...document.querySelectorAll('body *')].filter(e => \
-             !e.closest('.scroll table, .skip, svg') \
-             && e.getBoundingClientRect().right > innerWidth + 0.5) \
-             .map(e => e.outerHTML.slice(0, 120)); \
-             if (document.documentElement.scrollWidth > innerWidth) wide.push('it scrolls'); \
-             return wide",
-        )
-    }
-}
-
-impl Drop for Browser {
-    fn drop(&mut self) {
-        if !self.session.is_empty() && !std::thread::panicking() {
-            self.call("DELETE", &format!("/session/{}", self.session), &json!({}));
-        }
-        // Its browser ends with it.
-        let _ = self.driver.kill();
-        let _ = self.driver.wait();
-    }
+/// All figures of the page that were made of one value, by their names.
+fn figures(browser: &Browser) -> BTreeMap<String, String> {
+    let script = "return Object.fromEntries([...document.querySelectorAll('[data-value]')]\
+         .map(e => [e.dataset.value, e.dataset.raw]))";
+    serde_json::from_value(browser.run(script)).unwrap()
 }
 
 /// The fields of INFO by the names that the page gives its figures.
@@ -176,9 +55,7 @@ const NOT_OF_INFO: [&str; 6] = [
 
 #[test]
 fn the_dashboard_shows_what_info_tells_and_fits_a_desk_and_a_phone() {
-    if !is_there("chromedriver") || !is_there("chromium") {
-        return;
-    }
+    let Some(browser) = Browser::start() else { return };
     let (server, address) = with_admin(|config| {
         for existence in &mut config.existence {
             existence.pairs_per_table = 1 << 9;
@@ -191,14 +68,13 @@ fn the_dashboard_shows_what_info_tells_and_fits_a_desk_and_a_phone() {
     for id in 501..4000 {
         cmd("FEED.ACT").arg("like").arg(3).arg(id).query::<Vec<Option<i64>>>(&mut c).unwrap();
     }
-    let browser = Browser::start();
     browser.resize(1440);
-    browser.open(address);
+    open(&browser, address);
 
     // Nothing happens: each figure is INFO's, before or after.
     eventually("all figures are those of INFO", || {
         let before = info(&server);
-        let shown = browser.figures();
+        let shown = figures(&browser);
         let after = info(&server);
         let differing: Vec<_> = shown
             .iter()
@@ -214,7 +90,7 @@ fn the_dashboard_shows_what_info_tells_and_fits_a_desk_and_a_phone() {
         assert!(shown.len() > 25, "{shown:?}");
         differing.is_empty()
     });
-    let figures = browser.figures();
+    let figures = figures(&browser);
     let told = info(&server);
     let of = |space: &str| told[&format!("existence_{space}.pairs")].parse::<u64>().unwrap();
     let pairs = of("liked") + of("reposted") + of("read");
@@ -225,16 +101,9 @@ fn the_dashboard_shows_what_info_tells_and_fits_a_desk_and_a_phone() {
     walks_along_a_ring(&browser);
     inspects_a_page(&browser, &server);
 
-    let log = browser.post("/se/log", &json!({ "type": "browser" }));
-    let severe: Vec<&Value> = log
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter(|line| line["level"] == "SEVERE")
-        // The query that is refused on purpose.
-        .filter(|line| !line["message"].as_str().unwrap().contains("ids=x"))
-        .collect();
-    assert!(severe.is_empty(), "{severe:?}");
+    // But for the query that is refused on purpose.
+    let errors = browser.errors();
+    assert!(errors.iter().all(|error| error.contains("ids=x")), "{errors:?}");
 }
 
 fn fits_and_is_accessible(browser: &Browser) {
@@ -243,20 +112,8 @@ fn fits_and_is_accessible(browser: &Browser) {
         browser.wait("it is drawn anew", "return document.querySelector('#rates svg') !== null");
         assert_eq!(browser.overflowing(), json!([]), "{width} px");
     }
-    let nameless = browser.run(
-        "return [...document.querySelectorAll('button, input, select, a, [role=img], \
-         [role=slider], [role=region]')].filter(e => !(e.getAttribute('aria-label') \
-         || e.getAttribute('aria-labelledby') || e.labels?.length || e.textContent.trim())) \
-         .map(e => e.outerHTML.slice(0, 100))",
-    );
-    assert_eq!(nameless, json!([]), "each control has an accessible name");
-    let background = || browser.run("return getComputedStyle(document.body).backgroundColor");
-    let dark = |scheme: &str| {
-        let features = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
-        browser.chrome("Emulation.setEmulatedMedia", &features);
-        background()
-    };
-    assert_ne!(dark("light"), dark("dark"));
+    assert_eq!(browser.nameless(), json!([]), "each control has an accessible name");
+    assert_ne!(browser.background("light"), browser.background("dark"));
 }
 
 fn walks_along_a_ring(browser: &Browser) {

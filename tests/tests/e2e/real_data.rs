@@ -14,9 +14,39 @@ use tidemark_server::cli::import::{ImportArgs, run};
 use tidemark_tests::{TestServer, reposts};
 
 /// The real data set, found from the repository or from a folder of worktrees beside it.
-fn real_file() -> Option<PathBuf> {
+pub(super) fn real_file() -> Option<PathBuf> {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().map(|a| a.join("shared/data/weibo_reposts.csv.gz")).find(|p| p.exists())
+}
+
+/// A generated file of the same shape.
+pub(super) fn generated_file(folder: &Path, originals: usize) -> PathBuf {
+    let path = folder.join("reposts.csv.gz");
+    let file = std::fs::File::create(&path).unwrap();
+    let mut gz = flate2::write::GzEncoder::new(file, flate2::Compression::fast());
+    gz.write_all(reposts::csv(7, originals).as_bytes()).unwrap();
+    gz.finish().unwrap();
+    path
+}
+
+/// What is true, by plain sets: the users that reposted each post; how many events, and originals,
+/// the file has.
+pub(super) fn reposters(path: &Path) -> (BTreeMap<u64, HashSet<u64>>, u64, u64) {
+    let mut users: BTreeMap<u64, HashSet<u64>> = BTreeMap::new();
+    let (mut events, mut originals) = (0, 0);
+    let file = std::fs::File::open(path).unwrap();
+    for line in BufReader::new(MultiGzDecoder::new(file)).lines().skip(1) {
+        let line = line.unwrap();
+        let columns: Vec<&str> = line.split(',').collect();
+        match columns[2].parse() {
+            Ok(origin) => {
+                users.entry(origin).or_default().insert(columns[3].parse().unwrap());
+                events += 1;
+            }
+            Err(_) => originals += 1,
+        }
+    }
+    (users, events, originals)
 }
 
 /// `tidemark import FILE` into that server.
@@ -37,11 +67,7 @@ fn import(server: &TestServer, file: PathBuf) -> tidemark_server::cli::import::S
 #[test]
 fn generated_reposts_are_counted_once_per_user() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("reposts.csv.gz");
-    let file = std::fs::File::create(&path).unwrap();
-    let mut gz = flate2::write::GzEncoder::new(file, flate2::Compression::fast());
-    gz.write_all(reposts::csv(7, 500).as_bytes()).unwrap();
-    gz.finish().unwrap();
+    let path = generated_file(folder.path(), 500);
     let (posts, pairs, events) = reposts_are_counted_once_per_user(&path);
     assert_eq!(posts, 500);
     assert!((10_000..40_000).contains(&events), "{events}");
@@ -59,21 +85,7 @@ fn real_reposts_are_counted_once_per_user() {
 
 /// Imports a file and checks every counter and flag; posts, pairs and events that it has.
 fn reposts_are_counted_once_per_user(path: &Path) -> (usize, u64, u64) {
-    // What is true, by plain sets.
-    let mut users: BTreeMap<u64, HashSet<u64>> = BTreeMap::new();
-    let (mut events, mut originals) = (0, 0);
-    let file = std::fs::File::open(path).unwrap();
-    for line in BufReader::new(MultiGzDecoder::new(file)).lines().skip(1) {
-        let line = line.unwrap();
-        let columns: Vec<&str> = line.split(',').collect();
-        match columns[2].parse() {
-            Ok(origin) => {
-                users.entry(origin).or_default().insert(columns[3].parse().unwrap());
-                events += 1;
-            }
-            Err(_) => originals += 1,
-        }
-    }
+    let (users, events, originals) = reposters(path);
     let pairs: u64 = users.values().map(|u| u.len() as u64).sum();
 
     let server = TestServer::start();

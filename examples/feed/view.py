@@ -1,0 +1,122 @@
+"""The pages as HTML. What comes from outside goes through `escape`, or is a number."""
+
+from html import escape
+from pathlib import Path
+from urllib.parse import urlencode
+
+CSS = Path(__file__).with_name("feed.css").read_text(encoding="utf-8")
+
+ICONS = {
+    "heart": "M12 20.5 4.6 13a4.9 4.9 0 0 1 7-6.9l.4.5.4-.5a4.9 4.9 0 0 1 7 6.9z",
+    "repost": "M4 10V9a3 3 0 0 1 3-3h12m-3-3 3 3-3 3M20 14v1a3 3 0 0 1-3 3H5m3 3-3-3 3-3",
+    "comment": "M4 5h16v11H11l-5 4v-4H4z",
+    "read": "M2 12c5-8 15-8 20 0-5 8-15 8-20 0zm10 3a3 3 0 1 0 0-6 3 3 0 0 0 0 6z",
+}
+
+
+def icon(name):
+    return f'<svg class="icon" viewBox="0 0 24 24" aria-hidden="true"><path d="{ICONS[name]}"/></svg>'
+
+
+def address(author=None, before=None, post=None, path="/"):
+    """The address of a page, of all posts or of one author's, and of a post in it."""
+    query = urlencode({name: value for name, value in (("author", author), ("before", before)) if value is not None})
+    return f"{path}{'?' if query else ''}{query}{f'#p{post}' if post is not None else ''}"
+
+
+def document(title, content, viewer=None):
+    who = f'<p class="viewer">Reading as <b>{escape(viewer)}</b>, <a href="#viewer">change</a></p>' if viewer else ""
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="/feed.css">
+</head>
+<body>
+<a class="skip" href="#main">Skip to the posts</a>
+<header class="top"><h1><a href="/">Feed</a></h1>{who}</header>
+<main id="main">
+{content}
+</main>
+</body>
+</html>
+"""
+
+
+def viewer_form(label):
+    return f"""<form class="choose" method="post" action="/viewer">
+<label>{label} <input id="viewer" name="viewer" required maxlength="64" autocomplete="off" placeholder="7"></label>
+<button>Read</button>
+</form>"""
+
+
+def sign_in():
+    note = "Any number or name: an example asks for no password."
+    return document("Feed", f"<h2>Who is reading?</h2>\n{viewer_form('Viewer')}\n<p class='note'>{note}</p>")
+
+
+def message(text):
+    return document("Feed", f'<p class="alert" role="alert">{escape(text)}</p>\n<p><a href="/">To the feed</a></p>')
+
+
+def timeline(viewer, posts, rows, counts, author, before, has_older, took_s):
+    title = "Newest posts" if author is None else f"Posts of user {author}"
+    cards = [card(post, row, counts[post.author], author, before) for post, row in zip(posts, rows)]
+    links = []
+    if author is not None:
+        links.append('<a href="/">All posts</a>')
+    if before is not None:
+        links.append(f'<a href="{escape(address(author))}">Newest</a>')
+    if has_older:
+        links.append(f'<a rel="next" href="{escape(address(author, posts[-1].id))}">Older posts</a>')
+    request = f"FEED.GET home {escape(viewer)} &lt;{plural(len(posts), 'id')}&gt; MARK read"
+    content = f"""<h2>{title}</h2>
+{"".join(cards)}
+<nav class="pages" aria-label="Pages">{" ".join(links)}</nav>
+<footer>
+<p><code>{request}</code><br>
+One request for all hearts, counts and read marks. With the authors' counters one round trip: {took_s * 1000:.1f} ms.</p>
+{viewer_form("Read as another viewer")}
+</footer>"""
+    return document(title, content, viewer)
+
+
+def card(post, row, author_posts, author, before):
+    heart = row.liked == 1
+    action = address(author, before, path="/unlike" if heart else "/like")
+    label = f"{'Take back the like of' if heart else 'Like'} post {post.id}, {plural(row.likes, 'like')}"
+    # Unknown: the post is so old that its likers are forgotten, and a like would not count.
+    off = " disabled title='too old to be liked'" if row.liked is None else ""
+    seen = "<span class='seen'>read before</span>" if row.read else "<span class='seen new'>new</span>"
+    return f"""<article id="p{post.id}" class="post" data-post="{post.id}" aria-label="Post {post.id}">
+<header>{avatar(post.author)}
+<p><a class="author" href="{escape(address(post.author))}">user {post.author}</a>
+<small>{plural(author_posts, "post")}</small><br>
+<small><time datetime="{post.at.isoformat()}">{post.at:%d %b %Y, %H:%M}</time> {seen}</small></p></header>
+<p class="text">Post {post.id}</p>
+<div class="counts">
+<form method="post" action="{escape(action)}"><input type="hidden" name="post" value="{post.id}">
+<button class="like" aria-pressed="{"true" if heart else "false"}" aria-label="{label}"{off}>{icon("heart")} {row.likes:,}</button></form>
+{count("repost", row.reposts)} {count("comment", row.comments)} {count("read", row.reads)}
+</div>
+</article>
+"""
+
+
+def count(name, value):
+    return f'<span class="count" data-count="{name}">{icon(name)} {value:,}<span class="unseen"> {name}s</span></span>'
+
+
+def plural(number, word):
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def avatar(author):
+    """A disc in a colour of its own. Its colour is an attribute: the page allows no inline styles."""
+    return (
+        f'<svg class="avatar" viewBox="0 0 40 40" aria-hidden="true"><circle cx="20" cy="20" r="20" '
+        f'fill="hsl({author * 47 % 360} 45% 45%)"/><text x="20" y="26" text-anchor="middle">{author % 100:02}</text></svg>'
+    )

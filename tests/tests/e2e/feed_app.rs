@@ -1,0 +1,293 @@
+//! The application of `examples/feed`: in a real browser, and by plain HTTP what a browser does not
+//! do by itself.
+
+use super::browser::{Browser, ENTER};
+use super::real_data::{generated_file, real_file, reposters};
+use redis::{Commands, cmd};
+use serde_json::json;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use tidemark_tests::{PATIENCE, TestServer, eventually, listener};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+}
+
+/// The application as a program of its own.
+struct App {
+    child: Child,
+    address: String,
+    said: Vec<String>,
+}
+
+impl App {
+    fn start(port: u16, change: impl Fn(&mut Command)) -> App {
+        let mut python = Command::new(root().join("target/clients/redis-py-5/bin/python"));
+        python.arg("-B").arg(root().join("examples/feed/app.py"));
+        python.args(["--port", "0", "--url", &format!("redis://127.0.0.1:{port}")]);
+        change(&mut python);
+        let mut child = python
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|e| panic!("{python:?}: {e}: run tests/clients/setup once"));
+        let mut said = vec![];
+        for line in BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap) {
+            said.push(line);
+            let address = said.last().and_then(|line| line.strip_prefix("The feed: http://"));
+            if let Some(address) = address.and_then(|rest| rest.split('/').next()) {
+                let address = address.to_owned();
+                return App { child, address, said };
+            }
+        }
+        let _ = child.wait();
+        panic!("{python:?} ended: {said:?}");
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}/", self.address)
+    }
+
+    /// One request: status line and headers, and the body.
+    fn request(&self, method: &str, path: &str, headers: &[&str], body: &str) -> (String, String) {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut text = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\n", self.address);
+        for header in headers {
+            text += &format!("{header}\r\n");
+        }
+        text += &format!("Content-Length: {}\r\n\r\n{body}", body.len());
+        stream.write_all(text.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (format!("{head}\r\n"), body.to_owned())
+    }
+
+    /// The cookie of a viewer, as a header.
+    fn sign_in(&self, viewer: &str) -> String {
+        let (head, _) = self.request("POST", "/viewer", &[], &format!("viewer={viewer}"));
+        assert!(head.contains(" 303 "), "{head}");
+        let cookie = head.lines().find_map(|line| line.strip_prefix("Set-Cookie: ")).unwrap();
+        assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Lax"), "{cookie}");
+        format!("Cookie: {}", cookie.split(';').next().unwrap())
+    }
+
+    /// The posts of the first page.
+    fn posts(&self, cookie: &str) -> Vec<u64> {
+        let (_, page) = self.request("GET", "/", &[cookie], "");
+        let ids = page.split("data-post=\"").skip(1);
+        ids.map(|rest| rest.split('"').next().unwrap().parse().unwrap()).collect()
+    }
+}
+
+impl Drop for App {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Likes, and whether the heart of this viewer is set.
+fn likes(server: &TestServer, viewer: &str, post: u64) -> (i64, bool) {
+    let mut c = server.connection();
+    let page: Vec<Vec<Option<i64>>> =
+        cmd("FEED.GET").arg("home").arg(viewer).arg(post).query(&mut c).unwrap();
+    (page[0][0].unwrap(), page[0][4] == Some(1))
+}
+
+/// Signs in by the form, with the keyboard alone, and waits for the page of this viewer.
+fn read_as(browser: &Browser, app: &App, viewer: &str) {
+    browser.open(&app.url());
+    browser.type_into("input[name=viewer]", &format!("{viewer}{ENTER}"));
+    let shown = "document.querySelector('.viewer b')?.textContent";
+    browser.wait("the page is this viewer's", &format!("return {shown} === {}", json!(viewer)));
+}
+
+/// What the card of a post shows: pressed, likes, reads, and whether it is new.
+fn card(browser: &Browser, post: u64) -> (bool, String, String, bool) {
+    let script = format!(
+        "const card = document.getElementById('p{post}'), like = card.querySelector('.like'); \
+         return [like.getAttribute('aria-pressed') === 'true', like.textContent.trim(), \
+         card.querySelector('[data-count=read]').firstElementChild.nextSibling.data.trim(), \
+         card.querySelector('.seen').textContent === 'new']"
+    );
+    serde_json::from_value(browser.run(&script)).unwrap()
+}
+
+/// Presses the heart with the keyboard, and waits until the page has it so.
+fn press_heart(browser: &Browser, post: u64, then: bool) {
+    browser.type_into(&format!("#p{post} .like"), &ENTER.to_string());
+    let pressed = format!("#p{post} .like[aria-pressed={then}]");
+    browser.wait("the heart", &format!("return !!document.querySelector('{pressed}')"));
+}
+
+#[test]
+fn a_like_moves_the_count_and_the_heart_is_its_viewers() {
+    let Some(browser) = Browser::start() else { return };
+    let server = TestServer::start();
+    let app = App::start(server.port(), |_| {});
+    let post = app.posts(&app.sign_in("nobody"))[1];
+    let card = |browser: &Browser| card(browser, post);
+    let shown = |heart, likes: &str, reads: &str, new| (heart, likes.into(), reads.into(), new);
+
+    browser.resize(1440);
+    read_as(&browser, &app, "7");
+    assert_eq!(card(&browser), shown(false, "0", "1", true));
+    press_heart(&browser, post, true);
+    assert_eq!(card(&browser), shown(true, "1", "2", false), "read by the first visit");
+    assert_eq!(likes(&server, "7", post), (1, true));
+    browser.post("/refresh", &json!({}));
+    assert_eq!(card(&browser), shown(true, "1", "2", false));
+
+    // A second viewer, of a name that would be markup.
+    let second = "<b id=x>Ann</b>\"'&";
+    read_as(&browser, &app, second);
+    assert_eq!(browser.run("return document.getElementById('x')"), json!(null));
+    assert_eq!(card(&browser), shown(false, "1", "2", true));
+    press_heart(&browser, post, true);
+    assert_eq!(card(&browser), shown(true, "2", "3", false));
+    assert_eq!(likes(&server, second, post), (2, true));
+
+    read_as(&browser, &app, "7");
+    assert_eq!(card(&browser), shown(true, "2", "3", false));
+    press_heart(&browser, post, false);
+    assert_eq!(card(&browser), shown(false, "1", "3", false));
+    assert_eq!(likes(&server, "7", post), (1, false));
+
+    looks_right(&browser);
+    // To older posts, and to an author's: the counter of the author has as many as there are.
+    browser.run("document.querySelector('a[rel=next]').click()");
+    browser.wait("older posts", "return location.search.startsWith('?before=')");
+    assert_eq!(browser.run("return document.querySelectorAll('.post.post').length"), json!(20));
+    browser.run("document.querySelector('.author').click()");
+    browser.wait("an author's posts", "return location.search.startsWith('?author=')");
+    let cards = browser.run("return document.querySelectorAll('.post').length").as_u64().unwrap();
+    let told = browser.run("return document.querySelector('.post small').textContent");
+    assert_eq!(told.as_str().unwrap().split(' ').next().unwrap(), cards.to_string());
+    let errors = browser.errors();
+    assert!(errors.is_empty(), "{errors:?}");
+}
+
+fn looks_right(browser: &Browser) {
+    for width in [1440, 390] {
+        browser.resize(width);
+        assert_eq!(browser.overflowing(), json!([]), "{width} px");
+    }
+    assert_eq!(browser.nameless(), json!([]), "each control has an accessible name");
+    assert_ne!(browser.background("light"), browser.background("dark"));
+}
+
+#[test]
+fn forms_of_other_sites_and_forged_cookies_change_nothing() {
+    let server = TestServer::start();
+    let app = App::start(server.port(), |_| {});
+    let cookie = app.sign_in("7");
+    let post = app.posts(&cookie)[0];
+    let form = format!("post={post}");
+    let like = |headers: &[&str], body: &str| app.request("POST", "/like", headers, body).0;
+
+    for from in ["Sec-Fetch-Site: cross-site", "Sec-Fetch-Site: same-site", "Origin: http://evil"] {
+        assert!(like(&[&cookie, from], &form).contains(" 403 "), "{from}");
+    }
+    let forged = cookie.replace("viewer=7", "viewer=8");
+    assert!(app.posts(&forged).is_empty(), "a forged cookie is none");
+    assert!(like(&[&forged], &form).contains("Location: /\r\n"));
+    assert!(like(&[&cookie], "post=1").contains(" 404 "));
+    assert!(like(&[&cookie], "post=1%0d%0aX: y").contains(" 404 "));
+    assert!(like(&[&cookie], &"x".repeat(5_000)).contains(" 413 "));
+    let (head, _) = app.request("GET", "/like?post=1", &[&cookie], "");
+    assert!(head.contains(" 404 "), "a GET likes nothing");
+    assert_eq!(likes(&server, "7", post), (0, false));
+
+    // A form that is sent again, or by a page that is out of date, counts once.
+    let own = format!("Origin: http://{}", app.address);
+    for from in [own.as_str(), "Sec-Fetch-Site: same-origin", &own] {
+        let head = like(&[&cookie, from], &form);
+        assert!(head.contains(&format!("Location: /#p{post}\r\n")), "{head}");
+        assert!(head.contains("Content-Security-Policy: default-src 'none'"), "{head}");
+    }
+    assert_eq!(likes(&server, "7", post), (1, true));
+}
+
+#[test]
+fn a_post_below_the_horizon_has_a_heart_that_cannot_be_pressed() {
+    let server = TestServer::with(|config| {
+        for existence in &mut config.existence {
+            existence.pairs_per_table = 1 << 9;
+            existence.max_tables = 2;
+        }
+    });
+    let app = App::start(server.port(), |_| {});
+    let cookie = app.sign_in("7");
+    let post = app.posts(&cookie)[0];
+    let mut c = server.connection();
+    for id in 1..4_000 {
+        let like =
+            cmd("FEED.ACT").arg("like").arg(3).arg(post + id).query::<Vec<Option<i64>>>(&mut c);
+        like.unwrap();
+    }
+    let (_, page) = app.request("GET", "/", &[&cookie], "");
+    assert!(page.contains("disabled title='too old to be liked'"), "{page}");
+    let (head, _) = app.request("POST", "/like", &[&cookie], &format!("post={post}"));
+    assert!(head.contains(" 303 "), "{head}");
+    assert_eq!(likes(&server, "7", post), (0, false));
+}
+
+/// The real data set, on machines that have it. The counts are those of plain sets, but for first
+/// reposts that were taken for repeated ones; loaded twice, they are the same.
+#[test]
+fn a_file_of_reposts_is_shown_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = real_file().unwrap_or_else(|| generated_file(folder.path(), 100));
+    let (users, ..) = reposters(&file);
+    let newest: Vec<u64> = users.keys().rev().take(20).copied().collect();
+    let server = TestServer::start();
+    for round in 1..=2 {
+        let app = App::start(server.port(), |python| {
+            python.arg("--data").arg(&file);
+        });
+        assert!(app.said[0].ends_with(" reposts are loaded."), "{:?}", app.said);
+        assert_eq!(app.posts(&app.sign_in("7")), newest, "newest first");
+        let mut c = server.connection();
+        for (post, users) in &users {
+            let count: usize = c.hget(format!("post:{post}"), "repost").unwrap();
+            let all = users.len();
+            assert!((all.saturating_sub(2)..=all).contains(&count), "{round}: {count} of {all}");
+        }
+    }
+}
+
+#[test]
+fn the_application_starts_a_server_and_ends_it() {
+    let free = listener();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let mut app = App::start(port, |python| {
+        python.env("TIDEMARK", harness::program());
+    });
+    assert!(app.said[0].starts_with("Started "), "{:?}", app.said);
+    assert_eq!(app.posts(&app.sign_in("7")).len(), 20);
+    let stop = Command::new("kill").args(["-TERM", &app.child.id().to_string()]).status();
+    assert!(stop.unwrap().success());
+    assert!(app.child.wait().unwrap().success());
+    eventually("the server has ended", || TcpStream::connect(("127.0.0.1", port)).is_err());
+}
+
+/// Without a server and without a program, it says what to do.
+#[test]
+fn the_application_says_what_it_lacks() {
+    let port = listener().local_addr().unwrap().port();
+    let python = root().join("target/clients/redis-py-new/bin/python");
+    let done = Command::new(python)
+        .arg("-B")
+        .arg(root().join("examples/feed/app.py"))
+        .args(["--url", &format!("redis://:wrong@127.0.0.1:{port}")])
+        .env("TIDEMARK", "/nowhere/tidemark")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(!done.status.success() && !said.contains("Traceback"), "{said}");
+    assert!(said.contains("/nowhere/tidemark"), "{said}");
+}
