@@ -160,14 +160,3 @@ fn ten_times_the_posts_take_ten_times_the_memory() {
         near(all.name, all.bytes / 10.0, tenth.bytes);
     }
 }
-
-/// What docs/sizing.md shows of it is what the program prints.
-#[test]
-fn documentation_shows_what_the_program_prints() {
-    let page = include_str!("../../docs/sizing.md");
-    let (_, rest) = page.split_once("$ tidemark ").expect("docs/sizing.md shows a run");
-    let (command, rest) = rest.split_once('\n').unwrap();
-    let (shown, _) = rest.split_once("```").unwrap();
-    let printed = Command::new(harness::program()).args(command.split(' ')).output().unwrap();
-    assert_eq!(String::from_utf8(printed.stdout).unwrap().trim(), shown.trim());
-}

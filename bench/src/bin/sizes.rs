@@ -1,0 +1,218 @@
+//! What a post and a flag take by how many there are, beside redis-server.
+//!
+//! `cargo run --release -p tidemark-bench --bin sizes > docs/performance/sizes.md`
+//!
+//! The engines are filled with the settings of the default configuration; everything that they
+//! hold is counted, the newest table and what is empty in it, too. Redis has a hash of four fields
+//! per post and a set per post for its flags, and is loaded at the smaller sizes. What is larger
+//! than the largest size is computed as `tidemark size` does.
+
+use clap::Parser;
+use std::error::Error;
+use std::process::{Command, Stdio};
+use tidemark_bench::play::{make_room, row_redis, take_all, text};
+use tidemark_bench::server::Server;
+use tidemark_server::cli::client::Client;
+use tidemark_server::cli::day;
+use tidemark_server::cli::size::{Plan, SizeArgs};
+use tidemark_server::config::Config;
+
+/// Fills both with as many posts and flags, and prints the table of docs/performance/sizes.md.
+#[derive(Parser)]
+struct Arguments {
+    /// How many posts, and flags, to measure.
+    #[arg(long, value_delimiter = ',', default_values_t = [1_000_000, 10_000_000, 100_000_000])]
+    entries: Vec<u64>,
+    /// Redis is loaded up to this size, and taken to need as much per entry at larger ones.
+    #[arg(long, default_value_t = 10_000_000)]
+    redis_up_to: u64,
+    /// Computed, not loaded.
+    #[arg(long, default_value_t = 10_000_000_000)]
+    computed: u64,
+    /// The peer.
+    #[arg(long, default_value = "redis-server")]
+    redis: std::path::PathBuf,
+}
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+const SEED: u64 = 20_260_103;
+/// Ids from one post to the next.
+const GAP: u64 = 4_194;
+const FLAGS_PER_POST: u64 = 10;
+/// Most flags come to posts that are not older than this many.
+const RECENT_POSTS: f64 = 20_000.0;
+const USERS: u64 = 50_000_000;
+
+/// Bytes of a post's four counters, and bits of a flag.
+#[derive(Clone, Copy)]
+struct PerEntry {
+    post_bytes: f64,
+    flag_bits: f64,
+}
+
+/// The id of the nth post.
+fn post(index: u64) -> u64 {
+    3_631_614_501_919_378 + index * GAP
+}
+
+/// Counts as posts have them: endless.
+fn counts() -> impl Iterator<Item = [u64; 4]> {
+    let posts = day::posts(SEED, 200_000);
+    posts.into_iter().map(|post| post.counts).collect::<Vec<_>>().into_iter().cycle()
+}
+
+/// Post and user of each flag, about in the order of the posts: endless.
+fn flags() -> impl Iterator<Item = (u64, u64)> {
+    let mut rng = fastrand::Rng::with_seed(SEED);
+    (0..).map(move |n: u64| {
+        let age = (rng.f64().powi(3) * RECENT_POSTS) as u64;
+        (post((n / FLAGS_PER_POST).saturating_sub(age)), rng.u64(0..USERS))
+    })
+}
+
+fn ours(entries: u64) -> Outcome<PerEntry> {
+    let config = Config::default();
+    let (made, schema) = (&config.counter[0], counter::Schema::parse(&config.counter[0].fields)?);
+    let rows_per_table = made.rows_per_table;
+    let options = counter::Options { rows_per_table, ..counter::Options::new(schema) };
+    let space = counter::Space::new(options)?;
+    for (index, row) in (0..entries).zip(counts()) {
+        let cells: [(usize, i64); 4] = std::array::from_fn(|field| (field, row[field] as i64));
+        space.set(post(index), &cells)?;
+        if index % 256 == 0 && space.wants_maintenance() {
+            space.maintain();
+        }
+    }
+    while space.maintain() {}
+    let post_bytes = space.memory_bytes() as f64 / space.rows() as f64;
+    drop(space);
+
+    let made = &config.existence[0];
+    let space = phantom::Space::new(phantom::Options {
+        false_positive_rate: made.false_positive_rate,
+        pairs_per_table: made.pairs_per_table,
+        max_tables: usize::try_from(made.max_tables)?,
+        ..phantom::Options::default()
+    })?;
+    for (id, user) in flags().take(usize::try_from(entries)?) {
+        space.add(id, &user.into())?;
+    }
+    while space.maintain() {}
+    let flag_bits = space.memory_bytes() as f64 * 8.0 / space.pairs() as f64;
+    Ok(PerEntry { post_bytes, flag_bits })
+}
+
+/// Bytes per entry that a fresh Redis takes for what `load` pushes, and its version.
+fn redis(
+    program: &std::path::Path,
+    entries: u64,
+    load: impl Fn(&mut Client) -> std::io::Result<()>,
+) -> Outcome<(f64, String)> {
+    let program = program.to_path_buf();
+    let server = Server::new(&std::env::temp_dir(), move |folder, port| {
+        let mut command = Command::new(&program);
+        command.args(["--port", &port.to_string(), "--save", ""]).arg("--dir").arg(folder);
+        command.stdout(Stdio::null());
+        command
+    })?;
+    // A connection has buffers until it is gone.
+    let used = || loop {
+        if server.info("connected_clients")? == "1" {
+            return Ok::<f64, Box<dyn Error>>(server.info("used_memory")?.parse()?);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    };
+    let empty = used()?;
+    let mut client = server.client()?;
+    load(&mut client)?;
+    // A table of keys that has grown is moved by each lookup a step, and the old one goes at the
+    // end.
+    for _ in 0..entries {
+        client.push(&[b"EXISTS", b"none"]);
+        make_room(&mut client)?;
+    }
+    take_all(&mut client)?;
+    drop(client);
+    Ok(((used()? - empty) / entries as f64, server.info("redis_version")?))
+}
+
+fn theirs(program: &std::path::Path, entries: u64) -> Outcome<(PerEntry, String)> {
+    let (post_bytes, version) = redis(program, entries, |client| {
+        for (index, row) in (0..entries).zip(counts()) {
+            let [like, repost, comment, read] = row.map(text);
+            row_redis(client, post(index), [&like, &repost, &comment, &read]);
+            make_room(client)?;
+        }
+        Ok(())
+    })?;
+    let (flag_bytes, _) = redis(program, entries, |client| {
+        for ((id, user), _) in flags().zip(0..entries) {
+            client.push(&[b"SADD", format!("liked:{id}").as_bytes(), &text(user)]);
+            make_room(client)?;
+        }
+        Ok(())
+    })?;
+    Ok((PerEntry { post_bytes, flag_bits: flag_bytes * 8.0 }, version))
+}
+
+/// As `tidemark size` has it, for so many posts and one flag for each, all in memory.
+fn computed(entries: u64) -> Outcome<PerEntry> {
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        size: SizeArgs,
+    }
+    let days = "--retention-days 1 --memory-days 1 --like-days 1 --likes-per-post 1";
+    let words = format!("size --posts-per-day {entries} {days}");
+    let plan = Plan::of(&Cli::parse_from(words.split(' ')).size)?;
+    Ok(PerEntry {
+        post_bytes: plan.row_memory / plan.rows,
+        flag_bits: plan.flags[0].bytes * 8.0 / plan.flags[0].flags,
+    })
+}
+
+/// 1000000 as `1,000,000`.
+fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let groups: Vec<&str> =
+        digits.as_bytes().rchunks(3).rev().filter_map(|g| std::str::from_utf8(g).ok()).collect();
+    groups.join(",")
+}
+
+fn main() -> Outcome<()> {
+    let arguments = Arguments::parse();
+    let mut peer: Option<(PerEntry, String)> = None;
+    let mut rows = vec![];
+    let mut row = |entries: u64, ours: PerEntry, peer: PerEntry, how: &str| {
+        rows.push(format!(
+            "| {} | {:.1} | {:.1} | {:.1} | {:.1} | {how} |",
+            grouped(entries),
+            ours.post_bytes,
+            peer.post_bytes,
+            ours.flag_bits,
+            peer.flag_bits
+        ));
+    };
+    for entries in arguments.entries {
+        let measures_redis = entries <= arguments.redis_up_to || peer.is_none();
+        if measures_redis {
+            peer = Some(theirs(&arguments.redis, entries)?);
+        }
+        let known = peer.as_ref().ok_or("no size was named")?.0;
+        let how = if measures_redis { "both measured" } else { "Redis as above" };
+        row(entries, ours(entries)?, known, how);
+    }
+    let (known, version) = peer.ok_or("no size was named")?;
+    row(arguments.computed, computed(arguments.computed)?, known, "computed; Redis as above");
+    println!("# Memory by size\n");
+    println!("Printed by `cargo run --release -p tidemark-bench --bin sizes`, on one machine.");
+    println!("Posts have four counters, and there are as many flags as posts, ten on each post.");
+    println!("Everything that the tables of the default settings take is counted.");
+    println!("Redis {version} has a hash per post, and a set per post for its flags.");
+    println!("The last line is computed as `tidemark size` does.\n");
+    println!("| posts, and flags | bytes per post | Redis | bits per flag | Redis | how |");
+    println!("|---|---|---|---|---|---|");
+    println!("{}", rows.join("\n"));
+    Ok(())
+}
