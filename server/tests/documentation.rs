@@ -88,8 +88,7 @@ fn command(line: &str) -> (&str, &str) {
 }
 
 fn elsewhere(text: &str) -> Option<&'static str> {
-    let hit = ELSEWHERE.iter().map(|(what, _)| *what).find(|what| text.starts_with(what));
-    hit
+    ELSEWHERE.iter().map(|(what, _)| *what).find(|what| text.starts_with(what))
 }
 
 /// Ports of the pages, and those of this test.
@@ -322,12 +321,21 @@ fn pages() -> Vec<PathBuf> {
     found
 }
 
+/// The text of a page, with the file that it includes, as mdBook shows it.
+fn included(path: &Path) -> String {
+    let read = |path: &Path| std::fs::read_to_string(root().join(path)).unwrap();
+    let text = read(path);
+    let Some((before, rest)) = text.split_once("{{#include ") else { return text };
+    let (file, after) = rest.split_once("}}").unwrap();
+    [before, &read(&path.parent().unwrap().join(file)), after].concat()
+}
+
 #[test]
 fn command_lines_of_the_documentation_run() {
     let mut used = BTreeSet::new();
     let mut all = 0;
     for path in pages() {
-        let text = std::fs::read_to_string(root().join(&path)).unwrap();
+        let text = included(&path);
         if text.contains("```") {
             // Says which page it was, if a line fails.
             eprintln!("{}", path.display());
