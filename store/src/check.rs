@@ -10,12 +10,14 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::sync::Arc;
 
+use crate::backup::Backup;
 use crate::batch::Lineage;
 use crate::cold::{ColdFile, PageFile, is_pages, parse_cold_name};
+use crate::copy::check_of;
 use crate::disk::{Disk, LOCK, TEMPORARY};
 use crate::error::{Error, Result};
 use crate::frame::Check;
-use crate::manifest::{MANIFEST, Manifest, Role, Tag};
+use crate::manifest::{BACKUP, MANIFEST, Manifest, Role, Tag};
 use crate::record::Records;
 use crate::replay::{
     BatchReader, Found, Path, Reader, find_path, read_segment_head, replay, segment_numbers,
@@ -179,7 +181,8 @@ fn look(disk: &dyn Disk) -> Result<Report> {
             check_alone(disk, name, &mut report);
         }
     }
-    for name in names.iter().filter(|n| **n != MANIFEST && **n != LOCK) {
+    check_backup(disk, manifest.as_ref(), &names, &mut report);
+    for name in names.iter().filter(|n| ![MANIFEST, LOCK, BACKUP].contains(&n.as_str())) {
         let named = manifest.as_ref().is_some_and(|m| m.files.iter().any(|f| f.name == **name));
         if name.ends_with(TEMPORARY) && is_ours(name) {
             report.add(Severity::Note, name, "not finished; the next start removes it");
@@ -193,6 +196,47 @@ fn look(disk: &dyn Disk) -> Result<Report> {
         }
     }
     Ok(report)
+}
+
+/// What a backup says of its files, where that is more than the manifest says.
+fn check_backup(
+    disk: &dyn Disk,
+    manifest: Option<&Manifest>,
+    names: &[String],
+    report: &mut Report,
+) {
+    let backup = match Backup::read(disk) {
+        Ok(Some(backup)) => backup,
+        Ok(None) => return,
+        Err(error) => return report.error(BACKUP, &error),
+    };
+    for file in &backup.files {
+        let entry = manifest.and_then(|m| m.file(&file.name));
+        if entry.is_some_and(|entry| (entry.bytes, entry.check) == (file.bytes, file.check)) {
+            continue;
+        }
+        match check_of(disk, &file.name, file.bytes, &|_| Ok(())) {
+            Ok(check) if check == file.check => report.bytes += file.bytes,
+            Ok(_) => {
+                let what = "its checksum is not the one that the backup has";
+                report.add(Severity::Damage, &file.name, what);
+            }
+            Err(error) => report.error(&file.name, &error),
+        }
+    }
+    let ours = |name: &&String| is_ours(name) && backup.file(name).is_none();
+    for name in names.iter().filter(ours) {
+        report.add(Severity::Damage, name, "the backup does not name it: it is of another folder");
+    }
+    let Backup { from, from_ms, position, time_ms, .. } = &backup;
+    let text = format!(
+        "a backup of {} files, {} bytes, to be restored to offsets {from} (time {from_ms}) to {} \
+         (time {time_ms}), and on with the log behind it",
+        backup.files.len(),
+        backup.bytes(),
+        position.offset
+    );
+    report.add(Severity::Good, BACKUP, text);
 }
 
 fn read_all(mut reader: SnapshotReader, report: &mut Report) -> Result<u64> {
@@ -390,6 +434,11 @@ fn check_kept(
 /// records and chunks too, in hexadecimal. Stops at damage, after saying where it is.
 pub fn dump(disk: &dyn Disk, name: &str, payloads: bool, out: &mut dyn Write) -> Result<()> {
     let mut text = Dump { out, payloads, path: disk.path(name) };
+    if name == BACKUP {
+        let backup =
+            Backup::read(disk)?.ok_or_else(|| Error::Refused(format!("there is no {BACKUP}")))?;
+        return text.line(backup.encode().trim_end());
+    }
     if name == MANIFEST {
         let manifest = Manifest::read(disk)?
             .ok_or_else(|| Error::Refused(format!("there is no {MANIFEST}")))?;

@@ -89,10 +89,13 @@
 
 #![deny(unsafe_code)]
 
+mod archive;
+mod backup;
 mod batch;
 mod check;
 mod cold;
 mod commit;
+mod copy;
 mod disk;
 mod error;
 mod frame;
@@ -104,6 +107,7 @@ mod manifest;
 mod record;
 mod replay;
 mod replica_log;
+mod restore;
 mod segment;
 mod sim;
 mod snapshot;
@@ -112,6 +116,10 @@ mod store;
 mod tail;
 mod uring;
 
+pub use archive::{ARCHIVE, Archive};
+pub use backup::{
+    BACKUP_VERSION, Backup, BackupFile, Course, back_up, backups_in, newest_in, remove,
+};
 pub use batch::{BATCH_HEAD_BYTES, BatchHead, Lineage, MAX_BODY_BYTES};
 pub use check::{Finding, Report, Severity, check, dump, lineage_of};
 pub use cold::{
@@ -129,11 +137,12 @@ pub use error::{Error, Result, gist};
 pub use frame::{Check, FRAME_BYTES, Frame, frame_head, read_frame};
 pub use log::{Log, LogOptions, LogStats, Position};
 pub use manifest::{
-    BadManifest, FileEntry, MANIFEST, MANIFEST_VERSION, MAX_FILES, Manifest, Role, Tag,
+    BACKUP, BadManifest, FileEntry, MANIFEST, MANIFEST_VERSION, MAX_FILES, Manifest, Role, Tag,
 };
 pub use record::{Batch, Record, Records};
 pub use replay::{ApplyBatch, End, segments_back};
 pub use replica_log::FollowLog;
+pub use restore::{Plan, Until, plan, restore};
 pub use segment::{
     BadHead, LOG_VERSION, SEGMENT_HEAD_BYTES, SegmentHead, SegmentName, parse_segment_name,
     segment_name,

@@ -41,6 +41,9 @@ use crate::segment::{MAX_NUMBER, SEGMENT_HEAD_BYTES};
 /// The manifest's name.
 pub const MANIFEST: &str = "tidemark.manifest";
 
+/// The file that makes a folder a backup (backup.rs).
+pub const BACKUP: &str = "tidemark.backup";
+
 /// The newest version that can be read; the one that is written.
 pub const MANIFEST_VERSION: u32 = 1;
 
@@ -180,7 +183,7 @@ impl Manifest {
         {
             return Err(bad(end, "the checksum does not match"));
         }
-        let mut lines = Lines { text, at: 0 };
+        let mut lines = Lines::new(text);
         let first = lines.fields("tidemark", 2)?;
         if first[0] != "manifest" {
             return Err(bad(0, "not a manifest"));
@@ -196,24 +199,7 @@ impl Manifest {
         let lineage = Lineage::parse(lineage[0]).ok_or_else(|| bad(lines.at, "no lineage"))?;
         let manifest_number = lines.count("number")?;
         let term = lines.number("term")?;
-        let at = lines.fields("replay", 5)?;
-        let replay = (|| {
-            Some(Position {
-                segment: number(at[0])?,
-                byte: number(at[1])?,
-                offset: number(at[2])?,
-                sequence: number(at[3])?,
-                chain: hexadecimal(at[4])?,
-            })
-        })();
-        let possible = |p: &Position| {
-            let numbers = [p.segment, p.byte, p.offset, p.sequence];
-            p.segment > 0
-                && p.byte >= SEGMENT_HEAD_BYTES
-                && numbers.iter().all(|&n| n <= MAX_NUMBER)
-        };
-        let replay = replay.filter(possible);
-        let replay = replay.ok_or_else(|| bad(lines.at, "no position"))?;
+        let replay = lines.position("replay")?;
         let durable = lines.count("durable")?;
         let mut files: Vec<FileEntry> = Vec::new();
         while lines.next_is("file ") {
@@ -316,7 +302,7 @@ fn bad(at: usize, what: &'static str) -> BadManifest {
 }
 
 /// A name that stays in the folder, and in one field of a line.
-fn is_plain_name(name: &str) -> bool {
+pub(crate) fn is_plain_name(name: &str) -> bool {
     !name.is_empty()
         && !name.starts_with('.')
         && name.len() <= 200
@@ -324,30 +310,61 @@ fn is_plain_name(name: &str) -> bool {
 }
 
 /// A decimal number in its one spelling.
-fn number<N: std::str::FromStr + std::fmt::Display>(text: &str) -> Option<N> {
+pub(crate) fn number<N: std::str::FromStr + std::fmt::Display>(text: &str) -> Option<N> {
     let n: N = text.parse().ok()?;
     (text.bytes().all(|b| b.is_ascii_digit()) && (text.len() == 1 || !text.starts_with('0')))
         .then_some(n)
 }
 
-fn hexadecimal(text: &str) -> Option<u32> {
+pub(crate) fn hexadecimal(text: &str) -> Option<u32> {
     let proper =
         text.len() == 8 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
     if proper { u32::from_str_radix(text, 16).ok() } else { None }
 }
 
-struct Lines<'a> {
+/// The lines of a text of facts.
+pub(crate) struct Lines<'a> {
     text: &'a str,
     at: usize,
 }
 
 impl<'a> Lines<'a> {
-    fn next_is(&self, start: &str) -> bool {
+    pub(crate) fn new(text: &'a str) -> Lines<'a> {
+        Lines { text, at: 0 }
+    }
+
+    /// The byte at which the next line begins.
+    pub(crate) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// A place in the log.
+    pub(crate) fn position(&mut self, word: &str) -> std::result::Result<Position, BadManifest> {
+        let at = self.fields(word, 5)?;
+        let position = (|| {
+            Some(Position {
+                segment: number(at[0])?,
+                byte: number(at[1])?,
+                offset: number(at[2])?,
+                sequence: number(at[3])?,
+                chain: hexadecimal(at[4])?,
+            })
+        })();
+        let possible = |p: &Position| {
+            let numbers = [p.segment, p.byte, p.offset, p.sequence];
+            p.segment > 0
+                && p.byte >= SEGMENT_HEAD_BYTES
+                && numbers.iter().all(|&n| n <= MAX_NUMBER)
+        };
+        position.filter(possible).ok_or_else(|| bad(self.at, "no position"))
+    }
+
+    pub(crate) fn next_is(&self, start: &str) -> bool {
         self.text[self.at..].starts_with(start)
     }
 
     /// The fields of the next line, which begins with `word` and has `count` more.
-    fn fields(
+    pub(crate) fn fields(
         &mut self,
         word: &str,
         count: usize,
@@ -362,7 +379,7 @@ impl<'a> Lines<'a> {
         Ok(fields[1..].to_vec())
     }
 
-    fn number(&mut self, word: &str) -> std::result::Result<u64, BadManifest> {
+    pub(crate) fn number(&mut self, word: &str) -> std::result::Result<u64, BadManifest> {
         let at = self.at;
         number(self.fields(word, 1)?[0]).ok_or_else(|| bad(at, "a number was expected"))
     }

@@ -29,7 +29,7 @@ use crate::cold::{ColdFile, ColdWriter, PageFile, PageWriter, parse_cold_name};
 use crate::disk::{Disk, TEMPORARY};
 use crate::error::{Error, Result};
 use crate::log::{Log, LogOptions, Position, Resume};
-use crate::manifest::{FileEntry, MANIFEST, Manifest, Role, Tag};
+use crate::manifest::{BACKUP, FileEntry, MANIFEST, Manifest, Role, Tag};
 use crate::record::{Record, Records};
 use crate::replay::{
     ApplyBatch, End, Reader, find_path, read_segment_head, replay, segment_numbers, segments_back,
@@ -64,7 +64,7 @@ pub struct Progress {
     pub of_bytes: u64,
 }
 
-/// A manifest of which everything is kept. See [`Store::pin`].
+/// A manifest of which everything is kept: for a replica, or a backup. See [`Store::pin`].
 #[derive(Debug)]
 pub struct Pin {
     /// As it was.
@@ -87,6 +87,8 @@ pub struct Store {
     pins: Mutex<Vec<Weak<Pin>>>,
     /// See [`Store::keep_files`].
     kept: Mutex<Option<Arc<Pin>>>,
+    /// See [`Store::keep_log_from`].
+    log_from: AtomicU64,
     /// Writing a manifest failed, and perhaps only after its rename: what either manifest names is
     /// kept until one was written well.
     in_doubt: AtomicBool,
@@ -123,6 +125,13 @@ impl Store {
             }
             Err(e) => return Err(Error::io(disk.path(crate::disk::LOCK), "locking", e)),
         };
+        if disk.open(BACKUP).is_ok() {
+            return Err(Error::Refused(format!(
+                "{} is a backup, which must stay as it is: make a data folder of it with \
+                 `tidemark restore`",
+                disk.path("").display()
+            )));
+        }
         staging::adopt(&disk)?;
         let (manifest, is_new) = match Manifest::read(&*disk)? {
             Some(manifest) => (manifest, false),
@@ -148,6 +157,7 @@ impl Store {
             building: Mutex::new(Vec::new()),
             pins: Mutex::new(Vec::new()),
             kept: Mutex::default(),
+            log_from: AtomicU64::new(u64::MAX),
             in_doubt: AtomicBool::new(false),
             is_new,
             _lock: lock,
@@ -365,6 +375,12 @@ impl Store {
         *self.kept.lock() = pin;
     }
 
+    /// Keeps the log from this segment on, which an archive has not yet. While the disk is full it
+    /// gives way all the same.
+    pub fn keep_log_from(&self, segment: u64) {
+        self.log_from.store(segment, Ordering::Relaxed);
+    }
+
     /// Whether a replica still fetches the file: then it is not to be removed, though no manifest
     /// names it any more.
     pub fn is_pinned(&self, name: &str) -> bool {
@@ -528,7 +544,7 @@ impl Store {
                 self.remove(name)?;
             }
         }
-        self.trim_log(self.needed_from())
+        self.trim_log(self.needed_from().segment.min(self.log_from.load(Ordering::Relaxed)))
     }
 
     /// Removes the oldest segment of the log, if no start needs it and no replica fetches it: what
@@ -553,12 +569,12 @@ impl Store {
         needed.min_by_key(|at| at.segment).unwrap_or(replay)
     }
 
-    /// Removes the oldest segments before the replay position, until those kept fit
+    /// Removes the oldest segments before the one that is needed, until those kept fit
     /// `keep_log_bytes`.
-    fn trim_log(&self, replay: Position) -> Result<()> {
+    fn trim_log(&self, needed: u64) -> Result<()> {
         let numbers = segment_numbers(&*self.disk)?;
         let mut kept = 0u64;
-        for &n in numbers.iter().rev().filter(|&&n| n < replay.segment) {
+        for &n in numbers.iter().rev().filter(|&&n| n < needed) {
             kept = kept.saturating_add(self.size_of(n).unwrap_or(0));
             if kept > self.options.keep_log_bytes {
                 // All older ones go too, oldest first, so that what is left has no gap at any

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests may panic, too
 
+mod backup;
 mod basics;
 mod clock;
 mod cold;

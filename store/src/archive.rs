@@ -1,0 +1,168 @@
+//! The log's archive: segments that are kept beside the backups, so that a restore can go on behind
+//! a backup's end, to any position and time.
+//!
+//! ```text
+//!   log/<lineage>-<term>/log-0000000000000012.tlog     whole: a link where the file system can
+//!                       /log-0000000000000013.tlog     the newest: a copy that grows
+//! ```
+//!
+//! Lineage, term and number together name one content: the number is used once by the node that
+//! writes under that term, and a replica's log equals its master's. So histories that parted lie
+//! beside each other, and a file that is there and long enough need not come again.
+//!
+//! A segment that has a successor with a batch is never written again, by no node (log.rs, L5;
+//! replica_log.rs gives up only segments that hold nothing): then it is linked.
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::copy::{append, copy, sync_folder};
+use crate::disk::{Disk, RealDisk, TEMPORARY};
+use crate::error::{Error, Result};
+use crate::log::Position;
+use crate::replay::segments_back;
+use crate::segment::{SegmentHead, SegmentName, parse_segment_name, segment_name};
+use crate::store::Store;
+
+/// The archive's name in a folder of backups.
+pub const ARCHIVE: &str = "log";
+
+/// The folder of one history of one term.
+fn folder_name(head: &SegmentHead) -> String {
+    format!("{}-{:016x}", head.lineage, head.term)
+}
+
+/// What was brought last.
+#[derive(Clone, Copy, Debug)]
+struct Followed {
+    head: SegmentHead,
+    /// Bytes of its file that are there, whole and synced.
+    bytes: u64,
+}
+
+/// Follows the log of one store.
+#[derive(Debug)]
+pub struct Archive {
+    folder: PathBuf,
+    followed: Option<Followed>,
+}
+
+impl Archive {
+    /// The archive in a folder of backups.
+    pub fn new(root: &Path) -> Archive {
+        Archive { folder: root.join(ARCHIVE), followed: None }
+    }
+
+    /// Brings what the log has up to `durable`. `advance` is told of bytes that were copied, and an
+    /// error of it ends the attempt. Gives the segment that is needed next.
+    pub fn follow(
+        &mut self,
+        store: &Store,
+        durable: Position,
+        advance: &dyn Fn(u64) -> Result<()>,
+    ) -> Result<u64> {
+        let disk = store.disk();
+        let mut heads = Vec::new();
+        let mut wanted = durable.segment;
+        // The newest first, back to the one that was brought last.
+        while let Some(head) = segments_back(&**disk, wanted, 1)?.pop() {
+            heads.push(head);
+            wanted = head.previous;
+            if self.followed.is_some_and(|followed| followed.head == head) {
+                break;
+            }
+        }
+        heads.reverse();
+        let ends = heads.iter().skip(1).map(|next| next.base).chain([durable.offset]);
+        for (i, (head, end)) in heads.iter().zip(ends).enumerate() {
+            let bytes = head.byte_of(end).unwrap_or(0);
+            let is_newest = i + 1 == heads.len();
+            // The one behind it must hold something that stays.
+            let is_final = heads.get(i + 1).is_some_and(|next| durable.offset > next.base);
+            let followed = self.followed.filter(|followed| followed.head == *head);
+            let have = followed.map(|followed| followed.bytes);
+            if have.is_none_or(|have| have < bytes) || (is_final && have.is_some()) {
+                self.bring(&**disk, head, (have, bytes), (is_newest, is_final), advance)?;
+                self.followed = Some(Followed { head: *head, bytes });
+            }
+        }
+        Ok(self.followed.map_or(durable.segment, |followed| followed.head.segment))
+    }
+
+    fn bring(
+        &self,
+        from: &dyn Disk,
+        head: &SegmentHead,
+        (have, bytes): (Option<u64>, u64),
+        (is_newest, is_final): (bool, bool),
+        advance: &dyn Fn(u64) -> Result<()>,
+    ) -> Result<()> {
+        let folder = self.folder.join(folder_name(head));
+        let to = RealDisk::open(&folder).map_err(|e| Error::io(&folder, "creating", e))?;
+        let name = segment_name(head.segment);
+        let there = to.path(&name);
+        let size = there.metadata().map_or(0, |m| m.len());
+        // Of an earlier process the newest one's end may not have been synced.
+        if have.is_none() && !is_newest && size >= bytes {
+            return Ok(());
+        }
+        let temporary = to.path(&format!("{name}{TEMPORARY}"));
+        let _ = std::fs::remove_file(&temporary);
+        let put = || -> Result<()> {
+            std::fs::rename(&temporary, &there).map_err(|e| Error::io(&there, "naming", e))?;
+            sync_folder(&folder)
+        };
+        if is_final && std::fs::hard_link(from.path(&name), &temporary).is_ok() {
+            return put();
+        }
+        if let Some(have) = have.filter(|have| *have <= size) {
+            let io = |e| Error::io(&there, "opening", e);
+            let file = to.open_write(&name).map_err(io)?;
+            // What an attempt that failed has left behind.
+            file.set_size(have).map_err(io)?;
+            return append((from, &name), (&*file, &there), have..bytes, advance).map(|_| ());
+        }
+        copy((from, &name), (&to, &format!("{name}{TEMPORARY}")), bytes, advance)?;
+        put()
+    }
+
+    /// Removes whole segments that were written before `oldest`, and folders that become empty.
+    pub fn trim(&self, oldest: SystemTime) -> Result<u64> {
+        let mut removed = 0;
+        for (folder, names) in self.folders() {
+            for name in &names {
+                let path = folder.join(name);
+                let is_newest = self.followed.is_some_and(|followed| {
+                    folder.ends_with(folder_name(&followed.head))
+                        && *name == segment_name(followed.head.segment)
+                });
+                let written = path.metadata().and_then(|m| m.modified()).unwrap_or(oldest);
+                if written < oldest && !is_newest {
+                    std::fs::remove_file(&path).map_err(|e| Error::io(&path, "removing", e))?;
+                    removed += 1;
+                }
+            }
+            // Only where nothing is left.
+            let _ = std::fs::remove_dir(&folder);
+        }
+        Ok(removed)
+    }
+
+    /// The folders, with the names of their segments in order.
+    fn folders(&self) -> Vec<(PathBuf, Vec<String>)> {
+        folders_in(&self.folder)
+    }
+}
+
+/// The folders of an archive that hold segments, each with their names in order.
+pub(crate) fn folders_in(archive: &Path) -> Vec<(PathBuf, Vec<String>)> {
+    let entries = std::fs::read_dir(archive).into_iter().flatten().flatten();
+    let folders = entries.map(|entry| entry.path()).filter(|path| path.is_dir());
+    folders
+        .filter_map(|folder| {
+            let mut names = RealDisk::open(&folder).ok()?.list().ok()?;
+            names.retain(|name| matches!(parse_segment_name(name), SegmentName::Segment(_)));
+            Some((folder, names))
+        })
+        .collect()
+}
