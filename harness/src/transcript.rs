@@ -117,6 +117,7 @@ impl Story {
                 self.end(name, false)?;
                 self.start(name, config)?;
             }
+            "lose" => self.servers.server(name)?.lose()?,
             "close" => self.servers.close(name),
             "mask" => self.masked.extend(words[1..].iter().map(|&word| word.to_owned())),
             "until" => self.until = Some(words[1..].join(" ")),

@@ -39,7 +39,7 @@ use dataset::recovery::Held;
 use net::workers;
 use roles::load::load;
 use roles::node::Host;
-use roles::{background, graceful_shutdown, log_owner};
+use roles::{background, backup, graceful_shutdown, log_owner};
 use runtime::{atomic_file, service_manager};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -170,6 +170,10 @@ pub fn start_on(
         threads.push(workers::thread(host.stop.vital(), "snapshot".to_owned(), move || {
             background::snapshots(&of_snapshots)
         })?);
+        let of_backups = host.clone();
+        threads.push(workers::thread(host.stop.vital(), "backup".to_owned(), move || {
+            backup::backups(&of_backups)
+        })?);
         let of_spills = host.clone();
         threads.push(workers::thread(host.stop.vital(), "spill".to_owned(), move || {
             background::spills(&of_spills)
@@ -272,6 +276,7 @@ impl Server {
             }
             Err(_) => outcome = Err(io::Error::other("the log thread panicked")),
         }
+        backup::finish(&self.host);
         outcome
     }
 }

@@ -36,7 +36,7 @@
 //! logged up to there.
 //!
 //! **Why it is never half visible.** All of it is written and synced under a name that begins with a
-//! dot, then renamed. What a kill leaves there goes with the next backup of that name.
+//! dot, then renamed. What a kill leaves there is swept before the next backup.
 //!
 //! A linked file costs nothing until the server removes its own name of it. On another file system
 //! files are copied; one that the last backup beside it has is linked from there.
@@ -46,7 +46,7 @@ use std::sync::Arc;
 
 use crate::batch::{BatchHead, Lineage};
 use crate::copy::{copy, sync_folder};
-use crate::disk::{Disk, RealDisk, create_folder, read_whole, replace};
+use crate::disk::{Disk, RealDisk, TEMPORARY, create_folder, read_whole, replace};
 use crate::error::{Error, Result};
 use crate::frame::Check;
 use crate::log::Position;
@@ -56,7 +56,7 @@ use crate::manifest::{
 };
 use crate::replay::{BatchReader, Found, find_path};
 use crate::segment::{SEGMENT_HEAD_BYTES, SegmentHead, segment_name};
-use crate::store::Store;
+use crate::store::{Store, is_ours};
 
 /// The newest version that can be read; the one that is written.
 pub const BACKUP_VERSION: u32 = 1;
@@ -218,7 +218,7 @@ pub(crate) fn unfinished(folder: &Path) -> Result<(PathBuf, PathBuf)> {
         (Some(parent), Some(name)) => {
             let parent =
                 if parent.as_os_str().is_empty() { Path::new(".") } else { parent }.to_path_buf();
-            Ok((parent.join(format!(".{name}.tmp")), parent))
+            Ok((parent.join(format!(".{name}{TEMPORARY}")), parent))
         }
         _ => Err(Error::Refused(format!("{} is no name of a folder", folder.display()))),
     }
@@ -474,6 +474,24 @@ pub fn remove(folder: &Path) -> Result<()> {
     std::fs::rename(folder, &gone).map_err(|e| Error::io(folder, "removing", e))?;
     sync_folder(&parent)?;
     clear(&gone)
+}
+
+/// Removes from a folder of backups what a kill has left of one. No other process may work there.
+pub fn sweep(parent: &Path) -> Result<()> {
+    for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_unfinished = name.as_encoded_bytes().starts_with(b".")
+            && name.as_encoded_bytes().ends_with(TEMPORARY.as_bytes())
+            && entry.file_type().is_ok_and(|kind| kind.is_dir());
+        let is_file = |name: &std::ffi::OsString| {
+            name.to_str().is_some_and(|name| is_ours(name) || name.starts_with(BACKUP))
+        };
+        let mut files = std::fs::read_dir(entry.path()).into_iter().flatten().flatten();
+        if is_unfinished && files.all(|file| is_file(&file.file_name())) {
+            clear(&entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// A folder to read from.

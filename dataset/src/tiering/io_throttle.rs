@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Since when what is written has been counted, and how much of it may come in a second.
-pub(crate) struct Pace<'a> {
+pub struct Pace<'a> {
     /// Bytes per second; 0: as fast as the disk takes them.
     rate: u64,
     started: Instant,
@@ -15,12 +15,14 @@ pub(crate) struct Pace<'a> {
 }
 
 impl<'a> Pace<'a> {
-    pub(crate) fn new(rate: u64, hurries: &'a dyn Fn() -> bool) -> Pace<'a> {
+    /// From now on at most `rate` bytes per second, or as fast as the disk takes them if that is 0;
+    /// whenever a writer `hurries`, too.
+    pub fn new(rate: u64, hurries: &'a dyn Fn() -> bool) -> Pace<'a> {
         Pace { rate, started: Instant::now(), hurries }
     }
 
     /// So many bytes have been written since the beginning: returns when more may come.
-    pub(crate) fn after(&self, bytes: u64) {
+    pub fn after(&self, bytes: u64) {
         if self.rate == 0 {
             return;
         }
@@ -35,7 +37,7 @@ impl<'a> Pace<'a> {
     }
 
     /// How long it has taken so far.
-    pub(crate) fn elapsed(&self) -> Duration {
+    pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
 }

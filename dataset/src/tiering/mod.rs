@@ -26,7 +26,7 @@
 //! those that come after the walk stay in memory, as the file's overlay.
 
 mod filters;
-mod io_throttle;
+pub mod io_throttle;
 pub mod replay_filter;
 
 use crate::cold::files::Files;

@@ -27,14 +27,20 @@ impl Server {
         Ok(server)
     }
 
-    /// Has effect from the next start on.
+    /// Has effect from the next start on. `<home>` is the folder that all of it is in.
     pub(super) fn configure(&self, config: &str) -> Result<(), String> {
+        let config = config.replace("<home>", &self.folder.path().to_string_lossy());
         std::fs::write(self.folder.path().join("tidemark.toml"), config).map_err(|e| e.to_string())
     }
 
     /// The folder of its data.
     pub(super) fn data(&self) -> std::path::PathBuf {
         self.folder.path().join("data")
+    }
+
+    /// Its data are lost; it does not run.
+    pub(super) fn lose(&self) -> Result<(), String> {
+        std::fs::remove_dir_all(self.data()).map_err(|e| e.to_string())
     }
 
     pub(super) fn start(&mut self) -> Result<(), String> {
@@ -180,6 +186,8 @@ impl Servers {
         for (name, server) in &self.servers {
             text = text.replace(&format!("<{name}.port>"), &server.port.to_string());
             text = text.replace(&format!("<{name}.dir>"), &server.data().to_string_lossy());
+            let home = server.folder.path().to_string_lossy();
+            text = text.replace(&format!("<{name}.home>"), &home);
         }
         text
     }
@@ -196,6 +204,8 @@ impl Servers {
                 text = text.replace(&format!("{before}{port}"), &format!("{before}{shown}"));
             }
             text = text.replace(&*server.data().to_string_lossy(), &format!("<{name}.dir>"));
+            let home = server.folder.path().to_string_lossy();
+            text = text.replace(&*home, &format!("<{name}.home>"));
         }
         text
     }

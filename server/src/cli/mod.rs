@@ -10,6 +10,7 @@ mod generate;
 pub mod import;
 mod inspect;
 mod ping;
+mod restore;
 mod serve;
 pub mod size;
 mod terminal;
@@ -44,6 +45,7 @@ enum Command {
     Demo(demo::DemoArgs),
     Check(inspect::CheckArgs),
     Dump(inspect::DumpArgs),
+    Restore(restore::RestoreArgs),
     Ping(ping::PingArgs),
     Config(config::ConfigArgs),
     Size(Box<size::SizeArgs>),
@@ -61,6 +63,7 @@ pub fn main() -> ExitCode {
         Command::Import(args) => import::main(&args),
         Command::Check(args) => inspect::check(&args),
         Command::Dump(args) => inspect::dump(&args),
+        Command::Restore(args) => restore::run(&args),
         Command::Ping(args) => ping::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Size(args) => size::run(&args),

@@ -14,8 +14,8 @@ use dataset::options::defaults;
 pub use dataset::options::{Action, Counter, Existence, Expire, Fsync, IoMethod, Spill, View};
 pub(crate) use sections::SECTIONS;
 pub use sections::{
-    Admin, AuthClients, DEFAULT_ADMIN_PORT, DEFAULT_PORT, Durability, LogFormat, Replication,
-    Security, Server, Tls,
+    Admin, AuthClients, Backup, DEFAULT_ADMIN_PORT, DEFAULT_PORT, Durability, LogFormat,
+    Replication, Security, Server, Tls,
 };
 
 use dataset::key_patterns::{Kind, Pattern};
@@ -57,6 +57,8 @@ pub struct Config {
     pub admin: Admin,
     /// `[durability]`
     pub durability: Durability,
+    /// `[backup]`
+    pub backup: Backup,
     /// `[security]`
     pub security: Security,
     /// `[tls]`
@@ -85,6 +87,7 @@ impl Default for Config {
             server: Server::default(),
             admin: Admin::default(),
             durability: Durability::default(),
+            backup: Backup::default(),
             security: Security::default(),
             tls: Tls::default(),
             replication: Replication::default(),
@@ -175,6 +178,34 @@ impl Config {
         }
     }
 
+    /// Where backups go: nothing of the data folder may be written there, nor of them in it.
+    fn check_backup(&self) -> Result<(), ConfigError> {
+        let invalid = |text: String| Err(ConfigError::Invalid(text));
+        let backup = &self.backup;
+        if backup.keep == 0 {
+            return invalid("backup.keep must be at least 1".to_owned());
+        }
+        if backup.dir.as_os_str().is_empty() {
+            let needs = [("every_s", backup.every_s), ("keep_log_s", backup.keep_log_s)];
+            return match needs.iter().find(|(_, value)| *value > 0) {
+                Some((name, _)) => {
+                    invalid(format!("backup.{name} is set, but not backup.dir: name a folder"))
+                }
+                None => Ok(()),
+            };
+        }
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let (backups, data) = (absolute(&backup.dir), absolute(&self.durability.dir));
+        if backups.starts_with(&data) || data.starts_with(&backups) {
+            return invalid(format!(
+                "backup.dir is {}, and durability.dir is {}: neither may lie in the other",
+                backups.display(),
+                data.display()
+            ));
+        }
+        Ok(())
+    }
+
     /// Checks that the values fit together. What a schema or a filter may be, the engines check.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let invalid = |text: String| Err(ConfigError::Invalid(text));
@@ -203,6 +234,7 @@ impl Config {
             return invalid("server.max_transaction_bytes must be at most 67108864".to_owned());
         }
         self.check_ranges()?;
+        self.check_backup()?;
         let names = |kind, names: Vec<&str>| check_names(kind, &names);
         names("counter or existence space", {
             let counters = self.counter.iter().map(|c| c.name.as_str());

@@ -183,6 +183,32 @@ section! {
 }
 
 section! {
+    /// Backups: BACKUP TO, and by a timetable. docs/operations.md says how to restore one.
+    Backup {
+        /// The folder for backups, and the only place where BACKUP writes; empty: there are none.
+        /// It belongs to one server, and lies outside the data folder. On the same file system
+        /// snapshots and cold files are linked and take no room of their own; a machine that is
+        /// lost takes both, so copy it elsewhere, too.
+        dir: PathBuf = PathBuf::new(),
+        /// A backup is made every so many seconds (86400 is a day); 0 means never by itself.
+        #[live = true]
+        every_s: u64 = 0,
+        /// So many of the backups that are made by themselves are kept, the newest ones. Those of
+        /// BACKUP TO are kept until an operator removes them.
+        #[live = true]
+        keep: usize = 7,
+        /// The log is kept beside the backups for so many seconds, so that a backup can be restored
+        /// up to any time since; 0 means not at all. To have every time since the oldest backup,
+        /// set every_s * (keep + 1).
+        #[live = true]
+        keep_log_s: u64 = 0,
+        /// Most bytes per second that are copied; 0 means as fast as it goes. Links cost nothing.
+        #[live = true]
+        bytes_per_s: u64 = 64 << 20,
+    }
+}
+
+section! {
     /// Users and their rights. docs/security.md has the threats and what guards against them.
     Security {
         /// Password of the user `default`; empty: none is needed. ACL SETUSER default, and a line
@@ -332,6 +358,7 @@ pub(crate) const SECTIONS: &[(&str, &[Key])] = &[
     ("server", Server::KEYS),
     ("admin", Admin::KEYS),
     ("durability", Durability::KEYS),
+    ("backup", Backup::KEYS),
     ("security", Security::KEYS),
     ("tls", Tls::KEYS),
     ("spill", Spill::KEYS),

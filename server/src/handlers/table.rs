@@ -32,6 +32,7 @@ const FAMILIES: &[&[(&str, Handler)]] = &[
     schema::spaces::RUN,
     schema::views::RUN,
     admin::acl::RUN,
+    admin::backup::RUN,
     admin::command::RUN,
     admin::config::RUN,
     admin::diagnostics::RUN,

@@ -4,6 +4,7 @@ use super::Kind::{Counter, Gauge};
 use super::text::{Distribution, Durations, write_all};
 use super::{Metric, Value};
 use crate::acl::Reason;
+use crate::roles::backup::{Fate, Kept, Status};
 use crate::roles::node::Node;
 use crate::roles::{Fed, Link, LinkState};
 use crate::runtime::clients::{Client, Kind as ClientKind};
@@ -29,6 +30,7 @@ pub(crate) struct Sample {
     saved: OnceCell<Saved>,
     cold: OnceCell<ColdSums>,
     link: OnceCell<Option<Link>>,
+    backups: OnceCell<Status>,
 }
 
 /// What lies on the disk, of all spaces.
@@ -56,6 +58,7 @@ impl Sample {
             saved: OnceCell::new(),
             cold: OnceCell::new(),
             link: OnceCell::new(),
+            backups: OnceCell::new(),
         }
     }
 
@@ -81,6 +84,10 @@ impl Sample {
 
     pub(crate) fn saved(&self) -> &Saved {
         self.saved.get_or_init(|| self.node.snapshots.saved.borrow().clone())
+    }
+
+    pub(crate) fn backups(&self) -> &Status {
+        self.backups.get_or_init(|| self.node.backups.status())
     }
 
     /// The link to the master; nothing on a master.
@@ -328,6 +335,60 @@ pub(crate) const PERSISTENCE: &[M] = &[
         "tidemark_snapshot_last_written",
         "Bytes that the last snapshot wrote.",
         |s| s.saved().bytes.into(),
+    )
+    .bytes(),
+    field(
+        "backup_in_progress",
+        Gauge,
+        "tidemark_backup_running",
+        "1 while a backup is made.",
+        |s| s.backups().running.is_some().into(),
+    ),
+    field(
+        "backup_bytes_done",
+        Gauge,
+        "tidemark_backup_done",
+        "Bytes of the backup under way, or the last one, that are there: copied or linked.",
+        |s| (s.backups().copied + s.backups().linked).into(),
+    )
+    .bytes(),
+    field(
+        "backup_bytes_copied",
+        Gauge,
+        "tidemark_backup_copied",
+        "Bytes of them that were copied.",
+        |s| s.backups().copied.into(),
+    )
+    .bytes(),
+    field(
+        "backup_bytes_expected",
+        Gauge,
+        "tidemark_backup_expected",
+        "Bytes that it has when it is complete.",
+        |s| s.backups().expected.into(),
+    )
+    .bytes(),
+    apart(Gauge, "tidemark_backup_last_succeeded", "0 if the last backup failed.", |s| {
+        let last = s.backups().last.as_ref();
+        (!last.is_some_and(|last| matches!(last.fate, Fate::Failed(_)))).into()
+    }),
+    field(
+        "backup_last_time",
+        Gauge,
+        "tidemark_backup_last_success_timestamp",
+        "Unix time of the last backup that succeeded; 0 if there is none.",
+        |s| s.backups().made_s.into(),
+    )
+    .seconds(),
+    field(
+        "backup_log_offset",
+        Gauge,
+        "tidemark_backup_log_position",
+        "End of the log that is kept beside the backups; 0 if it is not, or cannot be.",
+        |s| match s.backups().kept {
+            Kept::UpTo(offset) => offset.into(),
+            Kept::Off | Kept::Failed(_) => 0u64.into(),
+        },
     )
     .bytes(),
     field(

@@ -17,6 +17,7 @@
 //! whether it still is one (fence.rs), nor one that has too few replicas.
 
 pub(crate) mod background;
+pub(crate) mod backup;
 pub(crate) mod failover;
 pub(crate) mod feed;
 mod fence;

@@ -4,6 +4,7 @@ use crate::acl::Acl;
 use crate::command::error::Refusal;
 use crate::config::Config;
 use crate::roles::Replication;
+use crate::roles::backup::Backups;
 use crate::runtime::clients::Clients;
 use crate::runtime::command_stats::AllCalls;
 use crate::runtime::monitors::Monitors;
@@ -71,6 +72,7 @@ pub(crate) struct Process {
     pub(crate) tracking: Arc<Tracking>,
     pub(crate) slow: SlowLog,
     pub(crate) replication: Replication,
+    pub(crate) backups: Backups,
     pub(crate) tls: Tls,
     /// One per worker.
     pub(crate) tallies: Vec<Tallies>,
@@ -195,6 +197,7 @@ impl Host {
             tracking: Arc::default(),
             slow: SlowLog::default(),
             replication: Replication::new(),
+            backups: Backups::default(),
             tls: Tls::default(),
             tallies: (0..workers).map(|_| Tallies::default()).collect(),
             totals_base: Mutex::default(),

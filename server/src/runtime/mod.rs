@@ -21,3 +21,4 @@ pub(crate) mod slowlog;
 pub(crate) mod tally;
 pub mod tls;
 pub(crate) mod tracking;
+pub(crate) mod utc;

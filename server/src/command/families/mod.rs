@@ -1,6 +1,7 @@
 //! The rows of all commands, a file for each family of handlers.
 
 pub(crate) mod acl;
+pub(crate) mod backup;
 pub(crate) mod bloom;
 pub(crate) mod client;
 pub(crate) mod client_admin;

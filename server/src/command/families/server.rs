@@ -1,6 +1,7 @@
 //! The rows of `handlers/admin/server.rs`.
 
 use super::acl;
+use super::backup;
 use super::command;
 use super::config;
 use crate::command::spec::{NO_KEYS, Spec, flag};
@@ -51,6 +52,7 @@ pub(crate) const TABLE: &[Spec] = &[
         "When the last snapshot was complete, in seconds since 1970."),
     spec("save", 1, flag::ADMIN | flag::NO_MULTI | flag::NOSCRIPT, "1.0.0", "",
         "Writes a snapshot, and answers when it is complete. Other clients do not wait."),
+    backup::BACKUP,
     spec("shutdown", -1, ALWAYS | flag::ADMIN | flag::NO_MULTI | flag::NOSCRIPT, "1.0.0",
         "[NOSAVE|SAVE] [NOW] [FORCE] [ABORT]",
         "Stops the server. A master first waits until its replicas have everything \

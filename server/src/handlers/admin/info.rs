@@ -212,6 +212,8 @@ fn persistence(sample: &Sample, out: &mut String) {
         "async_loading" = 0,
         "rdb_last_bgsave_status" = status(sample.saved().error.is_none()),
         "rdb_current_bgsave_time_sec" = -1,
+        "backup_last_status" = sample.backups().last.as_ref().map_or("none", |b| b.fate.name()),
+        "backup_log_status" = sample.backups().kept.name(),
         // Nothing is copied: there is no fork.
         "rdb_last_cow_size" = 0,
         "aof_enabled" = 1,

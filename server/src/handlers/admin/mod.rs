@@ -1,6 +1,7 @@
 //! Users, settings, statistics, diagnostics, the command list, shutdown.
 
 pub(crate) mod acl;
+pub(crate) mod backup;
 pub(crate) mod command;
 pub(crate) mod commands_page;
 pub(crate) mod config;

@@ -1,0 +1,94 @@
+//! BACKUP: what it is asked, and what it answers. The work is in `roles/backup.rs`.
+
+use crate::command::error::{Printable, refuse};
+use crate::command::spec::Outcome;
+use crate::handlers::Handler;
+use crate::handlers::call::Call;
+use crate::handlers::help::help;
+use crate::roles::backup;
+use crate::roles::backup::{Fate, Kept, Status};
+
+pub(crate) const RUN: &[(&str, Handler)] = &[
+    ("backup|help", help),
+    ("backup|status", status),
+    ("backup|stop", stop),
+    ("backup|to", to),
+    ("backup", help),
+];
+
+fn to(call: &mut Call<'_>) -> Outcome {
+    let text = call.args.at(2);
+    let config = call.node.config();
+    let folder = std::str::from_utf8(text).ok();
+    let folder = folder.ok_or_else(|| refuse!("ERR '{}' is no name of a folder", Printable(text)));
+    let folder = backup::place(&config, folder?).map_err(|why| refuse!("ERR {why}"))?;
+    // A folder of another machine may take its time.
+    call.answer_later(move |node, reply| {
+        backup::look(&node.config(), &folder).map_err(|why| refuse!("ERR {why}"))?;
+        if !node.backups.begin(folder) {
+            return Err(refuse!("ERR Background backup already in progress"));
+        }
+        reply.simple("Background backup started");
+        Ok(())
+    })
+}
+
+fn stop(call: &mut Call<'_>) -> Outcome {
+    if !call.node.backups.give_up() {
+        return Err(refuse!("ERR No backup in progress"));
+    }
+    call.reply.ok();
+    Ok(())
+}
+
+/// A value of the map.
+enum Said {
+    Text(String),
+    Number(u64),
+}
+
+fn status(call: &mut Call<'_>) -> Outcome {
+    let Status { running, copied, linked, expected, last, kept, .. } = call.node.backups.status();
+    let (text, number) = (|text: &str| Said::Text(text.to_owned()), Said::Number);
+    let mut said = vec![("state", text(if running.is_some() { "running" } else { "idle" }))];
+    if let Some((folder, since)) = running {
+        said.push(("folder", Said::Text(folder.display().to_string())));
+        said.push(("seconds", number(since.elapsed().as_secs())));
+        said.push(("bytes", number(copied + linked)));
+        said.push(("bytes_expected", number(expected)));
+        said.push(("bytes_copied", number(copied)));
+    }
+    if let Some(last) = last {
+        said.push(("last_status", text(last.fate.name())));
+        said.push(("last_folder", Said::Text(last.folder.display().to_string())));
+        said.push(("last_ended", number(last.ended_s)));
+        said.push(("last_seconds", number(last.took.as_secs())));
+        match &last.fate {
+            Fate::Made { backup, copied } => {
+                said.push(("last_offset", number(backup.position.offset)));
+                said.push(("last_time_ms", number(backup.time_ms)));
+                said.push(("last_bytes", number(backup.bytes())));
+                said.push(("last_bytes_copied", number(*copied)));
+            }
+            Fate::Stopped => {}
+            Fate::Failed(why) => said.push(("last_error", text(why))),
+        }
+    } else {
+        said.push(("last_status", text("none")));
+    }
+    said.push(("log", text(kept.name())));
+    match kept {
+        Kept::Off => {}
+        Kept::UpTo(offset) => said.push(("log_offset", number(offset))),
+        Kept::Failed(why) => said.push(("log_error", text(&why))),
+    }
+    call.reply.map(said.len());
+    for (name, value) in said {
+        call.reply.bulk(name.as_bytes());
+        match value {
+            Said::Text(text) => call.reply.bulk(text.as_bytes()),
+            Said::Number(number) => call.reply.int(i64::try_from(number).unwrap_or(i64::MAX)),
+        }
+    }
+    Ok(())
+}
