@@ -59,6 +59,18 @@ impl Program {
         Ok(program)
     }
 
+    /// Starts another build of the program.
+    pub fn start_other(
+        program: &Path,
+        dir: &Path,
+        options: &[&str],
+    ) -> Result<Program, Vec<String>> {
+        let words = [program.to_str().unwrap(), "serve"];
+        let (program, lines) = Program::start_words(&words, dir, options, "ready to accept")?;
+        std::thread::spawn(move || lines.for_each(drop));
+        Ok(program)
+    }
+
     /// The same, until it has said that it listens, and these words; and what it says after them.
     pub fn start_until(
         under: &[&str],
@@ -66,8 +78,18 @@ impl Program {
         options: &[&str],
         until: &str,
     ) -> Result<(Program, Lines<BufReader<ChildStderr>>), Vec<String>> {
-        let mut words = under.to_vec();
-        words.extend([program().to_str().unwrap(), "serve"]);
+        let program = program();
+        let words = [under, &[program.to_str().unwrap(), "serve"]].concat();
+        Program::start_words(&words, dir, options, until)
+    }
+
+    fn start_words(
+        begins: &[&str],
+        dir: &Path,
+        options: &[&str],
+        until: &str,
+    ) -> Result<(Program, Lines<BufReader<ChildStderr>>), Vec<String>> {
+        let mut words = begins.to_vec();
         if !options.contains(&"--port") {
             words.extend(["--port", "0"]);
         }

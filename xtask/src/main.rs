@@ -25,6 +25,7 @@ Examples:
   cargo xtask play kill --runs 200            kill -9 of the real program, 200 times
   cargo xtask soak --minutes 60               all simulators and models in turn, new seeds each time
   cargo xtask memory --minutes 25             what clients made it take, it gives back
+  cargo xtask upgrade                         a rolling upgrade from an older commit's program
   cargo xtask bench                           lists the benchmarks
   cargo xtask bench feed -- --posts 100000    builds and runs one
   cargo xtask transcripts --rewrite           writes the golden transcripts anew
@@ -83,6 +84,13 @@ enum Task {
         /// For how long (tests/soak/memory.py).
         #[arg(long, default_value_t = 25)]
         minutes: u64,
+    },
+    /// A rolling upgrade under load, from the program that another commit builds.
+    Upgrade {
+        /// The commit of the old program. By default the last one with the formats of 0.1.0 before
+        /// backups.
+        #[arg(long, default_value = BEFORE_BACKUPS)]
+        from: String,
     },
     /// Every interleaving of the lock-free bucket, by loom. Takes minutes.
     Loom,
@@ -146,6 +154,7 @@ fn carry_out(task: Task) -> Result<(), String> {
         Task::Dependencies => dependencies::check(&root()),
         Task::Msrv => msrv(),
         Task::Memory { minutes } => memory(minutes),
+        Task::Upgrade { from } => upgrade(&from),
         Task::Loom => cargo(
             &["test", "-p", "counter", "--lib", "--release"],
             &[("RUSTFLAGS", "--cfg loom".to_owned())],
@@ -219,6 +228,47 @@ fn memory(minutes: u64) -> Result<(), String> {
             .arg(root().join("target/release/tidemark"))
             .args(["--minutes", &minutes.to_string()]),
     )
+}
+
+/// Where `cargo xtask upgrade` begins, until there is a release.
+const BEFORE_BACKUPS: &str = "9e2b30e6";
+
+/// Builds the program of a commit beside this one, and upgrades from it.
+fn upgrade(from: &str) -> Result<(), String> {
+    let git = |words: &[&str]| {
+        let output = Command::new("git").current_dir(root()).args(words).output();
+        let output = output.map_err(|e| format!("git: {e}"))?;
+        let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        if output.status.success() { Ok(said(&output.stdout)) } else { Err(said(&output.stderr)) }
+    };
+    let commit = git(&["rev-parse", "--verify", "--quiet", &format!("{from}^{{commit}}")]);
+    let commit = commit.map_err(|_| {
+        format!(
+            "commit {from} is not in this clone; a shallow one gets it by `git fetch --unshallow`, \
+             or name another one with --from"
+        )
+    })?;
+    let (folder, target) = (root().join("target/upgrade/source"), root().join("target/upgrade"));
+    let source = folder.display().to_string();
+    // One that an earlier run has left.
+    let _ = git(&["worktree", "remove", "--force", &source]);
+    git(&["worktree", "add", "--force", "--detach", &source, &commit])?;
+    eprintln!("$ cargo build -p tidemark-server --bin tidemark    # of {commit}");
+    let mut build = Command::new("cargo");
+    let built =
+        status(build.current_dir(&folder).env("CARGO_TARGET_DIR", target.join("build")).args([
+            "build",
+            "--locked",
+            "-p",
+            "tidemark-server",
+            "--bin",
+            "tidemark",
+        ]));
+    git(&["worktree", "remove", "--force", &source])?;
+    built?;
+    let old = target.join("build/debug/tidemark").display().to_string();
+    let words = ["test", "-p", "tidemark-server", "--test", "upgrade", "--", "--nocapture"];
+    cargo(&words, &[("TIDEMARK_OLD", old)])
 }
 
 fn soak(time: Duration) -> Result<(), String> {

@@ -142,6 +142,15 @@ pub(crate) const RUNS: &[Run] = &[
     },
     Run {
         group: "play",
+        name: "backup",
+        about: "the same in the middle of backups, which are restored row by row",
+        file: "server/tests/backup.rs",
+        test: "-p tidemark-server --test backup though_the_server_is_killed",
+        reads: SEEDS,
+        soak: 0,
+    },
+    Run {
+        group: "play",
         name: "steps",
         about: "kill -9 at the n-th call that makes, writes, syncs or removes a file",
         file: "server/tests/faults.rs",

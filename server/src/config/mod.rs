@@ -569,8 +569,10 @@ mod tests {
                 }
                 let range = range_of(section, key.name);
                 assert!(*range.end() <= MOST_TIME, "{section}.{}", key.name);
+                // A timetable needs a place.
+                let more = if *section == "backup" { "dir = \"/backups\"\n" } else { "" };
                 for value in [*range.start(), *range.end()] {
-                    let text = format!("[{section}]\n{} = {value}\n", key.name);
+                    let text = format!("[{section}]\n{more}{} = {value}\n", key.name);
                     assert!(parse(&text).is_ok(), "{text}");
                 }
                 for value in [range.start() - 1, range.end() + 1] {
@@ -579,6 +581,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn backups_have_a_place_of_their_own() {
+        let file = |backups: &str, data: &str| {
+            parse(&format!("[backup]\ndir = \"{backups}\"\n[durability]\ndir = \"{data}\"\n"))
+        };
+        assert!(file("/backups", "/data").is_ok() && file("/data2", "/data").is_ok());
+        for (backups, data) in [("/data", "/data"), ("/data/b", "/data"), ("/", "/data")] {
+            assert!(file(backups, data).unwrap_err().contains("neither may lie in the other"));
+        }
+        for alone in ["every_s = 60", "keep_log_s = 60"] {
+            let error = parse(&format!("[backup]\n{alone}\n")).unwrap_err();
+            assert!(error.contains("not backup.dir"), "{error}");
+        }
+        assert!(parse("[backup]\nkeep = 0\n").is_err());
     }
 
     #[test]
