@@ -1,8 +1,8 @@
 //! Backups of the real program: under load, killed in the middle, beside snapshots and spills, on a
 //! full disk; and what `tidemark restore` makes of them, row by row.
 //!
-//! `TIDEMARK_RUNS` (default 4; `cargo xtask play backup`) and `TIDEMARK_SEED`. A full disk needs the right to mount a tmpfs
-//! (`SmallDisk`).
+//! `TIDEMARK_RUNS` (default 4; `cargo xtask play backup`) and `TIDEMARK_SEED`. A full disk needs
+//! the right to mount a tmpfs (`SmallDisk`).
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 

@@ -16,7 +16,9 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// What lines begin with that do not run here, or what a program in Python contains, and why.
-const ELSEWHERE: [(&str, &str); 16] = [
+const ELSEWHERE: [(&str, &str); 18] = [
+    ("rclone", "it needs another machine"),
+    ("aws", "it needs a bucket of S3"),
     ("./run", "it builds, then runs the demo: server/tests/demo.rs"),
     ("./test", "it runs this test"),
     ("cargo", "it builds, and most of its runs are long: `./test` has a short one of each"),

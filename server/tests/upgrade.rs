@@ -37,8 +37,8 @@ struct Seen {
     failed: Vec<Instant>,
 }
 
-/// Likes, one after the other, until it is over; each again until it is answered. `ports`: the nodes;
-/// `at`: the one that is the master, as far as clients know.
+/// Likes, one after the other, until it is over; each again until it is answered. `ports`: the
+/// nodes; `at`: the one that is the master, as far as clients know.
 fn like(ports: [u16; 2], at: &AtomicU16, member: u64, is_over: &AtomicBool) -> Seen {
     let (mut seen, mut client) = (Seen::default(), None);
     for n in 0.. {

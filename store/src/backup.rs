@@ -32,11 +32,11 @@
 //!
 //! **Why it is consistent.** The manifest and its files are pinned, so the log behind its replay
 //! position stays, too; the end of the log is taken after that. A full sync sends the same, and a
-//! start reads the same. `from` is the pinned manifest's durable offset: its files may show what was
-//! logged up to there.
+//! start reads the same. `from` is the pinned manifest's durable offset: its files may show what
+//! was logged up to there.
 //!
-//! **Why it is never half visible.** All of it is written and synced under a name that begins with a
-//! dot, then renamed. What a kill leaves there is swept before the next backup.
+//! **Why it is never half visible.** All of it is written and synced under a name that begins with
+//! a dot, then renamed. What a kill leaves there is swept before the next backup.
 //!
 //! A linked file costs nothing until the server removes its own name of it. On another file system
 //! files are copied; one that the last backup beside it has is linked from there.
@@ -293,7 +293,8 @@ impl Making<'_> {
         let end = self.course.end()?;
         if end.offset < manifest.durable {
             return Err(Error::Refused(format!(
-                "the log is durable up to {end}, but the files show what was logged up to offset {}",
+                "the log is durable up to {end}, but the files show what was logged up to offset \
+                 {}",
                 manifest.durable
             )));
         }

@@ -28,8 +28,8 @@ pub(crate) fn copy(
     Ok(check)
 }
 
-/// Appends a part of a file to its copy, which ends where that begins, durably. Gives the CRC-32C of
-/// the part.
+/// Appends a part of a file to its copy, which ends where that begins, durably. Gives the CRC-32C
+/// of the part.
 pub(crate) fn append(
     (from, name): (&dyn Disk, &str),
     (to, path): (&dyn DiskFile, &Path),

@@ -399,6 +399,7 @@ mod tests {
     fn the_printed_file_is_the_default_and_the_shipped_file() {
         let printed = Config::default().print();
         assert_eq!(parse(&printed), Ok(Config::default()));
+        assert!(SECTIONS.iter().all(|(name, _)| printed.contains(&format!("\n[{name}]\n"))));
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/tidemark.toml");
         let shipped = std::fs::read_to_string(path).unwrap_or_default();
         assert!(

@@ -1,8 +1,8 @@
 //! The file as it is printed: every key, its documentation and its value.
 
 use crate::config::{
-    Action, Admin, Config, Counter, Durability, Existence, Key, Replication, Security, Server,
-    Spill, Tls, View,
+    Action, Admin, Backup, Config, Counter, Durability, Existence, Key, Replication, Security,
+    Server, Spill, Tls, View,
 };
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -42,6 +42,7 @@ impl Config {
             &self.durability,
             true,
         );
+        print_section(&mut out, "[backup]", Backup::ABOUT, Backup::KEYS, &self.backup, true);
         print_section(
             &mut out,
             "[security]",
