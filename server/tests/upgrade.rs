@@ -102,11 +102,11 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
 
         // 2. The replica, with the new program on the old folder.
         assert!(replica.terminate().success());
-        let replica = start(&new, &b, ports[1]);
+        let replica = start(new, &b, ports[1]);
         until("it follows the old master", || in_step(&replica));
         assert_eq!(replica.info("repl_full_syncs"), "0", "it went on from its own folder");
         // One without data gets all of the old master's files.
-        let third = start(&new, &fresh, 0);
+        let third = start(new, &fresh, 0);
         assert_eq!(refusal(&third.ask(&format!("REPLICAOF 127.0.0.1 {}", ports[0]))), "");
         until("a full sync crosses versions", || in_step(&third));
         assert_eq!(third.info("repl_full_syncs"), "1");
@@ -123,7 +123,7 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
         // 4. The old master, with the new program on its folder.
         master.sigterm();
         assert!(master.child.wait().unwrap().success());
-        let master = start(&new, &a, ports[0]);
+        let master = start(new, &a, ports[0]);
         until("it follows", || in_step(&master));
         assert_eq!(master.info("repl_full_syncs"), "0");
         std::thread::sleep(Duration::from_millis(500));
