@@ -150,7 +150,7 @@ impl Space {
                 made_for.rows = range.rows.max(head.newest.rows);
                 made_for.last = head.newest.last.clamp(range.low, range.last);
             }
-            let rows = made_for.rows.max(FIRST_ROWS.min(self.rows_per_table));
+            let rows = made_for.rows.max(FIRST_ROWS.min(self.rows_per_table()));
             let sizing = Sizing::new(&shape.schema, range.low, made_for.last, rows);
             let part = LoadPart {
                 range: *range,
@@ -190,7 +190,8 @@ impl Loader<'_> {
         if let Some(&(low, _)) = tables.first() {
             if low > 0 {
                 let schema = space.schema();
-                let sizing = Sizing::new(&schema, 0, low - 1, FIRST_ROWS.min(space.rows_per_table));
+                let sizing =
+                    Sizing::new(&schema, 0, low - 1, FIRST_ROWS.min(space.rows_per_table()));
                 tables.insert(0, (0, space.new_table(&sizing, schema, &space.quota)?));
             }
             match space.ring.rewrite(0, tables) {

@@ -305,7 +305,7 @@ impl Space {
     /// tables, and a spill empties them: in a space whose limit is small, what a table takes
     /// without any row would be most of its memory. With `rewriting` held.
     fn join_small(&self) -> bool {
-        let most = JOINED_ROWS.min(self.rows_per_table);
+        let most = JOINED_ROWS.min(self.rows_per_table());
         let tables = self.ring.load_full();
         let (mut run, mut rows) = (Vec::<&Entry<Table>>::new(), 0);
         for entry in tables.entries() {
@@ -418,7 +418,7 @@ impl Space {
     /// Whether a table of so many rows may take more memory than it needs: it is small, or all that
     /// the space has fits in one full table.
     fn is_small(&self, rows: u64) -> bool {
-        rows < SMALL_ROWS || self.rows() <= self.rows_per_table
+        rows < SMALL_ROWS || self.rows() <= self.rows_per_table()
     }
 
     /// What should replace a table: the lowest id and the sizing of each part.
@@ -438,7 +438,7 @@ impl Space {
         let (Some(&first), Some(&highest)) = (sample.first(), sample.last()) else {
             return whole(STRAY_ROWS);
         };
-        let most = self.rows_per_table as f64;
+        let most = self.rows_per_table() as f64;
         let now = rows as f64;
         let target = match reason {
             // Not beyond a full table, so that it is not loose when the space is small no more.
@@ -480,7 +480,7 @@ impl Space {
             let last = lows.get(i + 1).map_or(last, |next| next - 1);
             let rows = match i {
                 _ if i < strays => STRAY_ROWS,
-                _ if i == above => FIRST_ROWS.min(self.rows_per_table),
+                _ if i == above => FIRST_ROWS.min(self.rows_per_table()),
                 _ => rows,
             };
             (lows[i], Sizing::new(&schema, lows[i], last, rows))

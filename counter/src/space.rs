@@ -30,6 +30,9 @@ use std::sync::{Arc, OnceLock};
 pub(crate) const FIRST_ROWS: u64 = 1024;
 pub(crate) const GROWTH: u64 = 4;
 
+/// A table is made for so many rows at most.
+const MOST_ROWS_PER_TABLE: u64 = 1 << 31;
+
 /// How a space is made.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -143,7 +146,7 @@ pub struct Space {
     pub(crate) budget: Arc<Budget>,
     /// What tables, but for those of a rewrite, and rows of the outliers take their memory from.
     pub(crate) quota: Quota,
-    pub(crate) rows_per_table: u64,
+    pub(crate) rows_per_table: AtomicU64,
     pub(crate) max_aside: usize,
     seed: u64,
     /// Tables that were made: each has a seed of its own.
@@ -176,7 +179,7 @@ impl Space {
     pub fn new(options: Options) -> Result<Space, Error> {
         let budget = Budget::new(options.memory_limit_bytes);
         let shape = Shape::new(options.schema);
-        let rows_per_table = options.rows_per_table.clamp(1, 1 << 31);
+        let rows_per_table = options.rows_per_table.clamp(1, MOST_ROWS_PER_TABLE);
         let max_aside = options.max_aside.max(1);
         let sizing = Sizing::new(&shape.schema, 0, u64::MAX, FIRST_ROWS.min(rows_per_table));
         let quota = budget.quota(0);
@@ -190,7 +193,7 @@ impl Space {
             tombstones: Tombstones::new(&budget),
             budget,
             quota,
-            rows_per_table,
+            rows_per_table: AtomicU64::new(rows_per_table),
             max_aside,
             seed: options.seed,
             tables_made: AtomicU64::new(1),
@@ -327,6 +330,12 @@ impl Space {
     /// what was accepted once is accepted again.
     pub fn set_memory_limit_bytes(&self, limit: u64) {
         self.budget.set_limit(limit);
+    }
+
+    /// Changes what tables are made for from now on, and which ids are refused.
+    pub fn set_limits(&self, rows_per_table: u64, max_ahead: Option<u64>) {
+        self.rows_per_table.store(rows_per_table.clamp(1, MOST_ROWS_PER_TABLE), Relaxed);
+        self.frontier.set_limits(max_ahead, self.max_aside);
     }
 
     /// The position and definition of a living field.

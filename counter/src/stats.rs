@@ -6,6 +6,7 @@ use crate::space::Space;
 use crate::table::Table;
 use rolling::Tables;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Buckets looked at for the probe lengths of one table.
 const SAMPLED_BUCKETS: u64 = 512;
@@ -126,7 +127,7 @@ impl Space {
 
     /// Rows after which a table rolls.
     pub fn rows_per_table(&self) -> u64 {
-        self.rows_per_table
+        self.rows_per_table.load(Relaxed)
     }
 
     /// Rows that wait far ahead of all others.

@@ -556,7 +556,7 @@ impl Space {
         let Some(base) = self.end_of(newest_low, table) else { return Ok(()) };
         let sample = table.sample(1024);
         let gap = sizing::gap(&sample, table.rows());
-        let mut rows = (table.rows().max(FIRST_ROWS) * GROWTH).min(self.rows_per_table);
+        let mut rows = (table.rows().max(FIRST_ROWS) * GROWTH).min(self.rows_per_table());
         let next = loop {
             // Half as many ids again as the rows should need: traffic has its tides. And far beyond
             // an id that lies outside what the density would have needed: ids may come in clumps (a

@@ -28,6 +28,7 @@ use crate::sizing::PAGE_WORDS;
 use crate::space::Space;
 use crate::table::{LINKS, Table};
 use crate::{DecodeError, Error};
+use std::sync::atomic::Ordering::Relaxed;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Words of a block.
@@ -158,7 +159,7 @@ impl Space {
         if words == 0 || zero != 0 {
             return Err(corrupt(60, "a block that its filter has not").into());
         }
-        if revoked > self.options().max_revoked {
+        if revoked > self.limits.max_revoked.load(Relaxed) {
             return Err(Error::RevokedFull.into());
         }
         let size = HEADER + words * 8 + revoked * 16 + CHECK;

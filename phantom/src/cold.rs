@@ -287,7 +287,7 @@ impl Space {
         let is_full = || {
             self.pages_in_memory() + next > self.max_pages() || !self.may_grow(next * PAGE_BYTES)
         };
-        self.options.spill && is_full()
+        self.spills() && is_full()
     }
 
     /// The lowest id of the oldest table that is in memory, and the bytes of its filters; `None`:

@@ -135,7 +135,7 @@ impl Space {
             has_bits && table.state(&pair) == State::Unset && !table.revoked.contains(*hash)
         };
         let revoked: Vec<u128> = theirs.revoked.iter().copied().filter(is_new).collect();
-        if !table.revoked.reserve_many(revoked.len(), self.options().max_revoked) {
+        if !table.revoked.reserve_many(revoked.len(), self.limits.max_revoked.load(Relaxed)) {
             return Err(Error::RevokedFull.into());
         }
         if let Err(refused) = self.reach(low, theirs.highest) {

@@ -74,7 +74,7 @@ impl Space {
         }
         let newest = newest.table();
         let pages = at.map_or(self.next_pages(newest), |at| at.pages.max(1));
-        if at.is_none() && self.options.spill && self.pages_in_memory() + pages > self.max_pages() {
+        if at.is_none() && self.spills() && self.pages_in_memory() + pages > self.max_pages() {
             return Ok(false);
         }
         let spare = self.upkeep.take_spare(pages);
@@ -108,7 +108,7 @@ impl Space {
 
     /// Recycles the oldest tables, while there are more than the options say (P4).
     fn recycle(&self) {
-        if self.options.spill {
+        if self.spills() {
             return;
         }
         loop {
@@ -124,7 +124,7 @@ impl Space {
     }
 
     pub(crate) fn next_pages(&self, newest: &Table) -> usize {
-        newest.pages().saturating_mul(2).min(self.pages_per_table)
+        newest.pages().saturating_mul(2).min(self.limits.pages_per_table.load(Relaxed))
     }
 
     /// Decides at how many pairs the newest table is to be closed, from how many came late to the
@@ -277,7 +277,7 @@ impl Space {
     pub fn wants_maintenance(&self) -> bool {
         let pairs = self.outlier_pairs.load(SeqCst);
         let early = pairs > 0
-            && ((pairs < self.options.max_aside
+            && ((pairs < self.limits.max_aside.load(Relaxed)
                 && !self.frontier.follows()
                 && self.frontier.should_advance(pairs))
                 || self.frontier.high().is_some_and(|high| self.outliers.may_hold(high)));
@@ -326,7 +326,7 @@ impl Space {
         }
         // When it is full those that still get in are no sample of the traffic:
         // `Outliers::turn_away` asks those that do not.
-        let full = pairs >= self.options.max_aside && self.frontier.high().is_some();
+        let full = pairs >= self.limits.max_aside.load(Relaxed) && self.frontier.high().is_some();
         let advanced = !full
             && !self.frontier.follows()
             && self.frontier.should_advance(pairs)

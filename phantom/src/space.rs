@@ -15,6 +15,7 @@ use crate::table::Table;
 use crate::table_pool::TablePool;
 use parking_lot::{Mutex, RwLock};
 use rolling::{Frontier, Outliers, Ring};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 
@@ -29,14 +30,37 @@ pub(crate) type OutlierPairs = RwLock<Hashes>;
 /// See [`Space::on_arrival`].
 type Arrival = Box<dyn Fn(&Space, u64) + Send + Sync>;
 
+/// What may change while a space is used.
+pub(crate) struct Limits {
+    /// Pages of a grown table's first filter.
+    pub(crate) pages_per_table: AtomicUsize,
+    pub(crate) max_tables: AtomicUsize,
+    pub(crate) max_revoked: AtomicUsize,
+    pub(crate) max_aside: AtomicUsize,
+    /// Bytes that filters may take.
+    pub(crate) filter_bytes: AtomicU64,
+    spill: AtomicBool,
+}
+
+impl Limits {
+    fn new(options: &Options, sizing: Sizing) -> Limits {
+        Limits {
+            pages_per_table: AtomicUsize::new(sizing.pages(options.pairs_per_table)),
+            max_tables: AtomicUsize::new(options.max_tables),
+            max_revoked: AtomicUsize::new(options.max_revoked),
+            max_aside: AtomicUsize::new(options.max_aside),
+            filter_bytes: AtomicU64::new(options.filter_bytes_limit()),
+            spill: AtomicBool::new(options.spill),
+        }
+    }
+}
+
 /// Pairs of (id, member). See the top of the file; all methods may be called from any thread.
 pub struct Space {
     pub(crate) options: Options,
     pub(crate) seed: Seed,
     pub(crate) sizing: Sizing,
-    /// Pages of a grown table's first filter.
-    pub(crate) pages_per_table: usize,
-    filter_bytes_limit: u64,
+    pub(crate) limits: Limits,
     pub(crate) ring: Ring<Arc<Table>>,
     pub(crate) frontier: Frontier,
     pub(crate) outliers: Outliers<OutlierPairs>,
@@ -82,8 +106,7 @@ impl Space {
         let space = Space {
             seed: Seed::new(options.seed),
             sizing,
-            pages_per_table: sizing.pages(options.pairs_per_table),
-            filter_bytes_limit: options.filter_bytes_limit(),
+            limits: Limits::new(&options, sizing),
             ring: Ring::from_parts(tables),
             frontier,
             outliers: Outliers::default(),
@@ -102,7 +125,44 @@ impl Space {
         Ok(space)
     }
 
-    /// The options it was made with.
+    /// Changes the options, but for those that are part of the space's data: see [`Options`]. What
+    /// is there stays; the next roll, or write, keeps them.
+    pub fn set_options(&self, options: &Options) -> Result<(), Error> {
+        options.check()?;
+        let Limits { pages_per_table, max_tables, max_revoked, max_aside, filter_bytes, spill } =
+            Limits::new(&self.data_of(options), self.sizing);
+        self.limits.pages_per_table.store(pages_per_table.into_inner(), Relaxed);
+        self.limits.max_tables.store(max_tables.into_inner(), Relaxed);
+        self.limits.max_revoked.store(max_revoked.into_inner(), Relaxed);
+        self.limits.max_aside.store(max_aside.into_inner(), Relaxed);
+        self.limits.filter_bytes.store(filter_bytes.into_inner(), Relaxed);
+        self.limits.spill.store(spill.into_inner(), Relaxed);
+        self.frontier.set_limits(options.max_ahead, options.max_aside);
+        Ok(())
+    }
+
+    /// These options, of a space with these data.
+    fn data_of(&self, options: &Options) -> Options {
+        Options {
+            false_positive_rate: self.options.false_positive_rate,
+            seed: self.options.seed,
+            first_id: self.options.first_id,
+            ..options.clone()
+        }
+    }
+
+    /// Bytes that filters may take.
+    pub fn filter_bytes_limit(&self) -> u64 {
+        self.limits.filter_bytes.load(Relaxed)
+    }
+
+    /// Whether the oldest table waits to be written to the disk, instead of being recycled.
+    pub fn spills(&self) -> bool {
+        self.limits.spill.load(Relaxed)
+    }
+
+    /// The options it was made with. Those that may change may have changed since:
+    /// [`Space::set_options`].
     pub fn options(&self) -> &Options {
         &self.options
     }
@@ -173,7 +233,7 @@ impl Space {
             .iter()
             .map(|entry| entry.table().filter_bytes())
             .sum::<usize>();
-        (used as u64).saturating_add(bytes as u64) <= self.filter_bytes_limit
+        (used as u64).saturating_add(bytes as u64) <= self.limits.filter_bytes.load(Relaxed)
     }
 
     /// Pages of the first filters that lie in memory.
@@ -183,6 +243,9 @@ impl Space {
 
     /// Pages that the first filters of all tables may have together.
     pub(crate) fn max_pages(&self) -> usize {
-        self.pages_per_table.saturating_mul(self.options.max_tables)
+        self.limits
+            .pages_per_table
+            .load(Relaxed)
+            .saturating_mul(self.limits.max_tables.load(Relaxed))
     }
 }

@@ -5,7 +5,7 @@ use crate::fp_estimator::Measured;
 use crate::space::Space;
 use crate::table::Table;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// A table without what it holds, with its place in the ring: stripes, and entries of two lists.
 const TABLE_BYTES: usize = size_of::<Table>() + 512;
@@ -148,7 +148,7 @@ impl Space {
         while pages + next <= self.max_pages() {
             pages += next;
             pairs += (self.sizing.capacity(next) as f64 * early_share) as u64;
-            next = next.saturating_mul(2).min(self.pages_per_table);
+            next = next.saturating_mul(2).min(self.limits.pages_per_table.load(Relaxed));
         }
         pairs
     }

@@ -7,7 +7,7 @@ use crate::space::{OutlierPairs, Space};
 use crate::table::{State, Table};
 use rolling::{Frontier, Refused};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// Up to so many pairs aside, a writer that finds it is time moves them itself; more are left to
 /// `maintain`.
@@ -55,7 +55,7 @@ impl Space {
         let pair = self.pair(id, member);
         let full = self
             .table_over(id)
-            .is_some_and(|(_, table)| table.revoked.len() >= self.options.max_revoked);
+            .is_some_and(|(_, table)| table.revoked.len() >= self.limits.max_revoked.load(Relaxed));
         if full && !self.is_outlier(&pair) { Err(Error::RevokedFull) } else { Ok(()) }
     }
 
@@ -78,7 +78,7 @@ impl Space {
         if pair.id < self.options.first_id {
             return Ok(Change::Unknown);
         }
-        if self.outlier_pairs.load(SeqCst) >= self.options.max_aside {
+        if self.outlier_pairs.load(SeqCst) >= self.limits.max_aside.load(Relaxed) {
             self.take_in_early();
         }
         // Exactly one of the two closures runs, once.
@@ -111,7 +111,10 @@ impl Space {
             if held == set {
                 return Ok(Change::Unchanged);
             }
-            if set && !replay && self.outlier_pairs.load(SeqCst) >= self.options.max_aside {
+            if set
+                && !replay
+                && self.outlier_pairs.load(SeqCst) >= self.limits.max_aside.load(Relaxed)
+            {
                 noted = true;
                 return Err(Error::OutliersFull.into());
             }
@@ -119,7 +122,7 @@ impl Space {
             if set {
                 entry.get_or_insert_default().write().insert(pair.hash());
                 let before = self.outlier_pairs.fetch_add(1, SeqCst);
-                let most = self.options.max_aside;
+                let most = self.limits.max_aside.load(Relaxed);
                 noted = !replay && self.outliers.fills_up(&self.frontier, before, most);
             } else if let Some(held) = entry {
                 held.write().remove(&pair.hash());
@@ -201,7 +204,7 @@ impl Space {
         replay: bool,
         first: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {
-        let most = if replay { usize::MAX } else { self.options.max_revoked };
+        let most = if replay { usize::MAX } else { self.limits.max_revoked.load(Relaxed) };
         if !table.revoked.reserve(most) {
             return Err(Error::RevokedFull.into());
         }

@@ -43,7 +43,9 @@
 //! ```
 
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst,
+};
 
 /// Distinct ids that must be ahead before the frontier advances to them.
 pub(crate) const QUORUM: usize = 64;
@@ -63,6 +65,11 @@ const LULL: u32 = 1 << 16;
 /// The window is never narrower than this, nor than [`WINDOW_SPANS`] times the shorth.
 const WINDOW_LEAST: u64 = 1024;
 const WINDOW_SPANS: u64 = 16;
+
+/// [`Frontier`]'s `leap`, by the room of the side dictionary.
+fn leap_of(max_aside: usize) -> usize {
+    (max_aside / 16).clamp(QUORUM, LEAP)
+}
 
 /// What the frontier says of an id that is about to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,11 +102,12 @@ pub struct Frontier {
     /// frontier, and those that are ahead.
     new_near: AtomicU32,
     new_ahead: AtomicU32,
-    max_ahead: Option<u64>,
+    /// `u64::MAX`: none is too far.
+    max_ahead: AtomicU64,
     /// Entries that must be ahead before it advances, once it is known.
-    leap: usize,
+    leap: AtomicUsize,
     /// Entries that there may be.
-    max_aside: usize,
+    max_aside: AtomicUsize,
     /// Held while the frontier advances.
     advancing: Mutex<()>,
 }
@@ -118,9 +126,9 @@ impl Frontier {
             era: AtomicU32::new(0),
             new_near: AtomicU32::new(0),
             new_ahead: AtomicU32::new(0),
-            max_ahead,
-            leap: (max_aside / 16).clamp(QUORUM, LEAP),
-            max_aside,
+            max_ahead: AtomicU64::new(max_ahead.unwrap_or(u64::MAX)),
+            leap: AtomicUsize::new(leap_of(max_aside)),
+            max_aside: AtomicUsize::new(max_aside),
             advancing: Mutex::new(()),
         }
     }
@@ -139,6 +147,13 @@ impl Frontier {
             frontier.known.store(true, Relaxed);
         }
         frontier
+    }
+
+    /// From now on these hold: see [`Frontier::new`].
+    pub fn set_limits(&self, max_ahead: Option<u64>, max_aside: usize) {
+        self.max_ahead.store(max_ahead.unwrap_or(u64::MAX), Relaxed);
+        self.leap.store(leap_of(max_aside), Relaxed);
+        self.max_aside.store(max_aside, Relaxed);
     }
 
     /// Takes over what [`Frontier::high`] and [`Frontier::window`] of another one said, where that
@@ -220,7 +235,7 @@ impl Frontier {
     /// Whether `id` lies further than `max_ahead` above the frontier or, before there is one, above
     /// `highest`, the highest id in the side dictionary. Nothing is too far for the very first id.
     pub fn is_too_far(&self, id: u64, highest: Option<u64>) -> bool {
-        let Some(most) = self.max_ahead else { return false };
+        let most = self.max_ahead.load(Relaxed);
         self.high().or(highest).is_some_and(|from| id.saturating_sub(from) > most)
     }
 
@@ -246,7 +261,9 @@ impl Frontier {
 
     fn count_new(&self, which: &AtomicU32) {
         which.store(which.load(Relaxed) + 1, Relaxed);
-        if (self.new_near.load(Relaxed) + self.new_ahead.load(Relaxed)) as usize >= 2 * self.leap {
+        if (self.new_near.load(Relaxed) + self.new_ahead.load(Relaxed)) as usize
+            >= 2 * self.leap.load(Relaxed)
+        {
             [&self.new_near, &self.new_ahead]
                 .into_iter()
                 .for_each(|new| new.store(new.load(Relaxed) / 2, Relaxed));
@@ -284,7 +301,7 @@ impl Frontier {
     /// [`Frontier::advance`], if there are [`QUORUM`] different ones among them and no more than
     /// [`LEAP_ENTRIES_OF_ID`] of each: they are enough for a leap.
     pub(crate) fn sample(&self) -> usize {
-        self.leap.max(8 * QUORUM)
+        self.leap.load(Relaxed).max(8 * QUORUM)
     }
 
     /// How many eras (of [`Frontier::era`]) it may take until they are there: sixty-four times as
@@ -305,7 +322,7 @@ impl Frontier {
     pub fn should_advance(&self, entries: usize) -> bool {
         let enough =
             self.recent_ahead.load(Relaxed) >= (self.recent.load(Relaxed) / 8).max(QUORUM as u32);
-        entries >= QUORUM.min(self.max_aside)
+        entries >= QUORUM.min(self.max_aside.load(Relaxed))
             && enough
             && self.new_ahead.load(Relaxed) > self.new_near.load(Relaxed)
     }
@@ -315,7 +332,7 @@ impl Frontier {
     /// time shows that they are one write in sixty-four, at least; all others may be likes of old
     /// posts, which say nothing of where new ones are.
     pub(crate) fn should_follow(&self, entries: usize) -> bool {
-        entries >= QUORUM.min(self.max_aside)
+        entries >= QUORUM.min(self.max_aside.load(Relaxed))
             && self.new_ahead.load(Relaxed) > self.new_near.load(Relaxed)
     }
 
@@ -359,10 +376,10 @@ impl Frontier {
         let is_leap = |entries: &[u64]| {
             let counted =
                 entries.chunk_by(|a, b| a == b).map(|of_id| of_id.len().min(LEAP_ENTRIES_OF_ID));
-            is_quorum(entries) && counted.sum::<usize>() >= self.leap
+            is_quorum(entries) && counted.sum::<usize>() >= self.leap.load(Relaxed)
         };
         // Without room for more entries there is nothing to wait for.
-        let full = ahead.len() >= self.max_aside;
+        let full = ahead.len() >= self.max_aside.load(Relaxed);
         match self.known.load(SeqCst) {
             true if is_leap(near) => ahead.truncate(near.len()),
             false if is_quorum_at_start(near) => ahead.truncate(near.len()),

@@ -17,14 +17,14 @@ use crate::copy::check_of;
 use crate::disk::{Disk, LOCK, TEMPORARY};
 use crate::error::{Error, Result};
 use crate::frame::Check;
-use crate::manifest::{BACKUP, MANIFEST, Manifest, Role, Tag};
+use crate::manifest::{BACKUP, FileEntry, MANIFEST, Manifest, Role, Tag};
 use crate::record::Records;
 use crate::replay::{
     BatchReader, Found, Path, Reader, find_path, read_segment_head, replay, segment_numbers,
     segments_back,
 };
 use crate::segment::{SegmentHead, SegmentName, parse_segment_name, segment_name};
-use crate::snapshot::{SnapshotReader, parse_snapshot_name};
+use crate::snapshot::{SnapshotReader, parse_snapshot_name, read_small};
 use crate::staging::pending;
 use crate::store::is_ours;
 
@@ -615,4 +615,31 @@ fn dump_pages(file: &PageFile, note: &[u8], text: &mut Dump<'_>) -> Result<()> {
 /// The lineage of a folder, if it has a manifest: what a replica or a restore compares first.
 pub fn lineage_of(disk: &dyn Disk) -> Result<Option<Lineage>> {
     Ok(Manifest::read(disk)?.map(|m| m.lineage))
+}
+
+/// Hands the content of the snapshot's small file of this kind to `each`, and then the payloads of
+/// the log's records of that kind, in their order. Only reads, so beside a running server, too; the
+/// newest of what that writes may be missing.
+pub fn peek(disk: &dyn Disk, kind: u8, each: &mut dyn FnMut(&[u8])) -> Result<()> {
+    let pending = pending(disk)?;
+    let disk: &dyn Disk = pending.as_ref().map_or(disk, |adopted| adopted);
+    let Some(manifest) = Manifest::read(disk)? else { return Ok(()) };
+    let is_it = |file: &&FileEntry| {
+        file.role == Role::Snapshot && file.tag.space == 0 && file.tag.kind == u32::from(kind)
+    };
+    if let Some(file) = manifest.files.iter().find(is_it) {
+        each(&read_small(disk, file, manifest.lineage)?);
+    }
+    let path = find_path(disk, manifest.lineage, manifest.replay, false)?;
+    let mut apply = |_: &crate::batch::BatchHead, body: &[u8]| {
+        for record in Records::new(body) {
+            let record = record?;
+            if record.kind == kind {
+                each(record.payload);
+            }
+        }
+        Ok(())
+    };
+    replay(disk, &path, manifest.replay, Reader::Check, &mut apply, &mut |_| ())?;
+    Ok(())
 }

@@ -121,7 +121,7 @@ pub use backup::{
     BACKUP_VERSION, Backup, BackupFile, Course, back_up, backups_in, newest_in, remove, sweep,
 };
 pub use batch::{BATCH_HEAD_BYTES, BatchHead, Lineage, MAX_BODY_BYTES};
-pub use check::{Finding, Report, Severity, check, dump, lineage_of};
+pub use check::{Finding, Report, Severity, check, dump, lineage_of, peek};
 pub use cold::{
     BLOCK_BYTES, Block, COLD_VERSION, ColdFile, ColdHead, ColdRows, ColdWriter, MAX_BLOCK_ROWS,
     MAX_COLUMNS, PageFile, PageWriter,

@@ -124,6 +124,15 @@ pub(crate) const RUNS: &[Run] = &[
     },
     Run {
         group: "play",
+        name: "scenes",
+        about: "spaces, views and actions come and go under load, with kill -9 and a replica",
+        file: "server/tests/scenes.rs",
+        test: "-p tidemark-server --test scenes",
+        reads: SEEDS,
+        soak: 0,
+    },
+    Run {
+        group: "play",
         name: "together",
         about: "the same under MSET, EXEC, likes and TM.SPACE ALTER: groups stay whole",
         file: "server/tests/together.rs",

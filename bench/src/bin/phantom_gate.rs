@@ -39,7 +39,7 @@ fn main() {
         existence.seed = 5;
     }
     config.view[0].flags = ["liked", "reposted"].map(str::to_owned).into();
-    let catalogue = Catalogue::default().completed(&config).expect("a new one");
+    let catalogue = Catalogue::default().completed(&config);
     let engines =
         Engines::new(&config, &catalogue, Arc::new(Durability::new(Fsync::No))).expect("spaces");
     let mut rng = fastrand::Rng::with_seed(1);

@@ -102,6 +102,13 @@ impl ColdSpace {
         Ok(())
     }
 
+    /// For a new space, which has no files.
+    pub(crate) fn attach_new(self: &Arc<Self>, space: &counter::Space) {
+        if !space.is_attached() {
+            space.attach(Box::new(Reader(self.clone())), 0, None);
+        }
+    }
+
     pub(crate) fn shared(&self) -> &Arc<Cold> {
         &self.shared
     }

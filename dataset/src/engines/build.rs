@@ -1,8 +1,6 @@
-//! How the engines are made: from the configuration, and the catalogue that says what the data
-//! folder has of it.
+//! How the engines are made: from a catalogue, which says all that there is.
 
-use crate::catalogue;
-use crate::catalogue::Catalogue;
+use crate::catalogue::{Catalogue, CounterEntry, ExistenceEntry};
 use crate::cold::Cold;
 use crate::cold::cold_filters::ColdPairs;
 use crate::cold::files::ColdSpace;
@@ -11,10 +9,10 @@ use crate::engines::page::{Column, Flag, Gate};
 use crate::engines::zero_proof::tie_word;
 use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace, Loose, Tie, View};
 use crate::key_patterns::{Kind, Pattern, PatternError};
-use crate::options::{self, Options, defaults};
+use crate::options::{self, Options};
 use counter::Schema;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 /// Why the engines could not be made from the configuration.
 #[derive(Debug, thiserror::Error)]
@@ -73,16 +71,14 @@ const ROW_BITS: u64 = 32;
 const FIELD_SPARE_BITS: u64 = 2;
 
 impl Engines {
-    /// Makes the spaces of the configuration, empty, with what the catalogue says of each: it must
-    /// have all of them.
+    /// Makes the spaces of a catalogue, empty. What that does not say, the configuration does.
     pub fn new(
         options: &Options,
         catalogue: &Catalogue,
         durability: Arc<Durability>,
     ) -> Result<Engines, BuildError> {
         let mut engines = Engines::empty(options, durability);
-        engines.extend(options, catalogue)?;
-        engines.connect(options)?;
+        engines.adopt(&catalogue.filled(options))?;
         engines.retie(|_| true);
         Ok(engines)
     }
@@ -103,106 +99,118 @@ impl Engines {
             watches: Default::default(),
             tracking: Default::default(),
             merging: Default::default(),
-            catalogue: Catalogue::default(),
+            follows: Default::default(),
+            catalogue: Default::default(),
         }
     }
 
-    /// Makes true what a catalogue says: makes the spaces that are not there, empty, and alters the
-    /// schemas of those that are. A log tells of the spaces in the order in which they came to be;
-    /// each has the seed under which its records were written.
-    pub fn extend(&mut self, options: &Options, catalogue: &Catalogue) -> Result<(), BuildError> {
-        for known in &catalogue.counter {
-            if let Some(space) = self.counter_by_number(known.number) {
-                let adopted = Schema::parse(&known.fields).and_then(|schema| space.adopt(&schema));
-                adopted
-                    .map_err(|source| BuildError::Counter { name: known.name.clone(), source })?;
-                continue;
-            }
-            let made = options.counter.iter().find(|made| made.name == known.name);
-            let made = made.ok_or_else(|| unconfigured(&known.name))?;
-            let index = self.counters.len();
-            for (kind, text) in [(Kind::Row, &made.rows), (Kind::Cell, &made.cells)] {
-                for pattern in Pattern::parse_all(kind, text)? {
-                    // Counters go before pairs that have the same keys.
-                    let pairs = self.patterns.iter().position(|(_, kind, _)| *kind == Kind::Pair);
-                    let at = pairs.unwrap_or(self.patterns.len());
-                    self.patterns.insert(at, (pattern.padded(made.padded_ids), kind, index));
-                }
-            }
-            let space = counter_space(made, &known.fields)?;
-            let cold = ColdSpace::new(self.cold.clone());
-            let (number, name, spills) = (known.number, made.name.clone(), made.spill);
-            self.spills |= spills;
-            self.counters.push(CounterSpace {
-                number,
-                name,
-                space: Arc::new(space),
-                spills,
-                cold,
-                tied: vec![],
-                text_rows: made.text_rows,
-                expire: made.expire,
-            });
-            self.catalogue.counter.push(known.clone());
+    /// Makes true what a catalogue says. Spaces that are not there are made, empty; those that it
+    /// does not have are not these engines' any more. Of those that stay nothing is changed but the
+    /// schema and the limits, for whatever other engines share them with these.
+    pub fn adopt(&mut self, told: &Catalogue) -> Result<(), BuildError> {
+        let mut counters = Vec::new();
+        for known in &told.counter {
+            let made = self.make_counter(known, free_slot(&self.counters, &counters))?;
+            counters.push(made);
         }
-        for known in &catalogue.existence {
-            if let Some(space) = self.existence_by_number(known.number) {
-                space.keep_tie(known.tie);
-                continue;
+        let existences = told.existence.iter().map(|known| self.make_existence(known));
+        let existences = existences.collect::<Result<Vec<_>, BuildError>>()?;
+        let mut next = Engines {
+            spills: counters.iter().any(CounterSpace::spills),
+            counters,
+            existences,
+            catalogue: Arc::new(told.clone()),
+            ..self.clone()
+        };
+        next.adopt_schemas(told)?;
+        next.patterns = patterns(told)?;
+        next.connect()?;
+        // Nothing is refused from here on.
+        for space in &next.counters {
+            let made = &space.made;
+            let rows = rows_per_table(made, &space.schema());
+            space.set_limits(rows, (made.max_ahead > 0).then_some(made.max_ahead));
+            // One that is lifted stays so, unless there is another.
+            let before =
+                self.counter_by_number(space.number).map(CounterSpace::declared_limit_bytes);
+            if before != Some(made.memory_limit_bytes) {
+                space.set_memory_limit_bytes(made.memory_limit_bytes);
             }
-            let made = options.existence.iter().find(|made| made.name == known.name);
-            let made = made.ok_or_else(|| unconfigured(&known.name))?;
-            let space = existence_space(made, known)?;
-            for pattern in Pattern::parse_all(Kind::Pair, &made.pairs)? {
-                let pattern = pattern.padded(made.padded_ids);
-                self.patterns.push((pattern, Kind::Pair, self.existences.len()));
-            }
-            let space = ExistenceSpace {
-                number: known.number,
-                name: made.name.clone(),
-                has_members: made.members,
-                space: Arc::new(space),
-                expire: made.expire,
-                kept_tie: Arc::new(AtomicU64::new(tie_word(known.tie))),
-                loose: Arc::new(Loose::new(made.max_loose)),
-                cold: Arc::new(ColdPairs::new(self.cold.clone())),
-                pace: Arc::default(),
-            };
-            space.loosen_arrivals();
-            self.existences.push(space);
-            self.catalogue.existence.push(known.clone());
+        }
+        for (space, known) in next.existences.iter().zip(&told.existence) {
+            let refused = |source| BuildError::Existence { name: known.made.name.clone(), source };
+            space.set_options(&existence_options(&known.made)).map_err(refused)?;
+            space.loose.set_most(known.made.max_loose);
+        }
+        *self = next;
+        Ok(())
+    }
+
+    /// Makes true what a catalogue says of the schemas of spaces that are there: an older one than
+    /// theirs, which a log tells of that is read from before it.
+    pub(crate) fn adopt_schemas(&self, told: &Catalogue) -> Result<(), BuildError> {
+        for known in &told.counter {
+            let Some(space) = self.counter_by_number(known.number) else { continue };
+            let adopted = Schema::parse(&known.made.fields).and_then(|schema| space.adopt(&schema));
+            adopted
+                .map_err(|source| BuildError::Counter { name: known.made.name.clone(), source })?;
         }
         Ok(())
     }
 
-    /// Makes the views and actions: when all spaces are there, with their latest schemas.
-    pub fn connect(&mut self, options: &Options) -> Result<(), BuildError> {
+    /// The counter space of this number, with these options.
+    fn make_counter(&self, known: &CounterEntry, slot: u8) -> Result<CounterSpace, BuildError> {
+        let made = Arc::new(known.made.clone());
+        let (text_rows, expire) = (made.text_rows, made.expire);
+        if let Some(space) = self.counter_by_number(known.number) {
+            return Ok(CounterSpace { made, text_rows, expire, ..space.clone() });
+        }
+        let space = Arc::new(counter_space(&made)?);
+        let cold = ColdSpace::new(self.cold.clone());
+        let (number, tied) = (known.number, vec![]);
+        Ok(CounterSpace { number, slot, made, space, cold, tied, text_rows, expire })
+    }
+
+    /// The existence space of this number, with these options.
+    fn make_existence(&self, known: &ExistenceEntry) -> Result<ExistenceSpace, BuildError> {
+        let made = Arc::new(known.made.clone());
+        let (has_members, expire) = (made.members, made.expire);
+        if let Some(space) = self.existence_by_number(known.number) {
+            return Ok(ExistenceSpace { made, has_members, expire, ..space.clone() });
+        }
+        let refused = |source| BuildError::Existence { name: known.made.name.clone(), source };
+        let space = phantom::Space::new(existence_options(&made)).map_err(refused)?;
+        if self.follows.load(SeqCst) {
+            space.follow();
+        }
+        let space = ExistenceSpace {
+            number: known.number,
+            has_members,
+            expire,
+            space: Arc::new(space),
+            kept_tie: Arc::new(AtomicU64::new(tie_word(known.tie))),
+            loose: Arc::new(Loose::new(made.max_loose)),
+            cold: Arc::new(ColdPairs::new(self.cold.clone())),
+            pace: Arc::default(),
+            made,
+        };
+        space.loosen_arrivals();
+        Ok(space)
+    }
+
+    /// Makes the views and actions.
+    fn connect(&mut self) -> Result<(), BuildError> {
         let (counters, existences) = (&self.counters, &self.existences);
-        self.actions = options
-            .action
-            .iter()
-            .filter(|a| {
-                !defaults::is_action(a)
-                    || has_counter(counters, &a.counter) && has_flag(existences, &a.flag)
-            })
-            .map(|a| action(a, counters, existences))
-            .collect::<Result<_, _>>()?;
+        let actions = self.catalogue.action.iter().map(|a| action(a, counters, existences));
+        let actions: Vec<Action> = actions.collect::<Result<_, _>>()?;
         let only_tie = |flag: usize| {
-            let mut all =
-                self.actions.iter().filter(|a| a.flag == flag).map(|a| (a.counter, a.field));
+            let mut all = actions.iter().filter(|a| a.flag == flag).map(|a| (a.counter, a.field));
             let first = all.next()?;
             all.all(|tie| tie == first).then_some(first)
         };
         let ties: Vec<Option<(usize, usize)>> = (0..existences.len()).map(only_tie).collect();
-        self.views = options
-            .view
-            .iter()
-            .filter_map(|v| match defaults::is_view(&options.counter, &options.existence, v) {
-                true => what_is_there(v, counters, existences),
-                false => Some(v.clone()),
-            })
-            .map(|v| view(&v, counters, existences, &ties))
-            .collect::<Result<_, _>>()?;
+        let views = self.catalogue.view.iter().map(|v| view(v, counters, existences, &ties));
+        let views = views.collect::<Result<_, _>>()?;
         let tie = |&(counter, field): &(usize, usize)| -> Tie {
             (counters[counter].number, field as u32)
         };
@@ -213,6 +221,7 @@ impl Engines {
             };
             space.tied = ties.iter().enumerate().filter_map(here).collect();
         }
+        (self.actions, self.views) = (actions, views);
         Ok(())
     }
 
@@ -222,48 +231,49 @@ impl Engines {
         self.counters.iter().for_each(|s| s.set_memory_limit_bytes(u64::MAX));
     }
 
-    /// From now on the configured limits hold.
-    pub fn set_limits(&self, options: &Options) {
-        for space in &self.counters {
-            if let Some(made) = options.counter.iter().find(|made| made.name == space.name) {
-                space.set_memory_limit_bytes(made.memory_limit_bytes);
-            }
-        }
+    /// From now on the declared limits hold.
+    pub fn set_limits(&self) {
+        let set = |s: &CounterSpace| s.set_memory_limit_bytes(s.declared_limit_bytes());
+        self.counters.iter().for_each(set);
     }
 }
 
-fn unconfigured(name: &str) -> BuildError {
-    BuildError::Missing {
-        what: "space",
-        name: name.to_owned(),
-        missing: "such space in the configuration".to_owned(),
+/// The first slot that neither list has taken.
+fn free_slot(before: &[CounterSpace], now: &[CounterSpace]) -> u8 {
+    let is_free = |slot: &u8| !before.iter().chain(now).any(|space| space.slot == *slot);
+    (0..=u8::MAX).find(is_free).unwrap_or(u8::MAX)
+}
+
+/// The key patterns of all spaces. Counters go before pairs that have the same keys.
+fn patterns(told: &Catalogue) -> Result<Vec<(Pattern, Kind, usize)>, PatternError> {
+    let counters = told.counter.iter().enumerate().flat_map(|(index, known)| {
+        let made = &known.made;
+        [(Kind::Row, &made.rows), (Kind::Cell, &made.cells)]
+            .map(|(kind, text)| (kind, text, made.padded_ids, index))
+    });
+    let pairs = told.existence.iter().enumerate();
+    let pairs =
+        pairs.map(|(index, known)| (Kind::Pair, &known.made.pairs, known.made.padded_ids, index));
+    let mut all = Vec::new();
+    for (kind, text, padded, index) in counters.chain(pairs) {
+        let patterns = Pattern::parse_all(kind, text)?.into_iter();
+        all.extend(patterns.map(|pattern| (pattern.padded(padded), kind, index)));
     }
+    Ok(all)
 }
 
-fn existence_space(
-    made: &options::Existence,
-    known: &catalogue::Existence,
-) -> Result<phantom::Space, BuildError> {
-    phantom::Space::new(existence_options(made, known))
-        .map_err(|source| BuildError::Existence { name: made.name.clone(), source })
-}
-
-/// What an existence space is made of: what the catalogue has of it is data, the rest is
-/// configuration.
-pub fn existence_options(
-    made: &options::Existence,
-    known: &catalogue::Existence,
-) -> phantom::Options {
+/// What an existence space is made of.
+pub fn existence_options(made: &options::Existence) -> phantom::Options {
     phantom::Options {
-        false_positive_rate: known.false_positive_rate,
+        false_positive_rate: made.false_positive_rate,
         pairs_per_table: made.pairs_per_table,
         max_tables: made.max_tables,
         spill: made.spill,
         max_revoked: made.max_revoked,
         max_aside: made.max_aside,
         max_ahead: (made.max_ahead > 0).then_some(made.max_ahead),
-        seed: known.seed,
-        first_id: known.first_id,
+        seed: made.seed,
+        first_id: made.first_id,
         memory_limit_bytes: (made.memory_limit_bytes > 0).then_some(made.memory_limit_bytes),
     }
 }
@@ -292,9 +302,9 @@ fn rows_per_table(made: &options::Counter, schema: &counter::Schema) -> u64 {
     made.rows_per_table
 }
 
-fn counter_space(made: &options::Counter, fields: &str) -> Result<counter::Space, BuildError> {
+fn counter_space(made: &options::Counter) -> Result<counter::Space, BuildError> {
     let source = |source| BuildError::Counter { name: made.name.clone(), source };
-    let schema = counter::Schema::parse(fields).map_err(source)?;
+    let schema = counter::Schema::parse(&made.fields).map_err(source)?;
     if let Some((_, field)) = schema.living().find(|(_, field)| is_reserved(&field.name)) {
         return Err(BuildError::Reserved { space: made.name.clone(), field: field.name.clone() });
     }
@@ -306,33 +316,6 @@ fn counter_space(made: &options::Counter, fields: &str) -> Result<counter::Space
         ..counter::Options::new(schema)
     })
     .map_err(source)
-}
-
-/// Whether a space has this counter ("space.field").
-fn has_counter(counters: &[CounterSpace], name: &str) -> bool {
-    let of = |(space, field): (&str, &str)| {
-        let space = counters.iter().find(|s| s.name == space)?;
-        space.schema().index_of(field.as_bytes())
-    };
-    name.split_once('.').and_then(of).is_some()
-}
-
-/// Whether there is an existence space of this name whose pairs have members.
-fn has_flag(existences: &[ExistenceSpace], name: &str) -> bool {
-    existences.iter().any(|s| s.name == name && s.has_members)
-}
-
-/// A default view without what the spaces lack: an existing data folder's schema, which ALTER may
-/// have changed, need not have every field that the default view names.
-fn what_is_there(
-    made: &options::View,
-    counters: &[CounterSpace],
-    existences: &[ExistenceSpace],
-) -> Option<options::View> {
-    let mut kept = made.clone();
-    kept.counters.retain(|name| has_counter(counters, name));
-    kept.flags.retain(|name| has_flag(existences, name));
-    (!kept.counters.is_empty()).then_some(kept)
 }
 
 fn view(
@@ -350,7 +333,7 @@ fn view(
             text.split_once('.').map_or((text.as_str(), None), |(name, field)| (name, Some(field)));
         let space = counters
             .iter()
-            .position(|s| s.name == name)
+            .position(|s| s.name() == name)
             .ok_or_else(|| missing(format!("counter space '{name}'")))?;
         let source = built.sources.iter().position(|&s| s == space).unwrap_or_else(|| {
             built.sources.push(space);
@@ -367,7 +350,7 @@ fn view(
         }
     }
     for name in &made.flags {
-        let space = existences.iter().position(|s| s.name == *name);
+        let space = existences.iter().position(|s| s.name() == *name);
         let space = space.ok_or_else(|| missing(format!("existence space '{name}'")))?;
         // Only a counter that the page reads anyway is asked about the flag.
         let gate = ties[space].and_then(|(counter, field)| {
@@ -388,10 +371,10 @@ fn action(
         |missing: String| BuildError::Missing { what: "action", name: made.name.clone(), missing };
     let flag = existences
         .iter()
-        .position(|s| s.name == made.flag)
+        .position(|s| s.name() == made.flag)
         .ok_or_else(|| missing(format!("existence space '{}'", made.flag)))?;
     let found = made.counter.split_once('.').and_then(|(name, field)| {
-        let counter = counters.iter().position(|s| s.name == name)?;
+        let counter = counters.iter().position(|s| s.name() == name)?;
         Some((counter, counters[counter].schema().index_of(field.as_bytes())?))
     });
     let (counter, field) = found.ok_or_else(|| missing(format!("counter '{}'", made.counter)))?;

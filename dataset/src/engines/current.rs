@@ -19,7 +19,7 @@ pub struct Current {
 }
 
 /// Keeps other changes out.
-pub struct Changing<'a> {
+pub(crate) struct Changing<'a> {
     current: &'a Current,
     _one: MutexGuard<'a, ()>,
 }
@@ -45,14 +45,19 @@ impl Current {
         self.now.load_full()
     }
 
+    /// Waits for a change that is being made. Those that come later see what this thread did
+    /// before.
+    pub fn pass_changes(&self) {
+        drop(self.changing.lock());
+    }
+
     /// Keeps other changes out until it is dropped.
-    pub fn change(&self) -> Changing<'_> {
+    pub(crate) fn change(&self) -> Changing<'_> {
         Changing { current: self, _one: self.changing.lock() }
     }
 
-    /// Forgets the values that nothing holds any more, here and on no worker: to give back a
-    /// space's memory takes its time. Whether the one of now is the only one left.
-    pub fn settle(&self) -> bool {
+    /// Forgets the values that nothing holds any more. Whether the one of now is the only one left.
+    pub(crate) fn forget_former(&self) -> bool {
         let mut former = self.former.lock();
         let (held, gone): (Vec<_>, Vec<_>) =
             former.drain(..).partition(|engines| Arc::strong_count(engines) > 1);
@@ -66,12 +71,12 @@ impl Current {
 
 impl Changing<'_> {
     /// What is to be changed.
-    pub fn now(&self) -> Arc<Engines> {
+    pub(crate) fn now(&self) -> Arc<Engines> {
         self.current.load()
     }
 
     /// From now on these are the engines.
-    pub fn publish(&self, next: Engines) {
+    pub(crate) fn publish(&self, next: Engines) {
         let before = self.current.now.swap(Arc::new(next));
         self.current.former.lock().push(before);
     }

@@ -9,6 +9,7 @@
 //! `zero_proof`.
 
 mod build;
+pub mod change;
 pub mod current;
 pub mod listener;
 mod page;
@@ -17,6 +18,7 @@ mod write;
 mod zero_proof;
 
 pub use build::{BuildError, existence_options};
+pub use change::ChangeError;
 pub use current::Current;
 pub use page::{Page, View};
 pub use unproven_ids::Loose;
@@ -34,6 +36,7 @@ use crate::cold::files::ColdSpace;
 use crate::cold::overlay::{changed_rows, overlay_bytes};
 use crate::commit::Durability;
 use crate::key_patterns::{Kind, Match, Pattern};
+use crate::options;
 use crate::options::Expire;
 use crate::watch::{Place, Watches};
 use listener::Listener;
@@ -41,19 +44,20 @@ use phantom::Member;
 use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// A counter space with its name.
 #[derive(Clone)]
 pub struct CounterSpace {
     number: u32,
-    name: String,
+    /// Its place in SCAN's order, which no other space has while this one is there.
+    slot: u8,
+    /// What was declared of it; but its fields are those of its schema.
+    made: Arc<options::Counter>,
     space: Arc<counter::Space>,
     /// Fields that flags are tied to: position, and index of the existence space.
     tied: Vec<(usize, usize)>,
-    /// Whether old tables move to the disk.
-    spills: bool,
     cold: Arc<ColdSpace>,
     /// GET answers its rows as one text.
     pub text_rows: bool,
@@ -70,12 +74,22 @@ impl CounterSpace {
 
     /// Its name.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.made.name
+    }
+
+    /// Its place in an order of the counter spaces that stays while others come and go.
+    pub fn slot(&self) -> u8 {
+        self.slot
     }
 
     /// Whether old tables move to the disk when memory runs short.
     pub fn spills(&self) -> bool {
-        self.spills
+        self.made.spill
+    }
+
+    /// The limit of its memory when none is lifted.
+    pub(crate) fn declared_limit_bytes(&self) -> u64 {
+        self.made.memory_limit_bytes
     }
 
     /// Rows in memory and on the disk. Of those that have been changed since they went to the disk,
@@ -139,7 +153,8 @@ impl Deref for CounterSpace {
 #[derive(Clone)]
 pub struct ExistenceSpace {
     number: u32,
-    name: String,
+    /// What was declared of it.
+    made: Arc<options::Existence>,
     /// Else an id alone is set or not.
     pub has_members: bool,
     /// What becomes of an expiry that a command asks for.
@@ -170,11 +185,9 @@ impl ExistenceSpace {
 
     /// Its name.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.made.name
     }
-}
 
-impl ExistenceSpace {
     /// Whether so much has come late that writers are to wait for a merge.
     pub(crate) fn is_crowded(&self) -> bool {
         is_crowded(&self.space)
@@ -195,7 +208,7 @@ impl ExistenceSpace {
     /// comes, or nothing is recycled.
     pub fn recycled_in_s(&self) -> Option<f64> {
         let rate = self.pairs_per_s();
-        (rate > 1e-6 && !self.space.options().spill)
+        (rate > 1e-6 && !self.space.spills())
             .then(|| self.space.pairs_until_recycled() as f64 / rate)
     }
 
@@ -319,8 +332,10 @@ pub struct Engines {
     pub merging: Arc<parking_lot::Mutex<()>>,
     /// What the cold rows of all spaces share.
     pub cold: Arc<Cold>,
+    /// A master's log says where tables begin, of new spaces, too.
+    pub(crate) follows: Arc<AtomicBool>,
     /// But for schemas and ties, which the spaces themselves know.
-    catalogue: Catalogue,
+    catalogue: Arc<Catalogue>,
 }
 
 /// Over about so many seconds the rate of new pairs is averaged.
@@ -351,7 +366,7 @@ impl Engines {
                         if pattern.has_field() { space.index_of(field) } else { space.first() };
                     match position {
                         Some(field) => KeyRef::Cell { space, id, field },
-                        None => return Err(KeyError::NoField { space: &space.name, field }),
+                        None => return Err(KeyError::NoField { space: space.name(), field }),
                     }
                 }
             });
@@ -436,13 +451,13 @@ impl Engines {
     /// The counter space of that name.
     #[inline]
     pub fn counter(&self, name: &[u8]) -> Option<&CounterSpace> {
-        self.counters.iter().find(|s| s.name.as_bytes() == name)
+        self.counters.iter().find(|s| s.name().as_bytes() == name)
     }
 
     /// The existence space of that name.
     #[inline]
     pub fn existence(&self, name: &[u8]) -> Option<&ExistenceSpace> {
-        self.existences.iter().find(|s| s.name.as_bytes() == name)
+        self.existences.iter().find(|s| s.name().as_bytes() == name)
     }
 
     /// The view of that name.
@@ -472,7 +487,7 @@ impl Engines {
         let space = &self.counters[action.counter];
         let schema = space.schema();
         let field = schema.living().find(|(position, _)| *position == action.field);
-        format!("{}.{}", space.name, field.map_or("", |(_, field)| field.name.as_str()))
+        format!("{}.{}", space.name(), field.map_or("", |(_, field)| field.name.as_str()))
     }
 
     /// All counter spaces.
@@ -513,16 +528,33 @@ impl Engines {
         }
     }
 
-    /// What the data folder is to know of the spaces, as they are now.
+    /// What the data folder is to know of the spaces, as they are now. While the data set is
+    /// served: [`Current::catalogue`].
     pub fn catalogue(&self) -> Catalogue {
-        let mut catalogue = self.catalogue.clone();
+        let mut catalogue = Catalogue::clone(&self.catalogue);
         for (entry, space) in catalogue.counter.iter_mut().zip(&self.counters) {
-            entry.fields = space.schema().to_string();
+            entry.made.fields = space.schema().to_string();
         }
         for (entry, space) in catalogue.existence.iter_mut().zip(&self.existences) {
             entry.tie = space.tie();
         }
         catalogue
+    }
+
+    /// Rises with each change of what there is: [`Catalogue::version`].
+    #[inline]
+    pub fn version(&self) -> u64 {
+        self.catalogue.version
+    }
+
+    /// Whether there is a space of that number.
+    pub fn has(&self, number: u32) -> bool {
+        self.counter_by_number(number).is_some() || self.existence_by_number(number).is_some()
+    }
+
+    /// Whether there was a space of that number, which was dropped.
+    pub fn is_dropped(&self, number: u32) -> bool {
+        (1..=self.catalogue.last).contains(&number) && !self.has(number)
     }
 
     /// How far changes have come on their way to the disk.
@@ -555,7 +587,7 @@ impl Engines {
 
     fn is_any_crowded(&self) -> bool {
         self.counters.iter().any(|space| {
-            space.spills
+            space.spills()
                 && space.memory_bytes() > space.memory_limit_bytes() / 32 * 31
                 && !space.cold.stuck.load(Relaxed)
         }) || self
@@ -584,6 +616,13 @@ impl Engines {
     #[inline]
     pub fn counter_of(&self, action: &Action) -> &CounterSpace {
         &self.counters[action.counter]
+    }
+
+    /// Bytes that rows and filters may take, of all spaces together.
+    pub fn memory_limit_bytes(&self) -> u64 {
+        let rows = self.counters.iter().map(CounterSpace::declared_limit_bytes);
+        let filters = self.existences.iter().map(|s| s.space.filter_bytes_limit());
+        rows.chain(filters).fold(0, u64::saturating_add)
     }
 
     /// Bytes of memory that all tables take.
@@ -642,7 +681,7 @@ mod tests {
     #[test]
     fn canaries_go_to_one_space_at_a_time_and_to_all_in_turn() {
         let options = Options::default();
-        let catalogue = Catalogue::default().completed(&options).unwrap();
+        let catalogue = Catalogue::default().completed(&options);
         let engines =
             Engines::new(&options, &catalogue, Arc::new(Durability::new(options.fsync))).unwrap();
         engines.probe(usize::MAX, 10);

@@ -41,7 +41,7 @@ pub struct Loose {
     /// Ids that came into it outside a turn that marks them for the log.
     arrived: Mutex<Vec<u64>>,
     /// Most ids that are known one by one.
-    most: usize,
+    most: AtomicUsize,
     /// Keyed, so that no client can choose ids that meet in one slot.
     seed: u64,
 }
@@ -113,9 +113,14 @@ impl Loose {
             now: ArcSwap::from_pointee(Now::default()),
             writing: Mutex::new(()),
             arrived: Mutex::new(Vec::new()),
-            most: most.max(FEWEST_SLOTS),
+            most: AtomicUsize::new(most.max(FEWEST_SLOTS)),
             seed: fastrand::u64(..),
         }
+    }
+
+    /// From now on at most so many are known one by one.
+    pub(crate) fn set_most(&self, most: usize) {
+        self.most.store(most.max(FEWEST_SLOTS), Relaxed);
     }
 
     /// Ids that are known one by one; the highest up to which all are in it.
@@ -161,10 +166,10 @@ impl Loose {
         }
         if now.is_full() {
             let (mut through, ids) = (now.through, now.ids.load(Relaxed));
-            if ids >= self.most {
+            if ids >= self.most.load(Relaxed) {
                 through = through.max(horizon.checked_sub(1));
                 let mut kept: Vec<u64> = now.ids().filter(|&id| Some(id) > through).collect();
-                if kept.len() > self.most / 2 {
+                if kept.len() > self.most.load(Relaxed) / 2 {
                     let middle = kept.len() / 2;
                     through = Some(*kept.select_nth_unstable(middle).1);
                 }
@@ -173,7 +178,7 @@ impl Loose {
                 self.seed,
                 through,
                 now.table,
-                (ids * 2).clamp(FEWEST_SLOTS / 2, self.most),
+                (ids * 2).clamp(FEWEST_SLOTS / 2, self.most.load(Relaxed)),
             ));
             // With what it holds; the id comes in place, as always.
             self.now.store(now.clone());

@@ -11,11 +11,10 @@ use crate::engines::build::is_reserved;
 use crate::engines::page::{Column, View};
 use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace};
 use crate::watch::Place;
-use counter::{Alteration, Bounds, Change as Delta, Schema};
+use counter::{Alteration, Bounds, Change as Delta};
 use phantom::{Change, Member};
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
 use std::sync::atomic::{Ordering::SeqCst, fence};
 use store::{Exclusive, Reserved, Ticket, WriteGuard};
 
@@ -47,8 +46,8 @@ pub enum AlterError {
     /// CNT.INCRBY has an option of that name.
     #[error("a field must not be called '{0}': CNT.INCRBY has an option of that name")]
     Reserved(String),
-    /// A view or an action needs the field; it would miss it now, and at the next start.
-    #[error("the {what} '{name}' of the configuration names the field '{field}'")]
+    /// A view or an action needs the field.
+    #[error("the {what} '{name}' names the field '{field}'")]
     InUse {
         /// "view" or "action".
         what: &'static str,
@@ -57,6 +56,9 @@ pub enum AlterError {
         /// The field.
         field: String,
     },
+    /// It was dropped meanwhile.
+    #[error("the space is no more")]
+    Gone,
 }
 
 /// What the committer's stripes are chosen by: the upper half of a multiplication by 2^64 / golden
@@ -100,7 +102,7 @@ impl Drop for PairTurn<'_> {
 impl Engines {
     /// Enters the stripe of an id.
     #[inline]
-    fn turn(&self, id: u64) -> WriteGuard<'_, Mark> {
+    pub(crate) fn turn(&self, id: u64) -> WriteGuard<'_, Mark> {
         let mut turn = self.durability.committer().enter(stripe_of(id));
         turn.before_mark(rolling::prefetch_to_write);
         turn
@@ -185,12 +187,6 @@ impl Engines {
         turn.mark(Mark::row(space.number, id));
     }
 
-    /// The same for a schema.
-    fn changed_schema(&self, turn: &mut WriteGuard<'_, Mark>) {
-        self.all_changed();
-        turn.mark(Mark::CATALOGUE);
-    }
-
     /// Begins to watch a place; gives its state, for [`Engines::has_changed`].
     pub fn watch(&self, place: Place) -> Seen {
         let changes = self.watches.watch(place);
@@ -236,16 +232,15 @@ impl Engines {
         }
     }
 
-    /// Changes the schema of a counter space, at once: the engine has the rules. The log learns of
-    /// it before the first row that needs it.
-    pub fn alter(
+    /// Whether the schema of a counter space may be changed so.
+    pub(crate) fn may_alter(
         &self,
         space: &CounterSpace,
         change: &Alteration,
-    ) -> Result<Arc<Schema>, AlterError> {
+    ) -> Result<(), AlterError> {
         match change {
             Alteration::Add { name, .. } if is_reserved(name) => {
-                return Err(AlterError::Reserved(name.clone()));
+                Err(AlterError::Reserved(name.clone()))
             }
             Alteration::Drop { name } => {
                 let (position, _) = space.field(name.as_bytes())?;
@@ -266,19 +261,11 @@ impl Engines {
                     }
                     _ => false,
                 };
-                if let Some(view) =
-                    self.views.iter().find(|v| v.columns.iter().any(|c| names(v, c)))
-                {
-                    return Err(in_use("view", &view.name));
-                }
+                let shows = |view: &&View| view.columns.iter().any(|c| names(view, c));
+                self.views.iter().find(shows).map_or(Ok(()), |v| Err(in_use("view", &v.name)))
             }
-            _ => {}
+            _ => Ok(()),
         }
-        let mut turn = self.turn(0);
-        turn.concerns_all();
-        let schema = space.space.alter(change)?;
-        self.changed_schema(&mut turn);
-        Ok(schema)
     }
 
     /// Closes the newest table of an existence space, and logs that. False if it is empty.
@@ -301,12 +288,14 @@ impl Engines {
 
     /// From now on our log says where tables begin.
     pub fn lead(&self) {
+        self.follows.store(false, SeqCst);
         self.existences.iter().for_each(|space| space.space.lead());
     }
 
     /// From now on a master's log says where tables begin. Nothing decides that here any more when
     /// this returns, and what did is marked.
     pub fn follow(&self) {
+        self.follows.store(true, SeqCst);
         self.existences.iter().for_each(|space| space.space.follow());
         drop(self.turn(0));
     }
@@ -535,8 +524,9 @@ impl Engines {
         scratch: &mut Vec<i64>,
     ) -> Result<Change, WriteError> {
         let (flags, counters) = self.spaces_of(action);
-        let is_tied = self.is_tied(flags, counters, action.field);
         let turn = RefCell::new(self.pair_turn(flags, id));
+        // In the turn: as long as it lasts the tie is what it is here.
+        let is_tied = self.is_tied(flags, counters, action.field);
         let counted = Cell::new(false);
         let mut count = || {
             scratch.clear();
@@ -597,8 +587,9 @@ impl Engines {
             }
         }
         let (flags, counters) = self.spaces_of(action);
-        let is_tied = self.is_tied(flags, counters, action.field);
         let turn = RefCell::new(self.pair_turn(flags, id));
+        // In the turn: as long as it lasts the tie is what it is here.
+        let is_tied = self.is_tied(flags, counters, action.field);
         let count = || {
             let mut turn = turn.borrow_mut();
             if is_tied && self.is_proof(flags, id, viewer, self.counted(counters, id, action.field))

@@ -44,8 +44,10 @@
 //!
 //! - TM.MERGE: the whole table is loose for as long as it is there.
 //! - A flag whose actions name different counters has no gate.
-//! - The configuration ties a flag that was not tied so before: all ids that there are become
-//!   loose. The catalogue holds what a folder's flags are tied to.
+//! - An action ties a flag that was not tied so before: when no writer is left that may not know of
+//!   it, all ids that there are become loose, with all writers kept out, and then the tie holds
+//!   (`change.rs`). Where an action goes, its tie goes first. The catalogue holds what a folder's
+//!   flags are tied to; a replica ties them when all that the same batch says of loose ids is true.
 //! - Crash, restart, snapshot, replica: loose ids are logged before the rows of their batch. A
 //!   snapshot has them as they are after it has read the tables.
 //! - A replay finds a flag in a table that was held aside when it was set: the frontier is logged
@@ -58,6 +60,7 @@
 //! All writes of one id hold its stripe of the committer, so what is read here before a write is
 //! true until it is done.
 
+use crate::catalogue::Catalogue;
 use crate::dirty_keys::Mark;
 use crate::engines::{CounterSpace, Engines, ExistenceSpace, View};
 use phantom::Member;
@@ -248,7 +251,30 @@ impl Engines {
         }
     }
 
-    /// From now on this process writes: flags are tied as the configuration says. Where they were
+    /// Whether all flags are tied as their actions say.
+    pub(crate) fn is_tied_as_declared(&self) -> bool {
+        self.existences.iter().zip(&self.ties).all(|(space, &wanted)| space.tie() == wanted)
+    }
+
+    /// What is not tied as before is tied to nothing.
+    pub(crate) fn untie(&self) {
+        for (space, &wanted) in self.existences.iter().zip(&self.ties) {
+            if space.tie() != wanted {
+                space.keep_tie(None);
+            }
+        }
+    }
+
+    /// Makes true what a log tells of the ties.
+    pub fn adopt_ties(&self, told: &Catalogue) {
+        for known in &told.existence {
+            if let Some(space) = self.existence_by_number(known.number) {
+                space.keep_tie(known.tie);
+            }
+        }
+    }
+
+    /// From now on this process writes: flags are tied as the actions say. Where they were
     /// not before, all ids that there are become loose, but for spaces for which `is_new` holds.
     /// Gives the spaces of which the log has to be told that.
     pub(crate) fn retie(&self, is_new: impl Fn(u32) -> bool) -> Vec<&ExistenceSpace> {

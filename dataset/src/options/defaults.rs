@@ -7,19 +7,27 @@ use super::{Action, Counter, Existence, Options, View};
 
 /// The default views without what the spaces lack. A view without counters goes.
 pub fn views(counters: &[Counter], existences: &[Existence]) -> Vec<View> {
-    let mut views = Options::default().view;
-    for view in &mut views {
-        view.counters.retain(|counter| has_counter(counters, counter));
-        view.flags.retain(|flag| has_flag(existences, flag));
-    }
-    views.retain(|view| !view.counters.is_empty());
-    views
+    let views = Options::default().view.into_iter();
+    views.filter_map(|view| what_is_there(view, counters, existences)).collect()
+}
+
+/// A view without what the spaces lack; none if no counter is left.
+pub fn what_is_there(view: View, counters: &[Counter], existences: &[Existence]) -> Option<View> {
+    let mut view = view;
+    view.counters.retain(|counter| has_counter(counters, counter));
+    view.flags.retain(|flag| has_flag(existences, flag));
+    (!view.counters.is_empty()).then_some(view)
+}
+
+/// Whether an action's flag and counter are there.
+pub fn fits(action: &Action, counters: &[Counter], existences: &[Existence]) -> bool {
+    has_flag(existences, &action.flag) && has_counter(counters, &action.counter)
 }
 
 /// The default actions whose flag and counter are there.
 pub fn actions(counters: &[Counter], existences: &[Existence]) -> Vec<Action> {
     let mut actions = Options::default().action;
-    actions.retain(|a| has_flag(existences, &a.flag) && has_counter(counters, &a.counter));
+    actions.retain(|action| fits(action, counters, existences));
     actions
 }
 

@@ -1,7 +1,9 @@
 //! Options: what a data set is made of, each declared once with its unit, its default and its
 //! documentation.
 
+pub mod check;
 pub mod defaults;
+pub mod words;
 
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;

@@ -19,6 +19,10 @@ pub fn apply_record(
     payload: &[u8],
 ) -> Result<(), String> {
     let space = number;
+    // Of one that was dropped later in the log, or before the snapshot that was read.
+    if engines.is_dropped(number) {
+        return Ok(());
+    }
     let counter = || {
         engines.counter_by_number(space).ok_or_else(|| format!("there is no counter space {space}"))
     };

@@ -3,7 +3,7 @@
 
 use crate::commit::Durability;
 use crate::dirty_keys::{Mark, Marked, MarkedMember, told};
-use crate::engines::{CounterSpace, Current, Engines};
+use crate::engines::{CounterSpace, Current, Engines, Tie};
 use crate::log_records::{Commit, RecordKind};
 use crate::recovery::layout_records::{encode_block, encode_frontier, encode_layout};
 use counter::Schema;
@@ -26,6 +26,8 @@ pub(crate) struct CommitSource<'a> {
     loose: Vec<(u32, u64)>,
     /// Blocks that were merged, as records.
     blocks: Vec<(u32, Vec<u8>)>,
+    /// The version of the catalogue that the log has.
+    version: Option<u64>,
     /// What the log has of the spaces, by their numbers.
     counters: BTreeMap<u32, Arc<Schema>>,
     existences: BTreeMap<u32, Logged>,
@@ -38,6 +40,7 @@ struct Logged {
     /// batch, and the ranges.
     arrived: Vec<u64>,
     ranges: Option<(Option<u64>, Option<u64>)>,
+    tie: Option<Tie>,
     /// How often its ring had changed, and its frontier.
     course: Option<(u64, Frontier)>,
 }
@@ -67,6 +70,7 @@ impl<'a> CommitSource<'a> {
             blocks: Vec::new(),
             // Recovery has written the catalogue, if it was not what the log said; but a client may
             // have changed a schema since then.
+            version: None,
             counters: BTreeMap::new(),
             existences: BTreeMap::new(),
         }
@@ -233,15 +237,24 @@ impl Source<Mark> for CommitSource<'_> {
         // The catalogue goes before the rows that may need it: they were read before the schemas
         // are looked at here.
         let engines = self.current.load();
-        let mut changed = false;
+        let mut changed = self.version.replace(engines.version()) != Some(engines.version());
+        if changed {
+            self.counters.retain(|&number, _| engines.has(number));
+            self.existences.retain(|&number, _| engines.has(number));
+        }
+        for space in engines.existences() {
+            let seen = &mut self.existences.entry(space.number()).or_default().tie;
+            changed |= *seen != space.tie();
+            *seen = space.tie();
+        }
         for space in engines.counters() {
             let now = space.schema();
             let seen = self.counters.insert(space.number(), now.clone());
             changed |= seen.is_none_or(|seen| !Arc::ptr_eq(&seen, &now));
         }
         if changed {
-            // Its schemas may be later than those seen: then it is logged twice.
-            batch.push(0, RecordKind::Catalogue as u8, &engines.catalogue().encode());
+            // It may be later than what was seen: then it is logged twice.
+            batch.push(0, RecordKind::Catalogue as u8, &self.current.catalogue().encode());
         }
         // Where pairs go is told before the pairs, and was read after them (L1).
         for space in engines.existences() {
@@ -279,6 +292,7 @@ impl Source<Mark> for CommitSource<'_> {
                 space.loose().give_back(&known.arrived);
             }
         }
+        self.version = None;
         self.existences.clear();
         self.counters.clear();
     }

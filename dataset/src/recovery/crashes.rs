@@ -14,11 +14,14 @@
 
 use super::commit_source::CommitSource;
 use super::*;
+use crate::catalogue::ExistenceEntry;
 use crate::dirty_keys::Mark;
+use crate::engines::ChangeError;
 use crate::options::{Fsync, Options};
 use crate::recovery::recover_from;
 use crate::snapshot::cpu_throttle::Pace;
 use crate::snapshot::write::Walk;
+use crate::tiering::remove_dropped;
 use counter::{Alteration, Bounds, Change};
 use phantom::{Answer, Member};
 use std::cell::RefCell;
@@ -60,7 +63,7 @@ fn config() -> Options {
 /// All that a client can find out.
 #[derive(Clone, Debug, PartialEq)]
 struct Seen {
-    schemas: Vec<String>,
+    catalogue: Catalogue,
     rows: Vec<Option<Vec<i64>>>,
     /// Of each space and id whether a counter of 0 proves nothing.
     loose: Vec<bool>,
@@ -75,9 +78,18 @@ fn seen(engines: &Engines) -> Seen {
         space.get(id, &mut row).then_some(row)
     };
     let (counters, existences) = (engines.counters(), engines.existences());
+    let catalogue = engines.catalogue();
     let of_ids = || existences.iter().flat_map(|space| IDS.map(|id| (space, id)));
     Seen {
-        schemas: counters.iter().map(|space| space.schema().to_string()).collect(),
+        catalogue: Catalogue {
+            // When a tie holds again, the order of other things decides.
+            existence: catalogue
+                .existence
+                .iter()
+                .map(|e| ExistenceEntry { tie: None, ..e.clone() })
+                .collect(),
+            ..catalogue
+        },
         rows: counters.iter().flat_map(|space| IDS.map(|id| row(space, id))).collect(),
         loose: of_ids().map(|(space, id)| space.loose().read(space).holds(id)).collect(),
         flags: of_ids()
@@ -136,7 +148,15 @@ fn start(disk: &SimDisk, durability: &Arc<Durability>) -> (Engines, Store, Log) 
 }
 
 /// One change of any kind; what is refused changes nothing.
-fn change(engines: &Engines, ids: &[u64], random: &mut fastrand::Rng) {
+fn change(current: &Current, ids: &[u64], random: &mut fastrand::Rng) {
+    let engines = &*current.load();
+    if random.u32(0..12) == 0
+        || engines.actions().is_empty()
+        || engines.existences().is_empty()
+        || engines.counters().is_empty()
+    {
+        return change_scene(current, random);
+    }
     let id = ids[random.usize(0..ids.len())];
     let member = &MEMBERS[random.usize(0..MEMBERS.len())];
     let action = &engines.actions()[random.usize(0..engines.actions().len())];
@@ -170,12 +190,59 @@ fn change(engines: &Engines, ids: &[u64], random: &mut fastrand::Rng) {
         86..=88 => drop(engines.clear(rows, id, field)),
         89..=93 => _ = engines.delete(rows, id),
         94..=96 => _ = engines.roll_pairs(flags),
-        97 => drop(engines.alter(
-            rows,
+        97 => drop(current.alter(
+            rows.number(),
             &Alteration::Add { name, width: random.u8(1..20), bounds: Default::default() },
         )),
-        98 => drop(engines.alter(rows, &Alteration::Drop { name })),
+        98 => drop(current.alter(rows.number(), &Alteration::Drop { name })),
         _ => while engines.maintain() {},
+    }
+}
+
+/// A space, a view or an action comes, changes or goes; or what was put off until then is done.
+fn change_scene(current: &Current, random: &mut fastrand::Rng) {
+    let known = current.catalogue();
+    let mut some = |names: Vec<String>| random.choice(names).unwrap_or_default();
+    let counter = some(known.counters().into_iter().map(|made| made.name).collect());
+    let flag = some(known.existences().into_iter().map(|made| made.name).collect());
+    let view = some(known.view.iter().map(|view| view.name.clone()).collect());
+    let action = some(known.action.iter().map(|action| action.name.clone()).collect());
+    let name = format!("n{}", random.u32(0..6));
+    let space = if random.bool() { &counter } else { &flag };
+    let pairs = |list: &[(&str, &str)]| -> Vec<(String, String)> {
+        list.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
+    };
+    let changed: Result<(), ChangeError> = current.edit(
+        || Ok(()),
+        |now| match random.u32(0..14) {
+            0 | 1 => now.create_counter(&name, &pairs(&[("fields", "a:4 b:8")])),
+            2 | 3 => now.create_existence(
+                &name,
+                &pairs(&[
+                    ("seed", "7"),
+                    ("false_positive_rate", "1e-7"),
+                    ("pairs_per_table", "200"),
+                ]),
+            ),
+            4 => now.create_view(&name, &pairs(&[("counters", &counter), ("flags", &flag)])),
+            5..=7 => {
+                let fields = known.counter.iter().find(|known| known.made.name == counter);
+                let fields =
+                    fields.map(|known| counter::Schema::parse(&known.made.fields).unwrap());
+                let field = fields.and_then(|schema| Some(schema.living().next()?.1.name.clone()));
+                let moved = format!("{counter}.{}", field.unwrap_or_default());
+                now.create_action(&name, &pairs(&[("flag", &flag), ("counter", &moved)]))
+            }
+            8 => now.drop_view(&view),
+            9 => now.drop_action(&action),
+            10 => now.drop_space(space),
+            11 => now.rename(space, &name),
+            _ => now.set(space, &pairs(&[("max_ahead", "9223372036854775807")])),
+        },
+    );
+    drop(changed);
+    if random.bool() {
+        current.settle();
     }
 }
 
@@ -196,7 +263,8 @@ struct Life<'a> {
     seed: u64,
     /// That it changes: they rise from process to process, so that tables begin among them.
     ids: &'a [u64],
-    engines: &'a Engines,
+    current: &'a Current,
+    store: &'a Store,
     durability: &'a Durability,
     disk: &'a SimDisk,
     log: Log,
@@ -221,11 +289,17 @@ impl Life<'_> {
         self.sums.failed += u64::from(outcome.is_err());
         if outcome.is_ok() && self.log.durable().offset == self.log.written().offset {
             self.states.clear();
+            // What the log has is safe.
+            if self.random.bool() {
+                let engines = self.current.load();
+                drop(remove_dropped(self.store, &engines, &self.durability.parts));
+            }
         }
-        assert_eq!(denied(self.engines), [""; 0], "seed {}", self.seed);
+        let engines = self.current.load();
+        assert_eq!(denied(&engines), [""; 0], "seed {}", self.seed);
         // Even after a round that failed: it may have been written, though no reader may rely on
         // it.
-        let seen = seen(self.engines);
+        let seen = seen(&engines);
         self.sums.tables = seen.layouts.iter().map(Vec::len).fold(self.sums.tables, usize::max);
         self.states.push(seen);
         outcome
@@ -234,7 +308,7 @@ impl Life<'_> {
     /// Now and then no other writer does.
     fn others_write(&mut self) {
         for _ in 0..self.random.u32(0..6) {
-            change(self.engines, self.ids, self.random);
+            change(self.current, self.ids, self.random);
         }
         if self.random.bool() {
             let must_sync = self.random.bool();
@@ -264,10 +338,10 @@ impl Life<'_> {
 /// What is to be looked at.
 fn difference(held: &Seen, found: &Seen) -> String {
     let mut said = String::new();
-    if (&held.schemas, &held.layouts) != (&found.schemas, &found.layouts) {
+    if (&held.catalogue, &held.layouts) != (&found.catalogue, &found.layouts) {
         said += &format!(
             "\n{:?} {:?}\n{:?} {:?}",
-            held.schemas, held.layouts, found.schemas, found.layouts
+            held.catalogue, held.layouts, found.catalogue, found.layouts
         );
     }
     let other = |(at, (held, found)): (usize, (String, String))| {
@@ -310,7 +384,8 @@ fn live(
     let life = RefCell::new(Life {
         seed,
         ids,
-        engines: &engines,
+        current: &current,
+        store: &store,
         durability,
         disk,
         log,

@@ -47,7 +47,7 @@ impl Site {
     fn with(change: impl Fn(&mut Existence)) -> Site {
         let config = configured(&change);
         let durability = Arc::new(Durability::new(Fsync::Always));
-        let catalogue = Catalogue::default().completed(&config).unwrap();
+        let catalogue = Catalogue::default().completed(&config);
         Site { engines: Engines::new(&config, &catalogue, durability.clone()).unwrap(), durability }
     }
 
@@ -490,9 +490,8 @@ fn a_snapshot_beside_recyclings_has_all_tables_from_the_horizon_on() {
 
         let mut again = Site::with(small);
         let store = open(&disk);
-        let config = configured(&small);
-        snapshot::load(&store, &config, &mut again.engines, &again.durability.parts, |_| ())
-            .unwrap();
+
+        snapshot::load(&store, &mut again.engines, &again.durability.parts, |_| ()).unwrap();
         let lows: Vec<u64> = again.liked().layout().iter().map(|at| at.low).collect();
         let all: BTreeSet<u64> =
             tables.iter().chain(&here.liked().layout()).map(|at| at.low).collect();

@@ -8,7 +8,7 @@ pub mod layout_records;
 #[cfg(test)]
 mod merges;
 
-use crate::catalogue::{Catalogue, Mismatch};
+use crate::catalogue::{Catalogue, Unreadable};
 use crate::commit::Durability;
 use crate::engines::{BuildError, Current, Engines};
 use crate::log_records::RecordKind;
@@ -19,6 +19,7 @@ use crate::tiering::Ground;
 use apply::apply_record;
 use commit_source::CommitSource;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use store::{
     Batch, Disk, FollowLog, Log, Progress, RealDisk, Record, Records, Store, StoreOptions,
 };
@@ -29,9 +30,9 @@ pub enum RecoverError {
     /// The store's own word.
     #[error("{0}. {advice}", advice = .0.advice())]
     Store(#[from] store::Error),
-    /// The folder and the configuration do not fit together.
+    /// The catalogue in the folder cannot be read.
     #[error(transparent)]
-    Mismatch(#[from] Mismatch),
+    Catalogue(#[from] Unreadable),
     /// A space could not be made.
     #[error(transparent)]
     Build(#[from] BuildError),
@@ -91,7 +92,7 @@ pub struct Recovered {
 /// Makes the configured spaces for a moment: what the engines refuse is to be said before any
 /// thread can connect.
 pub fn try_spaces(options: &Options) -> Result<(), RecoverError> {
-    let fresh = Catalogue::default().completed(options)?;
+    let fresh = Catalogue::default().completed(options);
     match Engines::new(options, &fresh, Arc::new(Durability::new(options.fsync))) {
         // A view may name a field that the data folder's schema has, and the configuration's has
         // not.
@@ -131,10 +132,15 @@ pub(crate) fn recover_from(
     let mut known = Catalogue::default();
     let mut engines = Engines::empty(options, durability.clone());
     let learn = |engines: &mut Engines, told: &Catalogue| -> Result<(), RecoverError> {
-        told.named_by(options)?;
-        engines.extend(options, told)?;
+        // What the snapshot has is newer than the beginning of the log: spaces do not come back,
+        // nor go for a while.
+        if told.version > 0 && told.version < engines.version() {
+            return Ok(engines.adopt_schemas(told)?);
+        }
+        engines.adopt(&told.filled(options))?;
+        engines.adopt_ties(told);
         engines.attach_cold(&store)?;
-        snapshot::attach_pairs(&store, options, engines)?;
+        snapshot::attach_pairs(&store, engines)?;
         engines.lift_limits();
         Ok(())
     };
@@ -143,7 +149,7 @@ pub(crate) fn recover_from(
     if let Some(catalogue) = snapshot {
         known = catalogue?;
         learn(&mut engines, &known)?;
-        let rows = snapshot::load(&store, options, &mut engines, parts, &progress)?;
+        let rows = snapshot::load(&store, &mut engines, parts, &progress)?;
         tracing::info!("loaded a snapshot of {rows} rows");
     }
     let mut failed = None;
@@ -162,7 +168,6 @@ pub(crate) fn recover_from(
         tiering::keep_within(
             &Ground { store: &store, durability, most_bytes, live: None },
             &engines,
-            options,
         );
         Ok(())
     };
@@ -190,24 +195,40 @@ pub(crate) fn recover_from(
         (Some(error), _) => return Err(error),
         (None, replayed) => replayed?,
     };
-    // What is new in the configuration, under unused numbers. On a replica only its master
-    // can add spaces: those that the configuration has beyond the master's come when it is
-    // promoted.
+    // A new folder begins with what the configuration has; so does one of a release that knew no
+    // other place for it. On a replica only its master says what there is.
     let before: Vec<u32> = engines.existences().iter().map(|s| s.number()).collect();
     if known == Catalogue::default() || !follows {
-        engines.extend(options, &engines.catalogue().completed(options)?)?;
+        engines.adopt(&engines.catalogue().completed(options))?;
     }
     engines.attach_cold(&store)?;
-    engines.connect(options)?;
     let mut batch = Batch::new();
-    for space in engines.retie(|number| !before.contains(&number)) {
-        batch.push(space.number(), RecordKind::Loose as u8, &space.loose().encode(None));
+    // On a replica only its master's log says when a tie holds.
+    engines.follows.store(follows, SeqCst);
+    if !follows {
+        for space in engines.retie(|number| !before.contains(&number)) {
+            batch.push(space.number(), RecordKind::Loose as u8, &space.loose().encode(None));
+        }
     }
     if let Held::Own(log) = &mut log {
         log_news(&engines, &known, batch, log)?;
     }
-    engines.set_limits(options);
+    engines.set_limits();
     Ok(Recovered { engines, store, log, end })
+}
+
+/// The catalogue of a data folder, beside whatever uses it: none if it has nothing of ours.
+pub fn catalogue_of(disk: &dyn Disk) -> Result<Option<Catalogue>, RecoverError> {
+    let mut newest: Result<Option<Catalogue>, Unreadable> = Ok(None);
+    store::peek(disk, RecordKind::Catalogue as u8, &mut |payload| {
+        match (Catalogue::decode(payload), &newest) {
+            // What a snapshot has may be newer than the beginning of the log.
+            (Ok(told), Ok(Some(known))) if told.version < known.version => {}
+            (told, Ok(_)) => newest = told.map(Some),
+            (_, Err(_)) => {}
+        }
+    })?;
+    Ok(newest?)
 }
 
 fn log_news(

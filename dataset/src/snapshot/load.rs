@@ -1,11 +1,10 @@
 //! The way back: the files that the manifest names become engines, on all cores.
 
-use crate::catalogue::{Catalogue, Mismatch};
+use crate::catalogue::{Catalogue, Unreadable};
 use crate::cold::cold_filters::{PairFile, files_of};
 use crate::commit::dirty_parts::Parts;
 use crate::engines::{CounterSpace, Engines, existence_options};
 use crate::log_records::{RecordKind, read_rows};
-use crate::options::Options;
 use counter::LoadRange;
 use parking_lot::Mutex;
 use phantom::{Late, StoredTable, TableDecoder};
@@ -13,7 +12,9 @@ use std::collections::HashMap;
 use store::{FileEntry, Progress, Role, Store, Tag};
 
 /// The catalogue of the snapshot that the manifest names, if there is one.
-pub(crate) fn read_catalogue(store: &Store) -> store::Result<Option<Result<Catalogue, Mismatch>>> {
+pub(crate) fn read_catalogue(
+    store: &Store,
+) -> store::Result<Option<Result<Catalogue, Unreadable>>> {
     let text = read_small(store, |tag| tag.kind == RecordKind::Catalogue as u32)?;
     Ok(text.map(|text| Catalogue::decode(&text)))
 }
@@ -178,23 +179,16 @@ impl RestoreError {
 }
 
 /// What existence spaces are made of, by their numbers.
-fn options_of(options: &Options, engines: &Engines) -> HashMap<u32, phantom::Options> {
+fn options_of(engines: &Engines) -> HashMap<u32, phantom::Options> {
     let catalogue = engines.catalogue();
-    let known = |made: &crate::options::Existence| {
-        let known = catalogue.existence.iter().find(|e| e.name == made.name)?;
-        Some((known.number, existence_options(made, known)))
-    };
-    options.existence.iter().filter_map(known).collect()
+    let known = catalogue.existence.iter();
+    known.map(|known| (known.number, existence_options(&known.made))).collect()
 }
 
 /// Gives the empty existence spaces that have tables on the disk, and are in no snapshot, these
 /// tables.
-pub(crate) fn attach_pairs(
-    store: &Store,
-    options: &Options,
-    engines: &mut Engines,
-) -> store::Result<()> {
-    for (number, options) in options_of(options, engines) {
+pub(crate) fn attach_pairs(store: &Store, engines: &mut Engines) -> store::Result<()> {
+    for (number, options) in options_of(engines) {
         let is_head = |file: &FileEntry| {
             file.role == Role::Snapshot && file.tag.kind == RecordKind::Head as u32
         };
@@ -218,19 +212,22 @@ pub(crate) fn attach_pairs(
 /// Reads the snapshot into empty engines, on all cores.
 pub(crate) fn load(
     store: &Store,
-    options: &Options,
     engines: &mut Engines,
     parts: &Parts,
     progress: impl Fn(Progress) + Sync,
 ) -> store::Result<u64> {
     let decoders: Mutex<HashMap<String, TableDecoder>> = Mutex::default();
     let restored: Mutex<HashMap<u32, Restored>> = Mutex::default();
-    let options = options_of(options, engines);
+    let options = options_of(engines);
     let loaders =
         engines.counters().iter().map(|space| Ok((space.number(), loader(store, space)?)));
     let loaders: HashMap<u32, counter::Loader<'_>> = loaders.collect::<store::Result<_>>()?;
     let apply = |file: &FileEntry, chunk: &[u8]| -> Result<(), String> {
         let space = file.tag.space;
+        // It was dropped while the snapshot was written, or before its files were removed.
+        if engines.is_dropped(space) {
+            return Ok(());
+        }
         match RecordKind::from_number(u8::try_from(file.tag.kind).unwrap_or(0)) {
             Some(RecordKind::Catalogue) => Ok(()),
             Some(RecordKind::Rows) => {

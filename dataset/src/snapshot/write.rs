@@ -2,7 +2,7 @@
 
 use crate::commit::Durability;
 use crate::commit::dirty_parts::Parts;
-use crate::engines::{Current, ExistenceSpace};
+use crate::engines::{CounterSpace, Current, ExistenceSpace};
 use crate::live::Live;
 use crate::log_records::{RecordKind, RowsWriter};
 use crate::snapshot::cpu_throttle::Pace;
@@ -75,8 +75,15 @@ impl Walk<'_> {
         let mut writer = store.begin_snapshot(durability.positions().1);
         writer.keep_free(keep_free);
         let stamp = writer.replay().offset.max(1);
-        // Behind that position: the log that is replayed has what comes after this.
-        let engines = current.load();
+        // Behind that position: the log that is replayed has what comes after this. Each space is
+        // taken for itself, so that one which is dropped meanwhile is in memory no longer than its
+        // own turn takes.
+        let (counters, existences) = {
+            let engines = current.load();
+            let counters = engines.counters().iter().map(CounterSpace::number);
+            let existences = engines.existences().iter().map(ExistenceSpace::number);
+            (counters.collect::<Vec<u32>>(), existences.collect::<Vec<u32>>())
+        };
         let mut bytes = 0;
         let mut add = |writer: &mut SnapshotWriter<'_>, file: FileWriter| -> Result<(), String> {
             // Each file takes a sync, or two.
@@ -87,7 +94,9 @@ impl Walk<'_> {
             Ok(())
         };
 
-        for space in engines.counters() {
+        for number in counters {
+            let Some(space) = current.load().counter_by_number(number).cloned() else { continue };
+            let space = &space;
             let tables: Vec<(u64, u64)> = space.ranges().iter().map(|t| (t.low, t.last)).collect();
             let kind = RecordKind::Rows;
             for (low, high) in plan(parts, &mut writer, space.number(), kind, &tables, stamp) {
@@ -112,8 +121,10 @@ impl Walk<'_> {
             file.write(&space.encode_head(), 0).map_err(text)?;
             add(&mut writer, file)?;
         }
-        for space in engines.existences() {
-            write_pairs(space, parts, &mut writer, stamp, pace, &mut add)?;
+        for number in existences {
+            let space = current.load().existence_by_number(number).cloned();
+            let Some(space) = space else { continue };
+            write_pairs(&space, parts, &mut writer, stamp, pace, &mut add)?;
             between();
         }
 
@@ -121,13 +132,14 @@ impl Walk<'_> {
         let mut file = writer
             .file(Tag { kind: RecordKind::Catalogue as u32, ..Tag::default() })
             .map_err(text)?;
-        let now = current.load();
-        file.write(&now.catalogue().encode(), 1).map_err(text)?;
+        file.write(&current.catalogue().encode(), 1).map_err(text)?;
         add(&mut writer, file)?;
+        // What was dropped after this is skipped when it is read.
+        let now = current.load();
 
         // What a spill has written since is there, and the log has all that was changed later: as
         // if it had come before this began.
-        writer.leave_out(|tag| parts.is_gone(tag));
+        writer.leave_out(|tag| parts.is_gone(tag) || now.is_dropped(tag.space));
         // What the walk has seen and the log has not must be in the log before any reader relies on
         // the walk.
         pace.goes_on().map_err(text)?;

@@ -29,17 +29,19 @@ mod filters;
 pub mod io_throttle;
 pub mod replay_filter;
 
+use crate::cold::Cold;
 use crate::cold::files::Files;
 use crate::cold::overlay::overlay_bytes;
 use crate::cold::quarantine::Damaged;
 use crate::commit::Durability;
+use crate::commit::dirty_parts::Parts;
 use crate::engines::{CounterSpace, Engines, ExistenceSpace};
 use crate::live::Live;
 use crate::log_records::RecordKind;
-use crate::options::Options;
 use crate::poll_backoff::PollBackoff;
 use counter::RangeStats;
 use io_throttle::Pace;
+use parking_lot::MutexGuard;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -424,9 +426,51 @@ fn most_changed(space: &CounterSpace) -> Option<(RangeStats, u64)> {
     weighed.filter(|range| range.1 > 0).max_by_key(|range| range.1)
 }
 
+/// Removes the files of spaces that were dropped. That they were must be in the log, safely: a
+/// start looks for the files of the spaces that it finds there. No other thread may write files.
+/// Whether there were any.
+pub(crate) fn remove_dropped(
+    store: &Store,
+    engines: &Engines,
+    parts: &Parts,
+) -> store::Result<bool> {
+    let manifest = store.manifest().clone();
+    let dropped = manifest.files.iter().filter(|file| engines.is_dropped(file.tag.space));
+    let dropped: Vec<&FileEntry> = dropped.collect();
+    if dropped.is_empty() {
+        return Ok(false);
+    }
+    dropped.iter().for_each(|file| parts.forget_space(file.tag.space));
+    let names: Vec<String> = dropped.iter().map(|file| file.name.clone()).collect();
+    store.replace_files(Vec::new(), &names, 0)?;
+    store.trim()?;
+    Ok(true)
+}
+
+/// The same while the data set is served.
+pub fn forget_dropped(live: &Live<'_>) -> store::Result<bool> {
+    let has_any = || {
+        let engines = live.current.load();
+        live.store.manifest().files.iter().any(|file| engines.is_dropped(file.tag.space))
+    };
+    if !has_any() {
+        return Ok(false);
+    }
+    live.durability.flush()?;
+    let _alone = live.snapshots.interrupt();
+    remove_dropped(live.store, &live.current.load(), &live.durability.parts)
+}
+
+/// For a spill of this space: no other thread writes data files until the guard is dropped; `None`
+/// if the space was dropped meanwhile.
+fn alone_with<'a>(live: &Live<'a>, number: u32) -> Option<MutexGuard<'a, ()>> {
+    let alone = live.snapshots.interrupt();
+    live.current.now().has(number).then_some(alone)
+}
+
 /// Spills the oldest range of which anything is in memory; `None` if there is none.
 pub fn spill_oldest(live: &Live<'_>, space: &CounterSpace) -> store::Result<Option<Spilled>> {
-    let _alone = live.snapshots.interrupt();
+    let Some(_alone) = alone_with(live, space.number()) else { return Ok(None) };
     let is_worth =
         |range: &RangeStats| range.rows > 0 || space.tombs_of(range.low, range.last).0 > 0;
     let worth = space.ranges().into_iter().filter(|range| range.last < u64::MAX && is_worth(range));
@@ -440,7 +484,7 @@ pub fn spill_oldest_pairs(
     live: &Live<'_>,
     space: &ExistenceSpace,
 ) -> store::Result<Option<Spilled>> {
-    let _alone = live.snapshots.interrupt();
+    let Some(_alone) = alone_with(live, space.number()) else { return Ok(None) };
     filters::spill_oldest(&Ground::of(live), space)
 }
 
@@ -463,33 +507,29 @@ fn make_room(
 }
 
 /// Keeps the spaces within their limits while they are filled from the log.
-pub(crate) fn keep_within(ground: &Ground<'_>, engines: &Engines, options: &Options) {
+pub(crate) fn keep_within(ground: &Ground<'_>, engines: &Engines) {
     for space in engines.counters().iter().filter(|space| space.spills()) {
-        let Some(made) = options.counter.iter().find(|made| made.name == space.name()) else {
-            continue;
-        };
-        let limit = made.memory_limit_bytes;
+        let limit = space.declared_limit_bytes();
         while is_short(space, limit) {
             match make_room(ground, space, limit) {
                 Ok(Some(_)) => {}
                 Ok(None) => break,
                 Err(error) => {
                     // It takes more memory than it should, and will spill when it serves.
-                    note_trouble(engines, space.name(), &error);
+                    note_trouble(&engines.cold, space.name(), &error);
                     return;
                 }
             }
         }
     }
     if let Err((name, error)) = filters::keep_within(ground, engines) {
-        note_trouble(engines, &name, &error);
+        note_trouble(&engines.cold, &name, &error);
     }
 }
 
 /// Notes why a spill failed; says it, if that is not what was said last: it is tried again and
 /// again.
-fn note_trouble(engines: &Engines, name: &str, error: &store::Error) {
-    let cold = &engines.cold;
+fn note_trouble(cold: &Cold, name: &str, error: &store::Error) {
     cold.figures.failures.fetch_add(1, Relaxed);
     let text = error.to_string();
     let before = cold.trouble.lock().insert(name.to_owned(), text.clone());
@@ -506,7 +546,7 @@ fn merge_most_changed(live: &Live<'_>, space: &CounterSpace) -> store::Result<bo
         return Ok(false);
     }
     let Some((range, _)) = most_changed(space) else { return Ok(false) };
-    let _alone = live.snapshots.interrupt();
+    let Some(_alone) = alone_with(live, space.number()) else { return Ok(false) };
     Ground::of(live).spill(space, range.low, range.last, live.merge_bytes_per_s)?;
     Ok(true)
 }
@@ -520,7 +560,7 @@ fn merge_neighbours(live: &Live<'_>, space: &CounterSpace) -> store::Result<bool
     let Some((low, last)) = small_neighbours(files.all(), space.rows_per_table(), damaged) else {
         return Ok(false);
     };
-    let _alone = live.snapshots.interrupt();
+    let Some(_alone) = alone_with(live, space.number()) else { return Ok(false) };
     Ground::of(live).spill(space, low, last, live.merge_bytes_per_s)?;
     Ok(true)
 }
@@ -563,7 +603,7 @@ fn is_short(space: &CounterSpace, limit: u64) -> bool {
 /// nothing can be done about it.
 fn look_after(live: &Live<'_>, space: &CounterSpace) -> store::Result<Option<bool>> {
     if is_short(space, space.memory_limit_bytes()) {
-        let _alone = live.snapshots.interrupt();
+        let Some(_alone) = alone_with(live, space.number()) else { return Ok(Some(false)) };
         return Ok(make_room(&Ground::of(live), space, space.memory_limit_bytes())?.map(|_| true));
     }
     Ok(Some(space.spills() && (merge_most_changed(live, space)? || merge_neighbours(live, space)?)))
@@ -575,61 +615,86 @@ fn look_after_pairs(live: &Live<'_>, space: &ExistenceSpace) -> store::Result<Op
     if !filters::wants_care(space) {
         return Ok(Some(false));
     }
-    let _alone = live.snapshots.interrupt();
+    let Some(_alone) = alone_with(live, space.number()) else { return Ok(Some(false)) };
     ground.look_after_pairs(space, live.merge_bytes_per_s)
 }
 
 /// When each space is to be looked after again, of those where it failed.
 #[derive(Default)]
-struct Retries(HashMap<u32, Instant>);
+struct Retries {
+    due: HashMap<u32, Instant>,
+    /// The version of the catalogue of which no dropped space has files any more.
+    clean: Option<u64>,
+}
 
 impl Retries {
     /// Looks after one space, if that is due. Whether there was anything to do.
     fn look_after(
         &mut self,
-        engines: &Engines,
+        cold: &Cold,
         (number, name): (u32, &str),
         (stuck, damaged): (&AtomicBool, &Damaged),
         look: impl FnOnce() -> store::Result<Option<bool>>,
     ) -> bool {
-        if self.0.get(&number).is_some_and(|due| Instant::now() < *due) {
+        if self.due.get(&number).is_some_and(|due| Instant::now() < *due) {
             return false;
         }
-        self.0.remove(&number);
+        self.due.remove(&number);
         match look() {
             Ok(Some(true)) => {
                 stuck.store(false, Relaxed);
                 if !damaged.any() {
-                    engines.cold.trouble.lock().remove(name);
+                    cold.trouble.lock().remove(name);
                 }
                 return true;
             }
             Ok(Some(false)) => {}
             Ok(None) => stuck.store(true, Relaxed),
             Err(error) => {
-                note_trouble(engines, name, &error);
+                note_trouble(cold, name, &error);
                 stuck.store(true, Relaxed);
-                self.0.insert(number, Instant::now() + RETRY);
+                self.due.insert(number, Instant::now() + RETRY);
             }
         }
         false
     }
 
+    /// Removes what dropped spaces have left on the disk, which a crash, or a master's log, may not
+    /// have let their end do. Whether there was anything.
+    fn forget_dropped(&mut self, live: &Live<'_>, engines: &Engines) -> bool {
+        // 0 is no space's number.
+        let is_due = self.due.get(&0).is_none_or(|due| Instant::now() >= *due);
+        if self.clean == Some(engines.version()) || !is_due {
+            return false;
+        }
+        let outcome = forget_dropped(live);
+        match &outcome {
+            Ok(_) => self.clean = Some(engines.version()),
+            Err(error) => {
+                tracing::warn!("the files of a dropped space cannot be removed: {error}");
+                self.due.insert(0, Instant::now() + RETRY);
+            }
+        }
+        outcome.is_ok_and(|worked| worked)
+    }
+
     /// Looks after all spaces. Whether there was anything to do.
     fn look_after_all(&mut self, live: &Live<'_>) -> bool {
-        let engines = &*live.current.load();
-        let mut worked = false;
-        for space in engines.existences() {
-            let (whose, cold) = ((space.number(), space.name()), space.cold());
-            worked |= self.look_after(engines, whose, (&cold.stuck, &cold.damaged), || {
-                look_after_pairs(live, space)
-            });
+        let engines = live.current.load();
+        // Each for itself: a space that is dropped meanwhile is in memory no longer than it must.
+        let (counters, existences) = (engines.counters().to_vec(), engines.existences().to_vec());
+        let mut worked = self.forget_dropped(live, &engines);
+        let cold = engines.cold.clone();
+        drop(engines);
+        for space in existences {
+            let (whose, of_space) = ((space.number(), space.name()), space.cold());
+            let state = (&of_space.stuck, &of_space.damaged);
+            worked |= self.look_after(&cold, whose, state, || look_after_pairs(live, &space));
         }
-        for space in engines.counters() {
-            let (whose, cold) = ((space.number(), space.name()), space.cold());
-            worked |= self.look_after(engines, whose, (&cold.stuck, &cold.damaged), || {
-                look_after(live, space)
-            });
+        for space in counters {
+            let (whose, of_space) = ((space.number(), space.name()), space.cold());
+            let state = (&of_space.stuck, &of_space.damaged);
+            worked |= self.look_after(&cold, whose, state, || look_after(live, &space));
         }
         worked
     }

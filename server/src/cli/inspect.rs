@@ -39,7 +39,7 @@ pub(super) struct DumpArgs {
     pub(super) payloads: bool,
 }
 
-fn disk(dir: &std::path::Path) -> Result<RealDisk, String> {
+pub(super) fn disk(dir: &std::path::Path) -> Result<RealDisk, String> {
     // Opening makes a folder; looking at one that is not there must not.
     if !dir.is_dir() {
         return Err(format!("{} is no folder", dir.display()));

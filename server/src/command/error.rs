@@ -1,7 +1,8 @@
 //! Refusals: why a command did nothing, in the words that go to the client. Redis's words where
 //! Redis has words for it.
 
-use dataset::engines::{ExistenceSpace, KeyError, WriteError};
+use dataset::catalogue::EditError;
+use dataset::engines::{ChangeError, ExistenceSpace, KeyError, WriteError};
 use dataset::key_patterns::{Kind, Pattern};
 use std::borrow::Cow;
 use std::fmt;
@@ -151,6 +152,20 @@ impl From<WriteError> for Refusal {
             }
             WriteError::Counter(_) | WriteError::Phantom(_) => refuse!("ERR {error}"),
         }
+    }
+}
+
+impl From<EditError> for Refusal {
+    #[cold]
+    fn from(error: EditError) -> Refusal {
+        refuse!("ERR {error}")
+    }
+}
+
+impl From<ChangeError> for Refusal {
+    #[cold]
+    fn from(error: ChangeError) -> Refusal {
+        refuse!("ERR {error}")
     }
 }
 

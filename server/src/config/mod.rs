@@ -9,7 +9,9 @@ mod print;
 mod sections;
 
 use dataset::Options;
+use dataset::catalogue::{Catalogue, Described};
 pub(crate) use dataset::options::Key;
+use dataset::options::check::Lists;
 use dataset::options::defaults;
 pub use dataset::options::{Action, Counter, Existence, Expire, Fsync, IoMethod, Spill, View};
 pub(crate) use sections::SECTIONS;
@@ -18,7 +20,6 @@ pub use sections::{
     Replication, Security, Server, Tls,
 };
 
-use dataset::key_patterns::{Kind, Pattern};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -78,6 +79,9 @@ pub struct Config {
     /// The file that it was read from, for CONFIG REWRITE.
     #[serde(skip)]
     pub file: Option<PathBuf>,
+    /// The lists that the file has, by name.
+    #[serde(skip)]
+    pub lists: Vec<String>,
 }
 
 impl Default for Config {
@@ -97,12 +101,13 @@ impl Default for Config {
             view,
             action,
             file: None,
+            lists: Vec::new(),
         }
     }
 }
 
 impl Config {
-    /// What the data set is made of.
+    /// What the data set is made of, where its folder is new; then the folder has the lists.
     pub fn data_set(&self) -> Options {
         Options {
             dir: self.durability.dir.clone(),
@@ -116,11 +121,19 @@ impl Config {
         }
     }
 
+    /// Makes the lists what they are in a data folder.
+    pub fn describe(&mut self, catalogue: &Catalogue) {
+        let Config { counter, existence, view, action, .. } = self;
+        catalogue.describe(Described { counter, existence, view, action });
+    }
+
     /// Reads and checks a file.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         let mut config = Config::parse(&text, path)?;
+        let written: toml::Table = toml::from_str(&text).unwrap_or_default();
+        config.lists = written.into_iter().filter(|(_, v)| v.is_array()).map(|(k, _)| k).collect();
         config.file = Some(std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
         Ok(config)
     }
@@ -235,104 +248,10 @@ impl Config {
         }
         self.check_ranges()?;
         self.check_backup()?;
-        let names = |kind, names: Vec<&str>| check_names(kind, &names);
-        names("counter or existence space", {
-            let counters = self.counter.iter().map(|c| c.name.as_str());
-            counters.chain(self.existence.iter().map(|e| e.name.as_str())).collect()
-        })?;
-        names("view", self.view.iter().map(|v| v.name.as_str()).collect())?;
-        names("action", self.action.iter().map(|a| a.name.as_str()).collect())?;
-
-        let mut patterns: Vec<(String, Pattern)> = Vec::new();
-        let counters = self
-            .counter
-            .iter()
-            .flat_map(|c| [(Kind::Row, &c.rows, false), (Kind::Cell, &c.cells, false)]);
-        let pairs = self.existence.iter().map(|e| (Kind::Pair, &e.pairs, !e.members));
-        let mut of_counters = 0;
-        for (kind, text, bare) in counters.chain(pairs) {
-            for text in text.split_ascii_whitespace() {
-                let pattern =
-                    Pattern::parse(kind, text).map_err(|e| ConfigError::Invalid(e.to_string()))?;
-                // Pairs without members have commands of their own, so their keys may be those of
-                // counters.
-                let others = &patterns[if bare { of_counters } else { 0 }..];
-                if let Some((other, _)) = others.iter().find(|(_, p)| p.overlaps(&pattern)) {
-                    return invalid(format!(
-                        "key patterns '{other}' and '{text}' could both match one key"
-                    ));
-                }
-                patterns.push((text.to_owned(), pattern));
-            }
-            if kind != Kind::Pair {
-                of_counters = patterns.len();
-            }
-        }
-        for existence in &self.existence {
-            let rate = existence.false_positive_rate;
-            if !phantom::RATES.contains(&rate) {
-                return invalid(format!(
-                    "existence space '{}': false_positive_rate is {rate}: must lie between \
-                     0.0000001 and 0.25",
-                    existence.name
-                ));
-            }
-        }
-        let has_no_members =
-            |name: &String| self.existence.iter().any(|e| e.name == *name && !e.members);
-        let is_existence = |name: &str| self.existence.iter().any(|e| e.name == name);
-        for view in
-            self.view.iter().filter(|view| !defaults::is_view(&self.counter, &self.existence, view))
-        {
-            if let Some(flag) = view.flags.iter().find(|f| has_no_members(f)) {
-                return invalid(format!(
-                    "view '{}': the existence space '{flag}' has no members (members = false)",
-                    view.name
-                ));
-            }
-            if let Some(flag) = view.flags.iter().find(|f| !is_existence(f)) {
-                return invalid(format!(
-                    "view '{}': there is no existence space '{flag}'",
-                    view.name
-                ));
-            }
-            for counter in &view.counters {
-                let space = counter.split_once('.').map_or(counter.as_str(), |(space, _)| space);
-                if !self.counter.iter().any(|c| c.name == space) {
-                    return invalid(format!(
-                        "view '{}': there is no counter space '{space}'",
-                        view.name
-                    ));
-                }
-            }
-        }
-        for action in self.action.iter().filter(|action| !defaults::is_action(action)) {
-            if has_no_members(&action.flag) {
-                return invalid(format!(
-                    "action '{}': the existence space '{}' has no members (members = false)",
-                    action.name, action.flag
-                ));
-            }
-            if !is_existence(&action.flag) {
-                return invalid(format!(
-                    "action '{}': there is no existence space '{}'",
-                    action.name, action.flag
-                ));
-            }
-            let Some((space, _)) = action.counter.split_once('.') else {
-                return invalid(format!(
-                    "action '{}': counter is '{}': write it as space.field",
-                    action.name, action.counter
-                ));
-            };
-            if !self.counter.iter().any(|c| c.name == space) {
-                return invalid(format!(
-                    "action '{}': there is no counter space '{space}'",
-                    action.name
-                ));
-            }
-        }
-        Ok(())
+        let Config { counter, existence, view, action, .. } = self;
+        let is_default = |view: &View| defaults::is_view(counter, existence, view);
+        let lists = Lists { counter, existence, view, action };
+        lists.check((&is_default, &defaults::is_action)).map_err(ConfigError::Invalid)
     }
 }
 
@@ -366,25 +285,6 @@ fn range_of(section: &str, name: &str) -> std::ops::RangeInclusive<i64> {
         None if is_time => 0..=MOST_TIME,
         None => i64::MIN..=i64::MAX,
     }
-}
-
-/// Names are short words: they appear in commands, keys, file names and metrics.
-fn check_names(kind: &str, names: &[&str]) -> Result<(), ConfigError> {
-    for (i, name) in names.iter().enumerate() {
-        let legal = (1..=64).contains(&name.len())
-            && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
-            && !name.starts_with(|c: char| c.is_ascii_digit());
-        if !legal {
-            return Err(ConfigError::Invalid(format!(
-                "a {kind} is named '{name}': a name has 1 to 64 of a-z, 0-9 and _, and does not \
-                 begin with a digit"
-            )));
-        }
-        if names[..i].contains(name) {
-            return Err(ConfigError::Invalid(format!("two {kind}s are named '{name}'")));
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

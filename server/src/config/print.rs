@@ -10,7 +10,11 @@ use std::fmt::Write as _;
 /// The head of the printed file.
 const PREAMBLE: &str = "# Tidemark's configuration. Every key is listed with its default; a file \
                         needs only what it changes.
-# Lists of spaces, views and actions replace the default ones of their kind as a whole.
+# Lists of spaces, views and actions replace the default ones of their kind as a whole. They are \
+                        for a new data
+# folder, which keeps its own from then on: TM.SPACE, TM.VIEW and TM.ACTION change them while the \
+                        server runs, and
+# CONFIG REWRITE writes them here.
 # A key marked * can be changed while the server runs: CONFIG SET section.key value, then CONFIG \
                         REWRITE to keep it.
 #

@@ -352,8 +352,8 @@ section! {
     }
 }
 
-/// The sections that hold single values, as CONFIG knows them. (Fields of spaces are changed by
-/// TM.SPACE ALTER; spaces, views and actions by the file and a start.)
+/// The sections that hold single values, as CONFIG knows them. (Spaces, views and actions are
+/// changed by commands of their own.)
 pub(crate) const SECTIONS: &[(&str, &[Key])] = &[
     ("server", Server::KEYS),
     ("admin", Admin::KEYS),

@@ -52,8 +52,7 @@ pub(crate) fn alone(config: &Config) -> Arc<Node> {
     let host = Host::new(config.clone(), Vec::new(), Stop::new());
     let node = host.node();
     let options = config.data_set();
-    let catalogue =
-        Catalogue::default().completed(&options).expect("a new folder fits any configuration");
+    let catalogue = Catalogue::default().completed(&options);
     node.fill(
         Engines::new(&options, &catalogue, node.durability.clone()).expect("the default spaces"),
     );

@@ -124,13 +124,20 @@ impl<'a> Call<'a> {
             self.reply.bytes().extend_from_slice(&bytes?);
             return Ok(());
         }
-        let node = self.node.node().clone();
-        let work = tokio::task::spawn_blocking(move || {
-            answer(protocol, |reply| work(node.moment().now(), reply))
-        });
+        self.answer_apart(move |node, reply| work(node.moment().now(), reply));
+        Ok(())
+    }
+
+    /// The same for what asks for the engines itself, and holds none meanwhile. Not inside EXEC.
+    pub(crate) fn answer_apart(
+        &mut self,
+        work: impl FnOnce(&Arc<Node>, &mut Reply<'_>) -> Outcome + Send + 'static,
+    ) {
+        let (node, protocol) = (self.node.node().clone(), self.reply.protocol());
+        let work =
+            tokio::task::spawn_blocking(move || answer(protocol, |reply| work(&node, reply)));
         let failed = move |error| answer(protocol, |_| Err(refuse!("ERR {error}")));
         self.answer_when(async move { work.await.unwrap_or_else(failed) });
-        Ok(())
     }
 
     /// Does something on another thread before this request is executed: none at first, and the

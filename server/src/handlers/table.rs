@@ -29,6 +29,7 @@ const FAMILIES: &[&[(&str, Handler)]] = &[
     redis::restore::RUN,
     redis::tracking::RUN,
     redis::transaction::RUN,
+    schema::changes::RUN,
     schema::spaces::RUN,
     schema::views::RUN,
     admin::acl::RUN,

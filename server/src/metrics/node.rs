@@ -9,8 +9,8 @@ use crate::roles::node::Node;
 use crate::roles::{Fed, Link, LinkState};
 use crate::runtime::clients::{Client, Kind as ClientKind};
 use crate::runtime::process_memory::resident_bytes;
+use crate::runtime::pubsub;
 use crate::runtime::tally::Totals;
-use crate::runtime::{pubsub, settings};
 use dataset::clock::unix_us;
 use dataset::engines::{CounterSpace, ExistenceSpace};
 use dataset::live::Saved;
@@ -270,7 +270,7 @@ const MEMORY: &[M] = &[
     })
     .bytes(),
     field("maxmemory", Gauge, "tidemark_memory_limit", "Sum of the spaces' memory limits.", |s| {
-        settings::memory_limit_bytes(&s.node.config()).into()
+        s.node.loaded().map_or(0, |engines| engines.memory_limit_bytes()).into()
     })
     .bytes(),
     part("", "counter_tables", |s| s.of_counters(|space| space.memory_bytes()).into()),

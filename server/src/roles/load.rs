@@ -39,6 +39,13 @@ pub(crate) fn load(node: &Node) -> Result<Held, RecoverError> {
             recovered.end.torn_bytes
         );
     }
+    let differences = {
+        let config = node.config();
+        recovered.engines.catalogue().differences(&config.data_set(), &config.lists)
+    };
+    for difference in differences {
+        tracing::warn!("configuration: {difference}");
+    }
     // INFO tells it from the first moment, not from when the log's thread runs.
     let end = recovered.log.end();
     node.durability.reach(end, end);

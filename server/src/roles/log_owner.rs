@@ -148,6 +148,8 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
                         // A TM.MERGE looks at the gate before each block, and has them logged
                         // before it lets go.
                         drop(node.engines().merging.lock());
+                        // So does a change of spaces, views and actions.
+                        node.current.pass_changes();
                         node.engines().follow();
                         committer.step_down();
                     }

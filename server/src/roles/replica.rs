@@ -6,7 +6,6 @@ use crate::roles::node::{Host, Node};
 use crate::roles::role::Master;
 use crate::roles::{LinkState, log_owner, more, now_ms, salvage};
 use crate::runtime::tls::Socket;
-use counter::Schema;
 use dataset::catalogue::Catalogue;
 use dataset::engines::Engines;
 use dataset::log_records::RecordKind;
@@ -90,7 +89,6 @@ impl ReplicaHost for Here {
             let record = record?;
             if record.kind == RecordKind::Catalogue as u8 {
                 let told = Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
-                is_named(&told, &self.node.config().data_set())?;
                 self.told = Some(told);
             }
         }
@@ -107,29 +105,28 @@ impl ReplicaHost for Here {
         let Some(told) = self.told.as_ref().filter(|_| staged.has_log()).or(first.as_ref()) else {
             return Ok(());
         };
-        is_named(told, &options)?;
         if staged.is_whole() {
             // As the start does it that follows, without the rows.
             let spill = Spill { cache_bytes: 0, read_threads: 1, ..options.spill.clone() };
             let empty = Options { spill, ..options };
             let mut engines = Engines::empty(&empty, self.node.durability.clone());
-            let opened = engines.extend(&empty, told).and_then(|()| engines.connect(&empty));
-            opened.map_err(|e| format!("the master's data do not fit the configuration: {e}"))?;
+            let opened = engines.adopt(&told.filled(&empty));
+            opened.map_err(|e| format!("the master's data cannot be taken over: {e}"))?;
         }
         Ok(())
     }
 
     fn apply(&mut self, head: &BatchHead, body: &[u8]) -> Result<bool, String> {
         self.wait_for_room();
-        if let Ok(applied) = self.apply_once(head, body) {
-            return Ok(applied);
+        if self.apply_once(head, body).is_ok() {
+            return Ok(true);
         }
         // What the master has accepted is accepted here, limit or not, as by a replica of Redis.
         // Records may be told again.
         self.node.engines().lift_limits();
         let applied = self.apply_once(head, body);
-        self.node.engines().set_limits(&self.node.config().data_set());
-        applied
+        self.node.engines().set_limits();
+        applied.map(|()| true)
     }
 
     fn drops(&mut self, from: u64) -> Result<(), store::Error> {
@@ -157,10 +154,6 @@ impl ReplicaHost for Here {
     }
 }
 
-fn is_named(told: &Catalogue, options: &Options) -> Result<(), String> {
-    told.named_by(options).map_err(|e| format!("{e}; restart this replica with it"))
-}
-
 impl Here {
     /// A writer would wait for what is spilled at this moment; the master's batches do, too, for a
     /// while. Not while a change of this node's role is waited for.
@@ -178,52 +171,30 @@ impl Here {
         }
     }
 
-    /// One attempt to make a batch true; false: the folder has to be opened anew.
-    fn apply_once(&self, head: &BatchHead, body: &[u8]) -> Result<bool, String> {
-        let (engines, parts) = (self.node.engines(), &self.node.durability.parts);
-        let mut records = 0;
+    /// One attempt to make a batch true.
+    fn apply_once(&self, head: &BatchHead, body: &[u8]) -> Result<(), String> {
+        let node = &self.node;
+        let (mut engines, parts) = (node.engines(), &node.durability.parts);
+        let (mut records, mut learned) = (0, None);
         for record in Records::new(body) {
             let record = record?;
             records += 1;
             if record.kind == RecordKind::Catalogue as u8 {
-                if !self.learn(record.payload)? {
-                    return Ok(false);
-                }
+                let told = Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
+                let told = told.filled(&node.config().data_set());
+                node.current.learn(&told).map_err(|e| e.to_string())?;
+                engines = node.engines();
+                learned = Some(told);
                 continue;
             }
             apply_record(&engines, parts, record.space, record.kind, record.payload)?;
         }
-        if records == head.records {
-            Ok(true)
-        } else {
-            Err("a batch holds another number of records".to_owned())
+        if records != head.records {
+            return Err("a batch holds another number of records".to_owned());
         }
-    }
-
-    /// Schemas change while we run; new spaces need the folder to be opened anew (false).
-    fn learn(&self, payload: &[u8]) -> Result<bool, String> {
-        let told = Catalogue::decode(payload).map_err(|e| e.to_string())?;
-        let engines = self.node.engines();
-        let known = engines.catalogue();
-        let is_known = told.existence == known.existence
-            && told.counter.len() == known.counter.len()
-            && told
-                .counter
-                .iter()
-                .zip(&known.counter)
-                .all(|(a, b)| (a.number, &a.name) == (b.number, &b.name));
-        if !is_known {
-            return Ok(false);
-        }
-        for entry in &told.counter {
-            let Some(space) = engines.counter_by_number(entry.number) else { return Ok(false) };
-            let schema = Schema::parse(&entry.fields).map_err(|e| e.to_string())?;
-            space.adopt(&schema).map_err(|e| e.to_string())?;
-        }
-        if told.counter.iter().zip(&known.counter).any(|(a, b)| a.fields != b.fields) {
-            engines.all_changed();
-        }
-        Ok(true)
+        // Behind what the batch says of loose ids.
+        learned.into_iter().for_each(|told| engines.adopt_ties(&told));
+        Ok(())
     }
 }
 

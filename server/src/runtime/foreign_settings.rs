@@ -7,6 +7,7 @@
 //! and has no effect.
 
 use crate::config::Config;
+use dataset::engines::existence_options;
 
 /// Idle settings with the values that Redis gives them.
 const IDLE: &[(&str, &str)] = &[
@@ -85,7 +86,7 @@ impl Idle {
         let is_switch = |text: &str| ["yes", "no"].iter().any(|w| text.eq_ignore_ascii_case(w));
         let outcome = if is_switch(slot) && !is_switch(value) {
             Err("argument must be 'yes' or 'no'")
-        } else if slot.parse::<i64>().is_ok() && crate::runtime::settings::bytes(value).is_none() {
+        } else if slot.parse::<i64>().is_ok() && dataset::options::words::bytes(value).is_none() {
             Err("argument couldn't be parsed into an integer")
         } else {
             *slot = value.to_ascii_lowercase();
@@ -93,6 +94,13 @@ impl Idle {
         };
         Some(outcome)
     }
+}
+
+/// Bytes that rows and filters may take, of all spaces together.
+fn memory_limit_bytes(config: &Config) -> u64 {
+    let rows = config.counter.iter().map(|made| made.memory_limit_bytes);
+    let filters = config.existence.iter().map(|made| existence_options(made).filter_bytes_limit());
+    rows.chain(filters).fold(0, u64::saturating_add)
 }
 
 /// Fixed settings, with their values.
@@ -107,7 +115,7 @@ pub(crate) fn fixed(config: &Config, port: u16) -> Vec<(&'static str, String)> {
         ("latency-tracking", text("yes")),
         ("latency-tracking-info-percentiles", text("50 99 99.9")),
         ("loglevel", text("notice")),
-        ("maxmemory", crate::runtime::settings::memory_limit_bytes(config).to_string()),
+        ("maxmemory", memory_limit_bytes(config).to_string()),
         ("maxmemory-policy", text("noeviction")),
         ("notify-keyspace-events", String::new()),
         ("port", port.to_string()),
@@ -160,7 +168,7 @@ pub(crate) fn read_buffer_limits(value: &str) -> Result<Vec<(&'static str, Strin
             _ => return Err("Invalid client class specified in buffer limit configuration."),
         };
         let bytes =
-            |text: &str| crate::runtime::settings::bytes(text).and_then(|n| u64::try_from(n).ok());
+            |text: &str| dataset::options::words::bytes(text).and_then(|n| u64::try_from(n).ok());
         let numbers = bytes(class[1]).filter(|_| bytes(class[2]).is_some());
         let hard = numbers.filter(|_| class[3].parse::<u32>().is_ok());
         let hard = hard

@@ -327,7 +327,8 @@ fn spilled_rows_are_counted_and_listed_and_stay_when_spilling_is_switched_off() 
     let redis::Value::Array(advice) = advice else { panic!("{advice:?}") };
     let redis::Value::Int(looked_at) = advice[1] else { panic!("{advice:?}") };
     assert!(looked_at.unsigned_abs() > left.len() as u64 * 9 / 10, "{looked_at} of {}", left.len());
-    let server = server.restart_with(|config| config.counter[0].spill = false);
+    let _: String = call(&mut connection, "TM.SPACE ALTER post SET spill no").unwrap();
+    let server = server.restart();
     verify(&server, &truth, &ids[100..200]);
     let mut connection = server.connection();
     assert!(scanned(&mut connection, 100) == left);

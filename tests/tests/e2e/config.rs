@@ -164,9 +164,8 @@ fn rewritten_file_starts_a_new_replica() {
         alter(&["WIDEN", "like:20"]);
         alter(&["ADD", "gone:3"]);
         alter(&["DROP", "gone"]);
-        std::fs::write(&file, format!("{listed}{view}")).unwrap();
-        let master = master.restart_with(|config| *config = loaded());
         // As it is, the file does not do for a new folder: its view names what its fields lack.
+        std::fs::write(&file, format!("{listed}{view}")).unwrap();
         let new = tempfile::tempdir().unwrap();
         let mut own = loaded();
         own.durability.dir = new.path().to_path_buf();
@@ -174,6 +173,11 @@ fn rewritten_file_starts_a_new_replica() {
         let error = tidemark_server::start(own, listener).err().expect("it does not start");
         assert!(error.to_string().contains("there is no counter 'post.share'"), "{error}");
 
+        let views = |words: &[&str]| {
+            redis::cmd("TM.VIEW").arg(words).query::<()>(&mut master.connection()).unwrap();
+        };
+        views(&["DROP", "home"]);
+        views(&["CREATE", "home", "counters", "post.like post.share", "flags", "liked"]);
         config(&master, &["REWRITE"]).unwrap();
         let text = std::fs::read_to_string(&file).unwrap();
         let fields = match listed {

@@ -63,7 +63,7 @@ struct Run {
 impl Run {
     fn new(seed: u64) -> Run {
         let config = tiny();
-        let catalogue = Catalogue::default().completed(&config).unwrap();
+        let catalogue = Catalogue::default().completed(&config);
         let durability = Arc::new(Durability::new(Fsync::No));
         Run {
             engines: Engines::new(&config, &catalogue, durability).unwrap(),

@@ -30,8 +30,11 @@ pub(crate) const TABLE: &[Spec] = &[
         subcommands: &[
             spec("tm.space|alter", -5, flag::NAMED | flag::WRITE | ADMIN,
                 "space <ADD field:bits|WIDEN field:bits|NARROW field:bits|BOUND field bounds|\
-                 DROP field>",
-                "Changes the schema of a counter space, at once and without a pause: a new field \
+                 DROP field|SET option value [option value ...]>",
+                "SET changes options of a space of either kind, as the configuration names them \
+                 (memory_limit_bytes, max_tables, rows_per_table, max_ahead, spill, rows, pairs, \
+                 ...), all or none, and answers OK. The others change the schema of a counter \
+                 space, at once and without a pause: a new field \
                  is 0 in all rows; WIDEN gives a field more bits inside a row, NARROW fewer (what \
                  does not fit is kept beside, exactly); BOUND declares the values that a field may \
                  be written with, whatever the command ({0..}, {..100}, {-5..5}; {..} for any; ADD \
@@ -43,11 +46,26 @@ pub(crate) const TABLE: &[Spec] = &[
                  'warning: ', the views whose pages have more or fewer values from now on, as \
                  they show the whole space (counters = [\"post\"], not its fields by name). A \
                  space has at most 64 fields in its life, dropped ones included."),
+            spec("tm.space|create", -6, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN,
+                "space <COUNTER|EXISTENCE> option value [option value ...]",
+                "Makes a space, for all connections at once. The options are the keys of \
+                 [[counter]] or [[existence]] in the configuration, with its checks and errors: \
+                 fields and keys that no other space has, say. Answered when it is safe in the \
+                 log."),
+            spec("tm.space|drop", 4, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN,
+                "space confirmation",
+                "Removes a space and all that is in it, from memory and from the disk, for good. \
+                 Asks for its name twice: TM.SPACE DROP post YES-I-MEAN-post. Refused while a view \
+                 or an action names it."),
             help_row("tm.space|help", "schema", "0.1.0"),
             spec("tm.space|list", 2, flag::STALE | flag::NO_MULTI, "",
                 "All spaces, a map each: what they hold and how much memory that takes; for \
                  existence spaces also the horizon, and in how many seconds the oldest table will \
                  be recycled if pairs go on coming as in the last minute (nil: none come)."),
+            spec("tm.space|rename", 4, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN,
+                "space newname",
+                "Gives a space another name in commands, views and actions. Its keys stay as they \
+                 are: TM.SPACE ALTER SET changes them."),
         ],
         ..spec("tm.space", -2, 0, "", "A container for commands about spaces.")
     },

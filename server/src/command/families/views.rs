@@ -1,12 +1,18 @@
 //! The rows of `handlers/schema/views.rs`.
 
-use super::spaces::spec;
+use super::spaces::{ADMIN, spec};
 use crate::command::spec::{Spec, flag, help_row};
 
 #[rustfmt::skip]
 pub(crate) const TABLE: &[Spec] = &[
     Spec {
         subcommands: &[
+            spec("tm.view|create", -5, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN,
+                "view option value [option value ...]",
+                "Makes a view, for all connections at once. The options are the keys of [[view]] \
+                 in the configuration: counters and flags, each a list divided by blanks."),
+            spec("tm.view|drop", 3, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN, "view",
+                "Removes a view. What it shows stays."),
             help_row("tm.view|help", "schema", "0.1.0"),
             spec("tm.view|list", 2, flag::STALE, "",
                 "All views, a map each: their counters and flags in the order of FEED.GET's rows, \
@@ -16,6 +22,12 @@ pub(crate) const TABLE: &[Spec] = &[
     },
     Spec {
         subcommands: &[
+            spec("tm.action|create", -5, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN,
+                "action option value [option value ...]",
+                "Makes an action, for all connections at once. The options are the keys of \
+                 [[action]] in the configuration: flag, and counter as space.field."),
+            spec("tm.action|drop", 3, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN, "action",
+                "Removes an action. What it has counted stays."),
             help_row("tm.action|help", "schema", "0.1.0"),
             spec("tm.action|list", 2, flag::STALE, "",
                 "All actions, a map each: the flag and the counter that FEED.ACT moves."),

@@ -35,7 +35,7 @@ fn get(call: &mut Call<'_>) -> Outcome {
     let may_everything =
         call.session.access.user.as_ref().is_some_and(|user| user.may_everything());
     let mut config = Config::clone(&call.node.config());
-    call.node.engines().catalogue().describe(&mut config.counter, &mut config.existence);
+    config.describe(&call.node.engines().catalogue());
     let mut found = settings::list(&call.node.settings, &config, call.node.port(), may_everything);
     found.retain(|(name, _)| patterns.iter().any(|p| glob::matches(p, name.as_bytes(), true)));
     call.reply.map(found.len());
@@ -78,7 +78,7 @@ fn set(call: &mut Call<'_>) -> Outcome {
 fn rewrite(call: &mut Call<'_>) -> Outcome {
     call.answer_later(|node, reply| {
         let complete = |config: &mut Config| {
-            node.engines().catalogue().describe(&mut config.counter, &mut config.existence);
+            config.describe(&node.current.catalogue());
             if config.security.acl_file.is_empty() {
                 config.security.users = node.acl.lines(&config.security);
             }

@@ -352,7 +352,7 @@ fn random_from(engines: &Engines, reply: &mut Reply<'_>) -> Outcome {
     Ok(())
 }
 
-/// A cursor is the number of a space in its lowest byte, and above it the space's own cursor
+/// A cursor is the slot of a space in its lowest byte, and above it the space's own cursor
 /// ([`scan::step`]), 56 bits.
 fn scan(call: &mut Call<'_>) -> Outcome {
     let cursor = resp::natural(call.args.at(1)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
@@ -399,12 +399,17 @@ pub(crate) fn disk(error: store::Error) -> Refusal {
 }
 
 fn scan_from(engines: &Engines, cursor: u64, asked: &Asked, reply: &mut Reply<'_>) -> Outcome {
-    let spaces = engines.counters();
-    let (mut index, mut inner) = ((cursor & 0xff) as usize, cursor >> 8);
+    let mut spaces: Vec<&CounterSpace> = engines.counters().iter().collect();
+    spaces.sort_by_key(|space| space.slot());
+    let (slot, inner) = (cursor & 0xff, cursor >> 8);
+    let mut index = spaces.partition_point(|space| u64::from(space.slot()) < slot);
+    // One that was dropped meanwhile has no rows any more.
+    let is_there = spaces.get(index).is_some_and(|space| u64::from(space.slot()) == slot);
+    let mut inner = if is_there { inner } else { 0 };
     let mut left = asked.most;
     let mut found: Vec<Vec<u8>> = Vec::new();
     while index < spaces.len() && left > 0 {
-        let space = &spaces[index];
+        let space = spaces[index];
         let before = left;
         let wanted = left;
         let of_kind = |listed: &Listed<'_>| {
@@ -427,7 +432,7 @@ fn scan_from(engines: &Engines, cursor: u64, asked: &Asked, reply: &mut Reply<'_
             index += 1;
         }
     }
-    let next = if index >= spaces.len() { 0 } else { inner << 8 | index as u64 };
+    let next = spaces.get(index).map_or(0, |space| inner << 8 | u64::from(space.slot()));
     reply.array(2);
     reply.bulk(next.to_string().as_bytes());
     reply.array(found.len());

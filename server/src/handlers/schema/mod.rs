@@ -1,4 +1,5 @@
 //! Spaces, tables, views and actions, for operators.
 
+pub(crate) mod changes;
 pub(crate) mod spaces;
 pub(crate) mod views;

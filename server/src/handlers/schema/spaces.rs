@@ -9,6 +9,7 @@ use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::help::help;
 use crate::handlers::redis::keys::disk;
+use crate::handlers::schema::changes::{change, pairs};
 use counter::{Alteration, Field, FieldBounds};
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace};
 use resp::Reply;
@@ -172,6 +173,9 @@ fn check_direction(call: &Call<'_>, space: &CounterSpace, change: &Alteration) -
 }
 
 fn alter(call: &mut Call<'_>) -> Outcome {
+    if call.args.at(3).eq_ignore_ascii_case(b"set") {
+        return set(call);
+    }
     let engines = call.node.engines();
     let space = counter_space(engines, call.args.at(2))?;
     let change = alteration(call)?;
@@ -179,7 +183,8 @@ fn alter(call: &mut Call<'_>) -> Outcome {
     // What waits for the log is read under the new schema: rows of more fields than there was room
     // reserved for.
     let Some(_room) = call.room_beside_none() else { return Ok(()) };
-    let schema = engines.alter(space, &change).map_err(|error| refuse!("ERR {error}"))?;
+    let altered = call.node.current.alter(space.number(), &change);
+    let schema = altered.map_err(|error| refuse!("ERR {error}"))?;
     tracing::info!("the schema of '{}' is now: {schema}", space.name());
     let mut answer = schema.to_string();
     if matches!(change, Alteration::Add { .. } | Alteration::Drop { .. }) {
@@ -199,6 +204,14 @@ fn alter(call: &mut Call<'_>) -> Outcome {
     }
     call.reply.bulk(answer.as_bytes());
     Ok(())
+}
+
+/// Changes options of a space of either kind.
+fn set(call: &mut Call<'_>) -> Outcome {
+    let name = call.args.at(2);
+    any_space(call.node.engines(), name)?;
+    let (name, pairs) = (String::from_utf8_lossy(name).into_owned(), pairs(call, 4)?);
+    change(call, move |now| now.set(&name, &pairs))
 }
 
 fn list(call: &mut Call<'_>) -> Outcome {

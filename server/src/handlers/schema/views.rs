@@ -1,5 +1,4 @@
-//! Views and actions, for people: what FEED.GET shows in which order, and what FEED.ACT moves. They
-//! are made by the configuration.
+//! Views and actions, for people: what FEED.GET shows in which order, and what FEED.ACT moves.
 
 use crate::command::spec::Outcome;
 use crate::handlers::Handler;

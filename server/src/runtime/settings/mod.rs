@@ -6,12 +6,13 @@
 //! the file, and for some Redis's. A few names are Redis's alone: what they say follows from ours,
 //! or never changes (`foreign_settings`).
 
-mod spaces;
+mod lists;
 
 use crate::config::{Config, ConfigError, Key, SECTIONS};
 use crate::runtime::atomic_file;
 use crate::runtime::foreign_settings::{Idle, fixed, read_buffer_limits, why_fixed};
 use arc_swap::{ArcSwap, Guard};
+use dataset::options::words::parsed;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -117,22 +118,6 @@ impl From<ConfigError> for SetError {
         let name = text.split(' ').next().unwrap_or_default().to_owned();
         SetError::Refused { name, why: text.to_owned() }
     }
-}
-
-/// Bytes that rows and filters may take, of all spaces together.
-pub(crate) fn memory_limit_bytes(config: &Config) -> u64 {
-    let rows = config.counter.iter().map(|made| made.memory_limit_bytes);
-    let filters = config.existence.iter().map(|made| {
-        phantom::Options {
-            false_positive_rate: made.false_positive_rate,
-            pairs_per_table: made.pairs_per_table,
-            max_tables: made.max_tables,
-            memory_limit_bytes: (made.memory_limit_bytes > 0).then_some(made.memory_limit_bytes),
-            ..phantom::Options::default()
-        }
-        .filter_bytes_limit()
-    });
-    rows.chain(filters).fold(0, u64::saturating_add)
 }
 
 /// `save` is our `snapshot_every_s`: nothing, or seconds and a number of changes (of which one is
@@ -281,9 +266,9 @@ pub(crate) fn set(
             // Each for itself, so that the error names the right one.
             all.clone().try_into::<Config>().map_err(|e| refused(name, &worded(e.message())))?;
         }
-        let file = config.file.take();
+        let (file, lists) = (config.file.take(), std::mem::take(&mut config.lists));
         *config = all.try_into().map_err(|e: toml::de::Error| refused(&pairs[0].0, e.message()))?;
-        config.file = file;
+        (config.file, config.lists) = (file, lists);
         Ok(())
     };
     let names = || pairs.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join("', '");
@@ -294,28 +279,6 @@ pub(crate) fn set(
     Ok(())
 }
 
-/// Reads a value that is to replace `like`.
-fn parsed(like: &Value, key: &str, text: &str) -> Result<Value, &'static str> {
-    Ok(match like {
-        Value::Boolean(_) if text.eq_ignore_ascii_case("yes") => Value::Boolean(true),
-        Value::Boolean(_) if text.eq_ignore_ascii_case("no") => Value::Boolean(false),
-        Value::Boolean(_) => return Err("argument must be 'yes' or 'no'"),
-        Value::Integer(_) if key.ends_with("_bytes") => {
-            Value::Integer(bytes(text).ok_or("argument must be a memory value")?)
-        }
-        Value::Integer(_) => {
-            Value::Integer(text.parse().map_err(|_| "argument couldn't be parsed into an integer")?)
-        }
-        Value::Float(_) => {
-            Value::Float(text.parse().map_err(|_| "argument couldn't be parsed into a number")?)
-        }
-        Value::Array(_) => Value::Array(
-            text.split_ascii_whitespace().map(|word| Value::String(word.to_owned())).collect(),
-        ),
-        _ => Value::String(text.to_owned()),
-    })
-}
-
 /// Redis's words for a word that is none of those allowed.
 fn worded(message: &str) -> String {
     match message.split_once(", expected one of ") {
@@ -324,23 +287,6 @@ fn worded(message: &str) -> String {
         }
         None => message.to_owned(),
     }
-}
-
-/// Bytes as Redis writes them: `1k` is 1000, `1kb` is 1024, likewise m and g.
-pub(crate) fn bytes(text: &str) -> Option<i64> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let unit: i64 = match unit.to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "k" => 1_000,
-        "kb" => 1 << 10,
-        "m" => 1_000_000,
-        "mb" => 1 << 20,
-        "g" => 1_000_000_000,
-        "gb" => 1 << 30,
-        _ => return None,
-    };
-    number.parse::<i64>().ok()?.checked_mul(unit)
 }
 
 /// The text of a configuration file, with the present values where they differ from the file's, or,
@@ -364,8 +310,7 @@ fn rewritten(text: &str, config: &Config) -> Result<String, String> {
             put(table, key.name, &value)?;
         }
     }
-    let before: Config = toml::from_str(text).map_err(|e| e.message().to_owned())?;
-    spaces::write(&mut file, &before, config)?;
+    lists::write(&mut file, &written, &values, &defaults)?;
     Ok(file.to_string())
 }
 

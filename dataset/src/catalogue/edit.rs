@@ -1,0 +1,189 @@
+//! Changes of a catalogue while its data set is served, each as a command asks for it. Whether what
+//! comes of them fits together is asked afterwards ([`Catalogue::check`]), as of a configuration.
+
+use super::{Catalogue, CounterEntry, ExistenceEntry};
+use crate::options::words::with;
+use crate::options::{Action, Counter, Existence, View};
+
+/// Words of a command: keys of a section, and their values.
+pub(super) type Pairs<'a> = &'a [(String, String)];
+
+/// Why a catalogue was not changed.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EditError {
+    /// There is nothing of that name.
+    #[error("no such {0} '{1}'")]
+    NoSuch(&'static str, String),
+    /// An option is not known, cannot be changed, or has an impossible value; or what would come of
+    /// it does not fit together.
+    #[error("{0}")]
+    Invalid(String),
+    /// Views or actions need the space.
+    #[error("the space '{name}' is used by {by}: drop that first")]
+    InUse {
+        /// The space.
+        name: String,
+        /// What uses it.
+        by: String,
+    },
+}
+
+/// What a counter space is made with for good, and what changes it, if anything does.
+const FIXED_COUNTER: &[(&str, &str)] = &[
+    ("name", "TM.SPACE RENAME changes it"),
+    ("fields", "TM.SPACE ALTER ADD, WIDEN, NARROW, BOUND and DROP change them"),
+];
+/// The same for an existence space.
+const FIXED_EXISTENCE: &[(&str, &str)] = &[
+    ("name", "TM.SPACE RENAME changes it"),
+    ("members", "make another space"),
+    ("first_id", "make another space"),
+    ("false_positive_rate", "make another space"),
+    ("seed", "make another space"),
+];
+
+fn changed<T: serde::Serialize + serde::de::DeserializeOwned>(
+    made: &T,
+    pairs: Pairs<'_>,
+    fixed: &[(&str, &str)],
+) -> Result<T, EditError> {
+    for (key, _) in pairs {
+        if let Some((_, advice)) = fixed.iter().find(|(name, _)| name == key) {
+            return Err(EditError::Invalid(format!(
+                "{key} holds since the space was made: {advice}"
+            )));
+        }
+    }
+    with(made, pairs).map_err(EditError::Invalid)
+}
+
+/// A new entry of a section: its name, and the words behind it.
+fn entry<T: Default + serde::Serialize + serde::de::DeserializeOwned>(
+    name: &str,
+    pairs: Pairs<'_>,
+) -> Result<T, EditError> {
+    let name = ("name".to_owned(), name.to_owned());
+    let pairs: Vec<(String, String)> = [name].into_iter().chain(pairs.iter().cloned()).collect();
+    with(&T::default(), &pairs).map_err(EditError::Invalid)
+}
+
+/// "space.field" or "space": whether it is of this space.
+fn is_of(counter: &str, space: &str) -> bool {
+    counter.split_once('.').map_or(counter, |(space, _)| space) == space
+}
+
+impl Catalogue {
+    fn number(&mut self) -> Result<u32, EditError> {
+        let next = self.last.checked_add(1);
+        self.last = next.ok_or_else(|| EditError::Invalid("no number is left".to_owned()))?;
+        Ok(self.last)
+    }
+
+    /// TM.SPACE CREATE of a counter space.
+    pub fn create_counter(&mut self, name: &str, pairs: Pairs<'_>) -> Result<(), EditError> {
+        let made: Counter = entry(name, pairs)?;
+        let number = self.number()?;
+        self.counter.push(CounterEntry::new(number, &made));
+        Ok(())
+    }
+
+    /// TM.SPACE CREATE of an existence space.
+    pub fn create_existence(&mut self, name: &str, pairs: Pairs<'_>) -> Result<(), EditError> {
+        let made: Existence = entry(name, pairs)?;
+        let number = self.number()?;
+        self.existence.push(ExistenceEntry::new(number, &made));
+        Ok(())
+    }
+
+    /// TM.SPACE ALTER SET.
+    pub fn set(&mut self, name: &str, pairs: Pairs<'_>) -> Result<(), EditError> {
+        if let Some(known) = self.counter.iter_mut().find(|known| known.made.name == name) {
+            known.made = changed(&known.made, pairs, FIXED_COUNTER)?;
+            return Ok(());
+        }
+        let Some(known) = self.existence.iter_mut().find(|known| known.made.name == name) else {
+            return Err(EditError::NoSuch("space", name.to_owned()));
+        };
+        // What has 64 bits is no number of TOML's.
+        let (seed, first_id) = (known.made.seed, known.made.first_id);
+        let plain = Existence { seed: 0, first_id: 0, ..known.made.clone() };
+        let made = changed(&plain, pairs, FIXED_EXISTENCE)?;
+        known.made = Existence { seed, first_id, ..made };
+        Ok(())
+    }
+
+    /// TM.SPACE RENAME: views and actions follow. Keys stay as they are.
+    pub fn rename(&mut self, from: &str, to: &str) -> Result<(), EditError> {
+        let counters = self.counter.iter_mut().map(|known| &mut known.made.name);
+        let existences = self.existence.iter_mut().map(|known| &mut known.made.name);
+        let Some(name) = counters.chain(existences).find(|name| *name == from) else {
+            return Err(EditError::NoSuch("space", from.to_owned()));
+        };
+        to.clone_into(name);
+        let flags = self.view.iter_mut().flat_map(|view| &mut view.flags);
+        let flags = flags.chain(self.action.iter_mut().map(|action| &mut action.flag));
+        flags.filter(|flag| *flag == from).for_each(|flag| to.clone_into(flag));
+        let counters = self.view.iter_mut().flat_map(|view| &mut view.counters);
+        let counters = counters.chain(self.action.iter_mut().map(|action| &mut action.counter));
+        for counter in counters.filter(|counter| is_of(counter, from)) {
+            *counter = format!("{to}{}", &counter[from.len()..]);
+        }
+        Ok(())
+    }
+
+    /// TM.SPACE DROP.
+    pub fn drop_space(&mut self, name: &str) -> Result<(), EditError> {
+        let is_counter = self.counter.iter().any(|known| known.made.name == name);
+        if !is_counter && !self.existence.iter().any(|known| known.made.name == name) {
+            return Err(EditError::NoSuch("space", name.to_owned()));
+        }
+        let shows = |view: &View| {
+            view.flags.iter().any(|flag| flag == name)
+                || view.counters.iter().any(|counter| is_of(counter, name))
+        };
+        let moves = |action: &Action| action.flag == name || is_of(&action.counter, name);
+        let views = self.view.iter().filter(|view| shows(view));
+        let views = views.map(|view| format!("the view '{}'", view.name));
+        let actions = self.action.iter().filter(|action| moves(action));
+        let actions = actions.map(|action| format!("the action '{}'", action.name));
+        let by: Vec<String> = views.chain(actions).collect();
+        if !by.is_empty() {
+            return Err(EditError::InUse { name: name.to_owned(), by: by.join(", ") });
+        }
+        self.counter.retain(|known| known.made.name != name);
+        self.existence.retain(|known| known.made.name != name);
+        Ok(())
+    }
+
+    /// TM.VIEW CREATE.
+    pub fn create_view(&mut self, name: &str, pairs: Pairs<'_>) -> Result<(), EditError> {
+        self.view.push(entry(name, pairs)?);
+        Ok(())
+    }
+
+    /// TM.VIEW DROP.
+    pub fn drop_view(&mut self, name: &str) -> Result<(), EditError> {
+        let before = self.view.len();
+        self.view.retain(|view| view.name != name);
+        if self.view.len() == before {
+            return Err(EditError::NoSuch("view", name.to_owned()));
+        }
+        Ok(())
+    }
+
+    /// TM.ACTION CREATE.
+    pub fn create_action(&mut self, name: &str, pairs: Pairs<'_>) -> Result<(), EditError> {
+        self.action.push(entry(name, pairs)?);
+        Ok(())
+    }
+
+    /// TM.ACTION DROP.
+    pub fn drop_action(&mut self, name: &str) -> Result<(), EditError> {
+        let before = self.action.len();
+        self.action.retain(|action| action.name != name);
+        if self.action.len() == before {
+            return Err(EditError::NoSuch("action", name.to_owned()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,409 @@
+//! The catalogue: which spaces, views and actions the data folder has, with all that was declared
+//! of them, and under which numbers, with which schemas and seeds its spaces are.
+//!
+//! Records name spaces by number, and filters are unreadable without their seed, so the catalogue
+//! is data: written to the log before the first record that needs it, and read back before anything
+//! else. The configuration seeds a new folder; from then on what the catalogue says holds, and the
+//! commands TM.SPACE, TM.VIEW and TM.ACTION change it (`edit`).
+//!
+//! As bytes it is TOML, with the keys of the configuration's lists; what else there is:
+//!
+//! - `version`: rises with each change but those of schemas. None: a release that kept in the
+//!   catalogue only numbers, names, schemas and seeds wrote it. The rest is in the configuration
+//!   then, once more.
+//! - `last`: the highest number that any space has had. Numbers are never used again, so records of
+//!   a space that was dropped are known by theirs.
+//! - `number` of each space. `seed` and `first_id` of an existence space have 64 bits, which TOML's
+//!   integers have not: 16 hexadecimal digits. `tie`: see `engines/zero_proof.rs`.
+//! - `fields` of a counter space are the schema as it is: dropped fields are marked.
+
+mod edit;
+
+pub use edit::EditError;
+
+use crate::options::check::Lists;
+use crate::options::{Action, Counter, Existence, Options, View, defaults};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use toml::{Table, Value};
+
+/// All that a data folder has.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Catalogue {
+    /// Rises with each change; 0: see the top of the file.
+    pub version: u64,
+    /// The highest number that a space has had.
+    pub last: u32,
+    /// Counter spaces.
+    pub counter: Vec<CounterEntry>,
+    /// Existence spaces.
+    pub existence: Vec<ExistenceEntry>,
+    /// Views.
+    pub view: Vec<View>,
+    /// Actions.
+    pub action: Vec<Action>,
+}
+
+/// A counter space.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CounterEntry {
+    /// Names it in records; never used again for another.
+    pub number: u32,
+    /// What was declared of it; its fields as they were altered since, dropped ones marked.
+    pub made: Counter,
+}
+
+/// An existence space.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExistenceEntry {
+    /// Names it in records; never used again for another.
+    pub number: u32,
+    /// What was declared of it. Its seed is secret.
+    pub made: Existence,
+    /// The counter that its flags are tied to (number of the counter space, position of the field),
+    /// since it was made or since the ids that there were became loose:
+    /// `engines/zero_proof.rs`.
+    pub tie: Option<(u32, u32)>,
+}
+
+/// The catalogue's own text is wrong: damage that the checksums did not see, or a newer release.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the catalogue cannot be read: {0}")]
+pub struct Unreadable(String);
+
+/// The fields of a schema that were not dropped, as the configuration writes them.
+fn living(fields: &str) -> Option<String> {
+    let schema = counter::Schema::parse(fields).ok()?;
+    let fields = schema.living().map(|(_, field)| field.to_string());
+    Some(fields.collect::<Vec<_>>().join(" "))
+}
+
+/// Whether two texts are the same schema, dropped fields aside.
+pub fn is_same(a: &str, b: &str) -> bool {
+    a == b || matches!((living(a), living(b)), (Some(a), Some(b)) if a == b)
+}
+
+/// TOML's integers have a sign.
+fn within_toml(number: &mut u64) {
+    *number = (*number).min(i64::MAX as u64);
+}
+
+impl CounterEntry {
+    fn new(number: u32, made: &Counter) -> CounterEntry {
+        let mut made = made.clone();
+        [&mut made.rows_per_table, &mut made.memory_limit_bytes, &mut made.max_ahead]
+            .into_iter()
+            .for_each(within_toml);
+        CounterEntry { number, made }
+    }
+}
+
+impl ExistenceEntry {
+    /// With a random seed, if none is given.
+    fn new(number: u32, made: &Existence) -> ExistenceEntry {
+        let mut made = made.clone();
+        [&mut made.pairs_per_table, &mut made.memory_limit_bytes, &mut made.max_ahead]
+            .into_iter()
+            .for_each(within_toml);
+        if made.seed == 0 {
+            made.seed = fastrand::u64(1..);
+        }
+        ExistenceEntry { number, made, tie: None }
+    }
+}
+
+impl Catalogue {
+    /// The catalogue of a new folder, or of one whose catalogue does not say all: what is missing
+    /// is as in the configuration. Any other is as it is.
+    pub fn completed(&self, options: &Options) -> Catalogue {
+        if self.version > 0 {
+            return self.clone();
+        }
+        let mut next = self.clone();
+        for made in &options.counter {
+            if !next.counter.iter().any(|known| known.made.name == made.name) {
+                next.last += 1;
+                next.counter.push(CounterEntry::new(next.last, made));
+            }
+        }
+        for made in &options.existence {
+            if !next.existence.iter().any(|known| known.made.name == made.name) {
+                next.last += 1;
+                next.existence.push(ExistenceEntry::new(next.last, made));
+            }
+        }
+        Catalogue { version: 1, ..next.filled(options) }
+    }
+
+    /// The same without new spaces, for what follows a log that will tell of them.
+    pub fn filled(&self, options: &Options) -> Catalogue {
+        if self.version > 0 {
+            return self.clone();
+        }
+        let mut next = self.clone();
+        for known in &mut next.counter {
+            let Some(made) = options.counter.iter().find(|made| made.name == known.made.name)
+            else {
+                say_unknown("counter", &known.made.name);
+                continue;
+            };
+            let fields = std::mem::take(&mut known.made.fields);
+            let made = Counter { fields, ..made.clone() };
+            *known = CounterEntry::new(known.number, &made);
+        }
+        for known in &mut next.existence {
+            let Some(made) = options.existence.iter().find(|made| made.name == known.made.name)
+            else {
+                say_unknown("existence", &known.made.name);
+                continue;
+            };
+            let Existence { seed, false_positive_rate, first_id, .. } = known.made;
+            let made = Existence { seed, false_positive_rate, first_id, ..made.clone() };
+            *known = ExistenceEntry { tie: known.tie, ..ExistenceEntry::new(known.number, &made) };
+        }
+        // A default view or action goes without what the spaces lack, which may have been altered.
+        let (counters, existences) = (next.counters(), next.existences());
+        let is_default =
+            |view: &View| defaults::is_view(&options.counter, &options.existence, view);
+        let views = options.view.iter().cloned().map(|view| match is_default(&view) {
+            true => defaults::what_is_there(view, &counters, &existences),
+            false => Some(view),
+        });
+        next.view = views.flatten().collect();
+        let is_there = |action: &&Action| {
+            !defaults::is_action(action) || defaults::fits(action, &counters, &existences)
+        };
+        next.action = options.action.iter().filter(is_there).cloned().collect();
+        next
+    }
+
+    /// The counter spaces, as the configuration lists them.
+    pub fn counters(&self) -> Vec<Counter> {
+        self.counter.iter().map(|known| known.made.clone()).collect()
+    }
+
+    /// The existence spaces, as the configuration lists them.
+    pub fn existences(&self) -> Vec<Existence> {
+        self.existence.iter().map(|known| known.made.clone()).collect()
+    }
+
+    /// Why what it says does not fit together, if it does not.
+    pub fn check(&self) -> Result<(), String> {
+        let (counter, existence) = (&self.counters(), &self.existences());
+        let lists = Lists { counter, existence, view: &self.view, action: &self.action };
+        lists.check((&|_| false, &|_| false))
+    }
+
+    /// Makes a configuration's lists what is true in this data folder. So a new folder that begins
+    /// with this configuration gets the same spaces, views and actions; with seeds of its own,
+    /// where the configuration gives none.
+    pub fn describe(&self, options: Described<'_>) {
+        let mut counters = self.counters();
+        for made in &mut counters {
+            let written = options.counter.iter().find(|old| old.name == made.name);
+            made.fields = match written.filter(|old| is_same(&old.fields, &made.fields)) {
+                Some(old) => old.fields.clone(),
+                None => living(&made.fields).unwrap_or_default(),
+            };
+        }
+        let mut existences = self.existences();
+        for made in &mut existences {
+            let written = options.existence.iter().find(|old| old.name == made.name);
+            made.seed = written.map_or(0, |old| old.seed);
+        }
+        *options.counter = counters;
+        *options.existence = existences;
+        *options.view = self.view.clone();
+        *options.action = self.action.clone();
+    }
+
+    /// What a configuration says otherwise, a line each; `lists`: the names of those that it has.
+    pub fn differences(&self, options: &Options, lists: &[String]) -> Vec<String> {
+        let mut true_ones = options.clone();
+        self.describe(Described {
+            counter: &mut true_ones.counter,
+            existence: &mut true_ones.existence,
+            view: &mut true_ones.view,
+            action: &mut true_ones.action,
+        });
+        let mut said = Vec::new();
+        let has = |list: &str| lists.iter().any(|name| name == list);
+        if has("counter") {
+            differ("counter", "space", &options.counter, &true_ones.counter, &mut said);
+        }
+        if has("existence") {
+            differ("existence", "space", &options.existence, &true_ones.existence, &mut said);
+        }
+        if has("view") {
+            differ("view", "", &options.view, &true_ones.view, &mut said);
+        }
+        if has("action") {
+            differ("action", "", &options.action, &true_ones.action, &mut said);
+        }
+        said
+    }
+
+    /// As a record's payload.
+    pub fn encode(&self) -> Vec<u8> {
+        // Structs of strings and numbers always have a TOML form.
+        let table = |entry: Option<Table>| entry.unwrap_or_default();
+        let mut all = Table::new();
+        if self.version > 0 {
+            all.insert("version".to_owned(), Value::Integer(self.version.cast_signed()));
+            all.insert("last".to_owned(), Value::Integer(self.last.into()));
+        }
+        let counters = self.counter.iter().map(|known| {
+            let mut entry = table(Table::try_from(&known.made).ok());
+            entry.insert("number".to_owned(), Value::Integer(known.number.into()));
+            Value::Table(entry)
+        });
+        all.insert("counter".to_owned(), Value::Array(counters.collect()));
+        let existences = self.existence.iter().map(|known| {
+            let made = Existence { seed: 0, first_id: 0, ..known.made.clone() };
+            let mut entry = table(Table::try_from(&made).ok());
+            entry.insert("number".to_owned(), Value::Integer(known.number.into()));
+            for (key, number) in [("seed", known.made.seed), ("first_id", known.made.first_id)] {
+                entry.insert(key.to_owned(), Value::String(format!("{number:016x}")));
+            }
+            if let Some((space, field)) = known.tie {
+                let tie = [space, field].map(|number| Value::Integer(number.into()));
+                entry.insert("tie".to_owned(), Value::Array(tie.into()));
+            }
+            Value::Table(entry)
+        });
+        all.insert("existence".to_owned(), Value::Array(existences.collect()));
+        for (key, list) in
+            [("view", Value::try_from(&self.view)), ("action", Value::try_from(&self.action))]
+        {
+            list.into_iter().for_each(|list| _ = all.insert(key.to_owned(), list));
+        }
+        all.to_string().into_bytes()
+    }
+
+    /// From a record's payload.
+    pub fn decode(bytes: &[u8]) -> Result<Catalogue, Unreadable> {
+        let text = std::str::from_utf8(bytes).map_err(|e| Unreadable(e.to_string()))?;
+        let mut all: Table = toml::from_str(text).map_err(|e| Unreadable(e.to_string()))?;
+        let version = take_number(&mut all, "version")?.unwrap_or(0);
+        let last = take_number(&mut all, "last")?;
+        let mut catalogue = Catalogue { version, ..Catalogue::default() };
+        for mut entry in take_list(&mut all, "counter")? {
+            let number = take_space(&mut entry)?;
+            catalogue.counter.push(CounterEntry { number, made: read(entry)? });
+        }
+        for mut entry in take_list(&mut all, "existence")? {
+            let number = take_space(&mut entry)?;
+            let tie = entry.remove("tie").map(Value::try_into::<(u32, u32)>).transpose();
+            let tie = tie.map_err(|e| Unreadable(e.to_string()))?;
+            let seed = take_digits(&mut entry, "seed")?;
+            let seed = seed.ok_or_else(|| Unreadable("a space has no seed".to_owned()))?;
+            let first_id = take_digits(&mut entry, "first_id")?.unwrap_or(0);
+            let made = Existence { seed, first_id, ..read(entry)? };
+            catalogue.existence.push(ExistenceEntry { number, made, tie });
+        }
+        for entry in take_list(&mut all, "view")? {
+            catalogue.view.push(read(entry)?);
+        }
+        for entry in take_list(&mut all, "action")? {
+            catalogue.action.push(read(entry)?);
+        }
+        if let Some(key) = all.keys().next() {
+            return Err(Unreadable(format!("'{key}' is not known")));
+        }
+        let numbers = catalogue.counter.iter().map(|known| known.number);
+        let numbers = numbers.chain(catalogue.existence.iter().map(|known| known.number));
+        let highest = numbers.max().unwrap_or(0);
+        let last = last.map(u32::try_from).transpose().unwrap_or(None);
+        catalogue.last = last.unwrap_or(0).max(highest);
+        Ok(catalogue)
+    }
+}
+
+/// The lists of a configuration: [`Catalogue::describe`].
+pub struct Described<'a> {
+    /// Counter spaces.
+    pub counter: &'a mut Vec<Counter>,
+    /// Existence spaces.
+    pub existence: &'a mut Vec<Existence>,
+    /// Views.
+    pub view: &'a mut Vec<View>,
+    /// Actions.
+    pub action: &'a mut Vec<Action>,
+}
+
+fn say_unknown(kind: &str, name: &str) {
+    tracing::warn!(
+        "the data folder has the {kind} space '{name}', which the configuration lacks: no key \
+         names it; TM.SPACE ALTER {name} SET gives it patterns, TM.SPACE DROP drops it"
+    );
+}
+
+/// Says where the entries of a list differ from what is true.
+fn differ<T: Serialize>(list: &str, kind: &str, file: &[T], is: &[T], said: &mut Vec<String>) {
+    let tables = |list: &[T]| -> Vec<Table> {
+        list.iter().filter_map(|entry| Table::try_from(entry).ok()).collect()
+    };
+    let name =
+        |entry: &Table| entry.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let (what, command) = match kind {
+        "" => (list.to_owned(), format!("TM.{}", list.to_ascii_uppercase())),
+        kind => (format!("{list} {kind}"), format!("TM.{}", kind.to_ascii_uppercase())),
+    };
+    let (file, is) = (tables(file), tables(is));
+    for entry in &file {
+        let Some(truth) = is.iter().find(|other| name(other) == name(entry)) else {
+            said.push(format!(
+                "the file has the {what} '{}', which the data folder lacks, and the folder holds: \
+                 {command} CREATE makes it, CONFIG REWRITE takes it out of the file",
+                name(entry)
+            ));
+            continue;
+        };
+        for (key, value) in entry {
+            if truth.get(key) == Some(value) {
+                continue;
+            }
+            let now = truth.get(key).map(Value::to_string).unwrap_or_default();
+            said.push(format!(
+                "the {what} '{}' has {key} = {now} in the data folder, which holds, and {value} in \
+                 the file: {command} changes it, CONFIG REWRITE writes what holds",
+                name(entry)
+            ));
+        }
+    }
+    for truth in is.iter().filter(|truth| !file.iter().any(|entry| name(entry) == name(truth))) {
+        said.push(format!(
+            "the data folder has the {what} '{}', which the file lacks: CONFIG REWRITE adds it, \
+             {command} DROP drops it",
+            name(truth)
+        ));
+    }
+}
+
+fn read<T: DeserializeOwned>(entry: Table) -> Result<T, Unreadable> {
+    entry.try_into().map_err(|e: toml::de::Error| Unreadable(e.to_string()))
+}
+
+fn take_list(all: &mut Table, key: &str) -> Result<Vec<Table>, Unreadable> {
+    let list = all.remove(key).unwrap_or(Value::Array(Vec::new()));
+    list.try_into().map_err(|e| Unreadable(format!("{key}: {e}")))
+}
+
+fn take_number(all: &mut Table, key: &str) -> Result<Option<u64>, Unreadable> {
+    let number = all.remove(key).map(Value::try_into::<u64>).transpose();
+    number.map_err(|e| Unreadable(format!("{key}: {e}")))
+}
+
+fn take_space(entry: &mut Table) -> Result<u32, Unreadable> {
+    let number = take_number(entry, "number")?.and_then(|number| u32::try_from(number).ok());
+    number.ok_or_else(|| Unreadable("a space has no number".to_owned()))
+}
+
+fn take_digits(entry: &mut Table, key: &str) -> Result<Option<u64>, Unreadable> {
+    let Some(value) = entry.remove(key) else { return Ok(None) };
+    let digits = value.as_str().and_then(|text| u64::from_str_radix(text, 16).ok());
+    digits.map(Some).ok_or_else(|| Unreadable(format!("{key}: expected 16 hexadecimal digits")))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+//! Changes of what there is while it is served: spaces, views and actions come, change and go.
+//!
+//! A change is made of the catalogue, which is checked as a configuration is, and becomes other
+//! engines; they take the place of the present ones in one step. The log thread finds the new
+//! catalogue with its next batch, before any record that needs it: what is marked of a new space is
+//! marked after that step.
+//!
+//! A writer may still be at work with the engines of before. What it marks of a space that was
+//! dropped is not logged. And where an action has come, it may lower the counter and know of no
+//! flag that is tied to it; so a tie begins to hold only when no such writer is left
+//! ([`Current::settle`], `zero_proof`).
+
+use crate::catalogue::{Catalogue, EditError};
+use crate::dirty_keys::Mark;
+use crate::engines::write::AlterError;
+use crate::engines::{BuildError, Current, Engines};
+use counter::{Alteration, Schema};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Why nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeError {
+    /// What was asked for cannot be, or does not fit what there is.
+    #[error(transparent)]
+    Edit(#[from] EditError),
+    /// A space could not be made.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+}
+
+impl Current {
+    /// What the data folder is to know of the spaces, as they are now.
+    pub fn catalogue(&self) -> Catalogue {
+        self.change().now().catalogue()
+    }
+
+    /// Makes a change, or refuses it and changes nothing. `may`: whether changes are taken at all,
+    /// asked when none is under way.
+    pub fn edit<E: From<ChangeError>>(
+        &self,
+        may: impl FnOnce() -> Result<(), E>,
+        change: impl FnOnce(&mut Catalogue) -> Result<(), EditError>,
+    ) -> Result<(), E> {
+        let changing = self.change();
+        may()?;
+        let engines = changing.now();
+        let mut next = engines.catalogue();
+        change(&mut next).map_err(|error| E::from(error.into()))?;
+        next.check().map_err(|why| E::from(EditError::Invalid(why).into()))?;
+        next.version += 1;
+        let made = engines.changed_to(&next).map_err(|error| E::from(error.into()))?;
+        made.untie();
+        changing.publish(made);
+        drop((engines, changing));
+        self.changed();
+        Ok(())
+    }
+
+    /// What a log tells of: makes it true, but for ties, which hold only when the rest of the batch
+    /// is applied ([`Engines::adopt_ties`]).
+    pub fn learn(&self, told: &Catalogue) -> Result<(), BuildError> {
+        let changing = self.change();
+        let engines = changing.now();
+        if told.version > 0 && told.version <= engines.version() {
+            engines.adopt_schemas(told)?;
+        } else {
+            changing.publish(engines.changed_to(told)?);
+        }
+        engines.all_changed();
+        Ok(())
+    }
+
+    /// Changes the schema of a counter space, at once: the engine has the rules. The log learns of
+    /// it before the first row that needs it.
+    pub fn alter(&self, number: u32, change: &Alteration) -> Result<Arc<Schema>, AlterError> {
+        let engines = self.load();
+        // In this order: a transaction has the stripes.
+        let mut turn = engines.turn(0);
+        turn.concerns_all();
+        let changing = self.change();
+        let now = changing.now();
+        let space = now.counter_by_number(number).ok_or(AlterError::Gone)?;
+        now.may_alter(space, change)?;
+        let schema = space.space.alter(change)?;
+        self.now().all_changed();
+        turn.mark(Mark::CATALOGUE);
+        Ok(schema)
+    }
+
+    /// To be called now and then, and behind a change: forgets the engines of before when nothing
+    /// is at work with them any more, here and on no worker, as it takes its time to give back a
+    /// space's memory; ties what has waited for that. Whether it is done.
+    pub fn settle(&self) -> bool {
+        if !self.forget_former() {
+            return false;
+        }
+        let engines = self.load();
+        if engines.follows.load(SeqCst) || engines.is_tied_as_declared() {
+            return true;
+        }
+        {
+            let _alone = engines.durability().committer().exclusive();
+            let changing = self.change();
+            if !Arc::ptr_eq(&engines, &changing.now()) {
+                return false;
+            }
+            engines.retie(|_| false);
+        }
+        self.changed();
+        true
+    }
+
+    /// Tells watchers and trackers, and has the catalogue logged.
+    fn changed(&self) {
+        let engines = self.load();
+        engines.all_changed();
+        let mut turn = engines.turn(0);
+        turn.concerns_all();
+        turn.mark(Mark::CATALOGUE);
+    }
+}
+
+impl Engines {
+    /// Other engines, as this catalogue says, over the same data.
+    fn changed_to(&self, told: &Catalogue) -> Result<Engines, BuildError> {
+        let mut next = self.clone();
+        next.adopt(told)?;
+        // Of new ones nothing is on the disk.
+        next.counters.iter().for_each(|space| space.cold.attach_new(&space.space));
+        Ok(next)
+    }
+}

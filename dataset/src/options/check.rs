@@ -1,0 +1,146 @@
+//! Whether spaces, views and actions fit together: asked of a configuration, and of each change
+//! while a data set is served. What a schema or a filter may be, the engines say.
+
+use super::{Action, Counter, Existence, View};
+use crate::key_patterns::{Kind, Pattern};
+
+/// Most counter spaces, and most existence spaces: SCAN's cursor has a byte for the space.
+const MOST_SPACES: usize = 256;
+/// Most views, and most actions.
+const MOST_VIEWS: usize = 1024;
+
+/// Which views and actions may name what is not there.
+type Excused<'a> = (&'a dyn Fn(&View) -> bool, &'a dyn Fn(&Action) -> bool);
+
+/// See the top of the file.
+pub struct Lists<'a> {
+    /// Counter spaces.
+    pub counter: &'a [Counter],
+    /// Existence spaces.
+    pub existence: &'a [Existence],
+    /// Views.
+    pub view: &'a [View],
+    /// Actions.
+    pub action: &'a [Action],
+}
+
+impl Lists<'_> {
+    /// Why they do not fit together, if they do not.
+    pub fn check(&self, excused: Excused<'_>) -> Result<(), String> {
+        let Lists { counter, existence, view, action } = *self;
+        for (what, number, most) in [
+            ("counter spaces", counter.len(), MOST_SPACES),
+            ("existence spaces", existence.len(), MOST_SPACES),
+            ("views", view.len(), MOST_VIEWS),
+            ("actions", action.len(), MOST_VIEWS),
+        ] {
+            if number > most {
+                return Err(format!("there may be {most} {what}"));
+            }
+        }
+        let spaces = counter.iter().map(|c| c.name.as_str());
+        let spaces = spaces.chain(existence.iter().map(|e| e.name.as_str()));
+        check_names("counter or existence space", &spaces.collect::<Vec<_>>())?;
+        check_names("view", &view.iter().map(|v| v.name.as_str()).collect::<Vec<_>>())?;
+        check_names("action", &action.iter().map(|a| a.name.as_str()).collect::<Vec<_>>())?;
+        self.check_patterns()?;
+        for existence in existence {
+            let rate = existence.false_positive_rate;
+            if !phantom::RATES.contains(&rate) {
+                return Err(format!(
+                    "existence space '{}': false_positive_rate is {rate}: must lie between \
+                     0.0000001 and 0.25",
+                    existence.name
+                ));
+            }
+        }
+        view.iter().filter(|view| !excused.0(view)).try_for_each(|view| self.check_view(view))?;
+        let mut actions = action.iter().filter(|action| !excused.1(action));
+        actions.try_for_each(|action| self.check_action(action))
+    }
+
+    /// No two patterns match one key.
+    fn check_patterns(&self) -> Result<(), String> {
+        let mut patterns: Vec<(String, Pattern)> = Vec::new();
+        let counters = self
+            .counter
+            .iter()
+            .flat_map(|c| [(Kind::Row, &c.rows, false), (Kind::Cell, &c.cells, false)]);
+        let pairs = self.existence.iter().map(|e| (Kind::Pair, &e.pairs, !e.members));
+        let mut of_counters = 0;
+        for (kind, text, bare) in counters.chain(pairs) {
+            for text in text.split_ascii_whitespace() {
+                let pattern = Pattern::parse(kind, text).map_err(|e| e.to_string())?;
+                // Pairs without members have commands of their own, so their keys may be those of
+                // counters.
+                let others = &patterns[if bare { of_counters } else { 0 }..];
+                if let Some((other, _)) = others.iter().find(|(_, p)| p.overlaps(&pattern)) {
+                    return Err(format!(
+                        "key patterns '{other}' and '{text}' could both match one key"
+                    ));
+                }
+                patterns.push((text.to_owned(), pattern));
+            }
+            if kind != Kind::Pair {
+                of_counters = patterns.len();
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a flag can be shown or moved.
+    fn check_flag(&self, what: &str, name: &str, flag: &str) -> Result<(), String> {
+        match self.existence.iter().find(|e| e.name == flag) {
+            None => Err(format!("{what} '{name}': there is no existence space '{flag}'")),
+            Some(space) if !space.members => Err(format!(
+                "{what} '{name}': the existence space '{flag}' has no members (members = false)"
+            )),
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn check_space(&self, what: &str, name: &str, space: &str) -> Result<(), String> {
+        if self.counter.iter().any(|c| c.name == space) {
+            return Ok(());
+        }
+        Err(format!("{what} '{name}': there is no counter space '{space}'"))
+    }
+
+    fn check_view(&self, view: &View) -> Result<(), String> {
+        view.flags.iter().try_for_each(|flag| self.check_flag("view", &view.name, flag))?;
+        view.counters.iter().try_for_each(|counter| {
+            let space = counter.split_once('.').map_or(counter.as_str(), |(space, _)| space);
+            self.check_space("view", &view.name, space)
+        })
+    }
+
+    fn check_action(&self, action: &Action) -> Result<(), String> {
+        self.check_flag("action", &action.name, &action.flag)?;
+        let Some((space, _)) = action.counter.split_once('.') else {
+            return Err(format!(
+                "action '{}': counter is '{}': write it as space.field",
+                action.name, action.counter
+            ));
+        };
+        self.check_space("action", &action.name, space)
+    }
+}
+
+/// Names are short words: they appear in commands, keys, file names and metrics.
+fn check_names(kind: &str, names: &[&str]) -> Result<(), String> {
+    for (i, name) in names.iter().enumerate() {
+        let legal = (1..=64).contains(&name.len())
+            && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
+            && !name.starts_with(|c: char| c.is_ascii_digit());
+        if !legal {
+            return Err(format!(
+                "a {kind} is named '{name}': a name has 1 to 64 of a-z, 0-9 and _, and does not \
+                 begin with a digit"
+            ));
+        }
+        if names[..i].contains(name) {
+            return Err(format!("two {kind}s are named '{name}'"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,72 @@
+//! Options as words of a command: `key value key value`. What a value may be, the declarations of
+//! the options say, as for a file.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use toml::{Table, Value};
+
+/// `base` with other values of some keys.
+pub fn with<T: Serialize + DeserializeOwned>(
+    base: &T,
+    pairs: &[(String, String)],
+) -> Result<T, String> {
+    let mut all = Table::try_from(base).map_err(|e| e.to_string())?;
+    for (i, (key, value)) in pairs.iter().enumerate() {
+        if pairs[..i].iter().any(|(other, _)| other == key) {
+            return Err(format!("{key}: duplicate parameter"));
+        }
+        // One that is not known is refused below, by its name.
+        let like = all.get(key).cloned().unwrap_or(Value::String(String::new()));
+        let value = match (&like, value.as_str()) {
+            (Value::Boolean(_), "true") => Value::Boolean(true),
+            (Value::Boolean(_), "false") => Value::Boolean(false),
+            _ => parsed(&like, key, value).map_err(|why| format!("{key}: {why}"))?,
+        };
+        all.insert(key.clone(), value);
+        // Each for itself, so that the error is about the right one.
+        all.clone().try_into::<T>().map_err(|e| match e.message() {
+            unknown if unknown.starts_with("unknown field") => unknown.to_owned(),
+            why => format!("{key}: {why}"),
+        })?;
+    }
+    all.try_into().map_err(|e: toml::de::Error| e.message().to_owned())
+}
+
+/// Reads a value that is to replace `like`.
+pub fn parsed(like: &Value, key: &str, text: &str) -> Result<Value, &'static str> {
+    Ok(match like {
+        Value::Boolean(_) if text.eq_ignore_ascii_case("yes") => Value::Boolean(true),
+        Value::Boolean(_) if text.eq_ignore_ascii_case("no") => Value::Boolean(false),
+        Value::Boolean(_) => return Err("argument must be 'yes' or 'no'"),
+        Value::Integer(_) if key.ends_with("_bytes") => {
+            Value::Integer(bytes(text).ok_or("argument must be a memory value")?)
+        }
+        Value::Integer(_) => {
+            Value::Integer(text.parse().map_err(|_| "argument couldn't be parsed into an integer")?)
+        }
+        Value::Float(_) => {
+            Value::Float(text.parse().map_err(|_| "argument couldn't be parsed into a number")?)
+        }
+        Value::Array(_) => Value::Array(
+            text.split_ascii_whitespace().map(|word| Value::String(word.to_owned())).collect(),
+        ),
+        _ => Value::String(text.to_owned()),
+    })
+}
+
+/// Bytes as Redis writes them: `1k` is 1000, `1kb` is 1024, likewise m and g.
+pub fn bytes(text: &str) -> Option<i64> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let unit: i64 = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" => 1_000,
+        "kb" => 1 << 10,
+        "m" => 1_000_000,
+        "mb" => 1 << 20,
+        "g" => 1_000_000_000,
+        "gb" => 1 << 30,
+        _ => return None,
+    };
+    number.parse::<i64>().ok()?.checked_mul(unit)
+}

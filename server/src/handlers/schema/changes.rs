@@ -1,0 +1,169 @@
+//! Spaces, views and actions come, change and go while they are used.
+//!
+//! A change is made on another thread, and answered when it is in the log, safely: it may take
+//! memory, and the log's disk its time. Inside EXEC it is made at once.
+
+use crate::command::error::{Printable, Refusal, refuse};
+use crate::command::spec::Outcome;
+use crate::handlers::Handler;
+use crate::handlers::call::Call;
+use crate::roles::node::Node;
+use dataset::catalogue::{Catalogue, EditError};
+use dataset::tiering::forget_dropped;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Most words behind a name.
+const MAX_WORDS: usize = 256;
+/// Most bytes of one of them: all that may be declared fits one batch of the log.
+const MAX_WORD_BYTES: usize = 2048;
+/// How long DROP waits for what still uses the space; then its memory goes with the last of them.
+const DROPPED_WITHIN: Duration = Duration::from_secs(10);
+
+pub(crate) const RUN: &[(&str, Handler)] = &[
+    ("tm.action|create", create_action),
+    ("tm.action|drop", drop_action),
+    ("tm.space|create", create_space),
+    ("tm.space|drop", drop_space),
+    ("tm.space|rename", rename_space),
+    ("tm.view|create", create_view),
+    ("tm.view|drop", drop_view),
+];
+
+/// Argument `index` as text.
+fn text(call: &Call<'_>, index: usize) -> Result<String, Refusal> {
+    let bytes = call.args.at(index);
+    if bytes.len() > MAX_WORD_BYTES {
+        return Err(refuse!("ERR a name, or an option, may have {MAX_WORD_BYTES} bytes"));
+    }
+    let text = str::from_utf8(bytes);
+    text.map(str::to_owned).map_err(|_| refuse!("ERR '{}' is no text", Printable(bytes)))
+}
+
+/// The arguments from `first` on as options and their values.
+pub(crate) fn pairs(call: &Call<'_>, first: usize) -> Result<Vec<(String, String)>, Refusal> {
+    let words = call.args.len() - first;
+    if !words.is_multiple_of(2) {
+        return Err(call.wrong_arity());
+    }
+    if words > MAX_WORDS {
+        return Err(refuse!("ERR there may be {} options", MAX_WORDS / 2));
+    }
+    let pair = |at: usize| Ok((text(call, at)?.to_ascii_lowercase(), text(call, at + 1)?));
+    (first..call.args.len()).step_by(2).map(pair).collect()
+}
+
+/// Makes a change. When this returns it is in the log.
+fn make(node: &Arc<Node>, change: impl FnOnce(&mut Catalogue) -> Result<(), EditError>) -> Outcome {
+    node.current.edit(|| node.refusal().map_or(Ok(()), Err), change)?;
+    node.current.settle();
+    node.durability.flush().map_err(|error| {
+        refuse!(
+            "MISCONF the change is made, and will be logged when the log can be written; if the \
+             server stops before that, it is lost: {error}"
+        )
+    })
+}
+
+/// Makes a change, and answers.
+pub(crate) fn change(
+    call: &mut Call<'_>,
+    change: impl FnOnce(&mut Catalogue) -> Result<(), EditError> + Send + 'static,
+) -> Outcome {
+    let by = format!("{} by {}", call.spec.name.replace('|', " "), call.session.client.peer);
+    if call.session.in_exec {
+        // Its reply waits for the log as that of any write there.
+        call.node.current.edit(|| Ok::<(), Refusal>(()), change)?;
+        call.reply.ok();
+        return Ok(());
+    }
+    call.answer_apart(move |node, reply| {
+        make(node, change)?;
+        tracing::info!("{by}: done");
+        reply.ok();
+        Ok(())
+    });
+    Ok(())
+}
+
+fn create_space(call: &mut Call<'_>) -> Outcome {
+    let kind = call.args.at(3);
+    let is_counter = kind.eq_ignore_ascii_case(b"counter");
+    if !is_counter && !kind.eq_ignore_ascii_case(b"existence") {
+        return Err(refuse!("ERR '{}' is no kind of space: counter or existence", Printable(kind)));
+    }
+    let (name, pairs) = (text(call, 2)?, pairs(call, 4)?);
+    change(call, move |now| match is_counter {
+        true => now.create_counter(&name, &pairs),
+        false => now.create_existence(&name, &pairs),
+    })
+}
+
+fn rename_space(call: &mut Call<'_>) -> Outcome {
+    let (from, to) = (text(call, 2)?, text(call, 3)?);
+    let cold = call.node.engines().cold.clone();
+    change(call, move |now| {
+        now.rename(&from, &to)?;
+        cold.trouble.lock().remove(&from);
+        Ok(())
+    })
+}
+
+fn drop_space(call: &mut Call<'_>) -> Outcome {
+    let name = text(call, 2)?;
+    let engines = call.node.engines();
+    if engines.counter(name.as_bytes()).is_none() && engines.existence(name.as_bytes()).is_none() {
+        return Err(EditError::NoSuch("space", name).into());
+    }
+    if call.args.at(3) != format!("YES-I-MEAN-{name}").as_bytes() {
+        return Err(refuse!(
+            "ERR TM.SPACE DROP removes the space and all that is in it, for good: to confirm, say \
+             TM.SPACE DROP {name} YES-I-MEAN-{name}"
+        ));
+    }
+    let peer = call.session.client.peer;
+    call.answer_apart(move |node, reply| {
+        make(node, |now| now.drop_space(&name))?;
+        tracing::warn!("the space '{name}' was dropped by {peer}");
+        remove(node, &name);
+        reply.ok();
+        Ok(())
+    });
+    Ok(())
+}
+
+/// Gives back what a dropped space has taken.
+fn remove(node: &Arc<Node>, name: &str) {
+    node.engines().cold.trouble.lock().remove(name);
+    let began = Instant::now();
+    while !node.current.settle() && began.elapsed() < DROPPED_WITHIN && !node.stop.is_stopped() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let is_stopped = || node.stop.is_stopped();
+    let removed = node.live(&is_stopped).map_or(Ok(false), |live| forget_dropped(&live));
+    if let Err(error) = removed {
+        tracing::warn!(
+            "the files of the dropped space '{name}' cannot be removed yet, trying again: {error}"
+        );
+    }
+}
+
+fn create_view(call: &mut Call<'_>) -> Outcome {
+    let (name, pairs) = (text(call, 2)?, pairs(call, 3)?);
+    change(call, move |now| now.create_view(&name, &pairs))
+}
+
+fn drop_view(call: &mut Call<'_>) -> Outcome {
+    let name = text(call, 2)?;
+    change(call, move |now| now.drop_view(&name))
+}
+
+fn create_action(call: &mut Call<'_>) -> Outcome {
+    let (name, pairs) = (text(call, 2)?, pairs(call, 3)?);
+    change(call, move |now| now.create_action(&name, &pairs))
+}
+
+fn drop_action(call: &mut Call<'_>) -> Outcome {
+    let name = text(call, 2)?;
+    change(call, move |now| now.drop_action(&name))
+}

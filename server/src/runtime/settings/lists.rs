@@ -1,0 +1,120 @@
+//! CONFIG REWRITE: the lists of spaces, views and actions, as the data folder has them.
+
+use crate::config::{Action, Counter, Existence, Key, View};
+use crate::runtime::settings::put;
+use toml::{Table, Value};
+use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, TableLike};
+
+/// The lists, with their keys and the section that a new entry is compared with.
+const LISTS: &[(&str, &[Key])] = &[
+    ("counter", Counter::KEYS),
+    ("existence", Existence::KEYS),
+    ("view", View::KEYS),
+    ("action", Action::KEYS),
+];
+
+/// What an entry has that does not say it.
+fn plain(list: &str) -> Table {
+    let plain = match list {
+        "counter" => Table::try_from(Counter::default()),
+        "existence" => Table::try_from(Existence::default()),
+        "view" => Table::try_from(View::default()),
+        _ => Table::try_from(Action::default()),
+    };
+    plain.unwrap_or_default()
+}
+
+fn entries(all: &Table, list: &str) -> Vec<Table> {
+    let entries = all.get(list).and_then(Value::as_array);
+    entries.into_iter().flatten().filter_map(Value::as_table).cloned().collect()
+}
+
+fn name_of(entry: &Table) -> &str {
+    entry.get("name").and_then(Value::as_str).unwrap_or_default()
+}
+
+/// Writes the lists where the file (`written`, or without a list the defaults) says otherwise than
+/// `now`. What it says of an entry that is still there stays, with its comments.
+pub(crate) fn write(
+    file: &mut DocumentMut,
+    written: &Table,
+    now: &Table,
+    defaults: &Table,
+) -> Result<(), String> {
+    for &(list, keys) in LISTS {
+        let (plain, now) = (plain(list), entries(now, list));
+        let whole = |entry: &Table| {
+            let mut whole = plain.clone();
+            whole.extend(entry.clone());
+            whole
+        };
+        let is_written = written.contains_key(list);
+        let before: Vec<Table> =
+            entries(if is_written { written } else { defaults }, list).iter().map(whole).collect();
+        if before == now {
+            continue;
+        }
+        // An empty list has no other form.
+        let is_empty = file.get(list).and_then(Item::as_array).is_some_and(Array::is_empty);
+        if now.is_empty() {
+            file.insert(list, Item::Value(Array::new().into()));
+            continue;
+        }
+        if !is_written || is_empty {
+            file.insert(list, Item::ArrayOfTables(ArrayOfTables::new()));
+        }
+        let known = |entry: &dyn TableLike| {
+            let name = entry.get("name").and_then(Item::as_str).unwrap_or_default();
+            now.iter().find(|entry| name_of(entry) == name)
+        };
+        let old = |entry: &Table| before.iter().find(|old| name_of(old) == name_of(entry));
+        let is_new = |entry: &&Table| !is_written || old(entry).is_none();
+        match file.get_mut(list) {
+            Some(Item::ArrayOfTables(entries)) => {
+                entries.retain(|entry| known(entry).is_some());
+                for entry in entries.iter_mut() {
+                    let Some(now) = known(entry) else { continue };
+                    change(entry, keys, now, old(now).unwrap_or(&plain))?;
+                }
+                for now in now.iter().filter(is_new) {
+                    let mut entry = toml_edit::Table::new();
+                    change(&mut entry, keys, now, &plain)?;
+                    entries.push(entry);
+                }
+            }
+            Some(Item::Value(toml_edit::Value::Array(entries))) => {
+                let is_known = |entry: &toml_edit::Value| {
+                    entry.as_inline_table().is_some_and(|entry| known(entry).is_some())
+                };
+                entries.retain(is_known);
+                let tables = entries.iter_mut().filter_map(toml_edit::Value::as_inline_table_mut);
+                for entry in tables {
+                    let Some(now) = known(entry) else { continue };
+                    change(entry, keys, now, old(now).unwrap_or(&plain))?;
+                }
+                for now in now.iter().filter(is_new) {
+                    let mut entry = InlineTable::new();
+                    change(&mut entry, keys, now, &plain)?;
+                    entries.push(entry);
+                }
+            }
+            _ => return Err(format!("'{list}' is no list")),
+        }
+    }
+    Ok(())
+}
+
+/// Sets the keys of an entry, in the order of the printed file, that are not as before.
+fn change(
+    entry: &mut dyn TableLike,
+    keys: &[Key],
+    now: &Table,
+    before: &Table,
+) -> Result<(), String> {
+    for key in keys {
+        if let Some(value) = now.get(key.name).filter(|value| before.get(key.name) != Some(value)) {
+            put(entry, key.name, value)?;
+        }
+    }
+    Ok(())
+}
