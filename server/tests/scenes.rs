@@ -295,7 +295,7 @@ fn scene(
     for words in [
         "TM.SPACE ALTER photo ADD view:20",
         "TM.SPACE ALTER photo WIDEN like:20",
-        "TM.SPACE ALTER photo SET memory_limit_bytes 64mb rows photo:{id}",
+        "TM.SPACE ALTER photo SET memory_limit_bytes 64mb rows photo:{id} spill yes",
         "TM.SPACE ALTER loved SET spill yes max_tables 40",
     ] {
         ok(&mut client, words);

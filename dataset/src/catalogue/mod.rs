@@ -177,6 +177,13 @@ impl Catalogue {
         next
     }
 
+    /// The same without ties.
+    pub(crate) fn untied(&self) -> Catalogue {
+        let mut untied = self.clone();
+        untied.existence.iter_mut().for_each(|known| known.tie = None);
+        untied
+    }
+
     /// The counter spaces, as the configuration lists them.
     pub fn counters(&self) -> Vec<Counter> {
         self.counter.iter().map(|known| known.made.clone()).collect()

@@ -62,6 +62,10 @@ impl Current {
     pub fn learn(&self, told: &Catalogue) -> Result<(), BuildError> {
         let changing = self.change();
         let engines = changing.now();
+        // A master tells it again when it begins to lead.
+        if engines.catalogue().untied() == told.untied() {
+            return Ok(());
+        }
         if told.version > 0 && told.version <= engines.version() {
             engines.adopt_schemas(told)?;
         } else {

@@ -188,6 +188,11 @@ impl ExistenceSpace {
         &self.made.name
     }
 
+    /// What was declared of it, as it is by now.
+    pub fn declared(&self) -> &options::Existence {
+        &self.made
+    }
+
     /// Whether so much has come late that writers are to wait for a merge.
     pub(crate) fn is_crowded(&self) -> bool {
         is_crowded(&self.space)

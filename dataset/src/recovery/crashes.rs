@@ -14,7 +14,6 @@
 
 use super::commit_source::CommitSource;
 use super::*;
-use crate::catalogue::ExistenceEntry;
 use crate::dirty_keys::Mark;
 use crate::engines::ChangeError;
 use crate::options::{Fsync, Options};
@@ -78,18 +77,10 @@ fn seen(engines: &Engines) -> Seen {
         space.get(id, &mut row).then_some(row)
     };
     let (counters, existences) = (engines.counters(), engines.existences());
-    let catalogue = engines.catalogue();
     let of_ids = || existences.iter().flat_map(|space| IDS.map(|id| (space, id)));
     Seen {
-        catalogue: Catalogue {
-            // When a tie holds again, the order of other things decides.
-            existence: catalogue
-                .existence
-                .iter()
-                .map(|e| ExistenceEntry { tie: None, ..e.clone() })
-                .collect(),
-            ..catalogue
-        },
+        // When a tie holds again, the order of other things decides.
+        catalogue: engines.catalogue().untied(),
         rows: counters.iter().flat_map(|space| IDS.map(|id| row(space, id))).collect(),
         loose: of_ids().map(|(space, id)| space.loose().read(space).holds(id)).collect(),
         flags: of_ids()

@@ -212,7 +212,7 @@ fn existence(space: &ExistenceSpace) -> Value {
     if let Some(newest) = tables.last_mut() {
         newest["state"] = json!("live");
     }
-    let (options, measured) = (space.options(), space.measured());
+    let (options, measured) = (space.declared(), space.measured());
     let outliers = space.outlier_range().map(|(low, last, pairs)| {
         json!({ "low": low.to_string(), "last": last.to_string(), "pairs": pairs })
     });
@@ -220,7 +220,7 @@ fn existence(space: &ExistenceSpace) -> Value {
         "name": space.name(),
         "pairs": space.pairs(),
         "memory_bytes": space.memory_bytes(),
-        "memory_limit_bytes": options.filter_bytes_limit(),
+        "memory_limit_bytes": space.filter_bytes_limit(),
         "max_tables": options.max_tables,
         "pairs_per_table": options.pairs_per_table,
         "spills": options.spill,

@@ -115,7 +115,7 @@ pub(crate) const EXISTENCE_SPACES: &[E] = &[
         Gauge,
         "tidemark_existence_memory_limit",
         "Most memory of its filters (existence.memory_limit_bytes, or by max_tables).",
-        |s| s.options().filter_bytes_limit().into(),
+        |s| s.filter_bytes_limit().into(),
     )
     .bytes(),
     existence("tables", Gauge, "tidemark_existence_tables", "Tables, by existence space.", |s| {

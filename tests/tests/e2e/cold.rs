@@ -625,12 +625,14 @@ fn a_replica_has_the_spilled_rows_spills_by_itself_and_is_promoted() {
         let _: i64 = call(&mut connection, &format!("DEL post:{id}")).unwrap();
         truth.remove(id);
     }
-    let replica = TestServer::with(tight);
+    let replica = TestServer::with(small);
     super::replication::follow(&replica, &master);
     super::replication::in_step(&master, &replica);
     assert!(info(&mut replica.connection(), "cold_rows") > 4_000);
     verify(&replica, &truth, gone);
     // Far more than its memory takes comes over the link; what is cold here is changed there.
+    let limits = "memory_limit_bytes 1mb rows_per_table 10000 spill yes";
+    let _: String = call(&mut connection, &format!("TM.SPACE ALTER post SET {limits}")).unwrap();
     let mut more = Truth::new();
     fill(&mut connection, 150_000, &mut more);
     truth.extend(more);

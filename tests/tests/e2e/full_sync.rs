@@ -209,36 +209,8 @@ fn a_master_that_comes_back_empty_is_refused_though_it_was_forced_on_its_replica
     );
 }
 
-/// Each attempt fetches again what was refused; a change of the configuration may be what it waits
-/// for.
-#[test]
-fn what_is_refused_is_asked_for_less_and_less_often() {
-    let has_more = |config: &mut Config| config.counter.push(shop(config));
-    let (master, replica) = (TestServer::with(has_more), TestServer::start());
-    let mut attempts = attempts_at(&master);
-    follow(&replica, &master);
-    let mut connection = replica.connection();
-    less_and_less_often(&mut attempts, 4);
-    let said = |connection: &mut _, field: &str| info(connection, field).unwrap_or_default();
-    eventually("it says why", || {
-        said(&mut connection, "master_link_error").contains("has the counter space 'shop'")
-    });
-    let left_s =
-        |connection: &mut _| said(connection, "master_link_retry_seconds").parse::<u64>().ok();
-    eventually("it says when", || left_s(&mut connection).is_some_and(|s| (4..=8).contains(&s)));
-    let asked = Instant::now();
-    redis::cmd("CONFIG")
-        .arg(&["SET", "slowlog-max-len", "7"])
-        .query::<()>(&mut connection)
-        .unwrap();
-    eventually("at once", || attempts() == 5);
-    assert!(asked.elapsed() < Duration::from_secs(4), "{:?}", asked.elapsed());
-    let asked = Instant::now();
-    eventually("and a second later", || attempts() == 6);
-    assert!(asked.elapsed() < Duration::from_secs(4), "{:?}", asked.elapsed());
-}
-
-/// As long as it is damaged on the master's disk.
+/// As long as it is damaged on the master's disk: each attempt fetches it again. A change of the
+/// configuration may be what it waits for.
 #[test]
 fn what_is_damaged_is_asked_for_less_and_less_often() {
     let (master, replica) = (TestServer::start(), TestServer::start());
@@ -253,11 +225,25 @@ fn what_is_damaged_is_asked_for_less_and_less_often() {
     std::fs::write(&largest, &bytes).unwrap();
     let mut attempts = attempts_at(&master);
     follow(&replica, &master);
-    less_and_less_often(&mut attempts, 3);
     let mut connection = replica.connection();
     eventually("it says why", || {
         info(&mut connection, "master_link_error").is_some_and(|e| e.contains("checksum"))
     });
+    less_and_less_often(&mut attempts, 4);
+    let left_s = |connection: &mut _| {
+        info(connection, "master_link_retry_seconds").and_then(|s| s.parse::<u64>().ok())
+    };
+    eventually("it says when", || left_s(&mut connection).is_some_and(|s| (4..=8).contains(&s)));
+    let asked = Instant::now();
+    redis::cmd("CONFIG")
+        .arg(&["SET", "slowlog-max-len", "7"])
+        .query::<()>(&mut connection)
+        .unwrap();
+    eventually("at once", || attempts() == 5);
+    assert!(asked.elapsed() < Duration::from_secs(4), "{:?}", asked.elapsed());
+    let asked = Instant::now();
+    eventually("and a second later", || attempts() == 6);
+    assert!(asked.elapsed() < Duration::from_secs(4), "{:?}", asked.elapsed());
     bytes[last] ^= 1;
     std::fs::write(&largest, &bytes).unwrap();
     in_step(&master, &replica);
@@ -297,51 +283,35 @@ fn shop(config: &Config) -> tidemark_server::config::Counter {
     shop
 }
 
-/// It would give up what it has, and come back with nothing.
+/// The spaces, views and actions come with the data, whatever the replica's configuration has.
 #[test]
-fn a_data_set_that_could_not_be_opened_here_is_not_taken() {
-    let with = |change: fn(&mut Config)| TestServer::with(change);
-    let has_more: fn(&mut Config) = |config| config.counter.push(shop(config));
-    // Its view shows what the master's rows have not.
-    let shows_more: fn(&mut Config) = |config| {
-        config.counter[0].fields.push_str(" share:6");
-        config.view[0].counters = vec!["post.share".to_owned()];
-    };
-    let cases = [
-        (has_more, (|_| ()) as fn(&mut Config), "has the counter space 'shop'"),
-        (|_| (), shows_more, "share"),
-    ];
-    for (of_master, of_replica, why) in cases {
-        for is_saved in [false, true] {
-            let (master, replica) = (with(of_master), with(of_replica));
-            let set = |server: &TestServer, likes: u64| {
-                redis::cmd("HSET")
-                    .arg("post:1")
-                    .arg("like")
-                    .arg(likes)
-                    .query::<()>(&mut server.connection())
-                    .unwrap();
-            };
-            set(&master, 5);
-            set(&replica, 9);
-            if is_saved {
-                redis::cmd("SAVE").query::<()>(&mut master.connection()).unwrap();
-            }
-            let words = ["127.0.0.1", &master.port().to_string(), "FORCE"];
-            redis::cmd("REPLICAOF").arg(&words).query::<()>(&mut replica.connection()).unwrap();
-            let mut connection = replica.connection();
-            for _ in 0..2 {
-                eventually("it says why", || {
-                    info(&mut connection, "master_link_error")
-                        .is_some_and(|error| error.contains(why))
-                });
-                std::thread::sleep(std::time::Duration::from_millis(1_200));
-            }
-            let likes =
-                redis::cmd("HGET").arg("post:1").arg("like").query::<u64>(&mut connection).unwrap();
-            assert_eq!(likes, 9, "{why}, saved: {is_saved}");
-            assert_eq!(number(&replica, "slave_priority"), 0);
+fn a_replica_takes_its_masters_spaces_over() {
+    for is_saved in [false, true] {
+        let master = TestServer::with(|config| config.counter.push(shop(config)));
+        let replica = TestServer::with(|config| {
+            config.counter[0].fields.push_str(" share:6");
+            config.view[0].counters = vec!["post.share".to_owned()];
+        });
+        let ask = |server: &TestServer, words: &[&str]| -> redis::RedisResult<u64> {
+            redis::cmd(words[0]).arg(&words[1..]).query(&mut server.connection())
+        };
+        ask(&master, &["HSET", "shop:1", "like", "5"]).unwrap();
+        ask(&replica, &["HSET", "post:1", "share", "9"]).unwrap();
+        if is_saved {
+            redis::cmd("SAVE").query::<()>(&mut master.connection()).unwrap();
         }
+        let words = ["127.0.0.1", &master.port().to_string(), "FORCE"];
+        redis::cmd("REPLICAOF").arg(&words).query::<()>(&mut replica.connection()).unwrap();
+        in_step(&master, &replica);
+        let replica = replica.stopped().started();
+        in_step(&master, &replica);
+        assert_eq!(ask(&replica, &["HGET", "shop:1", "like"]).unwrap(), 5, "saved: {is_saved}");
+        assert!(ask(&replica, &["HGET", "post:1", "share"]).is_err(), "it has no such field");
+        let page: Vec<Vec<i64>> = redis::cmd("FEED.GET")
+            .arg(&["home", "7", "1"])
+            .query(&mut replica.connection())
+            .unwrap();
+        assert_eq!(page, [[0; 6]]);
     }
 }
 

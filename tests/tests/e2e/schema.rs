@@ -273,8 +273,8 @@ fn what_cannot_be_altered_is_refused_and_changes_nothing() {
     });
     let reserved =
         "-ERR a field must not be called 'max': CNT.INCRBY has an option of that name\r\n";
-    let in_action = "-ERR the action 'like' of the configuration names the field 'like'\r\n";
-    let in_view = "-ERR the view 'home' of the configuration names the field 'comment'\r\n";
+    let in_action = "-ERR the action 'like' names the field 'like'\r\n";
+    let in_view = "-ERR the view 'home' names the field 'comment'\r\n";
     check(
         &mut server.raw(),
         &[
@@ -421,7 +421,7 @@ fn default_view_keeps_its_values_when_a_field_is_added() {
             page,
             (
                 "TM.SPACE ALTER post DROP comment",
-                "-ERR the view 'home' of the configuration names the field 'comment'\r\n",
+                "-ERR the view 'home' names the field 'comment'\r\n",
             ),
         ],
     );

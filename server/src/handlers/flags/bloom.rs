@@ -208,7 +208,7 @@ fn reserve(call: &mut Call<'_>) -> Outcome {
 /// What BF.INFO tells: of the whole space, whose filters hold the items of all ids together.
 fn facts(space: &ExistenceSpace) -> [(&'static str, &'static str, i64); 5] {
     let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-    let options = space.options();
+    let options = space.declared();
     let capacity = options.pairs_per_table.saturating_mul(options.max_tables as u64);
     [
         ("capacity", "Capacity", number(capacity)),

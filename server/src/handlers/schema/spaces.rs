@@ -428,7 +428,7 @@ fn spill(call: &mut Call<'_>) -> Outcome {
     let name = call.args.at(1).to_vec();
     let instead = match any_space(call.node.engines(), &name)? {
         AnySpace::Counter(space) if !space.spills() => Some("keeps its tables in memory"),
-        AnySpace::Existence(space) if !space.options().spill => Some("recycles its tables"),
+        AnySpace::Existence(space) if !space.spills() => Some("recycles its tables"),
         _ => None,
     };
     if let Some(instead) = instead {
@@ -584,7 +584,7 @@ fn merge(call: &mut Call<'_>) -> Outcome {
         }
         // Elsewhere, on a replica or at a start, the table may lie on the disk when the log comes
         // to the block.
-        if space.options().spill || space.cold().any() {
+        if space.spills() || space.cold().any() {
             return Err(refuse!(
                 "ERR the space '{}' spills: other sites cannot be merged with it",
                 space.name()
