@@ -313,7 +313,7 @@ mod tests {
     #[test]
     fn a_request_touches_what_its_keys_and_ids_name() {
         let options = Options::default();
-        let catalogue = Catalogue::default().completed(&options).unwrap();
+        let catalogue = Catalogue::default().completed(&options);
         let engines =
             Engines::new(&options, &catalogue, Arc::new(Durability::new(options.fsync))).unwrap();
         let max = u64::MAX;
@@ -370,7 +370,7 @@ mod tests {
     #[test]
     fn what_walks_or_changes_schemas_reaches_everything() {
         let options = Options::default();
-        let catalogue = Catalogue::default().completed(&options).unwrap();
+        let catalogue = Catalogue::default().completed(&options);
         let engines =
             Engines::new(&options, &catalogue, Arc::new(Durability::new(options.fsync))).unwrap();
         for (request, reach) in [
