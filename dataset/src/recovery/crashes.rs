@@ -205,7 +205,7 @@ fn change_scene(current: &Current, random: &mut fastrand::Rng) {
     };
     let changed: Result<(), ChangeError> = current.edit(
         || Ok(()),
-        |now| match random.u32(0..14) {
+        |now| match random.u32(0..16) {
             0 | 1 => now.create_counter(&name, &pairs(&[("fields", "a:4 b:8")])),
             2 | 3 => now.create_existence(
                 &name,
@@ -226,8 +226,15 @@ fn change_scene(current: &Current, random: &mut fastrand::Rng) {
             }
             8 => now.drop_view(&view),
             9 => now.drop_action(&action),
-            10 => now.drop_space(space),
-            11 => now.rename(space, &name),
+            // The newest that nothing needs.
+            10..=12 => {
+                let counters = known.counters().into_iter().map(|made| made.name);
+                let flags = known.existences().into_iter().map(|made| made.name);
+                let names: Vec<String> = counters.chain(flags).collect();
+                let mut names = names.iter().rev();
+                names.find_map(|name| now.drop_space(name).ok()).map_or(now.drop_space(space), Ok)
+            }
+            13 => now.rename(space, &name),
             _ => now.set(space, &pairs(&[("max_ahead", "9223372036854775807")])),
         },
     );
@@ -247,6 +254,9 @@ struct Sums {
     starts: u64,
     /// Most tables of any space.
     tables: usize,
+    /// Changes of spaces, views and actions, and spaces dropped, by the ends of processes.
+    changes: u64,
+    dropped: u64,
 }
 
 /// A process, from its start to its end.
@@ -434,7 +444,12 @@ fn live(
         life.sums.failed_snapshots += u64::from(outcome.is_err());
         life.crash();
     }
-    life.into_inner().states
+    let life = life.into_inner();
+    let known = current.catalogue();
+    life.sums.changes += known.version - 1;
+    let left = known.counter.len() + known.existence.len();
+    life.sums.dropped += u64::from(known.last) - left as u64;
+    life.states
 }
 
 /// Up to three processes, one after the other.
@@ -458,17 +473,21 @@ fn what_was_synced_is_what_a_start_finds() {
     }
     let runs = runs.unwrap_or(40);
     (0..runs).for_each(|seed| run(seed, &mut sums));
-    let Sums { rounds, failed, snapshots, failed_snapshots, starts, tables } = sums;
+    let Sums { rounds, failed, snapshots, failed_snapshots, starts, tables, changes, dropped } =
+        sums;
     println!(
         "{runs} runs: {rounds} rounds, {failed} of them failed, {snapshots} snapshots, \
-         {failed_snapshots} of them failed, {starts} crashes; up to {tables} tables"
+         {failed_snapshots} of them failed, {starts} crashes; up to {tables} tables; \
+         {changes} changes of what there is, {dropped} spaces dropped"
     );
     assert!(
         rounds > 5 * runs
             && failed > runs / 2
             && snapshots > runs
             && failed_snapshots > runs / 20
-            && tables > 1,
+            && tables > 1
+            && changes > 2 * runs
+            && dropped > runs / 2,
         "they show nothing"
     );
 }
