@@ -126,18 +126,25 @@ impl Archive {
         put()
     }
 
-    /// Removes whole segments that were written before `oldest`, and folders that become empty.
+    /// Removes segments that were written before `oldest`, but for the newest one, and folders that
+    /// become empty.
     pub fn trim(&self, oldest: SystemTime) -> Result<u64> {
         let mut removed = 0;
-        for (folder, names) in self.folders() {
-            for name in &names {
-                let path = folder.join(name);
+        for (folder, _) in folders_in(&self.folder) {
+            let names = RealDisk::open(&folder).and_then(|disk| disk.list());
+            for name in names.map_err(|e| Error::io(&folder, "listing", e))? {
+                // What a kill has left goes, too.
+                let whole = name.strip_suffix(TEMPORARY).unwrap_or(&name);
                 let is_newest = self.followed.is_some_and(|followed| {
                     folder.ends_with(folder_name(&followed.head))
-                        && *name == segment_name(followed.head.segment)
+                        && name == segment_name(followed.head.segment)
                 });
+                if is_newest || !matches!(parse_segment_name(whole), SegmentName::Segment(_)) {
+                    continue;
+                }
+                let path = folder.join(&name);
                 let written = path.metadata().and_then(|m| m.modified()).unwrap_or(oldest);
-                if written < oldest && !is_newest {
+                if written < oldest {
                     std::fs::remove_file(&path).map_err(|e| Error::io(&path, "removing", e))?;
                     removed += 1;
                 }
@@ -146,11 +153,6 @@ impl Archive {
             let _ = std::fs::remove_dir(&folder);
         }
         Ok(removed)
-    }
-
-    /// The folders, with the names of their segments in order.
-    fn folders(&self) -> Vec<(PathBuf, Vec<String>)> {
-        folders_in(&self.folder)
     }
 }
 

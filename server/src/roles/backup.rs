@@ -446,7 +446,9 @@ impl Keeper {
             (*of, *archive) = (node.generation, Archive::new(&root));
         }
         let durable = node.durability.positions().1;
-        let pace = Pace::new(config.bytes_per_s, is_over);
+        // A stop waits for the end of the log, at full speed.
+        let hurries = || is_over() || node.stop.is_stopped();
+        let pace = Pace::new(config.bytes_per_s, &hurries);
         let copied = std::cell::Cell::new(0);
         let next = archive.follow(&node.store, durable, &|bytes| {
             copied.set(copied.get() + bytes);

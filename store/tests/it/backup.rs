@@ -398,3 +398,48 @@ fn a_history_that_was_given_up_is_not_taken_for_the_one_that_won() {
     let is_own = latest.as_ref().is_ok_and(|plan| plan.end == backup.position);
     assert!(is_own || latest.is_err(), "nothing of the other history");
 }
+
+#[test]
+fn an_archive_keeps_what_is_not_old_and_the_newest() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut node, mut rng) = node_with_files(&folder.path().join("data"));
+    let root = folder.path().join("backups");
+    let there = root.join("one");
+    (0..40).for_each(|_| node.append(&mut rng));
+    back_up(&node.store, &there, None, &node).unwrap();
+    (0..40).for_each(|_| node.append(&mut rng));
+    let end = node.log.get_mut().durable();
+    let mut archive = Archive::new(&root);
+    archive.follow(&node.store, end, &|_| Ok(())).unwrap();
+    let of_term = root.join(ARCHIVE).join(format!("{LINEAGE}-{:016x}", 0));
+    let names = || {
+        let mut names: Vec<_> =
+            std::fs::read_dir(&of_term).unwrap().map(|e| e.unwrap().path()).collect();
+        names.sort();
+        names
+    };
+    let all = names();
+    assert!(all.len() > 8, "{all:?}");
+    let half = of_term.join("log-0000000000000003.tlog.tmp");
+    std::fs::write(&half, "half").unwrap();
+    let now = std::time::SystemTime::now();
+    let hour = std::time::Duration::from_secs(3600);
+    assert_eq!(archive.trim(now - hour).unwrap(), 0);
+    // The data folder's names of the same files tell the same.
+    let written = |path: &PathBuf, at| {
+        std::fs::File::options().append(true).open(path).unwrap().set_modified(at).unwrap();
+    };
+    all[..4].iter().chain([&half]).for_each(|path| written(path, now - 2 * hour));
+    assert_eq!(archive.trim(now - hour).unwrap(), 5);
+    assert_eq!(names(), all[4..]);
+    let archives = [root.join(ARCHIVE)];
+    assert_eq!(planned(&there, &archives, Until::Latest).unwrap().end, end);
+    // All is old: the newest is still written.
+    assert_eq!(archive.trim(now + hour).unwrap() as usize, all.len() - 5);
+    assert_eq!(names(), all[all.len() - 1..]);
+    let refused = planned(&there, &archives, Until::Latest).err().unwrap().to_string();
+    assert!(refused.contains("not all between"), "{refused}");
+    // Another history's folder goes as a whole.
+    assert_eq!(Archive::new(&root).trim(now + hour).unwrap(), 1);
+    assert!(!of_term.exists());
+}
