@@ -65,6 +65,8 @@ impl Default for ConnectArgs {
 
 /// As the options are called, for errors.
 const OPTIONS: Names = Names { cert_file: "--cert", key_file: "--key", ca_file: "--cacert" };
+/// Bytes of replies that are read at a time.
+const READ_BYTES: usize = 64 << 10;
 /// Where systems keep the authorities that they trust: Debian, Fedora, Alpine and the BSDs.
 const SYSTEM_AUTHORITIES: [&str; 3] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
@@ -93,17 +95,25 @@ impl ConnectArgs {
         Ok(Some(Tls::of_client(client)))
     }
 
-    /// A connection that is logged in.
+    /// A connection that is logged in, also by the environment.
     pub(super) async fn open(&self, tls: Option<&Tls>) -> io::Result<Link> {
+        let environment = std::env::var("REDISCLI_AUTH").ok().filter(|pass| !pass.is_empty());
+        self.open_as(tls, self.pass.clone().or(environment)).await
+    }
+
+    /// A connection that is logged in with this password.
+    pub(super) async fn open_as(
+        &self,
+        tls: Option<&Tls>,
+        pass: Option<String>,
+    ) -> io::Result<Link> {
         let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
         stream.set_nodelay(true)?;
         let socket = match tls {
             Some(tls) => tls.connect(self.sni.as_ref().unwrap_or(&self.host), stream).await?,
             None => Socket::Plain(stream),
         };
-        let mut link = Link { socket, inbox: Vec::new() };
-        let environment = std::env::var("REDISCLI_AUTH").ok().filter(|pass| !pass.is_empty());
-        let pass = self.pass.clone().or(environment);
+        let mut link = Link { socket, inbox: Vec::new(), start: 0 };
         let login: Vec<&[u8]> = match (&self.user, &pass) {
             (Some(user), pass) => {
                 vec![b"AUTH", user.as_bytes(), pass.as_deref().unwrap_or_default().as_bytes()]
@@ -176,6 +186,8 @@ pub(super) fn read_reply(bytes: &[u8]) -> io::Result<Option<(OwnedFrame, usize)>
 pub(super) struct Link {
     pub(super) socket: Socket,
     inbox: Vec<u8>,
+    /// Bytes of it that were taken.
+    start: usize,
 }
 
 impl Link {
@@ -183,13 +195,29 @@ impl Link {
     pub(super) async fn call(&mut self, args: &[&[u8]]) -> io::Result<OwnedFrame> {
         let mut out = Vec::new();
         put_command(&mut out, args);
-        self.socket.write_all(&out).await?;
-        self.socket.flush().await?;
+        self.send(&out).await?;
+        self.next().await
+    }
+
+    /// Sends requests. Their replies are to be taken before so many more are sent that the sockets'
+    /// buffers are full.
+    pub(super) async fn send(&mut self, requests: &[u8]) -> io::Result<()> {
+        self.socket.write_all(requests).await?;
+        self.socket.flush().await
+    }
+
+    /// The next reply.
+    pub(super) async fn next(&mut self) -> io::Result<OwnedFrame> {
         loop {
-            if let Some((reply, length)) = read_reply(&self.inbox)? {
-                self.inbox.drain(..length);
+            let rest = &self.inbox[self.start..];
+            if let Some((reply, length)) = if rest.is_empty() { None } else { read_reply(rest)? } {
+                self.start += length;
                 return Ok(reply);
             }
+            self.inbox.drain(..self.start);
+            self.start = 0;
+            // A reply that is not whole is decoded anew with each read: read much at a time.
+            self.inbox.reserve(READ_BYTES.max(self.inbox.len()));
             if self.socket.read_buf(&mut self.inbox).await? == 0 {
                 return Err(closed());
             }

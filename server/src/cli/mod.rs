@@ -5,6 +5,7 @@ mod config;
 pub mod connect;
 pub mod day;
 pub mod demo;
+mod export;
 mod full_tables;
 mod generate;
 pub mod import;
@@ -41,7 +42,8 @@ struct Cli {
 enum Command {
     /// Runs the server.
     Serve(serve::ServeArgs),
-    Import(import::ImportArgs),
+    Import(Box<import::ImportArgs>),
+    Export(export::ExportArgs),
     Demo(demo::DemoArgs),
     Check(inspect::CheckArgs),
     Dump(inspect::DumpArgs),
@@ -61,6 +63,7 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Demo(args) => demo::run(&args).map_err(|e| e.to_string()),
         Command::Import(args) => import::main(&args),
+        Command::Export(args) => export::run(&args),
         Command::Check(args) => inspect::check(&args),
         Command::Dump(args) => inspect::dump(&args),
         Command::Restore(args) => restore::run(&args),

@@ -26,6 +26,7 @@ mod gate;
 mod golden;
 mod hostile;
 mod import;
+mod import_redis;
 mod manners;
 mod merge;
 mod migrate;

@@ -121,6 +121,11 @@ impl Pipe {
         }
     }
 
+    /// Sends what waits for more.
+    pub(super) fn flush(&mut self) {
+        self.lanes.iter_mut().for_each(Lane::send);
+    }
+
     /// What happened meanwhile.
     pub(super) fn events(&self) -> impl Iterator<Item = Event> {
         self.events.try_iter()
@@ -138,7 +143,7 @@ impl Pipe {
         mut on: impl FnMut(Event, &Pipe) -> Result<(), E>,
         failed: impl FnOnce(io::Error) -> E,
     ) -> Result<Tally, E> {
-        self.lanes.iter_mut().for_each(Lane::send);
+        self.flush();
         // Without its sender a connection ends when all is answered.
         for lane in &mut self.lanes {
             lane.to = mpsc::channel(1).0;

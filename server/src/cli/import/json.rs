@@ -1,0 +1,60 @@
+//! JSON lines: an object a line.
+
+use super::Kind;
+use serde_json::Value;
+use std::borrow::Cow;
+
+/// One line.
+pub(super) type Object = serde_json::Map<String, Value>;
+
+/// Reads a line.
+pub(super) fn object(line: &[u8]) -> Result<Object, String> {
+    serde_json::from_slice(line).map_err(|error| format!("no JSON object: {error}"))
+}
+
+/// What a line is, by its names.
+pub(super) fn kind_of(object: &Object) -> Kind {
+    match () {
+        () if object.contains_key("member") => Kind::Flags,
+        () if object.contains_key("user") => Kind::Events,
+        () => Kind::Rows,
+    }
+}
+
+/// A number or a text, as it will be sent.
+pub(super) fn text_of<'o>(object: &'o Object, name: &str) -> Result<Cow<'o, str>, String> {
+    match object.get(name) {
+        Some(Value::Number(number)) => Ok(Cow::Owned(number.to_string())),
+        Some(Value::String(text)) => Ok(Cow::Borrowed(text)),
+        Some(_) => Err(format!("\"{name}\" is neither a number nor a text")),
+        None => Err(format!("there is no \"{name}\"")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_told_apart_by_their_names() {
+        let kind = |line: &str| kind_of(&object(line.as_bytes()).unwrap());
+        assert_eq!(kind(r#"{"id": 17, "like": 5}"#), Kind::Rows);
+        assert_eq!(kind(r#"{"id": 17, "member": "7"}"#), Kind::Flags);
+        assert_eq!(kind(r#"{"user": 7, "id": 17}"#), Kind::Events);
+        for bad in ["[1]", "17", "{\"id\": 17", "", "{\"id\": 17} {}"] {
+            assert!(object(bad.as_bytes()).unwrap_err().starts_with("no JSON object"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn numbers_keep_all_their_digits() {
+        let line = br#"{"a": 18446744073709551615, "b": "007", "c": 1.5, "d": null}"#;
+        let object = object(line).unwrap();
+        let text = |name| text_of(&object, name).map(Cow::into_owned);
+        assert_eq!(text("a").unwrap(), "18446744073709551615");
+        assert_eq!(text("b").unwrap(), "007");
+        assert_eq!(text("c").unwrap(), "1.5");
+        assert_eq!(text("d").unwrap_err(), "\"d\" is neither a number nor a text");
+        assert_eq!(text("e").unwrap_err(), "there is no \"e\"");
+    }
+}

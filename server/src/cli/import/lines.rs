@@ -1,0 +1,105 @@
+//! Files of lines, plain or gzip, and their lines, of bounded length.
+
+use flate2::read::MultiGzDecoder;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+
+/// A longer line is none of ours; it is counted as bad and passed over without being held in
+/// memory.
+pub(super) const LINE_MOST_BYTES: usize = 64 << 10;
+
+/// Opens a file, or standard input, plain or gzip, with a bar that shows how far we are in the
+/// file's bytes.
+pub(super) fn open(path: &Path) -> io::Result<(ProgressBar, Box<dyn BufRead>)> {
+    let style = |template: &str| {
+        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+    };
+    let (progress, raw): (ProgressBar, Box<dyn Read>) = if path == Path::new("-") {
+        let progress = ProgressBar::no_length()
+            .with_style(style("{spinner} {bytes} read, {bytes_per_sec}, {elapsed}"));
+        (progress.clone(), Box::new(progress.wrap_read(io::stdin())))
+    } else {
+        let file = File::open(path)?;
+        let template = "{wide_bar} {percent:>3} %  {bytes_per_sec}, {eta} left";
+        let progress = ProgressBar::new(file.metadata()?.len()).with_style(style(template));
+        (progress.clone(), Box::new(progress.wrap_read(file)))
+    };
+    let mut reader = BufReader::with_capacity(256 << 10, raw);
+    let gzip = reader.fill_buf()?.starts_with(&[0x1f, 0x8b]);
+    let reader: Box<dyn BufRead> = match gzip {
+        true => Box::new(BufReader::with_capacity(256 << 10, MultiGzDecoder::new(reader))),
+        false => Box::new(reader),
+    };
+    Ok((progress, reader))
+}
+
+/// Lines of bounded length. A quote that is never closed spoils its own line, not the rest of the
+/// file, which is why records are cut at line ends before the CSV reader sees them.
+pub(super) struct Lines {
+    pub(super) line: Vec<u8>,
+    /// Of the line that was read last, from 1.
+    pub(super) number: u64,
+}
+
+impl Lines {
+    /// The next line that is not empty, without its end; `Some(Err(reason))` for one that is too
+    /// long.
+    pub(super) fn next(
+        &mut self,
+        reader: &mut dyn BufRead,
+    ) -> io::Result<Option<Result<&[u8], &'static str>>> {
+        loop {
+            self.line.clear();
+            if reader.take(LINE_MOST_BYTES as u64 + 1).read_until(b'\n', &mut self.line)? == 0 {
+                return Ok(None);
+            }
+            self.number += 1;
+            if self.line.len() > LINE_MOST_BYTES && !self.line.ends_with(b"\n") {
+                skip_line(reader)?;
+                return Ok(Some(Err("longer than 65536 bytes")));
+            }
+            if self.number == 1 && self.line.starts_with(b"\xef\xbb\xbf") {
+                self.line.drain(..3);
+            }
+            if !self.line.trim_ascii().is_empty() {
+                break;
+            }
+        }
+        Ok(Some(Ok(self.line.trim_ascii_end())))
+    }
+}
+
+/// Reads up to and including the next line end, keeping nothing.
+fn skip_line(reader: &mut dyn BufRead) -> io::Result<()> {
+    loop {
+        let buffer = reader.fill_buf()?;
+        let (used, found) = match buffer.iter().position(|&b| b == b'\n') {
+            Some(at) => (at + 1, true),
+            None => (buffer.len(), false),
+        };
+        reader.consume(used);
+        if found || used == 0 {
+            return Ok(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_bounded_and_numbered() {
+        let long = "9".repeat(10 * LINE_MOST_BYTES);
+        let text = format!("\u{feff}a,b\r\n\n{long}\nlast");
+        let (mut reader, mut lines) = (io::Cursor::new(text), Lines { line: vec![], number: 0 });
+        assert_eq!(lines.next(&mut reader).unwrap(), Some(Ok(&b"a,b"[..])));
+        assert!(lines.next(&mut reader).unwrap().unwrap().is_err());
+        assert!(lines.line.capacity() < 3 * LINE_MOST_BYTES);
+        assert_eq!(lines.next(&mut reader).unwrap(), Some(Ok(&b"last"[..])));
+        assert_eq!(lines.number, 4);
+        assert_eq!(lines.next(&mut reader).unwrap(), None);
+    }
+}

@@ -1,0 +1,374 @@
+//! `tidemark import --from` and `tidemark export`, with the real redis-server at the other end.
+
+use crate::beside_redis::redis as start_redis;
+use crate::tls::Authority;
+use redis::{Connection, cmd};
+use std::collections::BTreeMap;
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+use tidemark_server::config::AuthClients;
+use tidemark_tests::{TestServer, eventually};
+
+fn connect(port: u16) -> Connection {
+    redis::Client::open(("127.0.0.1", port)).unwrap().get_connection().unwrap()
+}
+
+/// `tidemark WORDS` in a folder of its own.
+fn tidemark(folder: &Path, words: &[&str]) -> Command {
+    let mut command = Command::new(harness::program());
+    command.current_dir(folder).args(words).env_remove("REDISCLI_AUTH");
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn said(output: &Output) -> String {
+    let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    format!("{out}{err}")
+}
+
+/// `import --from redis://127.0.0.1:FROM --port TO ...`.
+fn import(folder: &Path, from: u16, to: u16, more: &[&str]) -> Command {
+    let (from, to) = (format!("redis://127.0.0.1:{from}"), to.to_string());
+    tidemark(folder, &[&["import", "--from", &from, "--port", &to], more].concat())
+}
+
+fn done(mut command: Command, words: &[&str]) -> String {
+    let output = command.output().unwrap();
+    let said = said(&output);
+    assert!(output.status.success(), "{said}");
+    words.iter().for_each(|word| assert!(said.contains(word), "{word}: {said}"));
+    said
+}
+
+/// Posts with counters, and as many likes.
+fn fill(theirs: &mut Connection, posts: u64) {
+    for from in (1..=posts).step_by(1000) {
+        let mut pipe = redis::pipe();
+        for id in from..(from + 1000).min(posts + 1) {
+            let values = [("like", id as i64), ("read", -(id as i64)), ("comment", 70_000)];
+            pipe.cmd("HSET").arg(format!("post:{id}")).arg(&values[..1 + id as usize % 3]).ignore();
+            pipe.cmd("SADD").arg(format!("liked:{}", id % 100 + 1)).arg(id).ignore();
+        }
+        pipe.query::<()>(theirs).unwrap();
+    }
+}
+
+fn row(connection: &mut Connection, key: &str) -> BTreeMap<String, i64> {
+    cmd("HGETALL").arg(key).query(connection).unwrap()
+}
+
+#[test]
+fn import_copies_what_the_servers_key_patterns_name() {
+    let (redis, server) = (start_redis(), TestServer::start());
+    let (mut theirs, mut ours) = (connect(redis.port), server.connection());
+    let folder = tempfile::tempdir().unwrap();
+    fill(&mut theirs, 5000);
+    cmd("SET").arg("post:9000:like").arg(12).query::<()>(&mut theirs).unwrap();
+    cmd("SET").arg("session:1").arg("foreign").query::<()>(&mut theirs).unwrap();
+    // Counters that are there already stay where Redis has none, and go where it has another.
+    cmd("HSET").arg("post:5001").arg("like").arg(3).query::<i64>(&mut ours).unwrap();
+    cmd("HSET").arg("post:17").arg("like").arg(3).query::<i64>(&mut ours).unwrap();
+    let words = ["5,102 keys", "5,001 rows set, 5,000 flags", "0 bad keys", "0 keys differ"];
+    done(import(folder.path(), redis.port, server.port(), &["--verify"]), &words);
+    assert!(!folder.path().join("tidemark-import.state").exists(), "it is complete");
+    assert_eq!(row(&mut ours, "post:17")["like"], 17);
+    assert_eq!(row(&mut ours, "post:5001")["like"], 3);
+    assert_eq!(row(&mut ours, "post:9000")["like"], 12);
+    let set: Vec<i64> =
+        cmd("SMISMEMBER").arg("liked:1").arg(&[100, 200, 5000, 17]).query(&mut ours).unwrap();
+    assert_eq!(set, [1, 1, 1, 0]);
+    // What differs is said, and what does not fit; the exit status tells.
+    cmd("HSET").arg("post:17").arg("like").arg(18).query::<i64>(&mut theirs).unwrap();
+    cmd("SADD").arg("liked:1").arg("stranger").query::<i64>(&mut theirs).unwrap();
+    cmd("HSET").arg("post:18").arg("color").arg("red").query::<i64>(&mut theirs).unwrap();
+    let more = ["--only-verify", "--report", "differences"];
+    let output = import(folder.path(), redis.port, server.port(), &more).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let said = said(&output);
+    for word in ["2 keys differ", "1 keys not readable", "post:18: field 'color'"] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    let report = std::fs::read_to_string(folder.path().join("differences")).unwrap();
+    assert!(report.contains("post:17: like is 18 there and 17 here\n"), "{report}");
+    assert!(report.contains("liked:1: member stranger is not set\n"), "{report}");
+}
+
+/// The layouts of older applications, packed by the Lua of redis-server itself.
+#[test]
+fn import_reads_older_layouts() {
+    let (redis, server) = (start_redis(), TestServer::start());
+    let (mut theirs, mut ours) = (connect(redis.port), server.connection());
+    let folder = tempfile::tempdir().unwrap();
+    let mut pipe = redis::pipe();
+    for id in 1..=3000u64 {
+        pipe.cmd("HSET").arg(format!("likes:{}", id / 1000)).arg(id % 1000).arg(id * 3).ignore();
+        pipe.cmd("SET").arg(format!("reads:{id}")).arg(id * 7).ignore();
+        pipe.cmd("HSET").arg("comments").arg(id).arg(id + 1).ignore();
+    }
+    for id in 1..=200u64 {
+        for bit in [0, 7, 8, id, 600_000 + id] {
+            pipe.cmd("SETBIT").arg(format!("likers:{id}")).arg(bit).arg(1).ignore();
+        }
+        let packed = "redis.call('SET', KEYS[1], struct.pack('<I4i2', ARGV[1], -5))
+            redis.call('SET', KEYS[2], cmsgpack.pack({follower = tonumber(ARGV[1]), post = 9}))";
+        let keys = [format!("s:{id}"), format!("m:{id}")];
+        pipe.cmd("EVAL").arg(packed).arg(2).arg(&keys).arg(id * 1000).ignore();
+    }
+    pipe.query::<()>(&mut theirs).unwrap();
+    let layouts = [
+        "buckets key=likes:{id} space=post fields=like per=1000",
+        "string key=reads:{id} space=post fields=read",
+        "bits key=likers:{id} space=liked",
+        "string key=m:{id} space=user fields=follower,post pack=msgpack",
+    ];
+    let more: Vec<&str> = layouts.iter().flat_map(|layout| ["--layout", layout]).collect();
+    let more = [&more[..], &["--verify"]].concat();
+    done(import(folder.path(), redis.port, server.port(), &more), &["0 bad keys", "0 keys differ"]);
+    for id in [1, 999, 1000, 3000u64] {
+        let row = row(&mut ours, &format!("post:{id}"));
+        assert_eq!((row["like"], row["read"]), (id as i64 * 3, id as i64 * 7));
+    }
+    for id in [1u64, 200] {
+        let members = [0, 7, 8, id, 600_000 + id, 9 + id];
+        let set: Vec<i64> =
+            cmd("SMISMEMBER").arg(format!("liked:{id}")).arg(&members).query(&mut ours).unwrap();
+        assert_eq!(set, [1, 1, 1, 1, 1, 0], "{id}");
+        let user = row(&mut ours, &format!("user:{id}"));
+        assert_eq!((user["follower"], user["post"]), (id as i64 * 1000, 9));
+    }
+    let layout = "string key=s:{id} space=user fields=follower,following pack=struct:<I4i2";
+    done(import(folder.path(), redis.port, server.port(), &["--layout", layout, "--verify"]), &[]);
+    assert_eq!(row(&mut ours, "user:7")["following"], -5);
+    // Without a key pattern, the space's name, or with another's fields.
+    for (layout, why) in [
+        ("hash key=post:{id} space=nope", "the server has no counter space 'nope'; it has: post"),
+        ("string key=r:{id} space=post fields=nope", "has no field 'nope'; it has: like, repost"),
+        ("zset key=r:{id} space=post", "none of hash, string, set, bits, buckets"),
+    ] {
+        let output =
+            import(folder.path(), redis.port, server.port(), &["--layout", layout]).output();
+        let output = output.unwrap();
+        assert!(!output.status.success() && said(&output).contains(why), "{}", said(&output));
+    }
+}
+
+/// A redis-server that keeps its data, on a port of its own.
+fn durable_redis(folder: &Path, port: u16) -> Child {
+    let child = Command::new("redis-server")
+        .args(["--port", &port.to_string(), "--save", "", "--appendonly", "yes", "--dir"])
+        .arg(folder)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    eventually("redis-server answers", || {
+        TcpStream::connect(("127.0.0.1", port)).is_ok()
+            && cmd("PING").query::<String>(&mut connect(port)).is_ok_and(|pong| pong == "PONG")
+    });
+    child
+}
+
+/// Kills by SIGKILL: the import itself, twice, and then redis-server under it, which comes again as
+/// another process with another order of its keys. In the end both sides are equal.
+#[test]
+fn import_goes_on_after_kills_of_either_side() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = tempfile::tempdir().unwrap();
+    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let mut redis = durable_redis(data.path(), port);
+    let server = TestServer::start();
+    fill(&mut connect(port), 30_000);
+    let state = folder.path().join("tidemark-import.state");
+    let keys = || {
+        let text = std::fs::read_to_string(&state).unwrap_or_default();
+        let text = text.split("\"keys\": ").nth(1).map(str::to_owned).unwrap_or_default();
+        text.split(',').next().and_then(|keys| keys.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let slow = ["--rate", "3000"];
+    let mut before = 0;
+    for _ in 0..2 {
+        let mut running = import(folder.path(), port, server.port(), &slow).spawn().unwrap();
+        eventually("the state has advanced", || keys() > before);
+        running.kill().unwrap();
+        running.wait().unwrap();
+        before = keys();
+    }
+    let running =
+        import(folder.path(), port, server.port(), &["--rate", "8000", "--verify"]).spawn();
+    std::thread::sleep(Duration::from_millis(1500));
+    redis.kill().unwrap();
+    redis.wait().unwrap();
+    let mut redis = durable_redis(data.path(), port);
+    let output = running.unwrap().wait_with_output().unwrap();
+    let text = said(&output);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("trying again") && text.contains("; 0 keys differ"), "{text}");
+    assert!(!state.exists());
+    // A state of another import is not mistaken for this one's.
+    let other = "{\"import\":[\"redis://other:1\"],\"places\":[]}";
+    std::fs::write(&state, other).unwrap();
+    let output = import(folder.path(), port, server.port(), &[]).output().unwrap();
+    assert!(!output.status.success() && said(&output).contains("is of another import"));
+    redis.kill().unwrap();
+    redis.wait().unwrap();
+    // Without a server at the other end it says so, and ends.
+    std::fs::remove_file(&state).unwrap();
+    let output = import(folder.path(), port, server.port(), &["--retry", "1"]).output().unwrap();
+    let text = said(&output);
+    assert!(!output.status.success() && text.contains("refused"), "{text}");
+}
+
+/// Writers go on while it copies and follows; when they stop, both sides become equal. Rows are
+/// deleted, too; of members that are removed it only counts how many.
+#[test]
+fn import_follows_changes_until_both_are_equal() {
+    let (redis, server) = (start_redis(), TestServer::start());
+    let (mut theirs, mut ours) = (connect(redis.port), server.connection());
+    let folder = tempfile::tempdir().unwrap();
+    fill(&mut theirs, 5000);
+    let output = import(folder.path(), redis.port, server.port(), &["--follow"]).output().unwrap();
+    let why = "CONFIG SET notify-keyspace-events K$ghs";
+    assert!(!output.status.success() && said(&output).contains(why), "{}", said(&output));
+    let set = ["SET", "notify-keyspace-events", "K$ghs"];
+    cmd("CONFIG").arg(&set).query::<()>(&mut theirs).unwrap();
+    let stop = AtomicBool::new(false);
+    let port = redis.port;
+    let more = ["--follow", "--until-idle", "2", "--rate", "4000", "--verify"];
+    let running = import(folder.path(), port, server.port(), &more).spawn().unwrap();
+    let writes = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let (mut theirs, mut random) = (connect(port), fastrand::Rng::with_seed(1));
+            let mut writes = 0;
+            while !stop.load(Relaxed) {
+                let mut pipe = redis::pipe();
+                for _ in 0..50 {
+                    let id = random.u64(1..8000);
+                    pipe.cmd("HINCRBY").arg(format!("post:{id}")).arg("like").arg(1).ignore();
+                    pipe.cmd("SADD").arg(format!("liked:{id}")).arg(random.u64(..100)).ignore();
+                    pipe.cmd("INCR").arg(format!("post:{}:read", 10_000 + id)).ignore();
+                }
+                pipe.cmd("DEL").arg(format!("post:{}", random.u64(1..8000))).ignore();
+                pipe.query::<()>(&mut theirs).unwrap();
+                writes += 151;
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            writes
+        });
+        std::thread::sleep(Duration::from_secs(5));
+        stop.store(true, Relaxed);
+        writer.join().unwrap()
+    });
+    cmd("DEL").arg("post:17").query::<i64>(&mut theirs).unwrap();
+    cmd("SREM").arg("liked:1").arg(&[100, 200]).query::<i64>(&mut theirs).unwrap();
+    let output = running.wait_with_output().unwrap();
+    let text = said(&output);
+    assert!(output.status.success() && text.contains("; 0 keys differ"), "{writes}: {text}");
+    assert!(text.contains("1 removals of members, which a notification does not name"), "{text}");
+    let there: i64 = cmd("EXISTS").arg("post:17").query(&mut ours).unwrap();
+    assert_eq!(there, 0, "its key was deleted");
+}
+
+/// With a password, a database and TLS on the way; and what the errors say.
+#[test]
+fn import_logs_in_at_the_source() {
+    let redis = start_redis();
+    let authority = Authority::new();
+    authority.sign("server");
+    let settings = authority.settings("server", AuthClients::No);
+    let tls_port = settings.port;
+    let server = TestServer::with(|config| config.tls = settings);
+    let (mut theirs, mut ours) = (connect(redis.port), server.connection());
+    let folder = tempfile::tempdir().unwrap();
+    cmd("SELECT").arg(3).query::<()>(&mut theirs).unwrap();
+    cmd("HSET").arg("post:1").arg("like").arg(5).query::<i64>(&mut theirs).unwrap();
+    let user = ["SETUSER", "loader", "on", ">p@ss", "~*", "+@read", "+info", "+select", "+scan"];
+    cmd("ACL").arg(&user).query::<()>(&mut theirs).unwrap();
+    let to = server.port().to_string();
+    let from = |url: &str| {
+        let mut command = tidemark(folder.path(), &["import", "--port", &to, "--retry", "0"]);
+        command.args(["--from", url]);
+        command
+    };
+    let url = format!("redis://loader:p%40ss@127.0.0.1:{}/3", redis.port);
+    done(from(&url), &["1 rows set"]);
+    assert_eq!(row(&mut ours, "post:1")["like"], 5);
+    let wrong = format!("redis://loader:wrong@127.0.0.1:{}/3", redis.port);
+    let text = said(&from(&wrong).output().unwrap());
+    assert!(text.contains("WRONGPASS") && !text.contains("wrong@"), "{text}");
+    // Out of a server of ours by TLS, and into another.
+    let second = TestServer::start();
+    let url = format!("rediss://127.0.0.1:{tls_port}");
+    let ca = authority.path("ca.pem");
+    let to = second.port().to_string();
+    let words = ["import", "--from", &url, "--from-cacert", ca.to_str().unwrap(), "--port", &to];
+    let layout = ["--layout", "hash key=post:{id} space=post"];
+    done(tidemark(folder.path(), &[&words[..], &layout].concat()), &["1 rows set"]);
+    assert_eq!(row(&mut second.connection(), "post:1")["like"], 5);
+}
+
+/// CSV, JSON lines and a Redis: what is exported is imported again, and is the same.
+#[test]
+fn export_and_import_are_inverse() {
+    let (redis, server, second) = (start_redis(), TestServer::start(), TestServer::start());
+    let (mut ours, mut copy) = (server.connection(), second.connection());
+    let folder = tempfile::tempdir().unwrap();
+    let wide = [0, 1, -1, i64::MAX, i64::MIN];
+    for id in 0..2500u64 {
+        let values = [("like", wide[id as usize % 5]), ("read", id as i64)];
+        let id = if id == 0 { u64::MAX } else { id };
+        cmd("HSET").arg(format!("post:{id}")).arg(&values).query::<i64>(&mut ours).unwrap();
+    }
+    let [from, to] = [&server, &second].map(|server| server.port().to_string());
+    let export = ["export", "--port", &from];
+    for (format, file) in [("csv", "rows.csv"), ("jsonl", "rows.jsonl")] {
+        let more = ["--format", format, "-o", file];
+        done(tidemark(folder.path(), &[&export[..], &more].concat()), &["2,500 rows"]);
+        done(tidemark(folder.path(), &["import", "--port", &to, file]), &["2,500 rows set"]);
+        for id in [1, 2, 3, 4, 2499, u64::MAX] {
+            let key = format!("post:{id}");
+            assert_eq!(row(&mut copy, &key), row(&mut ours, &key));
+            cmd("DEL").arg(&key).query::<i64>(&mut copy).unwrap();
+        }
+    }
+    let url = format!("redis://127.0.0.1:{}", redis.port);
+    let more = ["--to", &url, "--row-keys", "p:{id}"];
+    done(tidemark(folder.path(), &[&export[..], &more].concat()), &[]);
+    let layout = ["--layout", "hash key=p:{id} space=post", "--only-verify"];
+    done(
+        import(folder.path(), redis.port, server.port(), &layout),
+        &["2,500 rows", "0 keys differ"],
+    );
+    let output = tidemark(folder.path(), &[&export[..], &["--space", "liked"]].concat()).output();
+    assert!(said(&output.unwrap()).contains("a filter cannot list its members"));
+}
+
+/// Flags and events as JSON lines, bad lines by number.
+#[test]
+fn json_lines_are_rows_flags_or_events() {
+    let server = TestServer::start();
+    let mut ours = server.connection();
+    let folder = tempfile::tempdir().unwrap();
+    let port = server.port().to_string();
+    let file = |name: &str, text: &str| {
+        std::fs::write(folder.path().join(name), text).unwrap();
+        let more: &[&str] = if name == "flags" { &["--space", "liked"] } else { &[] };
+        let words = [&["import", "--port", &port, "--action", "like", name], more].concat();
+        said(&tidemark(folder.path(), &words).output().unwrap())
+    };
+    let text =
+        file("rows", "{\"id\": 1, \"like\": 5}\n{\"id\": 2}\n\n{\"read\": 7, \"id\": \"2\"}\nx\n");
+    assert!(text.contains("2 rows set; 2 bad lines"), "{text}");
+    assert!(text.contains("rows, line 2: it names no counters"), "{text}");
+    assert!(text.contains("rows, line 5: no JSON object"), "{text}");
+    let text = file("flags", "{\"id\": 1, \"member\": \"a\"}\n{\"id\": 1, \"member\": 7}\n");
+    assert!(text.contains("2 flags; 2 changed"), "{text}");
+    let text = file("events", "{\"user\": 8, \"id\": 1}\n{\"user\": 8, \"id\": 1}\n");
+    assert!(text.contains("2 events; 1 changed, 1 repeated"), "{text}");
+    assert_eq!(row(&mut ours, "post:1")["like"], 6);
+    let set: Vec<i64> =
+        cmd("SMISMEMBER").arg("liked:1").arg(&["a", "7", "8", "9"]).query(&mut ours).unwrap();
+    assert_eq!(set, [1, 1, 1, 0]);
+}
