@@ -92,6 +92,13 @@ enum Task {
         #[arg(long, default_value = BEFORE_BACKUPS)]
         from: String,
     },
+    /// Moves rows and flags out of a real redis-server by MIGRATE, import and import --follow, with
+    /// kills of either side, and compares everything.
+    Migrate {
+        /// How many rows, and as many flags (tests/soak/migrate.py).
+        #[arg(long, default_value_t = 5_000_000)]
+        posts: u64,
+    },
     /// Every interleaving of the lock-free bucket, by loom. Takes minutes.
     Loom,
     /// Undefined behaviour in the counter engine's unit tests, by Miri (nightly Rust).
@@ -153,7 +160,8 @@ fn carry_out(task: Task) -> Result<(), String> {
         Task::Print => print(),
         Task::Dependencies => dependencies::check(&root()),
         Task::Msrv => msrv(),
-        Task::Memory { minutes } => memory(minutes),
+        Task::Memory { minutes } => script("memory.py", &["--minutes", &minutes.to_string()]),
+        Task::Migrate { posts } => script("migrate.py", &["--posts", &posts.to_string()]),
         Task::Upgrade { from } => upgrade(&from),
         Task::Loom => cargo(
             &["test", "-p", "counter", "--lib", "--release"],
@@ -220,14 +228,10 @@ fn status(command: &mut Command) -> Result<(), String> {
     }
 }
 
-fn memory(minutes: u64) -> Result<(), String> {
+fn script(name: &str, options: &[&str]) -> Result<(), String> {
     cargo(&["build", "--release", "--locked"], &[])?;
-    let mut command = Command::new(root().join("tests/soak/memory.py"));
-    status(
-        command
-            .arg(root().join("target/release/tidemark"))
-            .args(["--minutes", &minutes.to_string()]),
-    )
+    let mut command = Command::new(root().join("tests/soak").join(name));
+    status(command.arg(root().join("target/release/tidemark")).args(options))
 }
 
 /// Where `cargo xtask upgrade` begins, until there is a release.
