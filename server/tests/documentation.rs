@@ -16,7 +16,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// What lines begin with that do not run here, or what a program in Python contains, and why.
-const ELSEWHERE: [(&str, &str); 18] = [
+const ELSEWHERE: [(&str, &str); 21] = [
     ("rclone", "it needs another machine"),
     ("aws", "it needs a bucket of S3"),
     ("./run", "it builds, then runs the demo: server/tests/demo.rs"),
@@ -38,6 +38,9 @@ const ELSEWHERE: [(&str, &str); 18] = [
         "it needs the settings of that page: tests/tests/e2e/manners.rs",
     ),
     ("python3 examples/feed", "tests/tests/e2e/feed_app.rs"),
+    ("redis-cli -h old", "it needs a Redis to leave: tests/tests/e2e/migrate.rs"),
+    ("tidemark import --from", "the same: tests/tests/e2e/import_redis.rs"),
+    ("tidemark export --to", "the same: tests/tests/e2e/import_redis.rs"),
 ];
 
 /// How a line of a block that is not run must not begin.
@@ -106,7 +109,7 @@ impl Ports {
     /// The line as it runs here.
     fn here(&self, line: &str, folder: &Path) -> String {
         let mut line = line.to_owned();
-        for command in ["import", "ping"] {
+        for command in ["import", "export", "ping"] {
             line = line
                 .replace(&format!("tidemark {command}"), &format!("tidemark {command} -p 6399"));
         }

@@ -205,7 +205,7 @@ fn change_scene(current: &Current, random: &mut fastrand::Rng) {
     };
     let changed: Result<(), ChangeError> = current.edit(
         || Ok(()),
-        |now| match random.u32(0..16) {
+        |now| match random.u32(0..14) {
             0 | 1 => now.create_counter(&name, &pairs(&[("fields", "a:4 b:8")])),
             2 | 3 => now.create_existence(
                 &name,
@@ -226,15 +226,8 @@ fn change_scene(current: &Current, random: &mut fastrand::Rng) {
             }
             8 => now.drop_view(&view),
             9 => now.drop_action(&action),
-            // The newest that nothing needs.
-            10..=12 => {
-                let counters = known.counters().into_iter().map(|made| made.name);
-                let flags = known.existences().into_iter().map(|made| made.name);
-                let names: Vec<String> = counters.chain(flags).collect();
-                let mut names = names.iter().rev();
-                names.find_map(|name| now.drop_space(name).ok()).map_or(now.drop_space(space), Ok)
-            }
-            13 => now.rename(space, &name),
+            10 => now.drop_space(space),
+            11 => now.rename(space, &name),
             _ => now.set(space, &pairs(&[("max_ahead", "9223372036854775807")])),
         },
     );
@@ -254,9 +247,6 @@ struct Sums {
     starts: u64,
     /// Most tables of any space.
     tables: usize,
-    /// Changes of spaces, views and actions, and spaces dropped, by the ends of processes.
-    changes: u64,
-    dropped: u64,
 }
 
 /// A process, from its start to its end.
@@ -444,12 +434,7 @@ fn live(
         life.sums.failed_snapshots += u64::from(outcome.is_err());
         life.crash();
     }
-    let life = life.into_inner();
-    let known = current.catalogue();
-    life.sums.changes += known.version - 1;
-    let left = known.counter.len() + known.existence.len();
-    life.sums.dropped += u64::from(known.last) - left as u64;
-    life.states
+    life.into_inner().states
 }
 
 /// Up to three processes, one after the other.
@@ -473,21 +458,17 @@ fn what_was_synced_is_what_a_start_finds() {
     }
     let runs = runs.unwrap_or(40);
     (0..runs).for_each(|seed| run(seed, &mut sums));
-    let Sums { rounds, failed, snapshots, failed_snapshots, starts, tables, changes, dropped } =
-        sums;
+    let Sums { rounds, failed, snapshots, failed_snapshots, starts, tables } = sums;
     println!(
         "{runs} runs: {rounds} rounds, {failed} of them failed, {snapshots} snapshots, \
-         {failed_snapshots} of them failed, {starts} crashes; up to {tables} tables; \
-         {changes} changes of what there is, {dropped} spaces dropped"
+         {failed_snapshots} of them failed, {starts} crashes; up to {tables} tables"
     );
     assert!(
         rounds > 5 * runs
             && failed > runs / 2
             && snapshots > runs
             && failed_snapshots > runs / 20
-            && tables > 1
-            && changes > 2 * runs
-            && dropped > runs / 2,
+            && tables > 1,
         "they show nothing"
     );
 }
