@@ -7,3 +7,8 @@ pub fn unix_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
+
+/// Seconds since 1970.
+pub fn unix_s() -> u32 {
+    u32::try_from(unix_us() / 1_000_000).unwrap_or(u32::MAX)
+}

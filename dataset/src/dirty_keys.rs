@@ -3,7 +3,7 @@
 //! ```text
 //!   word 0      id: so marks of one id sort together, and one comparison usually decides
 //!   words 1, 2  member of a pair: a number and 0, or the hash of the pair;
-//!               of a block: filter << 32 | its number; else 0
+//!               of a block: filter << 32 | its number; of a token: its hash; else 0
 //!   word 3      space << 32 | kind << 25 | counters << 1 | state
 //!               counters: the row of this id there has changed, too, or 0; state: the pair is set
 //! ```
@@ -43,6 +43,7 @@ const PAIR: u64 = 2;
 const HASHED_PAIR: u64 = 3;
 const LOOSE: u64 = 4;
 const BLOCK: u64 = 5;
+const TOKEN: u64 = 6;
 
 /// A mark, read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +60,8 @@ pub enum Marked {
     Loose(u32, u64),
     /// A block of the existence space with this number was joined with another site's: where it is.
     Block(u32, BlockPlace),
+    /// A token with this hash was used on a row.
+    Token(u128),
 }
 
 impl Mark {
@@ -106,6 +109,11 @@ impl Mark {
         Mark::new(BLOCK, space, place.low, [(place.link as u64) << 32 | place.block as u64, 0])
     }
 
+    /// A token that was used on this row, beside which the row is marked.
+    pub fn token(space: u32, id: u64, hash: u128) -> Mark {
+        Mark::new(TOKEN, space, id, [(hash >> 64) as u64, hash as u64])
+    }
+
     /// The space's number and the id; of the catalogue 0.
     #[inline]
     pub fn place(&self) -> (u32, u64) {
@@ -132,6 +140,7 @@ impl Mark {
             PAIR => pair(MarkedMember::Number(self.member[0])),
             HASHED_PAIR => pair(MarkedMember::Hash(self.member)),
             LOOSE => Marked::Loose(space, id),
+            TOKEN => Marked::Token(MarkedMember::hash_of(self.member)),
             BLOCK => {
                 let (link, block) = (self.member[0] >> 32, self.member[0] as u32);
                 Marked::Block(
@@ -208,6 +217,9 @@ mod tests {
                 assert_eq!(Mark::row(space, id).place(), (space, id));
                 let place = BlockPlace { low: id, link: 15, block: u32::MAX as usize };
                 assert_eq!(Mark::block(space, place).read(), Marked::Block(space, place));
+                let token = Mark::token(space, id, u128::MAX - 2);
+                assert_eq!(token.read(), Marked::Token(u128::MAX - 2));
+                assert_eq!((token.place(), token.row_beside()), ((space, id), None));
                 for member in [
                     MarkedMember::Number(u64::MAX),
                     MarkedMember::Number(0),

@@ -14,6 +14,7 @@ pub fn records(input: &[u8]) {
         Ok(())
     });
     let _ = read_pairs(input, |_, _, _| Ok(()));
+    crate::tokens::check_decoder(input);
     let _ = layout_records::decode_layout(input);
     let _ = layout_records::decode_block(input);
     let _ = layout_records::decode_frontier(input);

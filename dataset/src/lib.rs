@@ -8,6 +8,7 @@
 //!   engines      spaces, views, actions; reads, and the one path of writes
 //!   commit       how far changes have come on their way to the disk
 //!   cold         rows and flags on the disk: files, reads, cache
+//!   tokens       increments that count once
 //! ```
 //!
 //! No sockets, no protocol, no users, no roles, and no threads but those that read cold blocks:
@@ -30,6 +31,7 @@ pub mod poll_backoff;
 pub mod recovery;
 pub mod snapshot;
 pub mod tiering;
+pub mod tokens;
 pub mod waiters;
 pub mod watch;
 

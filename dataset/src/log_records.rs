@@ -21,6 +21,8 @@
 //!   yet, else the highest, and how far above it an id may jump.
 //! - 10, late (existence), snapshots only: what came late to its tables on the disk, in the phantom
 //!   engine's own format.
+//! - 11, tokens (space 0): per token 16 bytes of its hash, the second in which it was used, 4 bytes
+//!   of the hash of its increment, n, and n zigzag values that were answered (`tokens.rs`).
 //!
 //! All numbers are LEB128 unless something else is said. Ids rise within a payload, so a like costs
 //! its id's distance from the one before, its member, and nothing for a counter that the same batch
@@ -54,13 +56,15 @@ pub enum RecordKind {
     Frontier = 9,
     /// What came late to tables of an existence space that lie on the disk.
     Late = 10,
+    /// Increments that count once: what was answered under which token.
+    Tokens = 11,
 }
 
 impl RecordKind {
     /// The kind with this number.
     pub fn from_number(kind: u8) -> Option<RecordKind> {
         use RecordKind::*;
-        [Catalogue, Rows, Pairs, Layout, Table, Head, Loose, Block, Frontier, Late]
+        [Catalogue, Rows, Pairs, Layout, Table, Head, Loose, Block, Frontier, Late, Tokens]
             .into_iter()
             .find(|&k| k as u8 == kind)
     }
@@ -116,11 +120,11 @@ fn take_slowly(bytes: &mut &[u8]) -> Result<u64, String> {
 }
 
 /// Small numbers of either sign as small numbers.
-fn zigzag(n: i64) -> u64 {
+pub(crate) fn zigzag(n: i64) -> u64 {
     ((n << 1) ^ (n >> 63)) as u64
 }
 
-fn unzigzag(n: u64) -> i64 {
+pub(crate) fn unzigzag(n: u64) -> i64 {
     (n >> 1) as i64 ^ -((n & 1) as i64)
 }
 

@@ -10,6 +10,7 @@ use crate::engines::zero_proof::tie_word;
 use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace, Loose, Tie, View};
 use crate::key_patterns::{Kind, Pattern, PatternError};
 use crate::options::{self, Options};
+use crate::tokens::Tokens;
 use counter::Schema;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -97,6 +98,7 @@ impl Engines {
             durability,
             spills: false,
             watches: Default::default(),
+            tokens: Arc::new(Tokens::new(&options.tokens)),
             tracking: Default::default(),
             merging: Default::default(),
             follows: Default::default(),

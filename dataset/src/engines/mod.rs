@@ -38,6 +38,7 @@ use crate::commit::Durability;
 use crate::key_patterns::{Kind, Match, Pattern};
 use crate::options;
 use crate::options::Expire;
+use crate::tokens::Tokens;
 use crate::watch::{Place, Watches};
 use listener::Listener;
 use phantom::Member;
@@ -331,6 +332,8 @@ pub struct Engines {
     /// Whether old tables of any counter space move to the disk.
     spills: bool,
     pub(crate) watches: Arc<Watches>,
+    /// Increments that count once.
+    pub tokens: Arc<Tokens>,
     /// Told of changes: a listener that hears nothing until the owner gives its own.
     pub tracking: Listener,
     /// Held while another site's blocks are merged.
@@ -634,6 +637,7 @@ impl Engines {
     pub fn memory_bytes(&self) -> u64 {
         let counters: u64 = self.counters.iter().map(|s| s.memory_bytes()).sum();
         counters
+            + self.tokens.stats().bytes
             + self.existences.iter().map(|s| s.memory_bytes() + s.loose.memory_bytes()).sum::<u64>()
     }
 

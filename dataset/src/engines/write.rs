@@ -10,6 +10,7 @@ use crate::dirty_keys::{Mark, MarkedMember};
 use crate::engines::build::is_reserved;
 use crate::engines::page::{Column, View};
 use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace};
+use crate::tokens::{Another, Once, Used};
 use crate::watch::Place;
 use counter::{Alteration, Bounds, Change as Delta};
 use phantom::{Change, Member};
@@ -35,6 +36,12 @@ pub enum WriteError {
     /// By the existence engine.
     #[error(transparent)]
     Phantom(#[from] phantom::Error),
+    /// The token was used before, with other fields, deltas or bounds.
+    #[error("token was used with another increment")]
+    OtherIncrement,
+    /// Tokens are off.
+    #[error("no tokens are kept here: tokens.max_tokens is 0")]
+    NoTokens,
 }
 
 /// Why a schema was not changed.
@@ -354,6 +361,33 @@ impl Engines {
         });
         space.space.add(id, changes, bounds, out)?;
         self.changed_row(&mut turn, space, id);
+        Ok(())
+    }
+
+    /// The same, but once: if the token was used already, what was answered then is appended, and
+    /// nothing changes. `changes` names each field once.
+    pub fn add_once(
+        &self,
+        space: &CounterSpace,
+        id: u64,
+        changes: &[Delta],
+        bounds: &Bounds,
+        once: Once<'_>,
+        out: &mut Vec<i64>,
+    ) -> Result<(), WriteError> {
+        if !self.tokens.are_kept() {
+            return Err(WriteError::NoTokens);
+        }
+        let used = Used::new(once, space.number, id, changes, bounds);
+        let mut turn = self.turn(id);
+        if self.tokens.answer(used, out).map_err(|Another| WriteError::OtherIncrement)? {
+            return Ok(());
+        }
+        let first = out.len();
+        // Within this turn, so that the row and the token are logged together.
+        self.add(space, id, changes, bounds, out)?;
+        self.tokens.put(used, &out[first..]);
+        turn.mark_new(Mark::token(space.number, id, used.hash));
         Ok(())
     }
 

@@ -145,6 +145,23 @@ section! {
 }
 
 section! {
+    /// Tokens: increments that a client may send again, and that count once (CNT.INCRBY ... TOKEN).
+    /// The window in which a repetition is known ends by time or by number, whatever is first; INFO
+    /// (tokens_dropped_age_s) says whether the number has cut it
+    /// short.
+    Tokens {
+        /// Most tokens that are kept, those used longest ago go first; 0: TOKEN is refused. They
+        /// take memory when they are used: about 80 bytes each, at most 160, and 8 more for each
+        /// counter of one increment if there are more than two.
+        #[live = true]
+        max_tokens: usize = 1_000_000,
+        /// A token is known for so many seconds, at least 1, by the clock of the master.
+        #[live = true]
+        keep_s: u64 = 3_600,
+    }
+}
+
+section! {
     /// A counter space: one 64-bit id -> several counters, packed to the bit.
     Counter {
         /// Its name in commands (`CNT.GET post 17`) and in views and actions.
@@ -308,6 +325,8 @@ pub struct Options {
     pub keep_log_bytes: u64,
     /// The cold tier.
     pub spill: Spill,
+    /// Increments that count once.
+    pub tokens: Tokens,
     /// Counter spaces.
     pub counter: Vec<Counter>,
     /// Existence spaces.
@@ -336,6 +355,7 @@ impl Default for Options {
             fsync: Fsync::Everysec,
             keep_log_bytes: 2 << 30,
             spill: Spill::default(),
+            tokens: Tokens::default(),
             counter: vec![
                 Counter {
                     name: text("post"),

@@ -108,6 +108,7 @@ pub fn apply_record(
             existence()?.put_frontier(decode_frontier(payload)?);
             Ok(())
         }
+        Some(RecordKind::Tokens) => engines.tokens.decode(payload),
         Some(RecordKind::Catalogue | RecordKind::Table | RecordKind::Head | RecordKind::Late)
         | None => Err(format!("a record of kind {kind} does not belong here")),
     }

@@ -28,6 +28,8 @@ pub(crate) struct CommitSource<'a> {
     blocks: Vec<(u32, Vec<u8>)>,
     /// The version of the catalogue that the log has.
     version: Option<u64>,
+    /// Tokens that were used, as a record has them.
+    tokens: Vec<u8>,
     /// What the log has of the spaces, by their numbers.
     counters: BTreeMap<u32, Arc<Schema>>,
     existences: BTreeMap<u32, Logged>,
@@ -68,6 +70,7 @@ impl<'a> CommitSource<'a> {
             unreadable: None,
             loose: Vec::new(),
             blocks: Vec::new(),
+            tokens: Vec::new(),
             // Recovery has written the catalogue, if it was not what the log said; but a client may
             // have changed a schema since then.
             version: None,
@@ -156,6 +159,7 @@ impl<'a> CommitSource<'a> {
                 }
             }
             Marked::Row(space, id) => self.row(views, space, id),
+            Marked::Token(hash) => engines.tokens.encode(hash, &mut self.tokens),
             Marked::Pair(space, id, member, _) => match told(marks, at) {
                 Some(true) => self.commit.pair(space, id, member, true),
                 Some(false) => {}
@@ -206,7 +210,7 @@ impl<'a> Views<'a> {
                     s.prefetch(id, &Member::Number(member));
                 }
             }
-            Marked::Block(..) | Marked::Loose(..) | Marked::Catalogue => {}
+            Marked::Block(..) | Marked::Loose(..) | Marked::Token(..) | Marked::Catalogue => {}
         }
     }
 }
@@ -227,7 +231,9 @@ impl Source<Mark> for CommitSource<'_> {
             some.clone().for_each(|at| views.prefetch(marks, at));
             some.for_each(|at| self.read(&mut views, marks, at));
         }
-        self.commit.bytes() + self.blocks.iter().map(|(_, block)| block.len()).sum::<usize>()
+        self.commit.bytes()
+            + self.tokens.len()
+            + self.blocks.iter().map(|(_, block)| block.len()).sum::<usize>()
     }
 
     fn encode(&mut self, batch: &mut Batch) -> store::Result<()> {
@@ -278,6 +284,10 @@ impl Source<Mark> for CommitSource<'_> {
             batch.push(number, RecordKind::Block as u8, &block);
         }
         self.commit.encode(batch);
+        if !self.tokens.is_empty() {
+            batch.push(0, RecordKind::Tokens as u8, &self.tokens);
+            self.tokens.clear();
+        }
         Ok(())
     }
 
@@ -286,6 +296,7 @@ impl Source<Mark> for CommitSource<'_> {
         self.unreadable = None;
         self.loose.clear();
         self.blocks.clear();
+        self.tokens.clear();
         // What was encoded may not have been appended.
         for space in self.current.load().existences() {
             if let Some(known) = self.existences.get(&space.number()) {
@@ -298,7 +309,7 @@ impl Source<Mark> for CommitSource<'_> {
     }
 
     fn may_part(&self, before: &Mark, after: &Mark) -> bool {
-        // A flag and its counter.
+        // A flag and its counter, a token and its row.
         before.place().1 != after.place().1
     }
 

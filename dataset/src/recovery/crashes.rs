@@ -21,9 +21,11 @@ use crate::recovery::recover_from;
 use crate::snapshot::cpu_throttle::Pace;
 use crate::snapshot::write::Walk;
 use crate::tiering::remove_dropped;
+use crate::tokens::Once;
 use counter::{Alteration, Bounds, Change};
 use phantom::{Answer, Member};
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 use store::{Faults, Rounds, SimDisk, Store};
@@ -69,6 +71,8 @@ struct Seen {
     /// Of each space, id and member.
     flags: Vec<Answer>,
     layouts: Vec<Vec<u64>>,
+    /// What was counted under which token.
+    tokens: BTreeSet<Vec<u8>>,
 }
 
 fn seen(engines: &Engines) -> Seen {
@@ -90,6 +94,7 @@ fn seen(engines: &Engines) -> Seen {
             .iter()
             .map(|space| space.layout().iter().map(|at| at.low).collect())
             .collect(),
+        tokens: engines.tokens.all(),
     }
 }
 
@@ -157,6 +162,7 @@ fn change(current: &Current, ids: &[u64], random: &mut fastrand::Rng) {
     let fields: Vec<usize> = schema.living().map(|(position, _)| position).collect();
     let field = fields[random.usize(0..fields.len())];
     let value = [0, 1, 5, -1, 1 << 40][random.usize(0..5)];
+    let change = [Change { field, delta: value }];
     let name = format!("f{}", random.u32(0..3));
     match random.u32(0..100) {
         // A page is marked as read.
@@ -169,13 +175,14 @@ fn change(current: &Current, ids: &[u64], random: &mut fastrand::Rng) {
         35..=49 => drop(engines.undo(action, member, id, &mut vec![])),
         50..=59 => drop(engines.flag(flags, id, member)),
         60..=66 => drop(engines.unflag(flags, id, member)),
-        67..=76 => drop(engines.add(
-            rows,
-            id,
-            &[Change { field, delta: value }],
-            &Bounds::default(),
-            &mut vec![],
-        )),
+        67..=71 => drop(engines.add(rows, id, &change, &Bounds::default(), &mut vec![])),
+        // Often used before, and sometimes so long ago that it counts again.
+        72..=76 => {
+            let token = [random.u8(0..3)];
+            let once =
+                Once { token: &token, is_of_cell: random.bool(), now_s: random.u32(0..9000) };
+            drop(engines.add_once(rows, id, &change, &Bounds::default(), once, &mut vec![]));
+        }
         77..=82 => drop(engines.set(rows, id, &[(field, value)])),
         83..=85 => drop(engines.set_new(rows, id, &[(field, value)])),
         86..=88 => drop(engines.clear(rows, id, field)),
@@ -334,6 +341,9 @@ fn difference(held: &Seen, found: &Seen) -> String {
             "\n{:?} {:?}\n{:?} {:?}",
             held.catalogue, held.layouts, found.catalogue, found.layouts
         );
+    }
+    if held.tokens != found.tokens {
+        said += &format!("\n{:?}\n{:?}", held.tokens, found.tokens);
     }
     let other = |(at, (held, found)): (usize, (String, String))| {
         (held != found).then(|| format!("\n{at}: {held}, {found} found"))

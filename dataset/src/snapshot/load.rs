@@ -277,6 +277,7 @@ pub(crate) fn load(
                     existence.ok_or_else(|| format!("there is no existence space {space}"))?;
                 existence.loose().decode(chunk, 0)
             }
+            Some(RecordKind::Tokens) => engines.tokens.decode(chunk),
             _ => Err(format!("a file of kind {} is no part of a snapshot", file.tag.kind)),
         }
     };

@@ -13,6 +13,7 @@
 //! | table | table of an existence space | its filters and revoked pairs |
 //! | late | existence space | what came late to its tables on the disk |
 //! | loose | existence space | ids at which a counter of 0 proves nothing of a flag |
+//! | tokens | folder | increments that count once |
 //! | head | space | its frontier; of an existence space also the pairs of ids far ahead |
 
 pub(crate) mod cpu_throttle;

@@ -6,6 +6,7 @@ use crate::engines::{CounterSpace, Current, ExistenceSpace};
 use crate::live::Live;
 use crate::log_records::{RecordKind, RowsWriter};
 use crate::snapshot::cpu_throttle::Pace;
+use crate::tokens::Tokens;
 use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
 use store::{FileWriter, SnapshotWriter, Store, Tag};
@@ -127,6 +128,9 @@ impl Walk<'_> {
             write_pairs(&space, parts, &mut writer, stamp, pace, &mut add)?;
             between();
         }
+        if let Some(file) = write_tokens(&engines.tokens, &mut writer, stamp).map_err(text)? {
+            add(&mut writer, file)?;
+        }
 
         // Last, as its schemas must not be older than those by which the rows were written.
         let mut file = writer
@@ -211,6 +215,23 @@ pub(crate) fn write_pairs<'s>(
     let mut file = writer.file(Tag { kind: RecordKind::Loose as u32, ..tag }).map_err(text)?;
     file.write(&space.loose().encode(None), 0).map_err(text)?;
     add(writer, file)
+}
+
+/// Writes the tokens that were used lately, if there are any.
+fn write_tokens(
+    tokens: &Tokens,
+    writer: &mut SnapshotWriter<'_>,
+    stamp: u64,
+) -> store::Result<Option<FileWriter>> {
+    let tag = Tag { kind: RecordKind::Tokens as u32, stamp, ..Tag::default() };
+    let mut file = None;
+    tokens.encode_all(|bytes| {
+        if file.is_none() {
+            file = Some(writer.file(tag)?);
+        }
+        file.as_mut().map_or(Ok(()), |file: &mut FileWriter| file.write(bytes, 0))
+    })?;
+    Ok(file)
 }
 
 /// Which of these tables must be written; for the others the files of the last snapshot serve

@@ -150,7 +150,10 @@ impl From<WriteError> for Refusal {
             ) => {
                 refuse!("OOM command not allowed: {error}")
             }
-            WriteError::Counter(_) | WriteError::Phantom(_) => refuse!("ERR {error}"),
+            WriteError::Counter(_)
+            | WriteError::Phantom(_)
+            | WriteError::OtherIncrement
+            | WriteError::NoTokens => refuse!("ERR {error}"),
         }
     }
 }

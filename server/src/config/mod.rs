@@ -13,7 +13,9 @@ use dataset::catalogue::{Catalogue, Described};
 pub(crate) use dataset::options::Key;
 use dataset::options::check::Lists;
 use dataset::options::defaults;
-pub use dataset::options::{Action, Counter, Existence, Expire, Fsync, IoMethod, Spill, View};
+pub use dataset::options::{
+    Action, Counter, Existence, Expire, Fsync, IoMethod, Spill, Tokens, View,
+};
 pub(crate) use sections::SECTIONS;
 pub use sections::{
     Admin, AuthClients, Backup, DEFAULT_ADMIN_PORT, DEFAULT_PORT, Durability, LogFormat,
@@ -68,6 +70,8 @@ pub struct Config {
     pub replication: Replication,
     /// `[spill]`
     pub spill: Spill,
+    /// `[tokens]`
+    pub tokens: Tokens,
     /// `[[counter]]`
     pub counter: Vec<Counter>,
     /// `[[existence]]`
@@ -86,7 +90,7 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        let Options { spill, counter, existence, view, action, .. } = Options::default();
+        let Options { spill, tokens, counter, existence, view, action, .. } = Options::default();
         Config {
             server: Server::default(),
             admin: Admin::default(),
@@ -96,6 +100,7 @@ impl Default for Config {
             tls: Tls::default(),
             replication: Replication::default(),
             spill,
+            tokens,
             counter,
             existence,
             view,
@@ -114,6 +119,7 @@ impl Config {
             fsync: self.durability.fsync,
             keep_log_bytes: self.durability.keep_log_bytes,
             spill: self.spill.clone(),
+            tokens: self.tokens.clone(),
             counter: self.counter.clone(),
             existence: self.existence.clone(),
             view: self.view.clone(),
@@ -273,6 +279,8 @@ const RANGES: &[(&str, &str, std::ops::RangeInclusive<i64>)] = &[
     ("server", "max_transaction_args", 64..=1 << 20),
     ("server", "slowlog_slower_than_us", -1..=i64::MAX),
     ("spill", "read_threads", 0..=MOST_THREADS),
+    ("tokens", "max_tokens", 0..=1 << 30),
+    ("tokens", "keep_s", 1..=MOST_TIME),
     ("replication", "timeout_s", 1..=MOST_TIME),
 ];
 

@@ -2,7 +2,7 @@
 
 use crate::config::{
     Action, Admin, Backup, Config, Counter, Durability, Existence, Key, Replication, Security,
-    Server, Spill, Tls, View,
+    Server, Spill, Tls, Tokens, View,
 };
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -65,6 +65,7 @@ impl Config {
             true,
         );
         print_section(&mut out, "[spill]", Spill::ABOUT, Spill::KEYS, &self.spill, true);
+        print_section(&mut out, "[tokens]", Tokens::ABOUT, Tokens::KEYS, &self.tokens, true);
         for (i, item) in self.counter.iter().enumerate() {
             print_section(&mut out, "[[counter]]", Counter::ABOUT, Counter::KEYS, item, i == 0);
         }

@@ -1,7 +1,7 @@
 //! The sections: each setting with its name, unit, default and documentation. Those of spaces,
 //! views and actions are [`dataset::options`].
 
-use dataset::options::{Fsync, Key, Spill};
+use dataset::options::{Fsync, Key, Spill, Tokens};
 use dataset::section;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -362,5 +362,6 @@ pub(crate) const SECTIONS: &[(&str, &[Key])] = &[
     ("security", Security::KEYS),
     ("tls", Tls::KEYS),
     ("spill", Spill::KEYS),
+    ("tokens", Tokens::KEYS),
     ("replication", Replication::KEYS),
 ];

@@ -27,6 +27,9 @@ const VALUE_BYTES: usize = 10;
 /// A pair: its id, and a member or the hash of one.
 pub(crate) const PAIR_BYTES: usize = ID_BYTES + 16;
 
+/// A token: its hash, time, the hash of its increment, and how many values follow.
+const TOKEN_BYTES: usize = 16 + 5 + 4 + 1;
+
 /// A row; and in each existence space its id, which becomes loose there if a counter comes down to
 /// 0.
 fn row_bytes(engines: &Engines, space: &CounterSpace) -> usize {
@@ -69,8 +72,14 @@ fn closely<'a>(
             continue;
         };
         let footprint = Footprint::new(spec, args, engines);
+        let is_once = args.iter().any(|word| word.eq_ignore_ascii_case(b"TOKEN"));
         let mut count = |_, touch: Touch<'_>| match touch {
-            Touch::Row(space, id) => rows.push((space.number(), id)),
+            Touch::Row(space, id) => {
+                rows.push((space.number(), id));
+                if is_once {
+                    bytes += TOKEN_BYTES + space.schema().width() * VALUE_BYTES;
+                }
+            }
             Touch::Pair(..) => bytes += PAIR_BYTES,
             Touch::Shown(..) => {}
         };

@@ -14,6 +14,7 @@ use crate::runtime::tally::Totals;
 use dataset::clock::unix_us;
 use dataset::engines::{CounterSpace, ExistenceSpace};
 use dataset::live::Saved;
+use dataset::tokens::TokenStats;
 use prometheus_client::encoding::DescriptorEncoder;
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -31,6 +32,7 @@ pub(crate) struct Sample {
     cold: OnceCell<ColdSums>,
     link: OnceCell<Option<Link>>,
     backups: OnceCell<Status>,
+    tokens: OnceCell<TokenStats>,
 }
 
 /// What lies on the disk, of all spaces.
@@ -59,6 +61,7 @@ impl Sample {
             cold: OnceCell::new(),
             link: OnceCell::new(),
             backups: OnceCell::new(),
+            tokens: OnceCell::new(),
         }
     }
 
@@ -95,6 +98,11 @@ impl Sample {
         let replication = &self.node.replication;
         let link = || replication.master().map(|_| replication.link.lock().clone());
         self.link.get_or_init(link).as_ref()
+    }
+
+    fn tokens(&self) -> &TokenStats {
+        let stats = || self.node.loaded().map(|engines| engines.tokens.stats());
+        self.tokens.get_or_init(|| stats().unwrap_or_default())
     }
 
     fn cold(&self) -> ColdSums {
@@ -276,6 +284,7 @@ const MEMORY: &[M] = &[
     part("", "counter_tables", |s| s.of_counters(|space| space.memory_bytes()).into()),
     part("", "existence_tables", |s| s.of_existences(|space| space.memory_bytes()).into()),
     part("", "unproven_ids", |s| s.of_existences(|space| space.loose().memory_bytes()).into()),
+    part("mem_tokens", "tokens", |s| s.tokens().bytes.into()),
     part("cold_cache_bytes", "cold_cache", |s| s.cache().0.into()),
     part("cold_index_bytes", "cold_index", |s| s.cold().index_bytes.into()),
     part("mem_clients_normal", "clients", |s| {
@@ -619,6 +628,31 @@ pub(crate) const STATS: &[M] = &[
     denied("acl_access_denied_channel", "channel", |s| {
         s.node.acl.refused[Reason::Channel as usize].load(Relaxed).into()
     }),
+    field("tokens", Gauge, "tidemark_tokens", "Tokens of increments that are known.", |s| {
+        s.tokens().tokens.into()
+    }),
+    field(
+        "tokens_repeated",
+        Counter,
+        "tidemark_tokens_repeated",
+        "Increments that came again with their token, and were not counted again.",
+        |s| s.tokens().repeated.into(),
+    ),
+    field(
+        "tokens_dropped",
+        Counter,
+        "tidemark_tokens_dropped",
+        "Tokens dropped before their time, as there were more than tokens.max_tokens.",
+        |s| s.tokens().dropped.into(),
+    ),
+    field(
+        "tokens_dropped_age_s",
+        Gauge,
+        "tidemark_tokens_dropped_age",
+        "Age of the last token that was dropped before its time: so short is the window; else 0.",
+        |s| s.tokens().dropped_age_s.into(),
+    )
+    .seconds(),
 ];
 
 const REPLICATION: &[M] = &[

@@ -10,6 +10,7 @@ use crate::roles::node::{Host, Process};
 use crate::runtime::open_files::allowed_clients;
 use crate::runtime::shutdown::Vital;
 use crate::runtime::tls::Socket;
+use dataset::clock::unix_s;
 use dataset::cold::uring::ReadsHere;
 use dataset::poll_backoff::PollBackoff;
 use std::io::{self, Write as _};
@@ -196,6 +197,7 @@ async fn accept(
                 host.rates.measure(&before.1, &totals, elapsed);
                 if let Some(engines) = host.node().loaded() {
                     engines.measure(elapsed);
+                    engines.tokens.sweep(unix_s());
                     if now.duration_since(settled) >= SETTLE_EVERY {
                         engines.settle();
                         settled = now;

@@ -338,6 +338,9 @@ impl Node {
         self.acl.log.lock().most = after.security.acl_log_entries;
         self.clients.budget.set_most(after.server.max_clients_memory_bytes);
         self.tracking.configure(after);
+        if let Some(engines) = self.loaded() {
+            engines.tokens.configure(&after.tokens);
+        }
         self.durability.set_policy(after.durability.fsync);
         self.replication.judge(after);
         Ok(())

@@ -1,6 +1,6 @@
 //! The rows of `handlers/counter/cnt.rs`.
 
-use crate::command::spec::{KeyArgs, Of, Spec, flag};
+use crate::command::spec::{KeyArgs, ONE_KEY, Of, Spec, flag};
 
 /// One id, behind the name of the space.
 const ONE_ID: KeyArgs = KeyArgs::Ids(Of::Rows, 2, usize::MAX);
@@ -41,11 +41,27 @@ pub(crate) const TABLE: &[Spec] = &[
         keys: ONE_ID,
         group: "counter",
         since: "0.1.0",
-        usage: "space id field delta [field delta ...] [MIN min] [MAX max] [SAT|FAIL]",
+        usage: "space id field delta [field delta ...] [MIN min] [MAX max] [SAT|FAIL] [TOKEN token]",
         summary: "Adds to counters of one row, all or none, and answers their new values. With MIN \
                   and MAX a value that would leave the bounds stops at them (SAT) or refuses the \
-                  whole command (FAIL, the default).",
+                  whole command (FAIL, the default). With TOKEN (1 to 64 bytes) it counts once: \
+                  sent again with the same token for the same row, while the token is kept, it \
+                  answers what it answered first. Another increment under the same token is an \
+                  error. One that was refused leaves no token.",
 
+        subcommands: &[],
+    },
+    Spec {
+        name: "cnt.hincrby",
+        arity: 6,
+        flags: flag::READS | flag::WRITE | flag::DENYOOM | flag::FAST,
+        keys: ONE_KEY,
+        group: "counter",
+        since: "0.1.0",
+        usage: "key field increment TOKEN token",
+        summary: "HINCRBY that counts once, however often it is sent with the same token: \
+                  CNT.INCRBY with TOKEN, for a row that is known by its key. Answers the \
+                  counter's new value.",
         subcommands: &[],
     },
     Spec {
@@ -55,10 +71,12 @@ pub(crate) const TABLE: &[Spec] = &[
         keys: KeyArgs::Ids(Of::Rows, 2, 3),
         group: "counter",
         since: "0.1.0",
-        usage: "space id field delta [id field delta ...]",
+        usage: "space id field delta [id field delta ...] [TOKEN token]",
         summary: "Adds to one counter of each of many rows. Per triple the new value, or an error \
                   (an overflow, no memory) that concerns only this triple; one that names no \
-                  counter refuses all.",
+                  counter refuses all. With TOKEN each triple counts once: sent again with the \
+                  same token, those that were counted answer as they did, and the others are \
+                  counted. Each counter may then be named once.",
 
         subcommands: &[],
     },

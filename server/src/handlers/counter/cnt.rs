@@ -7,11 +7,15 @@ use crate::handlers::Handler;
 use crate::handlers::call::{Call, id, integer};
 use crate::handlers::session::Scratch;
 use counter::{Bounds, Change, Schema};
+use dataset::clock::unix_s;
 use dataset::engines::CounterSpace;
+use dataset::tokens::{MAX_TOKEN_BYTES, Once};
+use resp::Args;
 
 pub(crate) const RUN: &[(&str, Handler)] = &[
     ("cnt.get", get),
     ("cnt.incrby", incrby),
+    ("cnt.hincrby", hincrby),
     ("cnt.mincrby", mincrby),
     ("cnt.set", set),
     ("cnt.del", del),
@@ -74,11 +78,25 @@ fn get(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
+/// A client's token.
+fn token(word: &[u8]) -> Result<&[u8], Refusal> {
+    if (1..=MAX_TOKEN_BYTES).contains(&word.len()) {
+        return Ok(word);
+    }
+    Err(refuse!("ERR a token has 1 to {MAX_TOKEN_BYTES} bytes"))
+}
+
+/// A token, as it is used now.
+fn once(token: &[u8], is_of_cell: bool) -> Once<'_> {
+    Once { token, is_of_cell, now_s: unix_s() }
+}
+
 fn incrby(call: &mut Call<'_>) -> Outcome {
     let space = space(call)?;
     let id = call.id(2)?;
     let schema = space.schema();
     let mut bounds = Bounds { min: None, max: None, saturate: false };
+    let mut used = None;
     call.scratch.changes.clear();
     let mut args = call.args.from(3).iter();
     while let Some(word) = args.next() {
@@ -94,6 +112,8 @@ fn incrby(call: &mut Call<'_>) -> Outcome {
             bounds.saturate = true;
         } else if word.eq_ignore_ascii_case(b"FAIL") {
             bounds.saturate = false;
+        } else if word.eq_ignore_ascii_case(b"TOKEN") {
+            used = Some(token(args.next().ok_or(Refusal::SYNTAX)?)?);
         } else {
             return Err(no_field(space.name(), word));
         }
@@ -108,7 +128,16 @@ fn incrby(call: &mut Call<'_>) -> Outcome {
     }
     let Scratch { changes, row, .. } = &mut *call.scratch;
     row.clear();
-    call.node.engines().add(space, id, changes, &bounds, row)?;
+    match used {
+        None => call.node.engines().add(space, id, changes, &bounds, row)?,
+        Some(token) => {
+            // What is kept of a token is bounded by that.
+            let mut fields: Vec<usize> = changes.iter().map(|change| change.field).collect();
+            refuse_repeated(&mut fields)?;
+            let once = once(token, false);
+            call.node.engines().add_once(space, id, changes, &bounds, once, row)?;
+        }
+    }
     call.reply.array(row.len());
     for &value in row.iter() {
         call.reply.int(value);
@@ -116,32 +145,76 @@ fn incrby(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
+/// With a token each counter is to be named once: a second time would be the first one's
+/// repetition.
+fn refuse_repeated<T: Ord>(counters: &mut [T]) -> Result<(), Refusal> {
+    counters.sort_unstable();
+    if counters.is_sorted_by(|a, b| a < b) {
+        return Ok(());
+    }
+    Err(refuse!("ERR with TOKEN each counter may be named once"))
+}
+
+/// HINCRBY with a token.
+fn hincrby(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.row(1)?;
+    let delta = integer(call.args.at(3))?;
+    let field = field(space, &space.schema(), call.args.at(2))?;
+    if !call.args.at(4).eq_ignore_ascii_case(b"TOKEN") {
+        return Err(Refusal::SYNTAX);
+    }
+    let once = once(token(call.args.at(5))?, false);
+    let row = &mut call.scratch.row;
+    row.clear();
+    let bounds = Bounds::default();
+    call.node.engines().add_once(space, id, &[Change { field, delta }], &bounds, once, row)?;
+    call.reply.int(row.first().copied().unwrap_or(0));
+    Ok(())
+}
+
+/// The triples of CNT.MINCRBY, and the token behind them.
+fn triples<'a>(call: &Call<'a>) -> Result<(Args<'a>, Option<&'a [u8]>), Refusal> {
+    let all = call.args.from(2);
+    let length = all.len();
+    if length % 3 == 2 && length > 3 && all.at(length - 2).eq_ignore_ascii_case(b"TOKEN") {
+        return Ok((all, Some(token(all.at(length - 1))?)));
+    }
+    if length.is_multiple_of(3) { Ok((all, None)) } else { Err(call.wrong_arity()) }
+}
+
 fn mincrby(call: &mut Call<'_>) -> Outcome {
     let space = space(call)?;
-    let triples = call.args.from(2);
-    if !triples.len().is_multiple_of(3) {
-        return Err(call.wrong_arity());
-    }
+    let (triples, used) = triples(call)?;
     let schema = space.schema();
     // All is read before anything changes: a typing error in the last triple must not leave the
     // first ones done.
     let Scratch { ids, changes, row, .. } = &mut *call.scratch;
     ids.clear();
     changes.clear();
-    for at in (0..triples.len()).step_by(3) {
+    for at in (0..triples.len() / 3).map(|n| 3 * n) {
         ids.push(id(triples.at(at))?);
         let field = field(space, &schema, triples.at(at + 1))?;
         changes.push(Change { field, delta: integer(triples.at(at + 2))? });
     }
     let bounds = Bounds { min: None, max: None, saturate: false };
+    if used.is_some() {
+        let mut cells: Vec<(u64, usize)> =
+            ids.iter().zip(&*changes).map(|(&id, change)| (id, change.field)).collect();
+        refuse_repeated(&mut cells)?;
+    }
+    let once = used.map(|token| once(token, true));
+    let engines = call.node.engines();
     call.reply.array(ids.len());
     for (ids, changes) in ids.chunks(WRITTEN_TOGETHER).zip(changes.chunks(WRITTEN_TOGETHER)) {
         space.read().prefetch(ids);
-        ids.iter().for_each(|&id| call.node.engines().hint(id));
+        ids.iter().for_each(|&id| engines.hint(id));
         for (&id, change) in ids.iter().zip(changes) {
             row.clear();
-            let added =
-                call.node.engines().add(space, id, std::slice::from_ref(change), &bounds, row);
+            let change = std::slice::from_ref(change);
+            let added = match once {
+                None => engines.add(space, id, change, &bounds, row),
+                Some(once) => engines.add_once(space, id, change, &bounds, once, row),
+            };
             match crate::handlers::execute::row_readable(call.node, id)
                 .and(added.map_err(Refusal::from))
             {

@@ -1,0 +1,606 @@
+//! Tokens: increments that a client may send again, and that count once.
+//!
+//! A client that got no answer cannot know whether its increment counted. With a *token* it may
+//! send it again: what was counted under that token is answered, and nothing changes. A token
+//! belongs to the row (or to one counter of it) that it was used on, so the stripe of the row's id,
+//! which the writer holds, makes "not there yet" and "counted" one step.
+//!
+//! An entry is 128 bits of SHA-256 over space, id, field and token: equal on all nodes, and so hard
+//! to meet that no seed has to be kept. It goes into the log with its row, in one batch. The first
+//! byte chooses one of [`SHARDS`] rings, in which the oldest entry goes first when there is no room,
+//! so master, replica and a start let the same ones go. Times are those of the clock that
+//! took the token; they are compared with the clock that is asked again.
+
+use crate::log_records::{put_number, take_number, unzigzag, zigzag};
+use counter::{Bounds, Change, MAX_FIELDS};
+use hashbrown::HashTable;
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+/// Longest token.
+pub const MAX_TOKEN_BYTES: usize = 64;
+
+/// Each with a lock of its own, which is held for less than a millisecond.
+const SHARDS: usize = 64;
+/// Entries that are written or dropped under one lock.
+const AT_ONCE: usize = 1024;
+/// A ring of so few entries keeps its memory.
+const SMALL: usize = 64;
+/// Expired entries that one new entry makes room of.
+const SWEPT: usize = 2;
+
+/// A token as a command names it.
+#[derive(Clone, Copy)]
+pub struct Once<'a> {
+    /// At most [`MAX_TOKEN_BYTES`].
+    pub token: &'a [u8],
+    /// Whether it is one counter's, not the row's: a command that changes many rows may have been
+    /// done in part.
+    pub is_of_cell: bool,
+    /// Seconds since 1970.
+    pub now_s: u32,
+}
+
+/// A token with its increment, hashed.
+#[derive(Clone, Copy)]
+pub(crate) struct Used {
+    pub(crate) hash: u128,
+    increment: u32,
+    time_s: u32,
+}
+
+impl Used {
+    pub(crate) fn new(
+        once: Once<'_>,
+        space: u32,
+        id: u64,
+        changes: &[Change],
+        bounds: &Bounds,
+    ) -> Used {
+        let mut told = Vec::with_capacity(16 * changes.len() + 24);
+        for change in changes {
+            told.extend_from_slice(&(change.field as u64).to_le_bytes());
+            told.extend_from_slice(&change.delta.to_le_bytes());
+        }
+        for bound in [bounds.min, bounds.max] {
+            told.push(u8::from(bound.is_some()));
+            told.extend_from_slice(&bound.unwrap_or(0).to_le_bytes());
+        }
+        told.push(u8::from(bounds.saturate));
+        let increment = xxh3_64(&told) as u32;
+        let cell = changes.first().filter(|_| once.is_of_cell).map_or(u32::MAX, |c| c.field as u32);
+        let digest = Sha256::new()
+            .chain_update(space.to_le_bytes())
+            .chain_update(id.to_le_bytes())
+            .chain_update(cell.to_le_bytes())
+            .chain_update(once.token)
+            .finalize();
+        let hash = digest.iter().take(16).fold(0, |hash, &byte| hash << 8 | u128::from(byte));
+        Used { hash, increment, time_s: once.now_s }
+    }
+}
+
+/// The token was used with another increment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Another;
+
+/// A token that was used, and what was answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Entry {
+    hash: u128,
+    time_s: u32,
+    increment: u32,
+    values: SmallVec<[i64; 2]>,
+}
+
+const _: () = assert!(size_of::<Entry>() <= 64);
+
+impl Entry {
+    fn heap_bytes(&self) -> usize {
+        if self.values.spilled() { self.values.capacity() * size_of::<i64>() } else { 0 }
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.hash.to_be_bytes());
+        put_number(out, self.time_s.into());
+        out.extend_from_slice(&self.increment.to_le_bytes());
+        put_number(out, self.values.len() as u64);
+        self.values.iter().for_each(|&value| put_number(out, zigzag(value)));
+    }
+
+    fn decode(bytes: &mut &[u8]) -> Result<Entry, String> {
+        let cut_off = || "a token is cut off".to_owned();
+        let (hash, rest) = bytes.split_first_chunk::<16>().ok_or_else(cut_off)?;
+        *bytes = rest;
+        let time_s = u32::try_from(take_number(bytes)?).map_err(|_| "a time of a token")?;
+        let (increment, rest) = bytes.split_first_chunk::<4>().ok_or_else(cut_off)?;
+        *bytes = rest;
+        let number = take_number(bytes)?;
+        if number > MAX_FIELDS as u64 {
+            return Err(format!("a token with {number} values"));
+        }
+        let values =
+            (0..number).map(|_| take_number(bytes).map(unzigzag)).collect::<Result<_, _>>()?;
+        let (hash, increment) = (u128::from_be_bytes(*hash), u32::from_le_bytes(*increment));
+        Ok(Entry { hash, time_s, increment, values })
+    }
+}
+
+/// Entries in the order in which they came. One that was used again after its time has two: the
+/// index knows the newer one.
+#[derive(Default)]
+struct Shard {
+    ring: VecDeque<Entry>,
+    /// The number of the ring's first entry: numbers rise, and wrap.
+    first: u32,
+    /// Numbers by the entries' hashes.
+    index: HashTable<u32>,
+    heap_bytes: usize,
+}
+
+impl Shard {
+    fn place(&self, number: u32) -> usize {
+        number.wrapping_sub(self.first) as usize
+    }
+
+    fn number_of(&self, hash: u128, bucket: u64) -> Option<u32> {
+        self.index.find(bucket, |&number| self.ring[self.place(number)].hash == hash).copied()
+    }
+
+    fn find(&self, hash: u128, bucket: u64) -> Option<&Entry> {
+        self.number_of(hash, bucket).map(|number| &self.ring[self.place(number)])
+    }
+
+    /// Drops the oldest entry; gives it if the index knew it.
+    fn pop(&mut self, bucket: impl Fn(u128) -> u64) -> Option<Entry> {
+        let entry = self.ring.pop_front()?;
+        let first = self.first;
+        self.first = first.wrapping_add(1);
+        self.heap_bytes -= entry.heap_bytes();
+        let known = self.index.find_entry(bucket(entry.hash), |&number| number == first);
+        known.ok().map(|known| {
+            known.remove();
+            entry
+        })
+    }
+
+    fn push(&mut self, entry: Entry, bucket: impl Fn(u128) -> u64) {
+        let (hash, of_it) = (entry.hash, bucket(entry.hash));
+        let number = self.first.wrapping_add(self.ring.len() as u32);
+        self.heap_bytes += entry.heap_bytes();
+        let before = self.number_of(hash, of_it);
+        self.ring.push_back(entry);
+        let Shard { ring, first, index, .. } = self;
+        match before.and_then(|before| index.find_mut(of_it, |&known| known == before)) {
+            Some(known) => *known = number,
+            None => {
+                index.insert_unique(of_it, number, |&number| {
+                    bucket(ring[number.wrapping_sub(*first) as usize].hash)
+                });
+            }
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        // A bucket of the index has one byte more.
+        self.ring.capacity() * size_of::<Entry>()
+            + self.index.capacity() * (size_of::<u32>() + 1)
+            + self.heap_bytes
+    }
+
+    /// Gives memory back that a burst has taken.
+    fn shrink(&mut self, bucket: impl Fn(u128) -> u64) {
+        if self.ring.capacity() <= SMALL.max(4 * self.ring.len()) {
+            return;
+        }
+        self.ring.shrink_to(2 * self.ring.len());
+        let Shard { ring, first, index, .. } = self;
+        index.shrink_to(2 * ring.len(), |&number| {
+            bucket(ring[number.wrapping_sub(*first) as usize].hash)
+        });
+    }
+}
+
+/// How many tokens there are, and what became of others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenStats {
+    /// Tokens that are kept.
+    pub tokens: u64,
+    /// Memory that they take.
+    pub bytes: u64,
+    /// Increments that came again and were answered.
+    pub repeated: u64,
+    /// Tokens that were dropped before their time, as there were too many.
+    pub dropped: u64,
+    /// How old the last of them was.
+    pub dropped_age_s: u64,
+}
+
+/// The tokens of a data set. See the top of the file.
+pub struct Tokens {
+    /// Of the index, a process's own: so no client can choose tokens that fill one bucket.
+    seed: u64,
+    most: AtomicUsize,
+    keep_s: AtomicU32,
+    shards: Box<[Mutex<Shard>]>,
+    repeated: AtomicU64,
+    dropped: AtomicU64,
+    dropped_age_s: AtomicU64,
+}
+
+impl Tokens {
+    pub(crate) fn new(options: &crate::options::Tokens) -> Tokens {
+        let tokens = Tokens {
+            seed: fastrand::u64(..),
+            most: AtomicUsize::new(0),
+            keep_s: AtomicU32::new(0),
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            repeated: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+            dropped_age_s: AtomicU64::new(0),
+        };
+        tokens.configure(options);
+        tokens
+    }
+
+    /// Other limits hold from now on; [`Tokens::sweep`] does what that means for those that are
+    /// there.
+    pub fn configure(&self, options: &crate::options::Tokens) {
+        self.most.store(options.max_tokens, Relaxed);
+        self.keep_s.store(u32::try_from(options.keep_s).unwrap_or(u32::MAX), Relaxed);
+    }
+
+    /// Whether tokens are kept at all.
+    pub(crate) fn are_kept(&self) -> bool {
+        self.most.load(Relaxed) > 0
+    }
+
+    /// Most entries of one shard.
+    fn most_of_shard(&self) -> usize {
+        self.most.load(Relaxed).div_ceil(SHARDS)
+    }
+
+    fn bucket(&self) -> impl Fn(u128) -> u64 + use<> {
+        let seed = self.seed;
+        move |hash| xxh3_64_with_seed(&hash.to_le_bytes(), seed)
+    }
+
+    fn shard(&self, hash: u128) -> &Mutex<Shard> {
+        &self.shards[(hash >> 120) as usize % SHARDS]
+    }
+
+    fn is_expired(&self, entry: &Entry, now_s: u32) -> bool {
+        entry.time_s.saturating_add(self.keep_s.load(Relaxed)) <= now_s
+    }
+
+    /// Appends what was answered when the token was used first. False: it was not, lately. To be
+    /// asked in the stripe of its id, in which [`Tokens::put`] follows.
+    pub(crate) fn answer(&self, used: Used, out: &mut Vec<i64>) -> Result<bool, Another> {
+        let shard = self.shard(used.hash).lock();
+        let Some(entry) = shard.find(used.hash, self.bucket()(used.hash)) else { return Ok(false) };
+        if self.is_expired(entry, used.time_s) {
+            return Ok(false);
+        }
+        if entry.increment != used.increment {
+            return Err(Another);
+        }
+        out.extend_from_slice(&entry.values);
+        self.repeated.fetch_add(1, Relaxed);
+        Ok(true)
+    }
+
+    /// The token was used now, and this was answered.
+    pub(crate) fn put(&self, used: Used, values: &[i64]) {
+        let Used { hash, increment, time_s } = used;
+        self.keep(Entry { hash, time_s, increment, values: SmallVec::from_slice(values) });
+    }
+
+    fn keep(&self, entry: Entry) {
+        let (bucket, now_s) = (self.bucket(), entry.time_s);
+        let shard = &mut *self.shard(entry.hash).lock();
+        // A record that is told again, as behind a snapshot, keeps its place.
+        if let Some(number) = shard.number_of(entry.hash, bucket(entry.hash)) {
+            let place = shard.place(number);
+            let known = &mut shard.ring[place];
+            if known.time_s == entry.time_s {
+                shard.heap_bytes += entry.heap_bytes();
+                shard.heap_bytes -= known.heap_bytes();
+                *known = entry;
+                return;
+            }
+        }
+        let most = self.most_of_shard();
+        if most == 0 {
+            return;
+        }
+        self.drop_oldest(shard, most - 1, SWEPT, now_s);
+        shard.push(entry, bucket);
+    }
+
+    /// Drops entries beyond `most`, and so many that have expired.
+    fn drop_oldest(&self, shard: &mut Shard, most: usize, mut expired: usize, now_s: u32) {
+        while let Some(oldest) = shard.ring.front() {
+            let is_expired = self.is_expired(oldest, now_s);
+            if shard.ring.len() <= most && !(is_expired && expired > 0) {
+                return;
+            }
+            expired = expired.saturating_sub(usize::from(is_expired));
+            if let Some(entry) = shard.pop(self.bucket())
+                && !is_expired
+            {
+                self.dropped.fetch_add(1, Relaxed);
+                let age_s = now_s.saturating_sub(entry.time_s);
+                self.dropped_age_s.store(age_s.into(), Relaxed);
+            }
+        }
+    }
+
+    /// Drops what has expired, some of it at a time. To be called about once a second.
+    pub fn sweep(&self, now_s: u32) {
+        let most = self.most_of_shard();
+        for shard in &self.shards {
+            let shard = &mut *shard.lock();
+            // A limit that was lowered is reached step by step, too.
+            let most = most.max(shard.ring.len().saturating_sub(AT_ONCE));
+            self.drop_oldest(shard, most, AT_ONCE, now_s);
+            shard.shrink(self.bucket());
+        }
+    }
+
+    /// What INFO says of them.
+    pub fn stats(&self) -> TokenStats {
+        let mut stats = TokenStats {
+            repeated: self.repeated.load(Relaxed),
+            dropped: self.dropped.load(Relaxed),
+            dropped_age_s: self.dropped_age_s.load(Relaxed),
+            ..TokenStats::default()
+        };
+        for shard in &self.shards {
+            let shard = shard.lock();
+            stats.tokens += shard.index.len() as u64;
+            stats.bytes += shard.bytes() as u64;
+        }
+        stats
+    }
+
+    /// Appends the entry with this hash, as a record has it, if it is still there.
+    pub(crate) fn encode(&self, hash: u128, out: &mut Vec<u8>) {
+        let shard = self.shard(hash).lock();
+        if let Some(entry) = shard.find(hash, self.bucket()(hash)) {
+            entry.encode(out);
+        }
+    }
+
+    /// All entries, as records, in pieces.
+    pub(crate) fn encode_all<E>(
+        &self,
+        mut each: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (bucket, mut piece) = (self.bucket(), Vec::new());
+        for shard in &self.shards {
+            let mut next = shard.lock().first;
+            loop {
+                piece.clear();
+                let shard = shard.lock();
+                // The entry at hand may have been dropped meanwhile; the next one is the oldest.
+                let dropped = shard.first.wrapping_sub(next);
+                next = if dropped < u32::MAX / 2 { shard.first } else { next };
+                let from = shard.place(next);
+                if from >= shard.ring.len() {
+                    break;
+                }
+                for entry in shard.ring.range(from..shard.ring.len().min(from + AT_ONCE)) {
+                    if shard.number_of(entry.hash, bucket(entry.hash)) == Some(next) {
+                        entry.encode(&mut piece);
+                    }
+                    next = next.wrapping_add(1);
+                }
+                drop(shard);
+                each(&piece)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All entries, each as a record has it.
+    #[cfg(test)]
+    pub(crate) fn all(&self) -> std::collections::BTreeSet<Vec<u8>> {
+        let mut all = std::collections::BTreeSet::new();
+        let mut note = |entry: Entry| {
+            let mut record = vec![];
+            entry.encode(&mut record);
+            all.insert(record);
+        };
+        self.encode_all(|piece| read_tokens(piece, &mut note)).expect("what was written is read");
+        all
+    }
+
+    /// Takes entries over from a record, or from a piece of a snapshot.
+    pub(crate) fn decode(&self, bytes: &[u8]) -> Result<(), String> {
+        read_tokens(bytes, |entry| self.keep(entry))
+    }
+}
+
+fn read_tokens(mut bytes: &[u8], mut each: impl FnMut(Entry)) -> Result<(), String> {
+    while !bytes.is_empty() {
+        each(Entry::decode(&mut bytes)?);
+    }
+    Ok(())
+}
+
+/// For the fuzzer: any bytes are tokens, which are written as they were read, or an error.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn check_decoder(bytes: &[u8]) {
+    let mut all = Vec::new();
+    if read_tokens(bytes, |entry| all.push(entry)).is_ok() {
+        let mut out = Vec::new();
+        all.iter().for_each(|entry| entry.encode(&mut out));
+        let mut again = Vec::new();
+        read_tokens(&out, |entry| again.push(entry)).expect("what was written is read");
+        assert_eq!(all, again);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: u32 = 1_700_000_000;
+
+    fn tokens(max_tokens: usize, keep_s: u64) -> Tokens {
+        Tokens::new(&crate::options::Tokens { max_tokens, keep_s })
+    }
+
+    fn used(token: u64, delta: i64, now_s: u32) -> Used {
+        let token = token.to_le_bytes();
+        let once = Once { token: &token, is_of_cell: false, now_s };
+        Used::new(once, 1, 7, &[Change { field: 0, delta }], &Bounds::default())
+    }
+
+    fn answer(tokens: &Tokens, used: Used) -> Result<Option<Vec<i64>>, Another> {
+        let mut out = vec![];
+        tokens.answer(used, &mut out).map(|known| known.then_some(out))
+    }
+
+    fn copy(tokens: &Tokens) -> Vec<u8> {
+        let mut all = vec![];
+        let add = |piece: &[u8]| {
+            all.extend_from_slice(piece);
+            Ok::<(), ()>(())
+        };
+        tokens.encode_all(add).unwrap();
+        all
+    }
+
+    #[test]
+    fn a_token_answers_until_its_time_is_over_and_only_for_its_increment() {
+        let tokens = tokens(1000, 60);
+        assert_eq!(answer(&tokens, used(1, 5, NOW)), Ok(None));
+        tokens.put(used(1, 5, NOW), &[12, -3, i64::MIN]);
+        assert_eq!(answer(&tokens, used(1, 5, NOW + 59)), Ok(Some(vec![12, -3, i64::MIN])));
+        assert_eq!(answer(&tokens, used(1, 6, NOW)), Err(Another));
+        assert_eq!(answer(&tokens, used(2, 5, NOW)), Ok(None));
+        assert_eq!(answer(&tokens, used(1, 5, NOW + 60)), Ok(None), "expired");
+        assert_eq!(answer(&tokens, used(1, 6, NOW + 60)), Ok(None), "and may be used anew");
+        tokens.put(used(1, 6, NOW + 60), &[18]);
+        assert_eq!(answer(&tokens, used(1, 6, NOW + 61)), Ok(Some(vec![18])));
+        let stats = tokens.stats();
+        assert_eq!((stats.tokens, stats.repeated, stats.dropped), (1, 2, 0));
+        // The first use leaves the ring, and takes nothing of the second with it.
+        tokens.sweep(NOW + 61);
+        assert_eq!(answer(&tokens, used(1, 6, NOW + 61)), Ok(Some(vec![18])));
+        tokens.sweep(NOW + 120);
+        assert_eq!(tokens.stats().tokens, 0);
+    }
+
+    #[test]
+    fn what_a_token_belongs_to_is_all_in_its_hash() {
+        let changes = [Change { field: 0, delta: 1 }, Change { field: 1, delta: 1 }];
+        let of = |space, id, is_of_cell, change: usize, token: &[u8]| {
+            let once = Once { token, is_of_cell, now_s: NOW };
+            Used::new(once, space, id, &changes[change..=change], &Bounds::default()).hash
+        };
+        let all = [
+            of(1, 7, false, 0, b"t"),
+            of(2, 7, false, 0, b"t"),
+            of(1, 8, false, 0, b"t"),
+            of(1, 7, true, 0, b"t"),
+            of(1, 7, true, 1, b"t"),
+            of(1, 7, false, 0, b"u"),
+        ];
+        let distinct: std::collections::BTreeSet<u128> = all.into_iter().collect();
+        assert_eq!(distinct.len(), all.len());
+        assert_eq!(of(1, 7, false, 1, b"t"), all[0], "the row's, whichever field");
+        let bounded = |min| {
+            let once = Once { token: b"t", is_of_cell: false, now_s: NOW };
+            let bounds = Bounds { min, max: None, saturate: true };
+            Used::new(once, 1, 7, &changes, &bounds).increment
+        };
+        assert_ne!(bounded(None), bounded(Some(0)));
+    }
+
+    #[test]
+    fn when_there_are_too_many_the_oldest_go_first_and_the_operator_sees_it() {
+        const MOST: usize = 64 * 100;
+        let tokens = tokens(MOST, 3600);
+        for n in 0..2 * MOST as u64 {
+            tokens.put(used(n, 1, NOW + n as u32 / 100), &[1]);
+        }
+        let stats = tokens.stats();
+        // Shards fill evenly, but not to the last entry.
+        assert!((MOST as u64 - 200..=MOST as u64).contains(&stats.tokens), "{stats:?}");
+        assert_eq!(stats.dropped, 2 * MOST as u64 - stats.tokens);
+        assert!((40..=90).contains(&stats.dropped_age_s), "a window of 64 s: {stats:?}");
+        let last = 2 * MOST as u64 - 1;
+        assert_eq!(answer(&tokens, used(last, 1, NOW + 128)), Ok(Some(vec![1])));
+        assert_eq!(answer(&tokens, used(0, 1, NOW + 128)), Ok(None));
+        // In all of their memory no more than what the documentation says.
+        assert!(stats.bytes <= 160 * MOST as u64, "{stats:?}");
+
+        tokens.configure(&crate::options::Tokens { max_tokens: 64, keep_s: 3600 });
+        tokens.sweep(NOW + 128);
+        assert!(tokens.stats().tokens <= 64);
+        assert!(tokens.stats().bytes < 40_000, "{:?}", tokens.stats());
+        tokens.configure(&crate::options::Tokens { max_tokens: 0, keep_s: 3600 });
+        tokens.put(used(1, 1, NOW), &[1]);
+        tokens.sweep(NOW + 128);
+        assert_eq!((tokens.stats().tokens, tokens.are_kept()), (0, false));
+    }
+
+    #[test]
+    fn a_copy_holds_the_same_and_lets_the_same_go() {
+        let before = tokens(64 * 20, 3600);
+        for n in 0..3000 {
+            // Some are used again.
+            let token = if n < 2900 { n } else { n - 500 };
+            before.put(used(token, 1, NOW + n as u32), &vec![n as i64; n as usize % 5]);
+        }
+        let bytes = copy(&before);
+        let after = tokens(64 * 20, 3600);
+        after.decode(&bytes).unwrap();
+        assert_eq!(after.stats().tokens, before.stats().tokens);
+        assert_eq!(copy(&after), bytes);
+        // Told again, as behind a snapshot.
+        after.decode(&bytes).unwrap();
+        assert_eq!(copy(&after), bytes);
+        for n in 5000..6000 {
+            before.put(used(n, 1, NOW + 3100), &[1]);
+            after.put(used(n, 1, NOW + 3100), &[1]);
+        }
+        // Those that were used again still lie in the ring of the original.
+        assert!(before.all().is_subset(&after.all()));
+        check_decoder(&bytes);
+        assert!(after.decode(&bytes[..bytes.len() - 1]).is_err());
+    }
+
+    /// Numbers of entries wrap, and dropped entries are passed over.
+    #[test]
+    fn a_ring_goes_on_beyond_the_last_number() {
+        let tokens = tokens(64 * 8, 3600);
+        tokens.shards.iter().for_each(|shard| shard.lock().first = u32::MAX - 3);
+        (0..4000).for_each(|n| tokens.put(used(n, 1, NOW), &[n as i64]));
+        let mut pieces = 0;
+        let each = |piece: &[u8]| {
+            pieces += 1;
+            (0..50).for_each(|n| tokens.put(used(9000 + n + pieces * 50, 1, NOW), &[1]));
+            read_tokens(piece, |_| ())
+        };
+        tokens.encode_all(each).unwrap();
+        assert_eq!(answer(&tokens, used(3999, 1, NOW)).unwrap().is_none(), pieces > 10);
+        assert!(tokens.stats().tokens <= 64 * 8);
+    }
+
+    #[test]
+    fn no_bytes_make_the_decoder_panic() {
+        let mut rng = fastrand::Rng::with_seed(3);
+        for _ in 0..100_000 {
+            let bytes: Vec<u8> =
+                (0..rng.usize(0..60)).map(|_| if rng.bool() { 0 } else { rng.u8(..) }).collect();
+            check_decoder(&bytes);
+        }
+    }
+}
