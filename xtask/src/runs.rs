@@ -169,6 +169,15 @@ pub(crate) const RUNS: &[Run] = &[
     },
     Run {
         group: "play",
+        name: "tokens",
+        about: "so many thousand increments, sent twice, under kill -9 and a failover: each once",
+        file: "server/tests/tokens.rs",
+        test: "-p tidemark-server --test tokens sent_twice",
+        reads: ROUNDS,
+        soak: 0,
+    },
+    Run {
+        group: "play",
         name: "failover",
         about: "three Sentinels, three nodes behind proxies, redis-py under load",
         file: "server/tests/failover.rs",

@@ -128,7 +128,8 @@ impl Walk<'_> {
             write_pairs(&space, parts, &mut writer, stamp, pace, &mut add)?;
             between();
         }
-        if let Some(file) = write_tokens(&engines.tokens, &mut writer, stamp).map_err(text)? {
+        let tokens = current.load().tokens.clone();
+        if let Some(file) = write_tokens(&tokens, &mut writer, stamp).map_err(text)? {
             add(&mut writer, file)?;
         }
 

@@ -326,6 +326,8 @@ mod tests {
             ("CNT.GET post 7 x 8", "post 7, post 8", ""),
             ("CNT.INCRBY post 7 like 9", "post 7", ""),
             ("CNT.MINCRBY post 7 like 9 8 like 9", "post 7, post 8", ""),
+            ("CNT.MINCRBY post 7 like 9 8 like 9 TOKEN 9", "post 7, post 8", ""),
+            ("CNT.HINCRBY post:7 like 9 TOKEN 9", "post 7", ""),
             ("CNT.GET nothing 7", "", ""),
             ("PH.ADD liked 42 7 8", "liked 7/42, liked 8/42", ""),
             ("FEED.ACT like 42 7", "liked 7/42, post 7", ""),

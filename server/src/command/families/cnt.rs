@@ -41,7 +41,8 @@ pub(crate) const TABLE: &[Spec] = &[
         keys: ONE_ID,
         group: "counter",
         since: "0.1.0",
-        usage: "space id field delta [field delta ...] [MIN min] [MAX max] [SAT|FAIL] [TOKEN token]",
+        usage: "space id field delta [field delta ...] [MIN min] [MAX max] [SAT|FAIL] \
+                [TOKEN token]",
         summary: "Adds to counters of one row, all or none, and answers their new values. With MIN \
                   and MAX a value that would leave the bounds stops at them (SAT) or refuses the \
                   whole command (FAIL, the default). With TOKEN (1 to 64 bytes) it counts once: \
