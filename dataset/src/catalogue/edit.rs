@@ -18,11 +18,11 @@ pub enum EditError {
     /// it does not fit together.
     #[error("{0}")]
     Invalid(String),
-    /// Views or actions need the space.
-    #[error("the space '{name}' is used by {by}: drop that first")]
+    /// Views or actions need the space, or the view.
+    #[error("the {what} is used by {by}: drop that first")]
     InUse {
-        /// The space.
-        name: String,
+        /// The space or view, with its name.
+        what: String,
         /// What uses it.
         by: String,
     },
@@ -124,7 +124,11 @@ impl Catalogue {
         let flags = flags.chain(self.action.iter_mut().map(|action| &mut action.flag));
         flags.filter(|flag| *flag == from).for_each(|flag| to.clone_into(flag));
         let counters = self.view.iter_mut().flat_map(|view| &mut view.counters);
-        let counters = counters.chain(self.action.iter_mut().map(|action| &mut action.counter));
+        let moved = self.action.iter_mut().flat_map(|action| {
+            let beside = action.also.iter_mut().chain(&mut action.member_counters);
+            std::iter::once(&mut action.counter).chain(beside)
+        });
+        let counters = counters.chain(moved);
         for counter in counters.filter(|counter| is_of(counter, from)) {
             *counter = format!("{to}{}", &counter[from.len()..]);
         }
@@ -141,14 +145,17 @@ impl Catalogue {
             view.flags.iter().any(|flag| flag == name)
                 || view.counters.iter().any(|counter| is_of(counter, name))
         };
-        let moves = |action: &Action| action.flag == name || is_of(&action.counter, name);
+        let moves = |action: &Action| {
+            action.flag == name || action.moved().any(|(_, counter)| is_of(counter, name))
+        };
         let views = self.view.iter().filter(|view| shows(view));
         let views = views.map(|view| format!("the view '{}'", view.name));
         let actions = self.action.iter().filter(|action| moves(action));
         let actions = actions.map(|action| format!("the action '{}'", action.name));
         let by: Vec<String> = views.chain(actions).collect();
         if !by.is_empty() {
-            return Err(EditError::InUse { name: name.to_owned(), by: by.join(", ") });
+            let what = format!("space '{name}'");
+            return Err(EditError::InUse { what, by: by.join(", ") });
         }
         self.counter.retain(|known| known.made.name != name);
         self.existence.retain(|known| known.made.name != name);
@@ -163,6 +170,12 @@ impl Catalogue {
 
     /// TM.VIEW DROP.
     pub fn drop_view(&mut self, name: &str) -> Result<(), EditError> {
+        let users = self.view.iter().filter(|view| view.then.iter().any(|then| then == name));
+        let by: Vec<String> = users.map(|view| format!("the view '{}'", view.name)).collect();
+        if !by.is_empty() {
+            let what = format!("view '{name}'");
+            return Err(EditError::InUse { what, by: by.join(", ") });
+        }
         let before = self.view.len();
         self.view.retain(|view| view.name != name);
         if self.view.len() == before {

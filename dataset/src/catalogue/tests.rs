@@ -117,7 +117,7 @@ fn changes_are_whole_and_refused_with_a_reason() {
     assert_eq!((&*now.action[0].flag, &*now.action[0].counter), ("loved", "article.like"));
     now.check().unwrap();
     let by = "the view 'home', the action 'like', the action 'repost', the action 'read'";
-    let in_use = EditError::InUse { name: "article".to_owned(), by: by.to_owned() };
+    let in_use = EditError::InUse { what: "space 'article'".to_owned(), by: by.to_owned() };
     assert_eq!(now.drop_space("article"), Err(in_use));
     now.drop_view("home").unwrap();
     ["like", "repost", "read"].iter().for_each(|name| now.drop_action(name).unwrap());

@@ -5,6 +5,7 @@ use crate::cold::Cold;
 use crate::cold::cold_filters::ColdPairs;
 use crate::cold::files::ColdSpace;
 use crate::commit::Durability;
+use crate::engines::action::Beside;
 use crate::engines::page::{Column, Flag, Gate};
 use crate::engines::zero_proof::tie_word;
 use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace, Loose, Tie, View};
@@ -212,7 +213,18 @@ impl Engines {
         };
         let ties: Vec<Option<(usize, usize)>> = (0..existences.len()).map(only_tie).collect();
         let views = self.catalogue.view.iter().map(|v| view(v, counters, existences, &ties));
-        let views = views.collect::<Result<_, _>>()?;
+        let mut views = views.collect::<Result<Vec<View>, _>>()?;
+        for (index, made) in self.catalogue.view.iter().enumerate() {
+            let at = |then: &String| {
+                let found = self.catalogue.view.iter().position(|other| other.name == *then);
+                found.ok_or_else(|| BuildError::Missing {
+                    what: "view",
+                    name: made.name.clone(),
+                    missing: format!("view '{then}'"),
+                })
+            };
+            views[index].then = made.then.iter().map(at).collect::<Result<_, _>>()?;
+        }
         let tie = |&(counter, field): &(usize, usize)| -> Tie {
             (counters[counter].number, field as u32)
         };
@@ -328,8 +340,13 @@ fn view(
 ) -> Result<View, BuildError> {
     let missing =
         |missing: String| BuildError::Missing { what: "view", name: made.name.clone(), missing };
-    let mut built =
-        View { name: made.name.clone(), sources: vec![], columns: vec![], flags: vec![] };
+    let mut built = View {
+        name: made.name.clone(),
+        sources: vec![],
+        columns: vec![],
+        flags: vec![],
+        then: vec![],
+    };
     for text in &made.counters {
         let (name, field) =
             text.split_once('.').map_or((text.as_str(), None), |(name, field)| (name, Some(field)));
@@ -375,10 +392,19 @@ fn action(
         .iter()
         .position(|s| s.name() == made.flag)
         .ok_or_else(|| missing(format!("existence space '{}'", made.flag)))?;
-    let found = made.counter.split_once('.').and_then(|(name, field)| {
-        let counter = counters.iter().position(|s| s.name() == name)?;
-        Some((counter, counters[counter].schema().index_of(field.as_bytes())?))
+    let find = |text: &str| {
+        let found = text.split_once('.').and_then(|(name, field)| {
+            let counter = counters.iter().position(|s| s.name() == name)?;
+            Some((counter, counters[counter].schema().index_of(field.as_bytes())?))
+        });
+        found.ok_or_else(|| missing(format!("counter '{text}'")))
+    };
+    let (counter, field) = find(&made.counter)?;
+    let also = made.also.iter().map(|text| (text, false));
+    let beside = also.chain(made.member_counters.iter().map(|text| (text, true)));
+    let beside = beside.map(|(text, of_member)| {
+        find(text).map(|(counter, field)| Beside { counter, field, of_member })
     });
-    let (counter, field) = found.ok_or_else(|| missing(format!("counter '{}'", made.counter)))?;
-    Ok(Action { name: made.name.clone(), flag, counter, field })
+    let beside = beside.collect::<Result<_, _>>()?;
+    Ok(Action { name: made.name.clone(), flag, counter, field, beside })
 }

@@ -8,6 +8,7 @@
 //! the one path by which data change in `write`, and when a counter of 0 answers for a flag in
 //! `zero_proof`.
 
+mod action;
 mod build;
 pub mod change;
 pub mod current;
@@ -17,6 +18,7 @@ mod unproven_ids;
 mod write;
 mod zero_proof;
 
+pub use action::Action;
 pub use build::{BuildError, existence_options};
 pub use change::ChangeError;
 pub use current::Current;
@@ -37,7 +39,7 @@ use crate::cold::overlay::{changed_rows, overlay_bytes};
 use crate::commit::Durability;
 use crate::key_patterns::{Kind, Match, Pattern};
 use crate::options;
-use crate::options::Expire;
+use crate::options::{BelowHorizon, Expire};
 use crate::tokens::Tokens;
 use crate::watch::{Place, Watches};
 use listener::Listener;
@@ -178,6 +180,12 @@ struct Pace {
 }
 
 impl ExistenceSpace {
+    /// Whether an action on an id below the horizon moves its counters all the same.
+    #[inline]
+    pub(crate) fn counts_below_horizon(&self) -> bool {
+        self.made.below_horizon == BelowHorizon::Count
+    }
+
     /// Its number in the catalogue: what records call it.
     #[inline]
     pub fn number(&self) -> u32 {
@@ -243,22 +251,6 @@ impl Deref for ExistenceSpace {
 /// In the place of a member, in spaces without members. No client can name it otherwise but by an
 /// empty argument; in particular it is no viewer's number.
 pub const NO_MEMBER: Member<'static> = Member::Bytes(b"");
-
-/// A flag and a counter that move together.
-#[derive(Clone)]
-pub struct Action {
-    name: String,
-    flag: usize,
-    counter: usize,
-    field: usize,
-}
-
-impl Action {
-    /// Its name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-}
 
 /// What a key names.
 pub enum KeyRef<'a> {
@@ -492,9 +484,19 @@ impl Engines {
 
     /// The counter that an action moves, as "space.field".
     pub fn moved_by(&self, action: &Action) -> String {
-        let space = &self.counters[action.counter];
+        self.counter_name(action.counter, action.field)
+    }
+
+    /// The counters that it moves beside, of the id, and of the member.
+    pub fn moved_beside(&self, action: &Action, of_member: bool) -> Vec<String> {
+        let beside = action.beside.iter().filter(|beside| beside.of_member == of_member);
+        beside.map(|beside| self.counter_name(beside.counter, beside.field)).collect()
+    }
+
+    fn counter_name(&self, counter: usize, position: usize) -> String {
+        let space = &self.counters[counter];
         let schema = space.schema();
-        let field = schema.living().find(|(position, _)| *position == action.field);
+        let field = schema.living().find(|(at, _)| *at == position);
         format!("{}.{}", space.name(), field.map_or("", |(_, field)| field.name.as_str()))
     }
 

@@ -47,9 +47,17 @@ pub struct View {
     pub(crate) sources: Vec<usize>,
     pub(crate) columns: Vec<Column>,
     pub(crate) flags: Vec<Flag>,
+    /// Indexes of the views of the further ids of an entry.
+    pub(crate) then: Vec<usize>,
 }
 
 impl View {
+    /// Whether an entry has more ids than one.
+    #[inline]
+    pub fn is_joined(&self) -> bool {
+        !self.then.is_empty()
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
@@ -87,6 +95,12 @@ impl Page {
     #[inline]
     pub fn counters(&self) -> usize {
         self.columns.len()
+    }
+
+    /// Flags per id.
+    #[inline]
+    pub fn flags(&self) -> usize {
+        self.flags
     }
 
     /// Counter `column` of the id at position `index`.
@@ -149,6 +163,11 @@ struct Asking<'a> {
 const TOGETHER: usize = 4;
 
 impl Engines {
+    /// The views of the further ids of an entry.
+    pub fn then<'a>(&'a self, view: &'a View) -> impl Iterator<Item = &'a View> + use<'a> {
+        view.then.iter().map(|&index| &self.views[index])
+    }
+
     /// The counters of a view as they stand in its rows, each as "space.field".
     pub fn columns(&self, view: &View) -> Vec<String> {
         let schemas: Vec<_> =

@@ -14,7 +14,6 @@ use crate::tokens::{Another, Once, Used};
 use crate::watch::Place;
 use counter::{Alteration, Bounds, Change as Delta};
 use phantom::{Change, Member};
-use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{Ordering::SeqCst, fence};
 use store::{Exclusive, Reserved, Ticket, WriteGuard};
@@ -42,6 +41,9 @@ pub enum WriteError {
     /// Tokens are off.
     #[error("no tokens are kept here: tokens.max_tokens is 0")]
     NoTokens,
+    /// By an action that moves counters of its member.
+    #[error("the action moves counters of its member, which must be an id: a decimal number")]
+    MemberIsNoId,
 }
 
 /// Why a schema was not changed.
@@ -78,7 +80,7 @@ fn stripe_of(id: u64) -> u64 {
 /// The turn of a write to a space of pairs. What else the write moves there, where a table begins
 /// or early pairs, is marked with it: also if it is refused itself, which it may be after that has
 /// happened.
-struct PairTurn<'a> {
+pub(super) struct PairTurn<'a> {
     turn: WriteGuard<'a, Mark>,
     space: &'a phantom::Space,
 }
@@ -117,7 +119,7 @@ impl Engines {
 
     /// The same, for a write of pairs.
     #[inline]
-    fn pair_turn<'a>(&'a self, space: &'a ExistenceSpace, id: u64) -> PairTurn<'a> {
+    pub(super) fn pair_turn<'a>(&'a self, space: &'a ExistenceSpace, id: u64) -> PairTurn<'a> {
         PairTurn { turn: self.turn(id), space: &space.space }
     }
 
@@ -137,12 +139,6 @@ impl Engines {
             .for_each(rolling::prefetch_to_write);
     }
 
-    /// The spaces that an action changes.
-    #[inline]
-    pub fn spaces_of(&self, action: &Action) -> (&ExistenceSpace, &CounterSpace) {
-        (&self.existences[action.flag], &self.counters[action.counter])
-    }
-
     /// Keeps other writers of this id out until it is dropped: for a change that depends on what is
     /// there.
     pub fn alone_with(&self, id: u64) -> WriteGuard<'_, Mark> {
@@ -152,7 +148,7 @@ impl Engines {
     /// A place has changed: tells its watchers and trackers. To be called in the id's stripe, after
     /// the change.
     #[inline]
-    fn changed(&self, space: u32, id: u64) {
+    pub(super) fn changed(&self, space: u32, id: u64) {
         self.watches.changed(space, id);
         if let Some(told) = self.tracking.any() {
             told.changed(self, (space, id));
@@ -189,7 +185,12 @@ impl Engines {
 
     /// Marks a row that was changed, and counts it for its watchers.
     #[inline]
-    fn changed_row(&self, turn: &mut WriteGuard<'_, Mark>, space: &CounterSpace, id: u64) {
+    pub(super) fn changed_row(
+        &self,
+        turn: &mut WriteGuard<'_, Mark>,
+        space: &CounterSpace,
+        id: u64,
+    ) {
         self.changed(space.number, id);
         turn.mark(Mark::row(space.number, id));
     }
@@ -257,9 +258,12 @@ impl Engines {
                     name: by.to_owned(),
                     field: name.clone(),
                 };
-                if let Some(action) =
-                    self.actions.iter().find(|a| is_this(a.counter) && a.field == position)
-                {
+                let moves = |action: &&Action| {
+                    let all = std::iter::once((action.counter, action.field));
+                    let beside = action.beside.iter().map(|beside| (beside.counter, beside.field));
+                    all.chain(beside).any(|(index, field)| is_this(index) && field == position)
+                };
+                if let Some(action) = self.actions.iter().find(moves) {
                     return Err(in_use("action", &action.name));
                 }
                 let names = |view: &View, column: &Column| match *column {
@@ -544,122 +548,13 @@ impl Engines {
         Ok(change)
     }
 
-    /// Does an action: if the viewer's flag on `id` is not set, sets it and adds 1 to the counter,
-    /// both or neither. A repetition, or the same action at the same moment on another connection,
-    /// finds it done. What the filter takes for a repetition, but the counter proves to be none,
-    /// counts; and so does an action on an id that has no row, as after DEL, though the flag is
-    /// set.
-    #[inline]
-    pub fn act(
-        &self,
-        action: &Action,
-        viewer: &Member<'_>,
-        id: u64,
-        scratch: &mut Vec<i64>,
-    ) -> Result<Change, WriteError> {
-        let (flags, counters) = self.spaces_of(action);
-        let turn = RefCell::new(self.pair_turn(flags, id));
-        // In the turn: as long as it lasts the tie is what it is here.
-        let is_tied = self.is_tied(flags, counters, action.field);
-        let counted = Cell::new(false);
-        let mut count = || {
-            scratch.clear();
-            let change = [Delta { field: action.field, delta: 1 }];
-            counters.space.add(id, &change, &Bounds::default(), scratch)?;
-            counted.set(true);
-            self.changed(counters.number, id);
-            if !is_tied {
-                self.loosen_uncounted(&mut turn.borrow_mut(), flags, id);
-            } else if scratch.first().is_none_or(|&counted| counted <= 0) {
-                flags.loosen(&mut turn.borrow_mut(), id);
-            }
-            Ok::<(), WriteError>(())
-        };
-        let mut change = flags.space.add_with(id, viewer, &mut count);
-        if matches!(change, Ok(Change::Unchanged)) && is_tied {
-            let counted = self.counted(counters, id, action.field);
-            // No row, no action that counted: it was deleted since, or the flag was set without.
-            let is_new = counted == Some(0) && !counters.space.exists(id);
-            if is_new || self.is_proof(flags, id, viewer, counted) {
-                change = count().map(|()| Change::Changed);
-            }
-        }
-        let mut turn = turn.into_inner();
-        let row = counted.get().then_some(counters.number);
-        let Ok(change) = change else {
-            // The engines promise that nothing has changed then. A row that was moved all the same
-            // is not to be missing from the log.
-            row.into_iter().for_each(|row| turn.mark(Mark::row(row, id)));
-            return change;
-        };
-        if change == Change::Unchanged {
-            self.loosen_uncounted(&mut turn, flags, id);
-        }
-        self.mark_pair(&mut turn, flags, id, viewer, change, true, row);
-        Ok(change)
-    }
-
-    /// Undoes an action: if the flag is set, unsets it and takes 1 from the counter, which does not
-    /// go below 0 by that. What the filter takes for a set flag, but the counter proves to be none,
-    /// is left as it is.
-    #[inline]
-    pub fn undo(
-        &self,
-        action: &Action,
-        viewer: &Member<'_>,
-        id: u64,
-        scratch: &mut Vec<i64>,
-    ) -> Result<Change, WriteError> {
-        /// Why a flag that seemed to be set stays as it is.
-        enum Stop {
-            NotSet,
-            Refused(WriteError),
-        }
-        impl<E: Into<WriteError>> From<E> for Stop {
-            fn from(error: E) -> Stop {
-                Stop::Refused(error.into())
-            }
-        }
-        let (flags, counters) = self.spaces_of(action);
-        let turn = RefCell::new(self.pair_turn(flags, id));
-        // In the turn: as long as it lasts the tie is what it is here.
-        let is_tied = self.is_tied(flags, counters, action.field);
-        let count = || {
-            let mut turn = turn.borrow_mut();
-            if is_tied && self.is_proof(flags, id, viewer, self.counted(counters, id, action.field))
-            {
-                return Err(Stop::NotSet);
-            }
-            self.before_lowering(&mut turn, counters, id, |field, now| {
-                now.saturating_sub(i64::from(field == action.field))
-            });
-            scratch.clear();
-            let change = [Delta { field: action.field, delta: -1 }];
-            counters.space.add(
-                id,
-                &change,
-                &Bounds { min: Some(0), max: None, saturate: true },
-                scratch,
-            )?;
-            self.changed_row(&mut turn, counters, id);
-            Ok(())
-        };
-        let change = match flags.space.remove_with(id, viewer, count) {
-            Ok(change) => change,
-            Err(Stop::NotSet) => Change::Unchanged,
-            Err(Stop::Refused(error)) => return Err(error),
-        };
-        self.mark_pair(&mut turn.into_inner(), flags, id, viewer, change, false, None);
-        Ok(change)
-    }
-
     /// A pair that was to be set and seemed to be set is marked, too: it may only have seemed so,
     /// and a filter that is rebuilt from the log need not have the same chance hits. A client that
     /// was told that it is set must find it (promise 6). With it the row of the id in the counter
     /// space `row`, if that has changed.
     #[inline]
     #[expect(clippy::too_many_arguments, reason = "what a change of a pair is")]
-    fn mark_pair(
+    pub(super) fn mark_pair(
         &self,
         turn: &mut WriteGuard<'_, Mark>,
         space: &ExistenceSpace,

@@ -111,18 +111,28 @@ impl Lists<'_> {
         view.counters.iter().try_for_each(|counter| {
             let space = counter.split_once('.').map_or(counter.as_str(), |(space, _)| space);
             self.check_space("view", &view.name, space)
+        })?;
+        view.then.iter().try_for_each(|then| match self.view.iter().find(|v| v.name == *then) {
+            None => Err(format!("view '{}': there is no view '{then}'", view.name)),
+            Some(next) if !next.then.is_empty() => Err(format!(
+                "view '{}': the view '{then}' has views of further ids itself",
+                view.name
+            )),
+            Some(_) => Ok(()),
         })
     }
 
     fn check_action(&self, action: &Action) -> Result<(), String> {
         self.check_flag("action", &action.name, &action.flag)?;
-        let Some((space, _)) = action.counter.split_once('.') else {
-            return Err(format!(
-                "action '{}': counter is '{}': write it as space.field",
-                action.name, action.counter
-            ));
-        };
-        self.check_space("action", &action.name, space)
+        action.moved().try_for_each(|(key, counter)| {
+            let Some((space, _)) = counter.split_once('.') else {
+                return Err(format!(
+                    "action '{}': {key} is '{counter}': write it as space.field",
+                    action.name
+                ));
+            };
+            self.check_space("action", &action.name, space)
+        })
     }
 }
 

@@ -102,6 +102,26 @@ pub enum Expire {
     Ignore,
 }
 
+/// What an action does with an id below the horizon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BelowHorizon {
+    /// Nothing: it answers nil.
+    Refuse,
+    /// It moves the counters; the flag stays unknown.
+    Count,
+}
+
+impl Action {
+    /// The counters that it moves, each with the key that names it.
+    pub fn moved(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let counter = std::iter::once(("counter", self.counter.as_str()));
+        let also = self.also.iter().map(|counter| ("also", counter.as_str()));
+        let of_member = self.member_counters.iter();
+        counter.chain(also).chain(of_member.map(|text| ("member_counters", text.as_str())))
+    }
+}
+
 impl Fsync {
     /// As it is written in files and on the command line.
     pub const fn name(self) -> &'static str {
@@ -250,10 +270,15 @@ section! {
         /// is an eighth of that, then each is twice the one before.
         pairs_per_table: u64 = 8 << 20,
         /// Most tables in memory. When one more would be needed, the oldest is recycled: its ids
-        /// lie below the horizon then, and answer "unknown" (nil). An action on such an id answers
-        /// nil and moves no counter: an old post cannot be liked any more. Where it must be, choose
-        /// more tables, or let the oldest move to the disk: see spill.
+        /// lie below the horizon then, and answer "unknown" (nil). What an action on such an id
+        /// does, below_horizon says. Where each like must be known for ever, choose more tables, or
+        /// let the oldest move to the disk: see spill.
         max_tables: usize = 32,
+        /// What an action does with an id below the horizon, where it is not known any more whether
+        /// the member did it before: "refuse" (it answers nil and moves no counter: an old post
+        /// cannot be liked any more) or "count" (it moves the counters and answers 1; the flag
+        /// stays unknown, so a repeated like counts again, and so does a repeated unlike).
+        below_horizon: BelowHorizon = BelowHorizon::Refuse,
         /// Whether the oldest table moves to the disk instead of being recycled: one 4 KiB read per
         /// flag of an old post then, and the horizon stays where it is. What is set late of such
         /// tables is held exactly until it is merged, in at most a sixteenth of the memory that the
@@ -297,6 +322,10 @@ section! {
         counters: Vec<String> = vec![],
         /// Flags, in order: existence spaces.
         flags: Vec<String> = vec![],
+        /// Views of the further ids of an entry: with an author's view here `FEED.GET home 7
+        /// 1001/77 1002/78` shows behind what this view shows of a post what that one shows of its
+        /// author. Such a view has no further ones itself.
+        then: Vec<String> = vec![],
     }
 }
 
@@ -309,8 +338,15 @@ section! {
         name: String = String::new(),
         /// The existence space that remembers which members did it.
         flag: String = String::new(),
-        /// The counter that it moves, as "space.field".
+        /// The counter of the id that it moves, as "space.field".
         counter: String = String::new(),
+        /// Counters of the id that it moves beside, each as "space.field".
+        also: Vec<String> = Vec::new(),
+        /// Counters of the member that it moves beside. With flag = "follows", counter =
+        /// "user.follower" and "user.following" here `FEED.ACT follow 7 9` counts a follower for 9
+        /// and a following for 7. A member must be an id then. All of them move with the flag or
+        /// none does, in one batch of the log.
+        member_counters: Vec<String> = Vec::new(),
     }
 }
 
@@ -349,6 +385,7 @@ impl Default for Options {
             name: text(name),
             flag: text(flag),
             counter: format!("post.{name}"),
+            ..Action::default()
         };
         Options {
             dir: PathBuf::from("data"),
@@ -379,6 +416,7 @@ impl Default for Options {
                 // there.
                 counters: ["like", "repost", "comment", "read"].map(|f| format!("post.{f}")).into(),
                 flags: vec![text("liked"), text("read")],
+                then: vec![],
             }],
             action: vec![
                 action("like", "liked"),

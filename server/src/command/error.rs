@@ -152,6 +152,7 @@ impl From<WriteError> for Refusal {
             }
             WriteError::Counter(_)
             | WriteError::Phantom(_)
+            | WriteError::MemberIsNoId
             | WriteError::OtherIncrement
             | WriteError::NoTokens => refuse!("ERR {error}"),
         }

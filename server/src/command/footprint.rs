@@ -122,7 +122,17 @@ impl<'a> Footprint<'a> {
                      | KeyRef::Pair { id, .. })| { each(id) },
                 )
             }
-            KeyArgs::Ids(_, first, step) => {
+            KeyArgs::Ids(of, first, step) => {
+                if of == Of::Action
+                    && let Some(Named::Action(action)) = self.named(of)
+                    && action.counts_member()
+                {
+                    natural(self.args.at(MEMBER)).into_iter().for_each(&mut each);
+                }
+                if self.joined(of).is_some() {
+                    entries(self.args, first).for_each(|(_, _, id)| each(id));
+                    return self.reach();
+                }
                 ids(self.args, first, step).for_each(|(_, id)| each(id))
             }
         }
@@ -136,11 +146,7 @@ impl<'a> Footprint<'a> {
     }
 
     /// `end`: only ids below it, if any.
-    fn walk(
-        &self,
-        end: impl FnOnce(Named<'a>) -> Option<u64>,
-        mut each: impl FnMut(usize, Touch<'a>),
-    ) {
+    fn walk(&self, end: impl Fn(Named<'a>) -> Option<u64>, mut each: impl FnMut(usize, Touch<'a>)) {
         match self.keys {
             KeyArgs::None => {}
             KeyArgs::Keys(..) => {
@@ -154,8 +160,19 @@ impl<'a> Footprint<'a> {
             }
             KeyArgs::Ids(of, first, step) => {
                 let Some(named) = self.named(of) else { return };
-                let end = end(named);
                 let member = LazyCell::new(|| Member::parse(self.args.at(MEMBER)));
+                if let Some(view) = self.joined(of) {
+                    for (at, part, id) in entries(self.args, first) {
+                        let part = std::iter::once(view).chain(self.engines.then(view)).nth(part);
+                        if let Some(view) = part
+                            && end(Named::View(view)).is_none_or(|end| id < end)
+                        {
+                            each(at, Touch::Shown(view, id, *member));
+                        }
+                    }
+                    return;
+                }
+                let end = end(named);
                 ids(self.args, first, step)
                     .filter(|(_, id)| end.is_none_or(|end| *id < end))
                     .for_each(|(at, id)| self.touch_id(named, at, id, || *member, &mut each));
@@ -207,10 +224,24 @@ impl<'a> Footprint<'a> {
             Named::View(view) => each(at, Touch::Shown(view, id, member())),
             Named::Action(action) => {
                 let (flags, counters) = self.engines.spaces_of(action);
-                each(at, Touch::Pair(flags, id, Some(member())));
+                let member = member();
+                each(at, Touch::Pair(flags, id, Some(member)));
                 each(at, Touch::Row(counters, id));
+                for (space, of_member) in self.engines.beside(action) {
+                    match member {
+                        _ if !of_member => each(at, Touch::Row(space, id)),
+                        Member::Number(member) => each(at, Touch::Row(space, member)),
+                        Member::Bytes(_) => {}
+                    }
+                }
             }
         }
+    }
+
+    /// The view, if its entries have several ids.
+    fn joined(&self, of: Of) -> Option<&'a View> {
+        let view = if of == Of::View { self.engines.view(self.args.at(self.name)) } else { None };
+        view.filter(|view| view.is_joined())
     }
 
     /// What the name in front of the ids stands for.
@@ -251,6 +282,18 @@ fn ids<'a>(
     step: usize,
 ) -> impl Iterator<Item = (usize, u64)> + use<'a> {
     (first..args.len()).step_by(step).filter_map(move |at| Some((at, natural(args.at(at))?)))
+}
+
+/// The ids among arguments that are entries of several, `1001/77`: positions of the argument and
+/// of the id in it, and the id.
+fn entries<'a>(
+    args: Args<'a>,
+    first: usize,
+) -> impl Iterator<Item = (usize, usize, u64)> + use<'a> {
+    (first..args.len()).flat_map(move |at| {
+        let parts = args.at(at).split(|byte| *byte == b'/').enumerate();
+        parts.filter_map(move |(part, text)| Some((at, part, natural(text)?)))
+    })
 }
 
 /// The position of the action that a request of this command does beside: `FEED.GET ... MARK`.

@@ -165,6 +165,9 @@ pub(crate) struct Scratch {
     pub(crate) answers: Vec<::phantom::Answer>,
     pub(crate) changes: Vec<::counter::Change>,
     pub(crate) page: Page,
+    /// Of a page whose entries have several ids: the further ones of all entries, and what is shown
+    /// of them.
+    pub(crate) further: Vec<(Vec<u64>, Page)>,
 }
 
 impl Scratch {

@@ -118,6 +118,8 @@ pub(super) fn spaces(node: &Node) -> Value {
             "name": action.name(),
             "flag": engines.flag_of(action).name(),
             "counter": engines.moved_by(action),
+            "also": engines.moved_beside(action, false),
+            "member_counters": engines.moved_beside(action, true),
         })
     });
     let actions: Vec<Value> = actions.collect();
@@ -132,7 +134,13 @@ pub(super) fn spaces(node: &Node) -> Value {
 
 fn view(engines: &Engines, view: &View) -> Value {
     let flags: Vec<&str> = engines.flags(view).map(ExistenceSpace::name).collect();
-    json!({ "name": view.name(), "counters": engines.columns(view), "flags": flags })
+    let then: Vec<&str> = engines.then(view).map(View::name).collect();
+    json!({
+        "name": view.name(),
+        "counters": engines.columns(view),
+        "flags": flags,
+        "then": then,
+    })
 }
 
 fn counter(space: &CounterSpace) -> Value {

@@ -122,6 +122,7 @@ fn views_and_actions_say_what_they_are_made_of() {
             name: "mixed".to_owned(),
             counters: ["user.following", "post.comment", "user"].map(str::to_owned).to_vec(),
             flags: vec!["read".to_owned()],
+            ..Default::default()
         });
     });
     let mut c = server.connection();

@@ -36,6 +36,7 @@ fn configure(config: &mut Config) {
         name: name.to_owned(),
         flag: flag.to_owned(),
         counter: counter.to_owned(),
+        ..Action::default()
     };
     // `cheered` shares its counter with `liked`; `both` has two counters, and so no gate.
     config.existence = ["liked", "cheered", "both", "read"].map(flag).into();

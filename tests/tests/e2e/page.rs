@@ -228,6 +228,7 @@ fn views_of_any_shape_show_the_same_numbers() {
                     name,
                     counters: own(counters),
                     flags: own(flags),
+                    ..Default::default()
                 });
             }
         }

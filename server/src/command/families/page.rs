@@ -12,7 +12,9 @@ pub(crate) const TABLE: &[Spec] = &[
         since: "0.1.0",
         usage: "view viewer id [id ...] [BINARY] [MARK action]",
         summary: "For each id an array: the view's counters, then its flags as the viewer set them \
-                  (1, 0, or nil if the id lies below the horizon). BINARY answers one string \
+                  (1, 0, or nil if the id lies below the horizon). If the view names others for \
+                  further ids (then), an entry is several ids, post/author, and the rows of all of \
+                  them stand in one. BINARY answers one string \
                   instead: per id the counters as little-endian i64, then the flags as signed \
                   bytes (1, 0, -1 for unknown); in Python struct.iter_unpack('<4q2b', reply) for \
                   four counters and two flags. MARK also does an action for all ids, after reading \
@@ -34,7 +36,8 @@ pub(crate) const TABLE: &[Spec] = &[
         usage: "action viewer id [id ...]",
         summary: "Does an action: sets the viewer's flag and adds 1 to the counter, for each id. \
                   Per id 1, or 0 if it was done before, or nil if the id lies below the horizon. A \
-                  repeated action counts once. Where the id has no row (none yet, or DEL has \
+                  repeated action counts once. An action may move more counters, of the id and of \
+                  the viewer, all or none. Where the id has no row (none yet, or DEL has \
                   deleted it), the first action counts even if its viewer's flag is set; the flags \
                   of others stay as they are.",
 

@@ -5,6 +5,7 @@ use crate::command::error::{Refusal, refuse};
 use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, id};
+use crate::handlers::log_size;
 use crate::handlers::session::Scratch;
 use dataset::engines::{Action, Page, View};
 use phantom::{Answer, BATCH, Change, Member};
@@ -17,87 +18,37 @@ pub(crate) const RUN: &[(&str, Handler)] =
 /// is not kept.
 const LONG: usize = 4096;
 
+/// What a page is asked for beside its ids.
+struct Asked<'a> {
+    binary: bool,
+    mark: Option<&'a Action>,
+}
+
 fn get(call: &mut Call<'_>) -> Outcome {
     let engines = call.node.engines();
     let Some(view) = engines.view(call.args.at(1)) else {
         return Err(refuse!("ERR no such view '{}'", Printable(call.args.at(1))));
     };
     let viewer = Member::parse(call.args.at(2));
-    let (mut binary, mut mark) = (false, None);
-    call.scratch.ids.clear();
-    let mut args = call.args.from(3).iter();
-    while let Some(arg) = args.next() {
-        if let Some(id) = resp::natural(arg) {
-            call.scratch.ids.push(id);
-        } else if arg.eq_ignore_ascii_case(b"BINARY") {
-            binary = true;
-        } else if arg.eq_ignore_ascii_case(b"MARK") {
-            // Once: what a user may do is asked of the first.
-            if mark.is_some() {
-                return Err(Refusal::SYNTAX);
-            }
-            mark = Some(find_action(call, args.next().ok_or(Refusal::SYNTAX)?)?);
-        } else {
-            return Err(id(arg).err().unwrap_or(Refusal::SYNTAX));
-        }
-    }
-    if call.scratch.ids.is_empty() {
-        return Err(call.wrong_arity());
-    }
-    let long = call.scratch.ids.len() > LONG;
-    if long {
-        let (counters, flags, most) =
-            (engines.columns(view).len(), view.flags(), call.session.most_out);
-        // In integers each takes four bytes at least.
-        let least = if binary { counters * 8 + flags } else { (counters + flags) * 4 };
-        if call.scratch.ids.len().saturating_mul(least) > most {
-            return Err(refuse!(
-                "ERR the page takes more than {most} bytes (max_output_buffer_bytes)"
-            ));
-        }
+    let asked = read_words(call, view)?;
+    let is_long = call.scratch.ids.len() > LONG;
+    if is_long {
+        check_length(call, view, asked.binary)?;
     }
     engines.feed_get(view, &viewer, &call.scratch.ids, &mut call.scratch.page);
-    if binary {
+    for (part, (ids, page)) in engines.then(view).zip(&mut call.scratch.further) {
+        engines.feed_get(part, &viewer, ids, page);
+    }
+    let mut refused = if asked.binary {
         crate::handlers::execute::readable(call.node)?;
+        Vec::new()
+    } else {
+        unreadable_rows(call, view)
+    };
+    if let Some(action) = asked.mark {
+        mark(call, action, &viewer, &mut refused);
     }
-    // The page is read: marking comes after what it shows. A row that cannot be read, or a mark
-    // that is refused (no memory), costs its own id's row only; a log that takes no changes costs
-    // none: its error stands behind the last row.
-    let mut refused: Vec<(usize, Refusal)> = Vec::new();
-    if engines.has_cold() {
-        let mut unreadable = crate::handlers::execute::Unreadable::default();
-        if unreadable.note(call.node) {
-            for (index, &id) in call.scratch.ids.iter().enumerate() {
-                refused.extend(
-                    unreadable.refusal(call.node, id).map(|refusal| (index, refusal.clone())),
-                );
-            }
-        }
-    }
-    if let Some(action) = mark {
-        match call.admit_write() {
-            Err(refusal) => refused.push((call.scratch.ids.len(), refusal)),
-            Ok(()) => {
-                let Scratch { ids, row, .. } = call.scratch;
-                let unreadable: Vec<usize> = refused.iter().map(|(at, _)| *at).collect();
-                let mut unreadable = unreadable.into_iter().peekable();
-                for (index, &id) in ids.iter().enumerate() {
-                    if unreadable.next_if_eq(&index).is_some() {
-                        continue;
-                    }
-                    if let Err(error) = engines.act(action, &viewer, id, row) {
-                        refused.push((index, error.into()));
-                    }
-                    if let Err(refusal) = crate::handlers::execute::row_readable(call.node, id) {
-                        refused.push((index, refusal));
-                    }
-                }
-                refused.sort_by_key(|(at, _)| *at);
-                refused.dedup_by_key(|(at, _)| *at);
-            }
-        }
-    }
-    if !binary {
+    if !asked.binary {
         write_rows(call, view, &refused);
     } else if let Some((_, refusal)) = refused.first() {
         // A packed page has no place for errors.
@@ -107,30 +58,185 @@ fn get(call: &mut Call<'_>) -> Outcome {
     } else {
         write_packed(call, view);
     }
-    if long {
+    if view.is_joined() {
+        // All of them were shown: `visibility.rs`.
+        let Scratch { ids, further, .. } = &mut *call.scratch;
+        further.iter().for_each(|(more, _)| ids.extend(more));
+    }
+    if is_long {
         call.scratch.page = Page::default();
+        call.scratch.further.clear();
     }
     Ok(())
 }
 
+/// Reads the ids and options of a page.
+#[inline]
+fn read_words<'a>(call: &mut Call<'a>, view: &View) -> Result<Asked<'a>, Refusal> {
+    let mut asked = Asked { binary: false, mark: None };
+    let is_joined = view.is_joined();
+    call.scratch.ids.clear();
+    if is_joined {
+        let parts = call.node.engines().then(view).count();
+        call.scratch.further.resize_with(parts, Default::default);
+        call.scratch.further.iter_mut().for_each(|(ids, _)| ids.clear());
+    }
+    let mut args = call.args.from(3).iter();
+    while let Some(arg) = args.next() {
+        if is_joined && arg.first().is_some_and(u8::is_ascii_digit) {
+            read_entry(call.scratch, view, arg)?;
+        } else if let Some(id) = resp::natural(arg) {
+            call.scratch.ids.push(id);
+        } else if arg.eq_ignore_ascii_case(b"BINARY") {
+            asked.binary = true;
+        } else if arg.eq_ignore_ascii_case(b"MARK") {
+            // Once: what a user may do is asked of the first.
+            if asked.mark.is_some() {
+                return Err(Refusal::SYNTAX);
+            }
+            let action = find_action(call, args.next().ok_or(Refusal::SYNTAX)?)?;
+            if action.is_wide() {
+                return Err(refuse!(
+                    "ERR MARK does an action that moves one counter: '{}' moves several, for \
+                     FEED.ACT",
+                    action.name()
+                ));
+            }
+            asked.mark = Some(action);
+        } else {
+            return Err(id(arg).err().unwrap_or(Refusal::SYNTAX));
+        }
+    }
+    if call.scratch.ids.is_empty() {
+        return Err(call.wrong_arity());
+    }
+    Ok(asked)
+}
+
+/// An entry of several ids, `1001/77`: the view's own, then those of its further views.
+fn read_entry(scratch: &mut Scratch, view: &View, text: &[u8]) -> Outcome {
+    let mut parts = text.split(|byte| *byte == b'/');
+    let Scratch { ids, further, .. } = scratch;
+    let lists = std::iter::once(ids).chain(further.iter_mut().map(|(ids, _)| ids));
+    let mut read = 0;
+    for list in lists {
+        let Some(part) = parts.next() else { break };
+        list.push(id(part)?);
+        read += 1;
+    }
+    let wanted = 1 + scratch.further.len();
+    if read < wanted || parts.next().is_some() {
+        return Err(refuse!(
+            "ERR Invalid entry '{}': the view '{}' takes {wanted} ids each, with / between them",
+            Printable(text),
+            view.name()
+        ));
+    }
+    Ok(())
+}
+
+/// A page may be too long to be sent: looked at before it is made.
+#[cold]
+fn check_length(call: &Call<'_>, view: &View, binary: bool) -> Outcome {
+    let (engines, most) = (call.node.engines(), call.session.most_out);
+    let views = std::iter::once(view).chain(engines.then(view));
+    // In integers each takes four bytes at least.
+    let least = |view: &View| {
+        let (counters, flags) = (engines.columns(view).len(), view.flags());
+        if binary { counters * 8 + flags } else { (counters + flags) * 4 }
+    };
+    if call.scratch.ids.len().saturating_mul(views.map(least).sum()) > most {
+        return Err(refuse!("ERR the page takes more than {most} bytes (max_output_buffer_bytes)"));
+    }
+    Ok(())
+}
+
+/// Rows of which something could not be read, with the error: it costs this row only.
+fn unreadable_rows(call: &Call<'_>, view: &View) -> Vec<(usize, Refusal)> {
+    if !call.node.engines().has_cold() {
+        return Vec::new();
+    }
+    let mut unreadable = crate::handlers::execute::Unreadable::default();
+    if !unreadable.note(call.node) {
+        return Vec::new();
+    }
+    let Scratch { ids, further, .. } = &*call.scratch;
+    let further = if view.is_joined() { &further[..] } else { &[] };
+    let mut refused = Vec::new();
+    for (index, &id) in ids.iter().enumerate() {
+        let entry = std::iter::once(id).chain(further.iter().map(|(ids, _)| ids[index]));
+        let first = entry.filter_map(|id| unreadable.refusal(call.node, id).cloned()).next();
+        refused.extend(first.map(|refusal| (index, refusal)));
+    }
+    refused
+}
+
+/// Does an action for all ids of a page. The page is read: marking comes after what it shows. A
+/// mark that is refused (no memory) costs its own id's row only; a log that takes no changes costs
+/// none: its error stands behind the last row.
+#[inline]
+fn mark(
+    call: &mut Call<'_>,
+    action: &Action,
+    viewer: &Member<'_>,
+    refused: &mut Vec<(usize, Refusal)>,
+) {
+    if let Err(refusal) = call.admit_write() {
+        refused.push((call.scratch.ids.len(), refusal));
+        return;
+    }
+    let engines = call.node.engines();
+    let Scratch { ids, row, .. } = &mut *call.scratch;
+    let unreadable: Vec<usize> = refused.iter().map(|(at, _)| *at).collect();
+    let mut unreadable = unreadable.into_iter().peekable();
+    for (index, &id) in ids.iter().enumerate() {
+        if unreadable.next_if_eq(&index).is_some() {
+            continue;
+        }
+        if let Err(error) = engines.act(action, viewer, id, row) {
+            refused.push((index, error.into()));
+        }
+        if let Err(refusal) = crate::handlers::execute::row_readable(call.node, id) {
+            refused.push((index, refusal));
+        }
+    }
+    refused.sort_by_key(|(at, _)| *at);
+    refused.dedup_by_key(|(at, _)| *at);
+}
+
+/// The pages of a view with those of its further views.
+fn pages<'a>(scratch: &'a Scratch, view: &View) -> impl Iterator<Item = &'a Page> + Clone {
+    let further = if view.is_joined() { &scratch.further[..] } else { &[] };
+    std::iter::once(&scratch.page).chain(further.iter().map(|(_, page)| page))
+}
+
 fn write_rows(call: &mut Call<'_>, view: &View, refused: &[(usize, Refusal)]) {
-    let Scratch { ids, page, .. } = &*call.scratch;
+    let (ids, page) = (&call.scratch.ids, &call.scratch.page);
     let rows = ids.len() + usize::from(refused.last().is_some_and(|&(at, _)| at == ids.len()));
-    let (width, bits, most) = (page.counters() + view.flags(), page.bits(), call.session.most_out);
-    if let (Some((counters, flags)), true) = (page.usual(), refused.is_empty()) {
+    let most = call.session.most_out;
+    let is_whole = refused.is_empty() && !view.is_joined();
+    if let (Some((counters, flags)), true) = (page.usual(), is_whole) {
+        let width = page.counters() + view.flags();
         let write = |index: usize, row: &mut IntRow<'_>| {
             let ([first, second], at) = (flags[index / BATCH], index % BATCH);
             row.usual(&counters[index], [first.yes >> at & 1 != 0, second.yes >> at & 1 != 0]);
         };
-        return call.reply.int_rows(rows, width, bits, most, write, |_| None);
+        return call.reply.int_rows(rows, width, page.bits(), most, write, |_| None);
     }
+    let pages = pages(call.scratch, view);
+    let width = pages.clone().map(|page| page.counters() + page.flags()).sum();
+    let bits = pages.clone().fold(0, |bits, page| bits | page.bits());
     let write = |index: usize, row: &mut IntRow<'_>| {
         row.header();
-        match page.counters_of(index) {
-            Some(counters) => counters.iter().for_each(|&value| row.int(value)),
-            None => (0..page.counters()).for_each(|column| row.int(page.counter(index, column))),
+        for page in pages.clone() {
+            match page.counters_of(index) {
+                Some(counters) => counters.iter().for_each(|&value| row.int(value)),
+                None => {
+                    (0..page.counters()).for_each(|column| row.int(page.counter(index, column)));
+                }
+            }
+            page.flags_of(index).for_each(|answer| row.flag(known(answer)));
         }
-        page.flags_of(index).for_each(|answer| row.flag(known(answer)));
     };
     call.reply.int_rows(rows, width, bits, most, write, |row| {
         let at = refused.binary_search_by_key(&row, |(at, _)| *at).ok()?;
@@ -147,22 +253,27 @@ fn known(answer: Answer) -> Option<bool> {
 }
 
 fn write_packed(call: &mut Call<'_>, view: &View) {
-    let Scratch { ids, page, .. } = &*call.scratch;
-    let width = page.counters() * 8 + view.flags();
-    call.reply.bulk_with(ids.len() * width, |out| {
+    let pages = pages(call.scratch, view);
+    let width: usize = pages.clone().map(|page| page.counters() * 8 + page.flags()).sum();
+    let bytes = call.scratch.ids.len() * width;
+    call.reply.bulk_with(bytes, |out| {
         let start = out.len();
-        out.resize(start + ids.len() * width, 0);
-        for (index, row) in out[start..].chunks_exact_mut(width.max(1)).enumerate() {
-            let (counters, flags) = row.split_at_mut(page.counters() * 8);
-            for (column, place) in counters.as_chunks_mut().0.iter_mut().enumerate() {
-                *place = page.counter(index, column).to_le_bytes();
-            }
-            for (place, answer) in flags.iter_mut().zip(page.flags_of(index)) {
-                *place = match answer {
-                    Answer::Yes => 1,
-                    Answer::No => 0,
-                    Answer::Unknown => 0xff,
-                };
+        out.resize(start + bytes, 0);
+        for (index, mut row) in out[start..].chunks_exact_mut(width.max(1)).enumerate() {
+            for page in pages.clone() {
+                let (counters, rest) = row.split_at_mut(page.counters() * 8);
+                let (flags, rest) = rest.split_at_mut(page.flags());
+                for (column, place) in counters.as_chunks_mut().0.iter_mut().enumerate() {
+                    *place = page.counter(index, column).to_le_bytes();
+                }
+                for (place, answer) in flags.iter_mut().zip(page.flags_of(index)) {
+                    *place = match answer {
+                        Answer::Yes => 1,
+                        Answer::No => 0,
+                        Answer::Unknown => 0xff,
+                    };
+                }
+                row = rest;
             }
         }
     });
@@ -194,6 +305,16 @@ fn change(
     let action = find_action(call, call.args.at(1))?;
     let viewer = Member::parse(call.args.at(2));
     call.ids_from(3)?;
+    // What it moves beside lies in other stripes: all of them together, in one batch of the log.
+    let _alone = if action.is_wide() {
+        let bytes = log_size::of(call.node.engines(), || std::iter::once(call.args))?;
+        let member = resp::natural(call.args.at(2)).filter(|_| action.counts_member());
+        let ids = call.scratch.ids.iter().copied().chain(member).collect();
+        let Some(alone) = call.alone(ids, bytes) else { return Ok(()) };
+        alone
+    } else {
+        None
+    };
     call.reply.array(call.scratch.ids.len());
     for index in 0..call.scratch.ids.len() {
         let id = call.scratch.ids[index];

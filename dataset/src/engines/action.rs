@@ -1,0 +1,293 @@
+//! Actions: a flag and the counters that move with it, both or neither.
+//!
+//! An action moves one counter of the id in the stripe of the id: a like costs no more than its
+//! flag and its counter. It may move others beside, of the id and of the member (*follow* moves the
+//! followers of the one and the followings of the other). These lie in other stripes, so the caller
+//! holds them all ([`Engines::exclusive`], with room in the log), and what is marked goes into one
+//! batch.
+
+use crate::dirty_keys::Mark;
+use crate::engines::write::WriteError;
+use crate::engines::{CounterSpace, Engines, ExistenceSpace};
+use counter::{Bounds, Change as Delta};
+use phantom::{Change, Member};
+use std::cell::{Cell, RefCell};
+
+/// What takes from counters stops at 0.
+const NOT_BELOW_ZERO: Bounds = Bounds { min: Some(0), max: None, saturate: true };
+
+/// A flag and the counters that move together.
+#[derive(Clone)]
+pub struct Action {
+    pub(super) name: String,
+    pub(super) flag: usize,
+    pub(super) counter: usize,
+    pub(super) field: usize,
+    pub(super) beside: Vec<Beside>,
+}
+
+/// A counter that moves beside the first one.
+#[derive(Clone)]
+pub(super) struct Beside {
+    /// Index of the counter space.
+    pub(super) counter: usize,
+    /// Position of the field.
+    pub(super) field: usize,
+    /// Of the member's row, else of the id's.
+    pub(super) of_member: bool,
+}
+
+impl Action {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it moves more than one counter: its callers keep out other writers of the id, and of
+    /// the member if that counts.
+    #[inline]
+    pub fn is_wide(&self) -> bool {
+        !self.beside.is_empty()
+    }
+
+    /// Whether counters of the member move: it must be a number then.
+    pub fn counts_member(&self) -> bool {
+        self.beside.iter().any(|beside| beside.of_member)
+    }
+}
+
+/// A counter that has moved beside an action.
+struct Moved<'a> {
+    space: &'a CounterSpace,
+    id: u64,
+    field: usize,
+    /// What it was; none if there was no row.
+    before: Option<i64>,
+}
+
+/// The counters that have moved beside an action. Most actions move none.
+#[derive(Default)]
+struct Before<'a>(Vec<Moved<'a>>);
+
+impl Before<'_> {
+    /// The action is refused after all.
+    #[cold]
+    fn put_back(&self, engines: &Engines) {
+        for &Moved { space, id, field, before } in self.0.iter().rev() {
+            let put = match before {
+                Some(value) => engines.set(space, id, &[(field, value)]).map(|_| ()),
+                None => {
+                    engines.delete(space, id);
+                    Ok(())
+                }
+            };
+            // The row is there and had the value, so nothing can stand against it.
+            if let Err(error) = put {
+                tracing::error!(
+                    "counter {field} of {id} in '{}' keeps a step of a refused action: {error}; \
+                     set it anew",
+                    space.name()
+                );
+            }
+        }
+    }
+}
+
+impl Engines {
+    /// The spaces that an action changes.
+    #[inline]
+    pub fn spaces_of(&self, action: &Action) -> (&ExistenceSpace, &CounterSpace) {
+        (&self.existences[action.flag], &self.counters[action.counter])
+    }
+
+    /// The counter spaces of the counters that an action moves beside, and whether these are the
+    /// member's.
+    pub fn beside<'a>(
+        &'a self,
+        action: &'a Action,
+    ) -> impl Iterator<Item = (&'a CounterSpace, bool)> + use<'a> {
+        action.beside.iter().map(|beside| (&self.counters[beside.counter], beside.of_member))
+    }
+
+    /// Does an action: if the viewer's flag on `id` is not set, sets it and adds 1 to the counter,
+    /// both or neither. A repetition, or the same action at the same moment on another connection,
+    /// finds it done. What the filter takes for a repetition, but the counter proves to be none,
+    /// counts; and so does an action on an id that has no row, as after DEL, though the flag is
+    /// set.
+    #[inline]
+    pub fn act(
+        &self,
+        action: &Action,
+        viewer: &Member<'_>,
+        id: u64,
+        scratch: &mut Vec<i64>,
+    ) -> Result<Change, WriteError> {
+        let (flags, counters) = self.spaces_of(action);
+        let turn = RefCell::new(self.pair_turn(flags, id));
+        // In the turn: as long as it lasts the tie is what it is here.
+        let is_tied = self.is_tied(flags, counters, action.field);
+        let counted = Cell::new(false);
+        let mut count = || {
+            let beside = self.move_beside(action, id, viewer, 1)?;
+            scratch.clear();
+            let change = [Delta { field: action.field, delta: 1 }];
+            let added = counters.space.add(id, &change, &Bounds::default(), scratch);
+            added.inspect_err(|_| beside.put_back(self))?;
+            counted.set(true);
+            self.changed(counters.number, id);
+            if !is_tied {
+                self.loosen_uncounted(&mut turn.borrow_mut(), flags, id);
+            } else if scratch.first().is_none_or(|&counted| counted <= 0) {
+                flags.loosen(&mut turn.borrow_mut(), id);
+            }
+            Ok::<(), WriteError>(())
+        };
+        let mut change = flags.space.add_with(id, viewer, &mut count);
+        if matches!(change, Ok(Change::Unchanged)) && is_tied {
+            let counted = self.counted(counters, id, action.field);
+            // No row, no action that counted: it was deleted since, or the flag was set without.
+            let is_new = counted == Some(0) && !counters.space.exists(id);
+            if is_new || self.is_proof(flags, id, viewer, counted) {
+                change = count().map(|()| Change::Changed);
+            }
+        }
+        let mut turn = turn.into_inner();
+        let row = counted.get().then_some(counters.number);
+        let Ok(change) = change else {
+            // The engines promise that nothing has changed then. A row that was moved all the same
+            // is not to be missing from the log.
+            row.into_iter().for_each(|row| turn.mark(Mark::row(row, id)));
+            return change;
+        };
+        if change == Change::Unknown && flags.counts_below_horizon() {
+            drop(turn);
+            return self.count_unknown(action, viewer, id, 1, scratch);
+        }
+        if change == Change::Unchanged {
+            self.loosen_uncounted(&mut turn, flags, id);
+        }
+        self.mark_pair(&mut turn, flags, id, viewer, change, true, row);
+        Ok(change)
+    }
+
+    /// Undoes an action: if the flag is set, unsets it and takes 1 from the counter, which does not
+    /// go below 0 by that. What the filter takes for a set flag, but the counter proves to be none,
+    /// is left as it is.
+    #[inline]
+    pub fn undo(
+        &self,
+        action: &Action,
+        viewer: &Member<'_>,
+        id: u64,
+        scratch: &mut Vec<i64>,
+    ) -> Result<Change, WriteError> {
+        /// Why a flag that seemed to be set stays as it is.
+        enum Stop {
+            NotSet,
+            Refused(WriteError),
+        }
+        impl<E: Into<WriteError>> From<E> for Stop {
+            fn from(error: E) -> Stop {
+                Stop::Refused(error.into())
+            }
+        }
+        let (flags, counters) = self.spaces_of(action);
+        let turn = RefCell::new(self.pair_turn(flags, id));
+        // In the turn: as long as it lasts the tie is what it is here.
+        let is_tied = self.is_tied(flags, counters, action.field);
+        let count = || {
+            let mut turn = turn.borrow_mut();
+            if is_tied && self.is_proof(flags, id, viewer, self.counted(counters, id, action.field))
+            {
+                return Err(Stop::NotSet);
+            }
+            self.before_lowering(&mut turn, counters, id, |field, now| {
+                now.saturating_sub(i64::from(field == action.field))
+            });
+            let beside = self.move_beside(action, id, viewer, -1)?;
+            scratch.clear();
+            let change = [Delta { field: action.field, delta: -1 }];
+            let taken = counters.space.add(id, &change, &NOT_BELOW_ZERO, scratch);
+            taken.inspect_err(|_| beside.put_back(self))?;
+            self.changed_row(&mut turn, counters, id);
+            Ok(())
+        };
+        let change = match flags.space.remove_with(id, viewer, count) {
+            Ok(change) => change,
+            Err(Stop::NotSet) => Change::Unchanged,
+            Err(Stop::Refused(error)) => return Err(error),
+        };
+        let mut turn = turn.into_inner();
+        if change == Change::Unknown && flags.counts_below_horizon() {
+            drop(turn);
+            return self.count_unknown(action, viewer, id, -1, scratch);
+        }
+        self.mark_pair(&mut turn, flags, id, viewer, change, false, None);
+        Ok(change)
+    }
+
+    /// Moves the counters beside; all or none. Without any this is one look.
+    #[inline]
+    fn move_beside(
+        &self,
+        action: &Action,
+        id: u64,
+        member: &Member<'_>,
+        delta: i64,
+    ) -> Result<Before<'_>, WriteError> {
+        if action.beside.is_empty() {
+            return Ok(Before::default());
+        }
+        self.move_all_beside(action, id, member, delta)
+    }
+
+    #[cold]
+    fn move_all_beside(
+        &self,
+        action: &Action,
+        id: u64,
+        member: &Member<'_>,
+        delta: i64,
+    ) -> Result<Before<'_>, WriteError> {
+        let bounds = if delta < 0 { NOT_BELOW_ZERO } else { Bounds::default() };
+        let mut before = Before::default();
+        for beside in &action.beside {
+            let space = &self.counters[beside.counter];
+            let id = match (beside.of_member, member) {
+                (false, _) => id,
+                (true, Member::Number(member)) => *member,
+                (true, Member::Bytes(_)) => {
+                    before.put_back(self);
+                    return Err(WriteError::MemberIsNoId);
+                }
+            };
+            let mut row = vec![0; space.schema().width()];
+            let value = space.get(id, &mut row).then(|| row[beside.field]);
+            let change = [Delta { field: beside.field, delta }];
+            self.add(space, id, &change, &bounds, &mut Vec::new())
+                .inspect_err(|_| before.put_back(self))?;
+            before.0.push(Moved { space, id, field: beside.field, before: value });
+        }
+        Ok(before)
+    }
+
+    /// An action on an id below the horizon, of which the flag is not known any more: only the
+    /// counters move, as the space says.
+    #[cold]
+    fn count_unknown(
+        &self,
+        action: &Action,
+        member: &Member<'_>,
+        id: u64,
+        delta: i64,
+        scratch: &mut Vec<i64>,
+    ) -> Result<Change, WriteError> {
+        let beside = self.move_beside(action, id, member, delta)?;
+        let bounds = if delta < 0 { NOT_BELOW_ZERO } else { Bounds::default() };
+        let change = [Delta { field: action.field, delta }];
+        scratch.clear();
+        self.add(&self.counters[action.counter], id, &change, &bounds, scratch)
+            .inspect_err(|_| beside.put_back(self))?;
+        Ok(Change::Changed)
+    }
+}
