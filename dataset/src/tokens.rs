@@ -7,7 +7,7 @@
 //!
 //! An entry is 128 bits of SHA-256 over space, id, field and token: equal on all nodes, and so hard
 //! to meet that no seed has to be kept. It goes into the log with its row, in one batch. The first
-//! byte chooses one of [`SHARDS`] rings, in which the oldest entry goes first when there is no
+//! byte chooses one of `SHARDS` rings, in which the oldest entry goes first when there is no
 //! room, so master, replica and a start let the same ones go. The time is that of the first use, by
 //! the clock of the node that was asked; it is compared with the clock of the one asked again.
 

@@ -289,10 +289,14 @@ pub fn request(args: &[&str]) -> Vec<u8> {
 /// password.
 pub fn recommended_user(name: &str, password: &str) -> Vec<String> {
     let text = include_str!("../../docs/security.md");
-    let line =
-        text.lines().map(str::trim).find(|line| line.starts_with(&format!("ACL SETUSER {name} ")));
-    let line = line
-        .expect("the documentation has this user")
-        .replace("#<sha256>", &format!(">{password}"));
-    line.split(' ').map(str::to_owned).collect()
+    let start = format!("ACL SETUSER {name} ");
+    let line = text.lines().find_map(|line| Some(&line[line.find(&start)?..]));
+    // As a shell reads them: what is between quotes is one word.
+    let parts = line.expect("the documentation has this user").split('\'').enumerate();
+    let words = parts.flat_map(|(at, part)| match at % 2 {
+        0 => part.split_ascii_whitespace().map(str::to_owned).collect(),
+        _ if part.starts_with('>') => vec![format!(">{password}")],
+        _ => vec![part.to_owned()],
+    });
+    words.collect()
 }

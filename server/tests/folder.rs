@@ -106,7 +106,7 @@ fn a_log_cut_below_the_replay_position_stops_the_start_and_is_found_by_check() {
 
 #[test]
 fn a_long_start_says_how_far_it_is_and_tells_clients_to_wait() {
-    const ROWS: u64 = 3_000_000;
+    const ROWS: u64 = 9_000_000;
     let folder = tempfile::tempdir().unwrap();
     let program = Program::start(folder.path(), "no");
     call(&mut program.client(), &format!("CNT.SET post {FIRST} like 1"));

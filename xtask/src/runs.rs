@@ -178,6 +178,15 @@ pub(crate) const RUNS: &[Run] = &[
     },
     Run {
         group: "play",
+        name: "follow",
+        about: "the same under actions that move several counters: flags and counters agree",
+        file: "server/tests/follow.rs",
+        test: "-p tidemark-server --test follow",
+        reads: SEEDS,
+        soak: 0,
+    },
+    Run {
+        group: "play",
         name: "failover",
         about: "three Sentinels, three nodes behind proxies, redis-py under load",
         file: "server/tests/failover.rs",

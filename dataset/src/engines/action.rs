@@ -65,15 +65,17 @@ struct Moved<'a> {
     before: Option<i64>,
 }
 
-/// The counters that have moved beside an action. Most actions move none.
+/// The counters that have moved beside an action. Most actions move none, and need no list.
 #[derive(Default)]
-struct Before<'a>(Vec<Moved<'a>>);
+struct Before<'a>(Option<Box<Vec<Moved<'a>>>>);
 
 impl Before<'_> {
     /// The action is refused after all.
     #[cold]
     fn put_back(&self, engines: &Engines) {
-        for &Moved { space, id, field, before } in self.0.iter().rev() {
+        for &Moved { space, id, field, before } in
+            self.0.iter().flat_map(|moved| moved.iter().rev())
+        {
             let put = match before {
                 Some(value) => engines.set(space, id, &[(field, value)]).map(|_| ()),
                 None => {
@@ -266,7 +268,12 @@ impl Engines {
             let change = [Delta { field: beside.field, delta }];
             self.add(space, id, &change, &bounds, &mut Vec::new())
                 .inspect_err(|_| before.put_back(self))?;
-            before.0.push(Moved { space, id, field: beside.field, before: value });
+            before.0.get_or_insert_default().push(Moved {
+                space,
+                id,
+                field: beside.field,
+                before: value,
+            });
         }
         Ok(before)
     }

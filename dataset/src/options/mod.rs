@@ -342,7 +342,7 @@ section! {
         counter: String = String::new(),
         /// Counters of the id that it moves beside, each as "space.field".
         also: Vec<String> = Vec::new(),
-        /// Counters of the member that it moves beside. With flag = "follows", counter =
+        /// Counters of the member that it moves beside. With the flag "follows", the counter
         /// "user.follower" and "user.following" here `FEED.ACT follow 7 9` counts a follower for 9
         /// and a following for 7. A member must be an id then. All of them move with the flag or
         /// none does, in one batch of the log.

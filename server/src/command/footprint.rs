@@ -227,13 +227,28 @@ impl<'a> Footprint<'a> {
                 let member = member();
                 each(at, Touch::Pair(flags, id, Some(member)));
                 each(at, Touch::Row(counters, id));
-                for (space, of_member) in self.engines.beside(action) {
-                    match member {
-                        _ if !of_member => each(at, Touch::Row(space, id)),
-                        Member::Number(member) => each(at, Touch::Row(space, member)),
-                        Member::Bytes(_) => {}
-                    }
+                if action.is_wide() {
+                    self.touch_beside(action, at, id, member, each);
                 }
+            }
+        }
+    }
+
+    /// The counters that an action moves beside.
+    #[cold]
+    fn touch_beside(
+        &self,
+        action: &'a Action,
+        at: usize,
+        id: u64,
+        member: Member<'a>,
+        mut each: impl FnMut(usize, Touch<'a>),
+    ) {
+        for (space, of_member) in self.engines.beside(action) {
+            match member {
+                _ if !of_member => each(at, Touch::Row(space, id)),
+                Member::Number(member) => each(at, Touch::Row(space, member)),
+                Member::Bytes(_) => {}
             }
         }
     }

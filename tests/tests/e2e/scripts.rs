@@ -125,6 +125,7 @@ fn test_run_with_rustup(
     let stage = Stage::new(&["test", "scripts/toolchain", "scripts/test_totals"]);
     stage.file("tests/clients/setup", &format!("#!/bin/sh\nexit {setup_exit}\n"));
     stage.file("scripts/style", "#!/bin/sh\n");
+    stage.file("scripts/plots", "#!/bin/sh\n");
     stage.file("deploy/check", "#!/bin/sh\n");
     fs::write(stage.path("lines"), lines).unwrap();
     fs::write(stage.path("Cargo.toml"), "rust-version = \"1.2\"\n").unwrap();
@@ -155,9 +156,9 @@ fn test_script_ends_with_one_line_of_totals() {
                 finished in 0.1s\nSKIPPED: c: needs strace\nSKIPPED: c: needs a disk\n";
     let last = |out: &str| out.lines().last().unwrap_or_default().to_owned();
 
-    // Eight parts and 42 tests, one of which could not run.
+    // Nine parts and 42 tests, one of which could not run.
     let (out, code) = test_run(good, 0, 0, 0);
-    assert_eq!((last(&out).as_str(), code), ("50 passed, 0 failed, 2 skipped", 0), "{out}");
+    assert_eq!((last(&out).as_str(), code), ("51 passed, 0 failed, 2 skipped", 0), "{out}");
     assert!(out.contains("SKIPPED: c: needs strace"), "{out}");
     assert!(out.contains("test d ... ignored"), "{out}");
     let durations = out.lines().rev().nth(1).unwrap_or_default();
@@ -176,23 +177,23 @@ fn test_script_ends_with_one_line_of_totals() {
 
     // A part that fails keeps none of the others from running.
     let (out, code) = test_run(good, 0, 1, 1);
-    assert_eq!((last(&out).as_str(), code), ("48 passed, 2 failed, 2 skipped", 1), "{out}");
+    assert_eq!((last(&out).as_str(), code), ("49 passed, 2 failed, 2 skipped", 1), "{out}");
     assert!(out.contains("FAILED: setup, lints"), "{out}");
 
     let bad = "test b ... FAILED\ntest result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; \
                0 filtered out; finished in 0.1s\nerror: test failed, to rerun pass `-p x --lib`\n";
     let (out, code) = test_run(bad, 101, 0, 0);
-    assert_eq!((last(&out).as_str(), code), ("10 passed, 1 failed, 0 skipped", 1), "{out}");
+    assert_eq!((last(&out).as_str(), code), ("11 passed, 1 failed, 0 skipped", 1), "{out}");
     assert!(out.contains("test b ... FAILED"), "{out}");
 
     // A test program that was killed prints no result.
     let killed = format!("{good}{bad}error: test failed, to rerun pass `-p x --test y`\n");
     let (out, code) = test_run(&killed, 101, 0, 0);
-    assert_eq!((last(&out).as_str(), code), ("52 passed, 2 failed, 2 skipped", 1), "{out}");
+    assert_eq!((last(&out).as_str(), code), ("53 passed, 2 failed, 2 skipped", 1), "{out}");
 
     // The tests do not build.
     let (out, code) = test_run("error: could not compile `x`\n", 101, 0, 0);
-    assert_eq!((last(&out).as_str(), code), ("8 passed, 1 failed, 0 skipped", 1), "{out}");
+    assert_eq!((last(&out).as_str(), code), ("9 passed, 1 failed, 0 skipped", 1), "{out}");
 }
 
 /// A check that cannot be made here is named, and fails nothing.
@@ -202,7 +203,7 @@ fn an_oldest_rust_that_cannot_be_installed_is_named() {
                 finished in 0.1s\n";
     let (out, code) = test_run_with_rustup(good, 0, 0, 0, 1);
     assert!(out.contains("NOT CHECKED HERE: Rust 1.2 cannot be installed"), "{out}");
-    assert_eq!((out.lines().last(), code), (Some("10 passed, 0 failed, 0 skipped"), 0), "{out}");
+    assert_eq!((out.lines().last(), code), (Some("11 passed, 0 failed, 0 skipped"), 0), "{out}");
 }
 
 /// Debian 12 has no package of rustup: a machine without Rust gets one sentence that says so.

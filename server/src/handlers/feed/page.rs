@@ -253,30 +253,37 @@ fn known(answer: Answer) -> Option<bool> {
 }
 
 fn write_packed(call: &mut Call<'_>, view: &View) {
+    let width = |page: &Page| page.counters() * 8 + page.flags();
     let pages = pages(call.scratch, view);
-    let width: usize = pages.clone().map(|page| page.counters() * 8 + page.flags()).sum();
-    let bytes = call.scratch.ids.len() * width;
+    let all: usize = pages.clone().map(width).sum();
+    let bytes = call.scratch.ids.len() * all;
     call.reply.bulk_with(bytes, |out| {
         let start = out.len();
         out.resize(start + bytes, 0);
-        for (index, mut row) in out[start..].chunks_exact_mut(width.max(1)).enumerate() {
-            for page in pages.clone() {
-                let (counters, rest) = row.split_at_mut(page.counters() * 8);
-                let (flags, rest) = rest.split_at_mut(page.flags());
-                for (column, place) in counters.as_chunks_mut().0.iter_mut().enumerate() {
-                    *place = page.counter(index, column).to_le_bytes();
-                }
-                for (place, answer) in flags.iter_mut().zip(page.flags_of(index)) {
-                    *place = match answer {
-                        Answer::Yes => 1,
-                        Answer::No => 0,
-                        Answer::Unknown => 0xff,
-                    };
-                }
-                row = rest;
+        let mut before = 0;
+        for page in pages {
+            for (index, row) in out[start..].chunks_exact_mut(all.max(1)).enumerate() {
+                pack(page, index, &mut row[before..before + width(page)]);
             }
+            before += width(page);
         }
     });
+}
+
+/// What a page has of one id, as bytes.
+#[inline]
+fn pack(page: &Page, index: usize, row: &mut [u8]) {
+    let (counters, flags) = row.split_at_mut(page.counters() * 8);
+    for (column, place) in counters.as_chunks_mut().0.iter_mut().enumerate() {
+        *place = page.counter(index, column).to_le_bytes();
+    }
+    for (place, answer) in flags.iter_mut().zip(page.flags_of(index)) {
+        *place = match answer {
+            Answer::Yes => 1,
+            Answer::No => 0,
+            Answer::Unknown => 0xff,
+        };
+    }
 }
 
 fn find_action<'a>(call: &Call<'a>, name: &[u8]) -> Result<&'a Action, Refusal> {
