@@ -67,6 +67,7 @@ struct Moved<'a> {
 
 /// The counters that have moved beside an action. Most actions move none, and need no list.
 #[derive(Default)]
+#[expect(clippy::box_collection, reason = "one word is cleared for each action that moves none")]
 struct Before<'a>(Option<Box<Vec<Moved<'a>>>>);
 
 impl Before<'_> {

@@ -44,8 +44,8 @@ pub(super) struct ExportArgs {
     /// The file to write; without it standard output.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// A Redis to write to, redis://[[user]:password@]host[:port][/db], or rediss:// for TLS: each
-    /// row becomes a hash there, which replaces fields of the same names.
+    /// A Redis to write to, redis://user:password@host:port/db or rediss:// for TLS; only the host
+    /// is needed. Each row becomes a hash there, which replaces fields of the same names.
     #[arg(long, value_name = "URL", conflicts_with_all = ["output", "format"])]
     pub to: Option<String>,
     /// TLS of --to: the authorities that its certificate must be signed by (PEM).

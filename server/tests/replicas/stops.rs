@@ -148,8 +148,10 @@ fn a_master_that_is_told_to_stop_gives_its_replicas_what_was_written_last() {
             Leaving::by(how);
         assert_eq!(like_of(&master, FIRST), bulk(3), "it is read meanwhile");
         assert_eq!(like_of(&replica, FIRST), OwnedFrame::Null);
-        // The paused writer, and SHUTDOWN's client.
-        assert_eq!(master.info("blocked_clients"), if asked.is_some() { "2" } else { "1" });
+        let waiting = if asked.is_some() { "2" } else { "1" };
+        until("the paused writer waits, and SHUTDOWN's client", || {
+            master.info("blocked_clients") == waiting
+        });
         assert!(master.child.try_wait().unwrap().is_none() && !paused.is_finished());
         gate.store(false, SeqCst);
         ends(&mut master);

@@ -1,4 +1,4 @@
-//! `tidemark import`: rows, flags or events from files, or from a running Redis ([`redis`]), into a
+//! `tidemark import`: rows, flags or events from files, or from a running Redis (`redis`), into a
 //! running server, pipelined over several connections.
 //!
 //! The import talks RESP like any client, so it works from any machine, and what it loads is logged
@@ -114,8 +114,8 @@ pub struct ImportArgs {
     /// Stop at the first bad line.
     #[arg(long)]
     pub strict: bool,
-    /// A Redis or Valkey to copy from, redis://[[user]:password@]host[:port][/db], or rediss:// for
-    /// TLS; several times for the masters of a cluster.
+    /// A Redis or Valkey to copy from, redis://user:password@host:port/db or rediss:// for TLS;
+    /// only the host is needed; several times for the masters of a cluster.
     #[arg(long, value_name = "URL")]
     pub from: Vec<String>,
     /// TLS of --from: the authorities that its certificate must be signed by (PEM).
