@@ -68,6 +68,11 @@ impl RecordKind {
             .into_iter()
             .find(|&k| k as u8 == kind)
     }
+
+    /// Whether this release knows it.
+    pub fn is_known(kind: u8) -> bool {
+        RecordKind::from_number(kind).is_some()
+    }
 }
 
 /// Appends a number as LEB128.

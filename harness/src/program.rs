@@ -162,6 +162,16 @@ impl Program {
         self.child.wait().unwrap();
     }
 
+    /// Freezes the process, or lets it go on.
+    pub fn freeze(&self, is_frozen: bool) {
+        let signal =
+            if is_frozen { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
+        let process = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(process, signal).unwrap();
+        // One of its threads takes the signal when it runs next, and until then the others go on.
+        until("it stands still", || !is_frozen || stands_still(self.child.id()));
+    }
+
     /// SIGTERM.
     pub fn sigterm(&self) {
         let pid = rustix::process::Pid::from_child(&self.child);
@@ -173,6 +183,17 @@ impl Program {
         self.sigterm();
         self.child.wait().unwrap()
     }
+}
+
+/// Whether all threads of a process are stopped.
+fn stands_still(process: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let state = |task: std::fs::DirEntry| {
+        std::fs::read_to_string(task.path().join("stat")).unwrap_or_default()
+    };
+    tasks
+        .map(|task| state(task.unwrap()))
+        .all(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
 }
 
 impl Drop for Program {

@@ -36,6 +36,18 @@ pub enum RecoverError {
     /// A space could not be made.
     #[error(transparent)]
     Build(#[from] BuildError),
+    /// The folder has records that only a newer release knows. It is left as it is.
+    #[error(
+        "the data folder {} holds records of kind {kind}, which this release does not know. {}",
+        .folder.display(),
+        "Start the release that wrote them, or a newer one; the folder was not touched."
+    )]
+    Newer {
+        /// Which.
+        folder: std::path::PathBuf,
+        /// Their kind.
+        kind: u32,
+    },
     /// The folder cannot be made.
     #[error("cannot make the data folder {path}: {source}")]
     Folder {
@@ -146,7 +158,12 @@ pub(crate) fn recover_from(
     };
     let snapshot = snapshot::read_catalogue(&store)?;
     let is_first = snapshot.is_none();
+    let newer = |kind: u32| RecoverError::Newer { folder: options.dir.clone(), kind };
     if let Some(catalogue) = snapshot {
+        let unknown = |kind: &u32| !u8::try_from(*kind).is_ok_and(RecordKind::is_known);
+        if let Some(kind) = store.manifest().files.iter().map(|f| f.tag.kind).find(unknown) {
+            return Err(newer(kind));
+        }
         known = catalogue?;
         learn(&mut engines, &known)?;
         let rows = snapshot::load(&store, &mut engines, parts, &progress)?;
@@ -162,6 +179,9 @@ pub(crate) fn recover_from(
             } else {
                 Ok(())
             };
+        }
+        if !RecordKind::is_known(record.kind) {
+            return Err(failed.insert(newer(record.kind.into())).to_string());
         }
         apply_record(&engines, parts, record.space, record.kind, record.payload)?;
         let most_bytes = options.spill.max_bytes;
@@ -191,7 +211,7 @@ pub(crate) fn recover_from(
         store.replay(apply, &progress).map(|(log, end)| (Held::Own(Box::new(log)), end))
     };
     let (mut log, end) = match (failed, replayed) {
-        // Not damage: the configuration does not fit.
+        // Not damage: the configuration does not fit, or a newer release wrote it.
         (Some(error), _) => return Err(error),
         (None, replayed) => replayed?,
     };
@@ -258,4 +278,27 @@ pub fn run_commits(
     current: &Current,
 ) -> (Log, store::Result<()>) {
     durability.committer.run(log, &mut CommitSource::new(durability, current))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An older release says that it is older, and not that the folder is damaged.
+    #[test]
+    fn records_of_a_newer_release_are_refused_as_such() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let options = Options { dir: folder.path().into(), ..Options::default() };
+        let open = || recover(&options, &Arc::new(Durability::new(options.fsync)), false, |_| ());
+        let Held::Own(mut log) = open().expect("a new folder").log else { panic!("a master's") };
+        let mut batch = Batch::new();
+        batch.push(0, 200, b"?");
+        log.append(&batch, 0).expect("a record");
+        log.sync().expect("a sync");
+        drop(log);
+        let error = open().err().expect("it is refused");
+        assert!(matches!(error, RecoverError::Newer { kind: 200, .. }), "{error}");
+        let said = error.to_string();
+        assert!(said.contains("records of kind 200, which this release does not know"), "{said}");
+    }
 }

@@ -5,6 +5,7 @@
 use super::health;
 use crate::command::table::name_of;
 use crate::metrics::{self, Sample, buffer_bytes};
+use crate::roles::backup::{Fate, Kept, Status};
 use crate::roles::node::Node;
 use crate::roles::{Fed, LinkState};
 use crate::runtime::clients::{Client, Kind};
@@ -47,12 +48,34 @@ pub(super) fn status(node: &Arc<Node>) -> Value {
             "error": trouble.as_deref().map(shown),
             "io_method": engines.map(|e| e.cold.io_method()),
         },
+        "backup": backup(sample.backups(), node),
         "replication": replication(node),
         "redis": {
             "row_bytes": REDIS_ROW_BYTES,
             "pair_bytes": REDIS_PAIR_BYTES,
             "source": "redis-server 7.0.15, measured by `tidemark demo`",
         },
+    })
+}
+
+/// What BACKUP STATUS tells, without the folders.
+fn backup(status: &Status, node: &Node) -> Value {
+    let last = status.last.as_ref();
+    let error = last.and_then(|last| match &last.fate {
+        Fate::Failed(why) => Some(health::as_shown(node, why)),
+        Fate::Made { .. } | Fate::Stopped => None,
+    });
+    let log_error = match &status.kept {
+        Kept::Failed(why) => Some(health::as_shown(node, why)),
+        Kept::Off | Kept::UpTo(_) => None,
+    };
+    json!({
+        "running_s": status.running.as_ref().map(|(_, since)| since.elapsed().as_secs_f64()),
+        "last": last.map(|last| last.fate.name()),
+        "last_took_s": last.map(|last| last.took.as_secs_f64()),
+        "error": error,
+        "log": status.kept.name(),
+        "log_error": log_error,
     })
 }
 

@@ -12,16 +12,21 @@ pub(super) fn unready(node: &Node) -> Option<String> {
 }
 
 /// An error for a page that needs no login: files by their names, without the path of the data
-/// folder. The log of the server has the whole path.
+/// folder or of that of the backups. The log of the server has the whole path.
 pub(super) fn as_shown(node: &Node, error: &str) -> String {
-    without_folder(error, &node.config().durability.dir)
+    let config = node.config();
+    let shown = without_folder(error, &config.durability.dir, "data");
+    if config.backup.dir.as_os_str().is_empty() {
+        return shown;
+    }
+    without_folder(&shown, &config.backup.dir, "backup")
 }
 
-fn without_folder(error: &str, folder: &Path) -> String {
+fn without_folder(error: &str, folder: &Path, name: &str) -> String {
     let folder = folder.display();
     let shown = format!(" {error}")
         .replace(&format!(" {folder}/"), " ")
-        .replace(&format!(" {folder}:"), " the data folder:");
+        .replace(&format!(" {folder}:"), &format!(" the {name} folder:"));
     shown[1..].to_owned()
 }
 
@@ -64,7 +69,7 @@ mod tests {
 
     #[test]
     fn errors_are_shown_without_the_path_of_the_data_folder() {
-        let shown = |error| without_folder(error, Path::new("/srv/a b/data"));
+        let shown = |error| without_folder(error, Path::new("/srv/a b/data"), "data");
         let full = "no room on the disk while writing /srv/a b/data/log-000007: No space left";
         assert_eq!(shown(full), "no room on the disk while writing log-000007: No space left");
         assert_eq!(
@@ -73,6 +78,7 @@ mod tests {
         );
         assert_eq!(shown("syncing /srv/a b/data: gone"), "syncing the data folder: gone");
         assert_eq!(shown("the link to the master is down"), "the link to the master is down");
-        assert_eq!(without_folder("the data are read", Path::new("data")), "the data are read");
+        let data = Path::new("data");
+        assert_eq!(without_folder("the data are read", data, "data"), "the data are read");
     }
 }

@@ -101,17 +101,6 @@ fn is_leaving(master: &Program) -> bool {
     master.info("shutdown_in_milliseconds").parse::<u64>().is_ok_and(|ms| ms > 0)
 }
 
-/// Whether all threads of a process are stopped.
-fn stands_still(process: u32) -> bool {
-    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
-    let state = |task: std::fs::DirEntry| {
-        std::fs::read_to_string(task.path().join("stat")).unwrap_or_default()
-    };
-    tasks
-        .map(|task| state(task.unwrap()))
-        .all(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
-}
-
 /// It ends of its own accord in less than a minute; gives whether well.
 fn ended(program: &mut Program) -> bool {
     let began = Instant::now();
@@ -127,16 +116,6 @@ fn ended(program: &mut Program) -> bool {
 /// The same, and well.
 fn ends(program: &mut Program) {
     assert!(ended(program));
-}
-
-/// Freezes a process, or lets it go on.
-pub(super) fn freeze(program: &Program, is_frozen: bool) {
-    let signal =
-        if is_frozen { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
-    rustix::process::kill_process(rustix::process::Pid::from_child(&program.child), signal)
-        .unwrap();
-    // One of its threads takes the signal when it runs next, and until then the others go on.
-    until("it stands still", || !is_frozen || stands_still(program.child.id()));
 }
 
 /// A planned restart under Sentinel: the replica that takes over has what the master had
@@ -225,7 +204,7 @@ fn a_replica_that_lags_keeps_a_stop_no_longer_than_is_wanted() {
         fine(&master, "REPLICAOF NO ONE");
         follow(&replica, &master);
         in_step(&replica, &master);
-        freeze(&replica, true);
+        replica.freeze(true);
         fine(&master, &format!("HINCRBY post:{FIRST} like 1"));
         let (began, mut asked) = (Instant::now(), None);
         match how {
@@ -249,7 +228,7 @@ fn a_replica_that_lags_keeps_a_stop_no_longer_than_is_wanted() {
             "{how}: {:?}",
             began.elapsed()
         );
-        freeze(&replica, false);
+        replica.freeze(false);
         let said = said.join().unwrap();
         if how != "SIGINT" {
             let lags = format!("Lagging replica 127.0.0.1:{} reported offset ", replica.port);
@@ -300,7 +279,7 @@ fn a_master_that_is_killed_while_it_waits_loses_nothing() {
 fn handing(shutdown_timeout_s: u32) -> ([tempfile::TempDir; 2], Program, Program) {
     let (folders, old, new) = in_step_with("");
     fine(&old, &format!("CONFIG SET shutdown-timeout {shutdown_timeout_s}"));
-    freeze(&new, true);
+    new.freeze(true);
     fine(&old, "FAILOVER");
     until("the replica is asked", || old.info("role") == "slave");
     assert_eq!(old.info("master_failover_state"), "failover-in-progress");
@@ -314,7 +293,7 @@ fn a_stop_waits_for_the_replica_that_is_to_take_over() {
         let (_folders, mut old, new) = handing(600);
         let asked = told_to_stop(&old, how);
         until("it waits for its successor", || is_leaving(&old));
-        freeze(&new, false);
+        new.freeze(false);
         ends(&mut old);
         assert_eq!(asked.and_then(|asked| asked.join().unwrap()), None, "no reply");
         is_master(&new, 3);
@@ -366,7 +345,7 @@ fn a_failover_that_does_not_end_keeps_a_stop_no_longer_than_is_wanted() {
             assert_eq!(state, ["slave", "failover-in-progress"]);
             (&new, &old)
         };
-        freeze(&new, false);
+        new.freeze(false);
         is_master(master, 3);
         in_step(replica, master);
         assert_eq!(like_of(replica, FIRST), bulk(4));

@@ -1,7 +1,6 @@
 //! What a replica that is to take over answers, or does not, and what its master makes of it. Two
 //! masters there are never.
 
-use super::stops::freeze;
 use super::{
     SPACES, bulk, fine, follow, in_step, in_step_as, in_step_with, is_master, like_of, start,
 };
@@ -145,7 +144,7 @@ fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
         }
         match end {
             "no" => {
-                freeze(&new, true);
+                new.freeze(true);
                 played.says("-NOFAILOVER this replica has another history");
                 until("it is the master again", || old.info("role") == "master");
                 // It is not known which node is: one with replicas of its own, for example.
@@ -156,7 +155,7 @@ fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
                 );
                 assert_eq!(refusal(&old.ask("FAILOVER ABORT")), "ERR No failover in progress.");
                 // One that was there all the time follows anew.
-                freeze(&new, false);
+                new.freeze(false);
             }
             "NO ONE" => fine(&old, "REPLICAOF NO ONE"),
             _ => {

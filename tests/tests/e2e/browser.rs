@@ -1,9 +1,11 @@
 //! A real browser: Debian's chromium, driven by chromedriver over WebDriver.
 
 use super::admin::is_there;
+use base64::prelude::{BASE64_STANDARD, Engine};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use tidemark_tests::{PATIENCE, eventually, listener};
 
@@ -82,8 +84,18 @@ impl Browser {
     }
 
     /// A command of Chrome's own protocol.
-    pub(crate) fn chrome(&self, name: &str, params: &Value) {
-        self.post("/goog/cdp/execute", &json!({ "cmd": name, "params": params }));
+    pub(crate) fn chrome(&self, name: &str, params: &Value) -> Value {
+        self.post("/goog/cdp/execute", &json!({ "cmd": name, "params": params }))
+    }
+
+    /// Puts a picture of the whole page into `target/screenshots`.
+    pub(crate) fn screenshot(&self, name: &str) {
+        let whole = json!({ "captureBeyondViewport": true });
+        let picture = self.chrome("Page.captureScreenshot", &whole);
+        let bytes = BASE64_STANDARD.decode(picture["data"].as_str().expect("base64")).unwrap();
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/screenshots");
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join(format!("{name}.png")), bytes).unwrap();
     }
 
     /// The page as wide as this.

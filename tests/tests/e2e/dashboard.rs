@@ -2,11 +2,14 @@
 
 use super::admin::{some_traffic, with_admin};
 use super::browser::Browser;
-use redis::cmd;
+use harness::program::{Program, SmallDisk};
+use redis::{Connection, cmd};
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use tidemark_tests::{TestServer, eventually};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use tidemark_tests::{PATIENCE, TestServer, cannot, eventually, listener};
 
 /// Opens the dashboard, and waits until it has shown the figures.
 fn open(browser: &Browser, address: SocketAddr) {
@@ -22,8 +25,8 @@ fn figures(browser: &Browser) -> BTreeMap<String, String> {
 }
 
 /// The fields of INFO by the names that the page gives its figures.
-fn info(server: &TestServer) -> BTreeMap<String, String> {
-    let text: String = cmd("INFO").arg("everything").query(&mut server.connection()).unwrap();
+fn info(connection: &mut Connection) -> BTreeMap<String, String> {
+    let text: String = cmd("INFO").arg("everything").query(connection).unwrap();
     let mut fields = BTreeMap::new();
     for (name, value) in text.lines().filter_map(|line| line.split_once(':')) {
         fields.insert(name.to_owned(), value.to_owned());
@@ -34,13 +37,43 @@ fn info(server: &TestServer) -> BTreeMap<String, String> {
     fields
 }
 
-/// Whether the page's figure is INFO's.
-fn is_same(shown: &str, told: &str) -> bool {
+/// Whether the page's figure lies between those of INFO before it and after it.
+fn is_between(shown: &str, before: &str, after: &str) -> bool {
     let number = |text: &str| text.parse::<f64>().ok();
-    match (number(shown), number(told)) {
-        (Some(shown), Some(told)) => (shown - told).abs() <= told.abs() * 1e-9 + 1e-6,
-        _ => shown == told,
+    match (number(shown), number(before), number(after)) {
+        (Some(shown), Some(before), Some(after)) => {
+            let rounding = after.abs() * 1e-9 + 1e-6;
+            (before.min(after) - rounding..=before.max(after) + rounding).contains(&shown)
+        }
+        _ => shown == before || shown == after,
     }
+}
+
+/// Compares all figures with INFO, until each was found right: some fall and rise while a server
+/// works.
+fn shows_what_info_tells(browser: &Browser, connection: &mut Connection) {
+    let rounds = "Number(document.body.dataset.rounds)";
+    let mut wrong: BTreeSet<String> = figures(browser).into_keys().collect();
+    assert!(wrong.len() > 25, "{wrong:?}");
+    wrong.retain(|name| !NOT_OF_INFO.contains(&name.as_str()));
+    for _ in 0..8 {
+        let before = info(connection);
+        // The round that runs now may have asked before INFO did.
+        let now = browser.run(&format!("return {rounds}")).as_u64().unwrap();
+        browser.wait("a round began and ended", &format!("return {rounds} > {now} + 1"));
+        let shown = figures(browser);
+        let after = info(connection);
+        wrong.retain(|name| {
+            let of = |told: &BTreeMap<String, String>| {
+                told.get(name).unwrap_or_else(|| panic!("INFO has no {name}")).clone()
+            };
+            shown.get(name).is_some_and(|shown| !is_between(shown, &of(&before), &of(&after)))
+        });
+        if wrong.is_empty() {
+            return;
+        }
+    }
+    panic!("never as INFO tells: {wrong:?}");
 }
 
 /// Figures that are of the last interval, sums of several fields, or rise by asking.
@@ -56,7 +89,9 @@ const NOT_OF_INFO: [&str; 6] = [
 #[test]
 fn the_dashboard_shows_what_info_tells_and_fits_a_desk_and_a_phone() {
     let Some(browser) = Browser::start() else { return };
+    let backups = tempfile::tempdir().unwrap();
     let (server, address) = with_admin(|config| {
+        config.backup.dir = backups.path().into();
         for existence in &mut config.existence {
             existence.pairs_per_table = 1 << 9;
             existence.max_tables = 2;
@@ -68,36 +103,21 @@ fn the_dashboard_shows_what_info_tells_and_fits_a_desk_and_a_phone() {
     for id in 501..4000 {
         cmd("FEED.ACT").arg("like").arg(3).arg(id).query::<Vec<Option<i64>>>(&mut c).unwrap();
     }
+    cmd("BACKUP").arg("TO").arg("first").exec(&mut c).unwrap();
+    eventually("the backup is there", || info(&mut c)["backup_last_time"] != "0");
     browser.resize(1440);
     open(&browser, address);
 
-    // Nothing happens: each figure is INFO's, before or after.
-    eventually("all figures are those of INFO", || {
-        let before = info(&server);
-        let shown = figures(&browser);
-        let after = info(&server);
-        let differing: Vec<_> = shown
-            .iter()
-            .filter(|(name, _)| !NOT_OF_INFO.contains(&name.as_str()))
-            .filter(|(name, shown)| {
-                let is = |told: &BTreeMap<String, String>| {
-                    let told = told.get(*name).unwrap_or_else(|| panic!("INFO has no {name}"));
-                    is_same(shown, told)
-                };
-                !is(&before) && !is(&after)
-            })
-            .collect();
-        assert!(shown.len() > 25, "{shown:?}");
-        differing.is_empty()
-    });
+    shows_what_info_tells(&browser, &mut c);
     let figures = figures(&browser);
-    let told = info(&server);
+    let told = info(&mut c);
     let of = |space: &str| told[&format!("existence_{space}.pairs")].parse::<u64>().unwrap();
     let pairs = of("liked") + of("reposted") + of("read");
     assert_eq!(figures["pairs"], pairs.to_string());
     assert_ne!(figures["existence_liked.horizon"], "0", "the oldest table was recycled");
+    assert_ne!(figures["backup_bytes_done"], "0", "a backup was made");
 
-    fits_and_is_accessible(&browser);
+    fits_and_is_accessible(&browser, "quiet");
     walks_along_a_ring(&browser);
     inspects_a_page(&browser, &server);
 
@@ -106,11 +126,126 @@ fn the_dashboard_shows_what_info_tells_and_fits_a_desk_and_a_phone() {
     assert!(errors.iter().all(|error| error.contains("ids=x")), "{errors:?}");
 }
 
-fn fits_and_is_accessible(browser: &Browser) {
+/// What a person sees in this state of a server: the figures are INFO's, nothing sticks out, and
+/// `target/screenshots` has the page at two widths.
+fn is_seen(browser: &Browser, state: &str, address: SocketAddr, connection: &mut Connection) {
+    browser.resize(1440);
+    open(browser, address);
+    shows_what_info_tells(browser, connection);
+    fits_and_is_accessible(browser, state);
+    assert_eq!(browser.errors(), Vec::<String>::new(), "{state}");
+}
+
+#[test]
+fn the_dashboard_shows_what_is_empty_busy_rolls_and_spills() {
+    let Some(browser) = Browser::start() else { return };
+    let (server, address) = with_admin(|_| ());
+    let mut c = server.connection();
+    is_seen(&browser, "empty", address, &mut c);
+    let compared = "return document.getElementById('memory-bars').textContent";
+    assert!(browser.run(compared).as_str().unwrap().contains("no data yet to compare"));
+
+    let (server, address) = with_admin(|config| {
+        for existence in &mut config.existence {
+            existence.pairs_per_table = 1 << 12;
+            existence.max_tables = 4;
+        }
+        let posts = config.counter.iter_mut().find(|space| space.name == "post").unwrap();
+        posts.spill = true;
+        posts.rows_per_table = 10_000;
+        posts.memory_limit_bytes = 1 << 20;
+    });
+    let mut c = server.connection();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Pages and likes of ever newer posts.
+        scope.spawn(|| {
+            let mut c = server.connection();
+            let until = Instant::now() + PATIENCE;
+            for id in (1..).take_while(|_| !is_over.load(Relaxed) && Instant::now() < until) {
+                let mut pipe = redis::pipe();
+                for id in 20 * id..20 * id + 20 {
+                    pipe.cmd("HSET").arg(format!("post:{id}")).arg("read").arg(id).ignore();
+                    pipe.cmd("FEED.ACT").arg("like").arg(7).arg(id).ignore();
+                }
+                let ids: Vec<u64> = (20 * id..20 * id + 20).collect();
+                pipe.cmd("FEED.GET").arg("home").arg(7).arg(ids).ignore();
+                pipe.exec(&mut c).unwrap();
+                // The disk keeps up.
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        let is = |name: &str| info(&mut server.connection())[name] != "0";
+        eventually("tables roll, and the oldest are recycled", || is("existence_liked.horizon"));
+        eventually("the oldest rows are on the disk", || is("cold_files"));
+        is_seen(&browser, "busy", address, &mut c);
+        is_over.store(true, Relaxed);
+    });
+    let bars = |state: &str| browser.run(&format!("return !!document.querySelector('{state}')"));
+    assert_eq!(bars("#space-list .cold"), json!(true), "a ring shows what is on the disk");
+    assert_eq!(bars("#space-list .closed"), json!(true));
+}
+
+#[test]
+fn the_dashboard_shows_a_replica_that_lags_and_a_full_disk() {
+    let Some(browser) = Browser::start() else { return };
+    let admin = listener().local_addr().unwrap();
+    let port = admin.port().to_string();
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let options = ["--admin-port", &port];
+    let master = Program::start_as(&[], folders[0].path(), &options).unwrap();
+    let replica = Program::start(folders[1].path(), "everysec");
+    let mut c = master.connection();
+    let follow = format!("REPLICAOF 127.0.0.1 {}", master.port);
+    assert_eq!(
+        replica.ask(&follow),
+        redis_protocol::resp2::types::OwnedFrame::SimpleString(b"OK".into())
+    );
+    eventually("it follows", || info(&mut c)["connected_slaves"] == "1");
+    eventually("in step", || info(&mut c).get("slave0.state").is_some_and(|s| s == "online"));
+    replica.freeze(true);
+    for id in 0..200_000u64 {
+        if id % 1000 == 0 {
+            let mut pipe = redis::pipe();
+            for id in id..id + 1000 {
+                pipe.cmd("HSET").arg(format!("post:{id}")).arg("like").arg(id).ignore();
+            }
+            pipe.exec(&mut c).unwrap();
+        }
+    }
+    is_seen(&browser, "lagging", admin, &mut c);
+    let lag = "return document.querySelector('#topology .node:last-child').textContent";
+    let told = browser.run(lag);
+    let told = told.as_str().unwrap();
+    assert!(told.contains("Behind by") && !told.contains("Behind by0 B"), "{told}");
+    drop((master, replica));
+
+    let Some(disk) = SmallDisk::mount(96) else {
+        return cannot("a full disk needs the right to mount a tmpfs");
+    };
+    let options = ["--fsync", "always", "--admin-port", &port];
+    let program = Program::start_as(&[], disk.path(), &options).unwrap();
+    let mut c = program.connection();
+    disk.fill(64 << 10);
+    let full = (0..100_000).find_map(|id| {
+        cmd("HSET").arg(format!("post:{id}")).arg(&["like", "1"]).exec(&mut c).err()
+    });
+    assert!(full.expect("the disk is full").to_string().contains("MISCONF"));
+    is_seen(&browser, "disk full", admin, &mut c);
+    let alert = browser.run("return document.getElementById('alert').textContent");
+    assert!(alert.as_str().unwrap().contains("No space left"), "{alert}");
+    assert_eq!(
+        browser.run("return document.getElementById('state').textContent"),
+        json!("not ready")
+    );
+}
+
+fn fits_and_is_accessible(browser: &Browser, state: &str) {
     for width in [1440, 390] {
         browser.resize(width);
         browser.wait("it is drawn anew", "return document.querySelector('#rates svg') !== null");
-        assert_eq!(browser.overflowing(), json!([]), "{width} px");
+        assert_eq!(browser.overflowing(), json!([]), "{state}, {width} px");
+        browser.screenshot(&format!("{state} {width}"));
     }
     assert_eq!(browser.nameless(), json!([]), "each control has an accessible name");
     assert_ne!(browser.background("light"), browser.background("dark"));

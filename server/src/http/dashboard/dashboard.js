@@ -290,6 +290,22 @@ function showDurability(status, last) {
   ]);
 }
 
+function showBackups(status) {
+  const v = status.values;
+  const b = status.backup;
+  const part = v.backup_bytes_expected ? ` of ${bytes(v.backup_bytes_expected)}` : "";
+  const state = b.error ?? (b.running_s != null ? `being made for ${duration(b.running_s)}` : b.last ? (b.last === "ok" ? "good" : "stopped") : "none yet");
+  const kept = { off: "off", ok: `kept to ${bytes(v.backup_log_offset)}`, err: b.log_error };
+  facts($("backup"), [
+    ["State", h("dd", { class: b.error ? "bad" : b.last ? "good" : "" }, state)],
+    ["Last success", raw("backup_last_time", v.backup_last_time, v.backup_last_time ? `${duration(Math.max(0, Date.now() / 1000 - v.backup_last_time))} ago` : "–")],
+    b.running_s == null && b.last_took_s != null ? ["It took", duration(b.last_took_s)] : null,
+    ["Copied or linked", raw("backup_bytes_done", v.backup_bytes_done, `${bytes(v.backup_bytes_done)}${part}`)],
+    ["Copied", raw("backup_bytes_copied", v.backup_bytes_copied, bytes(v.backup_bytes_copied))],
+    ["Log beside them", h("dd", { class: b.log_error ? "bad" : "" }, kept[b.log])],
+  ]);
+}
+
 // --- replication ---
 
 function showReplication(status) {
@@ -432,6 +448,7 @@ async function show() {
   showSpaces(spaces);
   showMemory(status, spaces);
   showDurability(status, last);
+  showBackups(status);
   showReplication(status);
   offerViews(spaces);
   await showGuarded("/api/slowlog", $("slow"), slowTable);
