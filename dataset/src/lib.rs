@@ -9,6 +9,7 @@
 //!   commit       how far changes have come on their way to the disk
 //!   cold         rows and flags on the disk: files, reads, cache
 //!   tokens       increments that count once
+//!   changes      the log as a stream that others follow
 //! ```
 //!
 //! No sockets, no protocol, no users, no roles, and no threads but those that read cold blocks:
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod catalogue;
+pub mod changes;
 pub mod clock;
 pub mod cold;
 pub mod commit;

@@ -11,6 +11,7 @@ mod servers;
 use parse::{Command, Kind, Step, parse};
 use reply::Reply;
 use servers::{MAIN, Server, Servers};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -64,6 +65,8 @@ struct Story {
     until: Option<String>,
     /// `| keep NAME`: strings that later commands may name.
     kept: BTreeMap<String, Vec<u8>>,
+    /// `@ ids`: those of stream entries that were shown, in the order in which they came.
+    ids: Option<Vec<String>>,
 }
 
 impl Story {
@@ -120,6 +123,7 @@ impl Story {
             "lose" => self.servers.server(name)?.lose()?,
             "close" => self.servers.close(name),
             "mask" => self.masked.extend(words[1..].iter().map(|&word| word.to_owned())),
+            "ids" => self.ids = Some(self.ids.take().unwrap_or_default()),
             "until" => self.until = Some(words[1..].join(" ")),
             other => return Err(format!("unknown directive '{other}'")),
         }
@@ -217,10 +221,12 @@ impl Story {
         if let Some(kept) = name.and_then(|name| self.kept.get(name)) {
             return kept.clone();
         }
-        match std::str::from_utf8(word) {
-            Ok(text) => self.servers.expand(text).into_bytes(),
-            Err(_) => word.to_vec(),
+        let Ok(text) = std::str::from_utf8(word) else { return word.to_vec() };
+        let mut text = self.servers.expand(text);
+        for (number, id) in (1..).zip(self.ids.iter().flatten()) {
+            text = text.replace(&format!("<id{number}>"), id);
         }
+        text.into_bytes()
     }
 
     /// A reply as the transcript shows it.
@@ -252,7 +258,12 @@ impl Story {
                 _ => return Err(format!("unknown filter '{}'", filter.join(" "))),
             };
         }
-        let reply = reply.rename(&|text: &str| self.servers.shorten(text));
+        let ids = RefCell::new(self.ids.take());
+        let reply = reply.rename(&|text: &str| {
+            let text = self.servers.shorten(text);
+            ids.borrow_mut().as_mut().map_or(text.clone(), |known| with_names(&text, known))
+        });
+        self.ids = ids.into_inner();
         Ok(reply.mask(&self.masked).print())
     }
 
@@ -308,6 +319,21 @@ pub fn compare_with_redis_cli(commands: &[&[&str]]) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// A text with `<id3>` in the place of the third id of an entry that was shown. Only a text that is
+/// an id is one that was not; 0-0 is none.
+fn with_names(text: &str, known: &mut Vec<String>) -> String {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let is_id = text.split_once('-').is_some_and(|(term, seq)| is_number(term) && is_number(seq));
+    if is_id && text != "0-0" && !known.iter().any(|id| id == text) {
+        known.push(text.to_owned());
+    }
+    let named = |word: &str| match known.iter().position(|id| id == word) {
+        Some(at) => format!("<id{}>", at + 1),
+        None => word.to_owned(),
+    };
+    text.split(' ').map(named).collect::<Vec<_>>().join(" ")
 }
 
 fn with_number(word: &[u8], n: u64) -> Vec<u8> {

@@ -393,14 +393,7 @@ fn first_place(origin: &LogSource<'_>, segment: u64) -> Result<Option<Position>,
     } else {
         store.segment_head(segment)?
     };
-    let Some(head) = head else { return Ok(None) };
-    Ok(Some(Position {
-        segment: head.segment,
-        byte: store::SEGMENT_HEAD_BYTES,
-        offset: head.base,
-        sequence: head.sequence,
-        chain: head.chain,
-    }))
+    Ok(head.map(|head| Position::first_of(&head)))
 }
 
 const _: () = assert!(CHUNK_BYTES + 64 < MAX_MESSAGE_BYTES);

@@ -58,6 +58,17 @@ impl Position {
     /// The start of a new lineage.
     pub const START: Position =
         Position { segment: 1, byte: SEGMENT_HEAD_BYTES, offset: 0, sequence: 0, chain: 0 };
+
+    /// The place before a segment's first batch.
+    pub fn first_of(head: &SegmentHead) -> Position {
+        Position {
+            segment: head.segment,
+            byte: SEGMENT_HEAD_BYTES,
+            offset: head.base,
+            sequence: head.sequence,
+            chain: head.chain,
+        }
+    }
 }
 
 impl std::fmt::Display for Position {

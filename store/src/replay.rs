@@ -298,14 +298,7 @@ impl BatchReader {
         start: Option<Position>,
     ) -> Result<BatchReader> {
         let size = file.size().map_err(|e| Error::io(&path, "measuring", e))?;
-        let first = Position {
-            segment: head.segment,
-            byte: SEGMENT_HEAD_BYTES,
-            offset: head.base,
-            sequence: head.sequence,
-            chain: head.chain,
-        };
-        let at = start.unwrap_or(first);
+        let at = start.unwrap_or_else(|| Position::first_of(&head));
         Ok(BatchReader {
             file,
             path,

@@ -630,6 +630,27 @@ impl Store {
         Ok(oldest.filter(|head| head.previous == 0))
     }
 
+    /// The segments of the log up to `limit`, oldest first, as far back as they are there. `known`:
+    /// what this gave before; of these, all that a successor continues are not read again.
+    pub fn path_to(&self, limit: Position, known: &[SegmentHead]) -> Result<Vec<SegmentHead>> {
+        let numbers = segment_numbers(&*self.disk)?;
+        let known = &known[..known.len().saturating_sub(1)];
+        let (mut path, mut wanted) = (Vec::new(), limit.segment);
+        while numbers.binary_search(&wanted).is_ok() {
+            let head = match known.binary_search_by_key(&wanted, |head| head.segment) {
+                Ok(at) => known[at],
+                Err(_) => match read_segment_head(&*self.disk, wanted)? {
+                    Ok(head) => head,
+                    Err(_) => break,
+                },
+            };
+            path.push(head);
+            wanted = head.previous;
+        }
+        path.reverse();
+        Ok(path)
+    }
+
     /// Where a file of the folder lies, for messages.
     pub fn path(&self, name: &str) -> PathBuf {
         self.disk.path(name)

@@ -115,6 +115,16 @@ impl Tail {
         Ok(if at == start { Ok(tail) } else { Err(Absent::Diverged) })
     }
 
+    /// Goes on at a place between two batches of this segment that was read before, and was durable
+    /// then: nothing before it is read again.
+    pub fn resume(disk: Arc<dyn Disk>, head: SegmentHead, at: Position) -> Result<Tail> {
+        let name = segment_name(head.segment);
+        let path = disk.path(&name);
+        let file = disk.open(&name).map_err(|e| Error::io(&path, "opening", e))?;
+        let reader = BatchReader::new(file, path, head, Some(at))?;
+        Ok(Tail { disk, head, next: None, reader })
+    }
+
     /// The segment in which it is.
     pub fn segment(&self) -> SegmentHead {
         self.head

@@ -279,6 +279,17 @@ impl Durability {
         if self.holds_replies() && !self.follows.load(SeqCst) { synced } else { written }
     }
 
+    /// Up to where the log is both applied here and synced: no restart takes it back.
+    pub fn certain(&self) -> Position {
+        let (written, synced) = self.positions();
+        if written.offset < synced.offset { written } else { synced }
+    }
+
+    /// Waits until that lies beyond this offset. For tasks of the workers.
+    pub async fn certain_beyond(&self, offset: u64) {
+        self.release.wait(|_| (self.certain().offset > offset).then_some(())).await;
+    }
+
     /// To be told when an end of the log moves.
     pub fn subscribe(&self) -> watch::Receiver<(u64, u64)> {
         self.grown.subscribe()

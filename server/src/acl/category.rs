@@ -53,6 +53,7 @@ pub(crate) fn of(spec: &Spec) -> Vec<&'static str> {
     all.extend(
         (connection.contains(&name) || name.starts_with("command|")).then_some("connection"),
     );
+    all.extend(["xread", "xreadgroup"].contains(&name).then_some("blocking"));
     all.extend(["role", "lastsave"].contains(&name).then_some("admin"));
     for (bit, category) in
         [(flag::WRITE, "write"), (flag::READONLY, "read"), (flag::ADMIN, "admin")]

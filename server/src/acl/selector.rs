@@ -7,6 +7,7 @@ use crate::acl::redis_names::MODULE_CATEGORIES;
 use crate::command::footprint::{key_positions, mark};
 use crate::command::keyspec::Uses;
 use crate::command::spec::{Spec, flag};
+use crate::command::streams;
 use crate::command::table;
 use crate::runtime::glob;
 use crate::runtime::pubsub;
@@ -477,7 +478,10 @@ impl Selector {
         if self.keys.iter().any(|p| p.allows(key, &needs)) {
             return true;
         }
-        // Of the keys of a space that may be used as a whole.
+        // Of the keys of a space that may be used as a whole; so may its changes.
+        if let Some(space) = streams::space_in(key) {
+            return self.names.iter().any(|p| p.allows(space, &needs));
+        }
         let space = match engines.and_then(|e| e.resolve_for(spec.is_about_pairs(), key)) {
             Some(KeyRef::Row { space, .. } | KeyRef::Cell { space, .. }) => space.name(),
             Some(KeyRef::Pair { space, .. }) => space.name(),

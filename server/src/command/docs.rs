@@ -46,6 +46,16 @@ const COSTS: &[(&str, &[&str])] = &[
         "O(1) for every call, O(N) for all of them, where N is the number of rows",
         &["scan", "cnt.scan"],
     ),
+    (
+        "O(N+M) where N is the number of entries that are given and M the bytes of 64 KiB of log, \
+         or, where an id lies in a segment that was not looked at since the start, of that",
+        &["xread", "xrange", "xrevrange"],
+    ),
+    (
+        "O(N) where N is the number of bytes of the log, the first time, and of what it has grown \
+         by since, each other time",
+        &["xlen", "xinfo|stream"],
+    ),
     ("O(N) where N is the number of rows in a sample of at most a million", &["tm.advise"]),
     ("O(N) where N is the number of tables", &["tm.tables", "tm.space|list"]),
     ("O(N) where N is the number of rows in the tables", &["tm.spill"]),

@@ -1,6 +1,7 @@
 //! Refusals: why a command did nothing, in the words that go to the client. Redis's words where
 //! Redis has words for it.
 
+use crate::command::streams;
 use dataset::catalogue::EditError;
 use dataset::engines::{ChangeError, ExistenceSpace, KeyError, WriteError};
 use dataset::key_patterns::{Kind, Pattern};
@@ -102,6 +103,9 @@ const PATTERNS_SHOWN: usize = 8;
 /// For a key that fits no pattern.
 #[cold]
 fn no_pattern(key: &[u8], patterns: &[(Pattern, Kind, usize)]) -> Refusal {
+    if streams::is_stream(key) {
+        return Refusal::WRONG_TYPE;
+    }
     let shown = Printable(key);
     if patterns.iter().any(|(pattern, ..)| pattern.fits_but_for_id(key)) {
         return refuse!(

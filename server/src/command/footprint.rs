@@ -6,6 +6,7 @@
 //! remembers; afterwards, what a read has shown.
 
 use crate::command::spec::{KeyArgs, MEMBER, Of, Spec, flag};
+use crate::command::streams;
 use dataset::engines::{Action, CounterSpace, Engines, ExistenceSpace, KeyRef, NO_MEMBER, View};
 use phantom::Member;
 use resp::{Args, natural};
@@ -86,7 +87,7 @@ impl<'a> Footprint<'a> {
     pub(crate) fn first(&self, mut each: impl FnMut(Touch<'a>)) {
         let each = |_, touch| each(touch);
         match self.keys {
-            KeyArgs::None => {}
+            KeyArgs::None | KeyArgs::Streams => {}
             KeyArgs::Keys(first, ..) => {
                 let at = first.unsigned_abs() as usize;
                 self.touch_key(at, || self.args.from(at + 1).iter().take(1), each);
@@ -114,7 +115,7 @@ impl<'a> Footprint<'a> {
     /// Tells `each` the ids that are named.
     pub(crate) fn ids(&self, mut each: impl FnMut(u64)) -> Reach {
         match self.keys {
-            KeyArgs::None => {}
+            KeyArgs::None | KeyArgs::Streams => {}
             KeyArgs::Keys(..) => {
                 key_positions(self.spec, self.args).filter_map(|at| self.key(at)).for_each(
                     |(KeyRef::Row { id, .. }
@@ -148,7 +149,7 @@ impl<'a> Footprint<'a> {
     /// `end`: only ids below it, if any.
     fn walk(&self, end: impl Fn(Named<'a>) -> Option<u64>, mut each: impl FnMut(usize, Touch<'a>)) {
         match self.keys {
-            KeyArgs::None => {}
+            KeyArgs::None | KeyArgs::Streams => {}
             KeyArgs::Keys(..) => {
                 // Behind the keys are members, or options, which touch nothing that is there.
                 let behind = LazyCell::new(|| {
@@ -323,7 +324,18 @@ pub(crate) fn mark(spec: &Spec, args: Args<'_>) -> Option<usize> {
 /// Positions of the keys in a request of this command.
 #[inline]
 pub(crate) fn key_positions(spec: &Spec, args: Args<'_>) -> impl Iterator<Item = usize> + use<> {
-    let (first, last, step) = spec.keys.positions();
+    let (first, last, step) = match spec.keys {
+        KeyArgs::Streams => match streams::Options::read(spec, args) {
+            Ok(options) => {
+                let last = options.keys.0 + options.keys.1 - 1;
+                // A request has fewer than 2^31 words.
+                (options.keys.0 as i32, last as i32, 1)
+            }
+            // It is refused.
+            Err(_) => (0, 0, 0),
+        },
+        keys => keys.positions(),
+    };
     let count = i64::try_from(args.len()).unwrap_or(i64::MAX);
     // Of a request that cannot be taken all words count as keys.
     let numbered =

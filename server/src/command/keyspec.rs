@@ -38,6 +38,7 @@ const USES: &[(&str, &[&str])] = &[
             "type",
             "touch",
             "watch",
+            "xlen",
         ],
     ),
     (
@@ -84,7 +85,11 @@ const TWO_USES: &[(&str, &str, &str)] = &[
 
 /// The key specifications of a command.
 pub(crate) fn of(spec: &Spec) -> Vec<KeySpec> {
-    let KeyArgs::Keys(first, last, step) = spec.keys else { return Vec::new() };
+    let (first, last, step) = match spec.keys {
+        KeyArgs::Keys(first, last, step) => (first, last, step),
+        KeyArgs::Streams => return vec![KeySpec { keys: spec.keys, uses: READ }],
+        KeyArgs::None | KeyArgs::Ids(..) => return Vec::new(),
+    };
     if let Some((_, one, others)) = TWO_USES.iter().find(|(name, ..)| *name == spec.name) {
         let rest = KeyArgs::Keys(first + step, last, step);
         return vec![

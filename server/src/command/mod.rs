@@ -6,5 +6,6 @@ pub(crate) mod families;
 pub(crate) mod footprint;
 pub(crate) mod keyspec;
 pub(crate) mod spec;
+pub(crate) mod streams;
 pub(crate) mod table;
 pub(crate) mod usage;

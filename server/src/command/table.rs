@@ -2,7 +2,7 @@
 
 use crate::command::families::{
     bloom, client, cnt, cuckoo, diagnostics, hash, keys, page, phantom, pubsub, replication,
-    server, set, spaces, string, topology, transaction, views, weibo,
+    server, set, spaces, stream, string, topology, transaction, views, weibo,
 };
 use crate::command::spec::Spec;
 use std::sync::LazyLock;
@@ -18,6 +18,7 @@ pub(crate) const FAMILIES: &[(&str, &[Spec])] = &[
     ("Bloom filters: the members of one id", bloom::TABLE),
     ("Cuckoo filters: the members of one id", cuckoo::TABLE),
     ("As the clients of Weibo's service", weibo::TABLE),
+    ("Changes", stream::TABLE),
     ("Keys", keys::TABLE),
     ("Spaces and tables", spaces::TABLE),
     ("Views and actions", views::TABLE),

@@ -2,6 +2,7 @@
 
 use crate::command::error::{Printable, Refusal, refuse};
 use crate::command::spec::{Outcome, Spec};
+use crate::command::streams;
 use crate::handlers::session::{Replies, Scratch, Session};
 use crate::handlers::suspend::Came;
 use crate::roles::node::{Node, Now};
@@ -192,6 +193,7 @@ impl<'a> Call<'a> {
         match self.node.engines().resolve(key) {
             Ok(found) => Ok(Some(found)),
             Err(error @ KeyError::NoField { .. }) => Err(error.into()),
+            Err(_) if streams::is_stream(key) => Err(Refusal::WRONG_TYPE),
             Err(_) => Ok(None),
         }
     }

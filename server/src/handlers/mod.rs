@@ -18,6 +18,7 @@ pub(crate) mod prefetch;
 pub(crate) mod redis;
 pub(crate) mod schema;
 pub(crate) mod session;
+pub(crate) mod stream;
 pub(crate) mod suspend;
 pub(crate) mod table;
 pub(crate) mod visibility;

@@ -1,6 +1,6 @@
 //! The handlers of all commands, by the numbers that the command table gives.
 
-use super::{admin, cluster, counter, feed, flags, redis, schema};
+use super::{admin, cluster, counter, feed, flags, redis, schema, stream};
 use crate::command::spec::Outcome;
 use crate::command::table::{bits, with_numbers};
 use crate::handlers::call::Call;
@@ -22,6 +22,9 @@ const FAMILIES: &[&[(&str, Handler)]] = &[
     flags::set::RUN,
     flags::bloom::RUN,
     flags::cuckoo::RUN,
+    stream::read::RUN,
+    stream::range::RUN,
+    stream::info::RUN,
     redis::keys::RUN,
     redis::client::RUN,
     redis::client_admin::RUN,

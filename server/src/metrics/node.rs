@@ -285,6 +285,7 @@ const MEMORY: &[M] = &[
     part("", "existence_tables", |s| s.of_existences(|space| space.memory_bytes()).into()),
     part("", "unproven_ids", |s| s.of_existences(|space| space.loose().memory_bytes()).into()),
     part("mem_tokens", "tokens", |s| s.tokens().bytes.into()),
+    part("mem_changes_index", "changes_index", |s| s.node.changes.memory_bytes().into()),
     part("cold_cache_bytes", "cold_cache", |s| s.cache().0.into()),
     part("cold_index_bytes", "cold_index", |s| s.cold().index_bytes.into()),
     part("mem_clients_normal", "clients", |s| {

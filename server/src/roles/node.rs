@@ -18,6 +18,7 @@ use crate::runtime::tally::{Rates, Tallies, Totals};
 use crate::runtime::tls::Tls;
 use crate::runtime::tracking::Tracking;
 use arc_swap::{ArcSwap, Guard};
+use dataset::changes::ChangeLog;
 use dataset::commit::Durability;
 use dataset::engines::{Current, Engines};
 use dataset::live::{Live, Snapshots};
@@ -99,6 +100,8 @@ pub(crate) struct Node {
     pub(crate) store: Loaded<store::Store>,
     pub(crate) durability: Arc<Durability>,
     pub(crate) snapshots: Arc<Snapshots>,
+    /// What is known of where changes lie in the log.
+    pub(crate) changes: ChangeLog,
     process: Arc<Process>,
 }
 
@@ -240,6 +243,7 @@ impl Node {
             current: Loaded::default(),
             store: Loaded::default(),
             snapshots: Arc::default(),
+            changes: ChangeLog::default(),
             durability: Arc::new(Durability::new(process.config().durability.fsync)),
             process,
         }

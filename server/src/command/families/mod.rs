@@ -19,6 +19,7 @@ pub(crate) mod replication;
 pub(crate) mod server;
 pub(crate) mod set;
 pub(crate) mod spaces;
+pub(crate) mod stream;
 pub(crate) mod string;
 pub(crate) mod topology;
 pub(crate) mod tracking;

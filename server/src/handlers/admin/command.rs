@@ -6,7 +6,7 @@ use crate::command::error::{Refusal, refuse};
 use crate::command::footprint::key_positions;
 use crate::command::keyspec;
 use crate::command::keyspec::{KeySpec, Uses};
-use crate::command::spec::{Outcome, Spec, flag};
+use crate::command::spec::{KeyArgs, Outcome, Spec, flag};
 use crate::command::table::{all, find};
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
@@ -67,30 +67,39 @@ fn write_uses(reply: &mut Reply<'_>, uses: &str) {
 
 fn write_key_specification(reply: &mut Reply<'_>, spec: &KeySpec) {
     let (first, last, step) = spec.keys.positions();
+    let is_named = spec.keys == KeyArgs::Streams;
     reply.map(3);
     reply.bulk(b"flags");
     write_uses(reply, spec.uses);
     reply.bulk(b"begin_search");
     reply.map(2);
     reply.bulk(b"type");
-    reply.bulk(b"index");
+    reply.bulk(if is_named { b"keyword" } else { b"index" });
     reply.bulk(b"spec");
-    reply.map(1);
-    reply.bulk(b"index");
-    reply.int(i64::from(first));
+    if is_named {
+        reply.map(2);
+        reply.bulk(b"keyword");
+        reply.bulk(b"STREAMS");
+        reply.bulk(b"startfrom");
+        reply.int(1);
+    } else {
+        reply.map(1);
+        reply.bulk(b"index");
+        reply.int(i64::from(first));
+    }
     reply.bulk(b"find_keys");
     reply.map(2);
     reply.bulk(b"type");
     reply.bulk(b"range");
     reply.bulk(b"spec");
+    // Here counted from the first key, above from the name. Of streams half the words are ids.
+    let last = if last > 0 { last - first } else { last };
+    let (last, step, limit) = if is_named { (-1, 1, 2) } else { (last, step, 0) };
     reply.map(3);
-    reply.bulk(b"lastkey");
-    // Here counted from the first key, above from the name.
-    reply.int(i64::from(if last > 0 { last - first } else { last }));
-    reply.bulk(b"keystep");
-    reply.int(i64::from(step));
-    reply.bulk(b"limit");
-    reply.int(0);
+    for (name, number) in [("lastkey", last), ("keystep", step), ("limit", limit)] {
+        reply.bulk(name.as_bytes());
+        reply.int(i64::from(number));
+    }
 }
 
 fn every(call: &mut Call<'_>) -> Outcome {

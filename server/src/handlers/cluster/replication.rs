@@ -205,7 +205,7 @@ pub(crate) fn heard_sentinel(node: &Arc<Node>, sender: &Client, message: &[u8]) 
 }
 
 /// When a WAIT ends, at the latest: 0 milliseconds are for ever.
-fn deadline(text: &[u8]) -> Result<Instant, Refusal> {
+pub(crate) fn deadline(text: &[u8]) -> Result<Instant, Refusal> {
     let ms = resp::integer(text)
         .ok_or_else(|| refuse!("ERR timeout is not an integer or out of range"))?;
     let ms = u64::try_from(ms).map_err(|_| refuse!("ERR timeout is negative"))?;
@@ -280,9 +280,9 @@ fn refuse_on_replica(call: &Call<'_>, what: &str, since: &str) -> Outcome {
 }
 
 /// Why a client waits no longer, in Redis's words.
-const DEMOTED: &str =
+pub(crate) const DEMOTED: &str =
     "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)";
-const UNBLOCKED: &str = "UNBLOCKED client unblocked via CLIENT UNBLOCK";
+pub(crate) const UNBLOCKED: &str = "UNBLOCKED client unblocked via CLIENT UNBLOCK";
 
 /// Answers with what `write` makes of it, once it is known.
 fn answer_settled(

@@ -2,10 +2,12 @@
 
 use crate::command::error::{Printable, Refusal, refuse};
 use crate::command::spec::Outcome;
+use crate::command::streams;
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::scan;
 use crate::handlers::help::help;
+use crate::handlers::stream;
 use crate::roles::node::Node;
 use crate::runtime::glob;
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef, NO_MEMBER};
@@ -70,6 +72,9 @@ fn del(call: &mut Call<'_>) -> Outcome {
         {
             return Err(many_pairs("deleted"));
         }
+        if is_stream(call, key) {
+            return Err(stream::READ_ONLY);
+        }
     }
     let mut deleted = 0;
     for key in call.args.from(1).iter() {
@@ -100,7 +105,7 @@ fn exists(call: &mut Call<'_>) -> Outcome {
                 found += i64::from(is_set(space, id))
             }
             Some(KeyRef::Pair { .. }) => return Err(many_pairs("asked for")),
-            None => {}
+            None => found += i64::from(is_stream(call, key)),
         }
         call.note_found(found > before);
     }
@@ -110,6 +115,7 @@ fn exists(call: &mut Call<'_>) -> Outcome {
 
 fn kind(call: &mut Call<'_>) -> Outcome {
     let kind = match lookup(call, call.args.at(1)) {
+        None if is_stream(call, call.args.at(1)) => "stream",
         Some(KeyRef::Row { space, id }) if space.exists(id) => "hash",
         Some(KeyRef::Cell { space, id, .. }) if space.exists(id) => "string",
         Some(KeyRef::Row { .. } | KeyRef::Cell { .. }) | None => "none",
@@ -156,6 +162,7 @@ fn expire(call: &mut Call<'_>) -> Outcome {
         return Err(refuse!("ERR invalid expire time in '{}' command", call.spec.name));
     }
     match lookup(call, call.args.at(1)) {
+        None if is_stream(call, call.args.at(1)) => return Err(stream::READ_ONLY),
         None => call.reply.int(0),
         Some(key) if key.expire() == Expire::Refuse => return Err(refuse_expiry(call)),
         Some(_) => call.reply.int(i64::from(is_there(call, 1).0 && !xx && !gt)),
@@ -178,6 +185,9 @@ pub(crate) fn refuse_expiry(call: &Call<'_>) -> Refusal {
 }
 
 fn no_move(call: &mut Call<'_>) -> Outcome {
+    if is_stream(call, call.args.at(1)) {
+        return Err(stream::READ_ONLY);
+    }
     if lookup(call, call.args.at(1)).is_none() {
         return match call.spec.name {
             "copy" | "move" => {
@@ -199,8 +209,13 @@ pub(crate) fn is_there(call: &Call<'_>, index: usize) -> (bool, &'static str) {
         Some(KeyRef::Row { space, id }) => (space.exists(id), "packed"),
         Some(KeyRef::Cell { space, id, .. }) => (space.exists(id), "int"),
         Some(KeyRef::Pair { space, id }) => (space.has_members || is_set(space, id), "filter"),
-        None => (false, ""),
+        None => (is_stream(call, call.args.at(index)), "stream"),
     }
+}
+
+/// Whether a key names a stream that is there.
+fn is_stream(call: &Call<'_>, key: &[u8]) -> bool {
+    streams::scope_of(call.node.engines(), key).is_some()
 }
 
 fn encoding(call: &mut Call<'_>) -> Outcome {

@@ -1,0 +1,208 @@
+//! Changes as others follow them: the log, read as a stream of states.
+//!
+//! ```text
+//!   batch at offset 900 of the log, chain value ..417
+//!     record: rows of space 1      row 7   -> entry 1, id <term>-901417
+//!                                  row 9   -> entry 2, id <term>-902417
+//!     record: pairs of space 2     7, 42   -> entry 3, id <term>-903417
+//! ```
+//!
+//! An entry is what one row, one pair or the catalogue is now: state, as in the log (promise 2). So
+//! a reader may see an entry twice, and is right with the last one.
+//!
+//! An *id* names the term, the place, and three digits of the chain value of its batch. The place
+//! is the batch's offset plus the number of the entry in it, from 1: no two entries share one, as
+//! an entry takes a byte of the log at least. Term and chain say whose history it is: an id of a
+//! log that has parted from this one is recognised, and not taken for another entry
+//! (`docs/decisions/0015-changes-are-read-from-the-log.md`).
+//!
+//! Nothing is kept of a change but the log itself. [`ChangeLog`] remembers where entries lie, by
+//! what it has read: a place per 64 KiB, and how many entries each segment has of each space.
+
+use crate::dirty_keys::MarkedMember;
+use crate::log_records::{RecordKind, read_pairs, read_rows, take_number};
+use std::cell::Cell;
+use std::fmt;
+use store::Records;
+
+mod log;
+
+pub use log::{ChangeLog, Lost, Place, Scope, Start, Tally};
+
+/// The part of an id that is the place: it is multiplied by this, and the rest is of the chain.
+const CHECKS: u64 = 1000;
+
+/// Names an entry, and its place among all. Shown as Redis shows ids of streams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Id {
+    /// Of the history that has it.
+    pub term: u64,
+    /// Place and check.
+    pub seq: u64,
+}
+
+impl Id {
+    /// Before all entries.
+    pub const MIN: Id = Id { term: 0, seq: 0 };
+    /// Behind all entries.
+    pub const MAX: Id = Id { term: u64::MAX, seq: u64::MAX };
+
+    /// Of the entry with this number, from 0, in a batch.
+    fn of(term: u64, offset: u64, chain: u32, number: u32) -> Id {
+        let place = offset.saturating_add(u64::from(number) + 1);
+        Id { term, seq: place.saturating_mul(CHECKS).saturating_add(u64::from(chain) % CHECKS) }
+    }
+
+    /// The byte of the log that it names: of its batch, or of what follows in that.
+    fn byte(self) -> Option<u64> {
+        (self.seq / CHECKS).checked_sub(1)
+    }
+
+    /// The number right below it.
+    pub fn before(self) -> Id {
+        match (self.term, self.seq) {
+            (0, 0) => self,
+            (term, 0) => Id { term: term - 1, seq: u64::MAX },
+            (term, seq) => Id { term, seq: seq - 1 },
+        }
+    }
+
+    /// The number right above it.
+    pub fn after(self) -> Option<Id> {
+        match (self.term, self.seq) {
+            (u64::MAX, u64::MAX) => None,
+            (term, u64::MAX) => Some(Id { term: term + 1, seq: 0 }),
+            (term, seq) => Some(Id { term, seq: seq + 1 }),
+        }
+    }
+}
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.term, self.seq)
+    }
+}
+
+/// What an entry says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Change<'a> {
+    /// The catalogue, as its record has it.
+    Catalogue(&'a [u8]),
+    /// A row of a counter space; `None`: there is none of this id.
+    Row(u64, Option<&'a [i64]>),
+    /// A pair of an existence space, and whether it is set.
+    Pair(u64, MarkedMember, bool),
+    /// The lowest id of which an existence space keeps pairs.
+    Horizon(u64),
+    /// Pairs with ids from here on came from another site, without their names.
+    Merged(u64),
+}
+
+/// Tells `each` what the body of a batch changes: the entry's number in it, its space, and what it
+/// says; until that gives false. An error: damage.
+pub fn each_change(
+    body: &[u8],
+    mut each: impl FnMut(u32, u32, Change<'_>) -> bool,
+) -> Result<(), String> {
+    let stopped = Cell::new(false);
+    let mut number = 0;
+    let mut tell = |space: u32, change: Change<'_>| {
+        stopped.set(!each(number, space, change));
+        number += 1;
+        // Ends the record at hand, too.
+        if stopped.get() { Err(String::new()) } else { Ok(()) }
+    };
+    for record in Records::new(body) {
+        let record = record?;
+        let (space, mut payload) = (record.space, record.payload);
+        let told = match RecordKind::from_number(record.kind) {
+            Some(RecordKind::Catalogue) => tell(0, Change::Catalogue(payload)),
+            Some(RecordKind::Rows) => {
+                read_rows(payload, |id, values| tell(space, Change::Row(id, values)))
+            }
+            Some(RecordKind::Pairs) => {
+                read_pairs(payload, |id, member, set| tell(space, Change::Pair(id, member, set)))
+            }
+            Some(RecordKind::Layout) if !payload.is_empty() => {
+                take_number(&mut payload).and_then(|low| tell(space, Change::Horizon(low)))
+            }
+            Some(RecordKind::Block) => {
+                take_number(&mut payload).and_then(|low| tell(space, Change::Merged(low)))
+            }
+            _ => Ok(()),
+        };
+        if stopped.get() {
+            return Ok(());
+        }
+        told?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log_records::Commit;
+    use store::Batch;
+
+    #[test]
+    fn ids_rise_with_places_and_have_neighbours() {
+        let ids = [
+            Id::of(1, 0, 999, 0),
+            Id::of(1, 0, 999, 1),
+            Id::of(1, 44, 0, 0),
+            Id::of(2, 44, 0, 0),
+            Id::of(2, u64::MAX, u32::MAX, u32::MAX),
+        ];
+        assert!(ids.is_sorted_by(|a, b| a < b), "{ids:?}");
+        assert_eq!((ids[0].byte(), ids[1].byte(), Id::MIN.byte()), (Some(0), Some(1), None));
+        assert_eq!(ids[0].to_string(), "1-1999");
+        for id in ids {
+            assert_eq!(id.before().after(), Some(id));
+        }
+        assert_eq!((Id::MIN.before(), Id::MAX.after()), (Id::MIN, None));
+        assert_eq!(Id { term: 3, seq: 0 }.before(), Id { term: 2, seq: u64::MAX });
+    }
+
+    #[test]
+    fn a_batch_is_told_in_its_order_until_that_is_enough() {
+        let mut batch = Batch::new();
+        batch.push(0, RecordKind::Catalogue as u8, b"version = 1");
+        batch.push(2, RecordKind::Layout as u8, &[7, 1]);
+        batch.push(2, RecordKind::Frontier as u8, &[]);
+        let mut commit = Commit::default();
+        commit.row(1, 9, 2, |_| false);
+        commit.row(1, 7, 2, |values| {
+            values.copy_from_slice(&[5, -1]);
+            true
+        });
+        commit.pair(2, 7, MarkedMember::Number(42), true);
+        commit.encode(&mut batch);
+        let told = |most: u32| {
+            let mut told = Vec::new();
+            each_change(batch.body(), |number, space, change| {
+                told.push(format!("{number} {space} {change:?}"));
+                number + 1 < most
+            })
+            .unwrap();
+            told
+        };
+        let all = told(u32::MAX);
+        assert_eq!(all.len(), 5);
+        assert!(all[0].starts_with("0 0 Catalogue"));
+        assert_eq!(
+            all[1..],
+            [
+                "1 2 Horizon(7)",
+                "2 1 Row(7, Some([5, -1]))",
+                "3 1 Row(9, None)",
+                "4 2 Pair(7, Number(42), true)"
+            ]
+        );
+        for most in 1..=5 {
+            assert_eq!(told(most), all[..most as usize]);
+        }
+        let damaged = &batch.body()[..batch.body().len() - 1];
+        assert!(each_change(damaged, |_, _, _| true).is_err());
+    }
+}

@@ -1,0 +1,322 @@
+//! `tm:changes`: the log as a stream, read as Redis's streams are ([`dataset::changes`]).
+//!
+//! Files are read on other threads. Where the log has only grown a little since a waiting reader
+//! looked, its worker reads that at once: it is in memory still, and less than a millisecond's work.
+
+pub(crate) mod info;
+pub(crate) mod range;
+pub(crate) mod read;
+
+use crate::command::error::{Refusal, refuse};
+use crate::command::streams;
+use crate::handlers::call::integer;
+use crate::roles::node::Now;
+use dataset::catalogue::Catalogue;
+use dataset::changes::{Change, Id, Lost, Place, Scope, Start, Tally};
+use dataset::dirty_keys::MarkedMember;
+use dataset::engines::Engines;
+use resp::{Protocol, Reply};
+use std::fmt::Write as _;
+use store::Position;
+
+/// Most entries of one stream in a reply.
+const MOST_ENTRIES: usize = 10_000;
+/// Most bytes of entries in a reply; one that is longer comes alone.
+const MOST_BYTES: usize = 4 << 20;
+/// Bytes of the log that are read before it is looked whether the client is still there.
+const STEP_BYTES: u64 = 8 << 20;
+
+/// For all that would change a stream.
+pub(crate) const READ_ONLY: Refusal = Refusal::fixed(
+    b"ERR tm:changes is a read-only stream: it is the log of what is changed by other commands",
+);
+const INVALID_ID: Refusal =
+    Refusal::fixed(b"ERR Invalid stream ID specified as stream command argument");
+
+/// The stream that a key names; `None`: there is none of this name.
+fn scope(node: Now<'_>, key: &[u8]) -> Result<Option<Scope>, Refusal> {
+    let engines = node.engines();
+    match streams::scope_of(engines, key) {
+        None if engines.resolve(key).is_ok() => Err(Refusal::WRONG_TYPE),
+        scope => Ok(scope),
+    }
+}
+
+/// COUNT of commands that may say 0, or less: as many as there may be.
+fn count(text: Option<&[u8]>) -> Result<usize, Refusal> {
+    let asked = text.map(integer).transpose()?.unwrap_or(0);
+    let asked = usize::try_from(asked).unwrap_or(0);
+    Ok(if asked == 0 { MOST_ENTRIES } else { asked.min(MOST_ENTRIES) })
+}
+
+/// Reads an id, of which the second half may be missing.
+fn id(text: &[u8], missing: u64) -> Result<Id, Refusal> {
+    let mut parts = text.splitn(2, |byte| *byte == b'-');
+    let mut number = || parts.next().map(resp::natural);
+    let term = number().flatten().ok_or(INVALID_ID)?;
+    let seq = number().map_or(Ok(missing), |seq| seq.ok_or(INVALID_ID))?;
+    Ok(Id { term, seq })
+}
+
+/// Why a reader cannot begin where it wants; `at`: as it said that. `first`: the first entry that
+/// is there.
+fn refusal(lost: &Lost, at: &str, first: Option<Id>) -> Refusal {
+    match lost {
+        Lost::Trimmed => {
+            let first = first.map_or("none".to_owned(), |id| id.to_string());
+            refuse!(
+                "TRIMMED the log does not reach back to {at} any more; {first} is its first entry: read \
+                 the state anew, and follow from there (docs/changes.md)"
+            )
+        }
+        Lost::Parted | Lost::Ahead => refuse!(
+            "PARTED {at} is not in the history of this server: read the state anew, and follow \
+             from there (docs/changes.md)"
+        ),
+        Lost::Store(error) => refuse!("ERR {error}. {}", error.advice()),
+    }
+}
+
+/// Entries as a reply has them, one after the other.
+#[derive(Default)]
+struct Found {
+    bytes: Vec<u8>,
+    count: usize,
+}
+
+impl Found {
+    fn is_full(&self, most: usize) -> bool {
+        self.count >= most || self.bytes.len() >= MOST_BYTES
+    }
+
+    fn write(&self, reply: &mut Reply<'_>) {
+        reply.array(self.count);
+        reply.bytes().extend_from_slice(&self.bytes);
+    }
+}
+
+/// The log of a node, as it is durable up to one moment.
+#[derive(Clone, Copy)]
+struct Log<'a> {
+    node: Now<'a>,
+    end: Position,
+}
+
+impl<'a> Log<'a> {
+    fn new(node: Now<'a>) -> Log<'a> {
+        Log { node, end: node.durability.certain() }
+    }
+
+    /// Where a reader begins; `None`: behind all that is there yet.
+    fn find(&self, scope: Scope, start: Start) -> Result<Option<Place>, Refusal> {
+        match self.node.changes.find(&self.node.store, self.end, start) {
+            Ok(place) => Ok(Some(place)),
+            Err(Lost::Ahead) => Ok(None),
+            Err(lost) => {
+                let (Start::After(id) | Start::At(id)) = start else {
+                    return Err(refusal(&lost, "its beginning", None));
+                };
+                let first = match lost {
+                    Lost::Trimmed => self.first(scope)?,
+                    _ => None,
+                };
+                Err(refusal(&lost, &id.to_string(), first))
+            }
+        }
+    }
+
+    /// How many entries a stream has, and the first and the last of them.
+    fn tally(&self, scope: Scope) -> Result<Tally, Refusal> {
+        let (engines, node) = (self.node.engines(), self.node);
+        let tally = node.changes.count(&node.store, self.end, scope, |space| engines.has(space));
+        tally.map_err(|lost| refusal(&lost, "its beginning", None))
+    }
+
+    /// How many segments the log has, and at which offset it begins.
+    fn reach(&self) -> Result<(usize, u64), Refusal> {
+        let reach = self.node.changes.reach(&self.node.store, self.end);
+        reach.map_err(|lost| refusal(&lost, "its beginning", None))
+    }
+
+    /// The first entry of a stream that is there.
+    fn first(&self, scope: Scope) -> Result<Option<Id>, Refusal> {
+        let mut first = None;
+        let found = self.node.changes.find(&self.node.store, self.end, Start::Oldest);
+        let Ok(mut place) = found else { return Ok(None) };
+        self.read(scope, &mut place, &|| true, |id, _| {
+            first = Some(id);
+            false
+        })?;
+        Ok(first)
+    }
+
+    /// Tells `each` the entries behind a place, as bytes of a reply, until that gives false, or
+    /// `goes_on` does.
+    fn read(
+        &self,
+        scope: Scope,
+        place: &mut Place,
+        goes_on: &dyn Fn() -> bool,
+        mut each: impl FnMut(Id, &[u8]) -> bool,
+    ) -> Result<(), Refusal> {
+        let (engines, node) = (self.node.engines(), self.node);
+        let mut bytes = Vec::new();
+        loop {
+            let mut is_enough = false;
+            let told = |id: Id, space: u32, change: Change<'_>| {
+                bytes.clear();
+                if write_entry(engines, scope, (id, space, change), &mut bytes) {
+                    is_enough = !each(id, &bytes);
+                }
+                !is_enough
+            };
+            let is_done = node
+                .changes
+                .read(&node.store, self.end, scope, place, STEP_BYTES, told)
+                .map_err(|lost| refusal(&lost, "this place", None))?;
+            if is_done || is_enough || !goes_on() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Adds the entries behind a place to `found`, until it is full.
+    fn collect(
+        &self,
+        scope: Scope,
+        place: &mut Place,
+        most: usize,
+        goes_on: &dyn Fn() -> bool,
+        found: &mut Found,
+    ) -> Result<(), Refusal> {
+        self.read(scope, place, goes_on, |_, bytes| {
+            found.bytes.extend_from_slice(bytes);
+            found.count += 1;
+            !found.is_full(most)
+        })
+    }
+}
+
+/// The names of an entry's own fields. A counter that is called so gets another name.
+const OWN_FIELDS: [&str; 8] =
+    ["space", "id", "deleted", "member", "member_hash", "set", "horizon", "merged"];
+
+/// Writes an entry, as all commands show it: its id, and its fields with their values. False: it is
+/// of a space that is no more.
+fn write_entry(
+    engines: &Engines,
+    scope: Scope,
+    (id, space, change): (Id, u32, Change<'_>),
+    out: &mut Vec<u8>,
+) -> bool {
+    // Arrays of strings: the same in both protocols.
+    let mut reply = Reply::new(out, Protocol::Resp2);
+    let mut entry = |fields: usize| {
+        reply.array(2);
+        reply.bulk(id.to_string().as_bytes());
+        reply.array(2 * fields);
+    };
+    match change {
+        Change::Catalogue(payload) => {
+            let catalogue = Catalogue::decode(payload).unwrap_or_default();
+            let fields = schema_fields(&catalogue, scope);
+            entry(fields.len());
+            for (name, text) in fields {
+                reply.bulk(name.as_bytes());
+                reply.bulk(text.as_bytes());
+            }
+        }
+        Change::Row(row, values) => {
+            let Some(space) = engines.counter_by_number(space) else { return false };
+            let schema = space.schema();
+            let fields = values.map_or(1, |_| schema.living().count());
+            entry(2 + fields);
+            write_fields(&mut reply, &[("space", space.name()), ("id", &row.to_string())]);
+            let Some(values) = values else {
+                write_fields(&mut reply, &[("deleted", "1")]);
+                return true;
+            };
+            for (at, field) in schema.living() {
+                if OWN_FIELDS.contains(&field.name.as_str()) {
+                    reply.bulk(format!("counter.{}", field.name).as_bytes());
+                } else {
+                    reply.bulk(field.name.as_bytes());
+                }
+                // One that was added later.
+                reply.bulk_int(values.get(at).copied().unwrap_or(0));
+            }
+        }
+        Change::Pair(pair, member, set) => {
+            let Some(space) = engines.existence_by_number(space) else { return false };
+            let (name, text) = match member {
+                MarkedMember::Number(number) => ("member", number.to_string()),
+                MarkedMember::Hash(hash) => {
+                    ("member_hash", format!("{:032x}", MarkedMember::hash_of(hash)))
+                }
+            };
+            entry(3 + usize::from(space.has_members));
+            write_fields(&mut reply, &[("space", space.name()), ("id", &pair.to_string())]);
+            if space.has_members {
+                write_fields(&mut reply, &[(name, &text)]);
+            }
+            write_fields(&mut reply, &[("set", if set { "1" } else { "0" })]);
+        }
+        Change::Horizon(low) | Change::Merged(low) => {
+            let Some(space) = engines.existence_by_number(space) else { return false };
+            let name = if matches!(change, Change::Horizon(_)) { "horizon" } else { "merged" };
+            entry(2);
+            write_fields(&mut reply, &[("space", space.name()), (name, &low.to_string())]);
+        }
+    }
+    true
+}
+
+fn write_fields(reply: &mut Reply<'_>, fields: &[(&str, &str)]) {
+    for (name, value) in fields {
+        reply.bulk(name.as_bytes());
+        reply.bulk(value.as_bytes());
+    }
+}
+
+/// What an entry says of the catalogue: its version, and of each space that is wanted what it is.
+fn schema_fields(catalogue: &Catalogue, scope: Scope) -> Vec<(String, String)> {
+    let is_wanted = |number: u32| scope == Scope::All || scope == Scope::Space(number);
+    let mut fields = vec![("schema".to_owned(), catalogue.version.to_string())];
+    for known in catalogue.counter.iter().filter(|known| is_wanted(known.number)) {
+        let mut text = "counter".to_owned();
+        if let Ok(schema) = ::counter::Schema::parse(&known.made.fields) {
+            schema.living().for_each(|(_, field)| _ = write!(text, " {}", field.name));
+        }
+        fields.push((format!("space.{}", known.made.name), text));
+    }
+    for known in catalogue.existence.iter().filter(|known| is_wanted(known.number)) {
+        fields.push((format!("space.{}", known.made.name), "existence".to_owned()));
+    }
+    fields
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_two_numbers_or_one() {
+        let read = |text: &str| id(text.as_bytes(), 7).ok().map(|id| (id.term, id.seq));
+        let most = u64::MAX;
+        for (text, is) in [
+            ("0", Some((0, 7))),
+            ("0-0", Some((0, 0))),
+            ("18446744073709551615-18446744073709551615", Some((most, most))),
+            ("18446744073709551616-0", None),
+            ("1-18446744073709551616", None),
+            ("1-", None),
+            ("-1", None),
+            ("", None),
+            ("1-2-3", None),
+            ("*", None),
+            ("1-*", None),
+        ] {
+            assert_eq!(read(text), is, "{text}");
+        }
+    }
+}
