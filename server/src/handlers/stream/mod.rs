@@ -1,7 +1,7 @@
 //! `tm:changes`: the log as a stream, read as Redis's streams are ([`dataset::changes`]).
 //!
 //! Files are read on other threads. Where the log has only grown a little since a waiting reader
-//! looked, its worker reads that at once: it is in memory still, and less than a millisecond's work.
+//! looked, its worker reads that at once: it is in memory still, and takes less than a millisecond.
 
 pub(crate) mod info;
 pub(crate) mod range;
@@ -65,8 +65,8 @@ fn refusal(lost: &Lost, at: &str, first: Option<Id>) -> Refusal {
         Lost::Trimmed => {
             let first = first.map_or("none".to_owned(), |id| id.to_string());
             refuse!(
-                "TRIMMED the log does not reach back to {at} any more; {first} is its first entry: read \
-                 the state anew, and follow from there (docs/changes.md)"
+                "TRIMMED the log does not reach back to {at} any more; {first} is its first entry: \
+                 read the state anew, and follow from there (docs/changes.md)"
             )
         }
         Lost::Parted | Lost::Ahead => refuse!(

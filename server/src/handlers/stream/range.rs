@@ -108,8 +108,8 @@ impl Range {
         let is_cut = found.bytes.len() >= super::MOST_BYTES && self.most != Some(found.count);
         if found.count > MOST_ENTRIES || is_cut {
             return Err(refuse!(
-                "ERR these are more than {MOST_ENTRIES} entries, or 4 MiB: ask for some of them with \
-                 COUNT"
+                "ERR these are more than {MOST_ENTRIES} entries, or 4 MiB: ask for some of them \
+                 with COUNT"
             ));
         }
         found.write(reply);
