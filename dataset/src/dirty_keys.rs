@@ -3,7 +3,7 @@
 //! ```text
 //!   word 0      id: so marks of one id sort together, and one comparison usually decides
 //!   words 1, 2  member of a pair: a number and 0, or the hash of the pair;
-//!               of a block: filter << 32 | its number; of a token: its hash; else 0
+//!               of a block: filter << 32 | its number; of a token: its hash; of an offset: its number; else 0
 //!   word 3      space << 32 | kind << 25 | counters << 1 | state
 //!               counters: the row of this id there has changed, too, or 0; state: the pair is set
 //! ```
@@ -44,6 +44,7 @@ const HASHED_PAIR: u64 = 3;
 const LOOSE: u64 = 4;
 const BLOCK: u64 = 5;
 const TOKEN: u64 = 6;
+const OFFSET: u64 = 7;
 
 /// A mark, read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +63,8 @@ pub enum Marked {
     Block(u32, BlockPlace),
     /// A token with this hash was used on a row.
     Token(u128),
+    /// The offset with this number has moved.
+    Offset(u32),
 }
 
 impl Mark {
@@ -114,6 +117,11 @@ impl Mark {
         Mark::new(TOKEN, space, id, [(hash >> 64) as u64, hash as u64])
     }
 
+    /// An offset that has moved. In the stripe of the catalogue, beside all that was taken over.
+    pub fn offset(number: u32) -> Mark {
+        Mark::new(OFFSET, 0, 0, [number.into(), 0])
+    }
+
     /// The space's number and the id; of the catalogue 0.
     #[inline]
     pub fn place(&self) -> (u32, u64) {
@@ -141,6 +149,7 @@ impl Mark {
             HASHED_PAIR => pair(MarkedMember::Hash(self.member)),
             LOOSE => Marked::Loose(space, id),
             TOKEN => Marked::Token(MarkedMember::hash_of(self.member)),
+            OFFSET => Marked::Offset(self.member[0] as u32),
             BLOCK => {
                 let (link, block) = (self.member[0] >> 32, self.member[0] as u32);
                 Marked::Block(
@@ -244,6 +253,8 @@ mod tests {
                 }
             }
         }
+        assert_eq!(Mark::offset(u32::MAX).read(), Marked::Offset(u32::MAX));
+        assert_eq!(Mark::offset(7).place(), Mark::CATALOGUE.place());
         assert_eq!(Mark::CATALOGUE.read(), Marked::Catalogue);
         assert_eq!((Mark::CATALOGUE.place(), Mark::CATALOGUE.row_beside()), ((0, 0), None));
         assert_eq!(Mark::row(u32::MAX, 7).row_beside(), None);

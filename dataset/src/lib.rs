@@ -8,6 +8,7 @@
 //!   engines      spaces, views, actions; reads, and the one path of writes
 //!   commit       how far changes have come on their way to the disk
 //!   cold         rows and flags on the disk: files, reads, cache
+//!   offsets      how far the events of brokers are taken over
 //!   tokens       increments that count once
 //!   changes      the log as a stream that others follow
 //! ```
@@ -28,6 +29,7 @@ pub mod fuzz;
 pub mod key_patterns;
 pub mod live;
 pub mod log_records;
+pub mod offsets;
 pub mod options;
 pub mod poll_backoff;
 pub mod recovery;

@@ -23,6 +23,9 @@
 //!   engine's own format.
 //! - 11, tokens (space 0): per token 16 bytes of its hash, the second in which it was used, 4 bytes
 //!   of the hash of its increment, n, and n zigzag values that were answered (`tokens.rs`).
+//! - 12, offsets (space 0): per source of events the length of its name, the name, a partition, the
+//!   upper and the lower half of the message to be read next, and how many of its events are taken
+//!   over already (`offsets.rs`).
 //!
 //! All numbers are LEB128 unless something else is said. Ids rise within a payload, so a like costs
 //! its id's distance from the one before, its member, and nothing for a counter that the same batch
@@ -58,13 +61,15 @@ pub enum RecordKind {
     Late = 10,
     /// Increments that count once: what was answered under which token.
     Tokens = 11,
+    /// How far the events of brokers are taken over.
+    Offsets = 12,
 }
 
 impl RecordKind {
     /// The kind with this number.
     pub fn from_number(kind: u8) -> Option<RecordKind> {
         use RecordKind::*;
-        [Catalogue, Rows, Pairs, Layout, Table, Head, Loose, Block, Frontier, Late, Tokens]
+        [Catalogue, Rows, Pairs, Layout, Table, Head, Loose, Block, Frontier, Late, Tokens, Offsets]
             .into_iter()
             .find(|&k| k as u8 == kind)
     }

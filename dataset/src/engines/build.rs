@@ -100,6 +100,7 @@ impl Engines {
             spills: false,
             watches: Default::default(),
             tokens: Arc::new(Tokens::new(&options.tokens)),
+            offsets: Arc::default(),
             tracking: Default::default(),
             merging: Default::default(),
             follows: Default::default(),

@@ -12,6 +12,7 @@ mod action;
 mod build;
 pub mod change;
 pub mod current;
+pub mod events;
 pub mod listener;
 mod page;
 mod unproven_ids;
@@ -38,6 +39,7 @@ use crate::cold::files::ColdSpace;
 use crate::cold::overlay::{changed_rows, overlay_bytes};
 use crate::commit::Durability;
 use crate::key_patterns::{Kind, Match, Pattern};
+use crate::offsets::Offsets;
 use crate::options;
 use crate::options::{BelowHorizon, Expire};
 use crate::tokens::Tokens;
@@ -326,6 +328,8 @@ pub struct Engines {
     pub(crate) watches: Arc<Watches>,
     /// Increments that count once.
     pub tokens: Arc<Tokens>,
+    /// How far the events of brokers are taken over.
+    pub offsets: Arc<Offsets>,
     /// Told of changes: a listener that hears nothing until the owner gives its own.
     pub tracking: Listener,
     /// Held while another site's blocks are merged.

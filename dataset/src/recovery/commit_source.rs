@@ -30,6 +30,8 @@ pub(crate) struct CommitSource<'a> {
     version: Option<u64>,
     /// Tokens that were used, as a record has them.
     tokens: Vec<u8>,
+    /// Offsets that have moved, as a record has them.
+    offsets: Vec<u8>,
     /// What the log has of the spaces, by their numbers.
     counters: BTreeMap<u32, Arc<Schema>>,
     existences: BTreeMap<u32, Logged>,
@@ -71,6 +73,7 @@ impl<'a> CommitSource<'a> {
             loose: Vec::new(),
             blocks: Vec::new(),
             tokens: Vec::new(),
+            offsets: Vec::new(),
             // Recovery has written the catalogue, if it was not what the log said; but a client may
             // have changed a schema since then.
             version: None,
@@ -160,6 +163,7 @@ impl<'a> CommitSource<'a> {
             }
             Marked::Row(space, id) => self.row(views, space, id),
             Marked::Token(hash) => engines.tokens.encode(hash, &mut self.tokens),
+            Marked::Offset(number) => engines.offsets.encode(number, &mut self.offsets),
             Marked::Pair(space, id, member, _) => match told(marks, at) {
                 Some(true) => self.commit.pair(space, id, member, true),
                 Some(false) => {}
@@ -210,7 +214,11 @@ impl<'a> Views<'a> {
                     s.prefetch(id, &Member::Number(member));
                 }
             }
-            Marked::Block(..) | Marked::Loose(..) | Marked::Token(..) | Marked::Catalogue => {}
+            Marked::Block(..)
+            | Marked::Loose(..)
+            | Marked::Token(..)
+            | Marked::Offset(..)
+            | Marked::Catalogue => {}
         }
     }
 }
@@ -233,6 +241,7 @@ impl Source<Mark> for CommitSource<'_> {
         }
         self.commit.bytes()
             + self.tokens.len()
+            + self.offsets.len()
             + self.blocks.iter().map(|(_, block)| block.len()).sum::<usize>()
     }
 
@@ -288,6 +297,10 @@ impl Source<Mark> for CommitSource<'_> {
             batch.push(0, RecordKind::Tokens as u8, &self.tokens);
             self.tokens.clear();
         }
+        if !self.offsets.is_empty() {
+            batch.push(0, RecordKind::Offsets as u8, &self.offsets);
+            self.offsets.clear();
+        }
         Ok(())
     }
 
@@ -297,6 +310,7 @@ impl Source<Mark> for CommitSource<'_> {
         self.loose.clear();
         self.blocks.clear();
         self.tokens.clear();
+        self.offsets.clear();
         // What was encoded may not have been appended.
         for space in self.current.load().existences() {
             if let Some(known) = self.existences.get(&space.number()) {

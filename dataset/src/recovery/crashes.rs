@@ -16,6 +16,8 @@ use super::commit_source::CommitSource;
 use super::*;
 use crate::dirty_keys::Mark;
 use crate::engines::ChangeError;
+use crate::engines::events::{Doing, Event, Partition};
+use crate::offsets::Offset;
 use crate::options::{Fsync, Options};
 use crate::recovery::recover_from;
 use crate::snapshot::cpu_throttle::Pace;
@@ -26,6 +28,7 @@ use counter::{Alteration, Bounds, Change};
 use phantom::{Answer, Member};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::ops::ControlFlow;
 use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 use store::{Faults, Rounds, SimDisk, Store};
@@ -75,6 +78,8 @@ struct Seen {
     layouts: Vec<Vec<u64>>,
     /// What was counted under which token.
     tokens: BTreeSet<Vec<u8>>,
+    /// How far events were taken over.
+    offsets: Vec<(Box<str>, u32, Offset)>,
 }
 
 fn seen(engines: &Engines) -> Seen {
@@ -98,6 +103,7 @@ fn seen(engines: &Engines) -> Seen {
             .collect(),
         // One that has expired may be there or not.
         tokens: engines.tokens.all(TIMES_S - 3600),
+        offsets: engines.offsets.list(),
     }
 }
 
@@ -198,6 +204,33 @@ fn change(current: &Current, ids: &[u64], random: &mut fastrand::Rng) {
         98 => drop(current.alter(rows.number(), &Alteration::Drop { name })),
         _ => while engines.maintain() {},
     }
+}
+
+/// Events of two partitions, which are about several ids.
+fn take_over(engines: &Engines, ids: &[u64], random: &mut fastrand::Rng) {
+    let partition = Partition { source: "likes", number: random.u32(0..2) };
+    let from = engines.offsets.get(partition.source, partition.number);
+    let at = |events| Offset { events, ..from.unwrap_or_default() };
+    let rows = &engines.counters()[random.usize(0..engines.counters().len())];
+    let field = rows.schema().living().next().map_or(0, |(position, _)| position);
+    let mut event = |number: u64| {
+        let action = &engines.actions()[random.usize(0..engines.actions().len())];
+        let member = MEMBERS[random.usize(0..MEMBERS.len())];
+        let doing = match random.u32(0..4) {
+            0 => Doing::Undo(action, member),
+            1 => Doing::Add(rows, field, 1),
+            2 => Doing::Set(rows, field, 3),
+            _ => Doing::Act(action, member),
+        };
+        Event { id: ids[random.usize(0..ids.len())], doing, at: at(number) }
+    };
+    let events: Vec<Event<'_>> = (0..8).map(&mut event).collect();
+    let bytes = engines.log_bytes_of_events(events.len());
+    let Some(reserved) = engines.durability().committer().reserve(bytes) else { return };
+    let end = Offset { message: at(0).message + 1, events: 0 };
+    let ends = random.bool();
+    let each = |_, _| if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+    engines.take_over(partition, &events, (from, end), reserved, each).unwrap();
 }
 
 /// A space, a view or an action comes, changes or goes; or what was put off until then is done.
@@ -309,7 +342,12 @@ impl Life<'_> {
     /// Now and then no other writer does.
     fn others_write(&mut self) {
         for _ in 0..self.random.u32(0..6) {
-            change(self.current, self.ids, self.random);
+            // What belongs together is a batch of its own: a round that has such and others could be
+            // found by half. So some processes do nothing else.
+            match self.seed % 4 {
+                3 => take_over(&self.current.load(), self.ids, self.random),
+                _ => change(self.current, self.ids, self.random),
+            }
         }
         if self.random.bool() {
             let must_sync = self.random.bool();
@@ -344,6 +382,9 @@ fn difference(held: &Seen, found: &Seen) -> String {
             "\n{:?} {:?}\n{:?} {:?}",
             held.catalogue, held.layouts, found.catalogue, found.layouts
         );
+    }
+    if held.offsets != found.offsets {
+        said += &format!("\n{:?}\n{:?}", held.offsets, found.offsets);
     }
     if held.tokens != found.tokens {
         said += &format!("\n{:?}\n{:?}", held.tokens, found.tokens);

@@ -278,6 +278,7 @@ pub(crate) fn load(
                 existence.loose().decode(chunk, 0)
             }
             Some(RecordKind::Tokens) => engines.tokens.decode(chunk),
+            Some(RecordKind::Offsets) => engines.offsets.decode(chunk),
             _ => Err(format!("a file of kind {} is no part of a snapshot", file.tag.kind)),
         }
     };

@@ -14,6 +14,7 @@
 //! | late | existence space | what came late to its tables on the disk |
 //! | loose | existence space | ids at which a counter of 0 proves nothing of a flag |
 //! | tokens | folder | increments that count once |
+//! | offsets | folder | how far the events of brokers are taken over |
 //! | head | space | its frontier; of an existence space also the pairs of ids far ahead |
 
 pub(crate) mod cpu_throttle;

@@ -132,6 +132,13 @@ impl Walk<'_> {
         if let Some(file) = write_tokens(&tokens, &mut writer, stamp).map_err(text)? {
             add(&mut writer, file)?;
         }
+        let offsets = current.load().offsets.encode_all();
+        if !offsets.is_empty() {
+            let tag = Tag { kind: RecordKind::Offsets as u32, stamp, ..Tag::default() };
+            let mut file = writer.file(tag).map_err(text)?;
+            file.write(&offsets, 0).map_err(text)?;
+            add(&mut writer, file)?;
+        }
 
         // Last, as its schemas must not be older than those by which the rows were written.
         let mut file = writer

@@ -1,0 +1,200 @@
+//! Offsets: how far the events of others (a broker's stream) are taken over.
+//!
+//! Events change rows and pairs, and after them more of their source is read. Both are one change:
+//! it is made while the stripes of all that it touches are held, the catalogue's too, where the
+//! offset is marked, so one batch of the log has the rows and the offset ([`Offsets::advance`],
+//! `store/src/commit` C6). Whatever ends the process, events before the offset count, and those from
+//! it on do not: they are read once more, here or on the replica that takes over.
+//!
+//! An offset is known by the name of its source and a partition's number. None is ever forgotten: a
+//! source that is configured again goes on where it stopped. Each node gives them numbers of its
+//! own, by which marks name them.
+
+use crate::log_records::{put_number, take_number};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+
+/// Longest name of a source.
+pub const MAX_NAME_BYTES: usize = 64;
+/// Most offsets: sources, each with its partitions.
+pub const MAX_OFFSETS: usize = 65_536;
+/// What a record takes at most.
+pub const RECORD_BYTES: usize = MAX_NAME_BYTES + 1 + 5 + 10 + 10 + 10;
+
+/// Where a source is to be read on: a message, and how many of its events are taken over already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Offset {
+    /// As the source counts: a stream's sequence, a partition's offset, both halves of a stream's
+    /// id.
+    pub message: u128,
+    /// Of that message.
+    pub events: u64,
+}
+
+/// The offset is another one than the caller believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved;
+
+#[derive(Default)]
+struct All {
+    /// By source and partition: its number here.
+    numbers: BTreeMap<(Box<str>, u32), u32>,
+    offsets: Vec<(Box<str>, u32, Offset)>,
+}
+
+impl All {
+    fn number(&mut self, source: &str, partition: u32) -> Option<u32> {
+        if let Some(&number) = self.numbers.get(&(source.into(), partition)) {
+            return Some(number);
+        }
+        let number = self.offsets.len();
+        if number >= MAX_OFFSETS || source.len() > MAX_NAME_BYTES {
+            return None;
+        }
+        self.offsets.push((source.into(), partition, Offset::default()));
+        self.numbers.insert((source.into(), partition), number as u32);
+        Some(number as u32)
+    }
+}
+
+/// See the top of the file.
+#[derive(Default)]
+pub struct Offsets(Mutex<All>);
+
+impl Offsets {
+    /// Where a source is to be read on; none if it never was.
+    pub fn get(&self, source: &str, partition: u32) -> Option<Offset> {
+        let all = self.0.lock();
+        all.numbers.get(&(source.into(), partition)).map(|&number| all.offsets[number as usize].2)
+    }
+
+    /// All that are known, in order.
+    pub fn list(&self) -> Vec<(Box<str>, u32, Offset)> {
+        let all = self.0.lock();
+        all.numbers.values().map(|&number| all.offsets[number as usize].clone()).collect()
+    }
+
+    /// Sets an offset, and gives its number, to be marked. None: there are too many.
+    pub(crate) fn put(&self, source: &str, partition: u32, to: Offset) -> Option<u32> {
+        let mut all = self.0.lock();
+        let number = all.number(source, partition)?;
+        all.offsets[number as usize].2 = to;
+        Some(number)
+    }
+
+    /// Appends the offset with this number, as a record has it.
+    pub(crate) fn encode(&self, number: u32, out: &mut Vec<u8>) {
+        let all = self.0.lock();
+        if let Some((source, partition, offset)) = all.offsets.get(number as usize) {
+            put_offset(out, source, *partition, *offset);
+        }
+    }
+
+    /// All of them, as a record has them.
+    pub(crate) fn encode_all(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        for (source, partition, offset) in self.list() {
+            put_offset(&mut out, &source, partition, offset);
+        }
+        out
+    }
+
+    /// Takes offsets over from a record, or from a snapshot.
+    pub(crate) fn decode(&self, bytes: &[u8]) -> Result<(), String> {
+        let mut all = Vec::new();
+        read_offsets(bytes, |source, partition, offset| {
+            all.push((source.to_owned(), partition, offset));
+        })?;
+        for (source, partition, offset) in all {
+            self.put(&source, partition, offset).ok_or("more offsets than there may be")?;
+        }
+        Ok(())
+    }
+}
+
+fn put_offset(out: &mut Vec<u8>, source: &str, partition: u32, offset: Offset) {
+    put_number(out, source.len() as u64);
+    out.extend_from_slice(source.as_bytes());
+    put_number(out, partition.into());
+    put_number(out, (offset.message >> 64) as u64);
+    put_number(out, offset.message as u64);
+    put_number(out, offset.events);
+}
+
+fn read_offsets(mut bytes: &[u8], mut each: impl FnMut(&str, u32, Offset)) -> Result<(), String> {
+    while !bytes.is_empty() {
+        let length = take_number(&mut bytes)?;
+        let length = usize::try_from(length).ok().filter(|length| *length <= MAX_NAME_BYTES);
+        let name = length.and_then(|length| bytes.split_at_checked(length));
+        let (name, rest) = name.ok_or("the name of a source is cut off, or too long")?;
+        let name = std::str::from_utf8(name).map_err(|_| "the name of a source is no text")?;
+        bytes = rest;
+        let partition = take_number(&mut bytes)?;
+        let partition = u32::try_from(partition).map_err(|_| "a partition above 2^32-1")?;
+        let high = u128::from(take_number(&mut bytes)?) << 64;
+        let message = high | u128::from(take_number(&mut bytes)?);
+        each(name, partition, Offset { message, events: take_number(&mut bytes)? });
+    }
+    Ok(())
+}
+
+/// For the fuzzer: any bytes are offsets, which are written as they were read, or an error.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn check_decoder(bytes: &[u8]) {
+    let offsets = Offsets::default();
+    if offsets.decode(bytes).is_ok() {
+        let again = Offsets::default();
+        again.decode(&offsets.encode_all()).expect("what was written is read");
+        assert_eq!(again.list(), offsets.list());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_read_back_at_the_ends_of_their_range() {
+        let offsets = Offsets::default();
+        assert_eq!(offsets.get("likes", 0), None);
+        let most = Offset { message: u128::MAX, events: u64::MAX };
+        let some = Offset { message: (7 << 64) | 9, events: 0 };
+        let longest = "x".repeat(MAX_NAME_BYTES);
+        let numbers = [
+            offsets.put("likes", u32::MAX, most),
+            offsets.put("likes", 0, some),
+            offsets.put(&longest, 3, most),
+        ];
+        assert_eq!(numbers, [Some(0), Some(1), Some(2)]);
+        let mut one = vec![];
+        offsets.encode(1, &mut one);
+        let again = Offsets::default();
+        again.decode(&one).unwrap();
+        assert_eq!(again.list(), [("likes".into(), 0, some)]);
+        let all = offsets.encode_all();
+        again.decode(&all).unwrap();
+        assert_eq!(again.list(), offsets.list());
+        assert_eq!(again.get("likes", u32::MAX), Some(most));
+        offsets.encode(2, &mut vec![]);
+        let mut record = vec![];
+        offsets.encode(2, &mut record);
+        assert_eq!(record.len(), RECORD_BYTES - 4, "a partition of one byte");
+        // Nothing of a damaged record is taken over.
+        let before = again.list();
+        assert!(again.decode(&all[..all.len() - 1]).is_err());
+        assert!(again.decode(&[&[65], &[b'x'; 65][..]].concat()).is_err());
+        assert!(again.decode(&[1, 0xff, 0, 0, 0, 0]).is_err());
+        assert_eq!(again.list(), before);
+        assert_eq!(offsets.put(&"x".repeat(MAX_NAME_BYTES + 1), 0, some), None);
+    }
+
+    #[test]
+    fn no_bytes_make_the_decoder_panic() {
+        let mut rng = fastrand::Rng::with_seed(3);
+        for _ in 0..100_000 {
+            let bytes: Vec<u8> =
+                (0..rng.usize(0..40)).map(|_| if rng.bool() { 1 } else { rng.u8(..) }).collect();
+            check_decoder(&bytes);
+        }
+    }
+}
