@@ -3,7 +3,8 @@
 //! ```text
 //!   word 0      id: so marks of one id sort together, and one comparison usually decides
 //!   words 1, 2  member of a pair: a number and 0, or the hash of the pair;
-//!               of a block: filter << 32 | its number; of a token: its hash; of an offset: its number; else 0
+//!               of a block: filter << 32 | its number; of a token: its hash; of an offset: its
+//!               number; else 0
 //!   word 3      space << 32 | kind << 25 | counters << 1 | state
 //!               counters: the row of this id there has changed, too, or 0; state: the pair is set
 //! ```

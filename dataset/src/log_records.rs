@@ -35,6 +35,13 @@
 use crate::dirty_keys::MarkedMember;
 use store::Batch;
 
+/// Most bytes of an id in a record: a step, and an escape before it.
+pub const ID_BYTES: usize = 20;
+/// Of a value in a row.
+pub const VALUE_BYTES: usize = 10;
+/// Of a pair: its id, and a member or the hash of one.
+pub const PAIR_BYTES: usize = ID_BYTES + 16;
+
 /// What a record's payload holds; see the top of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]

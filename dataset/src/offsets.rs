@@ -2,9 +2,9 @@
 //!
 //! Events change rows and pairs, and after them more of their source is read. Both are one change:
 //! it is made while the stripes of all that it touches are held, the catalogue's too, where the
-//! offset is marked, so one batch of the log has the rows and the offset ([`Offsets::advance`],
-//! `store/src/commit` C6). Whatever ends the process, events before the offset count, and those from
-//! it on do not: they are read once more, here or on the replica that takes over.
+//! offset is marked, so one batch of the log has the rows and the offset (`engines/events.rs`,
+//! `store/src/commit` C6). Whatever ends the process, events before the offset count, and those
+//! from it on do not: they are read once more, here or on the replica that takes over.
 //!
 //! An offset is known by the name of its source and a partition's number. None is ever forgotten: a
 //! source that is configured again goes on where it stopped. Each node gives them numbers of its

@@ -23,6 +23,7 @@ pub mod config;
 pub mod fuzz;
 mod handlers;
 mod http;
+mod ingest;
 pub mod metrics;
 mod net;
 mod roles;
@@ -174,6 +175,14 @@ pub fn start_on(
         threads.push(workers::thread(host.stop.vital(), "backup".to_owned(), move || {
             backup::backups(&of_backups)
         })?);
+        if !host.ingest.sources.is_empty() {
+            let of_ingest = host.clone();
+            threads.push(workers::thread(host.stop.vital(), "ingest".to_owned(), move || {
+                if let Err(error) = ingest::run(&of_ingest) {
+                    tracing::error!("no events are taken over: {error}");
+                }
+            })?);
+        }
         let of_spills = host.clone();
         threads.push(workers::thread(host.stop.vital(), "spill".to_owned(), move || {
             background::spills(&of_spills)

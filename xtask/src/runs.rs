@@ -187,6 +187,15 @@ pub(crate) const RUNS: &[Run] = &[
     },
     Run {
         group: "play",
+        name: "ingest",
+        about: "so many thousand events of each broker, under kill -9 of either side and failovers",
+        file: "server/tests/ingest/main.rs",
+        test: "-p tidemark-server --test ingest count_once",
+        reads: ROUNDS,
+        soak: 0,
+    },
+    Run {
+        group: "play",
         name: "failover",
         about: "three Sentinels, three nodes behind proxies, redis-py under load",
         file: "server/tests/failover.rs",

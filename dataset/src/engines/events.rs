@@ -7,18 +7,12 @@
 use crate::dirty_keys::Mark;
 use crate::engines::write::WriteError;
 use crate::engines::{Action, CounterSpace, Engines};
+use crate::log_records::{ID_BYTES, PAIR_BYTES, VALUE_BYTES};
 use crate::offsets::{Moved, Offset, RECORD_BYTES};
 use counter::{Bounds, Change as Delta};
 use phantom::{Change, Member};
 use std::ops::ControlFlow;
 use store::Reserved;
-
-/// An id in a record: a step, and an escape before it.
-const ID_BYTES: usize = 20;
-/// A value in a row.
-const VALUE_BYTES: usize = 10;
-/// A pair: its id, and a member or the hash of one.
-const PAIR_BYTES: usize = ID_BYTES + 16;
 
 /// What an event does to its id.
 #[derive(Clone, Copy)]
@@ -69,11 +63,15 @@ pub struct Partition<'a> {
 }
 
 impl Engines {
-    /// Bytes that so many events of one step take in the log at most, with the offset.
+    /// Bytes of the log that a row takes at most; and in each existence space its id, which
+    /// becomes loose there if a counter comes down to 0.
+    pub fn log_bytes_of_row(&self, space: &CounterSpace) -> usize {
+        ID_BYTES + space.schema().width() * VALUE_BYTES + self.existences().len() * ID_BYTES
+    }
+
+    /// The same of so many events of one step, with the offset.
     pub fn log_bytes_of_events(&self, events: usize) -> usize {
-        let loose = self.existences().len() * ID_BYTES;
-        let row = |space: &CounterSpace| ID_BYTES + space.schema().width() * VALUE_BYTES + loose;
-        let rows: usize = self.counters().iter().map(row).sum();
+        let rows: usize = self.counters().iter().map(|space| self.log_bytes_of_row(space)).sum();
         // The id's, and the member's.
         RECORD_BYTES + events * (PAIR_BYTES + 2 * rows)
     }

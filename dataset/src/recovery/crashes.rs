@@ -342,8 +342,8 @@ impl Life<'_> {
     /// Now and then no other writer does.
     fn others_write(&mut self) {
         for _ in 0..self.random.u32(0..6) {
-            // What belongs together is a batch of its own: a round that has such and others could be
-            // found by half. So some processes do nothing else.
+            // What belongs together is a batch of its own, so a round that has such and others
+            // could be found by half: some processes do nothing else.
             match self.seed % 4 {
                 3 => take_over(&self.current.load(), self.ids, self.random),
                 _ => change(self.current, self.ids, self.random),

@@ -78,7 +78,7 @@ impl ConnectArgs {
     }
 
     /// The certificates that the options name, once for all connections.
-    pub(super) fn tls(&self) -> io::Result<Option<Tls>> {
+    pub(crate) fn tls(&self) -> io::Result<Option<Tls>> {
         if !self.tls {
             return Ok(None);
         }
@@ -102,7 +102,7 @@ impl ConnectArgs {
     }
 
     /// A connection that is logged in with this password.
-    pub(super) async fn open_as(
+    pub(crate) async fn open_as(
         &self,
         tls: Option<&Tls>,
         pass: Option<String>,
@@ -133,6 +133,14 @@ impl ConnectArgs {
     }
 }
 
+/// For clients of other libraries: what a server's certificate must be signed by, in a file or as
+/// the system has it.
+#[cfg(feature = "kafka")]
+pub(crate) fn client_tls(ca_file: &str) -> Result<tokio_rustls::rustls::ClientConfig, String> {
+    let roots = if ca_file.is_empty() { system_roots() } else { tls::roots("ca_file", ca_file) };
+    tls::client_side(roots?, &OPTIONS, "", "")
+}
+
 fn system_roots() -> Result<std::sync::Arc<RootCertStore>, String> {
     let named = std::env::var("SSL_CERT_FILE").ok();
     let path = named.as_deref().or_else(|| {
@@ -147,7 +155,7 @@ fn system_roots() -> Result<std::sync::Arc<RootCertStore>, String> {
 }
 
 /// Appends one command.
-pub(super) fn put_command(out: &mut Vec<u8>, args: &[&[u8]]) {
+pub(crate) fn put_command(out: &mut Vec<u8>, args: &[&[u8]]) {
     put_head(out, b'*', args.len());
     args.iter().for_each(|arg| put_bulk(out, arg));
 }
@@ -183,7 +191,7 @@ pub(super) fn read_reply(bytes: &[u8]) -> io::Result<Option<(OwnedFrame, usize)>
 }
 
 /// One connection.
-pub(super) struct Link {
+pub(crate) struct Link {
     pub(super) socket: Socket,
     inbox: Vec<u8>,
     /// Bytes of it that were taken.
@@ -192,7 +200,7 @@ pub(super) struct Link {
 
 impl Link {
     /// One command, one reply.
-    pub(super) async fn call(&mut self, args: &[&[u8]]) -> io::Result<OwnedFrame> {
+    pub(crate) async fn call(&mut self, args: &[&[u8]]) -> io::Result<OwnedFrame> {
         let mut out = Vec::new();
         put_command(&mut out, args);
         self.send(&out).await?;
@@ -201,13 +209,13 @@ impl Link {
 
     /// Sends requests. Their replies are to be taken before so many more are sent that the sockets'
     /// buffers are full.
-    pub(super) async fn send(&mut self, requests: &[u8]) -> io::Result<()> {
+    pub(crate) async fn send(&mut self, requests: &[u8]) -> io::Result<()> {
         self.socket.write_all(requests).await?;
         self.socket.flush().await
     }
 
     /// The next reply.
-    pub(super) async fn next(&mut self) -> io::Result<OwnedFrame> {
+    pub(crate) async fn next(&mut self) -> io::Result<OwnedFrame> {
         loop {
             let rest = &self.inbox[self.start..];
             if let Some((reply, length)) = if rest.is_empty() { None } else { read_reply(rest)? } {

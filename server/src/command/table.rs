@@ -1,8 +1,8 @@
 //! All commands by name and by number.
 
 use crate::command::families::{
-    bloom, client, cnt, cuckoo, diagnostics, hash, keys, page, phantom, pubsub, replication,
-    server, set, spaces, stream, string, topology, transaction, views, weibo,
+    bloom, client, cnt, cuckoo, diagnostics, hash, ingest, keys, page, phantom, pubsub,
+    replication, server, set, spaces, stream, string, topology, transaction, views, weibo,
 };
 use crate::command::spec::Spec;
 use std::sync::LazyLock;
@@ -22,6 +22,7 @@ pub(crate) const FAMILIES: &[(&str, &[Spec])] = &[
     ("Keys", keys::TABLE),
     ("Spaces and tables", spaces::TABLE),
     ("Views and actions", views::TABLE),
+    ("Events of brokers", ingest::TABLE),
     ("Connection", client::TABLE),
     ("Channels", pubsub::TABLE),
     ("Transactions", transaction::TABLE),

@@ -5,6 +5,7 @@
 //! A key that is not declared is refused with its name and line: a misspelt limit must not go
 //! unnoticed.
 
+mod ingest;
 mod print;
 mod sections;
 
@@ -16,6 +17,8 @@ use dataset::options::defaults;
 pub use dataset::options::{
     Action, Counter, Existence, Expire, Fsync, IoMethod, Spill, Tokens, View,
 };
+pub(crate) use ingest::{Broker, Mapped, Verb};
+pub use ingest::{Ingest, IngestFormat, IngestPoison, IngestStart};
 pub(crate) use sections::SECTIONS;
 pub use sections::{
     Admin, AuthClients, Backup, DEFAULT_ADMIN_PORT, DEFAULT_PORT, Durability, LogFormat,
@@ -80,6 +83,8 @@ pub struct Config {
     pub view: Vec<View>,
     /// `[[action]]`
     pub action: Vec<Action>,
+    /// `[[ingest]]`
+    pub ingest: Vec<Ingest>,
     /// The file that it was read from, for CONFIG REWRITE.
     #[serde(skip)]
     pub file: Option<PathBuf>,
@@ -105,6 +110,7 @@ impl Default for Config {
             existence,
             view,
             action,
+            ingest: Vec::new(),
             file: None,
             lists: Vec::new(),
         }
@@ -254,6 +260,7 @@ impl Config {
         }
         self.check_ranges()?;
         self.check_backup()?;
+        Ingest::check(&self.ingest).map_err(ConfigError::Invalid)?;
         let Config { counter, existence, view, action, .. } = self;
         let is_default = |view: &View| defaults::is_view(counter, existence, view);
         let lists = Lists { counter, existence, view, action };

@@ -1,8 +1,8 @@
 //! The file as it is printed: every key, its documentation and its value.
 
 use crate::config::{
-    Action, Admin, Backup, Config, Counter, Durability, Existence, Key, Replication, Security,
-    Server, Spill, Tls, Tokens, View,
+    Action, Admin, Backup, Config, Counter, Durability, Existence, Ingest, Key, Replication,
+    Security, Server, Spill, Tls, Tokens, View,
 };
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -84,6 +84,23 @@ impl Config {
         }
         for (i, item) in self.action.iter().enumerate() {
             print_section(&mut out, "[[action]]", Action::ABOUT, Action::KEYS, item, i == 0);
+        }
+        for (i, item) in self.ingest.iter().enumerate() {
+            print_section(&mut out, "[[ingest]]", Ingest::ABOUT, Ingest::KEYS, item, i == 0);
+        }
+        if self.ingest.is_empty() {
+            let mut sample = String::new();
+            let of = Ingest {
+                name: "likes".to_owned(),
+                url: "nats://127.0.0.1:4222".to_owned(),
+                stream: "LIKES".to_owned(),
+                ..Ingest::default()
+            };
+            print_section(&mut sample, "[[ingest]]", Ingest::ABOUT, Ingest::KEYS, &of, true);
+            for line in sample.lines() {
+                let mark = if line.is_empty() || line.starts_with('#') { "" } else { "#" };
+                let _ = writeln!(out, "{mark}{line}");
+            }
         }
         out
     }

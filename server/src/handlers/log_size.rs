@@ -15,26 +15,15 @@ use crate::command::spec::flag;
 use crate::command::table::find;
 use crate::handlers::execute::select;
 use dataset::commit::MOST_BYTES;
-use dataset::engines::{CounterSpace, Engines};
+use dataset::engines::Engines;
+pub(crate) use dataset::log_records::PAIR_BYTES;
+use dataset::log_records::VALUE_BYTES;
 use resp::Args;
 
 /// Up to here it need not be known closely.
 const ROUGH_BYTES: usize = 1 << 20;
-/// An id in a record: a step, and an escape before it.
-const ID_BYTES: usize = 20;
-/// A value in a row.
-const VALUE_BYTES: usize = 10;
-/// A pair: its id, and a member or the hash of one.
-pub(crate) const PAIR_BYTES: usize = ID_BYTES + 16;
-
 /// A token: its hash, time, the hash of its increment, and how many values follow.
 const TOKEN_BYTES: usize = 16 + 5 + 4 + 1;
-
-/// A row; and in each existence space its id, which becomes loose there if a counter comes down to
-/// 0.
-fn row_bytes(engines: &Engines, space: &CounterSpace) -> usize {
-    ID_BYTES + space.schema().width() * VALUE_BYTES + engines.existences().len() * ID_BYTES
-}
 
 /// Bytes that what these requests change may take in the log. An error if that fits into no batch.
 #[inline]
@@ -44,7 +33,7 @@ pub(crate) fn of<'a, I: Iterator<Item = Args<'a>>>(
 ) -> Result<usize, Refusal> {
     // As if each argument were a pair, and an id of which every space has a row.
     let most: usize = PAIR_BYTES
-        + engines.counters().iter().map(|space| row_bytes(engines, space)).sum::<usize>();
+        + engines.counters().iter().map(|space| engines.log_bytes_of_row(space)).sum::<usize>();
     let args: usize = requests().map(|args| args.len()).sum();
     if args * most <= ROUGH_BYTES { Ok(args * most) } else { closely(engines, requests()) }
 }
@@ -91,8 +80,9 @@ fn closely<'a>(
     rows.sort_unstable();
     rows.dedup();
     for of_space in rows.chunk_by(|a, b| a.0 == b.0) {
-        let each =
-            engines.counter_by_number(of_space[0].0).map_or(0, |space| row_bytes(engines, space));
+        let each = engines
+            .counter_by_number(of_space[0].0)
+            .map_or(0, |space| engines.log_bytes_of_row(space));
         bytes += each * of_space.len();
     }
     if bytes <= MOST_BYTES {

@@ -40,6 +40,7 @@ const FAMILIES: &[&[(&str, Handler)]] = &[
     admin::command::RUN,
     admin::config::RUN,
     admin::diagnostics::RUN,
+    admin::ingest::RUN,
     admin::server::RUN,
     cluster::replication::RUN,
     cluster::topology::RUN,

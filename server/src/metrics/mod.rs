@@ -6,10 +6,12 @@
 //! request: a metric costs nothing until it is asked for.
 
 mod commands;
+mod ingest;
 mod node;
 mod spaces;
 mod text;
 
+pub(crate) use ingest::SOURCES;
 pub(crate) use node::{CLIENTS, COLD, PERSISTENCE, STATS, Sample, buffer_bytes};
 pub(crate) use spaces::{COUNTER_SPACES, EXISTENCE_SPACES};
 pub(crate) use text::{Format, encode};
@@ -240,6 +242,7 @@ pub fn all() -> Vec<Described> {
     all.extend(histograms(node::HISTOGRAMS));
     all.extend(some(COUNTER_SPACES, "space=\"...\""));
     all.extend(some(EXISTENCE_SPACES, "space=\"...\""));
+    all.extend(some(SOURCES, "source=\"...\""));
     all.extend(some(commands::COMMANDS, "command=\"...\""));
     all.extend(histograms(&[commands::DURATION]));
     all.extend(some(&commands::ERRORS, "error=\"...\""));

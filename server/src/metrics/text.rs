@@ -1,6 +1,6 @@
 //! The text of `/metrics`, through the Prometheus project's own encoder.
 
-use super::{Described, Kind, Metric, Unit, Value, commands, node, spaces};
+use super::{Described, Kind, Metric, Unit, Value, commands, ingest, node, spaces};
 use crate::roles::node::Node;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
@@ -71,6 +71,7 @@ impl Collector for All {
         }
         node::write_replicas(&sample, &mut encoder)?;
         spaces::write(&self.0, &mut encoder)?;
+        ingest::write(&self.0, &mut encoder)?;
         commands::write(&self.0, &mut encoder)
     }
 }

@@ -463,9 +463,9 @@ fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {
 /// replicas; gives where that ends. While the disk says no it waits for it to say yes, unless
 /// `gives_up`: then for what is there.
 pub(crate) async fn all_written(node: &Node, gives_up: bool) -> u64 {
-    for tallies in &node.tallies {
-        let seen = tallies.turn.load(SeqCst);
-        while seen % 2 == 1 && tallies.turn.load(SeqCst) == seen {
+    for turn in node.turns() {
+        let seen = turn.load(SeqCst);
+        while seen % 2 == 1 && turn.load(SeqCst) == seen {
             tokio::time::sleep(LOOK).await;
         }
     }

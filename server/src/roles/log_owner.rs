@@ -309,12 +309,12 @@ fn wait(host: &Host, time: Duration, enough: impl Fn() -> bool) {
 }
 
 impl Host {
-    /// Waits until every worker has ended the turn that it may have been in: whatever was decided
-    /// before this call is seen by all commands after it.
+    /// Waits until every worker, and ingest, has ended the turn that it may have been in: whatever
+    /// was decided before this call is seen by all changes after it.
     pub(crate) fn wait_for_turns(&self) {
-        for tallies in &self.tallies {
-            let seen = tallies.turn.load(SeqCst);
-            while seen % 2 == 1 && tallies.turn.load(SeqCst) == seen {
+        for turn in self.turns() {
+            let seen = turn.load(SeqCst);
+            while seen % 2 == 1 && turn.load(SeqCst) == seen {
                 std::thread::sleep(Duration::from_micros(50));
             }
         }

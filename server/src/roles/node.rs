@@ -7,6 +7,7 @@ use crate::roles::Replication;
 use crate::roles::backup::Backups;
 use crate::runtime::clients::Clients;
 use crate::runtime::command_stats::AllCalls;
+use crate::runtime::ingest::Ingests;
 use crate::runtime::monitors::Monitors;
 use crate::runtime::open_files::allowed_clients;
 use crate::runtime::pause::Pause;
@@ -25,7 +26,7 @@ use dataset::live::{Live, Snapshots};
 use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::ops::Deref;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -74,6 +75,7 @@ pub(crate) struct Process {
     pub(crate) slow: SlowLog,
     pub(crate) replication: Replication,
     pub(crate) backups: Backups,
+    pub(crate) ingest: Ingests,
     pub(crate) tls: Tls,
     /// One per worker.
     pub(crate) tallies: Vec<Tallies>,
@@ -201,6 +203,7 @@ impl Host {
             slow: SlowLog::default(),
             replication: Replication::new(),
             backups: Backups::default(),
+            ingest: Ingests::new(&config.ingest),
             tls: Tls::default(),
             tallies: (0..workers).map(|_| Tallies::default()).collect(),
             totals_base: Mutex::default(),
@@ -352,6 +355,11 @@ impl Node {
 }
 
 impl Process {
+    /// Of all threads that make changes: each says whether it is in a turn.
+    pub(crate) fn turns(&self) -> impl Iterator<Item = &AtomicU64> {
+        self.tallies.iter().chain([&self.ingest.tallies]).map(|tallies| &tallies.turn)
+    }
+
     /// The configuration as it is now. Do not keep the guard across a wait.
     #[inline]
     pub(crate) fn config(&self) -> Guard<Arc<Config>> {

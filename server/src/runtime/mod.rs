@@ -9,6 +9,7 @@ pub(crate) mod command_stats;
 pub(crate) mod foreign_settings;
 pub(crate) mod glob;
 pub(crate) mod inbox;
+pub(crate) mod ingest;
 pub(crate) mod monitors;
 pub(crate) mod open_files;
 pub(crate) mod pause;

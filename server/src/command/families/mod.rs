@@ -11,6 +11,7 @@ pub(crate) mod config;
 pub(crate) mod cuckoo;
 pub(crate) mod diagnostics;
 pub(crate) mod hash;
+pub(crate) mod ingest;
 pub(crate) mod keys;
 pub(crate) mod page;
 pub(crate) mod phantom;

@@ -34,6 +34,7 @@ const SECTIONS: &[Section] = &[
     ("Keyspace", keyspace),
     ("Spaces", spaces),
     ("Cold", cold),
+    ("Ingest", ingest),
 ];
 
 /// Sections that come with `all`, and by name.
@@ -373,6 +374,16 @@ fn cold(sample: &Sample, out: &mut String) {
         "spill_last_status" = if trouble.is_none() { "ok" } else { "err" },
         "spill_last_error" = trouble.unwrap_or_default(),
     );
+}
+
+fn ingest(Sample { node, .. }: &Sample, out: &mut String) {
+    for source in &node.ingest.sources {
+        let state = source.standing().state.name();
+        let _ = write!(out, "ingest_{}:state={state},", source.config.name);
+        metrics::pairs(metrics::SOURCES, source, out);
+        let _ =
+            write!(out, "\r\ningest_{}_last_error:{}\r\n", source.config.name, source.last_error());
+    }
 }
 
 fn tables(Sample { node, .. }: &Sample, out: &mut String) {

@@ -7,4 +7,5 @@ pub(crate) mod commands_page;
 pub(crate) mod config;
 pub(crate) mod diagnostics;
 pub(crate) mod info;
+pub(crate) mod ingest;
 pub(crate) mod server;

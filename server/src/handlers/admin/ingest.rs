@@ -1,0 +1,131 @@
+//! TM.INGEST: sources of events. The work is in `crate::ingest`.
+
+use crate::command::error::{Printable, Refusal, refuse};
+use crate::command::spec::Outcome;
+use crate::handlers::Handler;
+use crate::handlers::call::Call;
+use crate::handlers::help::help;
+use crate::runtime::ingest::{Source, Standing};
+use dataset::engines::events::Partition;
+use dataset::offsets::Offset;
+use resp::Reply;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+pub(crate) const RUN: &[(&str, Handler)] = &[
+    ("tm.ingest", help),
+    ("tm.ingest|help", help),
+    ("tm.ingest|list", list),
+    ("tm.ingest|pause", |call| pause(call, true)),
+    ("tm.ingest|resume", |call| pause(call, false)),
+    ("tm.ingest|setoffset", set_offset),
+];
+
+fn source(call: &Call<'_>) -> Result<Arc<Source>, Refusal> {
+    let name = call.args.at(2);
+    let found = call.node.ingest.find(name).cloned();
+    found.ok_or_else(|| refuse!("ERR no such source of events '{}'", Printable(name)))
+}
+
+fn pause(call: &mut Call<'_>, paused: bool) -> Outcome {
+    source(call)?.pause(paused);
+    call.reply.ok();
+    Ok(())
+}
+
+fn set_offset(call: &mut Call<'_>) -> Outcome {
+    let source = source(call)?;
+    let number = resp::natural(call.args.at(3)).and_then(|number| u32::try_from(number).ok());
+    let number = number.ok_or_else(|| {
+        refuse!("ERR '{}' is no partition: a number from 0", Printable(call.args.at(3)))
+    })?;
+    let message = source.read_offset(call.args.at(4)).ok_or_else(|| {
+        let like = source.shown(17);
+        refuse!("ERR '{}' is no offset of this source, as {like} is", Printable(call.args.at(4)))
+    })?;
+    let partition = Partition { source: &source.config.name, number };
+    if !call.node.engines().move_offset(partition, Offset { message, events: 0 }) {
+        return Err(refuse!("ERR there are too many partitions"));
+    }
+    source.order();
+    call.reply.ok();
+    Ok(())
+}
+
+fn list(call: &mut Call<'_>) -> Outcome {
+    let node = call.node;
+    let engines = node.loaded();
+    call.reply.array(node.ingest.sources.len());
+    for source in &node.ingest.sources {
+        let mut partitions: BTreeMap<u32, (Standing, Option<Offset>)> = BTreeMap::new();
+        for (number, standing) in &*source.partitions.lock() {
+            partitions.entry(*number).or_default().0 = *standing;
+        }
+        let offsets = engines.map(|engines| engines.offsets.list()).unwrap_or_default();
+        for (_, number, offset) in
+            offsets.into_iter().filter(|(name, ..)| **name == *source.config.name)
+        {
+            partitions.entry(number).or_default().1 = Some(offset);
+        }
+        write(&mut call.reply, source, &partitions);
+    }
+    Ok(())
+}
+
+fn write(
+    reply: &mut Reply<'_>,
+    source: &Source,
+    partitions: &BTreeMap<u32, (Standing, Option<Offset>)>,
+) {
+    let standing = source.standing();
+    let last_error = source.last_error();
+    let texts = [
+        ("name", source.config.name.as_str()),
+        ("url", &source.config.url),
+        ("stream", &source.config.stream),
+        ("state", standing.state.name()),
+        ("last_error", &last_error),
+    ];
+    let count = |cell: &AtomicU64| cell.load(Relaxed);
+    let numbers = [
+        ("lag", standing.lag),
+        ("events_per_s", count(&source.rate)),
+        ("events", count(&source.events)),
+        ("messages", count(&source.messages)),
+        ("repeated", count(&source.repeated)),
+        ("unknown", count(&source.unknown)),
+        ("poison", count(&source.poison)),
+        ("poison_dropped", count(&source.poison_dropped)),
+        ("gaps", count(&source.gaps)),
+        ("gap_messages", count(&source.gap_messages)),
+        ("reconnects", count(&source.reconnects)),
+    ];
+    reply.map(texts.len() + numbers.len() + 1);
+    for (name, text) in texts {
+        reply.bulk(name.as_bytes());
+        reply.bulk(text.as_bytes());
+    }
+    for (name, number) in numbers {
+        reply.bulk(name.as_bytes());
+        reply.int(i64::try_from(number).unwrap_or(i64::MAX));
+    }
+    reply.bulk(b"partitions");
+    reply.array(partitions.len());
+    for (number, (standing, offset)) in partitions {
+        reply.map(5);
+        for (name, number) in [("partition", u64::from(*number)), ("lag", standing.lag)] {
+            reply.bulk(name.as_bytes());
+            reply.int(i64::try_from(number).unwrap_or(i64::MAX));
+        }
+        reply.bulk(b"state");
+        reply.bulk(standing.state.name().as_bytes());
+        reply.bulk(b"offset");
+        match offset {
+            Some(offset) => reply.bulk(source.shown(offset.message).as_bytes()),
+            None => reply.null(),
+        }
+        reply.bulk(b"events_of_message");
+        reply.int(offset.map_or(0, |offset| i64::try_from(offset.events).unwrap_or(i64::MAX)));
+    }
+}

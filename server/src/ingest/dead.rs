@@ -1,0 +1,98 @@
+//! Dead letters: events that could not be made, in a file of bounded size, an object of JSON per
+//! line. They are written before the offset moves on, so a kill may leave one twice, and none is
+//! lost.
+
+use crate::runtime::ingest::Source;
+use base64::Engine as _;
+use dataset::clock::unix_us;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Of a payload so many bytes are kept.
+const MOST_PAYLOAD: usize = 64 << 10;
+
+/// Of one source's partition.
+pub(super) struct Letters {
+    path: PathBuf,
+    file: Option<File>,
+}
+
+/// An event that could not be made.
+pub(super) struct Letter<'a> {
+    pub(super) partition: u32,
+    pub(super) message: u128,
+    /// Its place in the message, from 0.
+    pub(super) event: u64,
+    pub(super) why: &'a str,
+    pub(super) payload: &'a [u8],
+}
+
+impl Letters {
+    pub(super) fn new(source: &Source, folder: &Path) -> Letters {
+        let path = match source.config.dead_letters.as_str() {
+            "" => folder.join(format!("{}.dead", source.config.name)),
+            path => PathBuf::from(path),
+        };
+        Letters { path, file: None }
+    }
+
+    /// Counts it, and writes it if there is room.
+    pub(super) fn put(&mut self, source: &Source, letter: &Letter<'_>) {
+        source.poison.fetch_add(1, Relaxed);
+        let shown = source.shown(letter.message);
+        let text = format!("poison at {shown}, event {}: {}", letter.event, letter.why);
+        if source.note_error(&text) {
+            tracing::warn!(
+                "ingest '{}', partition {}: {text}",
+                source.config.name,
+                letter.partition
+            );
+        }
+        let written = self.write(source, letter, &shown);
+        if let Err(why) = written {
+            source.poison_dropped.fetch_add(1, Relaxed);
+            let text = format!("{}: dead letters are only counted: {why}", self.path.display());
+            if source.note_error(&text) {
+                tracing::error!("ingest '{}': {text}", source.config.name);
+            }
+            self.file = None;
+        }
+    }
+
+    fn write(&mut self, source: &Source, letter: &Letter<'_>, shown: &str) -> Result<(), String> {
+        let Letter { partition, event, why, payload, .. } = letter;
+        let kept = &payload[..payload.len().min(MOST_PAYLOAD)];
+        let mut line = serde_json::json!({
+            "time_ms": unix_us() / 1000,
+            "source": source.config.name,
+            "partition": partition,
+            "offset": shown,
+            "event": event,
+            "why": why,
+            "bytes": payload.len(),
+        });
+        match std::str::from_utf8(kept) {
+            Ok(text) => line["payload"] = text.into(),
+            Err(_) => {
+                let text = base64::engine::general_purpose::STANDARD.encode(kept);
+                line["payload_base64"] = text.into();
+            }
+        }
+        let line = format!("{line}\n");
+        let text = |e: std::io::Error| e.to_string();
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => none.insert(
+                OpenOptions::new().create(true).append(true).open(&self.path).map_err(text)?,
+            ),
+        };
+        let most = source.config.dead_letter_bytes;
+        let there = file.metadata().map_err(text)?.len();
+        if there + line.len() as u64 > most {
+            return Err(format!("the file has dead_letter_bytes = {most} already"));
+        }
+        file.write_all(line.as_bytes()).map_err(text)
+    }
+}

@@ -1,0 +1,155 @@
+//! Kafka's protocol: each partition is fetched from our offset on, without a consumer group.
+//!
+//! rskafka fetches one partition from an offset, which is all that is needed, in Rust alone;
+//! librdkafka would bring a C library of its own threads, queues and groups, whose offsets are not
+//! the truth here. What rskafka lacks: records of transactions that were aborted are read, too.
+
+use super::{CHUNK_BYTES, Chunk, IDLE, Trouble, ends_before, note_gap};
+use crate::config::Ingest;
+use crate::runtime::ingest::Source;
+use rskafka::BackoffConfig;
+use rskafka::client::error::{Error, ProtocolError};
+use rskafka::client::partition::{OffsetAt, PartitionClient, UnknownTopicHandling};
+use rskafka::client::{Client, ClientBuilder, Credentials, SaslConfig};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long rskafka tries by itself; then it is our turn, and said.
+const TRIES: Duration = Duration::from_secs(3);
+/// Between reads that bring nothing though there is something: the marks of transactions.
+const NOTHING: Duration = Duration::from_millis(50);
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Trouble {
+        // Its words for an error of the broker have the whole request.
+        Trouble::Broken(match error {
+            Error::ServerError { protocol_error, error_message, .. } => match error_message {
+                Some(message) => format!("Kafka: {protocol_error}: {message}"),
+                None => format!("Kafka: {protocol_error}"),
+            },
+            error => format!("Kafka: {error}"),
+        })
+    }
+}
+
+async fn connect(config: &Ingest) -> Result<Client, Trouble> {
+    let hosts = config.url.split_once("://").map_or("", |(_, hosts)| hosts);
+    let with_port = |host: &str| match host.rsplit_once(':') {
+        Some((_, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host.to_owned(),
+        _ => format!("{host}:9092"),
+    };
+    let backoff = BackoffConfig {
+        max_backoff: Duration::from_secs(1),
+        deadline: Some(TRIES),
+        ..BackoffConfig::default()
+    };
+    let mut builder = ClientBuilder::new(hosts.split(',').map(with_port).collect())
+        .client_id("tidemark")
+        .backoff_config(backoff);
+    if config.tls {
+        let tls = crate::cli::connect::client_tls(&config.ca_file).map_err(Trouble::Halt)?;
+        builder = builder.tls_config(Arc::new(tls));
+    }
+    if !config.user.is_empty() {
+        let login = Credentials::new(config.user.clone(), config.password.clone());
+        builder = builder.sasl_config(SaslConfig::Plain(login));
+    }
+    Ok(builder.build().await?)
+}
+
+/// The topic's partitions, in order.
+pub(super) async fn partitions(config: &Ingest) -> Result<Vec<u32>, Trouble> {
+    let client = connect(config).await?;
+    let topics = client.list_topics().await?;
+    let topic = topics.into_iter().find(|topic| topic.name == config.stream);
+    let topic = topic
+        .ok_or_else(|| Trouble::Broken(format!("Kafka: there is no topic '{}'", config.stream)))?;
+    Ok(topic.partitions.into_iter().filter_map(|number| u32::try_from(number).ok()).collect())
+}
+
+/// Reads a partition.
+pub(super) struct Reader(PartitionClient);
+
+impl Reader {
+    pub(super) async fn open(
+        source: &Source,
+        partition: u32,
+        next: Option<u128>,
+        is_new: bool,
+    ) -> Result<(Reader, u128), Trouble> {
+        let client = connect(&source.config).await?;
+        let number = i32::try_from(partition).unwrap_or(i32::MAX);
+        let topic = source.config.stream.clone();
+        let reader =
+            Reader(client.partition_client(topic, number, UnknownTopicHandling::Error).await?);
+        let next = match next {
+            Some(next) => next,
+            None if is_new => reader.end(OffsetAt::Latest).await?,
+            None => reader.end(OffsetAt::Earliest).await?,
+        };
+        Ok((reader, next))
+    }
+
+    async fn end(&self, at: OffsetAt) -> Result<u128, Trouble> {
+        Ok(u128::try_from(self.0.get_offset(at).await?).unwrap_or(0))
+    }
+
+    pub(super) async fn read(
+        &mut self,
+        source: &Source,
+        next: u128,
+        chunk: &mut Chunk,
+    ) -> Result<(), Trouble> {
+        let offset = i64::try_from(next).unwrap_or(i64::MAX);
+        let bytes = 1..CHUNK_BYTES as i32;
+        let fetched = self.0.fetch_records(offset, bytes, IDLE.as_millis() as i32).await;
+        let (records, end) = match fetched {
+            Ok(fetched) => fetched,
+            Err(Error::ServerError { protocol_error: ProtocolError::OffsetOutOfRange, .. }) => {
+                return self.out_of_range(source, next, chunk).await;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        // Some brokers answer an offset beyond their end as if it were there.
+        if u128::try_from(end).is_ok_and(|end| end < next) {
+            return Err(ends_before(source, u128::try_from(end).unwrap_or(0), next));
+        }
+        if records.is_empty() && end > offset {
+            // Such brokers are also silent about what they removed.
+            let first = self.end(OffsetAt::Earliest).await?;
+            if first > next {
+                return self.out_of_range(source, next, chunk).await;
+            }
+            tokio::time::sleep(NOTHING).await;
+        }
+        let mut behind = offset;
+        for record in &records {
+            // One without a value is none: a deleted key.
+            let value = record.record.value.as_deref().unwrap_or_default();
+            chunk.push(u128::try_from(record.offset).unwrap_or(0), value);
+            behind = record.offset + 1;
+        }
+        chunk.lag = u64::try_from(end - behind).unwrap_or(0);
+        Ok(())
+    }
+
+    /// Where the partition begins and ends now is behind us, or before us.
+    async fn out_of_range(
+        &self,
+        source: &Source,
+        next: u128,
+        chunk: &mut Chunk,
+    ) -> Result<(), Trouble> {
+        let (first, end) = (self.end(OffsetAt::Earliest).await?, self.end(OffsetAt::Latest).await?);
+        if end < next {
+            return Err(ends_before(source, end, next));
+        }
+        if first > next {
+            note_gap(source, u64::try_from(first - next).ok(), next, first);
+            // The last one that is gone, as a message without events.
+            chunk.push(first - 1, b"");
+            return Ok(());
+        }
+        Err(Trouble::Broken("Kafka: the offset is out of range, though it is within".to_owned()))
+    }
+}

@@ -1,0 +1,349 @@
+//! Ingest: events of brokers, taken over exactly once, by a thread of its own on a master.
+//!
+//! ```text
+//!   broker -> nats, kafka, redis   one reader per partition, from our offset on
+//!          -> event                messages become events, or poison (dead.rs)
+//!          -> take                 some hundred events and the offset: one step, one batch
+//! ```
+//!
+//! The truth is our offset, which is in the log with the rows (`dataset/src/offsets.rs`). A broker
+//! is asked for what comes after it, and is told nothing; so a reader has no state that a kill, a
+//! lost link or another master could leave behind: it is opened anew at our offset.
+
+mod dead;
+mod event;
+#[cfg(feature = "kafka")]
+mod kafka;
+#[cfg(feature = "nats")]
+mod nats;
+mod redis;
+mod take;
+
+use crate::config::{Broker, Ingest, IngestStart};
+use crate::roles::node::Host;
+use crate::runtime::ingest::{Source, State};
+use dataset::offsets::Offset;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use tokio::task::JoinSet;
+
+/// How often it is looked whether a source may be read.
+const LOOK: Duration = Duration::from_millis(100);
+/// After the first failure, and at most.
+const RETRY: Duration = Duration::from_millis(100);
+const RETRY_MOST: Duration = Duration::from_secs(5);
+/// How often it is looked for new partitions.
+const PARTITIONS_EVERY: Duration = Duration::from_secs(30);
+/// Bytes of messages that one read may bring, about: so much is held per partition.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Messages of one read.
+const CHUNK_MESSAGES: usize = 4096;
+/// How long a broker may be silent when it is asked.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a reader waits for the next message.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// Why a partition is not read on.
+enum Trouble {
+    /// It is not to be: another role, a pause, another offset, the end.
+    Ordered,
+    /// The broker; it is tried again.
+    Broken(String),
+    /// An operator has to decide.
+    Halt(String),
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Trouble {
+        Trouble::Broken(error.to_string())
+    }
+}
+
+/// Messages that were read together.
+#[derive(Default)]
+struct Chunk {
+    bytes: Vec<u8>,
+    /// Each with its offset.
+    messages: Vec<(u128, Range<usize>)>,
+    /// Messages behind these, as far as the broker has said.
+    lag: u64,
+}
+
+impl Chunk {
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.bytes.shrink_to(2 * CHUNK_BYTES);
+        self.messages.clear();
+    }
+
+    fn push(&mut self, offset: u128, payload: &[u8]) {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(payload);
+        self.messages.push((offset, start..self.bytes.len()));
+    }
+}
+
+/// A reader of one partition.
+enum Reader {
+    #[cfg(feature = "nats")]
+    Nats(Box<nats::Reader>),
+    #[cfg(feature = "kafka")]
+    Kafka(kafka::Reader),
+    Redis(Box<redis::Reader>),
+}
+
+/// Which of them a source has. A broker without partitions has the one of 0.
+async fn partitions(config: &Ingest, broker: Broker) -> Result<Vec<u32>, Trouble> {
+    match broker {
+        #[cfg(feature = "kafka")]
+        Broker::Kafka => kafka::partitions(config).await,
+        _ => {
+            let _ = config;
+            Ok(vec![0])
+        }
+    }
+}
+
+impl Reader {
+    /// Opens one at this offset; without, where the configuration says. Gives the offset, too.
+    async fn open(
+        source: &Source,
+        partition: u32,
+        at: Option<Offset>,
+    ) -> Result<(Reader, Offset), Trouble> {
+        let is_new = source.config.start == IngestStart::New;
+        let next = at.map(|at| at.message);
+        let (reader, next) = match source.broker {
+            #[cfg(feature = "nats")]
+            Broker::Nats => {
+                let (reader, next) = nats::Reader::open(source, next, is_new).await?;
+                (Reader::Nats(Box::new(reader)), next)
+            }
+            #[cfg(feature = "kafka")]
+            Broker::Kafka => {
+                let (reader, next) = kafka::Reader::open(source, partition, next, is_new).await?;
+                (Reader::Kafka(reader), next)
+            }
+            Broker::Redis => {
+                let (reader, next) = redis::Reader::open(source, next, is_new).await?;
+                (Reader::Redis(Box::new(reader)), next)
+            }
+            #[cfg(not(all(feature = "nats", feature = "kafka")))]
+            _ => return Err(Trouble::Halt("this program was built without it".to_owned())),
+        };
+        let _ = partition;
+        // Behind a gap no event of the message at hand is taken yet.
+        let at = at.filter(|at| at.message == next);
+        Ok((reader, at.unwrap_or(Offset { message: next, events: 0 })))
+    }
+
+    /// Waits a while for the messages from `next` on. None may have come.
+    async fn read(
+        &mut self,
+        source: &Source,
+        next: u128,
+        chunk: &mut Chunk,
+    ) -> Result<(), Trouble> {
+        match self {
+            #[cfg(feature = "nats")]
+            Reader::Nats(reader) => reader.read(source, next, chunk).await,
+            #[cfg(feature = "kafka")]
+            Reader::Kafka(reader) => reader.read(source, next, chunk).await,
+            Reader::Redis(reader) => reader.read(source, next, chunk).await,
+        }
+    }
+}
+
+/// Messages were lost before they were read: the broker keeps them no more. `lost`: how many, if
+/// that can be said. Never silent, whatever is done.
+fn note_gap(source: &Source, lost: Option<u64>, from: u128, to: u128) {
+    source.gaps.fetch_add(1, Relaxed);
+    source.gap_messages.fetch_add(lost.unwrap_or(0), Relaxed);
+    let many = lost.map_or_else(|| "an unknown number of".to_owned(), |lost| lost.to_string());
+    let text = format!(
+        "gap: {many} messages from {} to before {} are lost: the broker removed them before they \
+         were read",
+        source.shown(from),
+        source.shown(to)
+    );
+    source.note_error(&text);
+    tracing::error!("ingest '{}': {text}", source.config.name);
+}
+
+/// What is said of a broker whose stream ends before our offset.
+fn ends_before(source: &Source, end: u128, next: u128) -> Trouble {
+    let (end, next) = (source.shown(end), source.shown(next));
+    Trouble::Halt(format!(
+        "the stream ends at {end}, and it was read up to {next} already: it is another one, or has \
+         lost its end; TM.INGEST SETOFFSET says where it is to be read from"
+    ))
+}
+
+/// The ingest thread.
+pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let local = tokio::task::LocalSet::new();
+    local.block_on(&runtime, async {
+        let mut flows = JoinSet::new();
+        for source in &host.ingest.sources {
+            flows.spawn_local(all_partitions(host.clone(), source.clone()));
+            flows.spawn_local(measure(source.clone()));
+        }
+        tokio::select! {
+            () = host.stop.wait() => {}
+            // Flows have no end.
+            ended = flows.join_next() => {
+                if let Some(Err(error)) = ended
+                    && error.is_panic()
+                {
+                    std::panic::resume_unwind(error.into_panic());
+                }
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Events per second.
+async fn measure(source: Arc<Source>) {
+    let mut second = tokio::time::interval(Duration::from_secs(1));
+    let mut before = 0;
+    loop {
+        second.tick().await;
+        let now = source.events.load(Relaxed);
+        source.rate.store(now.wrapping_sub(before), Relaxed);
+        before = now;
+    }
+}
+
+/// Whether this node may read the source now; and if not, why.
+fn may_read(host: &Host, source: &Source) -> Result<(), State> {
+    let node = host.now();
+    if !node.is_loaded() || !node.replication.is_master() || !node.replication.is_settled() {
+        return Err(State::Idle);
+    }
+    if source.is_paused() { Err(State::Paused) } else { Ok(()) }
+}
+
+/// Reads all partitions of a source, for ever; those, too, that come later.
+async fn all_partitions(host: Arc<Host>, source: Arc<Source>) {
+    let mut known = 0;
+    let mut flows = JoinSet::new();
+    let mut backoff = RETRY;
+    loop {
+        wait_for_leave(&host, &source, 0, known == 0).await;
+        let rest = match partitions(&source.config, source.broker).await {
+            Ok(all) => {
+                // Partitions are never fewer.
+                let from = known;
+                for partition in all.into_iter().filter(|partition| *partition >= from) {
+                    flows.spawn_local(flow(host.clone(), source.clone(), partition));
+                    known = partition + 1;
+                }
+                backoff = RETRY;
+                PARTITIONS_EVERY
+            }
+            Err(trouble) => {
+                if known == 0 {
+                    failed(&source, 0, &trouble);
+                }
+                backoff = (backoff * 2).min(RETRY_MOST);
+                backoff
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(rest) => {}
+            ended = flows.join_next(), if !flows.is_empty() => {
+                if let Some(Err(error)) = ended
+                    && error.is_panic()
+                {
+                    std::panic::resume_unwind(error.into_panic());
+                }
+            }
+        }
+    }
+}
+
+/// Until this node may read the source.
+async fn wait_for_leave(host: &Host, source: &Source, partition: u32, says: bool) {
+    while let Err(state) = may_read(host, source) {
+        if says {
+            source.stand(partition, state);
+            source.lags(partition, 0);
+        }
+        let _ = tokio::time::timeout(LOOK, source.told.notified()).await;
+    }
+}
+
+/// For INFO, and for the server's log if it is new.
+fn failed(source: &Source, partition: u32, trouble: &Trouble) {
+    let (state, why) = match trouble {
+        Trouble::Ordered => return,
+        Trouble::Broken(why) => (State::Failing, why),
+        Trouble::Halt(why) => (State::Halted, why),
+    };
+    source.stand(partition, state);
+    if source.note_error(why) {
+        tracing::warn!("ingest '{}', partition {partition}: {why}", source.config.name);
+    }
+}
+
+/// Reads a partition, for ever.
+async fn flow(host: Arc<Host>, source: Arc<Source>, partition: u32) {
+    let mut backoff = RETRY;
+    loop {
+        wait_for_leave(&host, &source, partition, true).await;
+        let orders = source.orders();
+        let before = source.messages.load(Relaxed);
+        let Err(trouble) = read_on(&host, &source, partition).await;
+        failed(&source, partition, &trouble);
+        match trouble {
+            Trouble::Ordered => {}
+            Trouble::Broken(_) => {
+                source.reconnects.fetch_add(1, Relaxed);
+                let has_read = source.messages.load(Relaxed) != before;
+                backoff = if has_read { RETRY } else { (backoff * 2).min(RETRY_MOST) };
+                // So that several do not come back at the same moment.
+                let rest = backoff.mul_f64(0.75 + fastrand::f64() / 2.0);
+                let _ = tokio::time::timeout(rest, source.told.notified()).await;
+            }
+            Trouble::Halt(_) => {
+                while source.orders() == orders && may_read(&host, &source).is_ok() {
+                    let _ = tokio::time::timeout(LOOK, source.told.notified()).await;
+                }
+            }
+        }
+    }
+}
+
+/// Reads a partition from our offset on, until something is in the way.
+async fn read_on(
+    host: &Arc<Host>,
+    source: &Source,
+    partition: u32,
+) -> Result<std::convert::Infallible, Trouble> {
+    source.stand(partition, State::Connecting);
+    let known = host.node().engines().offsets.get(&source.config.name, partition);
+    let opened = tokio::time::timeout(PATIENCE, Reader::open(source, partition, known)).await;
+    let (mut reader, at) =
+        opened.map_err(|_| Trouble::Broken("the broker does not answer in time".to_owned()))??;
+    let mut taker = take::Taker::new(host, source, partition, known, at).await?;
+    source.stand(partition, State::Running);
+    let mut chunk = Chunk::default();
+    loop {
+        if may_read(host, source).is_err() {
+            return Err(Trouble::Ordered);
+        }
+        chunk.clear();
+        tokio::select! {
+            read = reader.read(source, taker.next(), &mut chunk) => read?,
+            () = source.told.notified() => return Err(Trouble::Ordered),
+        }
+        source.lags(partition, chunk.lag + chunk.messages.len() as u64);
+        taker.take(&chunk).await?;
+        source.lags(partition, chunk.lag);
+    }
+}

@@ -1,0 +1,180 @@
+//! A stream of NATS JetStream, read by a pull consumer that begins at our offset.
+//!
+//! The consumer is one of the moment: in the broker's memory, without a name, without
+//! acknowledgements. Whatever is strange about what it delivers (a consumer sequence that jumps, as
+//! after a lost link), the reader ends, and the next one begins at our offset.
+
+use super::{CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, PATIENCE, Trouble, ends_before, note_gap};
+use crate::runtime::ingest::Source;
+use async_nats::jetstream;
+use async_nats::jetstream::consumer::{AckPolicy, Consumer, DeliverPolicy, pull};
+use async_nats::jetstream::stream::Stream;
+use futures_util::StreamExt as _;
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The broker forgets a consumer that was silent for so long.
+const FORGOTTEN: Duration = Duration::from_secs(60);
+/// Most bytes of one answer; a message may be as large as the broker lets it.
+const MOST_BYTES: usize = 8 * CHUNK_BYTES;
+
+fn broken(error: impl Display) -> Trouble {
+    Trouble::Broken(format!("NATS: {error}"))
+}
+
+/// Reads a stream.
+pub(super) struct Reader {
+    client: async_nats::Client,
+    stream: Stream,
+    consumer: Consumer<pull::Config>,
+    /// The number of the last message that this consumer has delivered.
+    delivered: u64,
+    /// The message before was the last one of all that there were.
+    is_idle: bool,
+}
+
+async fn connect(source: &Source) -> Result<async_nats::Client, Trouble> {
+    let config = &source.config;
+    let mut options = async_nats::ConnectOptions::new()
+        .name("tidemark")
+        .connection_timeout(PATIENCE / 2)
+        .request_timeout(Some(PATIENCE / 2))
+        .require_tls(config.tls)
+        // A reader is opened anew, with a consumer of its own.
+        .max_reconnects(1)
+        .subscription_capacity(2 * CHUNK_MESSAGES);
+    options = match (config.user.as_str(), config.password.as_str()) {
+        ("", "") => options,
+        ("", token) => options.token(token.to_owned()),
+        (user, password) => options.user_and_password(user.to_owned(), password.to_owned()),
+    };
+    if !config.ca_file.is_empty() {
+        options = options.add_root_certificates(PathBuf::from(&config.ca_file));
+    }
+    let hosts = config.url.split_once("://").map_or("", |(_, hosts)| hosts);
+    let servers: Vec<String> = hosts.split(',').map(|host| format!("nats://{host}")).collect();
+    options.connect(servers).await.map_err(broken)
+}
+
+impl Reader {
+    pub(super) async fn open(
+        source: &Source,
+        next: Option<u128>,
+        is_new: bool,
+    ) -> Result<(Reader, u128), Trouble> {
+        let config = &source.config;
+        let client = connect(source).await?;
+        let mut context = jetstream::new(client.clone());
+        context.set_timeout(PATIENCE / 2);
+        let mut stream = context.get_stream(&config.stream).await.map_err(broken)?;
+        let state = stream.info().await.map_err(broken)?.state.clone();
+        let next = match next {
+            Some(next) => next,
+            None if is_new => u128::from(state.last_sequence) + 1,
+            // An empty stream begins with 1, or behind what it had.
+            None => u128::from(state.first_sequence.max(1)),
+        };
+        if u128::from(state.last_sequence) + 1 < next {
+            return Err(ends_before(source, state.last_sequence.into(), next - 1));
+        }
+        let from = u64::try_from(next).unwrap_or(u64::MAX).max(1);
+        let consumer = stream
+            .create_consumer(pull::Config {
+                deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: from },
+                ack_policy: AckPolicy::None,
+                filter_subject: config.subject.clone(),
+                inactive_threshold: FORGOTTEN,
+                memory_storage: true,
+                num_replicas: 1,
+                ..pull::Config::default()
+            })
+            .await
+            .map_err(broken)?;
+        let is_idle = state.last_sequence < from;
+        Ok((Reader { client, stream, consumer, delivered: 0, is_idle }, from.into()))
+    }
+
+    pub(super) async fn read(
+        &mut self,
+        source: &Source,
+        next: u128,
+        chunk: &mut Chunk,
+    ) -> Result<(), Trouble> {
+        if self.client.connection_state() != async_nats::connection::State::Connected {
+            return Err(broken("the link is lost"));
+        }
+        // What there is, at once; or the next one, when it comes.
+        let mut batch = if self.is_idle {
+            self.consumer.batch().max_messages(1).expires(IDLE).messages().await
+        } else {
+            let all = self.consumer.fetch().max_messages(CHUNK_MESSAGES / 2).max_bytes(MOST_BYTES);
+            all.messages().await
+        }
+        .map_err(broken)?;
+        let mut expected = next;
+        loop {
+            let message = tokio::time::timeout(PATIENCE, batch.next()).await;
+            let Some(message) =
+                message.map_err(|_| broken("the broker does not answer in time"))?
+            else {
+                break;
+            };
+            let message = message.map_err(broken)?;
+            let info = message.info().map_err(broken)?;
+            if info.consumer_sequence != self.delivered + 1 {
+                return Err(broken("messages were lost on the way"));
+            }
+            self.delivered = info.consumer_sequence;
+            let sequence = u128::from(info.stream_sequence);
+            if sequence < expected {
+                return Err(broken("a message was delivered twice"));
+            }
+            if sequence > expected {
+                self.look_for_gap(source, expected, sequence).await?;
+            }
+            chunk.lag = info.pending;
+            chunk.push(sequence, &message.payload);
+            expected = sequence + 1;
+        }
+        let is_idle = chunk.messages.is_empty() || chunk.lag == 0;
+        if chunk.messages.is_empty() && self.is_idle {
+            self.look_after(source, next, chunk).await?;
+        }
+        self.is_idle = is_idle;
+        Ok(())
+    }
+
+    /// Whether messages were removed between these two. The first sequence only rises: if it is
+    /// not above ours now, it never was.
+    async fn look_for_gap(&mut self, source: &Source, from: u128, to: u128) -> Result<(), Trouble> {
+        let state = self.stream.info().await.map_err(broken)?.state.clone();
+        let first = u128::from(state.first_sequence).min(to);
+        if first > from {
+            note_gap(source, u64::try_from(first - from).ok(), from, first);
+        }
+        Ok(())
+    }
+
+    /// Nothing comes: whether the consumer and the stream are still what they were.
+    async fn look_after(
+        &mut self,
+        source: &Source,
+        next: u128,
+        chunk: &mut Chunk,
+    ) -> Result<(), Trouble> {
+        let pending = self.consumer.info().await.map_err(broken)?.num_pending;
+        let state = self.stream.info().await.map_err(broken)?.state.clone();
+        if u128::from(state.last_sequence) + 1 < next {
+            return Err(ends_before(source, state.last_sequence.into(), next - 1));
+        }
+        let first = u128::from(state.first_sequence);
+        if first > next && pending == 0 {
+            // All that there was is gone.
+            note_gap(source, u64::try_from(first - next).ok(), next, first);
+            chunk.push(first - 1, b"");
+        }
+        chunk.lag = pending;
+        Ok(())
+    }
+}

@@ -1,0 +1,327 @@
+//! A stream of another Redis, read with XREAD.
+//!
+//! Each read asks in one transaction for XINFO STREAM, too: so it is known at the same moment
+//! whether entries behind our offset were trimmed. How many is known by `entries-added`, from the
+//! second read on.
+
+use super::{CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, PATIENCE, Trouble, ends_before, note_gap};
+use crate::cli::connect::{ConnectArgs, Link};
+use crate::config::Ingest;
+use crate::runtime::ingest::Source;
+use crate::runtime::tls::Tls;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::collections::BTreeMap;
+
+/// Entries of a read, so that usual ones fit into a chunk.
+const ENTRIES: usize = 2048;
+
+/// Reads a stream.
+pub(super) struct Reader {
+    link: Link,
+    key: String,
+    payload: String,
+    /// Of all entries that were ever added, the number of the next one, from 0.
+    index: Option<u64>,
+    /// So that an entry of many bytes is asked for alone.
+    entries: usize,
+}
+
+/// What XINFO STREAM says.
+struct Info {
+    first: Option<u128>,
+    last: u128,
+    /// Numbers of the first entry and behind the last one; Redis 7.
+    indexes: Option<(u64, u64)>,
+    entries: u64,
+}
+
+fn connection(config: &Ingest) -> Result<(ConnectArgs, u32), Trouble> {
+    let place = config.url.split_once("://").map_or("", |(_, place)| place);
+    let (address, db) = place.split_once('/').unwrap_or((place, ""));
+    let wrong = || Trouble::Halt("url: the form is redis://host[:port][/db]".to_owned());
+    let db = if db.is_empty() { 0 } else { db.parse().map_err(|_| wrong())? };
+    let (host, port) = match address.rsplit_once(':') {
+        Some((host, port)) if !address.ends_with(']') => (host, port.parse().map_err(|_| wrong())?),
+        _ => (address, 6379),
+    };
+    let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+    let connect = ConnectArgs {
+        host: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
+        port,
+        user: some(&config.user),
+        pass: some(&config.password),
+        tls: config.tls,
+        cacert: some(&config.ca_file),
+        ..ConnectArgs::default()
+    };
+    Ok((connect, db))
+}
+
+impl Reader {
+    pub(super) async fn open(
+        source: &Source,
+        next: Option<u128>,
+        is_new: bool,
+    ) -> Result<(Reader, u128), Trouble> {
+        let config = &source.config;
+        let (connect, db) = connection(config)?;
+        let tls: Option<Tls> = connect.tls()?;
+        let link = connect.open_as(tls.as_ref(), connect.pass.clone()).await?;
+        let (key, payload) = (config.stream.clone(), config.payload.clone());
+        let mut reader = Reader { link, key, payload, index: None, entries: ENTRIES };
+        if db > 0 {
+            reader.ask(&[b"SELECT", db.to_string().as_bytes()]).await?;
+        }
+        let next = match next {
+            Some(next) => next,
+            None if is_new => {
+                let key = reader.key.clone();
+                let info = reader.ask(&[b"XINFO", b"STREAM", key.as_bytes()]).await;
+                match info {
+                    Ok(info) => read_info(info)?.last + 1,
+                    // There is none yet.
+                    Err(Trouble::Broken(why)) if why.contains("no such key") => 1,
+                    Err(trouble) => return Err(trouble),
+                }
+            }
+            None => 1,
+        };
+        Ok((reader, next))
+    }
+
+    async fn ask(&mut self, args: &[&[u8]]) -> Result<OwnedFrame, Trouble> {
+        match timely(self.link.call(args)).await? {
+            OwnedFrame::Error(why) => Err(Trouble::Broken(why)),
+            reply => Ok(reply),
+        }
+    }
+
+    pub(super) async fn read(
+        &mut self,
+        source: &Source,
+        next: u128,
+        chunk: &mut Chunk,
+    ) -> Result<(), Trouble> {
+        let before = next.saturating_sub(1);
+        let behind = source.shown(before);
+        let (key, count) = (self.key.clone(), self.entries.to_string());
+        let (key, count) = (key.as_bytes(), count.as_bytes());
+        let mut requests = Vec::new();
+        for request in [
+            &[&b"MULTI"[..]][..],
+            &[b"XINFO", b"STREAM", key],
+            &[b"XREAD", b"COUNT", count, b"STREAMS", key, behind.as_bytes()],
+            &[b"EXEC"],
+        ] {
+            crate::cli::connect::put_command(&mut requests, request);
+        }
+        timely(self.link.send(&requests)).await?;
+        for _ in 0..3 {
+            if let OwnedFrame::Error(why) = timely(self.link.next()).await? {
+                return Err(Trouble::Broken(why));
+            }
+        }
+        let (info, read) = match timely(self.link.next()).await? {
+            OwnedFrame::Array(parts) => match <[OwnedFrame; 2]>::try_from(parts) {
+                Ok([info, read]) => (info, read),
+                Err(_) => return Err(strange()),
+            },
+            OwnedFrame::Error(why) => return Err(Trouble::Broken(why)),
+            _ => return Err(strange()),
+        };
+        if let OwnedFrame::Error(why) = &info {
+            if !why.contains("no such key") {
+                return Err(Trouble::Broken(why.clone()));
+            }
+            if before > 0 {
+                return Err(Trouble::Broken(format!(
+                    "there is no stream '{}' any more, which was read up to {behind}",
+                    self.key
+                )));
+            }
+            // It is not there yet.
+            tokio::time::sleep(IDLE).await;
+            return Ok(());
+        }
+        let info = read_info(info)?;
+        if info.last < before {
+            return Err(ends_before(source, info.last, before));
+        }
+        if info.first.is_none() && info.last >= next {
+            // All that there was is gone, and the last of it was never read.
+            let behind = info.indexes.map(|(_, behind)| behind);
+            let lost = self.index.zip(behind).map(|(index, behind)| behind.saturating_sub(index));
+            note_gap(source, lost, next, info.last + 1);
+            self.index = behind;
+            // As an entry without events.
+            chunk.push(info.last, b"");
+            return Ok(());
+        }
+        self.look_for_gap(source, next, &info);
+        let entries = read_entries(read, &self.key)?;
+        if entries.is_empty() {
+            return self.wait(&behind).await;
+        }
+        let many = entries.len() as u64;
+        self.index = self.index.map(|index| index + many);
+        if let (None, Some((_, behind))) = (self.index, info.indexes)
+            && entries.last().is_some_and(|(id, _)| *id == info.last)
+        {
+            self.index = Some(behind);
+        }
+        for (id, fields) in entries {
+            match fields.iter().find(|(name, _)| name == self.payload.as_bytes()) {
+                Some((_, payload)) => chunk.push(id, payload),
+                None => chunk.push(id, &object(&fields)),
+            }
+        }
+        // Large entries: fewer at a time.
+        let each = chunk.bytes.len() / chunk.messages.len().max(1);
+        self.entries = (CHUNK_BYTES / each.max(1)).clamp(1, CHUNK_MESSAGES.min(ENTRIES));
+        chunk.lag = match (self.index, info.indexes) {
+            (Some(index), Some((_, behind))) => behind.saturating_sub(index),
+            _ => info.entries.saturating_sub(many),
+        };
+        Ok(())
+    }
+
+    /// Entries from `next` on that are there no more.
+    fn look_for_gap(&mut self, source: &Source, next: u128, info: &Info) {
+        let (Some(first), Some((first_index, _))) = (info.first, info.indexes) else { return };
+        if first < next {
+            return;
+        }
+        // Ours would be the first, or was before it.
+        let is_lost = match self.index {
+            Some(index) => first_index > index,
+            // Nothing was ever removed.
+            None => first_index > 0 && next > 1,
+        };
+        if is_lost {
+            let lost = self.index.map(|index| first_index - index);
+            note_gap(source, lost, next, first);
+        }
+        self.index = Some(first_index);
+    }
+
+    /// Until there is an entry, or for a while.
+    async fn wait(&mut self, behind: &str) -> Result<(), Trouble> {
+        let (key, ms) = (self.key.clone(), IDLE.as_millis().to_string());
+        let ms = ms.as_bytes();
+        let args: [&[u8]; 8] =
+            [b"XREAD", b"COUNT", b"1", b"BLOCK", ms, b"STREAMS", key.as_bytes(), behind.as_bytes()];
+        self.ask(&args).await.map(drop)
+    }
+}
+
+/// A reply that takes too long is none.
+async fn timely<T>(reply: impl Future<Output = std::io::Result<T>>) -> Result<T, Trouble> {
+    let late = |_| Trouble::Broken("the Redis does not answer in time".to_owned());
+    Ok(tokio::time::timeout(PATIENCE, reply).await.map_err(late)??)
+}
+
+fn strange() -> Trouble {
+    Trouble::Broken("the Redis answers what XINFO and XREAD do not".to_owned())
+}
+
+/// `1700000000000-7`
+fn read_id(frame: &OwnedFrame) -> Option<u128> {
+    let (OwnedFrame::BulkString(text) | OwnedFrame::SimpleString(text)) = frame else {
+        return None;
+    };
+    let dash = text.iter().position(|&byte| byte == b'-')?;
+    let (ms, seq) = (resp::natural(&text[..dash])?, resp::natural(&text[dash + 1..])?);
+    Some(u128::from(ms) << 64 | u128::from(seq))
+}
+
+fn read_info(frame: OwnedFrame) -> Result<Info, Trouble> {
+    let OwnedFrame::Array(parts) = frame else { return Err(strange()) };
+    let mut all: BTreeMap<Vec<u8>, OwnedFrame> = BTreeMap::new();
+    let mut parts = parts.into_iter();
+    while let (Some(name), Some(value)) = (parts.next(), parts.next()) {
+        if let OwnedFrame::BulkString(name) | OwnedFrame::SimpleString(name) = name {
+            all.insert(name, value);
+        }
+    }
+    let number = |name: &str| match all.get(name.as_bytes()) {
+        Some(OwnedFrame::Integer(number)) => u64::try_from(*number).ok(),
+        _ => None,
+    };
+    let entries = number("length").ok_or_else(strange)?;
+    let last = all.get(&b"last-generated-id"[..]).and_then(read_id).ok_or_else(strange)?;
+    let first = match all.get(&b"first-entry"[..]) {
+        Some(OwnedFrame::Array(entry)) => entry.first().and_then(read_id),
+        _ => None,
+    };
+    let added = number("entries-added");
+    let indexes = added.map(|added| (added.saturating_sub(entries), added));
+    Ok(Info { first, last, indexes, entries })
+}
+
+type Entry = (u128, Vec<(Vec<u8>, Vec<u8>)>);
+
+/// The entries of the one stream that was asked for.
+fn read_entries(frame: OwnedFrame, key: &str) -> Result<Vec<Entry>, Trouble> {
+    let streams = match frame {
+        OwnedFrame::Null => return Ok(Vec::new()),
+        OwnedFrame::Array(streams) => streams,
+        OwnedFrame::Error(why) => return Err(Trouble::Broken(why)),
+        _ => return Err(strange()),
+    };
+    let Some(OwnedFrame::Array(stream)) = streams.into_iter().next() else { return Ok(Vec::new()) };
+    let Ok([OwnedFrame::BulkString(name), OwnedFrame::Array(entries)]) =
+        <[OwnedFrame; 2]>::try_from(stream)
+    else {
+        return Err(strange());
+    };
+    if name != key.as_bytes() {
+        return Err(strange());
+    }
+    let entry = |entry: OwnedFrame| {
+        let OwnedFrame::Array(parts) = entry else { return None };
+        let [id, fields] = <[OwnedFrame; 2]>::try_from(parts).ok()?;
+        let id = read_id(&id)?;
+        // One that was deleted is there without its fields.
+        let OwnedFrame::Array(words) = fields else { return Some((id, Vec::new())) };
+        let mut words = words.into_iter().map(|word| match word {
+            OwnedFrame::BulkString(word) | OwnedFrame::SimpleString(word) => Some(word),
+            _ => None,
+        });
+        let mut pairs = Vec::new();
+        while let Some(name) = words.next() {
+            pairs.push((name?, words.next()??));
+        }
+        Some((id, pairs))
+    };
+    entries.into_iter().map(entry).collect::<Option<_>>().ok_or_else(strange)
+}
+
+/// The fields of an entry as an object of JSON. What is no UTF-8 makes none.
+fn object(fields: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
+    let mut out = vec![b'{'];
+    for (name, value) in fields {
+        if out.len() > 1 {
+            out.push(b',');
+        }
+        put_text(&mut out, name);
+        out.push(b':');
+        put_text(&mut out, value);
+    }
+    if fields.is_empty() {
+        return Vec::new();
+    }
+    out.push(b'}');
+    out
+}
+
+fn put_text(out: &mut Vec<u8>, text: &[u8]) {
+    out.push(b'"');
+    for &byte in text {
+        match byte {
+            b'"' | b'\\' => out.extend_from_slice(&[b'\\', byte]),
+            0..0x20 => out.extend_from_slice(format!("\\u{byte:04x}").as_bytes()),
+            _ => out.push(byte),
+        }
+    }
+    out.push(b'"');
+}
