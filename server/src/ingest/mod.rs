@@ -108,13 +108,14 @@ async fn partitions(config: &Ingest, broker: Broker) -> Result<Vec<u32>, Trouble
 }
 
 impl Reader {
-    /// Opens one at this offset; without, where the configuration says. Gives the offset, too.
+    /// Opens one at this offset; without, at the first message, or, if `is_new`, behind the last
+    /// one. Gives the offset, too.
     async fn open(
         source: &Source,
         partition: u32,
         at: Option<Offset>,
+        is_new: bool,
     ) -> Result<(Reader, Offset), Trouble> {
-        let is_new = source.config.start == IngestStart::New;
         let next = at.map(|at| at.message);
         let (reader, next) = match source.broker {
             #[cfg(feature = "nats")]
@@ -232,15 +233,19 @@ fn may_read(host: &Host, source: &Source) -> Result<(), State> {
 async fn all_partitions(host: Arc<Host>, source: Arc<Source>) {
     let mut known = 0;
     let mut flows = JoinSet::new();
+    let name = &source.config.name;
     let mut backoff = RETRY;
     loop {
         wait_for_leave(&host, &source, 0, known == 0).await;
         let rest = match partitions(&source.config, source.broker).await {
             Ok(all) => {
-                // Partitions are never fewer.
+                // Partitions are never fewer. Those that come later are read from their beginning.
                 let from = known;
+                let offsets = host.node().engines().offsets.list();
+                let is_new = source.config.start == IngestStart::New
+                    && offsets.iter().all(|(other, ..)| **other != **name);
                 for partition in all.into_iter().filter(|partition| *partition >= from) {
-                    flows.spawn_local(flow(host.clone(), source.clone(), partition));
+                    flows.spawn_local(flow(host.clone(), source.clone(), partition, is_new));
                     known = partition + 1;
                 }
                 backoff = RETRY;
@@ -292,13 +297,13 @@ fn failed(source: &Source, partition: u32, trouble: &Trouble) {
 }
 
 /// Reads a partition, for ever.
-async fn flow(host: Arc<Host>, source: Arc<Source>, partition: u32) {
+async fn flow(host: Arc<Host>, source: Arc<Source>, partition: u32, is_new: bool) {
     let mut backoff = RETRY;
     loop {
         wait_for_leave(&host, &source, partition, true).await;
         let orders = source.orders();
         let before = source.messages.load(Relaxed);
-        let Err(trouble) = read_on(&host, &source, partition).await;
+        let Err(trouble) = read_on(&host, &source, partition, is_new).await;
         failed(&source, partition, &trouble);
         match trouble {
             Trouble::Ordered => {}
@@ -324,10 +329,12 @@ async fn read_on(
     host: &Arc<Host>,
     source: &Source,
     partition: u32,
+    is_new: bool,
 ) -> Result<std::convert::Infallible, Trouble> {
     source.stand(partition, State::Connecting);
     let known = host.node().engines().offsets.get(&source.config.name, partition);
-    let opened = tokio::time::timeout(PATIENCE, Reader::open(source, partition, known)).await;
+    let opened =
+        tokio::time::timeout(PATIENCE, Reader::open(source, partition, known, is_new)).await;
     let (mut reader, at) =
         opened.map_err(|_| Trouble::Broken("the broker does not answer in time".to_owned()))??;
     let mut taker = take::Taker::new(host, source, partition, known, at).await?;

@@ -12,8 +12,8 @@ use crate::runtime::tls::Tls;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
 
-/// Entries of a read, so that usual ones fit into a chunk.
-const ENTRIES: usize = 2048;
+/// Entries of the first read, whose size is unknown.
+const FIRST_ENTRIES: usize = 16;
 
 /// Reads a stream.
 pub(super) struct Reader {
@@ -22,7 +22,7 @@ pub(super) struct Reader {
     payload: String,
     /// Of all entries that were ever added, the number of the next one, from 0.
     index: Option<u64>,
-    /// So that an entry of many bytes is asked for alone.
+    /// Of the next read: as many as fit into a chunk.
     entries: usize,
 }
 
@@ -68,7 +68,7 @@ impl Reader {
         let tls: Option<Tls> = connect.tls()?;
         let link = connect.open_as(tls.as_ref(), connect.pass.clone()).await?;
         let (key, payload) = (config.stream.clone(), config.payload.clone());
-        let mut reader = Reader { link, key, payload, index: None, entries: ENTRIES };
+        let mut reader = Reader { link, key, payload, index: None, entries: FIRST_ENTRIES };
         if db > 0 {
             reader.ask(&[b"SELECT", db.to_string().as_bytes()]).await?;
         }
@@ -175,9 +175,9 @@ impl Reader {
                 None => chunk.push(id, &object(&fields)),
             }
         }
-        // Large entries: fewer at a time.
         let each = chunk.bytes.len() / chunk.messages.len().max(1);
-        self.entries = (CHUNK_BYTES / each.max(1)).clamp(1, CHUNK_MESSAGES.min(ENTRIES));
+        let most = CHUNK_MESSAGES.min(4 * self.entries);
+        self.entries = (CHUNK_BYTES / each.max(1)).clamp(1, most);
         chunk.lag = match (self.index, info.indexes) {
             (Some(index), Some((_, behind))) => behind.saturating_sub(index),
             _ => info.entries.saturating_sub(many),

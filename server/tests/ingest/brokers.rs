@@ -64,7 +64,7 @@ impl<B: Broker> Brokers<B> {
             child: Mutex::new(None),
             kind: PhantomData,
         };
-        running.up();
+        running.up_with(&[]);
         B::prepare(port);
         running
     }
@@ -80,8 +80,10 @@ pub(crate) struct Running<B> {
 }
 
 impl<B: Broker> Running<B> {
-    fn up(&self) {
+    /// Starts it on its data, with more options.
+    pub(crate) fn up_with(&self, more: &[String]) {
         let mut command = B::command(&self.program, self.port, &self.dir);
+        command.args(more);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         *self.child.lock().unwrap() = Some(command.spawn().unwrap());
         let began = Instant::now();
@@ -105,7 +107,7 @@ impl<B: Broker> Running<B> {
     pub(crate) fn kill_and_start(&self) {
         self.down();
         std::thread::sleep(Duration::from_millis(300));
-        self.up();
+        self.up_with(&[]);
     }
 
     /// So many messages to each partition, in turns, however often the broker is killed.
