@@ -29,6 +29,18 @@ pub(crate) fn with_admin(
     (server, address)
 }
 
+/// Two sources of events, of a broker that is not there.
+fn ingests(config: &mut tidemark_server::config::Config) {
+    for name in ["likes", "views"] {
+        config.ingest.push(tidemark_server::config::Ingest {
+            name: name.to_owned(),
+            url: "redis://127.0.0.1:1".to_owned(),
+            stream: name.to_owned(),
+            ..Default::default()
+        });
+    }
+}
+
 /// Asks for a path, with these headers beside `Host`.
 pub(crate) fn get(address: SocketAddr, path: &str, headers: &[&str]) -> Answer {
     let has_host = headers.iter().any(|header| header.starts_with("Host:"));
@@ -81,7 +93,8 @@ pub(crate) fn some_traffic(server: &TestServer) {
 }
 
 /// Fields of INFO that change between INFO and a scrape though nothing happens.
-const MOVING: [&str; 8] = [
+const MOVING: [&str; 9] = [
+    "reconnects",
     "used_memory_rss",
     "uptime_in_seconds",
     "instantaneous_ops_per_sec",
@@ -95,7 +108,7 @@ const MOVING: [&str; 8] = [
 /// Each metric that names a field of INFO has its value; both are read while nothing happens.
 #[test]
 fn info_and_metrics_agree() {
-    let (server, address) = with_admin(|_| {});
+    let (server, address) = with_admin(ingests);
     some_traffic(&server);
     let mut c = server.connection();
     let started = Instant::now();
@@ -141,6 +154,7 @@ fn told(metric: &metrics::Described, info: &str) -> Vec<(String, f64)> {
     let prefix = match () {
         () if metric.name.starts_with("tidemark_counters_") => "counter_",
         () if metric.name.starts_with("tidemark_existence_") => "existence_",
+        () if metric.name.starts_with("tidemark_ingest_") => "ingest_",
         () => "",
     };
     if prefix.is_empty() {
@@ -156,7 +170,8 @@ fn told(metric: &metrics::Described, info: &str) -> Vec<(String, f64)> {
         .filter_map(|(space, pairs)| {
             let mut pairs = pairs.split(',').filter_map(|pair| pair.split_once('='));
             let value = pairs.find(|(field, _)| *field == metric.field)?.1;
-            Some((format!("{}{{space=\"{space}\"}}", metric.name), number(value)))
+            let label = if prefix == "ingest_" { "source" } else { "space" };
+            Some((format!("{}{{{label}=\"{space}\"}}", metric.name), number(value)))
         })
         .collect();
     assert!(found.len() >= 2, "{metric:?}");
@@ -165,7 +180,7 @@ fn told(metric: &metrics::Described, info: &str) -> Vec<(String, f64)> {
 
 #[test]
 fn metrics_come_in_the_format_that_is_accepted_and_cover_each_family() {
-    let (server, address) = with_admin(|_| {});
+    let (server, address) = with_admin(ingests);
     some_traffic(&server);
     let plain = get(address, "/metrics", &[]);
     assert!(plain.head.contains("content-type: text/plain; version=0.0.4"), "{}", plain.head);
@@ -219,7 +234,7 @@ fn promtool_has_nothing_to_say_of_the_metrics() {
     if !is_there("promtool") {
         return;
     }
-    let (server, address) = with_admin(|_| {});
+    let (server, address) = with_admin(ingests);
     some_traffic(&server);
     let mut promtool = Command::new("promtool")
         .args(["check", "metrics"])
