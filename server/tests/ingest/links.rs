@@ -1,7 +1,7 @@
 //! Links to brokers that want a login and TLS; and a handover in the middle of events.
 
 use crate::brokers::{Broker, Brokers, Nats, Redis, Running};
-use crate::{expected, field, listed, offsets, rows, serve};
+use crate::{expected, field, follow, listed, offsets, rows, serve};
 use harness::program::{Program, call, refusal};
 use harness::within;
 use std::path::Path;
@@ -109,9 +109,7 @@ fn a_handover_in_the_middle_of_events_loses_and_repeats_none() {
     let broker = brokers.start(&folder.path().join("broker"));
     let config = source(&broker, "batch = 64");
     let first = serve(&folder.path().join("here"), 0, &config);
-    let second = serve(&folder.path().join("there"), 0, &config);
-    call(&mut second.client(), &format!("REPLICAOF 127.0.0.1 {}", first.port));
-    until("the replica follows", || second.info("master_link_status") == "up");
+    let second = follow(&folder.path().join("there"), &first, &config);
     let end = |program: &Program| offsets(program) == [format!("0-{}", MESSAGES + 1)];
     std::thread::scope(|scope| {
         scope.spawn(|| broker.publish_all(MESSAGES, &|| false));

@@ -164,9 +164,23 @@ counter = \"post.repost\"
 
 /// On any free port, or on this one.
 fn serve(dir: &Path, port: u16, sources: &str) -> Program {
+    serve_as(dir, port, &format!("{SPACES}{sources}"))
+}
+
+/// As a replica from the first moment: as a master it would take events over by itself.
+fn follow(dir: &Path, master: &Program, sources: &str) -> Program {
+    let of = format!("[replication]\nreplicaof = \"127.0.0.1 {}\"", master.port);
+    let program = serve_as(dir, 0, &format!("{}{sources}", SPACES.replace("[replication]", &of)));
+    // One that was a master here knows another role.
+    call(&mut program.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port));
+    until_long("the replica follows", || program.info("master_link_status") == "up");
+    program
+}
+
+fn serve_as(dir: &Path, port: u16, text: &str) -> Program {
     std::fs::create_dir_all(dir).unwrap();
     let config = dir.join("tidemark.toml");
-    std::fs::write(&config, format!("{SPACES}{sources}")).unwrap();
+    std::fs::write(&config, text).unwrap();
     let port = port.to_string();
     let options = ["--config", config.to_str().unwrap(), "--port", &port];
     Program::start_as(&[], &dir.join("data"), &options)
@@ -303,10 +317,8 @@ fn exactly_once<B: Broker>() {
             Blow::Broker => broker.kill_and_start(),
             Blow::Failover => {
                 at = 1 - at;
-                let replica = serve(&dirs[at], 0, &sources);
+                let replica = follow(&dirs[at], &master, &sources);
                 used.push(dirs[at].clone());
-                call(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port));
-                until_long("the replica follows", || replica.info("master_link_status") == "up");
                 let now = progress(&master);
                 until_long("the master goes on", || progress(&master) > now || now == all);
                 assert_eq!(field(&replica, "state"), "idle", "a replica takes over nothing");
