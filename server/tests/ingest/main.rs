@@ -10,6 +10,7 @@
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
 mod brokers;
+mod cold;
 mod gaps;
 mod links;
 
