@@ -37,7 +37,7 @@ counter = \"post.like\"
 fn event(n: u64) -> (u64, &'static str) {
     if n < 2 * POSTS {
         // Each new post is read, and liked by one member.
-        return (n / 2, if n % 2 == 0 { "read" } else { "like" });
+        return (n / 2, if n.is_multiple_of(2) { "read" } else { "like" });
     }
     let mixed = n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 24;
     let kind = ["read", "like", "unlike", "like again"][(mixed >> 20) as usize % 4];
