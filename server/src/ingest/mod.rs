@@ -331,6 +331,8 @@ async fn read_on(
     partition: u32,
     is_new: bool,
 ) -> Result<std::convert::Infallible, Trouble> {
+    // Before the offset is looked at: an order may come while nothing listens.
+    let orders = source.orders();
     source.stand(partition, State::Connecting);
     let known = host.node().engines().offsets.get(&source.config.name, partition);
     let opened =
@@ -341,7 +343,7 @@ async fn read_on(
     source.stand(partition, State::Running);
     let mut chunk = Chunk::default();
     loop {
-        if may_read(host, source).is_err() {
+        if source.orders() != orders || may_read(host, source).is_err() {
             return Err(Trouble::Ordered);
         }
         chunk.clear();

@@ -112,7 +112,7 @@ impl Reader {
             all.messages().await
         }
         .map_err(broken)?;
-        let mut expected = next;
+        let (mut expected, mut jumps) = (next, Vec::new());
         loop {
             let message = tokio::time::timeout(PATIENCE, batch.next()).await;
             let Some(message) =
@@ -131,11 +131,14 @@ impl Reader {
                 return Err(broken("a message was delivered twice"));
             }
             if sequence > expected {
-                self.look_for_gap(source, expected, sequence).await?;
+                jumps.push((expected, sequence));
             }
             chunk.lag = info.pending;
             chunk.push(sequence, &message.payload);
             expected = sequence + 1;
+        }
+        if !jumps.is_empty() {
+            self.look_for_gap(source, &jumps).await?;
         }
         let is_idle = chunk.messages.is_empty() || chunk.lag == 0;
         if chunk.messages.is_empty() && self.is_idle {
@@ -145,13 +148,19 @@ impl Reader {
         Ok(())
     }
 
-    /// Whether messages were removed between these two. The first sequence only rises: if it is
-    /// not above ours now, it never was.
-    async fn look_for_gap(&mut self, source: &Source, from: u128, to: u128) -> Result<(), Trouble> {
+    /// Whether messages were removed where sequences jump, from one to before the other, rather
+    /// than being of another subject. The first sequence only rises: if it is not above a jump now,
+    /// it was not when the message behind that was delivered.
+    async fn look_for_gap(
+        &mut self,
+        source: &Source,
+        jumps: &[(u128, u128)],
+    ) -> Result<(), Trouble> {
         let state = self.stream.info().await.map_err(broken)?.state.clone();
-        let first = u128::from(state.first_sequence).min(to);
-        if first > from {
-            note_gap(source, u64::try_from(first - from).ok(), from, first);
+        let first = u128::from(state.first_sequence);
+        let lost: u128 = jumps.iter().map(|&(from, to)| first.min(to).saturating_sub(from)).sum();
+        if let (true, Some(&(from, _))) = (lost > 0, jumps.first()) {
+            note_gap(source, u64::try_from(lost).ok(), from, first);
         }
         Ok(())
     }
