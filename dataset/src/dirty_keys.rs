@@ -46,6 +46,7 @@ const LOOSE: u64 = 4;
 const BLOCK: u64 = 5;
 const TOKEN: u64 = 6;
 const OFFSET: u64 = 7;
+const FORGOTTEN: u64 = 8;
 
 /// A mark, read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +67,8 @@ pub enum Marked {
     Token(u128),
     /// The offset with this number has moved.
     Offset(u32),
+    /// All pairs of this id of the existence space with this number were unset.
+    Forgotten(u32, u64),
 }
 
 impl Mark {
@@ -123,6 +126,11 @@ impl Mark {
         Mark::new(OFFSET, 0, 0, [number.into(), 0])
     }
 
+    /// An id of an existence space of which all pairs were unset.
+    pub fn forgotten(space: u32, id: u64) -> Mark {
+        Mark::new(FORGOTTEN, space, id, [0; 2])
+    }
+
     /// The space's number and the id; of the catalogue 0.
     #[inline]
     pub fn place(&self) -> (u32, u64) {
@@ -149,6 +157,7 @@ impl Mark {
             PAIR => pair(MarkedMember::Number(self.member[0])),
             HASHED_PAIR => pair(MarkedMember::Hash(self.member)),
             LOOSE => Marked::Loose(space, id),
+            FORGOTTEN => Marked::Forgotten(space, id),
             TOKEN => Marked::Token(MarkedMember::hash_of(self.member)),
             OFFSET => Marked::Offset(self.member[0] as u32),
             BLOCK => {
@@ -186,7 +195,7 @@ pub(crate) fn told(marks: &[Mark], at: usize) -> Option<bool> {
 /// A member as the log names it: as short as it can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MarkedMember {
-    /// A member that is a number.
+    /// A member that is a number, of an id that was not forgotten before the pair was set.
     Number(u64),
     /// Any other: the hash of the whole pair under the space's seed, as the phantom engine gives
     /// it; high half first.
@@ -198,8 +207,8 @@ impl MarkedMember {
     #[inline]
     pub fn new(space: &phantom::Space, id: u64, member: &Member<'_>) -> MarkedMember {
         match *member {
-            Member::Number(n) => MarkedMember::Number(n),
-            Member::Bytes(_) => MarkedMember::of_hash(space.pair(id, member).hash()),
+            Member::Number(n) if space.generation(id) == 0 => MarkedMember::Number(n),
+            _ => MarkedMember::of_hash(space.pair(id, member).hash()),
         }
     }
 
@@ -224,6 +233,7 @@ mod tests {
             for id in [0, 1, u64::MAX] {
                 assert_eq!(Mark::row(space, id).read(), Marked::Row(space, id));
                 assert_eq!(Mark::loose(space, id).read(), Marked::Loose(space, id));
+                assert_eq!(Mark::forgotten(space, id).read(), Marked::Forgotten(space, id));
                 assert_eq!(Mark::row(space, id).place(), (space, id));
                 let place = BlockPlace { low: id, link: 15, block: u32::MAX as usize };
                 assert_eq!(Mark::block(space, place).read(), Marked::Block(space, place));

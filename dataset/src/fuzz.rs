@@ -2,7 +2,7 @@
 //! reads bytes of strangers.
 
 use crate::catalogue::Catalogue;
-use crate::log_records::{read_pairs, read_rows};
+use crate::log_records::{decode_forgotten, encode_forgotten, read_pairs, read_rows};
 use crate::recovery::layout_records;
 
 /// Records of the log and of snapshots.
@@ -19,6 +19,10 @@ pub fn records(input: &[u8]) {
     let _ = layout_records::decode_layout(input);
     let _ = layout_records::decode_block(input);
     let _ = layout_records::decode_frontier(input);
+    if let Ok(forgotten) = decode_forgotten(input) {
+        let again = encode_forgotten(forgotten.iter().copied());
+        assert_eq!(decode_forgotten(&again), Ok(forgotten));
+    }
     if let Ok(catalogue) = Catalogue::decode(input) {
         assert_eq!(
             Catalogue::decode(&catalogue.encode()).map(|c| c.encode()).ok(),

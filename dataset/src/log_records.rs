@@ -26,6 +26,9 @@
 //! - 12, offsets (space 0): per source of events the length of its name, the name, a partition, the
 //!   upper and the lower half of the message to be read next, and how many of its events are taken
 //!   over already (`offsets.rs`).
+//! - 14, forgotten (existence): ids of which all pairs were unset at once: per id, id - id before,
+//!   and how often that has happened. A pair of kind 3 that is named by its member is one of before
+//!   the first time; later ones are named by their hashes, which hold the number.
 //!
 //! All numbers are LEB128 unless something else is said. Ids rise within a payload, so a like costs
 //! its id's distance from the one before, its member, and nothing for a counter that the same batch
@@ -70,15 +73,20 @@ pub enum RecordKind {
     Tokens = 11,
     /// How far the events of brokers are taken over.
     Offsets = 12,
+    /// Ids of an existence space of which all pairs were unset at once.
+    Forgotten = 14,
 }
 
 impl RecordKind {
     /// The kind with this number.
     pub fn from_number(kind: u8) -> Option<RecordKind> {
         use RecordKind::*;
-        [Catalogue, Rows, Pairs, Layout, Table, Head, Loose, Block, Frontier, Late, Tokens, Offsets]
-            .into_iter()
-            .find(|&k| k as u8 == kind)
+        [
+            Catalogue, Rows, Pairs, Layout, Table, Head, Loose, Block, Frontier, Late, Tokens,
+            Offsets, Forgotten,
+        ]
+        .into_iter()
+        .find(|&k| k as u8 == kind)
     }
 
     /// Whether this release knows it.
@@ -302,6 +310,31 @@ pub fn read_pairs(
     Ok(())
 }
 
+/// A forgotten payload: ids, which rise, with their generations.
+pub(crate) fn encode_forgotten(forgotten: impl Iterator<Item = (u64, u64)>) -> Vec<u8> {
+    let (mut out, mut before) = (Vec::new(), 0);
+    for (id, generation) in forgotten {
+        put_number(&mut out, id - before);
+        put_number(&mut out, generation);
+        before = id;
+    }
+    out
+}
+
+/// Reads a forgotten payload.
+pub(crate) fn decode_forgotten(mut bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> {
+    let (mut forgotten, mut id) = (Vec::new(), 0u64);
+    while !bytes.is_empty() {
+        id = id.checked_add(take_number(&mut bytes)?).ok_or("an id of more than 64 bits")?;
+        let generation = take_number(&mut bytes)?;
+        if generation == 0 || generation == u64::MAX {
+            return Err(format!("an id that was forgotten {generation} times"));
+        }
+        forgotten.push((id, generation));
+    }
+    Ok(forgotten)
+}
+
 /// A row, and where its values lie. Rows of a space may differ in width when its schema changes
 /// between two of them.
 struct ReadRow {
@@ -439,6 +472,18 @@ mod tests {
         for n in [0, -1, 1, i64::MIN, i64::MAX] {
             assert_eq!(unzigzag(zigzag(n)), n);
         }
+    }
+
+    #[test]
+    fn forgotten_ids_read_back() {
+        let forgotten = vec![(0, 1), (7, u64::MAX - 1), (u64::MAX, 300)];
+        let bytes = encode_forgotten(forgotten.iter().copied());
+        assert_eq!(decode_forgotten(&bytes), Ok(forgotten));
+        assert_eq!(decode_forgotten(&[]), Ok(vec![]));
+        assert!(decode_forgotten(&bytes[..bytes.len() - 1]).is_err(), "cut off");
+        assert!(decode_forgotten(&[7]).is_err(), "no generation");
+        assert!(decode_forgotten(&[7, 0]).is_err(), "never");
+        assert!(decode_forgotten(&[bytes, vec![1, 1]].concat()).is_err(), "above 2^64-1");
     }
 
     #[test]

@@ -11,9 +11,11 @@
 //!              24     8  lowest id                  32  8  highest id of the table (inclusive)
 //!              40     8  no pair has a higher id    48  8  pages of the first filter
 //!              56     4  filter of the chain        60  4  block of the filter
-//!              64     4  revoked pairs              68  4  0
+//!              64     4  revoked pairs              68  4  forgotten ids
 //!              72        the words, 64 KiB (the last block of a filter may be shorter)
 //!                        the revoked pairs' hashes, 16 bytes each
+//!                        the forgotten ids, rising: id 8, generation 8. Each comes with the block
+//!                        of the first filter that `block_of_id` gives
 //!                     8  XXH3-64 of all before
 //! ```
 //!
@@ -22,7 +24,8 @@
 
 use crate::codec::u64_at;
 use crate::filter::Filter;
-use crate::hash::Pair;
+use crate::forgotten::MOST_GENERATIONS;
+use crate::hash::{Pair, mix};
 use crate::merge::MergeError;
 use crate::sizing::PAGE_WORDS;
 use crate::space::Space;
@@ -57,12 +60,19 @@ pub struct Block {
     pub(crate) words: Vec<u64>,
     /// Sorted, each once.
     pub(crate) revoked: Vec<u128>,
+    /// Ids with their generations.
+    pub(crate) forgotten: Vec<(u64, u64)>,
 }
 
 impl Block {
     /// Where it belongs.
     pub fn place(&self) -> BlockPlace {
         self.place
+    }
+
+    /// Ids of which it says that they are forgotten.
+    pub fn forgotten_ids(&self) -> impl Iterator<Item = u64> {
+        self.forgotten.iter().map(|&(id, _)| id)
     }
 }
 
@@ -84,6 +94,11 @@ pub(crate) fn block_of(filter: &Filter, pair: &Pair) -> usize {
     filter.page(pair) / BLOCK_WORDS
 }
 
+/// The block of a table's first filter with which a forgotten id goes.
+pub(crate) fn block_of_id(filter: &Filter, id: u64) -> usize {
+    block_of(filter, &Pair { id, high: mix(id), low: 0 })
+}
+
 /// What a block's header says.
 pub(crate) struct Header {
     pub(crate) rate: f64,
@@ -96,7 +111,13 @@ pub(crate) struct Header {
 }
 
 /// A block as bytes.
-pub(crate) fn encode(header: &Header, words: &[u64], revoked: &[u128], bytes: &mut Vec<u8>) {
+pub(crate) fn encode(
+    header: &Header,
+    words: &[u64],
+    revoked: &[u128],
+    forgotten: &[(u64, u64)],
+    bytes: &mut Vec<u8>,
+) {
     bytes.clear();
     bytes.extend_from_slice(MAGIC);
     let (low, last) = header.range;
@@ -105,11 +126,15 @@ pub(crate) fn encode(header: &Header, words: &[u64], revoked: &[u128], bytes: &m
     {
         bytes.extend_from_slice(&field.to_le_bytes());
     }
-    for field in [header.link as u32, header.block as u32, revoked.len() as u32, 0] {
+    let counts = [revoked.len() as u32, forgotten.len() as u32];
+    for field in [header.link as u32, header.block as u32].into_iter().chain(counts) {
         bytes.extend_from_slice(&field.to_le_bytes());
     }
     words.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
     revoked.iter().for_each(|hash| bytes.extend_from_slice(&hash.to_le_bytes()));
+    for number in forgotten.iter().flat_map(|&(id, generation)| [id, generation]) {
+        bytes.extend_from_slice(&number.to_le_bytes());
+    }
     bytes.extend_from_slice(&xxh3_64(bytes).to_le_bytes());
 }
 
@@ -138,7 +163,7 @@ impl Space {
         let halves =
             |at: usize| (u64_at(bytes, at) as u32 as usize, (u64_at(bytes, at) >> 32) as usize);
         let highest = u64_at(bytes, 40);
-        let ((link, block), (revoked, zero)) = (halves(56), halves(64));
+        let ((link, block), (revoked, forgotten)) = (halves(56), halves(64));
         let ours =
             self.table_over(low).filter(|((_, our_last), _)| (low..=*our_last).contains(&last));
         let Some(((our_low, _), ours)) = ours else {
@@ -156,13 +181,16 @@ impl Space {
         }
         let (_, pages) = Table::geometry(ours.rate(), ours.pages(), link);
         let words = block_range(pages, block).len();
-        if words == 0 || zero != 0 {
+        if words == 0 {
             return Err(corrupt(60, "a block that its filter has not").into());
         }
         if revoked > self.limits.max_revoked.load(Relaxed) {
             return Err(Error::RevokedFull.into());
         }
-        let size = HEADER + words * 8 + revoked * 16 + CHECK;
+        if forgotten > self.limits.max_forgotten.load(Relaxed) {
+            return Err(Error::ForgottenFull.into());
+        }
+        let size = HEADER + words * 8 + (revoked + forgotten) * 16 + CHECK;
         let Some((whole, rest)) = bytes.split_at_checked(size) else {
             return Err(corrupt(bytes.len(), "the end, too early").into());
         };
@@ -171,16 +199,28 @@ impl Space {
             return Err(corrupt(0, "a checksum that does not match").into());
         }
         *bytes = rest;
-        let (words, hashes) = body[HEADER..].split_at(words * 8);
+        let (words, behind) = body[HEADER..].split_at(words * 8);
+        let (hashes, generations) = behind.split_at(revoked * 16);
         let mut revoked: Vec<u128> =
             hashes.as_chunks().0.iter().map(|hash| u128::from_le_bytes(*hash)).collect();
         revoked.sort_unstable();
         revoked.dedup();
+        let generations = generations.as_chunks::<16>().0.iter();
+        let forgotten: Vec<(u64, u64)> =
+            generations.map(|entry| (u64_at(entry, 0), u64_at(entry, 8))).collect();
+        let is_sound = |&(id, generation): &(u64, u64)| {
+            (low..=highest).contains(&id) && (1..=MOST_GENERATIONS).contains(&generation)
+        };
+        if !forgotten.iter().all(is_sound) || !forgotten.is_sorted_by(|a, b| a.0 < b.0) {
+            let at = size - CHECK - forgotten.len() * 16;
+            return Err(corrupt(at, "forgotten ids that cannot be").into());
+        }
         Ok(Block {
             place: BlockPlace { low: our_low, link, block },
             highest,
             words: words.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect(),
             revoked,
+            forgotten,
         })
     }
 }

@@ -4,8 +4,9 @@
 //! Pairs that are kept aside, as their ids lie far ahead, are in no table, so they are in no digest
 //! and no block: they go along when their ids have come to count as normal.
 
-use crate::block::{BLOCK_WORDS, Header, block_pages, block_range, encode};
+use crate::block::{BLOCK_WORDS, Header, block_of_id, block_pages, block_range, encode};
 use crate::codec::block_sums;
+use crate::hash::mix;
 use crate::space::Space;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -24,7 +25,7 @@ pub struct TableDigest {
     /// Pairs that are revoked (their filter bits remain).
     pub revoked: usize,
     /// A checksum of each 64 KiB of each filter of the chain, in order, with the pairs that are
-    /// revoked there.
+    /// revoked there, and the forgotten ids that go with it.
     pub blocks: Vec<u64>,
 }
 
@@ -33,7 +34,19 @@ impl Space {
     pub fn digest(&self, low: u64) -> Option<TableDigest> {
         let ((low, last), table) = self.table_at(low)?;
         let (rate, pages, revoked) = (table.rate(), table.pages(), table.revoked.len());
-        Some(TableDigest { low, last, rate, pages, revoked, blocks: block_sums(&table) })
+        let mut blocks = block_sums(&table);
+        for (id, generation) in self.forgotten_in(low, last) {
+            if let Some(sum) = blocks.get_mut(block_of_id(table.first_filter(), id)) {
+                *sum = sum.wrapping_add(mix(mix(id) ^ generation));
+            }
+        }
+        Some(TableDigest { low, last, rate, pages, revoked, blocks })
+    }
+
+    /// The forgotten ids of a table; not those that are ahead of all tables.
+    fn forgotten_in(&self, low: u64, last: u64) -> Vec<(u64, u64)> {
+        let highest = self.highest_id().map(|highest| highest.min(last));
+        highest.map_or_else(Vec::new, |highest| self.forgotten(low, highest))
     }
 
     /// The blocks with these numbers, in the order of [`TableDigest::blocks`], of the table that
@@ -77,7 +90,8 @@ impl Space {
             hashes
         };
         let revoked: Vec<Vec<u128>> = blocks.iter().map(revoked_in).collect();
-        let mut bytes = vec![];
+        let (mut bytes, forgotten) = (vec![], self.forgotten_in(range.0, highest));
+        let filter = table.first_filter();
         for ((number, first, link, words), revoked) in blocks.into_iter().zip(revoked) {
             let header = Header {
                 rate: table.rate(),
@@ -88,7 +102,10 @@ impl Space {
                 link,
                 block: number - first,
             };
-            encode(&header, &words, &revoked, &mut bytes);
+            let goes_along = |id| link == 0 && block_of_id(filter, id) == header.block;
+            let forgotten: Vec<(u64, u64)> =
+                forgotten.iter().copied().filter(|&(id, _)| goes_along(id)).collect();
+            encode(&header, &words, &revoked, &forgotten, &mut bytes);
             sink(&bytes)?;
         }
         Ok(true)

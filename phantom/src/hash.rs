@@ -5,8 +5,9 @@
 //!   member is a number:  XXH3-128( id LE 8 | member LE 8 )                      16 bytes in
 //!   member is bytes:     XXH3-128( id LE 8 | XXH3-128(member) LE 16 )           24 bytes in
 //!   canary (no member):  XXH3-128( id LE 8 | "no client says this" | n LE 8 )   35 bytes in
+//!   later generation:    XXH3-128( id LE 8 | hash of the pair LE 16 | generation LE 8 )   32
 //! ```
-//! all with the space's secret seed. The three domains differ in length, so no pair of one can be a
+//! all with the space's secret seed. The four domains differ in length, so no pair of one can be a
 //! pair of another, and no client can name a canary. The pair is hashed as a whole: packing an id
 //! and a member into one word would let different pairs collide for certain. Without the seed no
 //! client can choose pairs that crowd one page of a filter.
@@ -178,6 +179,15 @@ impl Seed {
         Pair::from_hash(id, xxh3_128_with_seed(&input, self.0))
     }
 
+    /// What a pair becomes when its id was forgotten so many times (`forgotten`).
+    pub(crate) fn later(self, first: Pair, generation: u64) -> Pair {
+        let mut input = [0; 32];
+        input[..8].copy_from_slice(&first.id.to_le_bytes());
+        input[8..24].copy_from_slice(&first.hash().to_le_bytes());
+        input[24..].copy_from_slice(&generation.to_le_bytes());
+        Pair::from_hash(first.id, xxh3_128_with_seed(&input, self.0))
+    }
+
     /// The `n`-th pair at `id` that no client can set.
     pub(crate) fn canary(self, id: u64, n: u64) -> Pair {
         let mut input = [0; 35];
@@ -238,6 +248,7 @@ mod tests {
             pair(u64::MAX, &Member::Bytes(b"")),
             pair(7, &Member::Bytes(b"alice")),
             seed.canary(7, 1).hash(),
+            seed.later(seed.pair(7, seed.ready(&Member::Bytes(b"alice"))), 1).hash(),
             u128::from(seed.fingerprint()),
             u128::from(mix(1)),
         ];
@@ -264,12 +275,13 @@ mod tests {
         }
     }
 
-    const FROZEN: [u128; 7] = [
+    const FROZEN: [u128; 8] = [
         106_693_952_777_240_952_318_155_874_394_531_135_673,
         17_931_754_802_087_124_011_699_165_433_765_142_195,
         22_419_157_096_417_759_677_807_472_956_820_605_307,
         162_511_057_022_521_727_284_531_981_724_075_017_747,
         95_778_817_449_857_217_482_971_579_694_182_735_337,
+        20_643_765_962_629_323_208_481_178_243_424_190_081,
         9_293_747_944_508_331_519,
         6_238_072_747_940_578_789,
     ];
@@ -287,6 +299,10 @@ mod tests {
                 ] {
                     let hash = seed.pair(id, seed.ready(&member)).hash();
                     assert!(seen.insert(hash), "{id} {member:?} {}", seed.0);
+                    for generation in [1, 2] {
+                        let later = seed.later(Pair::from_hash(id, hash), generation);
+                        assert!(seen.insert(later.hash()), "{id} {member:?} {generation}");
+                    }
                 }
                 assert!(seen.insert(seed.canary(id, 0).hash()));
             }

@@ -23,8 +23,8 @@
 //! - **P4** The horizon rises only when the ring rolls, because it has filled up; nothing that is
 //!   sent for one id can do that.
 //! - **P5** A lookup waits for no writer for longer than a few memory writes.
-//! - **P6** What grows is bounded: pairs aside, revoked pairs per table, memory; at the bound there
-//!   is an error and nothing has changed.
+//! - **P6** What grows is bounded: pairs aside, revoked pairs per table, forgotten ids, memory; at
+//!   the bound there is an error and nothing has changed.
 //!
 //! This crate does no I/O, reads no clock and starts no thread: the host calls [`Space::maintain`]
 //! now and then.
@@ -36,6 +36,7 @@ mod deleted_pairs;
 mod export;
 mod fill_ratio;
 mod filter;
+mod forgotten;
 mod fp_estimator;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -93,6 +94,10 @@ pub enum Error {
         /// Its id.
         id: u64,
     },
+    /// So many ids are forgotten already (`max_forgotten`): wait until their tables are recycled, or
+    /// raise the bound.
+    #[error("too many ids are forgotten (max_forgotten)")]
+    ForgottenFull,
     /// An option has a value that cannot work.
     #[error("{0}")]
     BadOption(&'static str),

@@ -120,7 +120,8 @@ impl Space {
         let member = self.seed.ready(member);
         let mut outliers = 0;
         if !self.outliers.is_empty() {
-            let are_outliers = ids.iter().map(|&id| self.is_outlier(&self.seed.pair(id, member)));
+            let are_outliers =
+                ids.iter().map(|&id| self.is_outlier(&self.current(self.seed.pair(id, member))));
             outliers = are_outliers
                 .enumerate()
                 .fold(0, |bits, (i, is_outlier)| bits | u32::from(is_outlier) << i);
@@ -199,6 +200,9 @@ impl Pairs<'_> {
         let Lookup { space, ids, member, tables: ring, outliers } = self.lookup;
         let Pairs { pairs, draws, tables, lines, .. } = self;
         space.seed.pairs(ids, *member, pairs);
+        if space.forgotten.any() {
+            space.forgotten.renew(space.seed, &mut pairs[..ids.len()]);
+        }
         let (mut unknown, mut chained, mut bit) = (0, 0, 1u32);
         let places = draws.chunks_mut(ASKED_AT_ONCE).zip(tables.chunks_mut(ASKED_AT_ONCE));
         let places = places.zip(lines.chunks_mut(ASKED_AT_ONCE));

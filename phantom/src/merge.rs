@@ -4,7 +4,8 @@
 //! Filters of equal layout are or-ed: what either has is then found. A pair is set afterwards if it
 //! is set on either side; where one side revoked it and the other still has it, it is set: a like
 //! that is lost is worse than one that comes back. A false yes of the other side's filter can so
-//! bring back one revoked pair in 1 / rate.
+//! bring back one revoked pair in 1 / rate. An id that either side has forgotten has the higher of
+//! its two generations: of the lower one nothing is set.
 //!
 //! **M1** The error rate holds after a merge, too: a block that would give its filter more pairs,
 //! or by its bits a higher error rate, than the filter is made for is refused. What chance does to
@@ -123,6 +124,8 @@ impl Space {
             None => extension.insert(table.make(at, &|bytes| self.may_grow(bytes))?),
         };
         let added = room_for(filter, table.link(at), theirs)?;
+        let is_new = |(id, _): &&(u64, u64)| self.generation(*id) == 0;
+        self.may_forget_more(theirs.forgotten.iter().filter(is_new).count())?;
         let pair_of = |hash: u128| Pair::from_hash(low, hash);
         let start = block_range(filter.pages(), block).start;
         // A pair that was revoked there has its bits in one of the filters there: with that block
@@ -196,6 +199,7 @@ impl Space {
         if let Some(link) = table.link(at) {
             link.join(block, &theirs.words, added);
         }
+        theirs.forgotten.iter().for_each(|&(id, generation)| self.raise(id, generation));
         table.touch();
         Ok((entered, changed))
     }

@@ -25,6 +25,8 @@ pub struct Options {
     /// Pairs held exactly because their id lies far ahead of the ring: 26 bytes each, or some 190
     /// if each has an id of its own. At least 1: a space begins with what is there.
     pub max_aside: usize,
+    /// Ids of which all pairs were unset at once: 32 to 64 bytes each. They go with their tables.
+    pub max_forgotten: usize,
     /// Ids further than this above the highest normal one are refused. `None`: they are kept aside.
     pub max_ahead: Option<u64>,
     /// The secret key of the hash, stored with the space and replicated: a client that knows it can
@@ -48,6 +50,7 @@ impl Default for Options {
             spill: false,
             max_revoked: 1 << 20,
             max_aside: 1 << 16,
+            max_forgotten: 1 << 18,
             max_ahead: None,
             seed: 0,
             first_id: 0,

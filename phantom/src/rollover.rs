@@ -285,6 +285,7 @@ impl Space {
         let newest = tables.newest().table();
         early
             || self.is_roll_due()
+            || self.forgotten.is_due(self.horizon())
             || self.upkeep.wants_step(self.next_pages(newest), needs_spare(newest))
     }
 
@@ -301,12 +302,13 @@ impl Space {
         worked | (self.is_roll_due() && self.try_roll(newest))
     }
 
-    /// Clears and prepares some memory.
+    /// Clears and prepares some memory; drops forgotten ids of recycled tables.
     pub fn tidy(&self) -> bool {
+        let swept = self.forgotten.tidy(self.horizon());
         let newest = self.ring.load().newest().table().clone();
         let pages = self.next_pages(&newest);
         let make = || Filter::new(self.sizing, pages).ok();
-        self.upkeep.step(pages, needs_spare(&newest), make)
+        self.upkeep.step(pages, needs_spare(&newest), make) | swept
     }
 
     fn is_roll_due(&self) -> bool {

@@ -8,6 +8,7 @@
 use crate::Error;
 use crate::deleted_pairs::Hashes;
 use crate::filter::Filter;
+use crate::forgotten::Forgotten;
 use crate::hash::{Member, Pair, Seed};
 use crate::options::Options;
 use crate::sizing::Sizing;
@@ -37,6 +38,7 @@ pub(crate) struct Limits {
     pub(crate) max_tables: AtomicUsize,
     pub(crate) max_revoked: AtomicUsize,
     pub(crate) max_aside: AtomicUsize,
+    pub(crate) max_forgotten: AtomicUsize,
     /// Bytes that filters may take.
     pub(crate) filter_bytes: AtomicU64,
     spill: AtomicBool,
@@ -49,6 +51,7 @@ impl Limits {
             max_tables: AtomicUsize::new(options.max_tables),
             max_revoked: AtomicUsize::new(options.max_revoked),
             max_aside: AtomicUsize::new(options.max_aside),
+            max_forgotten: AtomicUsize::new(options.max_forgotten),
             filter_bytes: AtomicU64::new(options.filter_bytes_limit()),
             spill: AtomicBool::new(options.spill),
         }
@@ -65,6 +68,7 @@ pub struct Space {
     pub(crate) frontier: Frontier,
     pub(crate) outliers: Outliers<OutlierPairs>,
     pub(crate) outlier_pairs: AtomicUsize,
+    pub(crate) forgotten: Forgotten,
     arrival: OnceLock<Arrival>,
     pub(crate) upkeep: TablePool,
     /// Held to roll, or to look at ring and frontier together. Never waited for by a writer.
@@ -103,8 +107,10 @@ impl Space {
         let sizing = Table::first_sizing(options.false_positive_rate);
         let late: Arc<AtomicUsize> = Arc::default();
         tables.iter().filter_map(|(_, table)| table.cold()).for_each(|cold| cold.count_in(&late));
+        let seed = Seed::new(options.seed);
         let space = Space {
-            seed: Seed::new(options.seed),
+            seed,
+            forgotten: Forgotten::new(seed),
             sizing,
             limits: Limits::new(&options, sizing),
             ring: Ring::from_parts(tables),
@@ -129,12 +135,20 @@ impl Space {
     /// is there stays; the next roll, or write, keeps them.
     pub fn set_options(&self, options: &Options) -> Result<(), Error> {
         options.check()?;
-        let Limits { pages_per_table, max_tables, max_revoked, max_aside, filter_bytes, spill } =
-            Limits::new(&self.data_of(options), self.sizing);
+        let Limits {
+            pages_per_table,
+            max_tables,
+            max_revoked,
+            max_aside,
+            max_forgotten,
+            filter_bytes,
+            spill,
+        } = Limits::new(&self.data_of(options), self.sizing);
         self.limits.pages_per_table.store(pages_per_table.into_inner(), Relaxed);
         self.limits.max_tables.store(max_tables.into_inner(), Relaxed);
         self.limits.max_revoked.store(max_revoked.into_inner(), Relaxed);
         self.limits.max_aside.store(max_aside.into_inner(), Relaxed);
+        self.limits.max_forgotten.store(max_forgotten.into_inner(), Relaxed);
         self.limits.filter_bytes.store(filter_bytes.into_inner(), Relaxed);
         self.limits.spill.store(spill.into_inner(), Relaxed);
         self.frontier.set_limits(options.max_ahead, options.max_aside);
@@ -167,10 +181,10 @@ impl Space {
         &self.options
     }
 
-    /// The pair of `id` and `member`, as the log names it.
+    /// The pair of `id` and `member`, as it is asked for and written now.
     #[inline]
     pub fn pair(&self, id: u64, member: &Member) -> Pair {
-        self.seed.pair(id, self.seed.ready(member))
+        self.current(self.first_pair(id, member))
     }
 
     /// Range and table that begin at `low`.

@@ -126,14 +126,14 @@ impl Space {
             .unwrap_or(0)
     }
 
-    /// Memory of all tables, spare ones, and pairs aside, in bytes.
+    /// Memory of all tables, spare ones, pairs aside and forgotten ids, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         let tables = self.ring.load();
         let in_tables: usize =
             tables.entries().iter().map(|entry| entry.table().size_bytes() + TABLE_BYTES).sum();
         let outliers =
             self.outliers.len() * ASIDE_BYTES + bytes_of(self.outliers.len(), self.outlier_pairs());
-        (in_tables + self.upkeep.size_bytes() + outliers) as u64
+        (in_tables + self.upkeep.size_bytes() + outliers + self.forgotten.memory_bytes()) as u64
     }
 
     /// How many more pairs of new ids may come before the oldest table is recycled, or spills; with

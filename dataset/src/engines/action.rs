@@ -80,7 +80,7 @@ impl Before<'_> {
             let put = match before {
                 Some(value) => engines.set(space, id, &[(field, value)]).map(|_| ()),
                 None => {
-                    engines.delete(space, id);
+                    engines.delete_row(space, id);
                     Ok(())
                 }
             };

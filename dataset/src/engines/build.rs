@@ -6,6 +6,7 @@ use crate::cold::cold_filters::ColdPairs;
 use crate::cold::files::ColdSpace;
 use crate::commit::Durability;
 use crate::engines::action::Beside;
+use crate::engines::forget::{Kin, kin};
 use crate::engines::page::{Column, Flag, Gate};
 use crate::engines::zero_proof::tie_word;
 use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace, Loose, Tie, View};
@@ -171,8 +172,17 @@ impl Engines {
         }
         let space = Arc::new(counter_space(&made)?);
         let cold = ColdSpace::new(self.cold.clone());
-        let (number, tied) = (known.number, vec![]);
-        Ok(CounterSpace { number, slot, made, space, cold, tied, text_rows, expire })
+        Ok(CounterSpace {
+            number: known.number,
+            slot,
+            made,
+            space,
+            cold,
+            tied: vec![],
+            kin: Kin::default(),
+            text_rows,
+            expire,
+        })
     }
 
     /// The existence space of this number, with these options.
@@ -236,6 +246,8 @@ impl Engines {
             };
             space.tied = ties.iter().enumerate().filter_map(here).collect();
         }
+        let kin = kin(self.counters.len(), &views, &actions);
+        self.counters.iter_mut().zip(kin).for_each(|(space, kin)| space.kin = kin);
         (self.actions, self.views) = (actions, views);
         Ok(())
     }
@@ -286,6 +298,7 @@ pub fn existence_options(made: &options::Existence) -> phantom::Options {
         spill: made.spill,
         max_revoked: made.max_revoked,
         max_aside: made.max_aside,
+        max_forgotten: made.max_forgotten,
         max_ahead: (made.max_ahead > 0).then_some(made.max_ahead),
         seed: made.seed,
         first_id: made.first_id,

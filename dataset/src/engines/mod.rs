@@ -13,6 +13,7 @@ mod build;
 pub mod change;
 pub mod current;
 pub mod events;
+mod forget;
 pub mod listener;
 mod page;
 mod unproven_ids;
@@ -63,6 +64,8 @@ pub struct CounterSpace {
     space: Arc<counter::Space>,
     /// Fields that flags are tied to: position, and index of the existence space.
     tied: Vec<(usize, usize)>,
+    /// Spaces in which an id means the same.
+    kin: forget::Kin,
     cold: Arc<ColdSpace>,
     /// GET answers its rows as one text.
     pub text_rows: bool,

@@ -340,6 +340,7 @@ impl Engines {
             // Revoked or not: that is read when it is logged.
             turn.mark_new(Mark::pair(space.number, place.low, MarkedMember::of_hash(hash), false));
         }
+        block.forgotten_ids().for_each(|id| turn.mark_new(Mark::forgotten(space.number, id)));
         self.all_changed();
         turn.mark(Mark::block(space.number, place));
         Ok(())
@@ -487,7 +488,7 @@ impl Engines {
     /// no row. A row of that field only is deleted.
     pub fn clear(&self, space: &CounterSpace, id: u64, field: usize) -> Result<bool, WriteError> {
         if space.has_one_field() {
-            return Ok(self.delete(space, id));
+            return self.delete(space, id);
         }
         let mut turn = self.turn(id);
         let mut row = vec![0; space.space.schema().width()];
@@ -500,9 +501,9 @@ impl Engines {
         Ok(true)
     }
 
-    /// Deletes a row. False if there was none.
+    /// Deletes a row, and leaves the flags of its id as they are. False if there was none.
     #[inline]
-    pub fn delete(&self, space: &CounterSpace, id: u64) -> bool {
+    pub(super) fn delete_row(&self, space: &CounterSpace, id: u64) -> bool {
         let mut turn = self.turn(id);
         self.before_lowering(&mut turn, space, id, |_, _| 0);
         let deleted = space.space.delete(id);

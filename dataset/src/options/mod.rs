@@ -217,6 +217,10 @@ section! {
         /// "refuse" (the command is refused), "ignore" (the key stays for ever, and the command
         /// answers as if it would not). Ignoring lets tools copy keys of a Redis that expire.
         expire: Expire = Expire::Refuse,
+        /// Whether DEL, UNLINK and CNT.DEL of a row unset all flags of its id, too, as TM.FORGET
+        /// does. Otherwise the flags stay set: an id that is used again has likers whose likes
+        /// do not count.
+        delete_forgets: bool = false,
         /// Whether the oldest tables move to the disk when the space nears its memory limit. A
         /// space that does not spill stays in memory. Off until it has been shown at hundreds of
         /// millions of rows.
@@ -295,6 +299,9 @@ section! {
         /// that they are refused with an OOM error. When a sixteenth of so many, or 4,096, are
         /// there, and most new ids are, the others follow them.
         max_aside: usize = 1 << 16,
+        /// Ids whose flags were all unset at once (TM.FORGET): 32 to 64 bytes each, until their
+        /// table is recycled. At the limit TM.FORGET is refused.
+        max_forgotten: usize = 1 << 18,
         /// Where an action ties the flag to a counter, a counter of 0 answers for the flag; but not
         /// at ids where that would not be certain, as after an undo. At most so many ids are known
         /// one by one, 16 bytes each; when there are more, the older half becomes "all ids up to

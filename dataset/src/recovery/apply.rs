@@ -3,7 +3,7 @@
 use crate::commit::dirty_parts::Parts;
 use crate::dirty_keys::MarkedMember;
 use crate::engines::Engines;
-use crate::log_records::{RecordKind, read_pairs, read_rows};
+use crate::log_records::{RecordKind, decode_forgotten, read_pairs, read_rows};
 use crate::recovery::commit_source::{PREFETCHED, pair};
 use crate::recovery::layout_records::{decode_block, decode_frontier, decode_layout};
 use crate::tiering::replay_filter::Again;
@@ -100,6 +100,14 @@ pub fn apply_record(
         Some(RecordKind::Loose) => {
             let space = existence()?;
             space.loose().decode(payload, space.horizon())
+        }
+        Some(RecordKind::Forgotten) => {
+            let (space, forgotten) = (existence()?, decode_forgotten(payload)?);
+            let ids = forgotten.iter().map(|&(id, _)| id);
+            changed(&mut ids.clone());
+            forgotten.iter().for_each(|&(id, times)| space.put_generation(id, times));
+            engines.changed_by_log(number, ids);
+            Ok(())
         }
         Some(RecordKind::Layout) => {
             existence()?.put_layout(&decode_layout(payload)?).map_err(|e| e.to_string())

@@ -4,7 +4,7 @@
 use crate::commit::Durability;
 use crate::dirty_keys::{Mark, Marked, MarkedMember, told};
 use crate::engines::{CounterSpace, Current, Engines, Tie};
-use crate::log_records::{Commit, RecordKind};
+use crate::log_records::{Commit, RecordKind, encode_forgotten};
 use crate::recovery::layout_records::{encode_block, encode_frontier, encode_layout};
 use counter::Schema;
 use phantom::{Answer, Frontier, Member, Pair};
@@ -24,6 +24,8 @@ pub(crate) struct CommitSource<'a> {
     unreadable: Option<store::Error>,
     /// Ids that became loose, by space.
     loose: Vec<(u32, u64)>,
+    /// Forgotten ids, by space, with their generations.
+    forgotten: Vec<(u32, u64, u64)>,
     /// Blocks that were merged, as records.
     blocks: Vec<(u32, Vec<u8>)>,
     /// The version of the catalogue that the log has.
@@ -62,6 +64,9 @@ struct Views<'a> {
 /// Marks, or recovered records, whose state is asked for together.
 pub(crate) const PREFETCHED: usize = 32;
 
+/// A forgotten id in a record, about.
+const FORGOTTEN_BYTES: usize = 12;
+
 impl<'a> CommitSource<'a> {
     /// For a log that says nothing yet of what these engines are: its first batch does.
     pub(crate) fn new(shared: &'a Durability, current: &'a Current) -> CommitSource<'a> {
@@ -71,6 +76,7 @@ impl<'a> CommitSource<'a> {
             commit: Commit::default(),
             unreadable: None,
             loose: Vec::new(),
+            forgotten: Vec::new(),
             blocks: Vec::new(),
             tokens: Vec::new(),
             offsets: Vec::new(),
@@ -133,6 +139,18 @@ impl<'a> CommitSource<'a> {
         self.loose.clear();
     }
 
+    /// Before the pairs: a reader that applies them one by one drops with it what it holds of the
+    /// id's earlier generations.
+    fn encode_forgotten(&mut self, batch: &mut Batch) {
+        self.forgotten.sort_unstable();
+        self.forgotten.dedup();
+        for group in self.forgotten.chunk_by(|a, b| a.0 == b.0) {
+            let ids = group.iter().map(|&(_, id, generation)| (id, generation));
+            batch.push(group[0].0, RecordKind::Forgotten as u8, &encode_forgotten(ids));
+        }
+        self.forgotten.clear();
+    }
+
     fn note_unreadable(&mut self, space: &str, id: u64, read: Result<(), Arc<str>>) {
         if let Err(why) = read {
             self.unreadable.get_or_insert(store::Error::Io {
@@ -152,6 +170,15 @@ impl<'a> CommitSource<'a> {
             // `encode` sees for itself.
             Marked::Catalogue => {}
             Marked::Loose(space, id) => self.loose.push((space, id)),
+            Marked::Forgotten(number, id) => {
+                // Now, as the rows and pairs that go with it are read. Below the horizon it is not
+                // known any more.
+                let space = engines.existence_by_number(number);
+                let generation = space.map_or(0, |space| space.generation(id));
+                if generation > 0 {
+                    self.forgotten.push((number, id, generation));
+                }
+            }
             Marked::Block(number, place) => {
                 // Now, not when it is encoded: what is liked until then may have its counter in a
                 // later batch.
@@ -216,6 +243,7 @@ impl<'a> Views<'a> {
             }
             Marked::Block(..)
             | Marked::Loose(..)
+            | Marked::Forgotten(..)
             | Marked::Token(..)
             | Marked::Offset(..)
             | Marked::Catalogue => {}
@@ -226,8 +254,10 @@ impl<'a> Views<'a> {
 impl Source<Mark> for CommitSource<'_> {
     fn collect(&mut self, marks: &[Mark]) -> usize {
         let rows = marks.iter().filter_map(|mark| Some((mark.row_beside()?, mark.place().1)));
-        // That an id is loose changes no table, and is no change that a client asked for.
-        let changes = marks.iter().filter(|mark| !matches!(mark.read(), Marked::Loose(..)));
+        // That an id is loose, or forgotten, changes no table.
+        let changes = marks
+            .iter()
+            .filter(|mark| !matches!(mark.read(), Marked::Loose(..) | Marked::Forgotten(..)));
         self.shared.parts.touch_all(changes.map(Mark::place).chain(rows));
         // Of a space that is no more nothing is read, and nothing logged.
         let engines = self.current.now();
@@ -242,6 +272,7 @@ impl Source<Mark> for CommitSource<'_> {
         self.commit.bytes()
             + self.tokens.len()
             + self.offsets.len()
+            + self.forgotten.len() * FORGOTTEN_BYTES
             + self.blocks.iter().map(|(_, block)| block.len()).sum::<usize>()
     }
 
@@ -288,6 +319,7 @@ impl Source<Mark> for CommitSource<'_> {
             *seen = Some((now.changes, now.frontier));
         }
         self.encode_loose(&engines, batch);
+        self.encode_forgotten(batch);
         // Before the pairs: some of them say what is revoked in a block.
         for (number, block) in self.blocks.drain(..) {
             batch.push(number, RecordKind::Block as u8, &block);
@@ -308,6 +340,7 @@ impl Source<Mark> for CommitSource<'_> {
         self.commit.forget();
         self.unreadable = None;
         self.loose.clear();
+        self.forgotten.clear();
         self.blocks.clear();
         self.tokens.clear();
         self.offsets.clear();
@@ -363,7 +396,7 @@ impl Source<Mark> for CommitSource<'_> {
 /// The pair that a mark or a record names.
 pub(crate) fn pair(space: &phantom::Space, id: u64, member: MarkedMember) -> Pair {
     match member {
-        MarkedMember::Number(n) => space.pair(id, &Member::Number(n)),
+        MarkedMember::Number(n) => space.first_pair(id, &Member::Number(n)),
         MarkedMember::Hash(hash) => Pair::from_hash(id, MarkedMember::hash_of(hash)),
     }
 }

@@ -195,7 +195,9 @@ fn change(current: &Current, ids: &[u64], random: &mut fastrand::Rng) {
         77..=82 => drop(engines.set(rows, id, &[(field, value)])),
         83..=85 => drop(engines.set_new(rows, id, &[(field, value)])),
         86..=88 => drop(engines.clear(rows, id, field)),
-        89..=93 => _ = engines.delete(rows, id),
+        89..=91 => drop(engines.delete(rows, id)),
+        92 => drop(engines.forget(rows, id)),
+        93 => drop(engines.forget_flags(flags, id)),
         94..=96 => _ = engines.roll_pairs(flags),
         97 => drop(current.alter(
             rows.number(),

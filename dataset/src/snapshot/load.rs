@@ -4,7 +4,7 @@ use crate::catalogue::{Catalogue, Unreadable};
 use crate::cold::cold_filters::{PairFile, files_of};
 use crate::commit::dirty_parts::Parts;
 use crate::engines::{CounterSpace, Engines, existence_options};
-use crate::log_records::{RecordKind, read_rows};
+use crate::log_records::{RecordKind, decode_forgotten, read_rows};
 use counter::LoadRange;
 use parking_lot::Mutex;
 use phantom::{Late, StoredTable, TableDecoder};
@@ -121,6 +121,7 @@ struct Restored {
     head: Vec<u8>,
     tables: Vec<StoredTable>,
     late: HashMap<u64, Late>,
+    forgotten: Vec<(u64, u64)>,
 }
 
 impl Restored {
@@ -143,6 +144,7 @@ impl Restored {
         }
         let space = phantom::Space::restore(options.clone(), &self.head, self.tables)?;
         space.put_late(&self.late)?;
+        space.restore_generations(&self.forgotten);
         engines.restore(number, space, files);
         Ok(())
     }
@@ -198,12 +200,11 @@ pub(crate) fn attach_pairs(store: &Store, engines: &mut Engines) -> store::Resul
         if in_snapshot || is_there || files_of(store, number).is_empty() {
             continue;
         }
-        let head = engines
-            .existence_by_number(number)
-            .map(|space| space.encode_head())
-            .unwrap_or_default();
-        let made =
-            Restored { head, ..Restored::default() }.install(store, &options, engines, number);
+        let space = engines.existence_by_number(number);
+        let head = space.map(|space| space.encode_head()).unwrap_or_default();
+        let forgotten = space.map(|space| space.forgotten(0, u64::MAX)).unwrap_or_default();
+        let made = Restored { head, forgotten, ..Restored::default() };
+        let made = made.install(store, &options, engines, number);
         made.map_err(|error| error.of(store, store::MANIFEST))?;
     }
     Ok(())
@@ -270,6 +271,11 @@ pub(crate) fn load(
                 let mut restored = restored.lock();
                 Late::take(&mut restored.entry(space).or_default().late, chunk)
                     .map_err(|e| e.to_string())
+            }
+            Some(RecordKind::Forgotten) => {
+                let forgotten = decode_forgotten(chunk)?;
+                restored.lock().entry(space).or_default().forgotten.extend(forgotten);
+                Ok(())
             }
             Some(RecordKind::Loose) => {
                 let existence = engines.existence_by_number(space);

@@ -4,7 +4,7 @@ use crate::commit::Durability;
 use crate::commit::dirty_parts::Parts;
 use crate::engines::{CounterSpace, Current, ExistenceSpace};
 use crate::live::Live;
-use crate::log_records::{RecordKind, RowsWriter};
+use crate::log_records::{RecordKind, RowsWriter, encode_forgotten};
 use crate::snapshot::cpu_throttle::Pace;
 use crate::tokens::Tokens;
 use parking_lot::MutexGuard;
@@ -17,6 +17,8 @@ const CHUNK_ROWS: usize = 16 << 10;
 const STEP_ROWS: usize = 256;
 /// Rows that are sorted without one.
 const SORT_ROWS: usize = 2 << 10;
+/// Forgotten ids that are written together.
+const CHUNK_IDS: usize = 64 << 10;
 /// Bytes of a filter that are written together.
 const CHUNK_BYTES: usize = 256 << 10;
 
@@ -222,7 +224,18 @@ pub(crate) fn write_pairs<'s>(
     add(writer, file)?;
     let mut file = writer.file(Tag { kind: RecordKind::Loose as u32, ..tag }).map_err(text)?;
     file.write(&space.loose().encode(None), 0).map_err(text)?;
-    add(writer, file)
+    add(writer, file)?;
+    // After the head: of no pair in it is the generation later than these say.
+    let forgotten = space.forgotten(0, u64::MAX);
+    if !forgotten.is_empty() {
+        let mut file =
+            writer.file(Tag { kind: RecordKind::Forgotten as u32, ..tag }).map_err(text)?;
+        for some in forgotten.chunks(CHUNK_IDS) {
+            file.write(&encode_forgotten(some.iter().copied()), 0).map_err(text)?;
+        }
+        add(writer, file)?;
+    }
+    Ok(())
 }
 
 /// Writes the tokens that were used lately, if there are any.

@@ -282,8 +282,13 @@ fn a_newest_table_with_an_extension_is_closed() {
     let blocks = differing(&here, &there, 0);
     let extension = first_extension(&here, &blocks, |_| ());
     let words = vec![0; extension.words.len()];
-    let empty =
-        Block { place: extension.place, highest: extension.highest, words, revoked: vec![] };
+    let empty = Block {
+        place: extension.place,
+        highest: extension.highest,
+        words,
+        revoked: vec![],
+        forgotten: vec![],
+    };
     here.merge_block(&empty, || ()).unwrap();
     assert_eq!(here.tables()[0].extensions, 0, "a filter without a bit is not chained");
     here.merge_block(&extension, || ()).unwrap();
@@ -565,4 +570,31 @@ fn a_block_of_a_table_that_was_recycled_is_passed_over() {
     assert!(space.block_state(place).is_none());
     let nowhere = BlockPlace { low: space.horizon() + 1, ..place };
     assert!(space.put_block(nowhere, &state).unwrap_err().contains("where none does"));
+}
+
+/// The sites agree on the higher generation, and what was set under a lower one is not set on
+/// either.
+#[test]
+fn an_id_that_one_site_has_forgotten_is_forgotten_at_the_other() {
+    let (here, there) = (site(), site());
+    let (liked, again) = (Member::Number(0), Member::Number(1));
+    assert!(there.forget(7) && there.forget(8) && here.forget(8));
+    there.add(7, &again).unwrap();
+    assert_eq!((here.contains(7, &liked), there.contains(7, &liked)), (Answer::Yes, Answer::No));
+    assert!(merge(&here, &differing(&here, &there, 0)).unwrap() > 0);
+    assert!(merge(&there, &differing(&there, &here, 0)).is_ok());
+    for space in [&here, &there] {
+        assert_eq!(space.forgotten(0, u64::MAX), [(7, 1), (8, 1)]);
+        assert_eq!(space.contains(7, &liked), Answer::No, "of an earlier generation");
+        assert_eq!(space.contains(7, &again), Answer::Yes);
+        assert_eq!(space.contains(9, &liked), Answer::Yes);
+    }
+    assert_eq!(here.digest(0).unwrap().blocks, there.digest(0).unwrap().blocks);
+    // Nothing but the generation differs.
+    assert!(there.forget(9));
+    assert!(merge(&here, &differing(&here, &there, 0)).is_ok());
+    assert_eq!(here.contains(9, &liked), Answer::No);
+    here.add(9, &liked).unwrap();
+    assert!(merge(&there, &differing(&there, &here, 0)).is_ok());
+    assert_eq!(there.contains(9, &liked), Answer::Yes);
 }

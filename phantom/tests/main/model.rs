@@ -43,6 +43,8 @@ struct Events {
     outliers: u64,
     outliers_full: u64,
     revoked_full: u64,
+    forgotten: u64,
+    forgotten_full: u64,
     extensions: usize,
     rolls: u64,
     horizon: u64,
@@ -59,6 +61,7 @@ impl Run {
             spill: false,
             max_revoked: rng.usize(50..2000),
             max_aside: rng.usize(100..3000),
+            max_forgotten: rng.usize(50..2000),
             max_ahead: None,
             first_id: 0,
             seed,
@@ -119,6 +122,7 @@ impl Run {
             }
             65..90 => self.read(id, member),
             90..97 => self.read_batch(member),
+            97 => self.forget(id),
             _ => while self.rng.bool() && self.space.maintain() {},
         }
         if self.rng.u32(0..20_000) == 0 {
@@ -187,12 +191,41 @@ impl Run {
         self.events.outliers = self.events.outliers.max(outliers as u64);
     }
 
+    /// No pair of the id is set then.
+    fn forget(&mut self, id: u64) {
+        if self.space.may_forget(id).is_err() {
+            self.events.forgotten_full += 1;
+            return;
+        }
+        if self.space.forget(id) {
+            self.events.forgotten += 1;
+            self.drop_from_model(id);
+        } else {
+            let mut pairs = self.model.range((id, 0)..=(id, u64::MAX));
+            assert!(pairs.all(|(_, set)| !set), "step {}: {id} has pairs", self.step);
+        }
+        let most = self.options.max_forgotten;
+        assert!(self.space.forgotten_ids() <= most || self.events.merged > 0, "P6");
+    }
+
+    fn drop_from_model(&mut self, id: u64) {
+        let pairs: Vec<_> =
+            self.model.range((id, 0)..=(id, u64::MAX)).map(|(pair, _)| *pair).collect();
+        pairs.iter().for_each(|pair| _ = self.model.remove(pair));
+    }
+
     /// What is set in either is set then.
     fn join_a_copy(&mut self) {
         let extensions = self.space.tables().iter().map(|table| table.extensions).sum();
         self.events.extensions = self.events.extensions.max(extensions);
         let there = copy(&self.space);
-        let mut theirs = vec![];
+        let (mut theirs, mut forgotten) = (vec![], vec![]);
+        for _ in 0..self.rng.usize(0..50) {
+            let id = self.id();
+            if there.may_forget(id).is_ok() && there.forget(id) {
+                forgotten.push((id, self.space.generation(id)));
+            }
+        }
         for _ in 0..self.rng.usize(0..500) {
             let (id, member) = (self.id(), self.rng.u64(0..1000));
             if self.rng.u32(0..5) == 0 {
@@ -204,6 +237,11 @@ impl Run {
         }
         let merged = merge(&self.space, &there);
         self.events.merged += merged.blocks.len();
+        for (id, before) in forgotten {
+            if self.space.generation(id) > before {
+                self.drop_from_model(id);
+            }
+        }
         for (id, member) in theirs {
             let is_there = there.contains(id, &Member::Number(member)) == Answer::Yes
                 && !there.is_early(id, &Member::Number(member));
@@ -316,6 +354,8 @@ fn random_operations_agree_with_a_map() {
         happened.outliers += run.events.outliers;
         happened.outliers_full += run.events.outliers_full;
         happened.revoked_full += run.events.revoked_full;
+        happened.forgotten += run.events.forgotten;
+        happened.forgotten_full += run.events.forgotten_full;
         happened.extensions += run.events.extensions;
         happened.rolls += run.events.rolls;
         happened.merged += run.events.merged;
@@ -326,6 +366,8 @@ fn random_operations_agree_with_a_map() {
             happened.unknown,
             happened.outliers,
             happened.rolls,
+            happened.forgotten,
+            happened.forgotten_full,
             happened.merged as u64,
         ];
         assert!(each.iter().all(|&count| count > 10), "not all of it happened: {happened:?}");

@@ -18,6 +18,7 @@ enum Record {
     Block(BlockPlace, Vec<u8>),
     Layout(Vec<Layout>),
     Frontier(Frontier),
+    Generation(u64, u64),
 }
 
 struct Traffic {
@@ -25,8 +26,9 @@ struct Traffic {
     model: BTreeMap<(u64, u64), bool>,
     rng: fastrand::Rng,
     now: u64,
-    /// Pairs written since the last commit, and blocks merged.
+    /// Pairs written since the last commit, ids forgotten, and blocks merged.
     dirty: Vec<Pair>,
+    forgotten: Vec<u64>,
     blocks: Vec<BlockPlace>,
     logged: Option<(u64, Frontier)>,
     log: Vec<Record>,
@@ -40,6 +42,7 @@ struct Events {
     revoked_outliers: usize,
     too_full: usize,
     no_table: usize,
+    forgotten: usize,
 }
 
 impl Traffic {
@@ -59,6 +62,7 @@ impl Traffic {
             rng: fastrand::Rng::with_seed(seed),
             now: FIRST,
             dirty: vec![],
+            forgotten: vec![],
             blocks: vec![],
             logged: None,
             log: vec![],
@@ -76,6 +80,10 @@ impl Traffic {
         };
         let (member, set) = (self.rng.u64(0..100), self.rng.u32(0..4) > 0);
         self.write(id, member, set);
+        if self.rng.u32(0..300) == 0 && self.space.highest_id().is_some_and(|high| id <= high) {
+            self.events.forgotten += usize::from(self.space.forget(id));
+            self.forget(id);
+        }
         if self.rng.u32(0..100) == 0 {
             self.commit();
         }
@@ -93,6 +101,12 @@ impl Traffic {
             self.model.insert((id, member), set);
             self.dirty.push(space.pair(id, &text));
         }
+    }
+
+    /// No pair of the id is set any more.
+    fn forget(&mut self, id: u64) {
+        self.model.range_mut((id, 0)..=(id, u64::MAX)).for_each(|(_, set)| *set = false);
+        self.forgotten.push(id);
     }
 
     /// As the log's writer does it: the current states of what changed, by id; where pairs go is
@@ -115,6 +129,10 @@ impl Traffic {
             self.log.push(Record::Frontier(course.frontier));
         }
         self.logged = Some((course.changes, course.frontier));
+        let generations = self.forgotten.drain(..).map(|id| (id, self.space.generation(id)));
+        // Those below the horizon are not known any more.
+        let generations = generations.filter(|(_, generation)| *generation > 0);
+        self.log.extend(generations.map(|(id, generation)| Record::Generation(id, generation)));
         self.log.extend(states);
     }
 
@@ -122,6 +140,13 @@ impl Traffic {
     fn part_and_join(&mut self) {
         let there = copy(&self.space);
         let mut theirs = BTreeMap::new();
+        let mut forgotten = vec![];
+        for _ in 0..self.rng.u64(0..10) {
+            let id = self.now.saturating_sub(self.rng.u64(0..4000));
+            if there.forget(id) {
+                forgotten.push((id, self.space.generation(id)));
+            }
+        }
         let mut write = |id: u64, member: u64, set: bool| {
             let member_of = Member::Number(member);
             let done = if set { there.add(id, &member_of) } else { there.remove(id, &member_of) };
@@ -150,6 +175,11 @@ impl Traffic {
         (0..self.rng.u64(0..100)).for_each(|_| self.step());
         let merged = merge(&self.space, &there);
         self.events.blocks += merged.blocks.len();
+        for (id, before) in forgotten {
+            if self.space.generation(id) > before {
+                self.forget(id);
+            }
+        }
         self.events.revoked_outliers += usize::from(outliers && !merged.blocks.is_empty());
         for refused in merged.refused {
             match refused {
@@ -164,7 +194,8 @@ impl Traffic {
             let found = self.space.contains(id, &Member::Number(member)) == Answer::Yes;
             let whole = merged.whole.iter().any(|&(low, last)| (low..=last).contains(&id))
                 && !there.is_early(id, &Member::Number(member));
-            assert!(found || !whole, "({id}, {member}) was merged, and is not found");
+            let is_past = self.space.generation(id) > there.generation(id);
+            assert!(found || !whole || is_past, "({id}, {member}) was merged, and is not found");
             if found {
                 self.model.insert((id, member), true);
             }
@@ -211,6 +242,7 @@ fn replay(space: &Space, log: &[Record], serves: bool) {
             }
             Record::Layout(layout) => space.put_layout(layout).expect("small tables"),
             Record::Frontier(frontier) => space.put_frontier(*frontier),
+            Record::Generation(id, generation) => space.put_generation(*id, *generation),
         }
         if serves && space.wants_maintenance() {
             space.maintain();
@@ -245,6 +277,7 @@ fn a_log_brings_all_back_from_any_earlier_position() {
             (0..500).for_each(|_| traffic.step());
             traffic.part_and_join();
         }
+        let generations = traffic.space.forgotten(0, u64::MAX);
         for step in 0..5_000 {
             traffic.step();
             if step % 997 == 996 {
@@ -257,6 +290,7 @@ fn a_log_brings_all_back_from_any_earlier_position() {
 
         let options = traffic.space.options().clone();
         let restored = Space::restore(options.clone(), &head, tables).expect("a whole snapshot");
+        restored.restore_generations(&generations);
         replay(&restored, &traffic.log[position..], false);
         traffic.check(&restored, &format!("seed {seed}, snapshot and log"));
         // Recovery may begin again from the same position.
@@ -280,15 +314,16 @@ fn a_log_brings_all_back_from_any_earlier_position() {
             traffic.space.horizon() > 0 && traffic.space.layout().len() > 3,
             "it rolled and recycled"
         );
-        let Events { blocks, revoked_outliers, too_full, no_table } = traffic.events;
+        let Events { blocks, revoked_outliers, too_full, no_table, forgotten } = traffic.events;
         happened.blocks += blocks;
         happened.revoked_outliers += revoked_outliers;
         happened.too_full += too_full;
         happened.no_table += no_table;
+        happened.forgotten += forgotten;
     }
     println!("{happened:?}");
     assert!(
-        happened.blocks > 100 && happened.revoked_outliers > 10,
+        happened.blocks > 100 && happened.revoked_outliers > 10 && happened.forgotten > 100,
         "not all of it happened: {happened:?}"
     );
 }

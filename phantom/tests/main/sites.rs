@@ -16,6 +16,7 @@ pub(crate) fn copy(space: &Space) -> Space {
     };
     let tables = space.layout().iter().map(|at| table(at.low)).collect();
     let copy = Space::restore(space.options().clone(), &head, tables).expect("a whole snapshot");
+    copy.restore_generations(&space.forgotten(0, u64::MAX));
     copy.lead();
     copy
 }

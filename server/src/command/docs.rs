@@ -9,7 +9,7 @@ use resp::Reply;
 const COSTS: &[(&str, &[&str])] = &[
     (
         "O(N) where N is the number of ids",
-        &["feed.get", "feed.act", "feed.undo", "cnt.get", "cnt.mincrby", "cnt.del"],
+        &["feed.get", "feed.act", "feed.undo", "cnt.get", "cnt.mincrby", "cnt.del", "tm.forget"],
     ),
     ("O(N) where N is the number of ids", &["ph.add", "ph.exists", "ph.del"]),
     (

@@ -148,6 +148,7 @@ impl From<WriteError> for Refusal {
             | WriteError::Phantom(
                 Phantom::RevokedFull
                 | Phantom::OutliersFull
+                | Phantom::ForgottenFull
                 | Phantom::Full
                 | Phantom::LateFull
                 | Phantom::Memory(_),

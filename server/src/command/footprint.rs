@@ -39,6 +39,8 @@ enum Named<'a> {
     Pairs(&'a ExistenceSpace),
     Action(&'a Action),
     View(&'a View),
+    Kin(&'a CounterSpace),
+    Flags(&'a ExistenceSpace),
 }
 
 /// How far it is known what a request touches.
@@ -223,6 +225,12 @@ impl<'a> Footprint<'a> {
             Named::Rows(space) => each(at, Touch::Row(space, id)),
             Named::Pairs(space) => each(at, Touch::Pair(space, id, Some(member()))),
             Named::View(view) => each(at, Touch::Shown(view, id, member())),
+            Named::Kin(space) => {
+                self.engines.rows_beside(space).for_each(|rows| each(at, Touch::Row(rows, id)));
+                let flags = self.engines.flags_beside(space);
+                flags.for_each(|flags| each(at, Touch::Pair(flags, id, None)));
+            }
+            Named::Flags(space) => each(at, Touch::Pair(space, id, None)),
             Named::Action(action) => {
                 let (flags, counters) = self.engines.spaces_of(action);
                 let member = member();
@@ -269,6 +277,10 @@ impl<'a> Footprint<'a> {
             Of::Pairs => self.engines.existence(name).map(Named::Pairs),
             Of::Action => self.engines.action(name).map(Named::Action),
             Of::View => self.engines.view(name).map(Named::View),
+            Of::Kin => {
+                let rows = self.engines.counter(name).map(Named::Kin);
+                rows.or_else(|| self.engines.existence(name).map(Named::Flags))
+            }
         }
     }
 
@@ -282,6 +294,11 @@ impl<'a> Footprint<'a> {
                 let (flags, counters) = engines.spaces_of(action);
                 counters.cold_end().max(flags.cold().end())
             }
+            Named::Kin(space) => {
+                engines.rows_beside(space).map(|space| space.cold_end()).max().unwrap_or(0)
+            }
+            // None is read.
+            Named::Flags(_) => 0,
             Named::View(view) => {
                 let rows = engines.sources(view).map(|space| space.cold_end());
                 rows.chain(engines.flags(view).map(|space| space.cold().end())).max().unwrap_or(0)
@@ -394,6 +411,8 @@ mod tests {
             ("SADD liked:7 1 x", "liked 7/1, liked 7/x", ""),
             ("EXISTS liked:7 post:7", "liked 7/*, post 7", ""),
             ("CNT.GET post 7 x 8", "post 7, post 8", ""),
+            ("TM.FORGET post 7", "post 7, liked 7/*, reposted 7/*, read 7/*", ""),
+            ("TM.FORGET liked 7 8", "liked 7/*, liked 8/*", ""),
             ("CNT.INCRBY post 7 like 9", "post 7", ""),
             ("CNT.MINCRBY post 7 like 9 8 like 9", "post 7, post 8", ""),
             ("CNT.MINCRBY post 7 like 9 8 like 9 TOKEN 9", "post 7, post 8", ""),

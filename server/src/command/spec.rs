@@ -79,7 +79,8 @@ pub(crate) enum KeyArgs {
     Ids(Of, usize, usize),
 }
 
-/// What ids are ids of. In front of all but those of rows stands a member.
+/// What ids are ids of. In front of all but those of rows, and of what is forgotten, stands a
+/// member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Of {
     /// A counter space.
@@ -90,6 +91,8 @@ pub(crate) enum Of {
     Action,
     /// A view.
     View,
+    /// A counter space with all spaces in which its ids mean the same, or an existence space.
+    Kin,
 }
 
 /// No keys.

@@ -1,7 +1,7 @@
 //! All commands by name and by number.
 
 use crate::command::families::{
-    bloom, client, cnt, cuckoo, diagnostics, hash, ingest, keys, page, phantom, pubsub,
+    bloom, client, cnt, cuckoo, diagnostics, forget, hash, ingest, keys, page, phantom, pubsub,
     replication, server, set, spaces, stream, string, topology, transaction, views, weibo,
 };
 use crate::command::spec::Spec;
@@ -10,6 +10,7 @@ use std::sync::LazyLock;
 /// All families, in the order of the reference.
 pub(crate) const FAMILIES: &[(&str, &[Spec])] = &[
     ("The page", page::TABLE),
+    ("Forgetting", forget::TABLE),
     ("Counters", cnt::TABLE),
     ("Flags", phantom::TABLE),
     ("Hashes: rows of counters", hash::TABLE),

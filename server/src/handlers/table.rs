@@ -13,6 +13,7 @@ pub(crate) type Handler = fn(&mut Call<'_>) -> Outcome;
 
 /// What each family has for its commands and subcommands.
 const FAMILIES: &[&[(&str, Handler)]] = &[
+    feed::forget::RUN,
     feed::page::RUN,
     feed::weibo::RUN,
     counter::cnt::RUN,

@@ -152,6 +152,13 @@ pub(crate) const EXISTENCE_SPACES: &[E] = &[
     )
     .seconds(),
     existence(
+        "forgotten_ids",
+        Gauge,
+        "tidemark_existence_forgotten_ids",
+        "Ids whose flags were all unset at once (limit: existence.max_forgotten).",
+        |s| s.forgotten_ids().into(),
+    ),
+    existence(
         "loose_ids",
         Gauge,
         "tidemark_existence_unproven_ids",

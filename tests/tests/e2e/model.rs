@@ -32,6 +32,7 @@ fn tiny() -> Options {
         existence.false_positive_rate = RATE;
         existence.max_revoked = 100_000;
         existence.max_aside = 100_000;
+        existence.max_forgotten = 100_000;
         existence.seed = 7;
         existence.memory_limit_bytes = 1 << 30;
     }
@@ -213,12 +214,20 @@ impl Run {
             }
             75..77 => {
                 assert_eq!(
-                    self.engines.delete(post, id),
+                    self.engines.delete(post, id).unwrap(),
                     self.truth.rows.remove(&id).is_some(),
                     "delete {id}"
                 );
             }
-            77..85 => self.row(id),
+            77 => {
+                assert_eq!(
+                    self.engines.forget(post, id).unwrap(),
+                    self.truth.rows.remove(&id).is_some(),
+                    "forget {id}"
+                );
+                self.truth.flags.iter_mut().for_each(|flags| _ = flags.remove(&id));
+            }
+            78..85 => self.row(id),
             85..95 => self.flag(which, id, member),
             95..99 => self.page(member),
             _ => {

@@ -37,7 +37,8 @@ fn bits_that_no_pairs_have_set_are_refused() {
     ];
     for (i, shape) in shapes.into_iter().enumerate() {
         let words = (0..block.words.len()).map(shape).collect();
-        let hostile = Block { place: block.place(), highest: 99, words, revoked: vec![] };
+        let hostile =
+            Block { place: block.place(), highest: 99, words, revoked: vec![], forgotten: vec![] };
         assert!(
             matches!(here.merge_block(&hostile, || ()), Err(MergeError::Overfull)),
             "shape {i}"
@@ -82,6 +83,7 @@ fn a_refused_block_has_changed_nothing() {
         highest,
         words,
         revoked: extension.revoked.clone(),
+        forgotten: vec![(7, 1)],
     };
     assert!(
         refuse(&here, &hostile(vec![u64::MAX; extension.words.len()], last))
@@ -114,8 +116,11 @@ fn an_extension_of_one_bit_closes_no_table() {
         let mut words = vec![0; block_range(pages, 0).len()];
         words[0] = 1;
         assert!(
-            here.merge_block(&Block { place, highest: 4_999, words, revoked: vec![] }, || ())
-                .is_ok()
+            here.merge_block(
+                &Block { place, highest: 4_999, words, revoked: vec![], forgotten: vec![] },
+                || ()
+            )
+            .is_ok()
         );
         assert_eq!(here.add(5_000 + link as u64, &Member::Number(1)).unwrap(), Change::Changed);
         while here.maintain() {}
@@ -166,7 +171,7 @@ fn what_is_there_already_may_come_again() {
     state[16..].iter_mut().for_each(|byte| *byte |= 0x77);
     here.put_block(place, &state).unwrap();
     let words = state[16..].as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-    let mut block = Block { place, highest: 99, words, revoked: vec![] };
+    let mut block = Block { place, highest: 99, words, revoked: vec![], forgotten: vec![] };
     let before = here.digest(0);
     assert!(here.merge_block(&block, || ()).is_ok());
     block.words[0] = u64::MAX;
@@ -232,7 +237,8 @@ fn a_block_without_a_bit_changes_nothing() {
         let (_, pages) = Table::geometry(table.rate(), table.pages(), link);
         let words = vec![0; block_range(pages, 0).len()];
         let revoked = (1..50).map(|member| here.pair(7, &Member::Number(member)).hash());
-        let block = Block { place, highest: 99, words, revoked: revoked.collect() };
+        let block =
+            Block { place, highest: 99, words, revoked: revoked.collect(), forgotten: vec![] };
         assert_eq!(here.merge_block(&block, || ()).unwrap(), ((), vec![]));
         assert_eq!(state(), before);
         assert_eq!(here.block_state(place).is_some(), link == 0, "there is nothing to tell of it");
@@ -276,7 +282,8 @@ fn each_field_of_a_header_has_to_fit() {
         (vec![(56, halves(0, u32::MAX))], "a block that its filter has not"),
         (vec![(64, halves(1, 0))], "too early"),
         (vec![(64, halves(u32::MAX, 0))], "too many pairs were unset"),
-        (vec![(64, halves(0, 1))], "a block that its filter has not"),
+        (vec![(64, halves(0, 1))], "too early"),
+        (vec![(64, halves(0, u32::MAX))], "too many ids are forgotten"),
     ] {
         assert!(read(&fields).contains(words), "{fields:?}: {}", read(&fields));
     }
@@ -306,4 +313,51 @@ fn tables_that_do_not_match_are_refused() {
     other.roll_now();
     assert!(matches!(merge(&here, &differing(&here, &other, 0)), Err(MergeError::OtherLayout)));
     assert!(here.digest(7).is_none());
+}
+
+/// Each of these would otherwise take memory without a bound, or keep an id from being forgotten
+/// ever again.
+#[test]
+fn forgotten_ids_that_cannot_be_are_refused() {
+    let there = site();
+    let here = Space::new(Options { max_forgotten: 3, ..there.options().clone() }).unwrap();
+    (0..100).for_each(|id| _ = here.add(id, &Member::Number(0)).unwrap());
+    let mut bytes = vec![];
+    let sink = |block: &[u8]| {
+        bytes.extend_from_slice(block);
+        Ok::<(), ()>(())
+    };
+    assert!(there.export_blocks(0, &[0], sink).unwrap());
+    let body = bytes.len() - 8;
+    // Both say that they are forgotten, in a block that is whole.
+    let with = |forgotten: &[(u64, u64)]| {
+        let mut block = bytes[..body].to_vec();
+        block[68..72].copy_from_slice(&(forgotten.len() as u32).to_le_bytes());
+        for number in forgotten.iter().flat_map(|&(id, generation)| [id, generation]) {
+            block.extend_from_slice(&number.to_le_bytes());
+        }
+        block.extend_from_slice(&xxhash_rust::xxh3::xxh3_64(&block).to_le_bytes());
+        block
+    };
+    let outcome = |forgotten: &[(u64, u64)]| {
+        merge(&here, &with(forgotten)).map_or_else(|error| error.to_string(), |_| String::new())
+    };
+    for hostile in [
+        &[(7, 0)][..],
+        &[(7, u64::MAX)],
+        &[(7, (1 << 32) + 1)],
+        &[(100, 1)],
+        &[(u64::MAX, 1)],
+        &[(7, 1), (7, 2)],
+        &[(8, 1), (7, 1)],
+    ] {
+        assert!(outcome(hostile).contains("forgotten ids that cannot be"), "{hostile:?}");
+    }
+    assert!(outcome(&[(1, 1), (2, 1), (3, 1), (4, 1)]).contains("max_forgotten"));
+    assert_eq!(here.forgotten_ids(), 0);
+    assert_eq!(outcome(&[(1, 1), (2, 1)]), "");
+    assert!(outcome(&[(3, 1), (4, 1)]).contains("max_forgotten"), "with those that are there");
+    assert_eq!(here.forgotten(0, 99), [(1, 1), (2, 1)]);
+    assert_eq!(outcome(&[(2, 5), (3, 1)]), "");
+    assert_eq!(here.forgotten(0, 99), [(1, 1), (2, 5), (3, 1)]);
 }

@@ -24,9 +24,9 @@ pub(crate) const TABLE: &[Spec] = &[
         "Deletes rows. A cell becomes 0 and its row stays, unless it is the row's only field: then \
          the row is deleted. Answers how many rows there were and cells were not 0. The pairs of \
          an id cannot be deleted together, but an id of a space without members is unset. Flags of \
-         a row's id stay set: a filter cannot tell them apart. The next FEED.ACT on the id counts \
-         all the same, by any viewer; later ones of viewers whose flag is set do not. FEED.UNDO \
-         or SREM, before, takes back those that are known."),
+         a row's id stay set, unless the space has delete_forgets = true: TM.FORGET unsets them. \
+         Where they stay, the next FEED.ACT on the id counts all the same, by any viewer; later \
+         ones of viewers whose flag is set do not."),
     spec("unlink", -2, flag::WRITE | flag::FAST, ALL_KEYS, "4.0.0", "key [key ...]",
         "The same as DEL."),
     spec("exists", -2, READ, ALL_KEYS, "1.0.0", "key [key ...]",

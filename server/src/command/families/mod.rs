@@ -10,6 +10,7 @@ pub(crate) mod command;
 pub(crate) mod config;
 pub(crate) mod cuckoo;
 pub(crate) mod diagnostics;
+pub(crate) mod forget;
 pub(crate) mod hash;
 pub(crate) mod ingest;
 pub(crate) mod keys;

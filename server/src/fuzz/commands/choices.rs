@@ -139,6 +139,10 @@ impl Choices<'_> {
         self.of(&VALUES).to_owned()
     }
 
+    fn token(&mut self) -> Vec<String> {
+        vec!["TOKEN".to_owned(), self.of(&["a", "b"]).to_owned()]
+    }
+
     fn many(&mut self, mut one: impl FnMut(&mut Self) -> Vec<String>) -> Vec<String> {
         (0..=self.byte() % 4).flat_map(|_| one(self)).collect()
     }
@@ -167,7 +171,8 @@ impl Choices<'_> {
             12 => [word("HMGET"), vec![self.row()], self.many(|c| word(c.of(&FIELDS)))].concat(),
             13 => [word("CNT.GET"), word("post"), self.many(|c| vec![c.id()])].concat(),
             14 => {
-                let bound = |c: &mut Self| match c.byte() % 4 {
+                let bound = |c: &mut Self| match c.byte() % 5 {
+                    4 => c.token(),
                     0 => vec!["MIN".to_owned(), c.value()],
                     1 => vec!["MAX".to_owned(), c.value()],
                     2 => word("SAT"),
@@ -186,7 +191,9 @@ impl Choices<'_> {
             16 => [word("CNT.DEL"), word("post"), self.many(|c| vec![c.id()])].concat(),
             17 => {
                 let triple = |c: &mut Self| [vec![c.id()], field_value(c)].concat();
-                [word("CNT.MINCRBY"), word("post"), self.many(triple)].concat()
+                let triples = self.many(triple);
+                let token = if self.byte() % 2 == 0 { self.token() } else { vec![] };
+                [word("CNT.MINCRBY"), word("post"), triples, token].concat()
             }
             18 => {
                 let name = self.of(&["SADD", "SREM", "SMISMEMBER", "BF.MADD", "BF.MEXISTS"]);
@@ -233,10 +240,15 @@ impl Choices<'_> {
             }
             27 => word(self.of(&["MULTI", "EXEC", "EXEC", "DISCARD"])),
             28 => [word("HSETNX"), vec![self.row()], field_value(self)].concat(),
+            29 => [word("CNT.HINCRBY"), vec![self.row()], field_value(self), self.token()].concat(),
+            30 => {
+                let space = self.of(&["post", "liked", "read"]);
+                [word("TM.FORGET"), word(space), self.many(|c| vec![c.id()])].concat()
+            }
             _ => word("DBSIZE"),
         }
     }
 }
 
 /// How many kinds [`Choices::known`] tells apart.
-pub(super) const KNOWN: usize = 30;
+pub(super) const KNOWN: usize = 32;

@@ -39,6 +39,23 @@ pub(super) struct Model {
     /// Rows outside the universe.
     others: i64,
     queue: Option<Vec<Words>>,
+    /// Increments that were counted, by row, counter if it is one's, and token; and their answers.
+    tokens: BTreeMap<(u64, Option<usize>, Vec<u8>), (Increment, Vec<i64>)>,
+}
+
+/// What is added to the counters of a row, and within which bounds.
+#[derive(Clone, PartialEq)]
+struct Increment {
+    changes: Vec<(usize, i64)>,
+    min: Option<i64>,
+    max: Option<i64>,
+    saturates: bool,
+}
+
+impl Increment {
+    fn of(field: usize, delta: i64) -> Increment {
+        Increment { changes: vec![(field, delta)], min: None, max: None, saturates: false }
+    }
 }
 
 impl Model {
@@ -183,46 +200,107 @@ impl Model {
     }
 
     /// CNT.INCRBY.
-    fn incrby(&mut self, id: u64, words: &[Vec<u8>]) -> Frame {
-        let (mut changes, mut min, mut max, mut saturates) = (Vec::new(), None, None, false);
+    fn incrby(&mut self, id: u64, words: &[Vec<u8>]) -> Option<Frame> {
+        let mut asked = Increment { changes: vec![], min: None, max: None, saturates: false };
+        let mut token = None;
         let mut words = words.iter();
         while let Some(word) = words.next() {
             match word.as_slice() {
-                b"SAT" => saturates = true,
-                b"FAIL" => saturates = false,
+                b"SAT" => asked.saturates = true,
+                b"FAIL" => asked.saturates = false,
+                b"TOKEN" => token = Some(words.next()?.clone()),
                 word => {
-                    let Some(value) = words.next().and_then(|value| number(value)) else {
-                        return error();
-                    };
+                    let value = number(words.next()?)?;
                     match word {
-                        b"MIN" => min = Some(value),
-                        b"MAX" => max = Some(value),
-                        field => changes.push((Model::field(field), value)),
+                        b"MIN" => asked.min = Some(value),
+                        b"MAX" => asked.max = Some(value),
+                        field => asked.changes.push((Model::field(field), value)),
                     }
                 }
             }
         }
-        if min.zip(max).is_some_and(|(min, max)| min > max) {
-            return error();
+        if asked.min.zip(asked.max).is_some_and(|(min, max)| min > max) {
+            return None;
         }
+        let fields: BTreeSet<usize> = asked.changes.iter().map(|(field, _)| *field).collect();
+        if token.is_some() && fields.len() < asked.changes.len() {
+            return None;
+        }
+        self.count(id, asked, token.map(|token| (None, token))).map(ints)
+    }
+
+    /// Counts an increment, if it is not one that was counted under this token.
+    fn count(
+        &mut self,
+        id: u64,
+        asked: Increment,
+        token: Option<(Option<usize>, Vec<u8>)>,
+    ) -> Option<Vec<i64>> {
+        let token = token.map(|(cell, token)| (id, cell, token));
+        if let Some((known, told)) = token.as_ref().and_then(|token| self.tokens.get(token)) {
+            return (*known == asked).then(|| told.clone());
+        }
+        let told = self.increment(id, &asked)?;
+        if let Some(token) = token {
+            self.tokens.insert(token, (asked, told.clone()));
+        }
+        Some(told)
+    }
+
+    fn increment(&mut self, id: u64, asked: &Increment) -> Option<Vec<i64>> {
         let mut row = self.rows.get(&id).copied().unwrap_or_default();
         let mut told = Vec::new();
-        for (field, delta) in changes {
+        for &(field, delta) in &asked.changes {
             let (now, sum) = (row[field], i128::from(row[field]) + i128::from(delta));
             let end = if delta < 0 {
-                min.map(|min: i64| min.min(now))
+                asked.min.map(|min: i64| min.min(now))
             } else {
-                max.map(|max: i64| max.max(now))
+                asked.max.map(|max: i64| max.max(now))
             };
             let beyond =
                 end.is_some_and(|end| if delta < 0 { sum < end.into() } else { sum > end.into() });
-            let next = if beyond { end.filter(|_| saturates) } else { i64::try_from(sum).ok() };
-            let Some(next) = next else { return error() };
-            row[field] = next;
-            told.push(next);
+            let next =
+                if beyond { end.filter(|_| asked.saturates) } else { i64::try_from(sum).ok() };
+            row[field] = next?;
+            told.push(next?);
         }
         self.rows.insert(id, row);
-        ints(told)
+        Some(told)
+    }
+
+    /// CNT.MINCRBY.
+    fn mincrby(&mut self, words: &[Vec<u8>]) -> Option<Frame> {
+        let (words, token) = match words {
+            [triples @ .., word, token] if word == b"TOKEN" => (triples, Some(token)),
+            triples => (triples, None),
+        };
+        let triples: Option<Vec<_>> = words
+            .chunks(3)
+            .map(|t| Some((Model::id_of(&t[0]), Model::field(&t[1]), number(&t[2])?)))
+            .collect();
+        let triples = triples?;
+        let cells: BTreeSet<_> = triples.iter().map(|&(id, field, _)| (id, field)).collect();
+        if token.is_some() && cells.len() < triples.len() {
+            return None;
+        }
+        let one = |(id, field, delta)| {
+            let token = token.map(|token| (Some(field), token.clone()));
+            let told = self.count(id, Increment::of(field, delta), token);
+            told.map_or_else(error, |told| Frame::Integer(told[0]))
+        };
+        Some(Frame::Array(triples.into_iter().map(one).collect()))
+    }
+
+    /// TM.FORGET.
+    fn forget(&mut self, name: &[u8], id: u64) -> bool {
+        let unset = |flags: &mut BTreeSet<(u64, Vec<u8>)>| flags.retain(|(of, _)| *of != id);
+        if name == b"post" {
+            self.flags.iter_mut().for_each(unset);
+            return self.rows.remove(&id).is_some();
+        }
+        let flag = Model::flag(name);
+        unset(&mut self.flags[flag]);
+        id >= self.horizons[flag]
     }
 
     pub(super) fn execute(&mut self, words: &[Vec<u8>]) -> Frame {
@@ -370,7 +448,16 @@ impl Model {
                 };
                 Frame::Array(words[2..].iter().map(row).collect())
             }
-            b"CNT.INCRBY" => self.incrby(Model::id_of(&words[2]), &words[3..]),
+            b"CNT.INCRBY" => self.incrby(Model::id_of(&words[2]), &words[3..])?,
+            b"CNT.HINCRBY" => {
+                let asked = Increment::of(Model::field(&words[2]), number(&words[3])?);
+                let token = Some((None, words[5].clone()));
+                Frame::Integer(self.count(Model::place(&words[1]).0, asked, token)?[0])
+            }
+            b"TM.FORGET" => {
+                let forget = |id: &&Vec<u8>| self.forget(&words[1], Model::id_of(id));
+                Frame::Integer(words[2..].iter().filter(forget).count() as i64)
+            }
             b"CNT.DEL" => {
                 let deleted = words[2..]
                     .iter()
@@ -378,16 +465,7 @@ impl Model {
                     .count();
                 Frame::Integer(deleted as i64)
             }
-            b"CNT.MINCRBY" => {
-                let triples: Option<Vec<_>> = words[2..]
-                    .chunks(3)
-                    .map(|t| Some((Model::id_of(&t[0]), Model::field(&t[1]), number(&t[2])?)))
-                    .collect();
-                let one = |(id, field, delta)| {
-                    self.add(id, field, delta).map_or_else(error, Frame::Integer)
-                };
-                Frame::Array(triples?.into_iter().map(one).collect())
-            }
+            b"CNT.MINCRBY" => self.mincrby(&words[2..])?,
             b"PH.ADD" | b"PH.DEL" | b"PH.EXISTS" => {
                 let (flag, member) = (Model::flag(&words[1]), &words[2]);
                 let one = |id: &Vec<u8>| {

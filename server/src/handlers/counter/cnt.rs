@@ -294,8 +294,10 @@ impl std::ops::Deref for Values {
 fn del(call: &mut Call<'_>) -> Outcome {
     let space = space(call)?;
     call.ids_from(2)?;
-    let deleted =
-        call.scratch.ids.iter().filter(|&&id| call.node.engines().delete(space, id)).count();
+    let mut deleted = 0;
+    for &id in &call.scratch.ids {
+        deleted += usize::from(call.node.engines().delete(space, id)?);
+    }
     call.reply.count(deleted);
     Ok(())
 }

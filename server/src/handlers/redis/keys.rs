@@ -79,7 +79,7 @@ fn del(call: &mut Call<'_>) -> Outcome {
     let mut deleted = 0;
     for key in call.args.from(1).iter() {
         match lookup(call, key) {
-            Some(KeyRef::Row { space, id }) => deleted += i64::from(engines.delete(space, id)),
+            Some(KeyRef::Row { space, id }) => deleted += i64::from(engines.delete(space, id)?),
             Some(KeyRef::Cell { space, id, field }) => {
                 deleted += i64::from(engines.clear(space, id, field)?)
             }

@@ -76,12 +76,12 @@ pub(crate) fn write_maps(reply: &mut Reply<'_>, maps: &[Entries]) {
 }
 
 /// A space of either kind.
-enum AnySpace<'a> {
+pub(crate) enum AnySpace<'a> {
     Counter(&'a CounterSpace),
     Existence(&'a ExistenceSpace),
 }
 
-fn any_space<'a>(engines: &'a Engines, name: &[u8]) -> Result<AnySpace<'a>, Refusal> {
+pub(crate) fn any_space<'a>(engines: &'a Engines, name: &[u8]) -> Result<AnySpace<'a>, Refusal> {
     if let Some(space) = engines.counter(name) {
         return Ok(AnySpace::Counter(space));
     }
@@ -245,6 +245,7 @@ fn list(call: &mut Call<'_>) -> Outcome {
                 ("pairs_per_s", Value::Number(space.pairs_per_s())),
                 ("pairs_until_recycled", Value::Count(space.pairs_until_recycled())),
                 ("recycled_in_s", number_or_nil(space.recycled_in_s())),
+                ("forgotten_ids", count(space.forgotten_ids())),
                 ("loose_ids", count(space.loose().size().0)),
                 ("loose_through", space.loose().size().1.map_or(Value::Nil, Value::Id)),
             ]

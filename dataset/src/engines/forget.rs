@@ -1,0 +1,239 @@
+//! Forgetting an id: its rows go, and all its flags are unset, in one turn.
+//!
+//! The flags go first. So a reader that finds the counter gone finds no flag set, and the id need
+//! not become loose (`zero_proof`): the counter of 0 is a proof again.
+
+use crate::dirty_keys::Mark;
+use crate::engines::write::WriteError;
+use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace, View};
+use store::WriteGuard;
+
+/// Spaces that have their ids in common, by their indexes: where an id means the same thing.
+#[derive(Clone, Default)]
+pub(super) struct Kin {
+    counters: Vec<usize>,
+    existences: Vec<usize>,
+}
+
+/// The kin of each of so many counter spaces: what a view shows of one id, and what an action moves
+/// for one id, belongs together.
+pub(super) fn kin(counters: usize, views: &[View], actions: &[Action]) -> Vec<Kin> {
+    let of_views = views.iter().map(|view| Kin {
+        counters: view.sources.clone(),
+        existences: view.flags.iter().map(|flag| flag.space).collect(),
+    });
+    let of_actions = actions.iter().map(|action| {
+        let also = action.beside.iter().filter(|beside| !beside.of_member);
+        let also = also.map(|beside| beside.counter);
+        Kin { counters: also.chain([action.counter]).collect(), existences: vec![action.flag] }
+    });
+    let alone = (0..counters).map(|counter| Kin { counters: vec![counter], existences: vec![] });
+    let mut groups: Vec<Kin> = Vec::new();
+    for mut next in of_views.chain(of_actions).chain(alone) {
+        let are_apart = |group: &Kin, next: &Kin| {
+            let has = |list: &[usize], of: &[usize]| list.iter().any(|index| of.contains(index));
+            !has(&group.counters, &next.counters) && !has(&group.existences, &next.existences)
+        };
+        groups.retain(|group| {
+            let is_apart = are_apart(group, &next);
+            if !is_apart {
+                next.counters.extend(&group.counters);
+                next.existences.extend(&group.existences);
+            }
+            is_apart
+        });
+        for list in [&mut next.counters, &mut next.existences] {
+            list.sort_unstable();
+            list.dedup();
+        }
+        groups.push(next);
+    }
+    let of = |counter| groups.iter().find(|group| group.counters.contains(&counter)).cloned();
+    (0..counters).map(|counter| of(counter).unwrap_or_default()).collect()
+}
+
+impl Engines {
+    /// The counter spaces in which an id means the same as in this one, itself among them.
+    pub fn rows_beside<'a>(
+        &'a self,
+        space: &'a CounterSpace,
+    ) -> impl Iterator<Item = &'a CounterSpace> + Clone {
+        space.kin.counters.iter().map(|&index| &self.counters[index])
+    }
+
+    /// The existence spaces in which an id means the same as in this counter space.
+    pub fn flags_beside<'a>(
+        &'a self,
+        space: &'a CounterSpace,
+    ) -> impl Iterator<Item = &'a ExistenceSpace> + Clone {
+        space.kin.existences.iter().map(|&index| &self.existences[index])
+    }
+
+    /// Deletes the rows of an id in all counter spaces in which it means the same as in `space`,
+    /// and unsets all its flags there. Whether there was a row. All or nothing.
+    pub fn forget(&self, space: &CounterSpace, id: u64) -> Result<bool, WriteError> {
+        self.forget_in(self.rows_beside(space), self.flags_beside(space), id)
+    }
+
+    /// Unsets all flags of an id in one space. False if it lies below the horizon.
+    pub fn forget_flags(&self, space: &ExistenceSpace, id: u64) -> Result<bool, WriteError> {
+        let mut turn = self.turn(id);
+        space.space.may_forget(id)?;
+        self.forget_pairs(&mut turn, space, id);
+        Ok(id >= space.horizon())
+    }
+
+    /// Deletes a row, as DEL does: with the flags of its id, if the space is declared so. Whether
+    /// there was one.
+    #[inline]
+    pub fn delete(&self, space: &CounterSpace, id: u64) -> Result<bool, WriteError> {
+        if space.made.delete_forgets {
+            self.forget_in(std::iter::once(space), self.flags_beside(space), id)
+        } else {
+            Ok(self.delete_row(space, id))
+        }
+    }
+
+    fn forget_in<'a>(
+        &'a self,
+        rows: impl Iterator<Item = &'a CounterSpace>,
+        flags: impl Iterator<Item = &'a ExistenceSpace> + Clone,
+        id: u64,
+    ) -> Result<bool, WriteError> {
+        let mut turn = self.turn(id);
+        flags.clone().try_for_each(|flags| flags.space.may_forget(id))?;
+        flags.for_each(|flags| self.forget_pairs(&mut turn, flags, id));
+        let mut deleted = false;
+        for rows in rows {
+            if rows.space.delete(id) {
+                self.changed_row(&mut turn, rows, id);
+                deleted = true;
+            }
+        }
+        Ok(deleted)
+    }
+
+    fn forget_pairs(&self, turn: &mut WriteGuard<'_, Mark>, space: &ExistenceSpace, id: u64) {
+        if space.space.forget(id) {
+            self.changed(space.number, id);
+            turn.mark_new(Mark::forgotten(space.number, id));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::Catalogue;
+    use crate::commit::Durability;
+    use crate::options::{Action, Counter, Existence, Options, View};
+    use phantom::{Answer, Change, Member};
+    use std::sync::Arc;
+
+    fn counter(name: &str, delete_forgets: bool) -> Counter {
+        let fields = "like:12 follower:12 following:12".to_owned();
+        Counter { name: name.to_owned(), fields, delete_forgets, ..Counter::default() }
+    }
+
+    fn engines() -> Engines {
+        let text = str::to_owned;
+        let existence = |name: &str| Existence { name: text(name), ..Existence::default() };
+        let action = |name: &str, flag: &str, counter: &str| Action {
+            name: text(name),
+            flag: text(flag),
+            counter: text(counter),
+            ..Action::default()
+        };
+        let options = Options {
+            counter: vec![counter("post", false), counter("user", true), counter("more", false)],
+            existence: ["liked", "read", "follows", "alone"].map(existence).into(),
+            view: vec![View {
+                name: text("home"),
+                counters: vec![text("post.like"), text("more")],
+                flags: vec![text("read")],
+                then: vec![],
+            }],
+            action: vec![
+                action("like", "liked", "post.like"),
+                Action {
+                    member_counters: vec![text("user.following")],
+                    ..action("follow", "follows", "user.follower")
+                },
+            ],
+            ..Options::default()
+        };
+        let catalogue = Catalogue::default().completed(&options);
+        Engines::new(&options, &catalogue, Arc::new(Durability::new(options.fsync))).unwrap()
+    }
+
+    #[test]
+    fn an_id_is_forgotten_wherever_it_means_the_same() {
+        let engines = engines();
+        let names = |space: &str| {
+            let space = engines.counter(space.as_bytes()).unwrap();
+            let rows = engines.rows_beside(space).map(|space| space.name().to_owned());
+            let flags = engines.flags_beside(space).map(|space| space.name().to_owned());
+            rows.chain(flags).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(names("post"), "post more liked read");
+        assert_eq!(names("more"), "post more liked read");
+        assert_eq!(names("user"), "user follows", "not by what counts for the member");
+    }
+
+    #[test]
+    fn likes_count_again_after_their_post_was_forgotten() {
+        let engines = engines();
+        let (post, more) = (&engines.counters()[0], &engines.counters()[2]);
+        let (liked, follows) = (&engines.existences()[0], &engines.existences()[2]);
+        let like = engines.action(b"like").unwrap();
+        let viewers = [Member::Number(1), Member::Number(2), Member::Bytes(b"ann")];
+        let count = |space: &CounterSpace, id| {
+            let mut row = [0; 3];
+            space.get(id, &mut row).then_some(row[0])
+        };
+        for id in 100..300 {
+            for viewer in &viewers {
+                assert_eq!(engines.act(like, viewer, id, &mut vec![]).unwrap(), Change::Changed);
+            }
+        }
+        engines.set(more, 200, &[(0, 5)]).unwrap();
+        // Without their counter, and of another thing with the same number.
+        engines.flag(liked, 200, &Member::Number(9)).unwrap();
+        for id in 150..250 {
+            engines.flag(follows, id, &Member::Number(1)).unwrap();
+        }
+        assert!(engines.forget(post, 200).unwrap());
+        assert_eq!((count(post, 200), count(more, 200)), (None, None));
+        assert_eq!(liked.contains(200, &Member::Number(9)), Answer::No);
+        assert_eq!(follows.contains(200, &Member::Number(1)), Answer::Yes);
+        assert!(!liked.loose().read(liked).holds(200), "a counter of 0 is a proof again");
+        for (viewer, likes) in viewers.iter().zip(1..) {
+            assert_eq!(liked.contains(200, viewer), Answer::No);
+            assert_eq!(engines.act(like, viewer, 200, &mut vec![]).unwrap(), Change::Changed);
+            assert_eq!(engines.act(like, viewer, 200, &mut vec![]).unwrap(), Change::Unchanged);
+            assert_eq!(count(post, 200), Some(likes));
+        }
+        assert_eq!(count(post, 201), Some(3));
+        assert!(!engines.forget(post, 1 << 40).unwrap());
+        assert_eq!(liked.forgotten_ids(), 1);
+        assert!(engines.forget_flags(follows, 200).unwrap());
+        assert_eq!(follows.contains(200, &Member::Number(1)), Answer::No);
+    }
+
+    #[test]
+    fn a_deleted_row_takes_its_flags_along_where_that_is_declared() {
+        let engines = engines();
+        let (post, user) = (&engines.counters()[0], &engines.counters()[1]);
+        let (liked, follows) = (&engines.existences()[0], &engines.existences()[2]);
+        for id in 100..300 {
+            engines.flag(liked, id, &Member::Number(1)).unwrap();
+            engines.flag(follows, id, &Member::Number(1)).unwrap();
+            engines.set(post, id, &[(0, 1)]).unwrap();
+            engines.set(user, id, &[(0, 1)]).unwrap();
+        }
+        assert!(engines.delete(post, 200).unwrap() && engines.delete(user, 200).unwrap());
+        assert_eq!(liked.contains(200, &Member::Number(1)), Answer::Yes);
+        assert_eq!(follows.contains(200, &Member::Number(1)), Answer::No);
+        assert!(!engines.delete(user, 200).unwrap());
+    }
+}
