@@ -36,6 +36,7 @@ mod deleted_pairs;
 mod export;
 mod fill_ratio;
 mod filter;
+mod forget;
 mod forgotten;
 mod fp_estimator;
 #[cfg(any(test, fuzzing))]

@@ -20,7 +20,7 @@
 //! what it has read: a place per 64 KiB, and how many entries each segment has of each space.
 
 use crate::dirty_keys::MarkedMember;
-use crate::log_records::{RecordKind, read_pairs, read_rows, take_number};
+use crate::log_records::{RecordKind, decode_forgotten, read_pairs, read_rows, take_number};
 use std::cell::Cell;
 use std::fmt;
 use store::Records;
@@ -94,6 +94,8 @@ pub enum Change<'a> {
     Pair(u64, MarkedMember, bool),
     /// The lowest id of which an existence space keeps pairs.
     Horizon(u64),
+    /// All pairs of this id of an existence space were unset.
+    Forgotten(u64),
     /// Pairs with ids from here on came from another site, without their names.
     Merged(u64),
 }
@@ -122,6 +124,10 @@ pub fn each_change(
             }
             Some(RecordKind::Pairs) => {
                 read_pairs(payload, |id, member, set| tell(space, Change::Pair(id, member, set)))
+            }
+            Some(RecordKind::Forgotten) => {
+                let mut ids = decode_forgotten(payload)?.into_iter();
+                ids.try_for_each(|(id, _)| tell(space, Change::Forgotten(id)))
             }
             Some(RecordKind::Layout) if !payload.is_empty() => {
                 take_number(&mut payload).and_then(|low| tell(space, Change::Horizon(low)))
@@ -170,6 +176,7 @@ mod tests {
         batch.push(0, RecordKind::Catalogue as u8, b"version = 1");
         batch.push(2, RecordKind::Layout as u8, &[7, 1]);
         batch.push(2, RecordKind::Frontier as u8, &[]);
+        batch.push(2, RecordKind::Forgotten as u8, &[7, 1, 1, 2]);
         let mut commit = Commit::default();
         commit.row(1, 9, 2, |_| false);
         commit.row(1, 7, 2, |values| {
@@ -188,18 +195,20 @@ mod tests {
             told
         };
         let all = told(u32::MAX);
-        assert_eq!(all.len(), 5);
+        assert_eq!(all.len(), 7);
         assert!(all[0].starts_with("0 0 Catalogue"));
         assert_eq!(
             all[1..],
             [
                 "1 2 Horizon(7)",
-                "2 1 Row(7, Some([5, -1]))",
-                "3 1 Row(9, None)",
-                "4 2 Pair(7, Number(42), true)"
+                "2 2 Forgotten(7)",
+                "3 2 Forgotten(8)",
+                "4 1 Row(7, Some([5, -1]))",
+                "5 1 Row(9, None)",
+                "6 2 Pair(7, Number(42), true)"
             ]
         );
-        for most in 1..=5 {
+        for most in 1..=7 {
             assert_eq!(told(most), all[..most as usize]);
         }
         let damaged = &batch.body()[..batch.body().len() - 1];

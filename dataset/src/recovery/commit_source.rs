@@ -191,6 +191,9 @@ impl<'a> CommitSource<'a> {
             Marked::Row(space, id) => self.row(views, space, id),
             Marked::Token(hash) => engines.tokens.encode(hash, &mut self.tokens),
             Marked::Offset(number) => engines.offsets.encode(number, &mut self.offsets),
+            // Of before its id was forgotten: nothing asks for it any more.
+            Marked::Pair(space, id, MarkedMember::Number(_), _)
+                if engines.existence_by_number(space).is_some_and(|s| s.generation(id) > 0) => {}
             Marked::Pair(space, id, member, _) => match told(marks, at) {
                 Some(true) => self.commit.pair(space, id, member, true),
                 Some(false) => {}

@@ -192,7 +192,7 @@ impl Choices<'_> {
             17 => {
                 let triple = |c: &mut Self| [vec![c.id()], field_value(c)].concat();
                 let triples = self.many(triple);
-                let token = if self.byte() % 2 == 0 { self.token() } else { vec![] };
+                let token = if self.byte().is_multiple_of(2) { self.token() } else { vec![] };
                 [word("CNT.MINCRBY"), word("post"), triples, token].concat()
             }
             18 => {

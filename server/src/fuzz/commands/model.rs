@@ -29,6 +29,9 @@ fn ints(values: impl IntoIterator<Item = i64>) -> Frame {
     Frame::Array(values.into_iter().map(Frame::Integer).collect())
 }
 
+/// Row, counter if it is one's, and what the client calls it.
+type Token = (u64, Option<usize>, Vec<u8>);
+
 /// What should be true.
 #[derive(Default)]
 pub(super) struct Model {
@@ -39,8 +42,8 @@ pub(super) struct Model {
     /// Rows outside the universe.
     others: i64,
     queue: Option<Vec<Words>>,
-    /// Increments that were counted, by row, counter if it is one's, and token; and their answers.
-    tokens: BTreeMap<(u64, Option<usize>, Vec<u8>), (Increment, Vec<i64>)>,
+    /// Increments that were counted, and their answers.
+    tokens: BTreeMap<Token, (Increment, Vec<i64>)>,
 }
 
 /// What is added to the counters of a row, and within which bounds.

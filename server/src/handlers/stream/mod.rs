@@ -198,8 +198,8 @@ impl<'a> Log<'a> {
 }
 
 /// The names of an entry's own fields. A counter that is called so gets another name.
-const OWN_FIELDS: [&str; 8] =
-    ["space", "id", "deleted", "member", "member_hash", "set", "horizon", "merged"];
+const OWN_FIELDS: [&str; 9] =
+    ["space", "id", "deleted", "member", "member_hash", "set", "forgotten", "horizon", "merged"];
 
 /// Writes an entry, as all commands show it: its id, and its fields with their values. False: it is
 /// of a space that is no more.
@@ -260,6 +260,12 @@ fn write_entry(
                 write_fields(&mut reply, &[(name, &text)]);
             }
             write_fields(&mut reply, &[("set", if set { "1" } else { "0" })]);
+        }
+        Change::Forgotten(forgotten) => {
+            let Some(space) = engines.existence_by_number(space) else { return false };
+            entry(3);
+            write_fields(&mut reply, &[("space", space.name()), ("id", &forgotten.to_string())]);
+            write_fields(&mut reply, &[("forgotten", "1")]);
         }
         Change::Horizon(low) | Change::Merged(low) => {
             let Some(space) = engines.existence_by_number(space) else { return false };
