@@ -5,9 +5,9 @@
 //! generations stay in the filters, and nothing asks for them any more. An id that was never
 //! forgotten has generation 0, and its pairs are hashed as if there were no generations.
 //!
-//! A log names pairs of later generations by their hashes, so what it tells of an earlier one may be
-//! told again at any time and is never seen. Generations only rise, so they may be told again, too,
-//! and two sites agree on the higher one.
+//! A log names pairs of later generations by their hashes, so what it tells of an earlier one may
+//! be told again at any time and is never seen. Generations only rise, so they may be told again,
+//! too, and two sites agree on the higher one.
 //!
 //! Readers take no lock: an id is added in place, and what needs more is made beside and exchanged.
 //! While no id is forgotten a lookup costs one branch more. Ids below the horizon go with their

@@ -95,8 +95,8 @@ pub enum Error {
         /// Its id.
         id: u64,
     },
-    /// So many ids are forgotten already (`max_forgotten`): wait until their tables are recycled, or
-    /// raise the bound.
+    /// So many ids are forgotten already (`max_forgotten`): wait until their tables are recycled,
+    /// or raise the bound.
     #[error("too many ids are forgotten (max_forgotten)")]
     ForgottenFull,
     /// An option has a value that cannot work.

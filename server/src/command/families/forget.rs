@@ -15,8 +15,8 @@ pub(crate) const TABLE: &[Spec] = &[Spec {
               action names beside it. A later FEED.ACT counts again, and its counter equals the \
               members whose flags are set. With the name of an existence space only the flags \
               there are unset. Answers how many of the ids had a row, or with an existence space \
-              how many are not below the horizon. Each id is forgotten as a whole or, with an error, not at all \
-              (max_forgotten of an existence space), and those before it are. What others hold \
-              under the id as a member stays: that 7 follows 9 is a flag of 9.",
+              how many are not below the horizon. Each id is forgotten as a whole or, with an \
+              error, not at all (max_forgotten of an existence space), and those before it are. \
+              What others hold under the id as a member stays: that 7 follows 9 is a flag of 9.",
     subcommands: &[],
 }];
