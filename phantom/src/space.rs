@@ -7,7 +7,7 @@
 
 use crate::Error;
 use crate::deleted_pairs::Hashes;
-use crate::filter::Filter;
+use crate::filter::{Filter, PAGE_BYTES};
 use crate::forgotten::Forgotten;
 use crate::hash::{Member, Pair, Seed};
 use crate::options::Options;
@@ -39,7 +39,8 @@ pub(crate) struct Limits {
     pub(crate) max_revoked: AtomicUsize,
     pub(crate) max_aside: AtomicUsize,
     pub(crate) max_forgotten: AtomicUsize,
-    /// Bytes that filters may take.
+    /// Bytes that filters may take at most, and now.
+    most_filter_bytes: AtomicU64,
     pub(crate) filter_bytes: AtomicU64,
     spill: AtomicBool,
 }
@@ -52,6 +53,7 @@ impl Limits {
             max_revoked: AtomicUsize::new(options.max_revoked),
             max_aside: AtomicUsize::new(options.max_aside),
             max_forgotten: AtomicUsize::new(options.max_forgotten),
+            most_filter_bytes: AtomicU64::new(options.filter_bytes_limit()),
             filter_bytes: AtomicU64::new(options.filter_bytes_limit()),
             spill: AtomicBool::new(options.spill),
         }
@@ -141,6 +143,7 @@ impl Space {
             max_revoked,
             max_aside,
             max_forgotten,
+            most_filter_bytes,
             filter_bytes,
             spill,
         } = Limits::new(&self.data_of(options), self.sizing);
@@ -149,6 +152,7 @@ impl Space {
         self.limits.max_revoked.store(max_revoked.into_inner(), Relaxed);
         self.limits.max_aside.store(max_aside.into_inner(), Relaxed);
         self.limits.max_forgotten.store(max_forgotten.into_inner(), Relaxed);
+        self.limits.most_filter_bytes.store(most_filter_bytes.into_inner(), Relaxed);
         self.limits.filter_bytes.store(filter_bytes.into_inner(), Relaxed);
         self.limits.spill.store(spill.into_inner(), Relaxed);
         self.frontier.set_limits(options.max_ahead, options.max_aside);
@@ -168,6 +172,25 @@ impl Space {
     /// Bytes that filters may take.
     pub fn filter_bytes_limit(&self) -> u64 {
         self.limits.filter_bytes.load(Relaxed)
+    }
+
+    /// Bytes that filters may take at most, by the options.
+    pub fn most_filter_bytes(&self) -> u64 {
+        self.limits.most_filter_bytes.load(Relaxed)
+    }
+
+    /// From now on filters may take so many bytes, until the options change. What is there stays;
+    /// a space that spills is [short](Space::is_short) if it has more.
+    pub fn set_filter_bytes(&self, bytes: u64) {
+        self.limits.filter_bytes.store(bytes, Relaxed);
+    }
+
+    /// Bytes of the newest table's first filter, and of the next one's.
+    pub fn newest_filter_bytes(&self) -> (u64, u64) {
+        let tables = self.ring.load();
+        let newest = tables.newest().table();
+        let bytes = |pages: usize| (pages * PAGE_BYTES) as u64;
+        (bytes(newest.pages()), bytes(self.next_pages(newest)))
     }
 
     /// Whether the oldest table waits to be written to the disk, instead of being recycled.
@@ -255,11 +278,18 @@ impl Space {
         self.ring.load().entries().iter().map(|entry| entry.table().pages_in_memory()).sum()
     }
 
-    /// Pages that the first filters of all tables may have together.
+    /// Pages that the first filters of all tables may have together; those of a space that spills,
+    /// in memory.
     pub(crate) fn max_pages(&self) -> usize {
-        self.limits
+        let by_tables = self
+            .limits
             .pages_per_table
             .load(Relaxed)
-            .saturating_mul(self.limits.max_tables.load(Relaxed))
+            .saturating_mul(self.limits.max_tables.load(Relaxed));
+        if !self.spills() {
+            return by_tables;
+        }
+        let by_bytes = self.limits.filter_bytes.load(Relaxed) / PAGE_BYTES as u64;
+        by_tables.min(usize::try_from(by_bytes).unwrap_or(usize::MAX))
     }
 }

@@ -7,6 +7,7 @@ use crate::cold::files::ColdSpace;
 use crate::commit::Durability;
 use crate::engines::action::Beside;
 use crate::engines::forget::{Kin, kin};
+use crate::engines::memory::Memory;
 use crate::engines::page::{Column, Flag, Gate};
 use crate::engines::zero_proof::tie_word;
 use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace, Loose, Tie, View};
@@ -90,6 +91,7 @@ impl Engines {
     pub fn empty(options: &Options, durability: Arc<Durability>) -> Engines {
         let spill = &options.spill;
         Engines {
+            memory: Arc::new(Memory::new(options.memory_bytes)),
             cold: Cold::new(spill.cache_bytes, spill.read_threads, spill.io_method),
             counters: Vec::new(),
             existences: Vec::new(),
@@ -133,14 +135,8 @@ impl Engines {
         // Nothing is refused from here on.
         for space in &next.counters {
             let made = &space.made;
-            let rows = rows_per_table(made, &space.schema());
+            let rows = rows_per_table(made, &space.schema(), next.equal_part(next.counters.len()));
             space.set_limits(rows, (made.max_ahead > 0).then_some(made.max_ahead));
-            // One that is lifted stays so, unless there is another.
-            let before =
-                self.counter_by_number(space.number).map(CounterSpace::declared_limit_bytes);
-            if before != Some(made.memory_limit_bytes) {
-                space.set_memory_limit_bytes(made.memory_limit_bytes);
-            }
         }
         for (space, known) in next.existences.iter().zip(&told.existence) {
             let refused = |source| BuildError::Existence { name: known.made.name.clone(), source };
@@ -148,6 +144,7 @@ impl Engines {
             space.loose.set_most(known.made.max_loose);
         }
         *self = next;
+        self.deal();
         Ok(())
     }
 
@@ -170,7 +167,7 @@ impl Engines {
         if let Some(space) = self.counter_by_number(known.number) {
             return Ok(CounterSpace { made, text_rows, expire, ..space.clone() });
         }
-        let space = Arc::new(counter_space(&made)?);
+        let space = Arc::new(counter_space(&made, self.equal_part(1))?);
         let cold = ColdSpace::new(self.cold.clone());
         Ok(CounterSpace {
             number: known.number,
@@ -251,18 +248,6 @@ impl Engines {
         (self.actions, self.views) = (actions, views);
         Ok(())
     }
-
-    /// While data are read back nothing is refused for want of memory: what was accepted once is
-    /// accepted again.
-    pub fn lift_limits(&self) {
-        self.counters.iter().for_each(|s| s.set_memory_limit_bytes(u64::MAX));
-    }
-
-    /// From now on the declared limits hold.
-    pub fn set_limits(&self) {
-        let set = |s: &CounterSpace| s.set_memory_limit_bytes(s.declared_limit_bytes());
-        self.counters.iter().for_each(set);
-    }
 }
 
 /// The first slot that neither list has taken.
@@ -311,34 +296,34 @@ pub(crate) fn is_reserved(field: &str) -> bool {
 }
 
 /// What spills does so table by table, of those that are full: the limit must have room for some,
-/// or nothing ever could.
-fn rows_per_table(made: &options::Counter, schema: &counter::Schema) -> u64 {
+/// or nothing ever could. A space without a limit of its own has its `part` of the budget.
+fn rows_per_table(made: &options::Counter, schema: &counter::Schema, part: u64) -> u64 {
     let bits: u64 =
         schema.living().map(|(_, field)| u64::from(field.width) + FIELD_SPARE_BITS).sum();
-    let room = made.memory_limit_bytes / TABLES_WITHIN_LIMIT * 8 / (bits + ROW_BITS);
+    let limit = if made.memory_limit_bytes == 0 { part } else { made.memory_limit_bytes };
+    let room = (limit / TABLES_WITHIN_LIMIT).saturating_mul(8) / (bits + ROW_BITS);
     if made.spill && room < made.rows_per_table {
         tracing::warn!(
             "counter space '{}': tables are made for {room} rows instead of rows_per_table = {}, \
-             of which memory_limit_bytes = {} has no room for {TABLES_WITHIN_LIMIT}; raise \
-             memory_limit_bytes, or set fewer rows_per_table",
+             of which its {limit} bytes of memory have no room for {TABLES_WITHIN_LIMIT}; raise \
+             server.memory_bytes or memory_limit_bytes, or set fewer rows_per_table",
             made.name,
             made.rows_per_table,
-            made.memory_limit_bytes
         );
         return room.max(1);
     }
     made.rows_per_table
 }
 
-fn counter_space(made: &options::Counter) -> Result<counter::Space, BuildError> {
+fn counter_space(made: &options::Counter, memory_bytes: u64) -> Result<counter::Space, BuildError> {
     let source = |source| BuildError::Counter { name: made.name.clone(), source };
     let schema = counter::Schema::parse(&made.fields).map_err(source)?;
     if let Some((_, field)) = schema.living().find(|(_, field)| is_reserved(&field.name)) {
         return Err(BuildError::Reserved { space: made.name.clone(), field: field.name.clone() });
     }
     counter::Space::new(counter::Options {
-        rows_per_table: rows_per_table(made, &schema),
-        memory_limit_bytes: made.memory_limit_bytes,
+        rows_per_table: rows_per_table(made, &schema, memory_bytes),
+        memory_limit_bytes: memory_bytes,
         max_ahead: (made.max_ahead > 0).then_some(made.max_ahead),
         seed: fastrand::u64(..),
         ..counter::Options::new(schema)

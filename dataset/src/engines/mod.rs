@@ -15,6 +15,7 @@ pub mod current;
 pub mod events;
 mod forget;
 pub mod listener;
+mod memory;
 mod page;
 mod unproven_ids;
 mod write;
@@ -46,6 +47,7 @@ use crate::options::{BelowHorizon, Expire};
 use crate::tokens::Tokens;
 use crate::watch::{Place, Watches};
 use listener::Listener;
+use memory::Memory;
 use phantom::Member;
 use std::collections::BTreeSet;
 use std::ops::Deref;
@@ -90,14 +92,14 @@ impl CounterSpace {
         self.slot
     }
 
+    /// What was declared of it, but for its fields: those are its schema's.
+    pub fn declared(&self) -> &options::Counter {
+        &self.made
+    }
+
     /// Whether old tables move to the disk when memory runs short.
     pub fn spills(&self) -> bool {
         self.made.spill
-    }
-
-    /// The limit of its memory when none is lifted.
-    pub(crate) fn declared_limit_bytes(&self) -> u64 {
-        self.made.memory_limit_bytes
     }
 
     /// Rows in memory and on the disk. Of those that have been changed since they went to the disk,
@@ -326,6 +328,7 @@ pub struct Engines {
     /// Patterns with what they name and the index of the space. No two match one key.
     patterns: Vec<(Pattern, Kind, usize)>,
     durability: Arc<Durability>,
+    memory: Arc<Memory>,
     /// Whether old tables of any counter space move to the disk.
     spills: bool,
     pub(crate) watches: Arc<Watches>,
@@ -633,13 +636,6 @@ impl Engines {
     #[inline]
     pub fn counter_of(&self, action: &Action) -> &CounterSpace {
         &self.counters[action.counter]
-    }
-
-    /// Bytes that rows and filters may take, of all spaces together.
-    pub fn memory_limit_bytes(&self) -> u64 {
-        let rows = self.counters.iter().map(CounterSpace::declared_limit_bytes);
-        let filters = self.existences.iter().map(|s| s.space.filter_bytes_limit());
-        rows.chain(filters).fold(0, u64::saturating_add)
     }
 
     /// Bytes of memory that all tables take.

@@ -229,10 +229,11 @@ section! {
         /// not before. A row takes its bits plus about 3.5 bytes for its id and empty slots. With
         /// spill = true fewer, if the memory limit has no room for four such tables.
         rows_per_table: u64 = 1 << 20,
-        /// Most bytes of memory for this space's tables; beyond it, when nothing can be spilled,
-        /// writes of new rows are refused with an OOM error. While a table that deletions have
-        /// emptied is replaced by a smaller one there may be more, by that one.
-        memory_limit_bytes: u64 = 1 << 30,
+        /// Most bytes of memory for this space's tables; 0 means as many as server.memory_bytes has
+        /// for it, which all spaces share. Beyond it, when nothing can be spilled, writes of new
+        /// rows are refused with an OOM error. While a table that deletions have emptied is
+        /// replaced by a smaller one there may be more, by that one.
+        memory_limit_bytes: u64 = 0,
         /// An id further than this above the highest one is refused ("ERR key too big"); 0 means
         /// never. The first id of a space may be any: where a first row with a low id (a test's)
         /// keeps the real ids out, delete it.
@@ -289,7 +290,8 @@ section! {
         /// tables may take; beyond that it is refused with an OOM error. While there is no room on
         /// the disk the newest table goes on, up to the memory limit. TM.MERGE is refused.
         spill: bool = false,
-        /// Most bytes of memory for this space; 0 means twice what `max_tables` full tables take.
+        /// Most bytes of memory for this space, within server.memory_bytes, which all spaces share;
+        /// 0 means twice what `max_tables` full tables take.
         /// At the limit a table that gets more late pairs than it has room for refuses them with an
         /// OOM error; the newest one goes on.
         memory_limit_bytes: u64 = 0,
@@ -366,6 +368,8 @@ pub struct Options {
     pub fsync: Fsync,
     /// Bytes of the log that are kept for replicas that are away.
     pub keep_log_bytes: u64,
+    /// Bytes of memory that all spaces share.
+    pub memory_bytes: u64,
     /// The cold tier.
     pub spill: Spill,
     /// Increments that count once.
@@ -398,6 +402,7 @@ impl Default for Options {
             dir: PathBuf::from("data"),
             fsync: Fsync::Everysec,
             keep_log_bytes: 2 << 30,
+            memory_bytes: u64::MAX,
             spill: Spill::default(),
             tokens: Tokens::default(),
             counter: vec![

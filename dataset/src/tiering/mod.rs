@@ -508,8 +508,9 @@ fn make_room(
 
 /// Keeps the spaces within their limits while they are filled from the log.
 pub(crate) fn keep_within(ground: &Ground<'_>, engines: &Engines) {
-    for space in engines.counters().iter().filter(|space| space.spills()) {
-        let limit = space.declared_limit_bytes();
+    let limits = if engines.is_filling() { engines.deal() } else { Vec::new() };
+    let counters = engines.counters().iter().zip(limits);
+    for (space, limit) in counters.filter(|(space, _)| space.spills()) {
         while is_short(space, limit) {
             match make_room(ground, space, limit) {
                 Ok(Some(_)) => {}

@@ -218,6 +218,11 @@ impl Plan {
         self.row_memory + self.flags.iter().map(|f| f.bytes).sum::<f64>()
     }
 
+    /// Memory of a server.
+    fn memory_bytes(&self) -> f64 {
+        self.table_bytes() * MARGIN + PROCESS_BYTES
+    }
+
     fn text(&self, args: &SizeArgs) -> String {
         let mut rows = vec![["what", "value", "formula"].map(str::to_owned).to_vec()];
         let mut add = |what: &str, value: String, formula: String| {
@@ -253,7 +258,7 @@ impl Plan {
                 "(flags + half a table) x bits / 8".to_owned(),
             );
         }
-        let memory = self.table_bytes() * MARGIN + PROCESS_BYTES;
+        let memory = self.memory_bytes();
         let formula = format!("tables x {MARGIN} + {} process", bytes(PROCESS_BYTES));
         add("memory of a server", bytes(memory), formula);
 
@@ -318,17 +323,16 @@ impl Plan {
     fn toml(&self, args: &SizeArgs) -> String {
         let mut out =
             String::from("# Printed by `tidemark size`; `tidemark config` has the rest.\n");
-        let limit = |bytes: f64| grouped((bytes * MARGIN) as u64 + (64 << 20)).replace(',', "_");
         let spills = args.retention_days > args.memory_days;
         let number = |n: u64| grouped(n).replace(',', "_");
         let _ = write!(
             out,
-            "\n[[counter]]\nname = \"post\"\nfields = \"{}\"\nrows = \"post:{{id}}\"\n\
-             cells = \"post:{{id}}:{{field}}\"\nspill = {spills}\nrows_per_table = {}\n\
-             memory_limit_bytes = {}\n",
+            "\n[server]\nmemory_bytes = {}\n\n\
+             [[counter]]\nname = \"post\"\nfields = \"{}\"\nrows = \"post:{{id}}\"\n\
+             cells = \"post:{{id}}:{{field}}\"\nspill = {spills}\nrows_per_table = {}\n",
+            number(self.memory_bytes() as u64),
             args.fields,
             number(self.rows_per_table),
-            limit(self.row_memory),
         );
         for f in &self.flags {
             let _ = write!(

@@ -142,9 +142,11 @@ impl From<WriteError> for Refusal {
             WriteError::Counter(Counter::KeyTooBig) | WriteError::Phantom(Phantom::KeyTooBig) => {
                 refuse!("ERR key too big: the id lies too far above the highest one (max_ahead)")
             }
-            WriteError::Counter(
-                Counter::Full { .. } | Counter::NoMemory | Counter::OutliersFull { .. },
-            )
+            // In the words by which clients know it; the limit is the space's share, or its own.
+            WriteError::Counter(Counter::Full { .. }) => {
+                refuse!("OOM command not allowed when used memory > 'maxmemory': {error}")
+            }
+            WriteError::Counter(Counter::NoMemory | Counter::OutliersFull { .. })
             | WriteError::Phantom(
                 Phantom::RevokedFull
                 | Phantom::OutliersFull

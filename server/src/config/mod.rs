@@ -6,6 +6,7 @@
 //! unnoticed.
 
 mod ingest;
+mod memory;
 mod print;
 mod sections;
 
@@ -118,12 +119,21 @@ impl Default for Config {
 }
 
 impl Config {
+    /// Bytes of memory that the server may take.
+    pub fn memory_bytes(&self) -> u64 {
+        match self.server.memory_bytes {
+            0 => memory::default_bytes(),
+            bytes => bytes,
+        }
+    }
+
     /// What the data set is made of, where its folder is new; then the folder has the lists.
     pub fn data_set(&self) -> Options {
         Options {
             dir: self.durability.dir.clone(),
             fsync: self.durability.fsync,
             keep_log_bytes: self.durability.keep_log_bytes,
+            memory_bytes: self.memory_bytes(),
             spill: self.spill.clone(),
             tokens: self.tokens.clone(),
             counter: self.counter.clone(),

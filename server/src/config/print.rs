@@ -18,14 +18,16 @@ const PREAMBLE: &str = "# Tidemark's configuration. Every key is listed with its
 # A key marked * can be changed while the server runs: CONFIG SET section.key value, then CONFIG \
                         REWRITE to keep it.
 #
-# Sizing. Memory grows by table as ids arrive, and stops at each space's limit:
+# Sizing. Memory grows by table as ids arrive, and stops at server.memory_bytes, which all spaces \
+                        share by what they need:
 #   counter space     rows x (bits of all fields / 8 + 3.5) bytes; a tenth more while ids come in \
                         random order
 #   existence space   pairs x 20 bits at a false-positive rate of 0.0001 when tables are full, 28 \
                         with all that goes on; tables x pairs_per_table are remembered
 # For a machine with 100 GB, say 2 billion posts and 20 billion flags: post 2e9 x 9 = 18 GB, flags \
                         20e9 x 28 / 8 = 70 GB:
-#   counter.post      rows_per_table = 67_108_864      memory_limit_bytes = 22_000_000_000
+#   server            memory_bytes = 95_000_000_000
+#   counter.post      rows_per_table = 67_108_864
 #   existence.*       pairs_per_table = 268_435_456    max_tables = 25      (3 spaces x 25 tables \
                         x 0.27e9 pairs)
 # Bigger tables cost fewer steps per lookup; smaller ones roll, recycle and spill in finer steps. \

@@ -32,6 +32,12 @@ section! {
         /// How the log's lines on standard error are written: "text" for people, "json" for
         /// collectors (one object a line: timestamp, level, message).
         log_format: LogFormat = LogFormat::Text,
+        /// Memory that the server may take, in bytes: tables of all spaces, the cache of cold rows,
+        /// buffers and all else. The spaces share it by what they need: see docs/configuration.md.
+        /// 0 means 70 % of what the machine has, or the container (cgroup).
+        #[redis = "maxmemory"]
+        #[live = true]
+        memory_bytes: u64 = 0,
         /// Threads that serve connections; 0 means one per core.
         workers: usize = 0,
         /// Most clients at a time; one more is answered "ERR max number of clients reached".

@@ -277,9 +277,13 @@ const MEMORY: &[M] = &[
         s.node.loaded().map_or(0, |engines| engines.memory_bytes()).into()
     })
     .bytes(),
-    field("maxmemory", Gauge, "tidemark_memory_limit", "Sum of the spaces' memory limits.", |s| {
-        s.node.loaded().map_or(0, |engines| engines.memory_limit_bytes()).into()
-    })
+    field(
+        "maxmemory",
+        Gauge,
+        "tidemark_memory_limit",
+        "Memory that it may take (server.memory_bytes).",
+        |s| s.node.config().memory_bytes().into(),
+    )
     .bytes(),
     part("", "counter_tables", |s| s.of_counters(|space| space.memory_bytes()).into()),
     part("", "existence_tables", |s| s.of_existences(|space| space.memory_bytes()).into()),

@@ -53,7 +53,7 @@ pub(crate) const COUNTER_SPACES: &[C] = &[
         "",
         Gauge,
         "tidemark_counters_memory_limit",
-        "Its limit (counter.memory_limit_bytes).",
+        "Its share of server.memory_bytes at present, by its needs.",
         |s| s.memory_limit_bytes().into(),
     )
     .bytes(),
@@ -114,7 +114,7 @@ pub(crate) const EXISTENCE_SPACES: &[E] = &[
         "",
         Gauge,
         "tidemark_existence_memory_limit",
-        "Most memory of its filters (existence.memory_limit_bytes, or by max_tables).",
+        "The share of its filters at present, by their needs.",
         |s| s.filter_bytes_limit().into(),
     )
     .bytes(),

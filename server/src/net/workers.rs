@@ -6,10 +6,12 @@
 
 use crate::config::{Config, ConfigError};
 use crate::net::connection::Connection;
-use crate::roles::node::{Host, Process};
+use crate::roles::node::{Host, Node, Process};
 use crate::runtime::open_files::allowed_clients;
+use crate::runtime::process_memory::resident_bytes;
 use crate::runtime::shutdown::Vital;
 use crate::runtime::tls::Socket;
+use dataset::Engines;
 use dataset::clock::unix_s;
 use dataset::cold::uring::ReadsHere;
 use dataset::poll_backoff::PollBackoff;
@@ -357,9 +359,42 @@ impl Drop for Departure {
     }
 }
 
+/// How often the spaces' shares of the memory are set anew.
+const SHARE_EVERY: Duration = Duration::from_millis(20);
+/// The part of the memory that tables have in any case, whatever buffers take: one in so many.
+const LEAST_OF_TABLES: u64 = 4;
+/// What the process takes beside its tables is believed to rise over so long: memory that a table
+/// gave back is for some seconds the allocator's, and must not make the next table spill.
+const RISES_OVER_S: f64 = 10.0;
+
+/// Divides the memory that the process may take among the spaces.
+#[derive(Default)]
+struct Sharing {
+    last: Option<Instant>,
+    /// Bytes of the process beside the tables.
+    beside: u64,
+}
+
+impl Sharing {
+    fn step(&mut self, node: &Node, engines: &Engines) {
+        let elapsed = self.last.map(|at| at.elapsed());
+        if elapsed.is_some_and(|elapsed| elapsed < SHARE_EVERY) {
+            return;
+        }
+        self.last = Some(Instant::now());
+        let beside = resident_bytes().saturating_sub(engines.memory_bytes());
+        let part = elapsed.map_or(1.0, |elapsed| (elapsed.as_secs_f64() / RISES_OVER_S).min(1.0));
+        let rise = beside.saturating_sub(self.beside) as f64 * part;
+        self.beside = beside.min(self.beside.saturating_add(rise as u64));
+        let most = node.config().memory_bytes();
+        engines.share_memory(most.saturating_sub(self.beside).max(most / LEAST_OF_TABLES));
+    }
+}
+
 /// The maintenance thread.
 fn maintain(host: &Host) {
     let (mut backoff, mut turn) = (PollBackoff::default(), 0usize);
+    let mut sharing = Sharing::default();
     while !host.stop.is_stopped() {
         let node = host.node();
         let engines = node.current.get().map(|current| {
@@ -368,6 +403,7 @@ fn maintain(host: &Host) {
         });
         let engines = engines.as_deref();
         engines.into_iter().for_each(|engines| node.tracking.tidy(engines));
+        engines.into_iter().for_each(|engines| sharing.step(&node, engines));
         match engines.filter(|engines| engines.maintain()) {
             None => {
                 let rest = backoff.next(node.durability.parts.changes());

@@ -7,7 +7,6 @@
 //! and has no effect.
 
 use crate::config::Config;
-use dataset::engines::existence_options;
 
 /// Idle settings with the values that Redis gives them.
 const IDLE: &[(&str, &str)] = &[
@@ -96,13 +95,6 @@ impl Idle {
     }
 }
 
-/// Bytes that rows and filters may take, of all spaces together.
-fn memory_limit_bytes(config: &Config) -> u64 {
-    let rows = config.counter.iter().map(|made| made.memory_limit_bytes);
-    let filters = config.existence.iter().map(|made| existence_options(made).filter_bytes_limit());
-    rows.chain(filters).fold(0, u64::saturating_add)
-}
-
 /// Fixed settings, with their values.
 pub(crate) fn fixed(config: &Config, port: u16) -> Vec<(&'static str, String)> {
     let every_s = config.durability.snapshot_every_s;
@@ -115,7 +107,7 @@ pub(crate) fn fixed(config: &Config, port: u16) -> Vec<(&'static str, String)> {
         ("latency-tracking", text("yes")),
         ("latency-tracking-info-percentiles", text("50 99 99.9")),
         ("loglevel", text("notice")),
-        ("maxmemory", memory_limit_bytes(config).to_string()),
+        ("maxmemory", config.memory_bytes().to_string()),
         ("maxmemory-policy", text("noeviction")),
         ("notify-keyspace-events", String::new()),
         ("port", port.to_string()),
@@ -134,10 +126,6 @@ pub(crate) fn why_fixed(name: &str) -> &'static str {
         "appendonly" => "the log is always written; durability.fsync says when it is synced",
         "latency-tracking" | "latency-tracking-info-percentiles" => "latencies are always tracked",
         "loglevel" => "the environment variable RUST_LOG says so when the server starts",
-        "maxmemory" => {
-            "it is the sum of the spaces' limits: set memory_limit_bytes of each [[counter]] and \
-             [[existence]] in the file"
-        }
         "maxmemory-policy" => "nothing is evicted",
         "notify-keyspace-events" => "keys have no events here: PUBLISH what others are to hear",
         _ => super::settings::IMMUTABLE,

@@ -28,6 +28,7 @@ mod hostile;
 mod import;
 mod import_redis;
 mod manners;
+mod memory;
 mod merge;
 mod migrate;
 mod model;

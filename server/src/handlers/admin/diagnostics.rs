@@ -205,8 +205,8 @@ fn memory_doctor(call: &mut Call<'_>) -> Outcome {
         let (used, limit) = (space.memory_bytes(), space.memory_limit_bytes());
         if used > limit / 10 * 9 {
             text += &format!(
-                "The space '{}' takes {used} of the {limit} bytes that it may \
-                 (memory_limit_bytes). ",
+                "The space '{}' takes {used} of the {limit} bytes that it may (its share of \
+                 server.memory_bytes, or its memory_limit_bytes). ",
                 space.name()
             );
         }

@@ -162,7 +162,7 @@ fn percent(part: u64, whole: u64) -> String {
 
 fn memory(Sample { node, .. }: &Sample, out: &mut String) {
     let tables = node.loaded().map_or(0, |engines| engines.memory_bytes());
-    let limit = node.loaded().map_or(0, |engines| engines.memory_limit_bytes());
+    let limit = node.config().memory_bytes();
     let resident = resident_bytes();
     let (peak, system) =
         (kilobytes("/proc/self/status", "VmHWM"), kilobytes("/proc/meminfo", "MemTotal"));

@@ -228,7 +228,8 @@ fn list(call: &mut Call<'_>) -> Outcome {
                 ("aside_rows", Value::Count(space.outlier_rows())),
                 ("tables", count(space.ranges().len())),
                 ("memory_bytes", Value::Count(space.memory_bytes())),
-                ("memory_limit_bytes", Value::Count(space.memory_limit_bytes())),
+                ("memory_limit_bytes", Value::Count(space.declared().memory_limit_bytes)),
+                ("memory_share_bytes", Value::Count(space.memory_limit_bytes())),
             ]
         });
         let existences = engines.existences().iter().map(|space| {
@@ -241,6 +242,8 @@ fn list(call: &mut Call<'_>) -> Outcome {
                 ("most_revoked", count(space.most_revoked())),
                 ("tables", count(space.layout().len())),
                 ("memory_bytes", Value::Count(space.memory_bytes())),
+                ("memory_limit_bytes", Value::Count(space.declared().memory_limit_bytes)),
+                ("memory_share_bytes", Value::Count(space.filter_bytes_limit())),
                 ("horizon", Value::Id(space.horizon())),
                 ("pairs_per_s", Value::Number(space.pairs_per_s())),
                 ("pairs_until_recycled", Value::Count(space.pairs_until_recycled())),

@@ -165,11 +165,11 @@ pub(crate) fn list(
                 continue;
             }
             let text = values.get(key.name).map(shown).unwrap_or_default();
-            // The port is listed already, as it really is.
+            // These are listed already, as they really are.
             out.extend(
                 key.redis
                     .iter()
-                    .filter(|r| **r != "port")
+                    .filter(|r| !["port", "maxmemory"].contains(r))
                     .map(|redis| ((*redis).to_owned(), text.clone())),
             );
             out.push((format!("{section}.{}", key.name), text));
@@ -239,6 +239,9 @@ pub(crate) fn set(
                 (Some(("save", _)), _) => {
                     let every_s = save_every(value).map_err(|why| refused(name, &why))?;
                     vec![("durability", "snapshot_every_s", every_s.to_string())]
+                }
+                (Some(("maxmemory", _)), _) => {
+                    vec![("server", "memory_bytes", value.clone())]
                 }
                 (Some(("client-output-buffer-limit", _)), _) => {
                     let limits = read_buffer_limits(value).map_err(|why| refused(name, why))?;
@@ -380,7 +383,6 @@ mod tests {
         for (name, other, why) in [
             ("notify-keyspace-events", "KEA", "keys have no events here"),
             ("maxmemory-policy", "allkeys-lru", "nothing is evicted"),
-            ("maxmemory", "100mb", "memory_limit_bytes of each [[counter]] and [[existence]]"),
             ("loglevel", "debug", "RUST_LOG"),
             ("latency-tracking", "no", "always tracked"),
             ("hz", "many", "couldn't be parsed"),

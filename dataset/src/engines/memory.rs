@@ -1,0 +1,243 @@
+//! One budget of memory for all spaces, divided by what they need.
+//!
+//! Each space has a limit, as if it were alone, and acts on it by itself: it spills, or recycles,
+//! or refuses. Here the limits are set anew, many times a second, so that together they keep within
+//! the budget:
+//!
+//! - While there is enough for all, each may grow into all that is free.
+//! - When there is not, the spaces that spill give: those that take most are cut to one level, and
+//!   those below it keep what they have (max-min fairness). What a space that does not spill has
+//!   is its own.
+//!
+//! A space's own `memory_limit_bytes` is the most that it is ever given.
+
+use super::{CounterSpace, Engines, ExistenceSpace};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+/// What all spaces may take together.
+pub(crate) struct Memory {
+    budget: AtomicU64,
+    /// No limit holds at present: see [`Engines::lift_limits`].
+    is_lifted: AtomicBool,
+}
+
+impl Memory {
+    pub(crate) fn new(budget: u64) -> Memory {
+        Memory { budget: AtomicU64::new(budget), is_lifted: AtomicBool::new(false) }
+    }
+}
+
+/// What a space takes and needs, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Demand {
+    used: u64,
+    /// With so much more it has room for its next table.
+    next: u64,
+    /// What it cannot do without if it spills: its newest table and the next one.
+    newest: u64,
+    /// It is never given more.
+    most: u64,
+    /// Whether it can give memory back.
+    spills: bool,
+}
+
+impl Demand {
+    /// What it is given if that is there: room to grow.
+    fn wants(&self) -> u64 {
+        self.used.saturating_add(self.next.max(self.used / 4)).min(self.most).max(self.least())
+    }
+
+    /// What it is given in any case.
+    fn least(&self) -> u64 {
+        if self.spills { self.newest } else { self.used }.min(self.most)
+    }
+
+    fn at(&self, level: u64) -> u64 {
+        level.clamp(self.least(), self.wants())
+    }
+}
+
+/// The limits of spaces that share a budget.
+fn divide(budget: u64, demands: &[Demand]) -> Vec<u64> {
+    let sum = |level| demands.iter().map(|d| d.at(level)).fold(0, u64::saturating_add);
+    let wanted = sum(u64::MAX);
+    if wanted <= budget {
+        let free = budget - wanted;
+        return demands.iter().map(|d| d.wants().saturating_add(free).min(d.most)).collect();
+    }
+    // The highest level that the budget allows: what is given rises with it.
+    let (mut low, mut high) = (0, budget);
+    while low < high {
+        let level = high - (high - low) / 2;
+        if sum(level) <= budget {
+            low = level;
+        } else {
+            high = level - 1;
+        }
+    }
+    demands.iter().map(|d| d.at(low)).collect()
+}
+
+impl CounterSpace {
+    fn demand(&self) -> Demand {
+        let largest = self.ranges().iter().map(|range| range.bytes).max().unwrap_or(0);
+        Demand {
+            used: self.space.memory_bytes(),
+            next: largest + largest / 2,
+            newest: 2 * largest,
+            most: self.most_bytes(),
+            spills: self.spills(),
+        }
+    }
+
+    /// The most that it is ever given.
+    fn most_bytes(&self) -> u64 {
+        if self.made.memory_limit_bytes == 0 { u64::MAX } else { self.made.memory_limit_bytes }
+    }
+}
+
+impl ExistenceSpace {
+    fn demand(&self) -> Demand {
+        let (newest, next) = self.space.newest_filter_bytes();
+        Demand {
+            used: self.space.memory_bytes(),
+            next: next + next / 2,
+            newest: newest + next,
+            most: self.space.most_filter_bytes(),
+            spills: self.space.spills(),
+        }
+    }
+}
+
+impl Engines {
+    /// From now on all spaces may take so many bytes together.
+    pub fn share_memory(&self, budget: u64) {
+        self.memory.budget.store(budget, Relaxed);
+        self.deal();
+    }
+
+    /// While data are read back nothing is refused for want of memory: what was accepted once is
+    /// accepted again.
+    pub fn lift_limits(&self) {
+        self.memory.is_lifted.store(true, Relaxed);
+        self.counters.iter().for_each(|s| s.set_memory_limit_bytes(u64::MAX));
+    }
+
+    /// From now on the limits hold.
+    pub fn set_limits(&self) {
+        self.memory.is_lifted.store(false, Relaxed);
+        self.deal();
+    }
+
+    /// Whether so much of the budget is used, or of a counter space's own limit, that it may be
+    /// time to spill.
+    pub(crate) fn is_filling(&self) -> bool {
+        self.memory_bytes() > self.memory.budget.load(Relaxed) / 2
+            || self.counters.iter().any(|s| s.spills() && s.memory_bytes() > s.most_bytes() / 2)
+    }
+
+    /// Gives each space its share, by what they take now: those of the counter spaces.
+    pub(crate) fn deal(&self) -> Vec<u64> {
+        let (counters, existences) = self.shares();
+        if !self.memory.is_lifted.load(Relaxed) {
+            for (space, &bytes) in self.counters.iter().zip(&counters) {
+                space.set_memory_limit_bytes(bytes);
+            }
+        }
+        for (space, bytes) in self.existences.iter().zip(existences) {
+            space.set_filter_bytes(bytes);
+        }
+        counters
+    }
+
+    /// The shares of counter spaces and of existence spaces.
+    fn shares(&self) -> (Vec<u64>, Vec<u64>) {
+        let beside = self.tokens.stats().bytes
+            + self.existences.iter().map(|s| s.loose.memory_bytes()).sum::<u64>();
+        let budget = self.memory.budget.load(Relaxed).saturating_sub(beside);
+        let counters = self.counters.iter().map(CounterSpace::demand);
+        let demands: Vec<Demand> =
+            counters.chain(self.existences.iter().map(ExistenceSpace::demand)).collect();
+        let mut shares = divide(budget, &demands);
+        let existences = shares.split_off(self.counters.len());
+        (shares, existences)
+    }
+
+    /// What a space of counters has to build its tables for, when it has no limit of its own: an
+    /// equal part.
+    pub(crate) fn equal_part(&self, spaces: usize) -> u64 {
+        self.memory.budget.load(Relaxed) / spaces.max(1) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn spilling(used: u64) -> Demand {
+        Demand { used, next: MIB, newest: MIB, most: u64::MAX, spills: true }
+    }
+
+    #[test]
+    fn while_there_is_enough_each_may_take_all_that_is_free() {
+        let kept = Demand { spills: false, ..spilling(8 * MIB) };
+        let most = Demand { most: 3 * MIB, ..spilling(MIB) };
+        let limits = divide(100 * MIB, &[spilling(40 * MIB), kept, most, spilling(0)]);
+        // 50 + 10 + 2 + 1 are wanted, so 37 are free.
+        assert_eq!(limits, [87 * MIB, 47 * MIB, 3 * MIB, 38 * MIB]);
+    }
+
+    #[test]
+    fn when_there_is_not_the_largest_are_cut_to_one_level() {
+        let limits =
+            divide(100 * MIB, &[spilling(90 * MIB), spilling(60 * MIB), spilling(4 * MIB)]);
+        assert!(limits[0] == limits[1] && limits[2] == 5 * MIB, "{limits:?}");
+        assert!(limits.iter().sum::<u64>() <= 100 * MIB && limits[0] > 47 * MIB - 1, "{limits:?}");
+        // What does not spill cannot give.
+        let kept = Demand { spills: false, ..spilling(70 * MIB) };
+        let limits = divide(100 * MIB, &[spilling(60 * MIB), kept]);
+        assert_eq!(limits[1], 70 * MIB, "{limits:?}");
+        assert!(limits[0] <= 30 * MIB && limits[0] > 29 * MIB, "{limits:?}");
+    }
+
+    #[test]
+    fn whatever_the_demands_are_no_space_is_given_more_than_the_budget_has() {
+        let mut random = fastrand::Rng::with_seed(32);
+        let below =
+            |random: &mut fastrand::Rng, bits: u32| random.u64(..) >> random.u32(64 - bits..64);
+        for _ in 0..10_000 {
+            let budget = below(&mut random, 40);
+            let demand = |random: &mut fastrand::Rng| Demand {
+                used: below(random, 40),
+                next: below(random, 30),
+                newest: below(random, 30),
+                most: if random.bool() { u64::MAX } else { below(random, 40) },
+                spills: random.u32(0..4) > 0,
+            };
+            let demands: Vec<Demand> =
+                (0..random.usize(1..8)).map(|_| demand(&mut random)).collect();
+            let limits = divide(budget, &demands);
+            let least: u64 = demands.iter().map(Demand::least).sum();
+            for (demand, &limit) in demands.iter().zip(&limits) {
+                assert!(limit <= demand.most && limit >= demand.least(), "{demands:?} {limits:?}");
+                assert!(limit <= demand.wants().max(budget));
+            }
+            let cut: u64 = demands
+                .iter()
+                .zip(&limits)
+                .map(|(d, &limit)| limit.min(d.wants()))
+                .fold(0, u64::saturating_add);
+            assert!(cut <= budget.max(least), "{budget} {demands:?} {limits:?}");
+        }
+    }
+
+    #[test]
+    fn no_demand_and_no_budget_are_no_trouble() {
+        assert_eq!(divide(0, &[]), [0; 0]);
+        assert_eq!(divide(u64::MAX, &[spilling(0)]), [u64::MAX]);
+        let huge = Demand { used: u64::MAX, next: u64::MAX, newest: u64::MAX, ..spilling(0) };
+        assert_eq!(divide(MIB, &[huge]), [u64::MAX], "its next table is given in any case");
+    }
+}
