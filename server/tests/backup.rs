@@ -532,3 +532,89 @@ fn backups_are_made_by_a_timetable_and_old_ones_removed() {
         assert!(tidemark(&["check", backup.to_str().unwrap()]).status.success());
     }
 }
+
+/// A node with other data, or none, in the same folder takes no backup away, and a replica that has
+/// nothing makes none. What an operator named is an operator's.
+#[test]
+fn a_timetable_removes_only_its_own_backups_of_the_same_history() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path();
+    let timetable = "every_s = 1\nkeep = 2\n";
+    let program = start(home, timetable);
+    call(&mut program.client(), "HSET post:1 like 5");
+    let mut newest = Vec::new();
+    until("two backups are there", || {
+        newest = backups(home);
+        newest.len() == 2
+    });
+    assert!(program.terminate().success());
+    newest = backups(home);
+    let kept = newest[1].clone();
+    let own =
+        home.join("backups").join(format!("{}-mine", kept.file_name().unwrap().to_str().unwrap()));
+    assert!(
+        std::process::Command::new("cp").arg("-a").args([&kept, &own]).status().unwrap().success()
+    );
+
+    let replica = start_in(
+        home,
+        "replica",
+        &format!("{timetable}[replication]\nreplicaof = \"127.0.0.1 1\"\n"),
+    );
+    let mut client = replica.client();
+    until("it does not succeed", || status(&mut client, "last_status") == "err");
+    assert!(status(&mut client, "last_error").contains("no data of its master yet"), "it says why");
+    assert!(replica.terminate().success());
+    let other = start_in(home, "other", timetable);
+    until("it has made its own", || backups(home).len() >= 5);
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(backups(home).len(), 5, "two of each history, and the operator's");
+    assert!(other.terminate().success());
+    let to = home.join("restored");
+    restored(&kept, &to, &[]);
+    assert!(own.is_dir());
+}
+
+/// What is missing is said.
+#[test]
+fn a_restore_says_where_the_log_was_not_found_and_a_check_what_is_no_backup() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path();
+    let program = start(home, "keep_log_s = 3600\n");
+    let mut client = program.client();
+    call(&mut client, "HSET post:1 like 5");
+    assert_eq!(back_up(&mut client, "one"), "ok");
+    call(&mut client, "HSET post:1 like 6");
+    assert!(program.terminate().success());
+    let root = home.join("backups");
+    let latest = |to: &str, log: &Path| {
+        restored(
+            &root.join("one"),
+            &home.join(to),
+            &["--until", "latest", "--log", log.to_str().unwrap()],
+        )
+    };
+    // The folder of backups means the log in it.
+    assert!(!latest("a", &root).contains("note:"));
+    let nothing = home.join("nothing");
+    std::fs::create_dir(&nothing).unwrap();
+    assert!(latest("b", &nothing).contains("note: no log behind the end of the backup was found"));
+    std::fs::create_dir_all(home.join("mounted/lost+found")).unwrap();
+    assert!(!latest("mounted", &root).contains("note:"));
+    for (dir, like) in [("a", "6"), ("b", "5"), ("mounted", "6")] {
+        let program = Program::start(&home.join(dir), "always");
+        assert_eq!(
+            call(&mut program.client(), "HGET post:1 like"),
+            OwnedFrame::BulkString(like.into()),
+            "{dir}"
+        );
+    }
+    for wrong in [&root, &nothing] {
+        let checked = tidemark(&["check", wrong.to_str().unwrap()]);
+        let said = String::from_utf8_lossy(&checked.stderr).into_owned();
+        assert!(
+            !checked.status.success() && said.contains("neither a data folder nor a backup"),
+            "{said}"
+        );
+    }
+}

@@ -160,3 +160,25 @@ fn ten_times_the_posts_take_ten_times_the_memory() {
         near(all.name, all.bytes / 10.0, tenth.bytes);
     }
 }
+
+#[test]
+fn numbers_that_mean_nothing_are_refused() {
+    for (option, value) in [
+        ("--like-days", "inf"),
+        ("--like-days", "NaN"),
+        ("--cores", "0"),
+        ("--outliers", "2"),
+        ("--false-positive-rate", "-1"),
+        ("--pages-per-second", "1e13"),
+    ] {
+        let told = std::process::Command::new(harness::program())
+            .args(["size", "--posts-per-day", "1000000", &format!("{option}={value}")])
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&told.stderr).into_owned();
+        assert!(
+            said.contains("invalid value") && told.status.code() == Some(2),
+            "{option}: {said}"
+        );
+    }
+}

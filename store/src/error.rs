@@ -102,6 +102,23 @@ impl Error {
         gist(&self.to_string())
     }
 
+    /// [`Error::advice`] where the data of a server that runs are not concerned: for backups and
+    /// what is restored.
+    pub fn advice_beside(&self) -> &'static str {
+        match self {
+            Error::Full { .. } => "Make room on that disk, then try again.",
+            Error::Io { source, .. }
+                if !matches!(
+                    source.kind(),
+                    io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
+                ) =>
+            {
+                "Look at the path, the disk and the kernel's log, then try again."
+            }
+            _ => self.advice(),
+        }
+    }
+
     /// What an operator can do about it, in one sentence.
     pub fn advice(&self) -> &'static str {
         match self {

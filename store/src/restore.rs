@@ -130,9 +130,10 @@ fn check_early(backup: &Backup, until: Until) -> Result<()> {
     };
     if early {
         return Err(Error::Refused(format!(
-            "this backup can be restored to offsets from {} on (milliseconds since 1970: {}); take \
-             an older backup",
-            backup.from, backup.from_ms
+            "this backup can be restored to offset {} and what is later, which is {} s before its end; \
+             take an older backup",
+            backup.from,
+            backup.time_ms.saturating_sub(backup.from_ms) / 1_000
         )));
     }
     Ok(())
@@ -246,7 +247,11 @@ pub fn restore(
 ) -> Result<()> {
     let is_there = match std::fs::read_dir(to) {
         Ok(mut entries) => {
-            if entries.next().is_some() {
+            // The top of a fresh file system has its own.
+            let is_other = |e: &std::io::Result<std::fs::DirEntry>| {
+                e.as_ref().map_or(true, |e| e.file_name() != "lost+found")
+            };
+            if entries.any(|entry| is_other(&entry)) {
                 return Err(Error::Refused(format!("{} is not empty", to.display())));
             }
             true

@@ -62,6 +62,7 @@ pub(super) fn check(args: &CheckArgs) -> Result<(), String> {
         };
         let _ = writeln!(out, "{mark}  {}: {}", finding.file, finding.text);
     }
+    let is_good = |finding: &Finding| matches!(finding.severity, Severity::Good);
     let (bytes, batches, records) = (report.bytes, report.batches, report.records);
     let _ =
         writeln!(out, "{bytes} bytes verified, {batches} batches and {records} records in the log");
@@ -70,6 +71,10 @@ pub(super) fn check(args: &CheckArgs) -> Result<(), String> {
             Err("the folder is damaged: a server would not start from it".to_owned())
         }
         Severity::Unread => Err("not everything could be looked at: the system refused".to_owned()),
+        Severity::Note if bytes == 0 && !report.findings.iter().any(is_good) => Err(format!(
+            "{} is neither a data folder nor a backup: it has no file of either",
+            args.dir.display()
+        )),
         _ => Ok(()),
     }
 }

@@ -60,16 +60,22 @@ fn archive_of(backup: &Path) -> Option<PathBuf> {
     backup.ancestors().skip(1).take(4).map(|above| above.join(ARCHIVE)).find(|path| path.is_dir())
 }
 
+/// The archive of a folder of backups, if it is one; else the folder itself.
+fn archive_in(dir: &Path) -> PathBuf {
+    let archive = dir.join(ARCHIVE);
+    if archive.is_dir() { archive } else { dir.to_owned() }
+}
+
 /// Runs `tidemark restore`.
 pub(super) fn run(args: &RestoreArgs) -> Result<(), String> {
     let until = args.until.as_deref().map_or(Ok(Until::Backup), until)?;
-    let archives = match &args.log[..] {
+    let archives: Vec<PathBuf> = match &args.log[..] {
         [] => archive_of(&args.backup).into_iter().collect(),
-        given => given.to_vec(),
+        given => given.iter().map(|dir| archive_in(dir)).collect(),
     };
     let text = |error: store::Error| match &error {
         store::Error::Refused(why) => why.clone(),
-        _ => format!("{error}. {}", error.advice()),
+        _ => format!("{error}. {}", error.advice_beside()),
     };
     let read = Cell::new(0);
     let count = |bytes| {
@@ -96,6 +102,12 @@ fn summary(plan: &Plan, to: &Path, until: Until) -> String {
         text.push_str(
             "note: the log that was found ends there, before that time: what was written later, if \
              anything was, is not in it\n",
+        );
+    }
+    if let (Until::Latest, true) = (until, plan.end.offset <= plan.backup.position.offset) {
+        text.push_str(
+            "note: no log behind the end of the backup was found: what was written after it, if \
+             anything was, is not there (--log names a folder with more of the log)\n",
         );
     }
     if let Until::Offset(offset) = until

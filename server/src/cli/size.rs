@@ -44,47 +44,68 @@ pub struct SizeArgs {
     #[arg(long, value_name = "FIELDS", default_value = "like:12 repost:8 comment:8 read:16")]
     pub fields: String,
     /// Share of posts with a counter that needs more bits than its width.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.02)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.02, value_parser = share)]
     pub outliers: f64,
     /// Ids from one post to the next, on average: 1 if dense, thousands for Snowflake ids.
-    #[arg(long, value_name = "N", default_value_t = 4096.0)]
+    #[arg(long, value_name = "N", default_value_t = 4096.0, value_parser = positive)]
     pub ids_per_post: f64,
     /// Likes that a post gets.
-    #[arg(long, value_name = "N", default_value_t = 2.0)]
+    #[arg(long, value_name = "N", default_value_t = 2.0, value_parser = amount)]
     pub likes_per_post: f64,
     /// Read marks that a post gets.
-    #[arg(long, value_name = "N", default_value_t = 10.0)]
+    #[arg(long, value_name = "N", default_value_t = 10.0, value_parser = amount)]
     pub reads_per_post: f64,
     /// Days for which counters are kept.
-    #[arg(long, value_name = "DAYS", default_value_t = 365.0)]
+    #[arg(long, value_name = "DAYS", default_value_t = 365.0, value_parser = amount)]
     pub retention_days: f64,
     /// Days for which they stay in memory; older ones are on the disk.
-    #[arg(long, value_name = "DAYS", default_value_t = 7.0)]
+    #[arg(long, value_name = "DAYS", default_value_t = 7.0, value_parser = amount)]
     pub memory_days: f64,
     /// Days for which likes are remembered.
-    #[arg(long, value_name = "DAYS", default_value_t = 7.0)]
+    #[arg(long, value_name = "DAYS", default_value_t = 7.0, value_parser = amount)]
     pub like_days: f64,
     /// Days for which read marks are remembered.
-    #[arg(long, value_name = "DAYS", default_value_t = 2.0)]
+    #[arg(long, value_name = "DAYS", default_value_t = 2.0, value_parser = amount)]
     pub read_days: f64,
     /// The false-positive rate of flags.
-    #[arg(long, value_name = "RATE", default_value_t = 0.0001)]
+    #[arg(long, value_name = "RATE", default_value_t = 0.0001, value_parser = share)]
     pub false_positive_rate: f64,
     /// Pages per second at the peak.
-    #[arg(long, value_name = "N", default_value_t = 10_000.0)]
+    #[arg(long, value_name = "N", default_value_t = 10_000.0, value_parser = amount)]
     pub pages_per_second: f64,
     /// Posts of a page.
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub page_posts: u64,
     /// How many times the mean the peak of writes is.
-    #[arg(long, value_name = "N", default_value_t = 3.0)]
+    #[arg(long, value_name = "N", default_value_t = 3.0, value_parser = positive)]
     pub peak: f64,
     /// Cores of one server.
-    #[arg(long, value_name = "N", default_value_t = 8.0)]
+    #[arg(long, value_name = "N", default_value_t = 8.0, value_parser = positive)]
     pub cores: f64,
     /// Print only the configuration.
     #[arg(long)]
     pub toml: bool,
+}
+
+/// A number from 0 to 10^12.
+fn amount(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|_| "it is no number".to_owned())?;
+    if (0.0..=1e12).contains(&number) {
+        Ok(number)
+    } else {
+        Err("it must lie between 0 and 1e12".to_owned())
+    }
+}
+
+/// The same, but more than 0.
+fn positive(text: &str) -> Result<f64, String> {
+    amount(text).and_then(|n| if n > 0.0 { Ok(n) } else { Err("it must be above 0".to_owned()) })
+}
+
+/// A share, above 0 and below 1.
+fn share(text: &str) -> Result<f64, String> {
+    let inside = |n: f64| if n < 1.0 { Ok(n) } else { Err("it must be below 1".to_owned()) };
+    positive(text).and_then(inside)
 }
 
 /// Tables of a space of flags.

@@ -23,6 +23,11 @@ pub(super) fn as_shown(node: &Node, error: &str) -> String {
 }
 
 fn without_folder(error: &str, folder: &Path, name: &str) -> String {
+    // Errors name it in full, however it was written.
+    let whole = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+    let whole = whole.display().to_string();
+    let (inside, name_of) = (format!("{whole}/"), format!("the {name} folder"));
+    let error = error.replace(&inside, "").replace(&whole, &name_of);
     let folder = folder.display();
     let shown = format!(" {error}")
         .replace(&format!(" {folder}/"), " ")

@@ -108,7 +108,7 @@ fn read(engines: &Engines, view: &View, viewer: &Member<'_>, query: &Query) -> V
             let from = source.map_or("none", |(space, origin)| {
                 origin_of(origin.as_ref(), space.index_of(field.as_bytes()))
             });
-            json!({ "value": page.counter(index, column), "from": from })
+            json!({ "value": page.counter(index, column).to_string(), "from": from })
         });
         let flags = engines.flags(view).enumerate().map(|(flag, space)| {
             let value = match page.flag(index, flag) {

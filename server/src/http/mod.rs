@@ -21,19 +21,22 @@ use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
-use tokio::sync::Semaphore;
+use std::time::{Duration, Instant};
+use tokio::task::AbortHandle;
 
 type Answer = Response<Full<Bytes>>;
 
-/// Most connections at a time; others wait to be accepted.
+/// Most connections at a time; one more ends the oldest of them.
 const MAX_CONNECTIONS: usize = 64;
 /// A request's head is to be complete after so long; an idle connection ends after it, too.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// A failure to accept is said so often at most.
+const SAY_EVERY: Duration = Duration::from_secs(60);
 /// Most bytes of a request's head.
 const MAX_HEAD_BYTES: usize = 16 << 10;
 
@@ -98,15 +101,20 @@ pub(crate) fn start(host: &Arc<Host>, listener: TcpListener) -> io::Result<JoinH
 }
 
 async fn accept(admin: &Arc<Admin>, listener: tokio::net::TcpListener) {
-    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut connections: VecDeque<AbortHandle> = VecDeque::new();
+    let mut said: Option<Instant> = None;
     loop {
-        // It is never closed.
-        let Ok(place) = room.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, peer)) => {
+                connections.retain(|connection| !connection.is_finished());
+                // Whatever others hold open, a new request is answered: the oldest one goes.
+                if connections.len() >= MAX_CONNECTIONS
+                    && let Some(oldest) = connections.pop_front()
+                {
+                    oldest.abort();
+                }
                 let admin = admin.clone();
-                tokio::spawn(async move {
-                    let _place = place;
+                let served = tokio::spawn(async move {
                     let _ = stream.set_nodelay(true);
                     let served = service_fn(|request| answer(&admin, peer, request));
                     let connection = hyper::server::conn::http1::Builder::new()
@@ -118,10 +126,17 @@ async fn accept(admin: &Arc<Admin>, listener: tokio::net::TcpListener) {
                         tracing::debug!("admin port: {peer}: {error}");
                     }
                 });
+                connections.push_back(served.abort_handle());
             }
             Err(error) => {
                 // Out of files, usually: waiting is all that helps.
-                tracing::warn!("the admin port cannot accept: {error}");
+                if said.is_none_or(|at| at.elapsed() >= SAY_EVERY) {
+                    tracing::warn!(
+                        "the admin port cannot accept: {error}. Allow more open files (ulimit -n, \
+                         LimitNOFILE)"
+                    );
+                    said = Some(Instant::now());
+                }
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }

@@ -394,6 +394,12 @@ pub(crate) const PERSISTENCE: &[M] = &[
         |s| s.backups().made_s.into(),
     )
     .seconds(),
+    apart(
+        Gauge,
+        "tidemark_backup_log_kept",
+        "0 while the log that is to be kept beside the backups cannot be.",
+        |s| (!matches!(s.backups().kept, Kept::Failed(_))).into(),
+    ),
     field(
         "backup_log_offset",
         Gauge,

@@ -11,11 +11,14 @@ use crate::runtime::utc;
 use dataset::clock::unix_us;
 use dataset::tiering::io_throttle::Pace;
 use parking_lot::{Condvar, Mutex};
+use std::cell::RefCell;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime};
-use store::{ARCHIVE, Archive, Backup, Course, Disk, Error, Position, RealDisk, TEMPORARY};
+use store::{
+    ARCHIVE, Archive, Backup, Course, Disk, Error, Lineage, Position, RealDisk, TEMPORARY,
+};
 
 /// How often it is looked whether something is due.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -186,7 +189,7 @@ impl Backups {
                 Fate::Stopped
             }
             Err(error) => {
-                let why = format!("{error}. {}", error.advice());
+                let why = format!("{error}. {}", error.advice_beside());
                 tracing::error!("backup {}: failed: {why}", folder.display());
                 Fate::Failed(why.into())
             }
@@ -302,6 +305,8 @@ struct Keeper {
     /// Of the node of that generation.
     archive: Option<(u64, Archive)>,
     followed: Option<Instant>,
+    /// Whether it was looked what backups there are.
+    is_known: bool,
     trimmed: Option<Instant>,
     /// When the last backup of the timetable was complete, in Unix time; looked for once.
     last_auto_ms: Option<u64>,
@@ -320,9 +325,13 @@ impl Keeper {
         if config.dir.as_os_str().is_empty() {
             return;
         }
+        if !std::mem::replace(&mut self.is_known, true) {
+            let newest = store::newest_in(&config.dir, node.store.lineage());
+            node.backups.shared.lock().made_s = newest.map_or(0, |(_, b)| b.made_ms / 1_000);
+        }
         if let Some(folder) = asked {
             self.make(host, node, folder, None);
-        } else if self.is_due(&node.backups, &config) {
+        } else if self.is_due(node.store.lineage(), &config) {
             let root = std::path::absolute(&config.dir).unwrap_or_else(|_| config.dir.clone());
             let folder = root.join(format!("{AUTO}{}", utc::name(unix_us() / 1_000)));
             if node.backups.begin(folder.clone()) {
@@ -330,22 +339,18 @@ impl Keeper {
                 self.make(host, node, folder, Some(config.keep));
             }
         }
-        let now = Instant::now();
-        if keeps_log && self.followed.is_none_or(|at| now - at >= FOLLOW_EVERY) {
+        if keeps_log && self.is_behind() {
             self.keep_log(node, &config, &|| is_over(host, node));
-            self.followed = Some(Instant::now());
         }
     }
 
     /// Whether the timetable wants a backup.
-    fn is_due(&mut self, backups: &Backups, config: &crate::config::Backup) -> bool {
+    fn is_due(&mut self, lineage: Lineage, config: &crate::config::Backup) -> bool {
         if config.every_s == 0 || self.not_before.is_some_and(|at| Instant::now() < at) {
             return false;
         }
         let last_ms = *self.last_auto_ms.get_or_insert_with(|| {
-            let last_ms = autos(&config.dir).last().map_or(0, |(_, made_ms)| *made_ms);
-            backups.shared.lock().made_s = last_ms / 1_000;
-            last_ms
+            autos(&config.dir, lineage).last().map_or(0, |(_, made_ms)| *made_ms)
         });
         // A clock that was set back makes none that would be the last for long.
         let now_ms = unix_us() / 1_000;
@@ -382,7 +387,8 @@ impl Keeper {
             return;
         }
         self.last_auto_ms = Some(unix_us() / 1_000);
-        for (old, _) in folder.parent().map(autos).unwrap_or_default().iter().rev().skip(keep) {
+        let root = folder.parent().unwrap_or(&folder);
+        for (old, _) in autos(root, node.store.lineage()).iter().rev().skip(keep) {
             match store::remove(old) {
                 Ok(()) => tracing::info!("backup {}: removed, {keep} are kept", old.display()),
                 Err(error) => {
@@ -393,7 +399,12 @@ impl Keeper {
     }
 
     fn attempt(&mut self, host: &Host, node: &Node, folder: &Path) -> Result<Backup, Error> {
-        let root = self.take_root(&node.config().backup.dir)?;
+        let config = node.config().backup.clone();
+        let root = self.take_root(&config.dir)?;
+        // Nothing that restores to nothing may pass for a backup.
+        if !node.replication.is_master() && node.durability.positions().1.offset == 0 {
+            return Err(Error::Refused("this replica has no data of its master yet".to_owned()));
+        }
         let parent = folder.parent().unwrap_or(&root);
         store::sweep(parent)?;
         let lineage = node.store.lineage();
@@ -401,9 +412,20 @@ impl Keeper {
         let newest = places.iter().find_map(|place| store::newest_in(place, lineage));
         let previous = newest.as_ref().map(|(path, _)| path.as_path());
         let is_over = || is_over(host, node) || node.backups.stopped.load(Relaxed);
-        let pace = Pace::new(node.config().backup.bytes_per_s, &is_over);
-        let run = Run { node, pace, is_over: &is_over };
+        let pace = Pace::new(config.bytes_per_s, &is_over);
+        // A long copy does not keep the log from the archive.
+        let mut follow = || {
+            if config.keep_log_s > 0 && self.is_behind() {
+                self.keep_log(node, &config, &is_over);
+            }
+        };
+        let run = Run { node, pace, is_over: &is_over, follow: RefCell::new(&mut follow) };
         store::back_up(&node.store, folder, previous, &run)
+    }
+
+    /// Whether it is time to bring the log to the archive.
+    fn is_behind(&self) -> bool {
+        self.followed.is_none_or(|at| at.elapsed() >= FOLLOW_EVERY)
     }
 
     /// Brings the log to the archive, and removes from there what is old.
@@ -414,12 +436,18 @@ impl Keeper {
         is_over: &dyn Fn() -> bool,
     ) {
         let outcome = self.follow(node, config, is_over);
+        self.followed = Some(Instant::now());
         let mut shared = node.backups.shared.lock();
         shared.kept = match outcome {
-            Ok(offset) => Kept::UpTo(offset),
+            Ok(offset) => {
+                if let Kept::Failed(_) = shared.kept {
+                    tracing::info!("the log is kept beside the backups again, to offset {offset}");
+                }
+                Kept::UpTo(offset)
+            }
             Err(_) if is_over() => return,
             Err(error) => {
-                let why = format!("{error}. {}", error.advice());
+                let why = format!("{error}. {}", error.advice_beside());
                 let is_known = match &shared.kept {
                     Kept::Failed(said) => store::gist(said) == store::gist(&why),
                     _ => false,
@@ -474,13 +502,17 @@ fn io(path: &Path, doing: &'static str, source: std::io::Error) -> Error {
     Error::Io { path: path.to_owned(), doing, source }
 }
 
-/// The backups of the timetable, with the times at which they were complete, oldest first.
-fn autos(root: &Path) -> Vec<(PathBuf, u64)> {
+/// The backups of this history that the timetable made, with the times at which they were
+/// complete, oldest first. Those of another history, or of other names, are the operator's.
+fn autos(root: &Path, lineage: Lineage) -> Vec<(PathBuf, u64)> {
+    let is_auto = |path: &Path| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let is_named = name.strip_prefix(AUTO).is_some_and(utc::is_name);
+        is_named && path.symlink_metadata().is_ok_and(|found| found.is_dir())
+    };
     let mut found: Vec<_> = store::backups_in(root)
         .into_iter()
-        .filter(|(path, _)| {
-            path.file_name().is_some_and(|n| n.as_encoded_bytes().starts_with(AUTO.as_bytes()))
-        })
+        .filter(|(path, backup)| backup.lineage == lineage && is_auto(path))
         .map(|(path, backup)| (path, backup.made_ms))
         .collect();
     found.sort_by_key(|(_, made_ms)| *made_ms);
@@ -492,6 +524,8 @@ struct Run<'a> {
     node: &'a Node,
     pace: Pace<'a>,
     is_over: &'a dyn Fn() -> bool,
+    /// Brings the log to the archive, if it is time.
+    follow: RefCell<&'a mut dyn FnMut()>,
 }
 
 impl Course for Run<'_> {
@@ -509,6 +543,7 @@ impl Course for Run<'_> {
         if (self.is_over)() {
             return Err(Error::Refused("it was given up".to_owned()));
         }
+        (self.follow.borrow_mut())();
         Ok(())
     }
 

@@ -37,6 +37,13 @@ pub(crate) fn name(unix_ms: u64) -> String {
     seconds.chars().filter(|c| !matches!(c, '-' | ':')).chain(['Z']).collect()
 }
 
+/// Whether a text has the form of [`name`].
+pub(crate) fn is_name(text: &str) -> bool {
+    let form = b"00000000T000000Z";
+    text.len() == form.len()
+        && text.bytes().zip(form).all(|(b, &f)| if f == b'0' { b.is_ascii_digit() } else { b == f })
+}
+
 /// Milliseconds since 1970 of `2026-11-25T03:06:19Z`: with a blank for the T, without the seconds
 /// or with their fractions, and with an offset (`+02:00`) for the Z. Without either it is UTC.
 pub(crate) fn parse(text: &str) -> Option<u64> {

@@ -545,3 +545,21 @@ fn a_scrape_of_100_spaces_takes_milliseconds() {
     eprintln!("a scrape of 105 spaces: {best:?}");
     assert!(best < Duration::from_millis(200), "{best:?}");
 }
+
+/// However many clients never read what they asked for, the next one is answered.
+#[test]
+fn clients_that_do_not_read_do_not_keep_others_out() {
+    let (_server, address) = with_admin(|_| ());
+    let request = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(300);
+    let stuck: Vec<TcpStream> = (0..100)
+        .map(|_| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(request.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    for _ in 0..5 {
+        assert_eq!(get(address, "/healthz", &[]).status, 200);
+    }
+    drop(stuck);
+}

@@ -271,7 +271,7 @@ function showDurability(status, last) {
   const age = Date.now() / 1000 - v.rdb_last_save_time;
   facts($("snapshot"), [
     ["State", is(!status.snapshot.error, status.snapshot.error ?? (v.rdb_bgsave_in_progress ? "being written" : "good"))],
-    ["Last success", `${duration(Math.max(0, age))} ago`],
+    ["Last success", v.snapshot_bytes_written ? `${duration(Math.max(0, age))} ago` : "none since the start"],
     ["Changes since", raw("rdb_changes_since_last_save", v.rdb_changes_since_last_save, count(v.rdb_changes_since_last_save))],
     ["It took", duration(v.rdb_last_bgsave_time_sec)],
     ["It wrote", bytes(v.snapshot_bytes_written)],
@@ -396,7 +396,7 @@ const origin = (from) => h("span", { class: `from ${from}`, title: ORIGINS[from]
 function showPage(page) {
   const posts = page.rows.map((row) => {
     const counters = row.counters.map((value, i) => h("div", {}, h("dt", {}, page.columns[i]),
-      h("dd", { "data-cell": `${row.id} ${page.columns[i]}`, "data-raw": value.value, "data-from": value.from }, count(value.value)), origin(value.from)));
+      h("dd", { "data-cell": `${row.id} ${page.columns[i]}`, "data-raw": value.value, "data-from": value.from }, BigInt(value.value).toLocaleString("en")), origin(value.from)));
     const flags = row.flags.map((flag, i) => {
       const text = flag.value == null ? "unknown" : flag.value ? "✓ yes" : "no";
       return h("div", {}, h("dt", {}, page.flags[i]),
