@@ -130,8 +130,8 @@ fn check_early(backup: &Backup, until: Until) -> Result<()> {
     };
     if early {
         return Err(Error::Refused(format!(
-            "this backup can be restored to offset {} and what is later, which is {} s before its end; \
-             take an older backup",
+            "this backup can be restored to offset {} and what is later, which is {} s before its \
+             end; take an older backup",
             backup.from,
             backup.time_ms.saturating_sub(backup.from_ms) / 1_000
         )));
