@@ -47,6 +47,7 @@ const BLOCK: u64 = 5;
 const TOKEN: u64 = 6;
 const OFFSET: u64 = 7;
 const FORGOTTEN: u64 = 8;
+const GROUPS: u64 = 9;
 
 /// A mark, read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,11 +70,16 @@ pub enum Marked {
     Offset(u32),
     /// All pairs of this id of the existence space with this number were unset.
     Forgotten(u32, u64),
+    /// The cursor of a group has moved: the groups know which.
+    Groups,
 }
 
 impl Mark {
     /// The catalogue or the layout of a ring.
     pub const CATALOGUE: Mark = Mark { id: 0, member: [0; 2], what: CATALOGUE << KIND_AT };
+
+    /// The cursor of a group.
+    pub const GROUPS: Mark = Mark { id: 0, member: [0; 2], what: GROUPS << KIND_AT };
 
     #[inline]
     fn new(kind: u64, space: u32, id: u64, member: [u64; 2]) -> Mark {
@@ -158,6 +164,7 @@ impl Mark {
             HASHED_PAIR => pair(MarkedMember::Hash(self.member)),
             LOOSE => Marked::Loose(space, id),
             FORGOTTEN => Marked::Forgotten(space, id),
+            GROUPS => Marked::Groups,
             TOKEN => Marked::Token(MarkedMember::hash_of(self.member)),
             OFFSET => Marked::Offset(self.member[0] as u32),
             BLOCK => {
@@ -267,6 +274,7 @@ mod tests {
         assert_eq!(Mark::offset(u32::MAX).read(), Marked::Offset(u32::MAX));
         assert_eq!(Mark::offset(7).place(), Mark::CATALOGUE.place());
         assert_eq!(Mark::CATALOGUE.read(), Marked::Catalogue);
+        assert_eq!(Mark::GROUPS.read(), Marked::Groups);
         assert_eq!((Mark::CATALOGUE.place(), Mark::CATALOGUE.row_beside()), ((0, 0), None));
         assert_eq!(Mark::row(u32::MAX, 7).row_beside(), None);
     }

@@ -16,6 +16,7 @@ pub fn records(input: &[u8]) {
     let _ = read_pairs(input, |_, _, _| Ok(()));
     crate::tokens::check_decoder(input);
     crate::offsets::check_decoder(input);
+    crate::groups::check_decoder(input);
     let _ = layout_records::decode_layout(input);
     let _ = layout_records::decode_block(input);
     let _ = layout_records::decode_frontier(input);

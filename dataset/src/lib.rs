@@ -10,6 +10,7 @@
 //!   cold         rows and flags on the disk: files, reads, cache
 //!   offsets      how far the events of brokers are taken over
 //!   tokens       increments that count once
+//!   groups       what consumers have read of that stream
 //!   changes      the log as a stream that others follow
 //! ```
 //!
@@ -26,6 +27,7 @@ pub mod dirty_keys;
 pub mod engines;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+pub mod groups;
 pub mod key_patterns;
 pub mod live;
 pub mod log_records;

@@ -26,6 +26,7 @@
 //! - 12, offsets (space 0): per source of events the length of its name, the name, a partition, the
 //!   upper and the lower half of the message to be read next, and how many of its events are taken
 //!   over already (`offsets.rs`).
+//! - 13, groups (space 0): where consumer groups of streams go on (`groups/records.rs`).
 //! - 14, forgotten (existence): ids of which all pairs were unset at once: per id, id - id before,
 //!   and how often that has happened. A pair of kind 3 that is named by its member is one of before
 //!   the first time; later ones are named by their hashes, which hold the number.
@@ -73,6 +74,8 @@ pub enum RecordKind {
     Tokens = 11,
     /// How far the events of brokers are taken over.
     Offsets = 12,
+    /// Where consumer groups of streams go on.
+    Groups = 13,
     /// Ids of an existence space of which all pairs were unset at once.
     Forgotten = 14,
 }
@@ -83,7 +86,7 @@ impl RecordKind {
         use RecordKind::*;
         [
             Catalogue, Rows, Pairs, Layout, Table, Head, Loose, Block, Frontier, Late, Tokens,
-            Offsets, Forgotten,
+            Offsets, Groups, Forgotten,
         ]
         .into_iter()
         .find(|&k| k as u8 == kind)

@@ -316,8 +316,7 @@ impl ChangeLog {
     }
 
     /// Tells `each` the entries behind `place` up to `end`, until it gives false or `most` bytes of
-    /// the log were read. True: it was stopped by neither; `place` is where to go on, unless `each`
-    /// gave false.
+    /// the log were read. True: it was stopped by neither. `place` is where to go on.
     pub fn read(
         &self,
         store: &Store,
@@ -348,17 +347,19 @@ impl ChangeLog {
                 }
                 Step::Batch(batch, frame) => {
                     let (skip, term) = (std::mem::take(&mut place.skip), place.head.term);
-                    let mut is_over = false;
+                    let mut over = None;
                     each_change(&frame[BATCH_HEAD_BYTES..], |number, space, change| {
                         if number < skip || !scope.has(space) {
                             return true;
                         }
                         let id = Id::of(term, at.offset, batch.chain, number);
-                        is_over = !each(id, space, change);
-                        !is_over
+                        let goes_on = each(id, space, change);
+                        over = (!goes_on).then_some(number);
+                        goes_on
                     })
                     .map_err(|what| damaged(store, at, &what))?;
-                    if is_over {
+                    if let Some(number) = over {
+                        *place = Place { head: place.head, at, skip: number + 1 };
                         return Ok(false);
                     }
                     read += batch.bytes();
@@ -479,6 +480,35 @@ impl ChangeLog {
             wanted.for_each(|(_, tally)| all.join(tally));
         }
         Ok(all)
+    }
+
+    /// How many entries there are behind a place.
+    pub fn count_behind(
+        &self,
+        store: &Store,
+        end: Position,
+        scope: Scope,
+        mut place: Place,
+        is_known: impl Fn(u32) -> bool,
+    ) -> Result<u64, Lost> {
+        let path = self.path(store, end)?;
+        let mut entries = 0;
+        let index = path.heads.iter().position(|head| *head == place.head).ok_or(Lost::Trimmed)?;
+        let limit = Position { segment: place.head.segment, offset: path.end_of(index), ..end };
+        self.read(store, limit, scope, &mut place, u64::MAX, |_, space, _| {
+            entries += u64::from(space == 0 || is_known(space));
+            true
+        })?;
+        for index in index + 1..path.heads.len() {
+            self.learn(store, &path, index, u64::MAX)?;
+            let segments = self.segments.lock();
+            let known = segments.iter().find(|segment| segment.head == path.heads[index]);
+            let wanted = known.into_iter().flat_map(|segment| &segment.tallies);
+            let wanted = wanted
+                .filter(|(space, _)| scope.has(**space) && (**space == 0 || is_known(**space)));
+            entries += wanted.map(|(_, tally)| tally.entries).sum::<u64>();
+        }
+        Ok(entries)
     }
 
     /// How many segments there are, and where the first of them begins.

@@ -104,6 +104,7 @@ impl Engines {
             watches: Default::default(),
             tokens: Arc::new(Tokens::new(&options.tokens)),
             offsets: Arc::default(),
+            groups: Arc::default(),
             tracking: Default::default(),
             merging: Default::default(),
             follows: Default::default(),

@@ -14,6 +14,7 @@ use crate::catalogue::{Catalogue, EditError};
 use crate::dirty_keys::Mark;
 use crate::engines::write::AlterError;
 use crate::engines::{BuildError, Current, Engines};
+use crate::groups::{Group, Key};
 use counter::{Alteration, Schema};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -92,6 +93,26 @@ impl Current {
         Ok(schema)
     }
 
+    /// Changes a consumer group; the log learns of it if its cursor moves. `may`: as in
+    /// [`Current::edit`].
+    pub fn change_group<R, E>(
+        &self,
+        key: &Key,
+        may: impl FnOnce() -> Result<(), E>,
+        work: impl FnOnce(&mut Option<Group>) -> R,
+    ) -> Result<R, E> {
+        let engines = self.load();
+        // In this order: see `alter`.
+        let mut turn = engines.turn(0);
+        let _changing = self.change();
+        may()?;
+        let (done, has_moved) = engines.groups.change(key, work);
+        if has_moved {
+            turn.mark(Mark::GROUPS);
+        }
+        Ok(done)
+    }
+
     /// To be called now and then, and behind a change: forgets the engines of before when nothing
     /// is at work with them any more, here and on no worker, as it takes its time to give back a
     /// space's memory; ties what has waited for that. Whether it is done.
@@ -122,6 +143,9 @@ impl Current {
         let mut turn = engines.turn(0);
         turn.concerns_all();
         turn.mark(Mark::CATALOGUE);
+        if engines.groups.retain(|number| engines.has(number)) {
+            turn.mark(Mark::GROUPS);
+        }
     }
 }
 

@@ -40,6 +40,7 @@ use crate::cold::fetch::Fetching;
 use crate::cold::files::ColdSpace;
 use crate::cold::overlay::{changed_rows, overlay_bytes};
 use crate::commit::Durability;
+use crate::groups::Groups;
 use crate::key_patterns::{Kind, Match, Pattern};
 use crate::offsets::Offsets;
 use crate::options;
@@ -336,6 +337,8 @@ pub struct Engines {
     pub tokens: Arc<Tokens>,
     /// How far the events of brokers are taken over.
     pub offsets: Arc<Offsets>,
+    /// Consumer groups of streams.
+    pub groups: Arc<Groups>,
     /// Told of changes: a listener that hears nothing until the owner gives its own.
     pub tracking: Listener,
     /// Held while another site's blocks are merged.
@@ -643,6 +646,7 @@ impl Engines {
         let counters: u64 = self.counters.iter().map(|s| s.memory_bytes()).sum();
         counters
             + self.tokens.stats().bytes
+            + self.groups.stats().bytes as u64
             + self.existences.iter().map(|s| s.memory_bytes() + s.loose.memory_bytes()).sum::<u64>()
     }
 

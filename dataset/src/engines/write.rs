@@ -308,6 +308,7 @@ impl Engines {
     pub fn follow(&self) {
         self.follows.store(true, SeqCst);
         self.existences.iter().for_each(|space| space.space.follow());
+        self.groups.follow();
         drop(self.turn(0));
     }
 

@@ -118,6 +118,7 @@ pub fn apply_record(
         }
         Some(RecordKind::Tokens) => engines.tokens.decode(payload),
         Some(RecordKind::Offsets) => engines.offsets.decode(payload),
+        Some(RecordKind::Groups) => engines.groups.decode(payload),
         Some(RecordKind::Catalogue | RecordKind::Table | RecordKind::Head | RecordKind::Late)
         | None => Err(format!("a record of kind {kind} does not belong here")),
     }

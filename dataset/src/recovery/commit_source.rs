@@ -34,6 +34,8 @@ pub(crate) struct CommitSource<'a> {
     tokens: Vec<u8>,
     /// Offsets that have moved, as a record has them.
     offsets: Vec<u8>,
+    /// Cursors of groups have moved.
+    groups_moved: bool,
     /// What the log has of the spaces, by their numbers.
     counters: BTreeMap<u32, Arc<Schema>>,
     existences: BTreeMap<u32, Logged>,
@@ -80,6 +82,7 @@ impl<'a> CommitSource<'a> {
             blocks: Vec::new(),
             tokens: Vec::new(),
             offsets: Vec::new(),
+            groups_moved: false,
             // Recovery has written the catalogue, if it was not what the log said; but a client may
             // have changed a schema since then.
             version: None,
@@ -189,6 +192,7 @@ impl<'a> CommitSource<'a> {
                 }
             }
             Marked::Row(space, id) => self.row(views, space, id),
+            Marked::Groups => self.groups_moved = true,
             Marked::Token(hash) => engines.tokens.encode(hash, &mut self.tokens),
             Marked::Offset(number) => engines.offsets.encode(number, &mut self.offsets),
             // Of before its id was forgotten: nothing asks for it any more.
@@ -249,6 +253,7 @@ impl<'a> Views<'a> {
             | Marked::Forgotten(..)
             | Marked::Token(..)
             | Marked::Offset(..)
+            | Marked::Groups
             | Marked::Catalogue => {}
         }
     }
@@ -336,6 +341,11 @@ impl Source<Mark> for CommitSource<'_> {
             batch.push(0, RecordKind::Offsets as u8, &self.offsets);
             self.offsets.clear();
         }
+        if std::mem::take(&mut self.groups_moved) {
+            let mut moved = Vec::new();
+            engines.groups.encode_changed(&mut moved);
+            batch.push(0, RecordKind::Groups as u8, &moved);
+        }
         Ok(())
     }
 
@@ -347,6 +357,8 @@ impl Source<Mark> for CommitSource<'_> {
         self.blocks.clear();
         self.tokens.clear();
         self.offsets.clear();
+        self.groups_moved = false;
+        self.current.load().groups.give_back();
         // What was encoded may not have been appended.
         for space in self.current.load().existences() {
             if let Some(known) = self.existences.get(&space.number()) {

@@ -285,6 +285,7 @@ pub(crate) fn load(
             }
             Some(RecordKind::Tokens) => engines.tokens.decode(chunk),
             Some(RecordKind::Offsets) => engines.offsets.decode(chunk),
+            Some(RecordKind::Groups) => engines.groups.decode(chunk),
             _ => Err(format!("a file of kind {} is no part of a snapshot", file.tag.kind)),
         }
     };

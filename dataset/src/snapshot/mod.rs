@@ -15,6 +15,7 @@
 //! | loose | existence space | ids at which a counter of 0 proves nothing of a flag |
 //! | tokens | folder | increments that count once |
 //! | offsets | folder | how far the events of brokers are taken over |
+//! | groups | folder | where consumer groups of streams go on |
 //! | head | space | its frontier; of an existence space also the pairs of ids far ahead |
 
 pub(crate) mod cpu_throttle;

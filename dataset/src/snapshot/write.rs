@@ -141,6 +141,14 @@ impl Walk<'_> {
             file.write(&offsets, 0).map_err(text)?;
             add(&mut writer, file)?;
         }
+        let mut cursors = Vec::new();
+        current.load().groups.encode_all(&mut cursors);
+        if !cursors.is_empty() {
+            let tag = Tag { kind: RecordKind::Groups as u32, stamp, ..Tag::default() };
+            let mut file = writer.file(tag).map_err(text)?;
+            file.write(&cursors, 0).map_err(text)?;
+            add(&mut writer, file)?;
+        }
 
         // Last, as its schemas must not be older than those by which the rows were written.
         let mut file = writer

@@ -49,13 +49,16 @@ const COSTS: &[(&str, &[&str])] = &[
     (
         "O(N+M) where N is the number of entries that are given and M the bytes of 64 KiB of log, \
          or, where an id lies in a segment that was not looked at since the start, of that",
-        &["xread", "xrange", "xrevrange"],
+        &["xread", "xrange", "xrevrange", "xreadgroup", "xclaim", "xautoclaim"],
     ),
     (
         "O(N) where N is the number of bytes of the log, the first time, and of what it has grown \
          by since, each other time",
-        &["xlen", "xinfo|stream"],
+        &["xlen", "xinfo|stream", "xinfo|groups"],
     ),
+    ("O(N) where N is the number of ids", &["xack"]),
+    ("O(N) where N is the number of pending entries", &["xpending", "xgroup|delconsumer"]),
+    ("O(N) where N is the number of consumers", &["xinfo|consumers"]),
     ("O(N) where N is the number of rows in a sample of at most a million", &["tm.advise"]),
     ("O(N) where N is the number of tables", &["tm.tables", "tm.space|list"]),
     ("O(N) where N is the number of rows in the tables", &["tm.spill"]),

@@ -116,6 +116,10 @@ impl<'a> Footprint<'a> {
 
     /// Tells `each` the ids that are named.
     pub(crate) fn ids(&self, mut each: impl FnMut(u64)) -> Reach {
+        // Where cursors of consumer groups are marked.
+        if self.spec.group == "stream" && self.spec.has(flag::WRITE) {
+            each(0);
+        }
         match self.keys {
             KeyArgs::None | KeyArgs::Streams => {}
             KeyArgs::Keys(..) => {

@@ -22,7 +22,7 @@ pub(crate) use ingest::{Broker, Mapped, Verb};
 pub use ingest::{Ingest, IngestFormat, IngestPoison, IngestStart};
 pub(crate) use sections::SECTIONS;
 pub use sections::{
-    Admin, AuthClients, Backup, DEFAULT_ADMIN_PORT, DEFAULT_PORT, Durability, LogFormat,
+    Admin, AuthClients, Backup, Changes, DEFAULT_ADMIN_PORT, DEFAULT_PORT, Durability, LogFormat,
     Replication, Security, Server, Tls,
 };
 
@@ -76,6 +76,8 @@ pub struct Config {
     pub spill: Spill,
     /// `[tokens]`
     pub tokens: Tokens,
+    /// `[changes]`
+    pub changes: Changes,
     /// `[[counter]]`
     pub counter: Vec<Counter>,
     /// `[[existence]]`
@@ -107,6 +109,7 @@ impl Default for Config {
             replication: Replication::default(),
             spill,
             tokens,
+            changes: Changes::default(),
             counter,
             existence,
             view,
@@ -298,6 +301,9 @@ const RANGES: &[(&str, &str, std::ops::RangeInclusive<i64>)] = &[
     ("spill", "read_threads", 0..=MOST_THREADS),
     ("tokens", "max_tokens", 0..=1 << 30),
     ("tokens", "keep_s", 1..=MOST_TIME),
+    ("changes", "max_groups", 0..=1 << 16),
+    ("changes", "max_consumers", 1..=1 << 20),
+    ("changes", "max_pending", 1..=1 << 24),
     ("replication", "timeout_s", 1..=MOST_TIME),
 ];
 

@@ -1,8 +1,8 @@
 //! The file as it is printed: every key, its documentation and its value.
 
 use crate::config::{
-    Action, Admin, Backup, Config, Counter, Durability, Existence, Ingest, Key, Replication,
-    Security, Server, Spill, Tls, Tokens, View,
+    Action, Admin, Backup, Changes, Config, Counter, Durability, Existence, Ingest, Key,
+    Replication, Security, Server, Spill, Tls, Tokens, View,
 };
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -68,6 +68,7 @@ impl Config {
         );
         print_section(&mut out, "[spill]", Spill::ABOUT, Spill::KEYS, &self.spill, true);
         print_section(&mut out, "[tokens]", Tokens::ABOUT, Tokens::KEYS, &self.tokens, true);
+        print_section(&mut out, "[changes]", Changes::ABOUT, Changes::KEYS, &self.changes, true);
         for (i, item) in self.counter.iter().enumerate() {
             print_section(&mut out, "[[counter]]", Counter::ABOUT, Counter::KEYS, item, i == 0);
         }

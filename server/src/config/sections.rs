@@ -358,6 +358,21 @@ section! {
     }
 }
 
+section! {
+    /// Consumer groups of `tm:changes`. How far back its entries go is durability.keep_log_bytes.
+    Changes {
+        /// Most groups of all streams together.
+        #[live = true]
+        max_groups: usize = 64,
+        /// Most consumers of a group.
+        #[live = true]
+        max_consumers: usize = 1_000,
+        /// Most entries of a group that were delivered and not acknowledged. About 100 bytes each.
+        #[live = true]
+        max_pending: usize = 10_000,
+    }
+}
+
 /// The sections that hold single values, as CONFIG knows them. (Spaces, views and actions are
 /// changed by commands of their own.)
 pub(crate) const SECTIONS: &[(&str, &[Key])] = &[
@@ -369,5 +384,6 @@ pub(crate) const SECTIONS: &[(&str, &[Key])] = &[
     ("tls", Tls::KEYS),
     ("spill", Spill::KEYS),
     ("tokens", Tokens::KEYS),
+    ("changes", Changes::KEYS),
     ("replication", Replication::KEYS),
 ];

@@ -26,6 +26,8 @@ const FAMILIES: &[&[(&str, Handler)]] = &[
     stream::read::RUN,
     stream::range::RUN,
     stream::info::RUN,
+    stream::group::RUN,
+    stream::claim::RUN,
     redis::keys::RUN,
     redis::client::RUN,
     redis::client_admin::RUN,

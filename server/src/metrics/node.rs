@@ -13,6 +13,7 @@ use crate::runtime::pubsub;
 use crate::runtime::tally::Totals;
 use dataset::clock::unix_us;
 use dataset::engines::{CounterSpace, ExistenceSpace};
+use dataset::groups::GroupStats;
 use dataset::live::Saved;
 use dataset::tokens::TokenStats;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -98,6 +99,10 @@ impl Sample {
         let replication = &self.node.replication;
         let link = || replication.master().map(|_| replication.link.lock().clone());
         self.link.get_or_init(link).as_ref()
+    }
+
+    fn groups(&self) -> GroupStats {
+        self.node.loaded().map(|engines| engines.groups.stats()).unwrap_or_default()
     }
 
     fn tokens(&self) -> &TokenStats {
@@ -289,6 +294,7 @@ const MEMORY: &[M] = &[
     part("", "existence_tables", |s| s.of_existences(|space| space.memory_bytes()).into()),
     part("", "unproven_ids", |s| s.of_existences(|space| space.loose().memory_bytes()).into()),
     part("mem_tokens", "tokens", |s| s.tokens().bytes.into()),
+    part("mem_groups", "groups", |s| s.groups().bytes.into()),
     part("mem_changes_index", "changes_index", |s| s.node.changes.memory_bytes().into()),
     part("cold_cache_bytes", "cold_cache", |s| s.cache().0.into()),
     part("cold_index_bytes", "cold_index", |s| s.cold().index_bytes.into()),
@@ -639,6 +645,19 @@ pub(crate) const STATS: &[M] = &[
     denied("acl_access_denied_channel", "channel", |s| {
         s.node.acl.refused[Reason::Channel as usize].load(Relaxed).into()
     }),
+    field("changes_groups", Gauge, "tidemark_changes_groups", "Consumer groups.", |s| {
+        s.groups().groups.into()
+    }),
+    field("changes_consumers", Gauge, "tidemark_changes_consumers", "Their consumers.", |s| {
+        s.groups().consumers.into()
+    }),
+    field(
+        "changes_pending",
+        Gauge,
+        "tidemark_changes_pending",
+        "Entries that were delivered to consumers and not acknowledged.",
+        |s| s.groups().pending.into(),
+    ),
     field("tokens", Gauge, "tidemark_tokens", "Tokens of increments that are known.", |s| {
         s.tokens().tokens.into()
     }),

@@ -45,6 +45,26 @@ pub(crate) const TABLE: &[Spec] = &[
     spec("xlen", 2, READ | flag::FAST, ONE_KEY, "key",
         "How many entries the log has. The first time all of it is read."),
     XINFO,
+    XGROUP,
+    spec("xreadgroup", -7, WRITE, KeyArgs::Streams,
+        "GROUP group consumer [COUNT count] [BLOCK milliseconds] [NOACK] STREAMS key [key ...] id \
+         [id ...]",
+        "With `>` what no consumer of the group has got yet, which is pending then until XACK, \
+         unless NOACK; with an id what is pending of the consumer behind it. After a restart or a \
+         failover all that was pending comes again."),
+    spec("xack", -4, WRITE | flag::FAST, ONE_KEY, "key group id [id ...]",
+        "Entries of a group are pending no more; answers how many were."),
+    spec("xpending", -3, READ, ONE_KEY,
+        "key group [[IDLE min-idle-time] start end count [consumer]]",
+        "What is pending: how much, from where to where, of whom; or entry by entry."),
+    spec("xclaim", -6, WRITE | flag::FAST, ONE_KEY,
+        "key group consumer min-idle-time id [id ...] [IDLE ms] [TIME unix-time-milliseconds] \
+         [RETRYCOUNT count] [FORCE] [JUSTID] [LASTID lastid]",
+        "Pending entries become another consumer's, if they have been pending for so long."),
+    Spec { since: "6.2.0", ..spec("xautoclaim", -6, WRITE | flag::FAST, ONE_KEY,
+        "key group consumer min-idle-time start [COUNT count] [JUSTID]",
+        "The same for those from an id on; answers where to go on, and the ids of those that the \
+         log has no more.") },
     spec("xadd", -5, WRITE | flag::DENYOOM | flag::FAST, ONE_KEY,
         "key [NOMKSTREAM] [<MAXLEN|MINID> [=|~] threshold [LIMIT count]] <*|id> field value \
          [field value ...]", READ_ONLY),
@@ -65,7 +85,74 @@ const XINFO: Spec = Spec {
             "key [FULL [COUNT count]]",
             "How long it is, its first and last entry; with FULL its groups and entries.",
         ),
+        spec(
+            "xinfo|groups",
+            3,
+            READ,
+            SECOND_KEY,
+            "key",
+            "The groups of a stream, where they are, and how far behind.",
+        ),
+        spec(
+            "xinfo|consumers",
+            4,
+            READ,
+            SECOND_KEY,
+            "key group",
+            "The consumers of a group, and for how many milliseconds they were not heard of.",
+        ),
         help_row("xinfo|help", "stream", "5.0.0"),
     ],
     ..spec("xinfo", -2, 0, KeyArgs::None, "", "What is known of a stream.")
+};
+
+const XGROUP: Spec = Spec {
+    subcommands: &[
+        spec(
+            "xgroup|create",
+            -5,
+            WRITE | flag::DENYOOM,
+            SECOND_KEY,
+            "key group <id|$> [MKSTREAM] [ENTRIESREAD entries-read]",
+            "A group that begins behind an id, `$` is the end. PARTED, TRIMMED: the log has no \
+             such place, or not any more.",
+        ),
+        spec(
+            "xgroup|setid",
+            -5,
+            WRITE,
+            SECOND_KEY,
+            "key group <id|$> [ENTRIESREAD entries-read]",
+            "The group goes on behind an id.",
+        ),
+        spec(
+            "xgroup|destroy",
+            4,
+            WRITE,
+            SECOND_KEY,
+            "key group",
+            "Removes a group; answers whether it was there.",
+        ),
+        Spec {
+            since: "6.2.0",
+            ..spec(
+                "xgroup|createconsumer",
+                5,
+                WRITE | flag::DENYOOM,
+                SECOND_KEY,
+                "key group consumer",
+                "Makes a consumer known, as its first XREADGROUP does; answers whether it was not.",
+            )
+        },
+        spec(
+            "xgroup|delconsumer",
+            5,
+            WRITE,
+            SECOND_KEY,
+            "key group consumer",
+            "Removes a consumer and what is pending of it; answers how much that was.",
+        ),
+        help_row("xgroup|help", "stream", "5.0.0"),
+    ],
+    ..spec("xgroup", -2, 0, KeyArgs::None, "", "Consumer groups.")
 };

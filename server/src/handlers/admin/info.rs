@@ -199,6 +199,7 @@ fn memory(Sample { node, .. }: &Sample, out: &mut String) {
         "mem_cluster_links" = 0,
         "mem_tracking_table" = node.tracking.memory_bytes(),
         "mem_tokens" = node.loaded().map_or(0, |engines| engines.tokens.stats().bytes),
+        "mem_groups" = node.loaded().map_or(0, |engines| engines.groups.stats().bytes),
         "mem_changes_index" = node.changes.memory_bytes(),
         "mem_allocator" = "jemalloc",
         "active_defrag_running" = 0,

@@ -3,6 +3,9 @@
 //! Files are read on other threads. Where the log has only grown a little since a waiting reader
 //! looked, its worker reads that at once: it is in memory still, and takes less than a millisecond.
 
+pub(crate) mod claim;
+mod deliver;
+pub(crate) mod group;
 pub(crate) mod info;
 pub(crate) mod range;
 pub(crate) mod read;
@@ -132,6 +135,23 @@ impl<'a> Log<'a> {
         tally.map_err(|lost| refusal(&lost, "its beginning", None))
     }
 
+    /// How many entries lie behind a start; `None`: the log does not reach back to it.
+    fn lag(&self, scope: Scope, start: Start) -> Result<Option<u64>, Refusal> {
+        let (engines, node) = (self.node.engines(), self.node);
+        let place = match node.changes.find(&node.store, self.end, start) {
+            Ok(place) => place,
+            Err(Lost::Ahead) => return Ok(Some(0)),
+            Err(Lost::Store(error)) => return Err(refusal(&Lost::Store(error), "", None)),
+            Err(_) => return Ok(None),
+        };
+        let is_known = |space| engines.has(space);
+        match node.changes.count_behind(&node.store, self.end, scope, place, is_known) {
+            Ok(lag) => Ok(Some(lag)),
+            Err(Lost::Store(error)) => Err(refusal(&Lost::Store(error), "", None)),
+            Err(_) => Ok(None),
+        }
+    }
+
     /// How many segments the log has, and at which offset it begins.
     fn reach(&self) -> Result<(usize, u64), Refusal> {
         let reach = self.node.changes.reach(&self.node.store, self.end);
@@ -178,6 +198,21 @@ impl<'a> Log<'a> {
                 return Ok(());
             }
         }
+    }
+
+    /// The entry with this id, if it is there still.
+    fn entry(&self, scope: Scope, id: Id) -> Result<Option<Vec<u8>>, Refusal> {
+        let mut place = match self.node.changes.find(&self.node.store, self.end, Start::At(id)) {
+            Ok(place) => place,
+            Err(Lost::Store(error)) => return Err(refusal(&Lost::Store(error), "", None)),
+            Err(_) => return Ok(None),
+        };
+        let mut found = None;
+        self.read(scope, &mut place, &|| true, |other, bytes| {
+            found = (other == id).then(|| bytes.to_vec());
+            false
+        })?;
+        Ok(found)
     }
 
     /// Adds the entries behind a place to `found`, until it is full.

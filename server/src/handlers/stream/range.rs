@@ -21,7 +21,7 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
 
 /// An end of a range.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Bound {
+pub(super) enum Bound {
     /// `-` or `+`.
     Open,
     At(Id),
@@ -36,6 +36,29 @@ impl Bound {
             [b'(', rest @ ..] if !rest.is_empty() => Ok(Bound::Beyond(id(rest, missing)?)),
             text => Ok(Bound::At(id(text, missing)?)),
         }
+    }
+
+    /// The lowest id of a range that begins so.
+    pub(super) fn low(text: &[u8]) -> Result<Id, Refusal> {
+        Ok(match Bound::read(text, 0)? {
+            Bound::Open if text == b"-" => Id::MIN,
+            Bound::Open => Id::MAX,
+            Bound::At(id) => id,
+            Bound::Beyond(id) => {
+                id.after().ok_or_else(|| refuse!("ERR invalid start ID for the interval"))?
+            }
+        })
+    }
+
+    /// The highest id of a range that ends so.
+    pub(super) fn high(text: &[u8]) -> Result<Id, Refusal> {
+        Ok(match Bound::read(text, u64::MAX)? {
+            Bound::Open if text == b"+" => Id::MAX,
+            Bound::Open => Id::MIN,
+            Bound::At(id) => id,
+            Bound::Beyond(Id::MIN) => return Err(refuse!("ERR invalid end ID for the interval")),
+            Bound::Beyond(id) => id.before(),
+        })
     }
 }
 
@@ -55,23 +78,8 @@ impl Range {
     fn read(call: &Call<'_>, is_reverse: bool) -> Result<Result<Range, bool>, Refusal> {
         let (low, high) = if is_reverse { (3, 2) } else { (2, 3) };
         let (low, high) = (call.args.at(low), call.args.at(high));
-        let from = Bound::read(low, 0)?;
-        let to = Bound::read(high, u64::MAX)?;
-        let first = match from {
-            Bound::Open if low == b"-" => Id::MIN,
-            Bound::Open => Id::MAX,
-            Bound::At(id) => id,
-            Bound::Beyond(id) => {
-                id.after().ok_or_else(|| refuse!("ERR invalid start ID for the interval"))?
-            }
-        };
-        let last = match to {
-            Bound::Open if high == b"+" => Id::MAX,
-            Bound::Open => Id::MIN,
-            Bound::At(id) => id,
-            Bound::Beyond(Id::MIN) => return Err(refuse!("ERR invalid end ID for the interval")),
-            Bound::Beyond(id) => id.before(),
-        };
+        let (from, first) = (Bound::read(low, 0)?, Bound::low(low)?);
+        let last = Bound::high(high)?;
         let mut count = None;
         let mut options = call.args.from(4).iter();
         while let Some(option) = options.next() {

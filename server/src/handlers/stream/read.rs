@@ -1,32 +1,52 @@
-//! XREAD.
+//! XREAD and XREADGROUP.
 
+use super::deliver::Member;
 use super::{Found, Log, count, id, scope};
 use crate::command::error::{Refusal, refuse};
 use crate::command::spec::Outcome;
 use crate::command::streams::Options;
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, answer};
-use crate::handlers::cluster::replication::{UNBLOCKED, deadline};
+use crate::handlers::cluster::replication::{DEMOTED, UNBLOCKED, deadline};
 use crate::roles::node::Node;
 use crate::runtime::clients::Client;
-use dataset::changes::{Place, Scope, Start};
+use dataset::changes::{Id, Place, Scope, Start};
 use resp::{Protocol, Reply};
 use std::sync::Arc;
 use store::Position;
 use tokio::time::Instant;
 
-pub(crate) const RUN: &[(&str, Handler)] = &[("xread", xread)];
+pub(crate) const RUN: &[(&str, Handler)] = &[("xread", xread), ("xreadgroup", xread)];
 
 /// Most streams of one request: there are no more spaces.
 const MOST_STREAMS: usize = 256;
+
+const NOT_NEW: Refusal = Refusal::fixed(
+    b"ERR The > ID can be specified only when calling XREADGROUP using the GROUP <group> \
+      <consumer> option.",
+);
+const NO_END: Refusal = Refusal::fixed(
+    b"ERR The $ ID is meaningless in the context of XREADGROUP: you want to read the history of \
+      this consumer by specifying a proper ID, or use the > ID to get new messages. The $ ID would \
+      just return an empty result set.",
+);
+
+/// What of a stream is read.
+#[derive(Clone, Copy)]
+enum What {
+    /// What lies behind a start; and the place where it is, once that is known.
+    Behind(Start, Option<Place>),
+    /// What no consumer of the group has got yet.
+    New,
+    /// What was delivered to the consumer behind this id, and is pending.
+    Own(Id),
+}
 
 /// A stream that is read.
 struct Reading {
     key: Vec<u8>,
     scope: Scope,
-    start: Start,
-    /// Where it is, once that is known.
-    place: Option<Place>,
+    what: What,
 }
 
 /// What XREAD asks for.
@@ -37,6 +57,8 @@ struct Asked {
     until: Option<Instant>,
     /// What `$` means.
     end: Position,
+    /// XREADGROUP: for whom.
+    member: Option<Member>,
 }
 
 fn parse(call: &Call<'_>) -> Result<Asked, Refusal> {
@@ -47,26 +69,31 @@ fn parse(call: &Call<'_>) -> Result<Asked, Refusal> {
     if streams > MOST_STREAMS {
         return Err(refuse!("ERR at most {MOST_STREAMS} streams can be read at once"));
     }
+    let member = options
+        .group
+        .map(|group| Member::new(group, options.no_ack, call.reply.protocol()))
+        .transpose()?;
     let mut readings = Vec::new();
     for at in first..first + streams {
         let (key, text) = (call.args.at(at), call.args.at(at + streams));
         // Of the wrong type before its id is wrong, as in Redis.
         let scope = scope(call.node, key)?;
-        let start = match text {
-            b"$" => Start::End,
-            b">" => {
-                return Err(refuse!(
-                    "ERR The > ID can be specified only when calling XREADGROUP using the GROUP \
-                     <group> <consumer> option."
-                ));
-            }
-            text => Start::After(id(text, 0)?),
+        if let Some(member) = &member {
+            member.hear_of(call.node, scope, key)?;
+        }
+        let what = match (text, &member) {
+            (b"$", Some(_)) => return Err(NO_END),
+            (b"$", None) => What::Behind(Start::End, None),
+            (b">", Some(_)) => What::New,
+            (b">", None) => return Err(NOT_NEW),
+            (text, Some(_)) => What::Own(id(text, 0)?),
+            (text, None) => What::Behind(Start::After(id(text, 0)?), None),
         };
         if let Some(scope) = scope {
-            readings.push(Reading { key: key.to_vec(), scope, start, place: None });
+            readings.push(Reading { key: key.to_vec(), scope, what });
         }
     }
-    Ok(Asked { readings, most, until, end: call.node.durability.certain() })
+    Ok(Asked { readings, most, until, end: call.node.durability.certain(), member })
 }
 
 fn xread(call: &mut Call<'_>) -> Outcome {
@@ -100,18 +127,31 @@ impl Asked {
     ) -> Result<Vec<(usize, Found)>, Refusal> {
         let (mut all, mut bytes) = (Vec::new(), 0);
         for (index, reading) in self.readings.iter_mut().enumerate() {
-            if reading.place.is_none() {
-                reading.place = log.find(reading.scope, reading.start)?;
-            }
-            let Some(mut place) = reading.place else { continue };
-            // What one stream has taken, others leave for the next time.
             let mut found = Found::default();
-            if bytes < super::MOST_BYTES {
-                log.collect(reading.scope, &mut place, self.most, goes_on, &mut found)?;
+            // What one stream has taken, others leave for the next time.
+            let has_room = bytes < super::MOST_BYTES;
+            match (&mut reading.what, &self.member) {
+                (What::Behind(start, place), _) => {
+                    if place.is_none() {
+                        *place = log.find(reading.scope, *start)?;
+                    }
+                    if let Some(place) = place.as_mut().filter(|_| has_room) {
+                        log.collect(reading.scope, place, self.most, goes_on, &mut found)?;
+                    }
+                }
+                (What::New, Some(member)) if has_room => {
+                    let of = (reading.scope, &reading.key[..]);
+                    member.deliver(log, of, self.most, goes_on, &mut found)?;
+                }
+                (What::Own(after), Some(member)) => {
+                    let of = (reading.scope, &reading.key[..]);
+                    member.deliver_again(log, of, *after, self.most, &mut found)?;
+                }
+                _ => {}
             }
             bytes += found.bytes.len();
-            reading.place = Some(place);
-            if found.count > 0 {
+            // As in Redis what a consumer has is answered even if that is nothing.
+            if found.count > 0 || matches!(reading.what, What::Own(_)) {
                 all.push((index, found));
             }
         }
@@ -126,8 +166,11 @@ impl Asked {
     ) -> Result<Vec<(usize, Found)>, Refusal> {
         let mut end = self.end;
         loop {
-            let is_at_hand =
-                |reading: &Reading| reading.place.is_some_and(|place| place.is_at_hand(end));
+            // A group's place may be locked by another thread that reads.
+            let is_at_hand = |reading: &Reading| match &reading.what {
+                What::Behind(_, Some(place)) => place.is_at_hand(end),
+                _ => false,
+            };
             let found = if self.readings.iter().all(is_at_hand) {
                 let moment = node.moment();
                 self.read(Log { node: moment.now(), end }, &|| true)?
@@ -137,8 +180,16 @@ impl Asked {
             let Some(until) = self.until.filter(|_| found.is_empty()) else { return Ok(found) };
             // The wait is for more than was read.
             client.blocked.begin(true);
+            let demoted = async {
+                // A replica can be read, but no group of it.
+                match self.member {
+                    Some(_) => node.replication.demoted().await,
+                    None => std::future::pending().await,
+                }
+            };
             let waited = tokio::select! {
                 biased;
+                () = demoted => return Err(refuse!("{DEMOTED}")),
                 with_error = client.blocked.is_let_go() => Some(with_error),
                 () = node.durability.certain_beyond(end.offset) => None,
                 () = tokio::time::sleep_until(until) => Some(false),
@@ -159,8 +210,8 @@ impl Asked {
         client: &Arc<Client>,
         end: Position,
     ) -> Result<Vec<(usize, Found)>, Refusal> {
-        let readings = std::mem::take(&mut self.readings);
-        let mut taken = Asked { readings, ..*self };
+        let (readings, member) = (std::mem::take(&mut self.readings), self.member.clone());
+        let mut taken = Asked { readings, member, ..*self };
         let (node, client) = (node.clone(), client.clone());
         let work = tokio::task::spawn_blocking(move || {
             let moment = node.moment();
