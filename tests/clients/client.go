@@ -84,6 +84,18 @@ func main() {
 	called, err := c.Do("EXEC")
 	expect("a watched key has changed", err, called, nil)
 
+	// Changes, once they are synced.
+	streams, err := redis.Values(c.Do("XREAD", "BLOCK", 20000, "COUNT", 5, "STREAMS", "tm:changes:post", "0"))
+	expect("streams", err, len(streams), 1)
+	stream, err := redis.Values(streams[0], nil)
+	expect("a stream", err, stream[0], []byte("tm:changes:post"))
+	entries, err := redis.Values(stream[1], nil)
+	expect("entries", err, len(entries) > 0, true)
+	entry, err := redis.Values(entries[0], nil)
+	expect("an entry", err, len(entry), 2)
+	fields, err := redis.StringMap(entry[1], nil)
+	expect("fields", err, fields["space"] == "post" || fields["schema"] != "", true)
+
 	// Channels.
 	listener := redis.PubSubConn{Conn: pool.Get()}
 	defer listener.Close()

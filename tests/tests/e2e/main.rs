@@ -7,6 +7,7 @@ mod beside_redis;
 mod binary;
 mod bounds;
 mod browser;
+mod changes;
 mod channels;
 mod client_memory;
 mod cluster;

@@ -1,0 +1,290 @@
+#!/usr/bin/env python3
+"""Keeps tables of SQLite or PostgreSQL equal to the counters and flags of a Tidemark server.
+
+    python3 write_behind.py 127.0.0.1:6399 sqlite:likes.db
+    python3 write_behind.py 127.0.0.1:6399,127.0.0.1:6400 "postgresql:host=/run/postgresql dbname=likes"
+
+It is a consumer of a group on `tm:changes`. Entries are states, so it overwrites, and may see an entry twice. Each
+row keeps the entry that it is from: an older one changes nothing. A batch is one transaction, and is acknowledged
+after that, so a kill at any moment loses nothing. One of them writes to one database.
+
+A space becomes a table of its name: of counters `id`, a column per counter, `_entry`, `_deleted`; of flags `id`,
+`member`, `_entry`, `_deleted`. Read them `WHERE _deleted = 0`. A space that is dropped leaves its table behind.
+
+--until-idle ends when nothing is left to do; --compare reads both sides and says whether they are equal.
+"""
+
+import argparse
+import sqlite3
+import subprocess
+import sys
+import time
+
+import redis
+
+STREAM = "tm:changes"
+BATCH = 500
+
+
+def text(value):
+    return "'" + str(value).replace("'", "''") + "'"
+
+
+def name(word):
+    return '"' + word.replace('"', '""') + '"'
+
+
+def sortable(entry):
+    """An entry's id as a text that sorts as the ids do."""
+    return "{:020d}-{:020d}".format(*map(int, entry.split("-")))
+
+
+class Sqlite:
+    def __init__(self, path):
+        self.connection = sqlite3.connect(path, isolation_level=None, timeout=60)
+
+    def run(self, statements):
+        self.connection.executescript("BEGIN IMMEDIATE;\n" + "\n".join(statements) + "\nCOMMIT;")
+
+    def rows(self, query):
+        return [[str(value) for value in row] for row in self.connection.execute(query)]
+
+    def columns(self, table):
+        return {row[1] for row in self.connection.execute(f"PRAGMA table_info({name(table)})")}
+
+
+class PostgreSql:
+    """By psql, which every installation has."""
+
+    def __init__(self, where):
+        self.psql = ["psql", "-X", "-q", "-A", "-t", "-F", "\t", "-v", "ON_ERROR_STOP=1", where]
+
+    def run(self, statements):
+        script = "SET client_min_messages = warning;\n" + "\n".join(statements)
+        subprocess.run([*self.psql, "-1", "-f", "-"], input=script, text=True, check=True)
+
+    def rows(self, query):
+        done = subprocess.run([*self.psql, "-c", query], capture_output=True, text=True, check=True)
+        return [line.split("\t") for line in done.stdout.splitlines()]
+
+    def columns(self, table):
+        query = f"SELECT column_name FROM information_schema.columns WHERE table_name = {text(table)}"
+        return {row[0] for row in self.rows(query)}
+
+
+class Tables:
+    """The tables of a database, and the newest entry that they have."""
+
+    def __init__(self, where):
+        kind, _, rest = where.partition(":")
+        self.database = {"sqlite": Sqlite, "postgresql": PostgreSql}[kind](rest)
+        self.known = {}
+        self.database.run(["CREATE TABLE IF NOT EXISTS _followed (one INTEGER PRIMARY KEY, entry TEXT NOT NULL);"])
+
+    def last(self):
+        rows = self.database.rows("SELECT entry FROM _followed")
+        return "-".join(str(int(part)) for part in rows[0][0].split("-")) if rows else None
+
+    def _table(self, table, key, columns):
+        """Statements that make a table with these columns, as far as they are missing."""
+        there = self.known.get(table)
+        if there is None:
+            there = self.known[table] = self.database.columns(table)
+        if not there:
+            keys = ", ".join(f"{name(column)} TEXT NOT NULL" for column in key)
+            yield (f"CREATE TABLE IF NOT EXISTS {name(table)} ({keys}, _entry TEXT NOT NULL, "
+                   f"_deleted INTEGER NOT NULL, PRIMARY KEY ({', '.join(map(name, key))}));")
+            there.update(key)
+        for column in columns:
+            if column not in there:
+                yield f"ALTER TABLE {name(table)} ADD COLUMN {name(column)} BIGINT NOT NULL DEFAULT 0;"
+                there.add(column)
+
+    def put(self, table, key, entry, deleted, values, forced=False):
+        """Statements that make a row what an entry says, unless it is from a newer one."""
+        yield from self._table(table, list(key), values)
+        columns = {**{column: text(value) for column, value in key.items()}, "_entry": text(sortable(entry)),
+                   "_deleted": str(int(deleted)), **{column: str(int(value)) for column, value in values.items()}}
+        changed = ", ".join(f"{name(c)} = excluded.{name(c)}" for c in columns if c not in key)
+        newer = "" if forced else f" WHERE excluded._entry >= {name(table)}._entry"
+        yield (f"INSERT INTO {name(table)} ({', '.join(map(name, columns))}) VALUES ({', '.join(columns.values())}) "
+               f"ON CONFLICT ({', '.join(map(name, key))}) DO UPDATE SET {changed}{newer};")
+
+    def apply(self, entries):
+        statements = []
+        for entry, fields in entries:
+            # A pending entry that the log has no more: `begin` sees that, and reads all anew.
+            fields = dict(fields or {})
+            if "id" not in fields:
+                continue
+            table, key = fields.pop("space"), {"id": fields.pop("id")}
+            if "set" in fields:
+                member = fields.get("member", "#" + fields.get("member_hash", ""))
+                statements += self.put(table, {**key, "member": member}, entry, fields["set"] == "0", {})
+            else:
+                deleted = fields.pop("deleted", "0") == "1"
+                statements += self.put(table, key, entry, deleted, fields)
+        statements += self.followed(max((entry for entry, _ in entries), key=sortable))
+        try:
+            self.database.run(statements)
+        except Exception:
+            # What was to be made may not be there.
+            self.known.clear()
+            raise
+
+    def followed(self, entry, forced=False):
+        newer = "" if forced else " WHERE excluded.entry > _followed.entry"
+        yield (f"INSERT INTO _followed VALUES (1, {text(sortable(entry))}) "
+               f"ON CONFLICT (one) DO UPDATE SET entry = excluded.entry{newer};")
+
+
+def master(servers):
+    """A connection to the node that takes writes: waits until there is one."""
+    while True:
+        for address in servers:
+            host, _, port = address.rpartition(":")
+            server = redis.Redis(host, int(port), decode_responses=True, protocol=2, socket_timeout=30)
+            try:
+                if server.execute_command("ROLE")[0] == "master":
+                    return server
+            except redis.RedisError:
+                pass
+        time.sleep(0.1)
+
+
+def spaces(server):
+    """The spaces by name: the names of their counters, or None for flags."""
+    for space in server.execute_command("TM.SPACE", "LIST"):
+        space = dict(zip(space[::2], space[1::2]))
+        fields = [word.split(":")[0] for word in space.get("fields", "").split()]
+        yield space["name"], fields if space["kind"] == "counter" else None
+
+
+def scan(server, space, fields):
+    """All rows of a space, as the server has them."""
+    cursor = "0"
+    while True:
+        cursor, rows = server.execute_command("CNT.SCAN", space, cursor, "COUNT", 1000)
+        for row in rows:
+            yield row[0], dict(zip(fields, row[1:]))
+        if cursor == "0":
+            return
+
+
+def read_anew(server, tables, group):
+    """Position, scan, follow: what changes during the scan comes again, behind the position."""
+    end = server.xrevrange(STREAM, count=1)[0][0]
+    for space, fields in spaces(server):
+        statements, there = [], tables.database.columns(space)
+        if there:
+            statements.append(f"UPDATE {name(space)} SET _deleted = 1, _entry = {text(sortable(end))};")
+        if fields is not None:
+            for row, values in scan(server, space, fields):
+                statements += tables.put(space, {"id": row}, end, False, values, forced=True)
+        elif there:
+            # Pairs cannot be listed: those that are known are asked for; a hash of a member cannot be, and stays.
+            pairs = tables.database.rows(f"SELECT id, member, _deleted FROM {name(space)}")
+            for first in range(0, len(pairs), 10_000):
+                some = pairs[first:first + 10_000]
+                pipe = server.pipeline(transaction=False)
+                for row, member, _ in some:
+                    pipe.execute_command("PH.EXISTS", space, member, row)
+                for (row, member, deleted), (is_set,) in zip(some, pipe.execute()):
+                    gone = deleted == "1" if member.startswith("#") else is_set != 1
+                    statements += tables.put(space, {"id": row, "member": member}, end, gone, {}, forced=True)
+        tables.known.pop(space, None)
+        tables.database.run(statements)
+    tables.database.run(tables.followed(end, forced=True))
+    try:
+        server.xgroup_create(STREAM, group, end)
+    except redis.ResponseError as error:
+        if not str(error).startswith("BUSYGROUP"):
+            raise
+        server.xgroup_setid(STREAM, group, end)
+
+
+def is_lost(error):
+    return str(error).startswith(("PARTED", "TRIMMED"))
+
+
+def begin(server, tables, group):
+    """The group is there, and the server has the history that the database is from."""
+    last = tables.last()
+    try:
+        if last:
+            server.xread({STREAM: last}, count=1)
+        server.xgroup_create(STREAM, group, last or "0")
+    except redis.ResponseError as error:
+        if is_lost(error):
+            read_anew(server, tables, group)
+        elif not str(error).startswith("BUSYGROUP"):
+            raise
+
+
+def follow(server, tables, group, until_idle):
+    """Applies what comes. What a kill has left behind comes first: it is pending."""
+    begin(server, tables, group)
+    start = "0"
+    while True:
+        answer = server.xreadgroup(group, "1", {STREAM: start}, count=BATCH, block=1000)
+        entries = answer[0][1] if answer else []
+        if entries:
+            tables.apply(entries)
+            server.xack(STREAM, group, *(entry for entry, _ in entries))
+        elif start == "0":
+            start = ">"
+        elif until_idle:
+            return
+
+
+def compare(server, tables):
+    """Says whether both sides are equal, row by row."""
+    differences, rows, pairs = 0, 0, 0
+    for space, fields in spaces(server):
+        if not tables.database.columns(space):
+            differences += 0 if fields is None else sum(1 for _ in scan(server, space, fields))
+        elif fields is not None:
+            names = ", ".join(["id", *map(name, fields)])
+            stored = tables.database.rows(f"SELECT {names} FROM {name(space)} WHERE _deleted = 0")
+            stored = {row[0]: row[1:] for row in stored}
+            for row, values in scan(server, space, fields):
+                differences += stored.pop(row, None) != [str(value) for value in values.values()]
+                rows += 1
+            differences += len(stored)
+        else:
+            for row, member, deleted in tables.database.rows(f"SELECT id, member, _deleted FROM {name(space)}"):
+                if not member.startswith("#"):
+                    is_set = server.execute_command("PH.EXISTS", space, member, row)[0] == 1
+                    differences += is_set != (deleted == "0")
+                    pairs += deleted == "0"
+    print(f"{rows} rows, {pairs} pairs, {differences} differences")
+    return differences == 0
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("servers", help="host:port of each node, with commas between them")
+    options.add_argument("database", help="sqlite:FILE or postgresql:CONNECTION")
+    options.add_argument("--group", default="write-behind")
+    options.add_argument("--until-idle", action="store_true")
+    options.add_argument("--compare", action="store_true")
+    given = options.parse_args()
+    servers, tables = given.servers.split(","), Tables(given.database)
+    if given.compare:
+        sys.exit(0 if compare(master(servers), tables) else 1)
+    while True:
+        server = master(servers)
+        try:
+            return follow(server, tables, given.group, given.until_idle)
+        except redis.ResponseError as error:
+            if is_lost(error):
+                read_anew(server, tables, given.group)
+            elif not str(error).startswith(("READONLY", "UNBLOCKED", "LOADING", "NOGROUP", "MISCONF")):
+                raise
+        except redis.RedisError as error:
+            print(f"the server has gone: {error}", file=sys.stderr)
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main()
