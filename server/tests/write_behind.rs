@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
 use harness::program::{Program, call, cannot, until};
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -203,7 +202,7 @@ fn write(ports: [u16; 2], stop: &AtomicBool) {
 
 #[test]
 fn databases_equal_the_server_after_kills_trims_and_a_failover() {
-    let (mut master, mut copy) = (Node::new(), Node::new());
+    let (mut master, copy) = (Node::new(), Node::new());
     copy.call(&format!("REPLICAOF 127.0.0.1 {}", master.port));
     let is_in_step = |copy: &Node| copy.call("INFO replication").contains("master_link_status:up");
     until("the replica is in step", || is_in_step(&copy));
