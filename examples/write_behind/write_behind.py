@@ -110,6 +110,12 @@ class Tables:
         yield (f"INSERT INTO {name(table)} ({', '.join(map(name, columns))}) VALUES ({', '.join(columns.values())}) "
                f"ON CONFLICT ({', '.join(map(name, key))}) DO UPDATE SET {changed}{newer};")
 
+    def forget(self, table, row, entry):
+        """Statements that unset all pairs of an id, but for those that were set since."""
+        yield from self._table(table, ["id", "member"], [])
+        yield (f"UPDATE {name(table)} SET _deleted = 1, _entry = {text(sortable(entry))} "
+               f"WHERE id = {text(row)} AND _entry < {text(sortable(entry))};")
+
     def apply(self, entries):
         statements = []
         for entry, fields in entries:
@@ -118,7 +124,9 @@ class Tables:
             if "id" not in fields:
                 continue
             table, key = fields.pop("space"), {"id": fields.pop("id")}
-            if "set" in fields:
+            if "forgotten" in fields:
+                statements += self.forget(table, key["id"], entry)
+            elif "set" in fields:
                 member = fields.get("member", "#" + fields.get("member_hash", ""))
                 statements += self.put(table, {**key, "member": member}, entry, fields["set"] == "0", {})
             else:
