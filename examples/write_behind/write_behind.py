@@ -11,6 +11,9 @@ after that, so a kill at any moment loses nothing. One of them writes to one dat
 A space becomes a table of its name: of counters `id`, a column per counter, `_entry`, `_deleted`; of flags `id`,
 `member`, `_entry`, `_deleted`. Read them `WHERE _deleted = 0`. A space that is dropped leaves its table behind.
 
+After TRIMMED or PARTED it reads all rows anew. Pairs cannot be listed, so those that were set meanwhile, in the part of
+the log that it did not read, are missing then: keep enough of it (durability.keep_log_bytes).
+
 --until-idle ends when nothing is left to do; --compare reads both sides and says whether they are equal.
 """
 
