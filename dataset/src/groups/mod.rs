@@ -7,7 +7,7 @@
 //! delivered again. Consumers and pending entries are in memory, each with a limit.
 //!
 //! A cursor moves when the first pending entry is acknowledged; its new state goes into the next
-//! batch of the log, as any state does ([`Groups::encode_changed`]).
+//! batch of the log, as any state does (`Groups::encode_changed`).
 
 use crate::changes::{Id, Place, Scope, Start};
 use parking_lot::Mutex;
