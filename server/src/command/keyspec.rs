@@ -64,7 +64,7 @@ const USES: &[(&str, &[&str])] = &[
             "cf.reserve",
         ],
     ),
-    ("RW delete", &["hdel", "srem", "cf.del"]),
+    ("RW delete", &["hdel", "srem", "cf.del", "xautoclaim", "xdel", "xtrim"]),
     ("RW access delete", &["getdel", "spop"]),
     ("OW insert", &["setnx", "msetnx"]),
     (OVERWRITE, &["mset", "setex", "psetex", "restore", "restore-asking"]),
@@ -196,6 +196,7 @@ const TIPS: &[(&str, &[&str])] = &[
         &["memory|doctor", "memory|malloc-stats", "memory|stats", "latency|doctor"],
     ),
     ("nondeterministic_output", &["latency|histogram", "latency|history", "latency|latest"]),
+    ("nondeterministic_output", &["xadd", "xautoclaim", "xclaim", "xpending", "xtrim"]),
 ];
 
 /// The tips of a command.

@@ -218,6 +218,9 @@ impl<'a> Reader<'a> {
             _ if FRACTIONS.contains(&self.spec.name) && INTEGERS.contains(&name.as_str()) => {
                 "double"
             }
+            // Entries of streams have ids of two parts.
+            "id" | "start" | "end" | "lastid" if self.spec.group == "stream" => "string",
+            "min-idle-time" if self.spec.name.ends_with("claim") => "string",
             name if INTEGERS.contains(&name) => "integer",
             name if DOUBLES.contains(&name) => "double",
             name if name.starts_with("unix-time") => "unix-time",

@@ -360,7 +360,7 @@ impl Drop for Departure {
 }
 
 /// How often the spaces' shares of the memory are set anew.
-const SHARE_EVERY: Duration = Duration::from_millis(20);
+const SHARE_EVERY: Duration = Duration::from_millis(50);
 /// The part of the memory that tables have in any case, whatever buffers take: one in so many.
 const LEAST_OF_TABLES: u64 = 4;
 /// What the process takes beside its tables is believed to rise over so long: memory that a table

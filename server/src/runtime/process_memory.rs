@@ -2,9 +2,7 @@
 
 /// Resident bytes, by the kernel; 0 where it does not tell.
 pub(crate) fn resident_bytes() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages: u64 = statm.split(' ').nth(1).and_then(|p| p.parse().ok()).unwrap_or(0);
-    pages * rustix::param::page_size() as u64
+    kilobytes("/proc/self/status", "VmRSS")
 }
 
 /// A line of a file of /proc that counts kilobytes, in bytes; 0 if there is none.

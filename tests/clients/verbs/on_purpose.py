@@ -27,6 +27,9 @@ purpose("the pairs of an id are asked for by their members", "(del|unlink|exists
 purpose("what a key holds follows from its name, also before anything is there", ".*", "^WRONGTYPE")
 purpose("a key must fit a pattern of a space", ".*", "ERR Invalid key")
 purpose("a row has the fields of its schema", "(hset|hmset|hget|hmget|hincrby|hsetnx|hdel|hstrlen) .*", "ERR No schema field")
+purpose("streams have the arguments that tm:changes takes", "arguments of x.*")
+purpose("no key but tm:changes is a stream: what it is comes before the rest of the request",
+        "x(read|readgroup|pending|ack|info stream)( .*)?")
 purpose("keys of rows are listed; pairs cannot be", "(keys|scan|randomkey|dbsize)( .*)?")
 purpose("a cursor is a decimal number, as SCAN gives it", "h?scan .*", "ERR invalid cursor")
 purpose("the pairs of an id are a set, whether there are any or not", "(type|object encoding) liked:.*")
@@ -69,6 +72,8 @@ OTHER_ARGUMENTS = {
 # Of these the ACL categories differ (but for @fast and @slow, which go by what we do): why.
 OTHER_CATEGORIES = {
     "client": "a container is in the category of its commands",
+    "xgroup": "a container is in the category of its commands",
+    "xinfo": "a container is in the category of its commands",
     "object": "a container is in the category of its commands",
     "pubsub": "a container is in the category of its commands",
     "pubsub|help": "a container is in the category of its commands",

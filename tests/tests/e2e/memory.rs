@@ -37,20 +37,21 @@ fn spaces_share_one_budget_and_refuse_nothing() {
     for from in (1..200_000).step_by(1000) {
         let mut pipe = redis::pipe();
         for id in from..from + 1000 {
-            pipe.cmd("HSET").arg(format!("post:{id}")).arg(&["like", "3", "read", "7"]).ignore();
+            pipe.cmd("HSET").arg(format!("post:{id}")).arg(&["read", "7"]).ignore();
             pipe.cmd("HSET").arg(format!("user:{id}")).arg(&["follower", "5"]).ignore();
             pipe.cmd("FEED.ACT").arg("like").arg(id % 97).arg(id).ignore();
         }
-        pipe.exec(&mut c).unwrap();
+        // All of it may be sent again, where a busy disk does not keep up.
+        eventually("it is taken", || pipe.exec(&mut c).is_ok());
     }
     eventually("memory is within the tables' part", || info(&mut c, "used_memory") < BUDGET / 2);
     let (rows, pairs) = (info(&mut c, "cold_rows"), info(&mut c, "cold_pairs"));
     assert!(rows > 50_000 && pairs > 10_000, "{rows} rows and {pairs} pairs are on the disk");
     for id in (1..200_000).step_by(1987) {
-        let liked: i64 = call(&mut c, &format!("PH.EXISTS liked {} {id}", id % 97)).unwrap();
+        let liked: Vec<i64> = call(&mut c, &format!("PH.EXISTS liked {} {id}", id % 97)).unwrap();
         let row: Vec<i64> = call(&mut c, &format!("HMGET post:{id} like read")).unwrap();
         let follower: i64 = call(&mut c, &format!("HGET user:{id} follower")).unwrap();
-        assert_eq!((liked, row, follower), (1, vec![4, 7], 5), "{id}");
+        assert_eq!((liked, row, follower), (vec![1], vec![1, 7], 5), "{id}");
     }
 }
 

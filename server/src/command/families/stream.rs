@@ -113,7 +113,7 @@ const XGROUP: Spec = Spec {
             -5,
             WRITE | flag::DENYOOM,
             SECOND_KEY,
-            "key group <id|$> [MKSTREAM] [ENTRIESREAD entries-read]",
+            "key groupname <id|$> [MKSTREAM] [ENTRIESREAD entries-read]",
             "A group that begins behind an id, `$` is the end. PARTED, TRIMMED: the log has no \
              such place, or not any more.",
         ),
@@ -122,7 +122,7 @@ const XGROUP: Spec = Spec {
             -5,
             WRITE,
             SECOND_KEY,
-            "key group <id|$> [ENTRIESREAD entries-read]",
+            "key groupname <id|$> [ENTRIESREAD entries-read]",
             "The group goes on behind an id.",
         ),
         spec(
@@ -130,7 +130,7 @@ const XGROUP: Spec = Spec {
             4,
             WRITE,
             SECOND_KEY,
-            "key group",
+            "key groupname",
             "Removes a group; answers whether it was there.",
         ),
         Spec {
@@ -140,7 +140,7 @@ const XGROUP: Spec = Spec {
                 5,
                 WRITE | flag::DENYOOM,
                 SECOND_KEY,
-                "key group consumer",
+                "key groupname consumername",
                 "Makes a consumer known, as its first XREADGROUP does; answers whether it was not.",
             )
         },
@@ -149,7 +149,7 @@ const XGROUP: Spec = Spec {
             5,
             WRITE,
             SECOND_KEY,
-            "key group consumer",
+            "key groupname consumername",
             "Removes a consumer and what is pending of it; answers how much that was.",
         ),
         help_row("xgroup|help", "stream", "5.0.0"),

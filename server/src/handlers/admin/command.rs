@@ -53,7 +53,7 @@ fn write_info(reply: &mut Reply<'_>, spec: &Spec) {
     tips.iter().for_each(|tip| reply.bulk(tip.as_bytes()));
     let specs = keyspec::of(spec);
     reply.array(specs.len());
-    specs.iter().for_each(|keys| write_key_specification(reply, keys));
+    specs.iter().for_each(|keys| write_key_specification(reply, spec.name, keys));
     reply.array(spec.subcommands.len());
     for sub in spec.subcommands {
         write_info(reply, sub);
@@ -65,7 +65,7 @@ fn write_uses(reply: &mut Reply<'_>, uses: &str) {
     uses.split(' ').for_each(|word| reply.simple(word));
 }
 
-fn write_key_specification(reply: &mut Reply<'_>, spec: &KeySpec) {
+fn write_key_specification(reply: &mut Reply<'_>, name: &str, spec: &KeySpec) {
     let (first, last, step) = spec.keys.positions();
     let is_named = spec.keys == KeyArgs::Streams;
     reply.map(3);
@@ -81,7 +81,8 @@ fn write_key_specification(reply: &mut Reply<'_>, spec: &KeySpec) {
         reply.bulk(b"keyword");
         reply.bulk(b"STREAMS");
         reply.bulk(b"startfrom");
-        reply.int(1);
+        // Behind GROUP, its name and the consumer's.
+        reply.int(if name == "xreadgroup" { 4 } else { 1 });
     } else {
         reply.map(1);
         reply.bulk(b"index");
