@@ -116,7 +116,7 @@ fn replies_are_printed_as_redis_cli_prints_them() -> Result<(), Failed> {
         &["TM.VIEW", "LIST"],
         &["TM.DIGEST", "liked"],
         &["TM.ADVISE", "post"],
-        &["TM.SPACE", "LIST"],
+        &["TM.TABLES", "post"],
         &["COMMAND", "INFO", "get", "nope"],
         &["COMMAND", "DOCS", "get"],
         &["ACL", "GETUSER", "default"],
