@@ -10,7 +10,7 @@
 //!   cold         rows and flags on the disk: files, reads, cache
 //!   offsets      how far the events of brokers are taken over
 //!   tokens       increments that count once
-//!   groups       what consumers have read of that stream
+//!   groups       how far consumers have read `changes`
 //!   changes      the log as a stream that others follow
 //! ```
 //!

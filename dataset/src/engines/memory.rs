@@ -130,8 +130,11 @@ impl Engines {
     }
 
     /// Whether so much of the budget is used, or of a counter space's own limit, that it may be
-    /// time to spill.
+    /// time to spill, if any space does. Asked behind every record of a log that is read back.
     pub(crate) fn is_filling(&self) -> bool {
+        if !self.spills && !self.existences.iter().any(|space| space.space.spills()) {
+            return false;
+        }
         self.memory_bytes() > self.memory.budget.load(Relaxed) / 2
             || self.counters.iter().any(|s| s.spills() && s.memory_bytes() > s.most_bytes() / 2)
     }

@@ -9,6 +9,7 @@ pub mod layout_records;
 mod merges;
 
 use crate::catalogue::{Catalogue, Unreadable};
+use crate::clock::unix_ms;
 use crate::commit::Durability;
 use crate::engines::{BuildError, Current, Engines};
 use crate::log_records::RecordKind;
@@ -264,10 +265,6 @@ fn log_news(
         log.sync()?;
     }
     Ok(())
-}
-
-fn unix_ms() -> u64 {
-    crate::clock::unix_us() / 1000
 }
 
 /// The commit thread's life, until [`store::Committer::stop`]. Gives the log back.

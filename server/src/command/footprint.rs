@@ -89,7 +89,7 @@ impl<'a> Footprint<'a> {
     pub(crate) fn first(&self, mut each: impl FnMut(Touch<'a>)) {
         let each = |_, touch| each(touch);
         match self.keys {
-            KeyArgs::None | KeyArgs::Streams => {}
+            KeyArgs::None | KeyArgs::Streams(_) => {}
             KeyArgs::Keys(first, ..) => {
                 let at = first.unsigned_abs() as usize;
                 self.touch_key(at, || self.args.from(at + 1).iter().take(1), each);
@@ -121,7 +121,7 @@ impl<'a> Footprint<'a> {
             each(0);
         }
         match self.keys {
-            KeyArgs::None | KeyArgs::Streams => {}
+            KeyArgs::None | KeyArgs::Streams(_) => {}
             KeyArgs::Keys(..) => {
                 key_positions(self.spec, self.args).filter_map(|at| self.key(at)).for_each(
                     |(KeyRef::Row { id, .. }
@@ -155,7 +155,7 @@ impl<'a> Footprint<'a> {
     /// `end`: only ids below it, if any.
     fn walk(&self, end: impl Fn(Named<'a>) -> Option<u64>, mut each: impl FnMut(usize, Touch<'a>)) {
         match self.keys {
-            KeyArgs::None | KeyArgs::Streams => {}
+            KeyArgs::None | KeyArgs::Streams(_) => {}
             KeyArgs::Keys(..) => {
                 // Behind the keys are members, or options, which touch nothing that is there.
                 let behind = LazyCell::new(|| {
@@ -346,7 +346,7 @@ pub(crate) fn mark(spec: &Spec, args: Args<'_>) -> Option<usize> {
 #[inline]
 pub(crate) fn key_positions(spec: &Spec, args: Args<'_>) -> impl Iterator<Item = usize> + use<> {
     let (first, last, step) = match spec.keys {
-        KeyArgs::Streams => match streams::Options::read(spec, args) {
+        KeyArgs::Streams(_) => match streams::Options::read(spec, args) {
             Ok(options) => {
                 let last = options.keys.0 + options.keys.1 - 1;
                 // A request has fewer than 2^31 words.

@@ -87,7 +87,7 @@ const TWO_USES: &[(&str, &str, &str)] = &[
 pub(crate) fn of(spec: &Spec) -> Vec<KeySpec> {
     let (first, last, step) = match spec.keys {
         KeyArgs::Keys(first, last, step) => (first, last, step),
-        KeyArgs::Streams => return vec![KeySpec { keys: spec.keys, uses: READ }],
+        KeyArgs::Streams(_) => return vec![KeySpec { keys: spec.keys, uses: READ }],
         KeyArgs::None | KeyArgs::Ids(..) => return Vec::new(),
     };
     if let Some((_, one, others)) = TWO_USES.iter().find(|(name, ..)| *name == spec.name) {

@@ -72,8 +72,9 @@ pub(crate) enum KeyArgs {
     /// Keys: the position of the first and of the last one (negative: counted from the end), and
     /// the step.
     Keys(i32, i32, i32),
-    /// Keys of streams, behind the word STREAMS; as many ids follow them.
-    Streams,
+    /// Keys of streams, behind the word STREAMS, which stands at this position or later; as many
+    /// ids follow them.
+    Streams(u8),
     /// Ids of what the first argument names: the position of the first one, and the step. Behind
     /// them may be options.
     Ids(Of, usize, usize),
@@ -118,13 +119,13 @@ impl KeyArgs {
     pub(crate) fn positions(self) -> (i32, i32, i32) {
         match self {
             KeyArgs::Keys(first, last, step) => (first, last, step),
-            KeyArgs::None | KeyArgs::Streams | KeyArgs::Ids(..) => (0, 0, 0),
+            KeyArgs::None | KeyArgs::Streams(_) | KeyArgs::Ids(..) => (0, 0, 0),
         }
     }
 
     /// Whether there are keys.
     pub(crate) fn are_keys(self) -> bool {
-        matches!(self, KeyArgs::Keys(..) | KeyArgs::Streams)
+        matches!(self, KeyArgs::Keys(..) | KeyArgs::Streams(_))
     }
 }
 

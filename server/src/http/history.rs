@@ -5,7 +5,7 @@ use crate::command::spec::flag;
 use crate::command::table::{numbers_named, with_numbers};
 use crate::roles::node::Node;
 use crate::runtime::command_stats::percentile_us;
-use dataset::clock::unix_us;
+use dataset::clock::unix_ms;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
@@ -86,7 +86,7 @@ fn point(node: &Node, before: &Sums, now: &Sums) -> Point {
     let classes: Vec<u64> =
         now.page_classes.iter().enumerate().map(|(i, n)| n.saturating_sub(earlier(i))).collect();
     Point {
-        at_ms: unix_us() / 1000,
+        at_ms: unix_ms(),
         pages_per_s: rate(before.pages, now.pages),
         writes_per_s: rate(before.writes, now.writes),
         commands_per_s: rate(before.commands, now.commands),

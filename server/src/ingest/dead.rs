@@ -4,7 +4,7 @@
 
 use crate::runtime::ingest::Source;
 use base64::Engine as _;
-use dataset::clock::unix_us;
+use dataset::clock::unix_ms;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -65,7 +65,7 @@ impl Letters {
         let Letter { partition, event, why, payload, .. } = letter;
         let kept = &payload[..payload.len().min(MOST_PAYLOAD)];
         let mut line = serde_json::json!({
-            "time_ms": unix_us() / 1000,
+            "time_ms": unix_ms(),
             "source": source.config.name,
             "partition": partition,
             "offset": shown,

@@ -8,7 +8,7 @@
 use crate::config::Config;
 use crate::roles::node::{Host, Node};
 use crate::runtime::utc;
-use dataset::clock::unix_us;
+use dataset::clock::{unix_ms, unix_us};
 use dataset::tiering::io_throttle::Pace;
 use parking_lot::{Condvar, Mutex};
 use std::cell::RefCell;
@@ -223,7 +223,7 @@ pub(crate) fn place(config: &Config, text: &str) -> Result<PathBuf, String> {
         return if text.is_empty() {
             Err("'' is no name of a backup".to_owned())
         } else {
-            Ok(root.join(format!("{MANUAL}{}", utc::name(unix_us() / 1_000))))
+            Ok(root.join(format!("{MANUAL}{}", utc::name(unix_ms()))))
         };
     }
     let legal = |part: &Component<'_>| match part {
@@ -333,7 +333,7 @@ impl Keeper {
             self.make(host, node, folder, None);
         } else if self.is_due(node.store.lineage(), &config) {
             let root = std::path::absolute(&config.dir).unwrap_or_else(|_| config.dir.clone());
-            let folder = root.join(format!("{AUTO}{}", utc::name(unix_us() / 1_000)));
+            let folder = root.join(format!("{AUTO}{}", utc::name(unix_ms())));
             if node.backups.begin(folder.clone()) {
                 node.backups.shared.lock().wanted = None;
                 self.make(host, node, folder, Some(config.keep));
@@ -353,7 +353,7 @@ impl Keeper {
             autos(&config.dir, lineage).last().map_or(0, |(_, made_ms)| *made_ms)
         });
         // A clock that was set back makes none that would be the last for long.
-        let now_ms = unix_us() / 1_000;
+        let now_ms = unix_ms();
         now_ms.saturating_sub(last_ms) >= config.every_s * 1_000 || now_ms < last_ms
     }
 
@@ -386,7 +386,7 @@ impl Keeper {
             self.not_before = Some(Instant::now() + RETRY);
             return;
         }
-        self.last_auto_ms = Some(unix_us() / 1_000);
+        self.last_auto_ms = Some(unix_ms());
         let root = folder.parent().unwrap_or(&folder);
         for (old, _) in autos(root, node.store.lineage()).iter().rev().skip(keep) {
             match store::remove(old) {
@@ -553,7 +553,7 @@ impl Course for Run<'_> {
     }
 
     fn now_ms(&self) -> u64 {
-        unix_us() / 1_000
+        unix_ms()
     }
 }
 

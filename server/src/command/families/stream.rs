@@ -31,7 +31,7 @@ const READ_ONLY: &str = "Refused: tm:changes is the log, and no client writes to
 
 #[rustfmt::skip]
 pub(crate) const TABLE: &[Spec] = &[
-    spec("xread", -4, READ, KeyArgs::Streams,
+    spec("xread", -4, READ, KeyArgs::Streams(1),
         "[COUNT count] [BLOCK milliseconds] STREAMS key [key ...] id [id ...]",
         "The entries behind an id, in order, or nil: of tm:changes those of all spaces, of \
          tm:changes:NAME those of one. Without COUNT, and at most, 10000 of a stream at once. \
@@ -46,7 +46,7 @@ pub(crate) const TABLE: &[Spec] = &[
         "How many entries the log has. The first time all of it is read."),
     XINFO,
     XGROUP,
-    spec("xreadgroup", -7, WRITE, KeyArgs::Streams,
+    spec("xreadgroup", -7, WRITE, KeyArgs::Streams(4),
         "GROUP group consumer [COUNT count] [BLOCK milliseconds] [NOACK] STREAMS key [key ...] id \
          [id ...]",
         "With `>` what no consumer of the group has got yet, which is pending then until XACK, \

@@ -53,7 +53,7 @@ fn write_info(reply: &mut Reply<'_>, spec: &Spec) {
     tips.iter().for_each(|tip| reply.bulk(tip.as_bytes()));
     let specs = keyspec::of(spec);
     reply.array(specs.len());
-    specs.iter().for_each(|keys| write_key_specification(reply, spec.name, keys));
+    specs.iter().for_each(|keys| write_key_specification(reply, keys));
     reply.array(spec.subcommands.len());
     for sub in spec.subcommands {
         write_info(reply, sub);
@@ -65,24 +65,26 @@ fn write_uses(reply: &mut Reply<'_>, uses: &str) {
     uses.split(' ').for_each(|word| reply.simple(word));
 }
 
-fn write_key_specification(reply: &mut Reply<'_>, name: &str, spec: &KeySpec) {
+fn write_key_specification(reply: &mut Reply<'_>, spec: &KeySpec) {
     let (first, last, step) = spec.keys.positions();
-    let is_named = spec.keys == KeyArgs::Streams;
+    let named_from = match spec.keys {
+        KeyArgs::Streams(from) => Some(from),
+        KeyArgs::None | KeyArgs::Keys(..) | KeyArgs::Ids(..) => None,
+    };
     reply.map(3);
     reply.bulk(b"flags");
     write_uses(reply, spec.uses);
     reply.bulk(b"begin_search");
     reply.map(2);
     reply.bulk(b"type");
-    reply.bulk(if is_named { b"keyword" } else { b"index" });
+    reply.bulk(if named_from.is_some() { b"keyword" } else { b"index" });
     reply.bulk(b"spec");
-    if is_named {
+    if let Some(from) = named_from {
         reply.map(2);
         reply.bulk(b"keyword");
         reply.bulk(b"STREAMS");
         reply.bulk(b"startfrom");
-        // Behind GROUP, its name and the consumer's.
-        reply.int(if name == "xreadgroup" { 4 } else { 1 });
+        reply.int(i64::from(from));
     } else {
         reply.map(1);
         reply.bulk(b"index");
@@ -95,7 +97,7 @@ fn write_key_specification(reply: &mut Reply<'_>, name: &str, spec: &KeySpec) {
     reply.bulk(b"spec");
     // Here counted from the first key, above from the name. Of streams half the words are ids.
     let last = if last > 0 { last - first } else { last };
-    let (last, step, limit) = if is_named { (-1, 1, 2) } else { (last, step, 0) };
+    let (last, step, limit) = if named_from.is_some() { (-1, 1, 2) } else { (last, step, 0) };
     reply.map(3);
     for (name, number) in [("lastkey", last), ("keystep", step), ("limit", limit)] {
         reply.bulk(name.as_bytes());

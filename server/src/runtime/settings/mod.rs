@@ -154,8 +154,10 @@ pub(crate) fn list(
     with_secrets: bool,
 ) -> Vec<(String, String)> {
     let all = Table::try_from(config).unwrap_or_default();
-    let fixed = fixed(config, port).into_iter().map(|(name, value)| (name.to_owned(), value));
-    let mut out: Vec<(String, String)> = fixed.collect();
+    let fixed = fixed(config, port);
+    let is_fixed = |name: &str| fixed.iter().any(|(fixed, _)| *fixed == name);
+    let mut out: Vec<(String, String)> =
+        fixed.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
     out.extend(settings.idle.lock().all().map(|(name, value)| (name.to_owned(), value.to_owned())));
     for (section, keys) in SECTIONS {
         let Some(values) = all.get(*section).and_then(Value::as_table) else { continue };
@@ -165,11 +167,11 @@ pub(crate) fn list(
                 continue;
             }
             let text = values.get(key.name).map(shown).unwrap_or_default();
-            // These are listed already, as they really are.
+            // What is fixed is listed already, as it really is.
             out.extend(
                 key.redis
                     .iter()
-                    .filter(|r| !["port", "maxmemory"].contains(r))
+                    .filter(|redis| !is_fixed(redis))
                     .map(|redis| ((*redis).to_owned(), text.clone())),
             );
             out.push((format!("{section}.{}", key.name), text));
@@ -240,19 +242,17 @@ pub(crate) fn set(
                     let every_s = save_every(value).map_err(|why| refused(name, &why))?;
                     vec![("durability", "snapshot_every_s", every_s.to_string())]
                 }
-                (Some(("maxmemory", _)), _) => {
-                    vec![("server", "memory_bytes", value.clone())]
-                }
                 (Some(("client-output-buffer-limit", _)), _) => {
                     let limits = read_buffer_limits(value).map_err(|why| refused(name, why))?;
                     limits.into_iter().map(|(key, bytes)| ("server", key, bytes)).collect()
                 }
+                // One whose value was worked out (maxmemory) is set as it is written.
+                (_, Some((section, key))) if key.live => {
+                    vec![(section, key.name, value.clone())]
+                }
                 // What it is already it may be set to.
                 (Some((_, is)), _) if is == *value => continue,
                 (Some((fixed, _)), _) => return Err(refused(name, why_fixed(fixed))),
-                (None, Some((section, key))) if key.live => {
-                    vec![(section, key.name, value.clone())]
-                }
                 (None, Some(_)) => return Err(refused(name, IMMUTABLE)),
                 (None, None) => {
                     let set = idle.set(name, value).unwrap_or(Ok(()));
