@@ -133,6 +133,9 @@ impl Read<'_> {
             let rows = &mut rows[at..at + ids.len() * width];
             at += ids.len() * width;
             let (mut hits, unsure) = self.get_chunk(ids, width, rows);
+            if self.horizon > 0 {
+                hits &= !self.retired_among(ids, width, rows);
+            }
             for i in ones(unsure) {
                 hits |= u32::from(self.get(ids[i], &mut rows[i * width..][..width])) << i;
             }
@@ -206,6 +209,16 @@ impl Read<'_> {
             unsure |= u32::from(moved || self.may_lie_below(ids[i])) << i;
         }
         (hits, unsure)
+    }
+
+    /// Which of the ids, in bits, lie below the horizon. Their rows are made zero.
+    #[cold]
+    fn retired_among(&self, ids: &[u64], width: usize, rows: &mut [i64]) -> u32 {
+        let retired = (0..ids.len()).filter(|&i| ids[i] < self.horizon);
+        retired.fold(0, |bits, i| {
+            row(rows, i, width).fill(0);
+            bits | 1 << i
+        })
     }
 
     /// Where `id` is looked for first; `None` if that is a place which the quick way does not know.

@@ -67,6 +67,8 @@ pub struct LoadPart {
     range: LoadRange,
     /// Ids above this one are ahead of the frontier. `None`: there is no frontier, so all are.
     frontier: Option<u64>,
+    /// Rows of ids below it are passed over: they were retired since.
+    horizon: u64,
     table: Table,
     shape: Arc<Shape>,
     queue: Vec<(u64, Home)>,
@@ -155,6 +157,7 @@ impl Space {
             let part = LoadPart {
                 range: *range,
                 frontier: head.frontier,
+                horizon: self.horizon(),
                 table: self.new_table(&sizing, shape.schema.clone(), &self.quota)?,
                 shape: shape.clone(),
                 queue: Vec::with_capacity(QUEUE),
@@ -199,6 +202,7 @@ impl Loader<'_> {
                 Err(_) => panic!("a bulk load is for an empty space"),
             }
         }
+        space.retirement.begin_again();
         space.frontier.adopt(head.frontier, head.window);
         for (i, (id, row)) in strays.iter().enumerate() {
             space.put(*id, Some(row))?;
@@ -216,6 +220,9 @@ impl LoadPart {
         let width = self.shape.schema.width();
         if row.len() > width {
             return Err(Error::BadSchema(format!("a row of {} values, {width} fields", row.len())));
+        }
+        if id < self.horizon {
+            return Ok(());
         }
         let inside = id >= self.range.low
             && id <= self.range.last

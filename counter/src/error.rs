@@ -36,6 +36,12 @@ pub enum Error {
         /// The limit, [`crate::Options::max_aside`].
         limit: usize,
     },
+    /// The id lies below the horizon: [`crate::Space::retire_below`].
+    #[error("the counters of ids below {horizon} were retired")]
+    Retired {
+        /// The lowest id that has not been retired.
+        horizon: u64,
+    },
     /// The row lies on a disk that cannot be read.
     #[error("the row of {id} cannot be read: {why}")]
     Unreadable {

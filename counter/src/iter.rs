@@ -35,6 +35,7 @@ impl Space {
         last: u64,
         mut f: impl FnMut(u64, &[i64]),
     ) {
+        let low = low.max(self.horizon());
         let mut row = vec![0; width];
         self.outliers.for_each(|id, outliers| {
             if (low..=last).contains(&id) {

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   space    aside, ring of tables   space.rs, read.rs, batch_get.rs, write.rs, bulk_load.rs,
-//!                                    rewrite.rs, iter.rs, advise.rs
+//!                                    rewrite.rs, retire.rs, iter.rs, advise.rs
 //!   table    segments of buckets, aux dictionary
 //!                                    table.rs, buckets.rs, aux_dictionary.rs, sizing.rs
 //!   bucket   slots, bit behind bit, under one version
@@ -52,6 +52,10 @@ mod origin;
 pub mod prefetch_trace;
 #[cfg(not(loom))]
 mod read;
+#[cfg(not(loom))]
+mod retire;
+#[cfg(not(loom))]
+mod retirement;
 #[cfg(not(loom))]
 mod rewrite;
 #[cfg(not(loom))]

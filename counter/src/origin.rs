@@ -35,6 +35,9 @@ impl Space {
 
 impl Read<'_> {
     fn origin(&mut self, id: u64) -> Option<Origin> {
+        if id < self.horizon {
+            return None;
+        }
         if self.space.outliers.read(id, |_| ()).is_some() {
             return Some(Origin::Outlier);
         }

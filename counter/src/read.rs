@@ -18,11 +18,19 @@ pub struct Read<'a> {
     pub(crate) tables: Guard<Arc<Tables<Table>>>,
     /// Whether rows that are not in memory count.
     pub(crate) below: bool,
+    /// Ids below it have no rows.
+    pub(crate) horizon: u64,
 }
 
 impl<'a> Read<'a> {
     pub(crate) fn new(space: &'a Space) -> Read<'a> {
-        Read { space, shape: space.shape.load(), tables: space.ring.load(), below: true }
+        Read {
+            space,
+            shape: space.shape.load(),
+            tables: space.ring.load(),
+            below: true,
+            horizon: space.horizon(),
+        }
     }
 
     /// The schema by which this view answers.
@@ -56,6 +64,9 @@ impl<'a> Read<'a> {
         mut inside: impl FnMut(Row<'_>) -> R,
         mut values: impl FnMut(&[i64]) -> R,
     ) -> Option<R> {
+        if id < self.horizon {
+            return None;
+        }
         if let Some(result) = self.space.outliers.read(id, |row| values(&row.values)) {
             return Some(result);
         }

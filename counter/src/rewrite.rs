@@ -91,6 +91,19 @@ pub(crate) struct Rewrite {
     quota: Quota,
 }
 
+impl Rewrite {
+    /// The range of the table that it replaces.
+    pub(crate) fn range(&self) -> (u64, u64) {
+        (self.old.low(), self.old.last())
+    }
+
+    /// No row is left in the table that it replaces, or none that is needed.
+    pub(crate) fn end(&self, space: &Space) {
+        self.quota.end_loan();
+        space.retired.lock().push(self.old.clone());
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reason {
     Crowded,
@@ -107,6 +120,7 @@ impl Space {
     pub fn wants_maintenance(&self) -> bool {
         self.stirred.load(Relaxed)
             || self.rewriting.try_lock().is_none_or(|rewrite| rewrite.is_some())
+            || self.is_retiring()
             || self.retired.try_lock().is_none_or(|retired| !retired.is_empty())
             || self.frontier.high().is_some_and(|high| self.outliers.may_hold(high))
     }
@@ -117,8 +131,9 @@ impl Space {
     pub fn maintain(&self) -> bool {
         let drained = self.drain_outliers() > 0;
         let advanced = self.frontier.should_advance(self.outliers.len()) && self.advance();
+        let retired = self.retire_step();
         let freed = self.free_retired();
-        self.rewrite_step(STEP_ROWS) || drained || advanced || freed
+        self.rewrite_step(STEP_ROWS) || drained || advanced || retired || freed
     }
 
     /// Frees the replaced tables that no reader has any more; whether there were any.
@@ -527,8 +542,7 @@ impl Space {
             return Ok(false);
         }
         self.ring.finish(&rewrite.old);
-        rewrite.quota.end_loan();
-        self.retired.lock().push(rewrite.old.clone());
+        rewrite.end(self);
         Ok(true)
     }
 

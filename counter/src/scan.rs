@@ -36,6 +36,7 @@ impl Space {
     pub fn scan(&self, cursor: u64, most: u64, mut f: impl FnMut(u64)) -> u64 {
         let shape = self.shape.load_full();
         let width = shape.schema.width();
+        let horizon = self.horizon();
         let (wanted, mut bucket) = (cursor >> BUCKET_BITS, cursor & ((1 << BUCKET_BITS) - 1));
         let mut given = 0;
         let tables = self.ring.load_full();
@@ -64,8 +65,10 @@ impl Space {
                     }
                 }
                 table.visit(bucket, shape.living, width, &mut room, |id, _, _| {
-                    given += 1;
-                    f(id);
+                    if id >= horizon {
+                        given += 1;
+                        f(id);
+                    }
                 });
                 bucket += 1;
                 looked += 1;
@@ -78,7 +81,7 @@ impl Space {
     /// Some row's id, by a number that the caller has drawn; `None` if none was found near it.
     pub fn some_id(&self, drawn: u64) -> Option<u64> {
         let tables = self.ring.load_full();
-        let shape = self.shape.load_full();
+        let (shape, horizon) = (self.shape.load_full(), self.horizon());
         let width = shape.schema.width();
         let all: Vec<&Table> = tables
             .entries()
@@ -93,7 +96,9 @@ impl Space {
             // A table that has rows is not that empty.
             for step in 0..buckets.min(1 << 16) {
                 let bucket = drawn.wrapping_add(step) % buckets;
-                table.visit(bucket, shape.living, width, &mut room, |id, _, _| found = Some(id));
+                table.visit(bucket, shape.living, width, &mut room, |id, _, _| {
+                    found = (id >= horizon).then_some(id).or(found);
+                });
                 if found.is_some() {
                     return found;
                 }

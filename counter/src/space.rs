@@ -13,6 +13,7 @@ use crate::budget::{Budget, Quota, Reservation};
 use crate::cold::{ColdBackend, Tombstones};
 use crate::key::seed_of;
 use crate::read::Read;
+use crate::retirement::Retirement;
 use crate::rewrite::Rewrite;
 use crate::schema::{Alteration, Schema};
 use crate::sizing::Sizing;
@@ -172,6 +173,7 @@ pub struct Space {
     /// Ids below this may have their rows there. Rises before any row leaves.
     pub(crate) cold_end: AtomicU64,
     pub(crate) tombstones: Tombstones,
+    pub(crate) retirement: Retirement,
 }
 
 impl Space {
@@ -205,6 +207,7 @@ impl Space {
             refused_at: AtomicU64::new(u64::MAX),
             altering: Mutex::new(()),
             below: OnceLock::new(),
+            retirement: Retirement::default(),
             cold_end: AtomicU64::new(0),
         })
     }

@@ -194,8 +194,11 @@ impl Space {
     /// A deletion needs no memory, opens no table and moves no frontier: it is never refused,
     /// and a row that is not there leaves no trace.
     fn delete_as(&self, origin: Origin, id: u64) -> bool {
+        if id < self.horizon() {
+            return false;
+        }
         loop {
-            // Nothing lies below the horizon: counter spaces do not recycle.
+            // Its table may have been retired meanwhile.
             let inside = || {
                 self.ring
                     .write(id, hash_of(id), |e| self.delete_in(origin, e, id))
@@ -394,6 +397,10 @@ impl Space {
     ) -> Result<(), Error> {
         loop {
             let written = self.ring.write(id, hash_of(id), |entry| {
+                // Under the stripe, which is waited for when the line has risen.
+                if id < self.horizon() {
+                    return self.refuse_retired(origin).map(|()| None).map_err(Stop::Error);
+                }
                 let table = self.table_for(entry, id)?;
                 if let Some(row) = outliers {
                     if table.locate(id).is_none() {
@@ -418,8 +425,8 @@ impl Space {
                 // Only a rewrite makes room: do some of it, or wait for the thread that does.
                 Some(Err(Stop::Error(Error::Full { .. })))
                     if self.is_used_up(id) && self.rewrite_for_room() => {}
-                // Nothing lies below the horizon: counter spaces do not recycle.
-                None => return Err(Error::KeyTooBig),
+                // Its table was retired.
+                None => return self.refuse_retired(origin),
                 Some(Ok(due)) => {
                     if let Some(due) = due {
                         self.attend(due);
@@ -430,6 +437,15 @@ impl Space {
                 Some(Err(Stop::Outside(newest_low))) => self.open_for(newest_low, id)?,
                 Some(Err(Stop::ColdBackend)) => self.fetch_below(id)?,
             }
+        }
+    }
+
+    /// What a log tells again of a retired row is passed over.
+    #[cold]
+    fn refuse_retired(&self, origin: Origin) -> Result<(), Error> {
+        match origin {
+            Origin::Client => Err(Error::Retired { horizon: self.horizon() }),
+            Origin::Log => Ok(()),
         }
     }
 

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// Longest token.
@@ -227,6 +227,8 @@ pub struct Tokens {
     most: AtomicUsize,
     keep_s: AtomicU32,
     shards: Box<[Mutex<Shard>]>,
+    /// Whether there may be any: else there is nothing to sweep.
+    any: AtomicBool,
     repeated: AtomicU64,
     dropped: AtomicU64,
     dropped_age_s: AtomicU64,
@@ -239,6 +241,7 @@ impl Tokens {
             most: AtomicUsize::new(0),
             keep_s: AtomicU32::new(0),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            any: AtomicBool::new(false),
             repeated: AtomicU64::new(0),
             dropped: AtomicU64::new(0),
             dropped_age_s: AtomicU64::new(0),
@@ -296,10 +299,11 @@ impl Tokens {
     /// The token was used now, and this was answered.
     pub(crate) fn put(&self, used: Used, values: &[i64]) {
         let Used { hash, increment, time_s } = used;
-        self.keep(Entry { hash, time_s, increment, values: SmallVec::from_slice(values) });
+        self.keep(Entry { hash, time_s, increment, values: SmallVec::from_slice(values) }, true);
     }
 
-    fn keep(&self, entry: Entry) {
+    /// `is_new`: it was used now, and is not told again by a log.
+    fn keep(&self, entry: Entry, is_new: bool) {
         let (bucket, now_s) = (self.bucket(), entry.time_s);
         let shard = &mut *self.shard(entry.hash).lock();
         // A record that is told again, as behind a snapshot, keeps its place.
@@ -317,12 +321,20 @@ impl Tokens {
         if most == 0 {
             return;
         }
-        self.drop_oldest(shard, most - 1, SWEPT, now_s);
+        self.drop_oldest(shard, most - 1, SWEPT, (now_s, is_new));
         shard.push(entry, bucket);
+        self.any.store(true, Relaxed);
     }
 
-    /// Drops entries beyond `most`, and so many that have expired.
-    fn drop_oldest(&self, shard: &mut Shard, most: usize, mut expired: usize, now_s: u32) {
+    /// Drops entries beyond `most`, and so many that have expired; counts those that had not, if
+    /// that is new.
+    fn drop_oldest(
+        &self,
+        shard: &mut Shard,
+        most: usize,
+        mut expired: usize,
+        (now_s, is_new): (u32, bool),
+    ) {
         while let Some(oldest) = shard.ring.front() {
             let is_expired = self.is_expired(oldest, now_s);
             if shard.ring.len() <= most && !(is_expired && expired > 0) {
@@ -331,6 +343,7 @@ impl Tokens {
             expired = expired.saturating_sub(usize::from(is_expired));
             if let Some(entry) = shard.pop(self.bucket())
                 && !is_expired
+                && is_new
             {
                 self.dropped.fetch_add(1, Relaxed);
                 let age_s = now_s.saturating_sub(entry.time_s);
@@ -341,13 +354,22 @@ impl Tokens {
 
     /// Drops what has expired, some of it at a time. To be called about once a second.
     pub fn sweep(&self, now_s: u32) {
+        // Before the shards: what comes meanwhile says so again.
+        if !self.any.swap(false, Relaxed) {
+            return;
+        }
         let most = self.most_of_shard();
+        let mut any = false;
         for shard in &self.shards {
             let shard = &mut *shard.lock();
             // A limit that was lowered is reached step by step, too.
             let most = most.max(shard.ring.len().saturating_sub(AT_ONCE));
-            self.drop_oldest(shard, most, AT_ONCE, now_s);
+            self.drop_oldest(shard, most, AT_ONCE, (now_s, true));
             shard.shrink(self.bucket());
+            any |= !shard.ring.is_empty();
+        }
+        if any {
+            self.any.store(true, Relaxed);
         }
     }
 
@@ -424,7 +446,7 @@ impl Tokens {
 
     /// Takes entries over from a record, or from a piece of a snapshot.
     pub(crate) fn decode(&self, bytes: &[u8]) -> Result<(), String> {
-        read_tokens(bytes, |entry| self.keep(entry))
+        read_tokens(bytes, |entry| self.keep(entry, false))
     }
 }
 

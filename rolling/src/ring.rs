@@ -157,6 +157,11 @@ impl<T> Entry<T> {
         &self.slot.table
     }
 
+    /// The slot alone.
+    pub fn into_slot(self) -> Arc<Slot<T>> {
+        self.slot
+    }
+
     /// The slot whose rows are moving here. Readers look there first. Writers move the row that
     /// they touch: they hold its stripe, so no other thread moves it at the same time.
     #[inline]

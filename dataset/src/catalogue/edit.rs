@@ -162,6 +162,19 @@ impl Catalogue {
         Ok(())
     }
 
+    /// TM.SPACE RETIRE: rows of ids below `horizon` are given up. A lower one changes nothing.
+    pub fn retire(&mut self, name: &str, horizon: u64) -> Result<(), EditError> {
+        let known = self.counter.iter_mut().find(|known| known.made.name == name);
+        let known = known.ok_or_else(|| EditError::NoSuch("counter space", name.to_owned()))?;
+        if known.made.spill {
+            return Err(EditError::Invalid(format!(
+                "the space '{name}' spills: its oldest tables go to the disk, and none is retired"
+            )));
+        }
+        known.horizon = known.horizon.max(horizon);
+        Ok(())
+    }
+
     /// TM.VIEW CREATE.
     pub fn create_view(&mut self, name: &str, pairs: Pairs<'_>) -> Result<(), EditError> {
         self.view.push(entry(name, pairs)?);

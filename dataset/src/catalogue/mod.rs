@@ -15,6 +15,7 @@
 //!   a space that was dropped are known by theirs.
 //! - `number` of each space. `seed` and `first_id` of an existence space have 64 bits, which TOML's
 //!   integers have not: 16 hexadecimal digits. `tie`: see `engines/zero_proof.rs`.
+//! - `horizon` of a counter space, if ids were retired: in such digits, too.
 //! - `fields` of a counter space are the schema as it is: dropped fields are marked.
 
 mod edit;
@@ -51,6 +52,8 @@ pub struct CounterEntry {
     pub number: u32,
     /// What was declared of it; its fields as they were altered since, dropped ones marked.
     pub made: Counter,
+    /// Ids below it have no rows any more: they were retired.
+    pub horizon: u64,
 }
 
 /// An existence space.
@@ -94,7 +97,7 @@ impl CounterEntry {
         [&mut made.rows_per_table, &mut made.memory_limit_bytes, &mut made.max_ahead]
             .into_iter()
             .for_each(within_toml);
-        CounterEntry { number, made }
+        CounterEntry { number, made, horizon: 0 }
     }
 }
 
@@ -149,7 +152,8 @@ impl Catalogue {
             };
             let fields = std::mem::take(&mut known.made.fields);
             let made = Counter { fields, ..made.clone() };
-            *known = CounterEntry::new(known.number, &made);
+            *known =
+                CounterEntry { horizon: known.horizon, ..CounterEntry::new(known.number, &made) };
         }
         for known in &mut next.existence {
             let Some(made) = options.existence.iter().find(|made| made.name == known.made.name)
@@ -262,6 +266,10 @@ impl Catalogue {
         let counters = self.counter.iter().map(|known| {
             let mut entry = table(Table::try_from(&known.made).ok());
             entry.insert("number".to_owned(), Value::Integer(known.number.into()));
+            if known.horizon > 0 {
+                let digits = format!("{:016x}", known.horizon);
+                entry.insert("horizon".to_owned(), Value::String(digits));
+            }
             Value::Table(entry)
         });
         all.insert("counter".to_owned(), Value::Array(counters.collect()));
@@ -296,7 +304,8 @@ impl Catalogue {
         let mut catalogue = Catalogue { version, ..Catalogue::default() };
         for mut entry in take_list(&mut all, "counter")? {
             let number = take_space(&mut entry)?;
-            catalogue.counter.push(CounterEntry { number, made: read(entry)? });
+            let horizon = take_digits(&mut entry, "horizon")?.unwrap_or(0);
+            catalogue.counter.push(CounterEntry { number, made: read(entry)?, horizon });
         }
         for mut entry in take_list(&mut all, "existence")? {
             let number = take_space(&mut entry)?;

@@ -126,6 +126,9 @@ impl Engines {
         scratch: &mut Vec<i64>,
     ) -> Result<Change, WriteError> {
         let (flags, counters) = self.spaces_of(action);
+        if id < counters.horizon() {
+            return Ok(Change::Unknown);
+        }
         let turn = RefCell::new(self.pair_turn(flags, id));
         // In the turn: as long as it lasts the tie is what it is here.
         let is_tied = self.is_tied(flags, counters, action.field);
@@ -195,6 +198,9 @@ impl Engines {
             }
         }
         let (flags, counters) = self.spaces_of(action);
+        if id < counters.horizon() {
+            return Ok(Change::Unknown);
+        }
         let turn = RefCell::new(self.pair_turn(flags, id));
         // In the turn: as long as it lasts the tie is what it is here.
         let is_tied = self.is_tied(flags, counters, action.field);

@@ -144,6 +144,7 @@ impl Engines {
             space.set_options(&existence_options(&known.made)).map_err(refused)?;
             space.loose.set_most(known.made.max_loose);
         }
+        next.retire();
         *self = next;
         self.deal();
         Ok(())

@@ -17,6 +17,7 @@ mod forget;
 pub mod listener;
 mod memory;
 mod page;
+mod retire;
 mod unproven_ids;
 mod write;
 mod zero_proof;
@@ -422,6 +423,11 @@ impl Engines {
             .iter()
             .find(|(_, kind, index)| *kind == wanted && is_it(*index))
             .map(|(pattern, ..)| pattern)
+    }
+
+    /// The patterns of a space's keys, rows before cells, as they are written.
+    pub fn key_patterns(&self, number: u32) -> Vec<String> {
+        self.patterns_of(number).map(|(pattern, ..)| pattern.to_string()).collect()
     }
 
     /// The patterns that name things of a space.

@@ -44,6 +44,13 @@ impl Lists<'_> {
         check_names("view", &view.iter().map(|v| v.name.as_str()).collect::<Vec<_>>())?;
         check_names("action", &action.iter().map(|a| a.name.as_str()).collect::<Vec<_>>())?;
         self.check_patterns()?;
+        if let Some(both) = counter.iter().find(|made| made.spill && made.keep_tables > 0) {
+            return Err(format!(
+                "counter space '{}': keep_tables retires what spill = true writes to the disk: \
+                 leave one of them out",
+                both.name
+            ));
+        }
         for existence in existence {
             let rate = existence.false_positive_rate;
             if !phantom::RATES.contains(&rate) {

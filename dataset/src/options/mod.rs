@@ -229,6 +229,10 @@ section! {
         /// not before. A row takes its bits plus about 3.5 bytes for its id and empty slots. With
         /// spill = true fewer, if the memory limit has no room for four such tables.
         rows_per_table: u64 = 1 << 20,
+        /// Without a disk for old rows: how many tables' worth of rows (of rows_per_table each) are
+        /// kept. Older tables are retired: reads find no row there, writes are refused, and their
+        /// memory is free. 0: all are kept. For ids that rise with time only.
+        keep_tables: usize = 0,
         /// Most bytes of memory for this space's tables; 0 means as many as server.memory_bytes has
         /// for it, which all spaces share. Beyond it, when nothing can be spilled, writes of new
         /// rows are refused with an OOM error. While a table that deletions have emptied is

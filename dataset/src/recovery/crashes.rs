@@ -248,9 +248,10 @@ fn change_scene(current: &Current, random: &mut fastrand::Rng) {
     let pairs = |list: &[(&str, &str)]| -> Vec<(String, String)> {
         list.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
     };
+    let horizon = random.u64(900..1100);
     let changed: Result<(), ChangeError> = current.edit(
         || Ok(()),
-        |now| match random.u32(0..14) {
+        |now| match random.u32(0..15) {
             0 | 1 => now.create_counter(&name, &pairs(&[("fields", "a:4 b:8")])),
             2 | 3 => now.create_existence(
                 &name,
@@ -273,6 +274,7 @@ fn change_scene(current: &Current, random: &mut fastrand::Rng) {
             9 => now.drop_action(&action),
             10 => now.drop_space(space),
             11 => now.rename(space, &name),
+            12 => now.retire(&counter, horizon),
             _ => now.set(space, &pairs(&[("max_ahead", "9223372036854775807")])),
         },
     );

@@ -91,6 +91,13 @@ pub(crate) const COUNTER_SPACES: &[C] = &[
     counter(
         "",
         Gauge,
+        "tidemark_counters_horizon_id",
+        "Ids below it were retired; 0 if none were.",
+        |s| s.horizon().into(),
+    ),
+    counter(
+        "",
+        Gauge,
         "tidemark_counters_cold_end_id",
         "Ids below it may lie on the disk; 0 if none does.",
         |s| s.cold_end().into(),

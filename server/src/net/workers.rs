@@ -29,6 +29,8 @@ use tokio::sync::mpsc;
 const CANARIES_PER_MS: u64 = 5;
 /// How far apart it is looked for tables that have come to rest.
 const SETTLE_EVERY: Duration = Duration::from_secs(60);
+/// How far apart it is looked for counters that are to be retired.
+const RETIRE_EVERY: Duration = Duration::from_secs(1);
 /// Threads per worker for what takes its time (statistics, digests, merges): more of it waits, so
 /// that pages do not.
 const SLOW_THREADS: usize = 2;
@@ -391,10 +393,29 @@ impl Sharing {
     }
 }
 
+/// Raises the horizons of counter spaces that have more tables than they keep. A replica has its
+/// master's.
+fn retire(node: &Node, engines: &Engines) {
+    for (name, horizon) in engines.to_retire() {
+        if !node.replication.is_master() {
+            return;
+        }
+        let may = || node.refusal().map_or(Ok(()), Err);
+        match node.current.edit(may, |now| now.retire(&name, horizon)) {
+            Ok(()) => tracing::info!("space '{name}': ids below {horizon} were retired"),
+            // The log takes no changes now, or the space was dropped: tried again.
+            Err(refusal) => {
+                tracing::debug!("space '{name}': {}", String::from_utf8_lossy(refusal.text()))
+            }
+        }
+    }
+}
+
 /// The maintenance thread.
 fn maintain(host: &Host) {
     let (mut backoff, mut turn) = (PollBackoff::default(), 0usize);
     let mut sharing = Sharing::default();
+    let mut retired = Instant::now();
     while !host.stop.is_stopped() {
         let node = host.node();
         let engines = node.current.get().map(|current| {
@@ -402,6 +423,10 @@ fn maintain(host: &Host) {
             current.load()
         });
         let engines = engines.as_deref();
+        if retired.elapsed() >= RETIRE_EVERY {
+            retired = Instant::now();
+            engines.into_iter().for_each(|engines| retire(&node, engines));
+        }
         engines.into_iter().for_each(|engines| node.tracking.tidy(engines));
         engines.into_iter().for_each(|engines| sharing.step(&node, engines));
         match engines.filter(|engines| engines.maintain()) {

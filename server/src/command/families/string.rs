@@ -27,7 +27,8 @@ pub(crate) const TABLE: &[Spec] = &[
          counter; an error in the place of one whose row cannot be read."),
     spec("set", -3, WRITE, ONE_KEY, "1.0.0", "key value [NX|XX] [GET] [KEEPTTL]",
         "Sets a counter; NX only if its row does not exist, XX only if it does; GET answers the \
-         old value. EX, PX, EXAT and PXAT are refused: a counter does not expire."),
+         old value. EX, PX, EXAT and PXAT are refused, as a counter does not expire, unless the \
+         space has expire = \"ignore\"."),
     spec("setnx", 3, WRITE, ONE_KEY, "1.0.0", "key value",
         "Sets a counter if its row does not exist; answers 1, or 0 if it did."),
     spec("getset", 3, WRITE | flag::READS, ONE_KEY, "1.0.0", "key value",
@@ -36,7 +37,8 @@ pub(crate) const TABLE: &[Spec] = &[
         "Makes a counter 0, or deletes the row if that is its only field, as DEL does; answers its \
          old value."),
     spec("getex", -2, flag::READONLY | flag::FAST, ONE_KEY, "6.2.0", "key [PERSIST]",
-        "The same as GET. Options that would let it expire are refused."),
+        "The same as GET. Options that would let it expire are refused, unless the space has \
+         expire = \"ignore\"."),
     spec("mset", -3, WRITE, KeyArgs::Keys(1, -1, 2), "1.0.1", "key value [key value ...]",
         "Sets counters, all at once."),
     spec("msetnx", -3, WRITE, KeyArgs::Keys(1, -1, 2), "1.0.1", "key value [key value ...]",
@@ -52,9 +54,9 @@ pub(crate) const TABLE: &[Spec] = &[
     spec("incrbyfloat", 3, WRITE, ONE_KEY, "2.6.0", "key increment",
         "Refused: a counter is an integer."),
     spec("setex", 4, WRITE, ONE_KEY, "2.0.0", "key seconds value",
-        "Refused: a counter does not expire."),
+        SET_EXPIRES),
     spec("psetex", 4, WRITE, ONE_KEY, "2.6.0", "key milliseconds value",
-        "Refused: a counter does not expire."),
+        SET_EXPIRES),
     spec("incr", 2, WRITE | flag::READS, ONE_KEY, "1.0.0", "key",
         "Adds 1 to a counter; answers its new value."),
     spec("incrby", 3, WRITE | flag::READS, ONE_KEY, "1.0.0", "key increment",
@@ -66,3 +68,6 @@ pub(crate) const TABLE: &[Spec] = &[
 ];
 
 pub(crate) const NO_TEXT: &str = "Refused: a counter is a number, not a text.";
+
+const SET_EXPIRES: &str = "Refused: a counter does not expire. Where the space has expire = \"ignore\" it \
+    is SET, and the counter stays.";

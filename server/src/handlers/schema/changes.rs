@@ -26,6 +26,7 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("tm.space|create", create_space),
     ("tm.space|drop", drop_space),
     ("tm.space|rename", rename_space),
+    ("tm.space|retire", retire),
     ("tm.view|create", create_view),
     ("tm.view|drop", drop_view),
 ];
@@ -107,6 +108,28 @@ fn rename_space(call: &mut Call<'_>) -> Outcome {
         cold.trouble.lock().remove(&from);
         Ok(())
     })
+}
+
+/// Gives up the rows of ids below one. Not beyond the highest id: a mistyped one must not take all
+/// that comes later along.
+fn retire(call: &mut Call<'_>) -> Outcome {
+    let (name, horizon) = (text(call, 2)?, call.id(3)?);
+    let space = call.node.engines().counter(name.as_bytes());
+    let space = space.ok_or_else(|| EditError::NoSuch("counter space", name.clone()))?;
+    let Some(highest) = space.frontier() else {
+        return Err(refuse!("ERR the space '{name}' has no rows"));
+    };
+    if horizon > highest {
+        return Err(refuse!(
+            "ERR {horizon} lies above {highest}, the highest id of '{name}': nothing was retired"
+        ));
+    }
+    if space.cold_end() > 0 {
+        return Err(refuse!(
+            "ERR the space '{name}' has rows on the disk, which are not retired: nothing was"
+        ));
+    }
+    change(call, move |now| now.retire(&name, horizon))
 }
 
 fn drop_space(call: &mut Call<'_>) -> Outcome {

@@ -221,6 +221,7 @@ fn list(call: &mut Call<'_>) -> Outcome {
             vec![
                 ("name", Value::Text(space.name().to_owned())),
                 ("kind", Value::Text("counter".to_owned())),
+                ("keys", Value::Texts(engines.key_patterns(space.number()))),
                 ("fields", Value::Text(space.schema().to_string())),
                 ("rows", Value::Count(space.all_rows())),
                 ("cold_rows", Value::Count(space.cold().rows())),
@@ -230,12 +231,14 @@ fn list(call: &mut Call<'_>) -> Outcome {
                 ("memory_bytes", Value::Count(space.memory_bytes())),
                 ("memory_limit_bytes", Value::Count(space.declared().memory_limit_bytes)),
                 ("memory_share_bytes", Value::Count(space.memory_limit_bytes())),
+                ("horizon", Value::Id(space.horizon())),
             ]
         });
         let existences = engines.existences().iter().map(|space| {
             vec![
                 ("name", Value::Text(space.name().to_owned())),
                 ("kind", Value::Text("existence".to_owned())),
+                ("keys", Value::Texts(engines.key_patterns(space.number()))),
                 ("false_positive_rate", Value::Number(space.options().false_positive_rate)),
                 ("pairs", Value::Count(space.pairs())),
                 ("aside_pairs", count(space.outlier_pairs())),

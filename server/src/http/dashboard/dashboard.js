@@ -195,6 +195,7 @@ const PARTS = [
   ["tidemark_memory_part_bytes{part=\"counter_tables\"}", "counter tables", "--s1"],
   ["tidemark_memory_part_bytes{part=\"existence_tables\"}", "flag tables", "--s4"],
   ["tidemark_memory_part_bytes{part=\"unproven_ids\"}", "unproven ids", "--s6"],
+  ["mem_tokens", "tokens", "--s9"],
   ["cold_cache_bytes", "cache of cold rows", "--s3"],
   ["cold_index_bytes", "index of cold files", "--s7"],
   ["mem_clients_normal", "clients", "--s2"],

@@ -1,0 +1,129 @@
+//! Retiring counters: what lies below a counter space's horizon has no rows any more.
+//!
+//! The horizon stands in the catalogue, so it is logged, replicated and read back as that is. A
+//! command raises it, or the space's own rule (`keep_tables`).
+
+use crate::engines::{CounterSpace, Engines};
+
+impl Engines {
+    /// Makes true what a catalogue says of horizons.
+    pub(super) fn retire(&self) {
+        for known in &self.catalogue.counter {
+            let Some(space) = self.counter_by_number(known.number) else { continue };
+            let Some(last) = known.horizon.checked_sub(1) else { continue };
+            if space.horizon() > last {
+                continue;
+            }
+            // First: where rows go, a counter of 0 proves nothing of a flag (`zero_proof`).
+            let is_tied = |tie: Option<(u32, u32)>| tie.is_some_and(|tie| tie.0 == space.number);
+            let flags = self.existences.iter().filter(|flags| is_tied(flags.tie()));
+            flags.for_each(|flags| flags.loose.widen(Some(last), None));
+            space.retire_below(known.horizon);
+        }
+    }
+
+    /// The counter spaces that have more tables than they keep, by name, and to where the horizon
+    /// is to rise.
+    pub fn to_retire(&self) -> Vec<(String, u64)> {
+        let due = |space: &CounterSpace| Some((space.name().to_owned(), space.due_horizon()?));
+        self.counters.iter().filter_map(due).collect()
+    }
+}
+
+impl CounterSpace {
+    /// Where the oldest table begins that is kept; none if none is to go.
+    fn due_horizon(&self) -> Option<u64> {
+        let kept = (self.made.keep_tables as u64).checked_mul(self.rows_per_table())?;
+        if kept == 0 {
+            return None;
+        }
+        let (ranges, mut rows) = (self.ranges(), 0);
+        let goes = ranges.iter().rev().find(|range| {
+            let goes = rows >= kept;
+            rows += range.rows;
+            goes
+        });
+        goes?.last.checked_add(1).filter(|&horizon| horizon > self.horizon())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::catalogue::{Catalogue, EditError};
+    use crate::commit::Durability;
+    use crate::engines::{ChangeError, Current, Engines};
+    use crate::options::{Counter, Options};
+    use phantom::{Change, Member};
+    use std::sync::Arc;
+
+    fn current(counter: Counter) -> Current {
+        let defaults = Options::default();
+        let counter = vec![Counter { rows_per_table: 1000, ..counter }];
+        let options = Options { counter, ..defaults };
+        let catalogue = Catalogue::default().completed(&options);
+        let durability = Arc::new(Durability::new(options.fsync));
+        Current::new(Engines::new(&options, &catalogue, durability).unwrap())
+    }
+
+    fn retire(current: &Current, horizon: u64) -> Result<(), ChangeError> {
+        current.edit(|| Ok(()), |now| now.retire("post", horizon))
+    }
+
+    #[test]
+    fn an_action_on_a_retired_post_does_nothing_and_its_flags_are_still_known() {
+        let current = current(Options::default().counter[0].clone());
+        let engines = current.load();
+        let like = engines.action(b"like").unwrap();
+        for id in 1000..3000 {
+            let liked = engines.act(like, &Member::Number(7), id, &mut vec![]).unwrap();
+            assert_eq!(liked, Change::Changed);
+        }
+        retire(&current, 2000).unwrap();
+        for (id, expected) in [(1999, Change::Unknown), (2000, Change::Changed)] {
+            let viewer = Member::Number(8);
+            assert_eq!(engines.act(like, &viewer, id, &mut vec![]).unwrap(), expected, "{id}");
+            assert_eq!(engines.undo(like, &viewer, id, &mut vec![]).unwrap(), expected, "{id}");
+        }
+        let (view, mut page) = (engines.view(b"home").unwrap(), Default::default());
+        engines.feed_get(view, &Member::Number(7), &[1999, 2000], &mut page);
+        assert_eq!((page.counter(0, 0), page.counter(1, 0)), (0, 1));
+        assert_eq!(page.flag(0, 0), phantom::Answer::Yes, "no counter of 0 denies it");
+        // The catalogue says so, to a log and to a start.
+        let told = Catalogue::decode(&current.catalogue().encode()).unwrap();
+        assert_eq!((told.counter[0].horizon, told.clone()), (2000, current.catalogue()));
+        retire(&current, 5).unwrap();
+        assert_eq!(current.catalogue().counter[0].horizon, 2000, "it only rises");
+    }
+
+    #[test]
+    fn the_oldest_tables_go_when_there_are_more_than_are_kept() {
+        let post = Options::default().counter[0].clone();
+        let current = current(Counter { keep_tables: 3, ..post });
+        let mut most = 0;
+        for id in 1..20_000 {
+            let engines = current.load();
+            engines.set(&engines.counters()[0], id, &[(0, 1)]).unwrap();
+            if id % 100 == 0 {
+                for (name, horizon) in engines.to_retire() {
+                    current
+                        .edit(|| Ok::<(), ChangeError>(()), |now| now.retire(&name, horizon))
+                        .unwrap();
+                }
+                while engines.maintain() {}
+            }
+            let horizon = engines.counters()[0].horizon();
+            assert!(id < 3000 || id - horizon.min(id) >= 2999, "{id} {horizon}");
+            most = most.max(engines.counters()[0].rows());
+        }
+        assert!((3000..6000).contains(&most), "{most}");
+    }
+
+    #[test]
+    fn a_space_that_spills_retires_nothing() {
+        let spills = current(Counter { spill: true, ..Options::default().counter[0].clone() });
+        let refused = retire(&spills, 1).unwrap_err();
+        assert!(matches!(refused, ChangeError::Edit(EditError::Invalid(_))), "{refused}");
+        let none = spills.edit(|| Ok(()), |now| now.retire("nothing", 1));
+        assert!(matches!(none, Err(ChangeError::Edit(EditError::NoSuch(..)))));
+    }
+}
