@@ -69,5 +69,5 @@ pub(crate) const TABLE: &[Spec] = &[
 
 pub(crate) const NO_TEXT: &str = "Refused: a counter is a number, not a text.";
 
-const SET_EXPIRES: &str = "Refused: a counter does not expire. Where the space has expire = \"ignore\" it \
-    is SET, and the counter stays.";
+const SET_EXPIRES: &str = "Refused: a counter does not expire. Where the space has expire = \
+    \"ignore\" it is SET, and the counter stays.";
