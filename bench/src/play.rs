@@ -2,9 +2,9 @@
 //! threads, percentiles.
 
 use crate::server::Server;
+use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
-use tidemark_server::cli::client::Client;
 
 /// Ids as microblogs have them: 16 digits, with gaps.
 pub fn post(index: u64) -> u64 {

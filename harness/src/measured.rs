@@ -1,11 +1,11 @@
 //! A server process under measurement: ours or a peer, on a free port, in a folder of its own.
 
+use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use tidemark_server::cli::client::Client;
 
 /// Where a benchmark has its servers.
 #[derive(clap::Args, Clone)]

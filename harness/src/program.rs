@@ -2,13 +2,13 @@
 //! acknowledged with what it holds.
 
 use crate::{program, within};
+use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::Duration;
-use tidemark_server::cli::client::Client;
 
 /// Posts that are liked: few, so that many likes meet in one row.
 pub const POSTS: u64 = 50;

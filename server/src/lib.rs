@@ -15,33 +15,28 @@
 //! `tidemark serve` does the same.
 #![forbid(unsafe_code)]
 
-mod acl;
-pub mod cli;
-mod command;
-pub mod config;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod handlers;
 mod http;
 mod ingest;
-pub mod metrics;
 mod net;
-mod roles;
-mod runtime;
 
-use dataset::Engines;
+pub use handlers::admin::commands_page;
 pub use net::in_process::Local;
-pub use runtime::shutdown::Stop;
-pub use runtime::tls;
+pub use node::config;
+pub use node::runtime::shutdown::Stop;
+pub use node::runtime::tls;
 
 use config::Config;
+use dataset::Engines;
 use dataset::recovery;
 use dataset::recovery::Held;
 use net::workers;
-use roles::load::load;
-use roles::node::Host;
-use roles::{background, backup, graceful_shutdown, log_owner};
-use runtime::{atomic_file, service_manager};
+use node::roles::load::load;
+use node::roles::node::Host;
+use node::roles::{background, backup, graceful_shutdown, log_owner};
+use node::runtime::{atomic_file, service_manager};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Deref;
@@ -53,7 +48,7 @@ use std::thread::JoinHandle;
 pub enum StartError {
     /// The configuration contradicts itself.
     #[error(transparent)]
-    Config(#[from] config::ConfigError),
+    Config(#[from] node::config::ConfigError),
     /// The data folder cannot be opened, or does not fit the configuration.
     #[error(transparent)]
     Recover(#[from] recovery::RecoverError),

@@ -4,8 +4,8 @@
 //! As in the real file, the number of reposts per post is heavy-tailed, and about four of ten
 //! reposts come from a user that has reposted that post before. The same seed gives the same file.
 
+use cli::day;
 use std::fmt::Write;
-use tidemark_server::cli::day;
 
 /// Users are drawn from this many.
 const USERS: u64 = 20_000;

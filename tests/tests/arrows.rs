@@ -14,11 +14,14 @@ type Arrows = BTreeMap<String, BTreeSet<String>>;
 type Names = (String, Vec<String>);
 
 /// Crates in which circles are looked for.
-const CRATES: [&str; 9] = [
+const CRATES: [&str; 12] = [
+    "cli",
     "counter",
     "dataset",
     "digits",
+    "node",
     "phantom",
+    "rdb",
     "replication",
     "resp",
     "rolling",
@@ -212,7 +215,7 @@ fn arrows_between_crates_are_those_of_the_page() {
 
 #[test]
 fn arrows_between_directories_are_those_of_the_page() {
-    for name in ["server", "dataset"] {
+    for name in ["dataset", "node", "server"] {
         let (arrows, page) = (inside(name), listed().remove(name).unwrap_or_default());
         let shown = text(&arrows);
         assert!(arrows == page, "docs/arrows.md lists other arrows of {name}:\n{shown}");
@@ -226,6 +229,22 @@ fn no_arrow_closes_a_circle() {
     for name in CRATES {
         let known = known.get(name).cloned().unwrap_or_default();
         assert_eq!(circle(&inside(name)), known, "{name}: on the right those that are known");
+    }
+}
+
+/// A crate that a stranger can still read: what is longer is two crates.
+#[test]
+fn no_crate_has_more_than_20_000_lines() {
+    for name in CRATES {
+        let mut files = Vec::new();
+        sources(&top().join(name).join("src"), &mut files);
+        let is_test = |file: &Path| file.iter().any(|part| part == "tests" || part == "tests.rs");
+        let lines = files.iter().filter(|file| !is_test(file)).map(|file| {
+            let text = std::fs::read_to_string(file).unwrap();
+            text.split("\n#[cfg(test)]\nmod tests {").next().unwrap().lines().count()
+        });
+        let lines: usize = lines.sum();
+        assert!(lines <= 20_000, "{name}: {lines} lines without tests");
     }
 }
 

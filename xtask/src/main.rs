@@ -152,7 +152,7 @@ fn carry_out(task: Task) -> Result<(), String> {
         Task::Soak { minutes } => soak(Duration::from_secs(minutes * 60)),
         Task::Bench { name, options } => bench(name.as_deref(), &options),
         Task::Transcripts { filter, rewrite } => {
-            let mut words = vec!["test", "-p", "tidemark-server", "--test", "transcripts"];
+            let mut words = vec!["test", "-p", "tidemark", "--test", "transcripts"];
             words.extend(filter.as_deref().map(|filter| ["--", filter]).into_iter().flatten());
             let rewrite = rewrite.then_some(("TIDEMARK_REWRITE", "1".to_owned()));
             cargo(&words, rewrite.as_slice())
@@ -257,21 +257,18 @@ fn upgrade(from: &str) -> Result<(), String> {
     // One that an earlier run has left.
     let _ = git(&["worktree", "remove", "--force", &source]);
     git(&["worktree", "add", "--force", "--detach", &source, &commit])?;
-    eprintln!("$ cargo build -p tidemark-server --bin tidemark    # of {commit}");
+    eprintln!("$ cargo build --bin tidemark    # of {commit}");
     let mut build = Command::new("cargo");
-    let built =
-        status(build.current_dir(&folder).env("CARGO_TARGET_DIR", target.join("build")).args([
-            "build",
-            "--locked",
-            "-p",
-            "tidemark-server",
-            "--bin",
-            "tidemark",
-        ]));
+    let built = status(
+        build
+            .current_dir(&folder)
+            .env("CARGO_TARGET_DIR", target.join("build"))
+            .args(["build", "--locked", "--bin", "tidemark"]),
+    );
     git(&["worktree", "remove", "--force", &source])?;
     built?;
     let old = target.join("build/debug/tidemark").display().to_string();
-    let words = ["test", "-p", "tidemark-server", "--test", "upgrade", "--", "--nocapture"];
+    let words = ["test", "-p", "tidemark", "--test", "upgrade", "--", "--nocapture"];
     cargo(&words, &[("TIDEMARK_OLD", old)])
 }
 
@@ -315,7 +312,7 @@ fn bench(name: Option<&str>, options: &[String]) -> Result<(), String> {
         return Err(format!("no benchmark '{name}'; `cargo xtask bench` lists them"));
     }
     // Several start the server from beside them.
-    cargo(&["build", "--release", "--bin", "tidemark", "-p", "tidemark-server"], &[])?;
+    cargo(&["build", "--release", "--bin", "tidemark", "-p", "tidemark"], &[])?;
     let mut words = vec!["run", "--release", "-p", "tidemark-bench", "--bin", name, "--"];
     words.extend(options.iter().map(String::as_str));
     cargo(&words, &[])
@@ -334,7 +331,7 @@ fn print() -> Result<(), String> {
         println!("{file}");
     }
     let prints = [("TIDEMARK_PRINT", "1".to_owned())];
-    let metrics = ["test", "-p", "tidemark-server", "--lib", "the_documentation_lists"];
+    let metrics = ["test", "-p", "node", "--lib", "the_documentation_lists"];
     cargo(&metrics, &prints)?;
     cargo(&["test", "-p", "tidemark-tests", "--test", "e2e", "compatibility"], &prints)
 }

@@ -1,6 +1,6 @@
 //! Pages and increments while the schema changes: does anybody wait for it?
 //!
-//! `cargo build --release -p tidemark-server -p tidemark-bench`, then `target/release/counter_alter
+//! `cargo build --release -p tidemark -p tidemark-bench`, then `target/release/counter_alter
 //! --rows 5000000`. Fields are added, widened and dropped in turn; all tables are rewritten after
 //! each, in the background. Pages are asked for at an even rate, and timed from the moment when
 //! each was due; so are increments, which go to old rows, half of them to the field that changed
@@ -8,6 +8,7 @@
 //! page waits beside that is the machine's doing.
 
 use clap::Parser;
+use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
 use std::process::{Command, Stdio};
@@ -15,7 +16,6 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tidemark_bench::play::{fill, load, percentile, post, row_tidemark, text};
 use tidemark_bench::server::{Place, Server};
-use tidemark_server::cli::client::Client;
 
 /// Measures replies beside changes of the schema.
 #[derive(Parser)]

@@ -1,7 +1,7 @@
 //! What replicas cost: Tidemark beside Redis, in one run.
 //!
 //! ```text
-//! cargo build --release -p tidemark-server -p tidemark-bench
+//! cargo build --release -p tidemark -p tidemark-bench
 //! target/release/replication sync --rows 100000000 --redis-rows 15000000 --wait
 //!                                   a full sync of 1 GB, and pages of the master meanwhile
 //! target/release/replication wait   increments with WAIT 1, in rounds
@@ -15,6 +15,7 @@
 //! HMGET there, without flags; a like is HINCRBY on both.
 
 use clap::{Parser, Subcommand};
+use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
 use std::process::Command;
@@ -25,7 +26,6 @@ use tidemark_bench::play::{
     take_all, text,
 };
 use tidemark_bench::server::{Place, Server};
-use tidemark_server::cli::client::Client;
 
 /// Measures what replicas cost, beside redis-server.
 #[derive(Parser)]

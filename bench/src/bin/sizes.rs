@@ -8,13 +8,13 @@
 //! than the largest size is computed as `tidemark size` does.
 
 use clap::Parser;
+use cli::day;
+use cli::size::{Plan, SizeArgs};
+use node::client::Client;
 use std::error::Error;
 use std::process::{Command, Stdio};
 use tidemark_bench::play::{make_room, row_redis, take_all, text};
 use tidemark_bench::server::Server;
-use tidemark_server::cli::client::Client;
-use tidemark_server::cli::day;
-use tidemark_server::cli::size::{Plan, SizeArgs};
 use tidemark_server::config::Config;
 
 /// Fills both with as many posts and flags, and prints the table of docs/performance/sizes.md.

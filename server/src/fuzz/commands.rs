@@ -9,17 +9,14 @@
 mod choices;
 mod model;
 
-use crate::command::spec::flag;
-use crate::command::table::{find, with_numbers};
-use crate::config::{Config, Counter, Existence};
 use crate::net::request_loop::{Closing, Talk, Turn};
-use crate::roles::node::{Host, Node};
-use crate::runtime::shutdown::Stop;
-use crate::runtime::tally::Tallies;
 use choices::{Choices, FLAGS, KNOWN, LEFT_OUT, WORDS};
-use dataset::catalogue::Catalogue;
-use dataset::engines::Engines;
 use model::{Model, error};
+use node::command::spec::flag;
+use node::command::table::{find, with_numbers};
+use node::config::{Config, Counter, Existence};
+use node::roles::node::{Host, Node};
+use node::runtime::tally::Tallies;
 use redis_protocol::resp2::{decode::decode, types::OwnedFrame as Frame};
 use std::sync::{Arc, LazyLock};
 
@@ -44,23 +41,7 @@ fn node() -> Arc<Node> {
         }
         config
     });
-    alone(&CONFIG)
-}
-
-/// A node without threads, sockets and files.
-pub(crate) fn alone(config: &Config) -> Arc<Node> {
-    let host = Host::new(config.clone(), Vec::new(), Stop::new());
-    let node = host.node();
-    let options = config.data_set();
-    let catalogue = Catalogue::default().completed(&options);
-    node.fill(
-        Engines::new(&options, &catalogue, node.durability.clone()).expect("the default spaces"),
-    );
-    let disk = Arc::new(store::SimDisk::new(1));
-    node.store
-        .fill(store::Store::open(disk, store::StoreOptions::default()).expect("an empty disk"));
-    node.replication.settle(config, true, 0);
-    node
+    Host::alone(&CONFIG)
 }
 
 /// A client without a socket, which waits for what its replies wait for.

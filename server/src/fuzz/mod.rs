@@ -8,9 +8,9 @@ pub(crate) mod commands;
 
 pub use commands::commands;
 
-use crate::acl;
-use crate::config::{Config, Security};
-use crate::runtime::glob;
+use node::acl;
+use node::config::{Config, Security};
+use node::runtime::glob;
 use resp::{Limits, Scan, Scanner, integer, natural};
 use std::path::Path;
 

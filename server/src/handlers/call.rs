@@ -1,14 +1,14 @@
 //! One command being executed: its arguments, its reply, and what it may ask for.
 
-use crate::command::error::{Printable, Refusal, refuse};
-use crate::command::spec::{Outcome, Spec};
-use crate::command::streams;
 use crate::handlers::session::{Replies, Scratch, Session};
 use crate::handlers::suspend::Came;
-use crate::roles::node::{Node, Now};
 use dataset::commit::MOST_BYTES;
 use dataset::dirty_keys::Mark;
 use dataset::engines::{CounterSpace, ExistenceSpace, KeyError, KeyRef};
+use node::command::error::{Printable, Refusal, refuse};
+use node::command::spec::{Outcome, Spec};
+use node::command::streams;
+use node::roles::node::{Node, Now};
 use resp::{Args, Protocol, Reply};
 use std::sync::Arc;
 

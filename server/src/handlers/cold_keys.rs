@@ -3,12 +3,12 @@
 //!
 //! A request whose footprint is not known still works: its cold rows are then read in place.
 
-use crate::command::footprint::{Footprint, Touch};
-use crate::command::spec::Spec;
-use crate::command::table::{Found, find};
 use crate::handlers::session::Session;
 use dataset::cold::fetch::Fetching;
 use dataset::engines::Engines;
+use node::command::footprint::{Footprint, Touch};
+use node::command::spec::Spec;
+use node::command::table::{Found, find};
 use resp::Args;
 
 /// Notes the rows of a request that must be read from the disk first.

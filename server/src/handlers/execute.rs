@@ -1,20 +1,20 @@
 //! From a request to its reply: whether it may be executed now, by this client; and what is noted
 //! of it.
 
-use crate::acl::Request;
-use crate::command::error::{Refusal, refuse};
-use crate::command::spec::{Outcome, Spec, flag};
-use crate::command::table::{Found, bit_of, find};
 use crate::handlers::call::Call;
 use crate::handlers::redis::{pubsub, tracking, transaction};
 use crate::handlers::session::{Replies, Scratch, Session};
 use crate::handlers::table::handler;
 use crate::handlers::visibility;
-use crate::roles::node::Now;
-use crate::runtime::clients::Kind;
-use crate::runtime::pause::Paused;
-use crate::runtime::slowlog;
 use dataset::engines::Engines;
+use node::acl::Request;
+use node::command::error::{Refusal, refuse};
+use node::command::spec::{Outcome, Spec, flag};
+use node::command::table::{Found, bit_of, find};
+use node::roles::node::Now;
+use node::runtime::clients::Kind;
+use node::runtime::pause::Paused;
+use node::runtime::slowlog;
 use resp::{Args, Protocol, Reply};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,8 +1,8 @@
 //! HELP of a command with subcommands.
 
-use crate::command::spec::Outcome;
-use crate::command::table::find;
 use crate::handlers::call::Call;
+use node::command::spec::Outcome;
+use node::command::table::find;
 use std::fmt::Write as _;
 
 /// HELP of a command with subcommands, as Redis writes it.

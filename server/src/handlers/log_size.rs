@@ -9,15 +9,15 @@
 //! a replica, `check`) would have to keep back what may turn out to be half of something, of any
 //! size, and a snapshot could not begin in the middle. Redis takes such a MSET, and its memory too.
 
-use crate::command::error::{Refusal, refuse};
-use crate::command::footprint::{Footprint, Reach, Touch};
-use crate::command::spec::flag;
-use crate::command::table::find;
 use crate::handlers::execute::select;
 use dataset::commit::MOST_BYTES;
 use dataset::engines::Engines;
 pub(crate) use dataset::log_records::PAIR_BYTES;
 use dataset::log_records::VALUE_BYTES;
+use node::command::error::{Refusal, refuse};
+use node::command::footprint::{Footprint, Reach, Touch};
+use node::command::spec::flag;
+use node::command::table::find;
 use resp::Args;
 
 /// Up to here it need not be known closely.

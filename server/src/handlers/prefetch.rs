@@ -5,10 +5,10 @@
 //! wait for memory with each of them alone: a bucket of counters, two lines of a filter. Reads of
 //! many ids or keys fetch theirs together anyway.
 
-use crate::command::footprint::{Footprint, Touch};
-use crate::command::spec::{KeyArgs, ONE_KEY, Spec, flag};
-use crate::command::table::Found;
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace};
+use node::command::footprint::{Footprint, Touch};
+use node::command::spec::{KeyArgs, ONE_KEY, Spec, flag};
+use node::command::table::Found;
 use phantom::Member;
 use resp::Args;
 

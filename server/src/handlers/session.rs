@@ -1,14 +1,14 @@
 //! What a connection remembers between commands, and what a worker lends to them.
 
-use crate::acl::Access;
-use crate::command::spec::Outcome;
 use crate::handlers::redis::{pubsub, tracking, transaction};
 use crate::handlers::suspend::Errand;
-use crate::roles::feed;
-use crate::roles::node::Node;
-use crate::runtime::clients::Client;
 use dataset::engines::{Page, Seen};
 use dataset::watch::Place;
+use node::acl::Access;
+use node::command::spec::Outcome;
+use node::roles::feed;
+use node::roles::node::Node;
+use node::runtime::clients::Client;
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;

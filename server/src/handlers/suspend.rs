@@ -3,7 +3,7 @@
 //! executed again, and finds what came of it. So EXEC goes on where it stopped, and the connection
 //! does not notice.
 
-use crate::command::error::Refusal;
+use node::command::error::Refusal;
 use std::pin::Pin;
 use tokio::sync::oneshot;
 
@@ -67,10 +67,10 @@ impl Errand {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::Config;
-    use crate::fuzz::commands::{Guest, alone};
-    use crate::roles::node::Node;
-    use crate::roles::{Master, Order};
+    use crate::fuzz::commands::Guest;
+    use node::config::Config;
+    use node::roles::node::{Host, Node};
+    use node::roles::{Master, Order};
     use std::time::Duration;
 
     /// Changes that belong together wait for room in the log, which another writer has; then the
@@ -102,7 +102,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let mut config = Config::default();
             config.durability.dir = folder.path().to_path_buf();
-            let node = alone(&config);
+            let node = Host::alone(&config);
             let all = node.durability.committer().reserve(usize::MAX / 2).unwrap();
             let mut guest = Guest::new(&node);
             let (used, told) = guest.step(requests.as_bytes());

@@ -1,9 +1,9 @@
 //! The handlers of all commands, by the numbers that the command table gives.
 
 use super::{admin, cluster, counter, feed, flags, redis, schema, stream};
-use crate::command::spec::Outcome;
-use crate::command::table::{bits, with_numbers};
 use crate::handlers::call::Call;
+use node::command::spec::Outcome;
+use node::command::table::{bits, with_numbers};
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
@@ -58,7 +58,7 @@ static HANDLERS: LazyLock<Vec<Handler>> = LazyLock::new(|| {
 });
 
 /// The handler of the command or subcommand with this number among all of them
-/// ([`bit_of`](crate::command::table::bit_of)).
+/// ([`bit_of`](node::command::table::bit_of)).
 #[inline]
 pub(crate) fn handler(number: usize) -> Handler {
     HANDLERS[number]

@@ -4,10 +4,10 @@
 //!
 //! Asked here for all commands, after they have read, by the ids that they name.
 
-use crate::command::footprint::{Footprint, Reach};
-use crate::command::spec::{KeyArgs, Spec, flag};
 use crate::handlers::session::Session;
 use dataset::engines::Engines;
+use node::command::footprint::{Footprint, Reach};
+use node::command::spec::{KeyArgs, Spec, flag};
 use resp::Args;
 use store::Ticket;
 

@@ -3,13 +3,13 @@
 //! Ids are strings: they have 64 bits, and JavaScript's numbers 53.
 
 use super::health;
-use crate::command::table::name_of;
-use crate::metrics::{self, Sample, buffer_bytes};
-use crate::roles::backup::{Fate, Kept, Status};
-use crate::roles::node::Node;
-use crate::roles::{Fed, LinkState};
-use crate::runtime::clients::{Client, Kind};
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace, View};
+use node::command::table::name_of;
+use node::metrics::{self, Sample, buffer_bytes};
+use node::roles::backup::{Fate, Kept, Status};
+use node::roles::node::Node;
+use node::roles::{Fed, LinkState};
+use node::runtime::clients::{Client, Kind};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -292,7 +292,7 @@ pub(super) fn slowlog(node: &Node) -> Value {
         .collect();
     json!({
         "slower_than_us": node.config().server.slowlog_slower_than_us,
-        "count": node.slow.len(),
+        "count": node.slow.entries(),
         "entries": entries,
     })
 }

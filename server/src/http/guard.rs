@@ -10,12 +10,12 @@
 //! than localhost need the login, too.
 
 use super::Answer;
-use crate::acl::{DEFAULT, Reason, Request};
-use crate::command::table::{numbers_named, with_numbers};
-use crate::roles::node::Node;
 use base64::Engine as _;
 use hyper::StatusCode;
 use hyper::header::{self, HeaderValue};
+use node::acl::{DEFAULT, Reason, Request};
+use node::command::table::{numbers_named, with_numbers};
+use node::roles::node::Node;
 use resp::Kept;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering::Relaxed;

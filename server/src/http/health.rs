@@ -1,9 +1,9 @@
 //! `/readyz`: whether this node should get traffic.
 
 use super::{Answer, text};
-use crate::roles::LinkState;
-use crate::roles::node::Node;
 use hyper::StatusCode;
+use node::roles::LinkState;
+use node::roles::node::Node;
 use std::path::Path;
 
 /// Why this node should get no traffic now, if it should not.

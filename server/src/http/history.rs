@@ -1,11 +1,11 @@
 //! The last ten minutes: pages and writes per second, and how long they took.
 
 use super::Admin;
-use crate::command::spec::flag;
-use crate::command::table::{numbers_named, with_numbers};
-use crate::roles::node::Node;
-use crate::runtime::command_stats::percentile_us;
 use dataset::clock::unix_ms;
+use node::command::spec::flag;
+use node::command::table::{numbers_named, with_numbers};
+use node::roles::node::Node;
+use node::runtime::command_stats::percentile_us;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::collections::VecDeque;

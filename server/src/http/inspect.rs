@@ -2,11 +2,11 @@
 
 use super::guard::Asked;
 use super::{Admin, Answer, json, wrong};
-use crate::roles::node::Node;
 use dataset::cold;
 use dataset::cold::fetch::Fetching;
 use dataset::engines::{Engines, Page, View};
 use hyper::StatusCode;
+use node::roles::node::Node;
 use phantom::{Answer as Flag, Member};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

@@ -11,8 +11,6 @@ mod health;
 mod history;
 mod inspect;
 
-use crate::metrics::{self, Format};
-use crate::roles::node::Host;
 use guard::Door;
 use history::History;
 use http_body_util::Full;
@@ -21,6 +19,8 @@ use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use node::metrics::{self, Format};
+use node::roles::node::Host;
 use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -49,7 +49,7 @@ struct Admin {
 
 /// Opens the admin port that the configuration names. `None`: it is switched off, or taken, which
 /// is no reason not to start: another node of this machine may have it.
-pub(crate) fn listen(config: &crate::config::Config) -> io::Result<Option<TcpListener>> {
+pub(crate) fn listen(config: &node::config::Config) -> io::Result<Option<TcpListener>> {
     let admin = &config.admin;
     if admin.port == 0 {
         return Ok(None);

@@ -2,9 +2,9 @@
 //! line. They are written before the offset moves on, so a kill may leave one twice, and none is
 //! lost.
 
-use crate::runtime::ingest::Source;
 use base64::Engine as _;
 use dataset::clock::unix_ms;
+use node::runtime::ingest::Source;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -13,11 +13,11 @@
 //! All of them LEB128. A damaged event of that form has no end, so the rest of its message is
 //! poison with it; a damaged line is poison alone.
 
-use crate::config::{Ingest, IngestFormat};
-use crate::config::{Mapped, Verb};
 use dataset::engines::Engines;
 use dataset::engines::events::Doing;
 use dataset::log_records::take_number;
+use node::config::{Ingest, IngestFormat};
+use node::config::{Mapped, Verb};
 use phantom::Member;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use std::borrow::Cow;

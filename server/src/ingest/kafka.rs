@@ -5,8 +5,8 @@
 //! the truth here. What rskafka lacks: records of transactions that were aborted are read, too.
 
 use super::{CHUNK_BYTES, Chunk, IDLE, Trouble, ends_before, note_gap};
-use crate::config::Ingest;
-use crate::runtime::ingest::Source;
+use node::config::Ingest;
+use node::runtime::ingest::Source;
 use rskafka::BackoffConfig;
 use rskafka::client::error::{Error, ProtocolError};
 use rskafka::client::partition::{OffsetAt, PartitionClient, UnknownTopicHandling};
@@ -47,7 +47,7 @@ async fn connect(config: &Ingest) -> Result<Client, Trouble> {
         .client_id("tidemark")
         .backoff_config(backoff);
     if config.tls {
-        let tls = crate::cli::connect::client_tls(&config.ca_file).map_err(Trouble::Halt)?;
+        let tls = node::client::connect::client_tls(&config.ca_file).map_err(Trouble::Halt)?;
         builder = builder.tls_config(Arc::new(tls));
     }
     if !config.user.is_empty() {

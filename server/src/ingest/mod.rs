@@ -19,10 +19,10 @@ mod nats;
 mod redis;
 mod take;
 
-use crate::config::{Broker, Ingest, IngestStart};
-use crate::roles::node::Host;
-use crate::runtime::ingest::{Source, State};
 use dataset::offsets::Offset;
+use node::config::{Broker, Ingest, IngestStart};
+use node::roles::node::Host;
+use node::runtime::ingest::{Source, State};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;

@@ -5,11 +5,11 @@
 //! after a lost link), the reader ends, and the next one begins at our offset.
 
 use super::{CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, PATIENCE, Trouble, ends_before, note_gap};
-use crate::runtime::ingest::Source;
 use async_nats::jetstream;
 use async_nats::jetstream::consumer::{AckPolicy, Consumer, DeliverPolicy, pull};
 use async_nats::jetstream::stream::Stream;
 use futures_util::StreamExt as _;
+use node::runtime::ingest::Source;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;

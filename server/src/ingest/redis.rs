@@ -5,10 +5,10 @@
 //! second read on.
 
 use super::{CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, PATIENCE, Trouble, ends_before, note_gap};
-use crate::cli::connect::{ConnectArgs, Link};
-use crate::config::Ingest;
-use crate::runtime::ingest::Source;
-use crate::runtime::tls::Tls;
+use node::client::connect::{ConnectArgs, Link};
+use node::config::Ingest;
+use node::runtime::ingest::Source;
+use node::runtime::tls::Tls;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
 
@@ -113,7 +113,7 @@ impl Reader {
             &[b"XREAD", b"COUNT", count, b"STREAMS", key, behind.as_bytes()],
             &[b"EXEC"],
         ] {
-            crate::cli::connect::put_command(&mut requests, request);
+            node::client::connect::put_command(&mut requests, request);
         }
         timely(self.link.send(&requests)).await?;
         for _ in 0..3 {

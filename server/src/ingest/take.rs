@@ -4,15 +4,15 @@ use super::dead::{Letter, Letters};
 use super::event;
 use super::event::Event;
 use super::{Chunk, Trouble};
-use crate::config::IngestPoison;
-use crate::roles::node::{Host, Node};
-use crate::runtime::ingest::{Source, State};
-use crate::runtime::pause::Paused;
 use dataset::cold;
 use dataset::cold::fetch::Fetching;
 use dataset::engines::events::{Doing, Event as Change, Partition};
 use dataset::engines::{Engines, WriteError};
 use dataset::offsets::{Moved, Offset};
+use node::config::IngestPoison;
+use node::roles::node::{Host, Node};
+use node::runtime::ingest::{Source, State};
+use node::runtime::pause::Paused;
 use phantom::Change as Done;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -314,7 +314,7 @@ fn passes(error: &WriteError) -> bool {
 
 /// Has what the events need and lies on the disk read, all of it at the same time, before any
 /// stripe is held.
-async fn fetch(items: &[Item<'_>], mapped: &[crate::config::Mapped], engines: &Engines) {
+async fn fetch(items: &[Item<'_>], mapped: &[node::config::Mapped], engines: &Engines) {
     if !engines.has_cold() {
         return;
     }

@@ -7,7 +7,7 @@
 //!
 //! A slow client is waited for, at no cost: while replies are pending nothing is read, so neither
 //! side's buffer grows. What one request can make grow has a limit
-//! ([`Server`](crate::config::Server)): a client beyond it is disconnected.
+//! ([`Server`](node::config::Server)): a client beyond it is disconnected.
 //!
 //! Between its turns a connection holds no node, only the host, so that it stays when a full sync
 //! puts another data set in the place of the one that it was served from. What it waits for may
@@ -15,9 +15,9 @@
 
 use crate::handlers::session::Session;
 use crate::net::request_loop::{Closing, Talk, Turn};
-use crate::roles::node::{Host, Node};
-use crate::runtime::clients::Client;
-use crate::runtime::tls::Socket;
+use node::roles::node::{Host, Node};
+use node::runtime::clients::Client;
+use node::runtime::tls::Socket;
 use resp::Reply;
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -150,7 +150,7 @@ impl Connection {
         }
         let session = &mut self.talk.session;
         if let Some(place) = session.replicates.take().filter(|_| session.leaving) {
-            crate::roles::feed::serve(place, self.talk.session.client.peer, &mut self.stream).await;
+            node::roles::feed::serve(place, self.talk.session.client.peer, &mut self.stream).await;
         }
     }
 
@@ -207,7 +207,7 @@ impl Connection {
                     }
                     // Invalidations among the replies are lost, and what they named has changed.
                     if self.talk.session.client.hears.load(Relaxed) {
-                        crate::runtime::tracking::write_all(&self.talk.session.client, &mut out);
+                        node::runtime::tracking::write_all(&self.talk.session.client, &mut out);
                     }
                 }
                 if self.write(cx, &out).is_err() {
@@ -366,7 +366,7 @@ impl Connection {
         }
     }
 
-    fn tallies(&self) -> &crate::runtime::tally::Tallies {
+    fn tallies(&self) -> &node::runtime::tally::Tallies {
         &self.host.tallies[self.worker]
     }
 
@@ -466,6 +466,12 @@ fn must_hold(node: &Node, ticket: store::Ticket) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dataset::Engines;
+    use node::config::Config;
+    use node::roles::node::Host;
+    use node::runtime::shutdown::Stop;
+    use node::runtime::tally::Tallies;
+    use std::net::SocketAddr;
 
     /// F31: a buffer that one large request has made follows what is left in it; a small one stays
     /// as it is.
@@ -481,5 +487,32 @@ mod tests {
             assert!(input.capacity() >= left && input.iter().all(|&byte| byte == 7));
             assert!(most < capacity || input.capacity() == capacity);
         }
+    }
+
+    /// A connection may end between the answer and the feed: while the answer waits for a peer that
+    /// does not read, say.
+    #[tokio::test]
+    async fn a_replica_that_goes_before_it_is_fed_leaves_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.durability.dir = folder.path().to_path_buf();
+        config.replication.max_replicas = 1;
+        let node = Host::new(config, Vec::new(), Stop::new()).node();
+        node.fill(Engines::empty(&node.config().data_set(), node.durability.clone()));
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 1));
+        let asked = async || {
+            let client = node.clients.admit(nowhere, nowhere, usize::MAX).unwrap();
+            let (mut talk, mut turn) = (Talk::new(&node, client, 0), Turn::default());
+            let request = format!("TM.REPLICATE {}\r\n", replication::PROTOCOL);
+            while talk.execute(&node, &Tallies::default(), request.as_bytes(), &mut turn) == 0 {
+                talk.stalled.take().expect("it waits for the disk").await;
+            }
+            (talk, String::from_utf8(turn.out).unwrap())
+        };
+        let (first, said) = asked().await;
+        assert_eq!(said, "+OK\r\n");
+        assert_eq!(asked().await.1, "-ERR max number of replicas reached\r\n");
+        drop(first);
+        assert_eq!(asked().await.1, "+OK\r\n");
     }
 }

@@ -2,8 +2,8 @@
 //! that a connection runs. For tests and measurements of that path alone.
 
 use crate::net::request_loop::{Talk, Turn};
-use crate::roles::node::Node;
-use crate::runtime::tally::Tallies;
+use node::roles::node::Node;
+use node::runtime::tally::Tallies;
 use std::sync::Arc;
 
 /// See the top of the file. What its replies would have to wait for (the disk, with `always`) is

@@ -4,20 +4,20 @@
 //! memory that it will need is asked for, then they are executed. So the waits for memory of a
 //! pipeline's small commands overlap (`handlers/prefetch`).
 
-use crate::command::table;
-use crate::command::table::{Found, Lookup};
-use crate::config::Config;
 use crate::handlers::prefetch::LookAhead;
 use crate::handlers::session::{Scratch, Session};
 use crate::handlers::{cold_keys, execute};
-use crate::roles::node::{Node, Now};
-use crate::runtime::clients::Client;
-use crate::runtime::pause::Paused;
-use crate::runtime::slowlog;
-use crate::runtime::tally::Tallies;
 use dataset::cold;
 use dataset::cold::fetch::{Fetching, Pins};
 use dataset::engines::{Current, Engines};
+use node::command::table;
+use node::command::table::{Found, Lookup};
+use node::config::Config;
+use node::roles::node::{Node, Now};
+use node::runtime::clients::Client;
+use node::runtime::pause::Paused;
+use node::runtime::slowlog;
+use node::runtime::tally::Tallies;
 use resp::{Limits, Malformed, Reply, Scan, Scanner};
 use std::ops::Range;
 use std::pin::Pin;

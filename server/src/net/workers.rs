@@ -4,17 +4,17 @@
 //! it was given, so that nothing moves between cores on the way from request to reply. New
 //! connections go to the worker that has the fewest.
 
-use crate::config::{Config, ConfigError};
 use crate::net::connection::Connection;
-use crate::roles::node::{Host, Node, Process};
-use crate::runtime::open_files::allowed_clients;
-use crate::runtime::process_memory::resident_bytes;
-use crate::runtime::shutdown::Vital;
-use crate::runtime::tls::Socket;
 use dataset::Engines;
 use dataset::clock::unix_s;
 use dataset::cold::uring::ReadsHere;
 use dataset::poll_backoff::PollBackoff;
+use node::config::{Config, ConfigError};
+use node::roles::node::{Host, Node, Process};
+use node::runtime::open_files::allowed_clients;
+use node::runtime::process_memory::resident_bytes;
+use node::runtime::shutdown::Vital;
+use node::runtime::tls::Socket;
 use std::io::{self, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -56,7 +56,7 @@ pub(crate) fn listen_on(host: &str, port: u16, backlog: i32) -> io::Result<TcpLi
 /// A connection on its way to its worker.
 struct Arrival {
     stream: TcpStream,
-    client: Arc<crate::runtime::clients::Client>,
+    client: Arc<node::runtime::clients::Client>,
     encrypted: bool,
 }
 

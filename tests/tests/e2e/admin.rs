@@ -1,12 +1,12 @@
 //! The admin port: metrics, health, the JSON of the dashboard, and access to it.
 
+use node::metrics;
 use redis::cmd;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use tidemark_server::metrics;
 use tidemark_tests::{PATIENCE, TestServer, eventually, listener};
 
 /// An answer over HTTP.

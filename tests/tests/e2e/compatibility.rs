@@ -177,7 +177,7 @@ fn section(page: &mut String, title: &str, rows: &[Tested]) {
 #[test]
 fn compatibility_page_is_current() {
     let mut known = String::new();
-    for folder in ["tests/tests", "tests/clients", "server/tests"] {
+    for folder in ["tests/tests", "tests/clients", "cli/tests"] {
         sources(&root().join(folder), &mut known);
     }
     let tested = CLIENTS.iter().chain(TOOLS);

@@ -1,9 +1,9 @@
 //! `tidemark import` by TLS, with a login and a client's certificate. What it does as a program is
-//! in `server/tests/import.rs`.
+//! in `cli/tests/import.rs`.
 
 use crate::tls::Authority;
-use tidemark_server::cli::connect::ConnectArgs;
-use tidemark_server::cli::import::{ImportArgs, run};
+use cli::import::{ImportArgs, run};
+use node::client::connect::ConnectArgs;
 use tidemark_server::config::AuthClients;
 use tidemark_tests::TestServer;
 

@@ -4,13 +4,13 @@
 //! The tests run on a generated file of the same shape ([`tidemark_tests::reposts`]). Where the
 //! real data set lies beside the repository (`../shared/data`), they run on that, too.
 
+use cli::import::{ImportArgs, run};
 use flate2::read::MultiGzDecoder;
+use node::client::connect::ConnectArgs;
 use redis::Commands;
 use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use tidemark_server::cli::connect::ConnectArgs;
-use tidemark_server::cli::import::{ImportArgs, run};
 use tidemark_tests::{TestServer, reposts};
 
 /// The real data set, found from the repository or from a folder of worktrees beside it.
@@ -59,7 +59,7 @@ fn arguments(server: &TestServer, file: PathBuf, strict: bool) -> ImportArgs {
     }
 }
 
-fn import(server: &TestServer, file: PathBuf) -> tidemark_server::cli::import::Summary {
+fn import(server: &TestServer, file: PathBuf) -> cli::import::Summary {
     run(&arguments(server, file, false)).unwrap()
 }
 

@@ -5,12 +5,12 @@
 //! It has the better of these ids: their last digits count up, so that a field is a number below
 //! 100 and takes two bytes. Posts whose ids have gaps would need several more.
 
+use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
 use std::path::Path;
 use std::time::Instant;
 use tidemark_bench::server::Server;
-use tidemark_server::cli::client::Client;
 
 /// Posts of one hash.
 const POSTS: u64 = 100;

@@ -2,7 +2,7 @@
 //! ratios.
 //!
 //! ```text
-//! cargo build --release -p tidemark-server -p tidemark-bench
+//! cargo build --release -p tidemark -p tidemark-bench
 //! target/release/durability always                    64 clients, fsync before each reply
 //! target/release/durability shown                     readers of pages beside them
 //! target/release/durability likes --likes 10000000    pipelined, everysec: CPU, log bytes
@@ -21,12 +21,12 @@ mod recovery;
 mod snapshot;
 
 use clap::{Parser, Subcommand};
+use node::client::Client;
 use snapshot::Traffic;
 use std::io;
 use std::time::{Duration, Instant};
 use tidemark_bench::play::{load, median, on_threads, post, take, text};
 use tidemark_bench::server::{Place, Server};
-use tidemark_server::cli::client::Client;
 
 /// Measures what durability costs, beside redis-server.
 #[derive(Parser)]

@@ -7,6 +7,7 @@
 //! Redis and BGSAVE; its pages are counters alone.
 
 use crate::{Args, Like, Size, like_redis, like_tidemark, recovery};
+use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
 use std::process::{Command, Stdio};
@@ -14,7 +15,6 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tidemark_bench::play::{load, median, percentile, post, take, text};
 use tidemark_bench::server::Server;
-use tidemark_server::cli::client::Client;
 
 /// What is asked meanwhile.
 pub(crate) struct Traffic {

@@ -11,9 +11,9 @@
 //! | `bloom` | as `hash` | two Bloom filters (0.01 %) | 20 HMGET and 2 BF.MEXISTS |
 
 use crate::data::{self, Counts, Data, FIELDS, Page};
+use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{self, Write as _};
-use tidemark_server::cli::client::Client;
 
 /// One way to keep and read the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 //! for the same pages by the same client.
 //!
 //! ```text
-//! cargo build --release -p tidemark-server -p tidemark-bench
+//! cargo build --release -p tidemark -p tidemark-bench
 //! target/release/feed                      table and plots into docs/performance/: ten minutes
 //! target/release/feed --short              the main cells, to the terminal: two minutes
 //! target/release/feed --peer valkey=PATH   another server that takes redis-server's arguments

@@ -5,6 +5,7 @@
 use crate::reads::{self, Measured, Pattern};
 use crate::rows::{FIELDS, Rows, SPACE, id};
 use dataset::engines::WriteError;
+use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame::{BulkString, Error, Integer, SimpleString};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -12,7 +13,6 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tidemark_server::cli::client::Client;
 use tidemark_server::config::{Config, IoMethod};
 
 /// How the node is configured.

@@ -1,15 +1,15 @@
-//! ACL: users and what they may do ([`crate::acl`]).
+//! ACL: users and what they may do ([`node::acl`]).
 
-use crate::acl::{CATEGORIES, MODULE_CATEGORIES, Request, categories};
-use crate::command::error::{Refusal, refuse};
-use crate::command::spec::{Outcome, Spec};
-use crate::command::table::{find, with_numbers};
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::execute::select;
 use crate::handlers::help::help;
 use crate::handlers::redis::{client_admin, tracking};
 use dataset::clock::unix_us;
+use node::acl::{CATEGORIES, MODULE_CATEGORIES, Request, categories};
+use node::command::error::{Refusal, refuse};
+use node::command::spec::{Outcome, Spec};
+use node::command::table::{find, with_numbers};
 use resp::Reply;
 
 pub(crate) const RUN: &[(&str, Handler)] = &[
@@ -49,7 +49,7 @@ fn cat(call: &mut Call<'_>) -> Outcome {
         3 => {
             return Err(refuse!(
                 "ERR Unknown category '{}'",
-                crate::command::error::Printable(call.args.at(2))
+                node::command::error::Printable(call.args.at(2))
             ));
         }
         _ => return Err(call.wrong_subcommand()),
@@ -70,17 +70,17 @@ fn deluser(call: &mut Call<'_>) -> Outcome {
 fn dryrun(call: &mut Call<'_>) -> Outcome {
     let name = call.args.at(2);
     let Some(user) = std::str::from_utf8(name).ok().and_then(|name| call.node.acl.get(name)) else {
-        return Err(refuse!("ERR User '{}' not found", crate::command::error::Printable(name)));
+        return Err(refuse!("ERR User '{}' not found", node::command::error::Printable(name)));
     };
     let args = call.args.from(3);
     let not_found =
-        || refuse!("ERR Command '{}' not found", crate::command::error::Printable(args.at(0)));
+        || refuse!("ERR Command '{}' not found", node::command::error::Printable(args.at(0)));
     let Some((number, spec)) = find(args.at(0)) else { return Err(not_found()) };
     if !spec.subcommands.is_empty() && !spec.knows(args.at(1)) {
         return Err(not_found());
     }
     let (spec, sub) = select(spec, args)?;
-    let request = Request { spec, number: crate::command::table::bit_of(number, sub), args };
+    let request = Request { spec, number: node::command::table::bit_of(number, sub), args };
     match call.node.acl.dry_run(&user, &request, call.node.loaded()) {
         None => call.reply.ok(),
         Some(why) => call.reply.bulk(why.as_bytes()),
@@ -132,7 +132,7 @@ fn getuser(call: &mut Call<'_>) -> Outcome {
     reply.bulk(b"passwords");
     reply.array(user.passwords().len());
     user.passwords().for_each(|password| reply.bulk(password.as_bytes()));
-    let rules = |reply: &mut Reply<'_>, selector: &crate::acl::Selector| {
+    let rules = |reply: &mut Reply<'_>, selector: &node::acl::Selector| {
         for (name, rules) in [
             ("commands", selector.command_rules()),
             ("keys", selector.key_rules()),

@@ -1,12 +1,12 @@
 //! BACKUP: what it is asked, and what it answers. The work is in `roles/backup.rs`.
 
-use crate::command::error::{Printable, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::help::help;
-use crate::roles::backup;
-use crate::roles::backup::{Fate, Kept, Status};
+use node::command::error::{Printable, refuse};
+use node::command::spec::Outcome;
+use node::roles::backup;
+use node::roles::backup::{Fate, Kept, Status};
 
 pub(crate) const RUN: &[(&str, Handler)] = &[
     ("backup|help", help),

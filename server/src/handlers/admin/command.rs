@@ -1,16 +1,16 @@
 //! COMMAND: the table, as clients ask for it.
 
-use crate::acl;
-use crate::command::docs;
-use crate::command::error::{Refusal, refuse};
-use crate::command::footprint::key_positions;
-use crate::command::keyspec;
-use crate::command::keyspec::{KeySpec, Uses};
-use crate::command::spec::{KeyArgs, Outcome, Spec, flag};
-use crate::command::table::{all, find};
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::help::help;
+use node::acl;
+use node::command::docs;
+use node::command::error::{Refusal, refuse};
+use node::command::footprint::key_positions;
+use node::command::keyspec;
+use node::command::keyspec::{KeySpec, Uses};
+use node::command::spec::{KeyArgs, Outcome, Spec, flag};
+use node::command::table::{all, find};
 use resp::{Args, Reply};
 
 pub(crate) const RUN: &[(&str, Handler)] = &[
@@ -161,7 +161,7 @@ fn info(call: &mut Call<'_>) -> Outcome {
 fn list(call: &mut Call<'_>) -> Outcome {
     // As in Redis subcommands, too, by their full names.
     let mut specs: Vec<&Spec> =
-        crate::command::table::with_numbers().map(|(_, spec)| spec).collect();
+        node::command::table::with_numbers().map(|(_, spec)| spec).collect();
     let args = call.args.from(2);
     if !args.is_empty() {
         if args.len() != 3 || !args.at(0).eq_ignore_ascii_case(b"filterby") {
@@ -178,7 +178,7 @@ fn list(call: &mut Call<'_>) -> Outcome {
             });
         } else if by.eq_ignore_ascii_case(b"pattern") {
             crate::handlers::redis::pubsub::check_pattern(value)?;
-            specs.retain(|s| crate::runtime::glob::matches(value, s.name.as_bytes(), true));
+            specs.retain(|s| node::runtime::glob::matches(value, s.name.as_bytes(), true));
         } else {
             return Err(Refusal::SYNTAX);
         }

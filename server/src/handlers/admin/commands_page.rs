@@ -1,11 +1,11 @@
 //! docs/commands.md, from the table.
 
-use crate::command::spec::{Spec, flag};
-use crate::command::table::FAMILIES;
+use node::command::spec::{Spec, flag};
+use node::command::table::FAMILIES;
 use std::fmt::Write as _;
 
 /// The reference of all commands, in Markdown: docs/commands.md.
-pub(crate) fn reference() -> String {
+pub fn reference() -> String {
     let mut out = String::from(
         "# Commands\n\nPrinted by `tidemark commands` from the command table; a test keeps this \
          file equal to it.\n\n`space`, `view` and `action` are names from the configuration. An id \
@@ -59,7 +59,7 @@ mod tests {
         assert!(
             shipped == reference(),
             "docs/commands.md is not what the table says: write it anew with\n  cargo run -p \
-             tidemark-server -- commands > docs/commands.md"
+             tidemark -- commands > docs/commands.md"
         );
     }
 }

@@ -1,12 +1,12 @@
-//! CONFIG: the settings while the server runs ([`crate::runtime::settings`]).
+//! CONFIG: the settings while the server runs ([`node::runtime::settings`]).
 
-use crate::command::error::{Refusal, refuse};
-use crate::command::spec::Outcome;
-use crate::config::Config;
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::help::help;
-use crate::runtime::{glob, settings};
+use node::command::error::{Refusal, refuse};
+use node::command::spec::Outcome;
+use node::config::Config;
+use node::runtime::{glob, settings};
 
 pub(crate) const RUN: &[(&str, Handler)] = &[
     ("config|get", get),
@@ -67,7 +67,7 @@ fn set(call: &mut Call<'_>) -> Outcome {
     for (name, _) in &pairs {
         tracing::info!(
             "CONFIG SET {} by {}",
-            crate::command::error::Printable(name.as_bytes()),
+            node::command::error::Printable(name.as_bytes()),
             call.session.client.peer
         );
     }

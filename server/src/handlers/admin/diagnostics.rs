@@ -1,12 +1,12 @@
 //! Commands for operators: SLOWLOG, LATENCY, MONITOR, MEMORY, DEBUG.
 
-use crate::command::error::{Printable, Refusal, refuse};
-use crate::command::spec::Outcome;
-use crate::command::table::with_numbers;
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::help::help;
 use dataset::engines::KeyRef;
+use node::command::error::{Printable, Refusal, refuse};
+use node::command::spec::Outcome;
+use node::command::table::with_numbers;
 use std::time::Duration;
 
 pub(crate) const RUN: &[(&str, Handler)] = &[
@@ -65,7 +65,7 @@ fn slow_get(call: &mut Call<'_>) -> Outcome {
 }
 
 fn slow_len(call: &mut Call<'_>) -> Outcome {
-    call.reply.count(call.node.slow.len());
+    call.reply.count(call.node.slow.entries());
     Ok(())
 }
 
@@ -233,11 +233,11 @@ fn memory_purge(call: &mut Call<'_>) -> Outcome {
 fn memory_stats(call: &mut Call<'_>) -> Outcome {
     let engines = call.node.engines();
     let (resident, tables) =
-        (crate::runtime::process_memory::resident_bytes(), engines.memory_bytes());
+        (node::runtime::process_memory::resident_bytes(), engines.memory_bytes());
     let keys: u64 = engines.counters().iter().map(|s| s.all_rows()).sum();
     let rows: u64 = engines.counters().iter().map(|s| s.memory_bytes()).sum();
     let all = [
-        ("peak.allocated", crate::runtime::process_memory::kilobytes("/proc/self/status", "VmHWM")),
+        ("peak.allocated", node::runtime::process_memory::kilobytes("/proc/self/status", "VmHWM")),
         ("total.allocated", resident),
         ("overhead.total", resident.saturating_sub(tables)),
         ("keys.count", keys),

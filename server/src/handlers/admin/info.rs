@@ -1,13 +1,13 @@
 //! INFO: sections and fields under Redis's names, so that its tools find them.
 
-use crate::command::spec::Outcome;
-use crate::command::table::with_numbers;
 use crate::handlers::call::Call;
-use crate::metrics::{self, Sample};
-use crate::roles::node::Node;
-use crate::runtime::process_memory::{kilobytes, resident_bytes};
-use crate::runtime::pubsub::Kind;
 use dataset::clock::unix_us;
+use node::command::spec::Outcome;
+use node::command::table::with_numbers;
+use node::metrics::{self, Sample};
+use node::roles::node::Node;
+use node::runtime::process_memory::{kilobytes, resident_bytes};
+use node::runtime::pubsub::Kind;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -124,7 +124,7 @@ fn server(Sample { node, .. }: &Sample, out: &mut String) {
 
 fn clients(sample: &Sample, out: &mut String) {
     let clients = sample.clients();
-    let most = |of: fn(&crate::runtime::clients::Client) -> usize| {
+    let most = |of: fn(&node::runtime::clients::Client) -> usize| {
         clients.iter().map(|c| of(c)).max().unwrap_or(0)
     };
     metrics::lines(metrics::CLIENTS, sample, out);

@@ -1,13 +1,13 @@
 //! TM.INGEST: sources of events. The work is in `crate::ingest`.
 
-use crate::command::error::{Printable, Refusal, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::help::help;
-use crate::runtime::ingest::{Source, Standing};
 use dataset::engines::events::Partition;
 use dataset::offsets::Offset;
+use node::command::error::{Printable, Refusal, refuse};
+use node::command::spec::Outcome;
+use node::runtime::ingest::{Source, Standing};
 use resp::Reply;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 pub(crate) mod acl;
 pub(crate) mod backup;
 pub(crate) mod command;
-pub(crate) mod commands_page;
+pub mod commands_page;
 pub(crate) mod config;
 pub(crate) mod diagnostics;
 pub(crate) mod info;

@@ -1,14 +1,14 @@
 //! The server as a whole: INFO, COMMAND, SHUTDOWN and their like.
 
-use crate::command::error::{Refusal, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::admin::info;
 use crate::handlers::call::Call;
 use crate::handlers::call::answer;
-use crate::roles::graceful_shutdown;
-use crate::roles::graceful_shutdown::How;
 use dataset::clock::unix_us;
+use node::command::error::{Refusal, refuse};
+use node::command::spec::Outcome;
+use node::roles::graceful_shutdown;
+use node::roles::graceful_shutdown::How;
 
 pub(crate) const RUN: &[(&str, Handler)] = &[
     ("dbsize", dbsize),

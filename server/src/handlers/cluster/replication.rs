@@ -1,15 +1,15 @@
 //! Replication: REPLICAOF, ROLE, WAIT, and what a replica says to become one.
 
-use crate::command::error::{Refusal, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::answer;
 use crate::handlers::call::{Call, integer};
-use crate::roles::feed::Place;
-use crate::roles::node::Node;
-use crate::roles::{Fed, Hello, LinkState, Master, failover};
-use crate::runtime::clients::Client;
 use ::replication::{Sending, promotions};
+use node::command::error::{Refusal, refuse};
+use node::command::spec::Outcome;
+use node::roles::feed::Place;
+use node::roles::node::Node;
+use node::roles::{Fed, Hello, LinkState, Master, failover};
+use node::runtime::clients::Client;
 use resp::Reply;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -543,7 +543,7 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
             }
         }
     }
-    call.session.client.flags.fetch_or(crate::runtime::clients::REPLICA, Relaxed);
+    call.session.client.flags.fetch_or(node::runtime::clients::REPLICA, Relaxed);
     call.reply.ok();
     call.session.replicates = Some(place);
     call.session.leaving = true;

@@ -6,15 +6,15 @@
 //! A node's id is the hash of its address, so it is the same in the words of each node, and after a
 //! restart. There is no cluster bus: what changes a cluster is refused.
 
-use crate::command::error::{Refusal, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::help::help;
 use crate::handlers::redis::keys::{every_key, refuse_many_keys};
-use crate::roles::node::Node;
-use crate::roles::{LinkState, Master};
 use ::replication::Sending;
+use node::command::error::{Refusal, refuse};
+use node::command::spec::Outcome;
+use node::roles::node::Node;
+use node::roles::{LinkState, Master};
 use resp::Reply;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -129,7 +129,7 @@ fn places(call: &Call<'_>) -> Vec<Place> {
             vec![master, own]
         }
         None => {
-            let of_replica = |fed: crate::roles::Fed| Place {
+            let of_replica = |fed: node::roles::Fed| Place {
                 ip: fed.ip,
                 port: fed.port,
                 is_self: false,
@@ -225,7 +225,7 @@ fn replicas(call: &mut Call<'_>) -> Outcome {
     let known = places.iter().find(|place| place.id().eq_ignore_ascii_case(&wanted));
     match known {
         None => {
-            Err(refuse!("ERR Unknown node {}", crate::command::error::Printable(call.args.at(2))))
+            Err(refuse!("ERR Unknown node {}", node::command::error::Printable(call.args.at(2))))
         }
         Some(place) if !place.is_master => Err(refuse!("ERR The specified node is not a master")),
         Some(master) => {
@@ -271,7 +271,7 @@ fn failure_reports(call: &mut Call<'_>) -> Outcome {
     if !places(call).iter().any(|place| place.id().eq_ignore_ascii_case(&wanted)) {
         return Err(refuse!(
             "ERR Unknown node {}",
-            crate::command::error::Printable(call.args.at(2))
+            node::command::error::Printable(call.args.at(2))
         ));
     }
     call.reply.int(0);

@@ -1,8 +1,5 @@
 //! Counters by space and id.
 
-use crate::command::error::no_field;
-use crate::command::error::{Printable, Refusal, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, id, integer};
 use crate::handlers::session::Scratch;
@@ -10,6 +7,9 @@ use counter::{Bounds, Change, Schema};
 use dataset::clock::unix_s;
 use dataset::engines::CounterSpace;
 use dataset::tokens::{MAX_TOKEN_BYTES, Once};
+use node::command::error::no_field;
+use node::command::error::{Printable, Refusal, refuse};
+use node::command::spec::Outcome;
 use resp::Args;
 
 pub(crate) const RUN: &[(&str, Handler)] = &[

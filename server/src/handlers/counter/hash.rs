@@ -4,14 +4,14 @@
 //! Other than in Redis a row has all the fields of its schema as soon as it has one, those that
 //! were never set as 0; a field that the schema lacks is an error that names it.
 
-use crate::command::error::Refusal;
-use crate::command::error::no_field;
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::cnt::read_values;
 use counter::{Bounds, Change, Read, Schema};
 use dataset::engines::CounterSpace;
+use node::command::error::Refusal;
+use node::command::error::no_field;
+use node::command::spec::Outcome;
 use resp::decimal;
 
 pub(crate) const RUN: &[(&str, Handler)] = &[
@@ -266,7 +266,7 @@ fn write_none_scanned(call: &mut Call<'_>) {
 
 fn hscan(call: &mut Call<'_>) -> Outcome {
     resp::natural(call.args.at(2))
-        .ok_or_else(|| crate::command::error::refuse!("ERR invalid cursor"))?;
+        .ok_or_else(|| node::command::error::refuse!("ERR invalid cursor"))?;
     let Some((space, id)) = call.known_row(1)? else {
         write_none_scanned(call);
         return Ok(());
@@ -293,7 +293,7 @@ fn hscan(call: &mut Call<'_>) -> Outcome {
         }
     }
     let wanted = |name: &str| {
-        pattern.is_none_or(|p| crate::runtime::glob::matches(p, name.as_bytes(), false))
+        pattern.is_none_or(|p| node::runtime::glob::matches(p, name.as_bytes(), false))
     };
     let fields: Vec<_> = view.schema().living().filter(|(_, field)| wanted(&field.name)).collect();
     call.reply.array(2);
@@ -310,5 +310,5 @@ fn hscan(call: &mut Call<'_>) -> Outcome {
 
 fn no_fraction(call: &mut Call<'_>) -> Outcome {
     call.row(1)?;
-    Err(crate::command::error::refuse!("ERR a counter is an integer: use HINCRBY"))
+    Err(node::command::error::refuse!("ERR a counter is an integer: use HINCRBY"))
 }

@@ -2,12 +2,12 @@
 //! remember: the mechanism of SCAN, and CNT.SCAN.
 
 use super::cnt;
-use crate::command::error::{Refusal, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::call::{Call, integer};
 use crate::handlers::redis::keys::{MOST_KEYS, disk};
 use dataset::cold;
 use dataset::engines::CounterSpace;
+use node::command::error::{Refusal, refuse};
+use node::command::spec::Outcome;
 use resp::Reply;
 use tokio::runtime::Handle;
 

@@ -1,7 +1,5 @@
 //! Single counters as Redis strings: a cell key (`post:17:like`) is a string that holds an integer.
 
-use crate::command::error::{Refusal, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::cnt::READ_TOGETHER;
@@ -12,6 +10,8 @@ use crate::handlers::session::Scratch;
 use counter::Schema;
 use dataset::engines::{CounterSpace, KeyError, KeyRef, WriteError};
 use dataset::options::Expire;
+use node::command::error::{Refusal, refuse};
+use node::command::spec::Outcome;
 use resp::{Reply, decimal};
 
 pub(crate) const RUN: &[(&str, Handler)] = &[

@@ -1,9 +1,9 @@
 //! A post goes, with all that was said of it.
 
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::schema::spaces::{AnySpace, any_space};
+use node::command::spec::Outcome;
 
 pub(crate) const RUN: &[(&str, Handler)] = &[("tm.forget", forget)];
 

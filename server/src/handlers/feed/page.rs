@@ -1,13 +1,13 @@
 //! The page: what Tidemark exists for.
 
-use crate::command::error::Printable;
-use crate::command::error::{Refusal, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, id};
 use crate::handlers::log_size;
 use crate::handlers::session::Scratch;
 use dataset::engines::{Action, Page, View};
+use node::command::error::Printable;
+use node::command::error::{Refusal, refuse};
+use node::command::spec::Outcome;
 use phantom::{Answer, BATCH, Change, Member};
 use resp::IntRow;
 

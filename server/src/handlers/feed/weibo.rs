@@ -2,12 +2,12 @@
 //! bf verbs, of which a key names an id without a member. That GET answers a row as one text is the
 //! space's setting (`text_rows`, see `string.rs`).
 
-use crate::command::error::Refusal;
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use counter::{Bounds, Change};
 use dataset::engines::{CounterSpace, ExistenceSpace, NO_MEMBER};
+use node::command::error::Refusal;
+use node::command::spec::Outcome;
 use phantom::Answer;
 
 pub(crate) const RUN: &[(&str, Handler)] =

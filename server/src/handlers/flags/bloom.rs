@@ -1,11 +1,11 @@
 //! The members of one id as a RedisBloom filter: `BF.ADD liked:17 7`. Filters need not be reserved;
 //! their size and error rate are the space's.
 
-use crate::command::error::{Refusal, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use dataset::engines::ExistenceSpace;
+use node::command::error::{Refusal, refuse};
+use node::command::spec::Outcome;
 use phantom::{Answer, Change, Member};
 use resp::{Protocol, Reply};
 use std::ops::RangeInclusive;

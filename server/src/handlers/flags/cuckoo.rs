@@ -3,13 +3,13 @@
 //! Other than there an item is in the filter once, however often it was added, so one CF.DEL
 //! removes it; and what was never added is not removed together with what looks like it.
 
-use crate::command::error::{Refusal, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::flags::bloom::{
     CAPACITY, add_one, before_items, exists, make, mexists, read_within,
 };
+use node::command::error::{Refusal, refuse};
+use node::command::spec::Outcome;
 use phantom::{Answer, Change, Member};
 use resp::integer;
 

@@ -1,11 +1,11 @@
 //! Flags by space, member and id: one member, many ids, the feed's shape.
 
-use crate::command::error::{Printable, Refusal, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::session::Scratch;
 use dataset::engines::ExistenceSpace;
+use node::command::error::{Printable, Refusal, refuse};
+use node::command::spec::Outcome;
 use phantom::{Answer, Change, Member};
 use resp::Reply;
 

@@ -1,12 +1,12 @@
 //! The members of one id as a Redis set: a pair key (`liked:17`) is the set of members that liked
 //! 17. It can be asked and changed, not listed: a filter does not know its members.
 
-use crate::command::error::{Refusal, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::log_size::PAIR_BYTES;
 use dataset::engines::WriteError;
+use node::command::error::{Refusal, refuse};
+use node::command::spec::Outcome;
 use phantom::{Answer, Change, Member};
 use resp::{self, Reply};
 

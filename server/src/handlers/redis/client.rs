@@ -1,14 +1,14 @@
 //! The connection itself: HELLO, CLIENT, PING and their like.
 
-use crate::acl::{Access, DEFAULT, Reason};
-use crate::command::error::{Refusal, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::help::help;
 use crate::handlers::redis::tracking;
 use crate::handlers::session::Replies;
-use crate::runtime::clients::{NO_EVICT, NO_TOUCH, Names};
+use node::acl::{Access, DEFAULT, Reason};
+use node::command::error::{Refusal, refuse};
+use node::command::spec::Outcome;
+use node::runtime::clients::{NO_EVICT, NO_TOUCH, Names};
 use resp::Protocol;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -110,7 +110,7 @@ fn hello(call: &mut Call<'_>) -> Outcome {
         } else {
             return Err(refuse!(
                 "ERR Syntax error in HELLO option '{}'",
-                crate::command::error::Printable(option)
+                node::command::error::Printable(option)
             ));
         }
     }
@@ -237,7 +237,7 @@ fn setinfo(call: &mut Call<'_>) -> Outcome {
     } else {
         return Err(refuse!(
             "ERR Unrecognized option '{}'",
-            crate::command::error::Printable(option)
+            node::command::error::Printable(option)
         ));
     };
     if !is_plain(value) || value.len() > MAX_NAME {

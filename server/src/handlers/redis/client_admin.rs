@@ -1,14 +1,14 @@
 //! CLIENT's commands about other clients: LIST, KILL, PAUSE, UNBLOCK.
 
-use crate::acl::User;
-use crate::command::error::{Refusal, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
+use node::acl::User;
+use node::command::error::{Refusal, refuse};
+use node::command::spec::Outcome;
 
-use crate::roles::node::Node;
-use crate::runtime::clients::{Client, Kind};
-use crate::runtime::pause::{By, Paused};
+use node::roles::node::Node;
+use node::runtime::clients::{Client, Kind};
+use node::runtime::pause::{By, Paused};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ fn kind(name: &[u8]) -> Result<Kind, Refusal> {
     } else if is(b"master") {
         Ok(Kind::Master)
     } else {
-        Err(refuse!("ERR Unknown client type '{}'", crate::command::error::Printable(name)))
+        Err(refuse!("ERR Unknown client type '{}'", node::command::error::Printable(name)))
     }
 }
 
@@ -111,7 +111,7 @@ fn kill(call: &mut Call<'_>) -> Outcome {
             if call.node.acl.get(&text).is_none() {
                 return Err(refuse!(
                     "ERR No such user '{}'",
-                    crate::command::error::Printable(value)
+                    node::command::error::Printable(value)
                 ));
             }
             filters.push(Box::new(move |c| c.names.lock().user == text));

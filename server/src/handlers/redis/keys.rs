@@ -1,18 +1,18 @@
 //! Keys of any kind.
 
-use crate::command::error::{Printable, Refusal, refuse};
-use crate::command::spec::Outcome;
-use crate::command::streams;
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::scan;
 use crate::handlers::help::help;
 use crate::handlers::stream;
-use crate::roles::node::Node;
-use crate::runtime::glob;
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef, NO_MEMBER};
 use dataset::key_patterns::{Kind, Pattern};
 use dataset::options::Expire;
+use node::command::error::{Printable, Refusal, refuse};
+use node::command::spec::Outcome;
+use node::command::streams;
+use node::roles::node::Node;
+use node::runtime::glob;
 use phantom::{Answer, Change};
 use resp::Reply;
 

@@ -1,14 +1,14 @@
 //! Channels: SUBSCRIBE, PUBLISH and their like.
 
-use crate::acl::User;
-use crate::command::error::{Refusal, refuse};
-use crate::command::spec::{Outcome, Spec};
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::help::help;
 use crate::handlers::session::{Replies, Session};
-use crate::roles::node::Node;
-use crate::runtime::pubsub::{Kind, MAX_CHANNEL, MAX_PATTERN};
+use node::acl::User;
+use node::command::error::{Refusal, refuse};
+use node::command::spec::{Outcome, Spec};
+use node::roles::node::Node;
+use node::runtime::pubsub::{Kind, MAX_CHANNEL, MAX_PATTERN};
 use resp::Reply;
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -7,16 +7,16 @@
 //! with another cell. Pairs are added to those that are there: a filter cannot tell whether an id
 //! has any.
 
-use crate::command::error::{Printable, Refusal, no_field, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::string::value;
 use crate::handlers::redis::keys::refuse_expiry;
 use crate::handlers::suspend::Came;
-use crate::roles::node::Now;
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
 use dataset::options::Expire;
+use node::command::error::{Printable, Refusal, no_field, refuse};
+use node::command::spec::Outcome;
+use node::roles::node::Now;
 use phantom::{Change, Member};
 use rdb::{Element, Kind, Payload};
 
@@ -28,16 +28,6 @@ pub(crate) const RUN: &[(&str, Handler)] =
 const MEMBERS_IN_PLACE: usize = 256;
 
 const BUSY_KEY: Refusal = Refusal::fixed(b"BUSYKEY Target key name already exists.");
-
-impl From<rdb::Error> for Refusal {
-    #[cold]
-    fn from(error: rdb::Error) -> Refusal {
-        match error {
-            rdb::Error::Footer => refuse!("ERR DUMP payload version or checksum are wrong"),
-            rdb::Error::Format(_) | rdb::Error::Type(_) => refuse!("ERR Bad data format: {error}"),
-        }
-    }
-}
 
 fn dump(call: &mut Call<'_>) -> Outcome {
     let payload = match call.known(call.args.at(1))? {

@@ -1,18 +1,18 @@
 //! CLIENT TRACKING and its kin: which reads of a client are remembered, and what it is told.
 //!
-//! What is remembered and sent is `crate::runtime::tracking`'s affair.
+//! What is remembered and sent is `node::runtime::tracking`'s affair.
 
-use crate::command::error::{Refusal, refuse};
-use crate::command::footprint::{Footprint, Touch};
-use crate::command::spec::{Outcome, Spec};
-use crate::command::table::Found;
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
+use node::command::error::{Refusal, refuse};
+use node::command::footprint::{Footprint, Touch};
+use node::command::spec::{Outcome, Spec};
+use node::command::table::Found;
 
 use crate::handlers::session::Session;
-use crate::roles::node::{Node, Now};
-use crate::runtime::clients::{BROKEN_REDIRECT, Client};
-use crate::runtime::tracking::{MAX_PREFIX, Options, Overlap, Spaces, Tracker, find_overlap};
+use node::roles::node::{Node, Now};
+use node::runtime::clients::{BROKEN_REDIRECT, Client};
+use node::runtime::tracking::{MAX_PREFIX, Options, Overlap, Spaces, Tracker, find_overlap};
 use resp::Args;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl Tracked {
 }
 
 /// Whether this user may be told of all changed keys that begin so.
-fn may_hear(user: Option<&crate::acl::User>, prefix: &[u8]) -> bool {
+fn may_hear(user: Option<&node::acl::User>, prefix: &[u8]) -> bool {
     user.is_some_and(|user| user.reads_all_with(prefix))
 }
 
@@ -135,7 +135,7 @@ fn start(call: &mut Call<'_>, options: Options, mut prefixes: Vec<&[u8]>) -> Out
             return Err(refuse!("ERR a prefix may have {MAX_PREFIX} bytes"));
         }
         if let Some(overlap) = find_overlap(own, &prefixes) {
-            let shown = crate::command::error::Printable;
+            let shown = node::command::error::Printable;
             return Err(match overlap {
                 Overlap::Existing(prefix, other) => refuse!(
                     "ERR Prefix '{}' overlaps with an existing prefix '{}'. Prefixes for a single \

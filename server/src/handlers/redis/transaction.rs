@@ -16,19 +16,19 @@
 //! EXEC, and what does not touch data but costs more than a few ids (COMMAND DOCS, INFO) gets
 //! [`ASIDE`] in all.
 
-use crate::command::error::Refusal;
-use crate::command::footprint::{Footprint, Reach};
-use crate::command::spec::{Outcome, Spec, flag};
-use crate::command::table::find;
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::execute::{checked, run, select};
 use crate::handlers::log_size;
 use crate::handlers::session::{Scratch, Session};
-use crate::roles::node::Node;
 use dataset::commit::MOST_BYTES;
 use dataset::engines::{Engines, KeyRef, Seen};
 use dataset::watch::Place;
+use node::command::error::Refusal;
+use node::command::footprint::{Footprint, Reach};
+use node::command::spec::{Outcome, Spec, flag};
+use node::command::table::find;
+use node::roles::node::Node;
 use resp::{Args, Kept, Reply};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::{BTreeSet, HashMap};
@@ -203,7 +203,7 @@ fn watch(call: &mut Call<'_>) -> Outcome {
     let watched = &mut call.session.watched;
     places.retain(|place| !watched.contains_key(place));
     if watched.len() + places.len() > most {
-        return Err(crate::command::error::refuse!(
+        return Err(node::command::error::refuse!(
             "ERR a client may watch {most} keys (max_watched_keys)"
         ));
     }

@@ -3,13 +3,13 @@
 //! A change is made on another thread, and answered when it is in the log, safely: it may take
 //! memory, and the log's disk its time. Inside EXEC it is made at once.
 
-use crate::command::error::{Printable, Refusal, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
-use crate::roles::node::Node;
 use dataset::catalogue::{Catalogue, EditError};
 use dataset::tiering::forget_dropped;
+use node::command::error::{Printable, Refusal, refuse};
+use node::command::spec::Outcome;
+use node::roles::node::Node;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -3,8 +3,6 @@
 //! What walks rows or filters is done on another thread ([`Call::answer_later`]): no page waits for
 //! a statistic.
 
-use crate::command::error::{Printable, Refusal, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::help::help;
@@ -12,6 +10,8 @@ use crate::handlers::redis::keys::disk;
 use crate::handlers::schema::changes::{change, pairs};
 use counter::{Alteration, Field, FieldBounds};
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace};
+use node::command::error::{Printable, Refusal, refuse};
+use node::command::spec::Outcome;
 use resp::Reply;
 
 /// Canaries that TM.TABLES asks each table for; they add up over calls.

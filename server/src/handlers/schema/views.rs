@@ -1,11 +1,11 @@
 //! Views and actions, for people: what FEED.GET shows in which order, and what FEED.ACT moves.
 
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::help::help;
 use crate::handlers::schema::spaces::{Value, count, write_maps};
 use dataset::engines::View;
+use node::command::spec::Outcome;
 
 pub(crate) const RUN: &[(&str, Handler)] = &[
     ("tm.view|help", help),

@@ -2,14 +2,14 @@
 
 use super::group::{admitted, groups, hear_of, known, named};
 use super::{Log, MOST_ENTRIES, id, range::Bound};
-use crate::command::error::{Printable, Refusal, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
-use crate::roles::node::Now;
 use dataset::changes::{Id, Start};
 use dataset::clock::unix_ms;
 use dataset::groups::{Cursor, Group, Key};
+use node::command::error::{Printable, Refusal, refuse};
+use node::command::spec::Outcome;
+use node::roles::node::Now;
 use resp::Reply;
 
 pub(crate) const RUN: &[(&str, Handler)] = &[("xclaim", xclaim), ("xautoclaim", xautoclaim)];

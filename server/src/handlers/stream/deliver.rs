@@ -3,12 +3,12 @@
 
 use super::group::{admitted, groups, hear_of, named, no_key_or_group};
 use super::{Found, Log};
-use crate::command::error::{Refusal, refuse};
-use crate::command::spec::Outcome;
-use crate::roles::node::Now;
 use dataset::changes::{Id, Scope};
 use dataset::clock::unix_ms;
 use dataset::groups::{Cursor, Key};
+use node::command::error::{Refusal, refuse};
+use node::command::spec::Outcome;
+use node::roles::node::Now;
 use resp::{Protocol, Reply};
 
 /// A consumer of a group.

@@ -1,15 +1,15 @@
 //! Consumer groups: XGROUP, XACK, XPENDING.
 
 use super::{INVALID_ID, Log, MOST_ENTRIES, id, range::Bound, scope};
-use crate::command::error::{Printable, Refusal, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
 use crate::handlers::help::help;
-use crate::roles::node::Now;
 use dataset::changes::{Change, Id, Lost, Scope};
 use dataset::clock::unix_ms;
 use dataset::groups::{Cursor, Group, Groups, Key};
+use node::command::error::{Printable, Refusal, refuse};
+use node::command::spec::Outcome;
+use node::roles::node::Now;
 
 pub(crate) const RUN: &[(&str, Handler)] = &[
     ("xgroup", help),

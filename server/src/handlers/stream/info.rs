@@ -2,15 +2,15 @@
 
 use super::group::{groups, no_group};
 use super::{Found, Log, count, scope};
-use crate::command::error::{Printable, Refusal, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::help::help;
-use crate::roles::node::Now;
 use dataset::changes::{Id, Scope, Start};
 use dataset::clock::unix_ms;
 use dataset::groups::Group;
+use node::command::error::{Printable, Refusal, refuse};
+use node::command::spec::Outcome;
+use node::roles::node::Now;
 use resp::Reply;
 
 pub(crate) const RUN: &[(&str, Handler)] = &[

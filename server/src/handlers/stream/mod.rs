@@ -10,14 +10,14 @@ pub(crate) mod info;
 pub(crate) mod range;
 pub(crate) mod read;
 
-use crate::command::error::{Refusal, refuse};
-use crate::command::streams;
 use crate::handlers::call::integer;
-use crate::roles::node::Now;
 use dataset::catalogue::Catalogue;
 use dataset::changes::{Change, Id, Lost, Place, Scope, Start, Tally};
 use dataset::dirty_keys::MarkedMember;
 use dataset::engines::Engines;
+use node::command::error::{Refusal, refuse};
+use node::command::streams;
+use node::roles::node::Now;
 use resp::{Protocol, Reply};
 use std::fmt::Write as _;
 use store::Position;

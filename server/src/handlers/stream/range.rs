@@ -1,12 +1,12 @@
 //! XRANGE, XREVRANGE, XLEN, and what is refused.
 
 use super::{Found, Log, MOST_ENTRIES, READ_ONLY, id, refusal, scope, write_entry};
-use crate::command::error::{Refusal, refuse};
-use crate::command::spec::Outcome;
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
-use crate::roles::node::Now;
 use dataset::changes::{Change, Id, Scope, Start};
+use node::command::error::{Refusal, refuse};
+use node::command::spec::Outcome;
+use node::roles::node::Now;
 use resp::Reply;
 
 pub(crate) const RUN: &[(&str, Handler)] = &[

@@ -2,15 +2,15 @@
 
 use super::deliver::Member;
 use super::{Found, Log, count, id, scope};
-use crate::command::error::{Refusal, refuse};
-use crate::command::spec::Outcome;
-use crate::command::streams::Options;
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, answer};
 use crate::handlers::cluster::replication::{DEMOTED, UNBLOCKED, deadline};
-use crate::roles::node::Node;
-use crate::runtime::clients::Client;
 use dataset::changes::{Id, Place, Scope, Start};
+use node::command::error::{Refusal, refuse};
+use node::command::spec::Outcome;
+use node::command::streams::Options;
+use node::roles::node::Node;
+use node::runtime::clients::Client;
 use resp::{Protocol, Reply};
 use std::sync::Arc;
 use store::Position;

@@ -1,0 +1,220 @@
+//! `tidemark export`: the rows of a counter space, as CSV, as JSON lines, or into a Redis.
+//!
+//! Rows are walked by `CNT.SCAN`, on the disk, too, while writes go on: a row that is there all the
+//! time comes at least once. Flags cannot be exported: a filter cannot list its members.
+
+use crate::import::redis::source::{Remote, Source, bytes};
+use crate::import::spaces::Spaces;
+use clap::{Args, ValueEnum};
+use dataset::key_patterns::{Kind, Pattern};
+use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
+use node::client::connect::{ConnectArgs, put_command};
+use redis_protocol::resp2::types::OwnedFrame;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Rows that are read at once.
+const COUNT: &[u8] = b"1000";
+
+/// Writes the rows of a counter space as CSV, as JSON lines, or into a Redis.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Examples:
+  tidemark export > posts.csv                 CSV: id,like,repost,comment,read
+  tidemark export --space user --format jsonl -o users.jsonl
+                                              {\"id\":17,\"follower\":5,...}
+  tidemark export --to redis://:secret@old:6379
+                                              hashes, at the keys of the rows
+  tidemark export --to redis://old --row-keys p:{id}
+
+A row that changes meanwhile may come twice, the newer values last. Flags cannot be exported: a \
+filter cannot list its members.")]
+pub(super) struct ExportArgs {
+    /// Where the server is, and the login.
+    #[command(flatten)]
+    pub connect: ConnectArgs,
+    /// The counter space.
+    #[arg(long, default_value = "post")]
+    pub space: String,
+    /// How lines look.
+    #[arg(long, value_enum, default_value_t = Format::Csv)]
+    pub format: Format,
+    /// The file to write; without it standard output.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// A Redis to write to, redis://user:password@host:port/db or rediss:// for TLS; only the host
+    /// is needed. Each row becomes a hash there, which replaces fields of the same names.
+    #[arg(long, value_name = "URL", conflicts_with_all = ["output", "format"])]
+    pub to: Option<String>,
+    /// TLS of --to: the authorities that its certificate must be signed by (PEM).
+    #[arg(long, value_name = "FILE", requires = "to")]
+    pub to_cacert: Option<String>,
+    /// Keys of --to; without it `SPACE:{id}`.
+    #[arg(long, value_name = "PATTERN", requires = "to")]
+    pub row_keys: Option<String>,
+}
+
+/// How lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Format {
+    /// A header, and a line a row.
+    Csv,
+    /// An object a row.
+    Jsonl,
+}
+
+/// Where rows go.
+enum Target {
+    Lines(Format, Box<dyn Write>),
+    Redis(Remote, Pattern),
+}
+
+/// Runs it.
+pub(super) fn run(args: &ExportArgs) -> Result<(), String> {
+    let started = Instant::now();
+    let (mut remote, fields) = server(args)?;
+    let mut target = target(args)?;
+    if let Target::Lines(Format::Csv, out) = &mut target {
+        let header = std::iter::once("id").chain(fields.iter().map(String::as_str));
+        written(writeln!(out, "{}", header.collect::<Vec<_>>().join(",")))?;
+    }
+    let style = ProgressStyle::with_template("{spinner} {human_pos} rows, {per_sec}, {elapsed}");
+    let bar = ProgressBar::no_length()
+        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    let (mut cursor, mut rows) = (b"0".to_vec(), 0);
+    loop {
+        let request: [&[u8]; 5] = [b"CNT.SCAN", args.space.as_bytes(), &cursor, b"COUNT", COUNT];
+        let reply = remote.ask(&request).map_err(|e| format!("cannot export: {e}"))?;
+        let (next, found) = scanned(reply).ok_or("CNT.SCAN answers what it should not")?;
+        rows += found.len() as u64;
+        bar.inc(found.len() as u64);
+        target.put(&fields, &found)?;
+        cursor = next;
+        if cursor == b"0" {
+            break;
+        }
+    }
+    if let Target::Lines(_, out) = &mut target {
+        written(out.flush())?;
+    }
+    bar.finish_and_clear();
+    eprintln!("{} rows in {}", HumanCount(rows), HumanDuration(started.elapsed()));
+    Ok(())
+}
+
+/// A connection, and the counters of the space.
+fn server(args: &ExportArgs) -> Result<(Remote, Vec<String>), String> {
+    let (remote, mut spaces) = Spaces::open(&args.connect)
+        .map_err(|e| format!("cannot export {}: {e}", args.connect.address()))?;
+    let space = &args.space;
+    match spaces.fields.remove(space) {
+        Some(fields) => Ok((remote, fields)),
+        None if spaces.existences.contains(space) => Err(format!(
+            "the space '{space}' holds flags, which cannot be exported: a filter cannot list its \
+             members"
+        )),
+        None => Err(format!(
+            "the server has no counter space '{space}'; it has: {}",
+            spaces.counters.join(", ")
+        )),
+    }
+}
+
+fn target(args: &ExportArgs) -> Result<Target, String> {
+    if let Some(url) = &args.to {
+        let source = Source::parse(url, args.to_cacert.as_deref())
+            .map_err(|error| error.replace("--from", "--to"))?;
+        let key = args.row_keys.clone().unwrap_or_else(|| format!("{}:{{id}}", args.space));
+        let pattern = Pattern::parse(Kind::Row, &key).map_err(|error| error.to_string())?;
+        let remote = source.open().map_err(|error| format!("{source}: {error}"))?;
+        return Ok(Target::Redis(remote, pattern));
+    }
+    let out: Box<dyn Write> = match &args.output {
+        None => Box::new(BufWriter::new(io::stdout())),
+        Some(path) => {
+            let file = File::create(path).map_err(|e| format!("{}: {e}", path.display()))?;
+            Box::new(BufWriter::new(file))
+        }
+    };
+    Ok(Target::Lines(args.format, out))
+}
+
+/// A reader that has seen enough (`| head`) ends it.
+fn written(outcome: io::Result<()>) -> Result<(), String> {
+    match outcome {
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(e) => Err(format!("cannot write: {e}")),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// A row: its id, and its counters.
+type Row = (Vec<u8>, Vec<i64>);
+
+/// The next cursor, and the rows of a reply.
+fn scanned(reply: OwnedFrame) -> Option<(Vec<u8>, Vec<Row>)> {
+    let OwnedFrame::Array(mut parts) = reply else { return None };
+    let OwnedFrame::Array(rows) = parts.pop()? else { return None };
+    let row = |row: OwnedFrame| {
+        let OwnedFrame::Array(all) = row else { return None };
+        let mut all = all.into_iter();
+        let id = bytes(all.next()?)?;
+        let value = |value: OwnedFrame| match value {
+            OwnedFrame::Integer(value) => Some(value),
+            _ => None,
+        };
+        Some((id, all.map(value).collect::<Option<_>>()?))
+    };
+    Some((bytes(parts.pop()?)?, rows.into_iter().map(row).collect::<Option<_>>()?))
+}
+
+impl Target {
+    fn put(&mut self, fields: &[String], rows: &[Row]) -> Result<(), String> {
+        match self {
+            Target::Lines(format, out) => {
+                for (id, values) in rows {
+                    let id = String::from_utf8_lossy(id);
+                    let line = match format {
+                        Format::Csv => values
+                            .iter()
+                            .fold(id.into_owned(), |line, value| format!("{line},{value}")),
+                        Format::Jsonl => {
+                            // Names of fields need no escapes.
+                            let pairs = fields.iter().zip(values);
+                            let pairs: String =
+                                pairs.map(|(name, value)| format!(",\"{name}\":{value}")).collect();
+                            format!("{{\"id\":{id}{pairs}}}")
+                        }
+                    };
+                    written(writeln!(out, "{line}"))?;
+                }
+            }
+            Target::Redis(remote, pattern) => {
+                let mut requests = Vec::new();
+                for (id, values) in rows {
+                    let mut key = Vec::new();
+                    pattern.write(resp::natural(id).unwrap_or_default(), b"", &mut key);
+                    let texts: Vec<String> = values.iter().map(ToString::to_string).collect();
+                    let mut request: Vec<&[u8]> = vec![b"HSET", &key];
+                    for (name, text) in fields.iter().zip(&texts) {
+                        request.extend([name.as_bytes(), text.as_bytes()]);
+                    }
+                    put_command(&mut requests, &request);
+                }
+                let mut refused = None;
+                let sent = remote.batch(&requests, rows.len(), |reply| {
+                    if let OwnedFrame::Error(reason) = reply {
+                        refused.get_or_insert(reason);
+                    }
+                });
+                sent.map_err(|error| format!("--to: {error}"))?;
+                if let Some(reason) = refused {
+                    return Err(format!("--to: the server says: {reason}"));
+                }
+            }
+        }
+        Ok(())
+    }
+}

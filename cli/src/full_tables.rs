@@ -1,0 +1,106 @@
+//! What a post and a flag cost in full tables: spaces of the default configuration, filled by the
+//! engines until tables have rolled, without a server.
+
+use crate::day;
+use node::config::Config;
+use std::fmt::Display;
+
+const SEED: u64 = 20_260_102;
+/// Pairs of a table here; a larger one costs as much per pair.
+const PAIRS_PER_TABLE: u64 = 1 << 20;
+/// Tables of flags to fill: the first are smaller than the rest.
+const TABLES: usize = 6;
+/// Flags per post, and how many of the newest posts flags go to.
+const FLAGS_PER_POST: usize = 10;
+const RECENT_POSTS: usize = 20_000;
+const USERS: u64 = 50_000_000;
+
+/// Memory per entry of full tables, everything that the table takes counted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Full {
+    /// Bytes of a post's counters.
+    pub(super) post_bytes: f64,
+    /// Bits of a flag.
+    pub(super) flag_bits: f64,
+    /// Posts that were measured.
+    pub(super) posts: u64,
+    /// Flags that were measured.
+    pub(super) flags: u64,
+}
+
+/// Fills tables as the first counter and the first existence space of this configuration have
+/// them, in about a second.
+pub(super) fn measure(config: &Config) -> Result<Full, String> {
+    let (posts, post_bytes) = counters(&config.counter[0])?;
+    let (flags, flag_bytes) = flags(&config.existence[0])?;
+    Ok(Full {
+        post_bytes: post_bytes as f64 / posts.max(1) as f64,
+        flag_bits: flag_bytes as f64 * 8.0 / flags.max(1) as f64,
+        posts,
+        flags,
+    })
+}
+
+fn text(error: impl Display) -> String {
+    error.to_string()
+}
+
+/// Rows and bytes of the full-sized tables that have rolled: those before them are smaller, and
+/// the newest is not full.
+fn counters(made: &node::config::Counter) -> Result<(u64, u64), String> {
+    let schema = counter::Schema::parse(&made.fields).map_err(text)?;
+    let fields = ["like", "repost", "comment", "read"].map(|name| schema.index_of(name.as_bytes()));
+    let rows_per_table = made.rows_per_table;
+    let options = counter::Options { rows_per_table, ..counter::Options::new(schema) };
+    let space = counter::Space::new(options).map_err(text)?;
+    for post in day::posts(SEED, rows_per_table as usize * 2) {
+        let cells = fields.iter().zip(post.counts);
+        let cells: Vec<(usize, i64)> =
+            cells.filter_map(|(at, n)| at.map(|at| (at, n as i64))).collect();
+        space.set(post.id, &cells).map_err(text)?;
+    }
+    let mut tables = space.ranges();
+    tables.pop();
+    tables.retain(|table| table.rows >= rows_per_table);
+    Ok((tables.iter().map(|t| t.rows).sum(), tables.iter().map(|t| t.bytes).sum()))
+}
+
+/// Pairs and bytes of all tables but the newest. Most flags go to recent posts, so each table gets
+/// late ones, too.
+fn flags(made: &node::config::Existence) -> Result<(u64, u64), String> {
+    let space = phantom::Space::new(phantom::Options {
+        false_positive_rate: made.false_positive_rate,
+        pairs_per_table: PAIRS_PER_TABLE,
+        ..phantom::Options::default()
+    })
+    .map_err(text)?;
+    let mut rng = fastrand::Rng::with_seed(SEED);
+    let mut post = RECENT_POSTS;
+    while space.tables().len() < TABLES {
+        for _ in 0..RECENT_POSTS / 10 * FLAGS_PER_POST {
+            post += usize::from(rng.usize(0..FLAGS_PER_POST) == 0);
+            let age = (rng.f64().powi(3) * RECENT_POSTS as f64) as usize;
+            // Ids with gaps, as a second and a sequence have.
+            let id = (post - age) as u64 * 4_099;
+            space.add(id, &rng.u64(0..USERS).into()).map_err(text)?;
+        }
+    }
+    let tables = space.tables();
+    let full = &tables[..TABLES - 1];
+    Ok((full.iter().map(|t| t.pairs).sum(), full.iter().map(|t| t.bytes as u64).sum()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The figures of docs/performance.md: 9.5 bytes a row, 20 bits a pair and what late pairs
+    /// take on top.
+    #[test]
+    fn full_tables_cost_what_the_documentation_says() {
+        let full = measure(&Config::default()).unwrap();
+        assert!((8.5..11.0).contains(&full.post_bytes), "{full:?}");
+        assert!((19.0..29.0).contains(&full.flag_bits), "{full:?}");
+        assert!(full.posts >= 1_000_000 && full.flags >= 2_000_000, "{full:?}");
+    }
+}

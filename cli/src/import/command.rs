@@ -1,0 +1,179 @@
+//! How a line becomes a command.
+
+use super::ImportArgs;
+use super::csv::Columns;
+use super::json::{Object, text_of};
+use super::pipe::Pipe;
+use node::client::connect::{put_bulk, put_head};
+use std::borrow::Cow;
+
+/// How lines of the current file are read.
+pub(super) enum Shape {
+    Rows { fields: Vec<String> },
+    Flags,
+    Events,
+}
+
+/// How a line becomes a command.
+pub(super) struct Command {
+    pub(super) shape: Shape,
+    /// The space or the action.
+    of: String,
+    /// The command up to its first value.
+    head: Vec<u8>,
+    /// The names of a row's fields, as arguments.
+    fields: Vec<Vec<u8>>,
+}
+
+impl Command {
+    pub(super) fn new(shape: Shape, args: &ImportArgs) -> Command {
+        let bulk = |text: &str| {
+            let mut out = Vec::new();
+            put_bulk(&mut out, text.as_bytes());
+            out
+        };
+        let (name, of, fields) = match &shape {
+            Shape::Rows { fields } => ("CNT.SET", &args.space, &fields[..]),
+            Shape::Flags => ("PH.ADD", &args.space, &[][..]),
+            Shape::Events => ("FEED.ACT", &args.action, &[][..]),
+        };
+        let arguments = if matches!(shape, Shape::Rows { .. }) { 3 + 2 * fields.len() } else { 4 };
+        let mut head = Vec::new();
+        put_head(&mut head, b'*', arguments);
+        head.extend([bulk(name), bulk(of)].concat());
+        let fields = fields.iter().map(|field| bulk(field)).collect();
+        Command { of: of.clone(), shape, head, fields }
+    }
+
+    /// Turns one line into one command, or says what is wrong with it. False: there is nothing to
+    /// do.
+    pub(super) fn push(
+        &self,
+        columns: &Columns,
+        line: u64,
+        pipe: &mut Pipe,
+    ) -> Result<bool, String> {
+        let expected = match &self.shape {
+            Shape::Rows { fields } => fields.len() + 1,
+            Shape::Flags => 2,
+            Shape::Events => 4,
+        };
+        if columns.len() != expected {
+            return Err(format!("{} columns, expected {expected}", columns.len()));
+        }
+        match &self.shape {
+            Shape::Rows { fields } => {
+                let (id, number) = integer::<u64>("id", columns.get(0))?;
+                for (field, value) in fields.iter().zip(columns.iter().skip(1)) {
+                    integer::<i64>(field, value)?;
+                }
+                pipe.push(number, line, |out| {
+                    out.extend_from_slice(&self.head);
+                    put_bulk(out, id);
+                    for (field, value) in self.fields.iter().zip(columns.iter().skip(1)) {
+                        out.extend_from_slice(field);
+                        put_bulk(out, value.trim_ascii());
+                    }
+                });
+            }
+            Shape::Flags => {
+                let (id, number) = integer::<u64>("id", columns.get(0))?;
+                self.push_pair(number, line, columns.get(1), id, pipe);
+            }
+            Shape::Events => {
+                integer::<u64>("post_id", columns.get(1))?;
+                let (user, _) = integer::<u64>("user_id", columns.get(3))?;
+                if columns.get(2).is_empty() {
+                    return Ok(false);
+                }
+                let (origin, number) = integer::<u64>("origin_post_id", columns.get(2))?;
+                self.push_pair(number, line, user, origin, pipe);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The same for an object: a row may name any of the space's counters.
+    pub(super) fn push_object(
+        &self,
+        object: &Object,
+        line: u64,
+        pipe: &mut Pipe,
+    ) -> Result<bool, String> {
+        let id = text_of(object, "id")?;
+        let (id, number) = integer::<u64>("id", id.as_bytes())?;
+        match &self.shape {
+            Shape::Rows { .. } => {
+                let mut values: Vec<(&str, Cow<'_, str>)> = Vec::with_capacity(object.len());
+                for name in object.keys().filter(|name| *name != "id") {
+                    let value = text_of(object, name)?;
+                    integer::<i64>(name, value.as_bytes())?;
+                    values.push((name, value));
+                }
+                if values.is_empty() {
+                    return Err("it names no counters".to_owned());
+                }
+                pipe.push(number, line, |out| {
+                    put_head(out, b'*', 3 + 2 * values.len());
+                    [b"CNT.SET", self.of.as_bytes(), id].iter().for_each(|arg| put_bulk(out, arg));
+                    for (name, value) in &values {
+                        put_bulk(out, name.as_bytes());
+                        put_bulk(out, value.trim().as_bytes());
+                    }
+                });
+            }
+            Shape::Flags => {
+                let member = text_of(object, "member")?;
+                self.push_pair(number, line, member.as_bytes(), id, pipe);
+            }
+            Shape::Events => {
+                let user = text_of(object, "user")?;
+                self.push_pair(number, line, user.as_bytes(), id, pipe);
+            }
+        }
+        Ok(true)
+    }
+
+    fn push_pair(&self, number: u64, line: u64, member: &[u8], id: &[u8], pipe: &mut Pipe) {
+        pipe.push(number, line, |out| {
+            out.extend_from_slice(&self.head);
+            put_bulk(out, member);
+            put_bulk(out, id);
+        });
+    }
+}
+
+/// The text of an integer that fits `T`, as it will be sent, and its value.
+fn integer<'a, T: std::str::FromStr>(what: &str, text: &'a [u8]) -> Result<(&'a [u8], T), String> {
+    let text = text.trim_ascii();
+    match std::str::from_utf8(text).ok().and_then(|t| t.parse::<T>().ok()) {
+        // What Rust reads and Redis does not.
+        Some(value) if !text.starts_with(b"+") => Ok((text, value)),
+        _ => Err(format!(
+            "{what}: \"{}\" is not an integer or out of range",
+            text[..text.len().min(40)].escape_ascii()
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_are_checked_before_they_are_sent() {
+        assert_eq!(
+            integer::<u64>("id", b" 18446744073709551615 "),
+            Ok((&b"18446744073709551615"[..], u64::MAX))
+        );
+        assert!(integer::<u64>("id", b"18446744073709551616").is_err());
+        assert!(integer::<u64>("id", b"-1").is_err());
+        assert_eq!(
+            integer::<i64>("like", b"-9223372036854775808"),
+            Ok((&b"-9223372036854775808"[..], i64::MIN))
+        );
+        for bad in [&b"+1"[..], b"", b"1.0", b"0x10", b"1e3", b"\xff", b"1 2"] {
+            assert!(integer::<i64>("like", bad).is_err(), "{bad:?}");
+        }
+    }
+}

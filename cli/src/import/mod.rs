@@ -1,0 +1,316 @@
+//! `tidemark import`: rows, flags or events from files, or from a running Redis (`redis`), into a
+//! running server, pipelined over several connections.
+//!
+//! The import talks RESP like any client, so it works from any machine, and what it loads is logged
+//! and replicated like all writes. Every line becomes one command, and its reply is matched to the
+//! line number, so that whatever is wrong is said of a line: with the file (no integer, too few
+//! columns) or with the server's answer (out of memory, an unknown field).
+//!
+//! - rows `id,like,repost,comment,read` (the header names the fields): `CNT.SET post id like n
+//!   ...`; as JSON `{"id": 17, "like": 5}`
+//! - flags `id,member` (`--space` names an existence space): `PH.ADD liked member id`; as JSON
+//!   `{"id": 17, "member": 7}`
+//! - events `created_at,post_id,origin_post_id,user_id`: `FEED.ACT repost user origin`; an empty
+//!   origin is an original post, and skipped; as JSON `{"user": 7, "id": 17}`
+//!
+//! Importing a file twice changes nothing the second time: rows are set, not added, a flag is set
+//! or not, and an action that was done counts once.
+
+mod command;
+mod csv;
+mod files;
+mod json;
+mod lines;
+mod pipe;
+pub(super) mod redis;
+pub(super) mod spaces;
+
+use clap::{Args, ValueEnum};
+use files::Import;
+use indicatif::{HumanCount, HumanDuration};
+use node::client::connect::ConnectArgs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Bad lines that are shown; the rest are only counted.
+const SHOWN: usize = 5;
+
+/// Loads counters, flags or events from files or from a Redis into a server.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Examples:
+  tidemark import posts.csv                   rows: id,like,repost,comment,read
+                                              (the header names the fields)
+  tidemark import --space liked likes.csv     flags: id,member (a line per like)
+  tidemark import reposts.csv.gz              events: created_at,post_id,
+                                              origin_post_id,user_id
+  tidemark import posts.jsonl                 JSON lines: {\"id\": 17, \"like\": 5},
+                                              {\"id\": 17, \"member\": 7} or
+                                              {\"user\": 7, \"id\": 17}
+  zcat old.csv.gz | tidemark import -         from standard input
+  tidemark import --kind rows --fields like,read counts.csv
+                                              a file without a header
+  export REDISCLI_AUTH=secret
+  tidemark import --host db1 --user loader --tls --cacert ca.pem posts.csv
+                                              with a login, encrypted
+  tidemark import --from redis://:secret@old:6379 --verify
+                                              all keys that fit a pattern of
+                                              a space, out of a Redis; then
+                                              compares both
+  tidemark import --from redis://old --follow its changes, too, until Ctrl-C
+  tidemark import --from redis://old \\
+    --layout 'string key=like:{id} space=post fields=like' \\
+    --layout 'set key=likers:{id} space=liked'
+                                              other keys than the server's
+
+Layouts of --from; key= has {id}, fields= may rename (old>new):
+  hash    key=post:{id} space=post            a hash a row
+  string  key=like:{id} space=post fields=like
+                                              a key a counter
+  string  key=post:{id}:{field} space=post    the same, named by the key
+  string  key=c:{id} space=post fields=like,read pack=struct:<I4I4
+                                              packed by Lua's struct.pack, or
+                                              pack=msgpack: cmsgpack.pack
+  buckets key=likes:{id} space=post fields=like per=1000
+                                              hash = id / 1000,
+                                              field = id % 1000
+  set     key=liked:{id} space=liked          a set of members a post
+  bits    key=likers:{id} space=liked         a bitmap a post: bit = member
+
+An import that was ended goes on where it was when the same command is given again.
+
+Bad lines are counted and the first few shown with their number and reason; the rest of the file \
+goes on, and the exit status is 1.
+With --strict the import stops at the first one. What was sent before stays: importing again is \
+harmless.")]
+pub struct ImportArgs {
+    /// Files to load, plain or gzip; `-` is standard input.
+    #[arg(required_unless_present = "from", conflicts_with = "from")]
+    pub files: Vec<PathBuf>,
+    /// Where the server is, and the login.
+    #[command(flatten)]
+    pub connect: ConnectArgs,
+    /// Connections to use at a time.
+    #[arg(
+        long,
+        default_value_t = 4,
+        value_name = "N",
+        value_parser = clap::value_parser!(u16).range(1..=64)
+    )]
+    pub connections: u16,
+    /// What the lines are; by default the header and the space tell.
+    #[arg(long, value_enum)]
+    pub kind: Option<Kind>,
+    /// Rows: the counter space to set. Flags: the existence space.
+    #[arg(long, default_value = "post")]
+    pub space: String,
+    /// Rows without a header: the fields after the id, in order.
+    #[arg(long, value_delimiter = ',')]
+    pub fields: Vec<String>,
+    /// Events: the action that each one does.
+    #[arg(long, default_value = "repost")]
+    pub action: String,
+    /// Stop at the first bad line.
+    #[arg(long)]
+    pub strict: bool,
+    /// A Redis or Valkey to copy from, redis://user:password@host:port/db or rediss:// for TLS;
+    /// only the host is needed; several times for the masters of a cluster.
+    #[arg(long, value_name = "URL")]
+    pub from: Vec<String>,
+    /// TLS of --from: the authorities that its certificate must be signed by (PEM).
+    #[arg(long, value_name = "FILE", requires = "from")]
+    pub from_cacert: Option<String>,
+    /// How keys of --from hold what (see below); several times. Without it: as the key patterns of
+    /// the server's spaces say.
+    #[arg(long, value_name = "LAYOUT", requires = "from")]
+    pub layout: Vec<String>,
+    /// Read at most so many keys a second from --from.
+    #[arg(long, value_name = "KEYS", requires = "from", value_parser = positive)]
+    pub rate: Option<f64>,
+    /// Go on with the changes of --from, as its keyspace notifications tell them, until Ctrl-C.
+    #[arg(long, requires = "from")]
+    pub follow: bool,
+    /// End --follow when nothing has changed for so many seconds.
+    #[arg(long, value_name = "SECONDS", requires = "follow")]
+    pub until_idle: Option<u64>,
+    /// Compare everything when the copy is complete; the exit status is 1 if something differs.
+    #[arg(long, requires = "from")]
+    pub verify: bool,
+    /// Compare, and copy nothing.
+    #[arg(long, requires = "from", conflicts_with = "follow")]
+    pub only_verify: bool,
+    /// Write all differences into this file.
+    #[arg(long, value_name = "FILE", requires = "from")]
+    pub report: Option<PathBuf>,
+    /// Where it is noted how far the copy has come.
+    #[arg(long, value_name = "FILE", default_value = STATE, requires = "from")]
+    pub state: PathBuf,
+    /// How many seconds to try again when either side is gone.
+    #[arg(long, value_name = "SECONDS", default_value_t = RETRY_S, requires = "from")]
+    pub retry: u64,
+}
+
+/// The default of `--state`.
+const STATE: &str = "tidemark-import.state";
+/// The default of `--retry`.
+const RETRY_S: u64 = 60;
+
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| *number > 0.0 && number.is_finite());
+    number.ok_or_else(|| "it must be a number above 0".to_owned())
+}
+
+impl Default for ImportArgs {
+    fn default() -> Self {
+        ImportArgs {
+            files: Vec::new(),
+            connect: ConnectArgs::default(),
+            connections: 4,
+            kind: None,
+            space: "post".to_owned(),
+            fields: Vec::new(),
+            action: "repost".to_owned(),
+            strict: false,
+            from: Vec::new(),
+            from_cacert: None,
+            layout: Vec::new(),
+            rate: None,
+            follow: false,
+            until_idle: None,
+            verify: false,
+            only_verify: false,
+            report: None,
+            state: STATE.into(),
+            retry: RETRY_S,
+        }
+    }
+}
+
+/// What a file's lines are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// `id,field,field,...`: the counters of one id.
+    Rows,
+    /// `id,member`: one flag of one id.
+    Flags,
+    /// `created_at,post_id,origin_post_id,user_id`: one user reposts one post.
+    Events,
+}
+
+/// What came of an import.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Data lines read: all but headers and empty lines.
+    pub lines: u64,
+    /// Rows set.
+    pub rows: u64,
+    /// Flags sent.
+    pub flags: u64,
+    /// Events sent as actions.
+    pub events: u64,
+    /// Flags and events that changed something: the first repost of a post by a user.
+    pub changed: u64,
+    /// Flags and events that changed nothing: they were there before.
+    pub repeated: u64,
+    /// Flags and events of posts below the horizon: it is unknown whether they were there.
+    pub unknown: u64,
+    /// Lines of original posts (no origin): nothing to do.
+    pub originals: u64,
+    /// Lines that the file or the server said no to.
+    pub bad: u64,
+}
+
+/// Why an import ended before the end of its files.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// A file could not be read.
+    #[error(
+        "{path}: {source} (after line {line}; what was sent until there is loaded, and importing \
+         again is harmless)"
+    )]
+    File {
+        /// Which file.
+        path: String,
+        /// The last line that was read whole.
+        line: u64,
+        /// Why.
+        source: io::Error,
+    },
+    /// The server could not be reached, or did not let us in.
+    #[error("cannot import into {address}: {source}")]
+    Connect {
+        /// The server.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The server went away, or refuses everything.
+    #[error(
+        "{address}: {reason} ({path}: the lines up to {acknowledged} are loaded; importing again \
+         is harmless)"
+    )]
+    Server {
+        /// The server.
+        address: String,
+        /// While reading which file.
+        path: String,
+        /// All lines up to this one were answered.
+        acknowledged: u64,
+        /// Why.
+        reason: String,
+    },
+    /// `--strict`, and a line was bad.
+    #[error("{path}, line {line}: {reason}")]
+    Strict {
+        /// Which file.
+        path: String,
+        /// Which line, from 1.
+        line: u64,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The file says neither what it is, nor do the options; or the server lacks what they name.
+    #[error("{0}")]
+    Kind(String),
+}
+
+/// `tidemark import`: an error also if lines were bad.
+pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
+    if !args.from.is_empty() {
+        return redis::main(args);
+    }
+    match run(args).map_err(|e| e.to_string())?.bad {
+        0 => Ok(()),
+        1 => Err("one line was bad, and is not loaded".to_owned()),
+        bad => Err(format!("{} lines were bad, and are not loaded", HumanCount(bad))),
+    }
+}
+
+/// Runs the import; progress goes to standard error, the summary to standard output.
+pub fn run(args: &ImportArgs) -> Result<Summary, ImportError> {
+    let started = Instant::now();
+    let mut import = Import { args, summary: Summary::default(), shown: 0 };
+    for path in &args.files {
+        import.file(path)?;
+    }
+    let (summary, seconds) = (import.summary, started.elapsed());
+    let Summary { rows, flags, events, originals, .. } = summary;
+    let mut text = format!("{} lines in {}", HumanCount(summary.lines), HumanDuration(seconds));
+    let parts =
+        [(rows, "rows set"), (flags, "flags"), (events, "events"), (originals, "original posts")];
+    for (count, what) in parts.into_iter().filter(|(count, _)| *count > 0) {
+        text += &format!("; {} {what}", HumanCount(count));
+    }
+    if flags + events > 0 {
+        text += &format!(
+            "; {} changed, {} repeated, {} below the horizon",
+            HumanCount(summary.changed),
+            HumanCount(summary.repeated),
+            HumanCount(summary.unknown)
+        );
+    }
+    // A closed standard output is no reason to fail.
+    let _ = writeln!(io::stdout(), "{text}; {} bad lines", HumanCount(summary.bad));
+    Ok(summary)
+}

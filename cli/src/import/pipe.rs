@@ -1,0 +1,320 @@
+//! The import's way to the server: several connections, each of which sends and receives at once.
+//!
+//! The thread that reads the file encodes commands into chunks; one more thread does all input and
+//! output. All commands of an id go through the same connection, so they are executed in the order
+//! of their lines.
+
+use node::client::connect::{Link, closed, read_reply};
+use node::runtime::tls::Socket;
+use parking_lot::Mutex;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::sync::mpsc;
+
+/// A chunk is sent when it has so many bytes.
+const CHUNK_BYTES: usize = 32 << 10;
+/// Chunks of one connection that wait to be sent, and that wait for their replies, at most.
+const CHUNKS: usize = 8;
+/// Bytes of replies that are read at a time.
+const READ_BYTES: usize = 64 << 10;
+
+/// What the replies were.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    /// `OK`.
+    pub(super) done: u64,
+    /// 1: it changed something.
+    pub(super) changed: u64,
+    /// 0: it had been done before.
+    pub(super) repeated: u64,
+    /// nil: below the horizon.
+    pub(super) unknown: u64,
+    /// Errors that concern one line.
+    pub(super) bad: u64,
+}
+
+/// What the thread of the connections tells the one that reads the file.
+pub(super) enum Event {
+    /// An error that concerns this line.
+    Bad { line: u64, reason: String },
+    /// An error that all lines would get.
+    Refused { line: u64, reason: String },
+    /// A connection failed.
+    Broken(io::Error),
+}
+
+/// Commands that are sent together.
+#[derive(Default)]
+struct Chunk {
+    bytes: Vec<u8>,
+    /// Of each command.
+    lines: Vec<u64>,
+}
+
+/// First lines of the chunks of a connection that are not answered whole.
+type Outstanding = Arc<Mutex<VecDeque<u64>>>;
+
+/// A connection, as the reading thread sees it.
+struct Lane {
+    chunk: Chunk,
+    to: mpsc::Sender<Chunk>,
+    outstanding: Outstanding,
+}
+
+/// See the top of the file.
+pub(super) struct Pipe {
+    lanes: Vec<Lane>,
+    events: Receiver<Event>,
+    thread: JoinHandle<io::Result<Tally>>,
+}
+
+impl Pipe {
+    /// Over these connections, which `runtime` has opened.
+    pub(super) fn start(links: Vec<Link>, runtime: tokio::runtime::Runtime) -> io::Result<Pipe> {
+        let (told, events) = channel();
+        let (mut lanes, mut ends) = (Vec::new(), Vec::new());
+        for link in links {
+            let (to, chunks) = mpsc::channel(CHUNKS);
+            let outstanding = Outstanding::default();
+            ends.push((link.socket, chunks, outstanding.clone(), told.clone()));
+            lanes.push(Lane { chunk: Chunk::default(), to, outstanding });
+        }
+        let run = move || {
+            runtime.block_on(async {
+                let serve = |(socket, chunks, outstanding, told)| {
+                    tokio::spawn(serve(socket, chunks, outstanding, told))
+                };
+                let mut sum = Tally::default();
+                for lane in ends.into_iter().map(serve).collect::<Vec<_>>() {
+                    let tally = lane.await.map_err(io::Error::other)?;
+                    sum.done += tally.done;
+                    sum.changed += tally.changed;
+                    sum.repeated += tally.repeated;
+                    sum.unknown += tally.unknown;
+                    sum.bad += tally.bad;
+                }
+                Ok(sum)
+            })
+        };
+        let thread = std::thread::Builder::new().name("connections".to_owned()).spawn(run)?;
+        Ok(Pipe { lanes, events, thread })
+    }
+
+    /// Appends the command of a line, which `encode` writes. Waits while the connection is behind.
+    pub(super) fn push(&mut self, id: u64, line: u64, encode: impl FnOnce(&mut Vec<u8>)) {
+        // Ids of one source often have their low bits in common.
+        let mixed = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let index = mixed as usize % self.lanes.len();
+        let lane = &mut self.lanes[index];
+        if lane.chunk.lines.is_empty() {
+            lane.outstanding.lock().push_back(line);
+        }
+        encode(&mut lane.chunk.bytes);
+        lane.chunk.lines.push(line);
+        if lane.chunk.bytes.len() >= CHUNK_BYTES {
+            lane.send();
+        }
+    }
+
+    /// Sends what waits for more.
+    pub(super) fn flush(&mut self) {
+        self.lanes.iter_mut().for_each(Lane::send);
+    }
+
+    /// What happened meanwhile.
+    pub(super) fn events(&self) -> impl Iterator<Item = Event> {
+        self.events.try_iter()
+    }
+
+    /// All lines up to this one are answered: `last` if all are that were pushed.
+    pub(super) fn answered_through(&self, last: u64) -> u64 {
+        let first = |lane: &Lane| lane.outstanding.lock().front().copied();
+        self.lanes.iter().filter_map(first).min().map_or(last, |line| line - 1)
+    }
+
+    /// Sends the rest and waits for all replies. `on` hears what happens, and may end it.
+    pub(super) fn finish<E>(
+        mut self,
+        mut on: impl FnMut(Event, &Pipe) -> Result<(), E>,
+        failed: impl FnOnce(io::Error) -> E,
+    ) -> Result<Tally, E> {
+        self.flush();
+        // Without its sender a connection ends when all is answered.
+        for lane in &mut self.lanes {
+            lane.to = mpsc::channel(1).0;
+        }
+        // It ends when all connections have ended.
+        while let Ok(event) = self.events.recv() {
+            on(event, &self)?;
+        }
+        match self.thread.join() {
+            Ok(outcome) => outcome.map_err(failed),
+            Err(_) => Err(failed(io::Error::other("the thread of the connections panicked"))),
+        }
+    }
+}
+
+impl Lane {
+    fn send(&mut self) {
+        let chunk = std::mem::take(&mut self.chunk);
+        if !chunk.lines.is_empty() {
+            // The connection has failed: an event says so.
+            let _ = self.to.blocking_send(chunk);
+        }
+    }
+}
+
+/// Sends chunks and reads their replies, both at once.
+async fn serve(
+    socket: Socket,
+    chunks: mpsc::Receiver<Chunk>,
+    outstanding: Outstanding,
+    told: Sender<Event>,
+) -> Tally {
+    let (read, write) = tokio::io::split(socket);
+    let (to_reader, sent) = mpsc::channel(CHUNKS);
+    let mut replies = Replies { tally: Tally::default(), told: told.clone(), shown: 0 };
+    let reading = replies.read(read, sent, &outstanding);
+    let writing = async { send(write, chunks, to_reader).await.map_err(Some) };
+    let outcome: Result<_, Option<io::Error>> = tokio::try_join!(reading, writing);
+    if let Err(Some(error)) = outcome {
+        // The other side hears it, or has ended.
+        let _ = told.send(Event::Broken(error));
+    }
+    replies.tally
+}
+
+async fn send(
+    mut to: WriteHalf<Socket>,
+    mut chunks: mpsc::Receiver<Chunk>,
+    to_reader: mpsc::Sender<Vec<u64>>,
+) -> io::Result<()> {
+    while let Some(chunk) = chunks.recv().await {
+        // Told first: replies come while the rest of the chunk is still being sent.
+        if to_reader.send(chunk.lines).await.is_err() {
+            return Ok(());
+        }
+        let sent = async {
+            to.write_all(&chunk.bytes).await?;
+            to.flush().await
+        };
+        sent.await.map_err(|e| match e.kind() {
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => closed(),
+            _ => e,
+        })?;
+    }
+    Ok(())
+}
+
+/// Errors that the next line would get, too: the import ends with the first.
+const OF_ALL_LINES: [&str; 9] = [
+    "NOAUTH ",
+    "NOPERM ",
+    "DENIED ",
+    "READONLY ",
+    "LOADING ",
+    "MASTERDOWN ",
+    "MISCONF ",
+    "NOREPLICAS ",
+    "ERR max number of clients",
+];
+
+/// Reads the replies of one connection.
+struct Replies {
+    tally: Tally,
+    told: Sender<Event>,
+    /// Bad lines that were told.
+    shown: usize,
+}
+
+impl Replies {
+    /// An error is that of the connection; without one, what is wrong was told.
+    async fn read(
+        &mut self,
+        mut from: ReadHalf<Socket>,
+        mut sent: mpsc::Receiver<Vec<u64>>,
+        outstanding: &Outstanding,
+    ) -> Result<(), Option<io::Error>> {
+        let (mut inbox, mut start) = (Vec::new(), 0);
+        while let Some(lines) = sent.recv().await {
+            for line in lines {
+                loop {
+                    let rest = &inbox[start..];
+                    if let Some(length) = self.take_usual(rest) {
+                        start += length;
+                        break;
+                    }
+                    if let Some((reply, length)) = read_reply(rest).map_err(Some)? {
+                        start += length;
+                        self.take(line, reply).map_err(|Refused| None)?;
+                        break;
+                    }
+                    inbox.drain(..start);
+                    start = 0;
+                    inbox.reserve(READ_BYTES);
+                    match from.read_buf(&mut inbox).await {
+                        Ok(0) => return Err(Some(closed())),
+                        Err(e) if e.kind() == io::ErrorKind::ConnectionReset => {
+                            return Err(Some(closed()));
+                        }
+                        Err(e) => return Err(Some(e)),
+                        Ok(_) => {}
+                    }
+                }
+            }
+            outstanding.lock().pop_front();
+        }
+        Ok(())
+    }
+
+    /// The replies that nearly all lines get, without decoding: the length of one.
+    fn take_usual(&mut self, bytes: &[u8]) -> Option<usize> {
+        let (text, count) = match bytes.first()? {
+            b'+' => (&b"+OK\r\n"[..], &mut self.tally.done),
+            b'*' if bytes.get(5) == Some(&b'1') => (&b"*1\r\n:1\r\n"[..], &mut self.tally.changed),
+            _ => (&b"*1\r\n:0\r\n"[..], &mut self.tally.repeated),
+        };
+        bytes.starts_with(text).then(|| {
+            *count += 1;
+            text.len()
+        })
+    }
+
+    fn take(&mut self, line: u64, reply: OwnedFrame) -> Result<(), Refused> {
+        let reply = match reply {
+            OwnedFrame::Array(mut items) if items.len() == 1 => items.remove(0),
+            reply => reply,
+        };
+        match reply {
+            OwnedFrame::Error(reason) => return self.error(line, reason),
+            OwnedFrame::SimpleString(_) => self.tally.done += 1,
+            OwnedFrame::Integer(1) => self.tally.changed += 1,
+            OwnedFrame::Integer(_) => self.tally.repeated += 1,
+            _ => self.tally.unknown += 1,
+        }
+        Ok(())
+    }
+
+    fn error(&mut self, line: u64, reason: String) -> Result<(), Refused> {
+        // The other side hears it, or has ended.
+        if OF_ALL_LINES.iter().any(|start| reason.starts_with(start)) {
+            let _ = self.told.send(Event::Refused { line, reason });
+            return Err(Refused);
+        }
+        self.tally.bad += 1;
+        self.shown += 1;
+        // One more than is shown, which says that there are more.
+        if self.shown <= crate::import::SHOWN + 1 {
+            let _ = self.told.send(Event::Bad { line, reason });
+        }
+        Ok(())
+    }
+}
+
+/// The server refuses all lines.
+struct Refused;

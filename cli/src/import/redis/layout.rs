@@ -1,0 +1,375 @@
+//! How counters and flags lie in a Redis: one layout a kind of key.
+//!
+//! ```text
+//! hash    key=post:{id} space=post                          a hash a row, its fields the counters
+//! hash    key=p:{id} space=post fields=likes>like,reads>read         other names; others are left
+//! string  key=like:{id} space=post fields=like              a key a counter
+//! string  key=post:{id}:{field} space=post                  the same, with the name in the key
+//! string  key=c:{id} space=post fields=like,read pack=struct:<I4I4   packed by Lua's struct.pack
+//! string  key=c:{id} space=post fields=like,read pack=msgpack        packed by cmsgpack.pack
+//! buckets key=likes:{id} space=post fields=like per=1000    hash = id / 1000, field = id % 1000
+//! buckets key=likes:{id} space=post fields=like             the field is the id itself
+//! set     key=liked:{id} space=liked                        a set of members a post
+//! bits    key=likers:{id} space=liked                       a bitmap a post: bit = member
+//! ```
+
+use super::packed::{self, Format};
+use dataset::key_patterns::{Kind, Match, Pattern};
+use node::runtime::glob;
+use std::borrow::Cow;
+
+/// What a key holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Container {
+    /// A row.
+    Hash,
+    /// A counter, or several that are packed.
+    String,
+    /// Members.
+    Set,
+    /// Members that are small numbers.
+    Bits,
+    /// Counters of so many ids each; 0: fields are ids.
+    Buckets(u64),
+}
+
+/// How several counters lie in one value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Packing {
+    /// One, as decimal text.
+    Decimal,
+    /// By `struct.pack`.
+    Struct(Format),
+    /// By `cmsgpack.pack`.
+    Msgpack,
+}
+
+/// One kind of key. See the top of the file.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    /// As it was given.
+    pub(crate) text: String,
+    pub(crate) container: Container,
+    pattern: Pattern,
+    /// For SCAN and PSUBSCRIBE.
+    pub(crate) glob: String,
+    /// Where it goes.
+    pub(crate) space: String,
+    /// Counters: the name there, and the name here.
+    pub(crate) fields: Vec<(String, String)>,
+    /// The fields were not named: they are all of the space, and a foreign one is an error.
+    pub(crate) all_fields: bool,
+    pub(crate) packing: Packing,
+}
+
+/// What one key has for one id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Item {
+    /// Counters by their positions in [`Layout::fields`].
+    Row(u64, Vec<(usize, i64)>),
+    /// The key of a row of which nothing else has counters is gone.
+    Gone(u64),
+    /// A flag.
+    Member(u64, Vec<u8>),
+}
+
+impl Layout {
+    /// Reads `KIND name=value ...`.
+    pub(crate) fn parse(text: &str) -> Result<Layout, String> {
+        let mut words = text.split_whitespace();
+        let kind = words.next().unwrap_or_default();
+        let (mut key, mut space, mut fields, mut per, mut packing) =
+            (None, None, Vec::new(), None, Packing::Decimal);
+        for word in words {
+            let (name, value) =
+                word.split_once('=').ok_or_else(|| format!("'{word}' is not NAME=VALUE"))?;
+            match name {
+                "key" => key = Some(value),
+                "space" => space = Some(value.to_owned()),
+                "fields" => {
+                    let pair = |field: &str| {
+                        let (from, to) = field.split_once('>').unwrap_or((field, field));
+                        (from.to_owned(), to.to_owned())
+                    };
+                    fields = value.split(',').map(pair).collect();
+                }
+                "per" => {
+                    let number = value.parse::<u64>().ok().filter(|per| *per > 0);
+                    per = Some(number.ok_or_else(|| format!("per={value} is no number above 0"))?);
+                }
+                "pack" if value == "msgpack" => packing = Packing::Msgpack,
+                "pack" => match value.strip_prefix("struct:") {
+                    Some(format) => packing = Packing::Struct(Format::parse(format)?),
+                    None => return Err(format!("pack={value} is neither msgpack nor struct:...")),
+                },
+                _ => return Err(format!("there is no '{name}='")),
+            }
+        }
+        let container = match kind {
+            "hash" => Container::Hash,
+            "string" => Container::String,
+            "set" => Container::Set,
+            "bits" => Container::Bits,
+            "buckets" => Container::Buckets(per.unwrap_or(0)),
+            _ => return Err(format!("'{kind}' is none of hash, string, set, bits, buckets")),
+        };
+        let key = key.ok_or("key= is missing")?;
+        let kind = if key.contains("{field}") { Kind::Cell } else { Kind::Row };
+        let pattern = Pattern::parse(kind, key).map_err(|error| error.to_string())?.padded(true);
+        let layout = Layout {
+            text: text.split_whitespace().collect::<Vec<_>>().join(" "),
+            container,
+            glob: glob_of(key),
+            pattern,
+            space: space.ok_or("space= is missing")?,
+            all_fields: fields.is_empty(),
+            fields,
+            packing,
+        };
+        layout.check()?;
+        Ok(layout)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let (container, names_field) = (self.container, self.pattern.has_field());
+        let is_packed = self.packing != Packing::Decimal;
+        let is_described = !self.fields.is_empty() || is_packed;
+        let is_value =
+            matches!(container, Container::String | Container::Buckets(_)) && !names_field;
+        let wrong = [
+            (names_field && container != Container::String, "only keys of strings have {field}"),
+            (names_field && is_described, "{field} in the key names the counter: no fields="),
+            (container == Container::Hash && is_packed, "a hash has a counter a field: no pack="),
+            (
+                is_value && !is_packed && self.fields.len() != 1,
+                "fields= names the one counter, or pack= says how several lie",
+            ),
+            (is_value && self.fields.is_empty(), "fields= names the packed counters, in order"),
+            (self.is_flags() && is_described, "members have no counters: no fields=, no pack="),
+        ];
+        wrong.iter().find(|(is, _)| *is).map_or(Ok(()), |(_, why)| Err((*why).to_owned()))
+    }
+
+    /// Whether it goes to an existence space.
+    pub(crate) fn is_flags(&self) -> bool {
+        matches!(self.container, Container::Set | Container::Bits)
+    }
+
+    /// The id, or the number of the bucket, and the field that a key of this layout has.
+    pub(crate) fn read<'k>(&self, key: &'k [u8]) -> Option<(u64, &'k [u8])> {
+        match self.pattern.read(key) {
+            Match::Yes(id, field) => Some((id, field)),
+            _ => None,
+        }
+    }
+
+    /// What a field of a hash or of a bucket holds.
+    fn position(&self, name: &[u8]) -> Option<usize> {
+        self.fields.iter().position(|(from, _)| from.as_bytes() == name)
+    }
+
+    /// Counters of a value.
+    fn values(&self, value: &[u8]) -> Result<Vec<(usize, i64)>, String> {
+        let numbered = |values: Vec<i64>| values.into_iter().enumerate().collect::<Vec<_>>();
+        let values = match &self.packing {
+            Packing::Decimal => vec![(0, decimal(value)?)],
+            Packing::Struct(format) => numbered(format.unpack(value)?),
+            Packing::Msgpack => match packed::msgpack(value)? {
+                packed::Unpacked::List(values) => numbered(values),
+                packed::Unpacked::Map(named) => named
+                    .into_iter()
+                    .filter_map(|(name, value)| Some((self.position(&name)?, value)))
+                    .collect(),
+            },
+        };
+        if values.len() > self.fields.len() {
+            let (found, named) = (values.len(), self.fields.len());
+            return Err(format!("{found} packed values, and fields= names {named}"));
+        }
+        Ok(values)
+    }
+
+    /// The row of a hash, from its fields and values in turn. Counters that it lacks are 0.
+    pub(crate) fn hash<'v>(
+        &self,
+        id: u64,
+        all: impl Iterator<Item = (&'v [u8], &'v [u8])>,
+    ) -> Result<Item, String> {
+        let mut values: Vec<(usize, i64)> = (0..self.fields.len()).map(|at| (at, 0)).collect();
+        for (name, value) in all {
+            match self.position(name) {
+                Some(at) => values[at].1 = decimal(value).map_err(|e| in_field(name, &e))?,
+                None if self.all_fields => {
+                    return Err(in_field(name, &format!("the space '{}' has none", self.space)));
+                }
+                None => {}
+            }
+        }
+        Ok(Item::Row(id, values))
+    }
+
+    /// The counters of a string; of `field` if the key names one.
+    pub(crate) fn string(&self, id: u64, field: &[u8], value: &[u8]) -> Result<Item, String> {
+        if !self.pattern.has_field() {
+            return Ok(Item::Row(id, self.values(value)?));
+        }
+        let at = self.position(field);
+        let at =
+            at.ok_or_else(|| in_field(field, &format!("the space '{}' has none", self.space)))?;
+        Ok(Item::Row(id, vec![(at, decimal(value)?)]))
+    }
+
+    /// The counters of one field of a bucket.
+    pub(crate) fn bucket(&self, bucket: u64, field: &[u8], value: &[u8]) -> Result<Item, String> {
+        let number = resp::natural(field).ok_or_else(|| in_field(field, "it is no number"))?;
+        let id = match self.container {
+            Container::Buckets(per) if per > 0 => {
+                if number >= per {
+                    return Err(in_field(field, &format!("per={per}")));
+                }
+                bucket.checked_mul(per).and_then(|low| low.checked_add(number))
+            }
+            _ => Some(number),
+        };
+        let id = id.ok_or_else(|| in_field(field, "the id is above 18446744073709551615"))?;
+        let values = self.values(value).map_err(|error| in_field(field, &error))?;
+        Ok(Item::Row(id, values))
+    }
+
+    /// The key is not there any more.
+    pub(crate) fn gone(&self, id: u64, field: &[u8]) -> Option<Item> {
+        match self.container {
+            Container::Hash if self.all_fields => Some(Item::Gone(id)),
+            Container::String if self.pattern.has_field() => {
+                Some(Item::Row(id, vec![(self.position(field)?, 0)]))
+            }
+            Container::Hash | Container::String => {
+                Some(Item::Row(id, (0..self.fields.len()).map(|at| (at, 0)).collect()))
+            }
+            // Which ids or members it had is not known.
+            Container::Set | Container::Bits | Container::Buckets(_) => None,
+        }
+    }
+
+    /// The classes of keyspace notifications that tell of changes.
+    pub(crate) fn classes(&self) -> &'static str {
+        match self.container {
+            Container::Hash | Container::Buckets(_) => "gh",
+            Container::String | Container::Bits => "g$",
+            Container::Set => "gs",
+        }
+    }
+}
+
+fn in_field(name: &[u8], error: &str) -> String {
+    format!("field '{}': {error}", name[..name.len().min(40)].escape_ascii())
+}
+
+fn decimal(text: &[u8]) -> Result<i64, String> {
+    resp::integer(text).ok_or_else(|| {
+        format!(
+            "\"{}\" is not an integer or out of range",
+            text[..text.len().min(40)].escape_ascii()
+        )
+    })
+}
+
+/// The pattern of a key as a glob.
+fn glob_of(key: &str) -> String {
+    let escaped: String = key
+        .chars()
+        .flat_map(|c| {
+            (if "*?[]\\^".contains(c) { Some('\\') } else { None }).into_iter().chain([c])
+        })
+        .collect();
+    escaped.replace("{id}", "*").replace("{field}", "*")
+}
+
+/// The layouts that the server's own key patterns describe.
+pub(crate) fn of_patterns(kind: Kind, space: &str, patterns: &str) -> Vec<Result<Layout, String>> {
+    let container = match kind {
+        Kind::Row => "hash",
+        Kind::Cell => "string",
+        Kind::Pair => "set",
+    };
+    let one = |key: &str| Layout::parse(&format!("{container} key={key} space={space}"));
+    patterns.split_whitespace().map(one).collect()
+}
+
+/// Whether a name of a channel or key fits the glob; used to tell keys of several layouts apart.
+pub(crate) fn fits(glob: &str, key: &[u8]) -> bool {
+    glob::matches(glob.as_bytes(), key, false)
+}
+
+/// A text of any bytes for people.
+pub(crate) fn shown(key: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(&key[..key.len().min(80)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(text: &str) -> Layout {
+        Layout::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    #[test]
+    fn keys_give_ids() {
+        let post = layout("hash key=post:{id} space=post fields=like");
+        assert_eq!(post.read(b"post:17"), Some((17, &b""[..])));
+        assert_eq!(post.read(b"post:007"), Some((7, &b""[..])), "padded ids are read");
+        assert_eq!((post.read(b"post:x"), post.read(b"post:17:like")), (None, None));
+        assert_eq!(post.glob, "post:*");
+        let cell = layout("string key=p[{{id}}]:{field} space=post");
+        assert_eq!(cell.glob, "p\\[{*}\\]:*");
+        assert_eq!(cell.read(b"p[{17}]:like"), Some((17, &b"like"[..])));
+    }
+
+    #[test]
+    fn values_become_rows() {
+        let hash = layout("hash key=p:{id} space=post fields=likes>like,read");
+        let pairs = [(&b"likes"[..], &b"5"[..]), (b"color", b"red")];
+        assert_eq!(hash.hash(7, pairs.into_iter()), Ok(Item::Row(7, vec![(0, 5), (1, 0)])));
+        let bad = [(&b"read"[..], &b"1.5"[..])];
+        let error = hash.hash(7, bad.into_iter()).unwrap_err();
+        assert_eq!(error, "field 'read': \"1.5\" is not an integer or out of range");
+        let buckets = layout("buckets key=likes:{id} space=post fields=like per=1000");
+        assert_eq!(buckets.bucket(3, b"17", b"5"), Ok(Item::Row(3017, vec![(0, 5)])));
+        assert!(buckets.bucket(3, b"1000", b"5").is_err());
+        assert!(buckets.bucket(u64::MAX, b"1", b"5").unwrap_err().contains("the id is above"));
+        let of_ids = layout("buckets key=likes:{id} space=post fields=like");
+        assert_eq!(of_ids.bucket(3, b"17", b"5"), Ok(Item::Row(17, vec![(0, 5)])));
+        let packed = layout("string key=c:{id} space=post fields=like,read pack=struct:<I4I2");
+        let value = b"\x05\x00\x00\x00\x07\x00";
+        assert_eq!(packed.string(7, b"", value), Ok(Item::Row(7, vec![(0, 5), (1, 7)])));
+        let msgpack = layout("string key=c:{id} space=post fields=like,read pack=msgpack");
+        let map = b"\x82\xa4read\x07\xa5color\x01";
+        assert_eq!(msgpack.string(7, b"", map), Ok(Item::Row(7, vec![(1, 7)])));
+        assert!(msgpack.string(7, b"", b"\x01\x02\x03").unwrap_err().contains("3 packed values"));
+    }
+
+    #[test]
+    fn layouts_that_make_no_sense_are_refused() {
+        for (text, why) in [
+            ("", "none of hash"),
+            ("list key=l:{id} space=post", "none of hash"),
+            ("hash space=post", "key= is missing"),
+            ("hash key=p:{id}", "space= is missing"),
+            ("hash key=post space=post", "{id}"),
+            ("hash key=p:{id} space=post colour", "not NAME=VALUE"),
+            ("hash key=p:{id} space=post colour=1", "no 'colour='"),
+            ("string key=p:{id} space=post", "fields= names"),
+            ("string key=p:{id} space=post fields=a,b", "pack= says"),
+            ("string key=p:{id}:{field} space=post fields=a", "{field} in the key"),
+            ("hash key=p:{id}:{field} space=post", "only keys of strings"),
+            ("buckets key=p:{id} space=post fields=a per=0", "above 0"),
+            ("string key=p:{id} space=post fields=a pack=zip", "neither msgpack"),
+            ("string key=p:{id} space=post fields=a pack=struct:Q", "struct"),
+            ("set key=p:{id} space=liked fields=a", "no counters"),
+        ] {
+            let error = Layout::parse(text).map(|_| ()).unwrap_err();
+            assert!(error.contains(why), "{text}: {error}");
+        }
+    }
+}

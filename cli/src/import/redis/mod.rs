@@ -1,0 +1,494 @@
+//! `tidemark import --from redis://...`: counters and flags out of a running Redis.
+//!
+//! One thread a source reads keys by SCAN, and those that have changed; this one turns what they
+//! hold into commands, which go out over several connections ([`super::pipe`]). All is set and
+//! nothing added, so each part may be done twice: after an end of either side the import goes on
+//! where it was, or from the beginning.
+
+mod follow;
+mod layout;
+mod packed;
+mod reader;
+mod reading;
+pub(crate) mod source;
+mod state;
+mod verify;
+mod writer;
+
+use super::ImportArgs;
+use super::pipe::Pipe;
+use super::spaces::Spaces;
+use crate::import::redis::source::bytes;
+use dataset::key_patterns::Kind;
+use follow::Changes;
+use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
+use layout::Layout;
+use reading::{Reading, Told};
+use redis_protocol::resp2::types::OwnedFrame;
+use source::{Remote, Source};
+use state::{Place, SETTLED, State, StateFile};
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
+use writer::{Failure, Writer, event_failure};
+
+/// Messages of the readers that wait.
+const MESSAGES: usize = 16;
+/// How often it is looked what was acknowledged.
+const LOOK: Duration = Duration::from_millis(100);
+/// How often the state is written, and the lag said where there is no terminal.
+const WRITE: Duration = Duration::from_secs(1);
+const SAY: Duration = Duration::from_secs(10);
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// What came of it, over all attempts.
+#[derive(Default)]
+struct Summary {
+    keys: u64,
+    rows: u64,
+    flags: u64,
+    unknown: u64,
+    bad: u64,
+    removals: u64,
+}
+
+/// A source, as far as it was read.
+#[derive(Default)]
+struct Progress {
+    place: Place,
+    /// Places, by the number of the last key before them.
+    sent: VecDeque<(u64, Place)>,
+    /// Places before which all is acknowledged, and since when.
+    settling: VecDeque<(Instant, Place)>,
+    /// Changed keys, by the number of the last of them, and since when they waited.
+    following: VecDeque<(u64, Instant)>,
+}
+
+struct Import<'a> {
+    args: &'a ImportArgs,
+    sources: Vec<Source>,
+    layouts: Arc<Vec<Layout>>,
+    name: Vec<String>,
+    file: StateFile,
+    stop: Arc<AtomicBool>,
+    summary: Summary,
+    /// Something was acknowledged since the last failure.
+    advanced: bool,
+    /// No reader was stopped before its end.
+    is_all: bool,
+}
+
+/// Runs it; an error also if something was not copied, or differs.
+pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
+    let started = Instant::now();
+    let sources = args.from.iter().map(|url| Source::parse(url, args.from_cacert.as_deref()));
+    let sources: Vec<Source> = sources.collect::<Result<_, _>>()?;
+    let (mut remote, spaces) = Spaces::open(&args.connect)
+        .map_err(|e| format!("cannot import into {}: {e}", args.connect.address()))?;
+    let layouts = Arc::new(layouts(args, &spaces, &mut remote)?);
+    let mut import = Import {
+        args,
+        name: sources
+            .iter()
+            .map(ToString::to_string)
+            .chain(layouts.iter().map(|layout| layout.text.clone()))
+            .chain([args.connect.address()])
+            .collect(),
+        sources,
+        layouts,
+        file: StateFile::at(&args.state),
+        stop: Arc::new(AtomicBool::new(false)),
+        summary: Summary::default(),
+        advanced: false,
+        is_all: true,
+    };
+    if !args.only_verify {
+        stop_on_signals(&import.stop)?;
+        import.copy()?;
+        import.say(started);
+        if !import.is_all {
+            return Err(format!("stopped; the same command goes on ({})", import.file.name()));
+        }
+    }
+    if args.verify || args.only_verify {
+        import.verify(remote, &spaces)?;
+    }
+    match import.summary.bad {
+        0 => Ok(()),
+        bad => Err(format!("{} keys could not be copied as a whole", HumanCount(bad))),
+    }
+}
+
+/// The layouts that were named, or those that the server's own key patterns describe; all with the
+/// names of their counters.
+fn layouts(args: &ImportArgs, spaces: &Spaces, remote: &mut Remote) -> Result<Vec<Layout>, String> {
+    let named =
+        |text: &String| Layout::parse(text).map_err(|e| format!("--layout \"{text}\": {e}"));
+    let mut layouts = args.layout.iter().map(named).collect::<Result<Vec<_>, _>>()?;
+    if layouts.is_empty() {
+        for (section, names) in [("counter", &spaces.counters), ("existence", &spaces.existences)] {
+            let keys: &[(&str, Kind)] = match section {
+                "counter" => &[("rows", Kind::Row), ("cells", Kind::Cell)],
+                _ => &[("pairs", Kind::Pair)],
+            };
+            for (name, (key, kind)) in names.iter().flat_map(|n| keys.iter().map(move |k| (n, k))) {
+                let setting = format!("{section}.{name}.{key}");
+                let reply = remote.ask(&[b"CONFIG", b"GET", setting.as_bytes()]).map_err(|e| {
+                    format!("the server does not tell its key patterns: {e}. Give --layout")
+                })?;
+                let OwnedFrame::Array(mut pair) = reply else { continue };
+                let patterns = pair.pop().and_then(bytes).unwrap_or_default();
+                let patterns = String::from_utf8_lossy(&patterns).into_owned();
+                layouts.extend(
+                    layout::of_patterns(*kind, name, &patterns)
+                        .into_iter()
+                        .collect::<Result<Vec<_>, _>>()?,
+                );
+            }
+        }
+    }
+    for layout in &mut layouts {
+        let (what, known) = match layout.is_flags() {
+            true => ("existence", &spaces.existences),
+            false => ("counter", &spaces.counters),
+        };
+        if !known.contains(&layout.space) {
+            let (space, all) = (&layout.space, known.join(", "));
+            return Err(format!("the server has no {what} space '{space}'; it has: {all}"));
+        }
+        if layout.is_flags() {
+            continue;
+        }
+        let all = spaces.fields.get(&layout.space).cloned().unwrap_or_default();
+        if layout.all_fields {
+            layout.fields = all.into_iter().map(|field| (field.clone(), field)).collect();
+        } else if let Some((_, field)) = layout.fields.iter().find(|(_, to)| !all.contains(to)) {
+            let (space, all) = (&layout.space, all.join(", "));
+            return Err(format!("the space '{space}' has no field '{field}'; it has: {all}"));
+        }
+    }
+    if layouts.is_empty() {
+        return Err("the server's spaces have no key patterns: give --layout".to_owned());
+    }
+    Ok(layouts)
+}
+
+/// The first signal asks for an end, the second one is obeyed at once.
+fn stop_on_signals(stop: &Arc<AtomicBool>) -> Result<(), String> {
+    let stop = stop.clone();
+    let wait = move || {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+            return;
+        };
+        runtime.block_on(async {
+            use tokio::signal::unix::{SignalKind, signal};
+            let (Ok(mut interrupt), Ok(mut terminate)) =
+                (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+            else {
+                return;
+            };
+            loop {
+                tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+                if stop.swap(true, Relaxed) {
+                    std::process::exit(130);
+                }
+            }
+        });
+    };
+    let spawned = std::thread::Builder::new().name("signals".to_owned()).spawn(wait);
+    spawned.map(|_| ()).map_err(|error| error.to_string())
+}
+
+impl Import<'_> {
+    /// Attempts, until one succeeds or none has advanced for `--retry` seconds.
+    fn copy(&mut self) -> Result<(), String> {
+        let mut failing: Option<Instant> = None;
+        loop {
+            self.advanced = false;
+            match self.attempt() {
+                Ok(()) => return Ok(()),
+                Err(Failure::Final(reason)) => return Err(reason),
+                Err(Failure::Broken(reason)) => {
+                    if self.advanced {
+                        failing = None;
+                    }
+                    let since = *failing.get_or_insert_with(Instant::now);
+                    let stopped = self.stop.load(Relaxed);
+                    if stopped || since.elapsed() >= Duration::from_secs(self.args.retry) {
+                        return Err(format!(
+                            "{reason} (the same command goes on where it was: {})",
+                            self.file.name()
+                        ));
+                    }
+                    if self.advanced || since.elapsed() < PAUSE {
+                        eprintln!("{reason}; trying again for {} s", self.args.retry);
+                    }
+                    std::thread::sleep(PAUSE);
+                }
+            }
+        }
+    }
+
+    fn attempt(&mut self) -> Result<(), Failure> {
+        let state = self.file.read(&self.name).map_err(Failure::Final)?;
+        let mut progress: Vec<Progress> = self
+            .sources
+            .iter()
+            .map(|source| {
+                let name = source.to_string();
+                let known = state.iter().flat_map(|state| &state.places).find(|p| p.source == name);
+                // Changes while it did not listen are in no notification.
+                let known = known.filter(|_| !self.args.follow).cloned();
+                let place = known.unwrap_or(Place { source: name, ..Place::default() });
+                Progress { place, ..Progress::default() }
+            })
+            .collect();
+        let mut changes = Vec::new();
+        if self.args.follow {
+            for source in &self.sources {
+                // Before the first key is read.
+                let listening = follow::listen(source, &self.layouts);
+                changes.push(listening.map_err(|e| failed_to_listen(source, &e))?);
+            }
+        }
+        let pipe = self.pipe().map_err(|error| {
+            Failure::Broken(format!("cannot import into {}: {error}", self.args.connect.address()))
+        })?;
+        let (tell, told) = sync_channel(MESSAGES);
+        for (number, source) in self.sources.iter().enumerate() {
+            let reading = Reading {
+                number,
+                source: source.clone(),
+                layouts: self.layouts.clone(),
+                place: progress[number].place.clone(),
+                rate: self.args.rate.map(|rate| rate / self.sources.len() as f64),
+                changes: changes.get(number).cloned(),
+                until_idle: self.args.until_idle.map(Duration::from_secs),
+                stop: self.stop.clone(),
+                tell: tell.clone(),
+            };
+            let spawned =
+                std::thread::Builder::new().name("reader".to_owned()).spawn(move || reading.run());
+            spawned.map_err(|error| Failure::Final(error.to_string()))?;
+        }
+        drop(tell);
+        let bar = bar(&self.args.from);
+        let mut writer = Writer {
+            pipe,
+            layouts: self.layouts.clone(),
+            number: 0,
+            names: VecDeque::new(),
+            bad: 0,
+            rows: 0,
+            flags: 0,
+            lost: 0,
+            bar: bar.clone(),
+        };
+        let outcome = self.receive(&told, &mut progress, &mut writer, &changes);
+        bar.finish_and_clear();
+        self.summary.bad += writer.bad;
+        self.summary.rows += writer.rows;
+        self.summary.flags += writer.flags;
+        self.summary.removals +=
+            writer.lost + changes.iter().map(|changes| changes.removals()).sum::<u64>();
+        outcome?;
+        let (names, bar) = (writer.names, writer.bar);
+        let mut bad = 0;
+        let tally = writer.pipe.finish(
+            |event, _| event_failure(event, &names, &bar, &mut bad),
+            |error| Failure::Broken(error.to_string()),
+        )?;
+        self.summary.bad += bad;
+        self.summary.unknown += tally.unknown;
+        if self.is_all {
+            self.file.remove();
+        }
+        Ok(())
+    }
+
+    fn pipe(&self) -> io::Result<Pipe> {
+        let connect = &self.args.connect;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let tls = connect.tls()?;
+        let links = runtime.block_on(async {
+            let mut links = Vec::new();
+            for _ in 0..self.args.connections {
+                links.push(connect.open(tls.as_ref()).await?);
+            }
+            io::Result::Ok(links)
+        })?;
+        Pipe::start(links, runtime)
+    }
+
+    /// Takes what the readers tell until all have ended.
+    fn receive(
+        &mut self,
+        told: &Receiver<(usize, Told)>,
+        progress: &mut [Progress],
+        writer: &mut Writer,
+        changes: &[Arc<Changes>],
+    ) -> Result<(), Failure> {
+        let (mut looked, mut written, mut said) = (Instant::now(), Instant::now(), Instant::now());
+        let mut totals = vec![0; progress.len()];
+        loop {
+            match told.recv_timeout(LOOK) {
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                // What was read last must not wait for more.
+                Err(RecvTimeoutError::Timeout) => writer.pipe.flush(),
+                Ok((source, told)) => {
+                    let of = &mut progress[source];
+                    match told {
+                        Told::Begins(keys, place) => {
+                            totals[source] = keys;
+                            writer.bar.set_length(totals.iter().sum());
+                            writer.bar.inc(place.keys);
+                            of.place = place;
+                        }
+                        Told::Read(reads) => reads.into_iter().for_each(|read| writer.push(read)),
+                        Told::Scanned(place, keys) => {
+                            writer.bar.inc(keys as u64);
+                            self.summary.keys += keys as u64;
+                            if place.done && self.args.follow {
+                                let source = &self.sources[source];
+                                writer.bar.suspend(|| {
+                                    eprintln!("{source}: all keys are read; following changes")
+                                });
+                            }
+                            of.sent.push_back((writer.number, place));
+                        }
+                        Told::Followed(since) => of.following.push_back((writer.number, since)),
+                        Told::Ended(Ok(is_all)) => self.is_all &= is_all,
+                        Told::Ended(Err(error)) => {
+                            let source = &self.sources[source];
+                            return Err(Failure::Broken(format!("{source}: {error}")));
+                        }
+                    }
+                }
+            }
+            if looked.elapsed() < LOOK {
+                continue;
+            }
+            looked = Instant::now();
+            writer.events()?;
+            self.look(progress, writer, changes);
+            if written.elapsed() >= WRITE {
+                written = Instant::now();
+                self.write(progress)?;
+            }
+            if said.elapsed() >= SAY && writer.bar.is_hidden() {
+                said = Instant::now();
+                eprintln!("{} keys. {}", HumanCount(self.summary.keys), writer.bar.message());
+            }
+        }
+    }
+
+    /// What was acknowledged meanwhile.
+    fn look(&mut self, progress: &mut [Progress], writer: &mut Writer, changes: &[Arc<Changes>]) {
+        let answered = writer.answered();
+        let (mut behind, mut since) = (0, None);
+        for of in progress {
+            while of.sent.front().is_some_and(|(number, _)| *number <= answered) {
+                let place = of.sent.pop_front().map(|(_, place)| place).unwrap_or_default();
+                of.settling.push_back((Instant::now(), place));
+            }
+            while of.following.front().is_some_and(|(number, _)| *number <= answered) {
+                of.following.pop_front();
+            }
+            while of.settling.front().is_some_and(|(when, _)| when.elapsed() >= SETTLED) {
+                of.place = of.settling.pop_front().map(|(_, place)| place).unwrap_or_default();
+                self.advanced = true;
+            }
+            since = since.into_iter().chain(of.following.front().map(|(_, since)| *since)).min();
+        }
+        for changes in changes {
+            let (keys, first) = changes.waiting();
+            behind += keys;
+            since = since.into_iter().chain(first).min();
+        }
+        if self.args.follow {
+            let lag = since.map_or(0, |since: Instant| since.elapsed().as_millis());
+            writer.bar.set_message(format!("{behind} changed keys to read, lag {lag} ms"));
+        }
+    }
+
+    fn write(&self, progress: &[Progress]) -> Result<(), Failure> {
+        if self.args.follow {
+            return Ok(());
+        }
+        let places = progress.iter().map(|of| of.place.clone()).collect();
+        let state = State { import: self.name.clone(), places };
+        self.file.write(&state).map_err(Failure::Final)
+    }
+
+    fn say(&self, started: Instant) {
+        let Summary { keys, rows, flags, unknown, bad, removals } = self.summary;
+        let seconds = started.elapsed();
+        let rate = keys as f64 / seconds.as_secs_f64().max(0.001);
+        let mut text = format!(
+            "{} keys in {} ({} a second); {} rows set, {} flags",
+            HumanCount(keys),
+            HumanDuration(seconds),
+            HumanCount(rate as u64),
+            HumanCount(rows),
+            HumanCount(flags)
+        );
+        if unknown > 0 {
+            text += &format!("; {} below the horizon", HumanCount(unknown));
+        }
+        if removals > 0 {
+            text += &format!(
+                "; {} removals of members, which a notification does not name, are not copied",
+                HumanCount(removals)
+            );
+        }
+        // A closed standard output is no reason to fail.
+        let _ = writeln!(io::stdout(), "{text}; {} bad keys", HumanCount(bad));
+    }
+
+    fn verify(&self, ours: Remote, spaces: &Spaces) -> Result<(), String> {
+        let started = Instant::now();
+        let progress = bar(&self.args.from);
+        let verify = verify::Verify {
+            ours,
+            layouts: self.layouts.clone(),
+            order: &spaces.fields,
+            progress,
+            report: verify::Report::default(),
+        };
+        let report = verify.run(&self.sources, self.args.report.as_deref());
+        let report = report.map_err(|error| format!("cannot verify: {error}"))?;
+        let verify::Report { rows, flags, unknown, unreadable, differ } = report;
+        let _ = writeln!(
+            io::stdout(),
+            "verified in {}: {} rows, {} flags ({} below the horizon); {} keys not readable; {} \
+             keys differ",
+            HumanDuration(started.elapsed()),
+            HumanCount(rows),
+            HumanCount(flags),
+            HumanCount(unknown),
+            HumanCount(unreadable),
+            HumanCount(differ)
+        );
+        if differ + unreadable > 0 {
+            return Err("not all is equal".to_owned());
+        }
+        Ok(())
+    }
+}
+
+fn failed_to_listen(source: &Source, error: &io::Error) -> Failure {
+    let text = format!("{source}: {error}");
+    if text.contains("CONFIG SET") { Failure::Final(text) } else { Failure::Broken(text) }
+}
+
+fn bar(from: &[String]) -> ProgressBar {
+    let template = "{wide_bar} {percent:>3} %  {human_pos} keys, {per_sec}, {eta} left  {msg}";
+    let style = ProgressStyle::with_template(template);
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    // The length is known when the sources have told.
+    ProgressBar::new(from.len() as u64).with_style(style)
+}

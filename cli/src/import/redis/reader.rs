@@ -1,0 +1,287 @@
+//! Reads the keys of the layouts from one Redis: all of them by SCAN, and those that are named.
+
+use super::layout::{Container, Item, Layout};
+use super::source::{Remote, Source, bytes};
+use node::client::connect::put_command;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Keys that a SCAN looks at, and fields or members that are asked for at once.
+const COUNT: &[u8] = b"1000";
+/// Bytes of a bitmap that are read at once.
+const BITS_BYTES: usize = 64 << 10;
+
+/// What was read of a key; of a large one in several parts.
+#[derive(Debug)]
+pub(crate) struct Read {
+    pub(crate) key: Vec<u8>,
+    pub(crate) layout: usize,
+    pub(crate) items: Vec<Item>,
+    /// Why it, or a part of it, is not read.
+    pub(crate) bad: Option<String>,
+    /// It is not there; what it had is not known.
+    pub(crate) is_lost: bool,
+}
+
+/// A key of a layout.
+struct Job {
+    key: Vec<u8>,
+    layout: usize,
+    /// Or the number of a bucket.
+    id: u64,
+    field: Vec<u8>,
+}
+
+/// So many keys per second are read.
+pub(crate) struct Rate {
+    per_s: f64,
+    since: Instant,
+    taken: f64,
+}
+
+impl Rate {
+    pub(crate) fn new(per_s: f64) -> Rate {
+        Rate { per_s, since: Instant::now(), taken: 0.0 }
+    }
+
+    /// Waits until so many may be read. What was not used in the last second is forgotten.
+    fn take(&mut self, keys: usize) {
+        let elapsed = self.since.elapsed().as_secs_f64();
+        self.taken = self.taken.max((elapsed - 1.0) * self.per_s) + keys as f64;
+        let ahead = self.taken / self.per_s - elapsed;
+        if ahead > 0.0 {
+            std::thread::sleep(Duration::from_secs_f64(ahead));
+        }
+    }
+}
+
+/// See the top of the file.
+pub(crate) struct Reader {
+    remote: Remote,
+    layouts: Arc<Vec<Layout>>,
+    rate: Option<Rate>,
+}
+
+impl Reader {
+    pub(crate) fn open(
+        source: &Source,
+        layouts: Arc<Vec<Layout>>,
+        rate: Option<Rate>,
+    ) -> io::Result<Reader> {
+        Ok(Reader { remote: source.open()?, layouts, rate })
+    }
+
+    /// How many keys there are, and which process of the server this is: a cursor of SCAN is one of
+    /// its hash table, whose order another process does not share.
+    pub(crate) fn about(&mut self) -> io::Result<(u64, String)> {
+        let keys = match self.remote.ask(&[b"DBSIZE"])? {
+            OwnedFrame::Integer(keys) => keys.unsigned_abs(),
+            _ => 0,
+        };
+        // Where INFO is forbidden, each start scans from the beginning.
+        let info = self.remote.ask(&[b"INFO", b"server"]).ok().and_then(bytes).unwrap_or_default();
+        let info = String::from_utf8_lossy(&info).into_owned();
+        let id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
+        Ok((keys, id.unwrap_or_default().trim().to_owned()))
+    }
+
+    /// One step of a scan: the next cursor, and how many keys it has seen.
+    pub(crate) fn scan(
+        &mut self,
+        cursor: u64,
+        give: &mut dyn FnMut(Read),
+    ) -> io::Result<(u64, usize)> {
+        let cursor = cursor.to_string();
+        let mut args: Vec<&[u8]> = vec![b"SCAN", cursor.as_bytes(), b"COUNT", COUNT];
+        let layouts = self.layouts.clone();
+        if let [one] = &layouts[..] {
+            args.extend([b"MATCH", one.glob.as_bytes()]);
+        }
+        let OwnedFrame::Array(mut reply) = self.remote.ask(&args)? else { return Err(strange()) };
+        let (Some(OwnedFrame::Array(keys)), Some(next)) = (reply.pop(), reply.pop()) else {
+            return Err(strange());
+        };
+        let next = bytes(next).as_deref().and_then(resp::natural).ok_or_else(strange)?;
+        let seen = keys.len();
+        self.read(keys.into_iter().filter_map(bytes), false, give)?;
+        Ok((next, seen))
+    }
+
+    /// Reads these keys. `tell_gone`: those that are not there any more are told of, too.
+    pub(crate) fn read(
+        &mut self,
+        keys: impl Iterator<Item = Vec<u8>>,
+        tell_gone: bool,
+        give: &mut dyn FnMut(Read),
+    ) -> io::Result<()> {
+        let layouts = self.layouts.clone();
+        let mut jobs = Vec::new();
+        for key in keys {
+            for (layout, one) in layouts.iter().enumerate() {
+                if let Some((id, field)) = one.read(&key) {
+                    let field = field.to_vec();
+                    jobs.push(Job { key: key.clone(), layout, id, field });
+                }
+            }
+        }
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        if let Some(rate) = &mut self.rate {
+            rate.take(jobs.len());
+        }
+        let mut requests = Vec::new();
+        jobs.iter().for_each(|job| job.request(&layouts[job.layout], 0, &mut requests));
+        let mut rest = Vec::new();
+        let mut replied = jobs.iter();
+        self.remote.batch(&requests, jobs.len(), |reply| {
+            let Some(job) = replied.next() else { return };
+            if let Some(next) = job.take(&layouts[job.layout], 0, reply, tell_gone, give) {
+                rest.push((job, next));
+            }
+        })?;
+        // The rest of large keys.
+        for (job, mut next) in rest {
+            loop {
+                requests.clear();
+                job.request(&layouts[job.layout], next, &mut requests);
+                let mut more = None;
+                self.remote.batch(&requests, 1, |reply| {
+                    more = job.take(&layouts[job.layout], next, reply, false, give);
+                })?;
+                match more {
+                    Some(more) => next = more,
+                    None => break,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn strange() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "SCAN answers what Redis does not")
+}
+
+impl Job {
+    /// The request for what follows `next`, a cursor or an offset; 0 begins.
+    fn request(&self, layout: &Layout, next: u64, out: &mut Vec<u8>) {
+        let key = &self.key[..];
+        let from = next.to_string();
+        let from = from.as_bytes();
+        match layout.container {
+            Container::Hash => put_command(out, &[b"HGETALL", key]),
+            Container::String => put_command(out, &[b"GET", key]),
+            Container::Set => put_command(out, &[b"SSCAN", key, from, b"COUNT", COUNT]),
+            Container::Buckets(_) => put_command(out, &[b"HSCAN", key, from, b"COUNT", COUNT]),
+            Container::Bits => {
+                let to = (next + BITS_BYTES as u64 - 1).to_string();
+                put_command(out, &[b"GETRANGE", key, from, to.as_bytes()]);
+            }
+        }
+    }
+
+    /// Takes a reply; gives what follows it, if anything does.
+    fn take(
+        &self,
+        layout: &Layout,
+        from: u64,
+        reply: OwnedFrame,
+        tell_gone: bool,
+        give: &mut dyn FnMut(Read),
+    ) -> Option<u64> {
+        let mut read = Read {
+            key: self.key.clone(),
+            layout: self.layout,
+            items: Vec::new(),
+            bad: None,
+            is_lost: false,
+        };
+        let mut next = None;
+        match reply {
+            OwnedFrame::Error(reason) => read.bad = Some(reason),
+            OwnedFrame::BulkString(value) if layout.container == Container::Bits => {
+                read.items = members(self.id, from, &value);
+                next = (value.len() == BITS_BYTES).then(|| from + BITS_BYTES as u64);
+            }
+            OwnedFrame::BulkString(value) => match layout.string(self.id, &self.field, &value) {
+                Ok(item) => read.items.push(item),
+                Err(reason) => read.bad = Some(reason),
+            },
+            OwnedFrame::Array(all) if layout.container == Container::Hash => {
+                let texts: Vec<Vec<u8>> = all.into_iter().filter_map(bytes).collect();
+                let pairs = texts.chunks_exact(2).map(|pair| (&pair[0][..], &pair[1][..]));
+                if !texts.is_empty() {
+                    match layout.hash(self.id, pairs) {
+                        Ok(item) => read.items.push(item),
+                        Err(reason) => read.bad = Some(reason),
+                    }
+                }
+            }
+            OwnedFrame::Array(mut parts) => {
+                let all = parts.pop();
+                let cursor = parts.pop().and_then(bytes).as_deref().and_then(resp::natural);
+                next = cursor.filter(|cursor| *cursor > 0);
+                if let Some(OwnedFrame::Array(all)) = all {
+                    self.scanned(layout, all, &mut read);
+                }
+            }
+            // Not there.
+            _ => {}
+        }
+        if read.items.is_empty() && read.bad.is_none() && next.is_none() && from == 0 {
+            if !tell_gone {
+                return None;
+            }
+            read.items.extend(layout.gone(self.id, &self.field));
+            read.is_lost = read.items.is_empty();
+        }
+        give(read);
+        next
+    }
+
+    /// What SSCAN or HSCAN gave.
+    fn scanned(&self, layout: &Layout, all: Vec<OwnedFrame>, read: &mut Read) {
+        let texts = all.into_iter().filter_map(bytes);
+        if layout.container == Container::Set {
+            read.items = texts.map(|member| Item::Member(self.id, member)).collect();
+            return;
+        }
+        let texts: Vec<Vec<u8>> = texts.collect();
+        for pair in texts.chunks_exact(2) {
+            match layout.bucket(self.id, &pair[0], &pair[1]) {
+                Ok(item) => read.items.push(item),
+                Err(reason) => read.bad = Some(reason),
+            }
+        }
+    }
+}
+
+/// The bits that are set: Redis counts from the highest of each byte.
+fn members(id: u64, from: u64, value: &[u8]) -> Vec<Item> {
+    let set = value.iter().zip(from..).flat_map(|(byte, at)| {
+        (0..8).filter(move |bit| byte << bit & 0x80 != 0).map(move |bit| at * 8 + bit)
+    });
+    set.map(|member| Item::Member(id, member.to_string().into_bytes())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_are_counted_as_redis_counts_them() {
+        let text = |n: u64| Item::Member(7, n.to_string().into_bytes());
+        assert_eq!(members(7, 2, &[0x80, 0x41]), [text(16), text(25), text(31)]);
+    }
+
+    #[test]
+    fn rate_is_kept() {
+        let (mut rate, started) = (Rate::new(1000.0), Instant::now());
+        (0..10).for_each(|_| rate.take(20));
+        let took = started.elapsed();
+        assert!(took >= Duration::from_millis(195), "{took:?}");
+    }
+}

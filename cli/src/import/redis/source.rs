@@ -1,0 +1,187 @@
+//! A Redis to read from: its address, and a connection that sends many commands at once.
+
+use node::client::connect::{ConnectArgs, Link};
+use redis_protocol::resp2::types::OwnedFrame;
+use std::fmt;
+use std::io;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+/// A server that says nothing for so long is given up: a dead link would hold the import for ever.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A Redis.
+#[derive(Clone, Debug)]
+pub(crate) struct Source {
+    connect: ConnectArgs,
+    pub(crate) db: u32,
+}
+
+/// Without the password.
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.connect.tls { "rediss" } else { "redis" };
+        write!(f, "{scheme}://{}", self.connect.address())?;
+        if self.db > 0 { write!(f, "/{}", self.db) } else { Ok(()) }
+    }
+}
+
+impl Source {
+    /// Reads `redis://[[user]:password@]host[:port][/db]`, or `rediss://` for TLS.
+    pub(crate) fn parse(url: &str, cacert: Option<&str>) -> Result<Source, String> {
+        let wrong = |why: &str| {
+            // The password is not repeated.
+            format!("--from: {why}; the form is redis://[[user]:password@]host[:port][/db]")
+        };
+        let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong("no redis:// in front"))?;
+        let tls = match scheme {
+            "redis" | "valkey" => false,
+            "rediss" | "valkeys" => true,
+            _ => return Err(wrong("the scheme is neither redis nor rediss")),
+        };
+        let (login, place) = rest.rsplit_once('@').map_or((None, rest), |(l, p)| (Some(l), p));
+        let (address, db) = place.split_once('/').unwrap_or((place, ""));
+        let db = match db {
+            "" => 0,
+            db => db.parse().map_err(|_| wrong("the database is no number"))?,
+        };
+        let (host, port) = match address.rsplit_once(':') {
+            Some((host, port)) if !address.ends_with(']') => {
+                (host, port.parse().map_err(|_| wrong("the port is no number"))?)
+            }
+            _ => (address, 6379),
+        };
+        if host.is_empty() {
+            return Err(wrong("no host"));
+        }
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let (user, pass) = match login {
+            None => (None, None),
+            Some(login) => {
+                let (user, pass) = login.split_once(':').unwrap_or((login, ""));
+                let text = |t: &str| unescaped(t).ok_or_else(|| wrong("a % that is none"));
+                let user = text(user)?;
+                (Some(user).filter(|user| !user.is_empty()), Some(text(pass)?))
+            }
+        };
+        let cacert = cacert.filter(|_| tls).map(str::to_owned);
+        Ok(Source {
+            connect: ConnectArgs { host, port, user, pass, tls, cacert, ..ConnectArgs::default() },
+            db,
+        })
+    }
+
+    /// A connection to the database.
+    pub(crate) fn open(&self) -> io::Result<Remote> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let link = runtime.block_on(async {
+            let tls = self.connect.tls()?;
+            self.connect.open_as(tls.as_ref(), self.connect.pass.clone()).await
+        })?;
+        let mut remote = Remote { runtime, link };
+        if self.db > 0 {
+            let db = self.db.to_string();
+            remote.ask(&[b"SELECT", db.as_bytes()])?;
+        }
+        Ok(remote)
+    }
+}
+
+/// `%41` is `A`.
+fn unescaped(text: &str) -> Option<String> {
+    let mut bytes = text.bytes();
+    let mut out = Vec::new();
+    while let Some(byte) = bytes.next() {
+        out.push(match byte {
+            b'%' => {
+                let digits = [bytes.next()?, bytes.next()?];
+                u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?
+            }
+            byte => byte,
+        });
+    }
+    String::from_utf8(out).ok()
+}
+
+/// A connection that waits for its replies.
+pub(crate) struct Remote {
+    runtime: Runtime,
+    link: Link,
+}
+
+impl Remote {
+    /// Of a link that `runtime` has opened.
+    pub(crate) fn of(link: Link, runtime: Runtime) -> Remote {
+        Remote { runtime, link }
+    }
+
+    /// Sends `count` requests and gives each reply to `take`.
+    pub(crate) fn batch(
+        &mut self,
+        requests: &[u8],
+        count: usize,
+        mut take: impl FnMut(OwnedFrame),
+    ) -> io::Result<()> {
+        let link = &mut self.link;
+        self.runtime.block_on(async {
+            timely(link.send(requests)).await?;
+            for _ in 0..count {
+                take(timely(link.next()).await?);
+            }
+            Ok(())
+        })
+    }
+
+    /// One request; an error of the server is one here.
+    pub(crate) fn ask(&mut self, args: &[&[u8]]) -> io::Result<OwnedFrame> {
+        let link = &mut self.link;
+        match self.runtime.block_on(timely(link.call(args)))? {
+            OwnedFrame::Error(reason) => Err(io::Error::other(reason)),
+            reply => Ok(reply),
+        }
+    }
+
+    /// The next message, however long it takes.
+    pub(crate) fn message(&mut self) -> io::Result<OwnedFrame> {
+        self.runtime.block_on(self.link.next())
+    }
+}
+
+async fn timely<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::time::timeout(PATIENCE, work).await.unwrap_or_else(|_| {
+        let seconds = PATIENCE.as_secs();
+        Err(io::Error::new(io::ErrorKind::TimedOut, format!("no reply for {seconds} s")))
+    })
+}
+
+/// The bytes of a string.
+pub(crate) fn bytes(frame: OwnedFrame) -> Option<Vec<u8>> {
+    match frame {
+        OwnedFrame::BulkString(bytes) | OwnedFrame::SimpleString(bytes) => Some(bytes),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Source;
+
+    #[test]
+    fn addresses_are_read_and_shown_without_the_password() {
+        for (url, shown, user, pass) in [
+            ("redis://a", "redis://a:6379", None, None),
+            ("redis://:secret@a:1/3", "redis://a:1/3", None, Some("secret")),
+            ("rediss://u:p%40%3a@b.c:7", "rediss://b.c:7", Some("u"), Some("p@:")),
+            ("redis://u:a@b@[::1]:7", "redis://::1:7", Some("u"), Some("a@b")),
+        ] {
+            let source = Source::parse(url, None).unwrap();
+            assert_eq!(source.to_string(), shown);
+            assert_eq!(source.connect.user.as_deref(), user);
+            assert_eq!(source.connect.pass.as_deref(), pass);
+        }
+        for bad in ["a:1", "http://a", "redis://", "redis://a:b", "redis://a/b", "redis://u:%4@a"] {
+            let error = Source::parse(bad, None).unwrap_err();
+            assert!(error.starts_with("--from: "), "{bad}: {error}");
+        }
+    }
+}

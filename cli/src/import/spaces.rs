@@ -1,0 +1,87 @@
+//! What the server has, as far as it tells us.
+
+use super::ImportArgs;
+use super::command::Shape;
+use super::redis::source::Remote;
+use node::client::connect::{ConnectArgs, Link};
+use redis_protocol::resp2::types::OwnedFrame;
+use std::collections::HashMap;
+use std::io;
+
+/// What the server has, as far as it tells us.
+#[derive(Default)]
+pub(crate) struct Spaces {
+    pub(crate) counters: Vec<String>,
+    pub(crate) existences: Vec<String>,
+    pub(super) actions: Vec<String>,
+    /// The counters of each counter space, in the order of its rows.
+    pub(crate) fields: HashMap<String, Vec<String>>,
+}
+
+impl Spaces {
+    /// A connection to the server, and what it has.
+    pub(crate) fn open(connect: &ConnectArgs) -> io::Result<(Remote, Spaces)> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let tls = connect.tls()?;
+        let (link, spaces) = runtime.block_on(async {
+            let mut link = connect.open(tls.as_ref()).await?;
+            let spaces = Spaces::ask(&mut link).await?;
+            io::Result::Ok((link, spaces))
+        })?;
+        Ok((Remote::of(link, runtime), spaces))
+    }
+
+    /// Asks. Users without the right to ask hear of what is missing with the first line.
+    pub(crate) async fn ask(link: &mut Link) -> io::Result<Spaces> {
+        let mut spaces = Spaces::default();
+        for map in maps(link.call(&[b"TM.SPACE", b"LIST"]).await?) {
+            let Some(name) = map.get("name").cloned() else { continue };
+            match map.get("kind").map(String::as_str) {
+                Some("counter") => {
+                    let fields = map.get("fields").map(String::as_str).unwrap_or_default();
+                    spaces.fields.insert(name.clone(), names_of(fields));
+                    spaces.counters.push(name);
+                }
+                Some("existence") => spaces.existences.push(name),
+                _ => {}
+            }
+        }
+        let actions = maps(link.call(&[b"TM.ACTION", b"LIST"]).await?);
+        spaces.actions = actions.into_iter().filter_map(|mut map| map.remove("name")).collect();
+        Ok(spaces)
+    }
+
+    /// Whether what a file wants is there.
+    pub(super) fn check(&self, shape: &Shape, args: &ImportArgs) -> Result<(), String> {
+        let (what, name, all) = match shape {
+            Shape::Rows { .. } => ("counter space", &args.space, &self.counters),
+            Shape::Flags => ("existence space", &args.space, &self.existences),
+            Shape::Events => ("action", &args.action, &self.actions),
+        };
+        if all.is_empty() || all.contains(name) {
+            return Ok(());
+        }
+        Err(format!("the server has no {what} '{name}'; it has: {}", all.join(", ")))
+    }
+}
+
+/// The names of a schema, in the order in which CNT.GET answers their values.
+fn names_of(fields: &str) -> Vec<String> {
+    let name = |field: &str| field.split(':').next().unwrap_or_default().to_owned();
+    fields.split_whitespace().map(name).collect()
+}
+
+/// The texts of each of the maps of a list, by name.
+fn maps(reply: OwnedFrame) -> Vec<HashMap<String, String>> {
+    let OwnedFrame::Array(maps) = reply else { return Vec::new() };
+    let text = |frame: &OwnedFrame| match frame {
+        OwnedFrame::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+        _ => None,
+    };
+    let one = |map: OwnedFrame| {
+        let OwnedFrame::Array(items) = map else { return None };
+        let pairs = items.chunks_exact(2);
+        Some(pairs.filter_map(|pair| Some((text(&pair[0])?, text(&pair[1])?))).collect())
+    };
+    maps.into_iter().filter_map(one).collect()
+}

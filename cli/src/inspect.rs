@@ -1,0 +1,117 @@
+//! `tidemark check` and `tidemark dump`: what a data folder's files say, without a server.
+
+use clap::Args;
+use node::roles::role;
+use node::roles::role::Role;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use store::{Finding, RealDisk, Report, Severity};
+
+/// Verifies a data folder and explains what is wrong, and what to do.
+///
+/// Exit status 1 if it cannot be started from.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Example:
+  tidemark check data       every checksum of every file, and whether the files
+                            together make a whole
+
+It reads only. On the folder of a running server the newest log segment may look torn: it is being \
+written.")]
+pub(super) struct CheckArgs {
+    /// The data folder.
+    pub(super) dir: PathBuf,
+}
+
+/// Prints a file of a data folder: manifest, log segment, snapshot or cold file.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Examples:
+  tidemark dump data/tidemark.manifest
+  tidemark dump data/log-0000000000000001.tlog
+  tidemark dump --payloads data/log-0000000000000001.tlog
+                            with the records' bytes")]
+pub(super) struct DumpArgs {
+    /// The file.
+    pub(super) file: PathBuf,
+    /// Show the payloads of records and chunks, too.
+    #[arg(long)]
+    pub(super) payloads: bool,
+}
+
+pub(super) fn disk(dir: &std::path::Path) -> Result<RealDisk, String> {
+    // Opening makes a folder; looking at one that is not there must not.
+    if !dir.is_dir() {
+        return Err(format!("{} is no folder", dir.display()));
+    }
+    RealDisk::open(dir).map_err(|e| format!("{}: {e}", dir.display()))
+}
+
+/// Runs `tidemark check`.
+pub(super) fn check(args: &CheckArgs) -> Result<(), String> {
+    let mut report = store::check(&disk(&args.dir)?).map_err(|e| format!("{e}. {}", e.advice()))?;
+    check_ours(&args.dir, &mut report);
+    let mut out = io::stdout().lock();
+    // A reader that has seen enough is no error.
+    for finding in &report.findings {
+        let mark = match finding.severity {
+            Severity::Good => "ok    ",
+            Severity::Note => "note  ",
+            Severity::Unread => "UNREAD",
+            Severity::Damage => "DAMAGE",
+        };
+        let _ = writeln!(out, "{mark}  {}: {}", finding.file, finding.text);
+    }
+    let is_good = |finding: &Finding| matches!(finding.severity, Severity::Good);
+    let (bytes, batches, records) = (report.bytes, report.batches, report.records);
+    let _ =
+        writeln!(out, "{bytes} bytes verified, {batches} batches and {records} records in the log");
+    match report.severity() {
+        Severity::Damage => {
+            Err("the folder is damaged: a server would not start from it".to_owned())
+        }
+        Severity::Unread => Err("not everything could be looked at: the system refused".to_owned()),
+        Severity::Note if bytes == 0 && !report.findings.iter().any(is_good) => Err(format!(
+            "{} is neither a data folder nor a backup: it has no file of either",
+            args.dir.display()
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// What the server keeps beside the store's files.
+fn check_ours(dir: &Path, report: &mut Report) {
+    report.findings.retain(|finding| finding.file != role::NAME);
+    let (severity, text) = match Role::read(dir) {
+        Ok(None) => return,
+        Ok(Some(role)) => (
+            Severity::Good,
+            role.master.map_or("a master".to_owned(), |m| format!("a replica of {m}")),
+        ),
+        Err(error) if error.kind() != io::ErrorKind::Other => (Severity::Unread, error.to_string()),
+        Err(error) => (Severity::Damage, error.to_string()),
+    };
+    report.findings.push(Finding { severity, file: role::NAME.to_owned(), text });
+}
+
+/// Runs `tidemark dump`.
+pub(super) fn dump(args: &DumpArgs) -> Result<(), String> {
+    let name =
+        args.file.file_name().and_then(|n| n.to_str()).ok_or("the file's name is no text")?;
+    let dir = args
+        .file
+        .parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(std::path::Path::new("."));
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let outcome = store::dump(&disk(dir)?, name, args.payloads, &mut out);
+    // First what is sound, then what is not.
+    let _ = out.flush();
+    match outcome {
+        // A reader that has seen enough is no error.
+        Err(store::Error::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => {
+            Ok(())
+        }
+        outcome => outcome.map_err(|e| format!("{e}. {}", e.advice())),
+    }
+}

@@ -1,0 +1,124 @@
+//! The command line of `tidemark`. Each file is one subcommand; this one says which there are.
+//! Tests run them from here, in their own process.
+#![forbid(unsafe_code)]
+
+mod config;
+pub mod day;
+pub mod demo;
+mod export;
+mod full_tables;
+mod generate;
+pub mod import;
+mod inspect;
+mod ping;
+mod restore;
+mod serve;
+pub mod size;
+mod terminal;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use std::io::Write;
+use std::process::ExitCode;
+
+/// Counters and yes/no flags of feed pages, in one round trip.
+#[derive(Parser, Debug)]
+#[command(
+    name = "tidemark",
+    version = env!("TIDEMARK_BUILD"),
+    after_help = "\
+Examples:
+  tidemark demo                        load a generated day and show a page
+  tidemark serve --dir data            serve on 127.0.0.1:6399
+  tidemark config > tidemark.toml      all settings, with their documentation
+
+`tidemark help COMMAND` has more examples."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Runs the server.
+    Serve(serve::ServeArgs),
+    Import(Box<import::ImportArgs>),
+    Export(export::ExportArgs),
+    Demo(demo::DemoArgs),
+    Check(inspect::CheckArgs),
+    Dump(inspect::DumpArgs),
+    Restore(restore::RestoreArgs),
+    Ping(ping::PingArgs),
+    Config(config::ConfigArgs),
+    Size(Box<size::SizeArgs>),
+    /// Prints the reference of all RESP commands (docs/commands.md).
+    Commands,
+    Completions(generate::CompletionsArgs),
+    Man(generate::ManArgs),
+}
+
+/// Runs the program.
+pub fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Serve(args) => serve::run(&args),
+        Command::Demo(args) => demo::run(&args).map_err(|e| e.to_string()),
+        Command::Import(args) => import::main(&args),
+        Command::Export(args) => export::run(&args),
+        Command::Check(args) => inspect::check(&args),
+        Command::Dump(args) => inspect::dump(&args),
+        Command::Restore(args) => restore::run(&args),
+        Command::Ping(args) => ping::run(&args),
+        Command::Config(args) => config::run(&args),
+        Command::Size(args) => size::run(&args),
+        Command::Completions(args) => generate::completions(&args, &mut Cli::command()),
+        Command::Man(args) => generate::manual(&args, Cli::command()),
+        Command::Commands => print(&tidemark_server::commands_page::reference()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(text) => {
+            eprintln!("tidemark: {text}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A reader that has seen enough (`| head`) is no error.
+fn print(text: &str) -> Result<(), String> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(format!("cannot write: {e}")),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        super::Cli::command().debug_assert();
+    }
+
+    /// Examples are no prose: a terminal of 80 columns must not wrap them. Each command says what
+    /// it does in one line of the list.
+    #[test]
+    fn help_fits_80_columns() {
+        let command = super::Cli::command();
+        let all = std::iter::once(&command).chain(command.get_subcommands());
+        for command in all {
+            let name = command.get_name();
+            let help = [command.get_after_help(), command.get_after_long_help()];
+            for line in help
+                .into_iter()
+                .flatten()
+                .flat_map(|h| h.to_string().lines().map(str::to_owned).collect::<Vec<_>>())
+            {
+                let is_example = line.starts_with("  ");
+                assert!(!is_example || line.chars().count() <= 80, "{name}: {line}");
+            }
+            let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+            assert!(!about.is_empty() && about.len() <= 80, "{name}: {about}");
+        }
+    }
+}

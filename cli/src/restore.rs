@@ -1,0 +1,134 @@
+//! `tidemark restore`: a data folder from a backup, as it was then or at any time since of which
+//! the log is there.
+
+use clap::Args;
+use node::runtime::utc;
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use store::{ARCHIVE, Plan, Until};
+
+/// Makes a data folder from a backup, verified, up to any position or time.
+///
+/// Every checksum is compared before anything is written; exit status 1 if one is wrong.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Examples:
+  tidemark restore /backups/auto-20261125T030000Z --to data
+  tidemark restore /backups/auto-20261125T030000Z --to data --until latest
+  tidemark restore /backups/nightly --to data --until '2026-11-25 10:59:59'
+  tidemark restore /backups/nightly --to data --until 73400412 --log old-data
+
+Then `tidemark serve --dir data`: a master with a history of its own, which takes writes at once. \
+Its replicas fetch everything from it.")]
+pub(super) struct RestoreArgs {
+    /// The backup: a folder with a tidemark.backup.
+    backup: PathBuf,
+    /// The data folder to make. It must not be there, or be empty.
+    #[arg(long, value_name = "DIR")]
+    to: PathBuf,
+    /// Where to end: a position (offset of the log), a time (2026-11-25T10:59:59Z, UTC without an
+    /// offset), or "latest". Without it: where the backup does.
+    #[arg(long, value_name = "PLACE")]
+    until: Option<String>,
+    /// A folder with more of the log: an archive, or a data folder. May be given several times.
+    /// Without it: the folder `log` beside the backup, or above it.
+    #[arg(long, value_name = "DIR")]
+    log: Vec<PathBuf>,
+}
+
+/// Where to end, as it was written.
+fn until(text: &str) -> Result<Until, String> {
+    if text.eq_ignore_ascii_case("latest") {
+        return Ok(Until::Latest);
+    }
+    if text.bytes().all(|b| b.is_ascii_digit())
+        && let Ok(offset) = text.parse()
+    {
+        return Ok(Until::Offset(offset));
+    }
+    utc::parse(text).map(Until::Time).ok_or_else(|| {
+        format!(
+            "--until '{text}' is neither a position (a number), nor a time like \
+             2026-11-25T10:59:59Z, nor latest"
+        )
+    })
+}
+
+/// The archive beside a backup, or beside the folder that it is in.
+fn archive_of(backup: &Path) -> Option<PathBuf> {
+    let backup = std::path::absolute(backup).ok()?;
+    backup.ancestors().skip(1).take(4).map(|above| above.join(ARCHIVE)).find(|path| path.is_dir())
+}
+
+/// The archive of a folder of backups, if it is one; else the folder itself.
+fn archive_in(dir: &Path) -> PathBuf {
+    let archive = dir.join(ARCHIVE);
+    if archive.is_dir() { archive } else { dir.to_owned() }
+}
+
+/// Runs `tidemark restore`.
+pub(super) fn run(args: &RestoreArgs) -> Result<(), String> {
+    let until = args.until.as_deref().map_or(Ok(Until::Backup), until)?;
+    let archives: Vec<PathBuf> = match &args.log[..] {
+        [] => archive_of(&args.backup).into_iter().collect(),
+        given => given.iter().map(|dir| archive_in(dir)).collect(),
+    };
+    let text = |error: store::Error| match &error {
+        store::Error::Refused(why) => why.clone(),
+        _ => format!("{error}. {}", error.advice_beside()),
+    };
+    let read = Cell::new(0);
+    let count = |bytes| {
+        read.set(read.get() + bytes);
+        Ok(())
+    };
+    let plan = store::plan(&args.backup, &archives, until, &count).map_err(text)?;
+    crate::print(&format!("{} bytes verified\n", read.get()))?;
+    let term = |term| replication::next_term(term, fastrand::u32(..));
+    store::restore(&plan, &args.to, term, &|_| Ok(())).map_err(text)?;
+    crate::print(&summary(&plan, &args.to, until))
+}
+
+/// What was restored, and up to where.
+fn summary(plan: &Plan, to: &Path, until: Until) -> String {
+    let time = if plan.time_ms == 0 { "no time".to_owned() } else { utc::shown(plan.time_ms) };
+    let mut text = format!(
+        "restored to {}: {} bytes, up to offset {}, last change {time}\n",
+        to.display(),
+        plan.bytes,
+        plan.end.offset
+    );
+    if let (Until::Time(_), false) = (until, plan.goes_on) {
+        text.push_str(
+            "note: the log that was found ends there, before that time: what was written later, if \
+             anything was, is not in it\n",
+        );
+    }
+    if let (Until::Latest, true) = (until, plan.end.offset <= plan.backup.position.offset) {
+        text.push_str(
+            "note: no log behind the end of the backup was found: what was written after it, if \
+             anything was, is not there (--log names a folder with more of the log)\n",
+        );
+    }
+    if let Until::Offset(offset) = until
+        && offset > plan.end.offset
+    {
+        text.push_str(&format!("note: offset {offset} lies inside a batch, which is left out\n"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_a_position_or_a_time() {
+        assert_eq!(until("12"), Ok(Until::Offset(12)));
+        assert_eq!(until("Latest"), Ok(Until::Latest));
+        assert_eq!(until("2026-11-25T03:06:19Z"), Ok(Until::Time(1_795_575_979_000)));
+        for wrong in ["", "now", "-1", "99999999999999999999", "2026-11-25"] {
+            assert!(until(wrong).is_err(), "{wrong}");
+        }
+    }
+}

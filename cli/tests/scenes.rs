@@ -1,0 +1,343 @@
+//! The real program, and a replica of it: a scene (a counter space, an existence space, a view and
+//! an action) is born, altered, used by four clients under load, replicated, killed, restored and
+//! dropped; again and again.
+//!
+//! - No client ever sees half a change: what one transaction sees of a scene is what there was
+//!   between two commands of its maker.
+//! - What was acknowledged is there, on the master, on its replica, and after kill -9.
+//! - In the end memory and files are back to what they were.
+//!
+//! `TIDEMARK_RUNS` (default 12) says how many scenes, `TIDEMARK_SEED` what happens to them.
+
+#![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
+
+use harness::program::{FIRST, Program, call, refusal, rounds, text, until};
+use node::client::Client;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+const CLIENTS: u64 = 4;
+const POSTS: u64 = 50;
+
+fn start(dir: &Path) -> Program {
+    let config = dir.join("tidemark.toml");
+    std::fs::write(&config, "[durability]\nfsync = \"always\"\nsnapshot_every_s = 0\n").unwrap();
+    let options = ["--config", config.to_str().unwrap()];
+    Program::start_as(&[], &dir.join("data"), &options)
+        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+}
+
+/// A command that must succeed.
+fn ok(client: &mut Client, words: &str) -> OwnedFrame {
+    let reply = call(client, words);
+    assert_eq!(refusal(&reply), "", "{words}");
+    reply
+}
+
+/// What the clients have seen, and are to see.
+#[derive(Default)]
+struct Shared {
+    port: AtomicU16,
+    is_over: AtomicBool,
+    /// Of the scene at hand: (post, member) -> whether it was acknowledged.
+    acts: Mutex<BTreeMap<(u64, u64), bool>>,
+    /// Transactions by how much of a scene they have seen.
+    seen: [AtomicU64; 5],
+    reconnects: AtomicU64,
+}
+
+/// How much of a scene a transaction has seen. It is made as space, flags, view, action, and goes
+/// the other way round.
+fn part_seen(replies: &[OwnedFrame]) -> usize {
+    let [row, flag, page, act] = replies else { panic!("{replies:?}") };
+    // A key of no space is absent; its set is empty.
+    let has_row = match row {
+        OwnedFrame::Array(values) => {
+            assert_eq!(values.len(), 1);
+            true
+        }
+        OwnedFrame::Error(why) => {
+            assert!(why.starts_with("ERR no such counter space"), "{why}");
+            false
+        }
+        other => panic!("{other:?}"),
+    };
+    let has_flag = match flag {
+        OwnedFrame::Array(_) => true,
+        OwnedFrame::Error(why) => {
+            assert!(why.starts_with("ERR no such existence space"), "{why}");
+            false
+        }
+        other => panic!("{other:?}"),
+    };
+    let has_page = match page {
+        OwnedFrame::Array(rows) => {
+            let OwnedFrame::Array(row) = &rows[0] else { panic!("{rows:?}") };
+            // Like, share, perhaps the field that came later, and the flag.
+            assert!(row.len() == 3 || row.len() == 4, "{row:?}");
+            assert!(row.iter().all(|value| matches!(value, OwnedFrame::Integer(_))), "{row:?}");
+            true
+        }
+        OwnedFrame::Error(why) => {
+            assert!(why.starts_with("ERR no such view"), "{why}");
+            false
+        }
+        other => panic!("{other:?}"),
+    };
+    let has_action = match act {
+        OwnedFrame::Array(_) => true,
+        OwnedFrame::Error(why) => {
+            assert!(why.starts_with("ERR no such action"), "{why}");
+            false
+        }
+        other => panic!("{other:?}"),
+    };
+    let parts = [has_row, has_flag, has_page, has_action];
+    let seen = parts.iter().take_while(|is| **is).count();
+    assert!(parts[seen..].iter().all(|is| !is), "half a change: {parts:?}");
+    seen
+}
+
+/// Uses whatever there is of a scene, until all are over.
+fn use_scenes(number: u64, shared: &Shared) {
+    let mut rng = fastrand::Rng::with_seed(number);
+    let mut member = number << 32;
+    'connections: while !shared.is_over.load(Relaxed) {
+        let Ok(mut client) = Client::connect(("127.0.0.1", shared.port.load(Relaxed))) else {
+            std::thread::sleep(Duration::from_millis(5));
+            continue;
+        };
+        shared.reconnects.fetch_add(1, Relaxed);
+        while !shared.is_over.load(Relaxed) {
+            member += 1;
+            let post = FIRST + rng.u64(0..POSTS) * 4096;
+            let (id, who) = (text(post), text(member));
+            shared.acts.lock().unwrap().insert((post, member), false);
+            let requests: [&[&[u8]]; 6] = [
+                &[b"MULTI"],
+                &[b"CNT.GET", b"photo", &id],
+                &[b"PH.EXISTS", b"loved", &who, &id],
+                &[b"FEED.GET", b"wall", &who, &id],
+                &[b"FEED.ACT", b"love", &who, &id],
+                &[b"EXEC"],
+            ];
+            requests.iter().for_each(|words| client.push(words));
+            let mut replies = Vec::new();
+            for _ in 0..requests.len() {
+                let Ok(reply) = client.reply() else { continue 'connections };
+                replies.push(reply);
+            }
+            let replies = match replies.pop() {
+                Some(OwnedFrame::Array(replies)) => replies,
+                // The server is about to go, or has just come.
+                Some(OwnedFrame::Error(why)) => {
+                    assert!(why.contains("LOADING") || why.contains("EXECABORT"), "{why}");
+                    std::thread::sleep(Duration::from_millis(1));
+                    continue;
+                }
+                other => panic!("{other:?}"),
+            };
+            let seen = part_seen(&replies);
+            shared.seen[seen].fetch_add(1, Relaxed);
+            let mut acts = shared.acts.lock().unwrap();
+            match &replies[3] {
+                OwnedFrame::Array(acted) if acted[0] == OwnedFrame::Integer(1) => {
+                    // Of a scene that has gone meanwhile nothing is asked.
+                    acts.entry((post, member)).and_modify(|known| *known = true);
+                }
+                _ => _ = acts.remove(&(post, member)),
+            }
+        }
+    }
+}
+
+/// Every act that was acknowledged is there, and no more than were sent.
+fn check(client: &mut Client, acts: &BTreeMap<(u64, u64), bool>, whose: &str) {
+    let mut counted: BTreeMap<u64, (i64, i64)> = BTreeMap::new();
+    let all: Vec<_> = acts.iter().collect();
+    for some in all.chunks(200) {
+        for ((post, member), _) in some {
+            client.push(&[b"PH.EXISTS", b"loved", &text(*member), &text(*post)]);
+        }
+        for ((post, member), acknowledged) in some {
+            let OwnedFrame::Array(found) = client.reply().unwrap() else { panic!("no array") };
+            let is_set = found[0] == OwnedFrame::Integer(1);
+            assert!(is_set || !**acknowledged, "{whose}: {member} on {post} is lost");
+            let (least, most) = counted.entry(*post).or_default();
+            *least += i64::from(**acknowledged);
+            *most += 1;
+        }
+    }
+    for (post, (least, most)) in counted {
+        let reply = ok(client, &format!("CNT.GET photo {post}"));
+        let OwnedFrame::Array(values) = reply else { panic!("no array") };
+        let likes = match &values[0] {
+            OwnedFrame::Array(row) => match row[0] {
+                OwnedFrame::Integer(likes) => likes,
+                _ => panic!("{row:?}"),
+            },
+            // No row.
+            _ => 0,
+        };
+        // Each client may have sent one that was noted with the scene before.
+        let most = most + CLIENTS.cast_signed();
+        assert!((least..=most).contains(&likes), "{whose}: {post}: {likes} of {least} to {most}");
+    }
+}
+
+/// What a server holds: its spaces, the bytes of their tables, and the numbers of the spaces that
+/// have files.
+fn held(program: &Program, dir: &Path) -> (OwnedFrame, String, Vec<u32>) {
+    let manifest = std::fs::read_to_string(dir.join("data/tidemark.manifest")).unwrap();
+    let mut numbers: Vec<u32> = manifest
+        .lines()
+        .filter_map(|line| line.strip_prefix("file ")?.split(' ').nth(4)?.parse().ok())
+        .collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    (program.ask("CONFIG GET counter.*.rows"), program.info("used_memory"), numbers)
+}
+
+#[test]
+fn scenes_come_and_go_without_a_trace() {
+    let (rounds, seed) = rounds(12);
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let mut master = start(folders[0].path());
+    let replica = start(folders[1].path());
+    let shared = Shared::default();
+    shared.port.store(master.port, Relaxed);
+    ok(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port));
+    until("it follows", || replica.info("master_link_status") == "up");
+    let before = [held(&master, folders[0].path()), held(&replica, folders[1].path())];
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (1..=CLIENTS)
+            .map(|n| {
+                scope.spawn({
+                    let shared = &shared;
+                    move || use_scenes(n, shared)
+                })
+            })
+            .collect();
+        // However it ends.
+        struct Over<'a>(&'a AtomicBool);
+        impl Drop for Over<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Relaxed);
+            }
+        }
+        let _over = Over(&shared.is_over);
+        for round in 0..rounds {
+            assert!(clients.iter().all(|client| !client.is_finished()), "a client has failed");
+            master = scene(&mut rng, master, &replica, &folders[0], &shared);
+            // Dropped on the replica, too, and on both without a trace.
+            let step = |master: &Program| {
+                let mut client = master.client();
+                ok(&mut client, &format!("HSET user:1 post {round}"));
+                ok(&mut client, "WAIT 1 20000")
+            };
+            assert_eq!(step(&master), OwnedFrame::Integer(1), "round {round}");
+            for (program, folder, before) in
+                [(&master, &folders[0], &before[0]), (&replica, &folders[1], &before[1])]
+            {
+                if round % 8 == 3 {
+                    ok(&mut program.client(), "SAVE");
+                }
+                until("its memory and its files are as they were", || {
+                    let (spaces, bytes, files) = held(program, folder.path());
+                    // A row of `user` is what the rounds have left.
+                    let is_small = bytes.parse::<u64>().unwrap_or(u64::MAX)
+                        <= before.1.parse::<u64>().unwrap_or(0) + (64 << 10);
+                    spaces == before.0 && is_small && files.iter().all(|&number| number <= 5)
+                });
+                let names = std::fs::read_dir(folder.path().join("data")).unwrap();
+                let names = names.map(|entry| entry.unwrap().file_name());
+                let cold = names.filter(|name| name.to_string_lossy().ends_with(".tcold")).count();
+                assert_eq!(cold, 0, "round {round}");
+            }
+        }
+    });
+    let seen: Vec<u64> = shared.seen.iter().map(|seen| seen.load(Relaxed)).collect();
+    println!(
+        "{rounds} scenes in {:.0} s; transactions that saw 0 to 4 parts of one: {seen:?}; {} \
+         connections",
+        began.elapsed().as_secs_f64(),
+        shared.reconnects.load(Relaxed)
+    );
+    assert!(seen[0] > 0 && seen[4] > rounds, "they show nothing: {seen:?}");
+}
+
+/// One scene, from its birth to its end.
+fn scene(
+    rng: &mut fastrand::Rng,
+    mut master: Program,
+    replica: &Program,
+    folder: &tempfile::TempDir,
+    shared: &Shared,
+) -> Program {
+    shared.acts.lock().unwrap().clear();
+    let mut client = master.client();
+    let pause = |rng: &mut fastrand::Rng| std::thread::sleep(Duration::from_millis(rng.u64(0..8)));
+    for words in [
+        "TM.SPACE CREATE photo COUNTER fields like:4,share:8 rows photo:{id} rows_per_table 64",
+        "TM.SPACE CREATE loved EXISTENCE pairs loved:{id} pairs_per_table 2000",
+        "TM.VIEW CREATE wall counters photo flags loved",
+        "TM.ACTION CREATE love flag loved counter photo.like",
+    ] {
+        ok(&mut client, words);
+        pause(rng);
+    }
+    for words in [
+        "TM.SPACE ALTER photo ADD view:20",
+        "TM.SPACE ALTER photo WIDEN like:20",
+        "TM.SPACE ALTER photo SET memory_limit_bytes 64mb rows photo:{id} spill yes",
+        "TM.SPACE ALTER loved SET spill yes max_tables 40",
+    ] {
+        ok(&mut client, words);
+        pause(rng);
+    }
+    if rng.bool() {
+        // Part of it lies on the disk.
+        for words in ["TM.ROLL photo", "TM.SPILL photo 9", "TM.ROLL loved", "TM.SPILL loved 9"] {
+            ok(&mut client, words);
+        }
+    }
+    if rng.bool() {
+        ok(&mut client, "SAVE");
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    if rng.u32(0..4) == 0 {
+        drop(client);
+        master.sigkill();
+        master = start(folder.path());
+        shared.port.store(master.port, Relaxed);
+        ok(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port));
+        until("it follows again", || replica.info("master_link_status") == "up");
+        client = master.client();
+        // A master that had a replica waits for it before it writes.
+        until("it writes", || refusal(&call(&mut client, "HSET user:1 post 1")).is_empty());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // No act is under way while it is looked at: the action goes first.
+    ok(&mut client, "TM.ACTION DROP love");
+    std::thread::sleep(Duration::from_millis(5));
+    let acts = shared.acts.lock().unwrap().clone();
+    check(&mut client, &acts, "the master");
+    assert_eq!(ok(&mut client, "WAIT 1 20000"), OwnedFrame::Integer(1));
+    check(&mut replica.client(), &acts, "the replica");
+    pause(rng);
+    for words in [
+        "TM.VIEW DROP wall",
+        "TM.SPACE DROP loved YES-I-MEAN-loved",
+        "TM.SPACE DROP photo YES-I-MEAN-photo",
+    ] {
+        ok(&mut client, words);
+        pause(rng);
+    }
+    master
+}

@@ -1,0 +1,127 @@
+//! ACL LOG: what was refused to whom, the newest first; what repeats within a minute is counted.
+
+use dataset::clock::unix_us;
+use std::collections::VecDeque;
+
+/// Why something was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// A wrong password.
+    Auth,
+    /// A command that the user may not run.
+    Command,
+    /// A key that the user may not touch so.
+    Key,
+    /// A channel that the user may not use.
+    Channel,
+}
+
+impl Reason {
+    /// As ACL LOG calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Reason::Auth => "auth",
+            Reason::Command => "command",
+            Reason::Key => "key",
+            Reason::Channel => "channel",
+        }
+    }
+}
+
+/// One kind of refusal.
+pub struct Entry {
+    /// No other entry ever has this number.
+    pub number: u64,
+    pub count: u64,
+    pub reason: Reason,
+    pub object: Vec<u8>,
+    pub user: Vec<u8>,
+    /// What CLIENT INFO says of the last one it was refused to.
+    pub client: Vec<u8>,
+    pub first_us: u64,
+    pub last_us: u64,
+}
+
+/// Entries that are counted together lie so many microseconds apart at most.
+const TOGETHER_US: u64 = 60_000_000;
+/// Bytes of an object or a name that are kept.
+const KEPT_BYTES: usize = 128;
+
+/// The log.
+pub struct Log {
+    entries: VecDeque<Entry>,
+    /// `security.acl_log_entries`.
+    pub(crate) most: usize,
+    last_number: u64,
+}
+
+impl Default for Log {
+    fn default() -> Log {
+        Log { entries: VecDeque::new(), most: 128, last_number: 0 }
+    }
+}
+
+impl Log {
+    /// Adds a refusal, or counts it with the same one of a short while ago.
+    pub fn note(&mut self, reason: Reason, object: &[u8], user: &[u8], client: Vec<u8>) {
+        let cut = |text: &[u8]| text[..text.len().min(KEPT_BYTES)].to_vec();
+        let (object, user, now) = (cut(object), cut(user), unix_us());
+        let same = |e: &Entry| {
+            e.reason == reason
+                && e.object == object
+                && e.user == user
+                && now.saturating_sub(e.first_us) < TOGETHER_US
+        };
+        // As many as Redis looks at.
+        let known =
+            self.entries.iter().take(10).position(same).and_then(|at| self.entries.remove(at));
+        let entry = match known {
+            Some(entry) => Entry { count: entry.count + 1, last_us: now, client, ..entry },
+            None => {
+                self.last_number += 1;
+                let number = self.last_number - 1;
+                Entry {
+                    number,
+                    count: 1,
+                    reason,
+                    object,
+                    user,
+                    client,
+                    first_us: now,
+                    last_us: now,
+                }
+            }
+        };
+        self.entries.push_front(entry);
+        self.entries.truncate(self.most);
+    }
+
+    /// Forgets all of them: ACL LOG RESET.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+    }
+
+    /// The newest ones.
+    pub fn newest(&self, most: usize) -> impl ExactSizeIterator<Item = &Entry> {
+        self.entries.iter().take(most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_repeats_is_counted_and_what_is_old_goes() {
+        let mut log = Log { most: 3, ..Log::default() };
+        for object in ["a", "b", "a", "c", "d"] {
+            log.note(Reason::Key, object.as_bytes(), b"u", Vec::new());
+        }
+        let shown: Vec<(&[u8], u64)> = log.newest(10).map(|e| (&e.object[..], e.count)).collect();
+        assert_eq!(shown, [(&b"d"[..], 1), (b"c", 1), (b"a", 2)]);
+        log.note(Reason::Auth, &[b'x'; 5000], &[b'y'; 5000], Vec::new());
+        assert!(log.newest(1).all(|e| e.object.len() == 128 && e.user.len() == 128));
+        log.clear();
+        assert_eq!(log.newest(10).len(), 0);
+    }
+}

@@ -1,0 +1,405 @@
+//! Users and their rights, in Redis's terms (ACL).
+//!
+//! A user has passwords (kept as SHA-256 only) and *selectors*, each a set of commands with
+//! patterns of keys, spaces and channels that they may touch; a request is allowed if one selector
+//! allows all of it. What a request touches comes from the command table and nowhere else: its key
+//! arguments, the space, view or action that it names, its channels.
+//!
+//! `$home` is ours: the space, view or action named so, for our own commands, which have no keys
+//! (`CNT.GET post 17`). `$post` allows the keys of the space post, too (`HGETALL post:17`). A user
+//! with all keys (`~*`) may use everything.
+//!
+//! Rules may name commands that Redis has and this server lacks (`redis_names`).
+//!
+//! A connection holds its user ([`Access`]); when users change it takes the new one before its next
+//! request. The user `default` as it is at first may do everything, and then a request costs one
+//! test of a flag.
+
+mod category;
+mod log;
+mod redis_names;
+mod selector;
+mod user;
+
+pub use category::{CATEGORIES, of as categories};
+pub use log::{Log, Reason};
+pub use redis_names::MODULE_CATEGORIES;
+pub use selector::{Request, Selector};
+pub use user::User;
+
+use crate::command::error::Refusal;
+use crate::config::Security;
+use crate::runtime::atomic_file;
+use crate::runtime::clients::Client;
+use arc_swap::ArcSwap;
+use dataset::engines::Engines;
+use parking_lot::Mutex;
+use selector::{Commands, Denied};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+use user::digest;
+
+/// The user that a connection has until it logs in as another.
+pub use crate::runtime::clients::DEFAULT_USER as DEFAULT;
+/// Most bytes of a user's name, and of one rule.
+const MAX_WORD: usize = 1024;
+/// Most bytes that describe one user.
+const MAX_DESCRIPTION: usize = 64 << 10;
+
+type Users = BTreeMap<String, Arc<User>>;
+
+/// All users, and what was refused.
+pub struct Acl {
+    users: ArcSwap<Users>,
+    /// Held while users are changed.
+    changing: Mutex<()>,
+    /// Commands denied to every user: `security.deny_commands`.
+    denied: ArcSwap<Commands>,
+    /// What was refused: ACL LOG.
+    pub log: Mutex<Log>,
+    /// Refusals, by [`Reason`].
+    pub refused: [AtomicU64; 4],
+}
+
+impl Default for Acl {
+    fn default() -> Acl {
+        Acl {
+            users: ArcSwap::from_pointee(Users::from([(
+                DEFAULT.to_owned(),
+                Arc::new(User::default_user()),
+            )])),
+            changing: Mutex::new(()),
+            denied: ArcSwap::from_pointee(Commands::none()),
+            log: Mutex::default(),
+            refused: Default::default(),
+        }
+    }
+}
+
+/// Redis's word for users that live in no file of their own.
+const NO_FILE: &str = "This Redis instance is not configured to use an ACL file. You may want to \
+                       specify users via the ACL SETUSER command and then issue a CONFIG REWRITE \
+                       (assuming you have a Redis configuration file set) in order to store users \
+                       in the Redis configuration.";
+
+impl Acl {
+    /// Takes over what the configuration says of users: at the start, before a client can connect.
+    pub fn configure(&self, security: &Security) -> Result<(), String> {
+        let mut denied = Commands::none();
+        for name in &security.deny_commands {
+            denied
+                .set_named(name, true)
+                .map_err(|e| format!("security.deny_commands: '{name}': {e}"))?;
+        }
+        self.denied.store(Arc::new(denied));
+        self.log.lock().most = security.acl_log_entries;
+        let users = if security.acl_file.is_empty() {
+            let mut users = fresh(security);
+            for line in &security.users {
+                add_line(&mut users, line, security)
+                    .map_err(|e| format!("security.users: '{line}': {e}"))?;
+            }
+            users
+        } else {
+            read_file(security)?
+        };
+        self.users.store(Arc::new(users));
+        Ok(())
+    }
+
+    /// The user of this name.
+    pub fn get(&self, name: &str) -> Option<Arc<User>> {
+        self.users.load().get(name).cloned()
+    }
+
+    /// Whether every client is the user default without a password.
+    pub fn is_open(&self) -> bool {
+        self.get(DEFAULT).is_some_and(|user| user.needs_no_login())
+    }
+
+    /// All, by name.
+    pub fn all(&self) -> Vec<Arc<User>> {
+        self.users.load().values().cloned().collect()
+    }
+
+    /// The users as a configuration file has them. The user default is left out where it is what
+    /// `security.password` makes of it.
+    pub fn lines(&self, security: &Security) -> Vec<String> {
+        let plain = fresh(security);
+        let differs =
+            |user: &User| plain.get(user.name()).is_none_or(|p| p.describe() != user.describe());
+        self.users.load().values().filter(|user| differs(user)).map(|user| user.line()).collect()
+    }
+
+    /// Changes the users: `change` edits a copy. The caller is to tell the connections
+    /// ([`crate::runtime::settings::Settings::touch`]).
+    fn change<T>(&self, change: impl FnOnce(&mut Users) -> Result<T, String>) -> Result<T, String> {
+        let _one = self.changing.lock();
+        let mut users = Users::clone(&self.users.load());
+        let done = change(&mut users)?;
+        self.users.store(Arc::new(users));
+        Ok(done)
+    }
+
+    /// ACL SETUSER: makes or changes a user, by all of the rules or none.
+    pub fn set_user(&self, name: &str, rules: &[&str], most: usize) -> Result<(), String> {
+        self.change(|users| {
+            let known = users.get(name);
+            let user = changed(known, name, rules)?;
+            if known.is_none() && users.len() >= most {
+                return Err(format!("too many users: security.max_users is {most}"));
+            }
+            users.insert(name.to_owned(), Arc::new(user));
+            Ok(())
+        })
+    }
+
+    /// `security.password` has a new value.
+    pub(crate) fn set_default_password(&self, password: &str) -> Result<(), String> {
+        let rule = format!(">{password}");
+        let rules: &[&str] = if password.is_empty() { &["nopass"] } else { &["resetpass", &rule] };
+        self.set_user(DEFAULT, rules, usize::MAX)
+    }
+
+    /// ACL DELUSER: how many of them there were. Their connections are to be closed.
+    pub fn delete(&self, names: &[&str]) -> Result<usize, String> {
+        self.change(|users| {
+            if names.contains(&DEFAULT) {
+                return Err("The 'default' user cannot be removed".to_owned());
+            }
+            Ok(names.iter().filter(|name| users.remove(**name).is_some()).count())
+        })
+    }
+
+    /// ACL LOAD: all users of the file, or, if one of them is wrong, none.
+    pub fn load(&self, security: &Security) -> Result<(), String> {
+        if security.acl_file.is_empty() {
+            return Err(NO_FILE.to_owned());
+        }
+        let read = read_file(security)?;
+        self.change(|users| {
+            *users = read;
+            Ok(())
+        })
+    }
+
+    /// ACL SAVE: when it returns the file is safe on the disk.
+    pub fn save(&self, security: &Security) -> Result<(), String> {
+        if security.acl_file.is_empty() {
+            return Err(NO_FILE.to_owned());
+        }
+        let text: String =
+            self.users.load().values().map(|user| format!("user {}\n", user.line())).collect();
+        atomic_file::replace(Path::new(&security.acl_file), text.as_bytes()).map_err(|e| {
+            tracing::error!("ACL SAVE: {}: {e}", security.acl_file);
+            "There was an error trying to save the ACLs. Please check the server logs for more \
+             information"
+                .to_owned()
+        })
+    }
+
+    /// The command of this request that `security.deny_commands` names, if there is one: its own,
+    /// or the one that an option runs.
+    fn denied_to_all(&self, request: &Request<'_>) -> Option<&'static str> {
+        let denied = self.denied.load();
+        let also = request.also_runs().map(|(number, _)| number).filter(|n| denied.has(*n));
+        denied
+            .has(request.number)
+            .then(|| request.name())
+            .or_else(|| also.map(crate::command::table::name_of_bit))
+    }
+
+    /// ACL DRYRUN: why this user's request would be refused, if it would.
+    pub fn dry_run(
+        &self,
+        user: &User,
+        request: &Request<'_>,
+        engines: Option<&Engines>,
+    ) -> Option<String> {
+        if let Some(name) = self.denied_to_all(request).filter(|_| !request.applies_to_all_users())
+        {
+            return Some(not_allowed(name));
+        }
+        let denied = user.check(request, engines).err()?;
+        Some(format!("This user has no permissions to {}", denied.dry_words(request)))
+    }
+
+    /// The user, if the password is right. Takes as long for an unknown one.
+    pub fn login(&self, name: &[u8], password: &[u8]) -> Option<Arc<User>> {
+        let user = std::str::from_utf8(name).ok().and_then(|name| self.get(name));
+        let right = user.as_deref().unwrap_or(&User::without_rights()).accepts(&digest(password));
+        user.filter(|_| right)
+    }
+
+    /// Notes a refusal.
+    pub fn note(&self, reason: Reason, object: &[u8], user: &[u8], client: &Client) {
+        self.refused[reason as usize].fetch_add(1, Relaxed);
+        let mut info = Vec::new();
+        client.describe(Instant::now(), &mut info);
+        self.log.lock().note(reason, object, user, info);
+    }
+}
+
+/// Why a command in `security.deny_commands` is refused.
+fn not_allowed(name: &str) -> String {
+    format!("{name} command not allowed: the configuration denies it to all users")
+}
+
+/// The users of a server whose configuration names none.
+fn fresh(security: &Security) -> Users {
+    let mut user = User::default_user();
+    if !security.password.is_empty() {
+        user.set_password(&security.password);
+    }
+    Users::from([(DEFAULT.to_owned(), Arc::new(user))])
+}
+
+fn changed(known: Option<&Arc<User>>, name: &str, rules: &[&str]) -> Result<User, String> {
+    if name.is_empty()
+        || name.len() > MAX_WORD
+        || name.chars().any(|c| c.is_whitespace() || c.is_control())
+    {
+        return Err("Usernames can't contain spaces or null characters".to_owned());
+    }
+    let mut user = known.map_or_else(|| User::new(name), |user| User::clone(user));
+    user.apply_all(rules)?;
+    if user.line().len() > MAX_DESCRIPTION {
+        return Err(format!("a user's rules must not take more than {MAX_DESCRIPTION} bytes"));
+    }
+    Ok(user)
+}
+
+/// One user of a file: the name, then rules.
+fn add_line(users: &mut Users, line: &str, security: &Security) -> Result<(), String> {
+    let mut words = line.split_ascii_whitespace();
+    let name = words.next().ok_or("a name is missing")?;
+    if users.len() >= security.max_users {
+        return Err(format!("too many users: security.max_users is {}", security.max_users));
+    }
+    let rules: Vec<&str> = words.collect();
+    // A line says all of a user: it does not add to what the default one is at first.
+    let user = changed(None, name, &rules)?;
+    let made_here = name == DEFAULT && users.get(name).is_some_and(|u| u.is_as_made());
+    if users.insert(name.to_owned(), Arc::new(user)).is_some() && !made_here {
+        return Err(format!("Duplicate user '{name}' found"));
+    }
+    Ok(())
+}
+
+/// The text of a file of users: lines `user name rules`, empty ones, and comments.
+pub fn parse_file(text: &str, security: &Security) -> Result<BTreeMap<String, Arc<User>>, String> {
+    let mut users = fresh(security);
+    let mut errors = String::new();
+    for (number, line) in (1..).zip(text.lines().map(str::trim)) {
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let outcome = match line.split_once(char::is_whitespace) {
+            Some(("user", rest)) => add_line(&mut users, rest, security),
+            _ => Err("line should start with user keyword".to_owned()),
+        };
+        if let Err(error) = outcome
+            && errors.len() < 4096
+        {
+            errors += &format!("{}:{number}: {error}. ", security.acl_file);
+        }
+    }
+    if errors.is_empty() {
+        Ok(users)
+    } else {
+        Err(errors
+            + "WARNING: ACL errors detected, no change to the previously active ACL rules was \
+               performed")
+    }
+}
+
+fn read_file(security: &Security) -> Result<Users, String> {
+    let text = std::fs::read_to_string(&security.acl_file)
+        .map_err(|e| format!("Error loading ACLs, opening file '{}': {e}", security.acl_file))?;
+    parse_file(&text, security)
+}
+
+/// What a connection may do.
+pub struct Access {
+    /// `None` until it has logged in.
+    pub user: Option<Arc<User>>,
+    /// It may do everything: nothing else needs to be asked.
+    pub free: bool,
+    /// At the last look its user had lost a rule about channels.
+    pub hears_less: bool,
+    /// The settings' version when this was found out.
+    pub version: u64,
+}
+
+impl Access {
+    /// What a new connection may do.
+    pub fn new(acl: &Acl, version: u64) -> Access {
+        let mut access = Access { user: None, free: false, hears_less: false, version };
+        access.enter(acl, acl.get(DEFAULT).filter(|user| user.needs_no_login()));
+        access
+    }
+
+    /// It is this user from now on.
+    pub fn enter(&mut self, acl: &Acl, user: Option<Arc<User>>) {
+        self.free =
+            user.as_ref().is_some_and(|u| u.may_everything()) && acl.denied.load().is_empty();
+        self.user = user;
+    }
+
+    /// Users have changed. False: its own is no more.
+    pub fn look_again(&mut self, acl: &Acl) -> bool {
+        let known = match &self.user {
+            Some(user) => acl.get(user.name()),
+            // A password that was taken away is not asked for any more.
+            None => acl.get(DEFAULT).filter(|user| user.needs_no_login()),
+        };
+        let lost = self.user.is_some() && known.is_none();
+        self.hears_less = match (&known, &self.user) {
+            (Some(known), Some(before)) => known.hears_less_than(before),
+            _ => false,
+        };
+        self.enter(acl, known);
+        !lost
+    }
+
+    /// Whether a request would be executed; nothing is noted.
+    #[cold]
+    pub fn allows(&self, acl: &Acl, engines: Option<&Engines>, request: &Request<'_>) -> bool {
+        let may = |user: &Arc<User>| user.check(request, engines).is_ok();
+        self.free
+            || request.applies_to_all_users()
+            || (self.user.as_ref().is_some_and(may) && acl.denied_to_all(request).is_none())
+    }
+
+    /// Whether a request may be executed; if not, that is noted.
+    #[cold]
+    pub fn check(
+        &self,
+        acl: &Acl,
+        engines: Option<&Engines>,
+        client: &Client,
+        request: &Request<'_>,
+    ) -> Result<(), Refusal> {
+        if request.applies_to_all_users() {
+            return Ok(());
+        }
+        let Some(user) = &self.user else { return Err(Refusal::NO_AUTH) };
+        if let Some(name) = acl.denied_to_all(request) {
+            return Err(Refusal::new(format!("ERR {}", not_allowed(name)).into_bytes()));
+        }
+        let Err(denied) = user.check(request, engines) else { return Ok(()) };
+        let reason = match denied {
+            Denied::Command | Denied::Option => Reason::Command,
+            Denied::Key(_) | Denied::Name(_) => Reason::Key,
+            Denied::Channel(_) => Reason::Channel,
+        };
+        acl.note(reason, denied.object(request), user.name().as_bytes(), client);
+        Err(Refusal::new(
+            format!("NOPERM this user has no permissions to {}", denied.words(request))
+                .into_bytes(),
+        ))
+    }
+}

@@ -1,0 +1,546 @@
+//! A selector: commands, and what they may touch. A bit per command and subcommand; globs for keys,
+//! names and channels.
+
+use crate::acl::category::{CATEGORIES, of as categories};
+use crate::acl::redis_names;
+use crate::acl::redis_names::MODULE_CATEGORIES;
+use crate::command::footprint::{key_positions, mark};
+use crate::command::keyspec::Uses;
+use crate::command::spec::{Spec, flag};
+use crate::command::streams;
+use crate::command::table;
+use crate::runtime::glob;
+use crate::runtime::pubsub;
+use dataset::engines::{Engines, KeyRef};
+use resp::Args;
+use std::cell::LazyCell;
+use std::fmt::Write as _;
+
+/// A request, as far as permissions go.
+pub struct Request<'a> {
+    /// Of which command.
+    pub spec: &'static Spec,
+    /// The command's number among all commands and subcommands ([`table::bit_of`]).
+    pub number: usize,
+    /// The whole request.
+    pub args: Args<'a>,
+}
+
+impl Request<'_> {
+    /// AUTH and its like, which cannot be denied.
+    pub(super) fn applies_to_all_users(&self) -> bool {
+        self.spec.has(flag::NO_AUTH)
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.spec.name
+    }
+
+    /// The number of the command that an option of this request runs as well, and the position of
+    /// what would be its first argument: FEED.ACT and the action, for `FEED.GET ... MARK`. Its
+    /// permission is needed in addition to the request's own.
+    pub(super) fn also_runs(&self) -> Option<(usize, usize)> {
+        let action = mark(self.spec, self.args)?;
+        Some((table::numbers_named(ACT).start, action))
+    }
+}
+
+/// The command that `FEED.GET ... MARK` runs.
+const ACT: &str = "feed.act";
+
+/// What of a request is not allowed; the position of the argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Denied {
+    Command,
+    /// The command that an option runs ([`Request::also_runs`]).
+    Option,
+    Key(usize),
+    /// A space, view or action.
+    Name(usize),
+    Channel(usize),
+}
+
+impl Denied {
+    /// As Redis's error says it.
+    pub(super) fn words(self, request: &Request<'_>) -> String {
+        match self {
+            Denied::Command => format!("run the '{}' command", request.name()),
+            Denied::Option => format!("run the '{ACT}' command"),
+            Denied::Key(_) => "access one of the keys used as arguments".to_owned(),
+            Denied::Name(_) => {
+                "access one of the spaces, views or actions used as arguments".to_owned()
+            }
+            Denied::Channel(_) => "access one of the channels used as arguments".to_owned(),
+        }
+    }
+
+    /// What ACL LOG shows: the command, or the argument.
+    pub(super) fn object<'a>(self, request: &Request<'a>) -> &'a [u8] {
+        match self {
+            Denied::Command => request.name().as_bytes(),
+            Denied::Option => ACT.as_bytes(),
+            Denied::Key(at) | Denied::Name(at) | Denied::Channel(at) => request.args.at(at),
+        }
+    }
+
+    /// As ACL DRYRUN says it.
+    pub(crate) fn dry_words(self, request: &Request<'_>) -> String {
+        let object = |at| String::from_utf8_lossy(request.args.at(at)).into_owned();
+        match self {
+            Denied::Command | Denied::Option => self.words(request),
+            Denied::Key(at) => format!("access the '{}' key", object(at)),
+            Denied::Name(at) => format!("access the space, view or action '{}'", object(at)),
+            Denied::Channel(at) => format!("access the '{}' channel", object(at)),
+        }
+    }
+}
+
+/// A set of commands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Commands {
+    bits: Box<[u64]>,
+}
+
+/// Why a rule about commands is none.
+const UNKNOWN: &str = "Unknown command or category name in ACL";
+
+impl Commands {
+    pub(super) fn none() -> Commands {
+        Commands { bits: vec![0; table::bits().div_ceil(64)].into() }
+    }
+
+    pub(super) fn every() -> Commands {
+        Commands { bits: vec![u64::MAX; table::bits().div_ceil(64)].into() }
+    }
+
+    #[inline]
+    pub(super) fn has(&self, number: usize) -> bool {
+        self.bits.get(number / 64).is_some_and(|word| word >> (number % 64) & 1 == 1)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.bits.iter().all(|word| *word == 0)
+    }
+
+    fn set(&mut self, number: usize, on: bool) {
+        let (word, bit) = (&mut self.bits[number / 64], 1 << (number % 64));
+        if on { *word |= bit } else { *word &= !bit }
+    }
+
+    /// Switches a command with its subcommands, a subcommand (`config|get`), or a category
+    /// (`@read`). A name that only Redis has changes nothing.
+    pub(super) fn set_named(&mut self, name: &str, on: bool) -> Result<(), &'static str> {
+        if let Some(category) = name.strip_prefix('@') {
+            let category = category.to_ascii_lowercase();
+            if category == "all" {
+                *self = if on { Commands::every() } else { Commands::none() };
+                return Ok(());
+            }
+            if MODULE_CATEGORIES.contains(&category.as_str()) {
+                return Ok(());
+            }
+            if !CATEGORIES.contains(&category.as_str()) {
+                return Err(UNKNOWN);
+            }
+            for (number, spec) in table::with_numbers() {
+                if categories(spec).contains(&category.as_str()) {
+                    self.set(number, on);
+                }
+            }
+            return Ok(());
+        }
+        if name.matches('|').count() > 1 {
+            let of = name.rsplit_once('|').map_or("", |(of, _)| of);
+            let is_one = !table::numbers_named(of).is_empty()
+                || redis_names::is_known(&of.to_ascii_lowercase());
+            let why = "Allowing first-arg of a subcommand is not supported";
+            return Err(if is_one { why } else { UNKNOWN });
+        }
+        let found = table::numbers_named(name);
+        if found.is_empty() && !redis_names::is_known(&name.to_ascii_lowercase()) {
+            return Err(UNKNOWN);
+        }
+        found.for_each(|number| self.set(number, on));
+        Ok(())
+    }
+}
+
+/// A glob and what it allows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Pattern {
+    glob: String,
+    read: bool,
+    write: bool,
+}
+
+impl Pattern {
+    /// `needs`: whether it is read, and whether it is changed.
+    fn allows(&self, text: &[u8], needs: impl Fn() -> (bool, bool)) -> bool {
+        let suffices = |(read, write): (bool, bool)| (self.read || !read) && (self.write || !write);
+        glob::matches(self.glob.as_bytes(), text, false)
+            && (self.read && self.write || suffices(needs()))
+    }
+
+    fn describe(&self, mark: char, out: &mut String) {
+        let _ = match (self.read, self.write) {
+            (true, true) => write!(out, "{mark}{} ", self.glob),
+            (true, false) => write!(out, "%R{mark}{} ", self.glob),
+            _ => write!(out, "%W{mark}{} ", self.glob),
+        };
+    }
+}
+
+/// Commands, with what they may touch. A request is allowed if one of a user's selectors allows it.
+#[derive(Clone, Debug)]
+pub struct Selector {
+    commands: Commands,
+    /// All commands, later ones too, but for the rules that follow.
+    all_commands: bool,
+    /// Of commands that are not in `commands`: first arguments, in lower case, with which they are
+    /// allowed all the same (`+select|0`).
+    first_args: Vec<(usize, String)>,
+    /// The rules that lead to `commands`, as they were given, without those that later ones undid.
+    rules: Vec<String>,
+    all_keys: bool,
+    keys: Vec<Pattern>,
+    names: Vec<Pattern>,
+    all_channels: bool,
+    channels: Vec<String>,
+}
+
+const AFTER_ALL_KEYS: &str = "Adding a pattern after the * pattern (or the 'allkeys' flag) is not \
+                              valid and does not have any effect. Try 'resetkeys' to start with an \
+                              empty list of patterns";
+const AFTER_ALL_CHANNELS: &str = "Adding a pattern after the * pattern (or the 'allchannels' flag) \
+                                  is not valid and does not have any effect. Try 'resetchannels' \
+                                  to start with an empty list of channels";
+
+impl Selector {
+    /// Allows nothing.
+    pub(super) fn new() -> Selector {
+        Selector {
+            commands: Commands::none(),
+            all_commands: false,
+            first_args: Vec::new(),
+            rules: Vec::new(),
+            all_keys: false,
+            keys: Vec::new(),
+            names: Vec::new(),
+            all_channels: false,
+            channels: Vec::new(),
+        }
+    }
+
+    pub(super) fn is_everything(&self) -> bool {
+        self.all_commands && self.rules.is_empty() && self.all_keys && self.all_channels
+    }
+
+    /// Applies one rule.
+    pub(super) fn apply(&mut self, rule: &str) -> Result<(), &'static str> {
+        let lower = rule.to_ascii_lowercase();
+        match lower.as_str() {
+            "allcommands" | "+@all" => self.all_or_none(true),
+            "nocommands" | "-@all" => self.all_or_none(false),
+            "allkeys" => self.allow_all_keys(),
+            "resetkeys" => {
+                self.keys.clear();
+                self.all_keys = false;
+            }
+            "resetspaces" => self.names.clear(),
+            "allchannels" | "&*" => {
+                self.channels.clear();
+                self.all_channels = true;
+            }
+            "resetchannels" => {
+                self.channels.clear();
+                self.all_channels = false;
+            }
+            _ => match rule.as_bytes()[0] {
+                b'~' | b'%' | b'$' => return self.allow_pattern(rule),
+                b'&' => {
+                    if self.all_channels {
+                        return Err(AFTER_ALL_CHANNELS);
+                    }
+                    self.channels.retain(|c| *c != rule[1..]);
+                    self.channels.push(rule[1..].to_owned());
+                }
+                sign @ (b'+' | b'-') => {
+                    self.switch(&lower[1..], sign == b'+')?;
+                    self.note_rule(&lower);
+                }
+                _ => return Err("Syntax error"),
+            },
+        }
+        Ok(())
+    }
+
+    /// `+name` or `-name`, in lower case.
+    fn switch(&mut self, name: &str, on: bool) -> Result<(), &'static str> {
+        // A command, or one of its subcommands, that exists here.
+        let is_ours = |name: &str| !table::numbers_named(name).is_empty();
+        let first_arg = name
+            .split_once('|')
+            .filter(|(_, arg)| !name.starts_with('@') && !is_ours(name) && !arg.contains('|'));
+        let Some((command, arg)) = first_arg else {
+            self.commands.set_named(name, on)?;
+            // What allows or denies a command says so for all first arguments.
+            let (named, category) = (table::numbers_named(name), name.strip_prefix('@'));
+            let is_in = |number: usize, category: &str| {
+                let spec = table::with_numbers().nth(number);
+                spec.is_some_and(|(_, spec)| categories(spec).contains(&category))
+            };
+            self.first_args.retain(|(number, _)| {
+                !named.contains(number) && !category.is_some_and(|c| is_in(*number, c))
+            });
+            return Ok(());
+        };
+        let number = table::numbers_named(command);
+        if on && arg.is_empty() {
+            return Err("Syntax error");
+        }
+        // In Redis what follows DEBUG is a first argument.
+        let takes_any = if command == "debug" {
+            true
+        } else if number.is_empty() {
+            redis_names::takes_first_arg(command)
+        } else {
+            // A container is more than one command.
+            number.len() == 1
+        };
+        if !(redis_names::is_known(name) || on && takes_any) {
+            return Err(UNKNOWN);
+        }
+        if number.len() == 1 {
+            let rule = (number.start, arg.to_owned());
+            self.first_args.retain(|other| *other != rule);
+            self.first_args.extend(on.then_some(rule));
+        }
+        Ok(())
+    }
+
+    /// Whether it allows the command with this number, given its first argument.
+    fn runs(&self, number: usize, first_arg: &[u8]) -> bool {
+        let allows = |(other, arg): &(usize, String)| {
+            *other == number && arg.as_bytes().eq_ignore_ascii_case(first_arg)
+        };
+        self.commands.has(number) || self.first_args.iter().any(allows)
+    }
+
+    fn all_or_none(&mut self, all: bool) {
+        self.commands = if all { Commands::every() } else { Commands::none() };
+        self.all_commands = all;
+        self.first_args.clear();
+        self.rules.clear();
+    }
+
+    fn allow_all_keys(&mut self) {
+        self.keys.clear();
+        self.all_keys = true;
+    }
+
+    /// `~keys`, `$names`, and either behind `%R`, `%W` or `%RW`.
+    fn allow_pattern(&mut self, rule: &str) -> Result<(), &'static str> {
+        let (mut read, mut write) = (true, true);
+        let mut rest = rule;
+        if let Some(flags) = rule.strip_prefix('%') {
+            let at = flags.find(['~', '$']).filter(|at| *at > 0).ok_or("Syntax error")?;
+            let (flags, pattern) = flags.split_at(at);
+            if !flags.bytes().all(|b| matches!(b, b'r' | b'R' | b'w' | b'W')) {
+                return Err("Syntax error");
+            }
+            (read, write, rest) = (flags.contains(['r', 'R']), flags.contains(['w', 'W']), pattern);
+        }
+        if rest == "~*" && read && write {
+            self.allow_all_keys();
+            return Ok(());
+        }
+        let pattern = Pattern { glob: rest[1..].to_owned(), read, write };
+        if rest.starts_with('~') && self.all_keys {
+            return Err(AFTER_ALL_KEYS);
+        }
+        let list = if rest.starts_with('~') { &mut self.keys } else { &mut self.names };
+        // As in Redis, `%R~a %W~a` is `~a`.
+        match list.iter_mut().find(|known| known.glob == pattern.glob) {
+            Some(known) => {
+                known.read |= read;
+                known.write |= write;
+            }
+            None => list.push(pattern),
+        }
+        Ok(())
+    }
+
+    /// A rule about a command replaces those about it and its subcommands, one about a category
+    /// those about the same.
+    fn note_rule(&mut self, rule: &str) {
+        let about = &rule[1..];
+        let replaced = |old: &String| {
+            old[1..]
+                .strip_prefix(about)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('|'))
+        };
+        self.rules.retain(|old| !replaced(old));
+        self.rules.push(rule.to_owned());
+    }
+
+    /// The rules about commands.
+    pub fn command_rules(&self) -> String {
+        let mut out = if self.all_commands { "+@all" } else { "-@all" }.to_owned();
+        for rule in &self.rules {
+            let _ = write!(out, " {rule}");
+        }
+        out
+    }
+
+    /// The patterns of keys.
+    pub fn key_rules(&self) -> String {
+        let mut out = if self.all_keys { "~* ".to_owned() } else { String::new() };
+        self.keys.iter().for_each(|p| p.describe('~', &mut out));
+        self.names.iter().for_each(|p| p.describe('$', &mut out));
+        out.trim_end().to_owned()
+    }
+
+    /// The patterns of channels.
+    pub fn channel_rules(&self) -> String {
+        if self.all_channels {
+            return "&*".to_owned();
+        }
+        self.channels.iter().map(|c| format!("&{c}")).collect::<Vec<_>>().join(" ")
+    }
+
+    /// As ACL LIST shows it.
+    pub(super) fn describe(&self) -> String {
+        let mut out = self.key_rules();
+        if !out.is_empty() {
+            out.push(' ');
+        }
+        if !self.all_channels {
+            out += "resetchannels ";
+        }
+        let channels = self.channel_rules();
+        if !channels.is_empty() {
+            let _ = write!(out, "{channels} ");
+        }
+        out + &self.command_rules()
+    }
+
+    /// Whether it allows the whole of a request.
+    pub(super) fn check(
+        &self,
+        request: &Request<'_>,
+        engines: Option<&Engines>,
+    ) -> Result<(), Denied> {
+        let (spec, args) = (request.spec, request.args);
+        if !request.applies_to_all_users() && !self.runs(request.number, args.at(1)) {
+            return Err(Denied::Command);
+        }
+        if let Some((number, action)) = request.also_runs()
+            && !self.runs(number, args.at(action))
+        {
+            return Err(Denied::Option);
+        }
+        if !self.all_keys {
+            let uses = LazyCell::new(|| Uses::of(spec, args));
+            let may = |at: &usize| self.allows_key(spec, args.at(*at), || uses.needs(*at), engines);
+            if let Some(at) = key_positions(spec, args).find(|at| !may(at)) {
+                return Err(Denied::Key(at));
+            }
+            // Behind a subcommand's name the rest begins one later.
+            let first = 1 + usize::from(spec.name.contains('|'));
+            let write = spec.has(flag::WRITE);
+            let needs = || (!write || spec.has(flag::READS), write);
+            if spec.has(flag::NAMED)
+                && args.len() > first
+                && !self.allows_name(args.at(first), needs)
+            {
+                return Err(Denied::Name(first));
+            }
+            if let Some(at) = mark(spec, args)
+                && !self.allows_name(args.at(at), || (false, true))
+            {
+                return Err(Denied::Name(at));
+            }
+        }
+        if !self.all_channels
+            && let Some(at) = channel_positions(spec, args)
+                .find(|at| !self.allows_channel(args.at(*at), spec.name == "psubscribe"))
+        {
+            return Err(Denied::Channel(at));
+        }
+        Ok(())
+    }
+
+    fn allows_key(
+        &self,
+        spec: &Spec,
+        key: &[u8],
+        needs: impl Fn() -> (bool, bool),
+        engines: Option<&Engines>,
+    ) -> bool {
+        if self.keys.iter().any(|p| p.allows(key, &needs)) {
+            return true;
+        }
+        // Of the keys of a space that may be used as a whole; so may its changes.
+        if let Some(space) = streams::space_in(key) {
+            return self.names.iter().any(|p| p.allows(space, &needs));
+        }
+        let space = match engines.and_then(|e| e.resolve_for(spec.is_about_pairs(), key)) {
+            Some(KeyRef::Row { space, .. } | KeyRef::Cell { space, .. }) => space.name(),
+            Some(KeyRef::Pair { space, .. }) => space.name(),
+            _ => return false,
+        };
+        self.names.iter().any(|p| p.allows(space.as_bytes(), &needs))
+    }
+
+    /// Whether all keys that begin so may be read, as far as one pattern says so.
+    pub(super) fn reads_all_with(&self, prefix: &[u8]) -> bool {
+        let covers = |pattern: &Pattern| {
+            let start = pattern.glob.strip_suffix('*');
+            pattern.read
+                && start.is_some_and(|start| {
+                    !start.contains(['*', '?', '[', '\\']) && prefix.starts_with(start.as_bytes())
+                })
+        };
+        self.all_keys || self.keys.iter().any(covers)
+    }
+
+    fn allows_name(&self, name: &[u8], needs: impl Fn() -> (bool, bool)) -> bool {
+        let all = |p: &&Pattern| p.glob == "*";
+        self.names.iter().chain(self.keys.iter().filter(all)).any(|p| p.allows(name, &needs))
+    }
+
+    /// Whether a subscription is allowed.
+    pub(super) fn may_hear(&self, kind: pubsub::Kind, name: &[u8]) -> bool {
+        self.all_channels || self.allows_channel(name, kind == pubsub::Kind::Pattern)
+    }
+
+    pub(super) fn hears_all(&self) -> bool {
+        self.all_channels
+    }
+
+    pub(super) fn channels(&self) -> &[String] {
+        &self.channels
+    }
+
+    /// A pattern that is subscribed to must be one of ours as it stands: what it would match cannot
+    /// be told.
+    fn allows_channel(&self, channel: &[u8], is_pattern: bool) -> bool {
+        let matches = |own: &String| {
+            if is_pattern {
+                own.as_bytes() == channel
+            } else {
+                glob::matches(own.as_bytes(), channel, false)
+            }
+        };
+        self.channels.iter().any(matches)
+    }
+}
+
+/// Positions of the channels in a request. Leaving a channel is always allowed.
+fn channel_positions(spec: &Spec, args: Args<'_>) -> std::ops::Range<usize> {
+    match spec.name {
+        "publish" | "spublish" => 1..2.min(args.len()),
+        "subscribe" | "psubscribe" | "ssubscribe" => 1..args.len(),
+        _ => 0..0,
+    }
+}

@@ -1,0 +1,462 @@
+//! One user: switched on or off, passwords, selectors.
+
+use crate::acl::selector::{Denied, Request, Selector};
+use crate::runtime::pubsub;
+use dataset::engines::Engines;
+use sha2::{Digest as _, Sha256};
+use std::fmt::Write as _;
+use subtle::{Choice, ConstantTimeEq as _};
+
+/// SHA-256 of a password: all that is kept of it.
+pub(crate) type Digest = [u8; 32];
+
+/// The digest of a password.
+pub(crate) fn digest(password: &[u8]) -> Digest {
+    Sha256::digest(password).into()
+}
+
+/// A user. Changed as a copy, then replaced.
+#[derive(Clone, Debug)]
+pub struct User {
+    name: String,
+    on: bool,
+    /// Any password will do.
+    nopass: bool,
+    passwords: Vec<Digest>,
+    /// The first is the user's own, the others stand in parentheses.
+    selectors: Vec<Selector>,
+    /// Unchanged since it was made.
+    as_made: bool,
+}
+
+impl User {
+    /// Switched off, without password, allowed nothing.
+    pub(super) fn new(name: &str) -> User {
+        User {
+            name: name.to_owned(),
+            on: false,
+            nopass: false,
+            passwords: Vec::new(),
+            selectors: vec![Selector::new()],
+            as_made: false,
+        }
+    }
+
+    /// The user default as it is at first: on, without password, allowed everything.
+    pub(super) fn default_user() -> User {
+        let mut user = User::new(crate::acl::DEFAULT);
+        user.apply_all(&["on", "nopass", "~*", "&*", "+@all"]).expect("these rules are legal");
+        user.as_made = true;
+        user
+    }
+
+    /// Has a random password: what an unknown name is compared with, so that it takes as
+    /// long.
+    pub(super) fn without_rights() -> User {
+        User { passwords: vec![[0; 32]], ..User::new("") }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn is_as_made(&self) -> bool {
+        self.as_made
+    }
+
+    pub(super) fn set_password(&mut self, password: &str) {
+        self.nopass = false;
+        self.passwords = vec![digest(password.as_bytes())];
+    }
+
+    /// Whether the user can be had without a password.
+    pub(crate) fn needs_no_login(&self) -> bool {
+        self.on && self.nopass
+    }
+
+    /// Whether any password opens it: `nopass`.
+    pub fn has_no_password(&self) -> bool {
+        self.nopass
+    }
+
+    /// Whether nothing is refused to it, so that nothing need be looked up.
+    pub fn may_everything(&self) -> bool {
+        self.selectors.iter().any(Selector::is_everything)
+    }
+
+    /// Whether all keys that begin so may be read.
+    pub fn reads_all_with(&self, prefix: &[u8]) -> bool {
+        self.selectors.iter().any(|selector| selector.reads_all_with(prefix))
+    }
+
+    /// Whether a password with this digest is the user's. Looks at all of them, and at all bytes of
+    /// each.
+    pub(super) fn accepts(&self, given: &Digest) -> bool {
+        let mut right = Choice::from(u8::from(self.nopass));
+        for password in &self.passwords {
+            right |= password.ct_eq(given);
+        }
+        (right & Choice::from(u8::from(self.on))).into()
+    }
+
+    /// Whether a request is allowed; if not, what stands against it in the selector that came
+    /// furthest.
+    pub(crate) fn check(
+        &self,
+        request: &Request<'_>,
+        engines: Option<&Engines>,
+    ) -> Result<(), Denied> {
+        let mut worst = Denied::Command;
+        for selector in &self.selectors {
+            match selector.check(request, engines) {
+                Ok(()) => return Ok(()),
+                Err(denied) => worst = worst.max(denied),
+            }
+        }
+        Err(worst)
+    }
+
+    /// Applies rules, as ACL SETUSER takes them. The error is for the client; some rules may have
+    /// been applied then.
+    pub(super) fn apply_all(&mut self, rules: &[&str]) -> Result<(), String> {
+        self.as_made = false;
+        for rule in joined(rules)? {
+            // As in Redis, an empty rule says nothing.
+            if rule.is_empty() {
+                continue;
+            }
+            // A password may be any bytes: what is kept of it is its digest.
+            let is_password = rule.starts_with(['>', '<']);
+            let spoils = !is_password && rule.chars().any(char::is_control);
+            if rule.len() > crate::acl::MAX_DESCRIPTION || spoils {
+                return Err(in_modifier(&rule, "Syntax error"));
+            }
+            self.apply(&rule).map_err(|why| in_modifier(&rule, &why))?;
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, rule: &str) -> Result<(), String> {
+        match rule.to_ascii_lowercase().as_str() {
+            "on" => self.on = true,
+            "off" => self.on = false,
+            // Of Redis's RESTORE: there is nothing to sanitise here.
+            "sanitize-payload" | "skip-sanitize-payload" => {}
+            "nopass" => {
+                self.nopass = true;
+                self.passwords.clear();
+            }
+            "resetpass" => {
+                self.nopass = false;
+                self.passwords.clear();
+            }
+            "clearselectors" => self.selectors.truncate(1),
+            "reset" => *self = User::new(&self.name),
+            _ => match rule.as_bytes()[0] {
+                b'>' => self.add(digest(&rule.as_bytes()[1..])),
+                b'<' => self.remove(&digest(&rule.as_bytes()[1..]))?,
+                b'#' => self.add(from_hex(&rule[1..])?),
+                b'!' => self.remove(&from_hex(&rule[1..])?)?,
+                b'(' => {
+                    let inner = rule
+                        .strip_prefix('(')
+                        .and_then(|r| r.strip_suffix(')'))
+                        .ok_or("Syntax error")?;
+                    let mut selector = Selector::new();
+                    for word in inner.split_ascii_whitespace() {
+                        // Written down, it would end the selector.
+                        if word.ends_with(')') {
+                            return Err("Syntax error".to_owned());
+                        }
+                        selector.apply(word)?;
+                    }
+                    self.selectors.push(selector);
+                }
+                _ if rule.contains(' ') => return Err("Syntax error".to_owned()),
+                _ => self.selectors[0].apply(rule)?,
+            },
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, password: Digest) {
+        self.nopass = false;
+        if !self.passwords.contains(&password) {
+            self.passwords.push(password);
+        }
+    }
+
+    fn remove(&mut self, password: &Digest) -> Result<(), String> {
+        let before = self.passwords.len();
+        self.passwords.retain(|p| p != password);
+        if self.passwords.len() == before {
+            return Err(
+                "The password you are trying to remove from the user does not exist".to_owned()
+            );
+        }
+        Ok(())
+    }
+
+    /// Its flags, for ACL GETUSER.
+    pub fn flags(&self) -> Vec<&'static str> {
+        let mut flags = vec![if self.on { "on" } else { "off" }];
+        flags.extend(self.nopass.then_some("nopass"));
+        flags
+    }
+
+    /// Its passwords' digests in hexadecimal.
+    pub fn passwords(&self) -> impl ExactSizeIterator<Item = String> {
+        self.passwords.iter().map(|p| hex(p))
+    }
+
+    /// Its own selector, and those in parentheses.
+    pub fn selectors(&self) -> (&Selector, &[Selector]) {
+        (&self.selectors[0], &self.selectors[1..])
+    }
+
+    /// Whether one of its selectors allows a subscription.
+    pub fn may_hear(&self, kind: pubsub::Kind, name: &[u8]) -> bool {
+        self.selectors.iter().any(|selector| selector.may_hear(kind, name))
+    }
+
+    /// Whether a rule about channels that `before` had is missing here, so that a subscription may
+    /// not be allowed any more. As in Redis rules are compared as they stand.
+    pub fn hears_less_than(&self, before: &User) -> bool {
+        if self.selectors.iter().any(Selector::hears_all) {
+            return false;
+        }
+        let has = |rule| self.selectors.iter().any(|own| own.channels().contains(rule));
+        before.selectors.iter().any(|old| old.hears_all() || !old.channels().iter().all(has))
+    }
+
+    /// All rules, without the name.
+    pub(crate) fn describe(&self) -> String {
+        let mut out = self.flags().join(" ");
+        for password in self.passwords() {
+            let _ = write!(out, " #{password}");
+        }
+        let (own, others) = self.selectors();
+        let _ = write!(out, " {}", own.describe());
+        for other in others {
+            let _ = write!(out, " ({})", other.describe());
+        }
+        out
+    }
+
+    /// Name and rules, as a file has them.
+    pub fn line(&self) -> String {
+        format!("{} {}", self.name, self.describe())
+    }
+}
+
+fn in_modifier(rule: &str, why: &str) -> String {
+    // A password must not appear in an error, nor in what logs it.
+    let shown = if rule.starts_with(['>', '<']) { &rule[..1] } else { rule };
+    let shown: String = shown.chars().take(128).collect();
+    format!("Error in ACL SETUSER modifier '{shown}': {why}")
+}
+
+/// Joins the words of a selector, which stand between parentheses.
+fn joined(rules: &[&str]) -> Result<Vec<String>, String> {
+    let mut all: Vec<String> = Vec::new();
+    let mut open: Option<String> = None;
+    for rule in rules {
+        match open.take() {
+            Some(text) => open = Some(format!("{text} {rule}")),
+            None if rule.starts_with('(') => open = Some((*rule).to_owned()),
+            None => all.push((*rule).to_owned()),
+        }
+        if open.as_ref().is_some_and(|text| text.ends_with(')')) {
+            all.extend(open.take());
+        }
+    }
+    match open {
+        Some(text) => Err(format!(
+            "Unmatched parenthesis in acl selector starting at '{}'.",
+            text.split(' ').next().unwrap_or_default()
+        )),
+        None => Ok(all),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut out, byte| {
+        let _ = write!(out, "{byte:02x}");
+        out
+    })
+}
+
+fn from_hex(text: &str) -> Result<Digest, String> {
+    let wrong = || {
+        "The password hash must be exactly 64 characters and contain only lowercase hexadecimal \
+         characters"
+            .to_owned()
+    };
+    let mut digest = [0; 32];
+    if text.len() != 64 || !text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+        return Err(wrong());
+    }
+    for (at, byte) in digest.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).map_err(|_| wrong())?;
+    }
+    Ok(digest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_right_wrong_or_not_asked_for() {
+        let mut user = User::new("u");
+        user.apply_all(&[">one", ">two"]).unwrap();
+        assert!(!user.accepts(&digest(b"one")), "it is off");
+        user.apply_all(&["on"]).unwrap();
+        for (password, right) in
+            [("one", true), ("two", true), ("onE", false), ("", false), ("one\0", false)]
+        {
+            assert_eq!(user.accepts(&digest(password.as_bytes())), right, "{password}");
+        }
+        user.apply_all(&["<one"]).unwrap();
+        assert!(!user.accepts(&digest(b"one")) && user.accepts(&digest(b"two")));
+        user.apply_all(&["nopass"]).unwrap();
+        assert!(user.accepts(&digest(b"x")) && user.needs_no_login());
+        user.apply_all(&["resetpass"]).unwrap();
+        assert!(!user.accepts(&digest(b"x")) && !user.accepts(&digest(b"two")));
+        assert!(!User::without_rights().accepts(&digest(b"")));
+    }
+
+    #[test]
+    fn an_error_does_not_repeat_a_password() {
+        let mut user = User::new("u");
+        let too_long = format!(">sec{}", "r".repeat(crate::acl::MAX_DESCRIPTION));
+        for rule in ["<secret", &too_long] {
+            let error = user.apply_all(&[rule]).unwrap_err();
+            assert!(!error.contains("sec"), "{error}");
+        }
+    }
+
+    /// Rules that are written for Redis are kept as they stand where they name what only Redis has;
+    /// what Redis refuses is refused.
+    #[test]
+    fn rules_may_name_what_only_redis_has() {
+        for rule in [
+            "-eval",
+            "-script",
+            "-script|load",
+            "+cluster|info",
+            "+@search",
+            "-@timeseries",
+            "+ft.search",
+            "+eval|x",
+            "+select|0",
+            "+get|x",
+            "-georadius",
+        ] {
+            let mut user = User::new("u");
+            user.apply_all(&[rule]).unwrap_or_else(|e| panic!("{rule}: {e}"));
+            assert_eq!(user.describe(), format!("off resetchannels -@all {rule}"));
+        }
+        for (rule, why) in [
+            ("+nonsense", "Unknown command or category name in ACL"),
+            ("-nonsense", "Unknown command or category name in ACL"),
+            ("+@nonsense", "Unknown command or category name in ACL"),
+            ("+nonsense|x", "Unknown command or category name in ACL"),
+            ("+config|nonsense", "Unknown command or category name in ACL"),
+            ("+script|nonsense", "Unknown command or category name in ACL"),
+            ("-get|x", "Unknown command or category name in ACL"),
+            ("-eval|x", "Unknown command or category name in ACL"),
+            ("+get|", "Syntax error"),
+            ("+config|get|x", "Allowing first-arg of a subcommand is not supported"),
+            ("+get|a|b", "Unknown command or category name in ACL"),
+            ("-get|a|b", "Unknown command or category name in ACL"),
+        ] {
+            let error = User::new("u").apply_all(&[rule]).unwrap_err();
+            assert_eq!(error, format!("Error in ACL SETUSER modifier '{rule}': {why}"));
+        }
+    }
+
+    /// As Redis's own test suite has it.
+    #[test]
+    fn rights_to_read_and_to_write_one_pattern_are_one_rule() {
+        let mut user = User::new("u");
+        user.apply_all(&["%R~foo", "%W~bar", "%W~foo", "%R~bar", "%R~read"]).unwrap();
+        assert_eq!(user.describe(), "off ~foo ~bar %R~read resetchannels -@all");
+    }
+
+    #[test]
+    fn a_password_may_have_a_zero_byte() {
+        let mut user = User::new("u");
+        user.apply_all(&["on", ">abc\0def"]).unwrap();
+        let mut same = User::new("u");
+        same.apply_all(&["on", &format!("#{}", hex(&digest(b"abc\0def")))]).unwrap();
+        assert_eq!(user.describe(), same.describe());
+        user.apply_all(&["<abc\0def"]).unwrap();
+        assert_eq!(user.describe(), "on resetchannels -@all");
+    }
+
+    /// F7: only a rule about channels that is taken away is a reason to look at subscriptions.
+    #[test]
+    fn rules_about_channels_are_compared_as_they_stand() {
+        use crate::runtime::pubsub::Kind::{Channel, Pattern, Shard};
+        let user = |rules: &str| {
+            let mut user = User::new("u");
+            user.apply_all(&rules.split(' ').collect::<Vec<_>>()).unwrap();
+            user
+        };
+        for (before, now, less) in [
+            ("&a &b", "&b &a &c", false),
+            ("&a &b", "&b", true),
+            ("&a (&b)", "&b &a", false),
+            ("&*", "&a", true),
+            ("&a", "&*", false),
+            ("&a", "(&*)", false),
+            ("&a", "(&a)", false),
+            ("resetchannels", "&a", false),
+            ("&a", "resetchannels", true),
+        ] {
+            assert_eq!(user(now).hears_less_than(&user(before)), less, "{before} -> {now}");
+        }
+        let hears = user("&a* (&b)");
+        for (kind, name, may) in [
+            (Channel, "a1", true),
+            (Shard, "a1", true),
+            (Pattern, "a1", false),
+            (Pattern, "a*", true),
+            (Channel, "b", true),
+            (Channel, "c", false),
+        ] {
+            assert_eq!(hears.may_hear(kind, name.as_bytes()), may, "{kind:?} {name}");
+        }
+    }
+
+    #[test]
+    fn what_describes_a_user_makes_the_same_user() {
+        for rules in [
+            &[
+                "on",
+                ">p",
+                "~k*",
+                "%R~r*",
+                "$home",
+                "%W$like",
+                "&ch*",
+                "+@read",
+                "-@dangerous",
+                "+config|get",
+                "-get",
+            ][..],
+            &["+@all", "-@admin", "+acl|whoami", "(~q", "+get)", "(%R~x +@read $post)"],
+            &["on", "nopass", "allkeys", "allchannels", "allcommands"],
+            &["reset"],
+        ] {
+            let mut user = User::new("u");
+            user.apply_all(rules).unwrap();
+            let words = user.describe();
+            let mut again = User::new("u");
+            again.apply_all(&words.split(' ').collect::<Vec<_>>()).unwrap();
+            assert_eq!(again.describe(), words);
+        }
+    }
+}

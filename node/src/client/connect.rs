@@ -1,0 +1,231 @@
+//! How the command line's clients reach a server. Options are named as redis-cli names them.
+
+use crate::config::DEFAULT_PORT;
+use crate::runtime::tls;
+use crate::runtime::tls::{Names, Socket, Tls};
+use clap::Args;
+use redis_protocol::resp2::decode::decode;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::io::{self, ErrorKind};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::rustls::RootCertStore;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+
+/// Where the server is, and as whom to log in.
+#[derive(Args, Clone, Debug)]
+pub struct ConnectArgs {
+    /// The server's host.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: String,
+    /// The server's port.
+    #[arg(short, long, default_value_t = DEFAULT_PORT)]
+    pub port: u16,
+    /// The user to log in as; without it `default`.
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
+    /// The password. Other users of this machine see it in the list of processes: the environment
+    /// variable REDISCLI_AUTH, which redis-cli reads too, does not show it.
+    #[arg(short = 'a', long = "pass", visible_alias = "password", value_name = "PASSWORD")]
+    pub pass: Option<String>,
+    /// Speak TLS.
+    #[arg(long)]
+    pub tls: bool,
+    /// TLS: the authorities that the server's certificate must be signed by (PEM); without it the
+    /// system's.
+    #[arg(long, value_name = "FILE", requires = "tls")]
+    pub cacert: Option<String>,
+    /// TLS: the certificate to show to the server (PEM).
+    #[arg(long, value_name = "FILE", requires_all = ["tls", "key"])]
+    pub cert: Option<String>,
+    /// TLS: the key of that certificate (PEM).
+    #[arg(long, value_name = "FILE", requires_all = ["tls", "cert"])]
+    pub key: Option<String>,
+    /// TLS: the name that the server's certificate must be for, if not --host.
+    #[arg(long, value_name = "HOST", requires = "tls")]
+    pub sni: Option<String>,
+}
+
+impl Default for ConnectArgs {
+    fn default() -> Self {
+        ConnectArgs {
+            host: "127.0.0.1".to_owned(),
+            port: DEFAULT_PORT,
+            user: None,
+            pass: None,
+            tls: false,
+            cacert: None,
+            cert: None,
+            key: None,
+            sni: None,
+        }
+    }
+}
+
+/// As the options are called, for errors.
+const OPTIONS: Names = Names { cert_file: "--cert", key_file: "--key", ca_file: "--cacert" };
+/// Bytes of replies that are read at a time.
+const READ_BYTES: usize = 64 << 10;
+/// Where systems keep the authorities that they trust: Debian, Fedora, Alpine and the BSDs.
+const SYSTEM_AUTHORITIES: [&str; 3] =
+    ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
+
+impl ConnectArgs {
+    /// `host:port`, for people.
+    pub fn address(&self) -> String {
+        format!("{}:{}", self.host, self.port)
+    }
+
+    /// The certificates that the options name, once for all connections.
+    pub fn tls(&self) -> io::Result<Option<Tls>> {
+        if !self.tls {
+            return Ok(None);
+        }
+        let roots = match &self.cacert {
+            Some(path) => tls::roots(OPTIONS.ca_file, path),
+            None => system_roots(),
+        };
+        let text = |path: &Option<String>| path.clone().unwrap_or_default();
+        let client = roots
+            .and_then(|roots| {
+                tls::client_side(roots, &OPTIONS, &text(&self.cert), &text(&self.key))
+            })
+            .map_err(io::Error::other)?;
+        Ok(Some(Tls::of_client(client)))
+    }
+
+    /// A connection that is logged in, also by the environment.
+    pub async fn open(&self, tls: Option<&Tls>) -> io::Result<Link> {
+        let environment = std::env::var("REDISCLI_AUTH").ok().filter(|pass| !pass.is_empty());
+        self.open_as(tls, self.pass.clone().or(environment)).await
+    }
+
+    /// A connection that is logged in with this password.
+    pub async fn open_as(&self, tls: Option<&Tls>, pass: Option<String>) -> io::Result<Link> {
+        let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
+        stream.set_nodelay(true)?;
+        let socket = match tls {
+            Some(tls) => tls.connect(self.sni.as_ref().unwrap_or(&self.host), stream).await?,
+            None => Socket::Plain(stream),
+        };
+        let mut link = Link { socket, inbox: Vec::new(), start: 0 };
+        let login: Vec<&[u8]> = match (&self.user, &pass) {
+            (Some(user), pass) => {
+                vec![b"AUTH", user.as_bytes(), pass.as_deref().unwrap_or_default().as_bytes()]
+            }
+            (None, Some(pass)) => vec![b"AUTH", pass.as_bytes()],
+            (None, None) => vec![b"PING"],
+        };
+        match link.call(&login).await? {
+            OwnedFrame::Error(reason) => Err(io::Error::other(match reason.as_str() {
+                reason if reason.starts_with("NOAUTH") => {
+                    format!("{reason} Give --user and --pass, or set REDISCLI_AUTH.")
+                }
+                reason => reason.to_owned(),
+            })),
+            _ => Ok(link),
+        }
+    }
+}
+
+/// For clients of other libraries: what a server's certificate must be signed by, in a file or as
+/// the system has it.
+#[cfg(feature = "kafka")]
+pub fn client_tls(ca_file: &str) -> Result<tokio_rustls::rustls::ClientConfig, String> {
+    let roots = if ca_file.is_empty() { system_roots() } else { tls::roots("ca_file", ca_file) };
+    tls::client_side(roots?, &OPTIONS, "", "")
+}
+
+fn system_roots() -> Result<std::sync::Arc<RootCertStore>, String> {
+    let named = std::env::var("SSL_CERT_FILE").ok();
+    let path = named.as_deref().or_else(|| {
+        SYSTEM_AUTHORITIES.into_iter().find(|path| std::path::Path::new(path).exists())
+    });
+    let path = path.ok_or("the system has no file of authorities: name one with --cacert")?;
+    let all = CertificateDer::pem_file_iter(path).map_err(|e| format!("{path}: {e}"))?;
+    let mut roots = RootCertStore::empty();
+    // What cannot be read is not trusted.
+    roots.add_parsable_certificates(all.filter_map(Result::ok));
+    Ok(std::sync::Arc::new(roots))
+}
+
+/// Appends one command.
+pub fn put_command(out: &mut Vec<u8>, args: &[&[u8]]) {
+    put_head(out, b'*', args.len());
+    args.iter().for_each(|arg| put_bulk(out, arg));
+}
+
+/// Appends one argument.
+pub fn put_bulk(out: &mut Vec<u8>, arg: &[u8]) {
+    put_head(out, b'$', arg.len());
+    out.extend_from_slice(arg);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Appends a type's sign and a length.
+pub fn put_head(out: &mut Vec<u8>, sign: u8, length: usize) {
+    out.push(sign);
+    match length {
+        // Nearly all of them.
+        0..=9 => out.push(b'0' + length as u8),
+        _ => out.extend_from_slice(length.to_string().as_bytes()),
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+/// What the peer did, where the system's words do not say it.
+pub fn closed() -> io::Error {
+    io::Error::new(ErrorKind::UnexpectedEof, "the server closed the connection")
+}
+
+/// The next reply in `bytes`, and its length; `None` if it is not whole.
+pub fn read_reply(bytes: &[u8]) -> io::Result<Option<(OwnedFrame, usize)>> {
+    decode(bytes).map_err(|e| {
+        io::Error::new(ErrorKind::InvalidData, format!("the server's reply is no RESP: {e}"))
+    })
+}
+
+/// One connection.
+pub struct Link {
+    /// For those that read and write by themselves.
+    pub socket: Socket,
+    inbox: Vec<u8>,
+    /// Bytes of it that were taken.
+    start: usize,
+}
+
+impl Link {
+    /// One command, one reply.
+    pub async fn call(&mut self, args: &[&[u8]]) -> io::Result<OwnedFrame> {
+        let mut out = Vec::new();
+        put_command(&mut out, args);
+        self.send(&out).await?;
+        self.next().await
+    }
+
+    /// Sends requests. Their replies are to be taken before so many more are sent that the sockets'
+    /// buffers are full.
+    pub async fn send(&mut self, requests: &[u8]) -> io::Result<()> {
+        self.socket.write_all(requests).await?;
+        self.socket.flush().await
+    }
+
+    /// The next reply.
+    pub async fn next(&mut self) -> io::Result<OwnedFrame> {
+        loop {
+            let rest = &self.inbox[self.start..];
+            if let Some((reply, length)) = if rest.is_empty() { None } else { read_reply(rest)? } {
+                self.start += length;
+                return Ok(reply);
+            }
+            self.inbox.drain(..self.start);
+            self.start = 0;
+            // A reply that is not whole is decoded anew with each read: read much at a time.
+            self.inbox.reserve(READ_BYTES.max(self.inbox.len()));
+            if self.socket.read_buf(&mut self.inbox).await? == 0 {
+                return Err(closed());
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Refusals: why a command did nothing, in the words that go to the client. Redis's words where
+//! Redis has words for it.
+
+use crate::command::streams;
+use dataset::catalogue::EditError;
+use dataset::engines::{ChangeError, ExistenceSpace, KeyError, WriteError};
+use dataset::key_patterns::{Kind, Pattern};
+use std::borrow::Cow;
+use std::fmt;
+
+/// The text of an error reply, prefix included.
+#[derive(Clone, Debug)]
+pub struct Refusal(Cow<'static, [u8]>);
+
+impl Refusal {
+    /// Before the data are there.
+    pub const LOADING: Refusal =
+        Refusal::fixed(b"LOADING Tidemark is loading the dataset in memory");
+    pub(crate) const NO_AUTH: Refusal = Refusal::fixed(b"NOAUTH Authentication required.");
+    /// AUTH that failed.
+    pub const WRONG_PASS: Refusal =
+        Refusal::fixed(b"WRONGPASS invalid username-password pair or user is disabled.");
+    /// An argument that is no number of 64 bits.
+    pub const NOT_AN_INTEGER: Refusal =
+        Refusal::fixed(b"ERR value is not an integer or out of range");
+    /// The same of the hash commands.
+    pub const HASH_NOT_AN_INTEGER: Refusal = Refusal::fixed(b"ERR hash value is not an integer");
+    pub(crate) const OVERFLOW: Refusal =
+        Refusal::fixed(b"ERR increment or decrement would overflow");
+    /// A decrement whose negation does not fit.
+    pub const DECREMENT: Refusal = Refusal::fixed(b"ERR decrement would overflow");
+    /// Options that are not understood.
+    pub const SYNTAX: Refusal = Refusal::fixed(b"ERR syntax error");
+    /// A key of another kind than the command's.
+    pub const WRONG_TYPE: Refusal =
+        Refusal::fixed(b"WRONGTYPE Operation against a key holding the wrong kind of value");
+    /// An id whose table was recycled.
+    pub const BELOW_HORIZON: Refusal =
+        Refusal::fixed(b"ERR the id lies below the horizon: its pairs are no longer kept");
+
+    /// As RedisBloom says it.
+    pub const NO_FILTER: Refusal = Refusal::fixed(b"ERR not found");
+
+    /// An action on an id that has no counters any more.
+    pub const NOT_COUNTED: Refusal = Refusal::fixed(
+        b"ERR a filter cannot tell how many or which members one id has: it holds those of all ids \
+         of its table together. Ask for members one by one, keep a counter for their number \
+         (FEED.ACT moves both), and see TM.TABLES for the table",
+    );
+
+    /// A command that names members, of a space that has none.
+    #[cold]
+    pub fn no_members(space: &ExistenceSpace) -> Refusal {
+        let name = space.name();
+        let text = format!(
+            "ERR the space '{name}' has no members: its ids are set or not (BFSET, BFGET, EXISTS, \
+             DEL)"
+        );
+        Refusal::new(text.into_bytes())
+    }
+
+    /// A text that never changes.
+    pub const fn fixed(text: &'static [u8]) -> Refusal {
+        Refusal(Cow::Borrowed(text))
+    }
+
+    /// A text made for this request.
+    pub fn new(text: Vec<u8>) -> Refusal {
+        Refusal(Cow::Owned(text))
+    }
+
+    /// The error without its sign and line end.
+    pub fn text(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// A refusal from a format string.
+#[macro_export]
+macro_rules! refuse {
+    ($($arg:tt)*) => { $crate::command::error::Refusal::new(format!($($arg)*).into_bytes()) };
+}
+pub use refuse;
+
+impl From<KeyError<'_>> for Refusal {
+    #[cold]
+    fn from(error: KeyError<'_>) -> Refusal {
+        match error {
+            KeyError::NoPattern(key, patterns) => no_pattern(key, patterns),
+            KeyError::WholeRow(key) => refuse!(
+                "ERR Invalid key '{}': it names a whole row, and not one of its counters",
+                Printable(key)
+            ),
+            KeyError::IdTooBig(key) => {
+                refuse!(
+                    "ERR Invalid key '{}': its id is larger than 18446744073709551615",
+                    Printable(key)
+                )
+            }
+            KeyError::IdPadded(key) => {
+                refuse!(
+                    "ERR Invalid key '{}': its id begins with zeros (padded_ids = true in the \
+                     space's configuration accepts them)",
+                    Printable(key)
+                )
+            }
+            KeyError::NoField { space, field } => no_field(space, field),
+        }
+    }
+}
+
+/// Key patterns that an error shows.
+const PATTERNS_SHOWN: usize = 8;
+
+/// For a key that fits no pattern.
+#[cold]
+fn no_pattern(key: &[u8], patterns: &[(Pattern, Kind, usize)]) -> Refusal {
+    if streams::is_stream(key) {
+        return Refusal::WRONG_TYPE;
+    }
+    let shown = Printable(key);
+    if patterns.iter().any(|(pattern, ..)| pattern.fits_but_for_id(key)) {
+        return refuse!(
+            "ERR Invalid key '{shown}': an id is an integer from 0 to 18446744073709551615. Give \
+             each other id (a text, a UUID) a number of your own, or take the first 8 bytes of a \
+             hash of it"
+        );
+    }
+    let mut texts: Vec<String> =
+        patterns.iter().take(PATTERNS_SHOWN).map(|(pattern, ..)| pattern.to_string()).collect();
+    if patterns.len() > PATTERNS_SHOWN {
+        texts.push("...".to_owned());
+    }
+    refuse!(
+        "ERR Invalid key '{shown}': it fits no key pattern of any space ({}). Counters and flags \
+         are kept here; locks, sessions and texts belong in another store",
+        texts.join(", ")
+    )
+}
+
+/// For a field that a space's schema lacks.
+#[cold]
+pub fn no_field(space: &str, field: &[u8]) -> Refusal {
+    refuse!("ERR No schema field '{}' in space '{space}'", Printable(field))
+}
+
+impl From<WriteError> for Refusal {
+    #[cold]
+    fn from(error: WriteError) -> Refusal {
+        use ::counter::Error as Counter;
+        use ::phantom::Error as Phantom;
+        match &error {
+            WriteError::Counter(Counter::Overflow) => Refusal::OVERFLOW,
+            WriteError::Counter(Counter::KeyTooBig) | WriteError::Phantom(Phantom::KeyTooBig) => {
+                refuse!("ERR key too big: the id lies too far above the highest one (max_ahead)")
+            }
+            // In the words by which clients know it; the limit is the space's share, or its own.
+            WriteError::Counter(Counter::Full { .. }) => {
+                refuse!("OOM command not allowed when used memory > 'maxmemory': {error}")
+            }
+            WriteError::Counter(Counter::NoMemory | Counter::OutliersFull { .. })
+            | WriteError::Phantom(
+                Phantom::RevokedFull
+                | Phantom::OutliersFull
+                | Phantom::ForgottenFull
+                | Phantom::Full
+                | Phantom::LateFull
+                | Phantom::Memory(_),
+            ) => {
+                refuse!("OOM command not allowed: {error}")
+            }
+            WriteError::Counter(_)
+            | WriteError::Phantom(_)
+            | WriteError::MemberIsNoId
+            | WriteError::OtherIncrement
+            | WriteError::NoTokens => refuse!("ERR {error}"),
+        }
+    }
+}
+
+impl From<rdb::Error> for Refusal {
+    #[cold]
+    fn from(error: rdb::Error) -> Refusal {
+        match error {
+            rdb::Error::Footer => refuse!("ERR DUMP payload version or checksum are wrong"),
+            rdb::Error::Format(_) | rdb::Error::Type(_) => refuse!("ERR Bad data format: {error}"),
+        }
+    }
+}
+
+impl From<EditError> for Refusal {
+    #[cold]
+    fn from(error: EditError) -> Refusal {
+        refuse!("ERR {error}")
+    }
+}
+
+impl From<ChangeError> for Refusal {
+    #[cold]
+    fn from(error: ChangeError) -> Refusal {
+        refuse!("ERR {error}")
+    }
+}
+
+/// A client's bytes in one of our texts: at most 128 of them, those that are not printable ASCII as
+/// `\xNN`.
+pub struct Printable<'a>(pub &'a [u8]);
+
+impl fmt::Display for Printable<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for &byte in &self.0[..self.0.len().min(128)] {
+            match byte {
+                b'\\' | b'\'' => write!(f, "\\{}", char::from(byte))?,
+                b' '..=b'~' => write!(f, "{}", char::from(byte))?,
+                _ => write!(f, "\\x{byte:02x}")?,
+            }
+        }
+        if self.0.len() > 128 {
+            f.write_str("...")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Printable;
+
+    #[test]
+    fn what_is_not_printable_is_escaped_and_what_is_long_is_cut() {
+        assert_eq!(Printable(b"a'b\r\n\xff\\").to_string(), "a\\'b\\x0d\\x0a\\xff\\\\");
+        assert_eq!(Printable(&[b'x'; 1000]).to_string().len(), 131);
+    }
+}

@@ -1,0 +1,486 @@
+//! What a request touches: rows and pairs, by the ids and keys among its arguments.
+//!
+//! This is the one place where that is worked out. Before a request runs it tells what to fetch
+//! into the cache and from the disk, how much room in the log the changes need, which other writers
+//! a transaction keeps out, what a permission must allow, and what a client that tracks its reads
+//! remembers; afterwards, what a read has shown.
+
+use crate::command::spec::{KeyArgs, MEMBER, Of, Spec, flag};
+use crate::command::streams;
+use dataset::engines::{Action, CounterSpace, Engines, ExistenceSpace, KeyRef, NO_MEMBER, View};
+use phantom::Member;
+use resp::{Args, natural};
+use std::cell::LazyCell;
+
+/// One thing that a request touches.
+pub enum Touch<'a> {
+    /// A row of counters, or one of its cells.
+    Row(&'a CounterSpace, u64),
+    /// A pair; without a member all pairs of the id.
+    Pair(&'a ExistenceSpace, u64, Option<Member<'a>>),
+    /// What a view shows of an id to a viewer. It is only read.
+    Shown(&'a View, u64, Member<'a>),
+}
+
+impl Touch<'_> {
+    /// Its id.
+    #[inline]
+    pub fn id(&self) -> u64 {
+        match self {
+            Touch::Row(_, id) | Touch::Pair(_, id, _) | Touch::Shown(_, id, _) => *id,
+        }
+    }
+}
+
+/// What a name in front of ids stands for.
+#[derive(Clone, Copy)]
+enum Named<'a> {
+    Rows(&'a CounterSpace),
+    Pairs(&'a ExistenceSpace),
+    Action(&'a Action),
+    View(&'a View),
+    Kin(&'a CounterSpace),
+    Flags(&'a ExistenceSpace),
+}
+
+/// How far it is known what a request touches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Reach {
+    /// What its keys and ids say, and nothing else.
+    Named,
+    /// Anything: it walks what is there, or changes a schema.
+    Everything,
+}
+
+/// What one request touches. See the top of the file.
+#[derive(Clone, Copy)]
+pub struct Footprint<'a> {
+    spec: &'a Spec,
+    keys: KeyArgs,
+    /// The position of the name in front of ids.
+    name: usize,
+    args: Args<'a>,
+    engines: &'a Engines,
+}
+
+impl<'a> Footprint<'a> {
+    /// Of a request of this command. Whatever is wrong with its arguments is for the command itself
+    /// to say: what they do not name is not touched.
+    #[inline]
+    pub fn new(spec: &'a Spec, args: Args<'a>, engines: &'a Engines) -> Footprint<'a> {
+        Footprint { spec, keys: spec.keys, name: 1, args, engines }
+    }
+
+    /// What an option does beside: the action of `FEED.GET ... MARK`.
+    pub fn marked(&self) -> Option<Footprint<'a>> {
+        let name = mark(self.spec, self.args)?;
+        Some(Footprint { keys: KeyArgs::ids_of(Of::Action), name, ..*self })
+    }
+
+    /// Tells `each` what is touched, with the position of the argument that names it.
+    pub fn each(&self, each: impl FnMut(usize, Touch<'a>)) {
+        self.walk(|_| None, each);
+    }
+
+    /// As [`Footprint::each`], for the first key or id alone, and the first member behind it: what
+    /// one command in a row of many small ones needs.
+    #[inline]
+    pub fn first(&self, mut each: impl FnMut(Touch<'a>)) {
+        let each = |_, touch| each(touch);
+        match self.keys {
+            KeyArgs::None | KeyArgs::Streams(_) => {}
+            KeyArgs::Keys(first, ..) => {
+                let at = first.unsigned_abs() as usize;
+                self.touch_key(at, || self.args.from(at + 1).iter().take(1), each);
+            }
+            KeyArgs::Ids(of, at, _) => {
+                if let (Some(named), Some(id)) = (self.named(of), natural(self.args.at(at))) {
+                    self.touch_id(named, at, id, || Member::parse(self.args.at(MEMBER)), each);
+                }
+            }
+        }
+    }
+
+    /// As [`Footprint::each`], without ids that are younger than anything on the disk. Most ids of
+    /// most requests are, and lie in memory: these cost one look.
+    pub fn old(&self, mut each: impl FnMut(Touch<'a>)) {
+        self.walk(|named| Some(self.cold_end(named)), |_, touch| each(touch));
+    }
+
+    /// Whether it is known what is touched.
+    pub fn reach(&self) -> Reach {
+        let any = self.spec.has(flag::READONLY) || self.spec.may_write(self.args);
+        if self.keys == KeyArgs::None && any { Reach::Everything } else { Reach::Named }
+    }
+
+    /// Tells `each` the ids that are named.
+    pub fn ids(&self, mut each: impl FnMut(u64)) -> Reach {
+        // Where cursors of consumer groups are marked.
+        if self.spec.group == "stream" && self.spec.has(flag::WRITE) {
+            each(0);
+        }
+        match self.keys {
+            KeyArgs::None | KeyArgs::Streams(_) => {}
+            KeyArgs::Keys(..) => {
+                key_positions(self.spec, self.args).filter_map(|at| self.key(at)).for_each(
+                    |(KeyRef::Row { id, .. }
+                     | KeyRef::Cell { id, .. }
+                     | KeyRef::Pair { id, .. })| { each(id) },
+                )
+            }
+            KeyArgs::Ids(of, first, step) => {
+                if of == Of::Action
+                    && let Some(Named::Action(action)) = self.named(of)
+                    && action.counts_member()
+                {
+                    natural(self.args.at(MEMBER)).into_iter().for_each(&mut each);
+                }
+                if self.joined(of).is_some() {
+                    entries(self.args, first).for_each(|(_, _, id)| each(id));
+                    return self.reach();
+                }
+                ids(self.args, first, step).for_each(|(_, id)| each(id))
+            }
+        }
+        self.reach()
+    }
+
+    /// What the key at this position names.
+    #[inline]
+    fn key(&self, at: usize) -> Option<KeyRef<'a>> {
+        self.engines.resolve_for(self.spec.is_about_pairs(), self.args.at(at))
+    }
+
+    /// `end`: only ids below it, if any.
+    fn walk(&self, end: impl Fn(Named<'a>) -> Option<u64>, mut each: impl FnMut(usize, Touch<'a>)) {
+        match self.keys {
+            KeyArgs::None | KeyArgs::Streams(_) => {}
+            KeyArgs::Keys(..) => {
+                // Behind the keys are members, or options, which touch nothing that is there.
+                let behind = LazyCell::new(|| {
+                    key_positions(self.spec, self.args).last().map_or(0, |last| last + 1)
+                });
+                for at in key_positions(self.spec, self.args) {
+                    self.touch_key(at, || self.args.from(*behind).iter(), &mut each);
+                }
+            }
+            KeyArgs::Ids(of, first, step) => {
+                let Some(named) = self.named(of) else { return };
+                let member = LazyCell::new(|| Member::parse(self.args.at(MEMBER)));
+                if let Some(view) = self.joined(of) {
+                    for (at, part, id) in entries(self.args, first) {
+                        let part = std::iter::once(view).chain(self.engines.then(view)).nth(part);
+                        if let Some(view) = part
+                            && end(Named::View(view)).is_none_or(|end| id < end)
+                        {
+                            each(at, Touch::Shown(view, id, *member));
+                        }
+                    }
+                    return;
+                }
+                let end = end(named);
+                ids(self.args, first, step)
+                    .filter(|(_, id)| end.is_none_or(|end| *id < end))
+                    .for_each(|(at, id)| self.touch_id(named, at, id, || *member, &mut each));
+            }
+        }
+    }
+
+    /// The key at this position; `members`: those that the request names.
+    #[inline]
+    fn touch_key<M: ExactSizeIterator<Item = &'a [u8]>>(
+        &self,
+        at: usize,
+        members: impl FnOnce() -> M,
+        mut each: impl FnMut(usize, Touch<'a>),
+    ) {
+        match self.key(at) {
+            Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
+                each(at, Touch::Row(space, id));
+            }
+            Some(KeyRef::Pair { space, id }) if !space.has_members => {
+                each(at, Touch::Pair(space, id, Some(NO_MEMBER)));
+            }
+            Some(KeyRef::Pair { space, id }) => {
+                let members = members();
+                if members.len() == 0 {
+                    each(at, Touch::Pair(space, id, None));
+                }
+                members.for_each(|member| {
+                    each(at, Touch::Pair(space, id, Some(Member::parse(member))));
+                });
+            }
+            None => {}
+        }
+    }
+
+    /// The id at this position.
+    #[inline]
+    fn touch_id(
+        &self,
+        named: Named<'a>,
+        at: usize,
+        id: u64,
+        member: impl FnOnce() -> Member<'a>,
+        mut each: impl FnMut(usize, Touch<'a>),
+    ) {
+        match named {
+            Named::Rows(space) => each(at, Touch::Row(space, id)),
+            Named::Pairs(space) => each(at, Touch::Pair(space, id, Some(member()))),
+            Named::View(view) => each(at, Touch::Shown(view, id, member())),
+            Named::Kin(space) => {
+                self.engines.rows_beside(space).for_each(|rows| each(at, Touch::Row(rows, id)));
+                let flags = self.engines.flags_beside(space);
+                flags.for_each(|flags| each(at, Touch::Pair(flags, id, None)));
+            }
+            Named::Flags(space) => each(at, Touch::Pair(space, id, None)),
+            Named::Action(action) => {
+                let (flags, counters) = self.engines.spaces_of(action);
+                let member = member();
+                each(at, Touch::Pair(flags, id, Some(member)));
+                each(at, Touch::Row(counters, id));
+                if action.is_wide() {
+                    self.touch_beside(action, at, id, member, each);
+                }
+            }
+        }
+    }
+
+    /// The counters that an action moves beside.
+    #[cold]
+    fn touch_beside(
+        &self,
+        action: &'a Action,
+        at: usize,
+        id: u64,
+        member: Member<'a>,
+        mut each: impl FnMut(usize, Touch<'a>),
+    ) {
+        for (space, of_member) in self.engines.beside(action) {
+            match member {
+                _ if !of_member => each(at, Touch::Row(space, id)),
+                Member::Number(member) => each(at, Touch::Row(space, member)),
+                Member::Bytes(_) => {}
+            }
+        }
+    }
+
+    /// The view, if its entries have several ids.
+    fn joined(&self, of: Of) -> Option<&'a View> {
+        let view = if of == Of::View { self.engines.view(self.args.at(self.name)) } else { None };
+        view.filter(|view| view.is_joined())
+    }
+
+    /// What the name in front of the ids stands for.
+    #[inline]
+    fn named(&self, of: Of) -> Option<Named<'a>> {
+        let name = self.args.at(self.name);
+        match of {
+            Of::Rows => self.engines.counter(name).map(Named::Rows),
+            Of::Pairs => self.engines.existence(name).map(Named::Pairs),
+            Of::Action => self.engines.action(name).map(Named::Action),
+            Of::View => self.engines.view(name).map(Named::View),
+            Of::Kin => {
+                let rows = self.engines.counter(name).map(Named::Kin);
+                rows.or_else(|| self.engines.existence(name).map(Named::Flags))
+            }
+        }
+    }
+
+    /// Below it are the ids of what is on the disk.
+    fn cold_end(&self, named: Named<'a>) -> u64 {
+        let engines = self.engines;
+        match named {
+            Named::Rows(space) => space.cold_end(),
+            Named::Pairs(space) => space.cold().end(),
+            Named::Action(action) => {
+                let (flags, counters) = engines.spaces_of(action);
+                counters.cold_end().max(flags.cold().end())
+            }
+            Named::Kin(space) => {
+                engines.rows_beside(space).map(|space| space.cold_end()).max().unwrap_or(0)
+            }
+            // None is read.
+            Named::Flags(_) => 0,
+            Named::View(view) => {
+                let rows = engines.sources(view).map(|space| space.cold_end());
+                rows.chain(engines.flags(view).map(|space| space.cold().end())).max().unwrap_or(0)
+            }
+        }
+    }
+}
+
+/// The ids among arguments, with their positions. An argument that is no id is an option.
+#[inline]
+fn ids<'a>(
+    args: Args<'a>,
+    first: usize,
+    step: usize,
+) -> impl Iterator<Item = (usize, u64)> + use<'a> {
+    (first..args.len()).step_by(step).filter_map(move |at| Some((at, natural(args.at(at))?)))
+}
+
+/// The ids among arguments that are entries of several, `1001/77`: positions of the argument and
+/// of the id in it, and the id.
+fn entries<'a>(
+    args: Args<'a>,
+    first: usize,
+) -> impl Iterator<Item = (usize, usize, u64)> + use<'a> {
+    (first..args.len()).flat_map(move |at| {
+        let parts = args.at(at).split(|byte| *byte == b'/').enumerate();
+        parts.filter_map(move |(part, text)| Some((at, part, natural(text)?)))
+    })
+}
+
+/// The position of the action that a request of this command does beside: `FEED.GET ... MARK`.
+pub(crate) fn mark(spec: &Spec, args: Args<'_>) -> Option<usize> {
+    if !spec.has(flag::MAY_WRITE) {
+        return None;
+    }
+    let mut words = MEMBER + 1..args.len().saturating_sub(1);
+    words.find(|at| args.at(*at).eq_ignore_ascii_case(b"MARK")).map(|at| at + 1)
+}
+
+/// Positions of the keys in a request of this command.
+#[inline]
+pub fn key_positions(spec: &Spec, args: Args<'_>) -> impl Iterator<Item = usize> + use<> {
+    let (first, last, step) = match spec.keys {
+        KeyArgs::Streams(_) => match streams::Options::read(spec, args) {
+            Ok(options) => {
+                let last = options.keys.0 + options.keys.1 - 1;
+                // A request has fewer than 2^31 words.
+                (options.keys.0 as i32, last as i32, 1)
+            }
+            // It is refused.
+            Err(_) => (0, 0, 0),
+        },
+        keys => keys.positions(),
+    };
+    let count = i64::try_from(args.len()).unwrap_or(i64::MAX);
+    // Of a request that cannot be taken all words count as keys.
+    let numbered =
+        || natural(args.at(1)).and_then(|keys| i64::try_from(keys).ok()).filter(|&keys| keys > 0);
+    let last = match last {
+        _ if spec.name == "sintercard" => numbered().map_or(count, |keys| keys.saturating_add(1)),
+        ..0 => count + i64::from(last),
+        _ => i64::from(last),
+    };
+    let last = last.min(count - 1);
+    let mut at = i64::from(first);
+    std::iter::from_fn(move || {
+        let position = usize::try_from(at).ok().filter(|_| step > 0 && at <= last)?;
+        at += i64::from(step);
+        Some(position)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::spec::ALL_KEYS;
+    use crate::command::table::find;
+    use dataset::catalogue::Catalogue;
+    use dataset::commit::Durability;
+    use dataset::options::Options;
+    use resp::Kept;
+    use std::sync::Arc;
+
+    /// As text: `post 7` is a row, `liked 7/42` a pair, `home 7/42` a line of a page.
+    fn text(touch: &Touch<'_>) -> String {
+        let member = |member: &Member<'_>| match member {
+            Member::Number(number) => number.to_string(),
+            Member::Bytes(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        };
+        match touch {
+            Touch::Row(space, id) => format!("{} {id}", space.name()),
+            Touch::Pair(space, id, of) => {
+                format!("{} {id}/{}", space.name(), of.as_ref().map_or("*".into(), member))
+            }
+            Touch::Shown(view, id, viewer) => format!("{} {id}/{}", view.name(), member(viewer)),
+        }
+    }
+
+    #[test]
+    fn a_request_touches_what_its_keys_and_ids_name() {
+        let options = Options::default();
+        let catalogue = Catalogue::default().completed(&options);
+        let engines =
+            Engines::new(&options, &catalogue, Arc::new(Durability::new(options.fsync))).unwrap();
+        let max = u64::MAX;
+        for (request, touched, marked) in [
+            ("HGET post:7 like", "post 7", ""),
+            ("MGET post:7:like post:8:read", "post 7, post 8", ""),
+            ("DEL post:7 nothing:8 post:9", "post 7, post 9", ""),
+            ("SADD liked:7 1 x", "liked 7/1, liked 7/x", ""),
+            ("EXISTS liked:7 post:7", "liked 7/*, post 7", ""),
+            ("CNT.GET post 7 x 8", "post 7, post 8", ""),
+            ("TM.FORGET post 7", "post 7, liked 7/*, reposted 7/*, read 7/*", ""),
+            ("TM.FORGET liked 7 8", "liked 7/*, liked 8/*", ""),
+            ("CNT.INCRBY post 7 like 9", "post 7", ""),
+            ("CNT.MINCRBY post 7 like 9 8 like 9", "post 7, post 8", ""),
+            ("CNT.MINCRBY post 7 like 9 8 like 9 TOKEN 9", "post 7, post 8", ""),
+            ("CNT.HINCRBY post:7 like 9 TOKEN 9", "post 7", ""),
+            ("CNT.GET nothing 7", "", ""),
+            ("PH.ADD liked 42 7 8", "liked 7/42, liked 8/42", ""),
+            ("FEED.ACT like 42 7", "liked 7/42, post 7", ""),
+            ("FEED.GET home 42 7 8 BINARY", "home 7/42, home 8/42", ""),
+            ("FEED.GET home 42 7 MARK read", "home 7/42", "read 7/42, post 7"),
+            ("FEED.GET home 42 7 MARK", "home 7/42", ""),
+            ("FEED.GET home 42 18446744073709551615", &format!("home {max}/42"), ""),
+            ("FEED.GET home 42 18446744073709551616", "", ""),
+            ("INFO", "", ""),
+        ] {
+            let mut kept = Kept::default();
+            kept.push_words(&request.split(' ').collect::<Vec<_>>());
+            let args = kept.iter().next().unwrap();
+            let (_, spec) = find(args.at(0)).unwrap();
+            let footprint = Footprint::new(spec, args, &engines);
+            let all = |footprint: &Footprint<'_>| {
+                let (mut all, mut ids) = (Vec::new(), Vec::new());
+                footprint.each(|_, touch| all.push((touch.id(), text(&touch))));
+                let _ = footprint.ids(|id| ids.push(id));
+                let touched: Vec<u64> = all.iter().map(|(id, _)| *id).collect();
+                assert!(touched.iter().all(|id| ids.contains(id)), "{request}: {ids:?}");
+                all.into_iter().map(|(_, text)| text).collect::<Vec<_>>()
+            };
+            let touches = all(&footprint);
+            assert_eq!(touches.join(", "), touched, "{request}");
+            let marks = footprint.marked().map(|marked| all(&marked)).unwrap_or_default();
+            assert_eq!(marks.join(", "), marked, "{request}");
+            if spec.keys != ALL_KEYS {
+                let mut first = Vec::new();
+                footprint.first(|touch| first.push(text(&touch)));
+                assert!(touches.starts_with(&first), "{request}: {first:?}");
+            }
+            let mut old = 0;
+            footprint.old(|_| old += 1);
+            assert!(
+                old == 0 || matches!(spec.keys, KeyArgs::Keys(..)),
+                "{request}: nothing is cold"
+            );
+        }
+    }
+
+    #[test]
+    fn what_walks_or_changes_schemas_reaches_everything() {
+        let options = Options::default();
+        let catalogue = Catalogue::default().completed(&options);
+        let engines =
+            Engines::new(&options, &catalogue, Arc::new(Durability::new(options.fsync))).unwrap();
+        for (request, reach) in [
+            ("KEYS *", Reach::Everything),
+            ("FLUSHALL", Reach::Everything),
+            ("DBSIZE", Reach::Everything),
+            ("PING", Reach::Named),
+            ("HGET post:7 like", Reach::Named),
+            ("FEED.GET home 42 7", Reach::Named),
+        ] {
+            let mut kept = Kept::default();
+            kept.push_words(&request.split(' ').collect::<Vec<_>>());
+            let args = kept.iter().next().unwrap();
+            let (_, spec) = find(args.at(0)).unwrap();
+            assert_eq!(Footprint::new(spec, args, &engines).reach(), reach, "{request}");
+        }
+    }
+}

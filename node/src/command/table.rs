@@ -1,0 +1,252 @@
+//! All commands by name and by number.
+
+use crate::command::families::{
+    bloom, client, cnt, cuckoo, diagnostics, forget, hash, ingest, keys, page, phantom, pubsub,
+    replication, server, set, spaces, stream, string, topology, transaction, views, weibo,
+};
+use crate::command::spec::Spec;
+use std::sync::LazyLock;
+
+/// All families, in the order of the reference.
+pub const FAMILIES: &[(&str, &[Spec])] = &[
+    ("The page", page::TABLE),
+    ("Forgetting", forget::TABLE),
+    ("Counters", cnt::TABLE),
+    ("Flags", phantom::TABLE),
+    ("Hashes: rows of counters", hash::TABLE),
+    ("Strings: single counters", string::TABLE),
+    ("Sets: the members of one id", set::TABLE),
+    ("Bloom filters: the members of one id", bloom::TABLE),
+    ("Cuckoo filters: the members of one id", cuckoo::TABLE),
+    ("As the clients of Weibo's service", weibo::TABLE),
+    ("Changes", stream::TABLE),
+    ("Keys", keys::TABLE),
+    ("Spaces and tables", spaces::TABLE),
+    ("Views and actions", views::TABLE),
+    ("Events of brokers", ingest::TABLE),
+    ("Connection", client::TABLE),
+    ("Channels", pubsub::TABLE),
+    ("Transactions", transaction::TABLE),
+    ("Server", server::TABLE),
+    ("Observation", diagnostics::TABLE),
+    ("Replication", replication::TABLE),
+    ("Clusters and modules", topology::TABLE),
+];
+
+/// Slots of the lookup: a power of two, several times the number of commands.
+const SLOTS: usize = 1024;
+const EMPTY: u16 = u16::MAX;
+
+/// The commands by number, and a hash table of their names.
+struct Table {
+    specs: Vec<&'static Spec>,
+    /// Each command's number among all commands and subcommands; behind the last one, how many
+    /// there are.
+    bits: Vec<usize>,
+    slots: Box<[u16; SLOTS]>,
+}
+
+static TABLE: LazyLock<Table> = LazyLock::new(|| {
+    let specs: Vec<&'static Spec> = FAMILIES.iter().flat_map(|(_, table)| table.iter()).collect();
+    assert!(specs.len() * 4 <= SLOTS, "enlarge SLOTS");
+    let mut slots = Box::new([EMPTY; SLOTS]);
+    for (number, spec) in (0u16..).zip(&specs) {
+        let mut slot = slot_of(spec.name.as_bytes());
+        while slots[slot] != EMPTY {
+            assert!(
+                specs[usize::from(slots[slot])].name != spec.name,
+                "two commands are called {}",
+                spec.name
+            );
+            slot = (slot + 1) % SLOTS;
+        }
+        slots[slot] = number;
+    }
+    let mut bits = vec![0];
+    for spec in &specs {
+        bits.push(bits[bits.len() - 1] + 1 + spec.subcommands.len());
+    }
+    Table { specs, bits, slots }
+});
+
+/// FNV-1a over the name with the case bit cleared, so that upper and lower case meet.
+#[inline]
+fn slot_of(name: &[u8]) -> usize {
+    let mut hash = 0xcbf2_9ce4u32;
+    for &byte in name {
+        hash = (hash ^ u32::from(byte & 0xdf)).wrapping_mul(0x0100_0193);
+    }
+    (hash >> 8) as usize % SLOTS
+}
+
+/// A command as it was looked up: its number and its row.
+pub type Found = Option<(u16, &'static Spec)>;
+
+/// Number and row of a command, in any case.
+#[inline]
+pub fn find(name: &[u8]) -> Found {
+    let table = &*TABLE;
+    let mut slot = slot_of(name);
+    loop {
+        let number = table.slots[slot];
+        let spec = table.specs.get(usize::from(number))?;
+        if spec.name.len() == name.len() && spec.name.as_bytes().eq_ignore_ascii_case(name) {
+            return Some((number, spec));
+        }
+        slot = (slot + 1) % SLOTS;
+    }
+}
+
+/// The longest name that [`Lookup`] knows again, in bytes.
+const KNOWN_BYTES: usize = 16;
+
+/// [`find`] for one connection, which mostly asks for what it asked for before.
+#[derive(Default)]
+pub struct Lookup {
+    name: [u8; KNOWN_BYTES],
+    length: usize,
+    found: Found,
+}
+
+impl Lookup {
+    /// As [`find`].
+    #[inline]
+    pub fn find(&mut self, name: &[u8]) -> Found {
+        if self.name.get(..self.length) == Some(name) {
+            return self.found;
+        }
+        let found = find(name);
+        if let Some(place) = self.name.get_mut(..name.len()) {
+            place.copy_from_slice(name);
+            (self.length, self.found) = (name.len(), found);
+        }
+        found
+    }
+}
+
+/// All top-level commands.
+pub fn all() -> &'static [&'static Spec] {
+    &TABLE.specs
+}
+
+/// The number of a command, or of its subcommand `sub` (0: none), among all commands and
+/// subcommands.
+#[inline]
+pub fn bit_of(number: u16, sub: u32) -> usize {
+    TABLE.bits[usize::from(number)] + sub as usize
+}
+
+/// How many commands and subcommands there are.
+pub fn bits() -> usize {
+    TABLE.bits.last().copied().unwrap_or_default()
+}
+
+/// All commands and subcommands by their numbers.
+pub fn with_numbers() -> impl Iterator<Item = (usize, &'static Spec)> {
+    all().iter().flat_map(|spec| std::iter::once(*spec).chain(spec.subcommands)).enumerate()
+}
+
+/// The numbers of a command with its subcommands, or of one subcommand (`config|get`); none if
+/// there is no such.
+pub fn numbers_named(name: &str) -> std::ops::Range<usize> {
+    let (command, own) =
+        name.split_once('|').map_or((name, None), |(command, own)| (command, Some(own)));
+    let Some((number, spec)) = find(command.as_bytes()) else { return 0..0 };
+    let first = bit_of(number, 0);
+    match own {
+        None => first..first + 1 + spec.subcommands.len(),
+        Some(own) => {
+            match spec.subcommands.iter().position(|s| s.own_name().eq_ignore_ascii_case(own)) {
+                Some(at) => first + 1 + at..first + 2 + at,
+                None => 0..0,
+            }
+        }
+    }
+}
+
+/// The name of the command or subcommand with this number among all of them ([`bit_of`]).
+pub(crate) fn name_of_bit(bit: usize) -> &'static str {
+    with_numbers().nth(bit).map_or("NULL", |(_, spec)| spec.name)
+}
+
+/// The name of a command by its number, which lies in the lower 16 bits; above them the number of
+/// the subcommand, from 1.
+pub fn name_of(numbers: u32) -> &'static str {
+    let Some(spec) = TABLE.specs.get((numbers & 0xffff) as usize) else { return "NULL" };
+    match (numbers >> 16).checked_sub(1) {
+        None => spec.name,
+        Some(sub) => spec.subcommands.get(sub as usize).map_or(spec.name, |s| s.name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::spec::flag;
+
+    #[test]
+    fn names_are_found_in_any_case_and_others_are_not() {
+        for spec in all() {
+            for name in [spec.name.to_owned(), spec.name.to_ascii_uppercase()] {
+                assert_eq!(find(name.as_bytes()).map(|(_, s)| s.name), Some(spec.name));
+            }
+            assert!(find(format!("{}x", spec.name).as_bytes()).is_none());
+        }
+        for name in [&b""[..], b"\0", b"no such command", b"GE\x14", &[b'A'; 10_000]] {
+            assert!(find(name).is_none());
+        }
+    }
+
+    /// Whatever was asked for before: the same, another case, a part of it, more than it, what is
+    /// none, what is too long to be known again.
+    #[test]
+    fn what_is_known_again_is_what_is_found() {
+        let mut names: Vec<Vec<u8>> =
+            all().iter().map(|spec| spec.name.as_bytes().to_vec()).collect();
+        names.extend(
+            ["GET", "get", "ge", "getx", "", "\0", "sixteen letters.", "sixteen letters.."]
+                .map(|n| n.as_bytes().to_vec()),
+        );
+        names.push(vec![b'A'; 10_000]);
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut lookup = Lookup::default();
+        for _ in 0..20_000 {
+            let name = &names[random.usize(..names.len())];
+            for _ in 0..random.usize(1..3) {
+                assert_eq!(
+                    lookup.find(name).map(|(number, _)| number),
+                    find(name).map(|(number, _)| number)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_well_formed() {
+        let subs = all().iter().flat_map(|s| s.subcommands);
+        for spec in all().iter().copied().chain(subs) {
+            assert_eq!(spec.name, spec.name.to_ascii_lowercase());
+            assert!(spec.arity != 0 && !spec.summary.is_empty(), "{}", spec.name);
+            assert!(spec.summary.ends_with('.'), "{}", spec.name);
+            let (first, last, step) = spec.keys.positions();
+            assert!(
+                first >= 0 && (first == 0) == (step == 0) && (first == 0) == (last == 0),
+                "{}",
+                spec.name
+            );
+            assert!(spec.arity.abs() > first, "{}: the first key may be missing", spec.name);
+            assert!(!(spec.has(flag::WRITE) && spec.has(flag::READONLY)), "{}", spec.name);
+        }
+        for spec in all() {
+            for sub in spec.subcommands {
+                assert!(
+                    sub.name.starts_with(&format!("{}|", spec.name)),
+                    "{} in {}",
+                    sub.name,
+                    spec.name
+                );
+                assert!(sub.arity.abs() >= 2, "{}", sub.name);
+            }
+        }
+    }
+}

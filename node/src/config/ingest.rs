@@ -1,0 +1,293 @@
+//! What the sources of events are: `[[ingest]]`, and what its words mean.
+
+use serde::{Deserialize, Serialize};
+
+/// How events are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IngestFormat {
+    /// Lines of JSON.
+    Json,
+    /// The compact form of docs/ingest.md.
+    Binary,
+}
+
+/// Where a source is read from that was never read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IngestStart {
+    /// From the oldest message that the broker has.
+    First,
+    /// From what comes from now on.
+    New,
+}
+
+/// What becomes of an event that cannot be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IngestPoison {
+    /// It goes to the dead letters, and the next one is taken.
+    Skip,
+    /// The source halts before it until an operator says what to do.
+    Stop,
+}
+
+dataset::section! {
+    /// A source of events, which are taken over exactly once: a stream of NATS JetStream, a topic
+    /// of Kafka, a stream of another Redis. docs/ingest.md has the events, and what is promised.
+    /// A master reads it; each node that may become one is to have the same sources. This is a
+    /// sample: there is none by default.
+    Ingest {
+        /// Its name, for good: how far it is read is known by it. 1 to 64 of a-z, A-Z, 0-9, _ and
+        /// -.
+        name: String = String::new(),
+        /// The broker: nats://host:4222, kafka://host:9092, redis://host:6379; several with commas
+        /// between (not of redis).
+        url: String = String::new(),
+        /// The user to log in as (empty, with a password: that is a token of nats).
+        user: String = String::new(),
+        /// See user.
+        #[secret = true]
+        password: String = String::new(),
+        /// Whether the link is encrypted.
+        tls: bool = false,
+        /// PEM file with the authorities that the broker's certificate must be signed by; empty:
+        /// the system's.
+        ca_file: String = String::new(),
+        /// JetStream's stream, Kafka's topic (all of its partitions), the key of Redis's stream.
+        stream: String = String::new(),
+        /// JetStream: only messages of these subjects (likes.>); empty: all.
+        subject: String = String::new(),
+        /// How events are written: "json" (an object per line, any number of lines per message) or
+        /// "binary".
+        format: IngestFormat = IngestFormat::Json,
+        /// What events are called and do: "NAME = act ACTION", "NAME = undo ACTION", "NAME =
+        /// increment SPACE.FIELD" or "NAME = set SPACE.FIELD". Empty: each action has its own name,
+        /// and un- before it undoes it (like, unlike); increment and set name a field. Binary
+        /// events are numbers of this list, from 0.
+        events: Vec<String> = Vec::new(),
+        /// JSON: what the parts of an event are called.
+        event_name: String = "event".to_owned(),
+        /// See event_name.
+        id_name: String = "id".to_owned(),
+        /// See event_name.
+        member_name: String = "member".to_owned(),
+        /// See event_name: space.field, of increment and set.
+        field_name: String = "field".to_owned(),
+        /// See event_name: of increment (1 without it) and set.
+        value_name: String = "value".to_owned(),
+        /// Redis: the field of an entry that has the events; an entry without it is an event
+        /// itself, by its fields.
+        payload: String = "payload".to_owned(),
+        /// Where a source is read from that never was: "first" (the oldest message) or "new".
+        start: IngestStart = IngestStart::First,
+        /// Most events that are made in one step, 1 to 4096: writers of their ids wait so long.
+        batch: usize = 512,
+        /// What becomes of an event that cannot be made (no JSON, an unknown name, an id out of
+        /// range): "skip" (it goes to the dead letters) or "stop" (the source halts before it).
+        poison: IngestPoison = IngestPoison::Skip,
+        /// The file of dead letters, a JSON object per line; empty: NAME.dead in the data folder.
+        dead_letters: String = String::new(),
+        /// Most bytes of that file; beyond them dead letters are only counted.
+        dead_letter_bytes: u64 = 64 << 20,
+    }
+}
+
+/// Most events of one step.
+const MOST_EVENTS: usize = 4096;
+
+impl Ingest {
+    /// Checks the sources, and that they go together.
+    pub(super) fn check(all: &[Ingest]) -> Result<(), String> {
+        for (index, source) in all.iter().enumerate() {
+            let name = &source.name;
+            let refused = |why: &str| Err(format!("ingest '{name}': {why}"));
+            let is_fine = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+            if !(1..=64).contains(&name.len()) || !name.bytes().all(is_fine) {
+                return refused("a name has 1 to 64 of a-z, A-Z, 0-9, _ and -");
+            }
+            if all[..index].iter().any(|other| other.name == *name) {
+                return Err(format!("two sources of events are named '{name}'"));
+            }
+            let of_it = |why: String| format!("ingest '{name}': {why}");
+            let (broker, hosts) = Broker::of(&source.url).map_err(of_it)?;
+            if source.stream.is_empty() {
+                return refused("stream is empty");
+            }
+            if broker != Broker::Nats && !source.subject.is_empty() {
+                return refused("only JetStream has subjects");
+            }
+            if broker == Broker::Redis && hosts.contains(',') {
+                return refused("a stream of Redis is on one server");
+            }
+            if !(1..=MOST_EVENTS).contains(&source.batch) {
+                return refused(&format!("batch is {}: must be 1 to {MOST_EVENTS}", source.batch));
+            }
+            Mapped::all(&source.events).map_err(of_it)?;
+            if source.format == IngestFormat::Binary && source.events.is_empty() {
+                return refused("binary events are numbers of the list 'events', which is empty");
+            }
+            let names = [
+                &source.event_name,
+                &source.id_name,
+                &source.member_name,
+                &source.field_name,
+                &source.value_name,
+            ];
+            let is_twice = |at: usize| names[..at].contains(&names[at]);
+            if names.iter().any(|name| name.is_empty()) || (0..5).any(is_twice) {
+                return refused("the parts of an event need names, each its own");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What an event does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// Runs an action.
+    Act,
+    /// Takes it back.
+    Undo,
+    /// Adds to counters.
+    Increment,
+    /// Sets counters.
+    Set,
+}
+
+/// An event of the list `events`: `name = verb target`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapped {
+    /// The event's type, as the message has it.
+    pub name: String,
+    /// What it does.
+    pub verb: Verb,
+    /// An action, or a counter as space.field.
+    pub target: String,
+}
+
+impl Mapped {
+    /// Reads the list.
+    pub fn all(events: &[String]) -> Result<Vec<Mapped>, String> {
+        let mut all: Vec<Mapped> = Vec::new();
+        for text in events {
+            let wrong = || {
+                format!(
+                    "'{text}' is not 'name = act ACTION', 'name = undo ACTION', 'name = increment \
+                     SPACE.FIELD' or 'name = set SPACE.FIELD'"
+                )
+            };
+            let (name, doing) = text.split_once('=').ok_or_else(wrong)?;
+            let (verb, target) = doing.trim().split_once(' ').ok_or_else(wrong)?;
+            let verb = match verb {
+                "act" => Verb::Act,
+                "undo" => Verb::Undo,
+                "increment" => Verb::Increment,
+                "set" => Verb::Set,
+                _ => return Err(wrong()),
+            };
+            let (name, target) = (name.trim().to_owned(), target.trim().to_owned());
+            let is_counter = matches!(verb, Verb::Increment | Verb::Set);
+            if name.is_empty() || target.is_empty() || is_counter != target.contains('.') {
+                return Err(wrong());
+            }
+            if all.iter().any(|other| other.name == name) {
+                return Err(format!("the event '{name}' is there twice"));
+            }
+            all.push(Mapped { name, verb, target });
+        }
+        Ok(all)
+    }
+}
+
+/// The kind of a source, by its address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Broker {
+    /// NATS JetStream.
+    Nats,
+    /// What speaks Kafka's protocol.
+    Kafka,
+    /// A stream of a Redis server.
+    Redis,
+}
+
+impl Broker {
+    /// By the address, `nats://host:4222`; and the addresses behind it.
+    pub(crate) fn of(url: &str) -> Result<(Broker, &str), String> {
+        let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+        let broker = match scheme {
+            "nats" => Broker::Nats,
+            "kafka" => Broker::Kafka,
+            "redis" | "valkey" => Broker::Redis,
+            _ => {
+                return Err("url begins with none of nats://, kafka:// and redis://".to_owned());
+            }
+        };
+        let is_built = match broker {
+            Broker::Nats => cfg!(feature = "nats"),
+            Broker::Kafka => cfg!(feature = "kafka"),
+            Broker::Redis => true,
+        };
+        if !is_built {
+            return Err(format!("this program was built without the feature '{scheme}'"));
+        }
+        if rest.is_empty() || rest.contains('@') {
+            return Err(
+                "url has no host, or a login: user and password are keys of their own".into()
+            );
+        }
+        Ok((broker, rest))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+    use std::path::Path;
+
+    #[test]
+    fn sources_that_cannot_be_are_refused_by_name() {
+        let parse = |text: &str| {
+            let text = format!("[[ingest]]\n{text}");
+            Config::parse(&text, Path::new("t.toml")).map_err(|e| e.to_string())
+        };
+        let whole = "name = \"a\"\nstream = \"s\"\nurl = \"redis://h\"\n";
+        let config = parse(whole).unwrap();
+        assert_eq!(Config::parse(&config.print(), Path::new("t.toml")).unwrap(), config);
+        let cases = [
+            ("", "a name has 1 to 64"),
+            ("name = \"a b\"", "a name has 1 to 64"),
+            ("name = \"a\"\nurl = \"http://h\"", "none of nats://, kafka:// and redis://"),
+            ("name = \"a\"\nurl = \"redis://u:p@h\"", "keys of their own"),
+            ("name = \"a\"\nurl = \"redis://h\"", "stream is empty"),
+        ];
+        for (text, expected) in cases {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+        let cases = [
+            ("url = \"redis://h,i\"", "on one server"),
+            ("subject = \"x\"", "only JetStream"),
+            ("batch = 0", "batch is 0"),
+            ("batch = 4097", "batch is 4097"),
+            ("format = \"binary\"", "which is empty"),
+            ("events = [\"like\"]", "'like' is not 'name = act"),
+            ("events = [\"a = act post.like\"]", "is not"),
+            ("events = [\"a = set post\"]", "is not"),
+            ("events = [\"a = act like\", \"a = undo like\"]", "there twice"),
+            ("id_name = \"event\"", "each its own"),
+            ("[[ingest]]\nname = \"a\"", "two sources of events are named 'a'"),
+            ("lag = 1", "lag"),
+        ];
+        for (more, expected) in cases {
+            let whole = if more.starts_with("url") {
+                whole.replace("url = \"redis://h\"\n", "")
+            } else {
+                whole.to_owned()
+            };
+            let error = parse(&format!("{whole}{more}\n")).unwrap_err();
+            assert!(error.contains(expected), "{more}: {error}");
+        }
+    }
+}

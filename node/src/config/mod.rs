@@ -1,0 +1,540 @@
+//! The configuration: one TOML file. Each setting is declared once, in `sections`, with its unit,
+//! its default and its documentation; `tidemark config` prints the file from these declarations,
+//! and `config/tidemark.toml` is what it prints (a test compares).
+//!
+//! A key that is not declared is refused with its name and line: a misspelt limit must not go
+//! unnoticed.
+
+mod ingest;
+mod memory;
+mod print;
+mod sections;
+
+use dataset::Options;
+use dataset::catalogue::{Catalogue, Described};
+pub(crate) use dataset::options::Key;
+use dataset::options::check::Lists;
+use dataset::options::defaults;
+pub use dataset::options::{
+    Action, Counter, Existence, Expire, Fsync, IoMethod, Spill, Tokens, View,
+};
+pub use ingest::{Broker, Mapped, Verb};
+pub use ingest::{Ingest, IngestFormat, IngestPoison, IngestStart};
+pub(crate) use sections::SECTIONS;
+pub use sections::{
+    Admin, AuthClients, Backup, Changes, DEFAULT_ADMIN_PORT, DEFAULT_PORT, Durability, LogFormat,
+    Replication, Security, Server, Tls,
+};
+
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// Why a configuration was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {path}: {source}")]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// It is not TOML, or names a key that does not exist, or gives it a value of another type.
+    #[error("{path}: {source}")]
+    Parse {
+        /// Which file.
+        path: PathBuf,
+        /// Line, column and what is wrong there.
+        source: Box<toml::de::Error>,
+    },
+    /// The values do not fit together.
+    #[error("configuration: {0}")]
+    Invalid(String),
+}
+
+/// The whole configuration. `Config::default()` is what the program runs with when no file is
+/// given.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// `[server]`
+    pub server: Server,
+    /// `[admin]`
+    pub admin: Admin,
+    /// `[durability]`
+    pub durability: Durability,
+    /// `[backup]`
+    pub backup: Backup,
+    /// `[security]`
+    pub security: Security,
+    /// `[tls]`
+    pub tls: Tls,
+    /// `[replication]`
+    pub replication: Replication,
+    /// `[spill]`
+    pub spill: Spill,
+    /// `[tokens]`
+    pub tokens: Tokens,
+    /// `[changes]`
+    pub changes: Changes,
+    /// `[[counter]]`
+    pub counter: Vec<Counter>,
+    /// `[[existence]]`
+    pub existence: Vec<Existence>,
+    /// `[[view]]`
+    pub view: Vec<View>,
+    /// `[[action]]`
+    pub action: Vec<Action>,
+    /// `[[ingest]]`
+    pub ingest: Vec<Ingest>,
+    /// The file that it was read from, for CONFIG REWRITE.
+    #[serde(skip)]
+    pub file: Option<PathBuf>,
+    /// The lists that the file has, by name.
+    #[serde(skip)]
+    pub lists: Vec<String>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let Options { spill, tokens, counter, existence, view, action, .. } = Options::default();
+        Config {
+            server: Server::default(),
+            admin: Admin::default(),
+            durability: Durability::default(),
+            backup: Backup::default(),
+            security: Security::default(),
+            tls: Tls::default(),
+            replication: Replication::default(),
+            spill,
+            tokens,
+            changes: Changes::default(),
+            counter,
+            existence,
+            view,
+            action,
+            ingest: Vec::new(),
+            file: None,
+            lists: Vec::new(),
+        }
+    }
+}
+
+impl Config {
+    /// Bytes of memory that the server may take.
+    pub fn memory_bytes(&self) -> u64 {
+        match self.server.memory_bytes {
+            0 => memory::default_bytes(),
+            bytes => bytes,
+        }
+    }
+
+    /// What the data set is made of, where its folder is new; then the folder has the lists.
+    pub fn data_set(&self) -> Options {
+        Options {
+            dir: self.durability.dir.clone(),
+            fsync: self.durability.fsync,
+            keep_log_bytes: self.durability.keep_log_bytes,
+            memory_bytes: self.memory_bytes(),
+            spill: self.spill.clone(),
+            tokens: self.tokens.clone(),
+            counter: self.counter.clone(),
+            existence: self.existence.clone(),
+            view: self.view.clone(),
+            action: self.action.clone(),
+        }
+    }
+
+    /// Makes the lists what they are in a data folder.
+    pub fn describe(&mut self, catalogue: &Catalogue) {
+        let Config { counter, existence, view, action, .. } = self;
+        catalogue.describe(Described { counter, existence, view, action });
+    }
+
+    /// Reads and checks a file.
+    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let mut config = Config::parse(&text, path)?;
+        let written: toml::Table = toml::from_str(&text).unwrap_or_default();
+        config.lists = written.into_iter().filter(|(_, v)| v.is_array()).map(|(k, _)| k).collect();
+        config.file = Some(std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
+        Ok(config)
+    }
+
+    /// Reads and checks the text of a file; `path` is named in errors.
+    pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
+        let wrong = |source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) };
+        let mut config: Config = toml::from_str(text).map_err(wrong)?;
+        let written: toml::Table = toml::from_str(text).map_err(wrong)?;
+        if !written.contains_key("view") {
+            config.view = defaults::views(&config.counter, &config.existence);
+        }
+        if !written.contains_key("action") {
+            config.action = defaults::actions(&config.counter, &config.existence);
+        }
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Checks every integer of the sections against its range.
+    fn check_ranges(&self) -> Result<(), ConfigError> {
+        let all = toml::Table::try_from(self).map_err(|e| ConfigError::Invalid(e.to_string()))?;
+        for (section, keys) in SECTIONS {
+            let Some(values) = all.get(*section).and_then(toml::Value::as_table) else { continue };
+            for key in *keys {
+                let Some(value) = values.get(key.name).and_then(toml::Value::as_integer) else {
+                    continue;
+                };
+                let range = range_of(section, key.name);
+                if !range.contains(&value) {
+                    let (name, least, most) = (key.name, range.start(), range.end());
+                    return Err(ConfigError::Invalid(format!(
+                        "{section}.{name} is {value}: must be {least} to {most}"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the id of every key pattern in braces, unless it is: `post:{{id}}` has keys like
+    /// `post:{17}`. Proxies and clients of several servers place a key by its hash tag, what stands
+    /// in the braces, so the row, cells and flags of one id stay together.
+    pub fn put_hash_tags(&mut self) {
+        let counters = self.counter.iter_mut().flat_map(|c| [&mut c.rows, &mut c.cells]);
+        for patterns in counters.chain(self.existence.iter_mut().map(|e| &mut e.pairs)) {
+            let mut tagged: Vec<String> = Vec::new();
+            for pattern in patterns.split_ascii_whitespace() {
+                let pattern = pattern.replace("{{id}}", "{id}").replace("{id}", "{{id}}");
+                if !tagged.contains(&pattern) {
+                    tagged.push(pattern);
+                }
+            }
+            *patterns = tagged.join(" ");
+        }
+    }
+
+    /// Where backups go: nothing of the data folder may be written there, nor of them in it.
+    fn check_backup(&self) -> Result<(), ConfigError> {
+        let invalid = |text: String| Err(ConfigError::Invalid(text));
+        let backup = &self.backup;
+        if backup.keep == 0 {
+            return invalid("backup.keep must be at least 1".to_owned());
+        }
+        if backup.dir.as_os_str().is_empty() {
+            let needs = [("every_s", backup.every_s), ("keep_log_s", backup.keep_log_s)];
+            return match needs.iter().find(|(_, value)| *value > 0) {
+                Some((name, _)) => {
+                    invalid(format!("backup.{name} is set, but not backup.dir: name a folder"))
+                }
+                None => Ok(()),
+            };
+        }
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let (backups, data) = (absolute(&backup.dir), absolute(&self.durability.dir));
+        if backups.starts_with(&data) || data.starts_with(&backups) {
+            return invalid(format!(
+                "backup.dir is {}, and durability.dir is {}: neither may lie in the other",
+                backups.display(),
+                data.display()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks that the values fit together. What a schema or a filter may be, the engines check.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let invalid = |text: String| Err(ConfigError::Invalid(text));
+        let server = &self.server;
+        if server.bind.is_empty() {
+            return invalid("server.bind is empty: name an address to listen on".to_owned());
+        }
+        if server.max_clients == 0 {
+            return invalid("server.max_clients must be at least 1".to_owned());
+        }
+        // Argument positions in the query buffer are 32 bits wide.
+        for (name, value, least) in [
+            ("max_bulk_bytes", server.max_bulk_bytes, 64 << 10),
+            ("max_query_buffer_bytes", server.max_query_buffer_bytes, 1 << 20),
+            ("max_output_buffer_bytes", server.max_output_buffer_bytes, 1 << 20),
+        ] {
+            if !(least..=2 << 30).contains(&value) {
+                return invalid(format!(
+                    "server.{name} is {value}: must be {least} to {}",
+                    2u64 << 30
+                ));
+            }
+        }
+        // What it changes becomes one batch of the log.
+        if server.max_transaction_bytes > 64 << 20 {
+            return invalid("server.max_transaction_bytes must be at most 67108864".to_owned());
+        }
+        self.check_ranges()?;
+        self.check_backup()?;
+        Ingest::check(&self.ingest).map_err(ConfigError::Invalid)?;
+        let Config { counter, existence, view, action, .. } = self;
+        let is_default = |view: &View| defaults::is_view(counter, existence, view);
+        let lists = Lists { counter, existence, view, action };
+        lists.check((&is_default, &defaults::is_action)).map_err(ConfigError::Invalid)
+    }
+}
+
+/// Upper bound of every setting that is a duration, in its own unit, as in Redis: whatever is
+/// computed from it fits an `Instant`.
+const MOST_TIME: i64 = i32::MAX as i64;
+/// Upper bound of `tcp_keepalive_s`: Linux refuses more (MAX_TCP_KEEPIDLE), so that no socket could
+/// be set up.
+const MOST_KEEPALIVE_S: i64 = 32_767;
+/// Upper bound of settings that are a number of threads.
+const MOST_THREADS: i64 = 1_024;
+
+/// Settings with a range of their own.
+const RANGES: &[(&str, &str, std::ops::RangeInclusive<i64>)] = &[
+    ("server", "tcp_keepalive_s", 0..=MOST_KEEPALIVE_S),
+    ("server", "workers", 0..=MOST_THREADS),
+    ("server", "backlog", 0..=i32::MAX as i64),
+    ("server", "max_request_args", 64..=1 << 20),
+    ("server", "max_transaction_args", 64..=1 << 20),
+    ("server", "slowlog_slower_than_us", -1..=i64::MAX),
+    ("spill", "read_threads", 0..=MOST_THREADS),
+    ("tokens", "max_tokens", 0..=1 << 30),
+    ("tokens", "keep_s", 1..=MOST_TIME),
+    ("changes", "max_groups", 0..=1 << 16),
+    ("changes", "max_consumers", 1..=1 << 20),
+    ("changes", "max_pending", 1..=1 << 24),
+    ("replication", "timeout_s", 1..=MOST_TIME),
+];
+
+/// The values that an integer setting may have.
+fn range_of(section: &str, name: &str) -> std::ops::RangeInclusive<i64> {
+    let own = RANGES.iter().find(|(s, n, _)| (*s, *n) == (section, name));
+    let is_time = (name.ends_with("_s") && !name.ends_with("_per_s")) || name.ends_with("_ms");
+    match own {
+        Some((_, _, range)) => range.clone(),
+        None if is_time => 0..=MOST_TIME,
+        None => i64::MIN..=i64::MAX,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        Config::parse(text, Path::new("t.toml")).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn the_printed_file_is_the_default_and_the_shipped_file() {
+        let printed = Config::default().print();
+        assert_eq!(parse(&printed), Ok(Config::default()));
+        assert!(SECTIONS.iter().all(|(name, _)| printed.contains(&format!("\n[{name}]\n"))));
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/tidemark.toml");
+        let shipped = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            shipped == printed,
+            "config/tidemark.toml is not what `tidemark config` prints: write it anew with\n  \
+             cargo run -p tidemark -- config > config/tidemark.toml"
+        );
+    }
+
+    #[test]
+    fn the_printed_file_has_every_key() {
+        let printed = Config::default().print();
+        let sections = [
+            Server::KEYS,
+            Admin::KEYS,
+            Durability::KEYS,
+            Security::KEYS,
+            Tls::KEYS,
+            Replication::KEYS,
+            Counter::KEYS,
+            Existence::KEYS,
+            View::KEYS,
+            Action::KEYS,
+        ];
+        for Key { name, .. } in sections.concat() {
+            assert!(printed.contains(&format!("\n{name} = ")), "{name}");
+        }
+    }
+
+    /// F17: each list that a file leaves out fits the lists that it has.
+    #[test]
+    fn default_views_and_actions_go_with_their_spaces() {
+        let of = |text: &str| {
+            let config = parse(text).unwrap();
+            let view = |v: &View| [&v.counters[..], &v.flags[..]].concat().join(" ");
+            let views: Vec<String> = config.view.iter().map(view).collect();
+            let actions: Vec<&str> = config.action.iter().map(|a| a.name.as_str()).collect();
+            assert!(parse(&config.print()).is_ok(), "{text}");
+            (views.join("; "), actions.join(" "))
+        };
+        let counters = "post.like post.repost post.comment post.read";
+        let cases = [
+            ("", format!("{counters} liked read"), "like repost read"),
+            ("[[counter]]\nname = \"photo\"\nfields = \"like:8\"", String::new(), ""),
+            (
+                "[[counter]]\nname = \"post\"\nfields = \"like:8 share:4\"",
+                "post.like liked read".to_owned(),
+                "like",
+            ),
+            ("[[existence]]\nname = \"read\"", format!("{counters} read"), "read"),
+            ("[[existence]]\nname = \"read\"\nmembers = false", counters.to_owned(), ""),
+            ("counter = []", String::new(), ""),
+            ("existence = []", counters.to_owned(), ""),
+            ("view = []", String::new(), "like repost read"),
+            ("action = []", format!("{counters} liked read"), ""),
+        ];
+        for (text, views, actions) in cases {
+            assert_eq!(of(text), (views, actions.to_owned()), "{text}");
+        }
+    }
+
+    /// F12: the patterns of `tidemark config --hash-tags`.
+    #[test]
+    fn hash_tags_are_put_once() {
+        let mut config = Config::default();
+        config.put_hash_tags();
+        assert_eq!(config.counter[0].rows, "post:{{id}}");
+        assert_eq!(config.counter[0].cells, "post:{{id}}:{field}");
+        assert_eq!(config.counter[1].cells, "");
+        assert_eq!(config.existence[0].pairs, "liked:{{id}}");
+        assert_eq!(parse(&config.print()), Ok(config.clone()));
+        let once = config.clone();
+        config.put_hash_tags();
+        assert_eq!(config, once);
+        // Of two forms that become the same one is left.
+        config.counter[0].rows = "post:{{id}} post:{id} p{id}".to_owned();
+        config.put_hash_tags();
+        assert_eq!(config.counter[0].rows, "post:{{id}} p{{id}}");
+        config.validate().unwrap();
+        config.counter[0].rows = "post:{id} post:{id}".to_owned();
+        assert!(config.validate().is_err(), "the same twice");
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_name_and_line() {
+        let error = parse("[server]\nport = 1\nmax_client = 2\n").unwrap_err();
+        assert!(error.contains("line 3") && error.contains("max_client"), "{error}");
+        let error = parse("[[counter]]\nname = \"a\"\nfield = \"x:1\"\n").unwrap_err();
+        assert!(error.contains("line 3") && error.contains("field"), "{error}");
+        let error = parse("[server]\nport = \"x\"\n").unwrap_err();
+        assert!(error.contains("line 2"), "{error}");
+    }
+
+    #[test]
+    fn values_that_do_not_fit_are_refused_by_name() {
+        let cases = [
+            ("[server]\nbind = []", "server.bind is empty"),
+            ("[server]\nmax_clients = 0", "max_clients"),
+            ("[server]\nmax_query_buffer_bytes = 10", "max_query_buffer_bytes is 10"),
+            ("[replication]\ntimeout_s = 0", "timeout_s is 0"),
+            ("[replication]\ntimeout_s = 2147483648", "timeout_s is 2147483648"),
+            ("[server]\ntcp_keepalive_s = 32768", "tcp_keepalive_s is 32768: must be 0 to 32767"),
+            ("[server]\nshutdown_grace_ms = 2147483648", "must be 0 to 2147483647"),
+            ("[server]\nidle_timeout_s = 9223372036854775807", "must be 0 to 2147483647"),
+            ("[server]\nbacklog = -1", "server.backlog is -1: must be 0 to 2147483647"),
+            ("[server]\nmax_request_args = 63", "must be 64 to 1048576"),
+            ("[server]\nmax_transaction_args = 1048577", "must be 64 to 1048576"),
+            ("[server]\nworkers = 1025", "server.workers is 1025: must be 0 to 1024"),
+            ("[spill]\nread_threads = 1025", "spill.read_threads is 1025: must be 0 to 1024"),
+            ("[durability]\nsnapshot_every_s = 2147483648", "must be 0 to 2147483647"),
+            ("[[counter]]\nfields = \"a:1\"", "is named ''"),
+            ("[[counter]]\nname = \"A b\"", "is named 'A b'"),
+            (
+                "view = []\naction = []\n[[counter]]\nname = \"read\"",
+                "two counter or existence spaces are named 'read'",
+            ),
+            ("[[counter]]\nname = \"post\"\nrows = \"p\"", "must have one {id}"),
+            (
+                "[[counter]]\nname = \"post\"\nrows = \"liked:{id}\"",
+                "'liked:{id}' and 'liked:{id}' could both match",
+            ),
+            (
+                "[[existence]]\nname = \"liked\"\nfalse_positive_rate = 0.7",
+                "false_positive_rate is 0.7",
+            ),
+            (
+                "[[existence]]\nname = \"x\"\nmembers = false\n[[view]]\nname = \"v\"\n\
+                 flags = [\"x\"]",
+                "view 'v': the existence space 'x' has no members",
+            ),
+            (
+                "[[view]]\nname = \"v\"\nflags = [\"x\"]",
+                "view 'v': there is no existence space 'x'",
+            ),
+            (
+                "[[view]]\nname = \"v\"\ncounters = [\"x.y\"]",
+                "view 'v': there is no counter space 'x'",
+            ),
+            (
+                "[[action]]\nname = \"a\"\nflag = \"x\"",
+                "action 'a': there is no existence space 'x'",
+            ),
+            (
+                "[[action]]\nname = \"a\"\nflag = \"read\"\ncounter = \"post\"",
+                "write it as space.field",
+            ),
+            (
+                "[[action]]\nname = \"a\"\nflag = \"read\"\ncounter = \"x.like\"",
+                "there is no counter space 'x'",
+            ),
+            ("[[view]]\nname = \"v\"\n[[view]]\nname = \"v\"", "two views are named 'v'"),
+        ];
+        for (text, expected) in cases {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    /// F24: every setting at both ends of its range is accepted, and none is a number without one
+    /// that is a duration.
+    #[test]
+    fn every_duration_is_bounded() {
+        for (section, keys) in SECTIONS {
+            for key in *keys {
+                let is_time = ["_s", "_ms"].iter().any(|unit| key.name.ends_with(unit));
+                if !is_time || key.name.ends_with("_per_s") {
+                    continue;
+                }
+                let range = range_of(section, key.name);
+                assert!(*range.end() <= MOST_TIME, "{section}.{}", key.name);
+                // A timetable needs a place.
+                let more = if *section == "backup" { "dir = \"/backups\"\n" } else { "" };
+                for value in [*range.start(), *range.end()] {
+                    let text = format!("[{section}]\n{more}{} = {value}\n", key.name);
+                    assert!(parse(&text).is_ok(), "{text}");
+                }
+                for value in [range.start() - 1, range.end() + 1] {
+                    let text = format!("[{section}]\n{} = {value}\n", key.name);
+                    assert!(parse(&text).is_err(), "{text}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn backups_have_a_place_of_their_own() {
+        let file = |backups: &str, data: &str| {
+            parse(&format!("[backup]\ndir = \"{backups}\"\n[durability]\ndir = \"{data}\"\n"))
+        };
+        assert!(file("/backups", "/data").is_ok() && file("/data2", "/data").is_ok());
+        for (backups, data) in [("/data", "/data"), ("/data/b", "/data"), ("/", "/data")] {
+            assert!(file(backups, data).unwrap_err().contains("neither may lie in the other"));
+        }
+        for alone in ["every_s = 60", "keep_log_s = 60"] {
+            let error = parse(&format!("[backup]\n{alone}\n")).unwrap_err();
+            assert!(error.contains("not backup.dir"), "{error}");
+        }
+        assert!(parse("[backup]\nkeep = 0\n").is_err());
+    }
+
+    #[test]
+    fn a_file_needs_only_what_it_changes() {
+        let config = parse("[server]\nport = 7000\n[durability]\nfsync = \"always\"\n").unwrap();
+        assert_eq!((config.server.port, config.durability.fsync), (7000, Fsync::Always));
+        assert_eq!(config.counter, Config::default().counter);
+    }
+}

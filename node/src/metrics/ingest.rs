@@ -1,0 +1,108 @@
+//! Metrics by source of events. INFO has them in one line per source.
+
+use super::Kind::{Counter, Gauge};
+use super::text::write_all;
+use super::{Kind, Metric, Value};
+use crate::roles::node::Node;
+use crate::runtime::ingest::{Source, State};
+use prometheus_client::encoding::DescriptorEncoder;
+use std::sync::atomic::Ordering::Relaxed;
+
+type S = Metric<Source>;
+
+const fn source(
+    field: &'static str,
+    kind: Kind,
+    name: &'static str,
+    help: &'static str,
+    read: fn(&Source) -> Value,
+) -> S {
+    Metric::new(field, kind, name, help, read)
+}
+
+/// As in `ingest_likes:` of INFO.
+pub const SOURCES: &[S] = &[
+    source(
+        "",
+        Gauge,
+        "tidemark_ingest_running",
+        "1 if the events of all partitions are taken over; 0 on a replica, too.",
+        |s| (s.standing().state == State::Running && !s.partitions.lock().is_empty()).into(),
+    ),
+    source(
+        "lag",
+        Gauge,
+        "tidemark_ingest_lag_messages",
+        "Messages of the broker that are not taken over yet, as far as it has said.",
+        |s| s.standing().lag.into(),
+    ),
+    source(
+        "events_per_s",
+        Gauge,
+        "tidemark_ingest_rate",
+        "Events that were taken over in the last second.",
+        |s| s.rate.load(Relaxed).into(),
+    ),
+    source("events", Counter, "tidemark_ingest_events", "Events taken over.", |s| {
+        s.events.load(Relaxed).into()
+    }),
+    source("messages", Counter, "tidemark_ingest_messages", "Messages read.", |s| {
+        s.messages.load(Relaxed).into()
+    }),
+    source(
+        "repeated",
+        Counter,
+        "tidemark_ingest_repeated",
+        "Events that changed nothing: actions that were done already, or undone.",
+        |s| s.repeated.load(Relaxed).into(),
+    ),
+    source(
+        "unknown",
+        Counter,
+        "tidemark_ingest_unknown",
+        "Actions on ids below the horizon.",
+        |s| s.unknown.load(Relaxed).into(),
+    ),
+    source(
+        "poison",
+        Counter,
+        "tidemark_ingest_poison",
+        "Events that could not be made: dead letters.",
+        |s| s.poison.load(Relaxed).into(),
+    ),
+    source(
+        "poison_dropped",
+        Counter,
+        "tidemark_ingest_poison_dropped",
+        "Dead letters that were not written: their file is full, or fails.",
+        |s| s.poison_dropped.load(Relaxed).into(),
+    ),
+    source(
+        "gaps",
+        Counter,
+        "tidemark_ingest_gaps",
+        "How often the broker had removed messages before they were read.",
+        |s| s.gaps.load(Relaxed).into(),
+    ),
+    source(
+        "gap_messages",
+        Counter,
+        "tidemark_ingest_gap_messages",
+        "Messages lost in gaps, as far as their number is known.",
+        |s| s.gap_messages.load(Relaxed).into(),
+    ),
+    source(
+        "reconnects",
+        Counter,
+        "tidemark_ingest_reconnects",
+        "How often a reader was opened again after a failure.",
+        |s| s.reconnects.load(Relaxed).into(),
+    ),
+];
+
+pub(super) fn write(node: &Node, encoder: &mut DescriptorEncoder<'_>) -> std::fmt::Result {
+    let sources = node.ingest.sources.iter();
+    let sources: Vec<_> =
+        sources.map(|source| (("source", source.config.name.as_str()), &**source)).collect();
+    write_all(SOURCES, encoder, &sources)
+}

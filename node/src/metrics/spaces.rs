@@ -1,0 +1,236 @@
+//! Metrics by space. INFO has them in one line per space.
+
+use super::Kind::Gauge;
+use super::text::{Labels, write_all};
+use super::{Kind, Metric, Value};
+use crate::roles::node::Node;
+use dataset::engines::{CounterSpace, ExistenceSpace};
+use prometheus_client::encoding::DescriptorEncoder;
+
+type C = Metric<CounterSpace>;
+type E = Metric<ExistenceSpace>;
+
+const fn counter(
+    field: &'static str,
+    kind: Kind,
+    name: &'static str,
+    help: &'static str,
+    read: fn(&CounterSpace) -> Value,
+) -> C {
+    Metric::new(field, kind, name, help, read)
+}
+
+const fn existence(
+    field: &'static str,
+    kind: Kind,
+    name: &'static str,
+    help: &'static str,
+    read: fn(&ExistenceSpace) -> Value,
+) -> E {
+    Metric::new(field, kind, name, help, read)
+}
+
+/// Rows in the newest table, and after how many it rolls.
+fn newest(space: &CounterSpace) -> f64 {
+    let rows = space.ranges().last().map_or(0, |range| range.rows);
+    rows as f64 / space.rows_per_table().max(1) as f64
+}
+
+/// Of a counter space, as in `counter_post:` of INFO.
+pub const COUNTER_SPACES: &[C] = &[
+    counter("rows", Gauge, "tidemark_counters_rows", "Rows in memory, by counter space.", |s| {
+        s.rows().into()
+    }),
+    counter(
+        "memory_bytes",
+        Gauge,
+        "tidemark_counters_memory",
+        "Memory of the tables, by counter space.",
+        |s| s.memory_bytes().into(),
+    )
+    .bytes(),
+    counter(
+        "",
+        Gauge,
+        "tidemark_counters_memory_limit",
+        "Its share of server.memory_bytes at present, by its needs.",
+        |s| s.memory_limit_bytes().into(),
+    )
+    .bytes(),
+    counter(
+        "tables",
+        Gauge,
+        "tidemark_counters_tables",
+        "Tables in memory, by counter space.",
+        |s| s.ranges().len().into(),
+    ),
+    counter(
+        "",
+        Gauge,
+        "tidemark_counters_newest_fill_ratio",
+        "Rows of the newest table, as a share of those after which it rolls.",
+        |s| Value::Rate(newest(s)),
+    ),
+    counter(
+        "",
+        Gauge,
+        "tidemark_counters_outlier_rows",
+        "Rows held outside the tables, far ahead of all others.",
+        |s| s.outlier_rows().into(),
+    ),
+    counter(
+        "",
+        Gauge,
+        "tidemark_counters_cold_rows",
+        "Rows in cold files, by counter space.",
+        |s| s.cold().rows().into(),
+    ),
+    counter("", Gauge, "tidemark_counters_cold_files", "Cold files, by counter space.", |s| {
+        s.cold().files().all().len().into()
+    }),
+    counter(
+        "",
+        Gauge,
+        "tidemark_counters_horizon_id",
+        "Ids below it were retired; 0 if none were.",
+        |s| s.horizon().into(),
+    ),
+    counter(
+        "",
+        Gauge,
+        "tidemark_counters_cold_end_id",
+        "Ids below it may lie on the disk; 0 if none does.",
+        |s| s.cold_end().into(),
+    ),
+];
+
+/// Of an existence space, as in `existence_liked:` of INFO.
+pub const EXISTENCE_SPACES: &[E] = &[
+    existence("pairs", Gauge, "tidemark_existence_pairs", "Pairs set, by existence space.", |s| {
+        s.pairs().into()
+    }),
+    existence(
+        "memory_bytes",
+        Gauge,
+        "tidemark_existence_memory",
+        "Memory of the filters, by existence space.",
+        |s| s.memory_bytes().into(),
+    )
+    .bytes(),
+    existence(
+        "",
+        Gauge,
+        "tidemark_existence_memory_limit",
+        "The share of its filters at present, by their needs.",
+        |s| s.filter_bytes_limit().into(),
+    )
+    .bytes(),
+    existence("tables", Gauge, "tidemark_existence_tables", "Tables, by existence space.", |s| {
+        s.layout().len().into()
+    }),
+    existence(
+        "aside",
+        Gauge,
+        "tidemark_existence_outlier_pairs",
+        "Pairs held exactly because their ids lie far ahead.",
+        |s| s.outlier_pairs().into(),
+    ),
+    existence(
+        "most_revoked",
+        Gauge,
+        "tidemark_existence_most_deleted_pairs",
+        "Unset pairs of the table that has most of them (limit: existence.max_revoked).",
+        |s| s.most_revoked().into(),
+    ),
+    existence(
+        "pairs_per_s",
+        Gauge,
+        "tidemark_existence_pairs_per_second",
+        "New pairs per second in the newest table, over about a minute.",
+        |s| Value::Float(s.pairs_per_s(), 1),
+    ),
+    existence(
+        "recycled_in_s",
+        Gauge,
+        "tidemark_existence_recycled_in",
+        "Time until the oldest table is recycled at the present rate; -1 for never.",
+        // Redis's tools read numbers: -1 for never.
+        |s| Value::Float(s.recycled_in_s().unwrap_or(-1.0), 0),
+    )
+    .seconds(),
+    existence(
+        "forgotten_ids",
+        Gauge,
+        "tidemark_existence_forgotten_ids",
+        "Ids whose flags were all unset at once (limit: existence.max_forgotten).",
+        |s| s.forgotten_ids().into(),
+    ),
+    existence(
+        "loose_ids",
+        Gauge,
+        "tidemark_existence_unproven_ids",
+        "Ids whose counter of 0 proves nothing about their flags.",
+        |s| s.loose().size().0.into(),
+    ),
+    existence(
+        "false_positive_rate",
+        Gauge,
+        "tidemark_existence_false_positive_configured_ratio",
+        "False-positive rate as configured.",
+        |s| Value::Rate(s.options().false_positive_rate),
+    ),
+    existence(
+        "measured_rate",
+        Gauge,
+        "tidemark_existence_false_positive_measured_ratio",
+        "False-positive rate as canaries measure it; 0 before the first.",
+        |s| Value::Float(s.measured().rate().unwrap_or(0.0), 7),
+    ),
+    existence(
+        "measured_at_least",
+        Gauge,
+        "tidemark_existence_false_positive_measured_lower_ratio",
+        "Lower bound of the measured rate: above the configured one, that is not kept.",
+        |s| Value::Float(s.measured().at_least(), 7),
+    ),
+    existence(
+        "measured_at_most",
+        Gauge,
+        "tidemark_existence_false_positive_measured_upper_ratio",
+        "Upper bound of the measured rate.",
+        |s| Value::Float(s.measured().at_most(), 7),
+    ),
+    existence(
+        "canaries",
+        Gauge,
+        "tidemark_existence_canaries",
+        "Canary lookups behind the measured rate.",
+        |s| s.measured().canaries.into(),
+    ),
+    existence(
+        "horizon",
+        Gauge,
+        "tidemark_existence_horizon_id",
+        "The lowest id that is answered for.",
+        |s| s.horizon().into(),
+    ),
+    existence("", Gauge, "tidemark_existence_cold_files", "Cold files, by existence space.", |s| {
+        s.cold().files().len().into()
+    }),
+];
+
+impl Labels for &str {
+    fn label(&self) -> Option<(&'static str, &str)> {
+        Some(("space", self))
+    }
+}
+
+/// All spaces' metrics; nothing before the data are loaded.
+pub(super) fn write(node: &Node, encoder: &mut DescriptorEncoder<'_>) -> std::fmt::Result {
+    let Some(engines) = node.loaded() else { return Ok(()) };
+    let counters: Vec<_> = engines.counters().iter().map(|space| (space.name(), space)).collect();
+    write_all(COUNTER_SPACES, encoder, &counters)?;
+    let existences: Vec<_> =
+        engines.existences().iter().map(|space| (space.name(), space)).collect();
+    write_all(EXISTENCE_SPACES, encoder, &existences)
+}

@@ -1,0 +1,639 @@
+//! Backups: by BACKUP TO, by a timetable, and the log that is kept beside them
+//! (`store/src/backup.rs`, `archive.rs`).
+//!
+//! One thread does all of it, one thing at a time, so nothing else works in `backup.dir`; another
+//! server does not either, as the folder is locked. While the node is replaced (a full sync), or
+//! the server stops, work is given up, and nothing is left of it.
+
+use crate::config::Config;
+use crate::roles::node::{Host, Node};
+use crate::runtime::utc;
+use dataset::clock::{unix_ms, unix_us};
+use dataset::tiering::io_throttle::Pace;
+use parking_lot::{Condvar, Mutex};
+use std::cell::RefCell;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant, SystemTime};
+use store::{
+    ARCHIVE, Archive, Backup, Course, Disk, Error, Lineage, Position, RealDisk, TEMPORARY,
+};
+
+/// How often it is looked whether something is due.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How often the log is brought to the archive, and the archive looked through for what is old.
+const FOLLOW_EVERY: Duration = Duration::from_secs(2);
+const TRIM_EVERY: Duration = Duration::from_secs(60);
+/// After a failure.
+const RETRY: Duration = Duration::from_secs(60);
+
+/// What names of backups begin with that are made by a timetable.
+const AUTO: &str = "auto-";
+/// Those of BACKUP TO without a name.
+const MANUAL: &str = "backup-";
+
+/// How a backup ended.
+#[derive(Clone)]
+pub enum Fate {
+    /// Well.
+    Made {
+        /// What it holds.
+        backup: Arc<Backup>,
+        /// Bytes of it that were copied; the others are shared by hard links.
+        copied: u64,
+    },
+    /// By BACKUP STOP, or with the server.
+    Stopped,
+    /// By an error.
+    Failed(Arc<str>),
+}
+
+impl Fate {
+    /// As INFO and BACKUP STATUS call it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Fate::Made { .. } => "ok",
+            Fate::Stopped => "stopped",
+            Fate::Failed(_) => "err",
+        }
+    }
+}
+
+/// The last backup.
+#[derive(Clone)]
+pub struct Ended {
+    /// Where it is.
+    pub folder: PathBuf,
+    /// How it ended.
+    pub fate: Fate,
+    /// Unix time in seconds.
+    pub ended_s: u64,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// How the log is kept.
+#[derive(Clone, Default)]
+pub enum Kept {
+    /// It is not.
+    #[default]
+    Off,
+    /// Up to this offset.
+    UpTo(u64),
+    /// It cannot be written.
+    Failed(Arc<str>),
+}
+
+impl Kept {
+    /// As INFO and BACKUP STATUS call it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Kept::Off => "off",
+            Kept::UpTo(_) => "ok",
+            Kept::Failed(_) => "err",
+        }
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    /// Requested, and not begun.
+    wanted: Option<PathBuf>,
+    /// Requested or under way, since then.
+    running: Option<(PathBuf, Instant)>,
+    last: Option<Ended>,
+    /// When the last one that ended well did, in Unix time; 0: none has.
+    made_s: u64,
+    kept: Kept,
+}
+
+/// What the thread shares with its callers.
+#[derive(Default)]
+pub struct Backups {
+    shared: Mutex<Shared>,
+    /// The thread's own, and its successor's at the very end.
+    keeper: Mutex<Keeper>,
+    nudge: Condvar,
+    stopped: AtomicBool,
+    copied: AtomicU64,
+    linked: AtomicU64,
+    expected: AtomicU64,
+}
+
+/// For BACKUP STATUS and INFO.
+pub struct Status {
+    /// The one that runs: where to, since when.
+    pub running: Option<(PathBuf, Instant)>,
+    /// Its bytes that were copied.
+    pub copied: u64,
+    /// Its bytes that hard links share.
+    pub linked: u64,
+    /// Its bytes in all, as far as is known.
+    pub expected: u64,
+    /// The one before it.
+    pub last: Option<Ended>,
+    pub(crate) made_s: u64,
+    /// Backups that the timetable keeps.
+    pub kept: Kept,
+}
+
+impl Backups {
+    /// Asks for a backup in this folder; false if one is under way.
+    pub fn begin(&self, folder: PathBuf) -> bool {
+        let mut shared = self.shared.lock();
+        if shared.running.is_some() {
+            return false;
+        }
+        for bytes in [&self.copied, &self.linked, &self.expected] {
+            bytes.store(0, Relaxed);
+        }
+        self.stopped.store(false, Relaxed);
+        shared.running = Some((folder.clone(), Instant::now()));
+        shared.wanted = Some(folder);
+        self.nudge.notify_one();
+        true
+    }
+
+    /// The one that is under way ends soon; false if there is none.
+    pub fn give_up(&self) -> bool {
+        let is_running = self.shared.lock().running.is_some();
+        self.stopped.store(is_running, Relaxed);
+        is_running
+    }
+
+    /// For BACKUP STATUS.
+    pub fn status(&self) -> Status {
+        let shared = self.shared.lock();
+        Status {
+            running: shared.running.clone(),
+            copied: self.copied.load(Relaxed),
+            linked: self.linked.load(Relaxed),
+            expected: self.expected.load(Relaxed),
+            last: shared.last.clone(),
+            made_s: shared.made_s,
+            kept: shared.kept.clone(),
+        }
+    }
+
+    /// Waits a moment for a request.
+    fn wait(&self) -> Option<PathBuf> {
+        let mut shared = self.shared.lock();
+        if shared.wanted.is_none() {
+            self.nudge.wait_for(&mut shared, LOOK_EVERY);
+        }
+        shared.wanted.take()
+    }
+
+    fn ended(&self, folder: PathBuf, took: Duration, outcome: Result<Backup, Error>) {
+        let copied = self.copied.load(Relaxed);
+        let ended_s = unix_us() / 1_000_000;
+        let fate = match outcome {
+            Ok(backup) => {
+                tracing::info!(
+                    "backup {}: up to offset {}, {copied} of {} bytes copied in {:.1} s",
+                    folder.display(),
+                    backup.position.offset,
+                    backup.bytes(),
+                    took.as_secs_f64()
+                );
+                Fate::Made { backup: Arc::new(backup), copied }
+            }
+            Err(_) if self.stopped.load(Relaxed) => {
+                tracing::info!("backup {}: given up", folder.display());
+                Fate::Stopped
+            }
+            Err(error) => {
+                let why = format!("{error}. {}", error.advice_beside());
+                tracing::error!("backup {}: failed: {why}", folder.display());
+                Fate::Failed(why.into())
+            }
+        };
+        let mut shared = self.shared.lock();
+        if let Fate::Made { .. } = fate {
+            shared.made_s = ended_s;
+        }
+        shared.last = Some(Ended { folder, fate, ended_s, took });
+        shared.running = None;
+    }
+}
+
+/// The folder that BACKUP TO means, by its name alone: nothing outside `backup.dir`.
+pub fn place(config: &Config, text: &str) -> Result<PathBuf, String> {
+    let root = &config.backup.dir;
+    if root.as_os_str().is_empty() {
+        return Err("no folder for backups is configured (backup.dir)".to_owned());
+    }
+    let root = std::path::absolute(root).map_err(|error| format!("backup.dir: {error}"))?;
+    let path = Path::new(text);
+    let below = if path.is_absolute() {
+        path.strip_prefix(&root)
+            .map_err(|_| format!("backups are written below {} (backup.dir)", root.display()))?
+    } else {
+        path
+    };
+    let parts: Vec<Component<'_>> =
+        below.components().filter(|part| *part != Component::CurDir).collect();
+    if parts.is_empty() {
+        return if text.is_empty() {
+            Err("'' is no name of a backup".to_owned())
+        } else {
+            Ok(root.join(format!("{MANUAL}{}", utc::name(unix_ms()))))
+        };
+    }
+    let legal = |part: &Component<'_>| match part {
+        Component::Normal(name) => name.to_str().is_some_and(|name| {
+            let is_plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+            name.len() <= 100
+                && name.bytes().all(is_plain)
+                && !name.starts_with('.')
+                && !name.ends_with(TEMPORARY)
+        }),
+        _ => false,
+    };
+    let first = parts[0].as_os_str();
+    let is_taken = first == ARCHIVE || first.as_encoded_bytes().starts_with(AUTO.as_bytes());
+    if parts.len() > 4 || !parts.iter().all(legal) || is_taken {
+        return Err(
+            "a backup's name has 1 to 4 parts (a/b), each of 1 to 100 of a-z, A-Z, 0-9, -, _ and \
+             . (not at its beginning); 'log' and 'auto-*' are the server's own"
+                .to_owned(),
+        );
+    }
+    Ok(parts.iter().fold(root, |path, part| path.join(part)))
+}
+
+/// Whether that folder can be made: no link leads out of `backup.dir`, and it is not there.
+pub fn look(config: &Config, folder: &Path) -> Result<(), String> {
+    let root = std::path::absolute(&config.backup.dir).map_err(|error| error.to_string())?;
+    store::create_folder(&root).map_err(|error| format!("{}: {error}", root.display()))?;
+    if folder.symlink_metadata().is_ok() {
+        return Err(format!("{} exists already", folder.display()));
+    }
+    let inside = |path: &Path| -> std::io::Result<bool> {
+        Ok(path.canonicalize()?.starts_with(root.canonicalize()?))
+    };
+    let there = folder.ancestors().skip(1).find(|above| above.symlink_metadata().is_ok());
+    let there = there.unwrap_or(&root);
+    match inside(there) {
+        Ok(true) if store::Backup::of(there).is_some() => {
+            Err(format!("{} is a backup", there.display()))
+        }
+        Ok(true) => Ok(()),
+        Ok(false) => Err(format!("{} leads out of backup.dir", there.display())),
+        Err(error) => Err(format!("{}: {error}", there.display())),
+    }
+}
+
+/// The backup thread.
+pub fn backups(host: &Host) {
+    let keeper = &mut *host.backups.keeper.lock();
+    while !host.stop.is_stopped() {
+        let asked = host.backups.wait();
+        let node = host.node();
+        if node.is_loaded() {
+            keeper.step(host, &node, asked);
+        } else if let Some(folder) = asked {
+            let error = Error::Refused("another data set is being loaded".to_owned());
+            host.backups.ended(folder, Duration::ZERO, Err(error));
+        }
+    }
+}
+
+/// When the log is closed: brings its end to the archive.
+pub fn finish(host: &Host) {
+    let node = host.node();
+    let config = node.config().backup.clone();
+    if node.is_loaded() && config.keep_log_s > 0 {
+        host.backups.keeper.lock().keep_log(&node, &config, &|| false);
+    }
+}
+
+/// The lock of a folder.
+type Lock = Box<dyn Send + Sync>;
+
+/// What the thread remembers.
+#[derive(Default)]
+struct Keeper {
+    /// The folder for backups, taken for this process.
+    root: Option<(PathBuf, Lock)>,
+    /// Of the node of that generation.
+    archive: Option<(u64, Archive)>,
+    followed: Option<Instant>,
+    /// Whether it was looked what backups there are.
+    is_known: bool,
+    trimmed: Option<Instant>,
+    /// When the last backup of the timetable was complete, in Unix time; looked for once.
+    last_auto_ms: Option<u64>,
+    not_before: Option<Instant>,
+}
+
+impl Keeper {
+    fn step(&mut self, host: &Host, node: &Node, asked: Option<PathBuf>) {
+        let config = node.config().backup.clone();
+        let keeps_log = config.keep_log_s > 0 && !config.dir.as_os_str().is_empty();
+        if !keeps_log {
+            node.store.keep_log_from(u64::MAX);
+            node.backups.shared.lock().kept = Kept::Off;
+            self.archive = None;
+        }
+        if config.dir.as_os_str().is_empty() {
+            return;
+        }
+        if !std::mem::replace(&mut self.is_known, true) {
+            let newest = store::newest_in(&config.dir, node.store.lineage());
+            node.backups.shared.lock().made_s = newest.map_or(0, |(_, b)| b.made_ms / 1_000);
+        }
+        if let Some(folder) = asked {
+            self.make(host, node, folder, None);
+        } else if self.is_due(node.store.lineage(), &config) {
+            let root = std::path::absolute(&config.dir).unwrap_or_else(|_| config.dir.clone());
+            let folder = root.join(format!("{AUTO}{}", utc::name(unix_ms())));
+            if node.backups.begin(folder.clone()) {
+                node.backups.shared.lock().wanted = None;
+                self.make(host, node, folder, Some(config.keep));
+            }
+        }
+        if keeps_log && self.is_behind() {
+            self.keep_log(node, &config, &|| is_over(host, node));
+        }
+    }
+
+    /// Whether the timetable wants a backup.
+    fn is_due(&mut self, lineage: Lineage, config: &crate::config::Backup) -> bool {
+        if config.every_s == 0 || self.not_before.is_some_and(|at| Instant::now() < at) {
+            return false;
+        }
+        let last_ms = *self.last_auto_ms.get_or_insert_with(|| {
+            autos(&config.dir, lineage).last().map_or(0, |(_, made_ms)| *made_ms)
+        });
+        // A clock that was set back makes none that would be the last for long.
+        let now_ms = unix_ms();
+        now_ms.saturating_sub(last_ms) >= config.every_s * 1_000 || now_ms < last_ms
+    }
+
+    /// Takes the folder for backups, and removes what a kill has left there.
+    fn take_root(&mut self, dir: &Path) -> Result<PathBuf, Error> {
+        let root = std::path::absolute(dir).map_err(|e| io(dir, "naming", e))?;
+        if self.root.as_ref().is_none_or(|(taken, _)| *taken != root) {
+            self.root = None;
+            let disk = RealDisk::open(&root).map_err(|e| io(&root, "creating", e))?;
+            let lock = disk.lock().map_err(|e| match e.kind() {
+                std::io::ErrorKind::WouldBlock => Error::Locked { path: root.clone() },
+                _ => io(&root, "locking", e),
+            })?;
+            self.root = Some((root.clone(), lock));
+        }
+        Ok(root)
+    }
+
+    /// Makes a backup. `keep`: it is the timetable's, and so many of those are kept.
+    fn make(&mut self, host: &Host, node: &Node, folder: PathBuf, keep: Option<usize>) {
+        let began = Instant::now();
+        let outcome = self.attempt(host, node, &folder);
+        let is_made = outcome.is_ok();
+        if !is_made && is_over(host, node) {
+            node.backups.stopped.store(true, Relaxed);
+        }
+        node.backups.ended(folder.clone(), began.elapsed(), outcome);
+        let Some(keep) = keep else { return };
+        if !is_made {
+            self.not_before = Some(Instant::now() + RETRY);
+            return;
+        }
+        self.last_auto_ms = Some(unix_ms());
+        let root = folder.parent().unwrap_or(&folder);
+        for (old, _) in autos(root, node.store.lineage()).iter().rev().skip(keep) {
+            match store::remove(old) {
+                Ok(()) => tracing::info!("backup {}: removed, {keep} are kept", old.display()),
+                Err(error) => {
+                    tracing::warn!("backup {}: cannot be removed: {error}", old.display());
+                }
+            }
+        }
+    }
+
+    fn attempt(&mut self, host: &Host, node: &Node, folder: &Path) -> Result<Backup, Error> {
+        let config = node.config().backup.clone();
+        let root = self.take_root(&config.dir)?;
+        // Nothing that restores to nothing may pass for a backup.
+        if !node.replication.is_master() && node.durability.positions().1.offset == 0 {
+            return Err(Error::Refused("this replica has no data of its master yet".to_owned()));
+        }
+        let parent = folder.parent().unwrap_or(&root);
+        store::sweep(parent)?;
+        let lineage = node.store.lineage();
+        let places = [parent, &root];
+        let newest = places.iter().find_map(|place| store::newest_in(place, lineage));
+        let previous = newest.as_ref().map(|(path, _)| path.as_path());
+        let is_over = || is_over(host, node) || node.backups.stopped.load(Relaxed);
+        let pace = Pace::new(config.bytes_per_s, &is_over);
+        // A long copy does not keep the log from the archive.
+        let mut follow = || {
+            if config.keep_log_s > 0 && self.is_behind() {
+                self.keep_log(node, &config, &is_over);
+            }
+        };
+        let run = Run { node, pace, is_over: &is_over, follow: RefCell::new(&mut follow) };
+        store::back_up(&node.store, folder, previous, &run)
+    }
+
+    /// Whether it is time to bring the log to the archive.
+    fn is_behind(&self) -> bool {
+        self.followed.is_none_or(|at| at.elapsed() >= FOLLOW_EVERY)
+    }
+
+    /// Brings the log to the archive, and removes from there what is old.
+    fn keep_log(
+        &mut self,
+        node: &Node,
+        config: &crate::config::Backup,
+        is_over: &dyn Fn() -> bool,
+    ) {
+        let outcome = self.follow(node, config, is_over);
+        self.followed = Some(Instant::now());
+        let mut shared = node.backups.shared.lock();
+        shared.kept = match outcome {
+            Ok(offset) => {
+                if let Kept::Failed(_) = shared.kept {
+                    tracing::info!("the log is kept beside the backups again, to offset {offset}");
+                }
+                Kept::UpTo(offset)
+            }
+            Err(_) if is_over() => return,
+            Err(error) => {
+                let why = format!("{error}. {}", error.advice_beside());
+                let is_known = match &shared.kept {
+                    Kept::Failed(said) => store::gist(said) == store::gist(&why),
+                    _ => false,
+                };
+                if !is_known {
+                    tracing::error!("the log cannot be kept beside the backups: {why}");
+                }
+                Kept::Failed(why.into())
+            }
+        };
+    }
+
+    /// Gives the offset up to which the archive has the log.
+    fn follow(
+        &mut self,
+        node: &Node,
+        config: &crate::config::Backup,
+        is_over: &dyn Fn() -> bool,
+    ) -> Result<u64, Error> {
+        let root = self.take_root(&config.dir)?;
+        let (of, archive) =
+            self.archive.get_or_insert_with(|| (node.generation, Archive::new(&root)));
+        if *of != node.generation {
+            (*of, *archive) = (node.generation, Archive::new(&root));
+        }
+        let durable = node.durability.positions().1;
+        // A stop waits for the end of the log, at full speed.
+        let hurries = || is_over() || node.stop.is_stopped();
+        let pace = Pace::new(config.bytes_per_s, &hurries);
+        let copied = std::cell::Cell::new(0);
+        let next = archive.follow(&node.store, durable, &|bytes| {
+            copied.set(copied.get() + bytes);
+            pace.after(copied.get());
+            if is_over() { Err(Error::Refused("it was given up".to_owned())) } else { Ok(()) }
+        })?;
+        node.store.keep_log_from(next);
+        if self.trimmed.is_none_or(|at| at.elapsed() >= TRIM_EVERY) {
+            let oldest = SystemTime::now().checked_sub(Duration::from_secs(config.keep_log_s));
+            archive.trim(oldest.unwrap_or(SystemTime::UNIX_EPOCH))?;
+            self.trimmed = Some(Instant::now());
+        }
+        Ok(durable.offset)
+    }
+}
+
+/// Whether work on this node is to be given up.
+fn is_over(host: &Host, node: &Node) -> bool {
+    host.stop.is_stopped() || host.now().generation != node.generation
+}
+
+fn io(path: &Path, doing: &'static str, source: std::io::Error) -> Error {
+    Error::Io { path: path.to_owned(), doing, source }
+}
+
+/// The backups of this history that the timetable made, with the times at which they were
+/// complete, oldest first. Those of another history, or of other names, are the operator's.
+fn autos(root: &Path, lineage: Lineage) -> Vec<(PathBuf, u64)> {
+    let is_auto = |path: &Path| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let is_named = name.strip_prefix(AUTO).is_some_and(utc::is_name);
+        is_named && path.symlink_metadata().is_ok_and(|found| found.is_dir())
+    };
+    let mut found: Vec<_> = store::backups_in(root)
+        .into_iter()
+        .filter(|(path, backup)| backup.lineage == lineage && is_auto(path))
+        .map(|(path, backup)| (path, backup.made_ms))
+        .collect();
+    found.sort_by_key(|(_, made_ms)| *made_ms);
+    found
+}
+
+/// A backup under way.
+struct Run<'a> {
+    node: &'a Node,
+    pace: Pace<'a>,
+    is_over: &'a dyn Fn() -> bool,
+    /// Brings the log to the archive, if it is time.
+    follow: RefCell<&'a mut dyn FnMut()>,
+}
+
+impl Course for Run<'_> {
+    fn expect(&self, bytes: u64) {
+        self.node.backups.expected.store(bytes, Relaxed);
+    }
+
+    fn advance(&self, bytes: u64, linked: bool) -> Result<(), Error> {
+        let backups = &self.node.backups;
+        if linked {
+            backups.linked.fetch_add(bytes, Relaxed);
+        } else {
+            self.pace.after(backups.copied.fetch_add(bytes, Relaxed) + bytes);
+        }
+        if (self.is_over)() {
+            return Err(Error::Refused("it was given up".to_owned()));
+        }
+        (self.follow.borrow_mut())();
+        Ok(())
+    }
+
+    fn end(&self) -> Result<Position, Error> {
+        self.node.durability.flush()?;
+        Ok(self.node.durability.positions().1)
+    }
+
+    fn now_ms(&self) -> u64 {
+        unix_ms()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_leads_nowhere_but_below_the_folder() {
+        let mut config = Config::default();
+        assert!(place(&config, "a").unwrap_err().contains("backup.dir"));
+        config.backup.dir = "/backups".into();
+        for (name, leads_to) in [
+            ("a", "/backups/a"),
+            ("nightly/2026-11-25", "/backups/nightly/2026-11-25"),
+            ("./a/", "/backups/a"),
+            ("/backups/a.b", "/backups/a.b"),
+            ("logs", "/backups/logs"),
+        ] {
+            assert_eq!(place(&config, name).as_deref(), Ok(Path::new(leads_to)), "{name}");
+        }
+        for own in [".", "/backups", "/backups/", "./."] {
+            let path = place(&config, own).unwrap();
+            assert!(path.to_str().unwrap().starts_with("/backups/backup-20"), "{own}: {path:?}");
+        }
+        let long = "x".repeat(101);
+        for wrong in [
+            "",
+            "/",
+            "/etc",
+            "/backups2/a",
+            "..",
+            "a/../../b",
+            "../backups/a",
+            "/backups/../etc",
+            ".hidden",
+            "a/.b",
+            "a b",
+            "a\0b",
+            "a\nb",
+            "log",
+            "log/a",
+            "auto-1",
+            "a.tmp",
+            "a/b/c/d/e",
+            "\u{e9}",
+            &long,
+        ] {
+            assert!(place(&config, wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_link_out_of_the_folder_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.backup.dir = folder.path().join("backups");
+        let place = |name: &str| place(&config, name).unwrap();
+        assert_eq!(look(&config, &place("a/b")), Ok(()));
+        let outside = folder.path().join("outside");
+        std::fs::create_dir(&outside).unwrap();
+        std::os::unix::fs::symlink(&outside, place("out")).unwrap();
+        assert!(look(&config, &place("out/a")).unwrap_err().contains("leads out"));
+        assert!(look(&config, &place("out")).unwrap_err().contains("exists already"));
+        std::os::unix::fs::symlink("/nowhere", place("dead")).unwrap();
+        assert!(look(&config, &place("dead/a")).is_err());
+    }
+}

@@ -1,0 +1,278 @@
+//! A connection that has become a replica's: [`replication::Sender`] on its socket. Files are read
+//! on another thread, so that the worker's other clients do not wait for them; what was written a
+//! moment ago is at hand.
+
+use crate::roles::node::Node;
+use crate::roles::{more, now_ms};
+use crate::runtime::clients::Client;
+use replication::{LinkError, LogSource, Sender, Timeouts};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+/// How often a feed looks whether a beat or a deadline is due.
+const TICK: Duration = Duration::from_millis(100);
+/// Bytes given to the socket in one go: it copies them while the worker's other clients wait, some
+/// 20 microseconds.
+const WRITE_BYTES: usize = 64 << 10;
+
+/// A replica's place among those that there may be, from the request for it until the connection
+/// ends, whichever way it does.
+pub struct Place {
+    node: Arc<Node>,
+    client: u64,
+}
+
+impl Place {
+    /// None if all are taken.
+    pub fn take(node: &Arc<Node>, client: &Client) -> Option<Place> {
+        let most = node.config().replication.max_replicas;
+        let is_admitted = node.replication.feeds.admit(client.id, client.peer.ip(), most);
+        is_admitted.then(|| Place { node: node.clone(), client: client.id })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.node.replication.feeds.end(self.client);
+        self.node.durability.acknowledged();
+        self.node.replication.judge(&self.node.config());
+    }
+}
+
+/// Feeds the replica until one of the two is done.
+pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
+    place: Place,
+    peer: SocketAddr,
+    stream: &mut S,
+) {
+    tracing::info!("replica {peer}: link up");
+    match run(&place.node, place.client, stream).await {
+        Ok(()) => tracing::info!("replica {peer}: it has gone"),
+        Err(error) => tracing::warn!("replica {peer}: link down: {error}"),
+    }
+}
+
+/// Why a replica is not fed any more.
+pub enum Ended {
+    /// Its socket failed, or it has gone.
+    Io(std::io::Error),
+    /// What it said cannot be served.
+    Link(LinkError),
+}
+
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Ended::Io(error) => error.fmt(f),
+            Ended::Link(error) => error.fmt(f),
+        }
+    }
+}
+
+/// Does a step of the feed where it may block.
+async fn step<T: Send + 'static>(
+    node: &Arc<Node>,
+    feed: &mut Option<Sender>,
+    work: impl FnOnce(&mut Sender, &LogSource<'_>) -> Result<T, LinkError> + Send + 'static,
+) -> Result<T, Ended> {
+    let Some(mut taken) = feed.take() else {
+        return Err(Ended::Io(std::io::Error::other("the feed has ended")));
+    };
+    let origin_of = |node: &Node| (node.durability.shown(), node.replication.term.load(Relaxed));
+    let (end, term) = origin_of(node);
+    let origin = LogSource { store: &node.store, end, term };
+    if taken.is_at_hand(&origin) {
+        // To another thread and back would take longer, and WAIT waits for it.
+        let result = work(&mut taken, &origin);
+        *feed = Some(taken);
+        return result.map_err(Ended::Link);
+    }
+    let node = node.clone();
+    let done = tokio::task::spawn_blocking(move || {
+        let (end, term) = origin_of(&node);
+        let result = work(&mut taken, &LogSource { store: &node.store, end, term });
+        (taken, result)
+    });
+    let (taken, result) = done.await.map_err(|e| Ended::Io(std::io::Error::other(e)))?;
+    *feed = Some(taken);
+    result.map_err(Ended::Link)
+}
+
+/// Writes some bytes, or flushes if there are none.
+async fn push(writer: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> std::io::Result<usize> {
+    if bytes.is_empty() { writer.flush().await.map(|()| 0) } else { writer.write(bytes).await }
+}
+
+async fn run<S: AsyncRead + AsyncWrite + Unpin>(
+    node: &Arc<Node>,
+    client: u64,
+    stream: &mut S,
+) -> Result<(), Ended> {
+    let (mut reader, mut writer) = tokio::io::split(stream);
+    let started = Instant::now();
+    let (times, pinned_bytes) = {
+        let config = node.config();
+        let settings = &config.replication;
+        let times = Timeouts { timeout_ms: settings.timeout_s * 1000, ..Timeouts::default() };
+        (times, settings.sync_log_bytes)
+    };
+    let mut feed = Some(Sender::new(times, pinned_bytes, 0));
+    let mut grown = node.durability.subscribe();
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut heard = Instant::now();
+    let mut input = vec![0; 16 << 10];
+    let (mut out, mut sent) = (Vec::new(), 0);
+    // With TLS, what was written may wait in its buffer.
+    let (mut fill, mut unflushed, mut is_known) = (true, false, false);
+    loop {
+        if sent == out.len() && fill {
+            let mut buffer = std::mem::take(&mut out);
+            buffer.clear();
+            let now = now_ms(started);
+            out = step(node, &mut feed, move |feed, origin| {
+                feed.fill(&mut buffer, origin, now)?;
+                Ok(buffer)
+            })
+            .await?;
+            sent = 0;
+            // As long as there is something to say, there may be more.
+            fill = !out.is_empty();
+        }
+        let end = out.len().min(sent + WRITE_BYTES);
+        let read = tokio::select! {
+            read = reader.read(&mut input) => Some(read.map_err(Ended::Io)?),
+            written = push(&mut writer, &out[sent..end]), if sent < out.len() || unflushed => {
+                let written = written.map_err(Ended::Io)?;
+                sent += written;
+                node.replication.feeds.bytes_out.fetch_add(written as u64, Relaxed);
+                // Flushed when there was nothing left to write.
+                unflushed = written > 0;
+                if sent < out.len() {
+                    // There is more: others first.
+                    tokio::task::yield_now().await;
+                }
+                None
+            }
+            changed = grown.changed(), if sent == out.len() => {
+                if changed.is_err() {
+                    return Ok(());
+                }
+                fill = true;
+                None
+            }
+            _ = ticks.tick() => {
+                fill = true;
+                let unread = more(&mut reader, &mut input).await.map_err(Ended::Io)?;
+                if let Some(feed) = &mut feed {
+                    // The replica may read nothing, and then it is never asked to be filled.
+                    feed.tick(node.durability.shown());
+                    if unread.is_none() {
+                        feed.hears(now_ms(started)).map_err(Ended::Link)?;
+                    }
+                }
+                unread
+            }
+        };
+        if let Some(length) = read {
+            if length == 0 {
+                return Ok(());
+            }
+            heard = Instant::now();
+            let (bytes, now) = (input[..length].to_vec(), now_ms(started));
+            step(node, &mut feed, move |feed, origin| feed.receive(&bytes, origin, now)).await?;
+            fill = true;
+        }
+        if let Some(feed) = &feed {
+            if node.replication.feeds.update(client, feed.peer(), heard) {
+                node.durability.acknowledged();
+            }
+            if feed.peer().sending == replication::Sending::Log && !is_known {
+                is_known = true;
+                node.replication.followed(&node.config());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::roles::node::Host;
+    use store::{Check, frame_head};
+
+    /// A replica that was stopped, say, in the middle of what it was sent: its system takes no
+    /// more, and no packet says that it has gone.
+    #[tokio::test]
+    async fn a_replica_that_neither_reads_nor_speaks_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.durability.dir = folder.path().to_path_buf();
+        config.replication.timeout_s = 1;
+        let node = Host::alone(&config);
+        // Of another data set, so that it is answered whatever there is here.
+        let hello =
+            [&[1][..], &replication::PROTOCOL.to_le_bytes(), &[7; 16], &[0; 44], &[1, 0]].concat();
+        // Less than the answer has.
+        let (mut replica, mut here) = tokio::io::duplex(32);
+        let greets = async {
+            replica.write_all(&frame_head(Check::new().u64(0), &hello)).await.unwrap();
+            replica.write_all(&hello).await.unwrap();
+            std::future::pending().await
+        };
+        let ended = tokio::select! {
+            ended = run(&node, 1, &mut here) => ended,
+            () = greets => unreachable!(),
+            () = tokio::time::sleep(Duration::from_secs(60)) => panic!("it is still being fed"),
+        };
+        assert!(ended.is_err_and(|e| e.to_string().contains("nothing was heard")));
+        assert!(replica.read_u8().await.is_ok(), "the answer had begun");
+    }
+
+    /// A slow disk keeps the feed busy for longer than a replica may be silent: what that has said
+    /// meanwhile is read before it is given up.
+    #[tokio::test]
+    async fn a_replica_whose_words_wait_unread_is_not_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.durability.dir = folder.path().to_path_buf();
+        config.replication.timeout_s = 3;
+        let node = Host::alone(&config);
+        let message =
+            |number, body: &[u8]| [&frame_head(Check::new().u64(number), body)[..], body].concat();
+        let hello =
+            [&[1][..], &replication::PROTOCOL.to_le_bytes(), &[7; 16], &[0; 44], &[1, 0]].concat();
+        let (want_manifest, acknowledges) =
+            (message(1, &[3]), message(2, &[&[2][..], &[0; 16]].concat()));
+        let (mut replica, mut here) = tokio::io::duplex(64 << 10);
+        let of_disk = node.clone();
+        let talks = async move {
+            replica.write_all(&message(0, &hello)).await.unwrap();
+            let mut input = [0; 4096];
+            assert!(replica.read(&mut input).await.unwrap() > 0, "it is welcome");
+            let (tell_busy, busy) = tokio::sync::oneshot::channel();
+            let (end, ended) = std::sync::mpsc::channel::<()>();
+            std::thread::spawn(move || {
+                let _held = of_disk.store.manifest();
+                tell_busy.send(()).unwrap();
+                ended.recv().unwrap();
+            });
+            busy.await.unwrap();
+            replica.write_all(&want_manifest).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            replica.write_all(&acknowledges).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            end.send(()).unwrap();
+            // It is answered, and goes.
+            assert!(replica.read(&mut input).await.unwrap() > 0, "it is given up");
+        };
+        // The replica hears when this has ended.
+        let feeds = async move { run(&node, 1, &mut here).await };
+        let (ended, ()) = tokio::join!(feeds, talks);
+        assert!(ended.is_ok(), "{}", ended.err().map(|e| e.to_string()).unwrap_or_default());
+    }
+}

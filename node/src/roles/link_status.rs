@@ -1,0 +1,63 @@
+//! How the link to the master stands, as INFO and ROLE tell it.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+/// What it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkState {
+    /// It is about to connect.
+    Connect,
+    /// It connects.
+    Connecting,
+    /// It takes a full copy.
+    Sync,
+    /// It follows the log.
+    Connected,
+}
+
+/// See the top of the file.
+#[derive(Clone, Debug)]
+pub struct Link {
+    /// Where it stands.
+    pub state: LinkState,
+    /// This node's end of the connection, if there is one.
+    pub local: Option<SocketAddr>,
+    /// When the master was heard last.
+    pub heard: Instant,
+    /// Since when it has been down.
+    pub down_since: Option<Instant>,
+    /// The last reason why it was.
+    pub error: String,
+    /// When the next attempt is due.
+    pub due: Option<Instant>,
+    /// The master's end, as it last said.
+    pub master_end: u64,
+    /// Bytes that a full sync has brought.
+    pub fetched: u64,
+}
+
+impl Link {
+    /// Of a node that is to be a replica from now on.
+    pub(crate) fn new() -> Link {
+        Link {
+            state: LinkState::Connect,
+            local: None,
+            heard: Instant::now(),
+            down_since: Some(Instant::now()),
+            error: String::new(),
+            due: None,
+            master_end: 0,
+            fetched: 0,
+        }
+    }
+
+    /// It is down for this reason until `due`.
+    pub(crate) fn fail(&mut self, error: String, due: Instant) {
+        self.state = LinkState::Connect;
+        self.local = None;
+        self.down_since.get_or_insert_with(Instant::now);
+        self.error = error;
+        self.due = Some(due);
+    }
+}

@@ -1,0 +1,57 @@
+//! The data folder is read back, at a start and when a full sync has replaced it.
+
+use crate::roles::node::Node;
+use crate::runtime::service_manager;
+use dataset::recovery::{Held, RecoverError, recover};
+use parking_lot::Mutex;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+/// Reads the data folder back, with a line of progress now and then.
+pub fn load(node: &Node) -> Result<Held, RecoverError> {
+    let started = Instant::now();
+    let said = Mutex::new(started);
+    // The log of a node that was stopped before it could begin as a master is its last master's,
+    // and goes on with a higher term.
+    let follows = !node.replication.is_master() || node.replication.is_promoting();
+    let recovered = recover(&node.config().data_set(), &node.durability, follows, |progress| {
+        let Some(mut said) = said.try_lock().filter(|said| said.elapsed() > Duration::from_secs(1))
+        else {
+            return;
+        };
+        *said = Instant::now();
+        let share = progress.bytes as f64 / progress.of_bytes.max(1) as f64 * 100.0;
+        let text = format!("loading: {share:.0} % of {} MB", progress.of_bytes >> 20);
+        service_manager::status(&text);
+        tracing::info!("{text}");
+    })?;
+    tracing::info!(
+        "loaded in {:.1} s: {} log records; {} torn bytes cut; the log goes on at {}",
+        started.elapsed().as_secs_f64(),
+        recovered.end.records,
+        recovered.end.torn_bytes,
+        recovered.log.end(),
+    );
+    if recovered.end.torn_bytes > 0 {
+        tracing::warn!(
+            "the log's last {} bytes were no whole batch and were cut off: a crash leaves such a \
+             tail, but so does damage of what was written last; if there was none, check the disk",
+            recovered.end.torn_bytes
+        );
+    }
+    let differences = {
+        let config = node.config();
+        recovered.engines.catalogue().differences(&config.data_set(), &config.lists)
+    };
+    for difference in differences {
+        tracing::warn!("configuration: {difference}");
+    }
+    // INFO tells it from the first moment, not from when the log's thread runs.
+    let end = recovered.log.end();
+    node.durability.reach(end, end);
+    // Before any client is served: a node that asks us to take over hears which history this is.
+    node.replication.term.store(recovered.log.term(), Relaxed);
+    node.store.fill(recovered.store);
+    node.fill(recovered.engines);
+    Ok(recovered.log)
+}

@@ -1,0 +1,365 @@
+//! The director: the thread that owns the log, whatever the node is. As a master's it is written by
+//! commits, as a replica's by what its master sends; from one to the other it goes through its
+//! files, where nothing has to change but the next segment's term.
+//!
+//! ```text
+//!   master --REPLICAOF host port--> no write passes the gate, all turns under way have ended,
+//!       last commit (again and again until the disk takes it: acknowledged changes are in memory
+//!       until then) --> replica
+//!   replica --REPLICAOF NO ONE--> writes wait (failover.rs) --> a segment with a higher term is on
+//!       the disk --> they pass the gate
+//!   replica --full sync complete--> the node is retired, the folder opened anew as another node
+//!       --> replica
+//! ```
+
+use crate::roles::load::load;
+use crate::roles::node::{Host, Node};
+use crate::roles::replica;
+use crate::roles::replica::Course;
+use crate::runtime::clients::{Client, Kind};
+use dataset::recovery;
+use dataset::recovery::Held;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::{Duration, Instant};
+use store::{FollowLog, Log};
+
+/// How often a retry looks whether it may try again.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// How long a node that is replaced goes on for the clients that wait for something of it.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// The director's life.
+pub fn direct(host: &Arc<Host>, mut held: Held) -> store::Result<()> {
+    loop {
+        let node = host.node();
+        let master = node.replication.master();
+        if host.stop.is_stopped() && matches!(held, Held::Follows(_)) {
+            return end(&node, &held);
+        }
+        held = match (master, held) {
+            (None, Held::Own(log)) => {
+                let (log, outcome) = as_master(host, &node, *log);
+                if host.stop.is_stopped() {
+                    return closed(&node, &log, outcome);
+                }
+                Held::Own(Box::new(log))
+            }
+            (None, Held::Follows(log)) => promote(host, &node, *log),
+            (Some(_), Held::Own(log)) => demote(host, node, *log),
+            (Some(master), Held::Follows(log)) => {
+                node.durability.able();
+                settle(&node, false, log.term());
+                let (log, course) = replica::run(host, node.clone(), *log, &master);
+                match course {
+                    Course::Ordered => Held::Follows(Box::new(log)),
+                    Course::Replace => {
+                        drop(log);
+                        reopened(host, node)
+                    }
+                }
+            }
+        };
+    }
+}
+
+fn end(node: &Node, held: &Held) -> store::Result<()> {
+    match held {
+        Held::Own(log) => closed(node, log, Ok(())),
+        Held::Follows(log) => node.store.note(log.durable(), log.term()),
+    }
+}
+
+/// The end of a master's log, with the last round's `outcome`. A disk without room is no failure
+/// where nothing is lost by it.
+fn closed(node: &Node, log: &Log, outcome: store::Result<()>) -> store::Result<()> {
+    match outcome.and_then(|()| node.store.note_durable(log)) {
+        Err(error @ store::Error::Full { .. }) if !node.durability.would_lose() => {
+            tracing::warn!(
+                "stopped without room on the disk; nothing acknowledged is lost: {error}; make \
+                 room before the next start"
+            );
+            Ok(())
+        }
+        outcome => outcome,
+    }
+}
+
+/// The log is a master's, or a replica's, from now on.
+fn settle(node: &Node, is_master: bool, term: u64) {
+    if node.replication.settle(&node.config(), is_master, term) {
+        node.replication.failover.settled(node);
+    }
+}
+
+/// Discards what an unfinished full sync has brought: this is a
+/// master, or goes on without one.
+pub(crate) fn forget_full_sync(node: &Node) {
+    if let Err(error) = store::Staging::clear(node.store.disk()) {
+        tracing::warn!(
+            "what is left of a full sync cannot be removed: {error}; remove staged-* \
+                        while the server is stopped"
+        );
+    }
+}
+
+/// Tells the waiter that it is over, also if that is by a panic: else it would wait for ever.
+struct Told<'a>(&'a tokio::sync::Notify);
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
+/// Commits, until the role changes or the server stops. An error: it has stopped, or it is to be a
+/// master again, and the last commit had failed.
+fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Result<()>) {
+    let committer = node.durability.committer();
+    committer.reopen();
+    if host.stop.is_stopped() {
+        // The stop was told to the committer, perhaps before it was opened again.
+        committer.stop();
+    }
+    let mut orders = node.replication.subscribe();
+    // Before any client may write, or order us to follow: what is written from now on is in no
+    // replica's log yet.
+    node.durability.begin(&log);
+    node.engines().lead();
+    settle(node, true, log.term());
+    node.replication.promoted(&node.config());
+    forget_full_sync(node);
+    let over = tokio::sync::Notify::new();
+    let (mut log, mut outcome) = std::thread::scope(|scope| {
+        let watch = || {
+            let Ok(runtime) = tokio::runtime::Builder::new_current_thread().build() else { return };
+            runtime.block_on(async {
+                // Any order, be it taken back already: it has shut the gate, which is opened by
+                // beginning anew as a master. What `wait_for` gives locks the orders. It must be
+                // gone before the turns are waited for: one of them may be giving an order.
+                let is_ordered =
+                    |_: &u64| !node.replication.is_master() || !node.replication.is_settled();
+                let ordered = async { drop(orders.wait_for(is_ordered).await) };
+                tokio::select! {
+                    () = over.notified() => {}
+                    () = ordered => {
+                        host.wait_for_turns();
+                        // A TM.MERGE looks at the gate before each block, and has them logged
+                        // before it lets go.
+                        drop(node.engines().merging.lock());
+                        // So does a change of spaces, views and actions.
+                        node.current.pass_changes();
+                        node.engines().follow();
+                        committer.step_down();
+                    }
+                }
+            });
+        };
+        let watcher = scope.spawn(watch);
+        let ended = {
+            let _told = Told(&over);
+            recovery::run_commits(&node.durability, log, &node.current)
+        };
+        // It only waits.
+        let _ = watcher.join();
+        ended
+    });
+    // What was acknowledged is in memory, and can be read there. No client may write, and what a
+    // master sends could not be written either.
+    while let Err(error) = &outcome {
+        if host.stop.is_stopped() || node.replication.is_master() {
+            break;
+        }
+        unfinished(host, node, error);
+        committer.reopen();
+        committer.step_down();
+        (log, outcome) = recovery::run_commits(&node.durability, log, &node.current);
+    }
+    (log, outcome)
+}
+
+/// The last commit of a master that is to follow has failed. Waits until the next attempt is due.
+fn unfinished(host: &Host, node: &Node, error: &store::Error) {
+    let why = format!("the last commit as a master failed, trying again: {error}");
+    let is_news = {
+        let mut link = node.replication.link.lock();
+        let is_news = store::gist(&link.error) != store::gist(&why);
+        link.fail(why.clone(), Instant::now() + RETRY);
+        is_news
+    };
+    if is_news {
+        tracing::error!("{why}");
+    }
+    wait(host, RETRY, || node.replication.is_master());
+}
+
+/// A replica becomes a master.
+fn promote(host: &Host, node: &Arc<Node>, mut log: FollowLog) -> Held {
+    let (term, end) = (log.term(), log.durable());
+    let next = replication::next_term(term, fastrand::u32(..));
+    let attempt = match log.sync() {
+        Ok(_) => log.into_log(node.store.log_options(), next),
+        Err(error) => Err(error),
+    };
+    match attempt {
+        Ok(log) => {
+            tracing::info!(
+                "promoted: the log goes on at {} with term {:x}",
+                log.written(),
+                log.term()
+            );
+            Held::Own(Box::new(log))
+        }
+        Err(error) => {
+            if node.replication.failover.stuck(node, &error) {
+                tracing::error!("cannot be promoted yet, trying again: {error}");
+            }
+            wait(host, RETRY, || !node.replication.is_master());
+            Held::Follows(Box::new(reopen_log(host, node, end)))
+        }
+    }
+}
+
+/// A master becomes a replica.
+fn demote(host: &Arc<Host>, node: Arc<Node>, log: Log) -> Held {
+    let end = log.durable();
+    drop(log);
+    tracing::info!("a replica from now on; the own log ends at {end}");
+    node.durability.followed(end, end);
+    Held::Follows(Box::new(reopen_log(host, &node, end)))
+}
+
+/// The log behind `end`; tries until it can be had.
+fn reopen_log(host: &Host, node: &Arc<Node>, end: store::Position) -> FollowLog {
+    let mut reported = String::new();
+    loop {
+        match FollowLog::open(node.store.disk().clone(), node.store.lineage(), end) {
+            Ok(log) => return log,
+            Err(error) if host.stop.is_stopped() => {
+                tracing::error!("the log cannot be opened: {error}");
+                std::process::exit(1);
+            }
+            Err(error) => {
+                node.replication.failover.stuck(node, &error);
+                if reported != error.gist() {
+                    tracing::error!("the log cannot be opened, trying again: {error}");
+                    reported = error.gist();
+                }
+            }
+        }
+        wait(host, RETRY, || false);
+    }
+}
+
+/// Retires the node and opens its folder anew, which may hold another data set now. As in Redis
+/// clients stay connected, and are told -LOADING meanwhile; replicas of this one do not, as they
+/// would follow another history. A client that waits for something of the old data set has a moment
+/// for that, and is disconnected then.
+fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
+    host.replace_node();
+    let began = Instant::now();
+    let mut said = Duration::from_secs(5);
+    // Running reads finish; then its memory and its folder are free.
+    let mut node = node;
+    loop {
+        // So does a FAILOVER that waits for a replica.
+        node.replication.failover.end(&node);
+        let is_over = began.elapsed() >= PATIENCE;
+        let keeps_it = |client: &&Arc<Client>| {
+            client.kind() == Kind::Replica || is_over && client.away.load(Relaxed)
+        };
+        host.clients.list().iter().filter(keeps_it).for_each(|client| client.kill());
+        match Arc::try_unwrap(node) {
+            Ok(last) => {
+                drop(last);
+                break;
+            }
+            Err(shared) => node = shared,
+        }
+        if began.elapsed() > said {
+            tracing::warn!("the old data set is still in use after {} s", said.as_secs());
+            said *= 2;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    loop {
+        let node = host.node();
+        match load(&node) {
+            Ok(held) => {
+                settle(&node, held.is_own(), held.term());
+                return held;
+            }
+            Err(error) => tracing::error!("the data cannot be opened: {error}"),
+        }
+        if host.stop.is_stopped() {
+            std::process::exit(1);
+        }
+        host.replace_node();
+        wait(host, Duration::from_secs(5), || false);
+    }
+}
+
+/// Waits so long, or until the server stops, or until `enough`.
+fn wait(host: &Host, time: Duration, enough: impl Fn() -> bool) {
+    let began = Instant::now();
+    while began.elapsed() < time && !host.stop.is_stopped() && !enough() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+impl Host {
+    /// Waits until every worker, and ingest, has ended the turn that it may have been in: whatever
+    /// was decided before this call is seen by all changes after it.
+    pub(crate) fn wait_for_turns(&self) {
+        for turn in self.turns() {
+            let seen = turn.load(SeqCst);
+            while seen % 2 == 1 && turn.load(SeqCst) == seen {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::runtime::shutdown::Stop;
+    use store::{Position, SEGMENT_HEAD_BYTES, SegmentHead, SimDisk, Store, StoreOptions};
+
+    /// A master is believed what it says of its own history. Its former replica can be promoted all
+    /// the same, and again.
+    #[test]
+    fn a_term_that_a_master_names_stops_no_promotion() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.durability.dir = folder.path().to_path_buf();
+        for term in [u64::from(u32::MAX) << 32, u64::MAX] {
+            let host = Host::new(config.clone(), Vec::new(), Stop::new());
+            let node = host.node();
+            node.store
+                .fill(Store::open(Arc::new(SimDisk::new(1)), StoreOptions::default()).unwrap());
+            let (disk, lineage) = (node.store.disk().clone(), node.store.lineage());
+            let mut log = FollowLog::open(disk.clone(), lineage, Position::START).unwrap();
+            let head = SegmentHead {
+                void: false,
+                lineage,
+                segment: 1,
+                previous: 0,
+                base: 0,
+                sequence: 0,
+                term,
+                chain: 0,
+            };
+            log.begin(head).unwrap();
+            for _ in 0..2 {
+                let Held::Own(own) = promote(&host, &node, log) else { panic!("it is no master") };
+                assert!(own.term() >= term && own.written().byte == SEGMENT_HEAD_BYTES);
+                let end = own.durable();
+                drop(own);
+                log = FollowLog::open(disk.clone(), lineage, end).unwrap();
+            }
+        }
+    }
+}

@@ -1,0 +1,556 @@
+//! Replication: what a process knows of its role, its master and its replicas. The protocol is the
+//! crate `replication`'s.
+//!
+//! ```text
+//!   command REPLICAOF --> Role (on the disk) --> log_owner (thread "log"): the owner of the log
+//!                            a master's log: Durability::run
+//!                            a replica's: replica.rs, one link to its master
+//!   command TM.REPLICATE --> the connection becomes a feed (feed.rs) that sends the log's files
+//! ```
+//!
+//! FAILOVER hands the role to a replica (failover.rs). Which replicas are fed, and how far, is in
+//! replicas.rs; how the link to the master stands in link_status.rs.
+//!
+//! The role is on the disk before any client or thread sees it, and a disk may take its time: so a
+//! worker never changes it (`Call::answer_later`), and readers never wait. Whether writes are taken
+//! is one atomic, the `Gate`: a replica takes none, nor does a master of which it is not known
+//! whether it still is one (fence.rs), nor one that has too few replicas.
+
+pub mod background;
+pub mod backup;
+pub mod failover;
+pub mod feed;
+mod fence;
+pub mod graceful_shutdown;
+mod link_status;
+pub mod load;
+pub mod log_owner;
+pub mod node;
+pub(crate) mod replica;
+mod replicas;
+pub mod role;
+mod salvage;
+#[cfg(test)]
+mod tests;
+mod write_gate;
+
+use fence::{Fence, Fenced};
+pub use link_status::{Link, LinkState};
+pub use replicas::{Fed, Feeds};
+pub use role::Master;
+use role::Role;
+use write_gate::{Gate, Shut};
+
+use crate::config::Config;
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::task::Poll;
+use std::time::Instant;
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::sync::watch;
+
+/// What a node is to be.
+#[derive(Default)]
+pub struct Order {
+    /// Whom it is to follow; none: it is to be a master.
+    pub master: Option<Master>,
+    /// The data are given up for whatever the master has.
+    pub forced: bool,
+    /// FAILOVER: the master is a replica, and is to take over.
+    pub handing: Option<Handing>,
+    /// It is to be a master, but may have been replaced while it was away.
+    pub fenced: bool,
+}
+
+/// FAILOVER: how far the replica is that is to take over.
+#[derive(Clone, Copy)]
+pub struct Handing {
+    /// It is to have the log up to here.
+    pub(crate) offset: u64,
+    /// It has all that there is here. Then so has this node of what the replica begins with, and it
+    /// is fit to take its place at once.
+    pub(crate) has_all: bool,
+}
+
+/// A Sentinel's word on which node is the master.
+pub struct Hello<'a> {
+    /// What those Sentinels call what they watch.
+    pub group: &'a str,
+    /// Whether it names this node.
+    pub is_ours: bool,
+    /// The configuration epoch that it is of.
+    pub epoch: u64,
+    /// The master's address, for the server's log.
+    pub address: String,
+}
+
+/// See the top of the file.
+pub struct Replication {
+    role: ArcSwap<Role>,
+    /// Held while the role changes, its way to the disk included.
+    changing: Mutex<()>,
+    gate: Gate,
+    /// Held while the gate is set, so that what was true before an order is not said after it.
+    /// Never across a wait.
+    gating: Mutex<()>,
+    fence: Fence,
+    /// A thread is about to write down what Sentinels have said.
+    keeping: AtomicBool,
+    /// The role has been made true: the log is the node's own, or its master's.
+    settled: AtomicBool,
+    /// It was told in this process whom to follow, and has not been in step with them.
+    unmet: AtomicBool,
+    /// It was a master until the last order, which has told it to follow another one.
+    was_master: AtomicBool,
+    /// Why something that was asked for since the last order can never be: REPLICAOF a Redis, or
+    /// by one. One line; empty: nothing.
+    pub last_error: Mutex<String>,
+    /// The master that Sentinel last put in this node's place.
+    deposed_by: Mutex<Option<Master>>,
+    /// Rises with every change of the role.
+    orders: watch::Sender<u64>,
+    /// FAILOVER, if it is under way.
+    pub failover: failover::Failover,
+    /// A replica's link to its master.
+    pub link: Mutex<Link>,
+    /// The replicas that are fed.
+    pub feeds: Feeds,
+    /// Of this node, as a replica.
+    pub full_syncs: AtomicU64,
+    /// Links of ours that went on from where we were.
+    pub continued: AtomicU64,
+    /// Of the newest segment.
+    pub term: AtomicU64,
+}
+
+impl Replication {
+    pub(crate) fn new() -> Replication {
+        Replication {
+            role: ArcSwap::default(),
+            changing: Mutex::default(),
+            gate: Gate::new(),
+            gating: Mutex::default(),
+            fence: Fence::default(),
+            keeping: AtomicBool::new(false),
+            settled: AtomicBool::new(false),
+            unmet: AtomicBool::new(false),
+            was_master: AtomicBool::new(false),
+            last_error: Mutex::default(),
+            deposed_by: Mutex::default(),
+            orders: watch::Sender::new(0),
+            failover: failover::Failover::new(),
+            link: Mutex::new(Link::new()),
+            feeds: Feeds::default(),
+            full_syncs: AtomicU64::new(0),
+            continued: AtomicU64::new(0),
+            term: AtomicU64::new(0),
+        }
+    }
+
+    /// At start: the role that the data folder remembers, or else the configuration's.
+    pub fn recall(&self, config: &Config) -> io::Result<()> {
+        let role = match Role::read(&config.durability.dir)? {
+            Some(role) => role,
+            None => {
+                let role = Role {
+                    master: Master::parse(&config.replication.replicaof),
+                    ..Role::default()
+                };
+                if role.master.is_some() {
+                    role.write(&config.durability.dir)?;
+                }
+                role
+            }
+        };
+        self.fence.recall(&role.sentinels);
+        // Without any other node there is none that could have become the master meanwhile.
+        let had_others = role.clone().among_others().replicated;
+        if role.master.is_none() && had_others && config.replication.fence {
+            let until = if role.sentinels.is_empty() {
+                "a replica follows"
+            } else {
+                "Sentinel names this node"
+            };
+            tracing::warn!(
+                "this was one of several nodes: writes are refused until {until}, or REPLICAOF NO \
+                 ONE"
+            );
+            self.fence.raise();
+        }
+        if let Some((to, offset)) = role.master.as_ref().zip(role.handing) {
+            if role.sentinels.is_empty() {
+                tracing::warn!(
+                    "a FAILOVER was under way: {to} is asked again to take over, unless REPLICAOF \
+                     names the master"
+                );
+                self.failover.resume(offset);
+            } else {
+                // By now they may have chosen another one.
+                tracing::warn!(
+                    "a FAILOVER was under way: Sentinel decides which node is the master"
+                );
+            }
+        }
+        self.role.store(Arc::new(role));
+        Ok(())
+    }
+
+    /// Whom this node is to follow.
+    pub fn master(&self) -> Option<Master> {
+        self.role.load().master.clone()
+    }
+
+    /// Whether it takes writes of its own.
+    pub fn is_master(&self) -> bool {
+        self.role.load().master.is_none()
+    }
+
+    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
+        self.orders.subscribe()
+    }
+
+    /// Until this node is to be a replica: then it is unknown whether others have what was written
+    /// here.
+    pub async fn demoted(&self) {
+        // An error means that no sender is left, and `self` is one.
+        let _ = self.subscribe().wait_for(|_| !self.is_master()).await;
+    }
+
+    /// Another role, if `next` gives one: durable when this returns. `told` is done as others begin
+    /// to see it.
+    fn change(
+        &self,
+        config: &Config,
+        next: impl FnOnce(&Role) -> Option<Role>,
+        told: impl FnOnce(),
+    ) -> io::Result<bool> {
+        let _one = self.changing.lock();
+        let Some(next) = next(&self.role.load()) else { return Ok(false) };
+        next.write(&config.durability.dir)?;
+        let _gate = self.gating.lock();
+        self.role.store(Arc::new(next));
+        told();
+        Ok(true)
+    }
+
+    /// As `change`, of what holds whether the disk takes it or not.
+    fn note(&self, config: &Config, next: impl Fn(&Role) -> Option<Role>) {
+        if let Err(error) = self.change(config, &next, || ()) {
+            tracing::error!("the role cannot be written down: {error}");
+            let _one = self.changing.lock();
+            if let Some(next) = next(&self.role.load()) {
+                self.role.store(Arc::new(next));
+            }
+        }
+    }
+
+    /// REPLICAOF, and FAILOVER: durable when this returns; the director does the rest. False if
+    /// nothing is new. A master that is to follow is not fit to be promoted before it has met its
+    /// master: what it has written may be in no other history, and much of theirs not in its own.
+    /// `told`: see `change`.
+    pub fn order(&self, config: &Config, order: Order, told: impl FnOnce()) -> io::Result<bool> {
+        let Order { master, forced, handing, fenced } = order;
+        if master.is_none() && !forced && self.remains_master(config)? {
+            return Ok(false);
+        }
+        let is_master = master.is_none();
+        let was_master = self.is_master();
+        let next = |role: &Role| {
+            // To follow the one that it asks to take over, though: it is not asked any more.
+            let is_handing = role.handing.is_some() && handing.is_none();
+            if role.master == master && !forced && !is_handing {
+                return None;
+            }
+            let handing_to = handing.map(|handing| handing.offset);
+            let mut next = Role { unfit: false, forced, handing: handing_to, ..role.clone() };
+            if role.master.is_none() {
+                next = next.among_others();
+                next.synced = handing.is_some_and(|handing| handing.has_all);
+            }
+            next.promoting = master.is_none() && (role.master.is_some() || role.promoting);
+            next.master.clone_from(&master);
+            Some(next)
+        };
+        let is_new = self.change(config, next, || {
+            self.fence.ordered();
+            if fenced && config.replication.fence {
+                self.fence.raise();
+            }
+            self.settled.store(false, SeqCst);
+            self.unmet.store(!is_master, SeqCst);
+            self.was_master.store(was_master && !is_master, SeqCst);
+            self.last_error.lock().clear();
+            self.gate.set(Shut::Replica);
+            told();
+        })?;
+        if is_new {
+            *self.link.lock() = Link::new();
+            self.orders.send_modify(|n| *n += 1);
+        }
+        Ok(is_new)
+    }
+
+    /// REPLICAOF NO ONE to a master. Sentinel does not say this: an operator does. False if it is
+    /// none.
+    fn remains_master(&self, config: &Config) -> io::Result<bool> {
+        let forget = |role: &Role| {
+            (role.master.is_none() && !role.sentinels.is_empty())
+                .then(|| Role { sentinels: Vec::new(), ..role.clone() })
+        };
+        // Before another thread writes down once more what they have said.
+        self.change(config, forget, || self.fence.forget())?;
+        if !self.is_master() {
+            return Ok(false);
+        }
+        self.fence.forget();
+        self.judge(config);
+        Ok(true)
+    }
+
+    /// Whether the data are given up for whatever the master has, once.
+    pub(crate) fn is_forced(&self) -> bool {
+        self.role.load().forced
+    }
+
+    /// The director has made the log a master's, or a replica's. False if this node is to be the
+    /// other meanwhile: then it is not settled.
+    pub fn settle(&self, config: &Config, is_master: bool, term: u64) -> bool {
+        self.term.store(term, Relaxed);
+        let _gate = self.gating.lock();
+        let is_role = self.is_master() == is_master;
+        self.look(config, is_role || self.settled.load(SeqCst));
+        // A reader that sees this finds the gate open.
+        if is_role {
+            self.settled.store(true, SeqCst);
+        }
+        is_role
+    }
+
+    /// Whether it has, since the last order.
+    pub fn is_settled(&self) -> bool {
+        self.settled.load(SeqCst)
+    }
+
+    /// The replica is in step with its master, with a complete data set. So the node that was to
+    /// take over has done so.
+    pub(crate) fn synced(&self, config: &Config) {
+        self.unmet.store(false, SeqCst);
+        self.note(config, |role| {
+            let is_news = !role.synced || role.unfit || role.forced || role.handing.is_some();
+            (role.master.is_some() && is_news).then(|| Role {
+                synced: true,
+                unfit: false,
+                forced: false,
+                handing: None,
+                ..role.clone()
+            })
+        });
+    }
+
+    /// As a replica: it has been in step with its current master, in this process.
+    pub fn has_met_its_master(&self) -> bool {
+        !self.unmet.load(SeqCst)
+    }
+
+    /// Whether it was a master when it was told, in this process, to follow `master`, and has met
+    /// no other master since.
+    pub(crate) fn was_master_before(&self, master: &Master) -> bool {
+        let is_its_master = self.role.load().master.as_ref() == Some(master);
+        is_its_master && self.was_master.load(SeqCst) && !self.has_met_its_master()
+    }
+
+    /// For INFO. True if that is new.
+    fn note_error(&self, error: String) -> bool {
+        let mut last = self.last_error.lock();
+        let is_new = *last != error;
+        *last = error;
+        is_new
+    }
+
+    /// A server that speaks another protocol was told to follow this one, and tries again and
+    /// again: it is logged once.
+    pub fn note_foreign_replica(&self, peer: std::net::IpAddr, why: &str) {
+        if self.note_error(format!("a server at {peer} was told to follow this one: {why}")) {
+            tracing::warn!("a server at {peer} was told to follow this one: refused, as {why}");
+        }
+    }
+
+    /// It is to be a master, and its log is still the one of a replica.
+    pub(crate) fn is_promoting(&self) -> bool {
+        self.role.load().promoting
+    }
+
+    /// Its log has begun as a master's.
+    pub(crate) fn promoted(&self, config: &Config) {
+        self.note(config, |role| role.promoting.then(|| Role { promoting: false, ..role.clone() }));
+    }
+
+    /// The replica gives its data up for its master's, which begin to come. Durable when this
+    /// returns.
+    pub(crate) fn gives_up(&self, config: &Config) -> io::Result<()> {
+        let gives_up = |role: &Role| {
+            role.synced.then(|| Role { synced: false, ..role.clone().among_others() })
+        };
+        self.change(config, gives_up, || ()).map(|_| ())
+    }
+
+    /// The replica's data and this master's do not fit, and neither gives way: only an operator may
+    /// promote it, also after a restart.
+    pub(crate) fn refuses(&self, config: &Config, master: &Master) {
+        self.note(config, |role| {
+            (role.master.as_ref() == Some(master) && !role.unfit)
+                .then(|| Role { unfit: true, ..role.clone() })
+        });
+    }
+
+    /// Whether this node could be promoted without losing what others have.
+    pub fn is_fit(&self) -> bool {
+        let role = self.role.load();
+        role.master.is_none() || (role.synced && !role.unfit)
+    }
+
+    /// Whether a Sentinel's word on another master keeps it from writes.
+    pub fn is_fenced(&self) -> bool {
+        self.fence.now() != Fenced::No
+    }
+
+    /// How many groups of Sentinels have spoken.
+    pub fn sentinel_groups(&self) -> usize {
+        self.fence.groups()
+    }
+
+    /// A replica follows: so this node is its master.
+    pub(crate) fn followed(&self, config: &Config) {
+        if self.fence.followed() {
+            tracing::info!("a replica follows: this node is the master; writes are taken again");
+        }
+        self.judge(config);
+    }
+
+    /// A Sentinel has named the master. True if a start must know it, too, and no thread is about
+    /// to write that down: [`Replication::keep_epochs`] is to be called where the disk may be
+    /// waited for.
+    pub fn named(&self, config: &Config, hello: &Hello<'_>) -> bool {
+        if !config.replication.fence {
+            return false;
+        }
+        let effect = self.fence.named(hello.group, hello.is_ours, hello.epoch, self.is_master());
+        if effect.change == Some(Fenced::Deposed) {
+            let Hello { group, address, epoch, .. } = hello;
+            *self.deposed_by.lock() = Master::parse(address);
+            tracing::warn!(
+                "Sentinel has made another node the master ('{group}' at {address}, epoch \
+                 {epoch}): writes are refused; clients find the new one through Sentinel"
+            );
+        }
+        self.fence_changed(config, effect.change);
+        effect.is_news && !self.keeping.swap(true, SeqCst)
+    }
+
+    /// See [`Replication::named`].
+    pub fn keep_epochs(&self, config: &Config) {
+        self.keeping.store(false, SeqCst);
+        let mut epochs = Vec::new();
+        let keep = |role: &Role| {
+            epochs = self.fence.epochs();
+            (role.sentinels != epochs).then(|| Role { sentinels: epochs.clone(), ..role.clone() })
+        };
+        match self.change(config, keep, || ()) {
+            Ok(_) => self.fence_changed(config, self.fence.kept(&epochs)),
+            Err(error) => tracing::error!("what Sentinel says cannot be written down: {error}"),
+        }
+    }
+
+    fn fence_changed(&self, config: &Config, change: Option<Fenced>) {
+        if change == Some(Fenced::No) {
+            tracing::info!("Sentinel names this node as the master: writes are taken again");
+        }
+        if change.is_some() {
+            self.judge(config);
+        }
+    }
+
+    /// Looks again whether writes are to be taken. To be called whenever something of that has
+    /// changed, and now and then, as time goes by.
+    pub fn judge(&self, config: &Config) {
+        let _gate = self.gating.lock();
+        self.look(config, self.settled.load(SeqCst));
+    }
+
+    /// Sets the gate; the caller holds `gating`.
+    fn look(&self, config: &Config, is_settled: bool) {
+        let settings = &config.replication;
+        let (wanted, max_lag_s) = (settings.min_replicas_to_write, settings.min_replicas_max_lag_s);
+        let too_few = || wanted > 0 && max_lag_s > 0 && self.feeds.close(max_lag_s) < wanted;
+        self.gate.set(match self.fence.now() {
+            _ if !self.is_master() || !is_settled => Shut::Replica,
+            Fenced::Unknown => Shut::Fenced,
+            Fenced::Deposed => Shut::Deposed,
+            Fenced::No if too_few() => Shut::FewReplicas,
+            Fenced::No => Shut::No,
+        });
+    }
+
+    /// Whether Sentinel has made another node the master.
+    pub fn is_deposed(&self) -> bool {
+        self.fence.now() == Fenced::Deposed
+    }
+
+    /// The master that Sentinel has put in this node's place, if it has.
+    pub fn deposed_by(&self) -> Option<Master> {
+        self.deposed_by.lock().clone().filter(|_| self.is_deposed())
+    }
+
+    /// Whether a client whose write was refused is better off with another node: this one is
+    /// fenced, and a Sentinel knows which node is the master.
+    pub fn sends_writers_away(&self) -> bool {
+        match self.gate.shut() {
+            Shut::Deposed => true,
+            Shut::Fenced => self.fence.groups() > 0,
+            Shut::No | Shut::Replica | Shut::FewReplicas => false,
+        }
+    }
+
+    /// Why a write must be refused now, if it must.
+    #[inline]
+    pub fn refusal(&self) -> Option<&'static str> {
+        self.gate.refusal()
+    }
+
+    /// Whether a restart of this node knows that there are others.
+    pub fn is_replicated(&self) -> bool {
+        self.role.load().replicated
+    }
+
+    /// From now on a restart of this node must not take it for granted that it is the master.
+    pub fn note_replicated(&self, config: &Config) -> io::Result<()> {
+        let replicated =
+            |role: &Role| (!role.replicated).then(|| Role { replicated: true, ..role.clone() });
+        self.change(config, replicated, || ()).map(|_| ())
+    }
+}
+
+/// What is there to be read already, if anything.
+async fn more(
+    stream: &mut (impl AsyncRead + Unpin),
+    input: &mut [u8],
+) -> io::Result<Option<usize>> {
+    poll_fn(|cx| {
+        let mut buffer = ReadBuf::new(input);
+        Poll::Ready(match Pin::new(&mut *stream).poll_read(cx, &mut buffer) {
+            Poll::Ready(read) => read.map(|()| Some(buffer.filled().len())),
+            Poll::Pending => Ok(None),
+        })
+    })
+    .await
+}
+
+/// Milliseconds of a clock that never goes back.
+pub(crate) fn now_ms(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+}

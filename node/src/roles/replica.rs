@@ -1,0 +1,700 @@
+//! A replica at work: the link to its master, and what comes over it made true in the own log and
+//! the engines.
+
+use crate::config::Fsync;
+use crate::roles::node::{Host, Node};
+use crate::roles::role::Master;
+use crate::roles::{LinkState, log_owner, more, now_ms, salvage};
+use crate::runtime::tls::Socket;
+use dataset::catalogue::Catalogue;
+use dataset::engines::Engines;
+use dataset::log_records::RecordKind;
+use dataset::options::{Options, Spill};
+use dataset::recovery::apply::apply_record;
+use replication::{Follower, LinkError, ReplicaHost, Timeouts};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+use store::{BatchHead, Disk, FollowLog, Manifest, Records, Staging};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// Between two attempts.
+const RECONNECT: Duration = Duration::from_secs(1);
+/// As long as what the master has is refused here, has no room here, or is damaged there: each
+/// attempt may fetch all of it again. Until then twice as long as before.
+const MOST_RECONNECT: Duration = Duration::from_secs(60);
+/// What came in a turn waits at most so long for room that is being made; then it goes beyond the
+/// limit.
+const SPILLED_WITHIN: Duration = Duration::from_secs(1);
+/// For a connection to come up, and for each answer of the handshake.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// How often the link looks whether something is due.
+const TICK: Duration = Duration::from_millis(100);
+/// Unless `fsync` is `always`: what was applied waits no longer for its sync. With the look at it
+/// every [`TICK`] less than a second.
+const SYNC_AFTER_MS: u64 = 800;
+/// Bytes read before what came is made durable and acknowledged, if more is there.
+const READ_BYTES: usize = 256 << 10;
+/// The most characters of an error of the link that are told.
+const MOST_SAID: usize = 512;
+const ROUND_BYTES: usize = 4 << 20;
+
+/// How following ended.
+pub(crate) enum Course {
+    /// The role has changed, or the server stops.
+    Ordered,
+    /// The folder is to be opened anew.
+    Replace,
+}
+
+/// What the link works on.
+struct Here {
+    node: Arc<Node>,
+    log: FollowLog,
+    /// The last catalogue that came over this link.
+    told: Option<Catalogue>,
+    /// Until when the batches of this turn wait for room, since the first of them had to.
+    waits_until: Option<Instant>,
+}
+
+impl ReplicaHost for Here {
+    fn log(&mut self) -> &mut FollowLog {
+        &mut self.log
+    }
+
+    fn disk(&self) -> Arc<dyn Disk> {
+        self.node.store.disk().clone()
+    }
+
+    fn manifest(&self) -> Manifest {
+        // A snapshot or a spill of ours must not take away meanwhile what both data sets have.
+        self.node.store.keep_files(true);
+        self.node.store.manifest().clone()
+    }
+
+    fn is_empty(&self) -> bool {
+        let engines = self.node.engines();
+        engines.counters().iter().all(|s| s.rows() + s.cold().rows() == 0)
+            && engines.existences().iter().all(|s| s.pairs() == 0)
+    }
+
+    fn sync_after_ms(&self) -> u64 {
+        if self.node.config().durability.fsync == Fsync::Always { 0 } else { SYNC_AFTER_MS }
+    }
+
+    fn may_take(&mut self, body: &[u8]) -> Result<(), String> {
+        for record in Records::new(body) {
+            let record = record?;
+            if record.kind == RecordKind::Catalogue as u8 {
+                let told = Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
+                self.told = Some(told);
+            }
+        }
+        Ok(())
+    }
+
+    fn may_open(&mut self, staged: &Staging) -> Result<(), String> {
+        let options = self.node.config().data_set();
+        let text = staged
+            .small(|tag| tag.kind == RecordKind::Catalogue as u32)
+            .map_err(|e| e.to_string())?;
+        let first =
+            text.map(|text| Catalogue::decode(&text)).transpose().map_err(|e| e.to_string())?;
+        let Some(told) = self.told.as_ref().filter(|_| staged.has_log()).or(first.as_ref()) else {
+            return Ok(());
+        };
+        if staged.is_whole() {
+            // As the start does it that follows, without the rows.
+            let spill = Spill { cache_bytes: 0, read_threads: 1, ..options.spill.clone() };
+            let empty = Options { spill, ..options };
+            let mut engines = Engines::empty(&empty, self.node.durability.clone());
+            let opened = engines.adopt(&told.filled(&empty));
+            opened.map_err(|e| format!("the master's data cannot be taken over: {e}"))?;
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, head: &BatchHead, body: &[u8]) -> Result<bool, String> {
+        self.wait_for_room();
+        if self.apply_once(head, body).is_ok() {
+            return Ok(true);
+        }
+        // What the master has accepted is accepted here, limit or not, as by a replica of Redis.
+        // Records may be told again.
+        self.node.engines().lift_limits();
+        let applied = self.apply_once(head, body);
+        self.node.engines().set_limits();
+        applied.map(|()| true)
+    }
+
+    fn drops(&mut self, from: u64) -> Result<(), store::Error> {
+        let end = self.log.written();
+        let Some(kept) = salvage::keep(&self.node, from, end)? else { return Ok(()) };
+        tracing::warn!(
+            "our log from offset {from} to {} is dropped, of which the master does not have all; \
+             kept in {}; look at it with `tidemark dump`, then remove it",
+            end.offset,
+            kept.display()
+        );
+        Ok(())
+    }
+
+    fn gives_up(&mut self) -> Result<(), store::Error> {
+        let kept = self.node.replication.gives_up(&self.node.config());
+        kept.map_err(|e| store::Error::Refused(format!("the role cannot be written down: {e}")))
+    }
+
+    fn settled(&mut self) {
+        self.waits_until = None;
+        self.node.store.keep_files(false);
+        self.node.durability.followed(self.log.written(), self.log.durable());
+        self.node.replication.term.store(self.log.term(), Relaxed);
+    }
+}
+
+impl Here {
+    /// A writer would wait for what is spilled at this moment; the master's batches do, too, for a
+    /// while. Not while a change of this node's role is waited for.
+    fn wait_for_room(&mut self) {
+        let node = &self.node;
+        while node.engines().is_spilling()
+            && node.replication.is_settled()
+            && !node.stop.is_stopped()
+        {
+            let now = Instant::now();
+            if now >= *self.waits_until.get_or_insert(now + SPILLED_WITHIN) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// One attempt to make a batch true.
+    fn apply_once(&self, head: &BatchHead, body: &[u8]) -> Result<(), String> {
+        let node = &self.node;
+        let (mut engines, parts) = (node.engines(), &node.durability.parts);
+        let (mut records, mut learned) = (0, None);
+        for record in Records::new(body) {
+            let record = record?;
+            records += 1;
+            if record.kind == RecordKind::Catalogue as u8 {
+                let told = Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
+                let told = told.filled(&node.config().data_set());
+                node.current.learn(&told).map_err(|e| e.to_string())?;
+                engines = node.engines();
+                learned = Some(told);
+                continue;
+            }
+            apply_record(&engines, parts, record.space, record.kind, record.payload)?;
+        }
+        if records != head.records {
+            return Err("a batch holds another number of records".to_owned());
+        }
+        // Behind what the batch says of loose ids.
+        learned.into_iter().for_each(|told| engines.adopt_ties(&told));
+        Ok(())
+    }
+}
+
+/// Follows the master until the role changes, the server stops, or the folder is to be opened anew.
+pub(crate) fn run(
+    host: &Arc<Host>,
+    node: Arc<Node>,
+    log: FollowLog,
+    master: &Master,
+) -> (FollowLog, Course) {
+    let mut here = Here { node, log, told: None, waits_until: None };
+    here.settled();
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            tracing::error!("no link to the master: {error}");
+            std::thread::sleep(RECONNECT);
+            return (here.log, Course::Ordered);
+        }
+    };
+    let course = runtime.block_on(keep_up(host, &mut here, master));
+    // The master's name may still be looked up, which takes long without an answer. A promotion
+    // does not wait for that.
+    runtime.shutdown_background();
+    let Here { log, .. } = here;
+    (log, course)
+}
+
+/// One link after the other.
+async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
+    let mut orders = here.node.replication.subscribe();
+    let node = here.node.clone();
+    // The same master, FORCE, is an order, too.
+    let seen = *orders.borrow_and_update();
+    let is_new = |n: &u64| *n != seen || node.replication.master().as_ref() != Some(master);
+    let ordered = async {
+        tokio::select! {
+            _ = orders.wait_for(is_new) => {}
+            () = host.stop.wait() => {}
+        }
+    };
+    tokio::pin!(ordered);
+    let mut said = String::new();
+    let mut patience = RECONNECT;
+    loop {
+        let result = tokio::select! {
+            () = &mut ordered => {
+                return match here.log.secure() {
+                    Ok(()) => Course::Ordered,
+                    Err(error) => {
+                        tracing::error!("the log has lost what was applied: {error}");
+                        Course::Replace
+                    }
+                };
+            }
+            result = link(here, master) => result,
+        };
+        let error = match result {
+            Ok(()) => return Course::Replace,
+            // The log has it, memory has half of it.
+            Err(error @ LinkError::Apply(_)) => {
+                tracing::error!("{}: the data are opened anew", one_line(&error.to_string()));
+                return Course::Replace;
+            }
+            Err(error) => error,
+        };
+        if let LinkError::Foreign(why) = &error
+            && node.replication.failover.returns(&node, master, why)
+        {
+            tracing::error!("REPLICAOF {master} is taken back: {}", one_line(why));
+            continue;
+        }
+        if matches!(error, LinkError::Unfit(_)) {
+            node.replication.refuses(&node.config(), master);
+        }
+        // Another server may be there one day.
+        let is_refused = match &error {
+            LinkError::Foreign(_) => {
+                patience = MOST_RECONNECT;
+                true
+            }
+            LinkError::Unready(_) | LinkError::Damaged => true,
+            // No room for it, say. What was there already is looked at again each time.
+            LinkError::Store(_) => node.replication.link.lock().state == LinkState::Sync,
+            _ => false,
+        };
+        let error = one_line(&error.to_string());
+        let due = Instant::now() + if is_refused { patience } else { RECONNECT };
+        here.node.replication.link.lock().fail(error.clone(), due);
+        if is_refused {
+            tracing::warn!(
+                "what the master {master} has is refused here: {error}; tried again in {} s",
+                patience.as_secs()
+            );
+        } else if error != said {
+            tracing::warn!(
+                "the link to the master {master} is down: {error}; tried again, reads \
+                            go on"
+            );
+        }
+        said = error;
+        tokio::select! {
+            () = &mut ordered => return Course::Ordered,
+            is_same = stays_until(&node, due) => {
+                let longer = (patience * 2).min(MOST_RECONNECT);
+                patience = if is_refused && is_same { longer } else { RECONNECT };
+            }
+        }
+    }
+}
+
+/// Waits; no longer, and false, if the configuration changes.
+async fn stays_until(node: &Node, due: Instant) -> bool {
+    let version = node.settings.version();
+    while node.settings.version() == version {
+        let left = due.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return true;
+        }
+        tokio::time::sleep(left.min(TICK)).await;
+    }
+    false
+}
+
+/// What is told of an error: it may quote a master's words, which are to forge no lines of INFO and
+/// of the server's log, nor to fill them.
+fn one_line(error: &str) -> String {
+    let ends_a_line = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
+    error.chars().take(MOST_SAID).map(|c| if ends_a_line(c) { ' ' } else { c }).collect()
+}
+
+fn other(text: impl Into<String>) -> LinkError {
+    LinkError::Refused(text.into())
+}
+
+fn net(error: &io::Error) -> LinkError {
+    other(error.to_string())
+}
+
+async fn within<T>(what: impl Future<Output = io::Result<T>>) -> Result<T, LinkError> {
+    match tokio::time::timeout(HANDSHAKE, what).await {
+        Ok(result) => result.map_err(|e| net(&e)),
+        Err(_) => Err(LinkError::Timeout(HANDSHAKE.as_millis() as u64)),
+    }
+}
+
+/// Sends a request and expects a simple reply; the inner error is the master's, as it came.
+async fn ask(stream: &mut Socket, words: &[&str]) -> Result<Result<(), String>, LinkError> {
+    let mut request = format!("*{}\r\n", words.len());
+    for word in words {
+        request.push_str(&format!("${}\r\n{word}\r\n", word.len()));
+    }
+    within(stream.write_all(request.as_bytes())).await?;
+    within(stream.flush()).await?;
+    let mut line = Vec::new();
+    while !line.ends_with(b"\r\n") {
+        if line.len() > 1024 {
+            return Err(other("the master's answer is too long"));
+        }
+        line.push(within(stream.read_u8()).await?);
+    }
+    let text = one_line(String::from_utf8_lossy(&line).trim_end());
+    Ok(if text.starts_with('+') { Ok(()) } else { Err(text) })
+}
+
+/// What is told of a reply that says no.
+pub(crate) fn was_answered(verb: &str, reply: &str) -> String {
+    format!("{verb} was answered {reply}")
+}
+
+/// Whether a server that is asked for its log this way is no Tidemark server.
+fn is_foreign(reply: &str) -> bool {
+    reply.to_ascii_lowercase().starts_with("-err unknown command")
+}
+
+/// The answer to REPLICAOF of a Redis.
+fn foreign(master: &Master) -> LinkError {
+    LinkError::Foreign(format!(
+        "{master} is no Tidemark server, and only such a server can be followed; to copy data from \
+         Redis use `tidemark import`, redis-cli --pipe or RedisShake"
+    ))
+}
+
+/// A connection to the master that has become a link.
+async fn connect(node: &Node, master: &Master) -> Result<Socket, LinkError> {
+    let (user, password, encrypted) = {
+        let config = node.config();
+        let settings = &config.replication;
+        (settings.master_user.clone(), settings.master_auth.clone(), settings.tls)
+    };
+    let replication = &node.replication;
+    replication.link.lock().state = LinkState::Connecting;
+    let stream = within(TcpStream::connect((master.host.as_str(), master.port))).await?;
+    stream.set_nodelay(true).map_err(|e| net(&e))?;
+    replication.link.lock().local = Some(stream.local_addr().map_err(|e| net(&e))?);
+    let mut stream = if encrypted {
+        within(node.tls.connect(&master.host, stream)).await?
+    } else {
+        Socket::Plain(stream)
+    };
+    let refused = |verb: &str, reply: &str| other(was_answered(verb, reply));
+    let login: &[&str] = match (user.as_str(), password.as_str()) {
+        (_, "") => &[],
+        ("", password) => &["AUTH", password],
+        (user, password) => &["AUTH", user, password],
+    };
+    if !login.is_empty() {
+        ask(&mut stream, login).await?.map_err(|reply| refused("AUTH", &reply))?;
+    }
+    let protocol = replication::PROTOCOL.to_string();
+    match replication.failover.handover() {
+        None => {
+            let asked = ask(&mut stream, &["TM.REPLICATE", &protocol]).await?;
+            asked.map_err(|reply| {
+                if is_foreign(&reply) { foreign(master) } else { refused("TM.REPLICATE", &reply) }
+            })?;
+        }
+        Some(offset) => {
+            // A frozen node must not find the request when we are the master again. A loading one
+            // may have taken over before. One that answers that it has no room closes the
+            // connection and reads nothing.
+            let is_read = |reply: &str| {
+                ["-NOAUTH ", "-NOPERM ", "-MISCONF "].iter().any(|code| reply.starts_with(code))
+            };
+            if let Err(reply) = ask(&mut stream, &["PING"]).await?
+                && !is_read(&reply)
+            {
+                return Err(refused("PING", &reply));
+            }
+            let asking = replication.failover.asking();
+            let asking = asking.ok_or_else(|| other("the failover was taken back"))?;
+            let (lineage, term) =
+                (node.store.lineage().to_string(), format!("{:x}", replication.term.load(Relaxed)));
+            let request =
+                ["TM.REPLICATE", &protocol, "FAILOVER", &offset.to_string(), &lineage, &term];
+            match ask(&mut stream, &request).await? {
+                Ok(()) => replication.failover.done(node),
+                Err(reply) => return Err(other(asking.refused(node, &reply))),
+            }
+        }
+    }
+    Ok(stream)
+}
+
+/// One link: returns when the folder is to be opened anew, or with the reason why it ended.
+async fn link(here: &mut Here, master: &Master) -> Result<(), LinkError> {
+    let node = here.node.clone();
+    let mut stream = connect(&node, master).await?;
+    let (times, ip, port) = {
+        let config = node.config();
+        let settings = &config.replication;
+        let port = match settings.replica_announce_port {
+            0 if settings.tls => config.tls.port,
+            0 => node.port(),
+            port => port,
+        };
+        let times = Timeouts { timeout_ms: settings.timeout_s * 1000, ..Timeouts::default() };
+        (times, settings.replica_announce_ip.clone(), port)
+    };
+    let started = Instant::now();
+    here.told = None;
+    let mut out = Vec::new();
+    let mut follower =
+        Follower::new(times, node.replication.is_forced(), (&ip, port), here, &mut out, 0)?;
+    let Err(error) = carry(here, master, &mut stream, &mut follower, out, started).await else {
+        return Ok(());
+    };
+    // What came whole is made true, and durable. Otherwise memory and log would differ.
+    let is_sound = !matches!(error, LinkError::Apply(_))
+        && matches!(follower.finish(here), Ok(replication::Course::On));
+    if is_sound && here.log.secure().is_ok() {
+        here.settled();
+        return Err(error);
+    }
+    let error = one_line(&error.to_string());
+    tracing::error!(
+        "the data are opened anew, since what came cannot be made true or durable: {error}"
+    );
+    Ok(())
+}
+
+/// Carries bytes between the socket and the follower. May be dropped wherever it waits: all that
+/// came is applied then.
+async fn carry(
+    here: &mut Here,
+    master: &Master,
+    stream: &mut Socket,
+    follower: &mut Follower,
+    mut out: Vec<u8>,
+    started: Instant,
+) -> Result<(), LinkError> {
+    let node = here.node.clone();
+    let replication = &node.replication;
+    let mut input = vec![0; READ_BYTES];
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut was_following = false;
+    let mut counted = false;
+    loop {
+        if !out.is_empty() {
+            within(stream.write_all(&out)).await?;
+            within(stream.flush()).await?;
+            out.clear();
+        }
+        let read = tokio::select! {
+            read = stream.read(&mut input) => Some(read.map_err(|e| net(&e))?),
+            _ = ticks.tick() => {
+                let unread = more(stream, &mut input).await.map_err(|e| net(&e))?;
+                if unread.is_none() {
+                    follower.hears(now_ms(started))?;
+                }
+                unread
+            }
+            () = tokio::task::yield_now(), if follower.is_looking() => {
+                follower.look(here, &mut out)?;
+                None
+            }
+        };
+        if let Some(mut length) = read {
+            let mut taken = 0;
+            loop {
+                if length == 0 {
+                    return Err(other("the master has closed the link"));
+                }
+                taken += length;
+                replication.feeds.bytes_in.fetch_add(length as u64, Relaxed);
+                let course = follower.receive(&input[..length], here, &mut out, now_ms(started))?;
+                if course != replication::Course::On {
+                    return replaced(here, counted);
+                }
+                if taken >= ROUND_BYTES {
+                    break;
+                }
+                match more(stream, &mut input).await.map_err(|e| net(&e))? {
+                    Some(read) => length = read,
+                    None => break,
+                }
+            }
+            if follower.settle(here, &mut out, now_ms(started))? != replication::Course::On {
+                return replaced(here, counted);
+            }
+        }
+        follower.tick(here, &mut out, now_ms(started))?;
+        let is_up = follower.is_following() && !was_following;
+        if is_up {
+            // A reader that sees the link up finds this node fit.
+            replication.synced(&node.config());
+        }
+        {
+            let mut link = replication.link.lock();
+            link.master_end = follower.master_end();
+            link.heard = started + Duration::from_millis(follower.heard_ms());
+            if let Some(bytes) = follower.is_fetching() {
+                link.state = LinkState::Sync;
+                link.fetched = bytes;
+                counted = true;
+            } else if is_up {
+                link.state = LinkState::Connected;
+                link.down_since = None;
+                link.error.clear();
+            }
+        }
+        if is_up {
+            was_following = true;
+            replication.continued.fetch_add(1, Relaxed);
+            log_owner::forget_full_sync(&node);
+            tracing::info!("the link to the master {master} is up, from {}", here.log.written());
+        }
+    }
+}
+
+fn replaced(here: &Here, fetched: bool) -> Result<(), LinkError> {
+    if fetched {
+        here.node.replication.full_syncs.fetch_add(1, Relaxed);
+        tracing::info!("a full sync is complete: the data are opened anew");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::roles::Order;
+    use crate::roles::node::Host;
+    use std::io::{Read, Write};
+    use store::{Check, Position, frame_head};
+
+    /// How a link ends to a master that says OK to TM.REPLICATE, while nothing else of the node is
+    /// locked, and then does this.
+    fn link_to(
+        timeout_s: u64,
+        does: impl FnOnce(&Node, &mut std::net::TcpStream) + Send + 'static,
+    ) -> LinkError {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.durability.dir = folder.path().to_path_buf();
+        config.replication.timeout_s = timeout_s;
+        let node = Host::alone(&config);
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let master =
+            Master { host: "127.0.0.1".to_owned(), port: listener.local_addr().unwrap().port() };
+        let log = FollowLog::open(node.store.disk().clone(), node.store.lineage(), Position::START)
+            .unwrap();
+        let mut here = Here { node: node.clone(), log, told: None, waits_until: None };
+        let plays = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            assert!(stream.read(&mut [0; 1000]).unwrap() > 0, "it asks for the log");
+            does(&node, &mut stream);
+            // Until the replica has gone.
+            let _ = stream.read_to_end(&mut Vec::new());
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let linked =
+            async { tokio::time::timeout(Duration::from_secs(60), link(&mut here, &master)).await };
+        let ended =
+            runtime.block_on(linked).expect("it does not end").expect_err("it brought nothing");
+        plays.join().unwrap();
+        ended
+    }
+
+    #[test]
+    fn a_master_that_does_not_speak_is_given_up() {
+        let ended = link_to(1, |_, stream| stream.write_all(b"+OK\r\n").unwrap());
+        assert!(matches!(ended, LinkError::Timeout(1_000..)), "{ended}");
+    }
+
+    /// What keeps the link busy (a slow disk, say) for longer than a master may be silent: what
+    /// that has said meanwhile is read before it is given up.
+    #[test]
+    fn a_master_whose_words_wait_unread_is_not_given_up() {
+        const TIMEOUT_S: u64 = 2;
+        let busy = |node: &Node, stream: &mut std::net::TcpStream| {
+            let began = Instant::now();
+            let _busy = node.replication.link.lock();
+            stream.write_all(b"+OK\r\n").unwrap();
+            assert!(stream.read(&mut [0; 1000]).unwrap() > 0, "it greets");
+            std::thread::sleep(Duration::from_secs(1));
+            let words = [&[72][..], b"not today"].concat();
+            stream.write_all(&frame_head(Check::new().u64(0), &words)).unwrap();
+            stream.write_all(&words).unwrap();
+            std::thread::sleep(Duration::from_secs(TIMEOUT_S + 1).saturating_sub(began.elapsed()));
+        };
+        // Whether it looks at the clock or at the socket first is chance.
+        let links: Vec<_> =
+            (0..16).map(|_| std::thread::spawn(move || link_to(TIMEOUT_S, busy))).collect();
+        for link in links {
+            let ended = link.join().unwrap();
+            assert!(matches!(&ended, LinkError::Refused(words) if words == "not today"), "{ended}");
+        }
+    }
+
+    /// A replica whose space has no room, which will be made: what its master sends waits, but
+    /// neither for ever nor against an order.
+    #[test]
+    fn what_comes_waits_for_room_that_is_being_made_and_no_longer() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.durability.dir = folder.path().to_path_buf();
+        config.counter[0].spill = true;
+        let node = Host::alone(&config);
+        let engines = node.engines();
+        let space = &engines.counters()[0];
+        let log = FollowLog::open(node.store.disk().clone(), node.store.lineage(), Position::START)
+            .unwrap();
+        let mut here = Here { node: node.clone(), log, told: None, waits_until: None };
+        assert!(!node.engines().is_spilling());
+        here.wait_for_room();
+        assert_eq!(here.waits_until, None, "there is room");
+
+        space.set_memory_limit_bytes(1);
+        assert!(node.engines().is_spilling());
+        let began = Instant::now();
+        here.wait_for_room();
+        assert!(began.elapsed() >= SPILLED_WITHIN, "room was being made");
+        let deadline = here.waits_until.unwrap();
+        here.wait_for_room();
+        assert_eq!(here.waits_until, Some(deadline), "the batches of a turn wait once");
+        here.settled();
+        assert_eq!(here.waits_until, None, "and those of the next one again");
+
+        // Else the test does not end.
+        let far = Some(Instant::now() + Duration::from_secs(3600));
+        let ends = |here: &mut Here, end: &(dyn Fn() + Sync)| {
+            here.waits_until = far;
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(TICK);
+                    end();
+                });
+                here.wait_for_room();
+            });
+        };
+        ends(&mut here, &|| space.set_memory_limit_bytes(u64::MAX));
+        assert!(!node.engines().is_spilling());
+        space.set_memory_limit_bytes(1);
+        let master = Master { host: "127.0.0.1".to_owned(), port: 1 };
+        let order = || Order { master: Some(master.clone()), ..Order::default() };
+        ends(&mut here, &|| assert!(node.replication.order(&config, order(), || ()).unwrap()));
+        node.replication.settle(&config, false, 0);
+        ends(&mut here, &|| node.stop.now());
+    }
+}

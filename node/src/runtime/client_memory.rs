@@ -1,0 +1,139 @@
+//! What the buffers of all clients take together. Each client's have limits of their own, but
+//! thousands of clients that stay within theirs could take all memory: so there is a limit of the
+//! sum, too (`max_clients_memory_bytes`, Redis's `maxmemory-clients`), and the client that takes
+//! most makes room.
+//!
+//! Every owner of buffers has a [`Share`], which says how much it has. Only whole [`GRAIN`]s are
+//! counted: what a usual turn leaves behind is less than one, so it changes nothing that others
+//! read.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use tokio::sync::Notify;
+
+/// Bytes that are counted at a time.
+const GRAIN: usize = 16 << 10;
+
+/// The sum of all shares, and its limit.
+#[derive(Default)]
+pub struct Budget {
+    taken: AtomicUsize,
+    most: AtomicUsize,
+    exceeded: Notify,
+}
+
+impl Budget {
+    /// The limit, in bytes; 0: none.
+    pub fn set_most(&self, most: usize) {
+        self.most.store(most, Relaxed);
+        self.judge(self.taken());
+    }
+
+    /// The limit, if there is one.
+    pub(crate) fn most(&self) -> Option<usize> {
+        Some(self.most.load(Relaxed)).filter(|most| *most > 0)
+    }
+
+    /// Returns when more is taken than the limit says.
+    pub async fn exceeded(&self) {
+        self.exceeded.notified().await;
+    }
+
+    fn taken(&self) -> usize {
+        self.taken.load(Relaxed)
+    }
+
+    fn judge(&self, taken: usize) {
+        if self.most().is_some_and(|most| taken > most) {
+            self.exceeded.notify_one();
+        }
+    }
+}
+
+/// What one owner takes of a [`Budget`]; nothing any more once it is dropped. One thread at a time
+/// may change it.
+#[derive(Default)]
+pub struct Share {
+    of: Arc<Budget>,
+    counted: AtomicUsize,
+}
+
+impl Share {
+    pub(crate) fn of(budget: &Arc<Budget>) -> Share {
+        Share { of: budget.clone(), counted: AtomicUsize::new(0) }
+    }
+
+    /// The owner has so many bytes now.
+    #[inline]
+    pub fn set(&self, bytes: usize) {
+        let grains = bytes - bytes % GRAIN;
+        if grains != self.counted.load(Relaxed) {
+            self.change(grains);
+        }
+    }
+
+    #[cold]
+    fn change(&self, grains: usize) {
+        let before = self.counted.swap(grains, Relaxed);
+        let more = grains.wrapping_sub(before);
+        // Additions wrap around, so that what has shrunk is subtracted.
+        let taken = self.of.taken.fetch_add(more, Relaxed).wrapping_add(more);
+        if grains > before {
+            self.of.judge(taken);
+        }
+    }
+
+    /// Bytes that are counted.
+    pub(crate) fn counted(&self) -> usize {
+        self.counted.load(Relaxed)
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_add_up_shrink_and_go() {
+        let budget = Arc::new(Budget::default());
+        budget.set_most(100 << 10);
+        let (a, b) = (Share::of(&budget), Share::of(&budget));
+        a.set(GRAIN - 1);
+        assert_eq!((a.counted(), budget.taken()), (0, 0), "small ones are not counted");
+        a.set(90 << 10);
+        b.set(33 << 10);
+        assert_eq!((a.counted(), b.counted(), budget.taken()), (80 << 10, 32 << 10, 112 << 10));
+        b.set(17 << 10);
+        assert_eq!(budget.taken(), 96 << 10);
+        drop(a);
+        assert_eq!((budget.taken(), budget.most()), (16 << 10, Some(100 << 10)));
+        budget.set_most(0);
+        b.set(usize::MAX);
+        assert_eq!(budget.most(), None);
+        drop(b);
+        assert_eq!(budget.taken(), 0);
+    }
+
+    #[tokio::test]
+    async fn an_excess_is_reported_once_to_its_collector() {
+        let budget = Arc::new(Budget::default());
+        let share = Share::of(&budget);
+        share.set(1 << 20);
+        // The limit comes afterwards.
+        budget.set_most(1);
+        budget.exceeded().await;
+        share.set(0);
+        share.set(2 << 20);
+        budget.exceeded().await;
+        share.set(1 << 20);
+        let told =
+            tokio::time::timeout(std::time::Duration::from_millis(20), budget.exceeded()).await;
+        assert!(told.is_err(), "less is no reason to look");
+    }
+}

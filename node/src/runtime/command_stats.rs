@@ -1,0 +1,373 @@
+//! What commands come to, by command: how often each was called, rejected and failed, how long it
+//! took, and with which errors. For INFO commandstats, latencystats and errorstats, and LATENCY
+//! HISTOGRAM.
+//!
+//! Each worker counts in cells that only it writes. Counts are exact. Time is sampled: two looks at
+//! the clock cost as much as a small command itself, so of commands that take constant time one
+//! call in `SAMPLED` is timed, and every call of the others, and of all while a threshold of
+//! SLOWLOG or LATENCY asks for it. What is told of time is that of the timed calls, as if the
+//! others had been like them.
+
+use crate::command::table;
+use crate::runtime::tally::Tally;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// One call in so many is timed, as a sample.
+const SAMPLED: u64 = 64;
+/// Most kinds of errors that are told apart; they are our own words, so there are fewer.
+const MAX_ERRORS: usize = 128;
+/// Classes of durations: four to an octave, from 64 ns to a minute.
+const CLASSES: usize = 4 * 30;
+/// The lowest class begins at 2^6 ns.
+const FIRST_BIT: usize = 6;
+
+type Histogram = [AtomicU64; CLASSES];
+
+#[derive(Default)]
+struct Cell {
+    calls: Tally,
+    rejected: Tally,
+    failed: Tally,
+    timed: Tally,
+    ns: Tally,
+    /// The number of calls at which the next one is timed.
+    next_timed: AtomicU64,
+    /// There once a call was timed.
+    histogram: OnceLock<Box<Histogram>>,
+}
+
+/// What one worker counts.
+pub struct Calls {
+    /// By the number of the command among all commands and subcommands.
+    cells: Box<[Cell]>,
+    /// By the first word of the error's text.
+    errors: Mutex<BTreeMap<String, u64>>,
+}
+
+fn class_of(ns: u64) -> usize {
+    let octave = (63 - (ns | 1).leading_zeros() as usize).max(FIRST_BIT);
+    let quarter = (ns >> (octave - 2)) as usize & 3;
+    ((octave - FIRST_BIT) * 4 + quarter).min(CLASSES - 1)
+}
+
+/// Nanoseconds that no duration of this class reaches.
+fn end_of(class: usize) -> u64 {
+    (5 + class as u64 % 4) << (class / 4 + FIRST_BIT - 2)
+}
+
+impl Calls {
+    pub(crate) fn new() -> Calls {
+        Calls {
+            cells: (0..table::bits()).map(|_| Cell::default()).collect(),
+            errors: Mutex::default(),
+        }
+    }
+
+    /// A command is called; true if it is this call's turn to be timed.
+    #[inline]
+    pub fn begins(&self, number: usize) -> bool {
+        let Some(cell) = self.cells.get(number) else { return false };
+        let before = cell.calls.get();
+        cell.calls.add(1);
+        let is_timed = before >= cell.next_timed.load(Relaxed);
+        if is_timed {
+            cell.next_timed.store(before + SAMPLED, Relaxed);
+        }
+        is_timed
+    }
+
+    /// It was refused before it was executed.
+    #[cold]
+    pub fn rejected(&self, number: usize) {
+        if let Some(cell) = self.cells.get(number) {
+            cell.rejected.add(1);
+        }
+    }
+
+    /// It ended with an error.
+    #[cold]
+    pub fn failed(&self, number: usize) {
+        if let Some(cell) = self.cells.get(number) {
+            cell.failed.add(1);
+        }
+    }
+
+    /// It was timed.
+    #[inline]
+    pub fn took(&self, number: usize, took: Duration) {
+        let Some(cell) = self.cells.get(number) else { return };
+        let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        cell.timed.add(1);
+        cell.ns.add(ns);
+        let histogram =
+            cell.histogram.get_or_init(|| Box::new([const { AtomicU64::new(0) }; CLASSES]));
+        histogram[class_of(ns)].fetch_add(1, Relaxed);
+    }
+
+    /// An error was answered.
+    #[cold]
+    pub fn error(&self, text: &[u8]) {
+        let word = text.split(|&b| b == b' ').next().unwrap_or_default();
+        let mut errors = self.errors.lock();
+        let word = String::from_utf8_lossy(&word[..word.len().min(64)]);
+        if let Some(count) = errors.get_mut(&*word) {
+            *count += 1;
+        } else if errors.len() < MAX_ERRORS {
+            errors.insert(word.into_owned(), 1);
+        }
+    }
+}
+
+/// So many microseconds are not exceeded by this share of the calls that are counted by class of
+/// duration, to a quarter of an octave; `None` if there are none.
+pub fn percentile_us(classes: &[u64], share: f64) -> Option<f64> {
+    let wanted = ((classes.iter().sum::<u64>() as f64 * share).ceil() as u64).max(1);
+    let mut below = 0;
+    let class = classes.iter().position(|count| {
+        below += count;
+        below >= wanted
+    })?;
+    Some(end_of(class) as f64 / 1000.0)
+}
+
+/// Sums of one command.
+#[derive(Clone)]
+pub struct Sums {
+    /// Calls that were run.
+    pub calls: u64,
+    /// Calls that were refused before they ran.
+    pub rejected: u64,
+    /// Calls that ended in an error.
+    pub failed: u64,
+    timed: u64,
+    ns: u64,
+    classes: Vec<u64>,
+}
+
+impl Sums {
+    const NOTHING: Sums =
+        Sums { calls: 0, rejected: 0, failed: 0, timed: 0, ns: 0, classes: Vec::new() };
+
+    /// Whether there is anything to tell.
+    pub fn is_nothing(&self) -> bool {
+        self.calls + self.rejected + self.failed == 0
+    }
+
+    /// Microseconds of all calls.
+    pub fn us(&self) -> f64 {
+        self.us_per_call() * self.calls as f64
+    }
+
+    /// Microseconds of a call.
+    pub fn us_per_call(&self) -> f64 {
+        self.ns as f64 / 1000.0 / self.timed.max(1) as f64
+    }
+
+    /// So many microseconds are not exceeded by this share of the calls, to a quarter of an octave;
+    /// `None` if none was timed.
+    pub fn percentile_us(&self, share: f64) -> Option<f64> {
+        percentile_us(&self.classes, share)
+    }
+
+    /// For powers of two of (1.024) microseconds: how many calls took no longer. Those that add
+    /// nothing are left out, as in Redis.
+    pub fn distribution(&self) -> Vec<(u64, u64)> {
+        let (mut told, mut before) = (Vec::new(), 0);
+        let mut limit_us = 1u64;
+        while before < self.timed && limit_us < 1 << 40 {
+            let within = self
+                .classes
+                .iter()
+                .enumerate()
+                .filter(|(class, _)| end_of(*class) <= limit_us << 10);
+            let sum: u64 = within.map(|(_, count)| count).sum();
+            // What lasts longer than the last class is in it.
+            if sum > before {
+                let of_all = u128::from(sum) * u128::from(self.calls) / u128::from(self.timed);
+                told.push((limit_us, of_all as u64));
+                before = sum;
+            }
+            limit_us <<= 1;
+        }
+        told
+    }
+
+    /// Seconds of the timed calls, and how many of them lie between each bound, in seconds, and the
+    /// one before: bounds are a microsecond (1.024) times powers of four, and infinity.
+    pub(crate) fn timed_classes(&self) -> (f64, Vec<(f64, u64)>) {
+        let limits_ns = (0..=10).map(|power| 1u64 << (10 + 2 * power));
+        let mut classes: Vec<(f64, u64)> = limits_ns.map(|ns| (ns as f64 / 1e9, 0)).collect();
+        classes.push((f64::INFINITY, 0));
+        for (class, count) in self.classes.iter().enumerate() {
+            let end_s = end_of(class) as f64 / 1e9;
+            // A call longer than the last class is counted there.
+            let end_s = if class == CLASSES - 1 { f64::INFINITY } else { end_s };
+            if let Some(within) = classes.iter_mut().find(|within| end_s <= within.0) {
+                within.1 += count;
+            }
+        }
+        (self.ns as f64 / 1e9, classes)
+    }
+
+    /// The timed calls by class of duration; empty if none was timed.
+    pub fn classes(&self) -> &[u64] {
+        &self.classes
+    }
+
+    fn less(mut self, base: &Sums) -> Sums {
+        self.calls -= base.calls;
+        self.rejected -= base.rejected;
+        self.failed -= base.failed;
+        self.timed -= base.timed;
+        self.ns -= base.ns;
+        self.classes.iter_mut().zip(&base.classes).for_each(|(count, base)| *count -= base);
+        // A call that was under way at the reset (CONFIG RESETSTAT itself, or the EXEC around it)
+        // is one after it, as in Redis.
+        self.calls = self.calls.max(self.timed);
+        self
+    }
+}
+
+/// What all workers have counted, and where that stood at the last CONFIG RESETSTAT: only a worker
+/// writes its cells.
+pub struct AllCalls {
+    by_worker: Vec<Calls>,
+    base: Mutex<Vec<Sums>>,
+}
+
+impl AllCalls {
+    pub(crate) fn new(workers: usize) -> AllCalls {
+        AllCalls { by_worker: (0..workers).map(|_| Calls::new()).collect(), base: Mutex::default() }
+    }
+
+    /// Those of one worker.
+    #[inline]
+    pub fn of(&self, worker: usize) -> &Calls {
+        &self.by_worker[worker]
+    }
+
+    fn ever(&self, number: usize) -> Sums {
+        let mut sums = Sums::NOTHING;
+        for cell in self.by_worker.iter().filter_map(|calls| calls.cells.get(number)) {
+            // Time before calls: a call that ends meanwhile is not timed oftener than it was
+            // called.
+            sums.timed += cell.timed.get();
+            sums.ns = sums.ns.saturating_add(cell.ns.get());
+            if let Some(histogram) = cell.histogram.get() {
+                sums.classes.resize(CLASSES, 0);
+                sums.classes
+                    .iter_mut()
+                    .zip(histogram.iter())
+                    .for_each(|(sum, count)| *sum += count.load(Relaxed));
+            }
+            sums.failed += cell.failed.get();
+            sums.rejected += cell.rejected.get();
+            sums.calls += cell.calls.get();
+        }
+        sums
+    }
+
+    /// Of the command with this number, since the start or the last reset.
+    pub fn sums(&self, number: usize) -> Sums {
+        let ever = self.ever(number);
+        match self.base.lock().get(number) {
+            Some(base) => ever.less(base),
+            None => ever,
+        }
+    }
+
+    /// Errors by their first word.
+    pub fn errors(&self) -> BTreeMap<String, u64> {
+        let mut all = BTreeMap::new();
+        for calls in &self.by_worker {
+            for (word, count) in calls.errors.lock().iter() {
+                *all.entry(word.clone()).or_default() += count;
+            }
+        }
+        all
+    }
+
+    /// CONFIG RESETSTAT. The next call of each command is timed.
+    pub(crate) fn reset(&self) {
+        *self.base.lock() = (0..table::bits()).map(|number| self.ever(number)).collect();
+        let cells = self.by_worker.iter().flat_map(|calls| &calls.cells);
+        cells.for_each(|cell| cell.next_timed.store(0, Relaxed));
+        self.by_worker.iter().for_each(|calls| calls.errors.lock().clear());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_lies_within_its_class() {
+        for ns in (0..40)
+            .flat_map(|bit| [1 << bit, (1 << bit) + 1, (1u64 << bit) * 3 / 2])
+            .filter(|ns| *ns < 60 << 30)
+        {
+            let class = class_of(ns);
+            assert!(ns < end_of(class), "{ns}");
+            assert!(ns < 64 || class == 0 || ns >= end_of(class - 1), "{ns}");
+        }
+        assert_eq!(class_of(u64::MAX), CLASSES - 1);
+    }
+
+    #[test]
+    fn sums_are_told_since_the_last_reset() {
+        let all = AllCalls::new(2);
+        for n in 0..1000 {
+            let calls = all.of(n % 2);
+            if calls.begins(3) {
+                calls.took(3, Duration::from_micros(3));
+            }
+        }
+        all.of(1).took(3, Duration::from_millis(5));
+        all.of(1).failed(3);
+        all.of(0).error(b"ERR it");
+        all.of(1).error(b"ERR that");
+        all.of(1).error(b"NOAUTH");
+        let sums = all.sums(3);
+        assert_eq!((sums.calls, sums.timed, sums.failed, sums.rejected), (1000, 17, 1, 0));
+        assert_eq!(sums.percentile_us(0.5), Some(3.072));
+        assert!((5000.0..6300.0).contains(&sums.percentile_us(0.999).unwrap()));
+        assert_eq!(sums.distribution(), [(4, 941), (8192, 1000)]);
+        let (seconds, classes) = sums.timed_classes();
+        assert!((seconds - 0.005_048).abs() < 1e-9, "{seconds}");
+        let some: Vec<_> = classes.iter().filter(|class| class.1 > 0).collect();
+        assert_eq!(some, [&(4.096e-6, 16), &(16_777_216e-9, 1)]);
+        assert_eq!(
+            all.errors().into_iter().collect::<Vec<_>>(),
+            [("ERR".to_owned(), 2), ("NOAUTH".to_owned(), 1)]
+        );
+        assert!(all.sums(4).is_nothing() && all.sums(4).percentile_us(0.5).is_none());
+        all.reset();
+        assert!(
+            all.sums(3).is_nothing()
+                && all.errors().is_empty()
+                && all.sums(3).distribution().is_empty()
+        );
+        all.of(0).rejected(3);
+        assert_eq!(all.sums(3).rejected, 1);
+    }
+
+    /// F11: after a reset the first call of each command is timed, and one that was under way then
+    /// counts.
+    #[test]
+    fn what_was_timed_since_a_reset_was_called() {
+        let all = AllCalls::new(1);
+        let calls = all.of(0);
+        assert!(calls.begins(3) && !calls.begins(3) && calls.begins(4));
+        all.reset();
+        calls.took(4, Duration::from_micros(3));
+        assert_eq!((all.sums(4).calls, all.sums(4).distribution()), (1, vec![(4, 1)]));
+        assert!(calls.begins(3), "it is the first one since");
+        calls.took(3, Duration::from_micros(3));
+        assert!((1..SAMPLED).all(|_| !calls.begins(3)) && calls.begins(3));
+        assert_eq!(all.sums(3).calls, SAMPLED + 1);
+    }
+}

@@ -1,0 +1,25 @@
+//! State of the process that knows no data: settings, clients, memory limits, channels, monitors,
+//! slow log, command statistics, TLS, shutdown.
+
+pub mod atomic_file;
+pub(crate) mod blocking;
+pub(crate) mod client_memory;
+pub mod clients;
+pub mod command_stats;
+pub(crate) mod foreign_settings;
+pub mod glob;
+pub(crate) mod inbox;
+pub mod ingest;
+pub(crate) mod monitors;
+pub mod open_files;
+pub mod pause;
+pub mod process_memory;
+pub mod pubsub;
+pub mod service_manager;
+pub mod settings;
+pub mod shutdown;
+pub mod slowlog;
+pub mod tally;
+pub mod tls;
+pub mod tracking;
+pub mod utc;

@@ -1,0 +1,163 @@
+//! Requests are left where they are for a while, all of them or those that may change something:
+//! CLIENT PAUSE, FAILOVER, a promotion, and a stop.
+//!
+//! A paused connection keeps its place: what it has sent stays unread, nothing is refused. Without
+//! a pause a turn pays for one load.
+
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed, Ordering::SeqCst, fence};
+use std::time::Instant;
+use tokio::sync::Notify;
+
+/// What is paused.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Paused {
+    /// Nothing.
+    Nothing,
+    /// What may change data.
+    Changes,
+    /// What may change data, or what others get.
+    Writes,
+    /// Everything.
+    All,
+}
+
+/// The origin of a pause. Each origin ends only its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum By {
+    /// CLIENT PAUSE.
+    Command,
+    /// A role that is on its way.
+    Role,
+    /// A stop that waits for replicas.
+    Stop,
+}
+
+/// Whether clients are paused. See the top of the file.
+#[derive(Default)]
+pub struct Pause {
+    /// The widest kind of what is below.
+    level: AtomicU8,
+    /// By whom: the end, and the kind.
+    pauses: Mutex<[Option<(Instant, Paused)>; 3]>,
+    changed: Notify,
+}
+
+impl Pause {
+    /// What is paused now; one load if nothing is.
+    #[inline]
+    pub fn now(&self) -> Paused {
+        if self.level.load(Relaxed) == 0 { Paused::Nothing } else { self.look() }
+    }
+
+    #[cold]
+    fn look(&self) -> Paused {
+        self.change(|_| ())
+    }
+
+    /// Changes the pauses, forgets those that are over, and gives what is paused now.
+    fn change(&self, change: impl FnOnce(&mut [Option<(Instant, Paused)>; 3])) -> Paused {
+        let mut pauses = self.pauses.lock();
+        change(&mut pauses);
+        let now = Instant::now();
+        pauses.iter_mut().for_each(|pause| *pause = pause.filter(|(end, _)| now < *end));
+        let widest =
+            pauses.iter().flatten().map(|(_, kind)| *kind).max().unwrap_or(Paused::Nothing);
+        self.level.store(widest as u8, Relaxed);
+        widest
+    }
+
+    /// Pauses until `end`. Of two pauses by the same the later end and the wider kind hold, as in
+    /// Redis. A turn that does not see it has begun before this returns, and is seen by the wait
+    /// for turns.
+    pub fn begin(&self, by: By, kind: Paused, end: Instant) {
+        let _ = self.now();
+        self.change(|pauses| {
+            let pause = &mut pauses[by as usize];
+            *pause = Some(pause.map_or((end, kind), |(e, k)| (end.max(e), kind.max(k))));
+        });
+        fence(SeqCst);
+        self.changed.notify_waiters();
+    }
+
+    /// Ends it.
+    pub fn end(&self, by: By) {
+        self.change(|pauses| pauses[by as usize] = None);
+        self.changed.notify_waiters();
+    }
+
+    /// Waits until less is paused than now, or nothing. A task that waits for the end of a FAILOVER
+    /// must not be woken by other pauses meanwhile: while the role is on its way he would be
+    /// refused.
+    pub async fn eased(&self) {
+        let was = self.now();
+        loop {
+            let changed = self.changed.notified();
+            let now = self.now();
+            if now == Paused::Nothing || now < was {
+                return;
+            }
+            let next = self.pauses.lock().iter().flatten().map(|(end, _)| *end).min();
+            let Some(end) = next else { continue };
+            let _ = tokio::time::timeout_at(end.into(), changed).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn each_ends_its_own() {
+        let pause = Pause::default();
+        let later = |s| Instant::now() + Duration::from_secs(s);
+        assert_eq!(pause.now(), Paused::Nothing);
+        pause.begin(By::Role, Paused::Writes, later(60));
+        pause.begin(By::Command, Paused::All, later(60));
+        assert_eq!(pause.now(), Paused::All);
+        pause.end(By::Command);
+        assert_eq!(pause.now(), Paused::Writes, "CLIENT UNPAUSE does not end a FAILOVER's");
+        pause.begin(By::Command, Paused::Writes, later(60));
+        pause.end(By::Role);
+        assert_eq!(pause.now(), Paused::Writes, "nor the other way round");
+        pause.begin(By::Command, Paused::All, Instant::now());
+        assert_eq!(pause.now(), Paused::All, "the later end and the wider kind hold");
+        pause.end(By::Command);
+        assert_eq!(pause.now(), Paused::Nothing);
+        pause.begin(By::Command, Paused::All, Instant::now());
+        assert_eq!(pause.now(), Paused::Nothing, "over");
+    }
+
+    #[tokio::test]
+    async fn a_waiting_client_is_not_woken_by_another_pause() {
+        let pause = Pause::default();
+        let later = |s| Instant::now() + Duration::from_secs(s);
+        pause.begin(By::Role, Paused::Writes, later(60));
+        let eased = pause.eased();
+        tokio::pin!(eased);
+        let mut waits =
+            async || tokio::time::timeout(Duration::from_millis(20), &mut eased).await.is_err();
+        assert!(waits().await);
+        pause.begin(By::Command, Paused::All, later(60));
+        pause.end(By::Command);
+        pause.begin(By::Command, Paused::Writes, Instant::now());
+        assert!(waits().await, "a FAILOVER is still under way");
+        pause.end(By::Role);
+        assert!(!waits().await);
+        pause.begin(By::Command, Paused::All, Instant::now() + Duration::from_millis(1));
+        pause.begin(By::Role, Paused::Writes, later(60));
+        pause.eased().await;
+        assert_eq!(pause.now(), Paused::Writes, "reads go on");
+        pause.begin(By::Command, Paused::Writes, later(60));
+        pause.end(By::Role);
+        pause.begin(By::Role, Paused::Changes, later(60));
+        let eased = pause.eased();
+        tokio::pin!(eased);
+        assert!(tokio::time::timeout(Duration::from_millis(20), &mut eased).await.is_err());
+        pause.end(By::Command);
+        eased.await;
+        assert_eq!(pause.now(), Paused::Changes, "a client with a message for others goes on");
+    }
+}

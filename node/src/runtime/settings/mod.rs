@@ -1,0 +1,553 @@
+//! The configuration while the server runs: which of it may change, how a change takes effect, and
+//! how it is kept.
+//!
+//! All code reads the whole [`Config`] as one immutable value; a change publishes another one. So
+//! no reader sees half a change, and none waits. A setting has two names: ours, `section.key` as in
+//! the file, and for some Redis's. A few names are Redis's alone: what they say follows from ours,
+//! or never changes (`foreign_settings`).
+
+mod lists;
+
+use crate::config::{Config, ConfigError, Key, SECTIONS};
+use crate::runtime::atomic_file;
+use crate::runtime::foreign_settings::{Idle, fixed, read_buffer_limits, why_fixed};
+use arc_swap::{ArcSwap, Guard};
+use dataset::options::words::parsed;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use toml::{Table, Value};
+
+/// The configuration as it is now.
+pub struct Settings {
+    now: ArcSwap<Config>,
+    /// Held while a change is made: one at a time. Never across a wait.
+    changing: Mutex<()>,
+    idle: Mutex<Idle>,
+    /// Held while the file is written.
+    writing: Mutex<()>,
+    version: AtomicU64,
+}
+
+/// Why CONFIG SET or REWRITE did nothing, as it tells the client.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SetError {
+    /// There is no such setting.
+    #[error("ERR Unknown option or number of arguments for CONFIG SET - '{0}'")]
+    Unknown(String),
+    /// The value is not possible, or cannot change while serving.
+    #[error("ERR CONFIG SET failed (possibly related to argument '{name}') - {why}")]
+    Refused {
+        /// Which setting.
+        name: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// CONFIG REWRITE of a server without a file.
+    #[error("ERR The server is running without a config file")]
+    NoFile,
+    /// The file cannot be written.
+    #[error("ERR Rewriting config file: {0}")]
+    Rewrite(String),
+}
+
+impl Settings {
+    pub(crate) fn new(config: Config) -> Settings {
+        Settings {
+            now: ArcSwap::from_pointee(config),
+            changing: Mutex::default(),
+            idle: Mutex::default(),
+            writing: Mutex::default(),
+            version: AtomicU64::new(0),
+        }
+    }
+
+    /// As it is now. Do not keep the guard across a wait.
+    #[inline]
+    pub(crate) fn now(&self) -> Guard<Arc<Config>> {
+        self.now.load()
+    }
+
+    /// Rises with every change, of the configuration or of what a connection is allowed: holders of
+    /// a copy look again.
+    #[inline]
+    pub fn version(&self) -> u64 {
+        self.version.load(Relaxed)
+    }
+
+    /// Makes holders of a copy look again.
+    pub fn touch(&self) {
+        self.version.fetch_add(1, Relaxed);
+    }
+
+    /// Changes the configuration as a whole, or not at all: `change` edits a copy, which is checked
+    /// and given to `apply` with the old one; if that succeeds it becomes the configuration.
+    pub fn change<E: From<ConfigError>>(
+        &self,
+        change: impl FnOnce(&mut Config) -> Result<(), E>,
+        apply: impl FnOnce(&Config, &Config) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let _one = self.changing.lock();
+        let before = self.now.load_full();
+        let mut after = Config::clone(&before);
+        change(&mut after)?;
+        after.validate()?;
+        apply(&before, &after)?;
+        self.now.store(Arc::new(after));
+        self.touch();
+        Ok(())
+    }
+
+    /// Writes what has changed into the file that the configuration came from, and keeps the rest
+    /// of it, comments too. When this returns the file is safe on the disk. `complete` adds what is
+    /// kept elsewhere: the users, and what the spaces have become.
+    pub fn rewrite(&self, complete: impl FnOnce(&mut Config)) -> Result<(), SetError> {
+        let _one = self.writing.lock();
+        let mut config = Config::clone(&self.now.load());
+        complete(&mut config);
+        let path = config.file.as_deref().ok_or(SetError::NoFile)?;
+        let wrong = |what: String| SetError::Rewrite(format!("{}: {what}", path.display()));
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(wrong(error.to_string())),
+        };
+        let text = rewritten(&text, &config).map_err(wrong)?;
+        // What cannot be read back must not replace what can.
+        Config::parse(&text, path).map_err(|e| wrong(e.to_string()))?;
+        atomic_file::replace(path, text.as_bytes()).map_err(|e| wrong(e.to_string()))
+    }
+}
+
+impl From<ConfigError> for SetError {
+    fn from(error: ConfigError) -> SetError {
+        let text = error.to_string();
+        let text = text.strip_prefix("configuration: ").unwrap_or(&text);
+        // The checks begin with the key's own name.
+        let name = text.split(' ').next().unwrap_or_default().to_owned();
+        SetError::Refused { name, why: text.to_owned() }
+    }
+}
+
+/// `save` is our `snapshot_every_s`: nothing, or seconds and a number of changes (of which one is
+/// enough for us).
+fn save_every(value: &str) -> Result<u64, String> {
+    let words: Vec<&str> = value.split_ascii_whitespace().collect();
+    match words[..] {
+        [] => Ok(0),
+        [seconds, "1"] => seconds.parse().map_err(|_| "Invalid save parameters".to_owned()),
+        [_, changes] if changes.parse::<u64>().is_ok() => {
+            Err("a snapshot is due by time alone: give seconds and 1".to_owned())
+        }
+        _ => Err("Invalid save parameters".to_owned()),
+    }
+}
+
+/// A value as CONFIG shows it: Redis's yes and no, words without quotes, lists with spaces between.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Boolean(yes) => if *yes { "yes" } else { "no" }.to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(items) => items.iter().map(shown).collect::<Vec<_>>().join(" "),
+        other => other.to_string(),
+    }
+}
+
+/// All settings by name: ours, and those that Redis's tools ask for. Seeds are never shown,
+/// passwords only `with_secrets`. `config` is that of the settings, with what is kept elsewhere;
+/// `port` is the one that the system gave.
+pub fn list(
+    settings: &Settings,
+    config: &Config,
+    port: u16,
+    with_secrets: bool,
+) -> Vec<(String, String)> {
+    let all = Table::try_from(config).unwrap_or_default();
+    let fixed = fixed(config, port);
+    let is_fixed = |name: &str| fixed.iter().any(|(fixed, _)| *fixed == name);
+    let mut out: Vec<(String, String)> =
+        fixed.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+    out.extend(settings.idle.lock().all().map(|(name, value)| (name.to_owned(), value.to_owned())));
+    for (section, keys) in SECTIONS {
+        let Some(values) = all.get(*section).and_then(Value::as_table) else { continue };
+        for key in *keys {
+            // ACL LIST has the users as they are now.
+            if key.name == "users" || key.secret && !with_secrets {
+                continue;
+            }
+            let text = values.get(key.name).map(shown).unwrap_or_default();
+            // What is fixed is listed already, as it really is.
+            out.extend(
+                key.redis
+                    .iter()
+                    .filter(|redis| !is_fixed(redis))
+                    .map(|redis| ((*redis).to_owned(), text.clone())),
+            );
+            out.push((format!("{section}.{}", key.name), text));
+        }
+    }
+    for (section, items) in
+        all.iter().filter_map(|(section, value)| Some((section, value.as_array()?)))
+    {
+        for item in items.iter().filter_map(Value::as_table) {
+            let name = item.get("name").and_then(Value::as_str).unwrap_or_default();
+            let keys = item.iter().filter(|(key, _)| *key != "name" && *key != "seed");
+            out.extend(keys.map(|(key, value)| (format!("{section}.{name}.{key}"), shown(value))));
+        }
+    }
+    out.sort();
+    out
+}
+
+/// A key by either of its names, in any case.
+fn find(name: &str) -> Option<(&'static str, &'static Key)> {
+    let ours = |section: &str, key: &Key| {
+        name.split_once('.').is_some_and(|(s, k)| {
+            s.eq_ignore_ascii_case(section) && k.eq_ignore_ascii_case(key.name)
+        })
+    };
+    SECTIONS.iter().flat_map(|(section, keys)| keys.iter().map(move |key| (*section, key))).find(
+        |(section, key)| {
+            ours(section, key) || key.redis.iter().any(|r| r.eq_ignore_ascii_case(name))
+        },
+    )
+}
+
+/// Redis's words.
+pub(crate) const IMMUTABLE: &str = "can't set immutable config";
+
+/// CONFIG SET: all of the pairs take effect, or none. `apply`: see [`Settings::change`].
+pub fn set(
+    settings: &Settings,
+    pairs: &[(String, String)],
+    port: u16,
+    apply: impl FnOnce(&Config, &Config) -> Result<(), String>,
+) -> Result<(), SetError> {
+    let refused =
+        |name: &str, why: &str| SetError::Refused { name: name.to_owned(), why: why.to_owned() };
+    let mut idle = settings.idle.lock().clone();
+    let change = |config: &mut Config| {
+        let mut all = Table::try_from(&*config).unwrap_or_default();
+        for (i, (name, value)) in pairs.iter().enumerate() {
+            let fixed = fixed(config, port).into_iter().find(|(n, _)| n.eq_ignore_ascii_case(name));
+            let known = find(name);
+            let is_idle = fixed.is_none() && known.is_none();
+            if is_idle && !idle.all().any(|(n, _)| n.eq_ignore_ascii_case(name)) {
+                // Keys of spaces, views and actions.
+                let is_listed = list(settings, config, port, true)
+                    .iter()
+                    .any(|(listed, _)| listed.eq_ignore_ascii_case(name));
+                return Err(if is_listed {
+                    refused(name, IMMUTABLE)
+                } else {
+                    SetError::Unknown(name.clone())
+                });
+            }
+            if pairs[..i].iter().any(|(other, _)| other.eq_ignore_ascii_case(name)) {
+                return Err(refused(name, "duplicate parameter"));
+            }
+            let changes = match (fixed, known) {
+                (Some(("save", _)), _) => {
+                    let every_s = save_every(value).map_err(|why| refused(name, &why))?;
+                    vec![("durability", "snapshot_every_s", every_s.to_string())]
+                }
+                (Some(("client-output-buffer-limit", _)), _) => {
+                    let limits = read_buffer_limits(value).map_err(|why| refused(name, why))?;
+                    limits.into_iter().map(|(key, bytes)| ("server", key, bytes)).collect()
+                }
+                // One whose value was worked out (maxmemory) is set as it is written.
+                (_, Some((section, key))) if key.live => {
+                    vec![(section, key.name, value.clone())]
+                }
+                // What it is already it may be set to.
+                (Some((_, is)), _) if is == *value => continue,
+                (Some((fixed, _)), _) => return Err(refused(name, why_fixed(fixed))),
+                (None, Some(_)) => return Err(refused(name, IMMUTABLE)),
+                (None, None) => {
+                    let set = idle.set(name, value).unwrap_or(Ok(()));
+                    set.map_err(|why| refused(name, why))?;
+                    continue;
+                }
+            };
+            for (section, key, value) in changes {
+                let Some(slot) = all.get_mut(section).and_then(|s| s.get_mut(key)) else {
+                    continue;
+                };
+                *slot = parsed(slot, key, &value).map_err(|why| refused(name, why))?;
+            }
+            // Each for itself, so that the error names the right one.
+            all.clone().try_into::<Config>().map_err(|e| refused(name, &worded(e.message())))?;
+        }
+        let (file, lists) = (config.file.take(), std::mem::take(&mut config.lists));
+        *config = all.try_into().map_err(|e: toml::de::Error| refused(&pairs[0].0, e.message()))?;
+        (config.file, config.lists) = (file, lists);
+        Ok(())
+    };
+    let names = || pairs.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join("', '");
+    settings.change(change, |before, after| {
+        apply(before, after).map_err(|why| refused(&names(), &why))
+    })?;
+    *settings.idle.lock() = idle;
+    Ok(())
+}
+
+/// Redis's words for a word that is none of those allowed.
+fn worded(message: &str) -> String {
+    match message.split_once(", expected one of ") {
+        Some((_, words)) => {
+            format!("argument(s) must be one of the following: {}", words.replace('`', ""))
+        }
+        None => message.to_owned(),
+    }
+}
+
+/// The text of a configuration file, with the present values where they differ from the file's, or,
+/// if the file does not have them, from the defaults.
+fn rewritten(text: &str, config: &Config) -> Result<String, String> {
+    let mut file: toml_edit::DocumentMut =
+        text.parse().map_err(|e: toml_edit::TomlError| e.message().to_owned())?;
+    let written: Table = toml::from_str(text).map_err(|e| e.message().to_owned())?;
+    let values = Table::try_from(config).map_err(|e| e.to_string())?;
+    let defaults = Table::try_from(Config::default()).map_err(|e| e.to_string())?;
+    for (section, keys) in SECTIONS {
+        for key in *keys {
+            let of = |all: &Table| all.get(*section).and_then(|s| s.get(key.name)).cloned();
+            let Some(value) = of(&values) else { continue };
+            if of(&written).or_else(|| of(&defaults)).as_ref() == Some(&value) {
+                continue;
+            }
+            let table = file.entry(section).or_insert_with(toml_edit::table);
+            let table =
+                table.as_table_like_mut().ok_or_else(|| format!("'{section}' is no table"))?;
+            put(table, key.name, &value)?;
+        }
+    }
+    lists::write(&mut file, &written, &values, &defaults)?;
+    Ok(file.to_string())
+}
+
+/// Sets a key of a table. The comment behind the value that it had stays.
+fn put(table: &mut dyn toml_edit::TableLike, key: &str, value: &Value) -> Result<(), String> {
+    let mut value: toml_edit::Value =
+        value.to_string().parse().map_err(|e: toml_edit::TomlError| e.message().to_owned())?;
+    if let Some(old) = table.get(key).and_then(toml_edit::Item::as_value) {
+        *value.decor_mut() = old.decor().clone();
+    }
+    table.insert(key, toml_edit::Item::Value(value));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs(list: &[(&str, &str)]) -> Vec<(String, String)> {
+        list.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect()
+    }
+
+    fn change(settings: &Settings, list: &[(&str, &str)]) -> Result<(), String> {
+        set(settings, &pairs(list), 7000, |_, _| Ok(())).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn every_key_is_listed_once_and_live_ones_take_their_own_value_back() {
+        let settings = Settings::new(Config::default());
+        let all = list(&settings, &settings.now(), 7000, true);
+        let mut names: Vec<&String> = all.iter().map(|(n, _)| n).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), all.len(), "a name is listed twice");
+        for (section, keys) in SECTIONS {
+            for key in keys.iter().filter(|key| key.name != "users") {
+                let ours = format!("{section}.{}", key.name);
+                for name in key.redis.iter().map(|r| (*r).to_owned()).chain([ours]) {
+                    let (_, value) =
+                        all.iter().find(|(n, _)| *n == name).unwrap_or_else(|| panic!("{name}"));
+                    let outcome = change(&settings, &[(&name, value)]);
+                    let immutable =
+                        outcome.as_ref().is_err_and(|e| e.ends_with("can't set immutable config"));
+                    assert!(
+                        if key.live || name == "port" { outcome.is_ok() } else { immutable },
+                        "{name}: {outcome:?}"
+                    );
+                }
+            }
+        }
+        assert_eq!(**settings.now(), Config::default());
+    }
+
+    /// Exporters and runbooks read and set such names.
+    #[test]
+    fn settings_of_redis_alone_are_answered_and_those_that_mean_something_take_effect() {
+        let settings = Settings::new(Config::default());
+        let value = |name: &str| {
+            let all = list(&settings, &settings.now(), 7000, true);
+            all.into_iter().find(|(n, _)| n == name).map(|(_, value)| value)
+        };
+        let of = |text: &str| Some(text.to_owned());
+        assert_eq!(value("maxmemory-policy"), of("noeviction"));
+        assert_eq!(value("notify-keyspace-events"), of(""));
+        change(&settings, &[("notify-keyspace-events", ""), ("maxmemory-policy", "noeviction")])
+            .unwrap();
+        for (name, other, why) in [
+            ("notify-keyspace-events", "KEA", "keys have no events here"),
+            ("maxmemory-policy", "allkeys-lru", "nothing is evicted"),
+            ("loglevel", "debug", "RUST_LOG"),
+            ("latency-tracking", "no", "always tracked"),
+            ("hz", "many", "couldn't be parsed"),
+            ("activedefrag", "1", "must be 'yes' or 'no'"),
+            ("client-output-buffer-limit", "normal 1", "Wrong number of arguments"),
+            ("client-output-buffer-limit", "wrong 1 1 1", "Invalid client class"),
+            ("client-output-buffer-limit", "normal x 1 1", "Error in hard, soft"),
+        ] {
+            let error = change(&settings, &[("timeout", "9"), (name, other)]).unwrap_err();
+            assert!(error.contains(why), "{name}: {error}");
+        }
+        assert_eq!(settings.now().server.idle_timeout_s, 0);
+        change(
+            &settings,
+            &[
+                (
+                    "client-output-buffer-limit",
+                    "normal 0 0 0 slave 256mb 64mb 60 pubsub 16mb 8mb 60",
+                ),
+                ("HZ", "100"),
+                ("hash-max-listpack-entries", "64"),
+            ],
+        )
+        .unwrap();
+        let now = settings.now();
+        let limits = (now.server.max_output_buffer_bytes, now.server.max_push_buffer_bytes);
+        assert_eq!(limits, (2 << 30, 16 << 20));
+        assert_eq!(value("hz"), of("100"));
+        assert_eq!(value("hash-max-listpack-entries"), of("64"));
+        let shown = "normal 2147483648 0 0 slave 0 0 0 pubsub 16777216 0 0";
+        assert_eq!(value("client-output-buffer-limit"), of(shown));
+    }
+
+    #[test]
+    fn a_change_is_whole_or_not_at_all() {
+        let settings = Settings::new(Config::default());
+        let before = settings.version();
+        change(&settings, &[("MAXCLIENTS", "5"), ("server.idle_timeout_s", "7"), ("save", "")])
+            .unwrap();
+        assert!(settings.version() > before);
+        let now = settings.now();
+        assert_eq!(
+            (now.server.max_clients, now.server.idle_timeout_s, now.durability.snapshot_every_s),
+            (5, 7, 0)
+        );
+        let set_failed = |name: &str, why: &str| {
+            format!("ERR CONFIG SET failed (possibly related to argument '{name}') - {why}")
+        };
+        let cases: &[(&[(&str, &str)], String)] = &[
+            (
+                &[("maxclients", "9"), ("nope", "1")],
+                "ERR Unknown option or number of arguments for CONFIG SET - 'nope'".into(),
+            ),
+            (
+                &[("timeout", "9"), ("maxclients", "x")],
+                set_failed("maxclients", "argument couldn't be parsed into an integer"),
+            ),
+            (
+                &[("timeout", "9"), ("maxclients", "-1")],
+                "ERR CONFIG SET failed (possibly related to argument 'maxclients')".into(),
+            ),
+            (
+                &[("timeout", "9"), ("maxclients", "0")],
+                set_failed("server.max_clients", "server.max_clients must be at least 1"),
+            ),
+            (&[("timeout", "9"), ("TIMEOUT", "9")], set_failed("TIMEOUT", "duplicate parameter")),
+            (&[("timeout", "9"), ("dir", "/")], set_failed("dir", "can't set immutable config")),
+            // Whatever CONFIG GET lists is known.
+            (
+                &[("counter.post.rows", "x:{id}")],
+                set_failed("counter.post.rows", "can't set immutable config"),
+            ),
+            (
+                &[("VIEW.home.flags", "liked")],
+                set_failed("VIEW.home.flags", "can't set immutable config"),
+            ),
+            (
+                &[("counter.post.nope", "1")],
+                "ERR Unknown option or number of arguments for CONFIG SET - 'counter.post.nope'"
+                    .into(),
+            ),
+            (
+                &[("timeout", "9"), ("appendonly", "no")],
+                set_failed("appendonly", "the log is always written"),
+            ),
+            (
+                &[("timeout", "9"), ("proto-max-bulk-len", "1x")],
+                set_failed("proto-max-bulk-len", "argument must be a memory value"),
+            ),
+            (
+                &[("timeout", "9"), ("proto-max-bulk-len", "9999999999gb")],
+                set_failed("proto-max-bulk-len", "argument must be a memory value"),
+            ),
+            (&[("timeout", "9"), ("save", "900 x")], set_failed("save", "Invalid save parameters")),
+        ];
+        for (pairs, expected) in cases {
+            let error = change(&settings, pairs).unwrap_err();
+            assert!(error.starts_with(expected.as_str()), "{pairs:?}: {error}");
+        }
+        let error = set(&settings, &pairs(&[("timeout", "9")]), 1, |_, _| Err("no".to_owned()))
+            .unwrap_err();
+        assert_eq!(error.to_string(), set_failed("timeout", "no"));
+        assert_eq!(settings.now().server.idle_timeout_s, 7);
+        change(&settings, &[("proto-max-bulk-len", "1MB"), ("appendonly", "yes")]).unwrap();
+        assert_eq!(settings.now().server.max_bulk_bytes, 1 << 20);
+    }
+
+    #[test]
+    fn a_rewrite_changes_values_and_keeps_comments() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.toml");
+        let text = "# mine\n[server]\nport = 7 # seven\nmax_clients = 9  # nine\n\n# posts\n\
+                    [[counter]]\nname = \"post\"\nfields = \"like:12\"\nrows = \"post:{id}\"\n\
+                    [[view]]\nname = \"home\"\n";
+        let text = format!("action = []\n{text}");
+        std::fs::write(&path, &text).unwrap();
+        let settings = Settings::new(Config::load(&path).unwrap());
+        settings.rewrite(|_| ()).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text, "nothing has changed");
+        change(&settings, &[("maxclients", "10"), ("appendfsync", "no"), ("timeout", "3")])
+            .unwrap();
+        settings.rewrite(|_| ()).unwrap();
+        let expected = text
+            .replace("max_clients = 9  # nine\n", "max_clients = 10  # nine\nidle_timeout_s = 3\n")
+            + "\n[durability]\nfsync = \"no\"\n";
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
+        assert_eq!(Config::load(&path).unwrap(), **settings.now());
+        // Back to the default: the file must say so, for it says otherwise.
+        change(&settings, &[("timeout", "0")]).unwrap();
+        settings.rewrite(|_| ()).unwrap();
+        assert_eq!(Config::load(&path).unwrap().server.idle_timeout_s, 0);
+    }
+
+    #[test]
+    fn a_file_that_was_broken_meanwhile_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.toml");
+        std::fs::write(&path, "[server]\n").unwrap();
+        let settings = Settings::new(Config::load(&path).unwrap());
+        change(&settings, &[("timeout", "3")]).unwrap();
+        for broken in ["[server\n", "server = 3\n", "[server]\nnope = 3\n"] {
+            std::fs::write(&path, broken).unwrap();
+            assert!(
+                settings
+                    .rewrite(|_| ())
+                    .unwrap_err()
+                    .to_string()
+                    .starts_with("ERR Rewriting config file: ")
+            );
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), broken);
+        }
+        std::fs::remove_file(&path).unwrap();
+        settings.rewrite(|_| ()).unwrap();
+        assert_eq!(Config::load(&path).unwrap().server.idle_timeout_s, 3);
+        std::fs::remove_dir_all(folder.path()).unwrap();
+        assert!(settings.rewrite(|_| ()).is_err());
+        assert_eq!(Settings::new(Config::default()).rewrite(|_| ()), Err(SetError::NoFile));
+    }
+}

@@ -1,0 +1,295 @@
+//! TLS, by rustls: the port that speaks it, and a client's side, which is a replica's.
+//!
+//! Certificates are read at the start, at SIGHUP, and whenever CONFIG SET names a key of `[tls]`:
+//! new connections use the new ones, those that are there go on. If they cannot be read, nothing
+//! changes.
+
+use crate::config::{AuthClients, Tls as Settings};
+use arc_swap::ArcSwapOption;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::rustls::crypto::CryptoProvider;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::sign::CertifiedKey;
+use tokio_rustls::rustls::{ClientConfig, Error, RootCertStore, ServerConfig, crypto::ring};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+/// What a link by TLS lacks.
+const NO_AUTHORITIES: &str = "tls.ca_file is empty, and replication.tls = true needs it: set it to \
+                              a PEM file with the authorities that sign the master's certificate";
+
+/// Both sides of TLS as they are now.
+#[derive(Default)]
+pub struct Tls {
+    server: ArcSwapOption<ServerConfig>,
+    client: ArcSwapOption<ClientConfig>,
+    /// Handshakes that failed.
+    pub failed: AtomicU64,
+}
+
+impl Tls {
+    /// Reads the certificates that the settings name. An error: then everything is as before.
+    pub fn configure(&self, settings: &Settings) -> Result<(), String> {
+        let server =
+            if settings.port == 0 { None } else { Some(Arc::new(server_config(settings)?)) };
+        let client = if settings.ca_file.is_empty() {
+            None
+        } else {
+            Some(Arc::new(client_config(settings)?))
+        };
+        self.server.store(server);
+        self.client.store(client);
+        Ok(())
+    }
+
+    /// Speaks as a client by this configuration.
+    pub(crate) fn of_client(config: ClientConfig) -> Tls {
+        let tls = Tls::default();
+        tls.client.store(Some(Arc::new(config)));
+        tls
+    }
+
+    /// Makes the handshake with a client.
+    pub async fn accept(&self, stream: TcpStream) -> io::Result<Socket> {
+        let config =
+            self.server.load_full().ok_or_else(|| io::Error::other("TLS is not configured"))?;
+        Ok(Socket::Tls(Box::new(TlsAcceptor::from(config).accept(stream).await?.into())))
+    }
+
+    /// Makes the handshake with a server, whose certificate must be for `host` and signed by
+    /// `tls.ca_file`. We show ours if there is one.
+    pub async fn connect(&self, host: &str, stream: TcpStream) -> io::Result<Socket> {
+        let config = self.client.load_full().ok_or_else(|| io::Error::other(NO_AUTHORITIES))?;
+        let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+        Ok(Socket::Tls(Box::new(TlsConnector::from(config).connect(name, stream).await?.into())))
+    }
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+/// Files of PEM, by the settings that name them: an error says which setting is wrong, and how to
+/// cure it. The command line's clients have the same files by other names.
+pub(crate) struct Names {
+    pub(crate) cert_file: &'static str,
+    pub(crate) key_file: &'static str,
+    pub(crate) ca_file: &'static str,
+}
+
+/// As the configuration calls them.
+const SETTINGS: Names =
+    Names { cert_file: "tls.cert_file", key_file: "tls.key_file", ca_file: "tls.ca_file" };
+
+/// What is wrong with a file that cannot be read as PEM.
+fn bad_file(setting: &str, path: &str, error: &pem::Error) -> String {
+    match error {
+        pem::Error::Io(error) => format!("{setting}: cannot read '{path}': {error}"),
+        pem::Error::NoItemsFound => no_item(setting, path),
+        error => format!("{setting}: '{path}' is no PEM file: {error}"),
+    }
+}
+
+/// A file that has nothing of what the setting wants: what it has instead.
+fn no_item(setting: &str, path: &str) -> String {
+    let (what, label) = match setting.contains("key") {
+        true => ("private key", "PRIVATE KEY"),
+        false => ("certificate", "CERTIFICATE"),
+    };
+    let text = std::fs::read(path).unwrap_or_default();
+    let has = |label: &str| text.windows(label.len()).any(|w| w == label.as_bytes());
+    let found = if has("BEGIN ENCRYPTED PRIVATE KEY") || has("Proc-Type: 4,ENCRYPTED") {
+        "the key there is encrypted: decrypt it first (openssl pkey -in FILE -out FILE)"
+    } else if has("BEGIN CERTIFICATE-----") {
+        "it holds a certificate: are the two files exchanged?"
+    } else if has("PRIVATE KEY-----") {
+        "it holds a private key: are the two files exchanged?"
+    } else {
+        "it is no PEM file; DER is converted by openssl x509 (or pkey) -inform DER -in FILE -out \
+         FILE"
+    };
+    format!("{setting}: '{path}' has no {what} (-----BEGIN {label}-----): {found}")
+}
+
+fn certificates(setting: &str, path: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+    let all = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let all = all.map_err(|e| bad_file(setting, path, &e))?;
+    if all.is_empty() { Err(no_item(setting, path)) } else { Ok(all) }
+}
+
+/// The authorities of a file.
+pub(crate) fn roots(setting: &str, path: &str) -> Result<Arc<RootCertStore>, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(setting, path)? {
+        roots.add(certificate).map_err(|e| {
+            format!("{setting}: '{path}' has a certificate that cannot be an authority: {e}")
+        })?;
+    }
+    Ok(Arc::new(roots))
+}
+
+type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+
+/// A certificate and its key, which belong together.
+fn identity(names: &Names, cert_file: &str, key_file: &str) -> Result<Identity, String> {
+    let chain = certificates(names.cert_file, cert_file)?;
+    let key = PrivateKeyDer::from_pem_file(key_file)
+        .map_err(|e| bad_file(names.key_file, key_file, &e))?;
+    CertifiedKey::from_der(chain.clone(), key.clone_key(), &provider()).map_err(|e| match e {
+        Error::InconsistentKeys(_) => format!(
+            "{}: '{key_file}' is not the key of the certificate in {} ('{cert_file}')",
+            names.key_file, names.cert_file
+        ),
+        e => format!("{} '{cert_file}' and {} '{key_file}': {e}", names.cert_file, names.key_file),
+    })?;
+    Ok((chain, key))
+}
+
+fn server_config(settings: &Settings) -> Result<ServerConfig, String> {
+    let text = |e: Error| format!("tls: {e}");
+    let port = settings.port;
+    for (name, value, what) in [
+        (SETTINGS.cert_file, &settings.cert_file, "the server's certificate"),
+        (SETTINGS.key_file, &settings.key_file, "its private key"),
+    ] {
+        if value.is_empty() {
+            return Err(format!(
+                "{name} is empty, and tls.port = {port} needs it: set it to a PEM file with \
+                 {what}, or set tls.port = 0"
+            ));
+        }
+    }
+    let (chain, key) = identity(&SETTINGS, &settings.cert_file, &settings.key_file)?;
+    let builder = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(text)?;
+    let builder = match settings.auth_clients {
+        AuthClients::No => builder.with_no_client_auth(),
+        ask => {
+            let word = if ask == AuthClients::Yes { "yes" } else { "optional" };
+            if settings.ca_file.is_empty() {
+                return Err(format!(
+                    "{} is empty, and tls.auth_clients = \"{word}\" needs it: set it to a PEM file \
+                     with the authorities that sign clients' certificates, or set tls.auth_clients \
+                     = \"no\" to ask clients for none",
+                    SETTINGS.ca_file
+                ));
+            }
+            let roots = roots(SETTINGS.ca_file, &settings.ca_file)?;
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider());
+            let verifier = if ask == AuthClients::Optional {
+                verifier.allow_unauthenticated()
+            } else {
+                verifier
+            };
+            let verifier = verifier.build().map_err(|e| format!("{}: {e}", SETTINGS.ca_file))?;
+            builder.with_client_cert_verifier(verifier)
+        }
+    };
+    builder.with_single_cert(chain, key).map_err(text)
+}
+
+fn client_config(settings: &Settings) -> Result<ClientConfig, String> {
+    let roots = roots(SETTINGS.ca_file, &settings.ca_file)?;
+    client_side(roots, &SETTINGS, &settings.cert_file, &settings.key_file)
+}
+
+/// A client's side, which shows a certificate if there is one.
+pub(crate) fn client_side(
+    roots: Arc<RootCertStore>,
+    names: &Names,
+    cert_file: &str,
+    key_file: &str,
+) -> Result<ClientConfig, String> {
+    let text = |e: Error| format!("tls: {e}");
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(text)?
+        .with_root_certificates(roots);
+    for (name, value, of) in [
+        (names.key_file, key_file, (names.cert_file, cert_file)),
+        (names.cert_file, cert_file, (names.key_file, key_file)),
+    ] {
+        if value.is_empty() && !of.1.is_empty() {
+            return Err(format!("{name} is empty, and {} '{}' needs it: set both", of.0, of.1));
+        }
+    }
+    if cert_file.is_empty() {
+        return Ok(builder.with_no_client_auth());
+    }
+    let (chain, key) = identity(names, cert_file, key_file)?;
+    builder.with_client_auth_cert(chain, key).map_err(text)
+}
+
+/// A connection, encrypted or not.
+pub enum Socket {
+    /// As it is.
+    Plain(TcpStream),
+    /// Inside TLS; as a client or as a server.
+    Tls(Box<tokio_rustls::TlsStream<TcpStream>>),
+}
+
+impl Socket {
+    /// Whether the peer has closed its side, as far as the system has said; what it sent before may
+    /// still be unread.
+    pub fn is_left(&self, cx: &mut Context<'_>) -> bool {
+        let stream = match self {
+            Socket::Plain(stream) => stream,
+            Socket::Tls(stream) => stream.get_ref().0,
+        };
+        let state = std::pin::pin!(stream.ready(Interest::READABLE)).poll(cx);
+        matches!(state, Poll::Ready(Ok(state)) if state.is_read_closed())
+    }
+}
+
+impl AsyncRead for Socket {
+    #[inline]
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Socket::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
+            Socket::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Socket {
+    #[inline]
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Socket::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Socket::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+        }
+    }
+
+    #[inline]
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            // The system has what was written.
+            Socket::Plain(_) => Poll::Ready(Ok(())),
+            Socket::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Socket::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Socket::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}

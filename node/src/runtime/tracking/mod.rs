@@ -1,0 +1,523 @@
+//! Client tracking (CLIENT TRACKING): a client that caches what it reads is told which of its
+//! copies a write has made stale.
+//!
+//! ```text
+//!   read by a client that tracks     table: id -> key as the client named it -> its readers
+//!   write of that id                 takes the id's keys out of the table
+//!   end of the writer's command      `invalidate` to each reader, then the writer's own reply
+//! ```
+//!
+//! - **Default mode.** A read enters its keys into the table *before* it reads. A
+//!   writer changes the data first and looks into the table second. So a reader either sees the
+//!   new value or is told.
+//! - **Broadcast mode.** The table is not used: each change of an id is sent, under all names that
+//!   its keys may have, to the clients whose prefixes match.
+//! - **Places.** A key stands for one or several [places](dataset::watch::Place): the row,
+//!   or the pairs, of an id in a space. Keys of cells stand for their whole row. The ids of
+//!   FEED.GET stand for themselves, at all places that the view reads.
+//! - **Order.** Messages lie in the inbox of the client that gets them. An
+//!   inbox is emptied between two replies, so no message overtakes a reply that was made before it.
+//!
+//! Cost without trackers: a write loads one counter. What a client may make grow is bounded: table
+//! entries by `max_tracked_keys`, messages by `max_push_buffer_bytes`, prefixes by
+//! `max_subscriptions` and `max_subscription_bytes`.
+
+mod prefixes;
+mod table;
+
+pub use prefixes::{MAX_PREFIX, Overlap, find_overlap};
+pub use table::Spaces;
+
+use crate::config::Config;
+use crate::runtime::clients::{BROADCAST, BROKEN_REDIRECT, Client, TRACKING};
+use dataset::engines::Engines;
+use dataset::engines::listener::{Listener, Told};
+use dataset::watch::Place;
+use parking_lot::{Mutex, RwLock};
+use prefixes::Prefixes;
+use resp::{Protocol, Reply};
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{
+    AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence,
+};
+use std::sync::{Arc, Weak};
+use table::{Table, Taken};
+
+impl Told for Tracking {
+    fn changed(&self, engines: &Engines, place: Place) {
+        Tracking::changed(self, engines, place);
+    }
+
+    fn begin(&self) {
+        Tracking::begin(self, None, None);
+    }
+
+    fn end(&self, engines: &Engines) {
+        Tracking::end(self, Some(engines));
+    }
+
+    fn all_changed(&self) {
+        Tracking::all_changed(self);
+    }
+}
+
+/// The channel on which a RESP2 client gets what others redirect to it.
+const CHANNEL: &[u8] = b"__redis__:invalidate";
+/// Changed places whose names are made and sent together.
+const PLACES_TOGETHER: usize = 256;
+/// Entries of trackers that have gone which are not worth a walk over the table.
+const FEW_STALE: usize = 1000;
+
+/// What a client chose with CLIENT TRACKING ON.
+#[derive(Clone, Default)]
+pub struct Options {
+    /// The client that gets the messages instead, by number.
+    pub redirect: Option<(u64, Weak<Client>)>,
+    /// BCAST.
+    pub broadcast: bool,
+    /// OPTIN.
+    pub opt_in: bool,
+    /// OPTOUT.
+    pub opt_out: bool,
+    /// NOLOOP.
+    pub no_loop: bool,
+}
+
+/// A client that tracks, from CLIENT TRACKING ON to OFF.
+pub struct Tracker {
+    /// No other tracker has had it, one of the same client neither.
+    number: u64,
+    client: Arc<Client>,
+    /// What it asked for.
+    pub options: Options,
+    /// About how many entries of the table are its own.
+    items: AtomicI64,
+}
+
+/// The registry of all trackers. See the top of the file.
+#[derive(Default)]
+pub struct Tracking {
+    /// How many there are.
+    clients: Arc<AtomicUsize>,
+    trackers: RwLock<HashMap<u64, Arc<Tracker>>>,
+    last_number: AtomicU64,
+    table: Table,
+    prefixes: RwLock<Prefixes>,
+    /// How many prefixes there are.
+    broadcasts: AtomicUsize,
+    /// Horizons of existence spaces, by number, as they were when [`Tracking::tidy`] last looked.
+    horizons: Mutex<HashMap<u32, u64>>,
+    /// About how many entries of the table belong to trackers that have gone.
+    stale: AtomicUsize,
+    /// Entries that made room for others.
+    pub(crate) evicted: AtomicU64,
+    /// `max_tracked_keys`.
+    most_items: AtomicUsize,
+    /// `max_push_buffer_bytes`.
+    most_push_bytes: AtomicUsize,
+}
+
+/// What one command, or one record of a master's log, has changed, until it is told.
+#[derive(Default)]
+struct Changes {
+    /// The client that has made the changes: its number, and its tracker's.
+    client: Option<u64>,
+    tracker: Option<u64>,
+    taken: Vec<Taken>,
+    /// For broadcasts.
+    places: Vec<Place>,
+    /// All keys may have changed.
+    all: bool,
+}
+
+thread_local! {
+    /// What the command that this thread executes has changed so far.
+    static CHANGES: RefCell<Option<Changes>> = const { RefCell::new(None) };
+}
+
+/// A message, written once for each protocol.
+struct Message<'a> {
+    /// None: all keys.
+    pub keys: Option<&'a [&'a [u8]]>,
+    push: Vec<u8>,
+    channel: Vec<u8>,
+}
+
+impl<'a> Message<'a> {
+    fn of(keys: Option<&'a [&'a [u8]]>) -> Message<'a> {
+        Message { keys, push: Vec::new(), channel: Vec::new() }
+    }
+
+    fn bytes(&mut self, protocol: Protocol) -> &[u8] {
+        let is_push = protocol == Protocol::Resp3;
+        let bytes = if is_push { &mut self.push } else { &mut self.channel };
+        if bytes.is_empty() {
+            write_message(&mut Reply::new(bytes, protocol), self.keys);
+        }
+        bytes
+    }
+}
+
+/// Writes an invalidation of these keys, or of all.
+fn write_message(reply: &mut Reply<'_>, keys: Option<&[&[u8]]>) {
+    if reply.protocol() == Protocol::Resp3 {
+        reply.push(2);
+        reply.bulk(b"invalidate");
+    } else {
+        reply.array(3);
+        reply.bulk(b"message");
+        reply.bulk(CHANNEL);
+    }
+    match keys {
+        Some(keys) => {
+            reply.array(keys.len());
+            keys.iter().for_each(|key| reply.bulk(key));
+        }
+        None => reply.null(),
+    }
+}
+
+/// Writes an invalidation of all keys for a client whose messages were lost, if it can get any.
+pub fn write_all(client: &Client, out: &mut Vec<u8>) {
+    if client.protocol() == Protocol::Resp3 || client.listens() {
+        write_message(&mut Reply::new(out, client.protocol()), None);
+    }
+}
+
+impl Tracking {
+    /// Takes over the limits.
+    pub(crate) fn configure(&self, config: &Config) {
+        self.most_items.store(config.server.max_tracked_keys, Relaxed);
+        self.most_push_bytes.store(config.server.max_push_buffer_bytes, Relaxed);
+    }
+
+    /// Whether any client tracks.
+    #[inline]
+    pub fn any(&self) -> bool {
+        self.clients.load(Relaxed) != 0
+    }
+
+    /// Clients that track.
+    pub(crate) fn clients(&self) -> usize {
+        self.clients.load(Relaxed)
+    }
+
+    /// Keys in the table, and entries: a key that several clients have read has several.
+    pub fn size(&self) -> (usize, usize) {
+        (self.table.keys(), self.table.items())
+    }
+
+    /// About how many bytes the table takes.
+    pub fn memory_bytes(&self) -> usize {
+        self.table.bytes()
+    }
+
+    /// Distinct prefixes of clients in broadcast mode.
+    pub fn prefixes(&self) -> usize {
+        self.prefixes.read().len()
+    }
+
+    /// A client begins to track, or goes on with other options. `before`: its tracker so far.
+    /// Writers that may have missed that are the caller's affair: [`Engines::pass_writers`].
+    pub fn start(
+        &self,
+        client: &Arc<Client>,
+        options: Options,
+        prefixes: &[&[u8]],
+        before: Option<&Tracker>,
+        engines: Option<&Engines>,
+    ) -> Arc<Tracker> {
+        let number = match before {
+            Some(tracker) => tracker.number,
+            None => self.last_number.fetch_add(1, Relaxed) + 1,
+        };
+        let redirect = options.redirect.as_ref();
+        let target = redirect.and_then(|(_, target)| target.upgrade());
+        target.as_ref().unwrap_or(client).hears.store(true, SeqCst);
+        client.hears.store(true, SeqCst);
+        client
+            .redirect
+            .store(redirect.map_or(0, |(id, _)| i64::try_from(*id).unwrap_or(i64::MAX)), Relaxed);
+        client.flags.fetch_and(!(BROKEN_REDIRECT | BROADCAST), Relaxed);
+        client.flags.fetch_or(TRACKING | if options.broadcast { BROADCAST } else { 0 }, Relaxed);
+        if options.broadcast {
+            let mut all = self.prefixes.write();
+            prefixes.iter().for_each(|prefix| all.add(prefix, number));
+            self.broadcasts.store(all.len(), SeqCst);
+        }
+        let items = before.map_or(0, |tracker| tracker.items.load(Relaxed));
+        let tracker =
+            Arc::new(Tracker { number, client: client.clone(), options, items: items.into() });
+        let mut trackers = self.trackers.write();
+        if trackers.is_empty() {
+            let horizons = engines.map(|engines| engines.existences()).unwrap_or_default();
+            *self.horizons.lock() =
+                horizons.iter().map(|space| (space.number(), space.horizon())).collect();
+        }
+        trackers.insert(number, tracker.clone());
+        self.clients.store(trackers.len(), SeqCst);
+        drop(trackers);
+        // Against the fence in `Engines::changed_by_log`.
+        fence(SeqCst);
+        tracker
+    }
+
+    /// A client tracks no more.
+    pub fn stop(&self, tracker: &Tracker, prefixes: &BTreeSet<Box<[u8]>>) {
+        let client = &tracker.client;
+        client.flags.fetch_and(!(TRACKING | BROKEN_REDIRECT | BROADCAST), Relaxed);
+        client.redirect.store(-1, Relaxed);
+        if !prefixes.is_empty() {
+            let mut all = self.prefixes.write();
+            prefixes.iter().for_each(|prefix| all.remove(prefix, tracker.number));
+            self.broadcasts.store(all.len(), SeqCst);
+        }
+        let mut trackers = self.trackers.write();
+        trackers.remove(&tracker.number);
+        self.clients.store(trackers.len(), SeqCst);
+        let items = usize::try_from(tracker.items.load(Relaxed)).unwrap_or(0);
+        self.stale.fetch_add(items, Relaxed);
+        // Before the next one can begin: what that enters stays.
+        let all = trackers.is_empty().then(|| {
+            self.stale.store(0, Relaxed);
+            self.table.clear()
+        });
+        drop(trackers);
+        all.into_iter().for_each(table::drop_elsewhere);
+    }
+
+    /// A client is about to read a key of this id, at this place or these.
+    pub fn remember(&self, tracker: &Tracker, id: u64, key: &[u8], spaces: &Spaces) {
+        if !self.table.remember(id, key, spaces, tracker.number) {
+            return;
+        }
+        tracker.items.fetch_add(1, Relaxed);
+        // Two for one, so that a limit that was lowered is reached.
+        for _ in 0..2 {
+            if !self.is_over() || !self.evict() {
+                break;
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let most = self.most_items.load(Relaxed);
+        most > 0 && self.table.items() > most
+    }
+
+    /// Forgets one key of the table, and tells its readers. False if there is none.
+    fn evict(&self) -> bool {
+        let Some(taken) = self.table.evict() else { return false };
+        self.evicted.fetch_add(taken.readers.len() as u64, Relaxed);
+        self.tell(None, |changes| changes.taken.push(taken));
+        true
+    }
+
+    // --- what has changed ---
+
+    /// Begins to gather what a command changes, or a record.
+    pub fn begin(&self, client: Option<&Client>, tracker: Option<&Tracker>) {
+        let changes = Changes {
+            client: client.map(|client| client.id),
+            tracker: tracker.map(|tracker| tracker.number),
+            ..Changes::default()
+        };
+        CHANGES.set(Some(changes));
+    }
+
+    /// Tells what was gathered. Whether the client that has made the changes gets messages itself.
+    pub fn end(&self, engines: Option<&Engines>) -> bool {
+        CHANGES.take().is_some_and(|changes| self.send(&changes, engines))
+    }
+
+    /// Adds to what is gathered, or tells it at once where nothing is.
+    fn tell(&self, engines: Option<&Engines>, add: impl FnOnce(&mut Changes)) {
+        let alone = CHANGES.with_borrow_mut(|gathered| match gathered {
+            Some(changes) => {
+                add(changes);
+                None
+            }
+            None => {
+                let mut changes = Changes::default();
+                add(&mut changes);
+                Some(changes)
+            }
+        });
+        alone.into_iter().for_each(|changes| _ = self.send(&changes, engines));
+    }
+
+    /// For a data set, which tells what changes.
+    pub(crate) fn listener(self: &Arc<Tracking>) -> Listener {
+        Listener::new(self.clients.clone(), self.clone())
+    }
+
+    /// A place has changed.
+    #[cold]
+    pub(crate) fn changed(&self, engines: &Engines, place: Place) {
+        let taken = self.table.take(place);
+        let is_broadcast = self.broadcasts.load(Relaxed) != 0;
+        if taken.is_empty() && !is_broadcast {
+            return;
+        }
+        self.tell(Some(engines), |changes| {
+            changes.taken.extend(taken);
+            if is_broadcast && changes.places.last() != Some(&place) {
+                changes.places.push(place);
+            }
+        });
+    }
+
+    /// Any key may have changed: a schema, or blocks of filters.
+    #[cold]
+    pub(crate) fn all_changed(&self) {
+        table::drop_elsewhere(self.table.clear());
+        for tracker in self.trackers.read().values() {
+            tracker.items.store(0, Relaxed);
+        }
+        self.tell(None, |changes| changes.all = true);
+    }
+
+    /// Sends messages; true if the client that has made the changes gets one.
+    fn send(&self, changes: &Changes, engines: Option<&Engines>) -> bool {
+        let mut own = false;
+        let trackers = self.trackers.read();
+        if changes.all {
+            let mut message = Message::of(None);
+            for tracker in trackers.values() {
+                own |= self.deliver(tracker, &mut message, changes);
+            }
+        }
+        for taken in &changes.taken {
+            let keys = [&*taken.key];
+            let mut message = Message::of(Some(&keys));
+            for number in &taken.readers {
+                let Some(tracker) = trackers.get(number) else {
+                    let less = |stale: usize| Some(stale.saturating_sub(1));
+                    let _ = self.stale.fetch_update(Relaxed, Relaxed, less);
+                    continue;
+                };
+                tracker.items.fetch_sub(1, Relaxed);
+                let is_own = changes.tracker == Some(*number) && !taken.is_evicted;
+                if !(is_own && tracker.options.no_loop) {
+                    own |= self.deliver(tracker, &mut message, changes);
+                }
+            }
+        }
+        if let Some(engines) = engines.filter(|_| !changes.places.is_empty()) {
+            let mut places = changes.places.clone();
+            places.sort_unstable_by_key(|&(space, id)| (id, space));
+            places.dedup();
+            for places in places.chunks(PLACES_TOGETHER) {
+                own |= self.broadcast(&trackers, places, changes, engines);
+            }
+        }
+        own
+    }
+
+    fn broadcast(
+        &self,
+        trackers: &HashMap<u64, Arc<Tracker>>,
+        places: &[Place],
+        changes: &Changes,
+        engines: &Engines,
+    ) -> bool {
+        let mut names = BTreeSet::new();
+        places.iter().for_each(|&place| engines.names_of(place, &mut names));
+        let mut own = false;
+        for (numbers, keys) in self.prefixes.read().matching(&names) {
+            let mut message = Message::of(Some(&keys));
+            for tracker in numbers.iter().filter_map(|number| trackers.get(number)) {
+                if !(tracker.options.no_loop && changes.tracker == Some(tracker.number)) {
+                    own |= self.deliver(tracker, &mut message, changes);
+                }
+            }
+        }
+        own
+    }
+
+    /// Lays a message into the inbox of a tracker's client, or of the one that it redirects to.
+    /// True if that is the client that has made the changes.
+    fn deliver(&self, tracker: &Tracker, message: &mut Message<'_>, changes: &Changes) -> bool {
+        let most = self.most_push_bytes.load(Relaxed);
+        let push = |client: &Client, bytes: &[u8]| {
+            client.push(bytes, most);
+            changes.client == Some(client.id)
+        };
+        let Some((id, target)) = &tracker.options.redirect else {
+            let client = &tracker.client;
+            // RESP2 has no message that a client could tell from a reply.
+            return client.protocol() == Protocol::Resp3
+                && push(client, message.bytes(Protocol::Resp3));
+        };
+        let Some(target) = target.upgrade().filter(|target| target.is_connected()) else {
+            let client = &tracker.client;
+            client.flags.fetch_or(BROKEN_REDIRECT, Relaxed);
+            if client.protocol() == Protocol::Resp2 {
+                return false;
+            }
+            let mut bytes = Vec::new();
+            let mut reply = Reply::new(&mut bytes, Protocol::Resp3);
+            reply.push(2);
+            reply.bulk(b"tracking-redir-broken");
+            reply.int(i64::try_from(*id).unwrap_or(i64::MAX));
+            return push(client, &bytes);
+        };
+        let protocol = target.protocol();
+        let hears = protocol == Protocol::Resp3 || target.listens();
+        hears && push(&target, message.bytes(protocol))
+    }
+
+    // --- upkeep ---
+
+    /// For the maintenance thread: tells of ids that have fallen below a horizon, forgets entries
+    /// of trackers that have gone, and keeps the table within its limit.
+    pub fn tidy(&self, engines: &Engines) {
+        if !self.any() {
+            return;
+        }
+        for space in engines.existences() {
+            let now = space.horizon();
+            let before = self.horizons.lock().insert(space.number(), now).unwrap_or(0);
+            if before < now {
+                self.recycled(engines, space.number(), now);
+            }
+        }
+        let stale = self.stale.load(Relaxed);
+        if stale > FEW_STALE && stale > self.table.items() / 4 {
+            self.stale.fetch_sub(stale, Relaxed);
+            self.table.keep_readers(|number| self.trackers.read().contains_key(&number));
+        }
+        while self.is_over() && self.evict() {}
+    }
+
+    /// Pairs of ids below `horizon` are unknown from now on.
+    fn recycled(&self, engines: &Engines, space: u32, horizon: u64) {
+        let taken = self.table.take_below(space, horizon);
+        self.tell(Some(engines), |changes| changes.taken.extend(taken));
+        // Which of those ids a client knows that gets broadcasts cannot be said.
+        let numbers: BTreeSet<u64> = {
+            let prefixes = self.prefixes.read();
+            let touched = engines.name_starts(space);
+            prefixes.touching(&touched).flatten().copied().collect()
+        };
+        let trackers = self.trackers.read();
+        let mut message = Message::of(None);
+        for tracker in numbers.iter().filter_map(|number| trackers.get(number)) {
+            self.deliver(tracker, &mut message, &Changes::default());
+        }
+    }
+
+    /// Users have changed: ends the clients whose broadcasts their users may not hear any more.
+    pub fn end_denied(&self, may: impl Fn(&Client, &[u8]) -> bool) {
+        let trackers = self.trackers.read();
+        let prefixes = self.prefixes.read();
+        for (prefix, numbers) in prefixes.all() {
+            for tracker in numbers.iter().filter_map(|number| trackers.get(number)) {
+                if !may(&tracker.client, prefix) {
+                    tracker.client.kill();
+                }
+            }
+        }
+    }
+}
