@@ -124,7 +124,7 @@ pub use batch::{BATCH_HEAD_BYTES, BatchHead, Lineage, MAX_BODY_BYTES};
 pub use check::{Finding, Report, Severity, check, dump, lineage_of, peek};
 pub use cold::{
     BLOCK_BYTES, Block, COLD_VERSION, ColdFile, ColdHead, ColdRows, ColdWriter, MAX_BLOCK_ROWS,
-    MAX_COLUMNS, PageFile, PageWriter,
+    MAX_COLUMNS, PageFile, PageWriter, bits,
 };
 pub use commit::{
     CommitOptions, CommitStats, Committed, Committer, Exclusive, Health, Reserved, Rounds, Source,

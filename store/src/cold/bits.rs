@@ -2,7 +2,7 @@
 
 /// The number of `width` bits (at most 64) that begins at bit `at`; bits beyond the end are 0.
 #[inline]
-pub(super) fn get(bytes: &[u8], at: usize, width: u32) -> u64 {
+pub fn get(bytes: &[u8], at: usize, width: u32) -> u64 {
     if width == 0 {
         return 0;
     }
@@ -21,7 +21,7 @@ pub(super) fn get(bytes: &[u8], at: usize, width: u32) -> u64 {
 /// Hands `n` numbers of `width` bits each, which begin at bit `at`, to `f`, in order, until that
 /// says that it has enough: whether it never did. Bits beyond the end are 0.
 #[inline]
-pub(super) fn each(
+pub fn each(
     bytes: &[u8],
     at: usize,
     width: u32,
@@ -42,7 +42,7 @@ pub(super) fn each(
 
 /// Sets the `width` bits from bit `at` on, which are zero and lie within `bytes`.
 #[inline]
-pub(super) fn put(bytes: &mut [u8], at: usize, width: u32, number: u64) {
+pub fn put(bytes: &mut [u8], at: usize, width: u32, number: u64) {
     if width == 0 {
         return;
     }
@@ -55,7 +55,7 @@ pub(super) fn put(bytes: &mut [u8], at: usize, width: u32, number: u64) {
 
 /// Bits that a number needs: 0 for 0, 64 at most.
 #[inline]
-pub(super) fn width_of(number: u64) -> u32 {
+pub fn width_of(number: u64) -> u32 {
     64 - number.leading_zeros()
 }
 

@@ -44,7 +44,7 @@
 //! in a manifest; never changed. Removed when no manifest names it any more, and no reader has it:
 //! [`ColdFile::retire`].
 
-mod bits;
+pub mod bits;
 mod block;
 mod header;
 mod pages;

@@ -40,7 +40,7 @@ use super::header::{self, FileIdentity, Head, Shelf, place, put, put_numbers, se
 use super::{BLOCK_BYTES, MAX_BLOCKS};
 use crate::batch::Lineage;
 use crate::disk::{Disk, read_full_at};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::frame::{Check, u32_at, u64_at};
 use crate::immutable_file::Draft;
 use crate::manifest::{FileEntry, Role, Tag};
@@ -156,6 +156,16 @@ impl PageWriter {
         self.draft.sync_if_much()
     }
 
+    /// The two numbers of its name.
+    pub fn identity(&self) -> u64 {
+        self.whose.identity
+    }
+
+    /// The file answers for ids up to `high` only, and not as far as its tag said.
+    pub fn end_at(&mut self, high: u64) {
+        self.whose.tag.high = high;
+    }
+
     /// Bytes so far: for a budget.
     pub fn bytes(&self) -> u64 {
         self.draft.bytes() + self.sums.len() as u64
@@ -235,6 +245,11 @@ impl PageFile {
 
     pub(crate) fn head(&self) -> &PageHead {
         &self.head
+    }
+
+    /// An error that says what is wrong with a page.
+    pub fn corrupt(&self, number: u64, what: &str) -> Error {
+        self.shelf.corrupt(place(number), what)
     }
 
     /// Reads and verifies a page: one read of 4 KiB at a multiple of 4 KiB.
