@@ -14,11 +14,12 @@ type Arrows = BTreeMap<String, BTreeSet<String>>;
 type Names = (String, Vec<String>);
 
 /// Crates in which circles are looked for.
-const CRATES: [&str; 12] = [
+const CRATES: [&str; 13] = [
     "cli",
     "counter",
     "dataset",
     "digits",
+    "ledger",
     "node",
     "phantom",
     "rdb",

@@ -52,6 +52,15 @@ pub(crate) const RUNS: &[Run] = &[
     },
     Run {
         group: "sim",
+        name: "ledger",
+        about: "flushes, merges, drops and snapshots of a ledger on the same disk",
+        file: "ledger/tests/it/crash.rs",
+        test: "-p ledger --test it crash::",
+        reads: SEEDS,
+        soak: 5_000,
+    },
+    Run {
+        group: "sim",
         name: "dataset",
         about: "writes, snapshots and starts of whole data sets on the same disk",
         file: "dataset/src/recovery/crashes.rs",
@@ -94,6 +103,15 @@ pub(crate) const RUNS: &[Run] = &[
         test: "-p phantom --test main model::",
         reads: SEEDS,
         soak: 6,
+    },
+    Run {
+        group: "model",
+        name: "ledger",
+        about: "exact pairs beside a set: flushes, merges, drops, trims, reopenings",
+        file: "ledger/tests/it/model.rs",
+        test: "-p ledger --test it model::",
+        reads: SEEDS,
+        soak: 200,
     },
     Run {
         group: "model",

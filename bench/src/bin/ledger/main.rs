@@ -1,0 +1,284 @@
+//! Two ways to keep every pair (id, member) on SSD: the `ledger` crate, and fjall, an embedded LSM
+//! tree. Decision 0017 has the figures.
+//!
+//! `cargo run --release -p tidemark-bench --bin ledger -- --engine own` (or `fjall`), each in a
+//! process of its own; `--kill` tries what is left after `kill -9`.
+//!
+//! Ids are drawn by Zipf's law, members are random numbers of `--bits` bits. Pairs come in random
+//! order, the worst case for merges, or with `--recent 90` so that 90 % of them are of the newest
+//! hundredth of the ids so far. CPU is that of the whole process, bytes written are what the kernel
+//! says of it.
+
+mod fjall_tree;
+mod own;
+
+use clap::{Parser, ValueEnum};
+use std::error::Error;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Engine {
+    /// The `ledger` crate.
+    Own,
+    /// fjall.
+    Fjall,
+}
+
+/// Fills one of them, and looks pairs up.
+#[derive(Clone, Debug, Parser)]
+struct Args {
+    #[arg(long)]
+    engine: Engine,
+    /// Pairs in all.
+    #[arg(long, default_value_t = 20_000_000)]
+    pairs: usize,
+    /// Pairs per id on average.
+    #[arg(long, default_value_t = 50)]
+    per_id: usize,
+    /// Bits of a member.
+    #[arg(long, default_value_t = 40)]
+    bits: u32,
+    /// Percent of the pairs that are of the newest ids.
+    #[arg(long, default_value_t = 0)]
+    recent: u8,
+    /// Pairs that are kept in memory before they are written.
+    #[arg(long, default_value_t = 1 << 20)]
+    memory_pairs: usize,
+    /// Lookups of each kind.
+    #[arg(long, default_value_t = 200_000)]
+    lookups: usize,
+    /// Where the files are, in a folder that is removed.
+    #[arg(long)]
+    folder: Option<PathBuf>,
+    /// Kill it so many times while it is filled, and compare what is left.
+    #[arg(long)]
+    kill: Option<u64>,
+    /// Of `--kill`: fill the folder, and print how many pairs are durable.
+    #[arg(long, hide = true)]
+    child: bool,
+}
+
+impl Args {
+    /// What a child is told, so that it draws the same pairs.
+    fn repeated(&self) -> Vec<String> {
+        let engine = if self.engine == Engine::Own { "own" } else { "fjall" };
+        let numbers = [
+            ("--pairs", self.pairs),
+            ("--per-id", self.per_id),
+            ("--bits", self.bits as usize),
+            ("--recent", self.recent.into()),
+            ("--memory-pairs", self.memory_pairs),
+        ];
+        let numbers = numbers.into_iter().flat_map(|(name, n)| [name.to_owned(), n.to_string()]);
+        ["--engine".to_owned(), engine.to_owned()].into_iter().chain(numbers).collect()
+    }
+}
+
+/// What is measured.
+trait Keeper: Sized {
+    fn open(folder: &Path, args: &Args) -> Outcome<Self>;
+    fn insert(&mut self, id: u64, member: u64) -> Outcome<()>;
+    fn contains(&self, id: u64, member: u64) -> Outcome<bool>;
+    /// Makes durable what was inserted.
+    fn sync(&mut self) -> Outcome<()>;
+    /// Ends what is under way, so that files do not change any more.
+    fn settle(&mut self) -> Outcome<()>;
+    /// Bytes on the disk, and figures of its own.
+    fn figures(&self) -> (u64, String);
+}
+
+/// Draws ids by Zipf's law.
+struct Ids {
+    cumulative: Vec<f64>,
+    /// The id of each rank.
+    ids: Vec<u64>,
+}
+
+impl Ids {
+    fn new(n: usize, random: &mut fastrand::Rng) -> Ids {
+        let mut sum = 0.0;
+        let cumulative = (1..=n).map(|rank| {
+            sum += 1.0 / rank as f64;
+            sum
+        });
+        let cumulative = cumulative.collect();
+        let mut ids: Vec<u64> = (0..n as u64).map(|i| (1 << 50) + i * 4194).collect();
+        random.shuffle(&mut ids);
+        Ids { cumulative, ids }
+    }
+
+    fn draw(&self, random: &mut fastrand::Rng) -> u64 {
+        let sum = self.cumulative[self.cumulative.len() - 1];
+        let at = random.f64() * sum;
+        self.ids[self.cumulative.partition_point(|&c| c < at).min(self.ids.len() - 1)]
+    }
+}
+
+fn pairs(args: &Args) -> Vec<(u64, u64)> {
+    let mut random = fastrand::Rng::with_seed(20_261_125);
+    let n = (args.pairs / args.per_id).max(1);
+    let ids = Ids::new(n, &mut random);
+    (0..args.pairs)
+        .map(|i| {
+            let member = random.u64(..) >> (64 - args.bits);
+            if random.u8(..100) < args.recent {
+                let newest = (i / args.per_id) as u64;
+                let back = random.u64(0..=(n as u64 / 100).max(1)).min(newest);
+                return ((1 << 50) + (newest - back) * 4194, member);
+            }
+            (ids.draw(&mut random), member)
+        })
+        .collect()
+}
+
+fn cpu() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+/// A number of a file of /proc/self.
+fn of_process(file: &str, name: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/self/{file}")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+/// The kernel's view of one step.
+struct Step {
+    cpu: Duration,
+    wall: Instant,
+    written: u64,
+    read: u64,
+    reads: u64,
+}
+
+impl Step {
+    fn begin() -> Step {
+        Step {
+            cpu: cpu(),
+            wall: Instant::now(),
+            written: of_process("io", "write_bytes:"),
+            read: of_process("io", "rchar:"),
+            reads: of_process("io", "syscr:"),
+        }
+    }
+
+    fn end(&self, n: usize) -> String {
+        let n = n as f64;
+        let now = Step::begin();
+        format!(
+            "{:.0} ns of CPU, {:.0} ns of time, {:.1} bytes written, {:.2} reads of {:.0} bytes",
+            (now.cpu - self.cpu).as_nanos() as f64 / n,
+            self.wall.elapsed().as_nanos() as f64 / n,
+            (now.written - self.written) as f64 / n,
+            (now.reads - self.reads) as f64 / n,
+            (now.read - self.read) as f64 / (now.reads - self.reads).max(1) as f64,
+        )
+    }
+}
+
+fn measure<K: Keeper>(folder: &Path, args: &Args) -> Outcome<()> {
+    let pairs = pairs(args);
+    let resident = of_process("status", "VmRSS:");
+    let mut keeper = K::open(folder, args)?;
+    let n = pairs.len();
+    let step = Step::begin();
+    for &(id, member) in &pairs {
+        keeper.insert(id, member)?;
+    }
+    println!("inserted, each pair: {}", step.end(n));
+    keeper.sync()?;
+    keeper.settle()?;
+    println!("with all merges: {}", step.end(n));
+    let (bytes, figures) = keeper.figures();
+    println!("on disk: {:.2} bytes per pair; {figures}", bytes as f64 / n as f64);
+
+    let mut random = fastrand::Rng::with_seed(1);
+    let step = Step::begin();
+    for _ in 0..args.lookups {
+        let (id, member) = pairs[random.usize(..n)];
+        if !keeper.contains(id, member)? {
+            return Err(format!("{id} {member} is not there").into());
+        }
+    }
+    println!("found: {}", step.end(args.lookups));
+    let step = Step::begin();
+    let mut there = 0;
+    for _ in 0..args.lookups {
+        let (id, _) = pairs[random.usize(..n)];
+        there += usize::from(keeper.contains(id, random.u64(..) >> (64 - args.bits))?);
+    }
+    println!("not found ({there} were there): {}", step.end(args.lookups));
+    let more = of_process("status", "VmRSS:").saturating_sub(resident);
+    println!("resident memory beside the list of pairs: {:.1} MB", more as f64 / 1024.0);
+    Ok(())
+}
+
+/// What a killed process does: it fills the folder, and says what is durable.
+fn child<K: Keeper>(folder: &Path, args: &Args) -> Outcome<()> {
+    let mut keeper = K::open(folder, args)?;
+    for (i, &(id, member)) in pairs(args).iter().enumerate() {
+        keeper.insert(id, member)?;
+        if i % 50_000 == 49_999 {
+            keeper.sync()?;
+            println!("{}", i + 1);
+        }
+    }
+    std::thread::park();
+    Ok(())
+}
+
+fn kill<K: Keeper>(folder: &Path, args: &Args, round: u64) -> Outcome<()> {
+    let path = folder.join(round.to_string());
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(args.repeated())
+        .args(["--child", "--folder"])
+        .arg(&path)
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let output = child.stdout.take().ok_or("no output")?;
+    let reader = std::thread::spawn(move || {
+        let lines = BufReader::new(output).lines().map_while(Result::ok);
+        lines.last().and_then(|line| line.parse::<usize>().ok()).unwrap_or(0)
+    });
+    std::thread::sleep(Duration::from_millis(1500 + round * 370 % 4000));
+    child.kill()?;
+    child.wait()?;
+    let durable = reader.join().map_err(|_| "the reader panicked")?;
+    let began = Instant::now();
+    let keeper = K::open(&path, args)?;
+    let opened = began.elapsed();
+    let mut missing = 0;
+    for &(id, member) in &pairs(args)[..durable] {
+        missing += usize::from(!keeper.contains(id, member)?);
+    }
+    println!("killed after {durable} pairs: {missing} missing; opened in {opened:.1?}");
+    drop(keeper);
+    std::fs::remove_dir_all(&path)?;
+    if missing > 0 { Err("pairs that were durable are missing".into()) } else { Ok(()) }
+}
+
+fn run<K: Keeper>(args: &Args) -> Outcome<()> {
+    if let (true, Some(folder)) = (args.child, &args.folder) {
+        return child::<K>(folder, args);
+    }
+    let base = args.folder.clone().unwrap_or_else(std::env::temp_dir);
+    let folder = tempfile::tempdir_in(base)?;
+    match args.kill {
+        Some(rounds) => (0..rounds).try_for_each(|round| kill::<K>(folder.path(), args, round)),
+        None => measure::<K>(folder.path(), args),
+    }
+}
+
+fn main() -> Outcome<()> {
+    let args = Args::parse();
+    match args.engine {
+        Engine::Own => run::<own::Own>(&args),
+        Engine::Fjall => run::<fjall_tree::Tree>(&args),
+    }
+}

@@ -1,0 +1,71 @@
+//! A small filter over the pairs of an upper run, so that nearly no lookup reads a run that does
+//! not hold its pair.
+//!
+//! A blocked Bloom filter (Putze, Sanders, Singler, "Cache-, hash- and space-efficient Bloom
+//! filters", WEA 2007): seven bits per pair, five probes within one line of 512 bits. It takes a
+//! pair that is not there for one that is in about 5 % of cases.
+
+const LINE_BYTES: usize = 64;
+const BITS_PER_PAIR: usize = 7;
+const PROBES: u32 = 5;
+
+#[derive(Debug)]
+pub(crate) struct Filter {
+    lines: Box<[[u8; LINE_BYTES]]>,
+}
+
+fn line_of(hash: u64, lines: usize) -> usize {
+    ((u128::from(hash) * lines as u128) >> 64) as usize
+}
+
+/// The bits of a pair in its line, nine bits of the mixed hash each.
+fn probes(hash: u64) -> impl Iterator<Item = (usize, u8)> {
+    let mixed = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let bits = (0..PROBES).map(move |probe| (mixed >> (64 - 9 * (probe + 1))) as usize & 511);
+    bits.map(|bit| (bit / 8, 1 << (bit % 8)))
+}
+
+impl Filter {
+    pub(crate) fn of(hashes: &[u64]) -> Filter {
+        let lines = (hashes.len() * BITS_PER_PAIR).div_ceil(LINE_BYTES * 8).max(1);
+        let mut lines = vec![[0; LINE_BYTES]; lines].into_boxed_slice();
+        for &hash in hashes {
+            let line = &mut lines[line_of(hash, lines.len())];
+            probes(hash).for_each(|(byte, bit)| line[byte] |= bit);
+        }
+        Filter { lines }
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Filter, &'static str> {
+        match bytes.as_chunks() {
+            (lines, []) if !lines.is_empty() => Ok(Filter { lines: lines.into() }),
+            _ => Err("the filter has an impossible length"),
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.lines.as_flattened()
+    }
+
+    pub(crate) fn may_hold(&self, hash: u64) -> bool {
+        let line = &self.lines[line_of(hash, self.lines.len())];
+        probes(hash).all(|(byte, bit)| line[byte] & bit != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filter_has_all_pairs_and_few_others() {
+        let mut random = fastrand::Rng::with_seed(1);
+        let hashes: Vec<u64> = (0..100_000).map(|_| random.u64(..)).collect();
+        let filter = Filter::of(&hashes);
+        let filter = Filter::decode(filter.bytes()).unwrap();
+        assert!(hashes.iter().all(|&hash| filter.may_hold(hash)));
+        let wrong = (0..100_000).filter(|_| filter.may_hold(random.u64(..))).count();
+        assert!((2000..6500).contains(&wrong), "{wrong} of 100,000");
+        assert!(Filter::decode(&[]).is_err() && Filter::decode(&[0; 63]).is_err());
+    }
+}

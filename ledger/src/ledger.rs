@@ -1,0 +1,317 @@
+//! The ledger of one space.
+
+use crate::memory::Memory;
+use crate::merge::{Source, merge};
+use crate::pair::{MAX_MEMBER_BYTES, Member, Pair, Pairs};
+use crate::question::{Answer, Question};
+use crate::ranges::{self, Range, Ranges};
+use crate::run::Run;
+use arc_swap::ArcSwap;
+use parking_lot::{Mutex, RwLock};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
+use store::Store;
+
+/// How a ledger is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Pairs in memory beyond which they are to be flushed. Default 1,048,576, about 30 MB.
+    pub memory_pairs: usize,
+    /// Most runs of a range: a lookup reads one block of each at worst. Default 4.
+    pub runs: usize,
+    /// A range of more pairs is divided. Default 8,388,608, about 36 MB.
+    pub range_pairs: u64,
+    /// The upper runs of a range have at most a so-manyth of the pairs of its lowest. Default 12.
+    pub upper_part: u64,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { memory_pairs: 1 << 20, runs: 4, range_pairs: 1 << 23, upper_part: 12 }
+    }
+}
+
+/// What a ledger has, and has done since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Ranges.
+    pub ranges: usize,
+    /// Runs of all of them.
+    pub runs: usize,
+    /// Runs of the range that has most.
+    pub most_runs: usize,
+    /// Pairs in runs, unset ones included. A pair counts in each run that has it.
+    pub run_pairs: u64,
+    /// Bytes of all runs on the disk.
+    pub run_bytes: u64,
+    /// Pairs in memory, unset ones included.
+    pub memory_pairs: usize,
+    /// Bytes of memory of the pairs there.
+    pub memory_bytes: usize,
+    /// Bytes of memory of indexes, checksums and filters of runs.
+    pub index_bytes: usize,
+    /// Dropped ids that runs may still have pairs of: [`Ledger::trim`] removes those.
+    pub drops: usize,
+    /// Pairs that were flushed.
+    pub flushed_pairs: u64,
+    /// Pairs that were written to runs, by flushes and merges.
+    pub written_pairs: u64,
+    /// Bytes that were written to runs.
+    pub written_bytes: u64,
+}
+
+/// Every pair of an existence space, exact. See the crate's documentation.
+pub struct Ledger {
+    pub(crate) space: u32,
+    pub(crate) kind: u32,
+    pub(crate) options: Options,
+    pub(crate) memory: Memory,
+    pub(crate) ranges: ArcSwap<Ranges>,
+    /// Rises when pairs have moved from memory to a run.
+    pub(crate) version: AtomicU64,
+    /// Ids of which runs up to this identity hold no pairs any more.
+    dropped: RwLock<BTreeMap<u64, u64>>,
+    drops: AtomicUsize,
+    /// The identity of the newest run, of those that are being written, too.
+    pub(crate) newest: AtomicU64,
+    /// Held by what writes files.
+    pub(crate) files: Mutex<()>,
+    pub(crate) flushed_pairs: AtomicU64,
+    pub(crate) written_pairs: AtomicU64,
+    pub(crate) written_bytes: AtomicU64,
+}
+
+impl std::fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ledger").field("space", &self.space).finish_non_exhaustive()
+    }
+}
+
+impl Ledger {
+    /// Opens the runs of a space that the manifest names; `kind`: how they are tagged there. What
+    /// was in memory comes from a snapshot and the log: [`Ledger::set`], [`Ledger::restore_drop`].
+    pub fn open(store: &Store, space: u32, kind: u32, options: Options) -> store::Result<Ledger> {
+        let files = store.cold_files();
+        let ours = files.iter().filter(|file| ranges::is_of(file, space, kind));
+        let runs = ours.map(|file| Run::open(store, file).map(Arc::new));
+        let runs = runs.collect::<store::Result<Vec<_>>>()?;
+        let newest = runs.iter().map(|run| run.identity()).max().unwrap_or(0);
+        let (version, drops, files) = Default::default();
+        let (flushed_pairs, written_pairs, written_bytes) = Default::default();
+        Ok(Ledger {
+            space,
+            kind,
+            options,
+            memory: Memory::new(),
+            ranges: ArcSwap::from_pointee(ranges::arrange(runs)),
+            version,
+            dropped: RwLock::default(),
+            drops,
+            newest: AtomicU64::new(newest),
+            files,
+            flushed_pairs,
+            written_pairs,
+            written_bytes,
+        })
+    }
+
+    /// Whether a member can be kept.
+    pub fn takes(member: Member<'_>) -> bool {
+        !matches!(member, Member::Bytes(bytes) if bytes.len() > MAX_MEMBER_BYTES)
+    }
+
+    /// The pair is set, or unset, from now on. Panics if the ledger does not
+    /// [take](Ledger::takes) the member.
+    pub fn set(&self, id: u64, member: Member<'_>, set: bool) {
+        assert!(Ledger::takes(member), "a member of at most {MAX_MEMBER_BYTES} bytes");
+        self.memory.set(id, member, set);
+    }
+
+    /// Whether a pair is set, or what must be read to know that.
+    pub fn ask(&self, id: u64, member: Member<'_>) -> Answer {
+        // First: what moves to a run from here on is noticed by `settle`.
+        let seen = self.version.load(Acquire);
+        if let Some(set) = self.memory.get(id, member) {
+            return Answer::Known(set);
+        }
+        // Before the ranges: a drop is forgotten after those have gone that need it.
+        let void = self.dropped_up_to(id);
+        let ranges = self.ranges.load();
+        let range = &ranges[ranges::at(&ranges, id)];
+        Question::begin((id, member), range, void, seen)
+    }
+
+    /// Whether a pair is set now, given that the runs of the version `seen` said `told`. `None`:
+    /// pairs have moved since; ask again.
+    pub fn settle(&self, id: u64, member: Member<'_>, told: bool, seen: u64) -> Option<bool> {
+        let newer = self.memory.get(id, member);
+        newer.or_else(|| (self.version.load(Acquire) == seen).then_some(told))
+    }
+
+    /// Whether a pair is set. Waits for the disk, one read of 4 KiB for each run that may have it.
+    pub fn contains(&self, id: u64, member: Member<'_>) -> store::Result<bool> {
+        let mut answer = self.ask(id, member);
+        loop {
+            match answer {
+                Answer::Known(set) => return Ok(set),
+                Answer::Asks(question) => answer = question.read()?,
+            }
+        }
+    }
+
+    /// At most `most` set pairs of the ids `low` to `high`, in order, behind `after`. Waits for the
+    /// disk. Pairs that change meanwhile may be there or not. Memory for `64 * most` pairs is taken
+    /// at worst, unless `low` is `high`.
+    pub fn list(
+        &self,
+        (low, high): (u64, u64),
+        after: Option<(u64, Member<'_>)>,
+        most: usize,
+    ) -> store::Result<Pairs> {
+        let mut list = Pairs::default();
+        let low = after.map_or(low, |(id, _)| low.max(id));
+        if low > high || most == 0 {
+            return Ok(list);
+        }
+        let after = after.filter(|(id, _)| *id == low);
+        // Memory first: what moves to a run meanwhile is in both.
+        let pairs = self.memory.list(&(low..=high), after, most);
+        let dropped: BTreeMap<u64, u64> =
+            self.dropped.read().range(low..=high).map(|(&id, &up_to)| (id, up_to)).collect();
+        let is_void = |id, run: Option<u64>| {
+            run.is_some_and(|run| dropped.get(&id).is_some_and(|&up_to| run <= up_to))
+        };
+        let ranges = self.ranges.load_full();
+        let first = ranges::at(&ranges, low);
+        let mut from_memory = pairs.iter().peekable();
+        for (at, range) in ranges.iter().enumerate().skip(first) {
+            if list.len() >= most || range.low > high {
+                break;
+            }
+            let end = ranges::high(&ranges, at);
+            let mut here = Pairs::default();
+            while let Some(pair) = from_memory.next_if(|pair| pair.id <= end) {
+                here.push(pair);
+            }
+            let begin = low.max(range.low);
+            let mut sources = vec![Source::of_pairs(here, None)];
+            for run in &range.runs {
+                sources.push(Source::of_run(run, begin, after.filter(|(id, _)| *id == begin))?);
+            }
+            merge(&mut sources, is_void, |pair| {
+                if pair.id > high {
+                    return Ok(false);
+                }
+                if pair.set {
+                    list.push(pair);
+                }
+                Ok(list.len() < most)
+            })?;
+        }
+        Ok(list)
+    }
+
+    /// All pairs of an id are unset from now on. Pairs of it that are set later count; none is set
+    /// or unset meanwhile by another thread.
+    pub fn drop_id(&self, id: u64) {
+        // First, so that what memory says is unset is not set again in a run.
+        self.note_drop(id, None);
+        self.memory.remove_id(id);
+        // A flush that has begun meanwhile may have copied some of them.
+        self.note_drop(id, None);
+    }
+
+    /// Ids whose pairs were dropped, each with the identity up to which runs do not count, as long
+    /// as there are such runs: for a snapshot.
+    pub fn drops(&self) -> Vec<(u64, u64)> {
+        self.dropped.read().iter().map(|(&id, &up_to)| (id, up_to)).collect()
+    }
+
+    /// Takes over what [`Ledger::drops`] gave.
+    pub fn restore_drop(&self, id: u64, up_to: u64) {
+        self.note_drop(id, Some(up_to));
+    }
+
+    /// `None`: up to the newest run.
+    fn note_drop(&self, id: u64, up_to: Option<u64>) {
+        let mut dropped = self.dropped.write();
+        // With the lock: see `is_dropped_since`.
+        let up_to = up_to.unwrap_or_else(|| self.newest.load(Acquire));
+        let limit = dropped.entry(id).or_insert(0);
+        *limit = up_to.max(*limit);
+        self.drops.store(dropped.len(), Release);
+        // A lookup that began before is asked again.
+        self.version.fetch_add(1, AcqRel);
+    }
+
+    /// Whether an id was dropped after the run of this identity was begun. Asked after another run
+    /// was begun: if the answer is no, a drop from here on counts for that one, too.
+    pub(crate) fn is_dropped_since(&self, id: u64, identity: u64) -> bool {
+        self.dropped.read().get(&id).is_some_and(|&up_to| up_to >= identity)
+    }
+
+    /// Runs up to this identity hold no pairs of the id.
+    pub(crate) fn dropped_up_to(&self, id: u64) -> u64 {
+        if self.drops.load(Acquire) == 0 {
+            return 0;
+        }
+        self.dropped.read().get(&id).copied().unwrap_or(0)
+    }
+
+    /// Whether pairs of an id count as not there, of a run, or of memory.
+    pub(crate) fn is_void(&self, id: u64, run: Option<u64>) -> bool {
+        run.is_some_and(|identity| identity <= self.dropped_up_to(id))
+    }
+
+    /// Forgets drops of these ids that no run needs any more: all of them are newer than that.
+    pub(crate) fn forget_drops(&self, low: u64, high: u64, oldest: u64) {
+        let mut dropped = self.dropped.write();
+        let gone: Vec<u64> = dropped
+            .range(low..=high)
+            .filter(|&(_, &up_to)| up_to < oldest)
+            .map(|(&id, _)| id)
+            .collect();
+        for id in &gone {
+            dropped.remove(id);
+        }
+        self.drops.store(dropped.len(), Release);
+    }
+
+    /// Whether there are so many pairs in memory that they are to be flushed.
+    pub fn is_due(&self) -> bool {
+        self.memory.len() >= self.options.memory_pairs
+    }
+
+    /// Whether so many pairs are in memory, because flushes fail or are slow, that no more are to
+    /// be taken.
+    pub fn is_full(&self) -> bool {
+        self.memory.len() >= 2 * self.options.memory_pairs
+    }
+
+    /// Walks the pairs in memory, in no order, piece by piece: for a snapshot. A pair that is
+    /// flushed meanwhile may be missing: then the manifest names its run before this ends.
+    pub fn walk_memory(&self, mut each: impl FnMut(Pair<'_>)) {
+        self.memory.walk(&(0..=u64::MAX), |pairs| pairs.iter().for_each(&mut each));
+    }
+
+    /// What it has and has done.
+    pub fn stats(&self) -> Stats {
+        let ranges = self.ranges.load();
+        let runs = || ranges.iter().flat_map(|range: &Arc<Range>| &range.runs);
+        Stats {
+            ranges: ranges.len(),
+            runs: runs().count(),
+            most_runs: ranges.iter().map(|range| range.runs.len()).max().unwrap_or(0),
+            run_pairs: runs().map(|run| run.pairs()).sum(),
+            run_bytes: runs().map(|run| run.entry().bytes).sum(),
+            memory_pairs: self.memory.len(),
+            memory_bytes: self.memory.bytes(),
+            index_bytes: runs().map(|run| run.memory_bytes()).sum(),
+            drops: self.drops.load(Relaxed),
+            flushed_pairs: self.flushed_pairs.load(Relaxed),
+            written_pairs: self.written_pairs.load(Relaxed),
+            written_bytes: self.written_bytes.load(Relaxed),
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Several sorted sources as one: of each pair the newest state.
+
+use crate::pair::{Member, Pair, Pairs};
+use crate::run::Run;
+use std::sync::Arc;
+
+/// Pairs in order, from memory or from a run.
+pub(crate) struct Source {
+    pairs: Pairs,
+    at: usize,
+    run: Option<Rest>,
+    /// The identity of its run, or of the run that copied pairs go to: drops tell by it what is
+    /// void. `None`: newer than any.
+    identity: Option<u64>,
+}
+
+/// What of a run is not read yet.
+struct Rest {
+    run: Arc<Run>,
+    block: usize,
+}
+
+impl Source {
+    /// Pairs that are at hand, sorted.
+    pub(crate) fn of_pairs(pairs: Pairs, identity: Option<u64>) -> Source {
+        Source { pairs, at: 0, run: None, identity }
+    }
+
+    /// The pairs of a run behind `after`, or from the id `low` on.
+    pub(crate) fn of_run(
+        run: &Arc<Run>,
+        low: u64,
+        after: Option<(u64, Member<'_>)>,
+    ) -> store::Result<Source> {
+        let (id, member) = after.map_or((low, None), |(id, member)| (id, Some(member)));
+        let block = if id > run.ids().1 { run.blocks() } else { run.block_from(id, member) };
+        let rest = Rest { run: run.clone(), block };
+        let (pairs, identity) = (Pairs::default(), Some(run.identity()));
+        let mut source = Source { pairs, at: 0, run: Some(rest), identity };
+        source.fill()?;
+        let is_before = |pair: Pair<'_>| match after {
+            Some(after) => pair.key() <= after,
+            None => pair.id < low,
+        };
+        while source.peek().is_some_and(is_before) {
+            source.skip()?;
+        }
+        Ok(source)
+    }
+
+    fn fill(&mut self) -> store::Result<()> {
+        let Some(rest) = self.run.as_mut().filter(|rest| rest.block < rest.run.blocks()) else {
+            return Ok(());
+        };
+        let mut last = Pairs::default();
+        self.pairs.last().into_iter().for_each(|pair| last.push(pair));
+        rest.run.pairs_of(rest.block, last.get(0).map(|pair| pair.key()), &mut self.pairs)?;
+        rest.block += 1;
+        self.at = 0;
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn peek(&self) -> Option<Pair<'_>> {
+        self.pairs.get(self.at)
+    }
+
+    #[inline]
+    pub(crate) fn skip(&mut self) -> store::Result<()> {
+        self.at += 1;
+        if self.at < self.pairs.len() { Ok(()) } else { self.fill() }
+    }
+}
+
+/// Hands the pairs of all sources, newest source first, to `each` until it says that it has enough:
+/// in order, each pair once, as the newest source that has it says. `is_void`: pairs of this id,
+/// and from this source, count as not there.
+pub(crate) fn merge(
+    sources: &mut [Source],
+    is_void: impl Fn(u64, Option<u64>) -> bool,
+    mut each: impl FnMut(Pair<'_>) -> store::Result<bool>,
+) -> store::Result<()> {
+    loop {
+        // The newest of those with the lowest pair.
+        let mut lowest: Option<(usize, Pair<'_>)> = None;
+        for (at, source) in sources.iter().enumerate() {
+            if let Some(pair) = source.peek()
+                && lowest.is_none_or(|(_, lowest)| pair.key() < lowest.key())
+            {
+                lowest = Some((at, pair));
+            }
+        }
+        let Some((at, pair)) = lowest else { return Ok(()) };
+        let id = pair.id;
+        if is_void(id, sources[at].identity) {
+            sources[at].skip()?;
+            continue;
+        }
+        if !each(pair)? {
+            return Ok(());
+        }
+        let (newer, older) = sources.split_at_mut(at + 1);
+        for source in older {
+            if source
+                .peek()
+                .is_some_and(|other| newer[at].peek().is_some_and(|pair| pair.key() == other.key()))
+            {
+                source.skip()?;
+            }
+        }
+        newer[at].skip()?;
+    }
+}

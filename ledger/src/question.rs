@@ -1,0 +1,106 @@
+//! A lookup, step by step: which block must be read next, and what it says.
+//!
+//! The caller reads, in its own way: by a ring of io_uring, by a thread, or at once
+//! ([`Question::read`]).
+
+use crate::pair::{Member, OwnedMember, hash_of};
+use crate::ranges::Range;
+use std::sync::Arc;
+use store::{BLOCK_BYTES, BlockPlace};
+
+/// What is known of a pair.
+#[derive(Debug)]
+pub enum Answer {
+    /// Whether it is set.
+    Known(bool),
+    /// A block must be read first.
+    Asks(Question),
+}
+
+/// A lookup that needs a block.
+#[derive(Clone, Debug)]
+pub struct Question {
+    id: u64,
+    member: OwnedMember,
+    hash: u64,
+    range: Arc<Range>,
+    /// Runs up to this identity have none of the id's pairs.
+    void: u64,
+    /// The run that is asked now, and the block of it.
+    run: usize,
+    block: usize,
+    seen: u64,
+}
+
+impl Question {
+    /// The first step of a lookup. `seen`: the ledger's version when it began.
+    pub(crate) fn begin(
+        (id, member): (u64, Member<'_>),
+        range: &Arc<Range>,
+        void: u64,
+        seen: u64,
+    ) -> Answer {
+        let hash = hash_of(id, member);
+        match next_block(range, 0, (id, member, hash), void) {
+            Some((run, block)) => Answer::Asks(Question {
+                id,
+                member: member.to_owned(),
+                hash,
+                range: range.clone(),
+                void,
+                run,
+                block,
+                seen,
+            }),
+            None => Answer::Known(false),
+        }
+    }
+
+    /// The pair.
+    pub fn pair(&self) -> (u64, Member<'_>) {
+        (self.id, self.member.as_member())
+    }
+
+    /// The ledger's version when the lookup began: for [`Ledger::settle`](crate::Ledger::settle).
+    pub fn seen(&self) -> u64 {
+        self.seen
+    }
+
+    /// Where the block lies.
+    pub fn place(&self) -> BlockPlace {
+        self.range.runs[self.run].place(self.block)
+    }
+
+    /// Goes on with the block as it was read.
+    pub fn take(mut self, block: &[u8; BLOCK_BYTES]) -> store::Result<Answer> {
+        let run = &self.range.runs[self.run];
+        if let Some(set) = run.find(self.block, block, self.pair())? {
+            return Ok(Answer::Known(set));
+        }
+        let pair = (self.id, self.member.as_member(), self.hash);
+        let Some((run, block)) = next_block(&self.range, self.run + 1, pair, self.void) else {
+            return Ok(Answer::Known(false));
+        };
+        (self.run, self.block) = (run, block);
+        Ok(Answer::Asks(self))
+    }
+
+    /// Reads the block, and goes on. Waits for the disk.
+    pub fn read(self) -> store::Result<Answer> {
+        let mut block = [0; BLOCK_BYTES];
+        self.range.runs[self.run].read(self.block, &mut block)?;
+        self.take(&block)
+    }
+}
+
+/// The next run, from this one on, that may have the pair, and the block of it.
+fn next_block(
+    range: &Range,
+    from: usize,
+    (id, member, hash): (u64, Member<'_>, u64),
+    void: u64,
+) -> Option<(usize, usize)> {
+    let runs = range.runs.iter().enumerate().skip(from);
+    let mut runs = runs.take_while(|(_, run)| run.identity() > void);
+    runs.find_map(|(at, run)| Some((at, run.block_of(id, member, hash)?)))
+}

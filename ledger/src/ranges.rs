@@ -1,0 +1,124 @@
+//! The ranges of a ledger, and which runs of a range become one.
+
+use crate::run::Run;
+use std::sync::Arc;
+use store::FileEntry;
+
+/// A range of ids: from `low` up to the next range.
+#[derive(Debug)]
+pub(crate) struct Range {
+    pub(crate) low: u64,
+    /// Newest first. The last one, the lowest, has most of the pairs.
+    pub(crate) runs: Vec<Arc<Run>>,
+}
+
+/// All ranges, by `low`; the first one begins at 0.
+pub(crate) type Ranges = Vec<Arc<Range>>;
+
+/// The range of these runs, in the order of their files' ranges. Files of one range overlap: each
+/// lower run covers all of it. Files of two ranges do not.
+pub(crate) fn arrange(mut runs: Vec<Arc<Run>>) -> Ranges {
+    runs.sort_by_key(|run| run.entry().tag.low);
+    let mut ranges: Vec<(u64, Vec<Arc<Run>>)> = Vec::new();
+    let mut end = None;
+    for run in runs {
+        let tag = run.entry().tag;
+        match ranges.last_mut() {
+            Some((_, runs)) if end.is_some_and(|end| tag.low <= end) => runs.push(run),
+            _ => ranges.push((tag.low, vec![run])),
+        }
+        end = end.max(Some(tag.high));
+    }
+    let mut ranges: Ranges = ranges
+        .into_iter()
+        .map(|(low, mut runs)| {
+            runs.sort_by_key(|run| std::cmp::Reverse(run.identity()));
+            Arc::new(Range { low, runs })
+        })
+        .collect();
+    begin_at_zero(&mut ranges);
+    ranges
+}
+
+/// The first range takes all ids below it.
+pub(crate) fn begin_at_zero(ranges: &mut Ranges) {
+    match ranges.first_mut() {
+        Some(first) if first.low > 0 => {
+            *first = Arc::new(Range { low: 0, runs: first.runs.clone() });
+        }
+        Some(_) => {}
+        None => ranges.push(Arc::new(Range { low: 0, runs: Vec::new() })),
+    }
+}
+
+/// The range of an id.
+pub(crate) fn at(ranges: &Ranges, id: u64) -> usize {
+    ranges.partition_point(|range| range.low <= id) - 1
+}
+
+/// The highest id of a range.
+pub(crate) fn high(ranges: &Ranges, at: usize) -> u64 {
+    ranges.get(at + 1).map_or(u64::MAX, |next| next.low - 1)
+}
+
+/// How many of a range's runs, newest first, are to become one with `pairs` that are new.
+///
+/// - None, while there is room for one more run.
+/// - All, when what lies above the lowest is a `part`th of it. So a pair is rewritten in the lowest
+///   run `part` times at most while that grows by its own size, and the filters of the upper runs
+///   are small beside the pairs of all.
+/// - Else the newest, and of the next ones those that are not more than twice as large as what is
+///   merged already.
+pub(crate) fn to_merge(runs: &[u64], pairs: u64, most: usize, part: u64) -> usize {
+    let Some((&lowest, upper)) = runs.split_last() else { return 0 };
+    let above = upper.iter().sum::<u64>() + pairs;
+    if above.saturating_mul(part) >= lowest {
+        return runs.len();
+    }
+    if runs.len() < most {
+        return 0;
+    }
+    let (mut merged, mut n) = (pairs, 0);
+    for &run in upper {
+        if n > 0 && run > 2 * merged {
+            break;
+        }
+        merged += run;
+        n += 1;
+    }
+    if n == 0 { runs.len() } else { n }
+}
+
+/// The names of some runs' files.
+pub(crate) fn names(runs: &[Arc<Run>]) -> impl Iterator<Item = String> {
+    runs.iter().map(|run| run.entry().name.clone())
+}
+
+/// The files of a space's ledger, of those that a manifest names.
+pub(crate) fn is_of(file: &FileEntry, space: u32, kind: u32) -> bool {
+    (file.tag.space, file.tag.kind) == (space, kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_a_range_stay_bounded_and_few_pairs_are_rewritten() {
+        for (flush, flushes) in [(1000, 20_000), (50, 40_000), (100_000, 300)] {
+            // Newest first.
+            let (mut runs, mut written): (Vec<u64>, u64) = (vec![], 0);
+            for _ in 0..flushes {
+                let n = to_merge(&runs, flush, 4, 12);
+                let merged = runs.drain(..n).sum::<u64>() + flush;
+                runs.insert(0, merged);
+                written += merged;
+                assert!(runs.len() <= 4);
+                let upper: u64 = runs[..runs.len() - 1].iter().sum();
+                assert!(upper * 12 <= runs[runs.len() - 1], "{runs:?}");
+            }
+            let each = written / (flush * flushes);
+            assert!(each < 50, "{each} times, by {flush}");
+        }
+    }
+}

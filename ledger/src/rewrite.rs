@@ -1,0 +1,345 @@
+//! Flushes and merges, which are one thing: pairs of memory, and some of a range's newest runs,
+//! become one run.
+//!
+//! ```text
+//!   1  begin a file, and then copy the pairs of a range from memory: an id that is dropped after
+//!      its beginning has no pairs in it
+//!   2  write them to it, sorted and merged with the runs that the policy names
+//!      (`ranges::to_merge`); if all runs are among them, to as many files as the range has become
+//!      too large for
+//!   3  the log is flushed: it has all that the files show
+//!   4  the manifest names the new files, and not the old ones
+//!   5  the files answer; then pairs that are in memory as they were copied leave it
+//! ```
+//!
+//! A step that fails leaves everything as it was. A crash before 4 leaves the old files and the
+//! log; after 4, the new files and a log that may say again what is in them. One thread at a time
+//! does this; readers and writers go on.
+
+use crate::ledger::{Ledger, Options};
+use crate::merge::{Source, merge};
+use crate::pair::{Pair, Pairs};
+use crate::ranges::{self, Range, Ranges, names};
+use crate::run::{Run, RunWriter};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::*;
+use store::{FileEntry, Store, Tag};
+
+/// How much of memory is flushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flush {
+    /// All pairs.
+    All,
+    /// The ranges with most pairs first, until half of what memory may hold is left: few pairs of
+    /// old ids wait for more of their kind.
+    Most,
+}
+
+/// What a range is to become, and the files of that.
+struct Rewrite {
+    /// Number of the range.
+    at: usize,
+    /// So many runs of it are replaced, newest first.
+    merged: usize,
+    entries: Vec<FileEntry>,
+    /// What was copied from memory, in the order of the walk.
+    pairs: Pairs,
+    /// The lowest identity of the new files.
+    identity: u64,
+}
+
+impl Ledger {
+    /// Moves pairs from memory to runs. `log`: flushes the log, and gives the offset up to which it
+    /// is durable. Gives the number of pairs.
+    pub fn flush(
+        &self,
+        store: &Store,
+        flush: Flush,
+        log: impl FnOnce() -> store::Result<u64>,
+    ) -> store::Result<u64> {
+        let _files = self.files.lock();
+        let ranges = self.ranges.load_full();
+        let mut rewrites = Vec::new();
+        let written = self.choose(&ranges, flush).into_iter().try_for_each(|(at, pairs)| {
+            let runs: Vec<u64> = ranges[at].runs.iter().map(|run| run.pairs()).collect();
+            let Options { runs: most, upper_part, .. } = self.options;
+            let merged = ranges::to_merge(&runs, pairs as u64, most.max(1), upper_part);
+            rewrites.push(self.rewrite(store, &ranges, (at, merged), Some(pairs), &|_| true)?);
+            Ok(())
+        });
+        let pairs = rewrites.iter().map(|rewrite: &Rewrite| rewrite.pairs.len() as u64).sum();
+        self.publish(store, &ranges, rewrites, written, log)?;
+        self.flushed_pairs.fetch_add(pairs, Relaxed);
+        Ok(pairs)
+    }
+
+    /// Rewrites ranges without the pairs of dropped ids and of ids that are not to be kept: for all
+    /// ranges that may have some. Pairs in memory stay: the caller unsets them or has none.
+    pub fn trim(
+        &self,
+        store: &Store,
+        (low, high): (u64, u64),
+        keep: impl Fn(u64) -> bool,
+        log: impl FnOnce() -> store::Result<u64>,
+    ) -> store::Result<()> {
+        let _files = self.files.lock();
+        let ranges = self.ranges.load_full();
+        let mut rewrites = Vec::new();
+        let written = (0..ranges.len())
+            .filter(|&at| ranges[at].low <= high && ranges::high(&ranges, at) >= low)
+            .filter(|&at| !ranges[at].runs.is_empty())
+            .try_for_each(|at| {
+                let all = ranges[at].runs.len();
+                rewrites.push(self.rewrite(store, &ranges, (at, all), None, &keep)?);
+                Ok(())
+            });
+        self.publish(store, &ranges, rewrites, written, log)
+    }
+
+    /// Removes all ranges that lie below an id as a whole, without reading them, and their pairs in
+    /// memory. Other pairs below it stay. Whether there was such a range.
+    pub fn drop_below(&self, store: &Store, horizon: u64) -> store::Result<bool> {
+        let _files = self.files.lock();
+        let ranges = self.ranges.load_full();
+        let below = ranges.partition_point(|range| range.low < horizon);
+        let below = (0..below).take_while(|&at| ranges::high(&ranges, at) < horizon).count();
+        let gone: Vec<_> = ranges[..below].iter().flat_map(|range| range.runs.clone()).collect();
+        if gone.is_empty() {
+            return Ok(false);
+        }
+        store.replace_files(Vec::new(), &names(&gone).collect::<Vec<_>>(), 0)?;
+        let mut left = ranges[below..].to_vec();
+        ranges::begin_at_zero(&mut left);
+        let last = ranges::high(&ranges, below - 1);
+        self.ranges.store(Arc::new(left));
+        self.memory.walk(&(0..=last), |piece| self.memory.remove_same(piece, |_| true));
+        retire(store, &gone);
+        Ok(true)
+    }
+
+    /// Which ranges are flushed, and how many pairs of each are in memory.
+    fn choose(&self, ranges: &Ranges, flush: Flush) -> Vec<(usize, usize)> {
+        let mut counts = vec![0usize; ranges.len()];
+        self.memory.walk(&(0..=u64::MAX), |piece| {
+            piece.iter().for_each(|pair| counts[ranges::at(ranges, pair.id)] += 1);
+        });
+        let mut left: usize = counts.iter().sum();
+        let mut order: Vec<(usize, usize)> =
+            counts.into_iter().enumerate().filter(|&(_, count)| count > 0).collect();
+        if flush == Flush::All {
+            return order;
+        }
+        order.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
+        let is_chosen = |&(_, count): &(usize, usize)| {
+            let more = left > self.options.memory_pairs / 2;
+            left -= if more { count } else { 0 };
+            more
+        };
+        let mut chosen: Vec<_> = order.into_iter().take_while(is_chosen).collect();
+        chosen.sort_unstable();
+        chosen
+    }
+
+    /// Steps 1 and 2 for the range number `at`, of which so many runs are merged; `from_memory`:
+    /// about how many pairs come from there, if any are to.
+    fn rewrite(
+        &self,
+        store: &Store,
+        ranges: &Ranges,
+        (at, merged): (usize, usize),
+        from_memory: Option<usize>,
+        keep: &dyn Fn(u64) -> bool,
+    ) -> store::Result<Rewrite> {
+        let range = &ranges[at];
+        let is_lowest = merged == range.runs.len();
+        let total = from_memory.unwrap_or(0) as u64
+            + range.runs[..merged].iter().map(|run| run.pairs()).sum::<u64>();
+        let pieces = if is_lowest { total.div_ceil(self.options.range_pairs).max(1) } else { 1 };
+        let mut output = Output {
+            ledger: self,
+            store,
+            tag: Tag {
+                space: self.space,
+                kind: self.kind,
+                low: range.low,
+                high: ranges::high(ranges, at),
+                stamp: 0,
+            },
+            is_lowest,
+            piece: total.div_ceil(pieces),
+            left: pieces - 1,
+            last: None,
+            writer: None,
+            entries: Vec::new(),
+            identity: u64::MAX,
+        };
+        let mut pairs = Pairs::default();
+        let written = (|| {
+            output.begin()?;
+            if from_memory.is_some() {
+                pairs = self.copy_memory(range.low, output.tag.high);
+            }
+            let mut sorted = pairs.clone();
+            sorted.sort();
+            let mut sources = vec![Source::of_pairs(sorted, Some(output.identity))];
+            for run in &range.runs[..merged] {
+                sources.push(Source::of_run(run, 0, None)?);
+            }
+            merge(
+                &mut sources,
+                |id, run| self.is_void(id, run),
+                |pair| {
+                    if keep(pair.id) && (pair.set || !is_lowest) {
+                        output.push(pair)?;
+                    }
+                    Ok(true)
+                },
+            )?;
+            output.finish()
+        })();
+        if let Err(error) = written {
+            store.discard(&output.entries);
+            return Err(error);
+        }
+        let (entries, identity) = (output.entries, output.identity);
+        Ok(Rewrite { at, merged, entries, pairs, identity })
+    }
+
+    fn copy_memory(&self, low: u64, high: u64) -> Pairs {
+        let mut pairs = Pairs::default();
+        self.memory.walk(&(low..=high), |piece| piece.iter().for_each(|pair| pairs.push(pair)));
+        pairs
+    }
+
+    /// Steps 3 to 5; `written` says how step 2 went.
+    fn publish(
+        &self,
+        store: &Store,
+        ranges: &Ranges,
+        rewrites: Vec<Rewrite>,
+        written: store::Result<()>,
+        log: impl FnOnce() -> store::Result<u64>,
+    ) -> store::Result<()> {
+        let added: Vec<FileEntry> =
+            rewrites.iter().flat_map(|rewrite| rewrite.entries.iter().cloned()).collect();
+        let gone: Vec<Arc<Run>> = rewrites
+            .iter()
+            .flat_map(|rewrite| ranges[rewrite.at].runs[..rewrite.merged].iter().cloned())
+            .collect();
+        let published = || -> store::Result<Ranges> {
+            written?;
+            let durable = log()?;
+            let next = arranged(store, ranges, &rewrites)?;
+            if !added.is_empty() || !gone.is_empty() {
+                store.replace_files(added.clone(), &names(&gone).collect::<Vec<_>>(), durable)?;
+            }
+            Ok(next)
+        };
+        let next = published().inspect_err(|_| store.discard(&added))?;
+        self.ranges.store(Arc::new(next));
+        self.version.fetch_add(1, AcqRel);
+        for rewrite in &rewrites {
+            // What was dropped meanwhile, and set again, is not in the file.
+            let is_there = |id| self.dropped_up_to(id) < rewrite.identity;
+            self.memory.remove_same(&rewrite.pairs, is_there);
+            let range = &ranges[rewrite.at];
+            if rewrite.merged == range.runs.len() {
+                let high = ranges::high(ranges, rewrite.at);
+                self.forget_drops(range.low, high, rewrite.identity);
+            }
+        }
+        retire(store, &gone);
+        let bytes: u64 = added.iter().map(|entry| entry.bytes).sum();
+        self.written_bytes.fetch_add(bytes, Relaxed);
+        Ok(())
+    }
+}
+
+/// The ranges as they are after the rewrites, whose files are opened.
+fn arranged(store: &Store, ranges: &Ranges, rewrites: &[Rewrite]) -> store::Result<Ranges> {
+    let mut next: Ranges = Vec::new();
+    let mut rewrites = rewrites.iter().peekable();
+    for (at, range) in ranges.iter().enumerate() {
+        let Some(rewrite) = rewrites.next_if(|rewrite| rewrite.at == at) else {
+            next.push(range.clone());
+            continue;
+        };
+        let rest = &range.runs[rewrite.merged..];
+        let new = rewrite.entries.iter().map(|entry| Run::open(store, entry).map(Arc::new));
+        let new = new.collect::<store::Result<Vec<_>>>()?;
+        if rest.is_empty() {
+            let low = |run: &Arc<Run>| run.entry().tag.low;
+            next.extend(
+                new.into_iter().map(|run| Arc::new(Range { low: low(&run), runs: vec![run] })),
+            );
+        } else {
+            let runs = new.into_iter().chain(rest.iter().cloned()).collect();
+            next.push(Arc::new(Range { low: range.low, runs }));
+        }
+    }
+    ranges::begin_at_zero(&mut next);
+    Ok(next)
+}
+
+fn retire(store: &Store, gone: &[Arc<Run>]) {
+    let unpinned = gone.iter().filter(|run| !store.is_pinned(&run.entry().name));
+    unpinned.for_each(|run| run.retire(store.disk().clone()));
+}
+
+/// The new files of a range.
+struct Output<'a> {
+    ledger: &'a Ledger,
+    store: &'a Store,
+    /// Of the next file, up to the end of the range.
+    tag: Tag,
+    is_lowest: bool,
+    /// Pairs after which a file ends with its id, while files are `left` to be begun.
+    piece: u64,
+    left: u64,
+    last: Option<u64>,
+    writer: Option<RunWriter>,
+    entries: Vec<FileEntry>,
+    /// Of the first file.
+    identity: u64,
+}
+
+impl Output<'_> {
+    fn begin(&mut self) -> store::Result<()> {
+        let writer = RunWriter::begin(self.store, self.tag, self.is_lowest)?;
+        self.ledger.newest.fetch_max(writer.identity(), AcqRel);
+        self.identity = self.identity.min(writer.identity());
+        self.writer = Some(writer);
+        Ok(())
+    }
+
+    fn push(&mut self, pair: Pair<'_>) -> store::Result<()> {
+        let ends = |writer: &mut RunWriter| {
+            self.left > 0 && writer.pairs() >= self.piece && self.last != Some(pair.id)
+        };
+        if let Some(mut full) = self.writer.take_if(ends) {
+            full.end_at(pair.id - 1);
+            self.tag.low = pair.id;
+            self.left -= 1;
+            self.add(full)?;
+        }
+        self.last = Some(pair.id);
+        if self.writer.is_none() {
+            let first = self.identity;
+            self.begin()?;
+            if self.ledger.is_dropped_since(pair.id, first) {
+                return Ok(());
+            }
+        }
+        self.writer.as_mut().map_or(Ok(()), |writer| writer.push(pair))
+    }
+
+    fn add(&mut self, writer: RunWriter) -> store::Result<()> {
+        self.ledger.written_pairs.fetch_add(writer.pairs(), Relaxed);
+        self.entries.extend(writer.finish()?);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> store::Result<()> {
+        self.writer.take().map_or(Ok(()), |writer| self.add(writer))
+    }
+}

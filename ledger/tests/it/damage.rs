@@ -1,0 +1,56 @@
+//! Damaged runs: an error that names the file, of the pairs of that block only; never a wrong
+//! answer.
+
+use crate::model::{KIND, SPACE, open};
+use ledger::{Flush, Ledger, Member, Options};
+use store::{Error, SimDisk};
+
+#[test]
+fn flipped_bits_are_errors_of_their_own_pairs() {
+    let disk = SimDisk::new(1);
+    let store = open(&disk);
+    let ledger = Ledger::open(&store, SPACE, KIND, Options::default()).unwrap();
+    let pairs: Vec<(u64, u64)> = (0..20_000).map(|n| (n / 60 * 9, n * n * 31)).collect();
+    pairs.iter().for_each(|&(id, member)| ledger.set(id, Member::Number(member), true));
+    ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+    let name = store.cold_files()[0].name.clone();
+    let bytes = store.cold_files()[0].bytes;
+    drop((ledger, store));
+    let mut random = fastrand::Rng::with_seed(2);
+    for round in 0..300 {
+        let at = match round {
+            0..100 => round * 40,
+            100..200 => bytes - 1 - (round - 100),
+            _ => random.u64(..bytes),
+        };
+        let damaged = disk.kill().fork(round);
+        assert!(damaged.flip_bit(&name, at * 8 + random.u64(..8)));
+        let store = open(&damaged);
+        let ledger = match Ledger::open(&store, SPACE, KIND, Options::default()) {
+            Ok(ledger) => ledger,
+            Err(Error::Corrupt { path, .. } | Error::Version { path, .. }) => {
+                assert!(path.ends_with(&name), "byte {at}");
+                continue;
+            }
+            Err(other) => panic!("byte {at}: {other}"),
+        };
+        let mut wrong = 0;
+        for &(id, member) in &pairs {
+            match ledger.contains(id, Member::Number(member)) {
+                Ok(set) => assert!(set, "byte {at}"),
+                Err(Error::Corrupt { path, offset, .. }) => {
+                    assert!(path.ends_with(&name) && offset / 4096 == at / 4096, "byte {at}");
+                    wrong += 1;
+                }
+                Err(other) => panic!("byte {at}: {other}"),
+            }
+        }
+        assert!((1..2000).contains(&wrong), "byte {at}: {wrong} pairs");
+        assert!(ledger.list((0, u64::MAX), None, usize::MAX).is_err(), "byte {at}");
+        // A merge does not make it a file with a right checksum.
+        ledger.set(5, Member::Number(5), true);
+        let before = damaged.list_names();
+        assert!(ledger.trim(&store, (0, u64::MAX), |_| true, || Ok(0)).is_err());
+        assert_eq!(damaged.list_names(), before);
+    }
+}

@@ -1,0 +1,8 @@
+//! The ledger from outside.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
+
+mod cost;
+mod crash;
+mod damage;
+mod model;
+mod steps;

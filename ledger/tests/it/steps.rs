@@ -1,0 +1,168 @@
+//! Lookups in steps: what changes between a question and its answer is noticed.
+
+use crate::model::{KIND, SPACE, open};
+use ledger::{Answer, Flush, Ledger, Member, Options};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use store::{BLOCK_BYTES, SimDisk, Store};
+
+fn ledger(store: &Store) -> Ledger {
+    let options = Options { memory_pairs: 1000, range_pairs: 5000, ..Options::default() };
+    Ledger::open(store, SPACE, KIND, options).unwrap()
+}
+
+/// The answer to a question, and the version that it holds for.
+fn asked(ledger: &Ledger, id: u64, member: Member<'_>) -> (bool, u64) {
+    let Answer::Asks(mut question) = ledger.ask(id, member) else { panic!("it is in memory") };
+    loop {
+        let seen = question.seen();
+        match question.read().unwrap() {
+            Answer::Known(set) => return (set, seen),
+            Answer::Asks(next) => question = next,
+        }
+    }
+}
+
+#[test]
+fn answer_is_stale_after_a_flush_and_memory_comes_first() {
+    let store = open(&SimDisk::new(1));
+    let ledger = ledger(&store);
+    let member = Member::Number(5);
+    ledger.set(1, Member::Number(4), true);
+    ledger.set(1, Member::Number(9), true);
+    ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+    let (set, seen) = asked(&ledger, 1, member);
+    assert!(!set);
+    assert_eq!(ledger.settle(1, member, set, seen), Some(false));
+    ledger.set(1, member, true);
+    assert_eq!(ledger.settle(1, member, set, seen), Some(true));
+    ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+    assert_eq!(ledger.settle(1, member, set, seen), None, "it has moved to a run meanwhile");
+    assert!(asked(&ledger, 1, member).0);
+
+    let (set, seen) = asked(&ledger, 1, member);
+    ledger.drop_id(1);
+    assert_eq!(ledger.settle(1, member, set, seen), None);
+    assert!(!ledger.contains(1, member).unwrap());
+}
+
+#[test]
+fn block_of_a_question_is_at_its_place_until_the_last_reader_has_gone() {
+    let disk = SimDisk::new(2);
+    let store = open(&disk);
+    let ledger = ledger(&store);
+    (0..4000).for_each(|n| ledger.set(n / 7, Member::Number(n * n), true));
+    ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+    let Answer::Asks(question) = ledger.ask(100, Member::Number(700 * 700)) else { panic!() };
+    let names = |disk: &SimDisk| {
+        disk.list_names().into_iter().filter(|n| n.ends_with(".tcold")).collect::<Vec<_>>()
+    };
+    let before = names(&disk);
+    (0..4000).for_each(|n| ledger.set(n / 7, Member::Number(n * n), n % 2 == 1));
+    ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+    assert!(before.iter().all(|name| disk.contents(name).is_some()), "it is being asked");
+    assert!(question.clone().take(&[0; BLOCK_BYTES]).is_err(), "that is not the block");
+    assert!(matches!(question.read().unwrap(), Answer::Known(true)));
+    assert!(before.iter().all(|name| disk.contents(name).is_none()), "its reader has gone");
+    assert!(!ledger.contains(100, Member::Number(700 * 700)).unwrap());
+}
+
+/// Ends the other threads of a test, also when it fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// A writer, a reader and the thread that flushes: what was set is never not there.
+#[test]
+fn readers_beside_flushes_find_what_was_set() {
+    let store = open(&SimDisk::new(3));
+    let ledger = ledger(&store);
+    let over = AtomicBool::new(false);
+    let done = std::sync::atomic::AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Relaxed) {
+                ledger.flush(&store, Flush::Most, || Ok(0)).unwrap();
+                ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+            }
+        });
+        scope.spawn(|| {
+            let mut random = fastrand::Rng::with_seed(1);
+            while !over.load(Relaxed) {
+                let n = random.u64(0..=done.load(std::sync::atomic::Ordering::Acquire));
+                if n > 0 {
+                    let (id, member) = (n % 97, Member::Number(n));
+                    assert!(ledger.contains(id, member).unwrap(), "{n}");
+                    assert!(!ledger.contains(id + 1, member).unwrap(), "{n}");
+                }
+            }
+        });
+        let _ends = Ends(&over);
+        for n in 1..40_000u64 {
+            ledger.set(n % 97, Member::Number(n), true);
+            done.store(n, std::sync::atomic::Ordering::Release);
+        }
+    });
+    assert_eq!(ledger.list((0, u64::MAX), None, usize::MAX).unwrap().len(), 39_999);
+}
+
+/// Ids are dropped, and set again, while their pairs are flushed.
+#[test]
+fn drops_beside_flushes_take_all_before_and_nothing_after() {
+    let store = open(&SimDisk::new(4));
+    let options = Options { memory_pairs: 100, range_pairs: 400, ..Options::default() };
+    let ledger = Ledger::open(&store, SPACE, KIND, options).unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut n = 0;
+            while !over.load(Relaxed) {
+                ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+                n += 1;
+                if n % 16 == 0 {
+                    ledger.trim(&store, (0, u64::MAX), |_| true, || Ok(0)).unwrap();
+                }
+            }
+        });
+        let _ends = Ends(&over);
+        for round in 0..1500u64 {
+            let id = round % 11;
+            ledger.drop_id(id);
+            assert!(ledger.list((id, id), None, 10).unwrap().is_empty(), "round {round}");
+            (0..60).for_each(|n| ledger.set(id, Member::Number(round * 100 + n), true));
+            let there = ledger.list((id, id), None, 1000).unwrap();
+            assert_eq!(there.len(), 60, "round {round}");
+        }
+    });
+}
+
+#[test]
+fn full_disk_leaves_everything_as_it_was() {
+    let disk = SimDisk::new(5);
+    let store = open(&disk);
+    let ledger = ledger(&store);
+    let check = |n| {
+        let there = ledger.list((0, u64::MAX), None, usize::MAX).unwrap();
+        assert_eq!(there.len(), n);
+    };
+    (0..3000).for_each(|n| ledger.set(n, Member::Number(n), true));
+    ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+    (3000..6000).for_each(|n| ledger.set(n, Member::Number(n), true));
+    disk.set_capacity(Some(disk.used_bytes() + 6000));
+    let before = disk.list_names();
+    assert!(ledger.flush(&store, Flush::All, || Ok(0)).is_err());
+    assert_eq!(disk.list_names(), before);
+    assert!(ledger.is_full());
+    check(6000);
+    disk.set_capacity(None);
+    let no_log = || Err(store::Error::Refused("the log cannot be written".to_owned()));
+    assert!(ledger.flush(&store, Flush::All, no_log).is_err());
+    assert_eq!(disk.list_names(), before, "what the log may not have is in no file");
+    check(6000);
+    ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+    assert!(!ledger.is_due());
+    check(6000);
+}
