@@ -4,8 +4,8 @@
 A redis-server gets POSTS rows (hashes of two to four counters) and as many flags (members of sets). Then, each time
 into a new server:
 
-    migrate   Redis's own MIGRATE ... COPY REPLACE, 500 keys a command
-    import    tidemark import --from; the importer is killed twice, then each server once; each starts again
+    migrate   Redis's own MIGRATE ... COPY REPLACE, 500 keys a command; each server is killed twice and starts again
+    import    tidemark import --from; the importer and each server are killed twice and start again
     follow    tidemark import --from --follow while a writer changes both kinds; the same kills
 
 and tidemark import --only-verify compares every row and flag. Last, CSV of as many rows by `tidemark import`, beside
@@ -180,18 +180,28 @@ class Move:
         shutil.rmtree(os.path.join(self.folder, f"tidemark{self.number}"))
 
     def migrate(self):
-        target = self.target()
-        source, started, done, kills = Client(self.redis.port), time.time(), 0, []
-        # Twice in the middle: the target, which loses at most what it had not synced.
-        due = [self.total // 3, self.total * 2 // 3] if self.args.kill else []
-        recent = []
+        target, started, kills = self.target(), time.time(), []
+        # In the middle, each side twice. Cursors of SCAN are of one process: after a kill of the source it begins anew.
+        due = [(sixth * self.total // 6, server) for sixth, server in
+               [(1, self.redis), (2, target), (3, self.redis), (5, target)]] if self.args.kill else []
+        while not self.migrate_all(target, due, kills):
+            pass
+        self.say("migrate", started, target, ", ".join(kills) or "nothing")
+        self.verify(target)
+        self.end(target)
+
+    def migrate_all(self, target, due, kills):
+        """False after a kill of the source."""
+        source, done, recent = Client(self.redis.port), 0, []
         for found in keys(self.redis):
             recent = (recent + [found])[-400:]
             batches = [found]
-            if due and done >= due[0]:
-                due.pop(0)
-                target.again()
-                kills.append("tidemark")
+            if due and done >= due[0][0]:
+                server = due.pop(0)[1]
+                server.again()
+                kills.append(server.name)
+                if server is self.redis:
+                    return False
                 # fsync = "everysec": what was acknowledged in the last second may be lost.
                 batches = recent
             for batch in batches:
@@ -199,15 +209,13 @@ class Move:
                     command = [b"MIGRATE", b"127.0.0.1", target.port, b"", 0, 60000, b"COPY", b"REPLACE", b"KEYS"]
                     source.call(*command, *batch[at:at + 500])
             done += len(found)
-        self.say("migrate", started, target, ", ".join(kills) or "nothing")
-        self.verify(target)
-        self.end(target)
+        return True
 
     def kills(self, target, state):
         """Kills and starts again; returns the importer that runs in the end."""
         done = []
         process = self.importer(target, *state)
-        for who in ["importer", "importer", "tidemark", "redis-server"] if self.args.kill else []:
+        for who in ["importer", "tidemark", "redis-server"] * 2 if self.args.kill else []:
             time.sleep(self.args.kill_after)
             if process.poll() is not None:
                 print(f"          it ended before the kill of the {who}: choose a smaller --kill-after")
@@ -299,7 +307,7 @@ def main():
     parser.add_argument("--posts", type=int, default=5_000_000)
     parser.add_argument("--csv", type=int, default=1_000_000, help="rows of the CSV file")
     parser.add_argument("--ways", default="migrate,import,follow,csv")
-    parser.add_argument("--kill-after", type=float, default=8, help="seconds between kills")
+    parser.add_argument("--kill-after", type=float, default=5, help="seconds between kills")
     parser.add_argument("--follow-s", type=float, default=20, help="seconds of writes after the last kill")
     parser.add_argument("--no-kill", dest="kill", action="store_false")
     args = parser.parse_args()
