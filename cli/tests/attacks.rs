@@ -426,7 +426,7 @@ fn forged_blocks_are_refused() {
 
 /// Attack 37: every command, but those named below, with arguments that make sizes overflow: none
 /// to seven, now and then thousands, and one of them long. (What a request that is made for one
-/// command may cost: `a_reply_that_is_too_long_is_not_made`, and `hostile.rs` end to end.)
+/// command may cost: `a_reply_that_is_too_long_is_not_made`, and `tests/tests/e2e/hostile.rs`.)
 #[test]
 fn hostile_arguments_are_refused_or_cost_little() {
     let victim = Victim::start("");

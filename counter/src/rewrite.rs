@@ -13,9 +13,9 @@
 //! Small neighbours become one table: those that a split has left with few rows or none, and those
 //! of which the rows have gone below ([`Space::join_small`]).
 //!
-//! A rewrite opens the new tables, then moves row by row (see rolling's ring.rs). There is one at a
-//! time per space: memory exceeds its steady state by one table. In a full space that is lent to a
-//! rewrite that gives it back (see budget.rs).
+//! A rewrite opens the new tables, then moves row by row (see `rolling/src/ring.rs`). There is one
+//! at a time per space: memory exceeds its steady state by one table. In a full space that is lent
+//! to a rewrite that gives it back (see budget.rs).
 //!
 //! **C1** Every closed table, and every part of a rewrite, can hold every id of its range (of the
 //! newest: every id that the table it replaces could hold). Only a newest table may lack a place

@@ -145,7 +145,7 @@ impl Space {
             table.revoked.release_many(revoked.len());
             return Err(refused);
         }
-        // DeletedPairs here, set there.
+        // Deleted here, set there.
         let mut liked = vec![];
         table.revoked.for_each_in(block_pages(filter.pages(), block), filter.pages(), |hash| {
             let is_set = filter.contains_in(&pair_of(hash), &theirs.words, start);
@@ -173,7 +173,7 @@ impl Space {
             table.extend(at, filter);
         }
         let mut changed = vec![];
-        // DeletedPairs there, unknown here: revoked before its bits come. Each pair under its
+        // Deleted there, unknown here: revoked before its bits come. Each pair under its
         // stripe, as every write is; the outliers are locked before that.
         for hash in revoked {
             let (pair, is_outlier) = (pair_of(hash), is_outlier(hash));

@@ -4,8 +4,8 @@
 //! It errs to one side: an id too many may cost a false yes, an id too few would be a false no. So
 //! it may forget which ids exactly, and is bounded without ever refusing: when it is full, the
 //! older half becomes "all ids up to here", as ids rise with time. An id is in it only once some
-//! table may have its flags (`gate`), so "here" is where tables are, and ids that lie far ahead,
-//! however many, do not move it there.
+//! table may have its flags (`zero_proof.rs`), so "here" is where tables are, and ids that lie far
+//! ahead, however many, do not move it there.
 //!
 //! Pages read it: without a lock, one load or two for an id. Writers add an id in place; what needs
 //! more is made beside and exchanged.
@@ -263,7 +263,7 @@ impl Loose {
     pub fn decode(&self, mut bytes: &[u8], horizon: u64) -> Result<(), String> {
         let kinds = take_number(&mut bytes)?;
         if kinds > 3 {
-            return Err(format!("ids without a gate, of kind {kinds}"));
+            return Err(format!("unproven ids with unknown flags {kinds}"));
         }
         let through = if kinds & 1 == 1 { Some(take_number(&mut bytes)?) } else { None };
         let table = if kinds & 2 == 2 { Some(take_number(&mut bytes)?) } else { None };

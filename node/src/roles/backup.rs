@@ -1,5 +1,5 @@
 //! Backups: by BACKUP TO, by a timetable, and the log that is kept beside them
-//! (`store/src/backup.rs`, `archive.rs`).
+//! (`store/src/{backup,archive}.rs`).
 //!
 //! One thread does all of it, one thing at a time, so nothing else works in `backup.dir`; another
 //! server does not either, as the folder is locked. While the node is replaced (a full sync), or

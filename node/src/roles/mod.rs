@@ -1,5 +1,5 @@
-//! Replication: what a process knows of its role, its master and its replicas. The protocol is the
-//! crate `replication`'s.
+//! A node and its role: what a process shares ([`node`]), what it knows of its master and its
+//! replicas, and its work in the background. The protocol is the crate `replication`'s.
 //!
 //! ```text
 //!   command REPLICAOF --> Role (on the disk) --> log_owner (thread "log"): the owner of the log

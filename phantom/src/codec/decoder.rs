@@ -196,7 +196,7 @@ impl TableDecoder {
             }
             let pairs = claimed[i].clamp(counted.saturating_sub(slack), counted + slack);
             // Where they lie so unevenly that no chance explains it, they leave less room than
-            // their number says (`fill`).
+            // their number says (`fill_ratio.rs`).
             let weighed = FillRatio::of(&filter).pairs();
             let weighed = if weighed > counted + slack { weighed } else { 0 };
             links.push(Link::uneven(filter, pairs, weighed));

@@ -497,7 +497,7 @@ fn a_block_of_a_table_elsewhere_is_not_lost() {
     (0..50).for_each(|n| {
         assert_ne!(leader.remove(pair(gone + n).0, &pair(gone + n).1).unwrap(), Change::Unknown)
     });
-    // DeletedPairs here, set there.
+    // Deleted here, set there.
     for space in [&leader, &follower] {
         (0..9).for_each(|n| assert_ne!(space.add(pair(n).0, &pair(n).1).unwrap(), Change::Unknown));
         (0..9).for_each(|n| {

@@ -2,7 +2,7 @@
 //! C6), so they must fit into it.
 //!
 //! Asked before the first of them is made. It is an upper bound, of the encodings in
-//! `log_records.rs`: so much is reserved in the next batch
+//! `dataset/src/log_records.rs`: so much is reserved in the next batch
 //! ([`Call::alone`](crate::handlers::call::Call::alone)); what is refused might have fitted.
 //!
 //! Why they are not logged in several batches with a mark at the end: a reader of the log (a start,

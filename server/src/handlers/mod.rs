@@ -1,8 +1,8 @@
 //! One file per family of commands, from arguments to reply; beside them how a request is executed.
 //!
-//! A command is one row in `command/families/` and one function here, which the family's `RUN` list
-//! names. From the rows come dispatch, arity errors, COMMAND and its subcommands, HELP, and
-//! docs/commands.md.
+//! A command is one row in `node/src/command/families/` and one function here, which the family's
+//! `RUN` list names. From the rows come dispatch, arity errors, COMMAND and its subcommands, HELP,
+//! and docs/commands.md.
 
 pub(crate) mod admin;
 pub(crate) mod call;

@@ -71,7 +71,7 @@ pub(crate) struct Session {
     /// Since the replies were last sent it was admitted to write.
     pub(crate) wrote: bool,
     /// What its reads have shown since the replies were last sent is safe with this round: see
-    /// `sight`.
+    /// `visibility.rs`.
     pub(crate) shown: Ticket,
     /// What the replies of this turn wait for, if its last command said so.
     pub(crate) hold: Option<Later>,

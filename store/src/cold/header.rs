@@ -47,7 +47,7 @@ pub(super) trait Head: Sized {
     fn length(&self) -> u64;
 }
 
-/// FileIdentity a file is, which it is, and what for: the fields that every head has.
+/// Whose a file is, which it is, and what for: the fields that every header has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileIdentity {
     pub(super) lineage: Lineage,

@@ -1,4 +1,4 @@
-//! The rows of `handlers/admin/acl.rs`.
+//! The rows of `server/src/handlers/admin/acl.rs`.
 
 use crate::command::spec::{NO_KEYS, Spec, flag, help_row};
 

@@ -1,4 +1,4 @@
-//! The rows of `handlers/admin/backup.rs`.
+//! The rows of `server/src/handlers/admin/backup.rs`.
 
 use crate::command::spec::{NO_KEYS, Spec, flag, help_row};
 

@@ -1,4 +1,4 @@
-//! The rows of `handlers/flags/bloom.rs`.
+//! The rows of `server/src/handlers/flags/bloom.rs`.
 
 use crate::command::spec::{ONE_KEY, Spec, flag};
 

@@ -1,4 +1,4 @@
-//! The rows of `handlers/redis/client.rs`.
+//! The rows of `server/src/handlers/redis/client.rs`.
 
 use super::client_admin;
 use super::tracking;

@@ -1,4 +1,4 @@
-//! The rows of `handlers/redis/client_admin.rs`.
+//! The rows of `server/src/handlers/redis/client_admin.rs`.
 
 use super::client::{ALWAYS, spec};
 use crate::command::spec::{Spec, flag};

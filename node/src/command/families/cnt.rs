@@ -1,4 +1,4 @@
-//! The rows of `handlers/counter/cnt.rs`.
+//! The rows of `server/src/handlers/counter/cnt.rs`.
 
 use crate::command::spec::{KeyArgs, ONE_KEY, Of, Spec, flag};
 

@@ -1,4 +1,4 @@
-//! The rows of `handlers/admin/config.rs`.
+//! The rows of `server/src/handlers/admin/config.rs`.
 
 use crate::command::spec::{NO_KEYS, Spec, flag, help_row};
 

@@ -1,4 +1,4 @@
-//! The rows of `handlers/flags/cuckoo.rs`.
+//! The rows of `server/src/handlers/flags/cuckoo.rs`.
 
 use crate::command::spec::{ONE_KEY, Spec, flag};
 

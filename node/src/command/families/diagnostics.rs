@@ -1,4 +1,4 @@
-//! The rows of `handlers/admin/diagnostics.rs`.
+//! The rows of `server/src/handlers/admin/diagnostics.rs`.
 
 use super::server::spec;
 use crate::command::spec::{SECOND_KEY, Spec, flag, help_row};

@@ -1,4 +1,4 @@
-//! The row of `handlers/feed/forget.rs`.
+//! The row of `server/src/handlers/feed/forget.rs`.
 
 use crate::command::spec::{KeyArgs, Of, Spec, flag};
 

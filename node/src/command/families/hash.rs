@@ -1,4 +1,4 @@
-//! The rows of `handlers/counter/hash.rs`.
+//! The rows of `server/src/handlers/counter/hash.rs`.
 
 use crate::command::spec::{ONE_KEY, Spec, flag};
 

@@ -1,4 +1,4 @@
-//! The rows of `handlers/admin/ingest.rs`.
+//! The rows of `server/src/handlers/admin/ingest.rs`.
 
 use super::spaces::{ADMIN, spec};
 use crate::command::spec::{Spec, flag, help_row};

@@ -1,4 +1,4 @@
-//! The rows of `handlers/redis/keys.rs`.
+//! The rows of `server/src/handlers/redis/keys.rs`.
 
 use crate::command::spec::{
     ALL_KEYS, NO_KEYS, ONE_KEY, SECOND_KEY, Spec, TWO_KEYS, flag, help_row,

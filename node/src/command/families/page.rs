@@ -1,4 +1,4 @@
-//! The rows of `handlers/feed/page.rs`.
+//! The rows of `server/src/handlers/feed/page.rs`.
 
 use crate::command::spec::{KeyArgs, Of, Spec, flag};
 

@@ -1,4 +1,4 @@
-//! The rows of `handlers/flags/phantom.rs`.
+//! The rows of `server/src/handlers/flags/phantom.rs`.
 
 use crate::command::spec::{KeyArgs, Of, Spec, flag};
 

@@ -1,4 +1,4 @@
-//! The rows of `handlers/redis/pubsub.rs`.
+//! The rows of `server/src/handlers/redis/pubsub.rs`.
 
 use crate::command::spec::{NO_KEYS, Spec, flag, help_row};
 

@@ -1,4 +1,4 @@
-//! The rows of `handlers/cluster/replication.rs`.
+//! The rows of `server/src/handlers/cluster/replication.rs`.
 
 use super::server::spec;
 use crate::command::spec::{Spec, flag};

@@ -1,4 +1,4 @@
-//! The rows of `handlers/admin/server.rs`.
+//! The rows of `server/src/handlers/admin/server.rs`.
 
 use super::acl;
 use super::backup;

@@ -1,4 +1,4 @@
-//! The rows of `handlers/flags/set.rs`.
+//! The rows of `server/src/handlers/flags/set.rs`.
 
 use crate::command::spec::{ALL_KEYS, ONE_KEY, SECOND_KEY, Spec, TWO_KEYS, flag};
 

@@ -1,4 +1,4 @@
-//! The rows of `handlers/schema/spaces.rs`.
+//! The rows of `server/src/handlers/schema/spaces.rs`.
 
 use crate::command::spec::{NO_KEYS, Spec, flag, help_row};
 

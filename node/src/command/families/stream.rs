@@ -1,4 +1,4 @@
-//! The rows of `handlers/stream/`.
+//! The rows of `server/src/handlers/stream/`.
 
 use crate::command::spec::{KeyArgs, ONE_KEY, SECOND_KEY, Spec, flag, help_row};
 

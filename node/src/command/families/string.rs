@@ -1,4 +1,4 @@
-//! The rows of `handlers/counter/string.rs`.
+//! The rows of `server/src/handlers/counter/string.rs`.
 
 use crate::command::spec::{ALL_KEYS, KeyArgs, ONE_KEY, Spec, flag};
 

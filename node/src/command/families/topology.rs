@@ -1,4 +1,4 @@
-//! The rows of `handlers/cluster/topology.rs`.
+//! The rows of `server/src/handlers/cluster/topology.rs`.
 
 use crate::command::spec::{NO_KEYS, Spec, flag, help_row};
 

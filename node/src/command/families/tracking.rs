@@ -1,4 +1,4 @@
-//! The rows of `handlers/redis/tracking.rs`.
+//! The rows of `server/src/handlers/redis/tracking.rs`.
 
 use super::client::{ALWAYS, spec};
 use crate::command::spec::Spec;

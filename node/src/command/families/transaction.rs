@@ -1,4 +1,4 @@
-//! The rows of `handlers/redis/transaction.rs`.
+//! The rows of `server/src/handlers/redis/transaction.rs`.
 
 use crate::command::spec::{ALL_KEYS, NO_KEYS, Spec, flag};
 

@@ -1,4 +1,4 @@
-//! The rows of `handlers/schema/views.rs`.
+//! The rows of `server/src/handlers/schema/views.rs`.
 
 use super::spaces::{ADMIN, spec};
 use crate::command::spec::{Spec, flag, help_row};

@@ -1,4 +1,4 @@
-//! The rows of `handlers/feed/weibo.rs`.
+//! The rows of `server/src/handlers/feed/weibo.rs`.
 
 use crate::command::spec::{ALL_KEYS, ONE_KEY, Spec, flag};
 

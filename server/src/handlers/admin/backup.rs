@@ -1,4 +1,4 @@
-//! BACKUP: what it is asked, and what it answers. The work is in `roles/backup.rs`.
+//! BACKUP: what it is asked, and what it answers. The work is in `node/src/roles/backup.rs`.
 
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
