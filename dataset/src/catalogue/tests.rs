@@ -44,7 +44,7 @@ fn an_old_catalogue_is_completed_from_the_configuration() {
     let config = Options::default();
     let filled = old.filled(&config);
     assert_eq!(numbers(&filled), (vec![1, 4], vec![2]), "the log tells of others");
-    assert_eq!(filled.counter[0].made.rows, "post:{id}");
+    assert_eq!(filled.counter[0].made.rows, "post:{id} post:{{id}}");
     assert_eq!(filled.counter[0].made.fields, "like:24 !repost:8 read:16");
     assert_eq!(filled.counter[1].made.rows, "", "the configuration lacks it");
     let liked = &filled.existence[0];

@@ -415,13 +415,15 @@ impl Engines {
         })
     }
 
-    /// The pattern of a counter space's keys of this kind, if it has one.
-    pub fn counter_pattern(&self, space: &CounterSpace, wanted: Kind) -> Option<&Pattern> {
+    /// The patterns of a counter space's keys of this kind.
+    pub fn counter_patterns(
+        &self,
+        space: &CounterSpace,
+        wanted: Kind,
+    ) -> impl Iterator<Item = &Pattern> {
         debug_assert_ne!(wanted, Kind::Pair, "the index is one of another list");
-        let is_it = |index: usize| self.counters[index].number == space.number;
-        self.patterns
-            .iter()
-            .find(|(_, kind, index)| *kind == wanted && is_it(*index))
+        self.patterns_of(space.number)
+            .filter(move |(_, kind, _)| *kind == wanted)
             .map(|(pattern, ..)| pattern)
     }
 

@@ -195,9 +195,9 @@ section! {
         /// Keys of rows, for the hash commands (`HGETALL post:17`). Empty: rows have no keys.
         /// Braces around {id} are text: "post:{{id}}" has keys like post:{17}, a hash tag, by which
         /// proxies and clients of several servers send all keys of an id to one of them (`tidemark
-        /// config --hash-tags` prints all patterns in that form). Several patterns, divided by
-        /// blanks, name the same rows: "post:{{id}} post:{id}" lets clients move from one form to
-        /// the other; replies that list keys show the first.
+        /// config --hash-tags` prints that form alone). Several patterns, divided by blanks, name
+        /// the same rows, so that clients may use either and move from one to the other; replies
+        /// that list keys show the first.
         rows: String = String::new(),
         /// Keys of single counters, for the string commands (`INCR post:17:like`). Empty: cells
         /// have no keys. Without `{field}` a key names the first field of its row: cells =
@@ -393,7 +393,7 @@ impl Default for Options {
         let text = str::to_owned;
         let existence = |name: &str| Existence {
             name: text(name),
-            pairs: format!("{name}:{{id}}"),
+            pairs: format!("{name}:{{id}} {name}:{{{{id}}}}"),
             ..Existence::default()
         };
         let action = |name: &str, flag: &str| Action {
@@ -413,14 +413,14 @@ impl Default for Options {
                 Counter {
                     name: text("post"),
                     fields: text("like:12 repost:8 comment:8 read:16"),
-                    rows: text("post:{id}"),
-                    cells: text("post:{id}:{field}"),
+                    rows: text("post:{id} post:{{id}}"),
+                    cells: text("post:{id}:{field} post:{{id}}:{field}"),
                     ..Counter::default()
                 },
                 Counter {
                     name: text("user"),
                     fields: text("follower:16 following:10 post:12"),
-                    rows: text("user:{id}"),
+                    rows: text("user:{id} user:{{id}}"),
                     spill: false,
                     ..Counter::default()
                 },

@@ -126,9 +126,11 @@ fn no_pattern(key: &[u8], patterns: &[(Pattern, Kind, usize)]) -> Refusal {
              hash of it"
         );
     }
-    let mut texts: Vec<String> =
-        patterns.iter().take(PATTERNS_SHOWN).map(|(pattern, ..)| pattern.to_string()).collect();
-    if patterns.len() > PATTERNS_SHOWN {
+    // Of several forms of the same keys the first.
+    let forms = patterns.chunk_by(|a, b| (a.1, a.2) == (b.1, b.2));
+    let mut texts: Vec<String> = forms.map(|forms| forms[0].0.to_string()).collect();
+    if texts.len() > PATTERNS_SHOWN {
+        texts.truncate(PATTERNS_SHOWN);
         texts.push("...".to_owned());
     }
     refuse!(

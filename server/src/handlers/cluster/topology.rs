@@ -316,7 +316,7 @@ fn slot(text: &[u8]) -> Result<Option<u16>, Refusal> {
 
 fn keys_in(node: &Node, wanted: u16) -> Result<BTreeSet<Vec<u8>>, Refusal> {
     let mut found = BTreeSet::new();
-    every_key(&node.engines(), &mut |key| {
+    every_key(&node.engines(), None, &mut |key| {
         if slot_of(&key) == wanted {
             found.insert(key);
         }

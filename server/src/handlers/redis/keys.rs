@@ -258,7 +258,8 @@ fn idletime(call: &mut Call<'_>) -> Outcome {
 /// The keys that list the rows of a space: one per row, or, where rows have no keys of their own,
 /// one per counter.
 struct Listed<'a> {
-    pattern: &'a Pattern,
+    /// The forms of the keys; the first is shown unless a glob asks for another.
+    forms: Vec<&'a Pattern>,
     /// The counters that have keys; one empty name where the row has one.
     fields: Vec<String>,
     /// The type that TYPE answers for the keys.
@@ -268,20 +269,26 @@ struct Listed<'a> {
 impl<'a> Listed<'a> {
     /// `None` if neither the space's rows nor its counters have keys.
     fn of(engines: &'a Engines, space: &CounterSpace) -> Option<Listed<'a>> {
-        if let Some(pattern) = engines.counter_pattern(space, Kind::Row) {
-            return Some(Listed { pattern, fields: vec![String::new()], kind: "hash" });
+        let forms = |kind| -> Vec<_> { engines.counter_patterns(space, kind).collect() };
+        let rows = forms(Kind::Row);
+        if !rows.is_empty() {
+            return Some(Listed { forms: rows, fields: vec![String::new()], kind: "hash" });
         }
-        let pattern = engines.counter_pattern(space, Kind::Cell)?;
         let fields = space.schema().living().map(|(_, field)| field.name.clone()).collect();
-        Some(Listed { pattern, fields, kind: "string" })
+        let cells = forms(Kind::Cell);
+        (!cells.is_empty()).then_some(Listed { forms: cells, fields, kind: "string" })
     }
 
-    /// The keys of one row.
-    fn keys(&self, id: u64) -> impl Iterator<Item = Vec<u8>> {
-        self.fields.iter().map(move |field| {
-            let mut key = Vec::new();
-            self.pattern.write(id, field.as_bytes(), &mut key);
-            key
+    /// The keys of one row, each in the first form that fits the glob.
+    fn keys(&self, id: u64, glob: Option<&[u8]>) -> impl Iterator<Item = Vec<u8>> {
+        let fits = move |key: &Vec<u8>| glob.is_none_or(|glob| glob::matches(glob, key, false));
+        self.fields.iter().filter_map(move |field| {
+            let written = |form: &&Pattern| {
+                let mut key = Vec::new();
+                form.write(id, field.as_bytes(), &mut key);
+                key
+            };
+            self.forms.iter().map(written).find(fits)
         })
     }
 }
@@ -298,11 +305,16 @@ pub(crate) fn refuse_many_keys(node: &Node) -> Outcome {
     Ok(())
 }
 
-/// Gives all keys of rows, or of their counters where only those have keys, some of them twice.
-pub(crate) fn every_key(engines: &Engines, take: &mut dyn FnMut(Vec<u8>)) -> Outcome {
+/// Gives all keys of rows that fit the glob, or of their counters where only those have keys, some
+/// of them twice.
+pub(crate) fn every_key(
+    engines: &Engines,
+    glob: Option<&[u8]>,
+    take: &mut dyn FnMut(Vec<u8>),
+) -> Outcome {
     for space in engines.counters() {
         let Some(listed) = Listed::of(engines, space) else { continue };
-        let mut take = |id| listed.keys(id).for_each(&mut *take);
+        let mut take = |id| listed.keys(id, glob).for_each(&mut *take);
         space.for_each(|id, _| take(id));
         let mut next = Some(0);
         while let Some(from) = next {
@@ -318,10 +330,8 @@ fn keys(call: &mut Call<'_>) -> Outcome {
     refuse_many_keys(&call.node)?;
     call.answer_later(move |node, reply| {
         let mut found = std::collections::BTreeSet::new();
-        every_key(node.engines(), &mut |key| {
-            if glob::matches(&pattern, &key, false) {
-                found.insert(key);
-            }
+        every_key(node.engines(), Some(&pattern), &mut |key| {
+            found.insert(key);
         })?;
         reply.array(found.len());
         found.iter().for_each(|key| reply.bulk(key));
@@ -358,7 +368,7 @@ fn random_from(engines: &Engines, reply: &mut Reply<'_>) -> Outcome {
         if id.is_none() {
             space.cold().scan(space, 0, 1, &mut |first| id = id.or(Some(first))).map_err(disk)?;
         }
-        picked = id.and_then(|id| random.choice(listed.keys(id).collect::<Vec<_>>()));
+        picked = id.and_then(|id| random.choice(listed.keys(id, None).collect::<Vec<_>>()));
     }
     match picked {
         Some(key) => reply.bulk(&key),
@@ -433,9 +443,8 @@ fn scan_from(engines: &Engines, cursor: u64, asked: &Asked, reply: &mut Reply<'_
         let listed = Listed::of(engines, space).filter(of_kind);
         let mut take = |id| {
             left = left.saturating_sub(1);
-            let matches =
-                |key: &Vec<u8>| asked.pattern.as_ref().is_none_or(|p| glob::matches(p, key, false));
-            found.extend(listed.iter().flat_map(|listed| listed.keys(id)).filter(matches));
+            let glob = asked.pattern.as_deref();
+            found.extend(listed.iter().flat_map(|listed| listed.keys(id, glob)));
         };
         inner = match listed {
             None => 0,
