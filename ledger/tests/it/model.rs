@@ -127,6 +127,10 @@ impl World {
         self.ledger.flush(&self.store, flush, || Ok(0)).unwrap();
         let stats = self.ledger.stats();
         assert!(stats.most_runs <= self.options.runs, "seed {}: {stats:?}", self.seed);
+        // The lowest run of a range has no pairs that are unset (L3).
+        if stats.runs == stats.ranges && stats.drops == 0 && stats.memory_pairs == 0 {
+            assert_eq!(stats.run_pairs, self.model.len() as u64, "seed {}", self.seed);
+        }
         match flush {
             Flush::All => assert_eq!(stats.memory_pairs, 0),
             Flush::Most => assert!(stats.memory_pairs <= self.options.memory_pairs / 2),

@@ -109,6 +109,43 @@ fn readers_beside_flushes_find_what_was_set() {
     assert_eq!(ledger.list((0, u64::MAX), None, usize::MAX).unwrap().len(), 39_999);
 }
 
+/// A flush flushes the log between its copy of memory and the end: here changes come in then.
+#[test]
+fn changes_in_the_middle_of_a_flush_stay() {
+    let store = open(&SimDisk::new(6));
+    let ledger = ledger(&store);
+    let has = |id, n| ledger.contains(id, Member::Number(n)).unwrap();
+    let set = |id, n, set| ledger.set(id, Member::Number(n), set);
+    for round in 0..3 {
+        for id in 1..4 {
+            (0..10).for_each(|n| set(id, n, true));
+        }
+        let changes = || {
+            set(1, 3, false);
+            set(1, 4, false);
+            set(1, 4, true);
+            ledger.drop_id(2);
+            ledger.drop_id(3);
+            set(3, 5, true);
+            set(3, 11, true);
+            Ok(0)
+        };
+        assert_eq!(ledger.flush(&store, Flush::All, changes).unwrap(), 30, "round {round}");
+        for again in 0..2 {
+            assert!(!has(1, 3) && has(1, 4) && has(1, 5), "unset after it was copied");
+            assert!((0..12).all(|n| !has(2, n)), "dropped after it was copied");
+            assert!((0..12).all(|n| has(3, n) == (n == 5 || n == 11)), "and set again");
+            let there = ledger.list((0, 9), None, 99).unwrap();
+            assert_eq!(there.iter().filter(|pair| pair.id > 1).count(), 2, "round {round}");
+            match again {
+                0 => drop(ledger.flush(&store, Flush::All, || Ok(0)).unwrap()),
+                _ => ledger.trim(&store, (0, u64::MAX), |_| true, || Ok(0)).unwrap(),
+            }
+        }
+        assert_eq!(ledger.stats().drops, 0);
+    }
+}
+
 /// Ids are dropped, and set again, while their pairs are flushed.
 #[test]
 fn drops_beside_flushes_take_all_before_and_nothing_after() {
@@ -128,7 +165,7 @@ fn drops_beside_flushes_take_all_before_and_nothing_after() {
             }
         });
         let _ends = Ends(&over);
-        for round in 0..1500u64 {
+        for round in 0..6000u64 {
             let id = round % 11;
             ledger.drop_id(id);
             assert!(ledger.list((id, id), None, 10).unwrap().is_empty(), "round {round}");

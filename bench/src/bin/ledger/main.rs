@@ -168,6 +168,10 @@ impl Step {
         }
     }
 
+    fn written(&self) -> u64 {
+        of_process("io", "write_bytes:") - self.written
+    }
+
     fn end(&self, n: usize) -> String {
         let n = n as f64;
         let now = Step::begin();
@@ -175,11 +179,31 @@ impl Step {
             "{:.0} ns of CPU, {:.0} ns of time, {:.1} bytes written, {:.2} reads of {:.0} bytes",
             (now.cpu - self.cpu).as_nanos() as f64 / n,
             self.wall.elapsed().as_nanos() as f64 / n,
-            (now.written - self.written) as f64 / n,
+            self.written() as f64 / n,
             (now.reads - self.reads) as f64 / n,
             (now.read - self.read) as f64 / (now.reads - self.reads).max(1) as f64,
         )
     }
+}
+
+/// Looks up pairs that are there, and some that are not.
+fn look_up<K: Keeper>(keeper: &K, pairs: &[(u64, u64)], args: &Args) -> Outcome<[String; 2]> {
+    let mut random = fastrand::Rng::with_seed(1);
+    let step = Step::begin();
+    for _ in 0..args.lookups {
+        let (id, member) = pairs[random.usize(..pairs.len())];
+        if !keeper.contains(id, member)? {
+            return Err(format!("{id} {member} is not there").into());
+        }
+    }
+    let found = format!("found: {}", step.end(args.lookups));
+    let step = Step::begin();
+    let mut there = 0;
+    for _ in 0..args.lookups {
+        let (id, _) = pairs[random.usize(..pairs.len())];
+        there += usize::from(keeper.contains(id, random.u64(..) >> (64 - args.bits))?);
+    }
+    Ok([found, format!("not found ({there} were there): {}", step.end(args.lookups))])
 }
 
 fn measure<K: Keeper>(folder: &Path, args: &Args) -> Outcome<()> {
@@ -192,28 +216,17 @@ fn measure<K: Keeper>(folder: &Path, args: &Args) -> Outcome<()> {
         keeper.insert(id, member)?;
     }
     println!("inserted, each pair: {}", step.end(n));
+    println!("so far: {}", keeper.figures().1);
+    // Once unmeasured: then the system has the files in its memory.
+    look_up(&keeper, &pairs, args)?;
+    for line in look_up(&keeper, &pairs, args)? {
+        println!("{line}");
+    }
     keeper.sync()?;
     keeper.settle()?;
-    println!("with all merges: {}", step.end(n));
+    println!("with all merges: {:.1} bytes written", step.written() as f64 / n as f64);
     let (bytes, figures) = keeper.figures();
     println!("on disk: {:.2} bytes per pair; {figures}", bytes as f64 / n as f64);
-
-    let mut random = fastrand::Rng::with_seed(1);
-    let step = Step::begin();
-    for _ in 0..args.lookups {
-        let (id, member) = pairs[random.usize(..n)];
-        if !keeper.contains(id, member)? {
-            return Err(format!("{id} {member} is not there").into());
-        }
-    }
-    println!("found: {}", step.end(args.lookups));
-    let step = Step::begin();
-    let mut there = 0;
-    for _ in 0..args.lookups {
-        let (id, _) = pairs[random.usize(..n)];
-        there += usize::from(keeper.contains(id, random.u64(..) >> (64 - args.bits))?);
-    }
-    println!("not found ({there} were there): {}", step.end(args.lookups));
     let more = of_process("status", "VmRSS:").saturating_sub(resident);
     println!("resident memory beside the list of pairs: {:.1} MB", more as f64 / 1024.0);
     Ok(())
