@@ -272,6 +272,84 @@ fn scenes_come_and_go_without_a_trace() {
     assert!(seen[0] > 0 && seen[4] > rounds, "they show nothing: {seen:?}");
 }
 
+/// Kills the master, and starts it again with its replica behind it.
+fn killed(
+    mut master: Program,
+    replica: &Program,
+    folder: &tempfile::TempDir,
+    shared: &Shared,
+) -> (Program, Client) {
+    master.sigkill();
+    let master = start(folder.path());
+    shared.port.store(master.port, Relaxed);
+    ok(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port));
+    until("it follows again", || replica.info("master_link_status") == "up");
+    let mut client = master.client();
+    // A master that had a replica waits for it before it writes.
+    until("it writes", || refusal(&call(&mut client, "HSET user:1 post 1")).is_empty());
+    (master, client)
+}
+
+/// What is left of a scene's posts.
+#[derive(Default)]
+struct Gone {
+    /// Its rows and flags were forgotten.
+    forgotten: u64,
+    /// Rows of posts below were retired.
+    horizon: u64,
+}
+
+/// Forgets a post, and retires the older half of the rows where none go to the disk.
+fn give_up(
+    client: &mut Client,
+    acts: &BTreeMap<(u64, u64), bool>,
+    spills: bool,
+    rng: &mut fastrand::Rng,
+) -> Gone {
+    let mut gone = Gone::default();
+    let posts: std::collections::BTreeSet<u64> = acts.keys().map(|(post, _)| *post).collect();
+    let posts: Vec<u64> = posts.into_iter().collect();
+    if let Some(&post) = rng.choice(&posts) {
+        gone.forgotten = post;
+        ok(client, &format!("TM.FORGET photo {post}"));
+        let horizon = posts[posts.len() / 2];
+        let retired = call(client, &format!("TM.SPACE RETIRE photo {horizon}"));
+        match refusal(&retired) {
+            "" => gone.horizon = horizon,
+            // Few posts, which are no table's yet; or a half that lies beyond the others.
+            why => {
+                assert!(spills || why.contains("has no rows") || why.contains("highest"), "{why}")
+            }
+        }
+        assert!(!spills || gone.horizon == 0, "a space that spills has retired rows");
+    }
+    gone
+}
+
+/// What was given up is gone, and nothing else is.
+fn check_gone(client: &mut Client, acts: &BTreeMap<(u64, u64), bool>, gone: &Gone, whose: &str) {
+    let mut likes: BTreeMap<u64, bool> = BTreeMap::new();
+    for ((post, member), acknowledged) in acts {
+        *likes.entry(*post).or_default() |= acknowledged;
+        if *post == gone.forgotten {
+            let found = ok(client, &format!("PH.EXISTS loved {member} {post}"));
+            let unset = OwnedFrame::Array(vec![OwnedFrame::Integer(0)]);
+            assert_eq!(found, unset, "{whose}: {member} on {post}, which is forgotten");
+        }
+    }
+    for (post, is_liked) in likes {
+        let OwnedFrame::Array(rows) = ok(client, &format!("CNT.GET photo {post}")) else {
+            panic!("no array")
+        };
+        let is_there = rows[0] != OwnedFrame::Null;
+        if post == gone.forgotten || post < gone.horizon {
+            assert!(!is_there, "{whose}: {post} has a row: {rows:?}");
+        } else {
+            assert!(is_there || !is_liked, "{whose}: the row of {post} is lost");
+        }
+    }
+}
+
 /// One scene, from its birth to its end.
 fn scene(
     rng: &mut fastrand::Rng,
@@ -295,13 +373,24 @@ fn scene(
     for words in [
         "TM.SPACE ALTER photo ADD view:20",
         "TM.SPACE ALTER photo WIDEN like:20",
-        "TM.SPACE ALTER photo SET memory_limit_bytes 64mb rows photo:{id} spill yes",
+        "TM.SPACE ALTER photo NARROW like:6",
+        "TM.SPACE ALTER photo BOUND share {0..}",
+        "TM.SPACE ALTER photo SET memory_limit_bytes 64mb",
         "TM.SPACE ALTER loved SET spill yes max_tables 40",
     ] {
         ok(&mut client, words);
         pause(rng);
     }
-    if rng.bool() {
+    let both = b"photo:{id} photo:{{id}}";
+    let forms: [&[u8]; 6] = [b"TM.SPACE", b"ALTER", b"photo", b"SET", b"rows", both];
+    assert_eq!(refusal(&client.call(&forms).unwrap()), "");
+    let spills = rng.bool();
+    if spills {
+        ok(&mut client, "TM.SPACE ALTER photo SET spill yes");
+    } else if rng.bool() {
+        ok(&mut client, "TM.SPACE ALTER photo SET keep_tables 1000");
+    }
+    if spills && rng.bool() {
         // Part of it lies on the disk.
         for words in ["TM.ROLL photo", "TM.SPILL photo 9", "TM.ROLL loved", "TM.SPILL loved 9"] {
             ok(&mut client, words);
@@ -313,14 +402,7 @@ fn scene(
     std::thread::sleep(Duration::from_millis(20));
     if rng.u32(0..4) == 0 {
         drop(client);
-        master.sigkill();
-        master = start(folder.path());
-        shared.port.store(master.port, Relaxed);
-        ok(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port));
-        until("it follows again", || replica.info("master_link_status") == "up");
-        client = master.client();
-        // A master that had a replica waits for it before it writes.
-        until("it writes", || refusal(&call(&mut client, "HSET user:1 post 1")).is_empty());
+        (master, client) = killed(master, replica, folder, shared);
         std::thread::sleep(Duration::from_millis(20));
     }
     // No act is under way while it is looked at: the action goes first.
@@ -331,6 +413,14 @@ fn scene(
     assert_eq!(ok(&mut client, "WAIT 1 20000"), OwnedFrame::Integer(1));
     check(&mut replica.client(), &acts, "the replica");
     pause(rng);
+    let is_gone = give_up(&mut client, &acts, spills, rng);
+    if rng.u32(0..8) == 0 {
+        drop(client);
+        (master, client) = killed(master, replica, folder, shared);
+    }
+    check_gone(&mut client, &acts, &is_gone, "the master");
+    assert_eq!(ok(&mut client, "WAIT 1 20000"), OwnedFrame::Integer(1));
+    check_gone(&mut replica.client(), &acts, &is_gone, "the replica");
     for words in [
         "TM.VIEW DROP wall",
         "TM.SPACE DROP loved YES-I-MEAN-loved",

@@ -69,34 +69,120 @@ fn every_story_begins_with_a_sentence() -> Result<(), Failed> {
     Ok(())
 }
 
-/// The commands about spaces, tables, views and actions in docs/commands.md are all used by the
-/// stories of schema changes; TM.SPILL has a folder of its own.
-fn schema_stories_use_every_command_about_spaces() -> Result<(), Failed> {
-    let docs = fs::read_to_string(root().join("docs/commands.md"))?;
-    let sections = docs.split("\n## ").filter(|section| {
-        section.starts_with("Spaces and tables") || section.starts_with("Views and actions")
-    });
-    let names: BTreeSet<String> = sections
-        .flat_map(str::lines)
-        .filter_map(|line| line.strip_prefix("### `"))
-        .map(|line| {
-            let words = line.trim_end_matches('`').split(' ');
-            let upper = |w: &&str| w.chars().all(|c| c.is_ascii_uppercase() || c == '.');
-            words.take_while(upper).collect::<Vec<_>>().join(" ")
-        })
-        .collect();
-    if names.len() < 10 {
-        return Err(format!("only {names:?} in docs/commands.md").into());
-    }
-    let mut told = String::new();
-    for (name, path) in stories() {
-        if name.starts_with("schema::") || name.starts_with("spill::") {
-            told += &fs::read_to_string(path)?;
+/// The commands that the stories send, each with the first line of its reply.
+fn told() -> Vec<(String, String)> {
+    let mut told = Vec::new();
+    for (_, path) in stories() {
+        let text = fs::read_to_string(path).expect("a story");
+        let mut lines = text.lines().peekable();
+        while let Some(line) = lines.next() {
+            let Some((client, command)) = line.split_once("> ") else { continue };
+            if client.contains(' ') {
+                continue;
+            }
+            let command = match command.strip_prefix("for ").and_then(|c| c.split_once(": ")) {
+                Some((_, command)) => command,
+                None => command,
+            };
+            let reply = lines.peek().copied().unwrap_or_default();
+            told.push((command.to_owned(), reply.to_owned()));
         }
     }
-    match names.iter().find(|name| !told.contains(&format!("> {name}"))) {
-        Some(name) => Err(format!("no story of schema or spill uses {name}").into()),
-        None => Ok(()),
+    told
+}
+
+/// Each command about spaces, views, actions, rows and forgotten ids in docs/commands.md has a
+/// story in which it does what it is for, and one in which it is refused; and each word of its
+/// usage (WIDEN, TOKEN, BINARY) is sent in some story.
+fn stories_show_every_line_about_schemas() -> Result<(), Failed> {
+    let docs = fs::read_to_string(root().join("docs/commands.md"))?;
+    let wanted = ["Spaces and tables", "Views and actions", "Counters"];
+    let usages: Vec<&str> = docs
+        .split("\n## ")
+        .flat_map(|section| {
+            let is_wanted = wanted.iter().any(|title| section.starts_with(title));
+            section.lines().filter_map(move |line| {
+                let usage = line.strip_prefix("### `")?.strip_suffix('`')?;
+                (is_wanted || usage.starts_with("TM.FORGET")).then_some(usage)
+            })
+        })
+        .collect();
+    if usages.len() < 25 {
+        return Err(format!("only {usages:?} in docs/commands.md").into());
+    }
+    let told = told();
+    let mut missing = Vec::new();
+    for usage in usages {
+        let is_upper = |word: &&str| word.chars().all(|c| c.is_ascii_uppercase() || c == '.');
+        let name = usage.split(' ').take_while(is_upper).collect::<Vec<_>>().join(" ");
+        let of_it: Vec<_> = told
+            .iter()
+            .filter_map(|(command, reply)| {
+                let arguments = command.strip_prefix(&name)?;
+                (arguments.is_empty() || arguments.starts_with(' ')).then_some((arguments, reply))
+            })
+            .collect();
+        if !of_it.iter().any(|(_, reply)| reply.starts_with("(error)")) {
+            missing.push(format!("{name}: an error"));
+        }
+        if !of_it.iter().any(|(_, reply)| !reply.starts_with("(error)")) {
+            missing.push(format!("{name}: a reply"));
+        }
+        let words = usage[name.len()..].split(|c: char| !c.is_ascii_alphabetic());
+        for word in words.filter(|word| word.len() > 1).filter(is_upper) {
+            let sends =
+                |arguments: &str| arguments.split(' ').any(|a| a.eq_ignore_ascii_case(word));
+            if !of_it.iter().any(|(arguments, _)| sends(arguments)) {
+                missing.push(format!("{name}: {word}"));
+            }
+        }
+    }
+    match missing.as_slice() {
+        [] => Ok(()),
+        missing => Err(format!("no story shows {}", missing.join("; ")).into()),
+    }
+}
+
+/// Each key of the configuration's spaces, views and actions is given by command in some story.
+fn stories_give_every_option_by_command() -> Result<(), Failed> {
+    let config = fs::read_to_string(root().join("config/tidemark.toml"))?;
+    let told = told();
+    let gives = |section: &str, key: &str| {
+        told.iter().any(|(command, _)| {
+            let words: Vec<&str> = command.split(' ').collect();
+            let is_about = match (section, words.as_slice()) {
+                ("counter" | "existence", ["TM.SPACE", "ALTER", _, "SET", ..]) => true,
+                (_, ["TM.SPACE", "CREATE", _, kind, ..]) => kind.eq_ignore_ascii_case(section),
+                ("view", ["TM.VIEW", "CREATE", ..]) | ("action", ["TM.ACTION", "CREATE", ..]) => {
+                    true
+                }
+                _ => false,
+            };
+            is_about && words[3..].contains(&key)
+        })
+    };
+    let (mut section, mut keys, mut missing) = ("", 0, BTreeSet::new());
+    for line in config.lines() {
+        let line = line.trim_start_matches('#').trim_start();
+        if line.starts_with('[') {
+            section = line.trim_matches(['[', ']']);
+        }
+        let Some((key, _)) = line.split_once(" = ") else { continue };
+        let is_ours = ["counter", "existence", "view", "action"].contains(&section);
+        let is_key = key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+        if is_ours && is_key && key != "name" {
+            keys += 1;
+            if !gives(section, key) {
+                missing.insert(format!("{section}.{key}"));
+            }
+        }
+    }
+    if keys < 40 {
+        return Err(format!("only {keys} options in config/tidemark.toml").into());
+    }
+    match missing.is_empty() {
+        true => Ok(()),
+        false => Err(format!("no story gives {missing:?} by command").into()),
     }
 }
 
@@ -141,8 +227,12 @@ fn main() {
         replies_are_printed_as_redis_cli_prints_them,
     ));
     tests.push(Trial::test(
-        "schema_stories_use_every_command_about_spaces",
-        schema_stories_use_every_command_about_spaces,
+        "stories_show_every_line_about_schemas",
+        stories_show_every_line_about_schemas,
+    ));
+    tests.push(Trial::test(
+        "stories_give_every_option_by_command",
+        stories_give_every_option_by_command,
     ));
     libtest_mimic::run(&args, tests).exit();
 }
