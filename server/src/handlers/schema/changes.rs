@@ -117,7 +117,9 @@ fn retire(call: &mut Call<'_>) -> Outcome {
     let space = call.node.engines().counter(name.as_bytes());
     let space = space.ok_or_else(|| EditError::NoSuch("counter space", name.clone()))?;
     let Some(highest) = space.frontier() else {
-        return Err(refuse!("ERR the space '{name}' has no rows"));
+        return Err(refuse!(
+            "ERR the space '{name}' has no table of rows yet: nothing was retired"
+        ));
     };
     if horizon > highest {
         return Err(refuse!(
