@@ -47,6 +47,8 @@ fn figure(spaces: &OwnedFrame, space: &str, name: &str) -> f64 {
         }
         OwnedFrame::Integer(n) => n.to_string(),
         OwnedFrame::Null => "nil".to_owned(),
+        // Its key patterns.
+        OwnedFrame::Array(_) => String::new(),
         other => panic!("{other:?}"),
     };
     let OwnedFrame::Array(spaces) = spaces else { panic!("{spaces:?}") };
