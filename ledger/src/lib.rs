@@ -6,7 +6,7 @@
 //! ```text
 //!   memory   pairs since the last flush, set or unset             exact, sorted
 //!   range    ids low..=high                                       pairs of each id lie in one
-//!     run      newest: a filter of 7 bits a pair, an index        4 KiB blocks on disk
+//!     run      newest: a filter of 5 bits a pair, an index        4 KiB blocks on disk
 //!     ...      at most `Options::runs` of them
 //!     run      lowest: all other pairs, no filter, an index       nearly all of the pairs
 //! ```

@@ -4,5 +4,6 @@
 mod cost;
 mod crash;
 mod damage;
+mod formats;
 mod model;
 mod steps;

@@ -180,7 +180,9 @@ fn drops_beside_flushes_take_all_before_and_nothing_after() {
 fn full_disk_leaves_everything_as_it_was() {
     let disk = SimDisk::new(5);
     let store = open(&disk);
-    let ledger = ledger(&store);
+    // So that some files are complete before the disk is full.
+    let options = Options { memory_pairs: 1000, range_pairs: 400, ..Options::default() };
+    let ledger = Ledger::open(&store, SPACE, KIND, options).unwrap();
     let check = |n| {
         let there = ledger.list((0, u64::MAX), None, usize::MAX).unwrap();
         assert_eq!(there.len(), n);
@@ -188,7 +190,7 @@ fn full_disk_leaves_everything_as_it_was() {
     (0..3000).for_each(|n| ledger.set(n, Member::Number(n), true));
     ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
     (3000..6000).for_each(|n| ledger.set(n, Member::Number(n), true));
-    disk.set_capacity(Some(disk.used_bytes() + 6000));
+    disk.set_capacity(Some(disk.used_bytes() + 60_000));
     let before = disk.list_names();
     assert!(ledger.flush(&store, Flush::All, || Ok(0)).is_err());
     assert_eq!(disk.list_names(), before);
