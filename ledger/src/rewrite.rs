@@ -23,7 +23,7 @@ use crate::ranges::{self, Range, Ranges, names};
 use crate::run::{Run, RunWriter};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
-use store::{FileEntry, Store, Tag};
+use store::{Error, FileEntry, Store, Tag};
 
 /// How much of memory is flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,8 @@ struct Rewrite {
 
 impl Ledger {
     /// Moves pairs from memory to runs. `log`: flushes the log, and gives the offset up to which it
-    /// is durable. Gives the number of pairs.
+    /// is durable. Gives the number of pairs. A range that cannot be merged because a run of it is
+    /// damaged keeps its pairs in memory; that error is given after all others were flushed.
     pub fn flush(
         &self,
         store: &Store,
@@ -59,18 +60,30 @@ impl Ledger {
     ) -> store::Result<u64> {
         let _files = self.files.lock();
         let ranges = self.ranges.load_full();
-        let mut rewrites = Vec::new();
-        let written = self.choose(&ranges, flush).into_iter().try_for_each(|(at, pairs)| {
+        let Options { runs: most, upper_part, memory_pairs, .. } = self.options;
+        let (mut left, mut damaged) = (self.memory.len(), None);
+        let mut rewrites: Vec<Rewrite> = Vec::new();
+        let written = self.waiting(&ranges).into_iter().try_for_each(|(at, pairs)| {
+            if flush == Flush::Most && left <= memory_pairs / 2 {
+                return Ok(());
+            }
             let runs: Vec<u64> = ranges[at].runs.iter().map(|run| run.pairs()).collect();
-            let Options { runs: most, upper_part, .. } = self.options;
             let merged = ranges::to_merge(&runs, pairs as u64, most.max(1), upper_part);
-            rewrites.push(self.rewrite(store, &ranges, (at, merged), Some(pairs), &|_| true)?);
+            match self.rewrite(store, &ranges, (at, merged), Some(pairs), &|_| true) {
+                Ok(rewrite) => {
+                    left = left.saturating_sub(pairs);
+                    rewrites.push(rewrite);
+                }
+                Err(error @ Error::Corrupt { .. }) => drop(damaged.get_or_insert(error)),
+                Err(error) => return Err(error),
+            }
             Ok(())
         });
-        let pairs = rewrites.iter().map(|rewrite: &Rewrite| rewrite.pairs.len() as u64).sum();
+        rewrites.sort_by_key(|rewrite| rewrite.at);
+        let pairs = rewrites.iter().map(|rewrite| rewrite.pairs.len() as u64).sum();
         self.publish(store, &ranges, rewrites, written, log)?;
         self.flushed_pairs.fetch_add(pairs, Relaxed);
-        Ok(pairs)
+        damaged.map_or(Ok(pairs), Err)
     }
 
     /// Rewrites ranges without the pairs of dropped ids and of ids that are not to be kept: for all
@@ -117,27 +130,16 @@ impl Ledger {
         Ok(true)
     }
 
-    /// Which ranges are flushed, and how many pairs of each are in memory.
-    fn choose(&self, ranges: &Ranges, flush: Flush) -> Vec<(usize, usize)> {
+    /// The ranges that have pairs in memory, and how many, those with most first.
+    fn waiting(&self, ranges: &Ranges) -> Vec<(usize, usize)> {
         let mut counts = vec![0usize; ranges.len()];
         self.memory.walk(&(0..=u64::MAX), |piece| {
             piece.iter().for_each(|pair| counts[ranges::at(ranges, pair.id)] += 1);
         });
-        let mut left: usize = counts.iter().sum();
-        let mut order: Vec<(usize, usize)> =
+        let mut waiting: Vec<(usize, usize)> =
             counts.into_iter().enumerate().filter(|&(_, count)| count > 0).collect();
-        if flush == Flush::All {
-            return order;
-        }
-        order.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
-        let is_chosen = |&(_, count): &(usize, usize)| {
-            let more = left > self.options.memory_pairs / 2;
-            left -= if more { count } else { 0 };
-            more
-        };
-        let mut chosen: Vec<_> = order.into_iter().take_while(is_chosen).collect();
-        chosen.sort_unstable();
-        chosen
+        waiting.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
+        waiting
     }
 
     /// Steps 1 and 2 for the range number `at`, of which so many runs are merged; `from_memory`:

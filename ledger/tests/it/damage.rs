@@ -54,3 +54,30 @@ fn flipped_bits_are_errors_of_their_own_pairs() {
         assert_eq!(damaged.list_names(), before);
     }
 }
+
+#[test]
+fn damaged_range_keeps_no_other_from_being_flushed() {
+    let disk = SimDisk::new(3);
+    let store = open(&disk);
+    let options = Options { memory_pairs: 1000, range_pairs: 2000, ..Options::default() };
+    let ledger = Ledger::open(&store, SPACE, KIND, options).unwrap();
+    (0..6000).for_each(|n| ledger.set(n / 3, Member::Number(n * 7), true));
+    ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+    assert_eq!(ledger.stats().ranges, 3);
+    let first = store.cold_files().into_iter().find(|file| file.tag.low == 0).unwrap();
+    assert!(disk.flip_bit(&first.name, 8 * 5000));
+    // Most of them in the damaged range.
+    (0..3000).for_each(|n| ledger.set(n % 500, Member::Number(50_000 + n), true));
+    (0..600).for_each(|n| ledger.set(1500 + n % 500, Member::Number(50_000 + n), true));
+    for flush in [Flush::Most, Flush::All] {
+        let error = ledger.flush(&store, flush, || Ok(0)).unwrap_err();
+        assert!(matches!(&error, Error::Corrupt { path, .. } if path.ends_with(&first.name)));
+        assert_eq!(ledger.stats().memory_pairs, 3000, "the others have gone");
+    }
+    for n in 0..3000 {
+        assert!(ledger.contains(n % 500, Member::Number(50_000 + n)).unwrap());
+    }
+    for n in 0..600 {
+        assert!(ledger.contains(1500 + n % 500, Member::Number(50_000 + n)).unwrap());
+    }
+}
