@@ -24,7 +24,7 @@ use crate::buckets::{Buckets, Looked};
 use crate::key::PROBES;
 use crate::read::Read;
 use crate::table::Table;
-use rolling::{Entry, ones};
+use rolling::{Entry, Unreadable, UnreadableIds, ones};
 
 /// Ids that are looked up together: enough to overlap memory latencies, few enough to stay in the
 /// first cache; one bit each in a u32.
@@ -111,21 +111,52 @@ impl<'a> Probe<'a> {
 
 impl Read<'_> {
     /// See [`crate::Space::get_batch`].
-    pub fn get_batch(&mut self, ids: &[u64], rows: &mut Vec<i64>, found: &mut Vec<bool>) {
-        self.chunks(ids, rows, |number, hits| {
-            found.extend((0..number).map(|i| hits >> i & 1 == 1))
-        });
+    pub fn get_batch(
+        &mut self,
+        ids: &[u64],
+        rows: &mut Vec<i64>,
+        found: &mut Vec<bool>,
+    ) -> Result<(), UnreadableIds> {
+        let mut failed = Vec::new();
+        self.chunks(ids, rows, |read, id, row| read.get_or_note(id, row, &mut failed), hits(found));
+        UnreadableIds::check(failed)
     }
 
     /// The same, where a row that does not exist reads as zeros.
-    pub fn get_rows(&mut self, ids: &[u64], rows: &mut Vec<i64>) {
-        self.chunks(ids, rows, |_, _| ());
+    pub fn get_rows(&mut self, ids: &[u64], rows: &mut Vec<i64>) -> Result<(), UnreadableIds> {
+        let mut failed = Vec::new();
+        self.chunks(ids, rows, |read, id, row| read.get_or_note(id, row, &mut failed), |_, _| ());
+        UnreadableIds::check(failed)
+    }
+
+    /// [`Read::get_batch`], where only rows in memory count.
+    pub(crate) fn get_batch_in_memory(
+        &mut self,
+        ids: &[u64],
+        rows: &mut Vec<i64>,
+        found: &mut Vec<bool>,
+    ) {
+        self.chunks(ids, rows, |read, id, row| read.get_in_memory(id, row), hits(found));
+    }
+
+    /// Whether there is a row. One that cannot be read reads as zeros, and is noted.
+    fn get_or_note(&mut self, id: u64, row: &mut [i64], failed: &mut Vec<Unreadable>) -> bool {
+        self.get(id, row).unwrap_or_else(|unreadable| {
+            failed.push(unreadable);
+            false
+        })
     }
 
     /// Appends the rows, and tells of each chunk how many ids it had and, in bits, of which there
-    /// is a row.
+    /// is a row. `get_one` reads those that are not read quickly.
     #[inline(always)]
-    fn chunks(&mut self, ids: &[u64], rows: &mut Vec<i64>, mut tell: impl FnMut(usize, u32)) {
+    fn chunks(
+        &mut self,
+        ids: &[u64],
+        rows: &mut Vec<i64>,
+        mut get_one: impl FnMut(&mut Self, u64, &mut [i64]) -> bool,
+        mut tell: impl FnMut(usize, u32),
+    ) {
         let width = self.shape.schema.width();
         let mut at = rows.len();
         rows.resize(at + ids.len() * width, 0);
@@ -137,7 +168,7 @@ impl Read<'_> {
                 hits &= !self.retired_among(ids, width, rows);
             }
             for i in ones(unsure) {
-                hits |= u32::from(self.get(ids[i], &mut rows[i * width..][..width])) << i;
+                hits |= u32::from(get_one(self, ids[i], &mut rows[i * width..][..width])) << i;
             }
             tell(ids.len(), hits);
         }
@@ -233,6 +264,12 @@ impl Read<'_> {
         let tag = home.remainder | main.layout.probe_one;
         Some(Probe { entry, index: home.bucket, tag, seen: TagMatch::default() })
     }
+}
+
+/// Notes of each chunk of so many ids, which have these bits, whether there is a row.
+#[inline(always)]
+fn hits(found: &mut Vec<bool>) -> impl FnMut(usize, u32) {
+    |number, hits| found.extend((0..number).map(|i| hits >> i & 1 == 1))
 }
 
 /// The `i`-th of rows of so many values. That the product fits is not asked: `rows` has that row.

@@ -27,6 +27,7 @@ use crate::budget::{Budget, Reservation};
 use crate::space::Space;
 use crate::table::hash_of;
 use parking_lot::RwLock;
+use rolling::Unreadable;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -34,16 +35,15 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 /// Keeps the rows below the line. All methods may be called from any thread.
 pub trait ColdBackend: Send + Sync {
     /// Fills `out` with the row's values by position (missing ones with 0), if there is such a row.
-    /// May take as long as a read of the disk. What cannot be read is reported elsewhere, and is no
-    /// row here.
-    fn get(&self, id: u64, out: &mut [i64]) -> bool;
+    /// May take as long as a read of the disk.
+    fn get(&self, id: u64, out: &mut [i64]) -> Result<bool, Unreadable>;
 
     /// The same for a writer that holds locks: what is in memory, and not outdated. `None`: it must
     /// be [fetched](ColdBackend::fetch) first.
     fn at_hand(&self, id: u64, out: &mut [i64]) -> Option<bool>;
 
     /// Reads the row, so that this thread's next [`ColdBackend::at_hand`] has it.
-    fn fetch(&self, id: u64) -> Result<(), Error>;
+    fn fetch(&self, id: u64) -> Result<(), Unreadable>;
 
     /// Whether one of its files begins or ends inside `low..=last`: then no table is to cover that
     /// range, as it could only be merged with the files on both sides.
@@ -199,13 +199,17 @@ impl Space {
 
     /// What lies below of `id`, for a reader that missed it in memory.
     #[cold]
-    pub(crate) fn look_below<R>(&self, id: u64, f: impl FnOnce(&[i64]) -> R) -> Option<R> {
-        if self.tombstones.holds(id) {
-            return None;
-        }
+    pub(crate) fn look_below<R>(
+        &self,
+        id: u64,
+        f: impl FnOnce(&[i64]) -> R,
+    ) -> Result<Option<R>, Unreadable> {
+        let Some(below) = self.below.get().filter(|_| !self.tombstones.holds(id)) else {
+            return Ok(None);
+        };
         let mut row = [0; 64];
-        let found = self.below.get()?.get(id, &mut row);
-        found.then(|| f(&row[..self.shape.load().schema.width()]))
+        let found = below.get(id, &mut row)?;
+        Ok(found.then(|| f(&row[..self.shape.load().schema.width()])))
     }
 
     /// For a writer that holds the row's stripe and has not found it in a table: its values below
@@ -223,7 +227,7 @@ impl Space {
         }
     }
 
-    pub(crate) fn fetch_below(&self, id: u64) -> Result<(), Error> {
+    pub(crate) fn fetch_below(&self, id: u64) -> Result<(), Unreadable> {
         self.below.get().map_or(Ok(()), |below| below.fetch(id))
     }
 
@@ -269,9 +273,7 @@ impl Space {
     /// The rows of some of the spill's ids as they are now: `found` says which still exist; the
     /// others were deleted.
     pub fn spill_rows(&self, ids: &[u64], rows: &mut Vec<i64>, found: &mut Vec<bool>) {
-        let mut read = self.read();
-        read.leave_out_below();
-        read.get_batch(ids, rows, found);
+        self.read().get_batch_in_memory(ids, rows, found);
     }
 
     /// `ColdBackend` answers with the new file, which lacks what the spill's tombstones say is

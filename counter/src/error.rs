@@ -1,5 +1,7 @@
 //! What can go wrong, named for what the caller does next. After any error nothing has changed.
 
+use rolling::Unreadable;
+
 /// Why a call was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -43,13 +45,8 @@ pub enum Error {
         horizon: u64,
     },
     /// The row lies on a disk that cannot be read.
-    #[error("the row of {id} cannot be read: {why}")]
-    Unreadable {
-        /// The row's id.
-        id: u64,
-        /// What the disk said.
-        why: String,
-    },
+    #[error(transparent)]
+    Unreadable(#[from] Unreadable),
     /// The schema has no such field.
     #[error("no field '{0}'")]
     NoField(String),

@@ -78,6 +78,7 @@ pub use schema::{
     Alteration, Field, FieldBounds, MAX_FIELDS, MAX_NAME_BYTES, MAX_ROW_BITS, Schema,
 };
 
+pub use rolling::{Unreadable, UnreadableIds};
 #[cfg(not(loom))]
 pub use {
     advise::{Advice, FieldAdvice},

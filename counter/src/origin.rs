@@ -3,6 +3,7 @@
 use crate::space::Space;
 use crate::table::{Row, Table};
 use crate::{MAX_FIELDS, Read};
+use rolling::Unreadable;
 
 /// Where a row was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,31 +29,31 @@ pub enum Origin {
 impl Space {
     /// Where the row of `id` is at the moment; `None` if there is no such row. A row on the disk
     /// may be read for that, as by [`Space::exists`].
-    pub fn origin(&self, id: u64) -> Option<Origin> {
+    pub fn origin(&self, id: u64) -> Result<Option<Origin>, Unreadable> {
         Read::new(self).origin(id)
     }
 }
 
 impl Read<'_> {
-    fn origin(&mut self, id: u64) -> Option<Origin> {
+    fn origin(&mut self, id: u64) -> Result<Option<Origin>, Unreadable> {
         if id < self.horizon {
-            return None;
+            return Ok(None);
         }
         if self.space.outliers.read(id, |_| ()).is_some() {
-            return Some(Origin::Outlier);
+            return Ok(Some(Origin::Outlier));
         }
         loop {
-            let entry = self.tables.find(id)?;
+            let Some(entry) = self.tables.find(id) else { return Ok(None) };
             let (low, last) = (entry.slot().low(), entry.slot().last());
             let within = |table: &Table| table.read(id, |row| of_row(row, low, last));
             let drained = entry.drains().and_then(|old| within(old.table()));
             if let Some(origin) = drained.or_else(|| within(entry.table())) {
-                return Some(origin);
+                return Ok(Some(origin));
             }
             if !entry.slot().has_moved(id) {
                 let is_below =
-                    self.may_lie_below(id) && self.space.look_below(id, |_| ()).is_some();
-                return is_below.then_some(Origin::Below);
+                    self.may_lie_below(id) && self.space.look_below(id, |_| ())?.is_some();
+                return Ok(is_below.then_some(Origin::Below));
             }
             self.tables = self.space.ring.load();
         }
@@ -77,15 +78,18 @@ mod tests {
         for id in 1..=1000 {
             space.set(id, &[(0, if id == 7 { 1000 } else { 3 })]).unwrap();
         }
-        assert_eq!(space.origin(5000), None);
-        let Some(Origin::Table { low, last, is_extended, in_aux }) = space.origin(7) else {
-            panic!("{:?}", space.origin(7));
+        assert_eq!(space.origin(5000).unwrap(), None);
+        let Some(Origin::Table { low, last, is_extended, in_aux }) = space.origin(7).unwrap()
+        else {
+            panic!("{:?}", space.origin(7).unwrap());
         };
         assert!(low <= 7 && 7 <= last && !is_extended);
         assert_eq!(in_aux[..3], [true, false, false]);
-        let Some(Origin::Table { in_aux, .. }) = space.origin(8) else { panic!("it is there") };
+        let Some(Origin::Table { in_aux, .. }) = space.origin(8).unwrap() else {
+            panic!("it is there")
+        };
         assert!(!in_aux.contains(&true));
         space.set(u64::MAX / 2, &[(0, 1)]).unwrap();
-        assert_eq!(space.origin(u64::MAX / 2), Some(Origin::Outlier));
+        assert_eq!(space.origin(u64::MAX / 2).unwrap(), Some(Origin::Outlier));
     }
 }

@@ -8,7 +8,7 @@ use crate::Schema;
 use crate::space::{Shape, Space};
 use crate::table::{Row, Table};
 use arc_swap::Guard;
-use rolling::Tables;
+use rolling::{Tables, Unreadable};
 use std::sync::Arc;
 
 /// A view for one batch of reads; see [`Space::read`].
@@ -16,10 +16,25 @@ pub struct Read<'a> {
     pub(crate) space: &'a Space,
     pub(crate) shape: Guard<Arc<Shape>>,
     pub(crate) tables: Guard<Arc<Tables<Table>>>,
-    /// Whether rows that are not in memory count.
-    pub(crate) below: bool,
     /// Ids below it have no rows.
     pub(crate) horizon: u64,
+}
+
+/// What a look for a row has found, as it is at one moment.
+enum Found<'a> {
+    /// In a table.
+    Row(Row<'a>),
+    /// By position: in the outliers, or below.
+    Values(&'a [i64]),
+}
+
+impl Found<'_> {
+    fn copy(&self, living: u64, out: &mut [i64]) {
+        match self {
+            Found::Row(row) => row.values(living, out),
+            Found::Values(values) => copy_living(values, living, out),
+        }
+    }
 }
 
 impl<'a> Read<'a> {
@@ -28,7 +43,6 @@ impl<'a> Read<'a> {
             space,
             shape: space.shape.load(),
             tables: space.ring.load(),
-            below: true,
             horizon: space.horizon(),
         }
     }
@@ -38,78 +52,79 @@ impl<'a> Read<'a> {
         &self.shape.schema
     }
 
-    /// From here on only rows in memory count.
-    pub(crate) fn leave_out_below(&mut self) {
-        self.below = false;
-    }
-
     /// Whether the row is in memory.
     pub(crate) fn in_memory(&mut self, id: u64) -> bool {
-        self.below = false;
-        self.exists(id)
+        self.look_in_memory(id, |_| ()).is_some()
     }
 
     /// Whether a row that was missed in memory may lie below the line. To be asked after the miss
     /// (D1).
     #[inline(always)]
     pub(crate) fn may_lie_below(&self, id: u64) -> bool {
-        self.below && id < self.space.cold_end()
+        id < self.space.cold_end()
     }
 
-    /// Runs `inside` on the row of `id` in a table (maybe several times, the last counts), or
-    /// `values` on its values in the outliers or below.
-    fn look<R>(
-        &mut self,
-        id: u64,
-        mut inside: impl FnMut(Row<'_>) -> R,
-        mut values: impl FnMut(&[i64]) -> R,
-    ) -> Option<R> {
+    /// Runs `f` on the row of `id`, if that is in memory; maybe several times, the last counts.
+    fn look_in_memory<R>(&mut self, id: u64, mut f: impl FnMut(Found<'_>) -> R) -> Option<R> {
         if id < self.horizon {
             return None;
         }
-        if let Some(result) = self.space.outliers.read(id, |row| values(&row.values)) {
+        if let Some(result) = self.space.outliers.read(id, |row| f(Found::Values(&row.values))) {
             return Some(result);
         }
         loop {
             let entry = self.tables.find(id)?;
             if let Some(old) = entry.drains()
-                && let Some(result) = old.table().read(id, &mut inside)
+                && let Some(result) = old.table().read(id, |row| f(Found::Row(row)))
             {
                 return Some(result);
             }
-            if let Some(result) = entry.table().read(id, &mut inside) {
+            if let Some(result) = entry.table().read(id, |row| f(Found::Row(row))) {
                 return Some(result);
             }
             if !entry.slot().has_moved(id) {
-                return if self.may_lie_below(id) {
-                    self.space.look_below(id, values)
-                } else {
-                    None
-                };
+                return None;
             }
             self.tables = self.space.ring.load();
         }
     }
 
+    /// The same, wherever the row is.
+    fn look<R>(
+        &mut self,
+        id: u64,
+        mut f: impl FnMut(Found<'_>) -> R,
+    ) -> Result<Option<R>, Unreadable> {
+        let found = self.look_in_memory(id, &mut f);
+        if found.is_none() && id >= self.horizon && self.may_lie_below(id) {
+            return self.space.look_below(id, |values| f(Found::Values(values)));
+        }
+        Ok(found)
+    }
+
     /// See [`Space::get`].
-    pub fn get(&mut self, id: u64, out: &mut [i64]) -> bool {
+    pub fn get(&mut self, id: u64, out: &mut [i64]) -> Result<bool, Unreadable> {
         let living = self.shape.living;
-        // Only one of the two closures runs at a time, but both want `out`.
-        let out = std::cell::RefCell::new(out);
-        let found = self.look(
-            id,
-            |row| row.values(living, &mut out.borrow_mut()),
-            |values| copy_living(values, living, &mut out.borrow_mut()),
-        );
+        let found = self.look(id, |found| found.copy(living, out));
+        if !matches!(found, Ok(Some(()))) {
+            out.fill(0);
+        }
+        Ok(found?.is_some())
+    }
+
+    /// [`Read::get`] for a row in memory.
+    pub(crate) fn get_in_memory(&mut self, id: u64, out: &mut [i64]) -> bool {
+        let living = self.shape.living;
+        let found = self.look_in_memory(id, |found| found.copy(living, out));
         if found.is_none() {
-            out.borrow_mut().fill(0);
+            out.fill(0);
         }
         found.is_some()
     }
 
     /// See [`Space::exists`].
-    pub fn exists(&mut self, id: u64) -> bool {
-        self.look(id, |_| (), |_| ()).is_some()
+    pub fn exists(&mut self, id: u64) -> Result<bool, Unreadable> {
+        Ok(self.look(id, |_| ())?.is_some())
     }
 
     /// Asks the cache for the rows of some ids: before a batch of writes, each of which would else

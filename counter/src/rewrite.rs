@@ -603,9 +603,9 @@ mod tests {
             "{steps} steps, {left} rows left"
         );
         let mut row = [0; 2];
-        assert!(ids.iter().all(|&id| space.get(id, &mut row) && row[0] >= 1));
+        assert!(ids.iter().all(|&id| space.get(id, &mut row).unwrap() && row[0] >= 1));
         let (mut values, mut found) = (vec![], vec![]);
-        space.get_batch(&ids, &mut values, &mut found);
+        space.get_batch(&ids, &mut values, &mut found).unwrap();
         assert!(found.iter().all(|f| *f) && values.chunks(2).all(|row| row[0] >= 1));
     }
 
@@ -701,9 +701,10 @@ mod tests {
             let (done, looked) = mpsc::channel();
             s.spawn(move || {
                 let (ids, mut rows, mut found) = ((0..1000).collect::<Vec<u64>>(), vec![], vec![]);
-                space.get_batch(&ids, &mut rows, &mut found);
+                space.get_batch(&ids, &mut rows, &mut found).unwrap();
                 let right = |&id: &u64| {
-                    space.exists(id) == (id % 10 == 0) && found[id as usize] == (id % 10 == 0)
+                    space.exists(id).unwrap() == (id % 10 == 0)
+                        && found[id as usize] == (id % 10 == 0)
                 };
                 let _ = done.send(ids.iter().all(right));
             });
@@ -741,13 +742,13 @@ mod tests {
     struct Fences(Vec<u64>);
 
     impl crate::ColdBackend for Fences {
-        fn get(&self, _: u64, _: &mut [i64]) -> bool {
-            false
+        fn get(&self, _: u64, _: &mut [i64]) -> Result<bool, crate::Unreadable> {
+            Ok(false)
         }
         fn at_hand(&self, _: u64, _: &mut [i64]) -> Option<bool> {
             Some(false)
         }
-        fn fetch(&self, _: u64) -> Result<(), Error> {
+        fn fetch(&self, _: u64) -> Result<(), crate::Unreadable> {
             Ok(())
         }
         fn divides(&self, low: u64, last: u64) -> bool {
@@ -773,7 +774,7 @@ mod tests {
             come_to_rest(&space);
             let (before, tables) = (space.memory_bytes(), space.ranges().len());
             let (kept, gone): (Vec<u64>, Vec<u64>) = ids.iter().partition(|&&id| id % 500 == 0);
-            gone.iter().for_each(|&id| assert!(space.delete(id)));
+            gone.iter().for_each(|&id| assert!(space.delete(id).unwrap()));
             space.attach(Box::new(Fences(fences.clone())), 0, None);
             come_to_rest(&space);
             let ranges = space.ranges();
@@ -786,8 +787,10 @@ mod tests {
             let widest = ranges.iter().filter(|r| r.last < u64::MAX).map(|r| r.last - r.low).max();
             assert_eq!(widest < Some(100_000), !fences.is_empty(), "{ranges:?}");
             let mut row = [0; 2];
-            assert!(kept.iter().all(|&id| space.get(id, &mut row) && row == [1, id as i64]));
-            assert!(gone.iter().all(|&id| !space.exists(id)));
+            assert!(
+                kept.iter().all(|&id| space.get(id, &mut row).unwrap() && row == [1, id as i64])
+            );
+            assert!(gone.iter().all(|&id| !space.exists(id).unwrap()));
             assert_eq!(space.rows(), kept.len() as u64);
         }
     }
@@ -826,7 +829,7 @@ mod tests {
                 let ids = round * 3000..(round + 1) * 3000;
                 ids.clone().for_each(|id| _ = space.set(id, &[(0, 5)]).unwrap());
                 high.store(ids.end, Relaxed);
-                ids.filter(|id| id % EACH > 0).for_each(|id| assert!(space.delete(id)));
+                ids.filter(|id| id % EACH > 0).for_each(|id| assert!(space.delete(id).unwrap()));
                 space.settle();
                 while space.maintain() {}
             }
@@ -838,7 +841,7 @@ mod tests {
         let mut row = [0];
         for id in (0..rounds * 3000).step_by(EACH as usize) {
             let at = (id / EACH) as usize;
-            assert!(space.get(id, &mut row));
+            assert!(space.get(id, &mut row).unwrap());
             assert_eq!(row[0], 5 + counted[0][at] + counted[1][at], "row {id}");
         }
     }
@@ -852,7 +855,7 @@ mod tests {
         let ids: Vec<u64> =
             (1..rows).map(|i| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 30) + 1).collect();
         ids.iter().for_each(|&id| _ = space.set(id, &[(0, 1)]).unwrap());
-        ids[30..].iter().for_each(|&id| assert!(space.delete(id)));
+        ids[30..].iter().for_each(|&id| assert!(space.delete(id).unwrap()));
         drop(busy);
         let full = space.memory_bytes();
         for _ in 0..3 {
@@ -865,7 +868,7 @@ mod tests {
             "{left} of {full} bytes for 30 rows: {:#?}",
             space.tables()
         );
-        assert!(ids[..30].iter().all(|&id| space.exists(id)));
+        assert!(ids[..30].iter().all(|&id| space.exists(id).unwrap()));
     }
 
     /// A writer has looked at the schema before, and a field may be dropped between. What it leaves
@@ -892,7 +895,7 @@ mod tests {
         let entries: u64 = space.tables().iter().map(|table| table.aux_entries).sum();
         assert!(!outside() && entries == 0);
         let mut row = [9; 2];
-        assert!((0..100u64).all(|id| space.get(id * 10, &mut row) && row == [1, 0]));
+        assert!((0..100u64).all(|id| space.get(id * 10, &mut row).unwrap() && row == [1, 0]));
     }
 
     /// A client that has found out which ids meet in a bucket of one table has not found out which

@@ -21,7 +21,7 @@ use crate::table::Table;
 use crate::{Error, Field};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use rolling::{Frontier, Outliers, Ring, Slot, Tables};
+use rolling::{Frontier, Outliers, Ring, Slot, Tables, Unreadable, UnreadableIds};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, OnceLock};
 
@@ -288,15 +288,21 @@ impl Space {
 
     /// Fills `out` with the row's values by position and returns `true`; or with zeros, and
     /// `false`, if there is no such row. A longer `out` than the schema is filled up with zeros.
-    pub fn get(&self, id: u64, out: &mut [i64]) -> bool {
+    pub fn get(&self, id: u64, out: &mut [i64]) -> Result<bool, Unreadable> {
         self.read().get(id, out)
     }
 
     /// Appends `schema().width()` values per id to `rows`, and to `found` whether the row exists.
     /// Bucket addresses of all ids are computed and prefetched first, then read. When the schema
-    /// may change meanwhile, use [`Space::read`] and its schema.
-    pub fn get_batch(&self, ids: &[u64], rows: &mut Vec<i64>, found: &mut Vec<bool>) {
-        self.read().get_batch(ids, rows, found);
+    /// may change meanwhile, use [`Space::read`] and its schema. Rows that cannot be read are in
+    /// the error; they read as if there were none, and all others as without the error.
+    pub fn get_batch(
+        &self,
+        ids: &[u64],
+        rows: &mut Vec<i64>,
+        found: &mut Vec<bool>,
+    ) -> Result<(), UnreadableIds> {
+        self.read().get_batch(ids, rows, found)
     }
 
     /// Asks the cache for the row of an id that will be read or written soon.
@@ -306,7 +312,7 @@ impl Space {
     }
 
     /// Whether the row exists.
-    pub fn exists(&self, id: u64) -> bool {
+    pub fn exists(&self, id: u64) -> Result<bool, Unreadable> {
         self.read().exists(id)
     }
 

@@ -12,7 +12,7 @@ use crate::schema::Schema;
 use crate::sizing::{self, Sizing};
 use crate::space::{FIRST_ROWS, GROWTH, OutlierRow, Space};
 use crate::table::{At, Table, hash_of};
-use rolling::{Entry, Refused};
+use rolling::{Entry, Refused, Unreadable};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -186,16 +186,16 @@ impl Space {
         Ok(if created { self.shape.load().living.count_ones() as usize } else { 0 })
     }
 
-    /// Deletes a row; whether there was one.
-    pub fn delete(&self, id: u64) -> bool {
+    /// Deletes a row; whether there was one. If that cannot be read nothing has changed.
+    pub fn delete(&self, id: u64) -> Result<bool, Unreadable> {
         self.delete_as(Origin::Client, id)
     }
 
     /// A deletion needs no memory, opens no table and moves no frontier: it is never refused,
     /// and a row that is not there leaves no trace.
-    fn delete_as(&self, origin: Origin, id: u64) -> bool {
+    fn delete_as(&self, origin: Origin, id: u64) -> Result<bool, Unreadable> {
         if id < self.horizon() {
-            return false;
+            return Ok(false);
         }
         loop {
             // Its table may have been retired meanwhile.
@@ -205,10 +205,8 @@ impl Space {
                     .unwrap_or(Ok(false))
             };
             match self.outliers.delete(id, inside) {
-                Ok((outliers, was)) => return was || outliers.is_some(),
-                // If it cannot be read that has been reported, and nothing has changed.
-                Err(ToFetch) if self.fetch_below(id).is_err() => return false,
-                Err(ToFetch) => {}
+                Ok((outliers, was)) => return Ok(was || outliers.is_some()),
+                Err(ToFetch) => self.fetch_below(id)?,
             }
         }
     }
@@ -240,7 +238,7 @@ impl Space {
     /// bounds on early ids do not hold here, what was accepted once is accepted again.
     pub fn put(&self, id: u64, row: Option<&[i64]>) -> Result<(), Error> {
         let Some(row) = row else {
-            self.delete_as(Origin::Log, id);
+            self.delete_as(Origin::Log, id)?;
             return Ok(());
         };
         let shape = self.shape.load();
@@ -717,7 +715,7 @@ mod tests {
         assert_eq!(space.roll_to(low, newest.table(), next(last)), Some(last));
         (last..last + 3000).for_each(set);
         let ids: Vec<u64> = (1000..base).chain(last - 1..last + 3000).collect();
-        assert!(ids.iter().all(|&id| space.get(id, &mut [0])));
+        assert!(ids.iter().all(|&id| space.get(id, &mut [0]).unwrap()));
     }
 
     #[test]

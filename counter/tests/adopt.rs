@@ -35,7 +35,7 @@ fn a_history_ends_where_it_ended_from_wherever_it_is_told_again() {
             }
             assert_eq!(copy.schema(), source.schema(), "known {known}, from {from}");
             let mut row = [9; 4];
-            assert!(copy.get(7, &mut row));
+            assert!(copy.get(7, &mut row).unwrap());
             assert_eq!(row, [0, 0, 2, 2]);
         }
     }

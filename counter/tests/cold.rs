@@ -2,7 +2,7 @@
 //! steps of a spill, every row is what it should be.
 #![allow(clippy::unwrap_used)] // the helpers of a test
 
-use counter::{Alteration, Bounds, Change, ColdBackend, Error, Options, Schema, Space};
+use counter::{Alteration, Bounds, Change, ColdBackend, Error, Options, Schema, Space, Unreadable};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
 
@@ -11,22 +11,32 @@ use std::sync::{Arc, Mutex};
 struct Shelf {
     rows: Arc<Mutex<BTreeMap<u64, Vec<i64>>>>,
     fetched: Arc<Mutex<HashSet<u64>>>,
+    spoiled: Arc<Mutex<HashSet<u64>>>,
+}
+
+impl Shelf {
+    fn check(&self, id: u64) -> Result<(), Unreadable> {
+        let is_spoiled = self.spoiled.lock().unwrap().contains(&id);
+        if is_spoiled { Err(Unreadable { id, why: "spoiled".into() }) } else { Ok(()) }
+    }
 }
 
 impl ColdBackend for Shelf {
-    fn get(&self, id: u64, out: &mut [i64]) -> bool {
+    fn get(&self, id: u64, out: &mut [i64]) -> Result<bool, Unreadable> {
+        self.check(id)?;
         let rows = self.rows.lock().unwrap();
-        let Some(row) = rows.get(&id) else { return false };
+        let Some(row) = rows.get(&id) else { return Ok(false) };
         out.fill(0);
         out[..row.len()].copy_from_slice(row);
-        true
+        Ok(true)
     }
 
     fn at_hand(&self, id: u64, out: &mut [i64]) -> Option<bool> {
-        self.fetched.lock().unwrap().contains(&id).then(|| self.get(id, out))
+        self.fetched.lock().unwrap().contains(&id).then(|| self.get(id, out).unwrap())
     }
 
-    fn fetch(&self, id: u64) -> Result<(), Error> {
+    fn fetch(&self, id: u64) -> Result<(), Unreadable> {
+        self.check(id)?;
         self.fetched.lock().unwrap().insert(id);
         Ok(())
     }
@@ -47,7 +57,7 @@ impl Case {
             match self.rng.u32(0..5) {
                 0 => {
                     let existed = self.model.remove(&id).is_some();
-                    assert_eq!(self.space.delete(id), existed, "deleting {id}");
+                    assert_eq!(self.space.delete(id).unwrap(), existed, "deleting {id}");
                 }
                 1 => {
                     let row = [self.rng.i64(..1000), self.rng.i64(..) >> self.rng.u32(..60)];
@@ -72,9 +82,9 @@ impl Case {
     fn verify(&self, most: u64) {
         let mut row = [0; 2];
         for id in 1000..1000 + most {
-            let found = self.space.get(id, &mut row).then_some(row);
+            let found = self.space.get(id, &mut row).unwrap().then_some(row);
             assert_eq!(found, self.model.get(&id).copied(), "{id}");
-            assert_eq!(self.space.exists(id), found.is_some());
+            assert_eq!(self.space.exists(id).unwrap(), found.is_some());
         }
     }
 
@@ -223,9 +233,38 @@ fn a_field_that_is_added_while_rows_leave_memory_keeps_what_is_written() {
             }
         });
         let mut row = vec![0; round + 1];
-        let lost = ids.iter().filter(|&&id| !space.get(id, &mut row) || row[round] != 7).count();
+        let lost =
+            ids.iter().filter(|&&id| !space.get(id, &mut row).unwrap() || row[round] != 7).count();
         assert_eq!(lost, 0, "round {round}");
         space.end_spill(&spill).unwrap();
         while space.maintain() {}
     }
+}
+
+/// A row that cannot be read is an error of each read and write of it, which changes nothing, and
+/// in a batch of its id alone.
+#[test]
+fn a_row_that_cannot_be_read_is_an_error_and_not_absent() {
+    let (space, shelf) =
+        (Space::new(Options::new(Schema::parse("a:12").unwrap())).unwrap(), Shelf::default());
+    space.attach(Box::new(shelf.clone()), 2000, Some((1000, 1009)));
+    for id in 1000..1010 {
+        shelf.rows.lock().unwrap().insert(id, vec![7]);
+    }
+    shelf.spoiled.lock().unwrap().insert(1004);
+    let unreadable = Unreadable { id: 1004, why: "spoiled".into() };
+    let mut row = [3];
+    assert_eq!(space.get(1004, &mut row), Err(unreadable.clone()));
+    assert_eq!((row, space.exists(1004)), ([0], Err(unreadable.clone())));
+    assert_eq!(space.delete(1004), Err(unreadable.clone()));
+    let changed = [space.set(1004, &[(0, 1)]).map(|_| ()), {
+        space.add(1004, &[Change { field: 0, delta: 1 }], &Bounds::default(), &mut Vec::new())
+    }];
+    assert!(changed.iter().all(|changed| *changed == Err(Error::Unreadable(unreadable.clone()))));
+    let (mut rows, mut found) = (vec![], vec![]);
+    let failed = space.get_batch(&[1003, 1004, 1005], &mut rows, &mut found).unwrap_err();
+    assert_eq!(failed.all(), [unreadable]);
+    assert_eq!((&rows[..], &found[..]), (&[7, 0, 7][..], &[true, false, true][..]));
+    shelf.spoiled.lock().unwrap().clear();
+    assert_eq!((space.get(1004, &mut row), row), (Ok(true), [7]));
 }

@@ -33,7 +33,7 @@ fn a_stock_is_never_oversold() {
         }
     });
     let mut row = [9];
-    assert!(space.get(7, &mut row));
+    assert!(space.get(7, &mut row).unwrap());
     assert_eq!((sold.into_inner(), row), (100, [0]));
 }
 
@@ -128,10 +128,10 @@ fn no_reader_sees_a_torn_or_missing_row(schema: &str, scale: i64, order: fn(u64)
                     let upto = written.load(SeqCst);
                     let ids: Vec<u64> = (0..20).map(|_| order(rng.u64(0..=upto))).collect();
                     let mut before = vec![0; width];
-                    space.get(ids[3], &mut before);
+                    space.get(ids[3], &mut before).unwrap();
                     rows.clear();
                     found.clear();
-                    space.get_batch(&ids, &mut rows, &mut found);
+                    space.get_batch(&ids, &mut rows, &mut found).unwrap();
                     for (i, row) in rows.chunks(width).enumerate() {
                         assert!(row.iter().all(|v| *v == row[0]), "torn: {row:?}");
                         assert!(upto == 0 || found[i], "id {} vanished", ids[i]);
@@ -228,7 +228,11 @@ impl Altering {
                 if told.lives.load(SeqCst) % 2 == 0 && model.contains_key(&i) {
                     told.lives.fetch_add(1, SeqCst);
                 }
-                assert_eq!(self.space.delete(id), model.remove(&i).is_some(), "delete {id}");
+                assert_eq!(
+                    self.space.delete(id).unwrap(),
+                    model.remove(&i).is_some(),
+                    "delete {id}"
+                );
                 continue;
             }
             let fields = loop {
@@ -309,12 +313,12 @@ impl Altering {
             rows.clear();
             found.clear();
             if rng.bool() {
-                view.get_batch(&ids, &mut rows, &mut found);
+                view.get_batch(&ids, &mut rows, &mut found).unwrap();
             } else {
                 for &id in &ids {
                     let at = rows.len();
                     rows.resize(at + width, 0);
-                    found.push(view.get(id, &mut rows[at..]));
+                    found.push(view.get(id, &mut rows[at..]).unwrap());
                 }
             }
             reads += 20;
@@ -387,7 +391,7 @@ impl Altering {
         assert_eq!(self.space.rows(), model.len() as u64);
         let mut row = vec![0; schema.width()];
         for (i, (value, fields)) in model {
-            assert!(self.space.get((self.order)(i), &mut row));
+            assert!(self.space.get((self.order)(i), &mut row).unwrap());
             for (field, _) in schema.living() {
                 assert_eq!(
                     row[field],

@@ -77,7 +77,7 @@ fn reload(
 fn assert_same(space: &Space, model: &BTreeMap<u64, Vec<i64>>, what: &str) {
     let mut row = vec![0; space.schema().width()];
     for (&id, values) in model {
-        assert!(space.get(id, &mut row), "{what}: {id} is missing");
+        assert!(space.get(id, &mut row).unwrap(), "{what}: {id} is missing");
         assert_eq!(row, *values, "{what}: {id}");
     }
     let mut found = BTreeMap::new();

@@ -2,7 +2,7 @@
 //! its tables.
 #![allow(clippy::unwrap_used)]
 
-use counter::{Bounds, Change, ColdBackend, Error, Options, Schema, Space};
+use counter::{Bounds, Change, ColdBackend, Error, Options, Schema, Space, Unreadable};
 
 fn space(schema: &str) -> Space {
     Space::new(Options::new(Schema::parse(schema).unwrap())).unwrap()
@@ -65,16 +65,16 @@ fn rows_far_ahead() {
 struct Everything;
 
 impl ColdBackend for Everything {
-    fn get(&self, _: u64, out: &mut [i64]) -> bool {
+    fn get(&self, _: u64, out: &mut [i64]) -> Result<bool, Unreadable> {
         out.fill(1);
-        true
+        Ok(true)
     }
 
     fn at_hand(&self, id: u64, out: &mut [i64]) -> Option<bool> {
-        Some(self.get(id, out))
+        Some(self.get(id, out).unwrap())
     }
 
-    fn fetch(&self, _: u64) -> Result<(), Error> {
+    fn fetch(&self, _: u64) -> Result<(), Unreadable> {
         Ok(())
     }
 }
@@ -86,16 +86,16 @@ fn ids_that_were_deleted_below_the_line() {
     (0..20_000u64).for_each(|id| _ = space.set(id, &[(0, 1)]).unwrap());
     space.attach(Box::new(Everything), 10_000, None);
     // What lies in the tables goes first.
-    (0..10_000u64).for_each(|id| assert!(space.delete(id * 7919 % 10_000)));
+    (0..10_000u64).for_each(|id| assert!(space.delete(id * 7919 % 10_000).unwrap()));
     let spill = space.begin_spill(0, 9_999);
     space.unbury(&spill);
     assert_eq!(space.tombstones(), (0, 0));
-    let die = || (0..10_000u64).for_each(|id| assert!(space.delete(id * 7919 % 10_000)));
+    let die = || (0..10_000u64).for_each(|id| assert!(space.delete(id * 7919 % 10_000).unwrap()));
     assert_counted("deleted ids", growth(&space, die));
     assert_eq!(space.tombstones(), (10_000, 400_000));
     assert_eq!(space.tombs_of(100, 199).0, 100);
     assert!(space.tombs_in(100, 199).into_iter().eq(100..200));
-    assert!((0..10_000).all(|id| !space.exists(id)));
+    assert!((0..10_000).all(|id| !space.exists(id).unwrap()));
     space.set_memory_limit_bytes(space.memory_bytes());
     assert!(matches!(space.set(1 << 40, &[(0, 1)]), Err(Error::Full { .. })));
     let spill = space.begin_spill(0, 4_999);

@@ -111,7 +111,7 @@ fn check_all(space: &Space, model: &Model, what: &str) {
     assert!(walked.keys().eq(model.rows.keys()), "{what}: the walk sees the same ids");
     let ids: Vec<u64> = model.rows.keys().copied().collect();
     let (mut rows, mut found) = (vec![], vec![]);
-    space.get_batch(&ids, &mut rows, &mut found);
+    space.get_batch(&ids, &mut rows, &mut found).unwrap();
     for (i, &id) in ids.iter().enumerate() {
         let width = model.schema.width();
         assert!(found[i], "{what}: {id} is found");
@@ -122,7 +122,7 @@ fn check_all(space: &Space, model: &Model, what: &str) {
     // first.
     let asked: Vec<u64> = ids.iter().flat_map(|&id| [id, id.wrapping_add(1)]).collect();
     (rows, found) = (vec![], vec![]);
-    space.get_batch(&asked, &mut rows, &mut found);
+    space.get_batch(&asked, &mut rows, &mut found).unwrap();
     for (i, id) in asked.iter().enumerate() {
         let row = &rows[i * model.schema.width()..][..model.schema.width()];
         assert_eq!(found[i], model.rows.contains_key(id), "{what}: whether {id} is there");
@@ -205,7 +205,7 @@ fn run(seed: u64, steps: u64, seen: &mut Seen) {
                 model.rows.insert(id, row);
             }
             65..72 => assert_eq!(
-                space.delete(id),
+                space.delete(id).unwrap(),
                 model.rows.remove(&id).is_some(),
                 "{what}: delete {id}"
             ),
@@ -224,9 +224,13 @@ fn run(seed: u64, steps: u64, seen: &mut Seen) {
             }
             80..98 => {
                 let mut row = vec![9; model.schema.width() + rng.usize(0..2)];
-                assert_eq!(space.get(id, &mut row), model.rows.contains_key(&id), "{what}: {id}");
+                assert_eq!(
+                    space.get(id, &mut row).unwrap(),
+                    model.rows.contains_key(&id),
+                    "{what}: {id}"
+                );
                 assert_eq!(row[..model.schema.width()], model.row(id), "{what}: {id}");
-                assert_eq!(space.exists(id), model.rows.contains_key(&id), "{what}: {id}");
+                assert_eq!(space.exists(id).unwrap(), model.rows.contains_key(&id), "{what}: {id}");
             }
             _ if rng.u64(0..steps / 500) == 0 => {
                 let name = model.schema.fields()[field].name.clone();
@@ -296,7 +300,7 @@ fn run(seed: u64, steps: u64, seen: &mut Seen) {
     }
     seen.tables = seen.tables.max(space.tables().len());
     for (id, _) in std::mem::take(&mut model.rows) {
-        assert!(space.delete(id));
+        assert!(space.delete(id).unwrap());
     }
     check_all(&space, &model, &format!("seed {seed} emptied"));
 }

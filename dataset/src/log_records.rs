@@ -37,6 +37,7 @@
 //! 2^64-1: damage. (An id may come twice: a row then holds as it was written last.)
 
 use crate::dirty_keys::MarkedMember;
+use rolling::Unreadable;
 use store::Batch;
 
 /// Most bytes of an id in a record: a step, and an escape before it.
@@ -376,26 +377,29 @@ impl Commit {
         self.rows.is_empty() && self.pairs.is_empty()
     }
 
-    /// A row as it is now. `read` fills in the values, and says whether there is such a row.
+    /// A row as it is now. `read` fills in the values, and says whether there is such a row; if it
+    /// fails nothing is added.
     pub fn row(
         &mut self,
         space: u32,
         id: u64,
         fields: usize,
-        read: impl FnOnce(&mut [i64]) -> bool,
-    ) {
+        read: impl FnOnce(&mut [i64]) -> Result<bool, Unreadable>,
+    ) -> Result<(), Unreadable> {
         let start = self.values.len();
         self.values.resize(start + fields, 0);
         let exists = read(&mut self.values[start..]);
-        if !exists {
+        if !matches!(exists, Ok(true)) {
             self.values.truncate(start);
         }
+        let exists = exists?;
         self.rows.push(ReadRow {
             space,
             at: start as u32,
             id,
             fields: if exists { fields as u32 } else { 0 },
         });
+        Ok(())
     }
 
     /// A pair as it is now.
@@ -545,10 +549,12 @@ mod tests {
     fn rows_that_were_read_under_two_schemas_are_one_record() {
         let mut commit = Commit::default();
         for (id, fields) in [(1, 2), (2, 3), (3, 1)] {
-            commit.row(1, id, fields, |values| {
-                values.fill(id as i64);
-                true
-            });
+            commit
+                .row(1, id, fields, |values| {
+                    values.fill(id as i64);
+                    Ok(true)
+                })
+                .unwrap();
         }
         let mut batch = Batch::new();
         commit.encode(&mut batch);
@@ -567,11 +573,13 @@ mod tests {
     fn a_commit_is_one_record_per_space_and_kind() {
         let mut commit = Commit::default();
         for id in [9, 3, 7] {
-            commit.row(1, id, 2, |values| {
-                values.fill(id as i64);
-                id != 7
-            });
-            commit.row(2, id, 1, |_| true);
+            commit
+                .row(1, id, 2, |values| {
+                    values.fill(id as i64);
+                    Ok(id != 7)
+                })
+                .unwrap();
+            commit.row(2, id, 1, |_| Ok(true)).unwrap();
             commit.pair(3, id, MarkedMember::Number(8), id == 3);
             commit.pair(3, id, MarkedMember::Number(5), id == 3);
         }

@@ -33,6 +33,7 @@ use crate::sizing::Sizing;
 use crate::space::Space;
 use crate::table::Table;
 use parking_lot::RwLock;
+use rolling::Unreadable;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
@@ -53,8 +54,8 @@ const LATE_PART: u64 = 16;
 /// Has the filters of one table. May be called from any thread.
 pub trait ColdBackend: Send + Sync {
     /// Whether all bits of the pair are set in one of the filters. May take as long as a read of
-    /// the disk. `None`: it cannot be read, which is reported elsewhere.
-    fn has(&self, pair: &Pair) -> Option<bool>;
+    /// the disk.
+    fn has(&self, pair: &Pair) -> Result<bool, Unreadable>;
 
     /// What it is called: not 0, and never again the name of others.
     fn identity(&self) -> u64;
@@ -253,22 +254,26 @@ impl Cold {
         }
     }
 
-    fn has(&self, pair: &Pair) -> Option<bool> {
+    fn has(&self, pair: &Pair) -> Result<bool, Unreadable> {
         if self.blocks.have(pair) {
-            return Some(true);
+            return Ok(true);
         }
         // After `late` and blocks were asked: C1.
         match &*self.lower() {
-            Lower::Memory(table) => Some(table.has(pair)),
+            Lower::Memory(table) => Ok(table.has_in_memory(pair)),
             Lower::Elsewhere(below, _) => below.has(pair),
         }
     }
 
-    /// Whether the pair is set or revoked, as far as it can be read.
+    /// Whether the pair is set or revoked.
     #[cold]
-    pub(crate) fn seems_set(&self, pair: &Pair, revoked: &DeletedPairs) -> bool {
+    pub(crate) fn seems_set(
+        &self,
+        pair: &Pair,
+        revoked: &DeletedPairs,
+    ) -> Result<bool, Unreadable> {
         let hash = pair.hash();
-        revoked.contains(hash) || self.late.contains(hash) || self.has(pair).unwrap_or(false)
+        Ok(revoked.contains(hash) || self.late.contains(hash) || self.has(pair)?)
     }
 }
 
@@ -359,7 +364,7 @@ impl Space {
             // C3.
             !set
         } else {
-            cold.has(pair).ok_or(Error::Unreadable { id: pair.id })?
+            cold.has(pair).map_err(Error::from)?
         };
         if is_set == set {
             return Ok(Change::Unchanged);

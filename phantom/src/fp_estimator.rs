@@ -12,7 +12,7 @@
 
 use crate::hash::Seed;
 use crate::space::Space;
-use crate::table::{State, Table};
+use crate::table::Table;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// A table that has had canaries for so many wrong answers, at the configured rate, needs no more.
@@ -86,7 +86,8 @@ impl Table {
         }
         let from = canaries.next;
         let yes = (from..from + count)
-            .filter(|&n| self.state(&seed.canary(low, n)) != State::Unset)
+            .map(|n| seed.canary(low, n))
+            .filter(|pair| self.has_in_memory(pair))
             .count();
         canaries.next += count;
         canaries.measured.canaries += count;

@@ -65,6 +65,7 @@ pub use lookup::{Answers, BATCH, Hints, Lookup, Pairs, Placed};
 pub use merge::MergeError;
 pub use options::{Answer, Change, Options};
 pub use origin::Origin;
+pub use rolling::{Unreadable, UnreadableIds};
 pub use sizing::{RATES, bits_per_pair};
 pub use space::Space;
 pub use stats::{Frontier, Layout, RingProgress, TableStats};
@@ -90,11 +91,8 @@ pub enum Error {
     #[error("too many pairs of tables on the disk wait to be merged")]
     LateFull,
     /// Whether the pair is set cannot be read from where its table lies.
-    #[error("whether the pair of {id} is set cannot be read")]
-    Unreadable {
-        /// Its id.
-        id: u64,
-    },
+    #[error(transparent)]
+    Unreadable(#[from] Unreadable),
     /// So many ids are forgotten already (`max_forgotten`): wait until their tables are recycled,
     /// or raise the bound.
     #[error("too many ids are forgotten (max_forgotten)")]

@@ -4,7 +4,7 @@
 //! deleted here. So a reader asks the outliers first; and takes the list of tables only after that,
 //! or the list might lack the table into which the pair went (P1).
 //!
-//! A batch goes in two passes: [`Pairs::place`] hashes all pairs, finds the first line of each, and
+//! A batch goes in two passes: [`Lookup::place`] hashes all pairs, finds the first line of each, and
 //! has it fetched; [`Placed::answer`] looks. The fetches overlap, and a check costs what two of
 //! them cost in a row of many, not the wait for one. A caller with other memory to wait for does
 //! that between the two.
@@ -19,7 +19,7 @@ use crate::hash::{Member, Pair, PreparedMember};
 use crate::options::Answer;
 use crate::space::Space;
 use crate::table::{State, Table};
-use rolling::{Loaded, ones};
+use rolling::{Loaded, Unreadable, UnreadableIds, ones};
 use std::sync::Arc;
 
 /// Most ids that are asked for together: enough for all fetches that a core has in flight, and a
@@ -41,9 +41,10 @@ pub struct Lookup<'s> {
     outliers: u32,
 }
 
-/// The pairs of a [`Lookup`]: what is known of them already, and where to look for the rest.
+/// Room for the pairs of a [`Lookup`]: what is known of them already, and where to look for the
+/// rest. It takes 1.6 kB, so the caller keeps it where it is.
+#[derive(Clone, Copy)]
 pub struct Pairs<'l> {
-    lookup: &'l Lookup<'l>,
     /// Each pair, what its bits in a first line are drawn from, its table, and its first line in
     /// the first filter of that.
     pairs: [Pair; BATCH],
@@ -57,8 +58,12 @@ pub struct Pairs<'l> {
     chained: u32,
 }
 
-/// [`Pairs`] that were placed, their lines on the way into the cache.
-pub struct Placed<'p>(&'p Pairs<'p>);
+/// The pairs of a [`Lookup`] after they were placed, their lines on the way into the cache.
+#[derive(Clone, Copy)]
+pub struct Placed<'p> {
+    lookup: &'p Lookup<'p>,
+    pairs: &'p Pairs<'p>,
+}
 
 /// Answers for at most [`BATCH`] ids, a bit each, the first id's the lowest: what is neither is no.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,34 +89,42 @@ impl Answers {
 impl Space {
     /// Whether the pair is set.
     #[inline]
-    pub fn contains(&self, id: u64, member: &Member) -> Answer {
+    pub fn contains(&self, id: u64, member: &Member) -> Result<Answer, Unreadable> {
         self.contains_pair(&self.pair(id, member))
     }
 
     /// [`Space::contains`] for a pair that was hashed before: what the log stores is asked like
     /// this.
     #[inline]
-    pub fn contains_pair(&self, pair: &Pair) -> Answer {
+    pub fn contains_pair(&self, pair: &Pair) -> Result<Answer, Unreadable> {
         if self.is_outlier(pair) {
-            return Answer::Yes;
+            return Ok(Answer::Yes);
         }
         let tables = self.ring.load();
         match tables.find(pair.id) {
-            None => Answer::Unknown,
-            Some(entry) => answer(entry.table().state(pair)),
+            None => Ok(Answer::Unknown),
+            Some(entry) => Ok(answer(entry.table().state(pair)?)),
         }
     }
 
     /// One member, many ids, the feed's shape: appends an answer per id. Faster per id than
-    /// [`Space::contains`], as the memory of up to 32 pairs is fetched at once.
-    pub fn contains_batch(&self, member: &Member, ids: &[u64], out: &mut Vec<Answer>) {
+    /// [`Space::contains`], as the memory of up to 32 pairs is fetched at once. An id of which the
+    /// answer cannot be read is in the error, and answered with no.
+    pub fn contains_batch(
+        &self,
+        member: &Member,
+        ids: &[u64],
+        out: &mut Vec<Answer>,
+    ) -> Result<(), UnreadableIds> {
+        let mut failed = Vec::new();
         for ids in ids.chunks(BATCH) {
             let lookup = self.lookup(member, ids);
             let mut pairs = lookup.pairs();
-            let placed = pairs.place();
-            let answers = placed.answer(|found| found);
+            let placed = lookup.place(&mut pairs);
+            let answers = placed.answer(|found| found, &mut failed);
             out.extend((0..ids.len()).map(|i| answers.at(i)));
         }
+        UnreadableIds::check(failed)
     }
 
     /// Begins to look up one member and at most [`BATCH`] ids. See the top of the file.
@@ -176,13 +189,11 @@ impl Hints<'_> {
 }
 
 impl Lookup<'_> {
-    /// Its pairs, not placed yet: they take 1.6 kB, which would be copied if they were handed out
-    /// placed.
+    /// Room for its pairs, or for those of another lookup.
     #[inline(always)]
     pub fn pairs(&self) -> Pairs<'_> {
         let oldest: &Table = self.tables.oldest().table();
         Pairs {
-            lookup: self,
             pairs: [Pair::default(); BATCH],
             draws: [0; BATCH],
             tables: [oldest; BATCH],
@@ -192,13 +203,11 @@ impl Lookup<'_> {
             chained: 0,
         }
     }
-}
 
-impl Pairs<'_> {
     /// The first pass: hashes all pairs, finds the first line of each, and has these fetched.
-    pub fn place(&mut self) -> Placed<'_> {
-        let Lookup { space, ids, member, tables: ring, outliers } = self.lookup;
-        let Pairs { pairs, draws, tables, lines, .. } = self;
+    pub fn place<'p>(&'p self, room: &'p mut Pairs<'p>) -> Placed<'p> {
+        let Lookup { space, ids, member, tables: ring, outliers } = self;
+        let Pairs { pairs, draws, tables, lines, .. } = &mut *room;
         space.seed.pairs(ids, *member, pairs);
         if space.forgotten.any() {
             space.forgotten.renew(space.seed, &mut pairs[..ids.len()]);
@@ -223,15 +232,18 @@ impl Pairs<'_> {
             lines[..ids.len()].iter().for_each(|line| rolling::prefetch(*line));
         }
         let all = ((1u64 << ids.len()) - 1) as u32;
-        (self.unknown, self.chained, self.open) = (unknown, chained, all & !unknown & !outliers);
-        for (table, here) in self.by_table(chained) {
+        (room.unknown, room.chained, room.open) = (unknown, chained, all & !unknown & !outliers);
+        let pairs = &*room;
+        for (table, here) in pairs.by_table(chained) {
             for link in table.chain() {
-                ones(here).for_each(|i| rolling::prefetch(link.filter.first_line(&self.pairs[i])));
+                ones(here).for_each(|i| rolling::prefetch(link.filter.first_line(&pairs.pairs[i])));
             }
         }
-        Placed(self)
+        Placed { lookup: self, pairs }
     }
+}
 
+impl Pairs<'_> {
     /// The tables of these pairs, with the pairs of each: one or two, mostly.
     #[inline(always)]
     fn by_table(&self, mut left: u32) -> impl Iterator<Item = (&Table, u32)> {
@@ -246,7 +258,12 @@ impl Pairs<'_> {
 
     /// Which of these pairs something behind the first filter of their table has: filter by filter,
     /// as the first ones are looked at.
-    fn in_chains(&self, asked: u32, may_be_set: &impl Fn(u32) -> u32) -> u32 {
+    fn in_chains(
+        &self,
+        asked: u32,
+        may_be_set: &impl Fn(u32) -> u32,
+        failed: &mut Vec<Unreadable>,
+    ) -> u32 {
         // Those that are looked at, one right behind the other.
         let (mut at, mut lines, mut draws) = ([0u8; BATCH], self.lines, [0; BATCH]);
         let mut found = 0;
@@ -269,7 +286,10 @@ impl Pairs<'_> {
             let left = here & !found;
             if left != 0 && table.cold().is_some() {
                 for i in ones(may_be_set(left)) {
-                    found |= u32::from(table.seems_set_elsewhere(&self.pairs[i])) << i;
+                    match table.seems_set_elsewhere(&self.pairs[i]) {
+                        Ok(seems_set) => found |= u32::from(seems_set) << i,
+                        Err(unreadable) => failed.push(unreadable),
+                    }
                 }
             }
         }
@@ -282,10 +302,11 @@ impl Placed<'_> {
     /// that are known to be unset: they are answered with no, or with unknown below the horizon. It
     /// is asked only of those that the filters in memory have, which are few, and of those that
     /// would be looked for elsewhere; of these once more if they are found. What is held aside is
-    /// exact, and answered with yes all the same.
-    pub fn answer(self, may_be_set: impl Fn(u32) -> u32) -> Answers {
-        let Placed(pairs) = self;
-        let Lookup { space, ids, outliers, .. } = *pairs.lookup;
+    /// exact, and answered with yes all the same. What cannot be read is answered with no, and
+    /// goes to `failed`.
+    pub fn answer(self, may_be_set: impl Fn(u32) -> u32, failed: &mut Vec<Unreadable>) -> Answers {
+        let Placed { lookup, pairs } = self;
+        let Lookup { space, ids, outliers, .. } = *lookup;
         let maybe = pairs.open & seem_set(space.sizing.bits, ids.len(), &pairs.lines, &pairs.draws);
         for i in ones(maybe) {
             let filter = pairs.tables[i].first_filter();
@@ -300,7 +321,7 @@ impl Placed<'_> {
         }
         let chained = pairs.open & !found & pairs.chained;
         if chained != 0 {
-            found |= pairs.in_chains(chained, &may_be_set);
+            found |= pairs.in_chains(chained, &may_be_set, failed);
         }
         let mut yes = outliers;
         if found != 0 {

@@ -36,7 +36,7 @@ use crate::filter::Filter;
 use crate::hash::Pair;
 use crate::sizing::{PAGE_WORDS, uncertainty};
 use crate::space::Space;
-use crate::table::{LINKS, Link, State, Table};
+use crate::table::{LINKS, Link, Table};
 use crate::{DecodeError, Error};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -135,7 +135,7 @@ impl Space {
             let pair = pair_of(*hash);
             let has_bits =
                 block_of(filter, &pair) == block && filter.contains_in(&pair, &theirs.words, start);
-            has_bits && table.state(&pair) == State::Unset && !table.revoked.contains(*hash)
+            has_bits && !table.has_in_memory(&pair) && !table.revoked.contains(*hash)
         };
         let revoked: Vec<u128> = theirs.revoked.iter().copied().filter(is_new).collect();
         if !table.revoked.reserve_many(revoked.len(), self.limits.max_revoked.load(Relaxed)) {
@@ -178,9 +178,8 @@ impl Space {
         for hash in revoked {
             let (pair, is_outlier) = (pair_of(hash), is_outlier(hash));
             let is_revoked = self.under_stripe(&pair, |table| {
-                let is_new = table.state(&pair) == State::Unset
-                    && !table.revoked.contains(hash)
-                    && !is_outlier;
+                let is_new =
+                    !table.has_in_memory(&pair) && !table.revoked.contains(hash) && !is_outlier;
                 if is_new {
                     table.revoked.insert_reserved(hash);
                 }

@@ -28,6 +28,7 @@ use crate::fp_estimator::FpEstimator;
 use crate::hash::Pair;
 use crate::sizing::Sizing;
 use parking_lot::Mutex;
+use rolling::Unreadable;
 use std::sync::atomic::{
     AtomicU64, AtomicUsize,
     Ordering::{Acquire, Relaxed, Release},
@@ -318,10 +319,11 @@ impl Table {
         self.filter_bytes() + self.revoked.size_bytes() + self.cold().map_or(0, Cold::late_bytes)
     }
 
-    /// The state of `pair`, whose place in the first filter is `probe`.
+    /// The state of `pair`, whose place in the first filter is `probe`, in a table that has its
+    /// filters in memory.
     #[inline]
-    pub(crate) fn state_at(&self, pair: &Pair, probe: &Probe) -> State {
-        self.found(self.first.filter.contains(pair, probe) || self.more_contain(pair, probe), pair)
+    pub(crate) fn state_in_memory(&self, pair: &Pair, probe: &Probe) -> State {
+        self.found(self.filters_contain(pair, probe), pair)
     }
 
     /// The state of a pair that some filter has, or none.
@@ -347,17 +349,17 @@ impl Table {
         self.more[..last].iter().map_while(OnceLock::get)
     }
 
-    /// Whether a filter behind the first has `pair`, whose place in the first is `probe`.
+    /// Whether a filter in memory has `pair`, whose place in the first is `probe`.
     #[inline]
-    pub(crate) fn more_contain(&self, pair: &Pair, probe: &Probe) -> bool {
-        self.chain().any(|link| link.filter.contains(pair, &link.filter.spot_again(pair, probe)))
-            || self.seems_set_elsewhere(pair)
+    fn filters_contain(&self, pair: &Pair, probe: &Probe) -> bool {
+        self.first.filter.contains(pair, probe)
+            || self.chain().any(|l| l.filter.contains(pair, &l.filter.spot_again(pair, probe)))
     }
 
     /// Whether what stands for filters that lie elsewhere has `pair`.
     #[inline]
-    pub(crate) fn seems_set_elsewhere(&self, pair: &Pair) -> bool {
-        self.cold().is_some_and(|cold| cold.seems_set(pair, &self.revoked))
+    pub(crate) fn seems_set_elsewhere(&self, pair: &Pair) -> Result<bool, Unreadable> {
+        self.cold().map_or(Ok(false), |cold| cold.seems_set(pair, &self.revoked))
     }
 
     /// Hints that `pair`, whose place in the first filter is `probe`, will be asked for, set or
@@ -376,17 +378,17 @@ impl Table {
         }
     }
 
-    /// Whether some filter has the pair.
-    pub(crate) fn has(&self, pair: &Pair) -> bool {
-        let probe = self.first.filter.probe(pair);
-        self.first.filter.contains(pair, &probe) || self.more_contain(pair, &probe)
+    /// Whether some filter in memory has the pair.
+    pub(crate) fn has_in_memory(&self, pair: &Pair) -> bool {
+        self.filters_contain(pair, &self.first.filter.probe(pair))
     }
 
     #[inline]
-    pub(crate) fn state(&self, pair: &Pair) -> State {
+    pub(crate) fn state(&self, pair: &Pair) -> Result<State, Unreadable> {
         let probe = self.first.filter.probe(pair);
         self.prefetch(pair, &probe);
-        self.state_at(pair, &probe)
+        let found = self.filters_contain(pair, &probe) || self.seems_set_elsewhere(pair)?;
+        Ok(self.found(found, pair))
     }
 
     /// The filter that takes the next pair: the first that has room. When all are full a further
@@ -493,7 +495,7 @@ mod tests {
     fn fill(table: &Table, members: std::ops::Range<u64>) {
         for member in members {
             let pair = pair(1, member);
-            if table.state(&pair) == State::Unset {
+            if table.state(&pair).unwrap() == State::Unset {
                 Table::set(table.room(|_| true).unwrap(), &pair);
             }
         }
@@ -508,7 +510,10 @@ mod tests {
             fill(&table, 0..n);
             assert!(table.links().count() > 4);
             assert!(table.links().all(|link| link.pairs() <= link.capacity()), "T2");
-            assert!((0..n).all(|member| table.state(&pair(1, member)) == State::Set), "T1");
+            assert!(
+                (0..n).all(|member| table.state(&pair(1, member)).unwrap() == State::Set),
+                "T1"
+            );
             let measured = table.probe(Seed::new(9), 1, 1_000_000).rate().unwrap();
             // Only four pages: the first filter is no large sample.
             let slack = 1.0 + 4.0 / (rate * 1e6).sqrt() + 0.05;
@@ -568,7 +573,7 @@ mod tests {
             );
         }
         assert_eq!(table.links().count(), 5);
-        assert!((0..member).all(|member| table.state(&pair(1, member)) == State::Set));
+        assert!((0..member).all(|member| table.state(&pair(1, member)).unwrap() == State::Set));
     }
 
     #[test]

@@ -30,9 +30,11 @@ mod outliers;
 mod persistent_trie;
 mod rejected_sample;
 mod ring;
+mod unreadable;
 
 pub use bits::ones;
 pub use frontier::{Admission, Frontier};
 pub use memory::{HUGE_PAGE_BYTES, Words, equal_bytes, prefetch, prefetch_to_write};
 pub use outliers::{Outliers, Refused};
 pub use ring::{Entry, Loaded, Ring, STRIPES, Slot, Tables};
+pub use unreadable::{Unreadable, UnreadableIds};

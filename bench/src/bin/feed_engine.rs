@@ -279,7 +279,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("scanner {scan:.0} ns a page of {}", args.size);
     let feed = measure(&args, &mut rng, |pages| {
         for asked in pages {
-            engines.feed_get(view, &Member::Number(asked.viewer), &asked.ids, black_box(&mut page));
+            engines
+                .feed_get(view, &Member::Number(asked.viewer), &asked.ids, black_box(&mut page))
+                .unwrap();
         }
     });
     println!("engines {feed:.0} ns");

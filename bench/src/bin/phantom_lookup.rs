@@ -144,7 +144,7 @@ fn main() {
         let mut found = 0;
         for (member, ids) in &misses {
             answers.clear();
-            space.contains_batch(&Member::Number(*member), ids, &mut answers);
+            space.contains_batch(&Member::Number(*member), ids, &mut answers).unwrap();
             found += yes(&answers);
         }
         report(
@@ -158,14 +158,17 @@ fn main() {
     let mut found = 0;
     for (member, ids) in &misses {
         for id in ids {
-            found += usize::from(space.contains(*id, &Member::Number(*member)) == Answer::Yes);
+            found +=
+                usize::from(space.contains(*id, &Member::Number(*member)).unwrap() == Answer::Yes);
         }
     }
     report("phantom, one by one, not set", checks, started, found);
     let started = cpu_time();
     let found = hits
         .iter()
-        .filter(|(id, member)| space.contains(*id, &Member::Number(*member)) == Answer::Yes)
+        .filter(|(id, member)| {
+            space.contains(*id, &Member::Number(*member)).unwrap() == Answer::Yes
+        })
         .count();
     report("phantom, one by one, set", checks, started, found);
     drop(space);

@@ -178,11 +178,13 @@ mod tests {
         batch.push(2, RecordKind::Frontier as u8, &[]);
         batch.push(2, RecordKind::Forgotten as u8, &[7, 1, 1, 2]);
         let mut commit = Commit::default();
-        commit.row(1, 9, 2, |_| false);
-        commit.row(1, 7, 2, |values| {
-            values.copy_from_slice(&[5, -1]);
-            true
-        });
+        commit.row(1, 9, 2, |_| Ok(false)).unwrap();
+        commit
+            .row(1, 7, 2, |values| {
+                values.copy_from_slice(&[5, -1]);
+                Ok(true)
+            })
+            .unwrap();
         commit.pair(2, 7, MarkedMember::Number(42), true);
         commit.encode(&mut batch);
         let told = |most: u32| {

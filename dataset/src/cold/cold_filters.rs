@@ -7,7 +7,7 @@
 
 use crate::cold::fetch::Fetching;
 use crate::cold::quarantine::Damaged;
-use crate::cold::{Cold, Key, Read, Values, note_failed};
+use crate::cold::{Cold, Key, Read, Unreadable, Values};
 use crate::log_records::RecordKind;
 use arc_swap::ArcSwap;
 use phantom::{Chain, ColdBackend, Member, Note, Pair};
@@ -122,18 +122,12 @@ impl PairFile {
 }
 
 impl ColdBackend for PairFile {
-    fn has(&self, pair: &Pair) -> Option<bool> {
+    fn has(&self, pair: &Pair) -> Result<bool, Unreadable> {
         let read = self.shared.at_hand(&self.key(pair)).unwrap_or_else(|| {
             self.shared.figures.reads_in_place.fetch_add(1, Relaxed);
             self.read(pair)
         });
-        match read {
-            Ok(row) => Some(row.is_some()),
-            Err(why) => {
-                note_failed(pair.id, why);
-                None
-            }
-        }
+        read.map(|row| row.is_some()).map_err(|why| Unreadable { id: pair.id, why })
     }
 
     fn identity(&self) -> u64 {

@@ -2,7 +2,7 @@
 
 use crate::cold::fetch::Fetching;
 use crate::cold::quarantine::Damaged;
-use crate::cold::{Cold, Key, PINS, Read, Values, note_failed};
+use crate::cold::{Cold, Key, PINS, Read, Unreadable, Values};
 use crate::log_records::RecordKind;
 use arc_swap::ArcSwap;
 use counter::ColdBackend;
@@ -273,17 +273,11 @@ fn copy(row: crate::cold::Row, out: &mut [i64]) -> bool {
 pub(crate) struct Reader(pub(crate) Arc<ColdSpace>);
 
 impl ColdBackend for Reader {
-    fn get(&self, id: u64, out: &mut [i64]) -> bool {
+    fn get(&self, id: u64, out: &mut [i64]) -> Result<bool, Unreadable> {
         let files = self.0.files.load();
-        let Some(place) = files.find(id) else { return false };
+        let Some(place) = files.find(id) else { return Ok(false) };
         let read = self.0.shared.at_hand(&place.key(id)).unwrap_or_else(|| self.0.read(&place, id));
-        match read {
-            Ok(row) => copy(row, out),
-            Err(why) => {
-                note_failed(id, why);
-                false
-            }
-        }
+        read.map(|row| copy(row, out)).map_err(|why| Unreadable { id, why })
     }
 
     fn at_hand(&self, id: u64, out: &mut [i64]) -> Option<bool> {
@@ -303,7 +297,7 @@ impl ColdBackend for Reader {
             || above.checked_sub(1).is_some_and(|below| ends(&files[below]))
     }
 
-    fn fetch(&self, id: u64) -> Result<(), counter::Error> {
+    fn fetch(&self, id: u64) -> Result<(), Unreadable> {
         let files = self.0.files.load();
         let Some(place) = files.find(id) else { return Ok(()) };
         let read = match self.0.shared.at_hand(&place.key(id)) {
@@ -311,14 +305,8 @@ impl ColdBackend for Reader {
             Some(Err(why)) => Err(why),
             _ => self.0.read(&place, id),
         };
-        let outcome = read
-            .as_ref()
-            .map(|_| ())
-            .map_err(|why| counter::Error::Unreadable { id, why: why.to_string() });
-        match read {
-            Ok(_) => PINS.with_borrow_mut(|pins| drop(pins.insert(place.key(id), read))),
-            Err(why) => note_failed(id, why),
-        }
-        outcome
+        let row = read.map_err(|why| Unreadable { id, why })?;
+        PINS.with_borrow_mut(|pins| pins.insert(place.key(id), Ok(row)));
+        Ok(())
     }
 }

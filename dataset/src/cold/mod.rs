@@ -20,8 +20,8 @@
 //! a merge the same id has another name. quick_cache: a hit takes some 12 ns, it is bounded by
 //! weight, and a scan of many rows once does not drive out those that are read again and again.
 //!
-//! What cannot be read is an error of the commands that ask for it: [`take_failures`]; it is never
-//! taken for a row that does not exist.
+//! What cannot be read is an error of each call that asks for it ([`Unreadable`]); it is never taken
+//! for a row that does not exist.
 
 pub mod cold_filters;
 pub mod fetch;
@@ -29,6 +29,8 @@ pub mod files;
 pub mod overlay;
 pub mod quarantine;
 pub mod uring;
+
+pub use rolling::{Unreadable, UnreadableIds};
 
 use crate::options::IoMethod;
 use fetch::Pins;
@@ -236,8 +238,6 @@ impl Cold {
 thread_local! {
     /// What was fetched for the turn at hand.
     static PINS: RefCell<Pins> = RefCell::default();
-    /// Ids that the command at hand asked for in vain.
-    static FAILED: RefCell<Vec<(u64, Arc<str>)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// These rows are at hand, on this thread, until others are.
@@ -248,48 +248,6 @@ pub fn pin(pins: Pins) {
 /// What was pinned, for a later turn; nothing is from now on.
 pub fn unpin() -> Pins {
     PINS.take()
-}
-
-/// Ids that this thread could not read since the last call, and why.
-#[inline]
-pub fn take_failures() -> Vec<(u64, Arc<str>)> {
-    FAILED.with_borrow_mut(
-        |failed| if failed.is_empty() { Vec::new() } else { std::mem::take(failed) },
-    )
-}
-
-/// Why this id could not be read since the last call, if it could not; then that is told.
-pub fn take_failure(id: u64) -> Option<Arc<str>> {
-    FAILED.with_borrow_mut(|failed| {
-        let why = failed.iter().find(|failure| failure.0 == id).map(|failure| failure.1.clone());
-        failed.retain(|failure| failure.0 != id);
-        why
-    })
-}
-
-/// Runs `ask`, which asks for rows. An error if one of them could not be read: then what it gave
-/// says nothing. The caller answers for that, so it is no failure of the command.
-pub(crate) fn if_readable<T>(ask: impl FnOnce() -> T) -> Result<T, Arc<str>> {
-    let before = FAILED.with_borrow(Vec::len);
-    let answer = ask();
-    let failed = FAILED.with_borrow_mut(|failed| failed.drain(before..).next());
-    failed.map_or(Ok(answer), |(_, why)| Err(why))
-}
-
-/// A bit for each of at most 32 ids that the command at hand asked for in vain.
-#[inline]
-pub(crate) fn failed_among(ids: &[u64]) -> u32 {
-    FAILED.with_borrow(|failed| {
-        if failed.is_empty() {
-            return 0;
-        }
-        let is_failed = |id: &u64| failed.iter().any(|failure| failure.0 == *id);
-        ids.iter().enumerate().fold(0, |bits, (at, id)| bits | u32::from(is_failed(id)) << at)
-    })
-}
-
-fn note_failed(id: u64, why: Arc<str>) {
-    FAILED.with_borrow_mut(|failed| failed.push((id, why)));
 }
 
 #[cfg(test)]

@@ -79,10 +79,7 @@ impl Before<'_> {
         {
             let put = match before {
                 Some(value) => engines.set(space, id, &[(field, value)]).map(|_| ()),
-                None => {
-                    engines.delete_row(space, id);
-                    Ok(())
-                }
+                None => engines.delete_row(space, id).map(|_| ()),
             };
             // The row is there and had the value, so nothing can stand against it.
             if let Err(error) = put {
@@ -152,7 +149,7 @@ impl Engines {
         if matches!(change, Ok(Change::Unchanged)) && is_tied {
             let counted = self.counted(counters, id, action.field);
             // No row, no action that counted: it was deleted since, or the flag was set without.
-            let is_new = counted == Some(0) && !counters.space.exists(id);
+            let is_new = counted == Some(0) && !counters.space.exists(id)?;
             if is_new || self.is_proof(flags, id, viewer, counted) {
                 change = count().map(|()| Change::Changed);
             }
@@ -271,10 +268,12 @@ impl Engines {
                 }
             };
             let mut row = vec![0; space.schema().width()];
-            let value = space.get(id, &mut row).then(|| row[beside.field]);
             let change = [Delta { field: beside.field, delta }];
-            self.add(space, id, &change, &bounds, &mut Vec::new())
-                .inspect_err(|_| before.put_back(self))?;
+            let moved = space.get(id, &mut row).map_err(WriteError::from).and_then(|exists| {
+                self.add(space, id, &change, &bounds, &mut Vec::new())?;
+                Ok(exists.then(|| row[beside.field]))
+            });
+            let value = moved.inspect_err(|_| before.put_back(self))?;
             before.0.get_or_insert_default().push(Moved {
                 space,
                 id,

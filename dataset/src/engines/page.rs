@@ -1,9 +1,8 @@
 //! How a page is read: what a view names, for one viewer and many ids.
 
-use crate::cold;
+use crate::cold::{Unreadable, UnreadableIds};
 use crate::engines::{CounterSpace, Engines, ExistenceSpace, Tie};
 use phantom::{Answer, Answers, BATCH, Member};
-use std::ops::Range;
 
 /// A column of a view; the first number is an index into [`View::sources`].
 #[derive(Clone)]
@@ -150,17 +149,20 @@ impl Page {
 /// See [`Page::usual`]: the counters of each id, and the answers for each [`BATCH`] of them.
 pub(crate) type UsualPage<'a> = (&'a [[i64; 4]], &'a [[Answers; 2]]);
 
-/// A page that is being read: what was asked for.
-struct Asking<'a> {
-    view: &'a View,
-    viewer: &'a Member<'a>,
-    ids: &'a [u64],
-}
-
 /// Lookups, each of one flag and [`BATCH`] ids, whose memory is asked for together. Each keeps on
 /// the stack where it looks, and one of the eight snapshots that a thread may hold without counting
 /// them.
 const TOGETHER: usize = 4;
+
+/// A bit for each of at most [`BATCH`] ids that is among those that could not be read.
+#[inline]
+fn failed_among(failed: &[Unreadable], ids: &[u64]) -> u32 {
+    if failed.is_empty() {
+        return 0;
+    }
+    let is_failed = |id: &u64| failed.iter().any(|unreadable| unreadable.id == *id);
+    ids.iter().enumerate().fold(0, |bits, (at, id)| bits | u32::from(is_failed(id)) << at)
+}
 
 impl Engines {
     /// The views of the further ids of an entry.
@@ -190,68 +192,115 @@ impl Engines {
         view.columns.iter().any(|column| matches!(*column, Column::All(source) if is_it(source)))
     }
 
-    /// Reads a page: one viewer, many ids. It allocates only if `page` has never been so large.
-    pub fn feed_get(&self, view: &View, viewer: &Member<'_>, ids: &[u64], page: &mut Page) {
+    /// Reads a page: one viewer, many ids. It allocates only if `page` has never been so large. Ids
+    /// of which something cannot be read are in the error; what is not known of them is 0 or no in
+    /// the page.
+    pub fn feed_get(
+        &self,
+        view: &View,
+        viewer: &Member<'_>,
+        ids: &[u64],
+        page: &mut Page,
+    ) -> Result<(), UnreadableIds> {
         page.flags = view.flags.len();
         page.rows.clear();
         page.sources.clear();
         page.columns.clear();
         page.living.clear();
         page.answers.clear();
-        let asking = Asking { view, viewer, ids };
         let lookups = ids.len().div_ceil(BATCH) * page.flags;
         page.answers.resize(lookups, Answers::default());
-        // Once at least: the counters are read with the first lookups.
-        for first in (0..lookups.max(1)).step_by(TOGETHER) {
-            self.read_flags(&asking, first..lookups.min(first + TOGETHER), page);
+        let mut failed = Vec::new();
+        if lookups == 0 {
+            self.read_counters(view, ids, page, &mut failed);
         }
+        for first in (0..lookups).step_by(TOGETHER) {
+            self.read_flags(view, viewer, ids, first, page, &mut failed);
+        }
+        UnreadableIds::check(failed)
     }
 
-    /// Some of the lookups, which are numbered as [`Page::answers`] are; with the first ones the
-    /// counters. Each places its pairs, which asks for their memory, leaves the rest to the next
-    /// one, and looks when that has come back. So what the first ones need, all of a page of 64 ids
-    /// with two flags, comes into the cache while the counters are read.
-    fn read_flags(&self, asking: &Asking<'_>, lookups: Range<usize>, page: &mut Page) {
-        if lookups.is_empty() {
-            if page.sources.is_empty() {
-                self.read_counters(asking, page);
-            }
-            return;
-        }
-        let (first, flag) =
-            (lookups.start / page.flags * BATCH, &asking.view.flags[lookups.start % page.flags]);
-        let ids = &asking.ids[first..asking.ids.len().min(first + BATCH)];
-        let space = &self.existences[flag.space];
-        let lookup = space.lookup(asking.viewer, ids);
-        let mut pairs = lookup.pairs();
-        let placed = pairs.place();
-        self.read_flags(asking, lookups.start + 1..lookups.end, page);
-        let gate = flag.gate(space);
-        let may_be_set = |found| {
-            gate.map_or(found, |gate| {
-                let (start, width) = page.sources[gate.source];
-                let counted = |i: usize| page.rows[start + (first + i) * width + gate.field];
-                // A row that could not be read is 0 here, and proves nothing.
-                space.not_disproved(ids, found, counted) | found & cold::failed_among(ids)
-            })
+    /// Up to [`TOGETHER`] of the lookups, which are numbered as [`Page::answers`] are, from `first`
+    /// on; with the first ones the counters. All of them place their pairs, which asks for their
+    /// memory, before any looks. So what the first ones need, all of a page of 64 ids with two
+    /// flags, comes into the cache while the counters are read.
+    fn read_flags(
+        &self,
+        view: &View,
+        viewer: &Member<'_>,
+        ids: &[u64],
+        first: usize,
+        page: &mut Page,
+        failed: &mut Vec<Unreadable>,
+    ) {
+        let part = |at: usize| {
+            let start = at / view.flags.len() * BATCH;
+            (start, &ids[start..ids.len().min(start + BATCH)], &view.flags[at % view.flags.len()])
         };
-        page.answers[lookups.start] = placed.answer(may_be_set);
+        let lookup = |at: usize| {
+            let (_, ids, flag) = part(at);
+            self.existences[flag.space].lookup(viewer, ids)
+        };
+        let further = |i: usize| (first + i < page.answers.len()).then(|| lookup(first + i));
+        // Variables of their own, as an array would be filled by copying 1.6 kB for each.
+        let (a, b, c, d) = (lookup(first), further(1), further(2), further(3));
+        let (mut room_a, mut room_b, mut room_c, mut room_d);
+        room_a = a.pairs();
+        let mut placed: [_; TOGETHER] = [Some(a.place(&mut room_a)), None, None, None];
+        if let Some(b) = &b {
+            room_b = b.pairs();
+            placed[1] = Some(b.place(&mut room_b));
+        }
+        if let Some(c) = &c {
+            room_c = c.pairs();
+            placed[2] = Some(c.place(&mut room_c));
+        }
+        if let Some(d) = &d {
+            room_d = d.pairs();
+            placed[3] = Some(d.place(&mut room_d));
+        }
+        if first == 0 {
+            self.read_counters(view, ids, page, failed);
+        }
+        for (at, placed) in (first..).zip(placed.into_iter().flatten()) {
+            let (start, ids, flag) = part(at);
+            let space = &self.existences[flag.space];
+            let gate = flag.gate(space);
+            // A row that could not be read is 0 in the page, and proves nothing.
+            let unproven = failed_among(failed, ids);
+            let may_be_set = |found| {
+                gate.map_or(found, |gate| {
+                    let (rows, width) = page.sources[gate.source];
+                    let counted = |i: usize| page.rows[rows + (start + i) * width + gate.field];
+                    space.not_disproved(ids, found, counted) | found & unproven
+                })
+            };
+            page.answers[at] = placed.answer(may_be_set, failed);
+        }
     }
 
     /// The counters of all ids.
-    fn read_counters(&self, asking: &Asking<'_>, page: &mut Page) {
+    fn read_counters(
+        &self,
+        view: &View,
+        ids: &[u64],
+        page: &mut Page,
+        failed: &mut Vec<Unreadable>,
+    ) {
         let Page { columns, straight, sources, living, rows, .. } = page;
-        for (source, &space) in asking.view.sources.iter().enumerate() {
+        for (source, &space) in view.sources.iter().enumerate() {
             let start = rows.len();
             let mut read = self.counters[space].read();
-            read.get_rows(asking.ids, rows);
+            if let Err(unreadable) = read.get_rows(ids, rows) {
+                failed.extend(Vec::from(unreadable));
+            }
             let schema = read.schema();
             sources.push((start, schema.width()));
             living.extend(schema.living().map(|(position, _)| (source, position)));
         }
         let place =
             |(source, position): (usize, usize)| (sources[source].0 + position, sources[source].1);
-        for column in &asking.view.columns {
+        for column in &view.columns {
             match *column {
                 Column::Field(source, position) => columns.push(place((source, position))),
                 Column::All(all) => {

@@ -6,6 +6,7 @@
 //! change, so writers of one id never mix, and no commit parts a flag from its counter
 //! (`store/src/commit`).
 
+use crate::cold::Unreadable;
 use crate::dirty_keys::{Mark, MarkedMember};
 use crate::engines::build::is_reserved;
 use crate::engines::page::{Column, View};
@@ -35,6 +36,9 @@ pub enum WriteError {
     /// By the existence engine.
     #[error(transparent)]
     Phantom(#[from] phantom::Error),
+    /// What it depends on lies on the disk, and cannot be read.
+    #[error(transparent)]
+    Unreadable(#[from] Unreadable),
     /// The token was used before, with other fields, deltas or bounds.
     #[error("token was used with another increment")]
     OtherIncrement,
@@ -423,7 +427,7 @@ impl Engines {
         values: &[(usize, i64)],
     ) -> Result<bool, WriteError> {
         let mut turn = self.turn(id);
-        if space.space.exists(id) {
+        if space.space.exists(id)? {
             return Ok(false);
         }
         let values = &*space.space.within_bounds(values)?;
@@ -445,7 +449,7 @@ impl Engines {
     ) -> Result<bool, WriteError> {
         let mut turn = self.turn(id);
         let mut values = space.space.within_bounds(values)?.into_owned();
-        if space.space.exists(id) {
+        if space.space.exists(id)? {
             if !replace {
                 return Ok(false);
             }
@@ -474,7 +478,7 @@ impl Engines {
         let values = &*space.space.within_bounds(&values)?;
         if !replace {
             let mut row = vec![0; space.space.schema().width()];
-            let there = space.space.get(id, &mut row);
+            let there = space.space.get(id, &mut row)?;
             if there && row.get(value.0).copied().unwrap_or(0) != 0 {
                 return Ok(false);
             }
@@ -493,7 +497,7 @@ impl Engines {
         }
         let mut turn = self.turn(id);
         let mut row = vec![0; space.space.schema().width()];
-        if !space.space.get(id, &mut row) || row.get(field).copied().unwrap_or(0) == 0 {
+        if !space.space.get(id, &mut row)? || row.get(field).copied().unwrap_or(0) == 0 {
             return Ok(false);
         }
         self.before_lowering(&mut turn, space, id, becomes(&[(field, 0)]));
@@ -504,14 +508,14 @@ impl Engines {
 
     /// Deletes a row, and leaves the flags of its id as they are. False if there was none.
     #[inline]
-    pub(super) fn delete_row(&self, space: &CounterSpace, id: u64) -> bool {
+    pub(super) fn delete_row(&self, space: &CounterSpace, id: u64) -> Result<bool, WriteError> {
         let mut turn = self.turn(id);
         self.before_lowering(&mut turn, space, id, |_, _| 0);
-        let deleted = space.space.delete(id);
+        let deleted = space.space.delete(id)?;
         if deleted {
             self.changed_row(&mut turn, space, id);
         }
-        deleted
+        Ok(deleted)
     }
 
     /// Sets a pair.

@@ -155,10 +155,7 @@ impl Engines {
     /// One counter of a row; 0 if there is no row. `None`: it cannot be known now.
     pub(crate) fn counted(&self, space: &CounterSpace, id: u64, field: usize) -> Option<i64> {
         let mut row = [0; counter::MAX_FIELDS];
-        // A row that cannot be read looks like none. Asked afterwards: it may have gone to the disk
-        // at this moment.
-        crate::cold::if_readable(|| space.space.get(id, &mut row[..space.space.schema().width()]))
-            .ok()?;
+        space.space.get(id, &mut row[..space.space.schema().width()]).ok()?;
         row.get(field).copied()
     }
 

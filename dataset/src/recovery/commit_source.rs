@@ -1,6 +1,7 @@
 //! What the commit thread reads: marks become records here, those of one batch in an order that is
 //! safe to apply one by one.
 
+use crate::cold::Unreadable;
 use crate::commit::Durability;
 use crate::dirty_keys::{Mark, Marked, MarkedMember, told};
 use crate::engines::{CounterSpace, Current, Engines, Tie};
@@ -101,9 +102,8 @@ impl<'a> CommitSource<'a> {
         views.done.push((number, id));
         let Some((space, view)) = views.of(number) else { return };
         let width = view.schema().width();
-        let mut row = || self.commit.row(number, id, width, |values| view.get(id, values));
-        let read = crate::cold::if_readable(&mut row);
-        self.note_unreadable(space.name(), id, read);
+        let read = self.commit.row(number, id, width, |values| view.get(id, values));
+        self.note_unreadable(space.name(), read);
     }
 
     /// Before the rows: a reader that applies them one by one sees no counter of 0 whose id is not
@@ -154,8 +154,8 @@ impl<'a> CommitSource<'a> {
         self.forgotten.clear();
     }
 
-    fn note_unreadable(&mut self, space: &str, id: u64, read: Result<(), Arc<str>>) {
-        if let Err(why) = read {
+    fn note_unreadable(&mut self, space: &str, read: Result<(), Unreadable>) {
+        if let Err(Unreadable { id, why }) = read {
             self.unreadable.get_or_insert(store::Error::Io {
                 path: format!("the row of {id} in space '{space}'").into(),
                 doing: "reading",
@@ -203,10 +203,10 @@ impl<'a> CommitSource<'a> {
                 Some(false) => {}
                 None => {
                     if let Some(s) = engines.existence_by_number(space) {
-                        let set = || s.contains_pair(&pair(s, id, member)) == Answer::Yes;
-                        let read = crate::cold::if_readable(set)
-                            .map(|set| self.commit.pair(space, id, member, set));
-                        self.note_unreadable(s.name(), id, read);
+                        let read = s.contains_pair(&pair(s, id, member)).map(|answer| {
+                            self.commit.pair(space, id, member, answer == Answer::Yes);
+                        });
+                        self.note_unreadable(s.name(), read);
                     }
                 }
             },

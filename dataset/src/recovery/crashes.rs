@@ -85,7 +85,7 @@ struct Seen {
 fn seen(engines: &Engines) -> Seen {
     let row = |space: &crate::engines::CounterSpace, id| {
         let mut row = vec![0; space.schema().width()];
-        space.get(id, &mut row).then_some(row)
+        space.get(id, &mut row).unwrap().then_some(row)
     };
     let (counters, existences) = (engines.counters(), engines.existences());
     let of_ids = || existences.iter().flat_map(|space| IDS.map(|id| (space, id)));
@@ -95,7 +95,7 @@ fn seen(engines: &Engines) -> Seen {
         rows: counters.iter().flat_map(|space| IDS.map(|id| row(space, id))).collect(),
         loose: of_ids().map(|(space, id)| space.loose().read(space).holds(id)).collect(),
         flags: of_ids()
-            .flat_map(|(space, id)| MEMBERS.map(|member| space.contains(id, &member)))
+            .flat_map(|(space, id)| MEMBERS.map(|member| space.contains(id, &member).unwrap()))
             .collect(),
         layouts: existences
             .iter()
@@ -125,10 +125,11 @@ fn denied(engines: &Engines) -> Vec<String> {
         let counters = engines.counter_by_number(number).unwrap();
         for id in IDS {
             let mut row = vec![0; counters.schema().width()];
-            counters.get(id, &mut row);
+            counters.get(id, &mut row).unwrap();
             let proves = row[field as usize] == 0 && !space.loose().read(space).holds(id);
-            let is_set =
-                |m: &&Member<'_>| space.contains(id, m) == Answer::Yes && !space.is_early(id, m);
+            let is_set = |m: &&Member<'_>| {
+                space.contains(id, m).unwrap() == Answer::Yes && !space.is_early(id, m)
+            };
             denied.extend(
                 MEMBERS
                     .iter()

@@ -62,13 +62,13 @@ impl Site {
     }
 
     fn likes(&self, viewer: u64, id: u64) -> bool {
-        self.liked().contains(id, &Member::Number(viewer)) == Answer::Yes
+        self.liked().contains(id, &Member::Number(viewer)).unwrap() == Answer::Yes
     }
 
     fn counted(&self, id: u64) -> i64 {
         let posts = self.engines.counter(b"post").unwrap();
         let mut row = vec![0; posts.schema().width()];
-        posts.get(id, &mut row);
+        posts.get(id, &mut row).unwrap();
         row[posts.schema().index_of(b"like").unwrap()]
     }
 

@@ -3,6 +3,7 @@
 
 use crate::command::streams;
 use dataset::catalogue::EditError;
+use dataset::cold::{Unreadable, UnreadableIds};
 use dataset::engines::{ChangeError, ExistenceSpace, KeyError, WriteError};
 use dataset::key_patterns::{Kind, Pattern};
 use std::borrow::Cow;
@@ -173,6 +174,7 @@ impl From<WriteError> for Refusal {
             }
             WriteError::Counter(_)
             | WriteError::Phantom(_)
+            | WriteError::Unreadable(_)
             | WriteError::MemberIsNoId
             | WriteError::OtherIncrement
             | WriteError::NoTokens => refuse!("ERR {error}"),
@@ -187,6 +189,20 @@ impl From<rdb::Error> for Refusal {
             rdb::Error::Footer => refuse!("ERR DUMP payload version or checksum are wrong"),
             rdb::Error::Format(_) | rdb::Error::Type(_) => refuse!("ERR Bad data format: {error}"),
         }
+    }
+}
+
+impl From<Unreadable> for Refusal {
+    #[cold]
+    fn from(error: Unreadable) -> Refusal {
+        refuse!("ERR {error}")
+    }
+}
+
+impl From<UnreadableIds> for Refusal {
+    #[cold]
+    fn from(error: UnreadableIds) -> Refusal {
+        Unreadable::from(error).into()
     }
 }
 

@@ -86,10 +86,10 @@ fn what_is_restored_is_what_was_stored() {
     assert_eq!(before, after);
     for space in [&space, &restored] {
         for &(id, member) in &set {
-            assert_eq!(space.contains(id, &Member::Number(member)), Answer::Yes);
+            assert_eq!(space.contains(id, &Member::Number(member)).unwrap(), Answer::Yes);
         }
         for &(id, member) in &unset {
-            assert_eq!(space.contains(id, &Member::Number(member)), Answer::No);
+            assert_eq!(space.contains(id, &Member::Number(member)).unwrap(), Answer::No);
         }
     }
     // It goes on like the other.

@@ -243,10 +243,10 @@ impl Run {
             }
         }
         for (id, member) in theirs {
-            let is_there = there.contains(id, &Member::Number(member)) == Answer::Yes
+            let is_there = there.contains(id, &Member::Number(member)).unwrap() == Answer::Yes
                 && !there.is_early(id, &Member::Number(member));
             let is_whole = merged.whole.iter().any(|&(low, last)| (low..=last).contains(&id));
-            let found = self.space.contains(id, &Member::Number(member)) == Answer::Yes;
+            let found = self.space.contains(id, &Member::Number(member)).unwrap() == Answer::Yes;
             assert!(
                 found || !is_there || !is_whole,
                 "step {}: ({id}, {member}) was merged, and is not found",
@@ -275,7 +275,7 @@ impl Run {
     }
 
     fn read(&mut self, id: u64, member: u64) {
-        let answer = self.space.contains(id, &Member::Number(member));
+        let answer = self.space.contains(id, &Member::Number(member)).unwrap();
         self.check(id, member, answer);
     }
 
@@ -289,8 +289,10 @@ impl Run {
             let member = Member::Number(member);
             let lookup = self.space.lookup(&member, ids);
             let mut pairs = lookup.pairs();
-            let placed = pairs.place();
-            let found = placed.answer(|found| found & wanted);
+            let placed = lookup.place(&mut pairs);
+            let mut failed = vec![];
+            let found = placed.answer(|found| found & wanted, &mut failed);
+            assert_eq!(failed, []);
             answers.extend((0..ids.len()).map(|i| found.at(i)));
         }
         assert_eq!(answers.len(), ids.len() + 1, "answers are appended");

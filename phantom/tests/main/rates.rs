@@ -49,13 +49,15 @@ fn measure(
             < 4.0 * canaries.sqrt() + 0.1 * canaries
     );
     assert!(
-        set.iter().all(|(id, member)| space.contains(*id, &Member::Number(*member)) == Answer::Yes),
+        set.iter()
+            .all(|(id, member)| space.contains(*id, &Member::Number(*member)).unwrap()
+                == Answer::Yes),
         "P1"
     );
     let (mut asked, mut yes) = (0u64, 0u64);
     for (id, member) in never {
         asked += 1;
-        yes += u64::from(space.contains(id, &Member::Number(member)) == Answer::Yes);
+        yes += u64::from(space.contains(id, &Member::Number(member)).unwrap() == Answer::Yes);
     }
     (yes as f64, asked)
 }

@@ -118,7 +118,7 @@ impl Traffic {
             states.extend(self.space.block_state(place).map(|state| Record::Block(place, state)));
         }
         for pair in self.dirty.drain(..) {
-            match self.space.contains_pair(&pair) {
+            match self.space.contains_pair(&pair).unwrap() {
                 Answer::Unknown => (),
                 answer => states.push(Record::Pair(pair, answer == Answer::Yes)),
             }
@@ -191,7 +191,7 @@ impl Traffic {
             }
         }
         for (&(id, member), _) in theirs.iter().filter(|(_, set)| **set) {
-            let found = self.space.contains(id, &Member::Number(member)) == Answer::Yes;
+            let found = self.space.contains(id, &Member::Number(member)).unwrap() == Answer::Yes;
             let whole = merged.whole.iter().any(|&(low, last)| (low..=last).contains(&id))
                 && !there.is_early(id, &Member::Number(member));
             let is_past = self.space.generation(id) > there.generation(id);
@@ -209,7 +209,7 @@ impl Traffic {
         assert!(horizon <= self.space.horizon(), "{what}: the horizon is too high");
         let mut wrong = 0;
         for (&(id, member), &set) in &self.model {
-            match other.contains(id, &Member::Number(member)) {
+            match other.contains(id, &Member::Number(member)).unwrap() {
                 Answer::Unknown => assert!(id < horizon),
                 Answer::No => {
                     assert!(!set || id < self.space.horizon(), "{what}: ({id}, {member}) is lost")
@@ -220,7 +220,7 @@ impl Traffic {
         // Pairs below the live horizon are not logged any more: their last state may be missing.
         let above = self.model.range((self.space.horizon(), 0)..);
         let back = above.filter(|(pair, set)| {
-            !**set && other.contains(pair.0, &Member::Number(pair.1)) == Answer::Yes
+            !**set && other.contains(pair.0, &Member::Number(pair.1)).unwrap() == Answer::Yes
         });
         let back = back.count();
         assert!(

@@ -6,7 +6,8 @@ use crate::handlers::redis::{pubsub, tracking, transaction};
 use crate::handlers::session::{Replies, Scratch, Session};
 use crate::handlers::table::handler;
 use crate::handlers::visibility;
-use dataset::engines::Engines;
+use dataset::cold::UnreadableIds;
+use dataset::engines::WriteError;
 use node::acl::Request;
 use node::command::error::{Refusal, refuse};
 use node::command::spec::{Outcome, Spec, flag};
@@ -221,9 +222,6 @@ pub(crate) fn run(
             note_time(spec, args, took, session, node);
         }
     }
-    // Whatever the outcome: what failed is not the next command's.
-    let all_read = readable(node);
-    let outcome = outcome.and(all_read);
     visibility::note(spec, args, &scratch.ids, session, node.loaded());
     if args.len() > MANY_ARGS {
         scratch.shrink();
@@ -308,54 +306,55 @@ fn spoil(args: Args<'_>, session: &mut Session, node: Now<'_>, refusal: Refusal)
     refusal
 }
 
-/// Whether all rows that a command asked for could be read. A row that could not looked like none.
-#[inline]
-pub(crate) fn readable(node: Now<'_>) -> Outcome {
-    if !node.loaded().is_some_and(Engines::has_cold) {
-        return Ok(());
-    }
-    match dataset::cold::take_failures().first() {
-        None => Ok(()),
-        Some((id, why)) => Err(unreadable(*id, why)),
-    }
-}
-
-/// Whether this row, among those that the command has asked for, could be read. If not, that is for
-/// its place in the reply.
-#[inline]
-pub(crate) fn row_readable(node: Now<'_>, id: u64) -> Outcome {
-    if !node.loaded().is_some_and(Engines::has_cold) {
-        return Ok(());
-    }
-    dataset::cold::take_failure(id).map_or(Ok(()), |why| Err(unreadable(id, &why)))
-}
-
 /// What is answered in the places of rows that could not be read: the same wherever a row stands.
 #[derive(Default)]
-pub(crate) struct Unreadable(HashMap<u64, Refusal>);
+pub(crate) struct UnreadableRows(Option<HashMap<u64, Refusal>>);
 
-impl Unreadable {
-    /// Notes what could not be read since the last time; whether there is anything by now.
+impl UnreadableRows {
+    /// Notes which rows of a batch could not be read.
     #[inline]
-    pub(crate) fn note(&mut self, node: Now<'_>) -> bool {
-        if node.loaded().is_some_and(Engines::has_cold) {
-            for (id, why) in dataset::cold::take_failures() {
-                self.0.entry(id).or_insert_with(|| unreadable(id, &why));
-            }
+    pub(crate) fn note(&mut self, read: Result<(), UnreadableIds>) {
+        if let Err(ids) = read {
+            self.note_all(&ids);
         }
-        !self.0.is_empty()
+    }
+
+    #[cold]
+    fn note_all(&mut self, ids: &UnreadableIds) {
+        let refusals = self.0.get_or_insert_default();
+        for unreadable in ids.all() {
+            refusals.entry(unreadable.id).or_insert_with(|| unreadable.clone().into());
+        }
+    }
+
+    /// Whether all rows could be read.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_none()
     }
 
     /// For a row that was not found: whether that is so because it could not be read.
     #[inline]
-    pub(crate) fn refusal(&mut self, node: Now<'_>, id: u64) -> Option<&Refusal> {
-        if self.note(node) { self.0.get(&id) } else { None }
+    pub(crate) fn refusal(&self, id: u64) -> Option<&Refusal> {
+        self.0.as_ref()?.get(&id)
     }
 }
 
-#[cold]
-fn unreadable(id: u64, why: &str) -> Refusal {
-    refuse!("ERR the row of {id} cannot be read: {why}")
+/// Of a command that deletes one of many rows: one that cannot be read does not keep the others,
+/// and is its error in the end. The first of them goes to `all_read`.
+pub(crate) fn but_unreadable(
+    deleted: Result<bool, WriteError>,
+    all_read: &mut Result<(), WriteError>,
+) -> Result<bool, WriteError> {
+    match deleted {
+        Err(error @ WriteError::Unreadable(_)) => {
+            if all_read.is_ok() {
+                *all_read = Err(error);
+            }
+            Ok(false)
+        }
+        other => other,
+    }
 }
 
 /// Checks the number of arguments and steps down to the subcommand; gives its number, too, or 0 if

@@ -4,7 +4,7 @@ use super::guard::Asked;
 use super::{Admin, Answer, json, wrong};
 use dataset::cold;
 use dataset::cold::fetch::Fetching;
-use dataset::engines::{Engines, Page, View};
+use dataset::engines::{CounterSpace, Engines, Page, View};
 use hyper::StatusCode;
 use node::roles::node::Node;
 use phantom::{Answer as Flag, Member};
@@ -95,13 +95,15 @@ pub(super) async fn page(
 
 fn read(engines: &Engines, view: &View, viewer: &Member<'_>, query: &Query) -> Value {
     let mut page = Page::default();
-    engines.feed_get(view, viewer, &query.ids, &mut page);
+    let read = engines.feed_get(view, viewer, &query.ids, &mut page);
+    let failed = read.err().map_or_else(Vec::new, Vec::from);
     let unreadable: BTreeMap<u64, String> =
-        cold::take_failures().into_iter().map(|(id, why)| (id, why.to_string())).collect();
+        failed.into_iter().map(|failed| (failed.id, failed.why.to_string())).collect();
     let columns = engines.columns(view);
     let rows = query.ids.iter().enumerate().map(|(index, &id)| {
-        let sources: Vec<_> =
-            engines.sources(view).map(|space| (space, space.origin(id))).collect();
+        // What the look for an origin cannot read could not be read for the page, either.
+        let origin = |space: &CounterSpace| space.origin(id).ok().flatten();
+        let sources: Vec<_> = engines.sources(view).map(|space| (space, origin(space))).collect();
         let counters = columns.iter().enumerate().map(|(column, name)| {
             let (space, field) = name.split_once('.').unwrap_or((name, ""));
             let source = sources.iter().find(|(source, _)| source.name() == space);
@@ -119,15 +121,12 @@ fn read(engines: &Engines, view: &View, viewer: &Member<'_>, query: &Query) -> V
             let proven = !engines.page_asks(view, flag, id, viewer);
             json!({ "value": value, "from": flag_from(space.origin(id, viewer), proven) })
         });
-        let row = json!({
+        json!({
             "id": id.to_string(),
             "counters": counters.collect::<Vec<_>>(),
             "flags": flags.collect::<Vec<_>>(),
             "error": unreadable.get(&id),
-        });
-        // What the look for the origins could not read is told above.
-        cold::take_failures();
-        row
+        })
     });
     let rows: Vec<Value> = rows.collect();
     let flags: Vec<&str> = engines.flags(view).map(|space| space.name()).collect();

@@ -237,8 +237,6 @@ impl<'a> Taker<'a> {
         };
         let partition = Partition { source: &source.config.name, number: self.partition };
         let made = engines.take_over(partition, &changes, (self.stored, to), reserved, each);
-        // What could not be read was an error of its event.
-        drop(cold::take_failures());
         cold::unpin();
         let made = made.map_err(|Moved| Trouble::Ordered)?;
         source.events.fetch_add(made as u64, Relaxed);
@@ -297,17 +295,16 @@ fn passes(error: &WriteError) -> bool {
     match error {
         WriteError::Counter(error) => matches!(
             error,
-            counter::Error::Full { .. }
-                | counter::Error::NoMemory
-                | counter::Error::Unreadable { .. }
+            counter::Error::Full { .. } | counter::Error::NoMemory | counter::Error::Unreadable(_)
         ),
         WriteError::Phantom(error) => matches!(
             error,
             phantom::Error::Full
                 | phantom::Error::LateFull
                 | phantom::Error::Memory(_)
-                | phantom::Error::Unreadable { .. }
+                | phantom::Error::Unreadable(_)
         ),
+        WriteError::Unreadable(_) => true,
         _ => false,
     }
 }

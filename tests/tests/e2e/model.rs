@@ -96,14 +96,14 @@ impl Run {
     fn row(&mut self, id: u64) {
         let mut row = [0; 4];
         let post = self.engines.counter(b"post").unwrap();
-        let found = post.get(id, &mut row);
+        let found = post.get(id, &mut row).unwrap();
         assert_eq!(found, self.truth.rows.contains_key(&id), "row {id}: is it there");
         assert_eq!(row, self.truth.rows.get(&id).copied().unwrap_or_default(), "row {id}");
     }
 
     fn flag(&mut self, which: usize, id: u64, member: u64) {
         let space = self.engines.existence([&b"liked"[..], b"read"][which]).unwrap();
-        let answer = space.contains(id, &Member::Number(member));
+        let answer = space.contains(id, &Member::Number(member)).unwrap();
         let is_set = self.truth.flags[which].get(&id).is_some_and(|m| m.contains(&member));
         let horizon = space.horizon();
         match answer {

@@ -277,7 +277,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let look = move |ids: &[u64]| {
             out.clear();
             found.clear();
-            ours.space.get_batch(ids, &mut out, &mut found);
+            ours.space.get_batch(ids, &mut out, &mut found).unwrap();
             black_box(&out);
             found.iter().filter(|f| **f).count()
         };

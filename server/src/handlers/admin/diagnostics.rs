@@ -189,11 +189,15 @@ fn memory_usage(call: &mut Call<'_>) -> Outcome {
         _ => return Err(Refusal::SYNTAX),
     }
     match call.node.engines().resolve(call.args.at(2)).ok() {
-        Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) if space.exists(id) => {
-            let bytes = space.memory_bytes().div_ceil(space.rows().max(1));
-            call.reply.int(i64::try_from(bytes).unwrap_or(i64::MAX));
+        Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
+            if space.exists(id)? {
+                let bytes = space.memory_bytes().div_ceil(space.rows().max(1));
+                call.reply.int(i64::try_from(bytes).unwrap_or(i64::MAX));
+            } else {
+                call.reply.null();
+            }
         }
-        Some(KeyRef::Row { .. } | KeyRef::Cell { .. }) | None => call.reply.null(),
+        None => call.reply.null(),
         Some(KeyRef::Pair { .. }) => return Err(Refusal::NOT_COUNTED),
     }
     Ok(())
@@ -263,7 +267,7 @@ fn debug_reload(call: &mut Call<'_>) -> Outcome {
 }
 
 fn debug_object(call: &mut Call<'_>) -> Outcome {
-    let (exists, encoding) = crate::handlers::redis::keys::is_there(call, 2);
+    let (exists, encoding) = crate::handlers::redis::keys::is_there(call, 2)?;
     if !exists {
         return Err(refuse!("ERR no such key"));
     }

@@ -2,6 +2,7 @@
 
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, id, integer};
+use crate::handlers::execute::{UnreadableRows, but_unreadable};
 use crate::handlers::session::Scratch;
 use counter::{Bounds, Change, Schema};
 use dataset::clock::unix_s;
@@ -48,7 +49,7 @@ fn get(call: &mut Call<'_>) -> Outcome {
     let tallies = &call.node.tallies[call.session.worker];
     let Scratch { ids, rows, found, .. } = &mut *call.scratch;
     call.reply.array(ids.len());
-    let mut unreadable = crate::handlers::execute::Unreadable::default();
+    let mut unreadable = UnreadableRows::default();
     let mut read = space.read();
     for ids in ids.chunks(READ_TOGETHER) {
         if call.reply.mark() > most {
@@ -56,14 +57,14 @@ fn get(call: &mut Call<'_>) -> Outcome {
         }
         rows.clear();
         found.clear();
-        read.get_batch(ids, rows, found);
+        unreadable.note(read.get_batch(ids, rows, found));
         let hits = found.iter().filter(|found| **found).count();
         tallies.hits.add(hits as u64);
         tallies.misses.add((ids.len() - hits) as u64);
         let schema = read.schema();
         for ((row, found), &id) in rows.chunks_exact(schema.width()).zip(found.iter()).zip(ids) {
             if !found {
-                match unreadable.refusal(call.node, id) {
+                match unreadable.refusal(id) {
                     Some(refusal) => call.reply.error(refusal.text()),
                     None => call.reply.null_array(),
                 }
@@ -215,9 +216,7 @@ fn mincrby(call: &mut Call<'_>) -> Outcome {
                 None => engines.add(space, id, change, &bounds, row),
                 Some(once) => engines.add_once(space, id, change, &bounds, once, row),
             };
-            match crate::handlers::execute::row_readable(call.node, id)
-                .and(added.map_err(Refusal::from))
-            {
+            match added.map_err(Refusal::from) {
                 Ok(()) => call.reply.int(row.first().copied().unwrap_or(0)),
                 Err(refusal) => call.reply.error(refusal.text()),
             }
@@ -295,9 +294,12 @@ fn del(call: &mut Call<'_>) -> Outcome {
     let space = space(call)?;
     call.ids_from(2)?;
     let mut deleted = 0;
+    let mut all_read = Ok(());
     for &id in &call.scratch.ids {
-        deleted += usize::from(call.node.engines().delete(space, id)?);
+        let gone = but_unreadable(call.node.engines().delete(space, id), &mut all_read)?;
+        deleted += usize::from(gone);
     }
+    all_read?;
     call.reply.count(deleted);
     Ok(())
 }

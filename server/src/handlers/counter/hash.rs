@@ -8,6 +8,7 @@ use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::cnt::read_values;
 use counter::{Bounds, Change, Read, Schema};
+use dataset::cold::Unreadable;
 use dataset::engines::CounterSpace;
 use node::command::error::Refusal;
 use node::command::error::no_field;
@@ -44,14 +45,18 @@ fn position(space: &CounterSpace, schema: &Schema, name: &[u8]) -> Result<usize,
 
 /// Reads a row into `scratch.row`. Whether there is one, and the view that it was read through: by
 /// its schema the row is to be understood.
-fn read<'a>(call: &mut Call<'_>, space: &'a CounterSpace, id: u64) -> (bool, Read<'a>) {
+fn read<'a>(
+    call: &mut Call<'_>,
+    space: &'a CounterSpace,
+    id: u64,
+) -> Result<(bool, Read<'a>), Unreadable> {
     let mut view = space.read();
     let row = &mut call.scratch.row;
     row.clear();
     row.resize(view.schema().width(), 0);
-    let found = view.get(id, row);
+    let found = view.get(id, row)?;
     call.note_found(found);
-    (found, view)
+    Ok((found, view))
 }
 
 fn hset(call: &mut Call<'_>) -> Outcome {
@@ -115,7 +120,7 @@ fn hget(call: &mut Call<'_>) -> Outcome {
         call.reply.null();
         return Ok(());
     };
-    let (exists, view) = read(call, space, id);
+    let (exists, view) = read(call, space, id)?;
     let field = position(space, view.schema(), call.args.at(2))?;
     if exists {
         call.reply.bulk_int(call.scratch.row[field]);
@@ -132,7 +137,7 @@ fn hmget(call: &mut Call<'_>) -> Outcome {
         return Ok(());
     };
     let names = call.args.from(2);
-    let (exists, view) = read(call, space, id);
+    let (exists, view) = read(call, space, id)?;
     call.reply.array(names.len());
     for name in names.iter() {
         let field = position(space, view.schema(), name)?;
@@ -157,7 +162,7 @@ fn hgetall(call: &mut Call<'_>) -> Outcome {
         call.reply.map(0);
         return Ok(());
     };
-    let (exists, view) = read(call, space, id);
+    let (exists, view) = read(call, space, id)?;
     if !exists {
         call.reply.map(0);
         return Ok(());
@@ -177,7 +182,7 @@ fn hexists(call: &mut Call<'_>) -> Outcome {
     };
     // Whether there is such a field is the question here, so its absence is an answer.
     let known = space.schema().index_of(call.args.at(2)).is_some();
-    call.reply.int(i64::from(known && space.exists(id)));
+    call.reply.int(i64::from(known && space.exists(id)?));
     Ok(())
 }
 
@@ -186,7 +191,7 @@ fn hlen(call: &mut Call<'_>) -> Outcome {
         call.reply.int(0);
         return Ok(());
     };
-    call.reply.count(if space.exists(id) { space.schema().living().count() } else { 0 });
+    call.reply.count(if space.exists(id)? { space.schema().living().count() } else { 0 });
     Ok(())
 }
 
@@ -195,7 +200,7 @@ fn hkeys(call: &mut Call<'_>) -> Outcome {
         call.reply.array(0);
         return Ok(());
     };
-    if !space.exists(id) {
+    if !space.exists(id)? {
         call.reply.array(0);
         return Ok(());
     }
@@ -212,7 +217,7 @@ fn hvals(call: &mut Call<'_>) -> Outcome {
         call.reply.array(0);
         return Ok(());
     };
-    let (exists, view) = read(call, space, id);
+    let (exists, view) = read(call, space, id)?;
     if !exists {
         call.reply.array(0);
         return Ok(());
@@ -229,7 +234,7 @@ fn hstrlen(call: &mut Call<'_>) -> Outcome {
         call.reply.int(0);
         return Ok(());
     };
-    let (exists, view) = read(call, space, id);
+    let (exists, view) = read(call, space, id)?;
     let field = position(space, view.schema(), call.args.at(2))?;
     let length = if exists {
         let mut text = Vec::with_capacity(20);
@@ -271,7 +276,7 @@ fn hscan(call: &mut Call<'_>) -> Outcome {
         write_none_scanned(call);
         return Ok(());
     };
-    let (exists, view) = read(call, space, id);
+    let (exists, view) = read(call, space, id)?;
     if !exists {
         // As in Redis, before the options are looked at.
         write_none_scanned(call);

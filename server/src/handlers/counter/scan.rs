@@ -100,11 +100,9 @@ fn answer(
     }
     let (mut rows, mut found) = (Vec::new(), Vec::new());
     let mut read = space.read();
-    read.get_batch(&ids, &mut rows, &mut found);
+    let read_all = read.get_batch(&ids, &mut rows, &mut found);
     cold::unpin();
-    if let Some((id, why)) = cold::take_failures().first() {
-        return Err(refuse!("ERR the row of {id} cannot be read: {why}"));
-    }
+    read_all?;
     let schema = read.schema();
     let there = || {
         let rows = rows.chunks_exact(schema.width()).zip(&ids).zip(&found);

@@ -3,11 +3,12 @@
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::cnt::READ_TOGETHER;
-use crate::handlers::execute::Unreadable;
+use crate::handlers::execute::UnreadableRows;
 use crate::handlers::log_size;
 use crate::handlers::redis::keys::refuse_expiry;
 use crate::handlers::session::Scratch;
 use counter::Schema;
+use dataset::cold::Unreadable;
 use dataset::engines::{CounterSpace, KeyError, KeyRef, WriteError};
 use dataset::options::Expire;
 use node::command::error::{Refusal, refuse};
@@ -100,7 +101,7 @@ fn get(call: &mut Call<'_>) -> Outcome {
     let row = &mut call.scratch.row;
     row.clear();
     row.resize(view.schema().width(), 0);
-    let found = view.get(id, row);
+    let found = view.get(id, row)?;
     let tallies = &call.node.tallies[call.session.worker];
     if found { &tallies.hits } else { &tallies.misses }.add(1);
     write_one(&mut call.reply, view.schema(), field, found.then_some(row));
@@ -114,7 +115,7 @@ fn mget(call: &mut Call<'_>) -> Outcome {
     call.reply.array(keys.len());
     call.scratch.ids.clear();
     call.scratch.fields.clear();
-    let mut unreadable = Unreadable::default();
+    let mut unreadable = UnreadableRows::default();
     let is_strict = is_strict(call);
     let mut run: Option<&CounterSpace> = None;
     for key in keys.iter() {
@@ -144,7 +145,7 @@ fn mget(call: &mut Call<'_>) -> Outcome {
 }
 
 /// Answers the cells and rows whose ids and fields are in the scratch, and forgets them.
-fn write_cells(call: &mut Call<'_>, space: &CounterSpace, unreadable: &mut Unreadable) {
+fn write_cells(call: &mut Call<'_>, space: &CounterSpace, unreadable: &mut UnreadableRows) {
     let most = call.session.most_out;
     let tallies = &call.node.tallies[call.session.worker];
     let Scratch { ids, fields, rows, found, .. } = &mut *call.scratch;
@@ -155,13 +156,13 @@ fn write_cells(call: &mut Call<'_>, space: &CounterSpace, unreadable: &mut Unrea
         }
         rows.clear();
         found.clear();
-        read.get_batch(ids, rows, found);
+        unreadable.note(read.get_batch(ids, rows, found));
         let hits = found.iter().filter(|found| **found).count();
         tallies.hits.add(hits as u64);
         tallies.misses.add((ids.len() - hits) as u64);
         let width = read.schema().width();
         for (index, (&field, &found)) in fields.iter().zip(found.iter()).enumerate() {
-            if !found && let Some(refusal) = unreadable.refusal(call.node, ids[index]) {
+            if !found && let Some(refusal) = unreadable.refusal(ids[index]) {
                 call.reply.error(refusal.text());
                 continue;
             }
@@ -187,9 +188,19 @@ fn no_fraction(call: &mut Call<'_>) -> Outcome {
 }
 
 /// The value of a cell, if its row exists.
-pub(crate) fn value(space: &CounterSpace, id: u64, field: usize) -> Option<i64> {
+pub(crate) fn value(
+    space: &CounterSpace,
+    id: u64,
+    field: usize,
+) -> Result<Option<i64>, Unreadable> {
     let mut row = vec![0; space.schema().width()];
-    space.get(id, &mut row).then(|| row.get(field).copied().unwrap_or(0))
+    let found = space.get(id, &mut row)?;
+    Ok(found.then(|| row.get(field).copied().unwrap_or(0)))
+}
+
+/// The same of a cell that may be none.
+fn known_value(cell: Option<(&CounterSpace, u64, usize)>) -> Result<Option<i64>, Unreadable> {
+    cell.map_or(Ok(None), |(space, id, field)| value(space, id, field))
 }
 
 fn write(call: &mut Call<'_>, value: Option<i64>) {
@@ -235,7 +246,7 @@ fn set(call: &mut Call<'_>) -> Outcome {
         return Ok(());
     }
     let alone = engines.alone_with(id);
-    let old = value(space, id, field);
+    let old = value(space, id, field)?;
     let does = !(absent && old.is_some() || present && old.is_none());
     if does {
         engines.set(space, id, &[(field, new)])?;
@@ -286,7 +297,7 @@ fn getset(call: &mut Call<'_>) -> Outcome {
     let (space, id, field) = call.cell(call.args.at(1))?;
     let new = integer(call.args.at(2))?;
     let alone = call.node.engines().alone_with(id);
-    let old = value(space, id, field);
+    let old = value(space, id, field)?;
     call.node.engines().set(space, id, &[(field, new)])?;
     drop(alone);
     write(call, old);
@@ -299,7 +310,7 @@ fn getdel(call: &mut Call<'_>) -> Outcome {
         return Ok(());
     };
     let alone = call.node.engines().alone_with(id);
-    let old = value(space, id, field);
+    let old = value(space, id, field)?;
     call.node.engines().clear(space, id, field)?;
     drop(alone);
     write(call, old);
@@ -364,7 +375,10 @@ fn msetnx(call: &mut Call<'_>) -> Outcome {
     let engines = call.node.engines();
     let bytes = log_size::of(engines, || std::iter::once(call.args))?;
     let Some(_alone) = call.alone(ids(&pairs), bytes) else { return Ok(()) };
-    let absent = pairs.iter().all(|(space, id, ..)| !space.exists(*id));
+    let mut absent = true;
+    for (space, id, ..) in &pairs {
+        absent &= !space.exists(*id)?;
+    }
     if absent {
         for (space, id, field, value) in pairs {
             engines.set(space, id, &[(field, value)])?;
@@ -376,7 +390,7 @@ fn msetnx(call: &mut Call<'_>) -> Outcome {
 
 fn strlen(call: &mut Call<'_>) -> Outcome {
     let found = call.known_cell(call.args.at(1))?;
-    let value = found.and_then(|(space, id, field)| value(space, id, field));
+    let value = known_value(found)?;
     call.note_found(value.is_some());
     call.reply.count(value.map_or(0, |value| value.to_string().len()));
     Ok(())
@@ -385,7 +399,7 @@ fn strlen(call: &mut Call<'_>) -> Outcome {
 fn getrange(call: &mut Call<'_>) -> Outcome {
     let (start, end) = (integer(call.args.at(2))?, integer(call.args.at(3))?);
     let found = call.known_cell(call.args.at(1))?;
-    let value = found.and_then(|(space, id, field)| value(space, id, field));
+    let value = known_value(found)?;
     call.note_found(value.is_some());
     let text = value.map(|value| value.to_string()).unwrap_or_default();
     call.reply.bulk(range(text.as_bytes(), start, end));

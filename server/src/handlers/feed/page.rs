@@ -2,6 +2,7 @@
 
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, id};
+use crate::handlers::execute::UnreadableRows;
 use crate::handlers::log_size;
 use crate::handlers::session::Scratch;
 use dataset::engines::{Action, Page, View};
@@ -35,16 +36,16 @@ fn get(call: &mut Call<'_>) -> Outcome {
     if is_long {
         check_length(call, view, asked.binary)?;
     }
-    engines.feed_get(view, &viewer, &call.scratch.ids, &mut call.scratch.page);
-    for (part, (ids, page)) in engines.then(view).zip(&mut call.scratch.further) {
-        engines.feed_get(part, &viewer, ids, page);
-    }
-    let mut refused = if asked.binary {
-        crate::handlers::execute::readable(call.node)?;
-        Vec::new()
-    } else {
-        unreadable_rows(call, view)
+    let mut unreadable = UnreadableRows::default();
+    let mut read = |view, ids: &[u64], page: &mut Page| {
+        let all_read = engines.feed_get(view, &viewer, ids, page);
+        if asked.binary { all_read } else { Ok(unreadable.note(all_read)) }
     };
+    read(view, &call.scratch.ids, &mut call.scratch.page)?;
+    for (part, (ids, page)) in engines.then(view).zip(&mut call.scratch.further) {
+        read(part, ids, page)?;
+    }
+    let mut refused = unreadable_rows(call, view, &unreadable);
     if let Some(action) = asked.mark {
         mark(call, action, &viewer, &mut refused);
     }
@@ -152,12 +153,12 @@ fn check_length(call: &Call<'_>, view: &View, binary: bool) -> Outcome {
 }
 
 /// Rows of which something could not be read, with the error: it costs this row only.
-fn unreadable_rows(call: &Call<'_>, view: &View) -> Vec<(usize, Refusal)> {
-    if !call.node.engines().has_cold() {
-        return Vec::new();
-    }
-    let mut unreadable = crate::handlers::execute::Unreadable::default();
-    if !unreadable.note(call.node) {
+fn unreadable_rows(
+    call: &Call<'_>,
+    view: &View,
+    unreadable: &UnreadableRows,
+) -> Vec<(usize, Refusal)> {
+    if unreadable.is_empty() {
         return Vec::new();
     }
     let Scratch { ids, further, .. } = &*call.scratch;
@@ -165,8 +166,8 @@ fn unreadable_rows(call: &Call<'_>, view: &View) -> Vec<(usize, Refusal)> {
     let mut refused = Vec::new();
     for (index, &id) in ids.iter().enumerate() {
         let entry = std::iter::once(id).chain(further.iter().map(|(ids, _)| ids[index]));
-        let first = entry.filter_map(|id| unreadable.refusal(call.node, id).cloned()).next();
-        refused.extend(first.map(|refusal| (index, refusal)));
+        let first = entry.filter_map(|id| unreadable.refusal(id)).next();
+        refused.extend(first.map(|refusal| (index, refusal.clone())));
     }
     refused
 }
@@ -195,9 +196,6 @@ fn mark(
         }
         if let Err(error) = engines.act(action, viewer, id, row) {
             refused.push((index, error.into()));
-        }
-        if let Err(refusal) = crate::handlers::execute::row_readable(call.node, id) {
-            refused.push((index, refusal));
         }
     }
     refused.sort_by_key(|(at, _)| *at);
@@ -325,8 +323,7 @@ fn change(
     call.reply.array(call.scratch.ids.len());
     for index in 0..call.scratch.ids.len() {
         let id = call.scratch.ids[index];
-        let changed = one(call, action, &viewer, id);
-        match crate::handlers::execute::row_readable(call.node, id).and(changed) {
+        match one(call, action, &viewer, id) {
             Ok(change) => crate::handlers::flags::phantom::write_change(&mut call.reply, change),
             Err(refusal) => call.reply.error(refusal.text()),
         }

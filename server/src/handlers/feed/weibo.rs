@@ -28,9 +28,7 @@ fn mincr(call: &mut Call<'_>) -> Outcome {
         let row = &mut call.scratch.row;
         row.clear();
         let added = call.node.engines().add(space, id, &[Change { field, delta: 1 }], &bounds, row);
-        match crate::handlers::execute::row_readable(call.node, id)
-            .and(added.map_err(Refusal::from))
-        {
+        match added.map_err(Refusal::from) {
             Ok(()) => call.reply.int(call.scratch.row.first().copied().unwrap_or(0)),
             Err(refusal) => call.reply.error(refusal.text()),
         }
@@ -57,15 +55,16 @@ fn set(call: &mut Call<'_>, key: &[u8]) -> Outcome {
     Ok(())
 }
 
-fn get(call: &mut Call<'_>, key: &[u8]) {
+fn get(call: &mut Call<'_>, key: &[u8]) -> Outcome {
     call.reply.int(match pair(call, key) {
         None => ILLEGAL_KEY,
-        Some((space, id)) => match space.contains(id, &NO_MEMBER) {
+        Some((space, id)) => match space.contains(id, &NO_MEMBER)? {
             Answer::Yes => 1,
             Answer::No => 0,
             Answer::Unknown => BELOW_OLDEST,
         },
     });
+    Ok(())
 }
 
 fn bfset(call: &mut Call<'_>) -> Outcome {
@@ -73,8 +72,7 @@ fn bfset(call: &mut Call<'_>) -> Outcome {
 }
 
 fn bfget(call: &mut Call<'_>) -> Outcome {
-    get(call, call.args.at(1));
-    Ok(())
+    get(call, call.args.at(1))
 }
 
 fn bfmset(call: &mut Call<'_>) -> Outcome {
@@ -93,6 +91,5 @@ fn bfmset(call: &mut Call<'_>) -> Outcome {
 fn bfmget(call: &mut Call<'_>) -> Outcome {
     let keys = call.args.from(1);
     call.reply.array(keys.len());
-    keys.iter().for_each(|key| get(call, key));
-    Ok(())
+    keys.iter().try_for_each(|key| get(call, key))
 }

@@ -3,6 +3,7 @@
 
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
+use dataset::cold::Unreadable;
 use dataset::engines::ExistenceSpace;
 use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
@@ -67,8 +68,13 @@ const MADE: Member<'static> = Member::Bytes(b"\0tidemark: a filter was made for 
 
 /// Whether there is a filter for this id, as far as that is known: it was made, or the counter that
 /// moves with its flags is above 0.
-pub(crate) fn is_made(call: &Call<'_>, space: &ExistenceSpace, id: u64) -> bool {
-    space.contains(id, &MADE) == Answer::Yes || call.node.engines().has_counted(space, id)
+pub(crate) fn is_made(
+    call: &Call<'_>,
+    space: &ExistenceSpace,
+    id: u64,
+) -> Result<bool, Unreadable> {
+    let is_kept = space.contains(id, &MADE)? == Answer::Yes;
+    Ok(is_kept || call.node.engines().has_counted(space, id))
 }
 
 /// Makes the filter of an id. False if there is one.
@@ -99,7 +105,7 @@ pub(crate) fn before_items(
     }
     if makes {
         make(call, space, id)?;
-    } else if !is_made(call, space, id) {
+    } else if !is_made(call, space, id)? {
         return Err(Refusal::NO_FILTER);
     }
     Ok(())
@@ -265,6 +271,14 @@ pub(crate) fn load(call: &mut Call<'_>) -> Outcome {
     })
 }
 
+/// Whether an id has a member; that of a key of no space has none.
+pub(crate) fn contains(
+    pairs: Option<(&ExistenceSpace, u64)>,
+    member: &Member<'_>,
+) -> Result<Answer, Unreadable> {
+    pairs.map_or(Ok(Answer::No), |(space, id)| space.contains(id, member))
+}
+
 /// Clients of RedisBloom expect one of two answers: what is not known any more is not there.
 pub(crate) fn write(reply: &mut Reply<'_>, answer: Answer) {
     reply.bool(answer == Answer::Yes);
@@ -273,7 +287,7 @@ pub(crate) fn write(reply: &mut Reply<'_>, answer: Answer) {
 pub(crate) fn exists(call: &mut Call<'_>) -> Outcome {
     let found = call.known_pairs(1)?;
     let member = Member::parse(call.args.at(2));
-    write(&mut call.reply, found.map_or(Answer::No, |(space, id)| space.contains(id, &member)));
+    write(&mut call.reply, contains(found, &member)?);
     Ok(())
 }
 
@@ -282,9 +296,7 @@ pub(crate) fn mexists(call: &mut Call<'_>) -> Outcome {
     let items = call.args.from(2);
     call.reply.array(items.len());
     for item in items.iter() {
-        let answer =
-            found.map_or(Answer::No, |(space, id)| space.contains(id, &Member::parse(item)));
-        write(&mut call.reply, answer);
+        write(&mut call.reply, contains(found, &Member::parse(item))?);
     }
     Ok(())
 }

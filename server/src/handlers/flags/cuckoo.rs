@@ -6,7 +6,7 @@
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::flags::bloom::{
-    CAPACITY, add_one, before_items, exists, make, mexists, read_within,
+    CAPACITY, add_one, before_items, contains, exists, make, mexists, read_within,
 };
 use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
@@ -36,8 +36,8 @@ fn add(call: &mut Call<'_>) -> Outcome {
 
 fn count(call: &mut Call<'_>) -> Outcome {
     let member = Member::parse(call.args.at(2));
-    let answer = call.known_pairs(1)?.map(|(space, id)| space.contains(id, &member));
-    call.reply.int(i64::from(answer == Some(Answer::Yes)));
+    let answer = contains(call.known_pairs(1)?, &member)?;
+    call.reply.int(i64::from(answer == Answer::Yes));
     Ok(())
 }
 

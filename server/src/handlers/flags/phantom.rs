@@ -2,6 +2,7 @@
 
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
+use crate::handlers::execute::UnreadableRows;
 use crate::handlers::session::Scratch;
 use dataset::engines::ExistenceSpace;
 use node::command::error::{Printable, Refusal, refuse};
@@ -36,13 +37,13 @@ fn exists(call: &mut Call<'_>) -> Outcome {
     call.ids_from(3)?;
     let Scratch { ids, answers, .. } = &mut *call.scratch;
     answers.clear();
-    space.contains_batch(&member, ids, answers);
+    let mut unreadable = UnreadableRows::default();
+    unreadable.note(space.contains_batch(&member, ids, answers));
     call.reply.array(answers.len());
-    let mut unreadable = crate::handlers::execute::Unreadable::default();
     for (&id, answer) in ids.iter().zip(answers.iter()) {
         match answer {
             Answer::Yes => call.reply.int(1),
-            Answer::No => match unreadable.refusal(call.node, id) {
+            Answer::No => match unreadable.refusal(id) {
                 Some(refusal) => call.reply.error(refusal.text()),
                 None => call.reply.int(0),
             },
@@ -70,8 +71,7 @@ fn change(
     call.reply.array(call.scratch.ids.len());
     for index in 0..call.scratch.ids.len() {
         let id = call.scratch.ids[index];
-        let changed = one(call, space, id, &member);
-        match crate::handlers::execute::row_readable(call.node, id).and(changed) {
+        match one(call, space, id, &member) {
             Ok(change) => write_change(&mut call.reply, change),
             Err(refusal) => call.reply.error(refusal.text()),
         }

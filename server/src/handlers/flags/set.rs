@@ -3,6 +3,7 @@
 
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
+use crate::handlers::flags::bloom::contains;
 use crate::handlers::log_size::PAIR_BYTES;
 use dataset::engines::WriteError;
 use node::command::error::{Refusal, refuse};
@@ -168,7 +169,7 @@ fn smove(call: &mut Call<'_>) -> Outcome {
     let member = Member::parse(call.args.at(3));
     let engines = call.node.engines();
     let Some(_alone) = call.alone(vec![from_id, to_id], 2 * PAIR_BYTES) else { return Ok(()) };
-    if from.contains(from_id, &member) != Answer::Yes {
+    if from.contains(from_id, &member)? != Answer::Yes {
         call.reply.int(0);
         return Ok(());
     }
@@ -200,7 +201,7 @@ fn sismember(call: &mut Call<'_>) -> Outcome {
         call.reply.int(0);
         return Ok(());
     };
-    write(&mut call.reply, space.contains(id, &Member::parse(call.args.at(2))));
+    write(&mut call.reply, space.contains(id, &Member::parse(call.args.at(2)))?);
     Ok(())
 }
 
@@ -209,9 +210,7 @@ fn smismember(call: &mut Call<'_>) -> Outcome {
     let members = call.args.from(2);
     call.reply.array(members.len());
     for member in members.iter() {
-        let answer =
-            found.map_or(Answer::No, |(space, id)| space.contains(id, &Member::parse(member)));
-        write(&mut call.reply, answer);
+        write(&mut call.reply, contains(found, &Member::parse(member))?);
     }
     Ok(())
 }

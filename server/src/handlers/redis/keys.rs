@@ -3,8 +3,10 @@
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::scan;
+use crate::handlers::execute::but_unreadable;
 use crate::handlers::help::help;
 use crate::handlers::stream;
+use dataset::cold::Unreadable;
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef, NO_MEMBER};
 use dataset::key_patterns::{Kind, Pattern};
 use dataset::options::Expire;
@@ -47,8 +49,8 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
 ];
 
 /// Whether an id of a space without members is set.
-fn is_set(space: &ExistenceSpace, id: u64) -> bool {
-    space.contains(id, &NO_MEMBER) == Answer::Yes
+fn is_set(space: &ExistenceSpace, id: u64) -> Result<bool, Unreadable> {
+    Ok(space.contains(id, &NO_MEMBER)? == Answer::Yes)
 }
 
 fn many_pairs(doing: &str) -> Refusal {
@@ -77,18 +79,19 @@ fn del(call: &mut Call<'_>) -> Outcome {
         }
     }
     let mut deleted = 0;
+    let mut all_read = Ok(());
     for key in call.args.from(1).iter() {
-        match lookup(call, key) {
-            Some(KeyRef::Row { space, id }) => deleted += i64::from(engines.delete(space, id)?),
-            Some(KeyRef::Cell { space, id, field }) => {
-                deleted += i64::from(engines.clear(space, id, field)?)
-            }
+        let gone = match lookup(call, key) {
+            Some(KeyRef::Row { space, id }) => engines.delete(space, id),
+            Some(KeyRef::Cell { space, id, field }) => engines.clear(space, id, field),
             Some(KeyRef::Pair { space, id }) => {
-                deleted += i64::from(engines.unflag(space, id, &NO_MEMBER)? == Change::Changed);
+                engines.unflag(space, id, &NO_MEMBER).map(|change| change == Change::Changed)
             }
-            None => {}
-        }
+            None => Ok(false),
+        };
+        deleted += i64::from(but_unreadable(gone, &mut all_read)?);
     }
+    all_read?;
     call.reply.int(deleted);
     Ok(())
 }
@@ -99,10 +102,10 @@ fn exists(call: &mut Call<'_>) -> Outcome {
         let before = found;
         match lookup(call, key) {
             Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
-                found += i64::from(space.exists(id))
+                found += i64::from(space.exists(id)?)
             }
             Some(KeyRef::Pair { space, id }) if !space.has_members => {
-                found += i64::from(is_set(space, id))
+                found += i64::from(is_set(space, id)?)
             }
             Some(KeyRef::Pair { .. }) => return Err(many_pairs("asked for")),
             None => found += i64::from(is_stream(call, key)),
@@ -116,18 +119,35 @@ fn exists(call: &mut Call<'_>) -> Outcome {
 fn kind(call: &mut Call<'_>) -> Outcome {
     let kind = match lookup(call, call.args.at(1)) {
         None if is_stream(call, call.args.at(1)) => "stream",
-        Some(KeyRef::Row { space, id }) if space.exists(id) => "hash",
-        Some(KeyRef::Cell { space, id, .. }) if space.exists(id) => "string",
-        Some(KeyRef::Row { .. } | KeyRef::Cell { .. }) | None => "none",
-        Some(KeyRef::Pair { space, id }) if !space.has_members && !is_set(space, id) => "none",
-        Some(KeyRef::Pair { .. }) => "set",
+        Some(KeyRef::Row { space, id }) => {
+            if space.exists(id)? {
+                "hash"
+            } else {
+                "none"
+            }
+        }
+        Some(KeyRef::Cell { space, id, .. }) => {
+            if space.exists(id)? {
+                "string"
+            } else {
+                "none"
+            }
+        }
+        Some(KeyRef::Pair { space, id }) => {
+            if space.has_members || is_set(space, id)? {
+                "set"
+            } else {
+                "none"
+            }
+        }
+        None => "none",
     };
     call.reply.simple(kind);
     Ok(())
 }
 
 fn ttl(call: &mut Call<'_>) -> Outcome {
-    let exists = is_there(call, 1).0;
+    let (exists, _) = is_there(call, 1)?;
     call.reply.int(if exists { -1 } else { -2 });
     Ok(())
 }
@@ -165,7 +185,7 @@ fn expire(call: &mut Call<'_>) -> Outcome {
         None if is_stream(call, call.args.at(1)) => return Err(stream::READ_ONLY),
         None => call.reply.int(0),
         Some(key) if key.expire() == Expire::Refuse => return Err(refuse_expiry(call)),
-        Some(_) => call.reply.int(i64::from(is_there(call, 1).0 && !xx && !gt)),
+        Some(_) => call.reply.int(i64::from(is_there(call, 1)?.0 && !xx && !gt)),
     }
     Ok(())
 }
@@ -204,13 +224,13 @@ fn no_move(call: &mut Call<'_>) -> Outcome {
 }
 
 /// Whether what a key names exists; of pairs that cannot be said, so they do.
-pub(crate) fn is_there(call: &Call<'_>, index: usize) -> (bool, &'static str) {
-    match lookup(call, call.args.at(index)) {
-        Some(KeyRef::Row { space, id }) => (space.exists(id), "packed"),
-        Some(KeyRef::Cell { space, id, .. }) => (space.exists(id), "int"),
-        Some(KeyRef::Pair { space, id }) => (space.has_members || is_set(space, id), "filter"),
+pub(crate) fn is_there(call: &Call<'_>, index: usize) -> Result<(bool, &'static str), Unreadable> {
+    Ok(match lookup(call, call.args.at(index)) {
+        Some(KeyRef::Row { space, id }) => (space.exists(id)?, "packed"),
+        Some(KeyRef::Cell { space, id, .. }) => (space.exists(id)?, "int"),
+        Some(KeyRef::Pair { space, id }) => (space.has_members || is_set(space, id)?, "filter"),
         None => (is_stream(call, call.args.at(index)), "stream"),
-    }
+    })
 }
 
 /// Whether a key names a stream that is there.
@@ -219,7 +239,7 @@ fn is_stream(call: &Call<'_>, key: &[u8]) -> bool {
 }
 
 fn encoding(call: &mut Call<'_>) -> Outcome {
-    match is_there(call, 2) {
+    match is_there(call, 2)? {
         (true, encoding) => call.reply.bulk(encoding.as_bytes()),
         (false, _) => call.reply.null(),
     }
@@ -227,7 +247,7 @@ fn encoding(call: &mut Call<'_>) -> Outcome {
 }
 
 fn refcount(call: &mut Call<'_>) -> Outcome {
-    if is_there(call, 2).0 {
+    if is_there(call, 2)?.0 {
         call.reply.int(1)
     } else {
         call.reply.null()
@@ -236,7 +256,7 @@ fn refcount(call: &mut Call<'_>) -> Outcome {
 }
 
 fn frequency(call: &mut Call<'_>) -> Outcome {
-    if !is_there(call, 2).0 {
+    if !is_there(call, 2)?.0 {
         call.reply.null();
         return Ok(());
     }
@@ -248,7 +268,7 @@ fn frequency(call: &mut Call<'_>) -> Outcome {
 }
 
 fn idletime(call: &mut Call<'_>) -> Outcome {
-    if !is_there(call, 2).0 {
+    if !is_there(call, 2)?.0 {
         call.reply.null();
         return Ok(());
     }

@@ -12,6 +12,7 @@ use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::string::value;
 use crate::handlers::redis::keys::refuse_expiry;
 use crate::handlers::suspend::Came;
+use dataset::cold::Unreadable;
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
 use dataset::options::Expire;
 use node::command::error::{Printable, Refusal, no_field, refuse};
@@ -34,12 +35,12 @@ fn dump(call: &mut Call<'_>) -> Outcome {
         Some(KeyRef::Row { space, id }) => {
             let mut view = space.read();
             let mut row = vec![0; view.schema().width()];
-            view.get(id, &mut row).then(|| {
+            view.get(id, &mut row)?.then(|| {
                 let fields: Vec<_> = view.schema().living().collect();
                 rdb::dump_hash(fields.iter().map(|(at, field)| (field.name.as_bytes(), row[*at])))
             })
         }
-        Some(KeyRef::Cell { space, id, field }) => value(space, id, field).map(rdb::dump_string),
+        Some(KeyRef::Cell { space, id, field }) => value(space, id, field)?.map(rdb::dump_string),
         Some(KeyRef::Pair { .. }) => {
             return Err(refuse!(
                 "ERR DUMP of pairs is not possible here: a filter cannot list the members of an id"
@@ -90,7 +91,7 @@ fn restore(call: &mut Call<'_>) -> Outcome {
     let replace = replaces(call)?;
     let key = call.node.engines().resolve(call.args.at(1))?;
     // As in Redis, before the rest is looked at; it is asked again where it is changed.
-    if !replace && is_busy(&key) {
+    if !replace && is_busy(&key)? {
         return Err(BUSY_KEY);
     }
     let ttl = integer(call.args.at(2))?;
@@ -133,11 +134,13 @@ fn restore(call: &mut Call<'_>) -> Outcome {
 }
 
 /// Whether there is something that RESTORE without REPLACE must not touch.
-fn is_busy(key: &KeyRef<'_>) -> bool {
+fn is_busy(key: &KeyRef<'_>) -> Result<bool, Unreadable> {
     match *key {
         KeyRef::Row { space, id } => space.exists(id),
-        KeyRef::Cell { space, id, field } => value(space, id, field).is_some_and(|now| now != 0),
-        KeyRef::Pair { .. } => false,
+        KeyRef::Cell { space, id, field } => {
+            Ok(value(space, id, field)?.is_some_and(|now| now != 0))
+        }
+        KeyRef::Pair { .. } => Ok(false),
     }
 }
 
