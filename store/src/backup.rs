@@ -51,12 +51,12 @@ use crate::error::{Error, Result};
 use crate::frame::Check;
 use crate::log::Position;
 use crate::manifest::{
-    BACKUP, BadManifest, FileEntry, Lines, MANIFEST, MAX_FILES, Manifest, hexadecimal,
+    BACKUP, BadManifest, FileEntry, Lines, MANIFEST, MAX_FILES, Manifest, hexadecimal, is_ours,
     is_plain_name, number,
 };
 use crate::replay::{BatchReader, Found, find_path};
 use crate::segment::{SEGMENT_HEAD_BYTES, SegmentHead, segment_name};
-use crate::store::{Store, is_ours};
+use crate::store::Store;
 
 /// The newest version that can be read; the one that is written.
 pub const BACKUP_VERSION: u32 = 1;

@@ -17,7 +17,7 @@ use crate::copy::check_of;
 use crate::disk::{Disk, LOCK, TEMPORARY};
 use crate::error::{Error, Result};
 use crate::frame::Check;
-use crate::manifest::{BACKUP, FileEntry, MANIFEST, Manifest, Role, Tag};
+use crate::manifest::{BACKUP, FileEntry, MANIFEST, Manifest, Role, Tag, is_ours};
 use crate::record::Records;
 use crate::replay::{
     BatchReader, Found, Path, Reader, find_path, read_segment_head, replay, segment_numbers,
@@ -26,7 +26,6 @@ use crate::replay::{
 use crate::segment::{SegmentHead, SegmentName, parse_segment_name, segment_name};
 use crate::snapshot::{SnapshotReader, parse_snapshot_name, read_small};
 use crate::staging::pending;
-use crate::store::is_ours;
 
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

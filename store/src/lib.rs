@@ -111,6 +111,7 @@ mod restore;
 mod segment;
 mod sim;
 mod snapshot;
+mod snapshot_writer;
 mod staging;
 mod store;
 mod tail;
@@ -149,9 +150,10 @@ pub use segment::{
 };
 pub use sim::{Faults, SimDisk};
 pub use snapshot::{
-    FileWriter, MAX_CHUNK_BYTES, SNAPSHOT_VERSION, SnapshotHead, SnapshotReader, SnapshotWriter,
-    read_small, row_hint,
+    FileWriter, MAX_CHUNK_BYTES, SNAPSHOT_VERSION, SnapshotHead, SnapshotReader, read_small,
+    row_hint,
 };
+pub use snapshot_writer::SnapshotWriter;
 pub use staging::{Fetched, LOOK_BYTES, STAGED, Staging};
 pub use store::{Pin, Progress, Store, StoreOptions};
 pub use tail::{Absent, Step, Tail};

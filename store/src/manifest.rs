@@ -32,7 +32,7 @@
 //! durable before. What the previous one named and this one does not is removed after.
 
 use crate::batch::Lineage;
-use crate::disk::{Disk, read_whole, replace};
+use crate::disk::{Disk, TEMPORARY, read_whole, replace};
 use crate::error::{Error, Result};
 use crate::frame::Check;
 use crate::log::Position;
@@ -448,4 +448,13 @@ pub(crate) mod tests {
         }
         assert!(is_plain_name("snap-0000000017-000001.tsnap"));
     }
+}
+
+/// Is this a name that only Tidemark gives?
+pub(crate) fn is_ours(name: &str) -> bool {
+    let name = name.strip_suffix(TEMPORARY).unwrap_or(name);
+    name == MANIFEST
+        || (name.starts_with("log-") && name.ends_with(".tlog"))
+        || (name.starts_with("snap-") && name.ends_with(".tsnap"))
+        || (name.starts_with("cold-") && name.ends_with(".tcold"))
 }

@@ -24,11 +24,10 @@ use std::sync::Arc;
 use crate::batch::Lineage;
 use crate::disk::{Disk, DiskFile, TEMPORARY, read_full_at, replace, write_all_at};
 use crate::error::{Error, Result};
-use crate::manifest::{FileEntry, MANIFEST, Manifest, Role, Tag};
+use crate::manifest::{FileEntry, MANIFEST, Manifest, Role, Tag, is_ours};
 use crate::replica_log::FollowLog;
 use crate::segment::{SegmentName, parse_segment_name};
 use crate::snapshot::{MAX_CHUNK_BYTES, read_small};
-use crate::store::is_ours;
 
 /// Files are looked at in pieces of so many bytes.
 pub const LOOK_BYTES: u64 = 1 << 20;

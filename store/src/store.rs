@@ -29,14 +29,14 @@ use crate::cold::{ColdFile, ColdWriter, PageFile, PageWriter, parse_cold_name};
 use crate::disk::{Disk, TEMPORARY};
 use crate::error::{Error, Result};
 use crate::log::{Log, LogOptions, Position, Resume};
-use crate::manifest::{BACKUP, FileEntry, MANIFEST, Manifest, Role, Tag};
+use crate::manifest::{BACKUP, FileEntry, MANIFEST, Manifest, Role, Tag, is_ours};
 use crate::record::{Record, Records};
 use crate::replay::{
     ApplyBatch, End, Reader, find_path, read_segment_head, replay, segment_numbers, segments_back,
 };
 use crate::replica_log::FollowLog;
 use crate::segment::{SegmentHead, segment_name};
-use crate::snapshot::{SnapshotReader, SnapshotWriter, parse_snapshot_name};
+use crate::snapshot::{SnapshotReader, parse_snapshot_name};
 use crate::staging;
 
 /// How a data folder is kept.
@@ -395,17 +395,6 @@ impl Store {
         self.disk.open(&segment_name(segment)).ok()?.size().ok()
     }
 
-    /// Begins a snapshot. `replay` is the log's durable end, taken before the walk begins:
-    /// [`Log::durable`], or what the committer last published as synced. Not its written end: after
-    /// a failed sync that place would be void.
-    pub fn begin_snapshot(&self, replay: Position) -> SnapshotWriter<'_> {
-        let mut building = self.building.lock();
-        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-        building.push(number);
-        drop(building);
-        SnapshotWriter::new(self, number, replay)
-    }
-
     /// Begins a cold file for rows of `columns` values each. Rows are pushed, the file is finished,
     /// and [`Store::replace_files`] names it.
     pub fn begin_cold(&self, tag: Tag, columns: usize) -> Result<ColdWriter> {
@@ -433,6 +422,14 @@ impl Store {
     /// The cold files that the manifest names, of rows and of pages.
     pub fn cold_files(&self) -> Vec<FileEntry> {
         self.manifest().files.iter().filter(|f| f.role == Role::Cold).cloned().collect()
+    }
+
+    /// The number of a snapshot that begins: its files stay though no manifest names them.
+    pub(crate) fn number_snapshot(&self) -> u64 {
+        let mut building = self.building.lock();
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        building.push(number);
+        number
     }
 
     pub(crate) fn end_snapshot(&self, number: u64) {
@@ -660,13 +657,4 @@ impl Store {
     pub fn segment_head(&self, segment: u64) -> Result<Option<SegmentHead>> {
         Ok(read_segment_head(&*self.disk, segment)?.ok())
     }
-}
-
-/// Is this a name that only Tidemark gives?
-pub(crate) fn is_ours(name: &str) -> bool {
-    let name = name.strip_suffix(TEMPORARY).unwrap_or(name);
-    name == MANIFEST
-        || (name.starts_with("log-") && name.ends_with(".tlog"))
-        || (name.starts_with("snap-") && name.ends_with(".tsnap"))
-        || (name.starts_with("cold-") && name.ends_with(".tcold"))
 }
