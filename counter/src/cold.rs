@@ -23,103 +23,12 @@
 //! file has: it came to be again.
 
 use crate::Error;
-use crate::budget::{Budget, Reservation};
+use crate::cold_backend::{BelowRow, ColdBackend};
 use crate::space::Space;
 use crate::table::hash_of;
-use parking_lot::RwLock;
+use crate::tombstones::TOMB_BYTES;
 use rolling::Unreadable;
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
-
-/// Keeps the rows below the line. All methods may be called from any thread.
-pub trait ColdBackend: Send + Sync {
-    /// Fills `out` with the row's values by position (missing ones with 0), if there is such a row.
-    /// May take as long as a read of the disk.
-    fn get(&self, id: u64, out: &mut [i64]) -> Result<bool, Unreadable>;
-
-    /// The same for a writer that holds locks: what is in memory, and not outdated. `None`: it must
-    /// be [fetched](ColdBackend::fetch) first.
-    fn at_hand(&self, id: u64, out: &mut [i64]) -> Option<bool>;
-
-    /// Reads the row, so that this thread's next [`ColdBackend::at_hand`] has it.
-    fn fetch(&self, id: u64) -> Result<(), Unreadable>;
-
-    /// Whether one of its files begins or ends inside `low..=last`: then no table is to cover that
-    /// range, as it could only be merged with the files on both sides.
-    fn divides(&self, low: u64, last: u64) -> bool {
-        let _ = (low, last);
-        false
-    }
-}
-
-/// Ids whose rows below the line are dead, with the epoch in which they died. See D2.
-pub(crate) struct Tombstones {
-    /// Locked for a few of them at a time: readers ask here, too.
-    dead: RwLock<Dead>,
-    len: AtomicUsize,
-    epoch: AtomicU64,
-}
-
-struct Dead {
-    ids: BTreeMap<u64, u64>,
-    reservation: Reservation,
-}
-
-/// What one tomb is counted as: two numbers, and its share of the tree's nodes, two thirds full.
-const TOMB_BYTES: u64 = 40;
-/// Tombstones that are visited while they are locked.
-const TOMBS_AT_ONCE: usize = 64;
-
-impl Tombstones {
-    pub(crate) fn new(budget: &Arc<Budget>) -> Tombstones {
-        let dead = Dead { ids: BTreeMap::new(), reservation: budget.charge(0) };
-        Tombstones { dead: RwLock::new(dead), len: AtomicUsize::new(0), epoch: AtomicU64::new(0) }
-    }
-
-    #[inline]
-    pub(crate) fn holds(&self, id: u64) -> bool {
-        self.len.load(SeqCst) > 0 && self.dead.read().ids.contains_key(&id)
-    }
-
-    /// A deletion is never refused: so what it takes is counted, whatever the limit.
-    pub(crate) fn add(&self, id: u64, budget: &Arc<Budget>) {
-        let dead = &mut *self.dead.write();
-        dead.ids.insert(id, self.epoch.load(SeqCst));
-        if dead.ids.len() > self.len.load(SeqCst) {
-            dead.reservation.absorb(budget.charge(TOMB_BYTES));
-        }
-        self.len.store(dead.ids.len(), SeqCst);
-    }
-
-    /// Hands those of a range to `f`, some at a time: id and epoch.
-    fn visit(&self, low: u64, last: u64, mut f: impl FnMut(u64, u64)) {
-        let mut next = Some(low);
-        while let Some(from) = next.filter(|&from| self.len.load(SeqCst) > 0 && from <= last) {
-            next = None;
-            for (&id, &epoch) in self.dead.read().ids.range(from..=last).take(TOMBS_AT_ONCE) {
-                f(id, epoch);
-                next = id.checked_add(1);
-            }
-        }
-    }
-
-    fn remove(&self, low: u64, last: u64, up_to: u64) {
-        let mut dead = Vec::new();
-        self.visit(low, last, |id, epoch| dead.extend((epoch <= up_to).then_some(id)));
-        for ids in dead.chunks(TOMBS_AT_ONCE) {
-            let dead = &mut *self.dead.write();
-            for id in ids {
-                // It may have died again meanwhile.
-                if dead.ids.get(id).is_some_and(|&epoch| epoch <= up_to) {
-                    dead.ids.remove(id);
-                }
-            }
-            dead.reservation.shrink_to(dead.ids.len() as u64 * TOMB_BYTES);
-            self.len.store(dead.ids.len(), SeqCst);
-        }
-    }
-}
+use std::sync::atomic::Ordering::SeqCst;
 
 /// A spill under way: of a range of ids, by [`Space::begin_spill`].
 #[derive(Debug)]
@@ -193,7 +102,7 @@ impl Space {
 
     /// How many there are, and their bytes.
     pub fn tombstones(&self) -> (u64, u64) {
-        let n = self.tombstones.len.load(SeqCst) as u64;
+        let n = self.tombstones.len();
         (n, n * TOMB_BYTES)
     }
 
@@ -235,7 +144,7 @@ impl Space {
     /// on deletions in the range leave tombs. One at a time per space.
     pub fn begin_spill(&self, low: u64, last: u64) -> Spill {
         assert!(last < u64::MAX, "the newest table is not spilled");
-        let epoch = self.tombstones.epoch.fetch_add(1, SeqCst);
+        let epoch = self.tombstones.next_epoch();
         self.cold_end.fetch_max(last + 1, SeqCst);
         self.ring.barrier(low, last);
         Spill { low, last, width: self.schema().width(), next: Some(low), epoch }
@@ -318,12 +227,4 @@ impl Space {
     pub fn end_spill(&self, spill: &Spill) -> Result<(), Error> {
         self.shrink(spill.low, spill.last)
     }
-}
-
-/// What a writer finds below the line.
-pub(crate) enum BelowRow {
-    Absent,
-    Found(Box<[i64; 64]>),
-    /// It must be read first, without locks.
-    ToFetch,
 }

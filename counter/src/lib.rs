@@ -39,8 +39,11 @@ mod buckets;
 mod budget;
 #[cfg(not(loom))]
 mod bulk_load;
+mod change;
 #[cfg(not(loom))]
 mod cold;
+#[cfg(not(loom))]
+mod cold_backend;
 mod error;
 #[cfg(not(loom))]
 mod iter;
@@ -59,6 +62,8 @@ mod retirement;
 #[cfg(not(loom))]
 mod rewrite;
 #[cfg(not(loom))]
+mod rewrite_state;
+#[cfg(not(loom))]
 mod scan;
 mod schema;
 #[cfg(not(loom))]
@@ -70,6 +75,8 @@ mod stats;
 mod sync;
 #[cfg(not(loom))]
 mod table;
+#[cfg(not(loom))]
+mod tombstones;
 #[cfg(not(loom))]
 mod write;
 
@@ -83,11 +90,12 @@ pub use rolling::{Unreadable, UnreadableIds};
 pub use {
     advise::{Advice, FieldAdvice},
     bulk_load::{LoadPart, LoadRange, Loader},
-    cold::{ColdBackend, Spill},
+    change::{Bounds, Change},
+    cold::Spill,
+    cold_backend::ColdBackend,
     origin::Origin,
     read::Read,
     sizing::bytes_per_row,
     space::{Options, Space},
     stats::{OutlierRange, RangeStats, TableStats},
-    write::{Bounds, Change},
 };

@@ -8,7 +8,7 @@ use crate::Schema;
 use crate::space::{Shape, Space};
 use crate::table::{Row, Table};
 use arc_swap::Guard;
-use rolling::{Tables, Unreadable};
+use rolling::{Tables, Unreadable, UnreadableIds};
 use std::sync::Arc;
 
 /// A view for one batch of reads; see [`Space::read`].
@@ -34,6 +34,44 @@ impl Found<'_> {
             Found::Row(row) => row.values(living, out),
             Found::Values(values) => copy_living(values, living, out),
         }
+    }
+}
+
+impl Space {
+    /// A view for one batch of reads: one schema, one snapshot of the ring. Short-lived; it keeps
+    /// memory that a rewrite has replaced from being freed.
+    pub fn read(&self) -> Read<'_> {
+        Read::new(self)
+    }
+
+    /// Fills `out` with the row's values by position and returns `true`; or with zeros, and
+    /// `false`, if there is no such row. A longer `out` than the schema is filled up with zeros.
+    pub fn get(&self, id: u64, out: &mut [i64]) -> Result<bool, Unreadable> {
+        self.read().get(id, out)
+    }
+
+    /// Appends `schema().width()` values per id to `rows`, and to `found` whether the row exists.
+    /// Bucket addresses of all ids are computed and prefetched first, then read. When the schema
+    /// may change meanwhile, use [`Space::read`] and its schema. Rows that cannot be read are in
+    /// the error; they read as if there were none, and all others as without the error.
+    pub fn get_batch(
+        &self,
+        ids: &[u64],
+        rows: &mut Vec<i64>,
+        found: &mut Vec<bool>,
+    ) -> Result<(), UnreadableIds> {
+        self.read().get_batch(ids, rows, found)
+    }
+
+    /// Asks the cache for the row of an id that will be read or written soon.
+    #[inline]
+    pub fn prefetch(&self, id: u64) {
+        prefetch(&self.ring.load(), id);
+    }
+
+    /// Whether the row exists.
+    pub fn exists(&self, id: u64) -> Result<bool, Unreadable> {
+        self.read().exists(id)
     }
 }
 

@@ -4,7 +4,7 @@
 //! background: tables that lie below it leave the ring, and the rows below it are deleted from the
 //! one that it cuts. The line only rises.
 
-use crate::rewrite::Rewrite;
+use crate::rewrite_state::Rewrite;
 use crate::space::Space;
 use crate::table::hash_of;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};

@@ -22,7 +22,7 @@
 //! for an id of its range, and that opens a further table.
 
 use crate::Error;
-use crate::budget::Quota;
+use crate::rewrite_state::{Reason, Rewrite};
 use crate::sizing::Sizing;
 use crate::space::{FIRST_ROWS, Space};
 use crate::table::{Table, hash_of};
@@ -82,34 +82,12 @@ const JOINED_ROWS: u64 = 4096;
 const JOINED: f64 = 0.75;
 const JOINED_ROOM: f64 = 1.25;
 
-/// A rewrite under way.
-pub(crate) struct Rewrite {
-    old: Arc<Slot<Table>>,
-    next_bucket: u64,
-    reason: Reason,
-    /// What the new tables take their memory from.
-    quota: Quota,
-}
-
 impl Rewrite {
-    /// The range of the table that it replaces.
-    pub(crate) fn range(&self) -> (u64, u64) {
-        (self.old.low(), self.old.last())
-    }
-
     /// No row is left in the table that it replaces, or none that is needed.
     pub(crate) fn end(&self, space: &Space) {
         self.quota.end_loan();
         space.retired.lock().push(self.old.clone());
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reason {
-    Crowded,
-    Loose,
-    Dated,
-    Worn,
 }
 
 /// A table, and why it should be rewritten.

@@ -14,7 +14,7 @@
 //! whichever command it comes from. See [`FieldBounds`].
 
 use crate::Error;
-use crate::write::Bounds;
+use crate::change::Bounds;
 use std::fmt;
 
 /// Positions a schema may ever use, holes included.

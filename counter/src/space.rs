@@ -10,18 +10,18 @@
 //! they share.
 
 use crate::budget::{Budget, Quota, Reservation};
-use crate::cold::{ColdBackend, Tombstones};
+use crate::cold_backend::ColdBackend;
 use crate::key::seed_of;
-use crate::read::Read;
 use crate::retirement::Retirement;
-use crate::rewrite::Rewrite;
+use crate::rewrite_state::Rewrite;
 use crate::schema::{Alteration, Schema};
 use crate::sizing::Sizing;
 use crate::table::Table;
+use crate::tombstones::Tombstones;
 use crate::{Error, Field};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use rolling::{Frontier, Outliers, Ring, Slot, Tables, Unreadable, UnreadableIds};
+use rolling::{Frontier, Outliers, Ring, Slot, Tables};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, OnceLock};
 
@@ -278,42 +278,6 @@ impl Space {
             self.take_shape(Shape::new(told.clone()));
         }
         Ok(())
-    }
-
-    /// A view for one batch of reads: one schema, one snapshot of the ring. Short-lived; it keeps
-    /// memory that a rewrite has replaced from being freed.
-    pub fn read(&self) -> Read<'_> {
-        Read::new(self)
-    }
-
-    /// Fills `out` with the row's values by position and returns `true`; or with zeros, and
-    /// `false`, if there is no such row. A longer `out` than the schema is filled up with zeros.
-    pub fn get(&self, id: u64, out: &mut [i64]) -> Result<bool, Unreadable> {
-        self.read().get(id, out)
-    }
-
-    /// Appends `schema().width()` values per id to `rows`, and to `found` whether the row exists.
-    /// Bucket addresses of all ids are computed and prefetched first, then read. When the schema
-    /// may change meanwhile, use [`Space::read`] and its schema. Rows that cannot be read are in
-    /// the error; they read as if there were none, and all others as without the error.
-    pub fn get_batch(
-        &self,
-        ids: &[u64],
-        rows: &mut Vec<i64>,
-        found: &mut Vec<bool>,
-    ) -> Result<(), UnreadableIds> {
-        self.read().get_batch(ids, rows, found)
-    }
-
-    /// Asks the cache for the row of an id that will be read or written soon.
-    #[inline]
-    pub fn prefetch(&self, id: u64) {
-        crate::read::prefetch(&self.ring.load(), id);
-    }
-
-    /// Whether the row exists.
-    pub fn exists(&self, id: u64) -> Result<bool, Unreadable> {
-        self.read().exists(id)
     }
 
     /// Rows, those far ahead included. While a row moves between tables it may be counted twice.

@@ -7,7 +7,8 @@
 //! touched.
 
 use crate::Error;
-use crate::cold::BelowRow;
+use crate::change::{Bounds, Change};
+use crate::cold_backend::BelowRow;
 use crate::schema::Schema;
 use crate::sizing::{self, Sizing};
 use crate::space::{FIRST_ROWS, GROWTH, OutlierRow, Space};
@@ -30,48 +31,6 @@ const FEW: usize = 16;
 /// A table opened for an id beyond the expected span covers so many times its distance: two or
 /// three bits more per row.
 const JUMPS: u64 = 6;
-
-/// One field's change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Change {
-    /// The position of the field.
-    pub field: usize,
-    /// What is added.
-    pub delta: i64,
-}
-
-/// What an addition may lead to. A bound restrains the way towards it and beyond, never the way
-/// back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Bounds {
-    /// No decrement leads below.
-    pub min: Option<i64>,
-    /// No increment leads above.
-    pub max: Option<i64>,
-    /// Stop at the bound (SAT) instead of refusing (FAIL).
-    pub saturate: bool,
-}
-
-impl Bounds {
-    /// `old + delta` within the bounds.
-    pub(crate) fn add(&self, old: i64, delta: i64) -> Result<i64, Error> {
-        let sum = old.checked_add(delta);
-        // The bound that this delta moves towards; where `old` is beyond it already, it must not
-        // get further.
-        let (bound, beyond) = if delta < 0 {
-            let bound = self.min.map(|min| min.min(old));
-            (bound, bound.is_some_and(|b| sum.is_none_or(|s| s < b)))
-        } else {
-            let bound = self.max.map(|max| max.max(old));
-            (bound, bound.is_some_and(|b| sum.is_none_or(|s| s > b)))
-        };
-        match (bound, beyond) {
-            (Some(bound), true) if self.saturate => Ok(bound),
-            (_, true) if sum.is_some() => Err(Error::Bounds),
-            _ => sum.ok_or(Error::Overflow),
-        }
-    }
-}
 
 /// Why a write did not happen in the table that it was offered.
 enum Stop {
@@ -716,32 +675,5 @@ mod tests {
         (last..last + 3000).for_each(set);
         let ids: Vec<u64> = (1000..base).chain(last - 1..last + 3000).collect();
         assert!(ids.iter().all(|&id| space.get(id, &mut [0]).unwrap()));
-    }
-
-    #[test]
-    fn bounds_restrain_the_way_towards_them() {
-        let fail = Bounds { min: Some(0), max: Some(10), saturate: false };
-        let sat = Bounds { saturate: true, ..fail };
-        let none = Bounds::default();
-        for (bounds, old, delta, expected) in [
-            (fail, 3, -3, Ok(0)),
-            (fail, 3, -4, Err(Error::Bounds)),
-            (sat, 3, -4, Ok(0)),
-            (fail, 3, 8, Err(Error::Bounds)),
-            (sat, 3, 8, Ok(10)),
-            (fail, -5, 3, Ok(-2)),
-            (fail, -5, -1, Err(Error::Bounds)),
-            (sat, -5, -1, Ok(-5)),
-            (sat, -5, 100, Ok(10)),
-            (fail, 12, -1, Ok(11)),
-            (none, i64::MAX, 1, Err(Error::Overflow)),
-            (none, i64::MIN, -1, Err(Error::Overflow)),
-            (sat, i64::MAX, i64::MAX, Ok(i64::MAX)),
-            (sat, 5, i64::MAX, Ok(10)),
-            (fail, 5, i64::MAX, Err(Error::Overflow)),
-            (none, 0, i64::MIN, Ok(i64::MIN)),
-        ] {
-            assert_eq!(bounds.add(old, delta), expected, "{bounds:?} {old} {delta}");
-        }
     }
 }
