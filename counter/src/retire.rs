@@ -130,11 +130,15 @@ mod tests {
         let check = |space: &Space, row: &mut [i64]| {
             for id in [0, 1000, line - 1, line, 999 + rows] {
                 let is_there = id >= line;
-                assert_eq!((space.get(id, row), space.exists(id)), (is_there, is_there), "{id}");
+                assert_eq!(
+                    (space.get(id, row).unwrap(), space.exists(id).unwrap()),
+                    (is_there, is_there),
+                    "{id}"
+                );
                 assert_eq!(row[0], if is_there { 7 } else { 0 });
             }
             let (mut page, mut found) = (vec![], vec![]);
-            space.get_batch(&[1000, line, line - 1], &mut page, &mut found);
+            space.get_batch(&[1000, line, line - 1], &mut page, &mut found).unwrap();
             assert_eq!((page, found), (vec![0, 0, 7, 0, 0, 0], vec![false, true, false]));
         };
         check(&space, &mut row);
@@ -158,18 +162,18 @@ mod tests {
             let change = [Change { field: 0, delta: 1 }];
             let refused = space.add(id, &change, &Bounds::default(), &mut out);
             assert_eq!(refused, Err(Error::Retired { horizon: 2000 }), "{id}");
-            assert!(space.set(id, &[(0, 1)]).is_err() && !space.delete(id));
+            assert!(space.set(id, &[(0, 1)]).is_err() && !space.delete(id).unwrap());
             // What a log tells again was true once.
             space.put(id, Some(&[1, 1])).unwrap();
             space.put(id, None).unwrap();
-            assert!(!space.exists(id));
+            assert!(!space.exists(id).unwrap());
         }
         space.add(2000, &[Change { field: 0, delta: 1 }], &Bounds::default(), &mut out).unwrap();
         assert_eq!(out, [8]);
         while space.maintain() {}
         assert!(space.set(1000, &[(0, 1)]).is_err(), "its table is gone");
         space.put(1000, Some(&[1, 1])).unwrap();
-        assert_eq!((space.exists(1000), space.rows()), (false, 2000));
+        assert_eq!((space.exists(1000).unwrap(), space.rows()), (false, 2000));
     }
 
     /// Everything up to the highest id may go; the space goes on.
@@ -181,7 +185,10 @@ mod tests {
         assert_eq!(space.rows(), 0);
         (4000..9000).for_each(|id| _ = space.set(id, &[(1, 3)]).unwrap());
         while space.maintain() {}
-        assert_eq!((space.rows(), space.exists(4000), space.exists(3999)), (5000, true, false));
+        assert_eq!(
+            (space.rows(), space.exists(4000).unwrap(), space.exists(3999).unwrap()),
+            (5000, true, false)
+        );
     }
 
     /// Ids in no order: tables are rewritten while others are retired.
@@ -211,6 +218,6 @@ mod tests {
         let ids: std::collections::BTreeSet<u64> =
             (0..rows).map(id).filter(|id| *id >= line).collect();
         assert!(line > 0 && space.rows() == ids.len() as u64, "{line} {}", space.rows());
-        assert!(ids.iter().all(|&id| space.exists(id)));
+        assert!(ids.iter().all(|&id| space.exists(id).unwrap()));
     }
 }

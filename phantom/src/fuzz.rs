@@ -137,7 +137,11 @@ fn merged_blocks(input: &[u8]) -> u64 {
     );
     // A stranger may revoke what is set nowhere, never what is set here.
     for id in 0..100 {
-        assert_eq!(space.contains(id, &Member::Number(id)).unwrap(), crate::Answer::Yes, "P1");
+        assert_eq!(
+            space.contains(id, &Member::Number(id)).expect("in memory"),
+            crate::Answer::Yes,
+            "P1"
+        );
     }
     let tables = space.tables_probed(0);
     // Three deviations of two pages at 0.1 % are 1.40 times 95.2 % of the rate, and of one page of

@@ -392,6 +392,15 @@ impl<'a> Lines<'a> {
     }
 }
 
+/// Is this a name that only Tidemark gives?
+pub(crate) fn is_ours(name: &str) -> bool {
+    let name = name.strip_suffix(TEMPORARY).unwrap_or(name);
+    name == MANIFEST
+        || (name.starts_with("log-") && name.ends_with(".tlog"))
+        || (name.starts_with("snap-") && name.ends_with(".tsnap"))
+        || (name.starts_with("cold-") && name.ends_with(".tcold"))
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -448,13 +457,4 @@ pub(crate) mod tests {
         }
         assert!(is_plain_name("snap-0000000017-000001.tsnap"));
     }
-}
-
-/// Is this a name that only Tidemark gives?
-pub(crate) fn is_ours(name: &str) -> bool {
-    let name = name.strip_suffix(TEMPORARY).unwrap_or(name);
-    name == MANIFEST
-        || (name.starts_with("log-") && name.ends_with(".tlog"))
-        || (name.starts_with("snap-") && name.ends_with(".tsnap"))
-        || (name.starts_with("cold-") && name.ends_with(".tcold"))
 }

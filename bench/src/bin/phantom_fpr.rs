@@ -147,15 +147,18 @@ fn measure(
     let table = &space.tables_probed(0)[0];
     let bits = table.bytes as f64 * 8.0 / table.capacity as f64;
     assert!(
-        set.iter()
-            .all(|(id, member)| space.contains(*id, &Member::Number(*member)).unwrap()
-                == Answer::Yes),
+        set.iter().all(|(id, member)| space
+            .contains(*id, &Member::Number(*member))
+            .expect("all is in memory")
+            == Answer::Yes),
         "a false no"
     );
     let (mut asked, mut yes) = (0u64, 0u64);
     for (id, member) in never {
         asked += 1;
-        yes += u64::from(space.contains(id, &Member::Number(member)).unwrap() == Answer::Yes);
+        yes += u64::from(
+            space.contains(id, &Member::Number(member)).expect("all is in memory") == Answer::Yes,
+        );
     }
     let measured = yes as f64 / asked as f64;
     println!(

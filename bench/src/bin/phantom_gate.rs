@@ -75,11 +75,11 @@ fn main() {
     for viewer in 0..args.pages {
         ids.iter_mut().for_each(|id| *id = first + rng.u64(0..args.posts));
         let viewer = Member::Number(viewer);
-        engines.feed_get(view, &viewer, &ids, &mut page).unwrap();
+        engines.feed_get(view, &viewer, &ids, &mut page).expect("all is in memory");
         let (mut here_gated, mut here) = (0, 0);
         for (flag, space) in spaces.iter().enumerate() {
             answers.clear();
-            space.contains_batch(&viewer, &ids, &mut answers).unwrap();
+            space.contains_batch(&viewer, &ids, &mut answers).expect("all is in memory");
             here += answers.iter().filter(|answer| **answer == Answer::Yes).count() as u64;
             here_gated += (0..PAGE).filter(|&i| page.flag(i, flag) == Answer::Yes).count() as u64;
             let loose = space.loose().read(space);

@@ -144,7 +144,9 @@ fn main() {
         let mut found = 0;
         for (member, ids) in &misses {
             answers.clear();
-            space.contains_batch(&Member::Number(*member), ids, &mut answers).unwrap();
+            space
+                .contains_batch(&Member::Number(*member), ids, &mut answers)
+                .expect("all is in memory");
             found += yes(&answers);
         }
         report(
@@ -158,8 +160,10 @@ fn main() {
     let mut found = 0;
     for (member, ids) in &misses {
         for id in ids {
-            found +=
-                usize::from(space.contains(*id, &Member::Number(*member)).unwrap() == Answer::Yes);
+            found += usize::from(
+                space.contains(*id, &Member::Number(*member)).expect("all is in memory")
+                    == Answer::Yes,
+            );
         }
     }
     report("phantom, one by one, not set", checks, started, found);
@@ -167,7 +171,7 @@ fn main() {
     let found = hits
         .iter()
         .filter(|(id, member)| {
-            space.contains(*id, &Member::Number(*member)).unwrap() == Answer::Yes
+            space.contains(*id, &Member::Number(*member)).expect("all is in memory") == Answer::Yes
         })
         .count();
     report("phantom, one by one, set", checks, started, found);

@@ -105,7 +105,7 @@ fn main() {
         let (id, member) = pair(i + 8, behind);
         space.prefetch(id, &Member::Number(member));
         let (id, member) = pair(i, behind);
-        let answer = space.contains(id, &Member::Number(member)).unwrap();
+        let answer = space.contains(id, &Member::Number(member)).expect("all is in memory");
         let gone = taken(i) && i + 1000 < args.pairs;
         missing += u64::from(!gone && answer != Answer::Yes);
         found += u64::from(gone && answer != Answer::No);

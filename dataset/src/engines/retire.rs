@@ -85,7 +85,7 @@ mod tests {
             assert_eq!(engines.undo(like, &viewer, id, &mut vec![]).unwrap(), expected, "{id}");
         }
         let (view, mut page) = (engines.view(b"home").unwrap(), Default::default());
-        engines.feed_get(view, &Member::Number(7), &[1999, 2000], &mut page);
+        engines.feed_get(view, &Member::Number(7), &[1999, 2000], &mut page).unwrap();
         assert_eq!((page.counter(0, 0), page.counter(1, 0)), (0, 1));
         assert_eq!(page.flag(0, 0), phantom::Answer::Yes, "no counter of 0 denies it");
         // The catalogue says so, to a log and to a start.

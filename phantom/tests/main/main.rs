@@ -1,4 +1,5 @@
 //! The engine from outside: a model, threads, and rates.
+#![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
 mod behaviour;
 mod memory;

@@ -250,7 +250,7 @@ impl Run {
         let ids: Vec<u64> = (0..20).map(|_| self.id()).collect();
         let mut page = std::mem::take(&mut self.page);
         let view = self.engines.view(b"home").unwrap();
-        self.engines.feed_get(view, &Member::Number(member), &ids, &mut page);
+        self.engines.feed_get(view, &Member::Number(member), &ids, &mut page).unwrap();
         for (index, &id) in ids.iter().enumerate() {
             let row = self.truth.rows.get(&id).copied().unwrap_or_default();
             for (column, &value) in row.iter().enumerate() {

@@ -43,7 +43,7 @@ impl Tidemark {
                     std::array::from_fn(|_| post(self.first + rng.u64(0..self.rows)));
                 out.clear();
                 found.clear();
-                self.space.get_batch(&ids, &mut out, &mut found).unwrap();
+                self.space.get_batch(&ids, &mut out, &mut found).expect("all is in memory");
                 rows += BATCH as u64;
                 torn += out.chunks_exact(4).filter(|row| row.iter().any(|v| *v != row[0])).count()
                     as u64;

@@ -277,7 +277,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let look = move |ids: &[u64]| {
             out.clear();
             found.clear();
-            ours.space.get_batch(ids, &mut out, &mut found).unwrap();
+            ours.space.get_batch(ids, &mut out, &mut found).expect("all is in memory");
             black_box(&out);
             found.iter().filter(|f| **f).count()
         };

@@ -208,7 +208,7 @@ async fn reader(engines: &Engines, all: &Rows, pattern: &Pattern, n: u64) -> io:
             engines.counter(SPACE.as_bytes()).ok_or_else(|| io::Error::other("no space"))?;
         space.fetch(&[id(number)]).await;
         let mut row = [0; FIELDS];
-        let found = space.get(id(number), &mut row).unwrap().then_some(row);
+        let found = space.get(id(number), &mut row).map_err(io::Error::other)?.then_some(row);
         if found != all.after(number, pattern.rounds) {
             return Err(io::Error::other(format!("row {number} is {found:?}")));
         }

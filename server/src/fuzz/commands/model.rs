@@ -75,7 +75,8 @@ impl Model {
                     .flat_map(|&id| MEMBERS.map(|member| (id, member.as_bytes().to_vec())));
                 self.flags[index] = pairs
                     .filter(|(id, member)| {
-                        space.contains(*id, &Member::parse(member)).unwrap() == Answer::Yes
+                        space.contains(*id, &Member::parse(member)).expect("in memory")
+                            == Answer::Yes
                     })
                     .collect();
             }
@@ -84,7 +85,7 @@ impl Model {
             let post = engines.counter(b"post").expect("a space");
             let row = |id: u64| {
                 let mut row = [0; 4];
-                post.get(id, &mut row).unwrap().then_some((id, row))
+                post.get(id, &mut row).expect("in memory").then_some((id, row))
             };
             self.rows = IDS.into_iter().filter_map(row).collect();
             let all: u64 = engines.counters().iter().map(|space| space.rows()).sum();

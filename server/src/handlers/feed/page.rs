@@ -39,7 +39,11 @@ fn get(call: &mut Call<'_>) -> Outcome {
     let mut unreadable = UnreadableRows::default();
     let mut read = |view, ids: &[u64], page: &mut Page| {
         let all_read = engines.feed_get(view, &viewer, ids, page);
-        if asked.binary { all_read } else { Ok(unreadable.note(all_read)) }
+        if asked.binary {
+            return all_read;
+        }
+        unreadable.note(all_read);
+        Ok(())
     };
     read(view, &call.scratch.ids, &mut call.scratch.page)?;
     for (part, (ids, page)) in engines.then(view).zip(&mut call.scratch.further) {

@@ -119,28 +119,10 @@ fn exists(call: &mut Call<'_>) -> Outcome {
 fn kind(call: &mut Call<'_>) -> Outcome {
     let kind = match lookup(call, call.args.at(1)) {
         None if is_stream(call, call.args.at(1)) => "stream",
-        Some(KeyRef::Row { space, id }) => {
-            if space.exists(id)? {
-                "hash"
-            } else {
-                "none"
-            }
-        }
-        Some(KeyRef::Cell { space, id, .. }) => {
-            if space.exists(id)? {
-                "string"
-            } else {
-                "none"
-            }
-        }
-        Some(KeyRef::Pair { space, id }) => {
-            if space.has_members || is_set(space, id)? {
-                "set"
-            } else {
-                "none"
-            }
-        }
-        None => "none",
+        Some(KeyRef::Row { space, id }) if space.exists(id)? => "hash",
+        Some(KeyRef::Cell { space, id, .. }) if space.exists(id)? => "string",
+        Some(KeyRef::Pair { space, id }) if space.has_members || is_set(space, id)? => "set",
+        Some(_) | None => "none",
     };
     call.reply.simple(kind);
     Ok(())
