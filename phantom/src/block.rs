@@ -22,20 +22,15 @@
 //! Nothing that a stranger sends is believed, as in `codec`: the sizes of everything are those of
 //! *our* table, with which the header has to agree.
 
-use crate::codec::u64_at;
-use crate::filter::Filter;
+use crate::block_layout::block_range;
+use crate::bytes::u64_at;
+use crate::error::MergeError;
 use crate::forgotten::MOST_GENERATIONS;
-use crate::hash::{Pair, mix};
-use crate::merge::MergeError;
-use crate::sizing::PAGE_WORDS;
 use crate::space::Space;
 use crate::table::{LINKS, Table};
 use crate::{DecodeError, Error};
 use std::sync::atomic::Ordering::Relaxed;
 use xxhash_rust::xxh3::xxh3_64;
-
-/// Words of a block.
-pub(crate) const BLOCK_WORDS: usize = 64 * 1024 / 8;
 
 const MAGIC: &[u8; 8] = b"TMPHBLK\x01";
 const HEADER: usize = 72;
@@ -74,29 +69,6 @@ impl Block {
     pub fn forgotten_ids(&self) -> impl Iterator<Item = u64> {
         self.forgotten.iter().map(|&(id, _)| id)
     }
-}
-
-/// Words of block number `block` of a filter of so many pages; none if there is no such block.
-pub(crate) fn block_range(pages: usize, block: usize) -> std::ops::Range<usize> {
-    let words = pages.saturating_mul(PAGE_WORDS);
-    let start = block.saturating_mul(BLOCK_WORDS).min(words);
-    start..(start + BLOCK_WORDS).min(words)
-}
-
-/// Pages of that block.
-pub(crate) fn block_pages(pages: usize, block: usize) -> std::ops::Range<usize> {
-    let words = block_range(pages, block);
-    words.start / PAGE_WORDS..words.end / PAGE_WORDS
-}
-
-/// The block of `filter` in which the bits of the pair lie.
-pub(crate) fn block_of(filter: &Filter, pair: &Pair) -> usize {
-    filter.page(pair) / BLOCK_WORDS
-}
-
-/// The block of a table's first filter with which a forgotten id goes.
-pub(crate) fn block_of_id(filter: &Filter, id: u64) -> usize {
-    block_of(filter, &Pair { id, high: mix(id), low: 0 })
 }
 
 /// What a block's header says.

@@ -41,7 +41,8 @@ mod head;
 #[cfg(test)]
 mod tests;
 
-use crate::block::{BLOCK_WORDS, block_of};
+use crate::block_layout::{BLOCK_WORDS, block_of};
+use crate::bytes::u64_at;
 use crate::hash::{Pair, Seed, mix};
 use crate::sizing::{PAGE_WORDS, RATES};
 use crate::table::{LINKS, Link, Table};
@@ -256,8 +257,4 @@ pub(crate) fn check_header(
     }
     let pairs = std::array::from_fn(|i| field(64 + 8 * i));
     Ok(Header { rate, low, last, pages, early: field(48), links, revoked, pairs })
-}
-
-pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    bytes[at..at + 8].iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
 }

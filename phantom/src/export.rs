@@ -4,7 +4,8 @@
 //! Pairs that are kept aside, as their ids lie far ahead, are in no table, so they are in no digest
 //! and no block: they go along when their ids have come to count as normal.
 
-use crate::block::{BLOCK_WORDS, Header, block_of_id, block_pages, block_range, encode};
+use crate::block::{Header, encode};
+use crate::block_layout::{BLOCK_WORDS, block_of_id, block_pages, block_range};
 use crate::codec::block_sums;
 use crate::hash::mix;
 use crate::space::Space;

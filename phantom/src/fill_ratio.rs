@@ -12,7 +12,7 @@
 //! then: of loads x, the mean of (x + d)^p to the power of 1/p is at most d more than that of x^p
 //! (Minkowski's inequality).
 
-use crate::block::{BLOCK_WORDS, block_range};
+use crate::block_layout::{BLOCK_WORDS, block_range};
 use crate::filter::Filter;
 use crate::sizing::{LINE_BITS, LINES, PAGE_WORDS, Sizing};
 use std::sync::atomic::Ordering::Relaxed;

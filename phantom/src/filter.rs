@@ -251,7 +251,7 @@ fn masks(pair: &Pair, bits: usize) -> impl Iterator<Item = (usize, u64)> {
 /// Whether all bits of a pair, so many in each of its lines, are set in its page: little-endian
 /// words, as a file has them.
 pub(crate) fn page_has(page: &[u8; PAGE_BYTES], pair: &Pair, bits: usize) -> bool {
-    masks(pair, bits).all(|(at, mask)| crate::codec::u64_at(page, at) & mask == mask)
+    masks(pair, bits).all(|(at, mask)| crate::bytes::u64_at(page, at) & mask == mask)
 }
 
 /// The same of a page's words.
@@ -262,7 +262,7 @@ pub(crate) fn words_have(page: &[u64], pair: &Pair, bits: usize) -> bool {
 /// Sets them.
 pub(crate) fn page_set(page: &mut [u8; PAGE_BYTES], pair: &Pair, bits: usize) {
     for (at, mask) in masks(pair, bits) {
-        let word = crate::codec::u64_at(page, at) | mask;
+        let word = crate::bytes::u64_at(page, at) | mask;
         page[at..at + 8].copy_from_slice(&word.to_le_bytes());
     }
 }

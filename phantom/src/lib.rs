@@ -30,9 +30,13 @@
 //! now and then.
 
 mod block;
+mod block_layout;
+mod bytes;
+mod canaries;
 mod codec;
 mod cold;
 mod deleted_pairs;
+mod error;
 mod export;
 mod fill_ratio;
 mod filter;
@@ -56,51 +60,17 @@ mod write;
 
 pub use block::{Block, BlockPlace};
 pub use codec::{DecodeError, StoredTable, TableDecoder};
-pub use cold::{Chain, ColdBackend, Late, Note, Rewrite};
+pub use cold::{Late, Note, Rewrite};
+pub use error::{Error, MergeError};
 pub use export::TableDigest;
 pub use filter::PAGE_BYTES;
 pub use fp_estimator::Measured;
 pub use hash::{Member, Pair};
 pub use lookup::{Answers, BATCH, Hints, Lookup, Pairs, Placed};
-pub use merge::MergeError;
 pub use options::{Answer, Change, Options};
 pub use origin::Origin;
 pub use rolling::{Unreadable, UnreadableIds};
 pub use sizing::{RATES, bits_per_pair};
 pub use space::Space;
 pub use stats::{Frontier, Layout, RingProgress, TableStats};
-
-/// Why a write was refused, or a space could not be made. In each case nothing has changed.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The table's set of unset pairs is at its bound (`max_revoked`): wait until the table is
-    /// recycled, or raise the bound.
-    #[error("too many pairs were unset in this table (max_revoked)")]
-    RevokedFull,
-    /// There are already `max_aside` pairs whose ids lie far ahead of the ring.
-    #[error("too many pairs with ids far ahead (max_aside)")]
-    OutliersFull,
-    /// The id lies further ahead than `max_ahead` allows.
-    #[error("key too big")]
-    KeyTooBig,
-    /// The table is full and may not be extended: the space's memory limit is reached.
-    #[error("the space is at its memory limit")]
-    Full,
-    /// There are already so many pairs set of tables that lie elsewhere as may wait to be merged
-    /// there.
-    #[error("too many pairs of tables on the disk wait to be merged")]
-    LateFull,
-    /// Whether the pair is set cannot be read from where its table lies.
-    #[error(transparent)]
-    Unreadable(#[from] Unreadable),
-    /// So many ids are forgotten already (`max_forgotten`): wait until their tables are recycled,
-    /// or raise the bound.
-    #[error("too many ids are forgotten (max_forgotten)")]
-    ForgottenFull,
-    /// An option has a value that cannot work.
-    #[error("{0}")]
-    BadOption(&'static str),
-    /// The system has no memory for a table.
-    #[error("no memory for a table")]
-    Memory(#[source] std::io::Error),
-}
+pub use table::elsewhere::{Chain, ColdBackend};

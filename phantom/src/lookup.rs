@@ -4,9 +4,9 @@
 //! deleted here. So a reader asks the outliers first; and takes the list of tables only after that,
 //! or the list might lack the table into which the pair went (P1).
 //!
-//! A batch goes in two passes: [`Lookup::place`] hashes all pairs, finds the first line of each, and
-//! has it fetched; [`Placed::answer`] looks. The fetches overlap, and a check costs what two of
-//! them cost in a row of many, not the wait for one. A caller with other memory to wait for does
+//! A batch goes in two passes: [`Lookup::place`] hashes all pairs, finds the first line of each,
+//! and has it fetched; [`Placed::answer`] looks. The fetches overlap, and a check costs what two
+//! of them cost in a row of many, not the wait for one. A caller with other memory to wait for does
 //! that between the two.
 //!
 //! The second pass goes filter by filter, in bits: what the first line says of all pairs, which of

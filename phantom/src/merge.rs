@@ -30,14 +30,16 @@
 //! bits, the pairs that are revoked there, and those that are not any more. That the table *is* the
 //! same one, and not one that begins elsewhere, is L1 (`rollover`).
 
-use crate::block::{Block, BlockPlace, block_of, block_pages, block_range};
+use crate::Error;
+use crate::block::{Block, BlockPlace};
+use crate::block_layout::{block_of, block_pages, block_range};
+use crate::error::MergeError;
 use crate::fill_ratio::FillRatio;
 use crate::filter::Filter;
 use crate::hash::Pair;
 use crate::sizing::{PAGE_WORDS, uncertainty};
 use crate::space::Space;
 use crate::table::{LINKS, Link, Table};
-use crate::{DecodeError, Error};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -47,57 +49,6 @@ const FILTER_DEVIATIONS: f64 = 3.0;
 /// The same for a block: a filter of 1 GiB has 16,384 of them, and of a thousand such filters one
 /// has a block beyond that.
 const BLOCK_DEVIATIONS: f64 = 5.4;
-
-/// Why a block could not be merged. It has changed nothing.
-#[derive(Debug, thiserror::Error)]
-pub enum MergeError {
-    /// The bytes are no block.
-    #[error(transparent)]
-    Undecodable(#[from] DecodeError),
-    /// No table of ours covers its range.
-    #[error("no table covers the ids {low}..={last}")]
-    NoTable {
-        /// Lowest id of the range.
-        low: u64,
-        /// Highest id of the range (inclusive).
-        last: u64,
-    },
-    /// The filters of our table are not in memory.
-    #[error("our table that begins at {low} lies on the disk")]
-    Elsewhere {
-        /// Lowest id of its range.
-        low: u64,
-    },
-    /// Our table of that range has another error rate or size.
-    #[error("our table of that range has another error rate or another size")]
-    OtherLayout,
-    /// Its ids reach so far above ours that one alone would be kept aside.
-    #[error(
-        "its ids reach up to {highest}, far ahead of ours, which end at {ours}: merge it when \
-         there are such ids here"
-    )]
-    FarAhead {
-        /// The highest that a pair of it may have.
-        highest: u64,
-        /// The highest that counts as normal here.
-        ours: u64,
-    },
-    /// No id counts as normal here yet.
-    #[error(
-        "there are no ids here yet beside which its ids, up to {highest}, could be far ahead: \
-         merge it when there are"
-    )]
-    NoIds {
-        /// The highest that a pair of it may have.
-        highest: u64,
-    },
-    /// The union would be fuller than the error rate allows.
-    #[error("the union would exceed the error rate")]
-    Overfull,
-    /// As for any write.
-    #[error(transparent)]
-    Refused(#[from] Error),
-}
 
 impl Space {
     /// Adds all pairs of a block to our table, while reads go on; writes, too, for most of the

@@ -2,8 +2,7 @@
 
 use crate::Error;
 use crate::filter::PAGE_BYTES;
-use crate::sizing::RATES;
-use crate::table::Table;
+use crate::sizing::{RATES, Sizing};
 
 /// What a space is made of. The seed and the rate are part of its data; the rest may be changed at
 /// a restart.
@@ -64,7 +63,7 @@ impl Options {
     /// is worked out anew, some 0.2 ms.
     pub fn filter_bytes_limit(&self) -> u64 {
         let full = || {
-            let pages = Table::first_sizing(self.false_positive_rate).pages(self.pairs_per_table);
+            let pages = Sizing::in_chain(self.false_positive_rate, 0).pages(self.pairs_per_table);
             (pages as u64).saturating_mul(PAGE_BYTES as u64).saturating_mul(self.max_tables as u64)
         };
         self.memory_limit_bytes.unwrap_or_else(|| full().saturating_mul(2))

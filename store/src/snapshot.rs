@@ -41,7 +41,8 @@
 //! change that the walk saw may be replayed too, which changes nothing, for records are state. One
 //! thing is left: the walk may have seen a change that has not reached the log, one half of an
 //! action even. So a snapshot is published only when the log is durable past everything that was
-//! marked when the walk ended ([`SnapshotWriter::commit`](crate::SnapshotWriter::commit) asks for that position).
+//! marked when the walk ended ([`SnapshotWriter::commit`](crate::SnapshotWriter::commit) asks for
+//! that position).
 
 use std::sync::Arc;
 

@@ -20,8 +20,8 @@
 //! a merge the same id has another name. quick_cache: a hit takes some 12 ns, it is bounded by
 //! weight, and a scan of many rows once does not drive out those that are read again and again.
 //!
-//! What cannot be read is an error of each call that asks for it ([`Unreadable`]); it is never taken
-//! for a row that does not exist.
+//! What cannot be read is an error of each call that asks for it ([`Unreadable`]); it is never
+//! taken for a row that does not exist.
 
 pub mod cold_filters;
 pub mod fetch;

@@ -3,7 +3,7 @@
 use super::{
     BLOCK_HASHES, CHECK, DecodeError, HEADER, Header, StoredTable, TABLE_MAGIC, check_header,
 };
-use crate::block::BLOCK_WORDS;
+use crate::block_layout::BLOCK_WORDS;
 use crate::fill_ratio::FillRatio;
 use crate::filter::Filter;
 use crate::hash::Seed;

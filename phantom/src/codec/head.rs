@@ -1,6 +1,7 @@
 //! A space as its head and its tables, and back.
 
-use super::{CHECK, DecodeError, StoredTable, encode_table, u64_at};
+use super::{CHECK, DecodeError, StoredTable, encode_table};
+use crate::bytes::u64_at;
 use crate::filter::Filter;
 use crate::hash::{Pair, Seed};
 use crate::options::Options;

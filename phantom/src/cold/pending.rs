@@ -1,15 +1,17 @@
 //! What is kept of a table that lies elsewhere besides its pages: a note beside them ([`Note`]),
 //! and what a snapshot has of it ([`Late`]).
 
-use super::merged_blocks::LateBlock;
-use super::{Chain, Cold, ColdBackend, Lower, Rewrite};
-use crate::block::block_range;
-use crate::codec::{CHECK, DecodeError, Header, StoredTable, check_header, put_header, u64_at};
+use super::Rewrite;
+use crate::block_layout::block_range;
+use crate::bytes::u64_at;
+use crate::codec::{CHECK, DecodeError, Header, StoredTable, check_header, put_header};
 use crate::deleted_pairs::DeletedPairs;
 use crate::filter::Filter;
 use crate::hash::{Pair, Seed};
 use crate::options::Options;
 use crate::space::Space;
+use crate::table::elsewhere::{Chain, Cold, ColdBackend, Lower};
+use crate::table::late_blocks::LateBlock;
 use crate::table::{LINKS, Table};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

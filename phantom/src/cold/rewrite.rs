@@ -1,14 +1,14 @@
 //! Writing a table elsewhere, page by page: for the first time (a spill), or with what came late
 //! since (a merge).
 
-use super::merged_blocks::{BLOCK_PAIRS, LateBlock};
-use super::{Chain, Cold, ColdBackend, Lower, Part};
 use crate::Error;
-use crate::block::BLOCK_WORDS;
+use crate::block_layout::BLOCK_WORDS;
 use crate::filter::{Filter, PAGE_BYTES, page_has, page_of, page_set};
 use crate::hash::{Pair, Seed};
 use crate::sizing::PAGE_WORDS;
 use crate::space::Space;
+use crate::table::elsewhere::{Chain, Cold, ColdBackend, Lower, Part};
+use crate::table::late_blocks::{BLOCK_PAIRS, LateBlock};
 use crate::table::{LINKS, Table};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

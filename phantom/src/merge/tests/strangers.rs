@@ -263,7 +263,7 @@ fn each_field_of_a_header_has_to_fit() {
         here.read_block(&mut &bytes[..]).map_or_else(|error| error.to_string(), |_| String::new())
     };
     assert_eq!(read(&[]), "");
-    let u64_at = |at| crate::codec::u64_at(&whole, at);
+    let u64_at = |at| crate::bytes::u64_at(&whole, at);
     let halves = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
     for (fields, words) in [
         (vec![(0, u64_at(0) + (1 << 56))], "no block of version 1"),

@@ -11,22 +11,25 @@
 //! chain. The first filter that has room takes the pairs: another site may have brought an
 //! extension (`merge`) before the filters in front of it were full.
 //!
-//! The filters of an old table may lie elsewhere: `cold`. Then this file has an empty page in their
+//! The filters of an old table may lie elsewhere: `elsewhere`. Then this file has an empty page in their
 //! place.
 //!
 //! - **T1** A pair that was set and not revoked since is found, at every moment.
 //! - **T2** No filter takes more pairs than its rate allows, but for one per writer that was inside
 //!   when it filled up.
 
+pub(crate) mod elsewhere;
+pub(crate) mod late_blocks;
+
 use crate::Error;
-use crate::block::block_range;
-use crate::cold::Cold;
+use crate::block_layout::block_range;
 use crate::deleted_pairs::DeletedPairs;
 use crate::fill_ratio::FillRatio;
 use crate::filter::{Filter, Probe};
 use crate::fp_estimator::FpEstimator;
 use crate::hash::Pair;
 use crate::sizing::Sizing;
+use crate::table::elsewhere::Cold;
 use parking_lot::Mutex;
 use rolling::Unreadable;
 use std::sync::atomic::{

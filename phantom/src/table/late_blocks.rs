@@ -5,26 +5,26 @@
 //! are, asked before what lies below, and or-ed into its pages when these are written anew. Each
 //! counts as so many late pairs as take its memory, so that this is soon.
 
-use super::{LATE_BYTES, Part};
-use crate::block::BLOCK_WORDS;
+use crate::block_layout::BLOCK_WORDS;
 use crate::filter::{page_of, words_have};
 use crate::hash::Pair;
 use crate::sizing::PAGE_WORDS;
 use crate::table::Table;
+use crate::table::elsewhere::{LATE_BYTES, Part};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 /// A block counts as so many late pairs.
-pub(super) const BLOCK_PAIRS: usize = BLOCK_WORDS * 8 / LATE_BYTES as usize;
+pub(crate) const BLOCK_PAIRS: usize = BLOCK_WORDS * 8 / LATE_BYTES as usize;
 
 /// A block: its filter's place in the chain, its number there, and its words.
 #[derive(Clone)]
-pub(super) struct LateBlock {
-    pub(super) link: usize,
-    pub(super) block: usize,
-    pub(super) words: Arc<[u64]>,
+pub(crate) struct LateBlock {
+    pub(crate) link: usize,
+    pub(crate) block: usize,
+    pub(crate) words: Arc<[u64]>,
 }
 
 /// What came of one filter.
@@ -36,18 +36,18 @@ struct OfLink {
 
 /// See the top of the file.
 #[derive(Default)]
-pub(super) struct LateBlocks {
+pub(crate) struct LateBlocks {
     links: RwLock<BTreeMap<usize, OfLink>>,
     len: AtomicUsize,
 }
 
 impl LateBlocks {
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len.load(SeqCst)
     }
 
     /// Whether all bits of the pair are in one of them.
-    pub(super) fn have(&self, pair: &Pair) -> bool {
+    pub(crate) fn have(&self, pair: &Pair) -> bool {
         self.len() > 0
             && self.links.read().values().any(|of| {
                 let page = page_of(pair, of.pages) * PAGE_WORDS;
@@ -59,7 +59,7 @@ impl LateBlocks {
 
     /// Adds the bits of a block to the table of this rate, whose first filter has so many pages.
     /// Whether there was none of its place.
-    pub(super) fn put(&self, (rate, first_pages): (f64, usize), new: &LateBlock) -> bool {
+    pub(crate) fn put(&self, (rate, first_pages): (f64, usize), new: &LateBlock) -> bool {
         let mut links = self.links.write();
         let of = links.entry(new.link).or_insert_with(|| {
             let (sizing, pages) = Table::geometry(rate, first_pages, new.link);
@@ -74,7 +74,7 @@ impl LateBlocks {
     }
 
     /// All of them, in the order of their pages in the chain.
-    pub(super) fn all(&self) -> Vec<LateBlock> {
+    pub(crate) fn all(&self) -> Vec<LateBlock> {
         let links = self.links.read();
         let of = |(&link, of): (&usize, &OfLink)| {
             let block = |(&block, words): (&usize, &Arc<[u64]>)| LateBlock {
@@ -88,7 +88,7 @@ impl LateBlocks {
     }
 
     /// What lies below has these bits now. Gives how many blocks have got none since, and are gone.
-    pub(super) fn forget(&self, written: &[LateBlock]) -> usize {
+    pub(crate) fn forget(&self, written: &[LateBlock]) -> usize {
         let mut links = self.links.write();
         let is_gone = |block: &&LateBlock| {
             let Some(of) = links.get_mut(&block.link) else { return false };
@@ -104,13 +104,13 @@ impl LateBlocks {
 
 impl LateBlock {
     /// How many pairs its bits alone stand for in a filter of this part, at most.
-    pub(super) fn pairs(&self, part: &Part) -> u64 {
+    pub(crate) fn pairs(&self, part: &Part) -> u64 {
         let ones = self.words.iter().map(|word| u64::from(word.count_ones())).sum();
         part.sizing.pairs_of(ones, self.words.len() / PAGE_WORDS) + 1
     }
 
     /// Its words of a page of its filter, if it has that.
-    pub(super) fn page(&self, page: usize) -> Option<&[u64]> {
+    pub(crate) fn page(&self, page: usize) -> Option<&[u64]> {
         let first = (page * PAGE_WORDS).checked_sub(self.block * BLOCK_WORDS)?;
         self.words.get(first..first + PAGE_WORDS)
     }

@@ -1,0 +1,90 @@
+//! What can go wrong. In each case nothing has changed.
+
+use crate::codec::DecodeError;
+use rolling::Unreadable;
+
+/// Why a write was refused, or a space could not be made. In each case nothing has changed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The table's set of unset pairs is at its bound (`max_revoked`): wait until the table is
+    /// recycled, or raise the bound.
+    #[error("too many pairs were unset in this table (max_revoked)")]
+    RevokedFull,
+    /// There are already `max_aside` pairs whose ids lie far ahead of the ring.
+    #[error("too many pairs with ids far ahead (max_aside)")]
+    OutliersFull,
+    /// The id lies further ahead than `max_ahead` allows.
+    #[error("key too big")]
+    KeyTooBig,
+    /// The table is full and may not be extended: the space's memory limit is reached.
+    #[error("the space is at its memory limit")]
+    Full,
+    /// There are already so many pairs set of tables that lie elsewhere as may wait to be merged
+    /// there.
+    #[error("too many pairs of tables on the disk wait to be merged")]
+    LateFull,
+    /// Whether the pair is set cannot be read from where its table lies.
+    #[error(transparent)]
+    Unreadable(#[from] Unreadable),
+    /// So many ids are forgotten already (`max_forgotten`): wait until their tables are recycled,
+    /// or raise the bound.
+    #[error("too many ids are forgotten (max_forgotten)")]
+    ForgottenFull,
+    /// An option has a value that cannot work.
+    #[error("{0}")]
+    BadOption(&'static str),
+    /// The system has no memory for a table.
+    #[error("no memory for a table")]
+    Memory(#[source] std::io::Error),
+}
+
+/// Why a block could not be merged. It has changed nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum MergeError {
+    /// The bytes are no block.
+    #[error(transparent)]
+    Undecodable(#[from] DecodeError),
+    /// No table of ours covers its range.
+    #[error("no table covers the ids {low}..={last}")]
+    NoTable {
+        /// Lowest id of the range.
+        low: u64,
+        /// Highest id of the range (inclusive).
+        last: u64,
+    },
+    /// The filters of our table are not in memory.
+    #[error("our table that begins at {low} lies on the disk")]
+    Elsewhere {
+        /// Lowest id of its range.
+        low: u64,
+    },
+    /// Our table of that range has another error rate or size.
+    #[error("our table of that range has another error rate or another size")]
+    OtherLayout,
+    /// Its ids reach so far above ours that one alone would be kept aside.
+    #[error(
+        "its ids reach up to {highest}, far ahead of ours, which end at {ours}: merge it when \
+         there are such ids here"
+    )]
+    FarAhead {
+        /// The highest that a pair of it may have.
+        highest: u64,
+        /// The highest that counts as normal here.
+        ours: u64,
+    },
+    /// No id counts as normal here yet.
+    #[error(
+        "there are no ids here yet beside which its ids, up to {highest}, could be far ahead: \
+         merge it when there are"
+    )]
+    NoIds {
+        /// The highest that a pair of it may have.
+        highest: u64,
+    },
+    /// The union would be fuller than the error rate allows.
+    #[error("the union would exceed the error rate")]
+    Overfull,
+    /// As for any write.
+    #[error(transparent)]
+    Refused(#[from] Error),
+}
