@@ -13,7 +13,7 @@ use crate::schema::Schema;
 use crate::sizing::{self, Sizing};
 use crate::space::{FIRST_ROWS, GROWTH, OutlierRow, Space};
 use crate::table::{At, Table, hash_of};
-use rolling::{Entry, Refused, Unreadable};
+use rolling::{Entry, Refused, Side, Unreadable};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -288,29 +288,28 @@ impl Space {
         mut inside: impl FnMut(&Table, &mut S) -> Result<(), Error>,
         ahead: impl FnOnce(Option<&OutlierRow>, &mut S) -> Result<Vec<(usize, i64)>, Error>,
     ) -> Result<(), Error> {
-        let state = std::cell::RefCell::new(state);
-        let inside = |row: &mut Option<Arc<OutlierRow>>| {
-            self.write_inside(origin, id, row, |table| inside(table, &mut state.borrow_mut()))
-        };
-        let came = std::cell::Cell::new(false);
-        let ahead = |entry: &mut Option<Arc<OutlierRow>>| {
-            let (cells, is_new) =
-                (ahead(entry.as_deref(), &mut state.borrow_mut())?, entry.is_none());
-            self.write_outlier(origin, entry, &cells)?;
-            came.set(is_new && origin == Origin::Client);
-            Ok(())
+        let mut came = false;
+        let write = |side: Side, entry: &mut Option<Arc<OutlierRow>>| match side {
+            Side::Inside => self.write_inside(origin, id, entry, |table| inside(table, state)),
+            Side::Ahead => {
+                let cells = ahead(entry.as_deref(), state)?;
+                let is_new = entry.is_none();
+                self.write_outlier(origin, entry, &cells)?;
+                came = is_new && origin == Origin::Client;
+                Ok(())
+            }
         };
         let result = match origin {
-            Origin::Client => self.outliers.write(&self.frontier, id, inside, ahead),
+            Origin::Client => self.outliers.write(&self.frontier, id, write),
             Origin::Log => {
-                self.outliers.replay(&self.frontier, id, inside, ahead).map_err(Refused::Engine)
+                self.outliers.replay(&self.frontier, id, write).map_err(Refused::Engine)
             }
         };
         let waiting = self.outliers.len();
         if waiting > 0 {
             self.look_ahead(waiting);
         }
-        let came = came.get() && self.outliers.fills_up(&self.frontier, waiting, self.max_aside);
+        let came = came && self.outliers.fills_up(&self.frontier, waiting, self.max_aside);
         match result {
             Ok(_) if came && self.outliers.turn_away(&self.frontier, id) => {
                 while self.drain_outliers() > 0 {}

@@ -85,13 +85,13 @@ impl Space {
             return;
         }
         // What is held of it is of an earlier generation.
-        let drop_held = |entry: &mut Option<Arc<OutlierPairs>>| {
+        let drop_held = |_, entry: &mut Option<Arc<OutlierPairs>>| {
             if let Some(held) = entry.take() {
                 self.outlier_pairs.fetch_sub(held.read().len(), SeqCst);
             }
             Ok::<(), std::convert::Infallible>(())
         };
-        let Ok(()) = self.outliers.take_away(&self.frontier, id, drop_held, drop_held);
+        let Ok(()) = self.outliers.take_away(&self.frontier, id, drop_held);
     }
 
     /// The ids of a range, both ends inclusive, that are forgotten, rising, with their generations.

@@ -5,7 +5,7 @@ use crate::hash::{Member, Pair};
 use crate::options::Change;
 use crate::space::{OutlierPairs, Space};
 use crate::table::{State, Table};
-use rolling::{Frontier, Refused};
+use rolling::{Frontier, Refused, Side};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -81,66 +81,19 @@ impl Space {
         if self.outlier_pairs.load(SeqCst) >= self.limits.max_aside.load(Relaxed) {
             self.take_in_early();
         }
-        // Exactly one of the two closures runs, once.
-        let first = std::cell::Cell::new(Some(first));
-        let run_first = || first.take().map_or(Ok(()), |first| first());
-        let mut due = None;
-        // Whether the id is to be noted: it found no room, or little.
-        let mut noted = false;
-        let inside = |early: &mut Option<Arc<OutlierPairs>>| {
-            // Others of this id leave the outliers one by one, too, or with `drain`: there may be
-            // many.
-            if let Some(held) = early
-                && held.read().contains(&pair.hash())
-            {
-                self.settle(pair.id, held, [pair.hash()])?;
-                early.take_if(|held| held.read().is_empty());
-            }
-            let done = self.ring.write(pair.id, pair.low, |entry| {
-                let table = entry.table();
-                let done = self.change_in(table, pair, set, replay, run_first);
-                if !replay && table.early() == 0 && table.is_due() {
-                    due = Some(entry.slot().low());
-                }
-                done
-            });
-            done.unwrap_or(Ok(Change::Unknown))
-        };
-        let ahead = |entry: &mut Option<Arc<OutlierPairs>>| {
-            let held = entry.as_ref().is_some_and(|held| held.read().contains(&pair.hash()));
-            if held == set {
-                return Ok(Change::Unchanged);
-            }
-            if set
-                && !replay
-                && self.outlier_pairs.load(SeqCst) >= self.limits.max_aside.load(Relaxed)
-            {
-                noted = true;
-                return Err(Error::OutliersFull.into());
-            }
-            run_first()?;
-            if set {
-                entry.get_or_insert_default().write().insert(pair.hash());
-                let before = self.outlier_pairs.fetch_add(1, SeqCst);
-                let most = self.limits.max_aside.load(Relaxed);
-                noted = !replay && self.outliers.fills_up(&self.frontier, before, most);
-            } else if let Some(held) = entry {
-                held.write().remove(&pair.hash());
-                self.outlier_pairs.fetch_sub(1, SeqCst);
-                entry.take_if(|held| held.read().is_empty());
-            }
-            Ok(Change::Changed)
+        let (mut due, mut noted) = (None, false);
+        let write = |side: Side, held: &mut Option<Arc<OutlierPairs>>| match side {
+            Side::Inside => self.change_inside(held, pair, set, replay, &mut due, first),
+            Side::Ahead => self.change_ahead(held, pair, set, replay, &mut noted, first),
         };
         let result = match (set, replay) {
-            (_, true) => self
-                .outliers
-                .replay(&self.frontier, pair.id, inside, ahead)
-                .map_err(Refused::Engine),
-            (false, false) => self
-                .outliers
-                .take_away(&self.frontier, pair.id, inside, ahead)
-                .map_err(Refused::Engine),
-            (true, false) => self.outliers.write(&self.frontier, pair.id, inside, ahead),
+            (_, true) => {
+                self.outliers.replay(&self.frontier, pair.id, write).map_err(Refused::Engine)
+            }
+            (false, false) => {
+                self.outliers.take_away(&self.frontier, pair.id, write).map_err(Refused::Engine)
+            }
+            (true, false) => self.outliers.write(&self.frontier, pair.id, write),
         };
         if let Some(low) = due {
             self.try_roll(low);
@@ -155,6 +108,68 @@ impl Space {
             Refused::TooFar => Error::KeyTooBig.into(),
             Refused::Engine(error) => error,
         })
+    }
+
+    /// The change of one pair in the tables, of which `held` may have some that are not there yet.
+    /// `due` becomes the table that is to be closed after it.
+    fn change_inside<E: From<Error>>(
+        &self,
+        held: &mut Option<Arc<OutlierPairs>>,
+        pair: &Pair,
+        set: bool,
+        replay: bool,
+        due: &mut Option<u64>,
+        first: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Change, E> {
+        // Others of this id leave the outliers one by one, too, or with `drain`: there may be many.
+        if let Some(early) = held
+            && early.read().contains(&pair.hash())
+        {
+            self.settle(pair.id, early, [pair.hash()])?;
+            held.take_if(|held| held.read().is_empty());
+        }
+        let done = self.ring.write(pair.id, pair.low, |entry| {
+            let table = entry.table();
+            let done = self.change_in(table, pair, set, replay, first);
+            if !replay && table.early() == 0 && table.is_due() {
+                *due = Some(entry.slot().low());
+            }
+            done
+        });
+        done.unwrap_or(Ok(Change::Unknown))
+    }
+
+    /// The change of one pair that is held aside. `noted`: the id is to be noted, as it found no
+    /// room, or little.
+    fn change_ahead<E: From<Error>>(
+        &self,
+        held: &mut Option<Arc<OutlierPairs>>,
+        pair: &Pair,
+        set: bool,
+        replay: bool,
+        noted: &mut bool,
+        first: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Change, E> {
+        let is_set = held.as_ref().is_some_and(|held| held.read().contains(&pair.hash()));
+        if is_set == set {
+            return Ok(Change::Unchanged);
+        }
+        let most = self.limits.max_aside.load(Relaxed);
+        if set && !replay && self.outlier_pairs.load(SeqCst) >= most {
+            *noted = true;
+            return Err(Error::OutliersFull.into());
+        }
+        first()?;
+        if set {
+            held.get_or_insert_default().write().insert(pair.hash());
+            let before = self.outlier_pairs.fetch_add(1, SeqCst);
+            *noted = !replay && self.outliers.fills_up(&self.frontier, before, most);
+        } else if let Some(early) = held {
+            early.write().remove(&pair.hash());
+            self.outlier_pairs.fetch_sub(1, SeqCst);
+            held.take_if(|held| held.read().is_empty());
+        }
+        Ok(Change::Changed)
     }
 
     /// The change of one pair in the table that covers it; called under its stripe. `replay`:
@@ -217,13 +232,13 @@ impl Space {
     /// Keeps a pair aside, as a snapshot had it: it has been counted for the frontier before.
     pub(crate) fn put_outlier(&self, pair: &Pair) {
         let nothing_is_normal = Frontier::new(None, 0);
-        let ahead = |entry: &mut Option<Arc<OutlierPairs>>| {
-            if entry.get_or_insert_default().write().insert(pair.hash()) {
+        let keep = |side, entry: &mut Option<Arc<OutlierPairs>>| {
+            if side == Side::Ahead && entry.get_or_insert_default().write().insert(pair.hash()) {
                 self.outlier_pairs.fetch_add(1, SeqCst);
             }
             Ok::<(), Error>(())
         };
-        let kept = self.outliers.replay(&nothing_is_normal, pair.id, |_| Ok(()), ahead);
+        let kept = self.outliers.replay(&nothing_is_normal, pair.id, keep);
         assert!(kept.is_ok(), "nothing is refused");
     }
 

@@ -35,6 +35,6 @@ mod unreadable;
 pub use bits::ones;
 pub use frontier::{Admission, Frontier};
 pub use memory::{HUGE_PAGE_BYTES, Words, equal_bytes, prefetch, prefetch_to_write};
-pub use outliers::{Outliers, Refused};
+pub use outliers::{Outliers, Refused, Side};
 pub use ring::{Entry, Loaded, Ring, STRIPES, Slot, Tables};
 pub use unreadable::{Unreadable, UnreadableIds};

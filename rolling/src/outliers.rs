@@ -51,6 +51,16 @@ impl<V> Default for Outliers<V> {
     }
 }
 
+/// Where the frontier has a write go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// To the tables: it first stores there the entry that it is handed, if any, and takes that
+    /// away (`None`) once it is there, whether the write is done then or refused.
+    Inside,
+    /// Here: it replaces the entry that it is handed (`None`: there is none).
+    Ahead,
+}
+
 /// Why a write was not done.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Refused<E> {
@@ -94,16 +104,13 @@ impl<V> Outliers<V> {
         self.entries.load().get(id).map(|value| f(value))
     }
 
-    /// One write to `id`, wherever it belongs: `inside` writes to the tables, first storing there
-    /// the entry that it is handed, if any, and taking it away (`None`) once it is there, whether
-    /// the write is done then or refused; `ahead` replaces the entry kept here (`None`: there is
-    /// none). Readers see neither before it has returned.
+    /// One write to `id`, wherever it belongs: `f` does it on the side that it is handed. Readers
+    /// see nothing of it here before `f` has returned.
     pub fn write<R, E>(
         &self,
         frontier: &Frontier,
         id: u64,
-        inside: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
-        ahead: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
+        f: impl FnOnce(Side, &mut Option<Arc<V>>) -> Result<R, E>,
     ) -> Result<R, Refused<E>> {
         match frontier.admit(id) {
             Admission::TooFar => Err(Refused::TooFar),
@@ -114,8 +121,7 @@ impl<V> Outliers<V> {
                 |highest| {
                     if frontier.is_too_far(id, highest) { Err(Refused::TooFar) } else { Ok(()) }
                 },
-                |entry| inside(entry).map_err(Refused::Engine),
-                |entry| ahead(entry).map_err(Refused::Engine),
+                |side, entry| f(side, entry).map_err(Refused::Engine),
             ),
         }
     }
@@ -126,10 +132,9 @@ impl<V> Outliers<V> {
         &self,
         frontier: &Frontier,
         id: u64,
-        inside: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
-        ahead: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
+        f: impl FnOnce(Side, &mut Option<Arc<V>>) -> Result<R, E>,
     ) -> Result<R, E> {
-        self.write_admitted(frontier, id, frontier.admit_told(id), |_| Ok(()), inside, ahead)
+        self.write_admitted(frontier, id, frontier.admit_told(id), |_| Ok(()), f)
     }
 
     /// [`Outliers::write`] for what takes something of `id` away: it says nothing of the traffic,
@@ -138,10 +143,9 @@ impl<V> Outliers<V> {
         &self,
         frontier: &Frontier,
         id: u64,
-        inside: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
-        ahead: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
+        f: impl FnOnce(Side, &mut Option<Arc<V>>) -> Result<R, E>,
     ) -> Result<R, E> {
-        self.write_admitted(frontier, id, frontier.look_up(id), |_| Ok(()), inside, ahead)
+        self.write_admitted(frontier, id, frontier.look_up(id), |_| Ok(()), f)
     }
 
     /// Deletes `id`, wherever it is: `inside` deletes what the tables have of it, and then its
@@ -174,11 +178,10 @@ impl<V> Outliers<V> {
         id: u64,
         admission: Admission,
         allow: impl FnOnce(Option<u64>) -> Result<(), E>,
-        inside: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
-        ahead: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
+        f: impl FnOnce(Side, &mut Option<Arc<V>>) -> Result<R, E>,
     ) -> Result<R, E> {
         match admission {
-            Admission::Inside if !self.may_hold(id) => return inside(&mut None),
+            Admission::Inside if !self.may_hold(id) => return f(Side::Inside, &mut None),
             Admission::Inside | Admission::Ahead | Admission::TooFar => {}
         }
         let _writing = self.writing.lock();
@@ -191,7 +194,7 @@ impl<V> Outliers<V> {
         let before = entries.get(id).cloned();
         let mut entry = before.clone();
         let is_inside = frontier.high().is_some_and(|high| id <= high);
-        let result = if is_inside { inside(&mut entry) } else { ahead(&mut entry) };
+        let result = f(if is_inside { Side::Inside } else { Side::Ahead }, &mut entry);
         match (before, entry) {
             (Some(before), Some(after)) if Arc::ptr_eq(&before, &after) => self.settle(&entries),
             (None, None) => self.settle(&entries),
@@ -320,21 +323,31 @@ mod tests {
 
     type Table = Mutex<HashMap<u64, u64>>;
 
+    /// A write that does one thing or the other.
+    fn either<V, R, E>(
+        inside: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
+        ahead: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
+    ) -> impl FnOnce(Side, &mut Option<Arc<V>>) -> Result<R, E> {
+        move |side, entry| match side {
+            Side::Inside => inside(entry),
+            Side::Ahead => ahead(entry),
+        }
+    }
+
     /// One more for `id`, as an engine would count it.
     fn increment(outliers: &Outliers<u64>, frontier: &Frontier, table: &Table, id: u64) {
         outliers
             .write::<_, ()>(
                 frontier,
                 id,
-                |entry| {
+                either(|entry| {
                     *table.lock().entry(id).or_insert(0) += 1 + entry.take().map_or(0, |v| *v);
                     Ok(())
                 },
                 |entry| {
                     *entry = Some(Arc::new(entry.as_deref().unwrap_or(&0) + 1));
                     Ok(())
-                },
-            )
+                }))
             .unwrap();
     }
 
@@ -369,11 +382,11 @@ mod tests {
         let (outliers, frontier) =
             (Outliers::<u64>::default(), Frontier::restore(Some(10), 0, Some(1 << 20), 1 << 16));
         assert_eq!(
-            outliers.write(&frontier, 1 << 30, |_| Ok::<_, ()>(()), |_| Ok(())),
+            outliers.write(&frontier, 1 << 30, either(|_| Ok::<_, ()>(()), |_| Ok(()))),
             Err(Refused::TooFar)
         );
         assert_eq!(
-            outliers.write(&frontier, 1 << 20, |_| Ok(()), |_| Err("no")),
+            outliers.write(&frontier, 1 << 20, either(|_| Ok(()), |_| Err("no"))),
             Err(Refused::Engine("no"))
         );
         assert!(outliers.is_empty());
@@ -381,12 +394,11 @@ mod tests {
         let kept = outliers.replay(
             &frontier,
             1 << 30,
-            |_| Err(()),
+            either(|_| Err(()),
             |entry| {
                 *entry = Some(Arc::new(7));
                 Ok(())
-            },
-        );
+            }));
         assert_eq!(kept, Ok(()), "what a log replays is not refused");
         assert_eq!(outliers.read(1 << 30, |v| *v), Some(7));
     }
@@ -400,12 +412,11 @@ mod tests {
             outliers.write(
                 &frontier,
                 id,
-                |_| Err(()),
+                either(|_| Err(()),
                 |entry| {
                     *entry = Some(Arc::new(7));
                     Ok(())
-                },
-            )
+                }))
         };
         assert_eq!(write(1000), Ok(()), "the first id may be any");
         assert_eq!(write(1101), Err(Refused::TooFar));
@@ -471,7 +482,7 @@ mod tests {
                 stay();
                 Ok::<_, ()>(())
             };
-            outliers.write(&frontier, id, |_| Err(()), ahead).unwrap();
+            outliers.write(&frontier, id, either(|_| Err(()), ahead)).unwrap();
         };
         held(A, Some(1), Some(5), &|stay| ahead(A, stay));
         held(B, None, Some(5), &|stay| ahead(B, stay));

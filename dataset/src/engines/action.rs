@@ -11,7 +11,7 @@ use crate::engines::write::WriteError;
 use crate::engines::{CounterSpace, Engines, ExistenceSpace};
 use counter::{Bounds, Change as Delta};
 use phantom::{Change, Member};
-use std::cell::{Cell, RefCell};
+use store::WriteGuard;
 
 /// What takes from counters stops at 0.
 const NOT_BELOW_ZERO: Bounds = Bounds { min: Some(0), max: None, saturate: true };
@@ -54,6 +54,16 @@ impl Action {
     pub fn counts_member(&self) -> bool {
         self.beside.iter().any(|beside| beside.of_member)
     }
+}
+
+/// An action that is to be counted, once its flag is known not to be set.
+struct Count<'a> {
+    action: &'a Action,
+    viewer: &'a Member<'a>,
+    id: u64,
+    is_tied: bool,
+    /// Its counter has moved.
+    is_done: bool,
 }
 
 /// A counter that has moved beside an action.
@@ -126,36 +136,22 @@ impl Engines {
         if id < counters.horizon() {
             return Ok(Change::Unknown);
         }
-        let turn = RefCell::new(self.pair_turn(flags, id));
+        let mut turn = self.pair_turn(flags, id);
         // In the turn: as long as it lasts the tie is what it is here.
         let is_tied = self.is_tied(flags, counters, action.field);
-        let counted = Cell::new(false);
-        let mut count = || {
-            let beside = self.move_beside(action, id, viewer, 1)?;
-            scratch.clear();
-            let change = [Delta { field: action.field, delta: 1 }];
-            let added = counters.space.add(id, &change, &Bounds::default(), scratch);
-            added.inspect_err(|_| beside.put_back(self))?;
-            counted.set(true);
-            self.changed(counters.number, id);
-            if !is_tied {
-                self.loosen_uncounted(&mut turn.borrow_mut(), flags, id);
-            } else if scratch.first().is_none_or(|&counted| counted <= 0) {
-                flags.loosen(&mut turn.borrow_mut(), id);
-            }
-            Ok::<(), WriteError>(())
-        };
-        let mut change = flags.space.add_with(id, viewer, &mut count);
+        let mut count = Count { action, viewer, id, is_tied, is_done: false };
+        let mut change =
+            flags.space.add_with(id, viewer, || self.count_up(&mut turn, &mut count, scratch));
         if matches!(change, Ok(Change::Unchanged)) && is_tied {
             let counted = self.counted(counters, id, action.field);
             // No row, no action that counted: it was deleted since, or the flag was set without.
             let is_new = counted == Some(0) && !counters.space.exists(id)?;
             if is_new || self.is_proof(flags, id, viewer, counted) {
-                change = count().map(|()| Change::Changed);
+                let counted = self.count_up(&mut turn, &mut count, scratch);
+                change = counted.map(|()| Change::Changed);
             }
         }
-        let mut turn = turn.into_inner();
-        let row = counted.get().then_some(counters.number);
+        let row = count.is_done.then_some(counters.number);
         let Ok(change) = change else {
             // The engines promise that nothing has changed then. A row that was moved all the same
             // is not to be missing from the log.
@@ -171,6 +167,32 @@ impl Engines {
         }
         self.mark_pair(&mut turn, flags, id, viewer, change, true, row);
         Ok(change)
+    }
+
+    /// Adds 1 to the counter of an action whose flag is about to be set, and moves what moves
+    /// beside.
+    #[inline]
+    fn count_up(
+        &self,
+        turn: &mut WriteGuard<'_, Mark>,
+        count: &mut Count<'_>,
+        scratch: &mut Vec<i64>,
+    ) -> Result<(), WriteError> {
+        let Count { action, viewer, id, is_tied, .. } = *count;
+        let (flags, counters) = self.spaces_of(action);
+        let beside = self.move_beside(action, id, viewer, 1)?;
+        scratch.clear();
+        let change = [Delta { field: action.field, delta: 1 }];
+        let added = counters.space.add(id, &change, &Bounds::default(), scratch);
+        added.inspect_err(|_| beside.put_back(self))?;
+        count.is_done = true;
+        self.changed(counters.number, id);
+        if !is_tied {
+            self.loosen_uncounted(turn, flags, id);
+        } else if scratch.first().is_none_or(|&counted| counted <= 0) {
+            flags.loosen(turn, id);
+        }
+        Ok(())
     }
 
     /// Undoes an action: if the flag is set, unsets it and takes 1 from the counter, which does not
@@ -198,11 +220,10 @@ impl Engines {
         if id < counters.horizon() {
             return Ok(Change::Unknown);
         }
-        let turn = RefCell::new(self.pair_turn(flags, id));
+        let mut turn = self.pair_turn(flags, id);
         // In the turn: as long as it lasts the tie is what it is here.
         let is_tied = self.is_tied(flags, counters, action.field);
         let count = || {
-            let mut turn = turn.borrow_mut();
             if is_tied && self.is_proof(flags, id, viewer, self.counted(counters, id, action.field))
             {
                 return Err(Stop::NotSet);
@@ -223,7 +244,6 @@ impl Engines {
             Err(Stop::NotSet) => Change::Unchanged,
             Err(Stop::Refused(error)) => return Err(error),
         };
-        let mut turn = turn.into_inner();
         if change == Change::Unknown && flags.counts_below_horizon() {
             drop(turn);
             return self.count_unknown(action, viewer, id, -1, scratch);
