@@ -6,11 +6,11 @@
 //! widths are found for *every* sum (a knapsack over fields, by dynamic programming), then the sum
 //! is chosen by its real bytes.
 
-use crate::schema::MAX_ROW_BITS;
+use crate::schema::{MAX_ROW_BITS, Schema};
 use crate::sizing;
 use crate::space::{Space, all_tables};
 use crate::table::Table;
-use rolling::Entry;
+use rolling::{Entry, Tables};
 use std::fmt;
 
 /// What an aux entry costs, in bits: one word at the usual fill of its array, and a little for the
@@ -178,8 +178,6 @@ impl Space {
             shape.schema.living().map(|(i, f)| (i, f.width, f.name.clone())).collect();
         let mut fields = vec![Distribution::EMPTY; living.len()];
         let mut rows = 0u64;
-        // Ids of a table for each of its rows, and its rows.
-        let mut crowds: Vec<(f64, u64)> = Vec::new();
         let mut room = Vec::new();
         let tables = self.ring.load_full();
         let stride = ((self.rows() + elsewhere) / SAMPLE_ROWS).max(1);
@@ -199,28 +197,7 @@ impl Space {
             let value = |at: usize| row.values.get(at).copied().unwrap_or(0);
             fields.iter_mut().zip(&living).for_each(|(d, (at, _, _))| d.note(value(*at)));
         });
-        // A table and all that replaces it are one range.
-        let is_one = |a: &Entry<Table>, b: &Entry<Table>| match (a.drains(), b.drains()) {
-            (Some(a), Some(b)) => std::ptr::eq(a, b),
-            _ => false,
-        };
-        for entries in tables.entries().chunk_by(is_one) {
-            let drained = entries[0].drains().map(rolling::Slot::table);
-            let (low, last) = (entries[0].slot().low(), entries[entries.len() - 1].slot().last());
-            let all = || entries.iter().map(Entry::table).chain(drained);
-            let here: u64 = all().map(Table::rows).sum();
-            let (ids, most) = match entries {
-                // The newest goes on filling.
-                [newest] if last == u64::MAX => {
-                    let (table, span) = (newest.table(), newest.table().span());
-                    (span.1 - span.0, here.max(table.roll_at()))
-                }
-                // Nearly all of what it drained lies below.
-                [.., newest] if last == u64::MAX => (newest.slot().low() - 1 - low, here),
-                _ => (last - low, here),
-            };
-            crowds.push(((ids as f64 + 1.0) / most.max(1) as f64, here));
-        }
+        let mut crowds = crowds(&tables);
         // What an id takes is known of tables only: of that in which the row in the middle is; of
         // the newest one, if all rows are elsewhere.
         let mut newest = crowds.last().map_or(1.0, |crowd| crowd.0);
@@ -247,39 +224,68 @@ impl Space {
         if rows == 0 {
             return Ok(None);
         }
-        let n = rows as f64;
-        let bytes =
-            |sum: u32, aux_bits: f64| sizing::bytes_per_row(sum, ids_per_row) + aux_bits / 8.0;
-        let now: f64 =
-            fields.iter().zip(&living).map(|(d, (_, w, _))| d.cost(usize::from(*w), n)).sum();
-        let bytes_per_row = bytes(shape.schema.row_bits(), now);
-        let mut best = (bytes_per_row, living.iter().map(|l| l.1).collect::<Vec<u8>>());
-        for (sum, entry) in best_by_sum(&fields, n).into_iter().enumerate() {
-            let Some((aux_bits, widths)) = entry else { continue };
-            let bytes = bytes(sum as u32, aux_bits);
-            if bytes < best.0 {
-                best = (bytes, widths);
-            }
-        }
-        let advice =
-            living.into_iter().zip(&fields).zip(&best.1).map(|(((_, width, name), d), &best)| {
-                FieldAdvice {
-                    name,
-                    width,
-                    best,
-                    aux_share: d.escapes(usize::from(width)) as f64 / n,
-                    best_aux_share: d.escapes(usize::from(best)) as f64 / n,
-                    mean: d.sum / n,
-                    max: d.max,
-                }
-            });
-        Ok(Some(Advice {
-            fields: advice.collect(),
-            rows,
-            bytes_per_row,
-            best_bytes_per_row: best.0,
-        }))
+        Ok(Some(advice(&shape.schema, &living, &fields, rows, ids_per_row)))
     }
+}
+
+/// Of each range of tables: ids for each of its rows, and its rows.
+fn crowds(tables: &Tables<Table>) -> Vec<(f64, u64)> {
+    // A table and all that replaces it are one range.
+    let is_one = |a: &Entry<Table>, b: &Entry<Table>| match (a.drains(), b.drains()) {
+        (Some(a), Some(b)) => std::ptr::eq(a, b),
+        _ => false,
+    };
+    let crowd = |entries: &[Entry<Table>]| {
+        let drained = entries[0].drains().map(rolling::Slot::table);
+        let (low, last) = (entries[0].slot().low(), entries[entries.len() - 1].slot().last());
+        let all = || entries.iter().map(Entry::table).chain(drained);
+        let here: u64 = all().map(Table::rows).sum();
+        let (ids, most) = match entries {
+            // The newest goes on filling.
+            [newest] if last == u64::MAX => {
+                let (table, span) = (newest.table(), newest.table().span());
+                (span.1 - span.0, here.max(table.roll_at()))
+            }
+            // Nearly all of what it drained lies below.
+            [.., newest] if last == u64::MAX => (newest.slot().low() - 1 - low, here),
+            _ => (last - low, here),
+        };
+        ((ids as f64 + 1.0) / most.max(1) as f64, here)
+    };
+    tables.entries().chunk_by(is_one).map(crowd).collect()
+}
+
+/// What the values of so many rows say of the widths of their fields: position, width, name.
+fn advice(
+    schema: &Schema,
+    living: &[(usize, u8, String)],
+    fields: &[Distribution],
+    rows: u64,
+    ids_per_row: f64,
+) -> Advice {
+    let n = rows as f64;
+    let bytes = |sum: u32, aux_bits: f64| sizing::bytes_per_row(sum, ids_per_row) + aux_bits / 8.0;
+    let now: f64 = fields.iter().zip(living).map(|(d, (_, w, _))| d.cost(usize::from(*w), n)).sum();
+    let bytes_per_row = bytes(schema.row_bits(), now);
+    let mut best = (bytes_per_row, living.iter().map(|l| l.1).collect::<Vec<u8>>());
+    for (sum, entry) in best_by_sum(fields, n).into_iter().enumerate() {
+        let Some((aux_bits, widths)) = entry else { continue };
+        let bytes = bytes(sum as u32, aux_bits);
+        if bytes < best.0 {
+            best = (bytes, widths);
+        }
+    }
+    let advice =
+        living.iter().zip(fields).zip(&best.1).map(|(((_, width, name), d), &best)| FieldAdvice {
+            name: name.clone(),
+            width: *width,
+            best,
+            aux_share: d.escapes(usize::from(*width)) as f64 / n,
+            best_aux_share: d.escapes(usize::from(best)) as f64 / n,
+            mean: d.sum / n,
+            max: d.max,
+        });
+    Advice { fields: advice.collect(), rows, bytes_per_row, best_bytes_per_row: best.0 }
 }
 
 #[cfg(test)]

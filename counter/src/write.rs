@@ -301,9 +301,7 @@ impl Space {
         };
         let result = match origin {
             Origin::Client => self.outliers.write(&self.frontier, id, write),
-            Origin::Log => {
-                self.outliers.replay(&self.frontier, id, write).map_err(Refused::Engine)
-            }
+            Origin::Log => self.outliers.replay(&self.frontier, id, write).map_err(Refused::Engine),
         };
         let waiting = self.outliers.len();
         if waiting > 0 {

@@ -78,17 +78,7 @@ impl Space {
         let is_new = |(id, _): &&(u64, u64)| self.generation(*id) == 0;
         self.may_forget_more(theirs.forgotten.iter().filter(is_new).count())?;
         let pair_of = |hash: u128| Pair::from_hash(low, hash);
-        let start = block_range(filter.pages(), block).start;
-        // A pair that was revoked there has its bits in one of the filters there: with that block
-        // it is revoked here, and with no other. So a site that sends forged hashes fills nothing
-        // of ours with them.
-        let is_new = |hash: &u128| {
-            let pair = pair_of(*hash);
-            let has_bits =
-                block_of(filter, &pair) == block && filter.contains_in(&pair, &theirs.words, start);
-            has_bits && !table.has_in_memory(&pair) && !table.revoked.contains(*hash)
-        };
-        let revoked: Vec<u128> = theirs.revoked.iter().copied().filter(is_new).collect();
+        let revoked = newly_revoked(&table, filter, theirs);
         if !table.revoked.reserve_many(revoked.len(), self.limits.max_revoked.load(Relaxed)) {
             return Err(Error::RevokedFull.into());
         }
@@ -96,14 +86,7 @@ impl Space {
             table.revoked.release_many(revoked.len());
             return Err(refused);
         }
-        // Deleted here, set there.
-        let mut liked = vec![];
-        table.revoked.for_each_in(block_pages(filter.pages(), block), filter.pages(), |hash| {
-            let is_set = filter.contains_in(&pair_of(hash), &theirs.words, start);
-            if is_set && theirs.revoked.binary_search(&hash).is_err() {
-                liked.push(hash);
-            }
-        });
+        let liked = set_again(&table, filter, theirs);
         // Those set here that have not left the outliers are in no table. A writer that sets one
         // from now on sets it in the table, and a mover stores it there before it leaves.
         let mut outliers = HashMap::new();
@@ -261,6 +244,35 @@ impl Table {
         link.join(block, &words, added(&link.filter, block, &words));
         Ok(())
     }
+}
+
+/// The pairs that a block revokes in our table. A pair that was revoked there has its bits in one
+/// of the filters there: with that block it is revoked here, and with no other. So a site that
+/// sends forged hashes fills nothing of ours with them.
+fn newly_revoked(table: &Table, filter: &Filter, theirs: &Block) -> Vec<u128> {
+    let BlockPlace { low, block, .. } = theirs.place;
+    let start = block_range(filter.pages(), block).start;
+    let is_new = |hash: &u128| {
+        let pair = Pair::from_hash(low, *hash);
+        let has_bits =
+            block_of(filter, &pair) == block && filter.contains_in(&pair, &theirs.words, start);
+        has_bits && !table.has_in_memory(&pair) && !table.revoked.contains(*hash)
+    };
+    theirs.revoked.iter().copied().filter(is_new).collect()
+}
+
+/// The pairs that are revoked in our table and set in the block.
+fn set_again(table: &Table, filter: &Filter, theirs: &Block) -> Vec<u128> {
+    let BlockPlace { low, block, .. } = theirs.place;
+    let start = block_range(filter.pages(), block).start;
+    let mut liked = vec![];
+    table.revoked.for_each_in(block_pages(filter.pages(), block), filter.pages(), |hash| {
+        let is_set = filter.contains_in(&Pair::from_hash(low, hash), &theirs.words, start);
+        if is_set && theirs.revoked.binary_search(&hash).is_err() {
+            liked.push(hash);
+        }
+    });
+    liked
 }
 
 /// How many pairs the block adds to the filter (`link`, or one that is not chained yet), if it may

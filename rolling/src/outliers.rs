@@ -340,14 +340,17 @@ mod tests {
             .write::<_, ()>(
                 frontier,
                 id,
-                either(|entry| {
-                    *table.lock().entry(id).or_insert(0) += 1 + entry.take().map_or(0, |v| *v);
-                    Ok(())
-                },
-                |entry| {
-                    *entry = Some(Arc::new(entry.as_deref().unwrap_or(&0) + 1));
-                    Ok(())
-                }))
+                either(
+                    |entry| {
+                        *table.lock().entry(id).or_insert(0) += 1 + entry.take().map_or(0, |v| *v);
+                        Ok(())
+                    },
+                    |entry| {
+                        *entry = Some(Arc::new(entry.as_deref().unwrap_or(&0) + 1));
+                        Ok(())
+                    },
+                ),
+            )
             .unwrap();
     }
 
@@ -394,11 +397,14 @@ mod tests {
         let kept = outliers.replay(
             &frontier,
             1 << 30,
-            either(|_| Err(()),
-            |entry| {
-                *entry = Some(Arc::new(7));
-                Ok(())
-            }));
+            either(
+                |_| Err(()),
+                |entry| {
+                    *entry = Some(Arc::new(7));
+                    Ok(())
+                },
+            ),
+        );
         assert_eq!(kept, Ok(()), "what a log replays is not refused");
         assert_eq!(outliers.read(1 << 30, |v| *v), Some(7));
     }
@@ -412,11 +418,14 @@ mod tests {
             outliers.write(
                 &frontier,
                 id,
-                either(|_| Err(()),
-                |entry| {
-                    *entry = Some(Arc::new(7));
-                    Ok(())
-                }))
+                either(
+                    |_| Err(()),
+                    |entry| {
+                        *entry = Some(Arc::new(7));
+                        Ok(())
+                    },
+                ),
+            )
         };
         assert_eq!(write(1000), Ok(()), "the first id may be any");
         assert_eq!(write(1101), Err(Refused::TooFar));

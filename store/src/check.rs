@@ -114,7 +114,25 @@ fn look(disk: &dyn Disk) -> Result<Report> {
         None => disk,
     };
     let names = disk.list().map_err(|e| Error::io(disk.path(""), "listing", e))?;
-    let manifest = match Manifest::read(disk) {
+    let manifest = check_manifest(disk, &names, &mut report);
+    if let Some(manifest) = &manifest {
+        for file in &manifest.files {
+            check_file(disk, file, manifest.lineage, &mut report);
+        }
+        check_log(disk, manifest, &mut report);
+    } else {
+        for name in &names {
+            check_alone(disk, name, &mut report);
+        }
+    }
+    check_backup(disk, manifest.as_ref(), &names, &mut report);
+    check_names(manifest.as_ref(), &names, &mut report);
+    Ok(report)
+}
+
+/// The manifest, if it can be read; its absence is damage where there are files of ours.
+fn check_manifest(disk: &dyn Disk, names: &[String], report: &mut Report) -> Option<Manifest> {
+    match Manifest::read(disk) {
         Ok(Some(manifest)) => {
             let text = format!(
                 "manifest {} of lineage {}, {} files",
@@ -138,51 +156,41 @@ fn look(disk: &dyn Disk) -> Result<Report> {
             report.error(MANIFEST, &error);
             None
         }
-    };
-    if let Some(manifest) = &manifest {
-        for file in &manifest.files {
-            let rows = match file.role {
-                Role::Snapshot => {
-                    SnapshotReader::open(disk, &file.name, Some((file, manifest.lineage)))
-                        .and_then(|r| read_all(r, &mut report))
-                }
-                Role::Cold if is_pages(disk, &file.name) => {
-                    PageFile::open(disk, file, manifest.lineage).and_then(|(pages, note)| {
-                        report.bytes += file.bytes;
-                        pages.verify(&note, Some(file.check))
-                    })
-                }
-                Role::Cold => ColdFile::open(disk, file, manifest.lineage).and_then(|cold| {
-                    report.bytes += file.bytes;
-                    Arc::new(cold).verify(Some(file.check))
-                }),
-            };
-            match rows {
-                Ok(rows) => {
-                    let tag = &file.tag;
-                    let unit = if file.role == Role::Cold && is_pages(disk, &file.name) {
-                        "pages"
-                    } else {
-                        "rows"
-                    };
-                    let text = format!(
-                        "{rows} {unit} of space {} kind {}, ids {} to {}",
-                        tag.space, tag.kind, tag.low, tag.high
-                    );
-                    report.add(Severity::Good, &file.name, text);
-                }
-                Err(error) => report.error(&file.name, &error),
-            }
-        }
-        check_log(disk, manifest, &mut report);
-    } else {
-        for name in &names {
-            check_alone(disk, name, &mut report);
-        }
     }
-    check_backup(disk, manifest.as_ref(), &names, &mut report);
+}
+
+/// A file that the manifest names, read as a whole.
+fn check_file(disk: &dyn Disk, file: &FileEntry, lineage: Lineage, report: &mut Report) {
+    let has_pages = file.role == Role::Cold && is_pages(disk, &file.name);
+    let rows = match file.role {
+        Role::Snapshot => SnapshotReader::open(disk, &file.name, Some((file, lineage)))
+            .and_then(|r| read_all(r, report)),
+        Role::Cold if has_pages => PageFile::open(disk, file, lineage).and_then(|(pages, note)| {
+            report.bytes += file.bytes;
+            pages.verify(&note, Some(file.check))
+        }),
+        Role::Cold => ColdFile::open(disk, file, lineage).and_then(|cold| {
+            report.bytes += file.bytes;
+            Arc::new(cold).verify(Some(file.check))
+        }),
+    };
+    match rows {
+        Ok(rows) => {
+            let (tag, unit) = (&file.tag, if has_pages { "pages" } else { "rows" });
+            let text = format!(
+                "{rows} {unit} of space {} kind {}, ids {} to {}",
+                tag.space, tag.kind, tag.low, tag.high
+            );
+            report.add(Severity::Good, &file.name, text);
+        }
+        Err(error) => report.error(&file.name, &error),
+    }
+}
+
+/// Files that are there and that nothing names.
+fn check_names(manifest: Option<&Manifest>, names: &[String], report: &mut Report) {
     for name in names.iter().filter(|n| ![MANIFEST, LOCK, BACKUP].contains(&n.as_str())) {
-        let named = manifest.as_ref().is_some_and(|m| m.files.iter().any(|f| f.name == **name));
+        let named = manifest.is_some_and(|m| m.files.iter().any(|f| f.name == **name));
         if name.ends_with(TEMPORARY) && is_ours(name) {
             report.add(Severity::Note, name, "not finished; the next start removes it");
         } else if (parse_snapshot_name(name).is_some() || parse_cold_name(name).is_some())
@@ -194,7 +202,6 @@ fn look(disk: &dyn Disk) -> Result<Report> {
             report.add(Severity::Note, name, "not a file of ours; it is left alone");
         }
     }
-    Ok(report)
 }
 
 /// What a backup says of its files, where that is more than the manifest says.

@@ -86,17 +86,7 @@ pub(crate) fn find_path(
         if let Some(next) = wanted
             && number != next.previous
         {
-            if number < next.previous {
-                return Err(missing(disk, &next));
-            }
-            if !next.void {
-                let name = disk.path(&segment_name(number));
-                let what = format!(
-                    "segment {} continues {}, so this one should not exist",
-                    next.segment, next.previous
-                );
-                return Err(Error::corrupt(name, 0, what));
-            }
+            check_void(disk, number, &next)?;
             path.void.push(number);
             rest = below;
             continue;
@@ -106,22 +96,7 @@ pub(crate) fn find_path(
         }
         match read_segment_head(disk, number)? {
             Ok(head) => {
-                let name = disk.path(&segment_name(number));
-                if head.lineage != lineage {
-                    let what = format!(
-                        "it belongs to lineage {}, the manifest to {lineage}: files of two data \
-                         sets",
-                        head.lineage
-                    );
-                    return Err(Error::corrupt(name, 16, what));
-                }
-                if head.segment != number {
-                    return Err(Error::corrupt(
-                        name,
-                        32,
-                        format!("its header says that it is segment {}", head.segment),
-                    ));
-                }
+                check_identity(disk, number, &head, lineage)?;
                 path.segments.push(head);
                 // The very first segment may have a later number, if the first attempts to create
                 // it were cut short.
@@ -139,41 +114,88 @@ pub(crate) fn find_path(
                          {start}",
                         head.previous
                     );
-                    return Err(Error::corrupt(name, 40, what));
+                    return Err(Error::corrupt(disk.path(&segment_name(number)), 40, what));
                 }
                 wanted = Some(head);
             }
-            Err(BadHead::Version(found)) => {
-                return Err(Error::Version {
-                    path: disk.path(&segment_name(number)),
-                    found,
-                    newest: LOG_VERSION,
-                });
-            }
             Err(bad) => {
-                // Only the newest can be a creation that was cut short, and only if no batch was
-                // ever written behind its header (L2).
-                if wanted.is_some() || holds_a_batch(disk, lineage, number)? {
-                    return Err(Error::corrupt(
-                        disk.path(&segment_name(number)),
-                        0,
-                        bad.to_string(),
-                    ));
-                }
+                check_unfinished(disk, lineage, number, bad, wanted.is_none())?;
                 path.void.push(number);
             }
         }
         rest = below;
     }
     path.segments.reverse();
-    let head = path.segments[0];
+    check_start(disk, &path.segments[0], start)?;
+    Ok(path)
+}
+
+/// A segment that `next` does not continue is void, if that says so; else one is missing, or too
+/// many.
+fn check_void(disk: &dyn Disk, number: u64, next: &SegmentHead) -> Result<()> {
+    if number < next.previous {
+        return Err(missing(disk, next));
+    }
+    if next.void {
+        return Ok(());
+    }
+    let what = format!(
+        "segment {} continues {}, so this one should not exist",
+        next.segment, next.previous
+    );
+    Err(Error::corrupt(disk.path(&segment_name(number)), 0, what))
+}
+
+/// A segment without a sound header: only the newest can be a creation that was cut short, and only
+/// if no batch was ever written behind its header (L2).
+fn check_unfinished(
+    disk: &dyn Disk,
+    lineage: Lineage,
+    number: u64,
+    bad: BadHead,
+    is_newest: bool,
+) -> Result<()> {
+    let path = disk.path(&segment_name(number));
+    if let BadHead::Version(found) = bad {
+        return Err(Error::Version { path, found, newest: LOG_VERSION });
+    }
+    if !is_newest || holds_a_batch(disk, lineage, number)? {
+        return Err(Error::corrupt(path, 0, bad.to_string()));
+    }
+    Ok(())
+}
+
+/// A segment's header has to say what its name and the manifest say.
+fn check_identity(
+    disk: &dyn Disk,
+    number: u64,
+    head: &SegmentHead,
+    lineage: Lineage,
+) -> Result<()> {
+    let name = disk.path(&segment_name(number));
+    if head.lineage != lineage {
+        let what = format!(
+            "it belongs to lineage {}, the manifest to {lineage}: files of two data sets",
+            head.lineage
+        );
+        return Err(Error::corrupt(name, 16, what));
+    }
+    if head.segment != number {
+        let what = format!("its header says that it is segment {}", head.segment);
+        return Err(Error::corrupt(name, 32, what));
+    }
+    Ok(())
+}
+
+/// Whether replay can begin there in the first segment.
+fn check_start(disk: &dyn Disk, head: &SegmentHead, start: Position) -> Result<()> {
     let agrees = start.byte > SEGMENT_HEAD_BYTES
         || (head.sequence, head.chain) == (start.sequence, start.chain);
-    if head.byte_of(start.offset) != Some(start.byte) || !agrees {
-        let what = format!("its base is {}, so replay cannot begin at {start}", head.base);
-        return Err(Error::corrupt(disk.path(&segment_name(head.segment)), 48, what));
+    if head.byte_of(start.offset) == Some(start.byte) && agrees {
+        return Ok(());
     }
-    Ok(path)
+    let what = format!("its base is {}, so replay cannot begin at {start}", head.base);
+    Err(Error::corrupt(disk.path(&segment_name(head.segment)), 48, what))
 }
 
 fn missing(disk: &dyn Disk, next: &SegmentHead) -> Error {
@@ -314,6 +336,10 @@ impl BatchReader {
     /// The place after the last batch found.
     pub(crate) fn position(&self) -> Position {
         self.at
+    }
+
+    fn path(&self) -> &std::path::Path {
+        &self.path
     }
 
     /// Length of the file, as of the last look.
@@ -483,106 +509,122 @@ pub(crate) fn replay(
     let mut end = End { position: start, torn_bytes: 0, batches: 0, records: 0, bytes: 0 };
     for (i, head) in path.segments.iter().enumerate() {
         let next = path.segments.get(i + 1);
-        let name = segment_name(head.segment);
-        let file_path = disk.path(&name);
-        let file = disk.open(&name).map_err(|e| Error::io(&file_path, "opening", e))?;
-        if next.is_none() && reader_is != Reader::Check {
-            // The newest file may hold, in memory only, bytes of which an earlier process's sync
-            // failed. What is read must be on the disk.
-            file.sync().map_err(|e| Error::io(&file_path, "syncing", e))?;
-            file.drop_cache().map_err(|e| Error::io(&file_path, "reading", e))?;
-        }
-        let at = end.position;
-        if i > 0 && (head.base, head.sequence, head.chain) != (at.offset, at.sequence, at.chain) {
-            let what =
-                format!("it begins at offset {}, its predecessor ends at {}", head.base, at.offset);
-            return Err(Error::corrupt(file_path, 48, what));
-        }
-        let mut reader = BatchReader::new(
-            file,
-            file_path.clone(),
-            *head,
-            (i == 0 && start.segment == head.segment).then_some(start),
-        )?;
-        if let Some(next) = next
-            && next.base < reader.position().offset
-        {
-            let what = format!(
-                "it says that segment {} ends at offset {}, before replay begins",
-                head.segment, next.base
-            );
-            return Err(Error::corrupt(disk.path(&segment_name(next.segment)), 48, what));
-        }
-        let begins = reader.position().byte;
-        if reader.size() < begins {
-            // Not a torn tail: what lies before the replay position was durable.
-            let what = format!(
-                "it ends here; the manifest says that replay begins at {start}, up to which the \
-                 log was durable: something acknowledged is missing"
-            );
-            return Err(Error::corrupt(file_path, reader.size(), what));
-        }
-        let mut reported = begins;
-        loop {
-            if next.is_some_and(|next| reader.position().offset == next.base) {
-                break;
-            }
-            let at = reader.position();
-            match reader.next()? {
-                Found::Batch(batch) => {
-                    if next.is_some_and(|next| reader.position().offset > next.base) {
-                        return Err(Error::corrupt(
-                            file_path,
-                            at.byte,
-                            "a batch crosses the place where the next segment begins",
-                        ));
-                    }
-                    apply(&batch, reader.body())
-                        .map_err(|what| Error::corrupt(&file_path, at.byte, what))?;
-                    end.batches += 1;
-                    end.records += u64::from(batch.records);
-                    end.bytes += batch.bytes();
-                    if reader.position().byte - reported >= CHUNK as u64 {
-                        reported = reader.position().byte;
-                        progress(reader.position());
-                    }
-                }
-                Found::End if next.is_none() => break,
-                Found::End => {
-                    let what = format!(
-                        "it ends at offset {}, but the next segment begins at {}",
-                        at.offset,
-                        next.map_or(0, |n| n.base)
-                    );
-                    return Err(Error::corrupt(file_path, at.byte, what));
-                }
-                Found::Bad(what) if next.is_some() => {
-                    return Err(Error::corrupt(file_path, at.byte, what));
-                }
-                Found::Bad(what) => {
-                    if reader_is != Reader::Follower
-                        && let Some(proof) = reader.proof_of_damage()?
-                    {
-                        let what = format!(
-                            "{what}; the batch at byte {proof} was written when this place was \
-                             already durable"
-                        );
-                        return Err(Error::corrupt(file_path, at.byte, what));
-                    }
-                    end.torn_bytes = reader.size().saturating_sub(at.byte);
-                    break;
-                }
-            }
-        }
+        let mut reader = open_segment(disk, head, next, (i, start), end.position, reader_is)?;
+        read_segment(&mut reader, next, reader_is, &mut end, apply, progress)?;
         end.position = reader.position();
         if let Some(next) = next
             && !next.void
             && reader.size() != end.position.byte
         {
             let what = format!("bytes follow the place where segment {} continues", next.segment);
-            return Err(Error::corrupt(file_path, end.position.byte, what));
+            let file = disk.path(&segment_name(head.segment));
+            return Err(Error::corrupt(file, end.position.byte, what));
         }
         progress(end.position);
     }
     Ok(end)
+}
+
+/// Opens the segment with this number in the path, at the place where its replay begins, and checks
+/// that it goes on where the one before has ended, at `at`.
+fn open_segment(
+    disk: &dyn Disk,
+    head: &SegmentHead,
+    next: Option<&SegmentHead>,
+    (number, start): (usize, Position),
+    at: Position,
+    reader_is: Reader,
+) -> Result<BatchReader> {
+    let name = segment_name(head.segment);
+    let file_path = disk.path(&name);
+    let file = disk.open(&name).map_err(|e| Error::io(&file_path, "opening", e))?;
+    if next.is_none() && reader_is != Reader::Check {
+        // The newest file may hold, in memory only, bytes of which an earlier process's sync
+        // failed. What is read must be on the disk.
+        file.sync().map_err(|e| Error::io(&file_path, "syncing", e))?;
+        file.drop_cache().map_err(|e| Error::io(&file_path, "reading", e))?;
+    }
+    if number > 0 && (head.base, head.sequence, head.chain) != (at.offset, at.sequence, at.chain) {
+        let what =
+            format!("it begins at offset {}, its predecessor ends at {}", head.base, at.offset);
+        return Err(Error::corrupt(file_path, 48, what));
+    }
+    let from = (number == 0 && start.segment == head.segment).then_some(start);
+    let reader = BatchReader::new(file, file_path.clone(), *head, from)?;
+    if let Some(next) = next
+        && next.base < reader.position().offset
+    {
+        let what = format!(
+            "it says that segment {} ends at offset {}, before replay begins",
+            head.segment, next.base
+        );
+        return Err(Error::corrupt(disk.path(&segment_name(next.segment)), 48, what));
+    }
+    if reader.size() < reader.position().byte {
+        // Not a torn tail: what lies before the replay position was durable.
+        let what = format!(
+            "it ends here; the manifest says that replay begins at {start}, up to which the \
+             log was durable: something acknowledged is missing"
+        );
+        return Err(Error::corrupt(file_path, reader.size(), what));
+    }
+    Ok(reader)
+}
+
+/// Replays the batches of one segment, up to where `next` begins, or else up to a torn tail.
+fn read_segment(
+    reader: &mut BatchReader,
+    next: Option<&SegmentHead>,
+    reader_is: Reader,
+    end: &mut End,
+    apply: &mut ApplyBatch<'_>,
+    progress: &mut dyn FnMut(Position),
+) -> Result<()> {
+    let mut reported = reader.position().byte;
+    loop {
+        if next.is_some_and(|next| reader.position().offset == next.base) {
+            return Ok(());
+        }
+        let at = reader.position();
+        let what = match reader.next()? {
+            Found::Batch(_) if next.is_some_and(|next| reader.position().offset > next.base) => {
+                "a batch crosses the place where the next segment begins".to_owned()
+            }
+            Found::Batch(batch) => {
+                apply(&batch, reader.body())
+                    .map_err(|what| Error::corrupt(reader.path(), at.byte, what))?;
+                end.batches += 1;
+                end.records += u64::from(batch.records);
+                end.bytes += batch.bytes();
+                if reader.position().byte - reported >= CHUNK as u64 {
+                    reported = reader.position().byte;
+                    progress(reader.position());
+                }
+                continue;
+            }
+            Found::End => match next {
+                None => return Ok(()),
+                Some(next) => format!(
+                    "it ends at offset {}, but the next segment begins at {}",
+                    at.offset, next.base
+                ),
+            },
+            Found::Bad(what) if next.is_some() => what.to_owned(),
+            Found::Bad(what) => {
+                let proof = match reader_is {
+                    Reader::Follower => None,
+                    Reader::Owner | Reader::Check => reader.proof_of_damage()?,
+                };
+                let Some(proof) = proof else {
+                    end.torn_bytes = reader.size().saturating_sub(at.byte);
+                    return Ok(());
+                };
+                format!(
+                    "{what}; the batch at byte {proof} was written when this place was already \
+                     durable"
+                )
+            }
+        };
+        return Err(Error::corrupt(reader.path(), at.byte, what));
+    }
 }

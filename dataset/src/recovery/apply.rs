@@ -2,7 +2,7 @@
 
 use crate::commit::dirty_parts::Parts;
 use crate::dirty_keys::MarkedMember;
-use crate::engines::Engines;
+use crate::engines::{CounterSpace, Engines, ExistenceSpace};
 use crate::log_records::{RecordKind, decode_forgotten, read_pairs, read_rows};
 use crate::recovery::commit_source::{PREFETCHED, pair};
 use crate::recovery::layout_records::{decode_block, decode_frontier, decode_layout};
@@ -31,63 +31,9 @@ pub fn apply_record(
             .existence_by_number(space)
             .ok_or_else(|| format!("there is no existence space {space}"))
     };
-    // Before the change and after it: a reader in between, and one that sees the change, will find
-    // that there was one.
-    let changed =
-        |ids: &mut dyn Iterator<Item = u64>| ids.for_each(|id| engines.watches.changed(number, id));
     match RecordKind::from_number(kind) {
-        Some(RecordKind::Rows) => {
-            let space = counter()?;
-            // Read twice: where the rows lie is asked for some time before they are changed.
-            let mut ids = Vec::new();
-            read_rows(payload, |id, _| {
-                ids.push(id);
-                Ok(())
-            })?;
-            changed(&mut ids.iter().copied());
-            let mut again = Again::new(space);
-            let mut ahead = ids.chunks(PREFETCHED);
-            let mut at = 0;
-            read_rows(payload, |id, values| {
-                if at % PREFETCHED == 0 {
-                    space.read().prefetch(ahead.next().unwrap_or_default());
-                }
-                at += 1;
-                if let (Some(again), Some(values)) = (&mut again, values)
-                    && again.is_there(&ids[at - 1..], values)
-                {
-                    return Ok(());
-                }
-                space.put(id, values).map_err(|e| e.to_string())
-            })?;
-            parts.touch_all(ids.iter().map(|&id| (number, id)));
-            engines.changed_by_log(number, ids.iter().copied());
-            // As under clients: no other thread does it before the data are loaded.
-            while space.wants_maintenance() && space.maintain() {}
-            Ok(())
-        }
-        Some(RecordKind::Pairs) => {
-            let space = existence()?;
-            let mut pairs = Vec::new();
-            read_pairs(payload, |id, member, set| {
-                pairs.push((id, member, set));
-                Ok(())
-            })?;
-            changed(&mut pairs.iter().map(|pair| pair.0));
-            for pairs in pairs.chunks(PREFETCHED) {
-                for &(id, member, _) in pairs {
-                    if let MarkedMember::Number(member) = member {
-                        space.prefetch(id, &Member::Number(member));
-                    }
-                }
-                for &(id, member, set) in pairs {
-                    space.put(&pair(space, id, member), set).map_err(|e| e.to_string())?;
-                }
-            }
-            parts.touch_all(pairs.iter().map(|&(id, ..)| (number, id)));
-            engines.changed_by_log(number, pairs.iter().map(|pair| pair.0));
-            Ok(())
-        }
+        Some(RecordKind::Rows) => apply_rows(engines, parts, counter()?, payload),
+        Some(RecordKind::Pairs) => apply_pairs(engines, parts, existence()?, payload),
         Some(RecordKind::Block) => {
             let (place, state) = decode_block(payload)?;
             let space = existence()?;
@@ -104,7 +50,7 @@ pub fn apply_record(
         Some(RecordKind::Forgotten) => {
             let (space, forgotten) = (existence()?, decode_forgotten(payload)?);
             let ids = forgotten.iter().map(|&(id, _)| id);
-            changed(&mut ids.clone());
+            changes(engines, number, ids.clone());
             forgotten.iter().for_each(|&(id, times)| space.put_generation(id, times));
             engines.changed_by_log(number, ids);
             Ok(())
@@ -122,4 +68,74 @@ pub fn apply_record(
         Some(RecordKind::Catalogue | RecordKind::Table | RecordKind::Head | RecordKind::Late)
         | None => Err(format!("a record of kind {kind} does not belong here")),
     }
+}
+
+/// Before a change, and after it by [`Engines::changed_by_log`]: a reader in between, and one that
+/// sees the change, will find that there was one.
+fn changes(engines: &Engines, number: u32, ids: impl Iterator<Item = u64>) {
+    ids.for_each(|id| engines.watches.changed(number, id));
+}
+
+fn apply_rows(
+    engines: &Engines,
+    parts: &Parts,
+    space: &CounterSpace,
+    payload: &[u8],
+) -> Result<(), String> {
+    // Read twice: where the rows lie is asked for some time before they are changed.
+    let mut ids = Vec::new();
+    read_rows(payload, |id, _| {
+        ids.push(id);
+        Ok(())
+    })?;
+    let number = space.number();
+    changes(engines, number, ids.iter().copied());
+    let mut again = Again::new(space);
+    let mut ahead = ids.chunks(PREFETCHED);
+    let mut at = 0;
+    read_rows(payload, |id, values| {
+        if at % PREFETCHED == 0 {
+            space.read().prefetch(ahead.next().unwrap_or_default());
+        }
+        at += 1;
+        if let (Some(again), Some(values)) = (&mut again, values)
+            && again.is_there(&ids[at - 1..], values)
+        {
+            return Ok(());
+        }
+        space.put(id, values).map_err(|e| e.to_string())
+    })?;
+    parts.touch_all(ids.iter().map(|&id| (number, id)));
+    engines.changed_by_log(number, ids.iter().copied());
+    // As under clients: no other thread does it before the data are loaded.
+    while space.wants_maintenance() && space.maintain() {}
+    Ok(())
+}
+
+fn apply_pairs(
+    engines: &Engines,
+    parts: &Parts,
+    space: &ExistenceSpace,
+    payload: &[u8],
+) -> Result<(), String> {
+    let mut pairs = Vec::new();
+    read_pairs(payload, |id, member, set| {
+        pairs.push((id, member, set));
+        Ok(())
+    })?;
+    let number = space.number();
+    changes(engines, number, pairs.iter().map(|pair| pair.0));
+    for pairs in pairs.chunks(PREFETCHED) {
+        for &(id, member, _) in pairs {
+            if let MarkedMember::Number(member) = member {
+                space.prefetch(id, &Member::Number(member));
+            }
+        }
+        for &(id, member, set) in pairs {
+            space.put(&pair(space, id, member), set).map_err(|e| e.to_string())?;
+        }
+    }
+    parts.touch_all(pairs.iter().map(|&(id, ..)| (number, id)));
+    engines.changed_by_log(number, pairs.iter().map(|pair| pair.0));
+    Ok(())
 }

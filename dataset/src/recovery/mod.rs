@@ -193,18 +193,7 @@ pub(crate) fn recover_from(
         Ok(())
     };
     let replayed = if follows {
-        let mut each = |head: &store::BatchHead, body: &[u8]| {
-            let mut records = 0;
-            for record in Records::new(body) {
-                apply(&record?)?;
-                records += 1;
-            }
-            if records == head.records {
-                Ok(())
-            } else {
-                Err("a batch holds another number of records".to_owned())
-            }
-        };
+        let mut each = |head: &store::BatchHead, body: &[u8]| each_record(head, body, &mut apply);
         store
             .replay_following(&mut each, &progress)
             .map(|(log, end)| (Held::Follows(Box::new(log)), end))
@@ -216,13 +205,44 @@ pub(crate) fn recover_from(
         (Some(error), _) => return Err(error),
         (None, replayed) => replayed?,
     };
+    complete(&mut engines, &known, options, &store, &mut log, follows)?;
+    Ok(Recovered { engines, store, log, end })
+}
+
+/// Hands the records of a batch to `apply`, all that its head says there are.
+fn each_record(
+    head: &store::BatchHead,
+    body: &[u8],
+    apply: &mut dyn FnMut(&Record<'_>) -> Result<(), String>,
+) -> Result<(), String> {
+    let mut records = 0;
+    for record in Records::new(body) {
+        apply(&record?)?;
+        records += 1;
+    }
+    if records == head.records {
+        Ok(())
+    } else {
+        Err("a batch holds another number of records".to_owned())
+    }
+}
+
+/// What is recovered becomes what this process goes on with.
+fn complete(
+    engines: &mut Engines,
+    known: &Catalogue,
+    options: &Options,
+    store: &Store,
+    log: &mut Held,
+    follows: bool,
+) -> Result<(), RecoverError> {
     // A new folder begins with what the configuration has; so does one of a release that knew no
     // other place for it. On a replica only its master says what there is.
     let before: Vec<u32> = engines.existences().iter().map(|s| s.number()).collect();
-    if known == Catalogue::default() || !follows {
+    if *known == Catalogue::default() || !follows {
         engines.adopt(&engines.catalogue().completed(options))?;
     }
-    engines.attach_cold(&store)?;
+    engines.attach_cold(store)?;
     let mut batch = Batch::new();
     // On a replica only its master's log says when a tie holds.
     engines.follows.store(follows, SeqCst);
@@ -231,11 +251,11 @@ pub(crate) fn recover_from(
             batch.push(space.number(), RecordKind::Loose as u8, &space.loose().encode(None));
         }
     }
-    if let Held::Own(log) = &mut log {
-        log_news(&engines, &known, batch, log)?;
+    if let Held::Own(log) = log {
+        log_news(engines, known, batch, log)?;
     }
     engines.set_limits();
-    Ok(Recovered { engines, store, log, end })
+    Ok(())
 }
 
 /// The catalogue of a data folder, beside whatever uses it: none if it has nothing of ours.

@@ -210,20 +210,21 @@ pub(crate) fn attach_pairs(store: &Store, engines: &mut Engines) -> store::Resul
     Ok(())
 }
 
-/// Reads the snapshot into empty engines, on all cores.
-pub(crate) fn load(
-    store: &Store,
-    engines: &mut Engines,
-    parts: &Parts,
-    progress: impl Fn(Progress) + Sync,
-) -> store::Result<u64> {
-    let decoders: Mutex<HashMap<String, TableDecoder>> = Mutex::default();
-    let restored: Mutex<HashMap<u32, Restored>> = Mutex::default();
-    let options = options_of(engines);
-    let loaders =
-        engines.counters().iter().map(|space| Ok((space.number(), loader(store, space)?)));
-    let loaders: HashMap<u32, counter::Loader<'_>> = loaders.collect::<store::Result<_>>()?;
-    let apply = |file: &FileEntry, chunk: &[u8]| -> Result<(), String> {
+/// A snapshot that is being read: what its files have brought so far, of which some belongs
+/// together.
+struct Loading<'a> {
+    /// By space.
+    options: HashMap<u32, phantom::Options>,
+    loaders: HashMap<u32, counter::Loader<'a>>,
+    /// By file.
+    decoders: Mutex<HashMap<String, TableDecoder>>,
+    /// By space.
+    restored: Mutex<HashMap<u32, Restored>>,
+}
+
+impl Loading<'_> {
+    /// A chunk of a file; those of one file come in order, from one thread.
+    fn take(&self, engines: &Engines, file: &FileEntry, chunk: &[u8]) -> Result<(), String> {
         let space = file.tag.space;
         // It was dropped while the snapshot was written, or before its files were removed.
         if engines.is_dropped(space) {
@@ -231,50 +232,21 @@ pub(crate) fn load(
         }
         match RecordKind::from_number(u8::try_from(file.tag.kind).unwrap_or(0)) {
             Some(RecordKind::Catalogue) => Ok(()),
-            Some(RecordKind::Rows) => {
-                let loader = loaders.get(&space);
-                let part = |low: u64| loader.and_then(|loader| loader.part(low));
-                let missing = || format!("there is no counter space {space}");
-                let counters = engines.counter_by_number(space).ok_or_else(missing)?;
-                let end = counters.cold_end();
-                let mut below = part(file.tag.low).ok_or_else(missing)?;
-                let is_cut = file.tag.low < end && end <= file.tag.high;
-                let mut above = if is_cut { part(end) } else { None };
-                read_rows(chunk, |id, row| match row {
-                    Some(row) => {
-                        let above = above.as_mut().filter(|_| id >= end);
-                        above.unwrap_or(&mut below).push(id, row).map_err(|e| e.to_string())
-                    }
-                    None => {
-                        counters.bury(id);
-                        Ok(())
-                    }
-                })
-            }
-            Some(RecordKind::Table) => {
-                let options = options
-                    .get(&space)
-                    .ok_or_else(|| format!("there is no existence space {space}"))?;
-                // A file's chunks come in order, from one thread.
-                let decoder = decoders.lock().remove(&file.name);
-                let mut decoder = decoder.unwrap_or_else(|| TableDecoder::new(options, u64::MAX));
-                decoder.feed(chunk).map_err(|e| e.to_string())?;
-                decoders.lock().insert(file.name.clone(), decoder);
-                Ok(())
-            }
-            Some(RecordKind::Head) if loaders.contains_key(&space) => Ok(()),
+            Some(RecordKind::Rows) => self.take_rows(engines, file, chunk),
+            Some(RecordKind::Table) => self.take_table(file, chunk),
+            Some(RecordKind::Head) if self.loaders.contains_key(&space) => Ok(()),
             Some(RecordKind::Head) => {
-                restored.lock().entry(space).or_default().head.extend_from_slice(chunk);
+                self.restored.lock().entry(space).or_default().head.extend_from_slice(chunk);
                 Ok(())
             }
             Some(RecordKind::Late) => {
-                let mut restored = restored.lock();
+                let mut restored = self.restored.lock();
                 Late::take(&mut restored.entry(space).or_default().late, chunk)
                     .map_err(|e| e.to_string())
             }
             Some(RecordKind::Forgotten) => {
                 let forgotten = decode_forgotten(chunk)?;
-                restored.lock().entry(space).or_default().forgotten.extend(forgotten);
+                self.restored.lock().entry(space).or_default().forgotten.extend(forgotten);
                 Ok(())
             }
             Some(RecordKind::Loose) => {
@@ -288,9 +260,64 @@ pub(crate) fn load(
             Some(RecordKind::Groups) => engines.groups.decode(chunk),
             _ => Err(format!("a file of kind {} is no part of a snapshot", file.tag.kind)),
         }
+    }
+
+    fn take_rows(&self, engines: &Engines, file: &FileEntry, chunk: &[u8]) -> Result<(), String> {
+        let space = file.tag.space;
+        let loader = self.loaders.get(&space);
+        let part = |low: u64| loader.and_then(|loader| loader.part(low));
+        let missing = || format!("there is no counter space {space}");
+        let counters = engines.counter_by_number(space).ok_or_else(missing)?;
+        let end = counters.cold_end();
+        let mut below = part(file.tag.low).ok_or_else(missing)?;
+        let is_cut = file.tag.low < end && end <= file.tag.high;
+        let mut above = if is_cut { part(end) } else { None };
+        read_rows(chunk, |id, row| match row {
+            Some(row) => {
+                let above = above.as_mut().filter(|_| id >= end);
+                above.unwrap_or(&mut below).push(id, row).map_err(|e| e.to_string())
+            }
+            None => {
+                counters.bury(id);
+                Ok(())
+            }
+        })
+    }
+
+    fn take_table(&self, file: &FileEntry, chunk: &[u8]) -> Result<(), String> {
+        let space = file.tag.space;
+        let options = self
+            .options
+            .get(&space)
+            .ok_or_else(|| format!("there is no existence space {space}"))?;
+        // A file's chunks come in order, from one thread.
+        let decoder = self.decoders.lock().remove(&file.name);
+        let mut decoder = decoder.unwrap_or_else(|| TableDecoder::new(options, u64::MAX));
+        decoder.feed(chunk).map_err(|e| e.to_string())?;
+        self.decoders.lock().insert(file.name.clone(), decoder);
+        Ok(())
+    }
+}
+
+/// Reads the snapshot into empty engines, on all cores.
+pub(crate) fn load(
+    store: &Store,
+    engines: &mut Engines,
+    parts: &Parts,
+    progress: impl Fn(Progress) + Sync,
+) -> store::Result<u64> {
+    let loaders =
+        engines.counters().iter().map(|space| Ok((space.number(), loader(store, space)?)));
+    let loading = Loading {
+        options: options_of(engines),
+        loaders: loaders.collect::<store::Result<_>>()?,
+        decoders: Mutex::default(),
+        restored: Mutex::default(),
     };
+    let apply = |file: &FileEntry, chunk: &[u8]| loading.take(engines, file, chunk);
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let rows = store.load(threads, apply, progress)?;
+    let Loading { options, loaders, decoders, restored } = loading;
     for (number, loader) in loaders {
         let refused =
             |e: counter::Error| store::Error::Refused(format!("counter space {number}: {e}"));

@@ -99,30 +99,7 @@ impl Walk<'_> {
 
         for number in counters {
             let Some(space) = current.load().counter_by_number(number).cloned() else { continue };
-            let space = &space;
-            let tables: Vec<(u64, u64)> = space.ranges().iter().map(|t| (t.low, t.last)).collect();
-            let kind = RecordKind::Rows;
-            for (low, high) in plan(parts, &mut writer, space.number(), kind, &tables, stamp) {
-                let kind = kind as u32;
-                let mut file = writer
-                    .file(Tag { space: space.number(), kind, low, high, stamp })
-                    .map_err(text)?;
-                write_rows(space, low, high, &mut file, pace).map_err(text)?;
-                add(&mut writer, file)?;
-                // A spill in between: see the end.
-                between();
-            }
-            // After the rows: what came in meanwhile is not ahead of the frontier then.
-            let tag = Tag {
-                space: space.number(),
-                kind: RecordKind::Head as u32,
-                low: 0,
-                high: 0,
-                stamp,
-            };
-            let mut file = writer.file(tag).map_err(text)?;
-            file.write(&space.encode_head(), 0).map_err(text)?;
-            add(&mut writer, file)?;
+            write_counters(&space, parts, &mut writer, stamp, pace, &mut add, between)?;
         }
         for number in existences {
             let space = current.load().existence_by_number(number).cloned();
@@ -130,25 +107,7 @@ impl Walk<'_> {
             write_pairs(&space, parts, &mut writer, stamp, pace, &mut add)?;
             between();
         }
-        let tokens = current.load().tokens.clone();
-        if let Some(file) = write_tokens(&tokens, &mut writer, stamp).map_err(text)? {
-            add(&mut writer, file)?;
-        }
-        let offsets = current.load().offsets.encode_all();
-        if !offsets.is_empty() {
-            let tag = Tag { kind: RecordKind::Offsets as u32, stamp, ..Tag::default() };
-            let mut file = writer.file(tag).map_err(text)?;
-            file.write(&offsets, 0).map_err(text)?;
-            add(&mut writer, file)?;
-        }
-        let mut cursors = Vec::new();
-        current.load().groups.encode_all(&mut cursors);
-        if !cursors.is_empty() {
-            let tag = Tag { kind: RecordKind::Groups as u32, stamp, ..Tag::default() };
-            let mut file = writer.file(tag).map_err(text)?;
-            file.write(&cursors, 0).map_err(text)?;
-            add(&mut writer, file)?;
-        }
+        write_small(current, &mut writer, stamp, &mut add)?;
 
         // Last, as its schemas must not be older than those by which the rows were written.
         let mut file = writer
@@ -169,6 +128,67 @@ impl Walk<'_> {
         writer.commit(durability.positions().1).map_err(text)?;
         Ok(bytes)
     }
+}
+
+/// Completes a file of the snapshot.
+type Add<'s, 'a> = dyn FnMut(&mut SnapshotWriter<'s>, FileWriter) -> Result<(), String> + 'a;
+
+/// Writes all that a counter space has in memory.
+fn write_counters<'s>(
+    space: &CounterSpace,
+    parts: &Parts,
+    writer: &mut SnapshotWriter<'s>,
+    stamp: u64,
+    pace: &Pace<'_>,
+    add: &mut Add<'s, '_>,
+    between: &mut dyn FnMut(),
+) -> Result<(), String> {
+    let tables: Vec<(u64, u64)> = space.ranges().iter().map(|t| (t.low, t.last)).collect();
+    let kind = RecordKind::Rows;
+    for (low, high) in plan(parts, writer, space.number(), kind, &tables, stamp) {
+        let kind = kind as u32;
+        let mut file =
+            writer.file(Tag { space: space.number(), kind, low, high, stamp }).map_err(text)?;
+        write_rows(space, low, high, &mut file, pace).map_err(text)?;
+        add(writer, file)?;
+        // A spill in between: see the end.
+        between();
+    }
+    // After the rows: what came in meanwhile is not ahead of the frontier then.
+    let tag = Tag { space: space.number(), kind: RecordKind::Head as u32, low: 0, high: 0, stamp };
+    let mut file = writer.file(tag).map_err(text)?;
+    file.write(&space.encode_head(), 0).map_err(text)?;
+    add(writer, file)?;
+    Ok(())
+}
+
+/// Writes what is no space's: used tokens, and how far brokers and readers of streams have come.
+fn write_small<'s>(
+    current: &Current,
+    writer: &mut SnapshotWriter<'s>,
+    stamp: u64,
+    add: &mut Add<'s, '_>,
+) -> Result<(), String> {
+    let tokens = current.load().tokens.clone();
+    if let Some(file) = write_tokens(&tokens, writer, stamp).map_err(text)? {
+        add(writer, file)?;
+    }
+    let offsets = current.load().offsets.encode_all();
+    if !offsets.is_empty() {
+        let tag = Tag { kind: RecordKind::Offsets as u32, stamp, ..Tag::default() };
+        let mut file = writer.file(tag).map_err(text)?;
+        file.write(&offsets, 0).map_err(text)?;
+        add(writer, file)?;
+    }
+    let mut cursors = Vec::new();
+    current.load().groups.encode_all(&mut cursors);
+    if !cursors.is_empty() {
+        let tag = Tag { kind: RecordKind::Groups as u32, stamp, ..Tag::default() };
+        let mut file = writer.file(tag).map_err(text)?;
+        file.write(&cursors, 0).map_err(text)?;
+        add(writer, file)?;
+    }
+    Ok(())
 }
 
 /// Writes all that a space of pairs has in memory. `add` completes a file.

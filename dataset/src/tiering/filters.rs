@@ -80,20 +80,7 @@ impl Ground<'_> {
             stamp: 0,
         };
         let mut writer = store.begin_pages(tag)?;
-        let (mut page, mut pages) =
-            ([0; BLOCK_BYTES], Vec::with_capacity(PAGES_AT_ONCE * BLOCK_BYTES));
-        let missing = || store::Error::Refused("the old file of the table is not there".to_owned());
-        while rewrite.next(&mut page, |number, page| {
-            old.ok_or_else(missing)?.file().read(number as u64, page)
-        })? {
-            pages.extend_from_slice(&page);
-            if pages.len() == PAGES_AT_ONCE * BLOCK_BYTES {
-                writer.put(&pages)?;
-                pages.clear();
-                pace.after(writer.bytes());
-            }
-        }
-        writer.put(&pages)?;
+        copy_pages(&mut rewrite, old, &mut writer, &pace)?;
         let entry = writer.finish(&rewrite.note())?;
         let published = || -> store::Result<Arc<PairFile>> {
             let (file, _) = PairFile::open(store, &entry, space.options(), cold.shared())?;
@@ -208,5 +195,28 @@ pub(crate) fn keep_within(
             }
         }
     }
+    Ok(())
+}
+
+/// Copies the pages of a table, with what has come late, to its new file.
+fn copy_pages(
+    rewrite: &mut phantom::Rewrite,
+    old: Option<&Arc<PairFile>>,
+    writer: &mut store::PageWriter,
+    pace: &Pace<'_>,
+) -> store::Result<()> {
+    let (mut page, mut pages) = ([0; BLOCK_BYTES], Vec::with_capacity(PAGES_AT_ONCE * BLOCK_BYTES));
+    let missing = || store::Error::Refused("the old file of the table is not there".to_owned());
+    while rewrite
+        .next(&mut page, |number, page| old.ok_or_else(missing)?.file().read(number as u64, page))?
+    {
+        pages.extend_from_slice(&page);
+        if pages.len() == PAGES_AT_ONCE * BLOCK_BYTES {
+            writer.put(&pages)?;
+            pages.clear();
+            pace.after(writer.bytes());
+        }
+    }
+    writer.put(&pages)?;
     Ok(())
 }

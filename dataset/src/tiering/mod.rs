@@ -321,34 +321,7 @@ impl<'a> Ground<'a> {
         let mut out =
             Output { store, tag, width, most, room, pace: &pace, bytes: 0, writer: None, entries };
         let mut before = OldRows::new(old.clone())?;
-        let piece = PIECE_IDS.max(space.rows_per_table() as usize / PIECES);
-        let (mut ids, mut rows, mut found) = (Vec::new(), Vec::new(), Vec::new());
-        while space.next_ids(&mut spill, piece, &mut ids) {
-            for ids in ids.chunks(CHUNK_ROWS) {
-                rows.clear();
-                found.clear();
-                space.spill_rows(ids, &mut rows, &mut found);
-                let width_now = rows.len() / ids.len();
-                for (i, &id) in ids.iter().enumerate() {
-                    while let Some((older, row)) = before.peek().filter(|row| row.0 <= id) {
-                        if older < id && !space.is_buried(older) {
-                            out.push(older, row)?;
-                        }
-                        before.skip()?;
-                    }
-                    if found[i] {
-                        // A field that was added meanwhile stays in memory.
-                        out.push(id, &rows[i * width_now..][..width.min(width_now)])?;
-                    }
-                }
-            }
-        }
-        while let Some((older, row)) = before.peek() {
-            if !space.is_buried(older) {
-                out.push(older, row)?;
-            }
-            before.skip()?;
-        }
+        copy_rows(space, &mut spill, &mut before, &mut out)?;
         out.finish()?;
         let fresh = out.entries.iter().map(|entry| store.open_cold(entry).map(Arc::new));
         let fresh = fresh.collect::<store::Result<Vec<_>>>()?;
@@ -376,16 +349,7 @@ impl<'a> Ground<'a> {
         unpinned.for_each(|file| file.retire(store.disk().clone()));
 
         space.unbury(&spill);
-        let mut spilled = Spilled::default();
-        let (mut ids, mut values) = (Vec::new(), Vec::new());
-        for file in &fresh {
-            let mut walk = file.rows();
-            while walk.next(&mut ids, &mut values)? {
-                spilled.left += space.drop_spilled(&ids, &values, width) as u64;
-            }
-            spilled.rows += file.head().rows;
-            spilled.bytes += file.entry().bytes;
-        }
+        let spilled = drop_spilled(space, &fresh, width)?;
         if let Err(error) = space.end_spill(&spill) {
             // Memory stays taken a while longer.
             tracing::warn!(
@@ -404,6 +368,64 @@ impl<'a> Ground<'a> {
         );
         Ok(spilled)
     }
+}
+
+/// Copies the rows of a spill's range to its file, in the order of their ids: those in memory as
+/// they are now, and the old ones of which there is no newer one.
+fn copy_rows(
+    space: &CounterSpace,
+    spill: &mut counter::Spill,
+    before: &mut OldRows,
+    out: &mut Output<'_>,
+) -> store::Result<()> {
+    let piece = PIECE_IDS.max(space.rows_per_table() as usize / PIECES);
+    let (mut ids, mut rows, mut found) = (Vec::new(), Vec::new(), Vec::new());
+    while space.next_ids(spill, piece, &mut ids) {
+        for ids in ids.chunks(CHUNK_ROWS) {
+            rows.clear();
+            found.clear();
+            space.spill_rows(ids, &mut rows, &mut found);
+            let width_now = rows.len() / ids.len();
+            for (i, &id) in ids.iter().enumerate() {
+                while let Some((older, row)) = before.peek().filter(|row| row.0 <= id) {
+                    if older < id && !space.is_buried(older) {
+                        out.push(older, row)?;
+                    }
+                    before.skip()?;
+                }
+                if found[i] {
+                    // A field that was added meanwhile stays in memory.
+                    out.push(id, &rows[i * width_now..][..out.width.min(width_now)])?;
+                }
+            }
+        }
+    }
+    while let Some((older, row)) = before.peek() {
+        if !space.is_buried(older) {
+            out.push(older, row)?;
+        }
+        before.skip()?;
+    }
+    Ok(())
+}
+
+/// Rows that are in memory as they are in the new files leave it.
+fn drop_spilled(
+    space: &CounterSpace,
+    fresh: &[Arc<ColdFile>],
+    width: usize,
+) -> store::Result<Spilled> {
+    let mut spilled = Spilled::default();
+    let (mut ids, mut values) = (Vec::new(), Vec::new());
+    for file in fresh {
+        let mut walk = file.rows();
+        while walk.next(&mut ids, &mut values)? {
+            spilled.left += space.drop_spilled(&ids, &values, width) as u64;
+        }
+        spilled.rows += file.head().rows;
+        spilled.bytes += file.entry().bytes;
+    }
+    Ok(spilled)
 }
 
 /// Whether a range cannot be merged now.
