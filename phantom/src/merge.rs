@@ -110,16 +110,7 @@ impl Space {
         // Deleted there, unknown here: revoked before its bits come. Each pair under its
         // stripe, as every write is; the outliers are locked before that.
         for hash in revoked {
-            let (pair, is_outlier) = (pair_of(hash), is_outlier(hash));
-            let is_revoked = self.under_stripe(&pair, |table| {
-                let is_new =
-                    !table.has_in_memory(&pair) && !table.revoked.contains(hash) && !is_outlier;
-                if is_new {
-                    table.revoked.insert_reserved(hash);
-                }
-                is_new
-            });
-            if is_revoked == Some(true) {
+            if self.revoke_unknown(&pair_of(hash), is_outlier(hash)) {
                 changed.push(hash);
             } else {
                 table.revoked.release();
@@ -135,6 +126,20 @@ impl Space {
         theirs.forgotten.iter().for_each(|&(id, generation)| self.raise(id, generation));
         table.touch();
         Ok((entered, changed))
+    }
+
+    /// Keeps a pair that its table does not know as unset, in what was reserved for it. False if
+    /// the table has come to know it.
+    fn revoke_unknown(&self, pair: &Pair, is_outlier: bool) -> bool {
+        let is_revoked = self.under_stripe(pair, |table| {
+            let hash = pair.hash();
+            let is_new = !table.has_in_memory(pair) && !table.revoked.contains(hash) && !is_outlier;
+            if is_new {
+                table.revoked.insert_reserved(hash);
+            }
+            is_new
+        });
+        is_revoked == Some(true)
     }
 
     /// From now on ids up to `highest` are normal, so that the table at `low`, which covers them,

@@ -190,31 +190,8 @@ impl Connection {
                     return self.look_after(cx);
                 };
                 self.waits_no_more();
-                let Some(held) = &mut self.held else { continue };
-                let (mut out, replies) = (std::mem::take(&mut held.out), held.replies);
-                self.held = None;
-                self.set_away(false);
-                self.note();
-                if let Ok(last) = &outcome {
-                    out.extend_from_slice(last);
-                }
-                if let Err(text) = outcome {
-                    // A client that wrote must not believe that it is safe. Which replies were to
-                    // writes is not known any more.
-                    out.clear();
-                    for _ in 0..replies {
-                        Reply::new(&mut out, self.talk.session.client.protocol()).error(&text);
-                    }
-                    // Invalidations among the replies are lost, and what they named has changed.
-                    if self.talk.session.client.hears.load(Relaxed) {
-                        node::runtime::tracking::write_all(&self.talk.session.client, &mut out);
-                    }
-                }
-                if self.write(cx, &out).is_err() {
+                if self.release(cx, outcome).is_err() {
                     return Poll::Ready(());
-                }
-                if self.talk.session.client.blocked.leaves() {
-                    self.talk.closing = Closing::Politely;
                 }
                 continue;
             }
@@ -266,34 +243,7 @@ impl Connection {
                 turn.clear_out();
                 return Poll::Ready(());
             }
-            let ticket = node.durability.committer().ticket();
-            let wrote = std::mem::take(&mut self.talk.session.wrote) && must_hold(node, ticket);
-            let shown = std::mem::take(&mut self.talk.session.shown);
-            let asked = self.talk.session.hold.take();
-            if wrote || shown > 0 || asked.is_some() {
-                self.talk.session.client.waits.store(asked.is_some(), Relaxed);
-                self.set_away(true);
-                let node = node.clone();
-                let may_go: MayGo = Box::pin(async move {
-                    if wrote {
-                        while node.is_spilling() && !node.stop.is_stopped() {
-                            tokio::time::sleep(ROOM_EVERY).await;
-                        }
-                        node.durability.replies_may_go(ticket).await?;
-                    }
-                    let last = match asked {
-                        Some(asked) => asked.await,
-                        None => Vec::new(),
-                    };
-                    if shown > 0 {
-                        node.durability.settled(shown).await;
-                    }
-                    Ok(last)
-                });
-                let replies =
-                    self.talk.replies + usize::from(std::mem::take(&mut self.talk.session.later));
-                self.held = Some(Held { may_go, out: std::mem::take(&mut turn.out), replies });
-                self.note();
+            if self.hold_back(node, turn) {
                 continue;
             }
             if !turn.out.is_empty() {
@@ -309,6 +259,73 @@ impl Connection {
         // seconds.
         let _ = std::pin::pin!(tokio::task::yield_now()).poll(cx);
         Poll::Pending
+    }
+
+    /// Holds the replies of the turn back, if they are to be sent only when something has happened.
+    #[inline]
+    fn hold_back(&mut self, node: &Arc<Node>, turn: &mut Turn) -> bool {
+        let ticket = node.durability.committer().ticket();
+        let wrote = std::mem::take(&mut self.talk.session.wrote) && must_hold(node, ticket);
+        let shown = std::mem::take(&mut self.talk.session.shown);
+        let asked = self.talk.session.hold.take();
+        if !wrote && shown == 0 && asked.is_none() {
+            return false;
+        }
+        self.talk.session.client.waits.store(asked.is_some(), Relaxed);
+        self.set_away(true);
+        let node = node.clone();
+        let may_go: MayGo = Box::pin(async move {
+            if wrote {
+                while node.is_spilling() && !node.stop.is_stopped() {
+                    tokio::time::sleep(ROOM_EVERY).await;
+                }
+                node.durability.replies_may_go(ticket).await?;
+            }
+            let last = match asked {
+                Some(asked) => asked.await,
+                None => Vec::new(),
+            };
+            if shown > 0 {
+                node.durability.settled(shown).await;
+            }
+            Ok(last)
+        });
+        let replies = self.talk.replies + usize::from(std::mem::take(&mut self.talk.session.later));
+        self.held = Some(Held { may_go, out: std::mem::take(&mut turn.out), replies });
+        self.note();
+        true
+    }
+
+    /// Sends the replies that were held back, with what has come for them; or errors in their
+    /// places.
+    fn release(
+        &mut self,
+        cx: &mut Context<'_>,
+        outcome: Result<Vec<u8>, String>,
+    ) -> Result<(), ()> {
+        let Some(Held { mut out, replies, .. }) = self.held.take() else { return Ok(()) };
+        self.set_away(false);
+        self.note();
+        match outcome {
+            Ok(last) => out.extend_from_slice(&last),
+            Err(text) => {
+                // A client that wrote must not believe that it is safe. Which replies were to
+                // writes is not known any more.
+                out.clear();
+                for _ in 0..replies {
+                    Reply::new(&mut out, self.talk.session.client.protocol()).error(&text);
+                }
+                // Invalidations among the replies are lost, and what they named has changed.
+                if self.talk.session.client.hears.load(Relaxed) {
+                    node::runtime::tracking::write_all(&self.talk.session.client, &mut out);
+                }
+            }
+        }
+        self.write(cx, &out)?;
+        if self.talk.session.client.blocked.leaves() {
+            self.talk.closing = Closing::Politely;
+        }
+        Ok(())
     }
 
     /// Moves messages for this client to the replies of the turn; true if there are any. The next

@@ -223,15 +223,7 @@ impl Talk {
             }
             let (end, halt) = self.scan(buf, at, &mut turn.batch);
             let Turn { out, scratch, batch } = turn;
-            // One alone would be fetched for no sooner than it fetches for itself.
-            if let Some(engines) = node.loaded()
-                && batch.len() > 1
-            {
-                let mut ahead = LookAhead::new(engines);
-                for request in &*batch {
-                    ahead.at(request.found, self.args(request, buf));
-                }
-            }
+            self.look_ahead(node, batch, buf);
             for (index, request) in batch.iter().enumerate() {
                 // The request before this one may have changed it, too.
                 if self.is_outdated(&node) && !self.look_again(&node) {
@@ -248,15 +240,9 @@ impl Talk {
                 let paused = node.pause.now();
                 if paused != Paused::Nothing && execute::must_wait(args, session, paused, node) {
                     let process = node.process();
-                    session.client.waits.store(true, Relaxed);
                     session.client.paused.store(true, Relaxed);
-                    self.stalled = Some(Box::pin(async move {
-                        process.pause.eased().await;
-                        Pins::default()
-                    }));
                     tallies.commands.add(index as u64);
-                    self.scanner.restart();
-                    self.more = true;
+                    self.stall(async move { process.pause.eased().await });
                     return request.bytes.start;
                 }
                 if has_cold {
@@ -274,15 +260,9 @@ impl Talk {
                 }
                 if session.errand.is_asked() {
                     let errand = session.errand.leave();
-                    session.client.waits.store(true, Relaxed);
                     session.client.away.store(true, Relaxed);
-                    self.stalled = Some(Box::pin(async move {
-                        errand.await;
-                        Pins::default()
-                    }));
                     tallies.commands.add(index as u64);
-                    self.scanner.restart();
-                    self.more = true;
+                    self.stall(async move { errand.await });
                     return request.bytes.start;
                 }
                 self.replies += usize::from(out.len() > before);
@@ -290,22 +270,7 @@ impl Talk {
                 if self.limits.unauthenticated != self.session.access.user.is_none() {
                     self.limits = limits(&self.config, &mut self.session);
                 }
-                if out.len() > self.session.most_out {
-                    tracing::warn!(
-                        "client {} asked for more than max_output_buffer_bytes: disconnected; ask \
-                         for less at a time, or raise it",
-                        self.session.client.peer
-                    );
-                    node.clients.ended.by_output.fetch_add(1, Relaxed);
-                    self.closing = Closing::AtOnce;
-                } else if self.session.leaving {
-                    self.closing = Closing::Politely;
-                } else if out.len() < WRITE_BYTES
-                    && self.session.hold.is_none()
-                    && !self.session.kept_all_out
-                    // The next one waits with the replies until there is room, and is not refused.
-                    && !(self.session.wrote && node.engines().is_spilling())
-                {
+                if self.goes_on(node, out.len()) {
                     continue;
                 }
                 self.session.kept_all_out = false;
@@ -324,24 +289,81 @@ impl Talk {
             match halt {
                 Halt::Enough => {}
                 Halt::Incomplete => return at,
-                Halt::Refused(Malformed::Http) => {
-                    tracing::warn!(
-                        "client {} speaks HTTP: closed (a cross-site attack?); find the program at \
-                         that address",
-                        self.session.client.peer
-                    );
-                    self.closing = Closing::Politely;
-                    return buf.len();
-                }
                 Halt::Refused(why) => {
-                    Reply::new(out, self.session.client.protocol()).error(format!("ERR {why}"));
-                    tallies.errors.add(1);
-                    node.calls.of(self.session.worker).error(b"ERR");
-                    self.closing = Closing::Lingering;
+                    self.refuse(&why, node, tallies, out);
                     return buf.len();
                 }
             }
         }
+    }
+
+    /// Asks the cache for what the requests of a batch will need. One alone would be fetched for no
+    /// sooner than it fetches for itself.
+    #[inline]
+    fn look_ahead(&self, node: Now<'_>, batch: &[Request], buf: &[u8]) {
+        if let Some(engines) = node.loaded()
+            && batch.len() > 1
+        {
+            let mut ahead = LookAhead::new(engines);
+            for request in batch {
+                ahead.at(request.found, self.args(request, buf));
+            }
+        }
+    }
+
+    /// The request at hand is executed when `wait` is over.
+    #[cold]
+    fn stall(&mut self, wait: impl Future<Output = ()> + Send + 'static) {
+        self.session.client.waits.store(true, Relaxed);
+        self.stalled = Some(Box::pin(async move {
+            wait.await;
+            Pins::default()
+        }));
+        self.scanner.restart();
+        self.more = true;
+    }
+
+    /// Whether the next request is to be executed in the same turn, after one that has left so many
+    /// bytes of replies; if the connection is to be closed, that is noted.
+    #[inline]
+    fn goes_on(&mut self, node: Now<'_>, out: usize) -> bool {
+        if out > self.session.most_out {
+            tracing::warn!(
+                "client {} asked for more than max_output_buffer_bytes: disconnected; ask for less \
+                 at a time, or raise it",
+                self.session.client.peer
+            );
+            node.clients.ended.by_output.fetch_add(1, Relaxed);
+            self.closing = Closing::AtOnce;
+            return false;
+        }
+        if self.session.leaving {
+            self.closing = Closing::Politely;
+            return false;
+        }
+        out < WRITE_BYTES
+            && self.session.hold.is_none()
+            && !self.session.kept_all_out
+            // The next one waits with the replies until there is room, and is not refused.
+            && !(self.session.wrote && node.engines().is_spilling())
+    }
+
+    /// What is no request ends the connection.
+    #[cold]
+    fn refuse(&mut self, why: &Malformed, node: Now<'_>, tallies: &Tallies, out: &mut Vec<u8>) {
+        if matches!(why, Malformed::Http) {
+            tracing::warn!(
+                "client {} speaks HTTP: closed (a cross-site attack?); find the program at that \
+                 address",
+                self.session.client.peer
+            );
+            self.closing = Closing::Politely;
+            return;
+        }
+        Reply::new(out, self.session.client.protocol()).error(format!("ERR {why}"));
+        tallies.errors.add(1);
+        node.calls.of(self.session.worker).error(b"ERR");
+        self.closing = Closing::Lingering;
     }
 
     /// Lets the rows be read that the next request needs, together with those of the requests
