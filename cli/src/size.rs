@@ -244,6 +244,7 @@ impl Plan {
         self.table_bytes() * MARGIN + PROCESS_BYTES
     }
 
+    // Long: one row of the table after the other.
     fn text(&self, args: &SizeArgs) -> String {
         let mut rows = vec![["what", "value", "formula"].map(str::to_owned).to_vec()];
         let mut add = |what: &str, value: String, formula: String| {

@@ -228,6 +228,7 @@ impl Follower {
         course
     }
 
+    // Long: one arm for each message and state.
     fn take(
         &mut self,
         message: ToReplica<'_>,

@@ -167,6 +167,7 @@ impl Scanner {
     /// given the same bytes, and more behind them (they may have moved in memory); after any other
     /// outcome, the bytes behind the request.
     #[inline]
+    // Long: one arm for each state.
     pub fn scan(&mut self, buf: &[u8], limits: &Limits) -> Scan {
         loop {
             match self.state {

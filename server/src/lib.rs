@@ -154,7 +154,7 @@ pub fn start_on(
                             check the rights of the folder"
             );
         }
-        let (of_log, of_snapshots) = (host.clone(), host.clone());
+        let of_log = host.clone();
         // Before any client is told that the server is ready: writes are taken from the first
         // moment, or refused for the right reason.
         host.replication.settle(&host.config(), log.is_own(), log.term());
@@ -163,25 +163,7 @@ pub fn start_on(
         }
         let run = move || log_owner::direct(&of_log, log);
         let log = workers::thread(host.stop.vital(), "log".to_owned(), run)?;
-        threads.push(workers::thread(host.stop.vital(), "snapshot".to_owned(), move || {
-            background::snapshots(&of_snapshots)
-        })?);
-        let of_backups = host.clone();
-        threads.push(workers::thread(host.stop.vital(), "backup".to_owned(), move || {
-            backup::backups(&of_backups)
-        })?);
-        if !host.ingest.sources.is_empty() {
-            let of_ingest = host.clone();
-            threads.push(workers::thread(host.stop.vital(), "ingest".to_owned(), move || {
-                if let Err(error) = ingest::run(&of_ingest) {
-                    tracing::error!("no events are taken over: {error}");
-                }
-            })?);
-        }
-        let of_spills = host.clone();
-        threads.push(workers::thread(host.stop.vital(), "spill".to_owned(), move || {
-            background::spills(&of_spills)
-        })?);
+        start_background(&host, &mut threads)?;
         Ok(log)
     });
     match opened {
@@ -199,6 +181,31 @@ pub fn start_on(
             Err(error)
         }
     }
+}
+
+/// Starts the threads that work behind the clients' backs, once the data are there.
+fn start_background(host: &Arc<Host>, threads: &mut Vec<JoinHandle<()>>) -> Result<(), StartError> {
+    let of_snapshots = host.clone();
+    threads.push(workers::thread(host.stop.vital(), "snapshot".to_owned(), move || {
+        background::snapshots(&of_snapshots)
+    })?);
+    let of_backups = host.clone();
+    threads.push(workers::thread(host.stop.vital(), "backup".to_owned(), move || {
+        backup::backups(&of_backups)
+    })?);
+    if !host.ingest.sources.is_empty() {
+        let of_ingest = host.clone();
+        threads.push(workers::thread(host.stop.vital(), "ingest".to_owned(), move || {
+            if let Err(error) = ingest::run(&of_ingest) {
+                tracing::error!("no events are taken over: {error}");
+            }
+        })?);
+    }
+    let of_spills = host.clone();
+    threads.push(workers::thread(host.stop.vital(), "spill".to_owned(), move || {
+        background::spills(&of_spills)
+    })?);
+    Ok(())
 }
 
 /// Runs a server until `stop` is told to stop.

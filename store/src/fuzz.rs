@@ -76,6 +76,7 @@ type Read = Vec<(u64, Vec<u8>)>;
 
 /// Segments of a log with right checksums, and whatever else in them, through recovery (twice: what
 /// it leaves must be whole), the tail that feeds replicas, `check` and `dump`.
+// Long: a file is made, spoiled and read in one go.
 pub fn log(input: &[u8]) {
     let mut input = Input(input);
     let disk = SimDisk::new(1);
@@ -283,6 +284,7 @@ pub fn snapshot(input: &[u8]) {
 }
 
 /// A cold file with right checksums, its head and index changed; the blocks are `block.rs`'s.
+// Long: a file is made, spoiled and read in one go.
 pub fn cold(input: &[u8]) {
     let mut input = Input(input);
     let disk = SimDisk::new(1);

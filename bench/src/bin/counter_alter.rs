@@ -94,6 +94,7 @@ fn value<'a>(table: &'a OwnedFrame, name: &[u8]) -> Option<&'a Vec<u8>> {
     })
 }
 
+// Long: one measurement after the other.
 fn main() -> io::Result<()> {
     let args = Args::parse();
     let server = args.place.tidemark("everysec", "")?;

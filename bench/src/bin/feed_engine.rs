@@ -204,6 +204,7 @@ fn together(args: &Args, server: &tidemark_server::Server, threads: u64) -> f64 
     })
 }
 
+// Long: one measurement after the other.
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args = Args::parse();
     let (server, _folder) = tidemark_bench::server::in_process()?;

@@ -30,6 +30,7 @@ struct Args {
 
 const PAGE: usize = 32;
 
+// Long: one measurement after the other.
 fn main() {
     let args = Args::parse();
     let mut config = Options::default();

@@ -104,6 +104,7 @@ fn report(name: &str, checks: usize, started: Duration, found: usize) {
     println!("{name:<58} {each:>7.1} ns per check   {found:>8} yes");
 }
 
+// Long: one measurement after the other.
 fn main() {
     let args = Args::parse();
     let bytes = (args.gib * (1u64 << 30) as f64) as u64;

@@ -310,6 +310,7 @@ fn sync_once(
     Ok(())
 }
 
+// Long: one measurement after the other.
 fn sync(
     args: &Args,
     rows: u64,

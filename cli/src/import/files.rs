@@ -4,7 +4,7 @@ use super::command::{Command, Shape};
 use super::csv::Columns;
 use super::json;
 use super::lines::{Lines, open};
-use super::pipe::{Event, Pipe};
+use super::pipe::{Event, Pipe, Tally};
 use super::spaces::Spaces;
 use super::{ImportArgs, ImportError, Kind, SHOWN, Summary};
 use indicatif::ProgressBar;
@@ -24,6 +24,23 @@ pub(super) struct Import<'a> {
 struct Source {
     name: String,
     progress: ProgressBar,
+}
+
+impl Summary {
+    /// Adds what became of the lines of one shape.
+    fn add(&mut self, tally: &Tally, shape: Option<Shape>) {
+        let answered = tally.changed + tally.repeated + tally.unknown;
+        match shape {
+            Some(Shape::Rows { .. }) => self.rows += tally.done,
+            Some(Shape::Flags) => self.flags += answered,
+            Some(Shape::Events) => self.events += answered,
+            None => {}
+        }
+        self.bad += tally.bad;
+        self.changed += tally.changed;
+        self.repeated += tally.repeated;
+        self.unknown += tally.unknown;
+    }
 }
 
 impl Import<'_> {
@@ -127,18 +144,7 @@ impl Import<'_> {
             |event, pipe| self.event(source, event, pipe, last),
             |source| ImportError::Connect { address, source },
         )?;
-        let summary = &mut self.summary;
-        summary.bad += tally.bad;
-        let answered = tally.changed + tally.repeated + tally.unknown;
-        match command.map(|command| command.shape) {
-            Some(Shape::Rows { .. }) => summary.rows += tally.done,
-            Some(Shape::Flags) => summary.flags += answered,
-            Some(Shape::Events) => summary.events += answered,
-            None => {}
-        }
-        summary.changed += tally.changed;
-        summary.repeated += tally.repeated;
-        summary.unknown += tally.unknown;
+        self.summary.add(&tally, command.map(|command| command.shape));
         Ok(())
     }
 

@@ -412,6 +412,7 @@ fn difference(held: &Seen, found: &Seen) -> String {
 }
 
 /// One process on this disk, until it dies.
+// Long: one arm for each kind of change.
 fn live(
     seed: u64,
     ids: &[u64],

@@ -106,6 +106,7 @@ async fn push(writer: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> std::io::
     if bytes.is_empty() { writer.flush().await.map(|()| 0) } else { writer.write(bytes).await }
 }
 
+// Long: what the arms of its loop wait for shares buffers and moments.
 async fn run<S: AsyncRead + AsyncWrite + Unpin>(
     node: &Arc<Node>,
     client: u64,

@@ -224,6 +224,7 @@ pub(crate) fn run(
 }
 
 /// One link after the other.
+// Long: a loop whose steps each may end it.
 async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
     let mut orders = here.node.replication.subscribe();
     let node = here.node.clone();
@@ -478,6 +479,7 @@ async fn link(here: &mut Here, master: &Master) -> Result<(), LinkError> {
 
 /// Carries bytes between the socket and the follower. May be dropped wherever it waits: all that
 /// came is applied then.
+// Long: what the arms of its loop wait for shares buffers and moments.
 async fn carry(
     here: &mut Here,
     master: &Master,

@@ -11,8 +11,8 @@
 //! chain. The first filter that has room takes the pairs: another site may have brought an
 //! extension (`merge`) before the filters in front of it were full.
 //!
-//! The filters of an old table may lie elsewhere: `elsewhere`. Then this file has an empty page in their
-//! place.
+//! The filters of an old table may lie elsewhere: `elsewhere`. Then this file has an empty page in
+//! their place.
 //!
 //! - **T1** A pair that was set and not revoked since is found, at every moment.
 //! - **T2** No filter takes more pairs than its rate allows, but for one per writer that was inside

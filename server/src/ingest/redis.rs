@@ -104,31 +104,7 @@ impl Reader {
     ) -> Result<(), Trouble> {
         let before = next.saturating_sub(1);
         let behind = source.shown(before);
-        let (key, count) = (self.key.clone(), self.entries.to_string());
-        let (key, count) = (key.as_bytes(), count.as_bytes());
-        let mut requests = Vec::new();
-        for request in [
-            &[&b"MULTI"[..]][..],
-            &[b"XINFO", b"STREAM", key],
-            &[b"XREAD", b"COUNT", count, b"STREAMS", key, behind.as_bytes()],
-            &[b"EXEC"],
-        ] {
-            node::client::connect::put_command(&mut requests, request);
-        }
-        timely(self.link.send(&requests)).await?;
-        for _ in 0..3 {
-            if let OwnedFrame::Error(why) = timely(self.link.next()).await? {
-                return Err(Trouble::Broken(why));
-            }
-        }
-        let (info, read) = match timely(self.link.next()).await? {
-            OwnedFrame::Array(parts) => match <[OwnedFrame; 2]>::try_from(parts) {
-                Ok([info, read]) => (info, read),
-                Err(_) => return Err(strange()),
-            },
-            OwnedFrame::Error(why) => return Err(Trouble::Broken(why)),
-            _ => return Err(strange()),
-        };
+        let (info, read) = self.look(&behind).await?;
         if let OwnedFrame::Error(why) = &info {
             if !why.contains("no such key") {
                 return Err(Trouble::Broken(why.clone()));
@@ -183,6 +159,35 @@ impl Reader {
             _ => info.entries.saturating_sub(many),
         };
         Ok(())
+    }
+
+    /// What the stream is like, and its entries behind this one, of one moment.
+    async fn look(&mut self, behind: &str) -> Result<(OwnedFrame, OwnedFrame), Trouble> {
+        let count = self.entries.to_string();
+        let (key, count) = (self.key.as_bytes(), count.as_bytes());
+        let mut requests = Vec::new();
+        for request in [
+            &[&b"MULTI"[..]][..],
+            &[b"XINFO", b"STREAM", key],
+            &[b"XREAD", b"COUNT", count, b"STREAMS", key, behind.as_bytes()],
+            &[b"EXEC"],
+        ] {
+            node::client::connect::put_command(&mut requests, request);
+        }
+        timely(self.link.send(&requests)).await?;
+        for _ in 0..3 {
+            if let OwnedFrame::Error(why) = timely(self.link.next()).await? {
+                return Err(Trouble::Broken(why));
+            }
+        }
+        match timely(self.link.next()).await? {
+            OwnedFrame::Array(parts) => match <[OwnedFrame; 2]>::try_from(parts) {
+                Ok([info, read]) => Ok((info, read)),
+                Err(_) => Err(strange()),
+            },
+            OwnedFrame::Error(why) => Err(Trouble::Broken(why)),
+            _ => Err(strange()),
+        }
     }
 
     /// Entries from `next` on that are there no more.

@@ -181,8 +181,7 @@ impl Connection {
     /// is over.
     fn poll(&mut self, cx: &mut Context<'_>, buffers: &mut Buffers) -> Poll<()> {
         let Buffers { input, turn } = buffers;
-        let node = self.host.now();
-        let node: &Arc<Node> = &node;
+        let node: &Arc<Node> = &self.host.now();
         self.meet(node);
         for _ in 0..TURNS_IN_A_ROW {
             if let Some(held) = &mut self.held {

@@ -206,6 +206,7 @@ impl Talk {
         used
     }
 
+    // Long: a loop whose steps each may end the turn.
     fn execute_all(
         &mut self,
         node: Now<'_>,

@@ -229,6 +229,7 @@ fn with_huge_allocations() -> std::io::Result<()> {
     Err(again.args(std::env::args_os().skip(1)).env(NAME, "glibc.malloc.hugetlb=1").exec())
 }
 
+// Long: one measurement after the other.
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let Arguments { megabytes, rounds, quick, beside, wait } = Arguments::parse();
     with_huge_allocations()?;

@@ -158,6 +158,7 @@ struct Batch {
 }
 
 /// Pages, ten or so of a hundred requests likes if there are any, in a closed loop for some time.
+// Long: what the arms of its loop wait for shares buffers and moments.
 pub(crate) fn closed(
     server: &Server,
     pool: &Pool,

@@ -148,6 +148,7 @@ impl Choices<'_> {
     }
 
     /// A command that the model knows.
+    // Long: one line for each command.
     pub(super) fn known(&mut self, kind: usize) -> Vec<String> {
         let word = |word: &str| vec![word.to_owned()];
         let field_value = |c: &mut Self| vec![c.of(&FIELDS).to_owned(), c.value()];

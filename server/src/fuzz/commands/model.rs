@@ -330,6 +330,7 @@ impl Model {
     }
 
     /// `None`: an error.
+    // Long: one arm for each command.
     fn execute_now(&mut self, name: &[u8], words: &[Vec<u8>]) -> Option<Frame> {
         let opposite = |text: &[u8]| number(text)?.checked_neg();
         let int = |is: bool| Frame::Integer(is.into());

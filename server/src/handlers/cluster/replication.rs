@@ -551,6 +551,7 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
 }
 
 /// INFO replication, under Redis's names.
+// Long: one line of the reply after the other.
 pub(crate) fn info(node: &Node, out: &mut String) {
     let replication = &node.replication;
     let config = node.config();
