@@ -3,9 +3,9 @@
 //!
 //! At a rate of 0.01 % ten thousand of them bring one yes, which says nothing. So a background
 //! thread asks for some now and then ([`Space::probe`](crate::Space::probe)), of one table after
-//! the other, until each has had so many that [`YES_WANTED`] wrong answers are to be expected; then the rate is known to
-//! a third. What was asked adds up, but for a table that has grown by a sixteenth: its rate is
-//! another one by then.
+//! the other, until each has had so many that [`YES_WANTED`] wrong answers are to be expected;
+//! then the rate is known to a third. What was asked adds up, but for a table that has grown by a
+//! sixteenth: its rate is another one by then.
 //!
 //! Of few canaries the bounds say more than the rate: an alarm for a rate that is not kept looks at
 //! [`Measured::at_least`].
