@@ -2,7 +2,7 @@
 
 use crate::clock::unix_us;
 use crate::commit::Durability;
-use crate::commit::dirty_parts::Parts;
+use crate::commit::dirty_parts::DirtyParts;
 use crate::engines::Current;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::Arc;
@@ -139,7 +139,7 @@ impl Snapshots {
     }
 
     /// Changed rows and pairs since the last snapshot, about.
-    pub fn changes(&self, parts: &Parts) -> u64 {
+    pub fn changes(&self, parts: &DirtyParts) -> u64 {
         parts.changes().saturating_sub(self.changes.load(Relaxed))
     }
 }

@@ -18,7 +18,7 @@ const QUIET_LOOKS: u32 = 50;
 /// The poll backoff of one thread.
 #[derive(Default)]
 pub struct PollBackoff {
-    /// Of [`crate::commit::dirty_parts::Parts`], at the last look.
+    /// Of [`crate::commit::dirty_parts::DirtyParts`], at the last look.
     changes: u64,
     /// Looks since something happened.
     quiet: u32,

@@ -73,7 +73,7 @@ pub trait ReplicaHost {
 
 /// How the link goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Course {
+pub enum LinkStep {
     /// As before.
     On,
     /// Another data set is there, complete: this one is to be closed, and the folder opened anew.
@@ -205,14 +205,14 @@ impl Follower {
         local: &mut impl ReplicaHost,
         out: &mut Vec<u8>,
         now_ms: u64,
-    ) -> Result<Course, LinkError> {
+    ) -> Result<LinkStep, LinkError> {
         self.heard_ms = now_ms;
         self.reader.feed(bytes);
         let mut reader = std::mem::take(&mut self.reader);
         let course = loop {
             let body = match reader.next(MAX_MESSAGE_BYTES) {
                 Ok(Some(body)) => body,
-                Ok(None) => break Ok(Course::On),
+                Ok(None) => break Ok(LinkStep::On),
                 Err(what) => break Err(LinkError::Protocol(what)),
             };
             let message = match read_to_replica(body) {
@@ -220,7 +220,7 @@ impl Follower {
                 Err(what) => break Err(LinkError::Protocol(what)),
             };
             match self.take(message, local, out, now_ms) {
-                Ok(Course::On) => {}
+                Ok(LinkStep::On) => {}
                 other => break other,
             }
         };
@@ -235,7 +235,7 @@ impl Follower {
         local: &mut impl ReplicaHost,
         out: &mut Vec<u8>,
         now_ms: u64,
-    ) -> Result<Course, LinkError> {
+    ) -> Result<LinkStep, LinkError> {
         match (message, &mut self.state) {
             (ToReplica::Refused(why), _) => return Err(LinkError::Refused(why.to_owned())),
             (ToReplica::Heartbeat { end, .. }, _) => {
@@ -298,7 +298,7 @@ impl Follower {
             }
             (ToReplica::Segment(bytes), State::Following) => {
                 let course = self.settle(local, out, now_ms)?;
-                if course != Course::On {
+                if course != LinkStep::On {
                     return Ok(course);
                 }
                 local.log().begin(segment(bytes)?).map_err(refused)?;
@@ -319,7 +319,7 @@ impl Follower {
                 )));
             }
         }
-        Ok(Course::On)
+        Ok(LinkStep::On)
     }
 
     /// All that there is, for what the master has, if that may be (the table at the top of the
@@ -403,14 +403,14 @@ impl Follower {
         local: &mut impl ReplicaHost,
         out: &mut Vec<u8>,
         now_ms: u64,
-    ) -> Result<Course, LinkError> {
+    ) -> Result<LinkStep, LinkError> {
         match &mut self.state {
             State::Following => {
                 if local.sync_after_ms() == 0 {
                     local.log().sync()?;
                 }
                 if !self.apply(local)? {
-                    return Ok(Course::Reopen);
+                    return Ok(LinkStep::Reopen);
                 }
                 self.sync_if_due(local, now_ms)?;
                 if (local.log().written().offset, local.log().durable().offset) != self.acknowledged
@@ -425,15 +425,15 @@ impl Follower {
                     let State::Fetching(staging) =
                         std::mem::replace(&mut self.state, State::Greeted)
                     else {
-                        return Ok(Course::On);
+                        return Ok(LinkStep::On);
                     };
                     staging.commit()?;
-                    return Ok(Course::Adopt);
+                    return Ok(LinkStep::Adopt);
                 }
             }
             _ => {}
         }
-        Ok(Course::On)
+        Ok(LinkStep::On)
     }
 
     fn apply(&mut self, local: &mut impl ReplicaHost) -> Result<bool, LinkError> {
@@ -468,8 +468,8 @@ impl Follower {
 
     /// The link has ended: applies what is in the log and not applied yet. If it cannot, the data
     /// set must be opened anew.
-    pub fn finish(&mut self, local: &mut impl ReplicaHost) -> Result<Course, LinkError> {
-        Ok(if self.is_following() && !self.apply(local)? { Course::Reopen } else { Course::On })
+    pub fn finish(&mut self, local: &mut impl ReplicaHost) -> Result<LinkStep, LinkError> {
+        Ok(if self.is_following() && !self.apply(local)? { LinkStep::Reopen } else { LinkStep::On })
     }
 
     fn acknowledge(&mut self, local: &mut impl ReplicaHost, out: &mut Vec<u8>, now_ms: u64) {

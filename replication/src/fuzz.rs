@@ -6,7 +6,7 @@
 //! manifests within. Both ends must go on, or end the link with an error.
 
 use crate::wire::{Reader, Writer, read_to_master, read_to_replica};
-use crate::{Course, Follower, LinkError, LogSource, ReplicaHost, Sender, Timeouts};
+use crate::{Follower, LinkError, LinkStep, LogSource, ReplicaHost, Sender, Timeouts};
 use std::sync::Arc;
 use store::{
     Batch, BatchHead, Check, Disk, Error, FollowLog, Lineage, Log, Manifest, Records, SegmentHead,
@@ -254,7 +254,7 @@ fn talk(
     store: &Store,
     log: &Log,
     input: &mut Input<'_>,
-) -> Result<Course, LinkError> {
+) -> Result<LinkStep, LinkError> {
     let origin = LogSource { store, end: log.durable(), term: log.term() };
     let times = Timeouts { heartbeat_ms: 10, timeout_ms: 1_000 };
     let (mut sender, mut down, mut up) =
@@ -269,20 +269,20 @@ fn talk(
         sender.fill(&mut to_replica, &origin, now_ms)?;
         let arrives = down.pass(&to_replica, input);
         let course = follower.receive(&arrives, here, &mut to_master, now_ms)?;
-        if course != Course::On {
+        if course != LinkStep::On {
             return Ok(course);
         }
         if follower.is_looking() {
             follower.look(here, &mut to_master)?;
         }
         let course = follower.settle(here, &mut to_master, now_ms)?;
-        if course != Course::On {
+        if course != LinkStep::On {
             return Ok(course);
         }
         follower.hears(now_ms)?;
         follower.tick(here, &mut to_master, now_ms)?;
     }
-    Ok(Course::On)
+    Ok(LinkStep::On)
 }
 
 /// Bodies of messages as they are: what is accepted has one spelling.
@@ -347,7 +347,7 @@ mod tests {
         let disk = SimDisk::new(2);
         let mut here = replica(&disk).expect("an empty disk");
         let course = talk(&mut here, &store, &log, &mut Input(&[])).expect("an honest link");
-        assert_eq!(course, Course::Adopt);
+        assert_eq!(course, LinkStep::Adopt);
     }
 
     /// A replica that takes nothing for so long that the log has outgrown what is kept for it: what
@@ -423,7 +423,7 @@ mod tests {
                 }
                 // The first link brings the files, and is cut.
                 if link == 0 {
-                    Course::On
+                    LinkStep::On
                 } else {
                     follower.settle(&mut here, &mut up, 0).expect("its own disk")
                 }
@@ -446,7 +446,7 @@ mod tests {
                 assert!(follower.is_fetching().is_some() && !follower.is_looking());
             }
             let mut courses = (0..10).map(|_| exchange(&mut sender, &mut follower));
-            assert!(courses.any(|course| course == Course::Adopt));
+            assert!(courses.any(|course| course == LinkStep::Adopt));
         }
     }
 
@@ -457,12 +457,12 @@ mod tests {
         let disk = SimDisk::new(2);
         let mut here = replica(&disk).expect("an empty disk");
         let course = talk(&mut here, &store, &log, &mut Input(&[])).expect("an honest link");
-        assert_eq!(course, Course::Adopt);
+        assert_eq!(course, LinkStep::Adopt);
         drop(here);
         let mut here = replica(&disk).expect("a whole data set");
         assert_eq!(
             talk(&mut here, &store, &log, &mut Input(&[])).expect("an honest link"),
-            Course::On
+            LinkStep::On
         );
         assert_eq!(here.log.durable(), log.durable());
     }

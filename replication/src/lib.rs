@@ -52,7 +52,7 @@ pub mod fuzz;
 mod sender;
 mod wire;
 
-pub use follower::{Course, Follower, Refusal, ReplicaHost};
+pub use follower::{Follower, LinkStep, Refusal, ReplicaHost};
 pub use sender::{LogSource, Peer, Sender, Sending, WINDOW_BYTES};
 pub use wire::{Hello, MAX_MESSAGE_BYTES, PROTOCOL, Verdict};
 

@@ -201,7 +201,7 @@ impl Backup {
 }
 
 /// How a backup goes: told to its caller, which says whether it goes on.
-pub trait Course {
+pub trait BackupProgress {
     /// So many bytes are to be there in all.
     fn expect(&self, bytes: u64);
     /// So many more are there, copied or `linked`. Returns when more may come; an error ends it.
@@ -247,7 +247,7 @@ pub fn back_up(
     store: &Store,
     folder: &Path,
     previous: Option<&Path>,
-    course: &dyn Course,
+    course: &dyn BackupProgress,
 ) -> Result<Backup> {
     let (unfinished, parent) = unfinished(folder)?;
     create_folder(&parent).map_err(|e| Error::io(&parent, "creating", e))?;
@@ -273,7 +273,7 @@ struct Making<'a> {
     /// Where it is made.
     folder: PathBuf,
     previous: Option<(PathBuf, Manifest)>,
-    course: &'a dyn Course,
+    course: &'a dyn BackupProgress,
 }
 
 impl Making<'_> {

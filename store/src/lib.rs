@@ -119,7 +119,8 @@ mod uring;
 
 pub use archive::{ARCHIVE, Archive};
 pub use backup::{
-    BACKUP_VERSION, Backup, BackupFile, Course, back_up, backups_in, newest_in, remove, sweep,
+    BACKUP_VERSION, Backup, BackupFile, BackupProgress, back_up, backups_in, newest_in, remove,
+    sweep,
 };
 pub use batch::{BATCH_HEAD_BYTES, BatchHead, Lineage, MAX_BODY_BYTES};
 pub use check::{Finding, Report, Severity, check, dump, lineage_of, peek};

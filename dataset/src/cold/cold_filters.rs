@@ -6,7 +6,7 @@
 //! or no. How a file comes to be is in `tiering/filters.rs`.
 
 use crate::cold::fetch::Fetching;
-use crate::cold::quarantine::Damaged;
+use crate::cold::quarantine::Quarantine;
 use crate::cold::{Cold, Key, Read, Unreadable, Values};
 use crate::log_records::RecordKind;
 use arc_swap::ArcSwap;
@@ -144,7 +144,7 @@ pub struct ColdPairs {
     /// The last attempt to write failed: no writer need wait for room.
     pub(crate) stuck: AtomicBool,
     /// What cannot be merged.
-    pub(crate) damaged: Damaged,
+    pub(crate) damaged: Quarantine,
 }
 
 impl ColdPairs {

@@ -1,7 +1,7 @@
 //! The cold files of one space, by their ranges: one search finds the block that may hold a row.
 
 use crate::cold::fetch::Fetching;
-use crate::cold::quarantine::Damaged;
+use crate::cold::quarantine::Quarantine;
 use crate::cold::{Cold, Key, PINS, Read, Unreadable, Values};
 use crate::log_records::RecordKind;
 use arc_swap::ArcSwap;
@@ -67,7 +67,7 @@ pub struct ColdSpace {
     /// The last look for something to spill was in vain: no writer need wait for room.
     pub(crate) stuck: AtomicBool,
     /// What cannot be merged.
-    pub(crate) damaged: Damaged,
+    pub(crate) damaged: Quarantine,
 }
 
 impl ColdSpace {

@@ -11,9 +11,9 @@ const RETRY: Duration = Duration::from_secs(60);
 
 /// The ranges of one space that could not be read, and when each is tried again.
 #[derive(Default)]
-pub(crate) struct Damaged(parking_lot::Mutex<Vec<(u64, u64, Instant)>>);
+pub(crate) struct Quarantine(parking_lot::Mutex<Vec<(u64, u64, Instant)>>);
 
-impl Damaged {
+impl Quarantine {
     /// Notes how work on a range of ids, both ends included, ended, and hands that on.
     pub(crate) fn note<T>(
         &self,
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_left_alone_until_it_can() {
-        let damaged = Damaged::default();
+        let damaged = Quarantine::default();
         let corrupt = || store::Error::Corrupt {
             path: "a".into(),
             offset: 4096,

@@ -9,7 +9,7 @@ use store::{FileEntry, Role, Tag};
 /// Which parts (id ranges of spaces) have changed since they were last written. The commit thread
 /// says what changes.
 #[derive(Default)]
-pub struct Parts {
+pub struct DirtyParts {
     /// Per space, by lowest id: highest id, the stamp of the file that holds the part, and whether
     /// it changed since.
     spaces: Mutex<HashMap<u32, BTreeMap<u64, Part>>>,
@@ -27,7 +27,7 @@ struct Part {
     changed: bool,
 }
 
-impl Parts {
+impl DirtyParts {
     /// Something about `id` has changed.
     pub(crate) fn touch(&self, space: u32, id: u64) {
         self.touch_all([(space, id)].into_iter());
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn what_went_to_the_disk_is_not_kept_and_left_out_of_the_snapshot_under_way() {
         let tables = [(0, 9), (10, 19), (20, 29)];
-        let parts = Parts::default();
+        let parts = DirtyParts::default();
         parts.begin_all();
         assert_eq!(parts.begin(1, &tables, 5), [None; 3]);
         parts.forget_range(1, 10, 19);

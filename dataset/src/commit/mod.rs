@@ -13,7 +13,7 @@
 //! Nothing that was applied is forgotten: it will be in the log when there is room, but it was not
 //! reported as safe.
 
-use crate::commit::dirty_parts::Parts;
+use crate::commit::dirty_parts::DirtyParts;
 use crate::dirty_keys::Mark;
 use crate::options::Fsync;
 use crate::waiters::Release;
@@ -68,7 +68,7 @@ pub struct Durability {
     /// Replies to all up to this ticket may have gone before the sync: `always` came later.
     replied: AtomicU64,
     /// What snapshots must write again.
-    pub parts: Parts,
+    pub parts: DirtyParts,
 }
 
 impl Durability {
@@ -88,7 +88,7 @@ impl Durability {
             grown: watch::Sender::new((0, 0)),
             follows: AtomicBool::new(false),
             replied: AtomicU64::new(0),
-            parts: Parts::default(),
+            parts: DirtyParts::default(),
         }
     }
 

@@ -136,7 +136,7 @@ impl Engines {
         if id < counters.horizon() {
             return Ok(Change::Unknown);
         }
-        let mut turn = self.pair_turn(flags, id);
+        let mut turn = self.pair_guard(flags, id);
         // In the turn: as long as it lasts the tie is what it is here.
         let is_tied = self.is_tied(flags, counters, action.field);
         let mut count = Count { action, viewer, id, is_tied, is_done: false };
@@ -220,7 +220,7 @@ impl Engines {
         if id < counters.horizon() {
             return Ok(Change::Unknown);
         }
-        let mut turn = self.pair_turn(flags, id);
+        let mut turn = self.pair_guard(flags, id);
         // In the turn: as long as it lasts the tie is what it is here.
         let is_tied = self.is_tied(flags, counters, action.field);
         let count = || {

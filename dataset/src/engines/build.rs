@@ -10,7 +10,7 @@ use crate::engines::forget::{Kin, kin};
 use crate::engines::memory::Memory;
 use crate::engines::page::{Column, Flag, Gate};
 use crate::engines::zero_proof::tie_word;
-use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace, Loose, Tie, View};
+use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace, Loose, PairedCounter, View};
 use crate::key_patterns::{Kind, Pattern, PatternError};
 use crate::options::{self, Options};
 use crate::tokens::Tokens;
@@ -235,7 +235,7 @@ impl Engines {
             };
             views[index].then = made.then.iter().map(at).collect::<Result<_, _>>()?;
         }
-        let tie = |&(counter, field): &(usize, usize)| -> Tie {
+        let tie = |&(counter, field): &(usize, usize)| -> PairedCounter {
             (counters[counter].number, field as u32)
         };
         self.ties = ties.iter().map(|t| t.as_ref().map(tie)).collect();

@@ -30,7 +30,7 @@ pub use page::{Page, View};
 pub use unproven_ids::Loose;
 pub use write::Seen;
 pub use write::{AlterError, WriteError};
-pub use zero_proof::Tie;
+pub use zero_proof::PairedCounter;
 
 use crate::catalogue::Catalogue;
 use crate::cold;
@@ -176,12 +176,12 @@ pub struct ExistenceSpace {
     kept_tie: Arc<AtomicU64>,
     loose: Arc<Loose>,
     cold: Arc<ColdPairs>,
-    pace: Arc<Pace>,
+    pace: Arc<PairRate>,
 }
 
 /// How fast pairs come.
 #[derive(Default)]
-struct Pace {
+struct PairRate {
     /// [`phantom::Space::pairs_until_recycled`] when the rate was last measured.
     until: AtomicU64,
     /// The rate, as the bits of an f64.
@@ -326,7 +326,7 @@ pub struct Engines {
     views: Vec<View>,
     actions: Vec<Action>,
     /// What the configuration ties the flags of each existence space to.
-    ties: Vec<Option<Tie>>,
+    ties: Vec<Option<PairedCounter>>,
     /// Patterns with what they name and the index of the space. No two match one key.
     patterns: Vec<(Pattern, Kind, usize)>,
     durability: Arc<Durability>,

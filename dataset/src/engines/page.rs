@@ -1,7 +1,7 @@
 //! How a page is read: what a view names, for one viewer and many ids.
 
 use crate::cold::{Unreadable, UnreadableIds};
-use crate::engines::{CounterSpace, Engines, ExistenceSpace, Tie};
+use crate::engines::{CounterSpace, Engines, ExistenceSpace, PairedCounter};
 use phantom::{Answer, Answers, BATCH, Member};
 
 /// A column of a view; the first number is an index into [`View::sources`].
@@ -31,7 +31,7 @@ impl Flag {
 /// The counter that answers for a flag where it is 0: see `zero_proof.rs`.
 #[derive(Clone)]
 pub(crate) struct Gate {
-    pub(crate) tie: Tie,
+    pub(crate) tie: PairedCounter,
     /// Index into [`View::sources`].
     pub(crate) source: usize,
     /// Position of the field.

@@ -84,12 +84,12 @@ fn stripe_of(id: u64) -> u64 {
 /// The turn of a write to a space of pairs. What else the write moves there, where a table begins
 /// or early pairs, is marked with it: also if it is refused itself, which it may be after that has
 /// happened.
-pub(super) struct PairTurn<'a> {
+pub(super) struct PairGuard<'a> {
     turn: WriteGuard<'a, Mark>,
     space: &'a phantom::Space,
 }
 
-impl<'a> Deref for PairTurn<'a> {
+impl<'a> Deref for PairGuard<'a> {
     type Target = WriteGuard<'a, Mark>;
 
     fn deref(&self) -> &WriteGuard<'a, Mark> {
@@ -97,13 +97,13 @@ impl<'a> Deref for PairTurn<'a> {
     }
 }
 
-impl DerefMut for PairTurn<'_> {
+impl DerefMut for PairGuard<'_> {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.turn
     }
 }
 
-impl Drop for PairTurn<'_> {
+impl Drop for PairGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         if self.space.take_news() {
@@ -123,8 +123,8 @@ impl Engines {
 
     /// The same, for a write of pairs.
     #[inline]
-    pub(super) fn pair_turn<'a>(&'a self, space: &'a ExistenceSpace, id: u64) -> PairTurn<'a> {
-        PairTurn { turn: self.turn(id), space: &space.space }
+    pub(super) fn pair_guard<'a>(&'a self, space: &'a ExistenceSpace, id: u64) -> PairGuard<'a> {
+        PairGuard { turn: self.turn(id), space: &space.space }
     }
 
     /// For a reader that has just read this id: [`store::Committer::sight`].
@@ -297,7 +297,7 @@ impl Engines {
     /// due, and has it logged: what follows our log makes the same tables, and so do we, should we
     /// come to follow another's.
     pub(crate) fn move_on(&self, space: &ExistenceSpace) -> bool {
-        let _turn = self.pair_turn(space, 0);
+        let _turn = self.pair_guard(space, 0);
         space.space.move_on()
     }
 
@@ -526,7 +526,7 @@ impl Engines {
         id: u64,
         member: &Member<'_>,
     ) -> Result<Change, WriteError> {
-        let mut turn = self.pair_turn(space, id);
+        let mut turn = self.pair_guard(space, id);
         let first = || {
             self.loosen_uncounted(&mut turn, space, id);
             Ok::<(), WriteError>(())
@@ -548,7 +548,7 @@ impl Engines {
         id: u64,
         member: &Member<'_>,
     ) -> Result<Change, WriteError> {
-        let mut turn = self.pair_turn(space, id);
+        let mut turn = self.pair_guard(space, id);
         let change = space.space.remove(id, member)?;
         self.mark_pair(&mut turn, space, id, member, change, false, None);
         Ok(change)

@@ -69,25 +69,25 @@ use std::sync::atomic::Ordering::SeqCst;
 use store::WriteGuard;
 
 /// What a flag is tied to: the counter space's number, and the position of the field.
-pub type Tie = (u32, u32);
+pub type PairedCounter = (u32, u32);
 
 /// A tie in one word, for [`ExistenceSpace`].
 const NO_TIE: u64 = u64::MAX;
 
-/// [`Tie`] as one word.
-pub(crate) fn tie_word(tie: Option<Tie>) -> u64 {
+/// [`PairedCounter`] as one word.
+pub(crate) fn tie_word(tie: Option<PairedCounter>) -> u64 {
     tie.map_or(NO_TIE, |(number, field)| u64::from(number) << 32 | u64::from(field))
 }
 
 impl ExistenceSpace {
     /// What its flags are tied to: their gate holds since this has been so.
     #[inline]
-    pub fn tie(&self) -> Option<Tie> {
+    pub fn tie(&self) -> Option<PairedCounter> {
         let word = self.kept_tie.load(SeqCst);
         (word != NO_TIE).then_some(((word >> 32) as u32, word as u32))
     }
 
-    pub(crate) fn keep_tie(&self, tie: Option<Tie>) {
+    pub(crate) fn keep_tie(&self, tie: Option<PairedCounter>) {
         self.kept_tie.store(tie_word(tie), SeqCst);
     }
 

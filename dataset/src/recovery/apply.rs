@@ -1,19 +1,19 @@
 //! A record made true: at a start, and on a replica that follows its master's log.
 
-use crate::commit::dirty_parts::Parts;
+use crate::commit::dirty_parts::DirtyParts;
 use crate::dirty_keys::MarkedMember;
 use crate::engines::{CounterSpace, Engines, ExistenceSpace};
 use crate::log_records::{RecordKind, decode_forgotten, read_pairs, read_rows};
 use crate::recovery::commit_source::{PREFETCHED, pair};
 use crate::recovery::layout_records::{decode_block, decode_frontier, decode_layout};
-use crate::tiering::replay_filter::Again;
+use crate::tiering::replay_filter::ReplayFilter;
 use phantom::Member;
 
 /// Makes one record true. Parts are touched after the change: a snapshot that begins in between
 /// sees it, or writes the part again.
 pub fn apply_record(
     engines: &Engines,
-    parts: &Parts,
+    parts: &DirtyParts,
     number: u32,
     kind: u8,
     payload: &[u8],
@@ -78,7 +78,7 @@ fn changes(engines: &Engines, number: u32, ids: impl Iterator<Item = u64>) {
 
 fn apply_rows(
     engines: &Engines,
-    parts: &Parts,
+    parts: &DirtyParts,
     space: &CounterSpace,
     payload: &[u8],
 ) -> Result<(), String> {
@@ -90,7 +90,7 @@ fn apply_rows(
     })?;
     let number = space.number();
     changes(engines, number, ids.iter().copied());
-    let mut again = Again::new(space);
+    let mut again = ReplayFilter::new(space);
     let mut ahead = ids.chunks(PREFETCHED);
     let mut at = 0;
     read_rows(payload, |id, values| {
@@ -114,7 +114,7 @@ fn apply_rows(
 
 fn apply_pairs(
     engines: &Engines,
-    parts: &Parts,
+    parts: &DirtyParts,
     space: &ExistenceSpace,
     payload: &[u8],
 ) -> Result<(), String> {

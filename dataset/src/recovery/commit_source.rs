@@ -4,7 +4,7 @@
 use crate::cold::Unreadable;
 use crate::commit::Durability;
 use crate::dirty_keys::{Mark, Marked, MarkedMember, told};
-use crate::engines::{CounterSpace, Current, Engines, Tie};
+use crate::engines::{CounterSpace, Current, Engines, PairedCounter};
 use crate::log_records::{Commit, RecordKind, encode_forgotten};
 use crate::recovery::layout_records::{encode_block, encode_frontier, encode_layout};
 use counter::Schema;
@@ -49,7 +49,7 @@ struct Logged {
     /// batch, and the ranges.
     arrived: Vec<u64>,
     ranges: Option<(Option<u64>, Option<u64>)>,
-    tie: Option<Tie>,
+    tie: Option<PairedCounter>,
     /// How often its ring had changed, and its frontier.
     course: Option<(u64, Frontier)>,
 }

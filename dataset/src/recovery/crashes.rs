@@ -20,7 +20,7 @@ use crate::engines::events::{Doing, Event, Partition};
 use crate::offsets::Offset;
 use crate::options::{Fsync, Options};
 use crate::recovery::recover_from;
-use crate::snapshot::cpu_throttle::Pace;
+use crate::snapshot::cpu_throttle::CpuThrottle;
 use crate::snapshot::write::Walk;
 use crate::tiering::remove_dropped;
 use crate::tokens::Once;
@@ -457,7 +457,7 @@ fn live(
         current: &current,
         store: &store,
         durability,
-        pace: &Pace::new(&no_readers),
+        pace: &CpuThrottle::new(&no_readers),
         keep_free: 0,
     };
     for _ in 0..steps {
@@ -663,7 +663,7 @@ fn a_snapshot_replays_from_what_was_synced_when_it_began() {
         current: &current,
         store: &store,
         durability,
-        pace: &Pace::new(&no_readers),
+        pace: &CpuThrottle::new(&no_readers),
         keep_free: 0,
     };
     // Behind each file of the snapshot: so the rows of the one that has them are older.

@@ -9,7 +9,7 @@ use crate::engines::ExistenceSpace;
 use crate::log_records::RecordKind;
 use crate::options::{Existence, Fsync, Options};
 use crate::snapshot;
-use crate::snapshot::cpu_throttle::Pace;
+use crate::snapshot::cpu_throttle::CpuThrottle;
 use crate::snapshot::write::write_pairs;
 use phantom::{Answer, Layout, Member};
 use std::collections::BTreeSet;
@@ -465,7 +465,7 @@ fn a_snapshot_beside_recyclings_has_all_tables_from_the_horizon_on() {
         here.round(&mut log, &mut |_| ());
         let no_readers = std::sync::atomic::AtomicUsize::new(0);
         let (pace, parts, stamp) =
-            (Pace::new(&no_readers), &here.durability.parts, from.offset.max(1));
+            (CpuThrottle::new(&no_readers), &here.durability.parts, from.offset.max(1));
         for space in here.engines.existences() {
             let mut files = 0;
             let mut add = |writer: &mut SnapshotWriter<'_>, file: FileWriter| {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const BURST: Duration = Duration::from_micros(100);
 
 /// When the last rest was over.
-pub(crate) struct Pace<'a> {
+pub(crate) struct CpuThrottle<'a> {
     since: Cell<Instant>,
     /// What is being done is not wanted any more when this holds.
     is_stopped: Option<&'a (dyn Fn() -> bool + Sync)>,
@@ -24,17 +24,17 @@ pub(crate) struct Pace<'a> {
     awaited: &'a AtomicUsize,
 }
 
-impl<'a> Pace<'a> {
-    pub(crate) fn new(awaited: &AtomicUsize) -> Pace<'_> {
-        Pace { since: Cell::new(Instant::now()), is_stopped: None, awaited }
+impl<'a> CpuThrottle<'a> {
+    pub(crate) fn new(awaited: &AtomicUsize) -> CpuThrottle<'_> {
+        CpuThrottle { since: Cell::new(Instant::now()), is_stopped: None, awaited }
     }
 
     /// The same, of work that is given up when the server stops.
     pub(crate) fn until(
         is_stopped: &'a (dyn Fn() -> bool + Sync),
         awaited: &'a AtomicUsize,
-    ) -> Pace<'a> {
-        Pace { is_stopped: Some(is_stopped), ..Pace::new(awaited) }
+    ) -> CpuThrottle<'a> {
+        CpuThrottle { is_stopped: Some(is_stopped), ..CpuThrottle::new(awaited) }
     }
 
     /// The error, if the work is to be given up. To be asked before what may take long.

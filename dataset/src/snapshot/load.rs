@@ -2,7 +2,7 @@
 
 use crate::catalogue::{Catalogue, Unreadable};
 use crate::cold::cold_filters::{PairFile, files_of};
-use crate::commit::dirty_parts::Parts;
+use crate::commit::dirty_parts::DirtyParts;
 use crate::engines::{CounterSpace, Engines, existence_options};
 use crate::log_records::{RecordKind, decode_forgotten, read_rows};
 use counter::LoadRange;
@@ -303,7 +303,7 @@ impl Loading<'_> {
 pub(crate) fn load(
     store: &Store,
     engines: &mut Engines,
-    parts: &Parts,
+    parts: &DirtyParts,
     progress: impl Fn(Progress) + Sync,
 ) -> store::Result<u64> {
     let loaders =

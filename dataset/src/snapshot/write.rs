@@ -1,11 +1,11 @@
 //! The walk: every table that has changed becomes a file, while writes go on.
 
 use crate::commit::Durability;
-use crate::commit::dirty_parts::Parts;
+use crate::commit::dirty_parts::DirtyParts;
 use crate::engines::{CounterSpace, Current, ExistenceSpace};
 use crate::live::Live;
 use crate::log_records::{RecordKind, RowsWriter, encode_forgotten};
-use crate::snapshot::cpu_throttle::Pace;
+use crate::snapshot::cpu_throttle::CpuThrottle;
 use crate::tokens::Tokens;
 use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
@@ -31,7 +31,7 @@ pub(crate) struct Walk<'a> {
     pub(crate) current: &'a Current,
     pub(crate) store: &'a Store,
     pub(crate) durability: &'a Durability,
-    pub(crate) pace: &'a Pace<'a>,
+    pub(crate) pace: &'a CpuThrottle<'a>,
     /// Bytes that it leaves free on the disk.
     pub(crate) keep_free: u64,
 }
@@ -40,7 +40,7 @@ pub(crate) struct Walk<'a> {
 pub(crate) fn write(live: &Live<'_>, keep_free: u64) -> Result<u64, String> {
     let mut alone = live.snapshots.alone.lock();
     let (durability, pace) =
-        (live.durability, &Pace::until(live.is_stopped, &live.snapshots.awaited));
+        (live.durability, &CpuThrottle::until(live.is_stopped, &live.snapshots.awaited));
     let changes = durability.parts.changes();
     let walk = Walk { current: live.current, store: live.store, durability, pace, keep_free };
     // A spill between two files: see the end of the walk.
@@ -136,10 +136,10 @@ type Add<'s, 'a> = dyn FnMut(&mut SnapshotWriter<'s>, FileWriter) -> Result<(), 
 /// Writes all that a counter space has in memory.
 fn write_counters<'s>(
     space: &CounterSpace,
-    parts: &Parts,
+    parts: &DirtyParts,
     writer: &mut SnapshotWriter<'s>,
     stamp: u64,
-    pace: &Pace<'_>,
+    pace: &CpuThrottle<'_>,
     add: &mut Add<'s, '_>,
     between: &mut dyn FnMut(),
 ) -> Result<(), String> {
@@ -194,10 +194,10 @@ fn write_small<'s>(
 /// Writes all that a space of pairs has in memory. `add` completes a file.
 pub(crate) fn write_pairs<'s>(
     space: &ExistenceSpace,
-    parts: &Parts,
+    parts: &DirtyParts,
     writer: &mut SnapshotWriter<'s>,
     stamp: u64,
-    pace: &Pace<'_>,
+    pace: &CpuThrottle<'_>,
     add: &mut dyn FnMut(&mut SnapshotWriter<'s>, FileWriter) -> Result<(), String>,
 ) -> Result<(), String> {
     // The head first: a pair that moves from it into a table meanwhile is then in both. And since
@@ -286,7 +286,7 @@ fn write_tokens(
 /// Which of these tables must be written; for the others the files of the last snapshot serve
 /// again.
 fn plan(
-    parts: &Parts,
+    parts: &DirtyParts,
     writer: &mut SnapshotWriter<'_>,
     space: u32,
     kind: RecordKind,
@@ -305,7 +305,7 @@ fn plan(
 }
 
 /// Sorts, and looks at the pace in between: the quick sort, as far as parts are not small.
-fn sort(ids: &mut [(u64, usize)], pace: &Pace<'_>) {
+fn sort(ids: &mut [(u64, usize)], pace: &CpuThrottle<'_>) {
     pace.step();
     if ids.len() <= SORT_ROWS {
         return ids.sort_unstable();
@@ -321,7 +321,7 @@ fn write_rows(
     low: u64,
     high: u64,
     file: &mut FileWriter,
-    pace: &Pace,
+    pace: &CpuThrottle,
 ) -> store::Result<()> {
     let width = space.schema().width();
     let (mut ids, mut values): (Vec<(u64, usize)>, Vec<i64>) = (Vec::new(), Vec::new());
@@ -373,7 +373,7 @@ fn write_table(
     space: &phantom::Space,
     low: u64,
     file: &mut FileWriter,
-    pace: &Pace,
+    pace: &CpuThrottle,
 ) -> store::Result<bool> {
     let mut chunk = Vec::with_capacity(2 * CHUNK_BYTES);
     let found = space.encode_table(low, |bytes| {

@@ -18,7 +18,7 @@
 //! A step that fails leaves a frozen table that is still in memory and answers as before; the next
 //! attempt goes on with it.
 
-use super::io_throttle::Pace;
+use super::io_throttle::IoThrottle;
 use super::{Ground, Spilled, no_room};
 use crate::cold::cold_filters::PairFile;
 use crate::engines::{Engines, ExistenceSpace};
@@ -51,7 +51,7 @@ impl Ground<'_> {
     ) -> store::Result<Option<Spilled>> {
         let Ground { store, durability, .. } = *self;
         let hurries = || self.hurries();
-        let pace = Pace::new(rate, &hurries);
+        let pace = IoThrottle::new(rate, &hurries);
         let cold = space.cold();
         let figures = &cold.shared().figures;
         let refused = |e: phantom::Error| store::Error::Refused(e.to_string());
@@ -203,7 +203,7 @@ fn copy_pages(
     rewrite: &mut phantom::Rewrite,
     old: Option<&Arc<PairFile>>,
     writer: &mut store::PageWriter,
-    pace: &Pace<'_>,
+    pace: &IoThrottle<'_>,
 ) -> store::Result<()> {
     let (mut page, mut pages) = ([0; BLOCK_BYTES], Vec::with_capacity(PAGES_AT_ONCE * BLOCK_BYTES));
     let missing = || store::Error::Refused("the old file of the table is not there".to_owned());

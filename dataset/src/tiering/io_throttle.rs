@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Since when what is written has been counted, and how much of it may come in a second.
-pub struct Pace<'a> {
+pub struct IoThrottle<'a> {
     /// Bytes per second; 0: as fast as the disk takes them.
     rate: u64,
     started: Instant,
@@ -14,11 +14,11 @@ pub struct Pace<'a> {
     hurries: &'a dyn Fn() -> bool,
 }
 
-impl<'a> Pace<'a> {
+impl<'a> IoThrottle<'a> {
     /// From now on at most `rate` bytes per second, or as fast as the disk takes them if that is 0;
     /// whenever a writer `hurries`, too.
-    pub fn new(rate: u64, hurries: &'a dyn Fn() -> bool) -> Pace<'a> {
-        Pace { rate, started: Instant::now(), hurries }
+    pub fn new(rate: u64, hurries: &'a dyn Fn() -> bool) -> IoThrottle<'a> {
+        IoThrottle { rate, started: Instant::now(), hurries }
     }
 
     /// So many bytes have been written since the beginning: returns when more may come.
@@ -52,12 +52,12 @@ mod tests {
         let looks = Cell::new(0);
         let hurries = || looks.replace(looks.get() + 1) == 2;
         // A year's worth.
-        Pace::new(1, &hurries).after(1 << 25);
+        IoThrottle::new(1, &hurries).after(1 << 25);
         assert_eq!(looks.get(), 3);
         let calm = || false;
-        let pace = Pace::new(1 << 20, &calm);
+        let pace = IoThrottle::new(1 << 20, &calm);
         pace.after(1 << 15);
         assert!(pace.elapsed() >= Duration::from_micros(31_250), "{:?}", pace.elapsed());
-        Pace::new(0, &|| panic!("it is not asked")).after(u64::MAX);
+        IoThrottle::new(0, &|| panic!("it is not asked")).after(u64::MAX);
     }
 }

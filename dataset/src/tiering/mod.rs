@@ -32,15 +32,15 @@ pub mod replay_filter;
 use crate::cold::Cold;
 use crate::cold::files::Files;
 use crate::cold::overlay::overlay_bytes;
-use crate::cold::quarantine::Damaged;
+use crate::cold::quarantine::Quarantine;
 use crate::commit::Durability;
-use crate::commit::dirty_parts::Parts;
+use crate::commit::dirty_parts::DirtyParts;
 use crate::engines::{CounterSpace, Engines, ExistenceSpace};
 use crate::live::Live;
 use crate::log_records::RecordKind;
 use crate::poll_backoff::PollBackoff;
 use counter::RangeStats;
-use io_throttle::Pace;
+use io_throttle::IoThrottle;
 use parking_lot::MutexGuard;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -128,7 +128,7 @@ struct Output<'a> {
     most: u64,
     /// Bytes that they may take.
     room: u64,
-    pace: &'a Pace<'a>,
+    pace: &'a IoThrottle<'a>,
     bytes: u64,
     writer: Option<ColdWriter>,
     entries: Vec<FileEntry>,
@@ -301,7 +301,7 @@ impl<'a> Ground<'a> {
     ) -> store::Result<Spilled> {
         let Ground { store, durability, .. } = *self;
         let hurries = || self.hurries();
-        let pace = Pace::new(rate, &hurries);
+        let pace = IoThrottle::new(rate, &hurries);
         let cold = space.cold();
         let figures = &cold.shared().figures;
         let files = cold.files();
@@ -454,7 +454,7 @@ fn most_changed(space: &CounterSpace) -> Option<(RangeStats, u64)> {
 pub(crate) fn remove_dropped(
     store: &Store,
     engines: &Engines,
-    parts: &Parts,
+    parts: &DirtyParts,
 ) -> store::Result<bool> {
     let manifest = store.manifest().clone();
     let dropped = manifest.files.iter().filter(|file| engines.is_dropped(file.tag.space));
@@ -656,7 +656,7 @@ impl Retries {
         &mut self,
         cold: &Cold,
         (number, name): (u32, &str),
-        (stuck, damaged): (&AtomicBool, &Damaged),
+        (stuck, damaged): (&AtomicBool, &Quarantine),
         look: impl FnOnce() -> store::Result<Option<bool>>,
     ) -> bool {
         if self.due.get(&number).is_some_and(|due| Instant::now() < *due) {

@@ -10,7 +10,7 @@ use store::{BLOCK_BYTES, ColdFile};
 const WORTH: usize = 16;
 
 /// Compares the rows of one record, which rise, with those on the disk.
-pub(crate) struct Again<'a> {
+pub(crate) struct ReplayFilter<'a> {
     space: &'a CounterSpace,
     cold: Arc<crate::cold::files::Files>,
     /// The block at hand.
@@ -19,11 +19,11 @@ pub(crate) struct Again<'a> {
     values: Vec<i64>,
 }
 
-impl<'a> Again<'a> {
+impl<'a> ReplayFilter<'a> {
     /// `None`: nothing of the space lies on the disk.
-    pub(crate) fn new(space: &'a CounterSpace) -> Option<Again<'a>> {
+    pub(crate) fn new(space: &'a CounterSpace) -> Option<ReplayFilter<'a>> {
         let cold: &ColdSpace = space.cold();
-        (space.cold_end() > 0).then(|| Again {
+        (space.cold_end() > 0).then(|| ReplayFilter {
             space,
             cold: cold.files(),
             block: None,
@@ -95,7 +95,7 @@ mod tests {
         let oldest = space.ranges()[0];
         assert!(oldest.last < 20_000, "a table that is closed");
         ground.spill(space, oldest.low, oldest.last, 0).unwrap();
-        let mut again = Again::new(space).expect("rows on the disk");
+        let mut again = ReplayFilter::new(space).expect("rows on the disk");
         assert!(again.is_there(&ids, &[1, 2, 3, 4]) && again.is_there(&ids[1..], &[1, 2, 3, 4]));
         assert!(!again.is_there(&ids, &[1, 2, 3, 5]), "told otherwise");
         space.put(0, Some(&[9, 2, 3, 4])).unwrap();
@@ -104,6 +104,6 @@ mod tests {
         assert!(space.is_cold(0), "merged, and gone from memory");
         assert!(!again.is_there(&ids, &[1, 2, 3, 4]), "the file of before had it");
         assert!(!again.is_there(&ids[1..], &[1, 2, 3, 4]), "it is not known any more");
-        assert!(Again::new(space).unwrap().is_there(&ids, &[9, 2, 3, 4]));
+        assert!(ReplayFilter::new(space).unwrap().is_there(&ids, &[9, 2, 3, 4]));
     }
 }

@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::roles::node::{Host, Node};
 use crate::runtime::utc;
 use dataset::clock::{unix_ms, unix_us};
-use dataset::tiering::io_throttle::Pace;
+use dataset::tiering::io_throttle::IoThrottle;
 use parking_lot::{Condvar, Mutex};
 use std::cell::RefCell;
 use std::path::{Component, Path, PathBuf};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime};
 use store::{
-    ARCHIVE, Archive, Backup, Course, Disk, Error, Lineage, Position, RealDisk, TEMPORARY,
+    ARCHIVE, Archive, Backup, BackupProgress, Disk, Error, Lineage, Position, RealDisk, TEMPORARY,
 };
 
 /// How often it is looked whether something is due.
@@ -427,7 +427,7 @@ impl Keeper {
         let newest = places.iter().find_map(|place| store::newest_in(place, lineage));
         let previous = newest.as_ref().map(|(path, _)| path.as_path());
         let is_over = || is_over(host, node) || node.backups.stopped.load(Relaxed);
-        let pace = Pace::new(config.bytes_per_s, &is_over);
+        let pace = IoThrottle::new(config.bytes_per_s, &is_over);
         // A long copy does not keep the log from the archive.
         let mut follow = || {
             if config.keep_log_s > 0 && self.is_behind() {
@@ -491,7 +491,7 @@ impl Keeper {
         let durable = node.durability.positions().1;
         // A stop waits for the end of the log, at full speed.
         let hurries = || is_over() || node.stop.is_stopped();
-        let pace = Pace::new(config.bytes_per_s, &hurries);
+        let pace = IoThrottle::new(config.bytes_per_s, &hurries);
         let copied = std::cell::Cell::new(0);
         let next = archive.follow(&node.store, durable, &|bytes| {
             copied.set(copied.get() + bytes);
@@ -537,13 +537,13 @@ fn autos(root: &Path, lineage: Lineage) -> Vec<(PathBuf, u64)> {
 /// A backup under way.
 struct Run<'a> {
     node: &'a Node,
-    pace: Pace<'a>,
+    pace: IoThrottle<'a>,
     is_over: &'a dyn Fn() -> bool,
     /// Brings the log to the archive, if it is time.
     follow: RefCell<&'a mut dyn FnMut()>,
 }
 
-impl Course for Run<'_> {
+impl BackupProgress for Run<'_> {
     fn expect(&self, bytes: u64) {
         self.node.backups.expected.store(bytes, Relaxed);
     }

@@ -15,7 +15,7 @@
 use crate::roles::load::load;
 use crate::roles::node::{Host, Node};
 use crate::roles::replica;
-use crate::roles::replica::Course;
+use crate::roles::replica::FollowEnd;
 use crate::runtime::clients::{Client, Kind};
 use dataset::recovery;
 use dataset::recovery::Held;
@@ -53,8 +53,8 @@ pub fn direct(host: &Arc<Host>, mut held: Held) -> store::Result<()> {
                 settle(&node, false, log.term());
                 let (log, course) = replica::run(host, node.clone(), *log, &master);
                 match course {
-                    Course::Ordered => Held::Follows(Box::new(log)),
-                    Course::Replace => {
+                    FollowEnd::Ordered => Held::Follows(Box::new(log)),
+                    FollowEnd::Replace => {
                         drop(log);
                         reopened(host, node)
                     }

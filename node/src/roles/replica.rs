@@ -42,7 +42,7 @@ const MOST_SAID: usize = 512;
 const ROUND_BYTES: usize = 4 << 20;
 
 /// How following ended.
-pub(crate) enum Course {
+pub(crate) enum FollowEnd {
     /// The role has changed, or the server stops.
     Ordered,
     /// The folder is to be opened anew.
@@ -204,7 +204,7 @@ pub(crate) fn run(
     node: Arc<Node>,
     log: FollowLog,
     master: &Master,
-) -> (FollowLog, Course) {
+) -> (FollowLog, FollowEnd) {
     let mut here = Here { node, log, told: None, waits_until: None };
     here.settled();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -212,7 +212,7 @@ pub(crate) fn run(
         Err(error) => {
             tracing::error!("no link to the master: {error}");
             std::thread::sleep(RECONNECT);
-            return (here.log, Course::Ordered);
+            return (here.log, FollowEnd::Ordered);
         }
     };
     let course = runtime.block_on(keep_up(host, &mut here, master));
@@ -225,7 +225,7 @@ pub(crate) fn run(
 
 /// One link after the other.
 // Long: a loop whose steps each may end it.
-async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
+async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> FollowEnd {
     let mut orders = here.node.replication.subscribe();
     let node = here.node.clone();
     // The same master, FORCE, is an order, too.
@@ -244,21 +244,21 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
         let result = tokio::select! {
             () = &mut ordered => {
                 return match here.log.secure() {
-                    Ok(()) => Course::Ordered,
+                    Ok(()) => FollowEnd::Ordered,
                     Err(error) => {
                         tracing::error!("the log has lost what was applied: {error}");
-                        Course::Replace
+                        FollowEnd::Replace
                     }
                 };
             }
             result = link(here, master) => result,
         };
         let error = match result {
-            Ok(()) => return Course::Replace,
+            Ok(()) => return FollowEnd::Replace,
             // The log has it, memory has half of it.
             Err(error @ LinkError::Apply(_)) => {
                 tracing::error!("{}: the data are opened anew", one_line(&error.to_string()));
-                return Course::Replace;
+                return FollowEnd::Replace;
             }
             Err(error) => error,
         };
@@ -298,7 +298,7 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
         }
         said = error;
         tokio::select! {
-            () = &mut ordered => return Course::Ordered,
+            () = &mut ordered => return FollowEnd::Ordered,
             is_same = stays_until(&node, due) => {
                 let longer = (patience * 2).min(MOST_RECONNECT);
                 patience = if is_refused && is_same { longer } else { RECONNECT };
@@ -465,7 +465,7 @@ async fn link(here: &mut Here, master: &Master) -> Result<(), LinkError> {
     };
     // What came whole is made true, and durable. Otherwise memory and log would differ.
     let is_sound = !matches!(error, LinkError::Apply(_))
-        && matches!(follower.finish(here), Ok(replication::Course::On));
+        && matches!(follower.finish(here), Ok(replication::LinkStep::On));
     if is_sound && here.log.secure().is_ok() {
         here.settled();
         return Err(error);
@@ -524,7 +524,7 @@ async fn carry(
                 taken += length;
                 replication.feeds.bytes_in.fetch_add(length as u64, Relaxed);
                 let course = follower.receive(&input[..length], here, &mut out, now_ms(started))?;
-                if course != replication::Course::On {
+                if course != replication::LinkStep::On {
                     return replaced(here, counted);
                 }
                 if taken >= ROUND_BYTES {
@@ -535,7 +535,7 @@ async fn carry(
                     None => break,
                 }
             }
-            if follower.settle(here, &mut out, now_ms(started))? != replication::Course::On {
+            if follower.settle(here, &mut out, now_ms(started))? != replication::LinkStep::On {
                 return replaced(here, counted);
             }
         }

@@ -4,7 +4,7 @@ use super::TIMEOUTS;
 use super::node::{Here, Kind, Life};
 use super::truth::{Place, place};
 use super::world::World;
-use replication::{Course, Follower, LinkError, LogSource, Sender};
+use replication::{Follower, LinkError, LinkStep, LogSource, Sender};
 use std::collections::VecDeque;
 
 pub(crate) struct Link {
@@ -227,10 +227,10 @@ impl World {
             (follower.is_fetching().is_some(), self.nodes[r].dropped.len());
         let held =
             self.local(r, |local| (!local.is_empty).then(|| place(local.log.written()))).flatten();
-        let result = self.local(r, |local| -> Result<Course, LinkError> {
+        let result = self.local(r, |local| -> Result<LinkStep, LinkError> {
             for bytes in &arrived {
                 match follower.receive(bytes, local, &mut out, now)? {
-                    Course::On => {}
+                    LinkStep::On => {}
                     other => return Ok(other),
                 }
             }
@@ -251,7 +251,7 @@ impl World {
         }
         match result {
             None => {}
-            Some(Ok(Course::On)) => {
+            Some(Ok(LinkStep::On)) => {
                 if follower.is_following() && !self.links[i].was_following {
                     self.links[i].was_following = true;
                     self.figures.continued += 1;
@@ -259,7 +259,7 @@ impl World {
                 }
                 self.links[i].follower = Some(follower);
             }
-            Some(Ok(Course::Adopt | Course::Reopen)) => {
+            Some(Ok(LinkStep::Adopt | LinkStep::Reopen)) => {
                 self.figures.full_syncs += 1;
                 self.figures.rewound += u64::from(
                     self.nodes[r].term() == self.nodes[m].term()

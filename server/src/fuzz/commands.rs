@@ -9,7 +9,7 @@
 mod choices;
 mod model;
 
-use crate::net::request_loop::{Closing, Talk, Turn};
+use crate::net::request_loop::{Closing, RequestLoop, TurnBuffers};
 use choices::{Choices, FLAGS, KNOWN, LEFT_OUT, WORDS};
 use model::{Model, error};
 use node::command::spec::flag;
@@ -47,8 +47,8 @@ fn node() -> Arc<Node> {
 /// A client without a socket, which waits for what its replies wait for.
 pub(crate) struct Guest {
     node: Arc<Node>,
-    pub(crate) talk: Talk,
-    turn: Turn,
+    pub(crate) talk: RequestLoop,
+    turn: TurnBuffers,
     tallies: Tallies,
 }
 
@@ -61,9 +61,9 @@ impl Guest {
         let nowhere = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
         let client = node.clients.admit(nowhere, nowhere, usize::MAX).expect("room for a client");
         Guest {
-            talk: Talk::new(node, client, 0),
+            talk: RequestLoop::new(node, client, 0),
             node: node.clone(),
-            turn: Turn::default(),
+            turn: TurnBuffers::default(),
             tallies: Tallies::default(),
         }
     }
@@ -83,7 +83,7 @@ impl Guest {
     }
 
     /// One step with these requests: the bytes of them that it took, and the replies that it gave.
-    /// What the rest waits for is [`Talk::stalled`].
+    /// What the rest waits for is [`RequestLoop::stalled`].
     pub(crate) fn step(&mut self, bytes: &[u8]) -> (usize, Vec<u8>) {
         self.turn.out.clear();
         let used = self.talk.execute(&self.node, &self.tallies, bytes, &mut self.turn);

@@ -1,7 +1,7 @@
 //! One command being executed: its arguments, its reply, and what it may ask for.
 
 use crate::handlers::session::{Replies, Scratch, Session};
-use crate::handlers::suspend::Came;
+use crate::handlers::suspend::SuspendResult;
 use dataset::commit::MOST_BYTES;
 use dataset::dirty_keys::Mark;
 use dataset::engines::{CounterSpace, ExistenceSpace, KeyError, KeyRef};
@@ -91,12 +91,12 @@ impl<'a> Call<'a> {
     /// is executed again when there is.
     pub(crate) fn reserve(&mut self, bytes: usize) -> Option<store::Reserved<'a, Mark>> {
         // The last time was for nothing, or for this.
-        self.session.errand.come();
+        self.session.suspension.come();
         let node: &'a Arc<Node> = self.node.node();
         let reserved = node.durability.committer().reserve(bytes);
         if reserved.is_none() {
             let node = node.clone();
-            self.session.errand.ask(async move {
+            self.session.suspension.ask(async move {
                 node.durability.room_for(bytes).await;
                 Ok(Vec::new())
             });
@@ -118,7 +118,7 @@ impl<'a> Call<'a> {
         let protocol = self.reply.protocol();
         if self.session.in_exec {
             let Some(bytes) =
-                self.errand(move |node| Ok(answer(protocol, |reply| work(node, reply))))
+                self.suspension(move |node| Ok(answer(protocol, |reply| work(node, reply))))
             else {
                 return Ok(());
             };
@@ -143,16 +143,16 @@ impl<'a> Call<'a> {
 
     /// Does something on another thread before this request is executed: none at first, and the
     /// request is to do nothing; then what came of it.
-    pub(crate) fn errand(
+    pub(crate) fn suspension(
         &mut self,
-        work: impl FnOnce(Now<'_>) -> Came + Send + 'static,
-    ) -> Option<Came> {
-        let came = self.session.errand.come();
+        work: impl FnOnce(Now<'_>) -> SuspendResult + Send + 'static,
+    ) -> Option<SuspendResult> {
+        let came = self.session.suspension.come();
         if came.is_none() {
             let node = self.node.node().clone();
             let work = tokio::task::spawn_blocking(move || work(node.moment().now()));
             self.session
-                .errand
+                .suspension
                 .ask(async move { work.await.unwrap_or_else(|error| Err(refuse!("ERR {error}"))) });
         }
         came
@@ -161,8 +161,8 @@ impl<'a> Call<'a> {
     /// This request is executed again when something is done on another thread.
     pub(crate) fn again_when(&mut self, done: impl FnOnce(&Node) + Send + 'static) {
         // The last time was for nothing.
-        self.session.errand.come();
-        self.errand(move |node| {
+        self.session.suspension.come();
+        self.suspension(move |node| {
             done(&node);
             Ok(Vec::new())
         });

@@ -51,7 +51,7 @@ pub(crate) fn execute(
         Ok((numbers, spec)) => run(spec, numbers, args, reply.again(), session, node, scratch),
     };
     reply.set_protocol(session.client.protocol());
-    if session.errand.is_asked() {
+    if session.suspension.is_asked() {
         // It will be executed again, and answered then.
         reply.rewind(mark);
         if is_tracked {
@@ -59,9 +59,9 @@ pub(crate) fn execute(
         }
         return true;
     }
-    if session.errand.is_back() {
+    if session.suspension.is_back() {
         // It was refused before it asked for the outcome, which belongs to no other command.
-        session.errand.come();
+        session.suspension.come();
     }
     let fine = match outcome {
         Ok(()) => true,
@@ -184,8 +184,8 @@ pub(crate) fn run(
     session.client.last_command.store(numbers, Relaxed);
     // EXEC is shown behind what it executes.
     let is_watched = node.monitors.any() && !spec.has(flag::ADMIN | flag::SKIP_MONITOR);
-    // A request that comes back from an errand was shown and counted when it left.
-    let is_back = session.errand.is_back();
+    // A request that comes back from a suspension was shown and counted when it left.
+    let is_back = session.suspension.is_back();
     if is_watched && spec.name != "exec" && !is_back {
         show(args, session, node);
     }
@@ -209,7 +209,7 @@ pub(crate) fn run(
         || args.len() > slowlog::MANY_ARGS;
     let began = timed.then(Instant::now);
     let outcome = handler(number)(&mut call);
-    if call.session.errand.is_asked() {
+    if call.session.suspension.is_asked() {
         return Ok(());
     }
     if is_watched && spec.name == "exec" {

@@ -1,7 +1,7 @@
 //! What a connection remembers between commands, and what a worker lends to them.
 
 use crate::handlers::redis::{pubsub, tracking, transaction};
-use crate::handlers::suspend::Errand;
+use crate::handlers::suspend::Suspension;
 use dataset::engines::{Page, Seen};
 use dataset::watch::Place;
 use node::acl::Access;
@@ -47,7 +47,7 @@ pub(crate) struct Session {
     pub(crate) in_exec: bool,
     /// The transaction keeps no writer out.
     pub(crate) may_leave: bool,
-    pub(crate) errand: Errand,
+    pub(crate) suspension: Suspension,
     /// What EXEC was told for all its commands when it asked whether changes are taken.
     pub(crate) admitted: Option<Outcome>,
     /// All writers were kept out: the turn ends, so that they come in before it is done again.
@@ -101,7 +101,7 @@ impl Session {
             watch_lost: false,
             in_exec: false,
             may_leave: false,
-            errand: Errand::default(),
+            suspension: Suspension::default(),
             admitted: None,
             kept_all_out: false,
             subscriptions: pubsub::Subscriptions::default(),

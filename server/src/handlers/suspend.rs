@@ -1,52 +1,52 @@
-//! An errand: what a request waits for away from the worker (a disk that syncs), before it is
-//! executed. A command that needs one asks for it and does nothing; when it is done, the request is
-//! executed again, and finds what came of it. So EXEC goes on where it stopped, and the connection
-//! does not notice.
+//! A suspended request: it waits, away from the worker, for work such as a disk that syncs. The
+//! command starts the work and does nothing else; when the work is done, the request is executed
+//! again and finds its result. So EXEC goes on where it stopped, and the connection does not
+//! notice.
 
 use node::command::error::Refusal;
 use std::pin::Pin;
 use tokio::sync::oneshot;
 
 /// Bytes of a reply, or why it is refused.
-pub(crate) type Came = Result<Vec<u8>, Refusal>;
+pub(crate) type SuspendResult = Result<Vec<u8>, Refusal>;
 
-/// See the top of the file.
+/// What a client's request waits for. See the top of the file.
 #[derive(Default)]
-pub(crate) enum Errand {
+pub(crate) enum Suspension {
     /// There is none.
     #[default]
     Nothing,
     /// It has been asked for, and is to be waited for.
-    Asked(Pin<Box<dyn Future<Output = Came> + Send>>),
+    Asked(Pin<Box<dyn Future<Output = SuspendResult> + Send>>),
     /// It is waited for.
-    Away(oneshot::Receiver<Came>),
+    Away(oneshot::Receiver<SuspendResult>),
 }
 
-impl Errand {
+impl Suspension {
     /// Asks for it; the request is to be executed again.
-    pub(crate) fn ask(&mut self, work: impl Future<Output = Came> + Send + 'static) {
-        *self = Errand::Asked(Box::pin(work));
+    pub(crate) fn ask(&mut self, work: impl Future<Output = SuspendResult> + Send + 'static) {
+        *self = Suspension::Asked(Box::pin(work));
     }
 
     /// Whether the request that was just executed has asked for one.
     #[inline]
     pub(crate) fn is_asked(&self) -> bool {
-        matches!(self, Errand::Asked(_))
+        matches!(self, Suspension::Asked(_))
     }
 
     /// Whether the request is executed again.
     #[inline]
     pub(crate) fn is_back(&self) -> bool {
-        matches!(self, Errand::Away(_))
+        matches!(self, Suspension::Away(_))
     }
 
     /// What is to be waited for before the request is executed again. To be called where one [is
-    /// asked for](Errand::is_asked).
+    /// asked for](Suspension::is_asked).
     pub(crate) fn leave(&mut self) -> impl Future<Output = ()> + Send + 'static {
         let (tell, told) = oneshot::channel();
-        let asked = std::mem::replace(self, Errand::Away(told));
+        let asked = std::mem::replace(self, Suspension::Away(told));
         async move {
-            if let Errand::Asked(work) = asked {
+            if let Suspension::Asked(work) = asked {
                 // A receiver that is gone has disconnected.
                 let _ = tell.send(work.await);
             }
@@ -54,9 +54,9 @@ impl Errand {
     }
 
     /// What came of it, once.
-    pub(crate) fn come(&mut self) -> Option<Came> {
+    pub(crate) fn come(&mut self) -> Option<SuspendResult> {
         match std::mem::take(self) {
-            Errand::Away(mut told) => told.try_recv().ok(),
+            Suspension::Away(mut told) => told.try_recv().ok(),
             other => {
                 *self = other;
                 None
@@ -121,7 +121,7 @@ mod tests {
             tokio::time::timeout(Duration::from_secs(60), waits).await.unwrap();
             let told = String::from_utf8(guest.answers(rest.as_bytes()).await).unwrap();
             assert!(told.starts_with('-') && told.contains(refusal), "{told}");
-            assert!(!guest.talk.session.errand.is_back(), "it belongs to no client any more");
+            assert!(!guest.talk.session.suspension.is_back(), "it belongs to no client any more");
             drop(all);
             // The next one asks for something of its own, and gets that.
             let told = guest.answers(b"MULTI\r\nINFO tables\r\nECHO there\r\nEXEC\r\n").await;

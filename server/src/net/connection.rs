@@ -14,7 +14,7 @@
 //! hold the old one for a while.
 
 use crate::handlers::session::Session;
-use crate::net::request_loop::{Closing, Talk, Turn};
+use crate::net::request_loop::{Closing, RequestLoop, TurnBuffers};
 use node::roles::node::{Host, Node};
 use node::runtime::clients::Client;
 use node::runtime::tls::Socket;
@@ -45,13 +45,13 @@ const ROOM_EVERY: Duration = Duration::from_millis(2);
 /// A worker's buffers.
 struct Buffers {
     input: Box<[u8]>,
-    turn: Turn,
+    turn: TurnBuffers,
 }
 
 thread_local! {
     static BUFFERS: RefCell<Buffers> = RefCell::new(Buffers {
         input: vec![0; READ_BYTES].into_boxed_slice(),
-        turn: Turn::default(),
+        turn: TurnBuffers::default(),
     });
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct Connection {
     generation: u64,
     worker: usize,
     stream: Socket,
-    talk: Talk,
+    talk: RequestLoop,
     input: Vec<u8>,
     pending: Vec<u8>,
     /// Bytes of `pending` that are written.
@@ -118,7 +118,7 @@ impl Connection {
     ) -> Connection {
         let (talk, generation) = {
             let node = host.now();
-            (Talk::new(&node, client, worker), node.generation)
+            (RequestLoop::new(&node, client, worker), node.generation)
         };
         Connection {
             host,
@@ -262,7 +262,7 @@ impl Connection {
 
     /// Holds the replies of the turn back, if they are to be sent only when something has happened.
     #[inline]
-    fn hold_back(&mut self, node: &Arc<Node>, turn: &mut Turn) -> bool {
+    fn hold_back(&mut self, node: &Arc<Node>, turn: &mut TurnBuffers) -> bool {
         let ticket = node.durability.committer().ticket();
         let wrote = std::mem::take(&mut self.talk.session.wrote) && must_hold(node, ticket);
         let shown = std::mem::take(&mut self.talk.session.shown);
@@ -329,14 +329,19 @@ impl Connection {
 
     /// Moves messages for this client to the replies of the turn; true if there are any. The next
     /// look is at its requests: a stream of messages must not keep them waiting.
-    fn take_messages(&mut self, cx: &Context<'_>, turn: &mut Turn) -> bool {
+    fn take_messages(&mut self, cx: &Context<'_>, turn: &mut TurnBuffers) -> bool {
         let inbox = &self.talk.session.client.inbox;
         self.had_messages = inbox.take(&mut turn.out, Some(cx.waker()));
         self.had_messages
     }
 
     /// Looks at the requests in what the socket has given. An error: it is too much.
-    fn receive(&mut self, node: &Arc<Node>, bytes: &[u8], turn: &mut Turn) -> Result<(), ()> {
+    fn receive(
+        &mut self,
+        node: &Arc<Node>,
+        bytes: &[u8],
+        turn: &mut TurnBuffers,
+    ) -> Result<(), ()> {
         self.talk.session.client.touch(Instant::now());
         self.tallies().bytes_in.add(bytes.len() as u64);
         if self.input.is_empty() {
@@ -387,7 +392,7 @@ impl Connection {
     }
 
     /// Looks at the requests in `input`.
-    fn run_input(&mut self, node: &Arc<Node>, turn: &mut Turn) {
+    fn run_input(&mut self, node: &Arc<Node>, turn: &mut TurnBuffers) {
         let mut input = std::mem::take(&mut self.input);
         let used = self.talk.execute(node, &node.tallies[self.worker], &input, turn);
         input.drain(..used);
@@ -518,7 +523,7 @@ mod tests {
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 1));
         let asked = async || {
             let client = node.clients.admit(nowhere, nowhere, usize::MAX).unwrap();
-            let (mut talk, mut turn) = (Talk::new(&node, client, 0), Turn::default());
+            let (mut talk, mut turn) = (RequestLoop::new(&node, client, 0), TurnBuffers::default());
             let request = format!("TM.REPLICATE {}\r\n", replication::PROTOCOL);
             while talk.execute(&node, &Tallies::default(), request.as_bytes(), &mut turn) == 0 {
                 talk.stalled.take().expect("it waits for the disk").await;

@@ -1,7 +1,7 @@
 //! A client without a socket, on the caller's thread: requests in, replies out, by the very turn
 //! that a connection runs. For tests and measurements of that path alone.
 
-use crate::net::request_loop::{Talk, Turn};
+use crate::net::request_loop::{RequestLoop, TurnBuffers};
 use node::roles::node::Node;
 use node::runtime::tally::Tallies;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use std::sync::Arc;
 /// not waited for.
 pub struct Local {
     node: Arc<Node>,
-    talk: Talk,
-    turn: Turn,
+    talk: RequestLoop,
+    turn: TurnBuffers,
     tallies: Tallies,
 }
 
@@ -20,9 +20,9 @@ impl Local {
         let nowhere = std::net::SocketAddr::from(([0, 0, 0, 0], 0));
         let client = node.clients.admit(nowhere, nowhere, usize::MAX)?;
         Some(Local {
-            talk: Talk::new(&node, client, 0),
+            talk: RequestLoop::new(&node, client, 0),
             node,
-            turn: Turn::default(),
+            turn: TurnBuffers::default(),
             tallies: Tallies::default(),
         })
     }

@@ -42,13 +42,13 @@ const AHEAD: usize = 32;
 const AHEAD_ARGS: usize = 1024;
 
 /// What a worker keeps for the turns of all its connections.
-pub(crate) struct Turn {
+pub(crate) struct TurnBuffers {
     pub(crate) out: Vec<u8>,
     scratch: Scratch,
     batch: Vec<Request>,
 }
 
-impl Turn {
+impl TurnBuffers {
     /// Empties `out`, and gives back its memory if that has become large.
     pub(crate) fn clear_out(&mut self) {
         self.out.clear();
@@ -58,9 +58,9 @@ impl Turn {
     }
 }
 
-impl Default for Turn {
-    fn default() -> Turn {
-        Turn {
+impl Default for TurnBuffers {
+    fn default() -> TurnBuffers {
+        TurnBuffers {
             out: Vec::with_capacity(OUT_BYTES),
             scratch: Scratch::default(),
             batch: Vec::with_capacity(AHEAD),
@@ -116,7 +116,7 @@ fn limits(config: &Config, session: &mut Session) -> Limits {
 }
 
 /// One client's requests and replies. See the top of the file.
-pub(crate) struct Talk {
+pub(crate) struct RequestLoop {
     pub(crate) session: Session,
     scanner: Scanner,
     lookup: Lookup,
@@ -128,8 +128,8 @@ pub(crate) struct Talk {
     /// Replies that the turn at hand has given.
     pub(crate) replies: usize,
     pub(crate) closing: Closing,
-    /// The next request has to wait: clients are paused, or it has sent an errand, or it needs rows
-    /// from the disk, which this gives.
+    /// The next request has to wait: clients are paused, or it is suspended, or it needs rows from
+    /// the disk, which this gives.
     pub(crate) stalled: Option<Pin<Box<dyn Future<Output = Pins> + Send>>>,
     /// Rows that were read for the requests that come next.
     pub(crate) pins: Pins,
@@ -139,13 +139,13 @@ pub(crate) struct Talk {
     outlived: bool,
 }
 
-impl Talk {
-    pub(crate) fn new(node: &Node, client: Arc<Client>, worker: usize) -> Talk {
+impl RequestLoop {
+    pub(crate) fn new(node: &Node, client: Arc<Client>, worker: usize) -> RequestLoop {
         let mut session = Session::new(node, client, worker);
         let config = Arc::clone(&node.config());
         session.timed = slowlog::times_all(&config.server);
         let limits = limits(&config, &mut session);
-        Talk {
+        RequestLoop {
             config,
             session,
             scanner: Scanner::default(),
@@ -182,7 +182,7 @@ impl Talk {
         node: &Arc<Node>,
         tallies: &Tallies,
         buf: &[u8],
-        turn: &mut Turn,
+        turn: &mut TurnBuffers,
     ) -> usize {
         // Before anything is asked: a thread that changed something global waits for the turns that
         // may not have seen it.
@@ -212,7 +212,7 @@ impl Talk {
         node: Now<'_>,
         tallies: &Tallies,
         buf: &[u8],
-        turn: &mut Turn,
+        turn: &mut TurnBuffers,
         has_cold: bool,
     ) -> usize {
         let mut at = 0;
@@ -223,7 +223,7 @@ impl Talk {
                 return buf.len();
             }
             let (end, halt) = self.scan(buf, at, &mut turn.batch);
-            let Turn { out, scratch, batch } = turn;
+            let TurnBuffers { out, scratch, batch } = turn;
             self.look_ahead(node, batch, buf);
             for (index, request) in batch.iter().enumerate() {
                 // The request before this one may have changed it, too.
@@ -231,7 +231,7 @@ impl Talk {
                     return buf.len();
                 }
                 let before = out.len();
-                let Talk { session, scanner, .. } = self;
+                let RequestLoop { session, scanner, .. } = self;
                 let args = scanner.args_in(
                     &buf[request.bytes.clone()],
                     request.spans.clone(),
@@ -259,11 +259,11 @@ impl Talk {
                 if !execute::execute(request.found, args, session, node, out, scratch) {
                     tallies.errors.add(1);
                 }
-                if session.errand.is_asked() {
-                    let errand = session.errand.leave();
+                if session.suspension.is_asked() {
+                    let suspension = session.suspension.leave();
                     session.client.away.store(true, Relaxed);
                     tallies.commands.add(index as u64);
-                    self.stall(async move { errand.await });
+                    self.stall(suspension);
                     return request.bytes.start;
                 }
                 self.replies += usize::from(out.len() > before);

@@ -136,7 +136,7 @@ pub(super) fn begin(
 
 /// A cold file of either kind, open for reading from any thread.
 #[derive(Debug)]
-pub(super) struct Shelf {
+pub(super) struct OpenColdFile {
     pub(super) path: PathBuf,
     pub(super) entry: FileEntry,
     whose: FileIdentity,
@@ -145,9 +145,9 @@ pub(super) struct Shelf {
     retired: OnceLock<Arc<dyn Disk>>,
 }
 
-impl Shelf {
+impl OpenColdFile {
     /// Opens a file by its name alone, and reads its head. Its entry's checksum is then unknown: 0.
-    pub(super) fn open<H: Head>(disk: &dyn Disk, name: &str) -> Result<(Shelf, H)> {
+    pub(super) fn open<H: Head>(disk: &dyn Disk, name: &str) -> Result<(OpenColdFile, H)> {
         let (opened, head) =
             immutable_file::open(disk, name, (H::MAGIC, COLD_VERSION), BLOCK_BYTES, H::decode)?;
         let immutable_file::Opened { file, path, size, .. } = opened;
@@ -171,7 +171,7 @@ impl Shelf {
             role: Role::Cold,
             tag: whose.tag,
         };
-        Ok((Shelf { path, entry, whose, file: file.into(), retired: OnceLock::new() }, head))
+        Ok((OpenColdFile { path, entry, whose, file: file.into(), retired: OnceLock::new() }, head))
     }
 
     /// It must be the file that the manifest names.
@@ -217,7 +217,7 @@ impl Shelf {
     }
 }
 
-impl Drop for Shelf {
+impl Drop for OpenColdFile {
     fn drop(&mut self) {
         if let Some(disk) = self.retired.get() {
             // What stays is swept at the next start.

@@ -59,7 +59,7 @@ use crate::error::{Error, Result};
 use crate::frame::{Check, u32_at, u64_at};
 use crate::manifest::{FileEntry, Tag};
 use crate::uring::BlockPlace;
-use header::{FileIdentity, Head, Shelf, place, put, put_numbers, seal};
+use header::{FileIdentity, Head, OpenColdFile, place, put, put_numbers, seal};
 
 pub use crate::uring::BLOCK_BYTES;
 pub use block::{Block, MAX_BLOCK_ROWS, MAX_COLUMNS};
@@ -215,7 +215,7 @@ impl Index {
 /// A cold file, open for lookups from any thread.
 #[derive(Debug)]
 pub struct ColdFile {
-    shelf: Shelf,
+    shelf: OpenColdFile,
     head: ColdHead,
     index: Index,
 }
@@ -231,7 +231,7 @@ impl ColdFile {
 
     /// Opens a file by its name alone. Its entry's checksum is then unknown: 0.
     pub(crate) fn open_any(disk: &dyn Disk, name: &str) -> Result<ColdFile> {
-        let (shelf, head) = Shelf::open::<ColdHead>(disk, name)?;
+        let (shelf, head) = OpenColdFile::open::<ColdHead>(disk, name)?;
         let (mut index, at) = (vec![0; head.index_bytes as usize], head.index_at());
         let n = shelf.read_at(&mut index, at)?;
         if n != index.len()

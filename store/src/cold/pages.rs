@@ -36,7 +36,7 @@
 
 use std::sync::Arc;
 
-use super::header::{self, FileIdentity, Head, Shelf, place, put, put_numbers, seal};
+use super::header::{self, FileIdentity, Head, OpenColdFile, place, put, put_numbers, seal};
 use super::{BLOCK_BYTES, MAX_BLOCKS};
 use crate::batch::Lineage;
 use crate::disk::{Disk, read_full_at};
@@ -190,7 +190,7 @@ impl PageWriter {
 /// A page file, open for lookups from any thread.
 #[derive(Debug)]
 pub struct PageFile {
-    shelf: Shelf,
+    shelf: OpenColdFile,
     head: PageHead,
     sums: Box<[u8]>,
 }
@@ -210,7 +210,7 @@ impl PageFile {
 
     /// Opens a file by its name alone. Its entry's checksum is then unknown: 0.
     pub(crate) fn open_any(disk: &dyn Disk, name: &str) -> Result<(PageFile, Vec<u8>)> {
-        let (shelf, head) = Shelf::open::<PageHead>(disk, name)?;
+        let (shelf, head) = OpenColdFile::open::<PageHead>(disk, name)?;
         let at = head.sums_at();
         let mut sums = vec![0; (head.length() - at) as usize];
         let n = shelf.read_at(&mut sums, at)?;

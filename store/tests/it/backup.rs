@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use crate::basics::{LINEAGE, batch, options};
 use store::{
-    ARCHIVE, Archive, Backup, Course, Error, Log, Plan, Position, RealDisk, Result, Severity,
-    Store, Tag, Until, back_up, backups_in, check, dump, newest_in, plan, remove, restore,
+    ARCHIVE, Archive, Backup, BackupProgress, Error, Log, Plan, Position, RealDisk, Result,
+    Severity, Store, Tag, Until, back_up, backups_in, check, dump, newest_in, plan, remove,
+    restore,
 };
 
 /// A store whose state is how many records it was given: the n-th record says n, and so does a
@@ -112,7 +113,7 @@ impl Node {
     }
 }
 
-impl Course for Node {
+impl BackupProgress for Node {
     fn expect(&self, _: u64) {}
     fn advance(&self, _: u64, _: bool) -> Result<()> {
         Ok(())

@@ -91,7 +91,7 @@ fn time(call: &mut Call<'_>) -> Outcome {
 
 fn shutdown(call: &mut Call<'_>) -> Outcome {
     // Else it has waited for replicas.
-    if call.session.errand.come().is_none() {
+    if call.session.suspension.come().is_none() {
         let has = |option: &[u8]| call.args.from(1).iter().any(|o| o.eq_ignore_ascii_case(option));
         let known: [&[u8]; 5] = [b"nosave", b"save", b"now", b"force", b"abort"];
         let is_known = |option: &[u8]| known.iter().any(|k| option.eq_ignore_ascii_case(k));
@@ -116,7 +116,7 @@ fn shutdown(call: &mut Call<'_>) -> Outcome {
         {
             call.session.client.blocked.begin(false);
             let stop = call.node.stop.clone();
-            call.session.errand.ask(async move {
+            call.session.suspension.ask(async move {
                 stop.waited(until).await;
                 Ok(Vec::new())
             });

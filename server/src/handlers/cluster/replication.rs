@@ -529,7 +529,7 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
     let place = place.or_else(|| Place::take(&node, &call.session.client));
     let place = place.ok_or_else(|| refuse!("ERR max number of replicas reached"))?;
     if take_over.is_some() || !node.replication.is_replicated() {
-        let ready = call.errand(move |node| {
+        let ready = call.suspension(move |node| {
             let noted = node.replication.note_replicated(&node.config());
             noted.map_err(|e| refuse!("ERR the role cannot be written down: {e}"))?;
             take_over.map_or(Ok(()), |take_over| take_over.obey(&node))?;

@@ -11,7 +11,7 @@ use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::string::value;
 use crate::handlers::redis::keys::refuse_expiry;
-use crate::handlers::suspend::Came;
+use crate::handlers::suspend::SuspendResult;
 use dataset::cold::Unreadable;
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
 use dataset::options::Expire;
@@ -83,7 +83,7 @@ fn replaces(call: &Call<'_>) -> Result<bool, Refusal> {
 }
 
 fn restore(call: &mut Call<'_>) -> Outcome {
-    if let Some(added) = call.session.errand.come() {
+    if let Some(added) = call.session.suspension.come() {
         added?;
         call.reply.ok();
         return Ok(());
@@ -225,14 +225,14 @@ fn pairs(call: &mut Call<'_>, space: &ExistenceSpace, id: u64, payload: &Payload
         return Ok(());
     }
     let (key, bytes) = (call.args.at(1).to_vec(), call.args.at(3).to_vec());
-    let work = move |node: Now<'_>| -> Came {
+    let work = move |node: Now<'_>| -> SuspendResult {
         if let KeyRef::Pair { space, id } = node.engines().resolve(&key)? {
             add(node.engines(), space, id, &Payload::open(&bytes)?, members)?;
         }
         Ok(Vec::new())
     };
     // The request is executed again when all are there, and answered then.
-    call.errand(work);
+    call.suspension(work);
     Ok(())
 }
 

@@ -63,7 +63,7 @@ pub(crate) struct Transaction {
     data_args: usize,
     /// One changes data, and does nothing else: it is refused while changes are.
     changes: bool,
-    /// EXEC has begun, and waits for an errand of the next one.
+    /// EXEC has begun, and the next command of it is suspended.
     begun: Option<Begun>,
 }
 
@@ -254,7 +254,7 @@ fn exec(call: &mut Call<'_>) -> Outcome {
         alone = Some(engines.exclusive(ids, reserved));
     }
     // It waits for nothing any more: also if it was refused before it could ask again.
-    call.session.errand.come();
+    call.session.suspension.come();
     call.session.client.queued.store(-1, Relaxed);
     let has_changed =
         |engines: &Engines| call.session.watched.values().any(|seen| engines.has_changed(seen));
@@ -278,7 +278,7 @@ fn exec(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Executes what was queued and is not done yet, up to the first that sends an errand.
+/// Executes what was queued and is not done yet, up to the first that is suspended.
 fn go_on(call: &mut Call<'_>, mut transaction: Transaction, mut begun: Begun, may_leave: bool) {
     let mark = call.reply.mark();
     if begun.replies.is_empty() {
@@ -289,16 +289,16 @@ fn go_on(call: &mut Call<'_>, mut transaction: Transaction, mut begun: Begun, ma
     (call.session.in_exec, call.session.may_leave) = (true, may_leave);
     for args in transaction.kept.iter().skip(begun.done) {
         one(call, args, &mut begun.aside);
-        if call.session.errand.is_asked() {
+        if call.session.suspension.is_asked() {
             break;
         }
         // The outcome, if the command has not asked for it, belongs to no other command.
-        call.session.errand.come();
+        call.session.suspension.come();
         begun.done += 1;
     }
     (call.session.in_exec, call.session.may_leave) = (false, false);
     call.session.admitted = None;
-    if call.session.errand.is_asked() {
+    if call.session.suspension.is_asked() {
         begun.replies = call.reply.bytes().split_off(mark);
         transaction.begun = Some(begun);
         call.session.transaction = Some(transaction);
