@@ -50,7 +50,7 @@ fn an_old_catalogue_is_completed_from_the_configuration() {
     let liked = &filled.existence[0];
     assert_eq!((liked.made.seed, liked.made.first_id), (u64::MAX, 1 << 63));
     assert_eq!((liked.made.false_positive_rate, liked.tie), (0.001, Some((1, 0))));
-    assert_eq!(liked.made.pairs, "liked:{id}");
+    assert_eq!(liked.made.pairs, "liked:{id} liked:{{id}}");
     // The defaults go without what there is not.
     assert_eq!(filled.view[0].counters, ["post.like", "post.read"]);
     assert_eq!(filled.view[0].flags, ["liked"]);
