@@ -1,5 +1,5 @@
 //! Tables whose filters lie elsewhere: on a disk, which this crate reads only through a
-//! [`ColdBackend`].
+//! [`ColdBackend`](crate::ColdBackend).
 //!
 //! ```text
 //!   read:   revoked? late? -> yes, or no;  else ColdBackend::has

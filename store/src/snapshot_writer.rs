@@ -8,8 +8,8 @@ use crate::store::Store;
 
 impl Store {
     /// Begins a snapshot. `replay` is the log's durable end, taken before the walk begins:
-    /// [`Log::durable`], or what the committer last published as synced. Not its written end: after
-    /// a failed sync that place would be void.
+    /// [`Log::durable`](crate::Log::durable), or what the committer last published as synced. Not
+    /// its written end: after a failed sync that place would be void.
     pub fn begin_snapshot(&self, replay: Position) -> SnapshotWriter<'_> {
         SnapshotWriter::new(self, self.number_snapshot(), replay)
     }
