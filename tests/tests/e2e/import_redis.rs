@@ -345,6 +345,75 @@ fn export_and_import_are_inverse() {
     assert!(said(&output.unwrap()).contains("a filter cannot list its members"));
 }
 
+/// Counters of a post in a hash and in keys of their own, as the default patterns allow: neither
+/// takes the other's away, in whatever order SCAN names them, and when the hash changes later.
+#[test]
+fn hash_and_keys_of_single_counters_make_one_row() {
+    let (redis, server) = (start_redis(), TestServer::start());
+    let (mut theirs, mut ours) = (connect(redis.port), server.connection());
+    let folder = tempfile::tempdir().unwrap();
+    let mut pipe = redis::pipe();
+    for id in 1..=2000u64 {
+        pipe.cmd("HSET").arg(format!("post:{id}")).arg("like").arg(id).ignore();
+        pipe.cmd("SET").arg(format!("post:{id}:read")).arg(2 * id).ignore();
+    }
+    pipe.query::<()>(&mut theirs).unwrap();
+    let is_right = |ours: &mut Connection, id: u64, more: i64| {
+        let row = row(ours, &format!("post:{id}"));
+        (row["like"], row["read"]) == (id as i64 + more, 2 * id as i64)
+    };
+    done(import(folder.path(), redis.port, server.port(), &["--verify"]), &["0 keys differ"]);
+    assert_eq!((1..=2000).filter(|id| !is_right(&mut ours, *id, 0)).count(), 0);
+
+    cmd("CONFIG")
+        .arg(&["SET", "notify-keyspace-events", "K$ghs"])
+        .query::<()>(&mut theirs)
+        .unwrap();
+    let more = ["--follow", "--until-idle", "3"];
+    let follows = import(folder.path(), redis.port, server.port(), &more).spawn().unwrap();
+    eventually("it listens", || cmd("PUBSUB").arg("NUMPAT").query::<i64>(&mut theirs).unwrap() > 0);
+    let mut pipe = redis::pipe();
+    (1..=2000u64).for_each(|id| {
+        pipe.cmd("HINCRBY").arg(format!("post:{id}")).arg("like").arg(1).ignore();
+    });
+    pipe.cmd("DEL").arg("post:7").ignore().query::<()>(&mut theirs).unwrap();
+    eventually("the changes are here", || {
+        (1..=2000).filter(|id| *id != 7).all(|id| is_right(&mut ours, id, 1))
+    });
+    assert_eq!(row(&mut ours, "post:7")["read"], 14, "its key is there still");
+    let output = follows.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+}
+
+/// A dropped field has no name in a file, and no value.
+#[test]
+fn dropped_fields_are_in_no_export() {
+    let (redis, server, second) = (start_redis(), TestServer::start(), TestServer::start());
+    let (mut theirs, mut ours) = (connect(redis.port), server.connection());
+    let folder = tempfile::tempdir().unwrap();
+    for line in [
+        "HSET post:1 like 1 repost 2 comment 3 read 4",
+        "TM.VIEW DROP home",
+        "TM.ACTION DROP repost",
+        "TM.SPACE ALTER post DROP repost",
+    ] {
+        let words: Vec<&str> = line.split(' ').collect();
+        cmd(words[0]).arg(&words[1..]).query::<redis::Value>(&mut ours).unwrap();
+    }
+    let [from, to] = [&server, &second].map(|server| server.port().to_string());
+    let output = tidemark(folder.path(), &["export", "--port", &from]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "id,like,comment,read\n1,1,3,4\n");
+    let url = format!("redis://127.0.0.1:{}", redis.port);
+    done(tidemark(folder.path(), &["export", "--port", &from, "--to", &url]), &[]);
+    let here = BTreeMap::from([("like", 1), ("comment", 3), ("read", 4)]);
+    let here: BTreeMap<String, i64> = here.into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
+    assert_eq!(row(&mut theirs, "post:1"), here);
+    done(import(folder.path(), redis.port, server.port(), &["--verify"]), &["0 keys differ"]);
+    std::fs::write(folder.path().join("rows.csv"), &output.stdout).unwrap();
+    done(tidemark(folder.path(), &["import", "--port", &to, "rows.csv"]), &["1 rows set"]);
+    assert_eq!(row(&mut second.connection(), "post:1")["comment"], 3);
+}
+
 /// Flags and events as JSON lines, bad lines by number.
 #[test]
 fn json_lines_are_rows_flags_or_events() {
@@ -363,6 +432,8 @@ fn json_lines_are_rows_flags_or_events() {
     assert!(text.contains("2 rows set; 2 bad lines"), "{text}");
     assert!(text.contains("rows, line 2: it names no counters"), "{text}");
     assert!(text.contains("rows, line 5: no JSON object"), "{text}");
+    let text = file("flags", "{\"id\": 1, \"member\": 18446744073709551616}\n");
+    assert!(text.contains("\"member\" is no integer of 64 bits"), "{text}");
     let text = file("flags", "{\"id\": 1, \"member\": \"a\"}\n{\"id\": 1, \"member\": 7}\n");
     assert!(text.contains("2 flags; 2 changed"), "{text}");
     let text = file("events", "{\"user\": 8, \"id\": 1}\n{\"user\": 8, \"id\": 1}\n");

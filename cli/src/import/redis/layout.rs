@@ -67,6 +67,9 @@ pub(crate) struct Layout {
 pub(crate) enum Item {
     /// Counters by their positions in [`Layout::fields`].
     Row(u64, Vec<(usize, i64)>),
+    /// A hash: the counters that it has. The others of [`Layout::fields`] are 0, if no other key
+    /// has them.
+    Hash(u64, Vec<(usize, i64)>),
     /// The key of a row of which nothing else has counters is gone.
     Gone(u64),
     /// A flag.
@@ -189,23 +192,39 @@ impl Layout {
         Ok(values)
     }
 
-    /// The row of a hash, from its fields and values in turn. Counters that it lacks are 0.
+    /// The counters of a hash, from its fields and values in turn.
     pub(crate) fn hash<'v>(
         &self,
         id: u64,
         all: impl Iterator<Item = (&'v [u8], &'v [u8])>,
     ) -> Result<Item, String> {
-        let mut values: Vec<(usize, i64)> = (0..self.fields.len()).map(|at| (at, 0)).collect();
+        let mut values = Vec::with_capacity(self.fields.len());
         for (name, value) in all {
             match self.position(name) {
-                Some(at) => values[at].1 = decimal(value).map_err(|e| in_field(name, &e))?,
+                Some(at) => values.push((at, decimal(value).map_err(|e| in_field(name, &e))?)),
                 None if self.all_fields => {
                     return Err(in_field(name, &format!("the space '{}' has none", self.space)));
                 }
                 None => {}
             }
         }
-        Ok(Item::Row(id, values))
+        Ok(Item::Hash(id, values))
+    }
+
+    /// The values of a hash with those that it lacks, unless other keys have them.
+    pub(crate) fn with_lacking(
+        &self,
+        values: &[(usize, i64)],
+        others_have: bool,
+    ) -> Vec<(usize, i64)> {
+        let has = |at| values.iter().any(|value| value.0 == at);
+        let lacking = (0..self.fields.len()).filter(|at| !others_have && !has(*at));
+        values.iter().copied().chain(lacking.map(|at| (at, 0))).collect()
+    }
+
+    /// Whether each key has one counter of a row, which other keys may have others of.
+    pub(crate) fn is_cell(&self) -> bool {
+        self.container == Container::String && self.pattern.has_field()
     }
 
     /// The counters of a string; of `field` if the key names one.
@@ -330,7 +349,9 @@ mod tests {
     fn values_become_rows() {
         let hash = layout("hash key=p:{id} space=post fields=likes>like,read");
         let pairs = [(&b"likes"[..], &b"5"[..]), (b"color", b"red")];
-        assert_eq!(hash.hash(7, pairs.into_iter()), Ok(Item::Row(7, vec![(0, 5), (1, 0)])));
+        assert_eq!(hash.hash(7, pairs.into_iter()), Ok(Item::Hash(7, vec![(0, 5)])));
+        assert_eq!(hash.with_lacking(&[(0, 5)], false), [(0, 5), (1, 0)]);
+        assert_eq!(hash.with_lacking(&[(0, 5)], true), [(0, 5)]);
         let bad = [(&b"read"[..], &b"1.5"[..])];
         let error = hash.hash(7, bad.into_iter()).unwrap_err();
         assert_eq!(error, "field 'read': \"1.5\" is not an integer or out of range");

@@ -5,6 +5,7 @@
 //! nothing added, so each part may be done twice: after an end of either side the import goes on
 //! where it was, or from the beginning.
 
+mod divided;
 mod follow;
 mod layout;
 mod packed;
@@ -20,6 +21,7 @@ use super::pipe::Pipe;
 use super::spaces::Spaces;
 use crate::import::redis::source::bytes;
 use dataset::key_patterns::Kind;
+use divided::Divided;
 use follow::Changes;
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
 use layout::Layout;
@@ -276,6 +278,9 @@ impl Import<'_> {
             spawned.map_err(|error| Failure::Final(error.to_string()))?;
         }
         drop(tell);
+        // What an earlier attempt has read is not read again, if this one goes on where it was.
+        let may_be_any = progress.iter().any(|of| of.place.cursor != 0 || of.place.done);
+        let divided = Divided::new(may_be_any);
         let bar = bar(&self.args.from);
         let mut writer = Writer {
             pipe,
@@ -286,6 +291,7 @@ impl Import<'_> {
             rows: 0,
             flags: 0,
             lost: 0,
+            divided,
             bar: bar.clone(),
         };
         let outcome = self.receive(&told, &mut progress, &mut writer, &changes);
@@ -457,6 +463,7 @@ impl Import<'_> {
             layouts: self.layouts.clone(),
             order: &spaces.fields,
             progress,
+            divided: Divided::default(),
             report: verify::Report::default(),
         };
         let report = verify.run(&self.sources, self.args.report.as_deref());

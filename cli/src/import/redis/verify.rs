@@ -3,6 +3,7 @@
 //! What differs is read again a few times before it counts: writes go on, and reach both sides one
 //! after the other.
 
+use super::divided::Divided;
 use super::layout::{Item, Layout, shown};
 use super::reader::{Read, Reader};
 use super::source::{Remote, Source};
@@ -43,6 +44,8 @@ pub(crate) struct Verify<'a> {
     /// The counters of each space, in the order in which CNT.GET answers them.
     pub(crate) order: &'a HashMap<String, Vec<String>>,
     pub(crate) progress: ProgressBar,
+    /// What a hash lacks is not compared there.
+    pub(super) divided: Divided,
     pub(crate) report: Report,
 }
 
@@ -122,6 +125,7 @@ impl Verify<'_> {
                 }
             }
             let (key, layout) = (read.key, read.layout);
+            self.divided.note(&self.layouts[layout], &read.items);
             all.extend(read.items.into_iter().map(|item| One { key: key.clone(), layout, item }));
         }
         let mut differences = Vec::new();
@@ -142,7 +146,7 @@ impl Verify<'_> {
     fn request(&self, one: &One, out: &mut Vec<u8>) {
         let space = self.layouts[one.layout].space.as_bytes();
         match &one.item {
-            Item::Row(id, _) | Item::Gone(id) => {
+            Item::Row(id, _) | Item::Hash(id, _) | Item::Gone(id) => {
                 put_command(out, &[b"CNT.GET", space, id.to_string().as_bytes()]);
             }
             Item::Member(id, member) => {
@@ -171,7 +175,13 @@ impl Verify<'_> {
                     }
                 }
             }
-            Item::Row(_, values) => {
+            Item::Row(id, values) | Item::Hash(id, values) => {
+                let values = match &one.item {
+                    Item::Hash(..) => {
+                        layout.with_lacking(values, self.divided.has(&layout.space, *id))
+                    }
+                    _ => values.clone(),
+                };
                 self.report.rows += u64::from(count);
                 let here: Vec<i64> = match reply {
                     OwnedFrame::Array(list) => list.into_iter().map(number).collect(),

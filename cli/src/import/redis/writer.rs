@@ -1,5 +1,6 @@
 //! Turns what was read into commands, and hears what the server says of them.
 
+use super::divided::Divided;
 use super::layout::{Item, Layout, shown};
 use super::reader::Read;
 use crate::import::SHOWN;
@@ -56,6 +57,7 @@ pub(super) struct Writer {
     pub(super) flags: u64,
     /// Keys that are gone, of which it is not known what they had.
     pub(super) lost: u64,
+    pub(super) divided: Divided,
     pub(super) bar: ProgressBar,
 }
 
@@ -72,12 +74,27 @@ impl Writer {
                 self.bar.suspend(|| eprintln!("{key}: {reason}"));
             }
         }
+        self.divided.note(layout, &read.items);
         for item in &read.items {
-            let (Item::Row(id, _) | Item::Gone(id) | Item::Member(id, _)) = *item;
+            let (Item::Row(id, _) | Item::Hash(id, _) | Item::Gone(id) | Item::Member(id, _)) =
+                *item;
+            let is_divided = self.divided.has(&layout.space, id);
+            let values = match item {
+                Item::Row(_, values) => values.clone(),
+                Item::Hash(_, values) => layout.with_lacking(values, is_divided),
+                Item::Gone(_) if is_divided => {
+                    self.lost += 1;
+                    continue;
+                }
+                Item::Gone(_) | Item::Member(..) => Vec::new(),
+            };
+            if values.is_empty() && matches!(item, Item::Hash(..)) {
+                continue;
+            }
             let text = id.to_string();
             let id_text = text.as_bytes();
             self.pipe.push(id, self.number, |out| match item {
-                Item::Row(_, values) => {
+                Item::Row(..) | Item::Hash(..) => {
                     let texts: Vec<String> = values.iter().map(|v| v.1.to_string()).collect();
                     let mut args: Vec<&[u8]> = vec![b"CNT.SET", space, id_text];
                     for ((at, _), text) in values.iter().zip(&texts) {
@@ -92,7 +109,7 @@ impl Writer {
             });
             match item {
                 Item::Member(..) => self.flags += 1,
-                Item::Row(..) | Item::Gone(_) => self.rows += 1,
+                Item::Row(..) | Item::Hash(..) | Item::Gone(_) => self.rows += 1,
             }
         }
         self.names.push_back((self.number, read.key));
