@@ -167,7 +167,8 @@ def spaces(server):
     """The spaces by name: the names of their counters, or None for flags."""
     for space in server.execute_command("TM.SPACE", "LIST"):
         space = dict(zip(space[::2], space[1::2]))
-        fields = [word.split(":")[0] for word in space.get("fields", "").split()]
+        # Dropped fields begin with "!".
+        fields = [word.split(":")[0] for word in space.get("fields", "").split() if word[0] != "!"]
         yield space["name"], fields if space["kind"] == "counter" else None
 
 

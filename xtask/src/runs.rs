@@ -54,7 +54,7 @@ pub(crate) const RUNS: &[Run] = &[
         group: "sim",
         name: "ledger",
         about: "flushes, merges, drops and snapshots of a ledger on the same disk",
-        file: "ledger/tests/it/crash.rs",
+        file: "ledger/tests/it/model.rs",
         test: "-p ledger --test it crash::",
         reads: SEEDS,
         soak: 5_000,

@@ -24,6 +24,10 @@ pub(super) fn kind_of(object: &Object) -> Kind {
 /// A number or a text, as it will be sent.
 pub(super) fn text_of<'o>(object: &'o Object, name: &str) -> Result<Cow<'o, str>, String> {
     match object.get(name) {
+        // A number that 64 bits do not hold is read as another one.
+        Some(Value::Number(number)) if number.is_f64() => {
+            Err(format!("\"{name}\" is no integer of 64 bits; a text keeps its digits"))
+        }
         Some(Value::Number(number)) => Ok(Cow::Owned(number.to_string())),
         Some(Value::String(text)) => Ok(Cow::Borrowed(text)),
         Some(_) => Err(format!("\"{name}\" is neither a number nor a text")),
@@ -53,7 +57,10 @@ mod tests {
         let text = |name| text_of(&object, name).map(Cow::into_owned);
         assert_eq!(text("a").unwrap(), "18446744073709551615");
         assert_eq!(text("b").unwrap(), "007");
-        assert_eq!(text("c").unwrap(), "1.5");
+        assert_eq!(
+            text("c").unwrap_err(),
+            "\"c\" is no integer of 64 bits; a text keeps its digits"
+        );
         assert_eq!(text("d").unwrap_err(), "\"d\" is neither a number nor a text");
         assert_eq!(text("e").unwrap_err(), "there is no \"e\"");
     }

@@ -65,10 +65,11 @@ impl Spaces {
     }
 }
 
-/// The names of a schema, in the order in which CNT.GET answers their values.
+/// The names of a schema, in the order in which CNT.GET answers their values: dropped fields, which
+/// begin with `!`, have none.
 fn names_of(fields: &str) -> Vec<String> {
     let name = |field: &str| field.split(':').next().unwrap_or_default().to_owned();
-    fields.split_whitespace().map(name).collect()
+    fields.split_whitespace().filter(|field| !field.starts_with('!')).map(name).collect()
 }
 
 /// The texts of each of the maps of a list, by name.
