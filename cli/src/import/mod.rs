@@ -247,8 +247,8 @@ pub enum ImportError {
     },
     /// The server went away, or refuses everything.
     #[error(
-        "{address}: {reason} ({path}: the lines up to {acknowledged} are loaded; importing again \
-         is harmless)"
+        "{address}: {reason} ({path}: the lines up to {acknowledged} were acknowledged; importing \
+         again is harmless)"
     )]
     Server {
         /// The server.
