@@ -53,7 +53,6 @@ class Server:
 
     def __init__(self, program, port, settings=""):
         self.port = port
-        self.proxy_port = port + 1
         self.program = program
         self.folder = tempfile.mkdtemp(prefix="tidemark-suites-")
         self.log = os.path.join(self.folder, "log")
@@ -69,7 +68,8 @@ class Server:
         self.spawn()
         self.loop = asyncio.new_event_loop()
         self.proxy = rename_proxy.Proxy(port, self.names)
-        self.listener = self.loop.run_until_complete(self.proxy.start(self.proxy_port))
+        self.listener = self.loop.run_until_complete(self.proxy.start(0))
+        self.proxy_port = self.listener.sockets[0].getsockname()[1]
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
 
