@@ -153,6 +153,22 @@ mod tests {
         assert!(!space.wants_maintenance());
     }
 
+    /// As after a start, when few rows are left: their ids are outliers until there are more.
+    #[test]
+    fn a_space_that_has_hardly_begun_takes_no_retired_ids() {
+        let space = space(0);
+        space.retire_below(991);
+        let (change, mut out) = ([Change { field: 0, delta: 1 }], vec![]);
+        for id in (991..1000).chain([5, 990]) {
+            let added = space.add(id, &change, &Bounds::default(), &mut out);
+            assert_eq!(added.is_ok(), id >= 991, "{id}: {added:?}");
+            assert_eq!(space.set(id, &[(0, 7)]).is_ok(), id >= 991, "{id}");
+        }
+        space.put(5, Some(&[1, 1])).unwrap();
+        assert!(!space.exists(5).unwrap() && space.rows() == 9);
+        assert!(matches!(space.set(990, &[(0, 1)]), Err(Error::Retired { horizon: 991 })));
+    }
+
     #[test]
     fn nothing_is_written_below_the_line() {
         let space = space(3000);

@@ -291,6 +291,8 @@ impl Space {
         let mut came = false;
         let write = |side: Side, entry: &mut Option<Arc<OutlierRow>>| match side {
             Side::Inside => self.write_inside(origin, id, entry, |table| inside(table, state)),
+            // A space that has hardly begun holds all ids there, also those that were retired.
+            Side::Ahead if id < self.horizon() => self.refuse_retired(origin),
             Side::Ahead => {
                 let cells = ahead(entry.as_deref(), state)?;
                 let is_new = entry.is_none();
