@@ -94,19 +94,7 @@ impl Space {
             tables.drain(..=gap);
         }
         let follow = tables.windows(2).all(|pair| pair[0].low < pair[1].low);
-        // What follows a table that lies elsewhere was empty, or is known to the log.
-        if let Some(last) = tables.last().filter(|stored| stored.table.cold().is_some()) {
-            let rate = options.false_positive_rate;
-            let filter = Filter::new(Table::first_sizing(rate), last.next_pages)
-                .map_err(|_| DecodeError::NoMemory)?;
-            let low = last.last.checked_add(1).ok_or(DecodeError::NoRing)?;
-            tables.push(StoredTable {
-                low,
-                last: u64::MAX,
-                table: Table::new(rate, filter),
-                next_pages: 0,
-            });
-        }
+        tables.extend(behind_cold(&tables, options.false_positive_rate)?);
         let Some(newest) = tables.len().checked_sub(1).filter(|_| follow) else {
             return Err(DecodeError::NoRing);
         };
@@ -134,4 +122,19 @@ impl Space {
         }
         Ok(space)
     }
+}
+
+/// What follows a table that lies elsewhere was empty, or is known to the log. So is all, where
+/// every table was spilled since and its file was recycled.
+fn behind_cold(tables: &[StoredTable], rate: f64) -> Result<Option<StoredTable>, DecodeError> {
+    let (low, pages) = match tables.last() {
+        Some(last) if last.table.cold().is_some() => {
+            (last.last.checked_add(1).ok_or(DecodeError::NoRing)?, last.next_pages)
+        }
+        Some(_) => return Ok(None),
+        None => (0, 0),
+    };
+    let filter =
+        Filter::new(Table::first_sizing(rate), pages).map_err(|_| DecodeError::NoMemory)?;
+    Ok(Some(StoredTable { low, last: u64::MAX, table: Table::new(rate, filter), next_pages: 0 }))
 }
