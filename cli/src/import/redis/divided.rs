@@ -5,6 +5,7 @@
 //! SCAN names keys does not matter. Takes some 20 bytes a divided row.
 
 use super::layout::{Item, Layout};
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 /// See the top of the file.
@@ -30,6 +31,17 @@ impl Divided {
                 Some(ids) => _ = ids.insert(*id),
                 None => _ = self.ids.insert(layout.space.clone(), HashSet::from([*id])),
             }
+        }
+    }
+
+    /// The counters that an item says, those that a hash lacks among them.
+    pub(super) fn values<'i>(&self, layout: &Layout, item: &'i Item) -> Cow<'i, [(usize, i64)]> {
+        match item {
+            Item::Row(_, values) => Cow::Borrowed(values),
+            Item::Hash(id, values) => {
+                Cow::Owned(layout.with_lacking(values, self.has(&layout.space, *id)))
+            }
+            Item::Gone(_) | Item::Member(..) => Cow::Borrowed(&[]),
         }
     }
 

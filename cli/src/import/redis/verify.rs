@@ -175,13 +175,8 @@ impl Verify<'_> {
                     }
                 }
             }
-            Item::Row(id, values) | Item::Hash(id, values) => {
-                let values = match &one.item {
-                    Item::Hash(..) => {
-                        layout.with_lacking(values, self.divided.has(&layout.space, *id))
-                    }
-                    _ => values.clone(),
-                };
+            Item::Row(..) | Item::Hash(..) => {
+                let values = self.divided.values(layout, &one.item);
                 self.report.rows += u64::from(count);
                 let here: Vec<i64> = match reply {
                     OwnedFrame::Array(list) => list.into_iter().map(number).collect(),

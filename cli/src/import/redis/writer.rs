@@ -78,16 +78,11 @@ impl Writer {
         for item in &read.items {
             let (Item::Row(id, _) | Item::Hash(id, _) | Item::Gone(id) | Item::Member(id, _)) =
                 *item;
-            let is_divided = self.divided.has(&layout.space, id);
-            let values = match item {
-                Item::Row(_, values) => values.clone(),
-                Item::Hash(_, values) => layout.with_lacking(values, is_divided),
-                Item::Gone(_) if is_divided => {
-                    self.lost += 1;
-                    continue;
-                }
-                Item::Gone(_) | Item::Member(..) => Vec::new(),
-            };
+            if matches!(item, Item::Gone(_)) && self.divided.has(&layout.space, id) {
+                self.lost += 1;
+                continue;
+            }
+            let values = self.divided.values(layout, item);
             if values.is_empty() && matches!(item, Item::Hash(..)) {
                 continue;
             }
