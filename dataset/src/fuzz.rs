@@ -3,7 +3,7 @@
 
 use crate::catalogue::Catalogue;
 use crate::log_records::{decode_forgotten, encode_forgotten, read_pairs, read_rows};
-use crate::recovery::layout_records;
+use crate::ring_records;
 
 /// Records of the log and of snapshots.
 pub fn records(input: &[u8]) {
@@ -17,9 +17,10 @@ pub fn records(input: &[u8]) {
     crate::tokens::check_decoder(input);
     crate::offsets::check_decoder(input);
     crate::groups::check_decoder(input);
-    let _ = layout_records::decode_layout(input);
-    let _ = layout_records::decode_block(input);
-    let _ = layout_records::decode_frontier(input);
+    let _ = ring_records::decode_layout(input);
+    let _ = ring_records::decode_ring(input);
+    let _ = ring_records::decode_block(input);
+    let _ = ring_records::decode_frontier(input);
     if let Ok(forgotten) = decode_forgotten(input) {
         let again = encode_forgotten(forgotten.iter().copied());
         assert_eq!(decode_forgotten(&again), Ok(forgotten));

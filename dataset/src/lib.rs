@@ -35,6 +35,7 @@ pub mod offsets;
 pub mod options;
 pub mod poll_backoff;
 pub mod recovery;
+pub mod ring_records;
 pub mod snapshot;
 pub mod tiering;
 pub mod tokens;

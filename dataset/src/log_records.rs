@@ -7,7 +7,8 @@
 //!   n zigzag values.
 //! - 3, pairs (existence): per pair `(id - id before) << 2 | named by hash << 1 | set`; then the
 //!   member, or the 16 bytes of the hash.
-//! - 4, layout (existence): where its tables lie: per table low - low before, pages.
+//! - 4, layout (existence): where its tables lie: per table low - low before, pages. Read, and not
+//!   written any more: 16 has more.
 //! - 5, table (existence), snapshots only: a part of a table, in the phantom engine's own format.
 //! - 6, head (both), snapshots only: what belongs to no table, in the engine's own format: the
 //!   frontier; an existence space's pairs of ids far ahead.
@@ -30,6 +31,8 @@
 //! - 14, forgotten (existence): ids of which all pairs were unset at once: per id, id - id before,
 //!   and how often that has happened. A pair of kind 3 that is named by its member is one of before
 //!   the first time; later ones are named by their hashes, which hold the number.
+//! - 16, ring (existence): where its tables lie, and at how many pairs each is, or was, closed: per
+//!   table low - low before, pages, pairs.
 //!
 //! All numbers are LEB128 unless something else is said. Ids rise within a payload, so a like costs
 //! its id's distance from the one before, its member, and nothing for a counter that the same batch
@@ -57,7 +60,7 @@ pub enum RecordKind {
     Rows = 2,
     /// Pairs of an existence space.
     Pairs = 3,
-    /// The places of an existence space's tables.
+    /// The places of an existence space's tables, as older builds logged them.
     Layout = 4,
     /// A part of an existence space's table.
     Table = 5,
@@ -79,6 +82,8 @@ pub enum RecordKind {
     Groups = 13,
     /// Ids of an existence space of which all pairs were unset at once.
     Forgotten = 14,
+    /// The places of an existence space's tables, and at how many pairs each is closed.
+    Ring = 16,
 }
 
 impl RecordKind {
@@ -87,7 +92,7 @@ impl RecordKind {
         use RecordKind::*;
         [
             Catalogue, Rows, Pairs, Layout, Table, Head, Loose, Block, Frontier, Late, Tokens,
-            Offsets, Groups, Forgotten,
+            Offsets, Groups, Forgotten, Ring,
         ]
         .into_iter()
         .find(|&k| k as u8 == kind)

@@ -22,7 +22,10 @@
 //! begin and which ids they take, and logs it ([`Space::course`]). A node that replays that log
 //! ([`Space::follow`]: a start, a replica) makes the same tables, to the id and to the page, and
 //! decides nothing. **L1** So the table that takes a pair is a function of the log: a block of a
-//! filter (`merge`) finds there all the pairs whose bits it has.
+//! filter (`merge`) finds there all the pairs whose bits it has. **L2** So is the number of pairs
+//! at which a table is, or was, closed: it is measured from what came when, and a log does not have
+//! pairs in the order in which they came. Otherwise a start could close a table, and recycle one,
+//! that the node before it had not.
 
 use crate::Error;
 use crate::filter::Filter;
@@ -173,7 +176,10 @@ impl Space {
         tables
             .entries()
             .iter()
-            .map(|entry| Layout { low: entry.slot().low(), pages: entry.table().pages() })
+            .map(|entry| {
+                let (low, table) = (entry.slot().low(), entry.table());
+                Layout { low, pages: table.pages(), roll_at: table.roll_at() }
+            })
             .collect()
     }
 
@@ -241,6 +247,7 @@ impl Space {
                 self.resize_empty(at)?;
             }
         }
+        self.put_roll_points(layout);
         let horizon = layout.first().map_or(0, |at| at.low);
         loop {
             let tables = self.ring.load();
@@ -253,6 +260,17 @@ impl Space {
             if let Some(oldest) = self.ring.recycle() {
                 self.changes.fetch_add(1, SeqCst);
                 self.upkeep.retire(oldest.table().clone());
+            }
+        }
+    }
+
+    /// Says of the tables that are here at how many pairs they are, or were, closed (L2).
+    pub fn put_roll_points(&self, layout: &[Layout]) {
+        for at in layout.iter().filter(|at| at.roll_at > 0) {
+            let Some((range, table)) = self.table_at(at.low) else { continue };
+            match range.1 {
+                u64::MAX => table.set_roll_at(at.roll_at),
+                _ => table.set_closed_at(at.roll_at),
             }
         }
     }

@@ -60,6 +60,9 @@ pub struct Layout {
     pub low: u64,
     /// Size of the first filter, in pages of 4 KiB.
     pub pages: usize,
+    /// The table is, or was, closed at this many pairs. 0: not known, as in a log of before this
+    /// was logged.
+    pub roll_at: u64,
 }
 
 /// How far the ids of a space reach that count as normal: what a log records when it has moved.

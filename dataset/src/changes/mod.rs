@@ -129,7 +129,7 @@ pub fn each_change(
                 let mut ids = decode_forgotten(payload)?.into_iter();
                 ids.try_for_each(|(id, _)| tell(space, Change::Forgotten(id)))
             }
-            Some(RecordKind::Layout) if !payload.is_empty() => {
+            Some(RecordKind::Layout | RecordKind::Ring) if !payload.is_empty() => {
                 take_number(&mut payload).and_then(|low| tell(space, Change::Horizon(low)))
             }
             Some(RecordKind::Block) => {
@@ -174,7 +174,7 @@ mod tests {
     fn a_batch_is_told_in_its_order_until_that_is_enough() {
         let mut batch = Batch::new();
         batch.push(0, RecordKind::Catalogue as u8, b"version = 1");
-        batch.push(2, RecordKind::Layout as u8, &[7, 1]);
+        batch.push(2, RecordKind::Ring as u8, &[7, 1, 100]);
         batch.push(2, RecordKind::Frontier as u8, &[]);
         batch.push(2, RecordKind::Forgotten as u8, &[7, 1, 1, 2]);
         let mut commit = Commit::default();

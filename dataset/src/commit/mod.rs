@@ -7,7 +7,7 @@
 //! ```
 //!
 //! [`store::Committer`] has the rules of commits. `recovery/` has how marks become records
-//! (`commit_source.rs`, `layout_records.rs`) and how a recovered record becomes state (`apply.rs`).
+//! (`commit_source.rs`, `ring_records.rs`) and how a recovered record becomes state (`apply.rs`).
 //! Here is what is ours beside: what clients are told while the disk says no. Writes are refused
 //! ([`Durability::refusal`]), reads go on, and waiters for a commit are told that it is not safe.
 //! Nothing that was applied is forgotten: it will be in the log when there is room, but it was not

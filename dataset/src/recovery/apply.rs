@@ -5,7 +5,7 @@ use crate::dirty_keys::MarkedMember;
 use crate::engines::{CounterSpace, Engines, ExistenceSpace};
 use crate::log_records::{RecordKind, decode_forgotten, read_pairs, read_rows};
 use crate::recovery::commit_source::{PREFETCHED, pair};
-use crate::recovery::layout_records::{decode_block, decode_frontier, decode_layout};
+use crate::ring_records::{decode_block, decode_frontier, decode_layout, decode_ring};
 use crate::tiering::replay_filter::ReplayFilter;
 use phantom::Member;
 
@@ -57,6 +57,9 @@ pub fn apply_record(
         }
         Some(RecordKind::Layout) => {
             existence()?.put_layout(&decode_layout(payload)?).map_err(|e| e.to_string())
+        }
+        Some(RecordKind::Ring) => {
+            existence()?.put_layout(&decode_ring(payload)?).map_err(|e| e.to_string())
         }
         Some(RecordKind::Frontier) => {
             existence()?.put_frontier(decode_frontier(payload)?);

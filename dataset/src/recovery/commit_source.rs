@@ -6,7 +6,7 @@ use crate::commit::Durability;
 use crate::dirty_keys::{Mark, Marked, MarkedMember, told};
 use crate::engines::{CounterSpace, Current, Engines, PairedCounter};
 use crate::log_records::{Commit, RecordKind, encode_forgotten};
-use crate::recovery::layout_records::{encode_block, encode_frontier, encode_layout};
+use crate::ring_records::{encode_block, encode_frontier, encode_ring};
 use counter::Schema;
 use phantom::{Answer, Frontier, Member, Pair};
 use smallvec::SmallVec;
@@ -315,7 +315,7 @@ impl Source<Mark> for CommitSource<'_> {
             let seen = &mut self.existences.entry(space.number()).or_default().course;
             let now = space.course(seen.map_or(u64::MAX, |(changes, _)| changes));
             if let Some(layout) = now.layout {
-                batch.push(space.number(), RecordKind::Layout as u8, &encode_layout(&layout));
+                batch.push(space.number(), RecordKind::Ring as u8, &encode_ring(&layout));
             }
             if seen.is_none_or(|(_, frontier)| frontier != now.frontier) {
                 batch.push(

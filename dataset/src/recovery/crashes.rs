@@ -25,7 +25,7 @@ use crate::snapshot::write::Walk;
 use crate::tiering::remove_dropped;
 use crate::tokens::Once;
 use counter::{Alteration, Bounds, Change};
-use phantom::{Answer, Member};
+use phantom::{Answer, Layout, Member};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -75,7 +75,8 @@ struct Seen {
     loose: Vec<bool>,
     /// Of each space, id and member.
     flags: Vec<Answer>,
-    layouts: Vec<Vec<u64>>,
+    /// Of each space its tables, and at how many pairs each is, or was, closed.
+    layouts: Vec<Vec<Layout>>,
     /// What was counted under which token.
     tokens: BTreeSet<Vec<u8>>,
     /// How far events were taken over.
@@ -97,10 +98,7 @@ fn seen(engines: &Engines) -> Seen {
         flags: of_ids()
             .flat_map(|(space, id)| MEMBERS.map(|member| space.contains(id, &member).unwrap()))
             .collect(),
-        layouts: existences
-            .iter()
-            .map(|space| space.layout().iter().map(|at| at.low).collect())
-            .collect(),
+        layouts: existences.iter().map(|space| space.layout()).collect(),
         // One that has expired may be there or not.
         tokens: engines.tokens.all(TIMES_S - 3600),
         offsets: engines.offsets.list(),

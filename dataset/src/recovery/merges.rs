@@ -482,8 +482,9 @@ fn a_snapshot_beside_recyclings_has_all_tables_from_the_horizon_on() {
         snapshot.commit(log.durable()).unwrap();
         here.like(1001, id);
         here.round(&mut log, &mut |_| ());
+        let is_left = |at: &&phantom::Layout| tables.iter().any(|old| old.low == at.low);
         assert_eq!(
-            here.liked().layout().iter().filter(|at| tables.contains(at)).count() as u64,
+            here.liked().layout().iter().filter(is_left).count() as u64,
             4_u64.saturating_sub(recycled)
         );
         drop((log, store));

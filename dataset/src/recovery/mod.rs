@@ -4,7 +4,6 @@ pub mod apply;
 mod commit_source;
 #[cfg(test)]
 mod crashes;
-pub mod layout_records;
 #[cfg(test)]
 mod merges;
 

@@ -5,6 +5,7 @@ use crate::cold::cold_filters::{PairFile, files_of};
 use crate::commit::dirty_parts::DirtyParts;
 use crate::engines::{CounterSpace, Engines, existence_options};
 use crate::log_records::{RecordKind, decode_forgotten, read_rows};
+use crate::ring_records::decode_ring;
 use counter::LoadRange;
 use parking_lot::Mutex;
 use phantom::{Late, StoredTable, TableDecoder};
@@ -122,6 +123,8 @@ struct Restored {
     tables: Vec<StoredTable>,
     late: HashMap<u64, Late>,
     forgotten: Vec<(u64, u64)>,
+    /// At how many pairs its tables are closed.
+    ring: Vec<u8>,
 }
 
 impl Restored {
@@ -145,6 +148,7 @@ impl Restored {
         let space = phantom::Space::restore(options.clone(), &self.head, self.tables)?;
         space.put_late(&self.late)?;
         space.restore_generations(&self.forgotten);
+        space.put_roll_points(&decode_ring(&self.ring).map_err(RestoreError::Unsound)?);
         engines.restore(number, space, files);
         Ok(())
     }
@@ -237,6 +241,10 @@ impl Loading<'_> {
             Some(RecordKind::Head) if self.loaders.contains_key(&space) => Ok(()),
             Some(RecordKind::Head) => {
                 self.restored.lock().entry(space).or_default().head.extend_from_slice(chunk);
+                Ok(())
+            }
+            Some(RecordKind::Ring) => {
+                self.restored.lock().entry(space).or_default().ring.extend_from_slice(chunk);
                 Ok(())
             }
             Some(RecordKind::Late) => {

@@ -5,6 +5,7 @@ use crate::commit::dirty_parts::DirtyParts;
 use crate::engines::{CounterSpace, Current, ExistenceSpace};
 use crate::live::Live;
 use crate::log_records::{RecordKind, RowsWriter, encode_forgotten};
+use crate::ring_records::encode_ring;
 use crate::snapshot::cpu_throttle::CpuThrottle;
 use crate::tokens::Tokens;
 use parking_lot::MutexGuard;
@@ -249,6 +250,10 @@ pub(crate) fn write_pairs<'s>(
     }
     let mut file = writer.file(tag).map_err(text)?;
     file.write(&head, aside as u64).map_err(text)?;
+    add(writer, file)?;
+    // After the tables: of none that is in a file it says less than the file does.
+    let mut file = writer.file(Tag { kind: RecordKind::Ring as u32, ..tag }).map_err(text)?;
+    file.write(&encode_ring(&space.layout()), 0).map_err(text)?;
     add(writer, file)?;
     let mut file = writer.file(Tag { kind: RecordKind::Loose as u32, ..tag }).map_err(text)?;
     file.write(&space.loose().encode(None), 0).map_err(text)?;

@@ -97,6 +97,7 @@ impl Shelf {
         }
         let restored = Space::restore(space.options().clone(), &head, tables).unwrap();
         restored.put_late(&late).unwrap();
+        restored.put_roll_points(&space.layout());
         restored.lead();
         restored
     }

@@ -204,11 +204,12 @@ fn a_block_finds_its_table_whatever_was_told_before_that_began() {
     let error = site().put_block(place, &state).unwrap_err();
     assert!(error.contains("where none does"), "{error}");
     let other = site();
-    other.put_layout(&[Layout { low: 0, pages }, Layout { low, pages: pages + 1 }]).unwrap();
+    let at = |low, pages| Layout { low, pages, roll_at: 0 };
+    other.put_layout(&[at(0, pages), at(low, pages + 1)]).unwrap();
     let error = other.put_block(place, &state).unwrap_err();
     assert!(error.contains("pages; ours has"), "{error}");
     assert_eq!(
-        site().put_layout(&[Layout { low, pages: 1 << 50 }]).map_err(|e| e.to_string()),
+        site().put_layout(&[at(low, 1 << 50)]).map_err(|e| e.to_string()),
         Err("no memory for a table".to_owned())
     );
 }

@@ -280,9 +280,7 @@ impl Table {
 
     /// Says that the table is no longer the newest.
     pub(crate) fn close(&self) {
-        let early = self.pairs().max(1);
-        self.early.store(early, Relaxed);
-        self.roll_at.store(early, Relaxed);
+        self.set_closed_at(self.pairs().max(1));
     }
 
     /// Says whether a restored table is the newest.
@@ -293,6 +291,12 @@ impl Table {
     }
 
     pub(crate) fn set_roll_at(&self, pairs: u64) {
+        self.roll_at.store(pairs, Relaxed);
+    }
+
+    /// Makes it what a log says of a table that is closed: it was at so many pairs.
+    pub(crate) fn set_closed_at(&self, pairs: u64) {
+        self.early.store(pairs, Relaxed);
         self.roll_at.store(pairs, Relaxed);
     }
 

@@ -26,18 +26,29 @@ pub(crate) fn decode_block(mut bytes: &[u8]) -> Result<(BlockPlace, &[u8]), Stri
     Ok((BlockPlace { low, link, block }, bytes))
 }
 
-pub(crate) fn encode_layout(layout: &[Layout]) -> Vec<u8> {
+pub(crate) fn encode_ring(layout: &[Layout]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut before = 0;
     for at in layout {
         put_number(&mut out, at.low - before);
         put_number(&mut out, at.pages as u64);
+        put_number(&mut out, at.roll_at);
         before = at.low;
     }
     out
 }
 
-pub(crate) fn decode_layout(mut bytes: &[u8]) -> Result<Vec<Layout>, String> {
+/// As [`encode_ring`] writes it.
+pub(crate) fn decode_ring(bytes: &[u8]) -> Result<Vec<Layout>, String> {
+    decode(bytes, true)
+}
+
+/// As older builds wrote it: without the pairs at which tables are closed.
+pub(crate) fn decode_layout(bytes: &[u8]) -> Result<Vec<Layout>, String> {
+    decode(bytes, false)
+}
+
+fn decode(mut bytes: &[u8], has_roll_points: bool) -> Result<Vec<Layout>, String> {
     let mut layout: Vec<Layout> = Vec::new();
     let mut low = 0u64;
     while !bytes.is_empty() {
@@ -51,7 +62,8 @@ pub(crate) fn decode_layout(mut bytes: &[u8]) -> Result<Vec<Layout>, String> {
             .ok()
             .filter(|&p| p <= 1 << 40)
             .ok_or("a table of too many pages")?;
-        layout.push(Layout { low, pages });
+        let roll_at = if has_roll_points { take_number(&mut bytes)? } else { 0 };
+        layout.push(Layout { low, pages, roll_at });
     }
     Ok(layout)
 }
@@ -83,11 +95,15 @@ mod tests {
     #[test]
     fn layouts_read_back() {
         let layout = vec![
-            Layout { low: 7, pages: 1 },
-            Layout { low: 8, pages: 300 },
-            Layout { low: u64::MAX, pages: 2 },
+            Layout { low: 7, pages: 1, roll_at: 0 },
+            Layout { low: 8, pages: 300, roll_at: 1000 },
+            Layout { low: u64::MAX, pages: 2, roll_at: u64::MAX },
         ];
-        assert_eq!(decode_layout(&encode_layout(&layout)).unwrap(), layout);
+        let bytes = encode_ring(&layout);
+        assert_eq!(decode_ring(&bytes).unwrap(), layout);
+        assert!(decode_ring(&bytes[..bytes.len() - 1]).is_err(), "cut off");
+        assert_eq!(decode_ring(&[]).unwrap(), []);
+        assert_eq!(decode_layout(&[7, 1]).unwrap(), layout[..1], "an older build's");
         assert_eq!(decode_layout(&[]).unwrap(), []);
         assert!(decode_layout(&[5, 1, 0, 1]).is_err(), "not rising");
         assert!(decode_layout(&[5]).is_err(), "cut off");
