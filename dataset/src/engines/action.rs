@@ -11,6 +11,7 @@ use crate::engines::write::WriteError;
 use crate::engines::{CounterSpace, Engines, ExistenceSpace};
 use counter::{Bounds, Change as Delta};
 use phantom::{Change, Member};
+use smallvec::SmallVec;
 use store::WriteGuard;
 
 /// What takes from counters stops at 0.
@@ -62,6 +63,8 @@ struct Count<'a> {
     viewer: &'a Member<'a>,
     id: u64,
     is_tied: bool,
+    /// Its flag was set before, and the row of the id is gone: it counts again for the id only.
+    is_again: bool,
     /// Its counter has moved.
     is_done: bool,
 }
@@ -123,7 +126,7 @@ impl Engines {
     /// both or neither. A repetition, or the same action at the same moment on another connection,
     /// finds it done. What the filter takes for a repetition, but the counter proves to be none,
     /// counts; and so does an action on an id that has no row, as after DEL, though the flag is
-    /// set.
+    /// set: but not for the member, whose counters have it.
     #[inline]
     pub fn act(
         &self,
@@ -139,14 +142,18 @@ impl Engines {
         let mut turn = self.pair_guard(flags, id);
         // In the turn: as long as it lasts the tie is what it is here.
         let is_tied = self.is_tied(flags, counters, action.field);
-        let mut count = Count { action, viewer, id, is_tied, is_done: false };
+        let mut count = Count { action, viewer, id, is_tied, is_again: false, is_done: false };
         let mut change =
             flags.space.add_with(id, viewer, || self.count_up(&mut turn, &mut count, scratch));
-        if matches!(change, Ok(Change::Unchanged)) && is_tied {
+        // As declared: a tie that does not hold yet proves nothing, but a row is there or not.
+        if matches!(change, Ok(Change::Unchanged))
+            && self.ties[action.flag] == Some((counters.number, action.field as u32))
+        {
             let counted = self.counted(counters, id, action.field);
+            let is_proof = is_tied && self.is_proof(flags, id, viewer, counted);
             // No row, no action that counted: it was deleted since, or the flag was set without.
-            let is_new = counted == Some(0) && !counters.space.exists(id)?;
-            if is_new || self.is_proof(flags, id, viewer, counted) {
+            count.is_again = !is_proof && counted == Some(0) && !counters.space.exists(id)?;
+            if is_proof || count.is_again {
                 let counted = self.count_up(&mut turn, &mut count, scratch);
                 change = counted.map(|()| Change::Changed);
             }
@@ -178,9 +185,9 @@ impl Engines {
         count: &mut Count<'_>,
         scratch: &mut Vec<i64>,
     ) -> Result<(), WriteError> {
-        let Count { action, viewer, id, is_tied, .. } = *count;
+        let Count { action, viewer, id, is_tied, is_again, .. } = *count;
         let (flags, counters) = self.spaces_of(action);
-        let beside = self.move_beside(action, id, viewer, 1)?;
+        let beside = self.move_beside(action, id, viewer, 1, is_again)?;
         scratch.clear();
         let change = [Delta { field: action.field, delta: 1 }];
         let added = counters.space.add(id, &change, &Bounds::default(), scratch);
@@ -231,7 +238,7 @@ impl Engines {
             self.before_lowering(&mut turn, counters, id, |field, now| {
                 now.saturating_sub(i64::from(field == action.field))
             });
-            let beside = self.move_beside(action, id, viewer, -1)?;
+            let beside = self.move_beside(action, id, viewer, -1, false)?;
             scratch.clear();
             let change = [Delta { field: action.field, delta: -1 }];
             let taken = counters.space.add(id, &change, &NOT_BELOW_ZERO, scratch);
@@ -252,7 +259,8 @@ impl Engines {
         Ok(change)
     }
 
-    /// Moves the counters beside; all or none. Without any this is one look.
+    /// Moves the counters beside; all or none. Without any this is one look. `is_again`: only those
+    /// of the id whose row is gone.
     #[inline]
     fn move_beside(
         &self,
@@ -260,11 +268,12 @@ impl Engines {
         id: u64,
         member: &Member<'_>,
         delta: i64,
+        is_again: bool,
     ) -> Result<Before<'_>, WriteError> {
         if action.beside.is_empty() {
             return Ok(Before::default());
         }
-        self.move_all_beside(action, id, member, delta)
+        self.move_all_beside(action, id, member, delta, is_again)
     }
 
     #[cold]
@@ -274,19 +283,24 @@ impl Engines {
         id: u64,
         member: &Member<'_>,
         delta: i64,
+        is_again: bool,
     ) -> Result<Before<'_>, WriteError> {
         let bounds = if delta < 0 { NOT_BELOW_ZERO } else { Bounds::default() };
-        let mut before = Before::default();
+        // Asked of all before the first moves, which may make the row of the others.
+        let mut moving = SmallVec::<[(&Beside, u64); 4]>::new();
         for beside in &action.beside {
-            let space = &self.counters[beside.counter];
             let id = match (beside.of_member, member) {
                 (false, _) => id,
                 (true, Member::Number(member)) => *member,
-                (true, Member::Bytes(_)) => {
-                    before.put_back(self);
-                    return Err(WriteError::MemberIsNoId);
-                }
+                (true, Member::Bytes(_)) => return Err(WriteError::MemberIsNoId),
             };
+            if !is_again || !(beside.of_member || self.counters[beside.counter].space.exists(id)?) {
+                moving.push((beside, id));
+            }
+        }
+        let mut before = Before::default();
+        for (beside, id) in moving {
+            let space = &self.counters[beside.counter];
             let mut row = vec![0; space.schema().width()];
             let change = [Delta { field: beside.field, delta }];
             let moved = space.get(id, &mut row).map_err(WriteError::from).and_then(|exists| {
@@ -315,7 +329,7 @@ impl Engines {
         delta: i64,
         scratch: &mut Vec<i64>,
     ) -> Result<Change, WriteError> {
-        let beside = self.move_beside(action, id, member, delta)?;
+        let beside = self.move_beside(action, id, member, delta, false)?;
         let bounds = if delta < 0 { NOT_BELOW_ZERO } else { Bounds::default() };
         let change = [Delta { field: action.field, delta }];
         scratch.clear();

@@ -126,6 +126,7 @@ mod tests {
     use super::*;
     use crate::catalogue::Catalogue;
     use crate::commit::Durability;
+    use crate::engines::{ChangeError, Current};
     use crate::options::{Action, Counter, Existence, Options, View};
     use phantom::{Answer, Change, Member};
     use std::sync::Arc;
@@ -218,6 +219,61 @@ mod tests {
         assert_eq!(liked.forgotten_ids(), 1);
         assert!(engines.forget_flags(follows, 200).unwrap());
         assert_eq!(follows.contains(200, &Member::Number(1)).unwrap(), Answer::No);
+    }
+
+    /// Their flags say that they were counted, and their own rows have it.
+    #[test]
+    fn members_are_not_counted_again_after_a_delete() {
+        let engines = engines();
+        let (user, follows) = (&engines.counters()[1], &engines.existences()[2]);
+        let follow = engines.action(b"follow").unwrap();
+        let seven = Member::Number(7);
+        let act = || engines.act(follow, &seven, 200, &mut vec![]).unwrap();
+        let row = |id| {
+            let mut row = [0; 3];
+            user.get(id, &mut row).unwrap().then_some((row[1], row[2]))
+        };
+        for id in 100..300 {
+            engines.act(follow, &seven, id, &mut vec![]).unwrap();
+        }
+        assert_eq!((row(200), row(7)), (Some((1, 0)), Some((0, 200))));
+        assert!(engines.delete_row(user, 200).unwrap());
+        assert_eq!(follows.contains(200, &seven).unwrap(), Answer::Yes);
+        assert_eq!((act(), act()), (Change::Changed, Change::Unchanged));
+        assert_eq!((row(200), row(7)), (Some((1, 0)), Some((0, 200))));
+        assert_eq!(engines.undo(follow, &seven, 200, &mut vec![]).unwrap(), Change::Changed);
+        assert_eq!((row(200), row(7)), (Some((0, 0)), Some((0, 199))));
+        assert_eq!(act(), Change::Changed);
+        assert_eq!((row(200), row(7)), (Some((1, 0)), Some((0, 200))));
+        // Forgotten flags say nothing any more.
+        assert!(engines.forget(user, 200).unwrap());
+        assert_eq!(act(), Change::Changed);
+        assert_eq!((row(200), row(7)), (Some((1, 0)), Some((0, 201))));
+    }
+
+    /// In its first moments, too, in which a counter of 0 is no proof yet.
+    #[test]
+    fn new_action_counts_where_a_flag_is_set_and_no_row_is_there() {
+        let current = Current::new(engines());
+        let engines = current.load();
+        for id in 100..300 {
+            engines.flag(&engines.existences()[0], id, &Member::Number(7)).unwrap();
+        }
+        drop(engines);
+        let words = [("flag", "liked"), ("counter", "more.like")];
+        let words = words.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let create = |now: &mut Catalogue| {
+            now.drop_action("like")?;
+            now.create_action("cheer", &words)
+        };
+        current.edit(|| Ok::<(), ChangeError>(()), create).unwrap();
+        let engines = current.load();
+        assert_eq!(engines.existences()[0].tie(), None);
+        let cheer = engines.action(b"cheer").unwrap();
+        for change in [Change::Changed, Change::Unchanged] {
+            let done = engines.act(cheer, &Member::Number(7), 200, &mut vec![]).unwrap();
+            assert_eq!(done, change);
+        }
     }
 
     #[test]

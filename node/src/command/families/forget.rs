@@ -17,6 +17,9 @@ pub(crate) const TABLE: &[Spec] = &[Spec {
               there are unset. Answers how many of the ids had a row, or with an existence space \
               how many are not below the horizon. Each id is forgotten as a whole or, with an \
               error, not at all (max_forgotten of an existence space), and those before it are. \
-              What others hold under the id as a member stays: that 7 follows 9 is a flag of 9.",
+              What others hold under the id as a member stays: that 7 follows 9 is a flag of 9. \
+              And the counters of members (member_counters) stay, as a filter does not list its \
+              members: a later FEED.ACT counts again for the member, too. Undo the actions first \
+              where these must be right.",
     subcommands: &[],
 }];

@@ -18,11 +18,12 @@ pub(crate) const TABLE: &[Spec] = &[
                   instead: per id the counters as little-endian i64, then the flags as signed \
                   bytes (1, 0, -1 for unknown); in Python struct.iter_unpack('<4q2b', reply) for \
                   four counters and two flags. MARK also does an action for all ids, after reading \
-                  them: the page shows what held before; it needs the right to FEED.ACT. An id \
-                  whose mark is refused has the error in the place of its row; if all are refused \
-                  (MISCONF: the log cannot be written), the page is whole and the error follows as \
-                  one element more. With BINARY the reply is then an array of the string and the \
-                  first error.",
+                  them: the page shows what held before; it needs the right to FEED.ACT. Its \
+                  action moves one counter, not several; of an entry of several ids it is done for \
+                  the first. An id whose mark is refused has the error in the place of its row; if \
+                  all are refused (MISCONF: the log cannot be written), the page is whole and the \
+                  error follows as one element more. With BINARY the reply is then an array of the \
+                  string and the first error.",
 
         subcommands: &[],
     },
@@ -38,8 +39,8 @@ pub(crate) const TABLE: &[Spec] = &[
                   Per id 1, or 0 if it was done before, or nil if the id lies below the horizon. A \
                   repeated action counts once. An action may move more counters, of the id and of \
                   the viewer, all or none. Where the id has no row (none yet, or DEL has \
-                  deleted it), the first action counts even if its viewer's flag is set; the flags \
-                  of others stay as they are.",
+                  deleted it), the first action counts even if its viewer's flag is set, for the \
+                  id and not again for the viewer; the flags of others stay as they are.",
 
         subcommands: &[],
     },
