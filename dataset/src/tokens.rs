@@ -3,7 +3,9 @@
 //! A client that got no answer cannot know whether its increment counted. With a *token* it may
 //! send it again: what was counted under that token is answered, and nothing changes. A token
 //! belongs to the row (or to one counter of it) that it was used on, so the stripe of the row's id,
-//! which the writer holds, makes "not there yet" and "counted" one step.
+//! which the writer holds, makes "not there yet" and "counted" one step. A command that changes
+//! many rows may have been done in part, so there it is each counter's; both kinds of command ask
+//! for both ([`Used::otherwise`]).
 //!
 //! An entry is 128 bits of SHA-256 over space, id, field and token: equal on all nodes, and so hard
 //! to meet that no seed has to be kept. It goes into the log with its row, in one batch. The first
@@ -72,16 +74,36 @@ impl Used {
         }
         told.push(u8::from(bounds.saturate));
         let increment = xxh3_64(&told) as u32;
-        let cell = changes.first().filter(|_| once.is_of_cell).map_or(u32::MAX, |c| c.field as u32);
-        let digest = Sha256::new()
-            .chain_update(space.to_le_bytes())
-            .chain_update(id.to_le_bytes())
-            .chain_update(cell.to_le_bytes())
-            .chain_update(once.token)
-            .finalize();
-        let hash = digest.iter().take(16).fold(0, |hash, &byte| hash << 8 | u128::from(byte));
-        Used { hash, increment, time_s: once.now_s }
+        let field = changes.first().filter(|_| once.is_of_cell).map(|change| change.field);
+        Used { hash: hash_of(once.token, space, id, field), increment, time_s: once.now_s }
     }
+
+    /// The same increment as if the token had been used by the other kind of command: of a row
+    /// those of its counters, of a counter that of its row. One of them that is known says that
+    /// the token was used.
+    pub(crate) fn otherwise(
+        self,
+        once: Once<'_>,
+        space: u32,
+        id: u64,
+        changes: &[Change],
+    ) -> impl Iterator<Item = Used> {
+        let of_row = once.is_of_cell.then_some(None);
+        let of_cells = changes.iter().filter(move |_| !once.is_of_cell);
+        let fields = of_row.into_iter().chain(of_cells.map(|change| Some(change.field)));
+        fields.map(move |field| Used { hash: hash_of(once.token, space, id, field), ..self })
+    }
+}
+
+/// What a token is known by; `field`: as one counter's, else as the row's.
+fn hash_of(token: &[u8], space: u32, id: u64, field: Option<usize>) -> u128 {
+    let digest = Sha256::new()
+        .chain_update(space.to_le_bytes())
+        .chain_update(id.to_le_bytes())
+        .chain_update(field.map_or(u32::MAX, |field| field as u32).to_le_bytes())
+        .chain_update(token)
+        .finalize();
+    digest.iter().take(16).fold(0, |hash, &byte| hash << 8 | u128::from(byte))
 }
 
 /// The token was used with another increment.
@@ -262,9 +284,11 @@ impl Tokens {
         self.most.load(Relaxed) > 0
     }
 
-    /// Most entries of one shard.
-    fn most_of_shard(&self) -> usize {
-        self.most.load(Relaxed).div_ceil(SHARDS)
+    /// Most entries of a shard: all together as many as the limit says, but one each at least.
+    fn most_of_shard(&self, shard: usize) -> usize {
+        let most = self.most.load(Relaxed);
+        let part = most / SHARDS + usize::from(shard < most % SHARDS);
+        if most > 0 { part.max(1) } else { 0 }
     }
 
     fn bucket(&self) -> impl Fn(u128) -> u64 + use<> {
@@ -272,8 +296,12 @@ impl Tokens {
         move |hash| xxh3_64_with_seed(&hash.to_le_bytes(), seed)
     }
 
+    fn shard_of(hash: u128) -> usize {
+        (hash >> 120) as usize % SHARDS
+    }
+
     fn shard(&self, hash: u128) -> &Mutex<Shard> {
-        &self.shards[(hash >> 120) as usize % SHARDS]
+        &self.shards[Tokens::shard_of(hash)]
     }
 
     fn is_expired(&self, entry: &Entry, now_s: u32) -> bool {
@@ -317,7 +345,7 @@ impl Tokens {
                 return;
             }
         }
-        let most = self.most_of_shard();
+        let most = self.most_of_shard(Tokens::shard_of(entry.hash));
         if most == 0 {
             return;
         }
@@ -358,9 +386,9 @@ impl Tokens {
         if !self.any.swap(false, Relaxed) {
             return;
         }
-        let most = self.most_of_shard();
         let mut any = false;
-        for shard in &self.shards {
+        for (index, shard) in self.shards.iter().enumerate() {
+            let most = self.most_of_shard(index);
             let shard = &mut *shard.lock();
             // A limit that was lowered is reached step by step, too.
             let most = most.max(shard.ring.len().saturating_sub(AT_ONCE));
@@ -566,9 +594,12 @@ mod tests {
         // In all of their memory no more than what the documentation says.
         assert!(stats.bytes <= 160 * MOST as u64, "{stats:?}");
 
-        tokens.configure(&crate::options::Tokens { max_tokens: 64, keep_s: 3600 });
+        tokens.configure(&crate::options::Tokens { max_tokens: 100, keep_s: 3600 });
         tokens.sweep(NOW + 128);
-        assert!(tokens.stats().tokens <= 64);
+        assert!(tokens.stats().tokens == 100, "all shards were full: {:?}", tokens.stats());
+        tokens.configure(&crate::options::Tokens { max_tokens: 1, keep_s: 3600 });
+        tokens.sweep(NOW + 128);
+        assert!(tokens.stats().tokens == 64, "one of each shard");
         assert!(tokens.stats().bytes < 40_000, "{:?}", tokens.stats());
         tokens.configure(&crate::options::Tokens { max_tokens: 0, keep_s: 3600 });
         tokens.put(used(1, 1, NOW), &[1]);

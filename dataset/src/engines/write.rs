@@ -390,8 +390,11 @@ impl Engines {
         }
         let used = Used::new(once, space.number, id, changes, bounds);
         let mut turn = self.turn(id);
-        if self.tokens.answer(used, out).map_err(|Another| WriteError::OtherIncrement)? {
-            return Ok(());
+        let others = used.otherwise(once, space.number, id, changes);
+        for used in std::iter::once(used).chain(others) {
+            if self.tokens.answer(used, out).map_err(|Another| WriteError::OtherIncrement)? {
+                return Ok(());
+            }
         }
         let first = out.len();
         // Within this turn, so that the row and the token are logged together.

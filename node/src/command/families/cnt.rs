@@ -28,10 +28,11 @@ pub(crate) const TABLE: &[Spec] = &[
         usage: "space cursor [COUNT count] [BINARY]",
         summary: "Some rows of a space, for batch jobs: the cursor for the next call (0: that was \
                   all) and per row an array of its id and its counters in schema order. Begin with \
-                  0. COUNT: about so many rows (10; at most 10000). BINARY answers the rows as one \
-                  string: per row the id as little-endian u64, then the counters as little-endian \
-                  i64. As with SCAN, rows may come twice, none that is there all the time is \
-                  missed, and a row has the values of the moment at which it is read.",
+                  0. COUNT: about so many rows (10; more than 10000 are taken for 10000). BINARY \
+                  answers the rows as one string: per row the id as little-endian u64, then the \
+                  counters as little-endian i64. As with SCAN, rows may come twice, none that is \
+                  there all the time is missed, and a row has the values of the moment at which it \
+                  is read.",
         subcommands: &[],
     },
     Spec {
@@ -46,9 +47,10 @@ pub(crate) const TABLE: &[Spec] = &[
         summary: "Adds to counters of one row, all or none, and answers their new values. With MIN \
                   and MAX a value that would leave the bounds stops at them (SAT) or refuses the \
                   whole command (FAIL, the default). With TOKEN (1 to 64 bytes) it counts once: \
-                  sent again with the same token for the same row, while the token is kept, it \
-                  answers what it answered first. Another increment under the same token is an \
-                  error. One that was refused leaves no token.",
+                  sent again with the same token for the same row, by this command or by \
+                  CNT.MINCRBY, while the token is kept, it answers what it answered first. Another \
+                  increment under the same token is an error. One that was refused leaves no \
+                  token.",
 
         subcommands: &[],
     },

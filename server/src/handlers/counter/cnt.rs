@@ -92,12 +92,16 @@ fn once(token: &[u8], is_of_cell: bool) -> Once<'_> {
     Once { token, is_of_cell, now_s: unix_s() }
 }
 
+/// An option: a second one of its kind is an error.
+pub(super) fn put_once<T>(option: &mut Option<T>, value: T) -> Outcome {
+    option.replace(value).map_or(Ok(()), |_| Err(Refusal::SYNTAX))
+}
+
 fn incrby(call: &mut Call<'_>) -> Outcome {
     let space = space(call)?;
     let id = call.id(2)?;
     let schema = space.schema();
-    let mut bounds = Bounds { min: None, max: None, saturate: false };
-    let mut used = None;
+    let (mut min, mut max, mut saturate, mut used) = (None, None, None, None);
     call.scratch.changes.clear();
     let mut args = call.args.from(3).iter();
     while let Some(word) = args.next() {
@@ -106,15 +110,15 @@ fn incrby(call: &mut Call<'_>) -> Outcome {
             let delta = integer(args.next().ok_or_else(|| call.wrong_arity())?)?;
             call.scratch.changes.push(Change { field: position, delta });
         } else if word.eq_ignore_ascii_case(b"MIN") {
-            bounds.min = Some(integer(args.next().ok_or(Refusal::SYNTAX)?)?);
+            put_once(&mut min, integer(args.next().ok_or(Refusal::SYNTAX)?)?)?;
         } else if word.eq_ignore_ascii_case(b"MAX") {
-            bounds.max = Some(integer(args.next().ok_or(Refusal::SYNTAX)?)?);
+            put_once(&mut max, integer(args.next().ok_or(Refusal::SYNTAX)?)?)?;
         } else if word.eq_ignore_ascii_case(b"SAT") {
-            bounds.saturate = true;
+            put_once(&mut saturate, true)?;
         } else if word.eq_ignore_ascii_case(b"FAIL") {
-            bounds.saturate = false;
+            put_once(&mut saturate, false)?;
         } else if word.eq_ignore_ascii_case(b"TOKEN") {
-            used = Some(token(args.next().ok_or(Refusal::SYNTAX)?)?);
+            put_once(&mut used, token(args.next().ok_or(Refusal::SYNTAX)?)?)?;
         } else {
             return Err(no_field(space.name(), word));
         }
@@ -122,7 +126,8 @@ fn incrby(call: &mut Call<'_>) -> Outcome {
     if call.scratch.changes.is_empty() {
         return Err(Refusal::SYNTAX);
     }
-    if let (Some(min), Some(max)) = (bounds.min, bounds.max)
+    let bounds = Bounds { min, max, saturate: saturate.unwrap_or(false) };
+    if let (Some(min), Some(max)) = (min, max)
         && min > max
     {
         return Err(refuse!("ERR MIN {min} is above MAX {max}"));

@@ -59,21 +59,22 @@ struct Asked {
 pub(super) fn run(call: &mut Call<'_>) -> Outcome {
     let space = cnt::space(call)?;
     let cursor = resp::natural(call.args.at(2)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
-    let mut asked = Asked { cursor, most: 10, binary: false };
+    let (mut most, mut binary) = (None, None);
     let mut options = call.args.from(3).iter();
     while let Some(option) = options.next() {
         if option.eq_ignore_ascii_case(b"binary") {
-            asked.binary = true;
+            cnt::put_once(&mut binary, true)?;
         } else if option.eq_ignore_ascii_case(b"count") {
-            let most = integer(options.next().ok_or(Refusal::SYNTAX)?)?;
-            if most < 1 {
+            let rows = integer(options.next().ok_or(Refusal::SYNTAX)?)?;
+            if rows < 1 {
                 return Err(Refusal::SYNTAX);
             }
-            asked.most = most.unsigned_abs().min(MOST_KEYS);
+            cnt::put_once(&mut most, rows.unsigned_abs().min(MOST_KEYS))?;
         } else {
             return Err(Refusal::SYNTAX);
         }
     }
+    let asked = Asked { cursor, most: most.unwrap_or(10), binary: binary.is_some() };
     if space.cold_end() == 0 {
         return answer(space, &asked, None, &mut call.reply);
     }

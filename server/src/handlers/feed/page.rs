@@ -93,6 +93,9 @@ fn read_words<'a>(call: &mut Call<'a>, view: &View) -> Result<Asked<'a>, Refusal
         } else if let Some(id) = resp::natural(arg) {
             call.scratch.ids.push(id);
         } else if arg.eq_ignore_ascii_case(b"BINARY") {
+            if asked.binary {
+                return Err(Refusal::SYNTAX);
+            }
             asked.binary = true;
         } else if arg.eq_ignore_ascii_case(b"MARK") {
             // Once: what a user may do is asked of the first.
