@@ -94,9 +94,7 @@ fn within_toml(number: &mut u64) {
 impl CounterEntry {
     fn new(number: u32, made: &Counter) -> CounterEntry {
         let mut made = made.clone();
-        [&mut made.rows_per_table, &mut made.memory_limit_bytes, &mut made.max_ahead]
-            .into_iter()
-            .for_each(within_toml);
+        [&mut made.rows_per_table, &mut made.memory_limit_bytes].into_iter().for_each(within_toml);
         CounterEntry { number, made, horizon: 0 }
     }
 }
@@ -105,9 +103,7 @@ impl ExistenceEntry {
     /// With a random seed, if none is given.
     fn new(number: u32, made: &Existence) -> ExistenceEntry {
         let mut made = made.clone();
-        [&mut made.pairs_per_table, &mut made.memory_limit_bytes, &mut made.max_ahead]
-            .into_iter()
-            .for_each(within_toml);
+        [&mut made.pairs_per_table, &mut made.memory_limit_bytes].into_iter().for_each(within_toml);
         if made.seed == 0 {
             made.seed = fastrand::u64(1..);
         }
@@ -203,6 +199,22 @@ impl Catalogue {
         let (counter, existence) = (&self.counters(), &self.existences());
         let lists = Lists { counter, existence, view: &self.view, action: &self.action };
         lists.check((&|_| false, &|_| false))
+    }
+
+    /// The spaces that had another name in `before`: that one, and the one of now.
+    pub fn renamed_since(&self, before: &Catalogue) -> Vec<(String, String)> {
+        let names = |catalogue: &Catalogue| -> Vec<(u32, String)> {
+            let counters = catalogue.counter.iter().map(|known| (known.number, &known.made.name));
+            let existences = catalogue.existence.iter();
+            let existences = existences.map(|known| (known.number, &known.made.name));
+            counters.chain(existences).map(|(number, name)| (number, name.clone())).collect()
+        };
+        let before = names(before);
+        let was = |number| before.iter().find(|(other, _)| *other == number);
+        let now = names(self).into_iter();
+        now.filter_map(|(number, name)| Some((was(number)?.1.clone(), name)))
+            .filter(|(was, name)| was != name)
+            .collect()
     }
 
     /// Makes a configuration's lists what is true in this data folder. So a new folder that begins

@@ -157,6 +157,28 @@ impl Acl {
         })
     }
 
+    /// Spaces have other names: rules that name one by its whole name follow, in each user.
+    /// `stays`: whether a view or an action has the old name. Whether there was any such rule.
+    pub(crate) fn follow_renames(
+        &self,
+        renamed: &[(String, String)],
+        stays: &dyn Fn(&str) -> bool,
+    ) -> bool {
+        let changed = self.change(|users| {
+            let mut changed = false;
+            for user in users.values_mut() {
+                let mut next = User::clone(user);
+                next.follow_renames(renamed, stays);
+                if next.describe() != user.describe() {
+                    *user = Arc::new(next);
+                    changed = true;
+                }
+            }
+            Ok(changed)
+        });
+        changed.unwrap_or(false)
+    }
+
     /// `security.password` has a new value.
     pub(crate) fn set_default_password(&self, password: &str) -> Result<(), String> {
         let rule = format!(">{password}");

@@ -174,6 +174,17 @@ struct Pattern {
 }
 
 impl Pattern {
+    /// Adds it to a list. As in Redis, `%R~a %W~a` is `~a`.
+    fn grant(self, list: &mut Vec<Pattern>) {
+        match list.iter_mut().find(|known| known.glob == self.glob) {
+            Some(known) => {
+                known.read |= self.read;
+                known.write |= self.write;
+            }
+            None => list.push(self),
+        }
+    }
+
     /// `needs`: whether it is read, and whether it is changed.
     fn allows(&self, text: &[u8], needs: impl Fn() -> (bool, bool)) -> bool {
         let suffices = |(read, write): (bool, bool)| (self.read || !read) && (self.write || !write);
@@ -359,15 +370,26 @@ impl Selector {
             return Err(AFTER_ALL_KEYS);
         }
         let list = if rest.starts_with('~') { &mut self.keys } else { &mut self.names };
-        // As in Redis, `%R~a %W~a` is `~a`.
-        match list.iter_mut().find(|known| known.glob == pattern.glob) {
-            Some(known) => {
-                known.read |= read;
-                known.write |= write;
-            }
-            None => list.push(pattern),
-        }
+        pattern.grant(list);
         Ok(())
+    }
+
+    /// Rules that name a space by its whole name follow where it has another one. `stays`: whether
+    /// something else has the old name, which the rule goes on to grant.
+    pub(super) fn follow_renames(
+        &mut self,
+        renamed: &[(String, String)],
+        stays: &dyn Fn(&str) -> bool,
+    ) {
+        for mut pattern in std::mem::take(&mut self.names) {
+            if let Some((was, name)) = renamed.iter().find(|(was, _)| *was == pattern.glob) {
+                if stays(was) {
+                    pattern.clone().grant(&mut self.names);
+                }
+                pattern.glob.clone_from(name);
+            }
+            pattern.grant(&mut self.names);
+        }
     }
 
     /// A rule about a command replaces those about it and its subcommands, one about a category

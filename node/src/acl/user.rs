@@ -180,6 +180,15 @@ impl User {
         Ok(())
     }
 
+    /// See [`Selector::follow_renames`].
+    pub(super) fn follow_renames(
+        &mut self,
+        renamed: &[(String, String)],
+        stays: &dyn Fn(&str) -> bool,
+    ) {
+        self.selectors.iter_mut().for_each(|selector| selector.follow_renames(renamed, stays));
+    }
+
     fn add(&mut self, password: Digest) {
         self.nopass = false;
         if !self.passwords.contains(&password) {

@@ -308,6 +308,19 @@ impl Node {
         }
     }
 
+    /// Users' rules follow where spaces have other names than in `before`.
+    pub fn follow_renames(&self, before: &Catalogue) {
+        let now = self.current.catalogue();
+        let renamed = now.renamed_since(before);
+        let stays = |name: &str| {
+            now.view.iter().any(|view| view.name == name)
+                || now.action.iter().any(|action| action.name == name)
+        };
+        if !renamed.is_empty() && self.acl.follow_renames(&renamed, &stays) {
+            self.settings.touch();
+        }
+    }
+
     /// The data set as work in the background sees it; none while it is loaded.
     pub fn live<'a>(&'a self, is_stopped: &'a (dyn Fn() -> bool + Sync)) -> Option<Live<'a>> {
         let spill = &self.config().spill;

@@ -182,7 +182,9 @@ impl Here {
             if record.kind == RecordKind::Catalogue as u8 {
                 let told = Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
                 let told = told.filled(&node.config().data_set());
+                let before = node.current.catalogue();
                 node.current.learn(&told).map_err(|e| e.to_string())?;
+                node.follow_renames(&before);
                 engines = node.engines();
                 learned = Some(told);
                 continue;

@@ -54,9 +54,21 @@ pub(crate) fn pairs(call: &Call<'_>, first: usize) -> Result<Vec<(String, String
     (first..call.args.len()).step_by(2).map(pair).collect()
 }
 
+/// Makes a change, in memory.
+fn edit(
+    node: &Node,
+    may: impl FnOnce() -> Outcome,
+    change: impl FnOnce(&mut Catalogue) -> Result<(), EditError>,
+) -> Outcome {
+    let before = node.current.catalogue();
+    node.current.edit(may, change)?;
+    node.follow_renames(&before);
+    Ok(())
+}
+
 /// Makes a change. When this returns it is in the log.
 fn make(node: &Arc<Node>, change: impl FnOnce(&mut Catalogue) -> Result<(), EditError>) -> Outcome {
-    node.current.edit(|| node.refusal().map_or(Ok(()), Err), change)?;
+    edit(node, || node.refusal().map_or(Ok(()), Err), change)?;
     node.current.settle();
     node.durability.flush().map_err(|error| {
         refuse!(
@@ -74,7 +86,7 @@ pub(crate) fn change(
     let by = format!("{} by {}", call.spec.name.replace('|', " "), call.session.client.peer);
     if call.session.in_exec {
         // Its reply waits for the log as that of any write there.
-        call.node.current.edit(|| Ok::<(), Refusal>(()), change)?;
+        edit(&call.node, || Ok(()), change)?;
         call.reply.ok();
         return Ok(());
     }
