@@ -2,6 +2,7 @@
 
 use crate::config::{Action, Counter, Existence, Key, View};
 use crate::runtime::settings::put;
+use dataset::catalogue::is_same;
 use toml::{Table, Value};
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, TableLike};
 
@@ -33,6 +34,43 @@ fn name_of(entry: &Table) -> &str {
     entry.get("name").and_then(Value::as_str).unwrap_or_default()
 }
 
+/// The entries of `before` that have another name now, as indexes into both lists: one that is
+/// gone, and one that is new and declared alike. The new one gets what a name decides, the text of
+/// its fields and whether its seed is written, as it was.
+fn renamed(before: &[Table], now: &mut [Table]) -> Vec<(usize, usize)> {
+    fn has(list: &[Table], name: &str) -> bool {
+        list.iter().any(|entry| name_of(entry) == name)
+    }
+    fn fields(entry: &Table) -> &str {
+        entry.get("fields").and_then(Value::as_str).unwrap_or_default()
+    }
+    let is_alike = |old: &Table, new: &Table| {
+        old.iter().all(|(key, value)| match key.as_str() {
+            "name" | "seed" => true,
+            "fields" => is_same(fields(old), fields(new)),
+            _ => new.get(key) == Some(value),
+        })
+    };
+    let mut pairs: Vec<(usize, usize)> = Vec::new();
+    for (from, old) in before.iter().enumerate() {
+        if has(now, name_of(old)) {
+            continue;
+        }
+        let twin = now.iter().enumerate().position(|(at, new)| {
+            let is_free = pairs.iter().all(|pair| pair.1 != at);
+            is_free && !has(before, name_of(new)) && is_alike(old, new)
+        });
+        let Some(to) = twin else { continue };
+        pairs.push((from, to));
+        for key in ["seed", "fields"] {
+            if let Some(value) = old.get(key) {
+                now[to].insert(key.to_owned(), value.clone());
+            }
+        }
+    }
+    pairs
+}
+
 /// Writes the lists where the file (`written`, or without a list the defaults) says otherwise than
 /// `now`. What it says of an entry that is still there stays, with its comments.
 pub(crate) fn write(
@@ -42,7 +80,7 @@ pub(crate) fn write(
     defaults: &Table,
 ) -> Result<(), String> {
     for &(list, keys) in LISTS {
-        let (plain, now) = (plain(list), entries(now, list));
+        let (plain, mut now) = (plain(list), entries(now, list));
         let whole = |entry: &Table| {
             let mut whole = plain.clone();
             whole.extend(entry.clone());
@@ -54,6 +92,8 @@ pub(crate) fn write(
         if before == now {
             continue;
         }
+        let renamed = renamed(&before, &mut now);
+        let now = now;
         // An empty list has no other form.
         let is_empty = file.get(list).and_then(Item::as_array).is_some_and(Array::is_empty);
         if now.is_empty() {
@@ -65,9 +105,15 @@ pub(crate) fn write(
         }
         let known = |entry: &dyn TableLike| {
             let name = entry.get("name").and_then(Item::as_str).unwrap_or_default();
-            now.iter().find(|entry| name_of(entry) == name)
+            let other = renamed.iter().find(|(from, _)| name_of(&before[*from]) == name);
+            let named = now.iter().find(|entry| name_of(entry) == name);
+            named.or(other.map(|(_, to)| &now[*to]))
         };
-        let old = |entry: &Table| before.iter().find(|old| name_of(old) == name_of(entry));
+        let old = |entry: &Table| {
+            let other = renamed.iter().find(|(_, to)| name_of(&now[*to]) == name_of(entry));
+            let named = before.iter().find(|old| name_of(old) == name_of(entry));
+            named.or(other.map(|(from, _)| &before[*from]))
+        };
         let is_new = |entry: &&Table| !is_written || old(entry).is_none();
         match file.get_mut(list) {
             Some(Item::ArrayOfTables(entries)) => {

@@ -505,7 +505,7 @@ mod tests {
         let path = folder.path().join("t.toml");
         let text = "# mine\n[server]\nport = 7 # seven\nmax_clients = 9  # nine\n\n# posts\n\
                     [[counter]]\nname = \"post\"\nfields = \"like:12\"\nrows = \"post:{id}\"\n\
-                    [[view]]\nname = \"home\"\n";
+                    [[view]]\nname = \"home\"\ncounters = [\"post\"]\n";
         let text = format!("action = []\n{text}");
         std::fs::write(&path, &text).unwrap();
         let settings = Settings::new(Config::load(&path).unwrap());
@@ -523,6 +523,33 @@ mod tests {
         change(&settings, &[("timeout", "0")]).unwrap();
         settings.rewrite(|_| ()).unwrap();
         assert_eq!(Config::load(&path).unwrap().server.idle_timeout_s, 0);
+    }
+
+    #[test]
+    fn a_rewrite_after_a_rename_changes_the_name_where_it_stands() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.toml");
+        let text = "action = []\nview = []\n# posts\n[[counter]]\nname = \"post\" # the first\n\
+                    fields = \"like:12,  read:4\"\nrows = \"post:{id}\"\n\n# users\n[[counter]]\n\
+                    name = \"user\"\nfields = \"follower:8\"\n\n# hearts\n[[existence]]\n\
+                    name = \"liked\"\nseed = 7\n\n[[existence]]\nname = \"seen\"\n";
+        let text = text.replace(",  ", " ");
+        std::fs::write(&path, &text).unwrap();
+        let settings = Settings::new(Config::load(&path).unwrap());
+        let folder_has = |config: &mut Config| {
+            // As the folder has them: written anew, and with a secret seed.
+            config.counter[0].name = "article".to_owned();
+            config.counter[0].fields = "like:12 read:4".to_owned();
+            config.existence[0].name = "loved".to_owned();
+            config.existence[0].seed = 0;
+        };
+        settings.rewrite(folder_has).unwrap();
+        let expected = text
+            .replace("\"post\" # the first", "\"article\" # the first")
+            .replace("\"liked\"", "\"loved\"");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
+        settings.rewrite(folder_has).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), expected, "and no further");
     }
 
     #[test]
