@@ -120,6 +120,11 @@ impl FieldBounds {
             _ => return Err(bad()),
         };
         let bounds = Bounds { min: bound(min)?, max: bound(max)?, saturate };
+        if let (Some(min), Some(max)) = (bounds.min, bounds.max)
+            && min > max
+        {
+            return Err(Error::BadSchema(format!("the bounds {text}: {min} is above {max}")));
+        }
         if bounds.min.is_some_and(|min| min > 0) || bounds.max.is_some_and(|max| max < 0) {
             return Err(Error::BadSchema(format!(
                 "the bounds {text} lack 0, which a field has that was never written"

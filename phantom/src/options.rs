@@ -4,6 +4,11 @@ use crate::Error;
 use crate::filter::PAGE_BYTES;
 use crate::sizing::{RATES, Sizing};
 
+/// The first table of a space is so many times smaller than a grown one: it may close long before
+/// what its ids get has come, and each extension that takes the rest costs every check two more
+/// lines.
+const FIRST_TABLE_PART: usize = 8;
+
 /// What a space is made of. The seed and the rate are part of its data; the rest may be changed at
 /// a restart.
 #[derive(Clone, Debug)]
@@ -67,6 +72,18 @@ impl Options {
             (pages as u64).saturating_mul(PAGE_BYTES as u64).saturating_mul(self.max_tables as u64)
         };
         self.memory_limit_bytes.unwrap_or_else(|| full().saturating_mul(2))
+    }
+
+    /// Pages of the first table of a space.
+    pub(crate) fn first_pages(&self) -> usize {
+        let grown = Sizing::in_chain(self.false_positive_rate, 0).pages(self.pairs_per_table);
+        grown.div_ceil(FIRST_TABLE_PART)
+    }
+
+    /// Bytes of memory that the first table of a space takes.
+    pub fn first_table_bytes(&self) -> Result<u64, Error> {
+        self.check()?;
+        Ok((self.first_pages() as u64).saturating_mul(PAGE_BYTES as u64))
     }
 
     /// Refuses what cannot work.

@@ -109,21 +109,25 @@ impl Space {
         Ok(true)
     }
 
-    /// Recycles the oldest tables, while there are more than the options say (P4).
+    /// Recycles the oldest tables, while there are more than the options say (P4). With `rolling`
+    /// held.
     fn recycle(&self) {
-        if self.spills() {
-            return;
-        }
-        loop {
-            let tables = self.ring.load();
-            let pages: usize = tables.entries().iter().map(|entry| entry.table().pages()).sum();
-            if pages <= self.max_pages() {
-                return;
-            }
+        while self.has_too_many() {
             let Some(oldest) = self.ring.recycle() else { return };
             self.changes.fetch_add(1, SeqCst);
+            self.news.store(true, SeqCst);
             self.upkeep.retire(oldest.table().clone());
         }
+    }
+
+    /// Whether the oldest table is to be recycled: after a roll, or a change of the options.
+    fn has_too_many(&self) -> bool {
+        let tables = self.ring.load();
+        let pages = || tables.entries().iter().map(|entry| entry.table().pages()).sum::<usize>();
+        !self.spills()
+            && !self.frontier.follows()
+            && tables.entries().len() > 1
+            && pages() > self.max_pages()
     }
 
     pub(crate) fn next_pages(&self, newest: &Table) -> usize {
@@ -303,6 +307,7 @@ impl Space {
         let newest = tables.newest().table();
         early
             || self.is_roll_due()
+            || self.has_too_many()
             || self.forgotten.is_due(self.horizon())
             || self.upkeep.wants_step(self.next_pages(newest), needs_spare(newest))
     }
@@ -313,9 +318,15 @@ impl Space {
         self.move_on() | self.tidy()
     }
 
-    /// Moves some early pairs into the ring, and rolls if that is due.
+    /// Moves some early pairs into the ring, rolls if that is due, and recycles what the options
+    /// have no room for any more.
     pub fn move_on(&self) -> bool {
-        let worked = self.take_in_early();
+        let mut worked = self.take_in_early();
+        if self.has_too_many() {
+            let _alone = self.rolling.lock();
+            self.recycle();
+            worked = true;
+        }
         let newest = self.ring.load().newest().slot().low();
         worked | (self.is_roll_due() && self.try_roll(newest))
     }

@@ -20,11 +20,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 
-/// The first table of a space is so many times smaller than a grown one: it may close long before
-/// what its ids get has come, and each extension that takes the rest costs every check two more
-/// lines.
-const FIRST_TABLE_PART: usize = 8;
-
 /// The pairs of one id aside. Of them, too, a reader waits for a few memory writes at most (P5).
 pub(crate) type OutlierPairs = RwLock<Hashes>;
 
@@ -92,7 +87,7 @@ impl Space {
     pub fn new(options: Options) -> Result<Space, Error> {
         options.check()?;
         let sizing = Table::first_sizing(options.false_positive_rate);
-        let pages = sizing.pages(options.pairs_per_table).div_ceil(FIRST_TABLE_PART);
+        let pages = options.first_pages();
         let filter = Filter::new(sizing, pages).map_err(Error::Memory)?;
         let first = Arc::new(Table::new(options.false_positive_rate, filter));
         let frontier = Frontier::new(options.max_ahead, options.max_aside);
@@ -133,8 +128,9 @@ impl Space {
         Ok(space)
     }
 
-    /// Changes the options, but for those that are part of the space's data: see [`Options`]. What
-    /// is there stays; the next roll, or write, keeps them.
+    /// Changes the options, but for those that are part of the space's data: see [`Options`].
+    /// [`Space::maintain`] recycles the tables for which they have no room any more; the next
+    /// write keeps the rest.
     pub fn set_options(&self, options: &Options) -> Result<(), Error> {
         options.check()?;
         let Limits {

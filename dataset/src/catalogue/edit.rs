@@ -104,11 +104,7 @@ impl Catalogue {
         let Some(known) = self.existence.iter_mut().find(|known| known.made.name == name) else {
             return Err(EditError::NoSuch("space", name.to_owned()));
         };
-        // What has 64 bits is no number of TOML's.
-        let (seed, first_id) = (known.made.seed, known.made.first_id);
-        let plain = Existence { seed: 0, first_id: 0, ..known.made.clone() };
-        let made = changed(&plain, pairs, FIXED_EXISTENCE)?;
-        known.made = Existence { seed, first_id, ..made };
+        known.made = changed(&known.made, pairs, FIXED_EXISTENCE)?;
         Ok(())
     }
 

@@ -10,10 +10,10 @@
 //! flag that is tied to it; so a tie begins to hold only when no such writer is left
 //! ([`Current::settle`], `zero_proof`).
 
-use crate::catalogue::{Catalogue, EditError};
+use crate::catalogue::{Catalogue, EditError, ExistenceEntry};
 use crate::dirty_keys::Mark;
 use crate::engines::write::AlterError;
-use crate::engines::{BuildError, Current, Engines};
+use crate::engines::{BuildError, Current, Engines, existence_options};
 use crate::groups::{Group, Key};
 use counter::{Alteration, Schema};
 use std::sync::Arc;
@@ -49,6 +49,7 @@ impl Current {
         let mut next = engines.catalogue();
         change(&mut next).map_err(|error| E::from(error.into()))?;
         next.check().map_err(|why| E::from(EditError::Invalid(why).into()))?;
+        engines.check_room(&next).map_err(|why| E::from(EditError::Invalid(why).into()))?;
         next.version += 1;
         let made = engines.changed_to(&next).map_err(|error| E::from(error.into()))?;
         made.untie();
@@ -150,6 +151,30 @@ impl Current {
 }
 
 impl Engines {
+    /// Whether there is memory for the first tables of spaces that are not there yet: a mistyped
+    /// number of pairs must not take it from all others. (Rows take theirs as they come.)
+    fn check_room(&self, told: &Catalogue) -> Result<(), String> {
+        let is_new = |known: &&ExistenceEntry| self.existence_by_number(known.number).is_none();
+        for known in told.existence.iter().filter(is_new) {
+            // What the engine refuses it says itself.
+            let needed = existence_options(&known.made).first_table_bytes();
+            let Ok(needed) = needed else { continue };
+            let most = match known.made.memory_limit_bytes {
+                0 => self.memory_budget(),
+                most => most.min(self.memory_budget()),
+            };
+            if needed > most {
+                return Err(format!(
+                    "existence space '{}': its first table, an eighth of pairs_per_table, takes \
+                     {needed} bytes: more than there is for it (server.memory_bytes, \
+                     memory_limit_bytes)",
+                    known.made.name
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Other engines, as this catalogue says, over the same data.
     fn changed_to(&self, told: &Catalogue) -> Result<Engines, BuildError> {
         let mut next = self.clone();

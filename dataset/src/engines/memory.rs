@@ -153,6 +153,11 @@ impl Engines {
         counters
     }
 
+    /// Bytes that all spaces may take together.
+    pub(super) fn memory_budget(&self) -> u64 {
+        self.memory.budget.load(Relaxed)
+    }
+
     /// The shares of counter spaces and of existence spaces.
     fn shares(&self) -> (Vec<u64>, Vec<u64>) {
         let beside = self.tokens.stats().bytes

@@ -33,7 +33,7 @@ impl Engines {
 impl CounterSpace {
     /// Where the oldest table begins that is kept; none if none is to go.
     fn due_horizon(&self) -> Option<u64> {
-        let kept = (self.made.keep_tables as u64).checked_mul(self.rows_per_table())?;
+        let kept = self.made.keep_tables.checked_mul(self.rows_per_table())?;
         if kept == 0 {
             return None;
         }

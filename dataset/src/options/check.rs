@@ -51,6 +51,12 @@ impl Lists<'_> {
                 both.name
             ));
         }
+        if let Some(none) = counter.iter().find(|made| made.rows_per_table == 0) {
+            return Err(format!(
+                "counter space '{}': rows_per_table must be at least 1",
+                none.name
+            ));
+        }
         for existence in existence {
             let rate = existence.false_positive_rate;
             if !phantom::RATES.contains(&rate) {
@@ -114,6 +120,9 @@ impl Lists<'_> {
     }
 
     fn check_view(&self, view: &View) -> Result<(), String> {
+        if view.counters.is_empty() && view.flags.is_empty() && view.then.is_empty() {
+            return Err(format!("view '{}': it shows nothing: name counters or flags", view.name));
+        }
         view.flags.iter().try_for_each(|flag| self.check_flag("view", &view.name, flag))?;
         view.counters.iter().try_for_each(|counter| {
             let space = counter.split_once('.').map_or(counter.as_str(), |(space, _)| space);
@@ -131,6 +140,17 @@ impl Lists<'_> {
 
     fn check_action(&self, action: &Action) -> Result<(), String> {
         self.check_flag("action", &action.name, &action.flag)?;
+        // Of the id and of the member each: it may move one counter of both.
+        let counters: Vec<(bool, &str)> =
+            action.moved().map(|(key, counter)| (key == "member_counters", counter)).collect();
+        if let Some(at) = (1..counters.len()).find(|&at| counters[..at].contains(&counters[at])) {
+            let (of_member, counter) = counters[at];
+            return Err(format!(
+                "action '{}': the counter '{counter}' of the {} is named twice",
+                action.name,
+                if of_member { "member" } else { "id" }
+            ));
+        }
         action.moved().try_for_each(|(key, counter)| {
             let Some((space, _)) = counter.split_once('.') else {
                 return Err(format!(

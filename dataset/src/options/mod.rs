@@ -3,6 +3,7 @@
 
 pub mod check;
 pub mod defaults;
+pub mod wide;
 pub mod words;
 
 use serde::{Deserialize, Serialize};
@@ -25,17 +26,19 @@ pub struct Key {
 
 /// Declares a section: the struct, its defaults and its documentation, from one text. `#[redis =
 /// "..."]` gives Redis's name of a key, with the same unit; `#[live = true]` says that it may be
-/// changed while the server runs, `#[secret = true]` that it is a password.
+/// changed while the server runs, `#[secret = true]` that it is a password, `#[wide = "..."]` how a
+/// number is written that may need all 64 bits (`wide`).
 #[macro_export]
 macro_rules! section {
     ($(#[doc = $about:literal])+ $name:ident { $(
         $(#[doc = $doc:literal])+ $(#[redis = $redis:literal])* $(#[live = $live:literal])?
-        $(#[secret = $secret:literal])? $field:ident: $type:ty = $default:expr,
+        $(#[secret = $secret:literal])? $(#[wide = $wide:literal])?
+        $field:ident: $type:ty = $default:expr,
     )* }) => {
         $(#[doc = $about])+
         #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
         #[serde(deny_unknown_fields, default)]
-        pub struct $name { $( $(#[doc = $doc])+ pub $field: $type, )* }
+        pub struct $name { $( $(#[doc = $doc])+ $(#[serde(with = $wide)])? pub $field: $type, )* }
 
         impl Default for $name {
             fn default() -> Self {
@@ -170,7 +173,8 @@ section! {
     /// (tokens_dropped_age_s) says whether the number has cut it
     /// short.
     Tokens {
-        /// Most tokens that are kept, those used longest ago go first; 0: TOKEN is refused. They
+        /// Most tokens that are kept, at least 64; 0: TOKEN is refused. They are kept in 64 equal
+        /// parts by their hashes, and in a full part the token used longest ago goes first. They
         /// take memory when they are used: about 80 bytes each, at most 160, and 8 more for each
         /// counter of one increment if there are more than two.
         #[live = true]
@@ -232,7 +236,8 @@ section! {
         /// Without a disk for old rows: how many tables' worth of rows (of rows_per_table each) are
         /// kept. Older tables are retired: reads find no row there, writes are refused, and their
         /// memory is free. 0: all are kept. For ids that rise with time only.
-        keep_tables: usize = 0,
+        #[wide = "crate::options::wide"]
+        keep_tables: u64 = 0,
         /// Most bytes of memory for this space's tables; 0 means as many as server.memory_bytes has
         /// for it, which all spaces share. Beyond it, when nothing can be spilled, writes of new
         /// rows are refused with an OOM error. While a table that deletions have emptied is
@@ -241,6 +246,7 @@ section! {
         /// An id further than this above the highest one is refused ("ERR key too big"); 0 means
         /// never. The first id of a space may be any: where a first row with a low id (a test's)
         /// keeps the real ids out, delete it.
+        #[wide = "crate::options::wide"]
         max_ahead: u64 = 0,
     }
 }
@@ -269,6 +275,7 @@ section! {
         /// The lowest id of a new space: ids below it are answered as ids below the horizon are
         /// (nil, and -1 by BFSET and BFGET), and take no pairs. Kept with the space's data: what a
         /// space was made with holds.
+        #[wide = "crate::options::wide"]
         first_id: u64 = 0,
         /// Share of pairs that were never set and are still answered yes. A page of 32 posts with
         /// two flags shows a wrong one on 0.64 % of pages at 0.0001, on 47 % at 0.01. Ten times
@@ -316,9 +323,11 @@ section! {
         /// An id further than this above the highest one is refused ("ERR key too big"); 0 means
         /// never. The first id of a space may be any: where a first row with a low id (a test's)
         /// keeps the real ids out, delete it.
+        #[wide = "crate::options::wide"]
         max_ahead: u64 = 0,
         /// Seed of the hashes. Keep it secret: with it a client could choose ids or members that
         /// fill a filter; 0 means that the server picks one at random when the space is made.
+        #[wide = "crate::options::wide"]
         seed: u64 = 0,
     }
 }

@@ -1,6 +1,7 @@
 //! Options as words of a command: `key value key value`. What a value may be, the declarations of
 //! the options say, as for a file.
 
+use super::wide::NO_INTEGER;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
@@ -11,25 +12,35 @@ pub fn with<T: Serialize + DeserializeOwned>(
     pairs: &[(String, String)],
 ) -> Result<T, String> {
     let mut all = Table::try_from(base).map_err(|e| e.to_string())?;
-    for (i, (key, value)) in pairs.iter().enumerate() {
+    for (i, (key, text)) in pairs.iter().enumerate() {
         if pairs[..i].iter().any(|(other, _)| other == key) {
             return Err(format!("{key}: duplicate parameter"));
         }
         // One that is not known is refused below, by its name.
         let like = all.get(key).cloned().unwrap_or(Value::String(String::new()));
-        let value = match (&like, value.as_str()) {
+        let value = match (&like, text.as_str()) {
             (Value::Boolean(_), "true") => Value::Boolean(true),
             (Value::Boolean(_), "false") => Value::Boolean(false),
-            _ => parsed(&like, key, value).map_err(|why| format!("{key}: {why}"))?,
+            // More bits than TOML's have: most options take none.
+            (Value::Integer(_), digits) if is_wide(digits) && !key.ends_with("_bytes") => {
+                Value::String(digits.to_owned())
+            }
+            _ => parsed(&like, key, text).map_err(|why| format!("{key}: {why}"))?,
         };
         all.insert(key.clone(), value);
         // Each for itself, so that the error is about the right one.
         all.clone().try_into::<T>().map_err(|e| match e.message() {
             unknown if unknown.starts_with("unknown field") => unknown.to_owned(),
+            _ if is_wide(text) => format!("{key}: {NO_INTEGER}"),
             why => format!("{key}: {why}"),
         })?;
     }
     all.try_into().map_err(|e: toml::de::Error| e.message().to_owned())
+}
+
+/// Whether it is a number above 2^63-1.
+fn is_wide(digits: &str) -> bool {
+    digits.parse::<i64>().is_err() && digits.parse::<u64>().is_ok()
 }
 
 /// Reads a value that is to replace `like`.
@@ -41,9 +52,7 @@ pub fn parsed(like: &Value, key: &str, text: &str) -> Result<Value, &'static str
         Value::Integer(_) if key.ends_with("_bytes") => {
             Value::Integer(bytes(text).ok_or("argument must be a memory value")?)
         }
-        Value::Integer(_) => {
-            Value::Integer(text.parse().map_err(|_| "argument couldn't be parsed into an integer")?)
-        }
+        Value::Integer(_) => Value::Integer(text.parse().map_err(|_| NO_INTEGER)?),
         Value::Float(_) => {
             Value::Float(text.parse().map_err(|_| "argument couldn't be parsed into a number")?)
         }

@@ -81,6 +81,46 @@ fn the_order_of_ids_does_not_matter() {
     }
 }
 
+/// What the options have no room for goes without a roll, and is logged; a node that follows a log
+/// waits for that.
+#[test]
+fn lowered_limits_recycle_at_once() {
+    let filled = || {
+        let space = space(1000, 8);
+        for i in 0..6000 {
+            add(&space, FIRST + i, i);
+        }
+        while space.maintain() {}
+        assert!(space.horizon() == 0 && space.layout().len() > 5, "{:?}", space.layout());
+        space
+    };
+    let (leads, follows) = (filled(), filled());
+    leads.take_news();
+    follows.follow();
+    for space in [&leads, &follows] {
+        let two = Options { max_tables: 2, ..space.options().clone() };
+        space.set_options(&two).expect("two tables");
+        assert_eq!(space.wants_maintenance(), std::ptr::eq(space, &leads));
+        while space.maintain() {}
+    }
+    assert!(leads.take_news(), "the log is to know");
+    let pages: usize = leads.layout().iter().map(|at| at.pages).sum();
+    let grown = leads.layout().iter().map(|at| at.pages).max().unwrap_or(0);
+    assert!(leads.horizon() > FIRST && pages <= 2 * grown, "{:?}", leads.layout());
+    assert_eq!(follows.horizon(), 0);
+    follows.put_layout(&leads.layout()).expect("it is the same");
+    assert_eq!(follows.layout(), leads.layout());
+    // A space that spills keeps them, until it does not any more.
+    let spills = filled();
+    let two = Options { max_tables: 2, spill: true, ..spills.options().clone() };
+    spills.set_options(&two).expect("two tables");
+    while spills.maintain() {}
+    assert_eq!(spills.horizon(), 0);
+    spills.set_options(&Options { spill: false, ..two }).expect("two tables");
+    while spills.maintain() {}
+    assert_eq!(spills.layout(), leads.layout());
+}
+
 /// Promise 7, P4.
 #[test]
 fn absurd_ids_leave_other_ids_as_they_are() {

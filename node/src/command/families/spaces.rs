@@ -46,17 +46,18 @@ pub(crate) const TABLE: &[Spec] = &[
                  'warning: ', the views whose pages have more or fewer values from now on, as \
                  they show the whole space (counters = [\"post\"], not its fields by name). A \
                  space has at most 64 fields in its life, dropped ones included."),
-            spec("tm.space|create", -6, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN,
-                "space <COUNTER|EXISTENCE> option value [option value ...]",
+            spec("tm.space|create", -4, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN,
+                "space <COUNTER|EXISTENCE> [option value ...]",
                 "Makes a space, for all connections at once. The options are the keys of \
                  [[counter]] or [[existence]] in the configuration, with its checks and errors: \
-                 fields and keys that no other space has, say. Answered when it is safe in the \
-                 log."),
+                 fields and keys that no other space has, say. A counter space needs fields. \
+                 Answered when it is safe in the log."),
             spec("tm.space|drop", 4, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN,
                 "space confirmation",
                 "Removes a space and all that is in it, from memory and from the disk, for good. \
                  Asks for its name twice: TM.SPACE DROP post YES-I-MEAN-post. Refused while a view \
-                 or an action names it."),
+                 or an action names it. Rules of users ($name) stay, and grant what is made under \
+                 that name later."),
             help_row("tm.space|help", "schema", "0.1.0"),
             spec("tm.space|list", 2, flag::STALE | flag::NO_MULTI, "",
                 "All spaces, a map each: what they hold and how much memory that takes; for \
@@ -64,8 +65,8 @@ pub(crate) const TABLE: &[Spec] = &[
                  be recycled if pairs go on coming as in the last minute (nil: none come)."),
             spec("tm.space|rename", 4, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN,
                 "space newname",
-                "Gives a space another name in commands, views and actions. Its keys stay as they \
-                 are: TM.SPACE ALTER SET changes them."),
+                "Gives a space another name in commands, views, actions and rules of users \
+                 ($name). Its keys stay as they are: TM.SPACE ALTER SET changes them."),
             spec("tm.space|retire", 4, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN,
                 "space id",
                 "Gives up the rows of all ids below this one, for good, and their memory: the \

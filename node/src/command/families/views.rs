@@ -10,13 +10,13 @@ pub(crate) const TABLE: &[Spec] = &[
             spec("tm.view|create", -5, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN,
                 "view option value [option value ...]",
                 "Makes a view, for all connections at once. The options are the keys of [[view]] \
-                 in the configuration: counters and flags, each a list divided by blanks."),
+                 in the configuration: counters, flags and then, each a list divided by blanks."),
             spec("tm.view|drop", 3, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN, "view",
                 "Removes a view. What it shows stays."),
             help_row("tm.view|help", "schema", "0.1.0"),
             spec("tm.view|list", 2, flag::STALE, "",
-                "All views, a map each: their counters and flags in the order of FEED.GET's rows, \
-                 and the bytes of a row with BINARY."),
+                "All views, a map each: the bytes of a row with BINARY, the counters and flags in \
+                 the order of FEED.GET's rows, and the views of further ids (then)."),
         ],
         ..spec("tm.view", -2, 0, "", "A container for commands about views.")
     },
@@ -25,12 +25,15 @@ pub(crate) const TABLE: &[Spec] = &[
             spec("tm.action|create", -5, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN,
                 "action option value [option value ...]",
                 "Makes an action, for all connections at once. The options are the keys of \
-                 [[action]] in the configuration: flag, and counter as space.field."),
+                 [[action]] in the configuration: flag, counter as space.field, and lists of such \
+                 counters that move beside, also and member_counters."),
             spec("tm.action|drop", 3, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN, "action",
                 "Removes an action. What it has counted stays."),
             help_row("tm.action|help", "schema", "0.1.0"),
             spec("tm.action|list", 2, flag::STALE, "",
-                "All actions, a map each: the flag and the counter that FEED.ACT moves."),
+                "All actions, a map each: the flag and the counter that FEED.ACT moves, and the \
+                 counters that it moves beside, of the id (also) and of the member \
+                 (member_counters)."),
         ],
         ..spec("tm.action", -2, 0, "", "A container for commands about actions.")
     },
