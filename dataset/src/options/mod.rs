@@ -219,7 +219,8 @@ section! {
         text_rows: bool = false,
         /// What becomes of an expiry (EXPIRE, SET ... EX, RESTORE with a ttl), as nothing expires:
         /// "refuse" (the command is refused), "ignore" (the key stays for ever, and the command
-        /// answers as if it would not). Ignoring lets tools copy keys of a Redis that expire.
+        /// answers as if it would not; a time that has passed deletes it at once). Ignoring lets
+        /// tools copy keys of a Redis that expire.
         expire: Expire = Expire::Refuse,
         /// Whether DEL, UNLINK and CNT.DEL of a row unset all flags of its id, too, as TM.FORGET
         /// does. Otherwise the flags stay set: an id that is used again has likers whose likes

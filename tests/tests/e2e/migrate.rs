@@ -219,7 +219,14 @@ fn commands_of_redis_shake_get_no_error() {
     same(&mut theirs, &mut ours, 40);
     // The sync reader.
     let requests = [
+        // Each of its connections begins so (internal/client/redis.go of v4).
+        "ping",
+        "info replication",
+        "info cluster",
         "select 0",
+        // Keys that had expired already have 1 ms left.
+        "hset post:53 like 5",
+        "PEXPIRE post:53 1",
         "hset post:50 like 5",
         "hset post:50 read 7",
         "sadd liked:50 7",

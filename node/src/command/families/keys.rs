@@ -98,14 +98,16 @@ pub(crate) const TABLE: &[Spec] = &[
 ];
 
 pub(crate) const NO_EXPIRY: &str = "Refused: a counter does not expire. Where the space has \
-    expire = \"ignore\" the expiry is ignored: 1 for what exists, 0 with XX and GT.";
+    expire = \"ignore\" the expiry is ignored: 1 for what exists, 0 with XX and GT. A time that \
+    has passed (EXPIRE key -1) deletes the key there, as in Redis; of the pairs of an id, all.";
 
 const RESTORE: &str = "Takes what DUMP of Redis 2.6 to 8 and of Valkey gives: a hash of integers \
     for the key of a row, a string that holds an integer for that of a cell, a set for the pairs \
     of an id, which are added to those that are there. All of the payload is checked before \
     anything changes. With REPLACE the fields that the hash lacks become 0; without it a row that \
     exists, or a cell that is not 0, is refused with BUSYKEY. A ttl above 0, or a field that \
-    expires, is refused unless the space has expire = \"ignore\". A set is refused between MULTI \
-    and EXEC.";
+    expires, is refused unless the space has expire = \"ignore\"; there a ttl that has passed \
+    (ABSTTL) restores nothing, and with REPLACE deletes what is there, as in Redis. A set is \
+    refused between MULTI and EXEC.";
 
 pub(crate) const NO_MOVE: &str = "Refused: where a row lies follows from its id.";

@@ -28,7 +28,7 @@ pub(crate) const TABLE: &[Spec] = &[
     spec("set", -3, WRITE, ONE_KEY, "1.0.0", "key value [NX|XX] [GET] [KEEPTTL]",
         "Sets a counter; NX only if its row does not exist, XX only if it does; GET answers the \
          old value. EX, PX, EXAT and PXAT are refused, as a counter does not expire, unless the \
-         space has expire = \"ignore\"."),
+         space has expire = \"ignore\"; a time that has passed makes the counter 0 there."),
     spec("setnx", 3, WRITE, ONE_KEY, "1.0.0", "key value",
         "Sets a counter if its row does not exist; answers 1, or 0 if it did."),
     spec("getset", 3, WRITE | flag::READS, ONE_KEY, "1.0.0", "key value",

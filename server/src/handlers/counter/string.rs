@@ -5,7 +5,7 @@ use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::cnt::READ_TOGETHER;
 use crate::handlers::execute::UnreadableRows;
 use crate::handlers::log_size;
-use crate::handlers::redis::keys::refuse_expiry;
+use crate::handlers::redis::keys::{has_passed, refuse_expiry};
 use crate::handlers::session::Scratch;
 use counter::Schema;
 use dataset::cold::Unreadable;
@@ -235,13 +235,19 @@ fn set(call: &mut Call<'_>) -> Outcome {
         }
     }
     let (space, id, field) = call.cell(call.args.at(1))?;
-    if let Some((_, time)) = expiry {
-        check_expiry(call, space, time)?;
-    }
+    let is_over = match expiry {
+        Some((unit, time)) => check_expiry(call, space, unit, time)?,
+        None => false,
+    };
     let new = integer(call.args.at(2))?;
     let engines = call.node.engines();
+    // A counter that expires at once is deleted, as in Redis.
+    let put = || match is_over {
+        true => engines.clear(space, id, field).map(|_| ()),
+        false => engines.set(space, id, &[(field, new)]).map(|_| ()),
+    };
     if !absent && !present && !get {
-        engines.set(space, id, &[(field, new)])?;
+        put()?;
         call.reply.ok();
         return Ok(());
     }
@@ -249,7 +255,7 @@ fn set(call: &mut Call<'_>) -> Outcome {
     let old = value(space, id, field)?;
     let does = !(absent && old.is_some() || present && old.is_none());
     if does {
-        engines.set(space, id, &[(field, new)])?;
+        put()?;
     }
     drop(alone);
     match (get, does) {
@@ -265,20 +271,30 @@ fn is_expiry(word: &[u8]) -> bool {
     [&b"ex"[..], b"px", b"exat", b"pxat"].iter().any(|name| word.eq_ignore_ascii_case(name))
 }
 
-/// Whether the space ignores this expiry. As in Redis a time must lie ahead.
-fn check_expiry(call: &Call<'_>, space: &CounterSpace, time: &[u8]) -> Outcome {
+/// An error unless the space ignores this expiry. Whether its time has passed, which only one of
+/// the clock can have.
+fn check_expiry(
+    call: &Call<'_>,
+    space: &CounterSpace,
+    unit: &[u8],
+    time: &[u8],
+) -> Result<bool, Refusal> {
     if space.expire == Expire::Refuse {
         return Err(refuse_expiry(call));
     }
-    if integer(time)? <= 0 {
+    let time = integer(time)?;
+    let is = |name: &[u8]| unit.eq_ignore_ascii_case(name);
+    let time_ms = if is(b"px") || is(b"pxat") { Some(time) } else { time.checked_mul(1000) };
+    let Some(time_ms) = time_ms.filter(|_| time > 0) else {
         return Err(refuse!("ERR invalid expire time in '{}' command", call.spec.name));
-    }
-    Ok(())
+    };
+    Ok(has_passed(time_ms, is(b"exat") || is(b"pxat")))
 }
 
 fn setex(call: &mut Call<'_>) -> Outcome {
     let (space, id, field) = call.cell(call.args.at(1))?;
-    check_expiry(call, space, call.args.at(2))?;
+    let unit: &[u8] = if call.spec.name == "psetex" { b"px" } else { b"ex" };
+    check_expiry(call, space, unit, call.args.at(2))?;
     let value = integer(call.args.at(3))?;
     call.node.engines().set(space, id, &[(field, value)])?;
     call.reply.ok();
@@ -321,14 +337,18 @@ fn getex(call: &mut Call<'_>) -> Outcome {
     let expiry = match call.args.len() {
         2 => None,
         3 if call.args.at(2).eq_ignore_ascii_case(b"persist") => None,
-        4 if is_expiry(call.args.at(2)) => Some(call.args.at(3)),
+        4 if is_expiry(call.args.at(2)) => Some((call.args.at(2), call.args.at(3))),
         _ => return Err(Refusal::SYNTAX),
     };
     // What is not there needs no expiry.
-    if let Some(time) = expiry
+    if let Some((unit, time)) = expiry
         && let Some((space, ..)) = readable(call, call.args.at(1))?
+        && check_expiry(call, space, unit, time)?
     {
-        check_expiry(call, space, time)?;
+        // A command that reads deletes nothing.
+        return Err(refuse!(
+            "ERR GETEX with a time that has passed deletes nothing here: GETDEL does"
+        ));
     }
     get(call)
 }

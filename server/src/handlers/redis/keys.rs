@@ -6,8 +6,9 @@ use crate::handlers::counter::scan;
 use crate::handlers::execute::but_unreadable;
 use crate::handlers::help::help;
 use crate::handlers::stream;
+use dataset::clock::unix_us;
 use dataset::cold::Unreadable;
-use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef, NO_MEMBER};
+use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef, NO_MEMBER, WriteError};
 use dataset::key_patterns::{Kind, Pattern};
 use dataset::options::Expire;
 use node::command::error::{Printable, Refusal, refuse};
@@ -81,14 +82,7 @@ fn del(call: &mut Call<'_>) -> Outcome {
     let mut deleted = 0;
     let mut all_read = Ok(());
     for key in call.args.from(1).iter() {
-        let gone = match lookup(call, key) {
-            Some(KeyRef::Row { space, id }) => engines.delete(space, id),
-            Some(KeyRef::Cell { space, id, field }) => engines.clear(space, id, field),
-            Some(KeyRef::Pair { space, id }) => {
-                engines.unflag(space, id, &NO_MEMBER).map(|change| change == Change::Changed)
-            }
-            None => Ok(false),
-        };
+        let gone = lookup(call, key).map_or(Ok(false), |key| delete_key(engines, &key));
         deleted += i64::from(but_unreadable(gone, &mut all_read)?);
     }
     all_read?;
@@ -139,8 +133,28 @@ fn persist(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
+/// Deletes all that a key names, the pairs of an id too. Whether there was something; of pairs that
+/// cannot be said.
+pub(crate) fn delete_key(engines: &Engines, key: &KeyRef<'_>) -> Result<bool, WriteError> {
+    match *key {
+        KeyRef::Row { space, id } => engines.delete(space, id),
+        KeyRef::Cell { space, id, field } => engines.clear(space, id, field),
+        KeyRef::Pair { space, id } if space.has_members => engines.forget_flags(space, id),
+        KeyRef::Pair { space, id } => {
+            engines.unflag(space, id, &NO_MEMBER).map(|change| change == Change::Changed)
+        }
+    }
+}
+
+/// Whether a time in milliseconds has passed: one of the clock, or one that is counted from now.
+pub(crate) fn has_passed(time_ms: i64, is_of_clock: bool) -> bool {
+    let now_ms = if is_of_clock { unix_us() / 1000 } else { 0 };
+    time_ms <= 0 || time_ms.unsigned_abs() <= now_ms
+}
+
 /// EXPIRE and its kin. Nothing expires, so each key lives longer than any time that is given: that
-/// is what NX, XX, GT and LT see where an expiry is ignored.
+/// is what NX, XX, GT and LT see where an expiry is ignored. A time that has passed deletes the key
+/// at once, as in Redis.
 fn expire(call: &mut Call<'_>) -> Outcome {
     let (mut nx, mut xx, mut gt, mut lt) = (false, false, false, false);
     for option in call.args.from(3).iter() {
@@ -160,15 +174,24 @@ fn expire(call: &mut Call<'_>) -> Outcome {
         return Err(refuse!("ERR GT and LT options at the same time are not compatible"));
     }
     let time = integer(call.args.at(2))?;
-    if !call.spec.name.starts_with('p') && time.checked_mul(1000).is_none() {
-        return Err(refuse!("ERR invalid expire time in '{}' command", call.spec.name));
-    }
-    match lookup(call, call.args.at(1)) {
+    let name = call.spec.name;
+    let time_ms = if name.starts_with('p') { Some(time) } else { time.checked_mul(1000) };
+    let Some(time_ms) = time_ms else {
+        return Err(refuse!("ERR invalid expire time in '{name}' command"));
+    };
+    let does = match lookup(call, call.args.at(1)) {
         None if is_stream(call, call.args.at(1)) => return Err(stream::READ_ONLY),
-        None => call.reply.int(0),
+        None => false,
         Some(key) if key.expire() == Expire::Refuse => return Err(refuse_expiry(call)),
-        Some(_) => call.reply.int(i64::from(is_there(call, 1)?.0 && !xx && !gt)),
-    }
+        Some(key) => {
+            let does = is_there(call, 1)?.0 && !xx && !gt;
+            if does && has_passed(time_ms, name.ends_with("at")) {
+                delete_key(call.node.engines(), &key)?;
+            }
+            does
+        }
+    };
+    call.reply.int(i64::from(does));
     Ok(())
 }
 

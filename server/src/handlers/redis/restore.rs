@@ -10,7 +10,7 @@
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::string::value;
-use crate::handlers::redis::keys::refuse_expiry;
+use crate::handlers::redis::keys::{delete_key, has_passed, refuse_expiry};
 use crate::handlers::suspend::SuspendResult;
 use dataset::cold::Unreadable;
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
@@ -56,10 +56,10 @@ fn dump(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// What follows the payload: whether to replace what is there. The rest is about expiry and
-/// eviction.
-fn replaces(call: &Call<'_>) -> Result<bool, Refusal> {
-    let (mut replace, mut idle, mut frequency) = (false, false, false);
+/// What follows the payload: whether to replace what is there, and whether the ttl is a time of the
+/// clock. The rest is about eviction.
+fn options(call: &Call<'_>) -> Result<(bool, bool), Refusal> {
+    let (mut replace, mut absolute, mut idle, mut frequency) = (false, false, false, false);
     let mut words = call.args.from(4).iter();
     while let Some(word) = words.next() {
         let is = |name: &[u8]| word.eq_ignore_ascii_case(name);
@@ -75,20 +75,34 @@ fn replaces(call: &Call<'_>) -> Result<bool, Refusal> {
                 return Err(refuse!("ERR Invalid FREQ value, must be >= 0 and <= 255"));
             }
             frequency = true;
-        } else if !is(b"absttl") {
+        } else if is(b"absttl") {
+            absolute = true;
+        } else {
             return Err(Refusal::SYNTAX);
         }
     }
-    Ok(replace)
+    Ok((replace, absolute))
 }
 
+/// Errors name the key: MIGRATE sends many in one command, and shows one error.
 fn restore(call: &mut Call<'_>) -> Outcome {
+    let Err(refusal) = put(call) else { return Ok(()) };
+    let text = String::from_utf8_lossy(refusal.text());
+    let key = Printable(call.args.at(1)).to_string();
+    // Tools compare the text of BUSYKEY.
+    if refusal.text() == BUSY_KEY.text() || text.contains(&key) {
+        return Err(refusal);
+    }
+    Err(refuse!("{text} (key '{key}')"))
+}
+
+fn put(call: &mut Call<'_>) -> Outcome {
     if let Some(added) = call.session.suspension.come() {
         added?;
         call.reply.ok();
         return Ok(());
     }
-    let replace = replaces(call)?;
+    let (replace, absolute) = options(call)?;
     let key = call.node.engines().resolve(call.args.at(1))?;
     // As in Redis, before the rest is looked at; it is asked again where it is changed.
     if !replace && is_busy(&key)? {
@@ -114,6 +128,14 @@ fn restore(call: &mut Call<'_>) -> Outcome {
             Printable(call.args.at(1)),
             wanted.name()
         ));
+    }
+    if ttl > 0 && has_passed(ttl, absolute) {
+        // It would expire at once: as in Redis it does not come to be; what it replaces is gone.
+        if replace {
+            delete_key(call.node.engines(), &key)?;
+        }
+        call.reply.ok();
+        return Ok(());
     }
     let put = match key {
         KeyRef::Row { space, id } => {
