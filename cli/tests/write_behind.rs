@@ -274,6 +274,46 @@ fn databases_equal_the_server_after_kills_trims_and_a_failover() {
     }
 }
 
+/// An empty database does not go on where another one of its group was: it reads all that there is.
+/// And rows that are retired go there, too.
+#[test]
+fn empty_database_reads_all_whatever_its_group_has_got() {
+    let mut server = Node::new();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("likes.db");
+    let database = format!("sqlite:{}", file.display());
+    let follower =
+        Follower { servers: format!("127.0.0.1:{}", server.port), database, child: None };
+    let made = "TM.SPACE CREATE old COUNTER fields like:12 rows old:{id} rows_per_table 100";
+    assert!(!server.call(made).contains("Error"), "{made}");
+    for id in 800..1_100 {
+        server.call(&format!("HSET old:{id} like {id}"));
+    }
+    server.call("FEED.ACT like 42 7");
+    let equal = |rows: &str| {
+        follower.run("--until-idle");
+        let said = follower.run("--compare");
+        assert!(said.starts_with(rows) && said.contains(" 0 differences"), "{said}");
+        said
+    };
+    assert!(equal("301 rows").contains(" 1 pairs"));
+    // While the log reaches back to the beginning all is in it, the pairs as well.
+    std::fs::remove_file(&file).unwrap();
+    assert!(equal("301 rows").contains(" 1 pairs"));
+    std::fs::remove_file(&file).unwrap();
+    server.kill();
+    server.start();
+    until("the log is trimmed", || {
+        server.call("SAVE");
+        server.call("XREAD COUNT 1 STREAMS tm:changes 0").contains("TRIMMED")
+    });
+    equal("301 rows");
+    // Ids have no number of digits in common.
+    let retired = server.call("TM.SPACE RETIRE old 1000");
+    assert!(!retired.contains("Error"), "{retired}");
+    equal("101 rows");
+}
+
 /// Does something while a client writes.
 fn while_written(ports: [u16; 2], work: impl FnOnce()) {
     let stop = AtomicBool::new(false);

@@ -119,11 +119,21 @@ class Tables:
         yield (f"UPDATE {name(table)} SET _deleted = 1, _entry = {text(sortable(entry))} "
                f"WHERE id = {text(row)} AND _entry < {text(sortable(entry))};")
 
+    def retire(self, table, low, entry):
+        """Statements that delete all rows of ids below one: TM.SPACE RETIRE, keep_tables."""
+        yield from self._table(table, ["id"], [])
+        below = f"(length(id) < {len(low)} OR (length(id) = {len(low)} AND id < {text(low)}))"
+        yield (f"UPDATE {name(table)} SET _deleted = 1, _entry = {text(sortable(entry))} "
+               f"WHERE {below} AND _entry < {text(sortable(entry))};")
+
     def apply(self, entries):
         statements = []
         for entry, fields in entries:
             # A pending entry that the log has no more: `begin` sees that, and reads all anew.
             fields = dict(fields or {})
+            for field, low in fields.items():
+                if field.startswith("horizon."):
+                    statements += self.retire(field.partition(".")[2], low, entry)
             if "id" not in fields:
                 continue
             table, key = fields.pop("space"), {"id": fields.pop("id")}
@@ -220,17 +230,22 @@ def is_lost(error):
 
 
 def begin(server, tables, group):
-    """The group is there, and the server has the history that the database is from."""
+    """The group is there, goes on where the database is, and the server has the history that the database is from."""
     last = tables.last()
     try:
         if last:
             server.xread({STREAM: last}, count=1)
-        server.xgroup_create(STREAM, group, last or "0")
+        try:
+            server.xgroup_create(STREAM, group, last or "0")
+        except redis.ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):
+                raise
+            # It was of another database, or is ahead of one that was restored.
+            server.xgroup_setid(STREAM, group, last or "0")
     except redis.ResponseError as error:
-        if is_lost(error):
-            read_anew(server, tables, group)
-        elif not str(error).startswith("BUSYGROUP"):
+        if not is_lost(error):
             raise
+        read_anew(server, tables, group)
 
 
 def follow(server, tables, group, until_idle):

@@ -94,6 +94,7 @@ fn a_stream_of_redis_that_lost_entries_says_so_and_goes_on() {
     for (words, expected) in [
         ("TM.INGEST SETOFFSET events 0 17", "'17' is no offset of this source, as 0-17 is"),
         ("TM.INGEST SETOFFSET events x 0-1", "'x' is no partition"),
+        ("TM.INGEST SETOFFSET events 1 0-1", "the source 'events' has no partition 1"),
         ("TM.INGEST SETOFFSET none 0 0-1", "no such source of events 'none'"),
         ("TM.INGEST PAUSE none", "no such source of events 'none'"),
     ] {
@@ -114,7 +115,16 @@ fn poison_halts_a_source_that_is_to_stop_and_is_passed_over_by_an_operator() {
     let dir = folder.path().join("here");
     let server = serve(&dir, 0, &source(&broker, "poison = \"stop\""));
     let [before, after] = [like(1), like(2)];
+    asked(&server, "TM.INGEST PAUSE events");
     add(&broker, 1, &format!("{before}\nno event\n{after}"));
+    asked(&server, "TM.INGEST RESUME events");
+    until_is(&server, "state", "halted");
+    // What a pause holds up waits, and is said to.
+    assert_eq!(field(&server, "lag"), "1");
+    asked(&server, "TM.INGEST PAUSE events");
+    until_is(&server, "state", "paused");
+    assert_eq!(field(&server, "lag"), "1");
+    asked(&server, "TM.INGEST RESUME events");
     until_is(&server, "state", "halted");
     let said = field(&server, "last_error");
     assert!(said.contains("poison at 0-1, event 1") && said.contains("SETOFFSET"), "{said}");
@@ -220,6 +230,8 @@ fn a_stream_of_jetstream_that_lost_messages_says_how_many() {
     Nats::prepare(port);
     until_is(&server, "state", "halted");
     send(port, "events.a", 40..41);
+    let zero = call(&mut server.client(), "TM.INGEST SETOFFSET events 0 0");
+    assert!(refusal(&zero).contains("'0' is no offset of this source"), "{zero:?}");
     asked(&server, "TM.INGEST SETOFFSET events 0 1");
     until("it is read", || counter(&server, "like") == "7");
 }

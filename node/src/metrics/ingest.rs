@@ -34,7 +34,7 @@ pub const SOURCES: &[S] = &[
         Gauge,
         "tidemark_ingest_lag_messages",
         "Messages of the broker that are not taken over yet, as far as it has said.",
-        |s| s.standing().lag.into(),
+        |s| s.standing().lag.unwrap_or(0).into(),
     ),
     source(
         "events_per_s",

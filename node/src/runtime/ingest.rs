@@ -49,8 +49,9 @@ impl State {
 pub struct Standing {
     /// What the reader does.
     pub state: State,
-    /// Messages of the broker that are not taken over yet, as far as it has said.
-    pub lag: u64,
+    /// Messages of the broker that are not taken over yet, as it said last; `None`: it was not
+    /// asked yet. A pause leaves it as it was.
+    pub lag: Option<u64>,
 }
 
 /// One source.
@@ -144,7 +145,7 @@ impl Source {
 
     /// Notes how many messages a partition has that were not read.
     pub fn lags(&self, partition: u32, lag: u64) {
-        self.partitions.lock().entry(partition).or_default().lag = lag;
+        self.partitions.lock().entry(partition).or_default().lag = Some(lag);
     }
 
     /// The state of the partition that stands worst; and the messages of all that wait.
@@ -153,6 +154,18 @@ impl Source {
         Standing {
             state: partitions.values().map(|standing| standing.state).max().unwrap_or_default(),
             lag: partitions.values().map(|standing| standing.lag).sum(),
+        }
+    }
+
+    /// Whether there may be such a partition: those of a broker that was not asked yet are unknown.
+    pub fn may_have(&self, partition: u32) -> bool {
+        match self.broker {
+            Broker::Kafka => {
+                let known = self.partitions.lock();
+                known.values().all(|standing| standing.lag.is_none())
+                    || known.contains_key(&partition)
+            }
+            Broker::Nats | Broker::Redis => partition == 0,
         }
     }
 
@@ -187,7 +200,8 @@ impl Source {
                 let (ms, seq) = (resp::natural(&text[..dash])?, resp::natural(&text[dash + 1..])?);
                 Some(u128::from(ms) << 64 | u128::from(seq))
             }
-            Broker::Nats => resp::natural(text).map(u128::from),
+            // Sequences begin with 1.
+            Broker::Nats => resp::natural(text).filter(|next| *next > 0).map(u128::from),
             Broker::Kafka => {
                 resp::natural(text).filter(|offset| i64::try_from(*offset).is_ok()).map(u128::from)
             }

@@ -277,7 +277,10 @@ async fn wait_for_leave(host: &Host, source: &Source, partition: u32, says: bool
     while let Err(state) = may_read(host, source) {
         if says {
             source.stand(partition, state);
-            source.lags(partition, 0);
+            // What a replica does not read is no lag of it; what a pause holds up is one.
+            if state == State::Idle {
+                source.lags(partition, 0);
+            }
         }
         let _ = tokio::time::timeout(LOOK, source.told.notified()).await;
     }

@@ -40,6 +40,9 @@ fn set_offset(call: &mut Call<'_>) -> Outcome {
     let number = number.ok_or_else(|| {
         refuse!("ERR '{}' is no partition: a number from 0", Printable(call.args.at(3)))
     })?;
+    if !source.may_have(number) {
+        return Err(refuse!("ERR the source '{}' has no partition {number}", source.config.name));
+    }
     let message = source.read_offset(call.args.at(4)).ok_or_else(|| {
         let like = source.shown(17);
         refuse!("ERR '{}' is no offset of this source, as {like} is", Printable(call.args.at(4)))
@@ -89,7 +92,6 @@ fn write(
     ];
     let count = |cell: &AtomicU64| cell.load(Relaxed);
     let numbers = [
-        ("lag", standing.lag),
         ("events_per_s", count(&source.rate)),
         ("events", count(&source.events)),
         ("messages", count(&source.messages)),
@@ -101,11 +103,12 @@ fn write(
         ("gap_messages", count(&source.gap_messages)),
         ("reconnects", count(&source.reconnects)),
     ];
-    reply.map(texts.len() + numbers.len() + 1);
+    reply.map(texts.len() + numbers.len() + 2);
     for (name, text) in texts {
         reply.bulk(name.as_bytes());
         reply.bulk(text.as_bytes());
     }
+    write_lag(reply, standing);
     for (name, number) in numbers {
         reply.bulk(name.as_bytes());
         reply.int(i64::try_from(number).unwrap_or(i64::MAX));
@@ -114,10 +117,9 @@ fn write(
     reply.array(partitions.len());
     for (number, (standing, offset)) in partitions {
         reply.map(5);
-        for (name, number) in [("partition", u64::from(*number)), ("lag", standing.lag)] {
-            reply.bulk(name.as_bytes());
-            reply.int(i64::try_from(number).unwrap_or(i64::MAX));
-        }
+        reply.bulk(b"partition");
+        reply.int(i64::from(*number));
+        write_lag(reply, *standing);
         reply.bulk(b"state");
         reply.bulk(standing.state.name().as_bytes());
         reply.bulk(b"offset");
@@ -127,5 +129,14 @@ fn write(
         }
         reply.bulk(b"events_of_message");
         reply.int(offset.map_or(0, |offset| i64::try_from(offset.events).unwrap_or(i64::MAX)));
+    }
+}
+
+/// Nil: the broker has not been asked yet.
+fn write_lag(reply: &mut Reply<'_>, standing: Standing) {
+    reply.bulk(b"lag");
+    match standing.lag {
+        Some(lag) => reply.int(i64::try_from(lag).unwrap_or(i64::MAX)),
+        None => reply.null(),
     }
 }

@@ -101,7 +101,7 @@ fn number(reply: &mut Reply<'_>, name: &str, number: u64) {
 /// Where a group is, and how far behind; nil: the log does not reach back to it.
 fn write_progress(log: Log<'_>, scope: Scope, group: &Group, reply: &mut Reply<'_>) -> Outcome {
     reply.bulk(b"last-delivered-id");
-    reply.bulk(group.next.last().to_string().as_bytes());
+    reply.bulk(log.delivered(scope, group.next)?.to_string().as_bytes());
     // Entries are not numbered.
     reply.bulk(b"entries-read");
     reply.null();

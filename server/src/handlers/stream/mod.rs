@@ -15,6 +15,7 @@ use dataset::catalogue::Catalogue;
 use dataset::changes::{Change, Id, Lost, Place, Scope, Start, Tally};
 use dataset::dirty_keys::MarkedMember;
 use dataset::engines::Engines;
+use dataset::groups::Cursor;
 use node::command::error::{Refusal, refuse};
 use node::command::streams;
 use node::roles::node::Now;
@@ -110,11 +111,15 @@ impl<'a> Log<'a> {
         Log { node, end: node.durability.certain() }
     }
 
-    /// Where a reader begins; `None`: behind all that is there yet.
+    /// Where a reader begins; `None`: behind all that is there yet. A replica may still get what it
+    /// has not; what a master's log does not have is of another history, which was longer.
     fn find(&self, scope: Scope, start: Start) -> Result<Option<Place>, Refusal> {
-        match self.node.changes.find(&self.node.store, self.end, start) {
+        let node = self.node;
+        match node.changes.find(&node.store, self.end, start) {
             Ok(place) => Ok(Some(place)),
-            Err(Lost::Ahead) => Ok(None),
+            Err(Lost::Ahead) if !node.replication.is_master() => Ok(None),
+            // Written and not synced yet: a replica may have shown it.
+            Err(Lost::Ahead) if self.is_written(start) => Ok(None),
             Err(lost) => {
                 let (Start::After(id) | Start::At(id)) = start else {
                     return Err(refusal(&lost, "its beginning", None));
@@ -126,6 +131,27 @@ impl<'a> Log<'a> {
                 Err(refusal(&lost, &id.to_string(), first))
             }
         }
+    }
+
+    /// Whether a place that is not certain yet lies in what was written.
+    fn is_written(&self, start: Start) -> bool {
+        let (Start::After(id) | Start::At(id)) = start else { return true };
+        let (written, _) = self.node.durability.positions();
+        self.node.changes.find(&self.node.store, written, start).is_ok() || id == Id::MIN
+    }
+
+    /// The entry before a cursor, of which a group has no more than the number above.
+    fn delivered(&self, scope: Scope, cursor: Cursor) -> Result<Id, Refusal> {
+        let Cursor::At(id) = cursor else { return Ok(cursor.last()) };
+        let (node, engines) = (self.node, self.node.engines());
+        let make = |id: Id, space: u32, change: Change<'_>| {
+            let is_shown = write_entry(engines, scope, (id, space, change), &mut Vec::new());
+            is_shown.then(|| id.to_string().into_bytes())
+        };
+        let ends = (id.before(), Id::MIN);
+        let found = node.changes.read_back(&node.store, self.end, scope, ends, 1, make);
+        let found = found.map_err(|lost| refusal(&lost, "this place", None))?;
+        found.first().map_or(Ok(Id::MIN), |text| self::id(text, 0))
     }
 
     /// How many entries a stream has, and the first and the last of them.
@@ -329,6 +355,9 @@ fn schema_fields(catalogue: &Catalogue, scope: Scope) -> Vec<(String, String)> {
             schema.living().for_each(|(_, field)| _ = write!(text, " {}", field.name));
         }
         fields.push((format!("space.{}", known.made.name), text));
+        if known.horizon > 0 {
+            fields.push((format!("horizon.{}", known.made.name), known.horizon.to_string()));
+        }
     }
     for known in catalogue.existence.iter().filter(|known| is_wanted(known.number)) {
         fields.push((format!("space.{}", known.made.name), "existence".to_owned()));
