@@ -3,7 +3,10 @@
 //! Rows are walked by `CNT.SCAN`, on the disk, too, while writes go on: a row that is there all the
 //! time comes at least once. Flags cannot be exported: a filter cannot list its members.
 
-use crate::import::redis::source::{Remote, Source, bytes};
+use crate::import::lines::rate;
+use crate::import::redis::layout::shown;
+use crate::import::redis::missing::{Row, scanned};
+use crate::import::redis::source::{Remote, Side, Source};
 use crate::import::spaces::Spaces;
 use clap::{Args, ValueEnum};
 use dataset::key_patterns::{Kind, Pattern};
@@ -80,9 +83,10 @@ pub(super) fn run(args: &ExportArgs) -> Result<(), String> {
         let header = std::iter::once("id").chain(fields.iter().map(String::as_str));
         written(writeln!(out, "{}", header.collect::<Vec<_>>().join(",")))?;
     }
-    let style = ProgressStyle::with_template("{spinner} {human_pos} rows, {per_sec}, {elapsed}");
-    let bar = ProgressBar::no_length()
-        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    let style = ProgressStyle::with_template("{spinner} {human_pos} rows, {rate}, {elapsed}");
+    let bar = ProgressBar::no_length().with_style(
+        style.unwrap_or_else(|_| ProgressStyle::default_spinner()).with_key("rate", rate),
+    );
     let (mut cursor, mut rows) = (b"0".to_vec(), 0);
     loop {
         let request: [&[u8]; 5] = [b"CNT.SCAN", args.space.as_bytes(), &cursor, b"COUNT", COUNT];
@@ -124,8 +128,7 @@ fn server(args: &ExportArgs) -> Result<(Remote, Vec<String>), String> {
 
 fn target(args: &ExportArgs) -> Result<Target, String> {
     if let Some(url) = &args.to {
-        let source = Source::parse(url, args.to_cacert.as_deref())
-            .map_err(|error| error.replace("--from", "--to"))?;
+        let source = Source::parse(Side::To, url, args.to_cacert.as_deref())?;
         let key = args.row_keys.clone().unwrap_or_else(|| format!("{}:{{id}}", args.space));
         let pattern = Pattern::parse(Kind::Row, &key).map_err(|error| error.to_string())?;
         let remote = source.open().map_err(|error| format!("{source}: {error}"))?;
@@ -150,36 +153,15 @@ fn written(outcome: io::Result<()>) -> Result<(), String> {
     }
 }
 
-/// A row: its id, and its counters.
-type Row = (Vec<u8>, Vec<i64>);
-
-/// The next cursor, and the rows of a reply.
-fn scanned(reply: OwnedFrame) -> Option<(Vec<u8>, Vec<Row>)> {
-    let OwnedFrame::Array(mut parts) = reply else { return None };
-    let OwnedFrame::Array(rows) = parts.pop()? else { return None };
-    let row = |row: OwnedFrame| {
-        let OwnedFrame::Array(all) = row else { return None };
-        let mut all = all.into_iter();
-        let id = bytes(all.next()?)?;
-        let value = |value: OwnedFrame| match value {
-            OwnedFrame::Integer(value) => Some(value),
-            _ => None,
-        };
-        Some((id, all.map(value).collect::<Option<_>>()?))
-    };
-    Some((bytes(parts.pop()?)?, rows.into_iter().map(row).collect::<Option<_>>()?))
-}
-
 impl Target {
     fn put(&mut self, fields: &[String], rows: &[Row]) -> Result<(), String> {
         match self {
             Target::Lines(format, out) => {
                 for (id, values) in rows {
-                    let id = String::from_utf8_lossy(id);
                     let line = match format {
                         Format::Csv => values
                             .iter()
-                            .fold(id.into_owned(), |line, value| format!("{line},{value}")),
+                            .fold(id.to_string(), |line, value| format!("{line},{value}")),
                         Format::Jsonl => {
                             // Names of fields need no escapes.
                             let pairs = fields.iter().zip(values);
@@ -192,26 +174,28 @@ impl Target {
                 }
             }
             Target::Redis(remote, pattern) => {
-                let mut requests = Vec::new();
+                let (mut requests, mut keys) = (Vec::new(), Vec::with_capacity(rows.len()));
                 for (id, values) in rows {
                     let mut key = Vec::new();
-                    pattern.write(resp::natural(id).unwrap_or_default(), b"", &mut key);
+                    pattern.write(*id, b"", &mut key);
                     let texts: Vec<String> = values.iter().map(ToString::to_string).collect();
                     let mut request: Vec<&[u8]> = vec![b"HSET", &key];
                     for (name, text) in fields.iter().zip(&texts) {
                         request.extend([name.as_bytes(), text.as_bytes()]);
                     }
                     put_command(&mut requests, &request);
+                    keys.push(key);
                 }
-                let mut refused = None;
+                let (mut refused, mut keys) = (None, keys.iter());
                 let sent = remote.batch(&requests, rows.len(), |reply| {
-                    if let OwnedFrame::Error(reason) = reply {
-                        refused.get_or_insert(reason);
+                    let key = keys.next();
+                    if let (OwnedFrame::Error(reason), Some(key)) = (reply, key) {
+                        refused.get_or_insert((key.clone(), reason));
                     }
                 });
                 sent.map_err(|error| format!("--to: {error}"))?;
-                if let Some(reason) = refused {
-                    return Err(format!("--to: the server says: {reason}"));
+                if let Some((key, reason)) = refused {
+                    return Err(format!("--to: {}: the server says: {reason}", shown(&key)));
                 }
             }
         }

@@ -37,6 +37,10 @@ fn exit_status_is_0_only_if_all_lines_are_loaded() {
     let flags = file("flags.csv", "id,member\n1,7\n2,by-name\n1,7\n");
     let events =
         file("events.csv", "created_at,post_id,origin_post_id,user_id\nt,5,1,9\nt,6,,9\nt,7,1,9\n");
+    // Line breaks inside of quotes, blanks of members, lines that end with CR.
+    let quoted = file("quoted.csv", "id,member\n5,\"two\nlines\"\n5,\"blank \"\n5,blank \n");
+    let cr = file("cr.csv", "id,like\r6,60\r7,70\r");
+    let open = file("open.csv", "id,member\n8,1\n8,\"2\n8,3\n");
     let bad = file("bad.csv", "id,like\n1,x\n3,30\n");
     let (strange, empty) = (file("strange.csv", "a,b\n1,2\n"), file("empty.csv", ""));
     let gone = folder.path().join("gone.csv").to_str().unwrap().to_owned();
@@ -47,6 +51,12 @@ fn exit_status_is_0_only_if_all_lines_are_loaded() {
         (&["--space", "liked", &flags], 0, "3 flags; 2 changed, 1 repeated, 0 below the horizon"),
         (&["--space", "liked", &flags], 0, "3 flags; 0 changed, 3 repeated"),
         (&["--space", "read", "--kind", "flags", &flags], 0, "3 flags; 2 changed"),
+        (&[&flags], 1, "--space names no existence space; the server has: liked, reposted, read"),
+        (&["--space", "liked", &quoted], 0, "3 flags; 2 changed, 1 repeated"),
+        (&[&cr], 0, "2 rows set; 0 bad lines"),
+        (&["--space", "liked", &open], 1, "line 3: a quote that begins here is never closed"),
+        (&["--verify", &rows], 2, "cannot be used with"),
+        (&["--delete-missing", &rows], 2, "cannot be used with"),
         (&[&events], 0, "2 events; 1 original posts; 1 changed, 1 repeated"),
         (&[&bad], 1, "line 2: like: \"x\" is not an integer or out of range"),
         (&[&bad], 1, "one line was bad, and is not loaded"),
@@ -82,6 +92,9 @@ fn exit_status_is_0_only_if_all_lines_are_loaded() {
         ("CNT.GET post 2", OwnedFrame::Array(vec![integers(&[20, 0, 0, 200])])),
         ("PH.EXISTS liked 7 1 2", integers(&[1, 0])),
         ("PH.EXISTS liked by-name 2", integers(&[1])),
+        ("PH.EXISTS liked blank 5", integers(&[0])),
+        ("PH.EXISTS liked 1 8", integers(&[1])),
+        ("HGET post:7 like", OwnedFrame::BulkString("70".into())),
         ("HGET post:3 like", OwnedFrame::BulkString("30".into())),
         ("HGET post:1 repost", OwnedFrame::BulkString("1".into())),
     ] {

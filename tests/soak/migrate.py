@@ -142,7 +142,7 @@ class Move:
         data = os.path.join(folder, "redis")
         os.mkdir(data)
         command = ["redis-server", "--port", str(port), "--dir", data, "--save", "", "--appendonly", "yes",
-                   "--notify-keyspace-events", "K$ghs", "--auto-aof-rewrite-percentage", "0"]
+                   "--notify-keyspace-events", "K$ghsxe", "--auto-aof-rewrite-percentage", "0"]
         self.redis = Server("redis-server", port, command)
         started = time.time()
         fill(self.redis, args.posts)

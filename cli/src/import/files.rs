@@ -1,7 +1,7 @@
 //! Import of files: CSV with or without a header, JSON lines.
 
 use super::command::{Command, Shape};
-use super::csv::Columns;
+use super::csv::{Columns, Records};
 use super::json;
 use super::lines::{Lines, open};
 use super::pipe::{Event, Pipe, Tally};
@@ -24,6 +24,13 @@ pub(super) struct Import<'a> {
 struct Source {
     name: String,
     progress: ProgressBar,
+}
+
+/// Whether the first thing in the file is an object.
+fn is_json(reader: &mut dyn BufRead) -> io::Result<bool> {
+    let bytes = reader.fill_buf()?;
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    Ok(bytes.trim_ascii_start().starts_with(b"{"))
 }
 
 impl Summary {
@@ -81,70 +88,108 @@ impl Import<'_> {
         failed: &dyn Fn(u64, io::Error) -> ImportError,
     ) -> Result<(), ImportError> {
         let (mut pipe, spaces) = self.connect()?;
-        let mut lines = Lines { line: Vec::new(), number: 0 };
-        let mut columns = Columns::default();
-        let mut command: Option<Command> = None;
-        let mut is_json = false;
-        loop {
-            let number = lines.number;
-            let line = match lines.next(reader).map_err(|e| failed(number, e))? {
-                None => break,
-                Some(Err(reason)) => {
-                    self.summary.lines += 1;
-                    self.summary.bad += 1;
-                    self.bad(source, lines.number, reason.into())?;
-                    continue;
-                }
-                Some(Ok(line)) => line,
-            };
-            let first = command.is_none();
-            is_json |= first && line.first() == Some(&b'{');
-            let pushed = if is_json {
-                match json::object(line) {
-                    Err(reason) => Err(reason),
-                    Ok(object) => {
-                        let command = match &command {
-                            Some(command) => command,
-                            None => command.insert(self.of_object(&object, &spaces)?),
-                        };
-                        command.push_object(&object, lines.number, &mut pipe)
-                    }
-                }
-            } else {
-                columns.split(line);
-                if first {
-                    let (shape, is_header) = self.shape(&source.name, &columns, &spaces)?;
-                    spaces.check(&shape, self.args).map_err(ImportError::Kind)?;
-                    command = Some(Command::new(shape, self.args));
-                    if is_header {
-                        continue;
-                    }
-                }
-                let push = |command: &Command| command.push(&columns, lines.number, &mut pipe);
-                command.as_ref().map_or(Ok(false), push)
-            };
-            self.summary.lines += 1;
-            match pushed {
-                Ok(true) => {}
-                Ok(false) => self.summary.originals += 1,
-                Err(reason) => {
-                    self.summary.bad += 1;
-                    self.bad(source, lines.number, reason)?;
-                }
-            }
-            if lines.number.is_multiple_of(LINES_PER_LOOK) {
-                for event in pipe.events() {
-                    self.event(source, event, &pipe, lines.number)?;
-                }
-            }
-        }
-        let last = lines.number;
+        let (command, last) = match is_json(reader).map_err(|e| failed(0, e))? {
+            true => self.json(source, reader, failed, &mut pipe, &spaces)?,
+            false => self.csv(source, reader, failed, &mut pipe, &spaces)?,
+        };
         let address = self.args.connect.address();
         let tally = pipe.finish(
             |event, pipe| self.event(source, event, pipe, last),
             |source| ImportError::Connect { address, source },
         )?;
         self.summary.add(&tally, command.map(|command| command.shape));
+        Ok(())
+    }
+
+    /// Reads lines of JSON; what they are, and the number of the last one.
+    fn json(
+        &mut self,
+        source: &Source,
+        reader: &mut dyn BufRead,
+        failed: &dyn Fn(u64, io::Error) -> ImportError,
+        pipe: &mut Pipe,
+        spaces: &Spaces,
+    ) -> Result<(Option<Command>, u64), ImportError> {
+        let mut lines = Lines { line: Vec::new(), number: 0 };
+        let mut command: Option<Command> = None;
+        loop {
+            let number = lines.number;
+            let object = match lines.next(reader).map_err(|e| failed(number, e))? {
+                None => return Ok((command, number)),
+                Some(line) => line.map_err(str::to_owned).and_then(json::object),
+            };
+            let pushed = match object {
+                Err(reason) => Err(reason),
+                Ok(object) => {
+                    let command = match &command {
+                        Some(command) => command,
+                        None => command.insert(self.of_object(&object, spaces)?),
+                    };
+                    command.push_object(&object, lines.number, pipe)
+                }
+            };
+            self.pushed(source, lines.number, pushed, pipe)?;
+        }
+    }
+
+    /// The same of records of CSV.
+    fn csv(
+        &mut self,
+        source: &Source,
+        reader: &mut dyn BufRead,
+        failed: &dyn Fn(u64, io::Error) -> ImportError,
+        pipe: &mut Pipe,
+        spaces: &Spaces,
+    ) -> Result<(Option<Command>, u64), ImportError> {
+        let mut records = Records::new();
+        let mut command: Option<Command> = None;
+        loop {
+            let number = records.line;
+            let pushed = match records.next(reader).map_err(|e| failed(number, e))? {
+                None => return Ok((command, number)),
+                Some(Err(reason)) => Err(reason.to_owned()),
+                Some(Ok(())) => {
+                    let columns = &records.columns;
+                    match &command {
+                        Some(command) => command.push(columns, records.line, pipe),
+                        None => {
+                            let (shape, is_header) = self.shape(&source.name, columns, spaces)?;
+                            spaces.check(&shape, self.args).map_err(ImportError::Kind)?;
+                            let command = command.insert(Command::new(shape, self.args));
+                            if is_header {
+                                continue;
+                            }
+                            command.push(columns, records.line, pipe)
+                        }
+                    }
+                }
+            };
+            self.pushed(source, records.line, pushed, pipe)?;
+        }
+    }
+
+    /// A line was turned into a command, or could not be.
+    fn pushed(
+        &mut self,
+        source: &Source,
+        line: u64,
+        pushed: Result<bool, String>,
+        pipe: &Pipe,
+    ) -> Result<(), ImportError> {
+        self.summary.lines += 1;
+        match pushed {
+            Ok(true) => {}
+            Ok(false) => self.summary.originals += 1,
+            Err(reason) => {
+                self.summary.bad += 1;
+                self.bad(source, line, reason)?;
+            }
+        }
+        if self.summary.lines.is_multiple_of(LINES_PER_LOOK) {
+            for event in pipe.events() {
+                self.event(source, event, pipe, line)?;
+            }
+        }
         Ok(())
     }
 
@@ -208,6 +253,16 @@ impl Import<'_> {
         // A member may have letters: only the id tells a header of flags.
         let is_id = |c: &str| c.bytes().all(|b| b.is_ascii_digit());
         let is_of_flags = || spaces.existences.contains(&self.args.space);
+        let has_member = || {
+            let fields = spaces.fields.get(&self.args.space);
+            fields.is_some_and(|fields| fields.iter().any(|field| field == "member"))
+        };
+        let is_unnamed_space = |first: &[String]| {
+            self.args.kind.is_none()
+                && first == ["id", "member"]
+                && !has_member()
+                && !spaces.existences.is_empty()
+        };
         let shape = match kind {
             Kind::Events => Shape::Events,
             Kind::Flags => {
@@ -222,6 +277,13 @@ impl Import<'_> {
                      {} columns",
                     self.args.space,
                     first.len()
+                )));
+            }
+            Kind::Rows if is_unnamed_space(&first) => {
+                return Err(ImportError::Kind(format!(
+                    "{name}: `id,member` are flags, and --space names no existence space; the \
+                     server has: {}",
+                    spaces.existences.join(", ")
                 )));
             }
             Kind::Rows if !self.args.fields.is_empty() => {

@@ -1,7 +1,8 @@
-//! Files of lines, plain or gzip, and their lines, of bounded length.
+//! Files, plain or gzip, and their lines, of bounded length.
 
 use flate2::read::MultiGzDecoder;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanCount, ProgressBar, ProgressState, ProgressStyle};
+use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
@@ -9,6 +10,11 @@ use std::path::Path;
 /// A longer line is none of ours; it is counted as bad and passed over without being held in
 /// memory.
 pub(super) const LINE_MOST_BYTES: usize = 64 << 10;
+
+/// How fast a bar moves, in whole numbers.
+pub(crate) fn rate(state: &ProgressState, out: &mut dyn fmt::Write) {
+    let _ = write!(out, "{} a second", HumanCount(state.per_sec() as u64));
+}
 
 /// Opens a file, or standard input, plain or gzip, with a bar that shows how far we are in the
 /// file's bytes.
@@ -35,8 +41,7 @@ pub(super) fn open(path: &Path) -> io::Result<(ProgressBar, Box<dyn BufRead>)> {
     Ok((progress, reader))
 }
 
-/// Lines of bounded length. A quote that is never closed spoils its own line, not the rest of the
-/// file, which is why records are cut at line ends before the CSV reader sees them.
+/// Lines of bounded length.
 pub(super) struct Lines {
     pub(super) line: Vec<u8>,
     /// Of the line that was read last, from 1.

@@ -20,7 +20,7 @@ mod command;
 mod csv;
 mod files;
 mod json;
-mod lines;
+pub(super) mod lines;
 mod pipe;
 pub(super) mod redis;
 pub(super) mod spaces;
@@ -59,6 +59,9 @@ Examples:
                                               a space, out of a Redis; then
                                               compares both
   tidemark import --from redis://old --follow its changes, too, until Ctrl-C
+  tidemark import --from redis://old --delete-missing
+                                              and deletes rows that it has no
+                                              more
   tidemark import --from redis://old \\
     --layout 'string key=like:{id} space=post fields=like' \\
     --layout 'set key=likers:{id} space=liked'
@@ -75,8 +78,10 @@ Layouts of --from; key= has {id}, fields= may rename (old>new):
   buckets key=likes:{id} space=post fields=like per=1000
                                               hash = id / 1000,
                                               field = id % 1000
+  buckets key=likes space=post fields=like    one hash, field = id
   set     key=liked:{id} space=liked          a set of members a post
   bits    key=likers:{id} space=liked         a bitmap a post: bit = member
+                      ... count=post.like     and their number is a counter
 
 An import that was ended goes on where it was when the same command is given again.
 
@@ -119,35 +124,65 @@ pub struct ImportArgs {
     #[arg(long, value_name = "URL")]
     pub from: Vec<String>,
     /// TLS of --from: the authorities that its certificate must be signed by (PEM).
-    #[arg(long, value_name = "FILE", requires = "from")]
+    #[arg(long, value_name = "FILE", requires = "from", conflicts_with = "files")]
     pub from_cacert: Option<String>,
     /// How keys of --from hold what (see below); several times. Without it: as the key patterns of
     /// the server's spaces say.
-    #[arg(long, value_name = "LAYOUT", requires = "from")]
+    #[arg(long, value_name = "LAYOUT", requires = "from", conflicts_with = "files")]
     pub layout: Vec<String>,
     /// Read at most so many keys a second from --from.
-    #[arg(long, value_name = "KEYS", requires = "from", value_parser = positive)]
+    #[arg(
+        long,
+        value_name = "KEYS",
+        requires = "from",
+        conflicts_with = "files",
+        value_parser = positive
+    )]
     pub rate: Option<f64>,
     /// Go on with the changes of --from, as its keyspace notifications tell them, until Ctrl-C.
-    #[arg(long, requires = "from")]
+    #[arg(long, requires = "from", conflicts_with = "files")]
     pub follow: bool,
     /// End --follow when nothing has changed for so many seconds.
     #[arg(long, value_name = "SECONDS", requires = "follow")]
     pub until_idle: Option<u64>,
     /// Compare everything when the copy is complete; the exit status is 1 if something differs.
-    #[arg(long, requires = "from")]
+    #[arg(long, requires = "from", conflicts_with = "files")]
     pub verify: bool,
     /// Compare, and copy nothing.
-    #[arg(long, requires = "from", conflicts_with = "follow")]
+    #[arg(long, requires = "from", conflicts_with_all = ["follow", "files"])]
     pub only_verify: bool,
+    /// Delete what is here and not there: rows of which --from has no key any more and, with
+    /// --follow, members that are removed from its sets (all members of such a set are unset and
+    /// set anew). Without it such rows are only found by --verify.
+    #[arg(long, requires = "from", conflicts_with_all = ["only_verify", "files"])]
+    pub delete_missing: bool,
+    /// Unset all members of each set before those that it has are set, so that members which were
+    /// removed while no import ran are unset, too. Takes 32 to 64 bytes per set (max_forgotten).
+    #[arg(long, requires = "from", conflicts_with_all = ["only_verify", "files"])]
+    pub renew_sets: bool,
+    /// Rows that only the server has are no difference to --verify.
+    #[arg(long, requires = "from", conflicts_with = "files")]
+    pub allow_extra: bool,
     /// Write all differences into this file.
-    #[arg(long, value_name = "FILE", requires = "from")]
+    #[arg(long, value_name = "FILE", requires = "from", conflicts_with = "files")]
     pub report: Option<PathBuf>,
     /// Where it is noted how far the copy has come.
-    #[arg(long, value_name = "FILE", default_value = STATE, requires = "from")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = STATE,
+        requires = "from",
+        conflicts_with = "files"
+    )]
     pub state: PathBuf,
     /// How many seconds to try again when either side is gone.
-    #[arg(long, value_name = "SECONDS", default_value_t = RETRY_S, requires = "from")]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = RETRY_S,
+        requires = "from",
+        conflicts_with = "files"
+    )]
     pub retry: u64,
 }
 
@@ -180,6 +215,9 @@ impl Default for ImportArgs {
             until_idle: None,
             verify: false,
             only_verify: false,
+            delete_missing: false,
+            renew_sets: false,
+            allow_extra: false,
             report: None,
             state: STATE.into(),
             retry: RETRY_S,

@@ -98,11 +98,17 @@ impl ConnectArgs {
     /// A connection that is logged in, also by the environment.
     pub async fn open(&self, tls: Option<&Tls>) -> io::Result<Link> {
         let environment = std::env::var("REDISCLI_AUTH").ok().filter(|pass| !pass.is_empty());
-        self.open_as(tls, self.pass.clone().or(environment)).await
+        let pass = self.pass.clone().or(environment);
+        self.open_as(tls, pass, "Give --user and --pass, or set REDISCLI_AUTH.").await
     }
 
-    /// A connection that is logged in with this password.
-    pub async fn open_as(&self, tls: Option<&Tls>, pass: Option<String>) -> io::Result<Link> {
+    /// A connection that is logged in with this password. `advice`: how a missing one is given.
+    pub async fn open_as(
+        &self,
+        tls: Option<&Tls>,
+        pass: Option<String>,
+        advice: &str,
+    ) -> io::Result<Link> {
         let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
         stream.set_nodelay(true)?;
         let socket = match tls {
@@ -118,12 +124,10 @@ impl ConnectArgs {
             (None, None) => vec![b"PING"],
         };
         match link.call(&login).await? {
-            OwnedFrame::Error(reason) => Err(io::Error::other(match reason.as_str() {
-                reason if reason.starts_with("NOAUTH") => {
-                    format!("{reason} Give --user and --pass, or set REDISCLI_AUTH.")
-                }
-                reason => reason.to_owned(),
-            })),
+            OwnedFrame::Error(reason) if reason.starts_with("NOAUTH") => {
+                Err(refused(format!("{reason} {advice}")))
+            }
+            OwnedFrame::Error(reason) => Err(refused(reason)),
             _ => Ok(link),
         }
     }
@@ -172,6 +176,15 @@ pub fn put_head(out: &mut Vec<u8>, sign: u8, length: usize) {
         _ => out.extend_from_slice(length.to_string().as_bytes()),
     }
     out.extend_from_slice(b"\r\n");
+}
+
+/// An error of the peer. Of its rights it is `PermissionDenied`: another attempt fares no better.
+pub fn refused(reason: String) -> io::Error {
+    let is_of_rights = ["NOAUTH", "WRONGPASS", "NOPERM"].iter().any(|r| reason.starts_with(r));
+    match is_of_rights {
+        true => io::Error::new(ErrorKind::PermissionDenied, reason),
+        false => io::Error::other(reason),
+    }
 }
 
 /// What the peer did, where the system's words do not say it.

@@ -66,7 +66,8 @@ impl Reader {
         let config = &source.config;
         let (connect, db) = connection(config)?;
         let tls: Option<Tls> = connect.tls()?;
-        let link = connect.open_as(tls.as_ref(), connect.pass.clone()).await?;
+        let link =
+            connect.open_as(tls.as_ref(), connect.pass.clone(), "Set user and password.").await?;
         let (key, payload) = (config.stream.clone(), config.payload.clone());
         let mut reader = Reader { link, key, payload, index: None, entries: FIRST_ENTRIES };
         if db > 0 {

@@ -8,7 +8,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidemark_server::config::AuthClients;
 use tidemark_tests::{TestServer, eventually};
 
@@ -72,7 +72,9 @@ fn import_copies_what_the_servers_key_patterns_name() {
     cmd("HSET").arg("post:5001").arg("like").arg(3).query::<i64>(&mut ours).unwrap();
     cmd("HSET").arg("post:17").arg("like").arg(3).query::<i64>(&mut ours).unwrap();
     let words = ["5,102 keys", "5,001 rows set, 5,000 flags", "0 bad keys", "0 keys differ"];
-    done(import(folder.path(), redis.port, server.port(), &["--verify"]), &words);
+    let words = [&words[..], &["1 keys fit no pattern (session:1)"]].concat();
+    let more = ["--verify", "--allow-extra"];
+    done(import(folder.path(), redis.port, server.port(), &more), &words);
     assert!(!folder.path().join("tidemark-import.state").exists(), "it is complete");
     assert_eq!(row(&mut ours, "post:17")["like"], 17);
     assert_eq!(row(&mut ours, "post:5001")["like"], 3);
@@ -88,12 +90,201 @@ fn import_copies_what_the_servers_key_patterns_name() {
     let output = import(folder.path(), redis.port, server.port(), &more).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     let said = said(&output);
-    for word in ["2 keys differ", "1 keys not readable", "post:18: field 'color'"] {
+    for word in
+        ["2 keys differ", "1 keys not readable", "post:18: field 'color'", "1 rows are here only"]
+    {
         assert!(said.contains(word), "{word}: {said}");
     }
     let report = std::fs::read_to_string(folder.path().join("differences")).unwrap();
     assert!(report.contains("post:17: like is 18 there and 17 here\n"), "{report}");
     assert!(report.contains("liked:1: member stranger is not set\n"), "{report}");
+    assert!(report.contains("post 5001: like 3 only here\n"), "{report}");
+    assert!(report.contains("post:18: field 'color'"), "{report}");
+}
+
+/// A copy of nothing is no success.
+#[test]
+fn import_of_nothing_fails() {
+    let (redis, server) = (start_redis(), TestServer::start());
+    let mut theirs = connect(redis.port);
+    let folder = tempfile::tempdir().unwrap();
+    let fails = |why: &str| {
+        let output = import(folder.path(), redis.port, server.port(), &[]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        assert!(said(&output).contains(why), "{}", said(&output));
+    };
+    fails("nothing was copied: the source has no keys");
+    for id in 0..20 {
+        cmd("HSET")
+            .arg(format!("article:{id}"))
+            .arg("like")
+            .arg(1)
+            .query::<i64>(&mut theirs)
+            .unwrap();
+    }
+    fails("none of 20 keys fits a pattern (post:*");
+    let layout = ["--layout", "hash key=article:{id} space=post"];
+    done(import(folder.path(), redis.port, server.port(), &layout), &["20 rows set"]);
+}
+
+fn run(connection: &mut Connection, lines: &[&str]) {
+    for line in lines {
+        let words: Vec<&str> = line.split(' ').collect();
+        cmd(words[0]).arg(&words[1..]).query::<redis::Value>(connection).unwrap();
+    }
+}
+
+/// Keys that are deleted while no importer runs are in no scan. A verification finds their rows
+/// here, and `--delete-missing` deletes them, with the flags of posts that are gone.
+#[test]
+fn deleted_keys_are_found_and_deleted() {
+    let (redis, server) = (start_redis(), TestServer::start());
+    let (mut theirs, mut ours) = (connect(redis.port), server.connection());
+    let folder = tempfile::tempdir().unwrap();
+    fill(&mut theirs, 3000);
+    // Ids with zeros in front are no keys that an id tells, and are not taken for deleted.
+    run(&mut theirs, &["HSET post:0009000 like 9", "SET post:0009001:read 9"]);
+    done(import(folder.path(), redis.port, server.port(), &["--verify"]), &["; 0 rows are here"]);
+    run(
+        &mut theirs,
+        &["DEL post:17", "UNLINK post:18 liked:18", "HDEL post:21 like", "SREM liked:1 100 200"],
+    );
+    run(&mut theirs, &["HSET post:19 like 0 comment 0 read 0"]);
+    run(&mut ours, &["HSET post:8000 like 3"]);
+    let more = ["--only-verify", "--report", "differences"];
+    let output = import(folder.path(), redis.port, server.port(), &more).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let report = std::fs::read_to_string(folder.path().join("differences")).unwrap();
+    for line in [
+        "post 17: like 17, comment 70000, read -17 only here\n",
+        "post 18: like 18 only here\n",
+        "post 21: like 21 only here\n",
+        "post 8000: like 3 only here\n",
+    ] {
+        assert!(report.contains(line), "{line}: {report}");
+    }
+    assert_eq!(report.matches("only here").count(), 4, "{report}");
+    // Nothing is deleted without being asked.
+    done(import(folder.path(), redis.port, server.port(), &[]), &[]);
+    assert_eq!(row(&mut ours, "post:17")["like"], 17);
+    let more = ["--delete-missing", "--verify"];
+    let words = ["4 rows deleted that are missing there", "; 0 keys differ; 0 rows are here only"];
+    done(import(folder.path(), redis.port, server.port(), &more), &words);
+    for (key, there) in [("post:17", 0), ("post:18", 0), ("post:21", 0), ("post:8000", 0)] {
+        assert_eq!(cmd("EXISTS").arg(key).query::<i64>(&mut ours).unwrap(), there, "{key}");
+    }
+    assert_eq!(row(&mut ours, "post:9000")["like"], 9);
+    assert_eq!(row(&mut ours, "post:9001")["read"], 9);
+    let is_set = |ours: &mut Connection, key: &str, member: u64| {
+        cmd("SISMEMBER").arg(key).arg(member).query::<i64>(ours).unwrap() == 1
+    };
+    assert!(!is_set(&mut ours, "liked:18", 17), "its post is gone");
+    assert!(is_set(&mut ours, "liked:1", 100), "a scan does not say that it was removed");
+    done(import(folder.path(), redis.port, server.port(), &["--renew-sets", "--verify"]), &[]);
+    assert!(!is_set(&mut ours, "liked:1", 100) && is_set(&mut ours, "liked:1", 300));
+}
+
+/// The same of buckets of hashes, with one counter of two, and where a bucket holds any id.
+#[test]
+fn deleted_fields_of_buckets_are_found() {
+    let (redis, server) = (start_redis(), TestServer::start());
+    let (mut theirs, mut ours) = (connect(redis.port), server.connection());
+    let folder = tempfile::tempdir().unwrap();
+    let mut pipe = redis::pipe();
+    for id in 1..=3000u64 {
+        pipe.cmd("HSET").arg(format!("likes:{}", id / 1000)).arg(id % 1000).arg(id).ignore();
+        pipe.cmd("HSET").arg(format!("reads:{}", id % 7)).arg(id).arg(2 * id).ignore();
+    }
+    pipe.query::<()>(&mut theirs).unwrap();
+    let layouts = [
+        "buckets key=likes:{id} space=post fields=like per=1000",
+        "buckets key=reads:{id} space=post fields=read",
+    ];
+    let more: Vec<&str> = layouts.iter().flat_map(|layout| ["--layout", layout]).collect();
+    let import = |options: &[&str]| {
+        import(folder.path(), redis.port, server.port(), &[&more[..], options].concat())
+    };
+    done(import(&["--verify"]), &["; 0 rows are here only"]);
+    run(&mut theirs, &["HDEL likes:2 5", "HDEL reads:0 7", "DEL likes:1"]);
+    run(&mut ours, &["HSET post:5000 like 1 comment 2"]);
+    let output = import(&["--only-verify", "--report", "differences"]).output().unwrap();
+    assert!(said(&output).contains("1,003 rows are here only"), "{}", said(&output));
+    let report = std::fs::read_to_string(folder.path().join("differences")).unwrap();
+    for line in ["post 5000: like 1 ", "post 2005: like 2005 ", "post 7: read 14 ", "post 1000: "] {
+        assert!(report.contains(line), "{line}: {report}");
+    }
+    done(import(&["--delete-missing"]), &[]);
+    let now = row(&mut ours, "post:5000");
+    assert_eq!((now["like"], now["comment"]), (0, 2), "no layout has its comments");
+
+    let set = ["SET", "notify-keyspace-events", "KA"];
+    cmd("CONFIG").arg(&set).query::<()>(&mut theirs).unwrap();
+    let options = ["--layout", layouts[0], "--follow", "--delete-missing", "--until-idle", "3"];
+    let folder = tempfile::tempdir().unwrap();
+    let running = crate::import_redis::import(folder.path(), redis.port, server.port(), &options);
+    let running = { running }.spawn().unwrap();
+    eventually("rows of the deleted bucket are gone", || {
+        cmd("HGET").arg("post:1005").arg("like").query::<Option<i64>>(&mut ours).unwrap()
+            != Some(1005)
+    });
+    assert_eq!(row(&mut ours, "post:1005")["read"], 2010);
+    run(&mut theirs, &["HDEL likes:2 6"]);
+    eventually("the deleted field is 0", || row(&mut ours, "post:2006")["like"] == 0);
+    assert_eq!(row(&mut ours, "post:2007")["like"], 2007);
+    let output = running.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+}
+
+/// What is deleted while it follows, in each of the ways: by expiry, by removal of members and
+/// fields, and of everything at once.
+#[test]
+fn import_follows_deletions() {
+    let (redis, server) = (start_redis(), TestServer::start());
+    let (mut theirs, mut ours) = (connect(redis.port), server.connection());
+    let folder = tempfile::tempdir().unwrap();
+    fill(&mut theirs, 2000);
+    run(&mut theirs, &["CONFIG SET notify-keyspace-events K$ghs", "SET post:30:read 7"]);
+    let more = ["--follow", "--delete-missing", "--until-idle", "4"];
+    let output = import(folder.path(), redis.port, server.port(), &more).output().unwrap();
+    let why = "CONFIG SET notify-keyspace-events K$eghsx";
+    assert!(!output.status.success() && said(&output).contains(why), "{}", said(&output));
+    run(&mut theirs, &["CONFIG SET notify-keyspace-events K$eghsx"]);
+    let running = import(folder.path(), redis.port, server.port(), &more).spawn().unwrap();
+    let exists =
+        |ours: &mut Connection, key: &str| cmd("EXISTS").arg(key).query::<i64>(ours).unwrap() == 1;
+    let is_set = |ours: &mut Connection, key: &str, member: u64| {
+        cmd("SISMEMBER").arg(key).arg(member).query::<i64>(ours).unwrap() == 1
+    };
+    eventually("all is copied", || exists(&mut ours, "post:2000") && exists(&mut ours, "post:1"));
+    eventually("all is copied", || is_set(&mut ours, "liked:1", 100));
+    run(
+        &mut theirs,
+        &[
+            "PEXPIRE post:17 50",
+            "SREM liked:1 100",
+            "DEL liked:2",
+            "SPOP liked:3 100",
+            "DEL post:30",
+        ],
+    );
+    eventually("it expired", || !exists(&mut ours, "post:17"));
+    eventually("members are removed", || {
+        [("liked:1", 100), ("liked:2", 1), ("liked:3", 2)]
+            .iter()
+            .all(|(key, member)| !is_set(&mut ours, key, *member))
+    });
+    assert!(is_set(&mut ours, "liked:1", 200), "the others are set anew");
+    eventually("what a hash loses beside keys of single counters", || {
+        row(&mut ours, "post:30")["like"] == 0 && row(&mut ours, "post:30")["read"] == 7
+    });
+    run(&mut theirs, &["FLUSHALL", "HSET post:7 like 70"]);
+    eventually("all others are gone", || {
+        !exists(&mut ours, "post:1") && !exists(&mut ours, "post:30")
+    });
+    eventually("a later key is here", || row(&mut ours, "post:7").get("like") == Some(&70));
+    let output = running.wait_with_output().unwrap();
+    let text = said(&output);
+    assert!(output.status.success() && text.contains("all of its keys were deleted"), "{text}");
 }
 
 /// The layouts of older applications, packed by the Lua of redis-server itself.
@@ -121,7 +312,8 @@ fn import_reads_older_layouts() {
     let layouts = [
         "buckets key=likes:{id} space=post fields=like per=1000",
         "string key=reads:{id} space=post fields=read",
-        "bits key=likers:{id} space=liked",
+        "buckets key=comments space=post fields=comment",
+        "bits key=likers:{id} space=liked count=post.repost",
         "string key=m:{id} space=user fields=follower,post pack=msgpack",
     ];
     let more: Vec<&str> = layouts.iter().flat_map(|layout| ["--layout", layout]).collect();
@@ -130,6 +322,9 @@ fn import_reads_older_layouts() {
     for id in [1, 999, 1000, 3000u64] {
         let row = row(&mut ours, &format!("post:{id}"));
         assert_eq!((row["like"], row["read"]), (id as i64 * 3, id as i64 * 7));
+        assert_eq!(row["comment"], id as i64 + 1);
+        // The number of bits, of posts that have a bitmap.
+        assert_eq!(row["repost"], if id <= 200 { 5 } else { 0 });
     }
     for id in [1u64, 200] {
         let members = [0, 7, 8, id, 600_000 + id, 9 + id];
@@ -230,9 +425,9 @@ fn import_follows_changes_until_both_are_equal() {
     let folder = tempfile::tempdir().unwrap();
     fill(&mut theirs, 5000);
     let output = import(folder.path(), redis.port, server.port(), &["--follow"]).output().unwrap();
-    let why = "CONFIG SET notify-keyspace-events K$ghs";
+    let why = "CONFIG SET notify-keyspace-events K$eghsx";
     assert!(!output.status.success() && said(&output).contains(why), "{}", said(&output));
-    let set = ["SET", "notify-keyspace-events", "K$ghs"];
+    let set = ["SET", "notify-keyspace-events", "K$eghsx"];
     cmd("CONFIG").arg(&set).query::<()>(&mut theirs).unwrap();
     let stop = AtomicBool::new(false);
     let port = redis.port;
@@ -296,8 +491,28 @@ fn import_logs_in_at_the_source() {
     done(from(&url), &["1 rows set"]);
     assert_eq!(row(&mut ours, "post:1")["like"], 5);
     let wrong = format!("redis://loader:wrong@127.0.0.1:{}/3", redis.port);
-    let text = said(&from(&wrong).output().unwrap());
-    assert!(text.contains("WRONGPASS") && !text.contains("wrong@"), "{text}");
+    // What is wrong for good is not tried again, whatever --retry says.
+    let fails_at_once = |mut command: Command, why: &str| {
+        let started = Instant::now();
+        let output = command.args(["--retry", "60"]).output().unwrap();
+        let text = said(&output);
+        assert!(!output.status.success() && text.contains(why), "{text}");
+        assert!(!text.contains("wrong@") && !text.contains("trying again"), "{text}");
+        assert!(started.elapsed() < Duration::from_secs(20), "{text}");
+    };
+    let from_again = |url: &str| tidemark(folder.path(), &["import", "--port", &to, "--from", url]);
+    fails_at_once(from_again(&wrong), "WRONGPASS");
+    // By the environment; and without the rights that reading needs.
+    let without = format!("redis://loader@127.0.0.1:{}/3", redis.port);
+    let mut command = from(&without);
+    command.env("TIDEMARK_SOURCE_PASSWORD", "p@ss");
+    done(command, &["1 rows set"]);
+    fails_at_once(from_again(&without), "WRONGPASS");
+    cmd("ACL").arg(&["SETUSER", "loader", "-hgetall"]).query::<()>(&mut theirs).unwrap();
+    fails_at_once(from_again(&url), "NOPERM");
+    cmd("CONFIG").arg(&["SET", "requirepass", "p@ss"]).query::<()>(&mut theirs).unwrap();
+    let nobody = format!("redis://127.0.0.1:{}/3", redis.port);
+    fails_at_once(from_again(&nobody), "or set TIDEMARK_SOURCE_PASSWORD");
     // Out of a server of ours by TLS, and into another.
     let second = TestServer::start();
     let url = format!("rediss://127.0.0.1:{tls_port}");
@@ -366,7 +581,7 @@ fn hash_and_keys_of_single_counters_make_one_row() {
     assert_eq!((1..=2000).filter(|id| !is_right(&mut ours, *id, 0)).count(), 0);
 
     cmd("CONFIG")
-        .arg(&["SET", "notify-keyspace-events", "K$ghs"])
+        .arg(&["SET", "notify-keyspace-events", "K$eghsx"])
         .query::<()>(&mut theirs)
         .unwrap();
     let more = ["--follow", "--until-idle", "3"];

@@ -41,7 +41,9 @@ impl Divided {
             Item::Hash(id, values) => {
                 Cow::Owned(layout.with_lacking(values, self.has(&layout.space, *id)))
             }
-            Item::Gone(_) | Item::Member(..) => Cow::Borrowed(&[]),
+            Item::Gone(_) | Item::Missing(_) | Item::Member(..) | Item::Unset(_) => {
+                Cow::Borrowed(&[])
+            }
         }
     }
 

@@ -3,7 +3,8 @@
 //! read once for all its changes, and what is read is always newer than the notification.
 //!
 //! Notifications are not kept for a client that is away: when the connection breaks, or falls too
-//! far behind, everything is scanned again.
+//! far behind, everything is scanned again. So it is after FLUSHALL and FLUSHDB, of which no
+//! notification tells, but the invalidation of client-side caches does.
 
 use super::layout::{Layout, fits};
 use super::source::{Remote, Source, bytes};
@@ -20,9 +21,17 @@ const MOST_KEYS: usize = 1 << 20;
 /// Keys that have changed and were not read since.
 pub(crate) struct Changes(Mutex<Waiting>);
 
+/// A key that has changed.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Changed {
+    pub(crate) key: Vec<u8>,
+    /// Members or fields of it may have been removed.
+    pub(crate) removed: bool,
+}
+
 struct Waiting {
-    /// Since when they wait.
-    keys: HashMap<Vec<u8>, Instant>,
+    /// Since when they wait, and whether something may have been removed from them.
+    keys: HashMap<Vec<u8>, (Instant, bool)>,
     /// In the order in which they changed.
     order: VecDeque<Vec<u8>>,
     /// Why no more come.
@@ -43,35 +52,47 @@ impl Changes {
         }))
     }
 
-    fn note(&self, key: Vec<u8>, removes: bool) {
+    fn note(&self, key: Vec<u8>, may_remove: bool, removes: bool) {
         let waiting = &mut *self.0.lock();
         waiting.last = Instant::now();
         waiting.removals += u64::from(removes);
-        if waiting.keys.len() >= MOST_KEYS {
-            waiting.broken = Some(format!("{MOST_KEYS} changed keys wait"));
-        } else if !waiting.keys.contains_key(&key) {
-            waiting.keys.insert(key.clone(), waiting.last);
+        if let Some((_, removed)) = waiting.keys.get_mut(&key) {
+            *removed |= may_remove;
+        } else if waiting.keys.len() >= MOST_KEYS {
+            waiting.broken = Some(format!("notifications are lost: {MOST_KEYS} changed keys wait"));
+        } else {
+            waiting.keys.insert(key.clone(), (waiting.last, may_remove));
             waiting.order.push_back(key);
         }
     }
 
+    fn end(&self, why: String) {
+        self.0.lock().broken.get_or_insert(why);
+    }
+
     /// The keys that wait longest, and since when. An error if some are missing.
-    pub(crate) fn take(&self, most: usize) -> io::Result<(Vec<Vec<u8>>, Option<Instant>)> {
+    pub(crate) fn take(&self, most: usize) -> io::Result<(Vec<Changed>, Option<Instant>)> {
         let waiting = &mut *self.0.lock();
         if let Some(why) = &waiting.broken {
-            return Err(io::Error::other(format!("notifications are lost: {why}")));
+            return Err(io::Error::other(why.clone()));
         }
         let count = most.min(waiting.order.len());
-        let keys: Vec<Vec<u8>> = waiting.order.drain(..count).collect();
-        let since = keys.iter().filter_map(|key| waiting.keys.remove(key)).min();
-        Ok((keys, since))
+        let mut since: Option<Instant> = None;
+        let known = &mut waiting.keys;
+        let changed = |key: Vec<u8>| {
+            let (noted, removed) = known.remove(&key)?;
+            since = Some(since.map_or(noted, |since| since.min(noted)));
+            Some(Changed { key, removed })
+        };
+        let changed = waiting.order.drain(..count).filter_map(changed).collect();
+        Ok((changed, since))
     }
 
     /// How many wait, and the first of them since when.
     pub(crate) fn waiting(&self) -> (usize, Option<Instant>) {
         let waiting = self.0.lock();
-        let first = waiting.order.front().and_then(|key| waiting.keys.get(key)).copied();
-        (waiting.order.len(), first)
+        let first = waiting.order.front().and_then(|key| waiting.keys.get(key));
+        (waiting.order.len(), first.map(|(since, _)| *since))
     }
 
     /// How many notifications said that members were removed.
@@ -89,6 +110,7 @@ impl Changes {
 pub(crate) fn listen(source: &Source, layouts: &Arc<Vec<Layout>>) -> io::Result<Arc<Changes>> {
     let mut remote = source.open()?;
     check_setting(&mut remote, layouts)?;
+    hear_of_flushes(&mut remote);
     let start = format!("__keyspace@{}__:", source.db);
     for layout in layouts.iter() {
         let pattern = format!("{start}{}", layout.glob);
@@ -103,10 +125,25 @@ pub(crate) fn listen(source: &Source, layouts: &Arc<Vec<Layout>>) -> io::Result<
                 Ok(message) => hear(message, &start, &layouts, &told),
             }
         };
-        told.0.lock().broken = Some(broken);
+        told.end(format!("notifications are lost: {broken}"));
     };
     std::thread::Builder::new().name("notifications".to_owned()).spawn(hear)?;
     Ok(changes)
+}
+
+/// Asks for invalidations of client-side caches, with no key cached: then only FLUSHALL and FLUSHDB
+/// send one, to this connection.
+fn hear_of_flushes(remote: &mut Remote) {
+    let mut ask = || {
+        let id = match remote.ask(&[b"CLIENT", b"ID"])? {
+            OwnedFrame::Integer(id) => id.to_string(),
+            _ => return Err(io::Error::other("CLIENT ID answers no number")),
+        };
+        remote.ask(&[b"CLIENT", b"TRACKING", b"ON", b"REDIRECT", id.as_bytes(), b"OPTIN"])
+    };
+    if let Err(error) = ask() {
+        eprintln!("FLUSHALL and FLUSHDB will not be seen, as CLIENT TRACKING is refused: {error}");
+    }
 }
 
 /// Whether the server tells of all changes that matter.
@@ -135,15 +172,25 @@ fn check_setting(remote: &mut Remote, layouts: &[Layout]) -> io::Result<()> {
     )))
 }
 
-/// One notification: `pmessage`, pattern, channel, event.
+/// One notification: `pmessage`, pattern, channel, event. Or an invalidation: `message`, channel,
+/// and nothing where all keys are gone.
 fn hear(message: OwnedFrame, start: &str, layouts: &[Layout], told: &Changes) {
     let OwnedFrame::Array(mut parts) = message else { return };
     let (event, channel) = (parts.pop().and_then(bytes), parts.pop().and_then(bytes));
-    let (Some(event), Some(channel)) = (event, channel) else { return };
+    let (event, channel) = match (event, channel) {
+        (Some(event), Some(channel)) => (event, channel),
+        (None, Some(channel)) if channel == b"__redis__:invalidate" => {
+            told.end("all of its keys were deleted (FLUSHALL, FLUSHDB)".to_owned());
+            return;
+        }
+        _ => return,
+    };
     let Some(key) = channel.strip_prefix(start.as_bytes()) else { return };
     // Several patterns may fit a key, and each sends a message.
-    if layouts.iter().any(|layout| fits(&layout.glob, key)) {
-        told.note(key.to_vec(), matches!(&event[..], b"srem" | b"spop"));
+    let mut fitting = layouts.iter().filter(|layout| fits(&layout.glob, key)).peekable();
+    if fitting.peek().is_some() {
+        let may_remove = fitting.any(|layout| layout.may_remove(&event));
+        told.note(key.to_vec(), may_remove, matches!(&event[..], b"srem" | b"spop"));
     }
 }
 
@@ -151,19 +198,25 @@ fn hear(message: OwnedFrame, start: &str, layouts: &[Layout], told: &Changes) {
 mod tests {
     use super::*;
 
+    fn keys(changed: &[Changed]) -> Vec<(&[u8], bool)> {
+        changed.iter().map(|one| (&one.key[..], one.removed)).collect()
+    }
+
     #[test]
     fn key_waits_once_for_all_its_changes() {
         let changes = Changes::new();
         for key in ["a", "b", "a"] {
-            changes.note(key.into(), key == "b");
+            changes.note(key.into(), key == "b", key == "b");
         }
         assert_eq!((changes.waiting().0, changes.removals()), (2, 1));
-        let (keys, since) = changes.take(10).unwrap();
-        assert_eq!(keys, [b"a".to_vec(), b"b".to_vec()]);
+        let (taken, since) = changes.take(10).unwrap();
+        assert_eq!(keys(&taken), [(&b"a"[..], false), (b"b", true)]);
         assert!(since.is_some() && changes.waiting() == (0, None));
-        changes.note(b"a".to_vec(), false);
-        assert_eq!(changes.take(1).unwrap().0, [b"a".to_vec()], "it has changed again");
-        changes.0.lock().broken = Some("the link".to_owned());
+        changes.note(b"a".to_vec(), false, false);
+        changes.note(b"a".to_vec(), true, false);
+        assert_eq!(keys(&changes.take(1).unwrap().0), [(&b"a"[..], true)], "it has changed again");
+        changes.end("the link".to_owned());
+        changes.end("another".to_owned());
         assert!(changes.take(1).unwrap_err().to_string().contains("the link"));
     }
 }

@@ -9,8 +9,10 @@
 //! string  key=c:{id} space=post fields=like,read pack=msgpack        packed by cmsgpack.pack
 //! buckets key=likes:{id} space=post fields=like per=1000    hash = id / 1000, field = id % 1000
 //! buckets key=likes:{id} space=post fields=like             the field is the id itself
+//! buckets key=likes space=post fields=like                  the same, in one hash
 //! set     key=liked:{id} space=liked                        a set of members a post
 //! bits    key=likers:{id} space=liked                       a bitmap a post: bit = member
+//! set     key=liked:{id} space=liked count=post.like        their number is a counter, too
 //! ```
 
 use super::packed::{self, Format};
@@ -31,6 +33,10 @@ pub(crate) enum Container {
     Bits,
     /// Counters of so many ids each; 0: fields are ids.
     Buckets(u64),
+    /// A set of which the number of members is a counter.
+    Card,
+    /// The same of a bitmap.
+    Ones,
 }
 
 /// How several counters lie in one value.
@@ -50,7 +56,10 @@ pub(crate) struct Layout {
     /// As it was given.
     pub(crate) text: String,
     pub(crate) container: Container,
-    pattern: Pattern,
+    /// `None`: the one key.
+    pattern: Option<Pattern>,
+    /// The key, with `{id}` and `{field}`.
+    key: String,
     /// For SCAN and PSUBSCRIBE.
     pub(crate) glob: String,
     /// Where it goes.
@@ -72,13 +81,64 @@ pub(crate) enum Item {
     Hash(u64, Vec<(usize, i64)>),
     /// The key of a row of which nothing else has counters is gone.
     Gone(u64),
+    /// No key at all has counters of the row.
+    Missing(u64),
+    /// All members that the id had are unset; those that it has now follow.
+    Unset(u64),
     /// A flag.
     Member(u64, Vec<u8>),
 }
 
+impl Item {
+    /// The id of a row.
+    pub(crate) fn row(&self) -> Option<u64> {
+        match *self {
+            Item::Row(id, _) | Item::Hash(id, _) | Item::Gone(id) | Item::Missing(id) => Some(id),
+            Item::Member(..) | Item::Unset(_) => None,
+        }
+    }
+
+    /// The id.
+    pub(crate) fn id(&self) -> u64 {
+        match *self {
+            Item::Member(id, _) | Item::Unset(id) => id,
+            Item::Row(id, _) | Item::Hash(id, _) | Item::Gone(id) | Item::Missing(id) => id,
+        }
+    }
+}
+
 impl Layout {
+    /// Reads `KIND name=value ...`. `count=` makes a second layout of it.
+    pub(crate) fn parse_all(text: &str) -> Result<Vec<Layout>, String> {
+        let mut words: Vec<&str> = text.split_whitespace().collect();
+        let mut counts = Vec::new();
+        words.retain(|word| match word.strip_prefix("count=") {
+            Some(count) => {
+                counts.push(count.to_owned());
+                false
+            }
+            None => true,
+        });
+        let first = Layout::parse(&words.join(" "))?;
+        let count = |count: &String| {
+            let (space, field) = count
+                .rsplit_once('.')
+                .ok_or_else(|| format!("count={count} is not SPACE.FIELD"))?;
+            let container = match first.container {
+                Container::Set => Container::Card,
+                Container::Bits => Container::Ones,
+                _ => return Err("only sets and bits have count=".to_owned()),
+            };
+            let fields = vec![(field.to_owned(), field.to_owned())];
+            let (space, text) = (space.to_owned(), format!("{} count={count}", first.text));
+            Ok(Layout { container, fields, space, text, all_fields: false, ..first.clone() })
+        };
+        let counted = counts.iter().map(count).collect::<Result<Vec<_>, _>>()?;
+        Ok(std::iter::once(first.clone()).chain(counted).collect())
+    }
+
     /// Reads `KIND name=value ...`.
-    pub(crate) fn parse(text: &str) -> Result<Layout, String> {
+    fn parse(text: &str) -> Result<Layout, String> {
         let mut words = text.split_whitespace();
         let kind = words.next().unwrap_or_default();
         let (mut key, mut space, mut fields, mut per, mut packing) =
@@ -89,13 +149,7 @@ impl Layout {
             match name {
                 "key" => key = Some(value),
                 "space" => space = Some(value.to_owned()),
-                "fields" => {
-                    let pair = |field: &str| {
-                        let (from, to) = field.split_once('>').unwrap_or((field, field));
-                        (from.to_owned(), to.to_owned())
-                    };
-                    fields = value.split(',').map(pair).collect();
-                }
+                "fields" => fields = value.split(',').map(renamed).collect(),
                 "per" => {
                     let number = value.parse::<u64>().ok().filter(|per| *per > 0);
                     per = Some(number.ok_or_else(|| format!("per={value} is no number above 0"))?);
@@ -118,12 +172,16 @@ impl Layout {
         };
         let key = key.ok_or("key= is missing")?;
         let kind = if key.contains("{field}") { Kind::Cell } else { Kind::Row };
-        let pattern = Pattern::parse(kind, key).map_err(|error| error.to_string())?.padded(true);
+        let pattern = match container {
+            Container::Buckets(0) if !key.contains('{') => None,
+            _ => Some(Pattern::parse(kind, key).map_err(|error| error.to_string())?.padded(true)),
+        };
         let layout = Layout {
             text: text.split_whitespace().collect::<Vec<_>>().join(" "),
             container,
             glob: glob_of(key),
             pattern,
+            key: key.to_owned(),
             space: space.ok_or("space= is missing")?,
             all_fields: fields.is_empty(),
             fields,
@@ -133,8 +191,13 @@ impl Layout {
         Ok(layout)
     }
 
+    /// Whether its keys name the counter.
+    fn names_field(&self) -> bool {
+        self.pattern.as_ref().is_some_and(Pattern::has_field)
+    }
+
     fn check(&self) -> Result<(), String> {
-        let (container, names_field) = (self.container, self.pattern.has_field());
+        let (container, names_field) = (self.container, self.names_field());
         let is_packed = self.packing != Packing::Decimal;
         let is_described = !self.fields.is_empty() || is_packed;
         let is_value =
@@ -160,10 +223,47 @@ impl Layout {
 
     /// The id, or the number of the bucket, and the field that a key of this layout has.
     pub(crate) fn read<'k>(&self, key: &'k [u8]) -> Option<(u64, &'k [u8])> {
-        match self.pattern.read(key) {
-            Match::Yes(id, field) => Some((id, field)),
+        match self.pattern.as_ref().map(|pattern| pattern.read(key)) {
+            Some(Match::Yes(id, field)) => Some((id, field)),
+            None if self.key.as_bytes() == key => Some((0, &[])),
             _ => None,
         }
+    }
+
+    /// The key that has this counter of an id; `None` where the id does not tell the key.
+    pub(crate) fn key(&self, id: u64, field: &[u8]) -> Option<Vec<u8>> {
+        let Some(pattern) = &self.pattern else { return Some(self.key.clone().into_bytes()) };
+        let number = match self.container {
+            Container::Buckets(per) => id.checked_div(per)?,
+            _ => id,
+        };
+        let mut key = Vec::new();
+        pattern.write(number, field, &mut key);
+        Some(key)
+    }
+
+    /// The ids of which a key has counters, first and last.
+    pub(crate) fn ids(&self, key: &[u8]) -> Option<(u64, u64)> {
+        let (number, _) = self.read(key)?;
+        match self.container {
+            Container::Hash | Container::String | Container::Card | Container::Ones => {
+                Some((number, number))
+            }
+            Container::Buckets(per) if per > 0 => {
+                let low = number.checked_mul(per)?;
+                Some((low, low.saturating_add(per - 1)))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the key is written as [`Layout::key`] writes it: with no zeros in front of the id.
+    pub(crate) fn is_plain(&self, key: &[u8]) -> bool {
+        let Some((number, field)) = self.read(key) else { return false };
+        let Some(pattern) = &self.pattern else { return true };
+        let mut plain = Vec::with_capacity(key.len());
+        pattern.write(number, field, &mut plain);
+        plain == key
     }
 
     /// What a field of a hash or of a bucket holds.
@@ -224,12 +324,16 @@ impl Layout {
 
     /// Whether each key has one counter of a row, which other keys may have others of.
     pub(crate) fn is_cell(&self) -> bool {
-        self.container == Container::String && self.pattern.has_field()
+        match self.container {
+            Container::String => self.names_field(),
+            Container::Card | Container::Ones => true,
+            _ => false,
+        }
     }
 
     /// The counters of a string; of `field` if the key names one.
     pub(crate) fn string(&self, id: u64, field: &[u8], value: &[u8]) -> Result<Item, String> {
-        if !self.pattern.has_field() {
+        if !self.names_field() {
             return Ok(Item::Row(id, self.values(value)?));
         }
         let at = self.position(field);
@@ -259,10 +363,10 @@ impl Layout {
     pub(crate) fn gone(&self, id: u64, field: &[u8]) -> Option<Item> {
         match self.container {
             Container::Hash if self.all_fields => Some(Item::Gone(id)),
-            Container::String if self.pattern.has_field() => {
+            Container::String if self.names_field() => {
                 Some(Item::Row(id, vec![(self.position(field)?, 0)]))
             }
-            Container::Hash | Container::String => {
+            Container::Hash | Container::String | Container::Card | Container::Ones => {
                 Some(Item::Row(id, (0..self.fields.len()).map(|at| (at, 0)).collect()))
             }
             // Which ids or members it had is not known.
@@ -270,14 +374,32 @@ impl Layout {
         }
     }
 
-    /// The classes of keyspace notifications that tell of changes.
+    /// The classes of keyspace notifications that tell of changes: of the type, of keys as such,
+    /// of expiry and of eviction.
     pub(crate) fn classes(&self) -> &'static str {
         match self.container {
-            Container::Hash | Container::Buckets(_) => "gh",
-            Container::String | Container::Bits => "g$",
-            Container::Set => "gs",
+            Container::Hash | Container::Buckets(_) => "ghxe",
+            Container::String | Container::Bits | Container::Ones => "g$xe",
+            Container::Set | Container::Card => "gsxe",
         }
     }
+
+    /// Whether an event may have removed members, or fields of a hash.
+    pub(crate) fn may_remove(&self, event: &[u8]) -> bool {
+        match self.container {
+            Container::Set => event != b"sadd",
+            // Whether a bit was set or cleared is not said.
+            Container::Bits => true,
+            Container::Hash | Container::Buckets(_) => !matches!(event, b"hset" | b"hincrby"),
+            Container::String | Container::Card | Container::Ones => false,
+        }
+    }
+}
+
+/// `old>new`, or a name for both.
+fn renamed(field: &str) -> (String, String) {
+    let (from, to) = field.split_once('>').unwrap_or((field, field));
+    (from.to_owned(), to.to_owned())
 }
 
 fn in_field(name: &[u8], error: &str) -> String {
@@ -359,6 +481,10 @@ mod tests {
         assert_eq!(buckets.bucket(3, b"17", b"5"), Ok(Item::Row(3017, vec![(0, 5)])));
         assert!(buckets.bucket(3, b"1000", b"5").is_err());
         assert!(buckets.bucket(u64::MAX, b"1", b"5").unwrap_err().contains("the id is above"));
+        let one = layout("buckets key=likes space=post fields=like");
+        assert_eq!((one.read(b"likes"), one.read(b"likes:1")), (Some((0, &b""[..])), None));
+        assert_eq!(one.bucket(0, b"17", b"5"), Ok(Item::Row(17, vec![(0, 5)])));
+        assert_eq!(one.key(17, b""), Some(b"likes".to_vec()));
         let of_ids = layout("buckets key=likes:{id} space=post fields=like");
         assert_eq!(of_ids.bucket(3, b"17", b"5"), Ok(Item::Row(17, vec![(0, 5)])));
         let packed = layout("string key=c:{id} space=post fields=like,read pack=struct:<I4I2");
@@ -388,8 +514,10 @@ mod tests {
             ("string key=p:{id} space=post fields=a pack=zip", "neither msgpack"),
             ("string key=p:{id} space=post fields=a pack=struct:Q", "struct"),
             ("set key=p:{id} space=liked fields=a", "no counters"),
+            ("set key=p:{id} space=liked count=like", "not SPACE.FIELD"),
+            ("hash key=p:{id} space=post count=post.like", "only sets and bits"),
         ] {
-            let error = Layout::parse(text).map(|_| ()).unwrap_err();
+            let error = Layout::parse_all(text).map(|_| ()).unwrap_err();
             assert!(error.contains(why), "{text}: {error}");
         }
     }

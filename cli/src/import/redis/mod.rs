@@ -7,7 +7,8 @@
 
 mod divided;
 mod follow;
-mod layout;
+pub(crate) mod layout;
+pub(crate) mod missing;
 mod packed;
 mod reader;
 mod reading;
@@ -16,24 +17,26 @@ mod state;
 mod verify;
 mod writer;
 
-use super::ImportArgs;
+use super::lines::rate;
 use super::pipe::Pipe;
 use super::spaces::Spaces;
+use super::{ImportArgs, SHOWN};
 use crate::import::redis::source::bytes;
 use dataset::key_patterns::Kind;
 use divided::Divided;
 use follow::Changes;
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
-use layout::Layout;
-use reading::{Reading, Told};
+use layout::{Layout, shown};
+use parking_lot::Mutex;
+use reading::{Deletes, Reading, Seen, Told};
 use redis_protocol::resp2::types::OwnedFrame;
-use source::{Remote, Source};
+use source::{Remote, Side, Source};
 use state::{Place, SETTLED, State, StateFile};
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 use writer::{Failure, Writer, event_failure};
 
@@ -56,6 +59,10 @@ struct Summary {
     unknown: u64,
     bad: u64,
     removals: u64,
+    deleted: u64,
+    /// Keys of no layout; some of them by name.
+    unfit: u64,
+    examples: Vec<Vec<u8>>,
 }
 
 /// A source, as far as it was read.
@@ -68,6 +75,8 @@ struct Progress {
     settling: VecDeque<(Instant, Place)>,
     /// Changed keys, by the number of the last of them, and since when they waited.
     following: VecDeque<(u64, Instant)>,
+    /// How many of the latter were acknowledged.
+    acknowledged: Arc<AtomicU64>,
 }
 
 struct Import<'a> {
@@ -82,12 +91,15 @@ struct Import<'a> {
     advanced: bool,
     /// No reader was stopped before its end.
     is_all: bool,
+    /// It went on where an earlier one had ended.
+    is_resumed: bool,
 }
 
 /// Runs it; an error also if something was not copied, or differs.
 pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
     let started = Instant::now();
-    let sources = args.from.iter().map(|url| Source::parse(url, args.from_cacert.as_deref()));
+    let cacert = args.from_cacert.as_deref();
+    let sources = args.from.iter().map(|url| Source::parse(Side::From, url, cacert));
     let sources: Vec<Source> = sources.collect::<Result<_, _>>()?;
     let (mut remote, spaces) = Spaces::open(&args.connect)
         .map_err(|e| format!("cannot import into {}: {e}", args.connect.address()))?;
@@ -107,6 +119,7 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
         summary: Summary::default(),
         advanced: false,
         is_all: true,
+        is_resumed: false,
     };
     if !args.only_verify {
         stop_on_signals(&import.stop)?;
@@ -115,6 +128,7 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
         if !import.is_all {
             return Err(format!("stopped; the same command goes on ({})", import.file.name()));
         }
+        import.check_that_something_was_set()?;
     }
     if args.verify || args.only_verify {
         import.verify(remote, &spaces)?;
@@ -129,8 +143,9 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
 /// names of their counters.
 fn layouts(args: &ImportArgs, spaces: &Spaces, remote: &mut Remote) -> Result<Vec<Layout>, String> {
     let named =
-        |text: &String| Layout::parse(text).map_err(|e| format!("--layout \"{text}\": {e}"));
-    let mut layouts = args.layout.iter().map(named).collect::<Result<Vec<_>, _>>()?;
+        |text: &String| Layout::parse_all(text).map_err(|e| format!("--layout \"{text}\": {e}"));
+    let layouts = args.layout.iter().map(named).collect::<Result<Vec<_>, _>>()?;
+    let mut layouts: Vec<Layout> = layouts.into_iter().flatten().collect();
     if layouts.is_empty() {
         for (section, names) in [("counter", &spaces.counters), ("existence", &spaces.existences)] {
             let keys: &[(&str, Kind)] = match section {
@@ -236,19 +251,7 @@ impl Import<'_> {
     }
 
     fn attempt(&mut self) -> Result<(), Failure> {
-        let state = self.file.read(&self.name).map_err(Failure::Final)?;
-        let mut progress: Vec<Progress> = self
-            .sources
-            .iter()
-            .map(|source| {
-                let name = source.to_string();
-                let known = state.iter().flat_map(|state| &state.places).find(|p| p.source == name);
-                // Changes while it did not listen are in no notification.
-                let known = known.filter(|_| !self.args.follow).cloned();
-                let place = known.unwrap_or(Place { source: name, ..Place::default() });
-                Progress { place, ..Progress::default() }
-            })
-            .collect();
+        let mut progress = self.progress()?;
         let mut changes = Vec::new();
         if self.args.follow {
             for source in &self.sources {
@@ -257,29 +260,14 @@ impl Import<'_> {
                 changes.push(listening.map_err(|e| failed_to_listen(source, &e))?);
             }
         }
-        let pipe = self.pipe().map_err(|error| {
-            Failure::Broken(format!("cannot import into {}: {error}", self.args.connect.address()))
-        })?;
+        let into = || format!("cannot import into {}", self.args.connect.address());
+        let pipe = self.pipe().map_err(|error| Failure::of(&into(), &error))?;
         let (tell, told) = sync_channel(MESSAGES);
-        for (number, source) in self.sources.iter().enumerate() {
-            let reading = Reading {
-                number,
-                source: source.clone(),
-                layouts: self.layouts.clone(),
-                place: progress[number].place.clone(),
-                rate: self.args.rate.map(|rate| rate / self.sources.len() as f64),
-                changes: changes.get(number).cloned(),
-                until_idle: self.args.until_idle.map(Duration::from_secs),
-                stop: self.stop.clone(),
-                tell: tell.clone(),
-            };
-            let spawned =
-                std::thread::Builder::new().name("reader".to_owned()).spawn(move || reading.run());
-            spawned.map_err(|error| Failure::Final(error.to_string()))?;
-        }
+        self.start_readers(&progress, &changes, &tell)?;
         drop(tell);
         // What an earlier attempt has read is not read again, if this one goes on where it was.
         let may_be_any = progress.iter().any(|of| of.place.cursor != 0 || of.place.done);
+        self.is_resumed |= may_be_any;
         let divided = Divided::new(may_be_any);
         let bar = bar(&self.args.from);
         let mut writer = Writer {
@@ -290,7 +278,9 @@ impl Import<'_> {
             bad: 0,
             rows: 0,
             flags: 0,
+            deleted: 0,
             lost: 0,
+            deletes: self.args.delete_missing,
             divided,
             bar: bar.clone(),
         };
@@ -299,8 +289,12 @@ impl Import<'_> {
         self.summary.bad += writer.bad;
         self.summary.rows += writer.rows;
         self.summary.flags += writer.flags;
-        self.summary.removals +=
-            writer.lost + changes.iter().map(|changes| changes.removals()).sum::<u64>();
+        self.summary.deleted += writer.deleted;
+        self.summary.removals += writer.lost;
+        if !self.args.delete_missing {
+            let removals = |changes: &Arc<Changes>| changes.removals();
+            self.summary.removals += changes.iter().map(removals).sum::<u64>();
+        }
         outcome?;
         let (names, bar) = (writer.names, writer.bar);
         let mut bad = 0;
@@ -312,6 +306,57 @@ impl Import<'_> {
         self.summary.unknown += tally.unknown;
         if self.is_all {
             self.file.remove();
+        }
+        Ok(())
+    }
+
+    /// Where each source is read from.
+    fn progress(&self) -> Result<Vec<Progress>, Failure> {
+        let state = self.file.read(&self.name).map_err(Failure::Final)?;
+        let begin = |source: &Source| {
+            let name = source.to_string();
+            let known = state.iter().flat_map(|state| &state.places).find(|p| p.source == name);
+            // Changes while it did not listen are in no notification, and what is missing is known
+            // only when all keys were read.
+            let known = known.filter(|_| !self.args.follow && !self.args.delete_missing);
+            let place = known.cloned().unwrap_or(Place { source: name, ..Place::default() });
+            Progress { place, ..Progress::default() }
+        };
+        Ok(self.sources.iter().map(begin).collect())
+    }
+
+    fn start_readers(
+        &self,
+        progress: &[Progress],
+        changes: &[Arc<Changes>],
+        tell: &SyncSender<(usize, Told)>,
+    ) -> Result<(), Failure> {
+        let deletes = self.args.delete_missing.then(|| {
+            Arc::new(Deletes {
+                connect: self.args.connect.clone(),
+                sources: self.sources.clone(),
+                untold: Mutex::default(),
+                scanning: AtomicUsize::new(self.sources.len()),
+            })
+        });
+        for (number, source) in self.sources.iter().enumerate() {
+            let reading = Reading {
+                number,
+                source: source.clone(),
+                layouts: self.layouts.clone(),
+                place: progress[number].place.clone(),
+                rate: self.args.rate.map(|rate| rate / self.sources.len() as f64),
+                changes: changes.get(number).cloned(),
+                deletes: deletes.clone(),
+                renews: self.args.renew_sets,
+                acknowledged: progress[number].acknowledged.clone(),
+                until_idle: self.args.until_idle.map(Duration::from_secs),
+                stop: self.stop.clone(),
+                tell: tell.clone(),
+            };
+            let spawned =
+                std::thread::Builder::new().name("reader".to_owned()).spawn(move || reading.run());
+            spawned.map_err(|error| Failure::Final(error.to_string()))?;
         }
         Ok(())
     }
@@ -355,9 +400,12 @@ impl Import<'_> {
                             of.place = place;
                         }
                         Told::Read(reads) => reads.into_iter().for_each(|read| writer.push(read)),
-                        Told::Scanned(place, keys) => {
+                        Told::Scanned(place, Seen { keys, unfit, examples }) => {
                             writer.bar.inc(keys as u64);
                             self.summary.keys += keys as u64;
+                            self.summary.unfit += unfit;
+                            let room = SHOWN.saturating_sub(self.summary.examples.len());
+                            self.summary.examples.extend(examples.into_iter().take(room));
                             if place.done && self.args.follow {
                                 let source = &self.sources[source];
                                 writer.bar.suspend(|| {
@@ -369,8 +417,7 @@ impl Import<'_> {
                         Told::Followed(since) => of.following.push_back((writer.number, since)),
                         Told::Ended(Ok(is_all)) => self.is_all &= is_all,
                         Told::Ended(Err(error)) => {
-                            let source = &self.sources[source];
-                            return Err(Failure::Broken(format!("{source}: {error}")));
+                            return Err(Failure::of(&self.sources[source], &error));
                         }
                     }
                 }
@@ -403,6 +450,7 @@ impl Import<'_> {
             }
             while of.following.front().is_some_and(|(number, _)| *number <= answered) {
                 of.following.pop_front();
+                of.acknowledged.fetch_add(1, Relaxed);
             }
             while of.settling.front().is_some_and(|(when, _)| when.elapsed() >= SETTLED) {
                 of.place = of.settling.pop_front().map(|(_, place)| place).unwrap_or_default();
@@ -431,7 +479,8 @@ impl Import<'_> {
     }
 
     fn say(&self, started: Instant) {
-        let Summary { keys, rows, flags, unknown, bad, removals } = self.summary;
+        let Summary { keys, rows, flags, unknown, bad, removals, deleted, unfit, .. } =
+            self.summary;
         let seconds = started.elapsed();
         let rate = keys as f64 / seconds.as_secs_f64().max(0.001);
         let mut text = format!(
@@ -445,42 +494,81 @@ impl Import<'_> {
         if unknown > 0 {
             text += &format!("; {} below the horizon", HumanCount(unknown));
         }
+        if deleted > 0 {
+            text += &format!("; {} rows deleted that are missing there", HumanCount(deleted));
+        }
         if removals > 0 {
             text += &format!(
-                "; {} removals of members, which a notification does not name, are not copied",
+                "; {} removals of members, which a notification does not name, are not copied \
+                 (--delete-missing)",
                 HumanCount(removals)
             );
+        }
+        if unfit > 0 {
+            let some: Vec<_> = self.summary.examples.iter().map(|key| shown(key)).collect();
+            let (some, dots) = (
+                some.join(", "),
+                if unfit > self.summary.examples.len() as u64 { ", ..." } else { "" },
+            );
+            text += &format!("; {} keys fit no pattern ({some}{dots})", HumanCount(unfit));
         }
         // A closed standard output is no reason to fail.
         let _ = writeln!(io::stdout(), "{text}; {} bad keys", HumanCount(bad));
     }
 
+    /// A copy of nothing is no success: the patterns or the address are wrong.
+    fn check_that_something_was_set(&self) -> Result<(), String> {
+        let Summary { keys, rows, flags, deleted, bad, .. } = self.summary;
+        // One that goes on where another ended, or waits for the first key, may have none to copy.
+        let is_begun = self.is_resumed || (self.args.follow && keys == 0);
+        if rows + flags + deleted + bad > 0 || is_begun {
+            return Ok(());
+        }
+        let patterns: Vec<&str> = self.layouts.iter().map(|layout| &layout.glob[..]).collect();
+        Err(match keys {
+            0 => {
+                "nothing was copied: the source has no keys (is it the right database?)".to_owned()
+            }
+            _ => format!(
+                "nothing was copied: none of {} keys fits a pattern ({}); give --layout",
+                HumanCount(keys),
+                patterns.join(", ")
+            ),
+        })
+    }
+
     fn verify(&self, ours: Remote, spaces: &Spaces) -> Result<(), String> {
         let started = Instant::now();
         let progress = bar(&self.args.from);
+        let connect = || Spaces::open(&self.args.connect).map(|(remote, _)| remote);
+        let again = connect().map_err(|error| format!("cannot verify: {error}"))?;
         let verify = verify::Verify {
             ours,
             layouts: self.layouts.clone(),
             order: &spaces.fields,
             progress,
             divided: Divided::default(),
+            untold: missing::Untold::default(),
+            allow_extra: self.args.allow_extra,
+            told: 0,
             report: verify::Report::default(),
         };
-        let report = verify.run(&self.sources, self.args.report.as_deref());
+        let report = verify.run(again, &self.sources, self.args.report.as_deref());
         let report = report.map_err(|error| format!("cannot verify: {error}"))?;
-        let verify::Report { rows, flags, unknown, unreadable, differ } = report;
+        let verify::Report { rows, flags, unknown, unreadable, differ, missing } = report;
         let _ = writeln!(
             io::stdout(),
             "verified in {}: {} rows, {} flags ({} below the horizon); {} keys not readable; {} \
-             keys differ",
+             keys differ; {} rows are here only",
             HumanDuration(started.elapsed()),
             HumanCount(rows),
             HumanCount(flags),
             HumanCount(unknown),
             HumanCount(unreadable),
-            HumanCount(differ)
+            HumanCount(differ),
+            HumanCount(missing)
         );
-        if differ + unreadable > 0 {
+        if differ + unreadable + missing > 0 {
             return Err("not all is equal".to_owned());
         }
         Ok(())
@@ -488,14 +576,16 @@ impl Import<'_> {
 }
 
 fn failed_to_listen(source: &Source, error: &io::Error) -> Failure {
-    let text = format!("{source}: {error}");
-    if text.contains("CONFIG SET") { Failure::Final(text) } else { Failure::Broken(text) }
+    match Failure::of(source, error) {
+        Failure::Broken(text) if text.contains("CONFIG SET") => Failure::Final(text),
+        failure => failure,
+    }
 }
 
 fn bar(from: &[String]) -> ProgressBar {
-    let template = "{wide_bar} {percent:>3} %  {human_pos} keys, {per_sec}, {eta} left  {msg}";
+    let template = "{wide_bar} {percent:>3} %  {human_pos} keys, {rate}, {eta} left  {msg}";
     let style = ProgressStyle::with_template(template);
-    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar()).with_key("rate", rate);
     // The length is known when the sources have told.
     ProgressBar::new(from.len() as u64).with_style(style)
 }

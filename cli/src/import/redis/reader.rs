@@ -1,7 +1,9 @@
 //! Reads the keys of the layouts from one Redis: all of them by SCAN, and those that are named.
 
+use super::follow::Changed;
 use super::layout::{Container, Item, Layout};
 use super::source::{Remote, Source, bytes};
+use crate::import::SHOWN;
 use node::client::connect::put_command;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
@@ -25,6 +27,16 @@ pub(crate) struct Read {
     pub(crate) is_lost: bool,
 }
 
+/// A step of a scan.
+pub(crate) struct Scanned {
+    /// The next cursor.
+    pub(crate) next: u64,
+    pub(crate) keys: usize,
+    /// Those of them that are of no layout; some of them by name.
+    pub(crate) unfit: u64,
+    pub(crate) examples: Vec<Vec<u8>>,
+}
+
 /// A key of a layout.
 struct Job {
     key: Vec<u8>,
@@ -32,6 +44,10 @@ struct Job {
     /// Or the number of a bucket.
     id: u64,
     field: Vec<u8>,
+    /// Members that were set are unset first.
+    anew: bool,
+    /// It has not changed itself, and may not be there.
+    beside: bool,
 }
 
 /// So many keys per second are read.
@@ -47,7 +63,7 @@ impl Rate {
     }
 
     /// Waits until so many may be read. What was not used in the last second is forgotten.
-    fn take(&mut self, keys: usize) {
+    pub(crate) fn take(&mut self, keys: usize) {
         let elapsed = self.since.elapsed().as_secs_f64();
         self.taken = self.taken.max((elapsed - 1.0) * self.per_s) + keys as f64;
         let ahead = self.taken / self.per_s - elapsed;
@@ -87,43 +103,61 @@ impl Reader {
         Ok((keys, id.unwrap_or_default().trim().to_owned()))
     }
 
-    /// One step of a scan: the next cursor, and how many keys it has seen.
+    /// One step of a scan. `anew`: members of sets that are set already are unset first.
     pub(crate) fn scan(
         &mut self,
         cursor: u64,
+        anew: bool,
         give: &mut dyn FnMut(Read),
-    ) -> io::Result<(u64, usize)> {
+    ) -> io::Result<Scanned> {
         let cursor = cursor.to_string();
-        let mut args: Vec<&[u8]> = vec![b"SCAN", cursor.as_bytes(), b"COUNT", COUNT];
-        let layouts = self.layouts.clone();
-        if let [one] = &layouts[..] {
-            args.extend([b"MATCH", one.glob.as_bytes()]);
-        }
+        let args: [&[u8]; 4] = [b"SCAN", cursor.as_bytes(), b"COUNT", COUNT];
         let OwnedFrame::Array(mut reply) = self.remote.ask(&args)? else { return Err(strange()) };
         let (Some(OwnedFrame::Array(keys)), Some(next)) = (reply.pop(), reply.pop()) else {
             return Err(strange());
         };
         let next = bytes(next).as_deref().and_then(resp::natural).ok_or_else(strange)?;
-        let seen = keys.len();
-        self.read(keys.into_iter().filter_map(bytes), false, give)?;
-        Ok((next, seen))
+        let mut scanned = Scanned { next, keys: keys.len(), unfit: 0, examples: Vec::new() };
+        let changed = |key| Changed { key, removed: anew };
+        let unfit = &mut |key| {
+            scanned.unfit += 1;
+            if scanned.examples.len() < SHOWN {
+                scanned.examples.push(key);
+            }
+        };
+        self.read(keys.into_iter().filter_map(bytes).map(changed), false, unfit, give)?;
+        Ok(scanned)
     }
 
-    /// Reads these keys. `tell_gone`: those that are not there any more are told of, too.
+    /// Reads these keys; those of no layout go to `unfit`. `tell_gone`: those that are not there
+    /// any more are told of, too.
     pub(crate) fn read(
         &mut self,
-        keys: impl Iterator<Item = Vec<u8>>,
+        keys: impl Iterator<Item = Changed>,
         tell_gone: bool,
+        unfit: &mut dyn FnMut(Vec<u8>),
         give: &mut dyn FnMut(Read),
     ) -> io::Result<()> {
         let layouts = self.layouts.clone();
         let mut jobs = Vec::new();
-        for key in keys {
+        for Changed { key, removed: anew } in keys {
+            let before = jobs.len();
             for (layout, one) in layouts.iter().enumerate() {
                 if let Some((id, field)) = one.read(&key) {
-                    let field = field.to_vec();
-                    jobs.push(Job { key: key.clone(), layout, id, field });
+                    let (field, anew) = (field.to_vec(), anew && one.is_flags());
+                    jobs.push(Job { key: key.clone(), layout, id, field, anew, beside: false });
+                    // What other keys have of the same members is set again, too.
+                    let others = layouts.iter().enumerate().filter(|(number, other)| {
+                        anew && *number != layout && other.is_flags() && other.space == one.space
+                    });
+                    jobs.extend(others.filter_map(|(layout, other)| {
+                        let (key, field) = (other.key(id, b"")?, Vec::new());
+                        Some(Job { key, layout, id, field, anew: false, beside: true })
+                    }));
                 }
+            }
+            if jobs.len() == before {
+                unfit(key);
             }
         }
         if jobs.is_empty() {
@@ -174,6 +208,8 @@ impl Job {
         match layout.container {
             Container::Hash => put_command(out, &[b"HGETALL", key]),
             Container::String => put_command(out, &[b"GET", key]),
+            Container::Card => put_command(out, &[b"SCARD", key]),
+            Container::Ones => put_command(out, &[b"BITCOUNT", key]),
             Container::Set => put_command(out, &[b"SSCAN", key, from, b"COUNT", COUNT]),
             Container::Buckets(_) => put_command(out, &[b"HSCAN", key, from, b"COUNT", COUNT]),
             Container::Bits => {
@@ -200,10 +236,16 @@ impl Job {
             is_lost: false,
         };
         let mut next = None;
+        if self.anew && from == 0 && !matches!(reply, OwnedFrame::Error(_)) {
+            read.items.push(Item::Unset(self.id));
+        }
         match reply {
             OwnedFrame::Error(reason) => read.bad = Some(reason),
+            OwnedFrame::Integer(count) if count > 0 => {
+                read.items.push(Item::Row(self.id, vec![(0, count)]));
+            }
             OwnedFrame::BulkString(value) if layout.container == Container::Bits => {
-                read.items = members(self.id, from, &value);
+                read.items.extend(members(self.id, from, &value));
                 next = (value.len() == BITS_BYTES).then(|| from + BITS_BYTES as u64);
             }
             OwnedFrame::BulkString(value) => match layout.string(self.id, &self.field, &value) {
@@ -232,7 +274,7 @@ impl Job {
             _ => {}
         }
         if read.items.is_empty() && read.bad.is_none() && next.is_none() && from == 0 {
-            if !tell_gone {
+            if !tell_gone || self.beside {
                 return None;
             }
             read.items.extend(layout.gone(self.id, &self.field));
@@ -246,7 +288,7 @@ impl Job {
     fn scanned(&self, layout: &Layout, all: Vec<OwnedFrame>, read: &mut Read) {
         let texts = all.into_iter().filter_map(bytes);
         if layout.container == Container::Set {
-            read.items = texts.map(|member| Item::Member(self.id, member)).collect();
+            read.items.extend(texts.map(|member| Item::Member(self.id, member)));
             return;
         }
         let texts: Vec<Vec<u8>> = texts.collect();

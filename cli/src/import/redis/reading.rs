@@ -1,13 +1,18 @@
 //! A thread that reads one source: all of its keys, and those that have changed.
 
-use super::follow::Changes;
+use super::follow::{Changed, Changes};
 use super::layout::Layout;
+use super::missing::{Finder, Row, Untold};
 use super::reader::{Rate, Read, Reader};
 use super::source::Source;
 use super::state::Place;
+use crate::import::spaces::Spaces;
+use node::client::connect::ConnectArgs;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
@@ -15,6 +20,10 @@ use std::time::{Duration, Instant};
 const ITEMS: usize = 1000;
 /// Changed keys that are read together.
 const CHANGED_KEYS: usize = 500;
+/// Ids that are looked for together.
+const IDS: u64 = 1000;
+/// Between two looks for changed keys.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// What a reader tells.
 pub(super) enum Told {
@@ -23,11 +32,37 @@ pub(super) enum Told {
     /// What some keys hold.
     Read(Vec<Read>),
     /// All keys up to this place were told of.
-    Scanned(Place, usize),
+    Scanned(Place, Seen),
     /// All keys that had changed since then were told of.
     Followed(Instant),
     /// It has ended: at the end of all keys, or because it was stopped.
     Ended(io::Result<bool>),
+}
+
+/// The keys of a step of a scan.
+pub(super) struct Seen {
+    pub(super) keys: usize,
+    /// Those of no layout; some of them by name.
+    pub(super) unfit: u64,
+    pub(super) examples: Vec<Vec<u8>>,
+}
+
+/// What deletes rows that are missing at the sources, for all readers.
+pub(super) struct Deletes {
+    pub(super) connect: ConnectArgs,
+    pub(super) sources: Vec<Source>,
+    pub(super) untold: Mutex<Untold>,
+    /// Readers that have not read all keys yet.
+    pub(super) scanning: AtomicUsize,
+}
+
+/// Where rows may be missing here: the ids of a key that was changed, and how many times changed
+/// keys had been told of.
+struct Suspects {
+    told: u64,
+    space: String,
+    first: u64,
+    last: u64,
 }
 
 /// See the top of the file.
@@ -38,6 +73,11 @@ pub(super) struct Reading {
     pub(super) place: Place,
     pub(super) rate: Option<f64>,
     pub(super) changes: Option<Arc<Changes>>,
+    pub(super) deletes: Option<Arc<Deletes>>,
+    /// Members of sets that are set already are unset first.
+    pub(super) renews: bool,
+    /// How many times changed keys that were told of were acknowledged.
+    pub(super) acknowledged: Arc<AtomicU64>,
     pub(super) until_idle: Option<Duration>,
     pub(super) stop: Arc<AtomicBool>,
     pub(super) tell: SyncSender<(usize, Told)>,
@@ -46,10 +86,22 @@ pub(super) struct Reading {
 /// The other side has ended: so does this one.
 struct Gone;
 
+/// A reader at work.
+struct Work {
+    reading: Reading,
+    reader: Reader,
+    /// Opened when it is needed first.
+    finder: Option<Finder>,
+    suspects: VecDeque<Suspects>,
+    /// How many times changed keys were told of.
+    told: u64,
+}
+
 impl Reading {
-    pub(super) fn run(mut self) {
+    pub(super) fn run(self) {
+        let (number, tell) = (self.number, self.tell.clone());
         if let Ok(outcome) = self.read() {
-            let _ = self.tell(Told::Ended(outcome));
+            let _ = tell.send((number, Told::Ended(outcome)));
         }
     }
 
@@ -58,14 +110,14 @@ impl Reading {
     }
 
     /// Whether it came to the end of all keys.
-    fn read(&mut self) -> Result<io::Result<bool>, Gone> {
+    fn read(mut self) -> Result<io::Result<bool>, Gone> {
         let rate = self.rate.map(Rate::new);
         let begin = || {
             let mut reader = Reader::open(&self.source, self.layouts.clone(), rate)?;
             let about = reader.about()?;
             io::Result::Ok((reader, about))
         };
-        let (mut reader, (keys, run_id)) = match begin() {
+        let (reader, (keys, run_id)) = match begin() {
             Ok(begun) => begun,
             Err(error) => return Ok(Err(error)),
         };
@@ -74,54 +126,183 @@ impl Reading {
             self.place = Place { source, run_id, ..Place::default() };
         }
         self.tell(Told::Begins(keys, self.place.clone()))?;
-        while !self.place.done {
-            if self.stop.load(Relaxed) {
+        let suspects = VecDeque::new();
+        Work { reading: self, reader, finder: None, suspects, told: 0 }.run()
+    }
+}
+
+/// Ends with an error of a connection, which is told.
+macro_rules! whole {
+    ($outcome:expr) => {
+        match $outcome {
+            Ok(value) => value,
+            Err(error) => return Ok(Err(error)),
+        }
+    };
+}
+
+impl Work {
+    fn run(&mut self) -> Result<io::Result<bool>, Gone> {
+        while !self.reading.place.done {
+            if self.is_stopped() {
                 return Ok(Ok(false));
             }
             // What has changed meanwhile is not kept waiting for the end of the scan.
-            if let Err(error) = self.changed(&mut reader)? {
-                return Ok(Err(error));
-            }
-            let mut sender = Sender { reading: self, reads: Vec::new(), items: 0, gone: false };
-            let scanned = reader.scan(sender.reading.place.cursor, &mut |read| sender.push(read));
-            sender.end()?;
-            let (next, seen) = match scanned {
-                Ok(scanned) => scanned,
-                Err(error) => return Ok(Err(error)),
-            };
-            self.place.cursor = next;
-            self.place.keys += seen as u64;
-            self.place.done = next == 0;
-            self.tell(Told::Scanned(self.place.clone(), seen))?;
+            whole!(self.changed()?);
+            whole!(self.scan()?);
         }
-        let Some(changes) = self.changes.clone() else { return Ok(Ok(true)) };
-        loop {
-            match self.changed(&mut reader)? {
-                Err(error) => return Ok(Err(error)),
-                Ok(true) => continue,
-                Ok(false) => {}
+        if let Some(deletes) = self.reading.deletes.clone() {
+            deletes.scanning.fetch_sub(1, Relaxed);
+            // One looks for what all sources lack.
+            if self.reading.number == 0 && !whole!(self.delete_missing(&deletes)?) {
+                return Ok(Ok(false));
             }
-            let is_idle = self.until_idle.is_some_and(|most| changes.idle() >= most);
-            if is_idle || self.stop.load(Relaxed) {
+        }
+        let Some(changes) = self.reading.changes.clone() else { return Ok(Ok(true)) };
+        loop {
+            if whole!(self.changed()?) {
+                continue;
+            }
+            let is_idle = self.reading.until_idle.is_some_and(|most| changes.idle() >= most);
+            // Where another source was stopped before its end, suspects stay.
+            let is_scanning = |deletes: &Arc<Deletes>| deletes.scanning.load(Relaxed) > 0;
+            let is_done =
+                self.suspects.is_empty() || self.reading.deletes.as_ref().is_some_and(is_scanning);
+            if (is_idle || self.is_stopped()) && is_done {
                 return Ok(Ok(true));
             }
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(PAUSE);
         }
     }
 
-    /// Reads some of the keys that have changed; whether there were any.
-    fn changed(&self, reader: &mut Reader) -> Result<io::Result<bool>, Gone> {
-        let Some(changes) = &self.changes else { return Ok(Ok(false)) };
-        let (keys, since) = match changes.take(CHANGED_KEYS) {
-            Ok(taken) => taken,
-            Err(error) => return Ok(Err(error)),
-        };
-        let Some(since) = since else { return Ok(Ok(false)) };
-        let mut sender = Sender { reading: self, reads: Vec::new(), items: 0, gone: false };
-        let read = reader.read(keys.into_iter(), true, &mut |read| sender.push(read));
+    fn is_stopped(&self) -> bool {
+        self.reading.stop.load(Relaxed)
+    }
+
+    /// One step of the scan.
+    fn scan(&mut self) -> Result<io::Result<()>, Gone> {
+        let Work { reading, reader, .. } = self;
+        let mut sender = Sender::new(reading);
+        let scanned = reader.scan(reading.place.cursor, reading.renews, &mut |read| {
+            if let Some(deletes) = &reading.deletes {
+                deletes.untold.lock().note(&reading.layouts, &read);
+            }
+            sender.push(read);
+        });
         sender.end()?;
-        self.tell(Told::Followed(since))?;
-        Ok(read.map(|()| true))
+        let scanned = whole!(scanned);
+        let place = &mut reading.place;
+        place.cursor = scanned.next;
+        place.keys += scanned.keys as u64;
+        place.done = scanned.next == 0;
+        let seen = Seen { keys: scanned.keys, unfit: scanned.unfit, examples: scanned.examples };
+        let place = place.clone();
+        reading.tell(Told::Scanned(place, seen))?;
+        Ok(Ok(()))
+    }
+
+    /// Reads some of the keys that have changed; whether there were any.
+    fn changed(&mut self) -> Result<io::Result<bool>, Gone> {
+        let Some(changes) = &self.reading.changes else { return Ok(Ok(false)) };
+        let (mut keys, since) = whole!(changes.take(CHANGED_KEYS));
+        let Some(since) = since else { return self.look_for_suspects() };
+        if self.reading.deletes.is_none() {
+            keys.iter_mut().for_each(|changed| changed.removed = false);
+        }
+        self.told += 1;
+        for Changed { key, .. } in keys.iter().filter(|changed| changed.removed) {
+            for layout in self.reading.layouts.iter() {
+                let Some((first, last)) = layout.ids(key) else { continue };
+                let space = layout.space.clone();
+                self.suspects.push_back(Suspects { told: self.told, space, first, last });
+            }
+        }
+        let mut sender = Sender::new(&self.reading);
+        let keys = keys.into_iter();
+        let read = self.reader.read(keys, true, &mut |_| {}, &mut |read| sender.push(read));
+        sender.end()?;
+        whole!(read);
+        self.reading.tell(Told::Followed(since))?;
+        Ok(Ok(true))
+    }
+
+    /// Looks for what keys have lost that have changed, when all that was read of them before is
+    /// acknowledged; whether there were any.
+    fn look_for_suspects(&mut self) -> Result<io::Result<bool>, Gone> {
+        let acknowledged = self.reading.acknowledged.load(Relaxed);
+        let is_ripe = self.suspects.front().is_some_and(|some| some.told <= acknowledged);
+        let (true, Some(deletes)) = (is_ripe, self.reading.deletes.clone()) else {
+            return Ok(Ok(false));
+        };
+        // Before all keys are read it is not known which keys have ids of their own.
+        if deletes.scanning.load(Relaxed) > 0 {
+            return Ok(Ok(false));
+        }
+        let Some(Suspects { space, mut first, last, .. }) = self.suspects.pop_front() else {
+            return Ok(Ok(false));
+        };
+        loop {
+            let end = last.min(first.saturating_add(IDS - 1));
+            let ids: Vec<u64> = (first..=end).collect();
+            let finder = whole!(self.finder(&deletes));
+            let rows = whole!(finder.rows(&space, &ids));
+            whole!(self.delete(&deletes, &space, &rows)?);
+            if end == last {
+                return Ok(Ok(true));
+            }
+            first = end + 1;
+        }
+    }
+
+    fn finder(&mut self, deletes: &Deletes) -> io::Result<&mut Finder> {
+        if self.finder.is_none() {
+            let (ours, spaces) = Spaces::open(&deletes.connect)?;
+            let (layouts, rate) = (self.reading.layouts.clone(), self.reading.rate.map(Rate::new));
+            self.finder = Some(Finder::open(ours, &deletes.sources, layouts, spaces.fields, rate)?);
+        }
+        self.finder.as_mut().ok_or_else(|| io::Error::other("no finder"))
+    }
+
+    /// Tells of all rows that are here and missing at the sources; false if it was stopped.
+    fn delete_missing(&mut self, deletes: &Deletes) -> Result<io::Result<bool>, Gone> {
+        while deletes.scanning.load(Relaxed) > 0 {
+            if self.is_stopped() {
+                return Ok(Ok(false));
+            }
+            whole!(self.changed()?);
+            std::thread::sleep(PAUSE);
+        }
+        for space in whole!(self.finder(deletes)).spaces() {
+            let mut cursor = Some(b"0".to_vec());
+            while let Some(at) = cursor {
+                if self.is_stopped() {
+                    return Ok(Ok(false));
+                }
+                whole!(self.changed()?);
+                let (rows, next) = whole!(whole!(self.finder(deletes)).page(&space, &at));
+                whole!(self.delete(deletes, &space, &rows)?);
+                cursor = next;
+            }
+        }
+        Ok(Ok(true))
+    }
+
+    /// Tells of those of these rows that are missing.
+    fn delete(
+        &mut self,
+        deletes: &Deletes,
+        space: &str,
+        rows: &[Row],
+    ) -> Result<io::Result<()>, Gone> {
+        let finder = whole!(self.finder(deletes));
+        let untold = deletes.untold.lock();
+        let missing = whole!(finder.missing(space, rows, &untold));
+        let reads = whole!(finder.reads(missing, &untold));
+        drop(untold);
+        let mut sender = Sender::new(&self.reading);
+        reads.into_iter().for_each(|read| sender.push(read));
+        sender.end()?;
+        Ok(Ok(()))
     }
 }
 
@@ -133,7 +314,11 @@ struct Sender<'a> {
     gone: bool,
 }
 
-impl Sender<'_> {
+impl<'a> Sender<'a> {
+    fn new(reading: &'a Reading) -> Sender<'a> {
+        Sender { reading, reads: Vec::new(), items: 0, gone: false }
+    }
+
     fn push(&mut self, read: Read) {
         self.items += 1 + read.items.len();
         self.reads.push(read);

@@ -1,6 +1,6 @@
 //! A Redis to read from: its address, and a connection that sends many commands at once.
 
-use node::client::connect::{ConnectArgs, Link};
+use node::client::connect::{ConnectArgs, Link, refused};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::fmt;
 use std::io;
@@ -15,6 +15,31 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Source {
     connect: ConnectArgs,
     pub(crate) db: u32,
+    side: Side,
+}
+
+/// Which option names it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Side {
+    From,
+    To,
+}
+
+impl Side {
+    fn option(self) -> &'static str {
+        match self {
+            Side::From => "--from",
+            Side::To => "--to",
+        }
+    }
+
+    /// The environment variable with the password, which a URL shows to other users of a machine.
+    fn variable(self) -> &'static str {
+        match self {
+            Side::From => "TIDEMARK_SOURCE_PASSWORD",
+            Side::To => "TIDEMARK_TARGET_PASSWORD",
+        }
+    }
 }
 
 /// Without the password.
@@ -27,11 +52,13 @@ impl fmt::Display for Source {
 }
 
 impl Source {
-    /// Reads `redis://[[user]:password@]host[:port][/db]`, or `rediss://` for TLS.
-    pub(crate) fn parse(url: &str, cacert: Option<&str>) -> Result<Source, String> {
+    /// Reads `redis://[[user]:password@]host[:port][/db]`, or `rediss://` for TLS, as this side's
+    /// option has it.
+    pub(crate) fn parse(side: Side, url: &str, cacert: Option<&str>) -> Result<Source, String> {
         let wrong = |why: &str| {
             // The password is not repeated.
-            format!("--from: {why}; the form is redis://[[user]:password@]host[:port][/db]")
+            let option = side.option();
+            format!("{option}: {why}; the form is redis://[[user]:password@]host[:port][/db]")
         };
         let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong("no redis:// in front"))?;
         let tls = match scheme {
@@ -58,16 +85,21 @@ impl Source {
         let (user, pass) = match login {
             None => (None, None),
             Some(login) => {
-                let (user, pass) = login.split_once(':').unwrap_or((login, ""));
+                let (user, pass) = match login.split_once(':') {
+                    Some((user, pass)) => (user, Some(pass)),
+                    None => (login, None),
+                };
                 let text = |t: &str| unescaped(t).ok_or_else(|| wrong("a % that is none"));
                 let user = text(user)?;
-                (Some(user).filter(|user| !user.is_empty()), Some(text(pass)?))
+                (Some(user).filter(|user| !user.is_empty()), pass.map(text).transpose()?)
             }
         };
+        let pass = pass.or_else(|| std::env::var(side.variable()).ok().filter(|p| !p.is_empty()));
         let cacert = cacert.filter(|_| tls).map(str::to_owned);
         Ok(Source {
             connect: ConnectArgs { host, port, user, pass, tls, cacert, ..ConnectArgs::default() },
             db,
+            side,
         })
     }
 
@@ -76,7 +108,9 @@ impl Source {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let link = runtime.block_on(async {
             let tls = self.connect.tls()?;
-            self.connect.open_as(tls.as_ref(), self.connect.pass.clone()).await
+            let (option, variable) = (self.side.option(), self.side.variable());
+            let advice = format!("Give {option} redis://user:password@..., or set {variable}.");
+            self.connect.open_as(tls.as_ref(), self.connect.pass.clone(), &advice).await
         })?;
         let mut remote = Remote { runtime, link };
         if self.db > 0 {
@@ -115,7 +149,8 @@ impl Remote {
         Remote { runtime, link }
     }
 
-    /// Sends `count` requests and gives each reply to `take`.
+    /// Sends `count` requests and gives each reply to `take`. A lack of rights ends it: the next
+    /// request would meet it, too.
     pub(crate) fn batch(
         &mut self,
         requests: &[u8],
@@ -126,7 +161,16 @@ impl Remote {
         self.runtime.block_on(async {
             timely(link.send(requests)).await?;
             for _ in 0..count {
-                take(timely(link.next()).await?);
+                match timely(link.next()).await? {
+                    OwnedFrame::Error(reason) => {
+                        let error = refused(reason);
+                        if error.kind() == io::ErrorKind::PermissionDenied {
+                            return Err(error);
+                        }
+                        take(OwnedFrame::Error(error.to_string()));
+                    }
+                    reply => take(reply),
+                }
             }
             Ok(())
         })
@@ -136,7 +180,7 @@ impl Remote {
     pub(crate) fn ask(&mut self, args: &[&[u8]]) -> io::Result<OwnedFrame> {
         let link = &mut self.link;
         match self.runtime.block_on(timely(link.call(args)))? {
-            OwnedFrame::Error(reason) => Err(io::Error::other(reason)),
+            OwnedFrame::Error(reason) => Err(refused(reason)),
             reply => Ok(reply),
         }
     }
@@ -164,7 +208,7 @@ pub(crate) fn bytes(frame: OwnedFrame) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use super::Source;
+    use super::{Side, Source};
 
     #[test]
     fn addresses_are_read_and_shown_without_the_password() {
@@ -172,15 +216,16 @@ mod tests {
             ("redis://a", "redis://a:6379", None, None),
             ("redis://:secret@a:1/3", "redis://a:1/3", None, Some("secret")),
             ("rediss://u:p%40%3a@b.c:7", "rediss://b.c:7", Some("u"), Some("p@:")),
+            ("redis://u@a", "redis://a:6379", Some("u"), None),
             ("redis://u:a@b@[::1]:7", "redis://::1:7", Some("u"), Some("a@b")),
         ] {
-            let source = Source::parse(url, None).unwrap();
+            let source = Source::parse(Side::From, url, None).unwrap();
             assert_eq!(source.to_string(), shown);
             assert_eq!(source.connect.user.as_deref(), user);
             assert_eq!(source.connect.pass.as_deref(), pass);
         }
         for bad in ["a:1", "http://a", "redis://", "redis://a:b", "redis://a/b", "redis://u:%4@a"] {
-            let error = Source::parse(bad, None).unwrap_err();
+            let error = Source::parse(Side::From, bad, None).unwrap_err();
             assert!(error.starts_with("--from: "), "{bad}: {error}");
         }
     }

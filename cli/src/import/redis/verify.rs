@@ -4,13 +4,16 @@
 //! after the other.
 
 use super::divided::Divided;
+use super::follow::Changed;
 use super::layout::{Item, Layout, shown};
+use super::missing::{Finder, Missing, Untold};
 use super::reader::{Read, Reader};
 use super::source::{Remote, Source};
 use indicatif::ProgressBar;
 use node::client::connect::put_command;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -35,6 +38,8 @@ pub(crate) struct Report {
     pub(crate) unknown: u64,
     pub(crate) unreadable: u64,
     pub(crate) differ: u64,
+    /// Rows with counters that no source has.
+    pub(crate) missing: u64,
 }
 
 /// See the top of the file.
@@ -46,6 +51,11 @@ pub(crate) struct Verify<'a> {
     pub(crate) progress: ProgressBar,
     /// What a hash lacks is not compared there.
     pub(super) divided: Divided,
+    pub(super) untold: Untold,
+    /// Rows that only this server has are no difference.
+    pub(crate) allow_extra: bool,
+    /// Differences that were shown.
+    pub(crate) told: usize,
     pub(crate) report: Report,
 }
 
@@ -57,31 +67,126 @@ struct One {
 }
 
 impl Verify<'_> {
-    /// Compares all; the differences go to the file as well.
-    pub(crate) fn run(mut self, sources: &[Source], file: Option<&Path>) -> io::Result<Report> {
+    /// Compares all; the differences go to the file as well. `again`: one more connection to the
+    /// server.
+    pub(crate) fn run(
+        mut self,
+        again: Remote,
+        sources: &[Source],
+        file: Option<&Path>,
+    ) -> io::Result<Report> {
         let mut out = file.map(std::fs::File::create).transpose()?;
-        let mut told = 0;
         for source in sources {
             let mut reader = Reader::open(source, self.layouts.clone(), None)?;
-            let (mut cursor, mut suspects) = (0, BTreeSet::new());
-            loop {
-                let mut some = Vec::new();
-                let (next, seen) = reader.scan(cursor, &mut |read| some.push(read))?;
-                self.progress.inc(seen as u64);
-                for (key, _) in self.compare(some, true)? {
-                    // So many differences are no matter of writes that go on.
-                    if suspects.len() < MOST_AGAIN {
-                        suspects.insert(key);
-                    } else {
-                        self.report.differ += 1;
-                    }
+            let suspects = self.scan(&mut reader, &mut out)?;
+            for line in self.read_again(&mut reader, suspects)? {
+                self.tell(&line, &mut out)?;
+            }
+        }
+        if !self.allow_extra {
+            for line in self.here_only(again, sources)? {
+                self.tell(&line, &mut out)?;
+            }
+        }
+        self.progress.finish_and_clear();
+        Ok(self.report)
+    }
+
+    fn tell(&mut self, line: &str, out: &mut Option<File>) -> io::Result<()> {
+        if let Some(out) = out {
+            writeln!(out, "{line}")?;
+        }
+        self.told += 1;
+        if self.told <= SHOWN {
+            self.progress.suspend(|| eprintln!("differs: {line}"));
+        }
+        Ok(())
+    }
+
+    /// Reads all keys; the keys of what differs.
+    fn scan(
+        &mut self,
+        reader: &mut Reader,
+        out: &mut Option<File>,
+    ) -> io::Result<BTreeSet<Vec<u8>>> {
+        let (mut cursor, mut suspects) = (0, BTreeSet::new());
+        loop {
+            let mut some = Vec::new();
+            let scanned = reader.scan(cursor, false, &mut |read| some.push(read))?;
+            self.progress.inc(scanned.keys as u64);
+            for read in &some {
+                self.untold.note(&self.layouts, read);
+                let Some(reason) = &read.bad else { continue };
+                self.report.unreadable += 1;
+                let line = format!("{}: {reason}", shown(&read.key));
+                if let Some(out) = out {
+                    writeln!(out, "{line}")?;
                 }
-                cursor = next;
-                if cursor == 0 {
-                    break;
+                if self.report.unreadable <= SHOWN as u64 {
+                    self.progress.suspend(|| eprintln!("{line}"));
                 }
             }
-            let mut differences: Vec<(Vec<u8>, String)> = Vec::new();
+            for (key, what) in self.compare(some, true)? {
+                // So many differences are no matter of writes that go on.
+                if suspects.len() < MOST_AGAIN {
+                    suspects.insert(key);
+                } else {
+                    self.report.differ += 1;
+                    self.tell(&format!("{}: {what}", shown(&key)), out)?;
+                }
+            }
+            cursor = scanned.next;
+            if cursor == 0 {
+                return Ok(suspects);
+            }
+        }
+    }
+
+    /// Reads these keys again; what of them differs each time.
+    fn read_again(
+        &mut self,
+        reader: &mut Reader,
+        mut suspects: BTreeSet<Vec<u8>>,
+    ) -> io::Result<Vec<String>> {
+        let mut differences: Vec<(Vec<u8>, String)> = Vec::new();
+        for round in 0..ROUNDS {
+            if suspects.is_empty() {
+                break;
+            }
+            if round > 0 {
+                std::thread::sleep(BETWEEN);
+            }
+            differences.clear();
+            for keys in suspects.iter().cloned().collect::<Vec<_>>().chunks(AT_ONCE) {
+                let mut some = Vec::new();
+                let keys = keys.iter().map(|key| Changed { key: key.clone(), removed: false });
+                reader.read(keys, false, &mut |_| {}, &mut |read| some.push(read))?;
+                differences.extend(self.compare(some, false)?);
+            }
+            suspects = differences.iter().map(|(key, _)| key.clone()).collect();
+        }
+        self.report.differ += suspects.len() as u64;
+        Ok(differences.iter().map(|(key, what)| format!("{}: {what}", shown(key))).collect())
+    }
+
+    /// The other direction: rows that are here, and of which no source has the counters.
+    fn here_only(&mut self, ours: Remote, sources: &[Source]) -> io::Result<Vec<String>> {
+        let (layouts, order) = (self.layouts.clone(), self.order.clone());
+
+        let mut finder = Finder::open(ours, sources, layouts, order, None)?;
+        let mut lines = Vec::new();
+        for space in finder.spaces() {
+            let (mut suspects, mut cursor) = (Vec::new(), Some(b"0".to_vec()));
+            while let Some(at) = cursor {
+                let (rows, next) = finder.page(&space, &at)?;
+                suspects.extend(finder.missing(&space, &rows, &self.untold)?);
+                if suspects.len() > MOST_AGAIN {
+                    let told = suspects.drain(MOST_AGAIN..);
+                    self.report.missing += told.len() as u64;
+                    lines.extend(told.map(|one| self.line(&space, &one)));
+                }
+                cursor = next;
+            }
             for round in 0..ROUNDS {
                 if suspects.is_empty() {
                     break;
@@ -89,41 +194,33 @@ impl Verify<'_> {
                 if round > 0 {
                     std::thread::sleep(BETWEEN);
                 }
-                differences.clear();
-                for keys in suspects.iter().cloned().collect::<Vec<_>>().chunks(AT_ONCE) {
-                    let mut some = Vec::new();
-                    reader.read(keys.iter().cloned(), false, &mut |read| some.push(read))?;
-                    differences.extend(self.compare(some, false)?);
+                let mut still = Vec::new();
+                for some in suspects.chunks(AT_ONCE) {
+                    let ids: Vec<u64> = some.iter().map(|missing| missing.id).collect();
+                    let rows = finder.rows(&space, &ids)?;
+                    still.extend(finder.missing(&space, &rows, &self.untold)?);
                 }
-                suspects = differences.iter().map(|(key, _)| key.clone()).collect();
+                suspects = still;
             }
-            self.report.differ += suspects.len() as u64;
-            for (key, what) in &differences {
-                let line = format!("{}: {what}", shown(key));
-                if let Some(out) = &mut out {
-                    writeln!(out, "{line}")?;
-                }
-                told += 1;
-                if told <= SHOWN {
-                    self.progress.suspend(|| eprintln!("differs: {line}"));
-                }
-            }
+            self.report.missing += suspects.len() as u64;
+            lines.extend(suspects.iter().map(|one| self.line(&space, one)));
         }
-        self.progress.finish_and_clear();
-        Ok(self.report)
+        Ok(lines)
+    }
+
+    fn line(&self, space: &str, missing: &Missing) -> String {
+        let counter = |&(layout, at, value): &(usize, usize, i64)| {
+            let name = self.layouts[layout].fields.get(at).map_or("", |(_, to)| to);
+            format!("{name} {value}")
+        };
+        let counters: Vec<String> = missing.counters.iter().map(counter).collect();
+        format!("{space} {}: {} only here", missing.id, counters.join(", "))
     }
 
     /// The keys of what differs, and how.
     fn compare(&mut self, some: Vec<Read>, count: bool) -> io::Result<Vec<(Vec<u8>, String)>> {
         let mut all = Vec::new();
         for read in some {
-            if let Some(reason) = read.bad {
-                self.report.unreadable += u64::from(count);
-                if count && self.report.unreadable <= SHOWN as u64 {
-                    let key = shown(&read.key).into_owned();
-                    self.progress.suspend(|| eprintln!("{key}: {reason}"));
-                }
-            }
             let (key, layout) = (read.key, read.layout);
             self.divided.note(&self.layouts[layout], &read.items);
             all.extend(read.items.into_iter().map(|item| One { key: key.clone(), layout, item }));
@@ -145,13 +242,12 @@ impl Verify<'_> {
 
     fn request(&self, one: &One, out: &mut Vec<u8>) {
         let space = self.layouts[one.layout].space.as_bytes();
+        let id = one.item.id().to_string();
         match &one.item {
-            Item::Row(id, _) | Item::Hash(id, _) | Item::Gone(id) => {
-                put_command(out, &[b"CNT.GET", space, id.to_string().as_bytes()]);
+            Item::Member(_, member) => {
+                put_command(out, &[b"PH.EXISTS", space, member, id.as_bytes()]);
             }
-            Item::Member(id, member) => {
-                put_command(out, &[b"PH.EXISTS", space, member, id.to_string().as_bytes()]);
-            }
+            _ => put_command(out, &[b"CNT.GET", space, id.as_bytes()]),
         }
     }
 
@@ -163,7 +259,7 @@ impl Verify<'_> {
         };
         let layout = &self.layouts[one.layout];
         match &one.item {
-            Item::Gone(_) => None,
+            Item::Gone(_) | Item::Missing(_) | Item::Unset(_) => None,
             Item::Member(_, member) => {
                 self.report.flags += u64::from(count);
                 match reply {

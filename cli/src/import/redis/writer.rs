@@ -8,6 +8,7 @@ use crate::import::pipe::{Event, Pipe};
 use indicatif::ProgressBar;
 use node::client::connect::put_command;
 use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 
 /// Why an attempt ended.
@@ -16,6 +17,17 @@ pub(super) enum Failure {
     Broken(String),
     /// None will.
     Final(String),
+}
+
+impl Failure {
+    /// Of a connection to this one.
+    pub(super) fn of(whose: &dyn std::fmt::Display, error: &io::Error) -> Failure {
+        let text = format!("{whose}: {error}");
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => Failure::Final(text),
+            _ => Failure::Broken(text),
+        }
+    }
 }
 
 /// Errors of the server that pass.
@@ -55,8 +67,12 @@ pub(super) struct Writer {
     pub(super) bad: u64,
     pub(super) rows: u64,
     pub(super) flags: u64,
+    /// Rows that were missing at the sources, and are deleted here.
+    pub(super) deleted: u64,
     /// Keys that are gone, of which it is not known what they had.
     pub(super) lost: u64,
+    /// What is missing is deleted: it is looked for where a key does not tell what it had.
+    pub(super) deletes: bool,
     pub(super) divided: Divided,
     pub(super) bar: ProgressBar,
 }
@@ -66,7 +82,8 @@ impl Writer {
         self.number += 1;
         let layout = &self.layouts[read.layout];
         let space = layout.space.as_bytes();
-        self.lost += u64::from(read.is_lost);
+        let is_found = self.deletes && layout.ids(&read.key).is_some();
+        self.lost += u64::from(read.is_lost && !is_found);
         if let Some(reason) = read.bad {
             self.bad += 1;
             if self.bad <= SHOWN as u64 {
@@ -76,10 +93,9 @@ impl Writer {
         }
         self.divided.note(layout, &read.items);
         for item in &read.items {
-            let (Item::Row(id, _) | Item::Hash(id, _) | Item::Gone(id) | Item::Member(id, _)) =
-                *item;
+            let id = item.id();
             if matches!(item, Item::Gone(_)) && self.divided.has(&layout.space, id) {
-                self.lost += 1;
+                self.lost += u64::from(!is_found);
                 continue;
             }
             let values = self.divided.values(layout, item);
@@ -97,7 +113,10 @@ impl Writer {
                     }
                     put_command(out, &args);
                 }
-                Item::Gone(_) => put_command(out, &[b"CNT.DEL", space, id_text]),
+                Item::Gone(_) | Item::Missing(_) => {
+                    put_command(out, &[b"CNT.DEL", space, id_text]);
+                }
+                Item::Unset(_) => put_command(out, &[b"TM.FORGET", space, id_text]),
                 Item::Member(_, member) => {
                     put_command(out, &[b"PH.ADD", space, member, id_text]);
                 }
@@ -105,6 +124,8 @@ impl Writer {
             match item {
                 Item::Member(..) => self.flags += 1,
                 Item::Row(..) | Item::Hash(..) | Item::Gone(_) => self.rows += 1,
+                Item::Missing(_) => self.deleted += 1,
+                Item::Unset(_) => {}
             }
         }
         self.names.push_back((self.number, read.key));

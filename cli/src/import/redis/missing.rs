@@ -1,0 +1,367 @@
+//! The other direction: rows that are here, and that no key of the sources has any more. Keys that
+//! were deleted while no importer listened are in no scan and no notification, so the ids that are
+//! here are listed, and each source is asked for the keys that such an id would have.
+//!
+//! Members cannot be listed, as a filter does not know them. So of sets only those are found whose
+//! row is missing, too.
+
+use super::layout::{Container, Item, Layout};
+use super::reader::{Rate, Read};
+use super::source::{Remote, Source, bytes};
+use node::client::connect::put_command;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
+use std::sync::Arc;
+
+/// Rows that are listed at once.
+const COUNT: &[u8] = b"1000";
+
+/// Ids whose keys the id does not tell, by layout: keys with zeros in front of the id, and ids in
+/// buckets that hold any. Noted while all keys are read.
+#[derive(Default)]
+pub(crate) struct Untold(HashMap<usize, HashSet<u64>>);
+
+impl Untold {
+    pub(crate) fn note(&mut self, layouts: &[Layout], read: &Read) {
+        let layout = &layouts[read.layout];
+        let ids: Vec<u64> = match layout.container {
+            Container::Buckets(0) if layout.key(0, b"").is_none() => {
+                read.items.iter().filter_map(Item::row).collect()
+            }
+            _ if layout.is_plain(&read.key) => return,
+            Container::Buckets(_) => read.items.iter().filter_map(Item::row).collect(),
+            _ => layout.read(&read.key).into_iter().map(|(id, _)| id).collect(),
+        };
+        if !ids.is_empty() {
+            self.0.entry(read.layout).or_default().extend(ids);
+        }
+    }
+
+    fn has(&self, layout: usize, id: u64) -> bool {
+        self.0.get(&layout).is_some_and(|ids| ids.contains(&id))
+    }
+}
+
+/// A row here, with its counters in the order of the space.
+pub(crate) type Row = (u64, Vec<i64>);
+
+/// Counters of a row that are not 0 here, and that no source has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Missing {
+    pub(crate) id: u64,
+    /// By layout and position in [`Layout::fields`], with the value that is here.
+    pub(crate) counters: Vec<(usize, usize, i64)>,
+    /// No source has anything of the row, and all of its counters are those of layouts.
+    pub(crate) is_whole: bool,
+}
+
+/// See the top of the file.
+pub(crate) struct Finder {
+    ours: Remote,
+    theirs: Vec<Remote>,
+    layouts: Arc<Vec<Layout>>,
+    /// The counters of each space, in the order in which CNT.GET answers them.
+    order: HashMap<String, Vec<String>>,
+    rate: Option<Rate>,
+}
+
+/// What is asked of one layout: a row by its place in the page, and the counters that an answer
+/// concerns.
+struct Probe {
+    row: usize,
+    layout: usize,
+    positions: Vec<usize>,
+}
+
+/// What the sources said of a key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Said {
+    There,
+    NotThere,
+    /// It is another's (a node of a cluster).
+    Nothing,
+}
+
+impl Finder {
+    pub(crate) fn open(
+        ours: Remote,
+        sources: &[Source],
+        layouts: Arc<Vec<Layout>>,
+        order: HashMap<String, Vec<String>>,
+        rate: Option<Rate>,
+    ) -> io::Result<Finder> {
+        let theirs = sources.iter().map(Source::open).collect::<io::Result<_>>()?;
+        Ok(Finder { ours, theirs, layouts, order, rate })
+    }
+
+    /// The counter spaces that layouts go to.
+    pub(crate) fn spaces(&self) -> Vec<String> {
+        let rows = self.layouts.iter().filter(|layout| !layout.is_flags());
+        let mut spaces: Vec<String> = rows.map(|layout| layout.space.clone()).collect();
+        spaces.sort_unstable();
+        spaces.dedup();
+        spaces
+    }
+
+    /// Some rows of a space here, and the next cursor; `None` behind the last.
+    pub(crate) fn page(
+        &mut self,
+        space: &str,
+        cursor: &[u8],
+    ) -> io::Result<(Vec<Row>, Option<Vec<u8>>)> {
+        let request: [&[u8]; 5] = [b"CNT.SCAN", space.as_bytes(), cursor, b"COUNT", COUNT];
+        let reply = self.ours.ask(&request)?;
+        let (next, rows) = scanned(reply).ok_or_else(strange)?;
+        Ok((rows, Some(next).filter(|next| next != b"0")))
+    }
+
+    /// These rows as they are here; an id without a row has none.
+    pub(crate) fn rows(&mut self, space: &str, ids: &[u64]) -> io::Result<Vec<Row>> {
+        let mut request = vec![b"CNT.GET".to_vec(), space.as_bytes().to_vec()];
+        request.extend(ids.iter().map(|id| id.to_string().into_bytes()));
+        let request: Vec<&[u8]> = request.iter().map(Vec::as_slice).collect();
+        let OwnedFrame::Array(rows) = self.ours.ask(&request)? else { return Err(strange()) };
+        let values = |row| match row {
+            OwnedFrame::Array(all) => all.into_iter().map(number).collect::<Option<Vec<i64>>>(),
+            _ => None,
+        };
+        Ok(ids.iter().copied().zip(rows).filter_map(|(id, r)| Some((id, values(r)?))).collect())
+    }
+
+    /// What of these rows no source has.
+    pub(crate) fn missing(
+        &mut self,
+        space: &str,
+        rows: &[Row],
+        untold: &Untold,
+    ) -> io::Result<Vec<Missing>> {
+        if let Some(rate) = &mut self.rate {
+            rate.take(rows.len());
+        }
+        let order = self.order.get(space).cloned().unwrap_or_default();
+        let is_here = |row: &Row| row.1.iter().any(|value| *value != 0);
+        let rows: Vec<&Row> = rows.iter().filter(|row| is_here(row)).collect();
+        let (lacking, is_gone) = self.lacking(space, &rows, &order, untold)?;
+        let layouts = self.layouts.clone();
+        // Which layout has which counter.
+        let holder = |name: &String| {
+            layouts.iter().enumerate().find_map(|(layout, of)| {
+                let is_of = of.space == space && !of.is_flags();
+                Some((layout, of.fields.iter().position(|(_, to)| is_of && to == name)?))
+            })
+        };
+        let holders: Vec<Option<(usize, usize)>> = order.iter().map(holder).collect();
+        let found = rows.iter().enumerate().map(|(row, (id, values))| {
+            let used: Vec<usize> = (0..order.len()).filter(|at| values[*at] != 0).collect();
+            let counter = |&at: &usize| {
+                let (layout, position) = holders[at].filter(|_| lacking[row][at])?;
+                Some((layout, position, values[at]))
+            };
+            let is_whole = is_gone[row] && used.iter().all(|at| holders[*at].is_some());
+            Missing { id: *id, counters: used.iter().filter_map(counter).collect(), is_whole }
+        });
+        Ok(found.filter(|missing| !missing.counters.is_empty()).collect())
+    }
+
+    /// Which counters of each row no key has, in the order of the space; and of which rows no key
+    /// has any. Keys of single counters are asked for where the others do not have all.
+    fn lacking(
+        &mut self,
+        space: &str,
+        rows: &[&Row],
+        order: &[String],
+        untold: &Untold,
+    ) -> io::Result<(Vec<Vec<bool>>, Vec<bool>)> {
+        let mut lacking = vec![vec![true; order.len()]; rows.len()];
+        let mut is_gone = vec![true; rows.len()];
+        let layouts = self.layouts.clone();
+        for cells in [false, true] {
+            let mut probes = Vec::new();
+            let of_these =
+                |of: &Layout| of.space == space && !of.is_flags() && of.is_cell() == cells;
+            for (row, (_, values)) in rows.iter().enumerate() {
+                if !(0..order.len()).any(|at| values[at] != 0 && lacking[row][at]) {
+                    continue;
+                }
+                for (layout, of) in layouts.iter().enumerate().filter(|(_, of)| of_these(of)) {
+                    let all = 0..of.fields.len();
+                    match cells {
+                        true => {
+                            probes.extend(all.map(|at| Probe { row, layout, positions: vec![at] }));
+                        }
+                        false => probes.push(Probe { row, layout, positions: all.collect() }),
+                    }
+                }
+            }
+            let said = self.ask(&probes, untold, |probe| rows[probe.row].0)?;
+            for (probe, said) in probes.iter().zip(said) {
+                let fields = &layouts[probe.layout].fields;
+                let told = probe.positions.iter().zip(said);
+                for (position, _) in told.filter(|(_, said)| *said != Said::NotThere) {
+                    is_gone[probe.row] = false;
+                    let at = order.iter().position(|name| *name == fields[*position].1);
+                    at.into_iter().for_each(|at| lacking[probe.row][at] = false);
+                }
+            }
+        }
+        Ok((lacking, is_gone))
+    }
+
+    /// What is to be written of these, as if their keys had been read. The sets of rows that are
+    /// missing as a whole are asked for as well.
+    pub(crate) fn reads(
+        &mut self,
+        missing: Vec<Missing>,
+        untold: &Untold,
+    ) -> io::Result<Vec<Read>> {
+        let layouts = self.layouts.clone();
+        let mut reads = Vec::new();
+        for one in &missing {
+            let read = |layout: usize, items| Read {
+                key: layouts[layout].key(one.id, b"").unwrap_or_default(),
+                layout,
+                items,
+                bad: None,
+                is_lost: false,
+            };
+            if let (true, Some((layout, ..))) = (one.is_whole, one.counters.first()) {
+                reads.push(read(*layout, vec![Item::Missing(one.id)]));
+                continue;
+            }
+            let zero = |&(layout, at, _): &(usize, usize, i64)| {
+                read(layout, vec![Item::Row(one.id, vec![(at, 0)])])
+            };
+            reads.extend(one.counters.iter().map(zero));
+        }
+        let whole: Vec<u64> = missing.iter().filter(|m| m.is_whole).map(|m| m.id).collect();
+        let mut probes = Vec::new();
+        for (layout, _) in layouts.iter().enumerate().filter(|(_, of)| of.is_flags()) {
+            let rows = 0..whole.len();
+            probes.extend(rows.map(|row| Probe { row, layout, positions: vec![0] }));
+        }
+        let said = self.ask(&probes, untold, |probe| whole[probe.row])?;
+        // Several keys may have members of one space.
+        let mut gone: BTreeMap<(usize, &str), (usize, bool)> = BTreeMap::new();
+        for (probe, said) in probes.iter().zip(said) {
+            let space = &layouts[probe.layout].space[..];
+            let (_, is_gone) = gone.entry((probe.row, space)).or_insert((probe.layout, true));
+            *is_gone &= said[0] == Said::NotThere;
+        }
+        for ((row, _), (layout, _)) in gone.into_iter().filter(|(_, (_, is_gone))| *is_gone) {
+            let (id, key) = (whole[row], layouts[layout].key(whole[row], b"").unwrap_or_default());
+            reads.push(Read {
+                key,
+                layout,
+                items: vec![Item::Unset(id)],
+                bad: None,
+                is_lost: false,
+            });
+        }
+        Ok(reads)
+    }
+
+    /// What the sources say of each probe, position by position. A key is not there if one source
+    /// says so and none has it.
+    fn ask(
+        &mut self,
+        probes: &[Probe],
+        untold: &Untold,
+        id_of: impl Fn(&Probe) -> u64,
+    ) -> io::Result<Vec<Vec<Said>>> {
+        let mut said: Vec<Vec<Said>> =
+            probes.iter().map(|probe| vec![Said::Nothing; probe.positions.len()]).collect();
+        let mut requests = Vec::new();
+        for (probe, said) in probes.iter().zip(&mut said) {
+            if untold.has(probe.layout, id_of(probe)) {
+                said.fill(Said::There);
+            }
+            request(&self.layouts[probe.layout], id_of(probe), &probe.positions, &mut requests);
+        }
+        let mut refused = None;
+        for theirs in &mut self.theirs {
+            let mut at = said.iter_mut();
+            theirs.batch(&requests, probes.len(), |reply| {
+                let Some(said) = at.next() else { return };
+                if let OwnedFrame::Error(reason) = &reply
+                    && reason.starts_with("NOPERM")
+                {
+                    refused.get_or_insert(reason.clone());
+                }
+                let values = answers(reply, said.len());
+                for (said, now) in said.iter_mut().zip(values) {
+                    *said = match (*said, now) {
+                        (Said::There, _) | (_, Said::There) => Said::There,
+                        (Said::NotThere, _) | (_, Said::NotThere) => Said::NotThere,
+                        _ => Said::Nothing,
+                    };
+                }
+            })?;
+        }
+        refused.map_or(Ok(said), |reason| Err(io::Error::other(reason)))
+    }
+}
+
+/// Asks for the key of an id, or for the counters in it.
+fn request(layout: &Layout, id: u64, positions: &[usize], out: &mut Vec<u8>) {
+    let name = |at: &usize| layout.fields.get(*at).map_or(&b""[..], |(from, _)| from.as_bytes());
+    let field = positions.first().map_or(&b""[..], name);
+    // Of a bucket that holds any id all were noted.
+    let Some(key) = layout.key(id, field) else { return put_command(out, &[b"PING"]) };
+    match layout.container {
+        Container::Hash => {
+            let mut request: Vec<&[u8]> = vec![b"HMGET", &key];
+            request.extend(positions.iter().map(name));
+            put_command(out, &request);
+        }
+        Container::Buckets(per) => {
+            let number = id.checked_rem(per).unwrap_or(id).to_string();
+            put_command(out, &[b"HEXISTS", &key, number.as_bytes()]);
+        }
+        _ => {
+            put_command(out, &[b"EXISTS", &key]);
+        }
+    }
+}
+
+/// What a reply says of each of so many counters. What is strange (another type of key) is there:
+/// nothing is deleted for it.
+fn answers(reply: OwnedFrame, count: usize) -> Vec<Said> {
+    let is_not = |is: bool| if is { Said::NotThere } else { Said::There };
+    match reply {
+        OwnedFrame::Array(values) => {
+            values.iter().map(|value| is_not(matches!(value, OwnedFrame::Null))).collect()
+        }
+        OwnedFrame::Integer(n) => vec![is_not(n == 0); count],
+        // A bucket that holds any id.
+        OwnedFrame::SimpleString(_) => vec![Said::NotThere; count],
+        OwnedFrame::Error(reason) if reason.starts_with("MOVED ") || reason.starts_with("ASK ") => {
+            vec![Said::Nothing; count]
+        }
+        _ => vec![Said::There; count],
+    }
+}
+
+fn strange() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "CNT.SCAN answers what it should not")
+}
+
+fn number(value: OwnedFrame) -> Option<i64> {
+    match value {
+        OwnedFrame::Integer(value) => Some(value),
+        _ => None,
+    }
+}
+
+/// The next cursor, and the rows of a reply to CNT.SCAN.
+pub(crate) fn scanned(reply: OwnedFrame) -> Option<(Vec<u8>, Vec<Row>)> {
+    let OwnedFrame::Array(mut parts) = reply else { return None };
+    let OwnedFrame::Array(rows) = parts.pop()? else { return None };
+    let row = |row: OwnedFrame| {
+        let OwnedFrame::Array(all) = row else { return None };
+        let mut all = all.into_iter();
+        let id = resp::natural(&bytes(all.next()?)?)?;
+        Some((id, all.map(number).collect::<Option<_>>()?))
+    };
+    Some((bytes(parts.pop()?)?, rows.into_iter().map(row).collect::<Option<_>>()?))
+}
