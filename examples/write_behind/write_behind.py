@@ -195,7 +195,10 @@ def scan(server, space, fields):
 
 def read_anew(server, tables, group):
     """Position, scan, follow: what changes during the scan comes again, behind the position."""
-    end = server.xrevrange(STREAM, count=1)[0][0]
+    # A log that was trimmed up to its end has a place to begin from with the next change.
+    while not (newest := server.xrevrange(STREAM, count=1)):
+        time.sleep(0.1)
+    end = newest[0][0]
     for space, fields in spaces(server):
         statements, there = [], tables.database.columns(space)
         if there:
