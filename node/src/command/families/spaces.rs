@@ -47,7 +47,7 @@ pub(crate) const TABLE: &[Spec] = &[
                  they show the whole space (counters = [\"post\"], not its fields by name). A \
                  space has at most 64 fields in its life, dropped ones included."),
             spec("tm.space|create", -4, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN,
-                "space <COUNTER|EXISTENCE> [option value ...]",
+                "space <COUNTER|EXISTENCE> [option value [option value ...]]",
                 "Makes a space, for all connections at once. The options are the keys of \
                  [[counter]] or [[existence]] in the configuration, with its checks and errors: \
                  fields and keys that no other space has, say. A counter space needs fields. \

@@ -35,8 +35,7 @@ fn name_of(entry: &Table) -> &str {
 }
 
 /// The entries of `before` that have another name now, as indexes into both lists: one that is
-/// gone, and one that is new and declared alike. The new one gets what a name decides, the text of
-/// its fields and whether its seed is written, as it was.
+/// gone, and one that is new and declared alike. The new one gets the text of its fields as it was.
 fn renamed(before: &[Table], now: &mut [Table]) -> Vec<(usize, usize)> {
     fn has(list: &[Table], name: &str) -> bool {
         list.iter().any(|entry| name_of(entry) == name)
@@ -62,10 +61,8 @@ fn renamed(before: &[Table], now: &mut [Table]) -> Vec<(usize, usize)> {
         });
         let Some(to) = twin else { continue };
         pairs.push((from, to));
-        for key in ["seed", "fields"] {
-            if let Some(value) = old.get(key) {
-                now[to].insert(key.to_owned(), value.clone());
-            }
+        if let Some(fields) = old.get("fields") {
+            now[to].insert("fields".to_owned(), fields.clone());
         }
     }
     pairs
@@ -150,15 +147,18 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// Sets the keys of an entry, in the order of the printed file, that are not as before.
+/// Sets the keys of an entry, in the order of the printed file, that are not as before. A seed that
+/// the file gives stays where `now` does not tell it: the folder's own is secret.
 fn change(
     entry: &mut dyn TableLike,
     keys: &[Key],
     now: &Table,
     before: &Table,
 ) -> Result<(), String> {
+    let is_told = |key: &Key, value: &Value| key.name != "seed" || *value != Value::Integer(0);
     for key in keys {
-        if let Some(value) = now.get(key.name).filter(|value| before.get(key.name) != Some(value)) {
+        let value = now.get(key.name).filter(|value| before.get(key.name) != Some(value));
+        if let Some(value) = value.filter(|value| is_told(key, value)) {
             put(entry, key.name, value)?;
         }
     }
