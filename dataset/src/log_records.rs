@@ -31,6 +31,11 @@
 //! - 14, forgotten (existence): ids of which all pairs were unset at once: per id, id - id before,
 //!   and how often that has happened. A pair of kind 3 that is named by its member is one of before
 //!   the first time; later ones are named by their hashes, which hold the number.
+//! - 15, exact pairs (existence spaces with a ledger, instead of 3): per pair
+//!   `(id - id before) << 2 | a string << 1 | set`, how often its id was forgotten, and the member:
+//!   a number, or the length of a string and the string. In snapshots: what the ledger has in
+//!   memory; each chunk begins with a byte: 1, such pairs follow; 0, ids whose pairs were dropped:
+//!   per id, id - id before, and the identity of the newest run that may still have some.
 //! - 16, ring (existence): where its tables lie, and at how many pairs each is, or was, closed: per
 //!   table low - low before, pages, pairs.
 //!
@@ -49,6 +54,8 @@ pub const ID_BYTES: usize = 20;
 pub const VALUE_BYTES: usize = 10;
 /// Of a pair: its id, and a member or the hash of one.
 pub const PAIR_BYTES: usize = ID_BYTES + 16;
+/// The same in a space with a ledger: its id, a generation, a length and a string.
+pub const EXACT_PAIR_BYTES: usize = ID_BYTES + 10 + 2 + ledger::MAX_MEMBER_BYTES;
 
 /// What a record's payload holds; see the top of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +89,8 @@ pub enum RecordKind {
     Groups = 13,
     /// Ids of an existence space of which all pairs were unset at once.
     Forgotten = 14,
+    /// Pairs of an existence space with a ledger; runs of the ledger have this kind, too.
+    ExactPairs = 15,
     /// The places of an existence space's tables, and at how many pairs each is closed.
     Ring = 16,
 }
@@ -92,7 +101,7 @@ impl RecordKind {
         use RecordKind::*;
         [
             Catalogue, Rows, Pairs, Layout, Table, Head, Loose, Block, Frontier, Late, Tokens,
-            Offsets, Groups, Forgotten, Ring,
+            Offsets, Groups, Forgotten, ExactPairs, Ring,
         ]
         .into_iter()
         .find(|&k| k as u8 == kind)
@@ -319,6 +328,93 @@ pub fn read_pairs(
     Ok(())
 }
 
+/// Writes an exact-pairs payload, pair by pair, ids rising.
+#[derive(Default)]
+pub struct ExactPairsWriter {
+    out: Vec<u8>,
+    last: u64,
+}
+
+impl ExactPairsWriter {
+    /// Behind a byte that says what the chunk of a snapshot holds.
+    pub(crate) fn behind(first: u8) -> ExactPairsWriter {
+        ExactPairsWriter { out: vec![first], last: 0 }
+    }
+
+    /// The next pair. Panics if the id lies below the one before.
+    pub fn pair(&mut self, pair: ledger::Pair<'_>, generation: u64) {
+        let (step, set) = (pair.id - self.last, u64::from(pair.set));
+        self.last = pair.id;
+        match pair.member {
+            ledger::Member::Number(number) => {
+                put_step(&mut self.out, step, 2, set);
+                put_number(&mut self.out, generation);
+                put_number(&mut self.out, number);
+            }
+            ledger::Member::Bytes(bytes) => {
+                put_step(&mut self.out, step, 2, 2 | set);
+                put_number(&mut self.out, generation);
+                put_number(&mut self.out, bytes.len() as u64);
+                self.out.extend_from_slice(bytes);
+            }
+        }
+    }
+
+    /// The payload.
+    pub fn finish(self) -> Vec<u8> {
+        self.out
+    }
+}
+
+/// Reads an exact-pairs payload: `each` gets the pair, and how often its id was forgotten before.
+pub fn read_exact_pairs(
+    mut bytes: &[u8],
+    mut each: impl FnMut(ledger::Pair<'_>, u64) -> Result<(), String>,
+) -> Result<(), String> {
+    let mut ids = Rising(None);
+    while !bytes.is_empty() {
+        let (step, flags) = take_step(&mut bytes, 2)?;
+        let id = ids.id(step)?;
+        let generation = take_number(&mut bytes)?;
+        let number = take_number(&mut bytes)?;
+        let member = if flags & 2 == 0 {
+            ledger::Member::Number(number)
+        } else {
+            let length = usize::try_from(number).unwrap_or(usize::MAX);
+            if length > ledger::MAX_MEMBER_BYTES {
+                return Err(format!("a member of {length} bytes"));
+            }
+            let (member, rest) = bytes.split_at_checked(length).ok_or("a member is cut off")?;
+            bytes = rest;
+            ledger::Member::Bytes(member)
+        };
+        each(ledger::Pair { id, member, set: flags & 1 == 1 }, generation)?;
+    }
+    Ok(())
+}
+
+/// A chunk of a ledger's file in a snapshot: ids whose pairs were dropped, which rise, each with
+/// the identity of the newest run that may still have some.
+pub(crate) fn encode_drops(drops: &[(u64, u64)]) -> Vec<u8> {
+    let (mut out, mut before) = (vec![0], 0);
+    for &(id, up_to) in drops {
+        put_number(&mut out, id - before);
+        put_number(&mut out, up_to);
+        before = id;
+    }
+    out
+}
+
+/// Reads such a chunk, behind its first byte.
+pub(crate) fn decode_drops(mut bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> {
+    let (mut drops, mut id) = (Vec::new(), 0u64);
+    while !bytes.is_empty() {
+        id = id.checked_add(take_number(&mut bytes)?).ok_or("an id of more than 64 bits")?;
+        drops.push((id, take_number(&mut bytes)?));
+    }
+    Ok(drops)
+}
+
 /// A forgotten payload: ids, which rise, with their generations.
 pub(crate) fn encode_forgotten(forgotten: impl Iterator<Item = (u64, u64)>) -> Vec<u8> {
     let (mut out, mut before) = (Vec::new(), 0);
@@ -363,6 +459,15 @@ struct ReadPair {
     member: MarkedMember,
 }
 
+/// A pair of a space with a ledger, and how often its id was forgotten.
+struct ReadExactPair {
+    space: u32,
+    set: bool,
+    id: u64,
+    member: ledger::OwnedMember,
+    generation: u64,
+}
+
 /// Space and id as one number, which one comparison orders.
 fn order(space: u32, id: u64) -> u128 {
     u128::from(space) << 64 | u128::from(id)
@@ -374,12 +479,14 @@ pub struct Commit {
     rows: Vec<ReadRow>,
     values: Vec<i64>,
     pairs: Vec<ReadPair>,
+    exact_pairs: Vec<ReadExactPair>,
+    exact_bytes: usize,
 }
 
 impl Commit {
     /// Whether nothing was collected.
     pub fn is_empty(&self) -> bool {
-        self.rows.is_empty() && self.pairs.is_empty()
+        self.rows.is_empty() && self.pairs.is_empty() && self.exact_pairs.is_empty()
     }
 
     /// A row as it is now. `read` fills in the values, and says whether there is such a row; if it
@@ -412,9 +519,25 @@ impl Commit {
         self.pairs.push(ReadPair { space, set, id, member });
     }
 
+    /// A pair of a space with a ledger, as it is now, of an id that was forgotten so often.
+    pub fn exact_pair(
+        &mut self,
+        space: u32,
+        id: u64,
+        member: ledger::OwnedMember,
+        set: bool,
+        generation: u64,
+    ) {
+        self.exact_bytes += match &member {
+            ledger::OwnedMember::Number(_) => 12,
+            ledger::OwnedMember::Bytes(bytes) => 8 + bytes.len(),
+        };
+        self.exact_pairs.push(ReadExactPair { space, set, id, member, generation });
+    }
+
     /// Bytes that the records will take, about.
     pub fn bytes(&self) -> usize {
-        self.rows.len() * 4 + self.values.len() * 3 + self.pairs.len() * 12
+        self.rows.len() * 4 + self.values.len() * 3 + self.pairs.len() * 12 + self.exact_bytes
     }
 
     /// Adds the records to a batch, one per space and kind, and forgets them. Each row and pair is
@@ -423,6 +546,7 @@ impl Commit {
     pub fn encode(&mut self, batch: &mut Batch) {
         self.rows.sort_unstable_by_key(|row| order(row.space, row.id));
         self.pairs.sort_unstable_by_key(|pair| order(pair.space, pair.id));
+        self.exact_pairs.sort_unstable_by_key(|pair| order(pair.space, pair.id));
         debug_assert!(self.has_each_once());
         for group in self.rows.chunk_by(|a, b| a.space == b.space) {
             let width = group.iter().map(|row| row.fields as usize).max().unwrap_or(0).max(1);
@@ -441,6 +565,14 @@ impl Commit {
             group.iter().for_each(|pair| writer.pair(pair.id, pair.member, pair.set));
             batch.push(group[0].space, RecordKind::Pairs as u8, &writer.finish());
         }
+        for group in self.exact_pairs.chunk_by(|a, b| a.space == b.space) {
+            let mut writer = ExactPairsWriter::default();
+            for ReadExactPair { id, member, set, generation, .. } in group {
+                let (id, set, member) = (*id, *set, member.as_member());
+                writer.pair(ledger::Pair { id, member, set }, *generation);
+            }
+            batch.push(group[0].space, RecordKind::ExactPairs as u8, &writer.finish());
+        }
         self.forget();
     }
 
@@ -456,6 +588,8 @@ impl Commit {
         self.rows.clear();
         self.values.clear();
         self.pairs.clear();
+        self.exact_pairs.clear();
+        self.exact_bytes = 0;
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::memory::Memory;
 use crate::merge::{Source, merge};
-use crate::pair::{MAX_MEMBER_BYTES, Member, Pair, Pairs};
+use crate::pair::{MAX_MEMBER_BYTES, Member, Pairs};
 use crate::question::{Answer, Question};
 use crate::ranges::{self, Range, Ranges};
 use crate::run::Run;
@@ -77,6 +77,8 @@ pub struct Ledger {
     pub(crate) newest: AtomicU64,
     /// Held by what writes files.
     pub(crate) files: Mutex<()>,
+    /// What is kept of runs, in bytes of memory.
+    index_bytes: AtomicUsize,
     pub(crate) flushed_pairs: AtomicU64,
     pub(crate) written_pairs: AtomicU64,
     pub(crate) written_bytes: AtomicU64,
@@ -89,31 +91,86 @@ impl std::fmt::Debug for Ledger {
 }
 
 impl Ledger {
-    /// Opens the runs of a space that the manifest names; `kind`: how they are tagged there. What
-    /// was in memory comes from a snapshot and the log: [`Ledger::set`], [`Ledger::restore_drop`].
-    pub fn open(store: &Store, space: u32, kind: u32, options: Options) -> store::Result<Ledger> {
-        let files = store.cold_files();
-        let ours = files.iter().filter(|file| ranges::is_of(file, space, kind));
-        let runs = ours.map(|file| Run::open(store, file).map(Arc::new));
-        let runs = runs.collect::<store::Result<Vec<_>>>()?;
-        let newest = runs.iter().map(|run| run.identity()).max().unwrap_or(0);
-        let (version, drops, files) = Default::default();
-        let (flushed_pairs, written_pairs, written_bytes) = Default::default();
-        Ok(Ledger {
+    /// A ledger without a pair; `kind`: how its runs are tagged in the manifest.
+    pub fn new(space: u32, kind: u32, options: Options) -> Ledger {
+        let (version, drops, newest, files) = Default::default();
+        let (index_bytes, flushed_pairs, written_pairs, written_bytes) = Default::default();
+        Ledger {
             space,
             kind,
             options,
             memory: Memory::new(),
-            ranges: ArcSwap::from_pointee(ranges::arrange(runs)),
+            ranges: ArcSwap::from_pointee(ranges::arrange(Vec::new())),
             version,
             dropped: RwLock::default(),
             drops,
-            newest: AtomicU64::new(newest),
+            newest,
             files,
+            index_bytes,
             flushed_pairs,
             written_pairs,
             written_bytes,
-        })
+        }
+    }
+
+    /// Opens the runs of a space that the manifest names. What was in memory comes from a snapshot
+    /// and the log: [`Ledger::set`], [`Ledger::restore_drop`].
+    pub fn open(store: &Store, space: u32, kind: u32, options: Options) -> store::Result<Ledger> {
+        let ledger = Ledger::new(space, kind, options);
+        ledger.attach(store)?;
+        Ok(ledger)
+    }
+
+    /// The runs that the manifest names answer from now on. Nothing was flushed before. Whether
+    /// there are any.
+    pub fn attach(&self, store: &Store) -> store::Result<bool> {
+        let files = store.cold_files();
+        let ours = files.iter().filter(|file| ranges::is_of(file, self.space, self.kind));
+        let runs = ours.map(|file| Run::open(store, file).map(Arc::new));
+        let runs = runs.collect::<store::Result<Vec<_>>>()?;
+        let newest = runs.iter().map(|run| run.identity()).max();
+        self.newest.fetch_max(newest.unwrap_or(0), AcqRel);
+        self.put_ranges(ranges::arrange(runs));
+        Ok(newest.is_some())
+    }
+
+    /// These ranges answer from now on.
+    pub(crate) fn put_ranges(&self, ranges: Ranges) {
+        let runs = ranges.iter().flat_map(|range| &range.runs);
+        self.index_bytes.store(runs.map(|run| run.memory_bytes()).sum(), Relaxed);
+        self.ranges.store(Arc::new(ranges));
+    }
+
+    /// Bytes of memory that it takes: pairs there, and what is kept of runs.
+    pub fn memory_bytes(&self) -> usize {
+        self.memory.bytes() + self.index_bytes.load(Relaxed)
+    }
+
+    /// Pairs in memory, and the number of them from which on they are to be flushed
+    /// ([`Ledger::is_due`]).
+    pub fn memory_pairs(&self) -> (usize, usize) {
+        (self.memory.len(), self.options.memory_pairs)
+    }
+
+    /// Whether runs may have pairs.
+    pub fn has_runs(&self) -> bool {
+        self.ranges.load().iter().any(|range| !range.runs.is_empty())
+    }
+
+    /// A name for a member that is a string, of 128 bits, by which [`Ledger::named`] finds it while
+    /// the pair is in memory. It holds for this process only, and cannot be foreseen.
+    pub fn name(&self, id: u64, member: &[u8]) -> u128 {
+        self.memory.name(id, member)
+    }
+
+    /// The member of that name and whether its pair is set, if that is in memory.
+    pub fn named(&self, id: u64, name: u128) -> Option<(Arc<[u8]>, bool)> {
+        self.memory.named(id, name)
+    }
+
+    /// Whether a pair is set, if it has changed since it was flushed last.
+    pub fn in_memory(&self, id: u64, member: Member<'_>) -> Option<bool> {
+        self.memory.get(id, member)
     }
 
     /// Whether a member can be kept.
@@ -289,10 +346,10 @@ impl Ledger {
         self.memory.len() >= 2 * self.options.memory_pairs
     }
 
-    /// Walks the pairs in memory, in no order, piece by piece: for a snapshot. A pair that is
-    /// flushed meanwhile may be missing: then the manifest names its run before this ends.
-    pub fn walk_memory(&self, mut each: impl FnMut(Pair<'_>)) {
-        self.memory.walk(&(0..=u64::MAX), |pairs| pairs.iter().for_each(&mut each));
+    /// Walks the pairs in memory, piece by piece, each of them sorted: for a snapshot. A pair that
+    /// is flushed meanwhile may be missing: then the manifest names its run before this ends.
+    pub fn walk_memory(&self, each: impl FnMut(&Pairs)) {
+        self.memory.walk(&(0..=u64::MAX), each);
     }
 
     /// What it has and has done.
@@ -307,7 +364,7 @@ impl Ledger {
             run_bytes: runs().map(|run| run.entry().bytes).sum(),
             memory_pairs: self.memory.len(),
             memory_bytes: self.memory.bytes(),
-            index_bytes: runs().map(|run| run.memory_bytes()).sum(),
+            index_bytes: self.index_bytes.load(Relaxed),
             drops: self.drops.load(Relaxed),
             flushed_pairs: self.flushed_pairs.load(Relaxed),
             written_pairs: self.written_pairs.load(Relaxed),

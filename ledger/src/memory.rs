@@ -5,10 +5,12 @@
 
 use crate::pair::{Member, Pair, Pairs};
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, RandomState};
 use std::ops::Bound::{Excluded, Included, Unbounded};
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const SHARDS: usize = 64;
@@ -17,15 +19,20 @@ const PIECE: usize = 1024;
 
 /// What a pair takes, with its share of the tree's nodes, which are two thirds full.
 const NUMBER_BYTES: usize = 30;
-const STRING_BYTES: usize = 64;
+/// Of a string, beside its bytes: its places in two maps, and its count.
+const STRING_BYTES: usize = 120;
 
 #[derive(Default)]
 struct Shard {
     numbers: BTreeMap<(u64, u64), bool>,
-    strings: BTreeMap<u64, BTreeMap<Box<[u8]>, bool>>,
+    strings: BTreeMap<u64, BTreeMap<Arc<[u8]>, bool>>,
+    /// The strings by their names.
+    names: HashMap<u128, Arc<[u8]>>,
 }
 
 pub(crate) struct Memory {
+    /// What names of strings are drawn from.
+    seeds: [RandomState; 2],
     shards: Box<[Mutex<Shard>]>,
     pairs: AtomicUsize,
     string_bytes: AtomicUsize,
@@ -76,10 +83,11 @@ impl Shard {
         }
     }
 
-    fn remove(&mut self, id: u64, member: Member<'_>) {
+    fn remove(&mut self, id: u64, member: Member<'_>, seeds: &[RandomState; 2]) {
         match member {
             Member::Number(number) => drop(self.numbers.remove(&(id, number))),
             Member::Bytes(bytes) => {
+                self.names.remove(&name(seeds, id, bytes));
                 let Some(members) = self.strings.get_mut(&id) else { return };
                 members.remove(bytes);
                 if members.is_empty() {
@@ -90,11 +98,11 @@ impl Shard {
     }
 
     /// Removes a pair if its state is still that; whether it was.
-    fn remove_same(&mut self, pair: Pair<'_>) -> bool {
+    fn remove_same(&mut self, pair: Pair<'_>, seeds: &[RandomState; 2]) -> bool {
         let Member::Number(number) = pair.member else {
             let is_same = self.get(pair.id, pair.member) == Some(pair.set);
             if is_same {
-                self.remove(pair.id, pair.member);
+                self.remove(pair.id, pair.member, seeds);
             }
             return is_same;
         };
@@ -118,7 +126,8 @@ impl Shard {
 impl Memory {
     pub(crate) fn new() -> Memory {
         let (pairs, string_bytes) = Default::default();
-        Memory { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), pairs, string_bytes }
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Memory { seeds: Default::default(), shards, pairs, string_bytes }
     }
 
     /// Pairs in it.
@@ -136,13 +145,18 @@ impl Memory {
         let is_new = match member {
             Member::Number(number) => shard.numbers.insert((id, number), set).is_none(),
             Member::Bytes(bytes) => {
-                let members = shard.strings.entry(id).or_default();
+                let Shard { strings, names, .. } = &mut *shard;
+                let members = strings.entry(id).or_default();
                 match members.get_mut(bytes) {
                     Some(state) => {
                         *state = set;
                         false
                     }
-                    None => members.insert(bytes.into(), set).is_none(),
+                    None => {
+                        let bytes: Arc<[u8]> = bytes.into();
+                        names.insert(name(&self.seeds, id, &bytes), bytes.clone());
+                        members.insert(bytes, set).is_none()
+                    }
                 }
             }
         };
@@ -156,6 +170,18 @@ impl Memory {
         self.shards[shard_of(id)].lock().get(id, member)
     }
 
+    /// See [`Ledger::name`](crate::Ledger::name).
+    pub(crate) fn name(&self, id: u64, member: &[u8]) -> u128 {
+        name(&self.seeds, id, member)
+    }
+
+    /// The member of that name, and whether its pair is set.
+    pub(crate) fn named(&self, id: u64, name: u128) -> Option<(Arc<[u8]>, bool)> {
+        let shard = self.shards[shard_of(id)].lock();
+        let member = shard.names.get(&name)?;
+        Some((member.clone(), shard.get(id, Member::Bytes(member))?))
+    }
+
     /// Removes pairs whose states are still those, if `may` says so of the id. In the order of a
     /// walk a shard's tree is passed once.
     pub(crate) fn remove_same(&self, pairs: &Pairs, may: impl Fn(u64) -> bool) {
@@ -165,7 +191,7 @@ impl Memory {
             let mut shard = self.shards[number].lock();
             for _ in 0..PIECE {
                 let Some(pair) = pairs.next_if(|pair| shard_of(pair.id) == number) else { break };
-                if shard.remove_same(pair) {
+                if shard.remove_same(pair, &self.seeds) {
                     self.gone(pair.member);
                 }
             }
@@ -187,7 +213,7 @@ impl Memory {
                 piece.len() < PIECE
             });
             piece.iter().for_each(|pair| {
-                shard.remove(id, pair.member);
+                shard.remove(id, pair.member, &self.seeds);
                 self.gone(pair.member);
             });
             if piece.len() < PIECE {
@@ -245,6 +271,11 @@ impl Memory {
         list.sort();
         list
     }
+}
+
+fn name(seeds: &[RandomState; 2], id: u64, member: &[u8]) -> u128 {
+    let [high, low] = seeds.each_ref().map(|seed| seed.hash_one((id, member)));
+    u128::from(high) << 64 | u128::from(low)
 }
 
 fn extra(member: Member<'_>) -> usize {

@@ -124,7 +124,7 @@ impl Ledger {
         let mut left = ranges[below..].to_vec();
         ranges::begin_at_zero(&mut left);
         let last = ranges::high(&ranges, below - 1);
-        self.ranges.store(Arc::new(left));
+        self.put_ranges(left);
         self.memory.walk(&(0..=last), |piece| self.memory.remove_same(piece, |_| true));
         retire(store, &gone);
         Ok(true)
@@ -238,7 +238,7 @@ impl Ledger {
             Ok(next)
         };
         let next = published().inspect_err(|_| store.discard(&added))?;
-        self.ranges.store(Arc::new(next));
+        self.put_ranges(next);
         self.version.fetch_add(1, AcqRel);
         for rewrite in &rewrites {
             // What was dropped meanwhile, and set again, is not in the file.

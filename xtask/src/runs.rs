@@ -205,6 +205,15 @@ pub(crate) const RUNS: &[Run] = &[
     },
     Run {
         group: "play",
+        name: "exact",
+        about: "so many likes of a space with a ledger, each sent twice, under kill -9",
+        file: "cli/tests/exact.rs",
+        test: "-p tidemark --test exact",
+        reads: [true, false, true, false],
+        soak: 0,
+    },
+    Run {
+        group: "play",
         name: "ingest",
         about: "so many thousand events of each broker, under kill -9 of either side and failovers",
         file: "cli/tests/ingest/main.rs",

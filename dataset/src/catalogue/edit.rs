@@ -38,6 +38,7 @@ const FIXED_EXISTENCE: &[(&str, &str)] = &[
     ("name", "TM.SPACE RENAME changes it"),
     ("members", "make another space"),
     ("first_id", "make another space"),
+    ("ledger", "make another space"),
     ("false_positive_rate", "make another space"),
     ("seed", "make another space"),
 ];

@@ -20,7 +20,9 @@
 //! what it has read: a place per 64 KiB, and how many entries each segment has of each space.
 
 use crate::dirty_keys::MarkedMember;
-use crate::log_records::{RecordKind, decode_forgotten, read_pairs, read_rows, take_number};
+use crate::log_records::{
+    RecordKind, decode_forgotten, read_exact_pairs, read_pairs, read_rows, take_number,
+};
 use std::cell::Cell;
 use std::fmt;
 use store::Records;
@@ -92,6 +94,8 @@ pub enum Change<'a> {
     Row(u64, Option<&'a [i64]>),
     /// A pair of an existence space, and whether it is set.
     Pair(u64, MarkedMember, bool),
+    /// The same of a space with a ledger, with its member as it is.
+    ExactPair(ledger::Pair<'a>),
     /// The lowest id of which an existence space keeps pairs.
     Horizon(u64),
     /// All pairs of this id of an existence space were unset.
@@ -124,6 +128,9 @@ pub fn each_change(
             }
             Some(RecordKind::Pairs) => {
                 read_pairs(payload, |id, member, set| tell(space, Change::Pair(id, member, set)))
+            }
+            Some(RecordKind::ExactPairs) => {
+                read_exact_pairs(payload, |pair, _| tell(space, Change::ExactPair(pair)))
             }
             Some(RecordKind::Forgotten) => {
                 let mut ids = decode_forgotten(payload)?.into_iter();

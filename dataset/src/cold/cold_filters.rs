@@ -186,28 +186,30 @@ impl ColdPairs {
         self.files.store(Arc::new(files));
     }
 
-    /// Notes what must be read before it can be said whether a pair is set; nothing if it is at
-    /// hand, or in memory, or `asks` says that it is not needed.
+    /// Notes what must be read before the filters can say whether a pair is set; nothing if it is
+    /// at hand, or in memory, or `asks` says that it is not needed. Whether something must.
     pub fn ask(
         &self,
         space: &phantom::Space,
         (id, member): (u64, &Member<'_>),
         fetching: &mut Fetching,
         asks: impl FnOnce() -> bool,
-    ) {
+    ) -> bool {
         if id >= self.end() {
-            return;
+            return false;
         }
         let pair = &space.pair(id, member);
         if !space.lies_elsewhere(pair) || !asks() {
-            return;
+            return false;
         }
         let files = self.files.load();
         let above = files.partition_point(|file| file.entry().tag.low <= pair.id);
-        let Some(file) = above.checked_sub(1).map(|at| &files[at]) else { return };
-        if !self.shared.is_at_hand(file.key(pair)) {
+        let Some(file) = above.checked_sub(1).map(|at| &files[at]) else { return false };
+        let wants = !self.shared.is_at_hand(file.key(pair));
+        if wants {
             fetching.want_pair(file, pair);
         }
+        wants
     }
 }
 

@@ -6,8 +6,10 @@
 //! line after each so many: a request for a million rows does not delay a page.
 
 use crate::cold::cold_filters::PairFile;
+use crate::cold::ledger::{Lookup, PairLedger};
 use crate::cold::{Cold, Key, PINS, Read, Values, uring};
 use crate::options::IoMethod;
+use ledger::Question;
 use parking_lot::{Condvar, Mutex};
 use phantom::Pair;
 use quick_cache::DefaultHashBuilder;
@@ -41,6 +43,7 @@ pub type Pins = HashMap<Key, Read, DefaultHashBuilder>;
 pub struct Fetching {
     wanted: Vec<(Arc<ColdFile>, u64, u64)>,
     pairs: Vec<(Arc<PairFile>, Pair)>,
+    lookups: Vec<Lookup>,
 }
 
 impl Fetching {
@@ -52,13 +55,17 @@ impl Fetching {
         self.pairs.push((file.clone(), *pair));
     }
 
+    pub(crate) fn want_settled(&mut self, ledger: &Arc<PairLedger>, question: Question) {
+        self.lookups.push(Lookup::new(ledger, question));
+    }
+
     /// Whether everything is at hand.
     pub fn is_ready(&self) -> bool {
         self.len() == 0
     }
 
     fn len(&self) -> usize {
-        self.wanted.len() + self.pairs.len()
+        self.wanted.len() + self.pairs.len() + self.lookups.len()
     }
 
     /// Whether no more is to be read at once.
@@ -83,6 +90,8 @@ pub(crate) enum What {
     Rows { file: Arc<ColdFile>, block: u64, ids: Vec<u64> },
     /// The page of a pair in this filter of its chain; those before it have not got the pair.
     Pair { file: Arc<PairFile>, pair: Pair, filter: usize },
+    /// The next block that a ledger's lookup needs.
+    Settle(Lookup),
 }
 
 /// What of a turn is still to be done.
@@ -252,6 +261,7 @@ impl What {
         match self {
             What::Rows { file, block, .. } => Some(file.place(*block)),
             What::Pair { file, pair, filter } => file.place(pair, *filter),
+            What::Settle(lookup) => Some(lookup.place()),
         }
     }
 }
@@ -268,6 +278,7 @@ impl Job {
                 turn.add(rows);
             }
             What::Pair { file, pair, .. } => turn.add([(file.key(&pair), file.read(&pair))]),
+            What::Settle(lookup) => turn.add([lookup.read()]),
         }
     }
 
@@ -291,6 +302,10 @@ impl Job {
                 None => {
                     return Some(Job { what: What::Pair { file, pair, filter: filter + 1 }, turn });
                 }
+            },
+            What::Settle(lookup) => match lookup.take(bytes) {
+                Ok(settled) => turn.add([settled]),
+                Err(lookup) => return Some(Job { what: What::Settle(lookup), turn }),
             },
         }
         None
@@ -336,7 +351,7 @@ impl Cold {
         self: &Arc<Self>,
         fetching: Fetching,
     ) -> impl Future<Output = Pins> + Send + use<> {
-        let Fetching { mut wanted, mut pairs } = fetching;
+        let Fetching { mut wanted, mut pairs, mut lookups } = fetching;
         let pins = PINS.take();
         wanted.sort_unstable_by_key(|(file, block, id)| (file.head().identity, *block, *id));
         wanted.dedup_by_key(|(file, _, id)| (file.head().identity, *id));
@@ -346,7 +361,9 @@ impl Cold {
         let blocks: Vec<_> = wanted.chunk_by(same).collect();
         pairs.sort_unstable_by_key(|(file, pair)| file.key(pair));
         pairs.dedup_by_key(|(file, pair)| file.key(pair));
-        let (turn, end) = Waiting::new(self, pins, blocks.len() + pairs.len());
+        lookups.sort_by_cached_key(Lookup::key);
+        lookups.dedup_by_key(|lookup| lookup.key());
+        let (turn, end) = Waiting::new(self, pins, blocks.len() + pairs.len() + lookups.len());
         let rows = blocks.into_iter().map(|rows| What::Rows {
             file: rows[0].0.clone(),
             block: rows[0].1,
@@ -354,7 +371,8 @@ impl Cold {
         });
         let wanted_pairs =
             pairs.into_iter().map(|(file, pair)| What::Pair { file, pair, filter: 0 });
-        let jobs: Vec<What> = rows.chain(wanted_pairs).collect();
+        let lookups = lookups.into_iter().map(What::Settle);
+        let jobs: Vec<What> = rows.chain(wanted_pairs).chain(lookups).collect();
         let rest = Rest { jobs: jobs.into_iter(), turn, taken: 0 };
         match uring::here(self) {
             Some(ring) => ring.lock().serve(rest),

@@ -26,6 +26,7 @@
 pub mod cold_filters;
 pub mod fetch;
 pub mod files;
+pub mod ledger;
 pub mod overlay;
 pub mod quarantine;
 pub mod uring;

@@ -4,6 +4,7 @@ use crate::catalogue::{Catalogue, CounterEntry, ExistenceEntry};
 use crate::cold::Cold;
 use crate::cold::cold_filters::ColdPairs;
 use crate::cold::files::ColdSpace;
+use crate::cold::ledger::PairLedger;
 use crate::commit::Durability;
 use crate::engines::action::Beside;
 use crate::engines::forget::{Kin, kin};
@@ -12,7 +13,7 @@ use crate::engines::page::{Column, Flag, Gate};
 use crate::engines::zero_proof::tie_word;
 use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace, Loose, PairedCounter, View};
 use crate::key_patterns::{Kind, Pattern, PatternError};
-use crate::options::{self, Options};
+use crate::options::{self, LedgerMode, Options};
 use crate::tokens::Tokens;
 use counter::Schema;
 use std::sync::Arc;
@@ -124,7 +125,8 @@ impl Engines {
         let existences = told.existence.iter().map(|known| self.make_existence(known));
         let existences = existences.collect::<Result<Vec<_>, BuildError>>()?;
         let mut next = Engines {
-            spills: counters.iter().any(CounterSpace::spills),
+            spills: counters.iter().any(CounterSpace::spills)
+                || existences.iter().any(|space| space.ledger.is_some()),
             counters,
             existences,
             catalogue: Arc::new(told.clone()),
@@ -204,6 +206,8 @@ impl Engines {
             kept_tie: Arc::new(AtomicU64::new(tie_word(known.tie))),
             loose: Arc::new(Loose::new(made.max_loose)),
             cold: Arc::new(ColdPairs::new(self.cold.clone())),
+            ledger: (made.ledger == LedgerMode::Exact)
+                .then(|| PairLedger::new(known.number, self.cold.clone())),
             pace: Arc::default(),
             made,
         };

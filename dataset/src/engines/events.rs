@@ -69,11 +69,17 @@ impl Engines {
         ID_BYTES + space.schema().width() * VALUE_BYTES + self.existences().len() * ID_BYTES
     }
 
+    /// The same of a pair of any space.
+    pub fn log_bytes_of_pair(&self) -> usize {
+        let spaces = self.existences().iter().map(|space| space.log_bytes_of_pair());
+        spaces.max().unwrap_or(PAIR_BYTES)
+    }
+
     /// The same of so many events of one step, with the offset.
     pub fn log_bytes_of_events(&self, events: usize) -> usize {
         let rows: usize = self.counters().iter().map(|space| self.log_bytes_of_row(space)).sum();
         // The id's, and the member's.
-        RECORD_BYTES + events * (PAIR_BYTES + 2 * rows)
+        RECORD_BYTES + events * (self.log_bytes_of_pair() + 2 * rows)
     }
 
     /// Makes these events, and moves the partition's offset to `end`; both or neither, whatever

@@ -115,6 +115,9 @@ impl Engines {
 
     fn forget_pairs(&self, turn: &mut WriteGuard<'_, Mark>, space: &ExistenceSpace, id: u64) {
         if space.space.forget(id) {
+            if let Some(ledger) = &space.ledger {
+                ledger.ledger().drop_id(id);
+            }
             self.changed(space.number, id);
             turn.mark_new(Mark::forgotten(space.number, id));
         }

@@ -39,10 +39,12 @@ use crate::cold::cold_filters::is_crowded;
 use crate::cold::cold_filters::{ColdPairs, PairFile};
 use crate::cold::fetch::Fetching;
 use crate::cold::files::ColdSpace;
+use crate::cold::ledger::PairLedger;
 use crate::cold::overlay::{changed_rows, overlay_bytes};
 use crate::commit::Durability;
 use crate::groups::Groups;
 use crate::key_patterns::{Kind, Match, Pattern};
+use crate::log_records::{EXACT_PAIR_BYTES, PAIR_BYTES};
 use crate::offsets::Offsets;
 use crate::options;
 use crate::options::{BelowHorizon, Expire};
@@ -50,7 +52,8 @@ use crate::tokens::Tokens;
 use crate::watch::{Place, Watches};
 use listener::Listener;
 use memory::Memory;
-use phantom::Member;
+use phantom::{Answer, Member};
+use rolling::{Unreadable, UnreadableIds};
 use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -176,6 +179,7 @@ pub struct ExistenceSpace {
     kept_tie: Arc<AtomicU64>,
     loose: Arc<Loose>,
     cold: Arc<ColdPairs>,
+    ledger: Option<Arc<PairLedger>>,
     pace: Arc<PairRate>,
 }
 
@@ -220,6 +224,64 @@ impl ExistenceSpace {
     #[inline]
     pub fn cold(&self) -> &ColdPairs {
         &self.cold
+    }
+
+    /// Its ledger, if every pair is kept exactly.
+    #[inline]
+    pub fn ledger(&self) -> Option<&Arc<PairLedger>> {
+        self.ledger.as_ref()
+    }
+
+    /// Whether a pair is set to which the filters say yes: as its ledger says, if it has one.
+    #[inline]
+    pub(crate) fn is_true(&self, id: u64, member: &Member<'_>) -> Result<bool, Unreadable> {
+        self.ledger.as_ref().map_or(Ok(true), |ledger| ledger.contains(id, member))
+    }
+
+    /// Whether a pair is set, exact if it has a ledger.
+    pub fn contains_exactly(&self, id: u64, member: &Member<'_>) -> Result<Answer, Unreadable> {
+        match self.space.contains(id, member)? {
+            Answer::Yes if !self.is_true(id, member)? => Ok(Answer::No),
+            answer => Ok(answer),
+        }
+    }
+
+    /// Asks the ledger for what the filters have answered with yes. An id of which it cannot be
+    /// read is in the error, and answered with no.
+    pub fn verify(
+        &self,
+        member: &Member<'_>,
+        ids: &[u64],
+        answers: &mut [Answer],
+    ) -> Result<(), UnreadableIds> {
+        let mut failed = Vec::new();
+        let yes = ids.iter().zip(answers).filter(|(_, answer)| **answer == Answer::Yes);
+        for (&id, answer) in yes {
+            if !self.is_true(id, member).unwrap_or_else(|error| {
+                failed.push(error);
+                false
+            }) {
+                *answer = Answer::No;
+            }
+        }
+        UnreadableIds::check(failed)
+    }
+
+    /// Notes what must be read before a write of a pair can run, or a check that is to be exact.
+    pub fn ask_exactly(&self, id: u64, member: &Member<'_>, fetching: &mut Fetching) {
+        let waits = self.cold.ask(&self.space, (id, member), fetching, || true);
+        // What the filter says is known once its page is there: then this is called again.
+        if let Some(ledger) = &self.ledger
+            && !waits
+            && matches!(self.space.contains(id, member), Ok(Answer::Yes))
+        {
+            ledger.ask(id, member, fetching);
+        }
+    }
+
+    /// Bytes of the log that a pair of it takes at most.
+    pub fn log_bytes_of_pair(&self) -> usize {
+        if self.ledger.is_some() { EXACT_PAIR_BYTES } else { PAIR_BYTES }
     }
 
     /// New pairs per second in the newest table: the mean of about the last minute.
@@ -600,13 +662,18 @@ impl Engines {
         for space in &self.counters {
             space.cold.attach(&space.space, space.number, store)?;
         }
-        Ok(())
+        self.existences.iter().filter_map(|s| s.ledger.as_ref()).try_for_each(|l| l.attach(store))
     }
 
     /// Whether any row, or flag, may lie on the disk.
     #[inline]
     pub fn has_cold(&self) -> bool {
         self.cold.any()
+    }
+
+    /// The ledgers of spaces that have one.
+    pub fn ledgers(&self) -> impl Iterator<Item = &Arc<PairLedger>> {
+        self.existences.iter().filter_map(|space| space.ledger.as_ref())
     }
 
     /// Whether writers are to wait, as a space is nearly full and will soon be less so. Asked
@@ -625,6 +692,7 @@ impl Engines {
             .existences
             .iter()
             .any(|space| space.cold.any() && space.is_crowded() && !space.cold.stuck.load(Relaxed))
+            || self.ledgers().any(|ledger| ledger.is_crowded())
     }
 
     /// The counter spaces of a view.
@@ -655,6 +723,7 @@ impl Engines {
         counters
             + self.tokens.stats().bytes
             + self.groups.stats().bytes as u64
+            + self.ledgers().map(|l| l.ledger().memory_bytes() as u64).sum::<u64>()
             + self.existences.iter().map(|s| s.memory_bytes() + s.loose.memory_bytes()).sum::<u64>()
     }
 

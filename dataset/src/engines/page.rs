@@ -146,6 +146,45 @@ impl Page {
     }
 }
 
+impl Engines {
+    /// Asks the ledgers of a view's flags for what a page of these ids says yes to. An id of which
+    /// that cannot be read is in the error, and answered with no. `None`: no flag has a ledger.
+    pub fn verify_page(
+        &self,
+        view: &View,
+        viewer: &Member<'_>,
+        ids: &[u64],
+        page: &mut Page,
+    ) -> Option<Result<(), UnreadableIds>> {
+        let exact = view.flags.iter().enumerate();
+        let exact: Vec<_> = exact
+            .map(|(at, flag)| (at, &self.existences[flag.space]))
+            .filter(|(_, space)| space.ledger().is_some())
+            .collect();
+        if exact.is_empty() {
+            return None;
+        }
+        let mut failed = Vec::new();
+        for (index, &id) in ids.iter().enumerate() {
+            for &(flag, space) in &exact {
+                let answers = &mut page.answers[index / BATCH * view.flags.len() + flag];
+                let bit = 1 << (index % BATCH);
+                if answers.yes & bit == 0 {
+                    continue;
+                }
+                let is_true = space.is_true(id, viewer).unwrap_or_else(|error| {
+                    failed.push(error);
+                    false
+                });
+                if !is_true {
+                    answers.yes &= !bit;
+                }
+            }
+        }
+        Some(UnreadableIds::check(failed))
+    }
+}
+
 /// See [`Page::usual`]: the counters of each id, and the answers for each [`BATCH`] of them.
 pub(crate) type UsualPage<'a> = (&'a [[i64; 4]], &'a [[Answers; 2]]);
 

@@ -45,6 +45,17 @@ pub enum WriteError {
     /// Tokens are off.
     #[error("no tokens are kept here: tokens.max_tokens is 0")]
     NoTokens,
+    /// The space's ledger cannot write what it has in memory to the disk.
+    #[error(
+        "the ledger of '{0}' has no room in memory for more pairs until its disk takes some again"
+    )]
+    LedgerFull(String),
+    /// A member that the space's ledger does not take.
+    #[error(
+        "a member has at most {max} bytes in a space with a ledger",
+        max = ledger::MAX_MEMBER_BYTES
+    )]
+    MemberTooLong,
     /// By an action that moves counters of its member.
     #[error("the action moves counters of its member, which must be an id: a decimal number")]
     MemberIsNoId,
@@ -529,15 +540,19 @@ impl Engines {
         id: u64,
         member: &Member<'_>,
     ) -> Result<Change, WriteError> {
+        space.may_write(member)?;
         let mut turn = self.pair_guard(space, id);
         let first = || {
             self.loosen_uncounted(&mut turn, space, id);
             Ok::<(), WriteError>(())
         };
-        let change = space.space.add_with(id, member, first)?;
+        let mut change = space.space.add_with(id, member, first)?;
         if change == Change::Unchanged {
             // It may only seem to be set, or be so without its counter for another reason.
             self.loosen_uncounted(&mut turn, space, id);
+            if !space.is_true(id, member)? {
+                change = Change::Changed;
+            }
         }
         self.mark_pair(&mut turn, space, id, member, change, true, None);
         Ok(change)
@@ -552,15 +567,15 @@ impl Engines {
         member: &Member<'_>,
     ) -> Result<Change, WriteError> {
         let mut turn = self.pair_guard(space, id);
-        let change = space.space.remove(id, member)?;
+        let change = space.remove_true(id, member, || Ok(true))?;
         self.mark_pair(&mut turn, space, id, member, change, false, None);
         Ok(change)
     }
 
     /// A pair that was to be set and seemed to be set is marked, too: it may only have seemed so,
     /// and a filter that is rebuilt from the log need not have the same chance hits. A client that
-    /// was told that it is set must find it (promise 6). With it the row of the id in the counter
-    /// space `row`, if that has changed.
+    /// was told that it is set must find it (promise 6). Where a ledger says it, it is logged
+    /// already. With it the row of the id in the counter space `row`, if that has changed.
     #[inline]
     #[expect(clippy::too_many_arguments, reason = "what a change of a pair is")]
     pub(super) fn mark_pair(
@@ -574,10 +589,14 @@ impl Engines {
         row: Option<u32>,
     ) {
         if change == Change::Changed {
+            if let Some(ledger) = &space.ledger {
+                ledger.set(id, member, to_set);
+            }
             self.changed(space.number, id);
         }
-        let is_marked = change == Change::Changed || (change == Change::Unchanged && to_set);
-        let mark = || Mark::pair(space.number, id, MarkedMember::new(space, id, member), to_set);
+        let may_be_new = change == Change::Unchanged && to_set && space.ledger.is_none();
+        let is_marked = change == Change::Changed || may_be_new;
+        let mark = || Mark::pair(space.number, id, space.marked(id, member), to_set);
         let alone = match row {
             Some(row) if is_marked => match mark().with_row(row) {
                 Some(both) => return turn.mark_new(both),
@@ -588,6 +607,69 @@ impl Engines {
         alone.into_iter().for_each(|row| turn.mark(Mark::row(row, id)));
         if is_marked {
             turn.mark_new(mark());
+        }
+    }
+}
+
+impl ExistenceSpace {
+    /// Whether its ledger takes one more pair with this member.
+    #[inline]
+    pub(super) fn may_write(&self, member: &Member<'_>) -> Result<(), WriteError> {
+        let Some(ledger) = &self.ledger else { return Ok(()) };
+        if !ledger.takes(member) {
+            return Err(WriteError::MemberTooLong);
+        }
+        match ledger.ledger().is_full() {
+            true => Err(WriteError::LedgerFull(self.name().to_owned())),
+            false => Ok(()),
+        }
+    }
+
+    /// The member as a mark names it.
+    #[inline]
+    fn marked(&self, id: u64, member: &Member<'_>) -> MarkedMember {
+        match &self.ledger {
+            Some(ledger) => ledger.marked(id, member),
+            None => MarkedMember::new(&self.space, id, member),
+        }
+    }
+
+    /// Unsets a pair if it is set, once `first` has run and not found that it is not set after all
+    /// (`false`); with a ledger, if that says so, too. Then there is no bound for pairs that are
+    /// unset: where the filters can keep no more of them, they go on saying yes, and only what is
+    /// exact says no.
+    #[inline]
+    pub(super) fn remove_true(
+        &self,
+        id: u64,
+        member: &Member<'_>,
+        mut first: impl FnMut() -> Result<bool, WriteError>,
+    ) -> Result<Change, WriteError> {
+        /// Why a pair that seemed to be set stays as it is.
+        enum Stop {
+            NotSet,
+            Full(phantom::Error),
+            Refused(WriteError),
+        }
+        impl From<phantom::Error> for Stop {
+            fn from(error: phantom::Error) -> Stop {
+                Stop::Full(error)
+            }
+        }
+        let mut check = || Ok(self.is_true(id, member)? && first()?);
+        let unsets = || match check() {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Stop::NotSet),
+            Err(error) => Err(Stop::Refused(error)),
+        };
+        match self.space.remove_with(id, member, unsets) {
+            Ok(change) => Ok(change),
+            Err(Stop::NotSet) => Ok(Change::Unchanged),
+            Err(Stop::Refused(error)) => Err(error),
+            Err(Stop::Full(phantom::Error::RevokedFull)) if self.ledger.is_some() => {
+                Ok(if check()? { Change::Changed } else { Change::Unchanged })
+            }
+            Err(Stop::Full(error)) => Err(error.into()),
         }
     }
 }

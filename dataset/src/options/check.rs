@@ -1,7 +1,7 @@
 //! Whether spaces, views and actions fit together: asked of a configuration, and of each change
 //! while a data set is served. What a schema or a filter may be, the engines say.
 
-use super::{Action, Counter, Existence, View};
+use super::{Action, Counter, Existence, LedgerMode, View};
 use crate::key_patterns::{Kind, Pattern};
 
 /// Most counter spaces, and most existence spaces: SCAN's cursor has a byte for the space.
@@ -58,6 +58,13 @@ impl Lists<'_> {
             ));
         }
         for existence in existence {
+            if existence.ledger == LedgerMode::Exact && !(existence.spill && existence.members) {
+                return Err(format!(
+                    "existence space '{}': ledger = \"exact\" keeps every pair: it needs \
+                     spill = true and members = true",
+                    existence.name
+                ));
+            }
             let rate = existence.false_positive_rate;
             if !phantom::RATES.contains(&rate) {
                 return Err(format!(

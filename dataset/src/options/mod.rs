@@ -115,6 +115,16 @@ pub enum BelowHorizon {
     Count,
 }
 
+/// Whether every pair of an existence space is kept on the disk, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LedgerMode {
+    /// The filters are all that there is.
+    Off,
+    /// What a filter says yes to is asked there before it counts.
+    Exact,
+}
+
 impl Action {
     /// The counters that it moves, each with the key that names it.
     pub fn moved(&self) -> impl Iterator<Item = (&'static str, &str)> {
@@ -302,6 +312,13 @@ section! {
         /// tables may take; beyond that it is refused with an OOM error. While there is no room on
         /// the disk the newest table goes on, up to the memory limit. TM.MERGE is refused.
         spill: bool = false,
+        /// Whether every pair is also kept on the disk, sorted, in about 4 to 10 bytes: "off" or
+        /// "exact". With "exact" each like counts exactly once: where the filter says that a pair
+        /// is set, a write reads one 4 KiB block to be sure; a first like reads nothing. Pages are
+        /// answered from the filters as before; EXACT on FEED.GET and PH.EXISTS asks the ledger.
+        /// SMEMBERS, SSCAN, SCARD and PH.MEMBERS list the members. These are numbers, or strings
+        /// of at most 512 bytes. Needs spill = true and members; what a space was made with holds.
+        ledger: LedgerMode = LedgerMode::Off,
         /// Most bytes of memory for this space, within server.memory_bytes, which all spaces share;
         /// 0 means twice what `max_tables` full tables take.
         /// At the limit a table that gets more late pairs than it has room for refuses them with an

@@ -3,7 +3,7 @@
 use crate::commit::dirty_parts::DirtyParts;
 use crate::dirty_keys::MarkedMember;
 use crate::engines::{CounterSpace, Engines, ExistenceSpace};
-use crate::log_records::{RecordKind, decode_forgotten, read_pairs, read_rows};
+use crate::log_records::{RecordKind, decode_forgotten, read_exact_pairs, read_pairs, read_rows};
 use crate::recovery::commit_source::{PREFETCHED, pair};
 use crate::ring_records::{decode_block, decode_frontier, decode_layout, decode_ring};
 use crate::tiering::replay_filter::ReplayFilter;
@@ -34,6 +34,7 @@ pub fn apply_record(
     match RecordKind::from_number(kind) {
         Some(RecordKind::Rows) => apply_rows(engines, parts, counter()?, payload),
         Some(RecordKind::Pairs) => apply_pairs(engines, parts, existence()?, payload),
+        Some(RecordKind::ExactPairs) => apply_exact_pairs(engines, parts, existence()?, payload),
         Some(RecordKind::Block) => {
             let (place, state) = decode_block(payload)?;
             let space = existence()?;
@@ -52,6 +53,10 @@ pub fn apply_record(
             let ids = forgotten.iter().map(|&(id, _)| id);
             changes(engines, number, ids.clone());
             forgotten.iter().for_each(|&(id, times)| space.put_generation(id, times));
+            // Again, if a snapshot had it: what was set since follows in this log.
+            if let Some(ledger) = space.ledger() {
+                ids.clone().for_each(|id| ledger.ledger().drop_id(id));
+            }
             engines.changed_by_log(number, ids);
             Ok(())
         }
@@ -112,6 +117,40 @@ fn apply_rows(
     engines.changed_by_log(number, ids.iter().copied());
     // As under clients: no other thread does it before the data are loaded.
     while space.wants_maintenance() && space.maintain() {}
+    Ok(())
+}
+
+/// The filters learn of a pair, and the ledger. Not those of an id that was forgotten since: their
+/// names in the filters would be those of other pairs.
+fn apply_exact_pairs(
+    engines: &Engines,
+    parts: &DirtyParts,
+    space: &ExistenceSpace,
+    payload: &[u8],
+) -> Result<(), String> {
+    let number = space.number();
+    let ledger = space.ledger().ok_or_else(|| format!("space {number} has no ledger"))?;
+    let mut ids = Vec::new();
+    read_exact_pairs(payload, |pair, _| {
+        ids.push(pair.id);
+        Ok(())
+    })?;
+    changes(engines, number, ids.iter().copied());
+    read_exact_pairs(payload, |pair, generation| {
+        if space.generation(pair.id) != generation {
+            return Ok(());
+        }
+        let member = match pair.member {
+            ledger::Member::Number(number) => Member::Number(number),
+            ledger::Member::Bytes(bytes) => Member::Bytes(bytes),
+        };
+        let hashed = space.pair(pair.id, &member);
+        space.put(&hashed, pair.set).map_err(|e| e.to_string())?;
+        ledger.ledger().set(pair.id, pair.member, pair.set);
+        Ok(())
+    })?;
+    parts.touch_all(ids.iter().map(|&id| (number, id)));
+    engines.changed_by_log(number, ids.iter().copied());
     Ok(())
 }
 

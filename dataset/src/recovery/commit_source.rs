@@ -2,9 +2,10 @@
 //! safe to apply one by one.
 
 use crate::cold::Unreadable;
+use crate::cold::ledger::PairLedger;
 use crate::commit::Durability;
 use crate::dirty_keys::{Mark, Marked, MarkedMember, told};
-use crate::engines::{CounterSpace, Current, Engines, PairedCounter};
+use crate::engines::{CounterSpace, Current, Engines, ExistenceSpace, PairedCounter};
 use crate::log_records::{Commit, RecordKind, encode_forgotten};
 use crate::ring_records::{encode_block, encode_frontier, encode_ring};
 use counter::Schema;
@@ -195,6 +196,15 @@ impl<'a> CommitSource<'a> {
             Marked::Groups => self.groups_moved = true,
             Marked::Token(hash) => engines.tokens.encode(hash, &mut self.tokens),
             Marked::Offset(number) => engines.offsets.encode(number, &mut self.offsets),
+            Marked::Pair(number, id, member, _) if views.ledger(number).is_some() => {
+                if told(marks, at) != Some(false)
+                    && let Some((space, ledger)) = views.ledger(number)
+                    && let Some((member, set)) = ledger.logged(id, member)
+                {
+                    // Now, as the pair is read.
+                    self.commit.exact_pair(number, id, member, set, space.generation(id));
+                }
+            }
             // Of before its id was forgotten: nothing asks for it any more.
             Marked::Pair(space, id, MarkedMember::Number(_), _)
                 if engines.existence_by_number(space).is_some_and(|s| s.generation(id) > 0) => {}
@@ -227,6 +237,12 @@ impl<'a> Views<'a> {
         self.last.as_mut().map(|(_, space, view)| (*space, view))
     }
 
+    /// An existence space that has a ledger.
+    fn ledger(&self, number: u32) -> Option<(&'a ExistenceSpace, &'a PairLedger)> {
+        let space = self.engines.existence_by_number(number)?;
+        Some((space, space.ledger()?))
+    }
+
     fn prefetch_row(&mut self, number: u32, id: u64) {
         if let Some((_, view)) = self.of(number) {
             view.prefetch(&[id]);
@@ -244,6 +260,7 @@ impl<'a> Views<'a> {
                 if let MarkedMember::Number(member) = member
                     && told(marks, at).is_none()
                     && let Some(s) = self.engines.existence_by_number(space)
+                    && s.ledger().is_none()
                 {
                     s.prefetch(id, &Member::Number(member));
                 }

@@ -16,15 +16,17 @@ use super::commit_source::CommitSource;
 use super::*;
 use crate::dirty_keys::Mark;
 use crate::engines::ChangeError;
+use crate::engines::ExistenceSpace;
 use crate::engines::events::{Doing, Event, Partition};
 use crate::offsets::Offset;
-use crate::options::{Fsync, Options};
+use crate::options::{Fsync, LedgerMode, Options};
 use crate::recovery::recover_from;
 use crate::snapshot::cpu_throttle::CpuThrottle;
 use crate::snapshot::write::Walk;
 use crate::tiering::remove_dropped;
 use crate::tokens::Once;
 use counter::{Alteration, Bounds, Change};
+use ledger::{Flush, OwnedMember};
 use phantom::{Answer, Layout, Member};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -63,6 +65,7 @@ fn config() -> Options {
         // Small tables, so that there are several; few enough that none is recycled.
         existence.pairs_per_table = 200;
     }
+    (config.existence[0].ledger, config.existence[0].spill) = (LedgerMode::Exact, true);
     config
 }
 
@@ -75,6 +78,8 @@ struct Seen {
     loose: Vec<bool>,
     /// Of each space, id and member.
     flags: Vec<Answer>,
+    /// All pairs of ledgers, with the number of the space.
+    pairs: Vec<(u32, u64, OwnedMember)>,
     /// Of each space its tables, and at how many pairs each is, or was, closed.
     layouts: Vec<Vec<Layout>>,
     /// What was counted under which token.
@@ -98,6 +103,7 @@ fn seen(engines: &Engines) -> Seen {
         flags: of_ids()
             .flat_map(|(space, id)| MEMBERS.map(|member| space.contains(id, &member).unwrap()))
             .collect(),
+        pairs: existences.iter().flat_map(pairs).collect(),
         layouts: existences.iter().map(|space| space.layout()).collect(),
         // One that has expired may be there or not.
         tokens: engines.tokens.all(TIMES_S - 3600),
@@ -113,6 +119,25 @@ impl Seen {
         let are_loose = self.loose.iter().zip(&found.loose).all(|(held, found)| held <= found);
         are_loose && Seen { loose: self.loose.clone(), ..found.clone() } == *self
     }
+}
+
+fn pairs(space: &ExistenceSpace) -> Vec<(u32, u64, OwnedMember)> {
+    let Some(ledger) = space.ledger() else { return Vec::new() };
+    let pairs = ledger.ledger().list((0, u64::MAX), None, usize::MAX).unwrap();
+    pairs.iter().map(|pair| (space.number(), pair.id, pair.member.to_owned())).collect()
+}
+
+/// Where filters and ledger differ: no filter is wrong here.
+fn differing(engines: &Engines) -> Vec<String> {
+    let spaces = engines.existences().iter().filter(|space| space.ledger().is_some());
+    let all = spaces.flat_map(|space| IDS.map(|id| (space, id)));
+    all.flat_map(|(space, id)| MEMBERS.map(|member| (space, id, member)))
+        .filter(|(space, id, member)| {
+            let seems = space.contains(*id, member).unwrap() == Answer::Yes;
+            seems != space.is_true(*id, member).unwrap()
+        })
+        .map(|(space, id, member)| format!("{} {id} {member:?}", space.name()))
+        .collect()
 }
 
 /// Where a counter of 0 would deny a flag that is set (`dataset/src/engines/zero_proof.rs`, G).
@@ -148,6 +173,7 @@ fn start(disk: &SimDisk, durability: &Arc<Durability>) -> (Engines, Store, Log) 
     durability.reach(log.written(), log.durable());
     recovered.engines.lead();
     assert_eq!(denied(&recovered.engines), [""; 0]);
+    assert_eq!(differing(&recovered.engines), [""; 0]);
     (recovered.engines, recovered.store, *log)
 }
 
@@ -290,6 +316,8 @@ struct Sums {
     failed: u64,
     snapshots: u64,
     failed_snapshots: u64,
+    flushes: u64,
+    failed_flushes: u64,
     starts: u64,
     /// Most tables of any space.
     tables: usize,
@@ -334,6 +362,7 @@ impl Life<'_> {
         }
         let engines = self.current.load();
         assert_eq!(denied(&engines), [""; 0], "seed {}", self.seed);
+        assert_eq!(differing(&engines), [""; 0], "seed {}", self.seed);
         // Even after a round that failed: it may have been written, though no reader may rely on
         // it.
         let seen = seen(&engines);
@@ -386,6 +415,15 @@ fn difference(held: &Seen, found: &Seen) -> String {
             held.catalogue, held.layouts, found.catalogue, found.layouts
         );
     }
+    if held.pairs != found.pairs {
+        let lost = held.pairs.iter().filter(|pair| !found.pairs.contains(pair));
+        let come = found.pairs.iter().filter(|pair| !held.pairs.contains(pair));
+        said += &format!(
+            "\npairs lost {:?}, come {:?}",
+            lost.collect::<Vec<_>>(),
+            come.collect::<Vec<_>>()
+        );
+    }
     if held.offsets != found.offsets {
         said += &format!("\n{:?}\n{:?}", held.offsets, found.offsets);
     }
@@ -407,6 +445,36 @@ fn difference(held: &Seen, found: &Seen) -> String {
         said.extend(held.into_iter().zip(found).enumerate().filter_map(other));
     }
     said
+}
+
+/// Ledgers write what they have in memory, on a disk that fails now and then; others write
+/// meanwhile.
+fn flush_ledgers(life: &RefCell<Life<'_>>) {
+    let (current, store) = (life.borrow().current, life.borrow().store);
+    let how = if life.borrow_mut().random.bool() { Flush::All } else { Flush::Most };
+    let fails = life.borrow_mut().random.u32(0..3) == 0;
+    let (disk, faults) = (life.borrow().disk, life.borrow().faults);
+    let spoil = || disk.set_faults(if fails { faults } else { Faults::default() });
+    for ledger in current.load().ledgers() {
+        spoil();
+        let log = || {
+            disk.set_faults(Faults::default());
+            life.borrow_mut().others_write();
+            let synced = life.borrow_mut().round(true);
+            spoil();
+            synced.map(|()| life.borrow().durability.positions().1.offset)
+        };
+        let trims = life.borrow_mut().random.u32(0..5) == 0;
+        let outcome = match trims {
+            true => ledger.ledger().trim(store, (0, u64::MAX), |_| true, log),
+            false => ledger.flush(store, how, log).map(|_| ()),
+        };
+        disk.set_faults(Faults::default());
+        let life = &mut *life.borrow_mut();
+        life.sums.flushes += 1;
+        life.sums.failed_flushes += u64::from(outcome.is_err());
+        life.crash();
+    }
 }
 
 /// One process on this disk, until it dies.
@@ -460,12 +528,15 @@ fn live(
     };
     for _ in 0..steps {
         // A snapshot may be the first thing that a process does: of what it has read from the log.
-        let (quiet, saves) = {
+        let (quiet, flushes, saves) = {
             let random = &mut life.borrow_mut().random;
-            (random.u32(0..5) == 0, random.u32(0..4) == 0)
+            (random.u32(0..5) == 0, random.u32(0..4) == 0, random.u32(0..4) == 0)
         };
         if !quiet {
             life.borrow_mut().others_write();
+        }
+        if flushes {
+            flush_ledgers(&life);
         }
         if !saves {
             continue;
@@ -516,16 +587,20 @@ fn what_was_synced_is_what_a_start_finds() {
     }
     let runs = runs.unwrap_or(40);
     (0..runs).for_each(|seed| run(seed, &mut sums));
-    let Sums { rounds, failed, snapshots, failed_snapshots, starts, tables } = sums;
+    let Sums { rounds, failed, snapshots, failed_snapshots, starts, tables, .. } = sums;
+    let Sums { flushes, failed_flushes, .. } = sums;
     println!(
         "{runs} runs: {rounds} rounds, {failed} of them failed, {snapshots} snapshots, \
-         {failed_snapshots} of them failed, {starts} crashes; up to {tables} tables"
+         {failed_snapshots} of them failed, {flushes} flushes of a ledger, {failed_flushes} of \
+         them failed, {starts} crashes; up to {tables} tables"
     );
     assert!(
         rounds > 5 * runs
             && failed > runs / 2
             && snapshots > runs
             && failed_snapshots > runs / 20
+            && flushes > runs
+            && failed_flushes > runs / 20
             && tables > 1,
         "they show nothing"
     );

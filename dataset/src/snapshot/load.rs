@@ -2,9 +2,10 @@
 
 use crate::catalogue::{Catalogue, Unreadable};
 use crate::cold::cold_filters::{PairFile, files_of};
+use crate::cold::ledger::PairLedger;
 use crate::commit::dirty_parts::DirtyParts;
 use crate::engines::{CounterSpace, Engines, existence_options};
-use crate::log_records::{RecordKind, decode_forgotten, read_rows};
+use crate::log_records::{RecordKind, decode_drops, decode_forgotten, read_exact_pairs, read_rows};
 use crate::ring_records::decode_ring;
 use counter::LoadRange;
 use parking_lot::Mutex;
@@ -263,6 +264,11 @@ impl Loading<'_> {
                     existence.ok_or_else(|| format!("there is no existence space {space}"))?;
                 existence.loose().decode(chunk, 0)
             }
+            Some(RecordKind::ExactPairs) => {
+                let ledger = engines.existence_by_number(space).and_then(|space| space.ledger());
+                let ledger = ledger.ok_or_else(|| format!("space {space} has no ledger"))?;
+                take_ledger(ledger, chunk)
+            }
             Some(RecordKind::Tokens) => engines.tokens.decode(chunk),
             Some(RecordKind::Offsets) => engines.offsets.decode(chunk),
             Some(RecordKind::Groups) => engines.groups.decode(chunk),
@@ -304,6 +310,22 @@ impl Loading<'_> {
         decoder.feed(chunk).map_err(|e| e.to_string())?;
         self.decoders.lock().insert(file.name.clone(), decoder);
         Ok(())
+    }
+}
+
+/// A part of what a ledger had in memory.
+fn take_ledger(ledger: &PairLedger, chunk: &[u8]) -> Result<(), String> {
+    match chunk.split_first() {
+        Some((0, drops)) => {
+            let drops = decode_drops(drops)?;
+            drops.iter().for_each(|&(id, up_to)| ledger.ledger().restore_drop(id, up_to));
+            Ok(())
+        }
+        Some((1, pairs)) => read_exact_pairs(pairs, |pair, _| {
+            ledger.ledger().set(pair.id, pair.member, pair.set);
+            Ok(())
+        }),
+        first => Err(format!("a chunk of a ledger begins with {:?}", first.map(|f| f.0))),
     }
 }
 

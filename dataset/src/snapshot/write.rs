@@ -1,10 +1,13 @@
 //! The walk: every table that has changed becomes a file, while writes go on.
 
+use crate::cold::ledger::PairLedger;
 use crate::commit::Durability;
 use crate::commit::dirty_parts::DirtyParts;
 use crate::engines::{CounterSpace, Current, ExistenceSpace};
 use crate::live::Live;
-use crate::log_records::{RecordKind, RowsWriter, encode_forgotten};
+use crate::log_records::{
+    ExactPairsWriter, RecordKind, RowsWriter, encode_drops, encode_forgotten,
+};
 use crate::ring_records::encode_ring;
 use crate::snapshot::cpu_throttle::CpuThrottle;
 use crate::tokens::Tokens;
@@ -252,12 +255,16 @@ pub(crate) fn write_pairs<'s>(
     file.write(&head, aside as u64).map_err(text)?;
     add(writer, file)?;
     // After the tables: of none that is in a file it says less than the file does.
-    let mut file = writer.file(Tag { kind: RecordKind::Ring as u32, ..tag }).map_err(text)?;
-    file.write(&encode_ring(&space.layout()), 0).map_err(text)?;
-    add(writer, file)?;
-    let mut file = writer.file(Tag { kind: RecordKind::Loose as u32, ..tag }).map_err(text)?;
-    file.write(&space.loose().encode(None), 0).map_err(text)?;
-    add(writer, file)?;
+    let ring = (RecordKind::Ring, encode_ring(&space.layout()));
+    for (kind, bytes) in [ring, (RecordKind::Loose, space.loose().encode(None))] {
+        let mut file = writer.file(Tag { kind: kind as u32, ..tag }).map_err(text)?;
+        file.write(&bytes, 0).map_err(text)?;
+        add(writer, file)?;
+    }
+    if let Some(ledger) = space.ledger() {
+        let file = writer.file(Tag { kind: RecordKind::ExactPairs as u32, ..tag }).map_err(text)?;
+        add(writer, write_ledger(ledger, file, pace).map_err(text)?)?;
+    }
     // After the head: of no pair in it is the generation later than these say.
     let forgotten = space.forgotten(0, u64::MAX);
     if !forgotten.is_empty() {
@@ -269,6 +276,28 @@ pub(crate) fn write_pairs<'s>(
         add(writer, file)?;
     }
     Ok(())
+}
+
+/// Writes what a ledger has in memory; its runs are in the manifest already.
+fn write_ledger(
+    ledger: &PairLedger,
+    mut file: FileWriter,
+    pace: &CpuThrottle<'_>,
+) -> store::Result<FileWriter> {
+    for drops in ledger.ledger().drops().chunks(CHUNK_IDS) {
+        file.write(&encode_drops(drops), 0)?;
+    }
+    let mut outcome = Ok(());
+    ledger.ledger().walk_memory(|pairs| {
+        if outcome.is_err() || pairs.is_empty() {
+            return;
+        }
+        pace.step();
+        let mut writer = ExactPairsWriter::behind(1);
+        pairs.iter().for_each(|pair| writer.pair(pair, 0));
+        outcome = pace.goes_on().and_then(|()| file.write(&writer.finish(), 0));
+    });
+    outcome.map(|()| file)
 }
 
 /// Writes the tokens that were used lately, if there are any.

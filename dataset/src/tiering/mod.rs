@@ -27,6 +27,7 @@
 
 mod filters;
 pub mod io_throttle;
+mod ledgers;
 pub mod replay_filter;
 
 use crate::cold::Cold;
@@ -276,7 +277,9 @@ impl<'a> Ground<'a> {
         if self.most_bytes == 0 {
             return Ok(u64::MAX);
         }
-        let all = self.store.cold_files().iter().map(|file| file.bytes).sum::<u64>();
+        let files = self.store.cold_files();
+        let spilled = files.iter().filter(|file| file.tag.kind != RecordKind::ExactPairs as u32);
+        let all = spilled.map(|file| file.bytes).sum::<u64>();
         Ok((self.most_bytes + replaced).saturating_sub(all))
     }
 
@@ -501,12 +504,14 @@ pub fn spill_oldest(live: &Live<'_>, space: &CounterSpace) -> store::Result<Opti
     oldest.map(|range| Ground::of(live).spill(space, range.low, range.last, 0)).transpose()
 }
 
-/// The same for pairs; what is left to do then is to merge what came late.
+/// The same for pairs; what is left to do then is to merge what came late. A ledger writes all that
+/// it has in memory.
 pub fn spill_oldest_pairs(
     live: &Live<'_>,
     space: &ExistenceSpace,
 ) -> store::Result<Option<Spilled>> {
     let Some(_alone) = alone_with(live, space.number()) else { return Ok(None) };
+    ledgers::flush_all(&Ground::of(live), space)?;
     filters::spill_oldest(&Ground::of(live), space)
 }
 
@@ -545,7 +550,8 @@ pub(crate) fn keep_within(ground: &Ground<'_>, engines: &Engines) {
             }
         }
     }
-    if let Err((name, error)) = filters::keep_within(ground, engines) {
+    let kept = filters::keep_within(ground, engines);
+    if let Err((name, error)) = kept.and_then(|()| ledgers::keep_within(ground, engines)) {
         note_trouble(&engines.cold, &name, &error);
     }
 }
@@ -713,6 +719,11 @@ impl Retries {
             let (whose, of_space) = ((space.number(), space.name()), space.cold());
             let state = (&of_space.stuck, &of_space.damaged);
             worked |= self.look_after(&cold, whose, state, || look_after_pairs(live, &space));
+            if let Some(ledger) = space.ledger() {
+                let state = (&ledger.stuck, &of_space.damaged);
+                let look = || ledgers::look_after(live, &space);
+                worked |= self.look_after(&cold, whose, state, look);
+            }
         }
         for space in counters {
             let (whose, of_space) = ((space.number(), space.name()), space.cold());

@@ -189,8 +189,10 @@ impl Life {
         for (id, up_to) in self.ledger.drops() {
             changes.extend(Change::Drop(id, up_to).encode());
         }
-        self.ledger.walk_memory(|pair| {
-            changes.extend(Change::Pair(pair.id, pair.member.to_owned(), pair.set).encode());
+        self.ledger.walk_memory(|pairs| {
+            let pairs = pairs.iter();
+            let pairs = pairs.map(|pair| Change::Pair(pair.id, pair.member.to_owned(), pair.set));
+            changes.extend(pairs.flat_map(|pair| pair.encode()));
         });
         if !changes.is_empty() {
             file.write(&changes, 1)?;

@@ -171,7 +171,9 @@ impl World {
     /// As after a stop: memory comes back as a snapshot has it.
     fn reopen(&mut self) {
         let mut left = Vec::new();
-        self.ledger.walk_memory(|pair| left.push((pair.id, pair.member.to_owned(), pair.set)));
+        self.ledger.walk_memory(|pairs| {
+            left.extend(pairs.iter().map(|pair| (pair.id, pair.member.to_owned(), pair.set)));
+        });
         let drops = self.ledger.drops();
         let before = self.ledger.stats();
         let disk = self.disk.kill();

@@ -172,10 +172,12 @@ impl From<WriteError> for Refusal {
             ) => {
                 refuse!("OOM command not allowed: {error}")
             }
+            WriteError::LedgerFull(_) => refuse!("OOM command not allowed: {error}"),
             WriteError::Counter(_)
             | WriteError::Phantom(_)
             | WriteError::Unreadable(_)
             | WriteError::MemberIsNoId
+            | WriteError::MemberTooLong
             | WriteError::OtherIncrement
             | WriteError::NoTokens => refuse!("ERR {error}"),
         }

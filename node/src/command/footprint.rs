@@ -102,10 +102,18 @@ impl<'a> Footprint<'a> {
         }
     }
 
+    /// Whether what it touches must be known exactly: it changes it, or says EXACT.
+    pub fn is_exact(&self) -> bool {
+        self.spec.has(flag::WRITE)
+            || self.keys == KeyArgs::ids_of(Of::Action)
+            || exact(self.spec, self.args).is_some()
+    }
+
     /// As [`Footprint::each`], without ids that are younger than anything on the disk. Most ids of
     /// most requests are, and lie in memory: these cost one look.
     pub fn old(&self, mut each: impl FnMut(Touch<'a>)) {
-        self.walk(|named| Some(self.cold_end(named)), |_, touch| each(touch));
+        let is_exact = self.engines.ledgers().next().is_some() && self.is_exact();
+        self.walk(|named| Some(self.cold_end(named, is_exact)), |_, touch| each(touch));
     }
 
     /// Whether it is known what is touched.
@@ -288,15 +296,19 @@ impl<'a> Footprint<'a> {
         }
     }
 
-    /// Below it are the ids of what is on the disk.
-    fn cold_end(&self, named: Named<'a>) -> u64 {
+    /// Below it are the ids of what is on the disk: all, of pairs in a ledger that is asked.
+    fn cold_end(&self, named: Named<'a>, is_exact: bool) -> u64 {
         let engines = self.engines;
+        let of_pairs = |space: &ExistenceSpace| match space.ledger() {
+            Some(ledger) if is_exact && ledger.ledger().has_runs() => u64::MAX,
+            _ => space.cold().end(),
+        };
         match named {
             Named::Rows(space) => space.cold_end(),
-            Named::Pairs(space) => space.cold().end(),
+            Named::Pairs(space) => of_pairs(space),
             Named::Action(action) => {
                 let (flags, counters) = engines.spaces_of(action);
-                counters.cold_end().max(flags.cold().end())
+                counters.cold_end().max(of_pairs(flags))
             }
             Named::Kin(space) => {
                 engines.rows_beside(space).map(|space| space.cold_end()).max().unwrap_or(0)
@@ -305,7 +317,7 @@ impl<'a> Footprint<'a> {
             Named::Flags(_) => 0,
             Named::View(view) => {
                 let rows = engines.sources(view).map(|space| space.cold_end());
-                rows.chain(engines.flags(view).map(|space| space.cold().end())).max().unwrap_or(0)
+                rows.chain(engines.flags(view).map(of_pairs)).max().unwrap_or(0)
             }
         }
     }
@@ -340,6 +352,14 @@ pub(crate) fn mark(spec: &Spec, args: Args<'_>) -> Option<usize> {
     }
     let mut words = MEMBER + 1..args.len().saturating_sub(1);
     words.find(|at| args.at(*at).eq_ignore_ascii_case(b"MARK")).map(|at| at + 1)
+}
+
+/// The position of EXACT in a request that has it as an option.
+pub fn exact(spec: &Spec, args: Args<'_>) -> Option<usize> {
+    if !matches!(spec.name, "feed.get" | "ph.exists") {
+        return None;
+    }
+    (MEMBER + 1..args.len()).find(|at| args.at(*at).eq_ignore_ascii_case(b"EXACT"))
 }
 
 /// Positions of the keys in a request of this command.

@@ -13,7 +13,7 @@ mod text;
 
 pub use ingest::SOURCES;
 pub use node::{CLIENTS, COLD, PERSISTENCE, STATS, Sample, buffer_bytes};
-pub use spaces::{COUNTER_SPACES, EXISTENCE_SPACES};
+pub use spaces::{COUNTER_SPACES, EXISTENCE_SPACES, LEDGERS};
 pub use text::{Format, encode};
 
 use std::fmt::Write as _;
@@ -242,6 +242,7 @@ pub fn all() -> Vec<Described> {
     all.extend(histograms(node::HISTOGRAMS));
     all.extend(some(COUNTER_SPACES, "space=\"...\""));
     all.extend(some(EXISTENCE_SPACES, "space=\"...\""));
+    all.extend(some(LEDGERS, "space=\"...\""));
     all.extend(some(SOURCES, "source=\"...\""));
     all.extend(some(commands::COMMANDS, "command=\"...\""));
     all.extend(histograms(&[commands::DURATION]));

@@ -1,14 +1,17 @@
 //! Metrics by space. INFO has them in one line per space.
 
-use super::Kind::Gauge;
+use super::Kind::{Counter, Gauge};
 use super::text::{Labels, write_all};
 use super::{Kind, Metric, Value};
 use crate::roles::node::Node;
+use dataset::cold::ledger::PairLedger;
 use dataset::engines::{CounterSpace, ExistenceSpace};
 use prometheus_client::encoding::DescriptorEncoder;
+use std::sync::atomic::Ordering::Relaxed;
 
 type C = Metric<CounterSpace>;
 type E = Metric<ExistenceSpace>;
+type L = Metric<PairLedger>;
 
 const fn counter(
     field: &'static str,
@@ -27,6 +30,16 @@ const fn existence(
     help: &'static str,
     read: fn(&ExistenceSpace) -> Value,
 ) -> E {
+    Metric::new(field, kind, name, help, read)
+}
+
+const fn of_ledger(
+    field: &'static str,
+    kind: Kind,
+    name: &'static str,
+    help: &'static str,
+    read: fn(&PairLedger) -> Value,
+) -> L {
     Metric::new(field, kind, name, help, read)
 }
 
@@ -219,6 +232,89 @@ pub const EXISTENCE_SPACES: &[E] = &[
     }),
 ];
 
+/// Of the ledger of an existence space, as in `ledger_liked:` of INFO.
+pub const LEDGERS: &[L] = &[
+    of_ledger(
+        "asked",
+        Counter,
+        "tidemark_ledger_asked",
+        "Pairs that writes and EXACT asked for, as the filter had said yes.",
+        |l| l.figures.asked.load(Relaxed).into(),
+    ),
+    of_ledger(
+        "false_positives",
+        Counter,
+        "tidemark_ledger_false_positives",
+        "Of these, pairs that are not set: false positives of the filter.",
+        |l| l.figures.false_positives.load(Relaxed).into(),
+    ),
+    of_ledger(
+        "reads",
+        Counter,
+        "tidemark_ledger_reads",
+        "Blocks of 4 KiB that were read to answer.",
+        |l| l.figures.reads.load(Relaxed).into(),
+    ),
+    of_ledger(
+        "pairs",
+        Gauge,
+        "tidemark_ledger_run_pairs",
+        "Pairs in runs on the disk, unset ones included; in several runs each counts.",
+        |l| l.ledger().stats().run_pairs.into(),
+    ),
+    of_ledger(
+        "waiting",
+        Gauge,
+        "tidemark_ledger_waiting_pairs",
+        "Pairs in memory that wait to be flushed; writes are refused at 2,097,152.",
+        |l| l.ledger().memory_pairs().0.into(),
+    ),
+    of_ledger("disk_bytes", Gauge, "tidemark_ledger_disk", "Bytes of all runs on the disk.", |l| {
+        l.ledger().stats().run_bytes.into()
+    })
+    .bytes(),
+    of_ledger(
+        "memory_bytes",
+        Gauge,
+        "tidemark_ledger_memory",
+        "Memory of waiting pairs, and of the indexes and filters of runs.",
+        |l| l.ledger().memory_bytes().into(),
+    )
+    .bytes(),
+    of_ledger("ranges", Gauge, "tidemark_ledger_ranges", "Ranges of ids.", |l| {
+        l.ledger().stats().ranges.into()
+    }),
+    of_ledger(
+        "runs",
+        Gauge,
+        "tidemark_ledger_runs",
+        "Runs of all ranges; those of a range beyond its first wait to be merged.",
+        |l| l.ledger().stats().runs.into(),
+    ),
+    of_ledger(
+        "most_runs",
+        Gauge,
+        "tidemark_ledger_most_runs",
+        "Runs of the range that has most: so many blocks a lookup reads at worst.",
+        |l| l.ledger().stats().most_runs.into(),
+    ),
+    of_ledger(
+        "dropped_ids",
+        Gauge,
+        "tidemark_ledger_dropped_ids",
+        "Ids that were forgotten, of which runs may still have pairs.",
+        |l| l.ledger().stats().drops.into(),
+    ),
+    of_ledger(
+        "written_bytes",
+        Counter,
+        "tidemark_ledger_written",
+        "Bytes that flushes and merges wrote to runs.",
+        |l| l.ledger().stats().written_bytes.into(),
+    )
+    .bytes(),
+];
+
 impl Labels for &str {
     fn label(&self) -> Option<(&'static str, &str)> {
         Some(("space", self))
@@ -232,5 +328,9 @@ pub(super) fn write(node: &Node, encoder: &mut DescriptorEncoder<'_>) -> std::fm
     write_all(COUNTER_SPACES, encoder, &counters)?;
     let existences: Vec<_> =
         engines.existences().iter().map(|space| (space.name(), space)).collect();
-    write_all(EXISTENCE_SPACES, encoder, &existences)
+    write_all(EXISTENCE_SPACES, encoder, &existences)?;
+    let spaces = engines.existences().iter();
+    let ledgers: Vec<_> =
+        spaces.filter_map(|space| Some((space.name(), &**space.ledger()?))).collect();
+    write_all(LEDGERS, encoder, &ledgers)
 }

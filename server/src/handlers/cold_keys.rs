@@ -39,13 +39,14 @@ fn ask_one(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetchi
         return;
     }
     let footprint = Footprint::new(spec, args, engines);
-    footprint.old(|touch| ask_for(&touch, engines, fetching));
+    let exact = footprint.is_exact();
+    footprint.old(|touch| ask_for(&touch, exact, engines, fetching));
     if let Some(marked) = footprint.marked() {
-        marked.old(|touch| ask_for(&touch, engines, fetching));
+        marked.old(|touch| ask_for(&touch, true, engines, fetching));
     }
 }
 
-fn ask_for(touch: &Touch<'_>, engines: &Engines, fetching: &mut Fetching) {
+fn ask_for(touch: &Touch<'_>, exact: bool, engines: &Engines, fetching: &mut Fetching) {
     let ask_row = |space: &dataset::engines::CounterSpace, id, fetching: &mut Fetching| {
         if space.is_cold(id) {
             space.cold().ask(id, fetching);
@@ -53,6 +54,9 @@ fn ask_for(touch: &Touch<'_>, engines: &Engines, fetching: &mut Fetching) {
     };
     match touch {
         Touch::Row(space, id) => ask_row(space, *id, fetching),
+        Touch::Pair(space, id, Some(member)) if exact => {
+            space.ask_exactly(*id, member, fetching);
+        }
         Touch::Pair(space, id, Some(member)) => {
             space.cold().ask(space, (*id, member), fetching, || true);
         }
@@ -61,7 +65,11 @@ fn ask_for(touch: &Touch<'_>, engines: &Engines, fetching: &mut Fetching) {
             engines.sources(view).for_each(|space| ask_row(space, *id, fetching));
             for (flag, space) in engines.flags(view).enumerate() {
                 let asks = || engines.page_asks(view, flag, *id, viewer);
-                space.cold().ask(space, (*id, viewer), fetching, asks);
+                match exact {
+                    true if asks() => space.ask_exactly(*id, viewer, fetching),
+                    true => {}
+                    false => _ = space.cold().ask(space, (*id, viewer), fetching, asks),
+                }
             }
         }
     }

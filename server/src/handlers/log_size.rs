@@ -12,7 +12,6 @@
 use crate::handlers::execute::select;
 use dataset::commit::MOST_BYTES;
 use dataset::engines::Engines;
-pub(crate) use dataset::log_records::PAIR_BYTES;
 use dataset::log_records::VALUE_BYTES;
 use node::command::error::{Refusal, refuse};
 use node::command::footprint::{Footprint, Reach, Touch};
@@ -32,7 +31,7 @@ pub(crate) fn of<'a, I: Iterator<Item = Args<'a>>>(
     requests: impl Fn() -> I,
 ) -> Result<usize, Refusal> {
     // As if each argument were a pair, and an id of which every space has a row.
-    let most: usize = PAIR_BYTES
+    let most: usize = engines.log_bytes_of_pair()
         + engines.counters().iter().map(|space| engines.log_bytes_of_row(space)).sum::<usize>();
     let args: usize = requests().map(|args| args.len()).sum();
     if args * most <= ROUGH_BYTES { Ok(args * most) } else { closely(engines, requests()) }
@@ -69,7 +68,7 @@ fn closely<'a>(
                     bytes += TOKEN_BYTES + space.schema().width() * VALUE_BYTES;
                 }
             }
-            Touch::Pair(..) => bytes += PAIR_BYTES,
+            Touch::Pair(space, ..) => bytes += space.log_bytes_of_pair(),
             Touch::Shown(..) => {}
         };
         footprint.each(&mut count);

@@ -20,6 +20,7 @@ const FAMILIES: &[&[(&str, Handler)]] = &[
     counter::hash::RUN,
     counter::string::RUN,
     flags::phantom::RUN,
+    flags::members::RUN,
     flags::set::RUN,
     flags::bloom::RUN,
     flags::cuckoo::RUN,

@@ -304,7 +304,7 @@ fn passes(error: &WriteError) -> bool {
                 | phantom::Error::Memory(_)
                 | phantom::Error::Unreadable(_)
         ),
-        WriteError::Unreadable(_) => true,
+        WriteError::Unreadable(_) | WriteError::LedgerFull(_) => true,
         _ => false,
     }
 }
@@ -322,7 +322,7 @@ async fn fetch(items: &[Item<'_>], mapped: &[node::config::Mapped], engines: &En
         let space = match doing {
             Doing::Act(action, member) | Doing::Undo(action, member) => {
                 let (flags, counters) = engines.spaces_of(action);
-                flags.cold().ask(flags, (event.id, &member), &mut fetching, || true);
+                flags.ask_exactly(event.id, &member, &mut fetching);
                 counters
             }
             Doing::Add(space, ..) | Doing::Set(space, ..) => space,

@@ -10,20 +10,22 @@ pub(crate) const TABLE: &[Spec] = &[
         keys: KeyArgs::ids_of(Of::View),
         group: "feed",
         since: "0.1.0",
-        usage: "view viewer id [id ...] [BINARY] [MARK action]",
+        usage: "view viewer id [id ...] [BINARY] [EXACT] [MARK action]",
         summary: "For each id an array: the view's counters, then its flags as the viewer set them \
                   (1, 0, or nil if the id lies below the horizon). If the view names others for \
                   further ids (then), an entry is several ids, post/author, and the rows of all of \
                   them stand in one. BINARY answers one string \
                   instead: per id the counters as little-endian i64, then the flags as signed \
                   bytes (1, 0, -1 for unknown); in Python struct.iter_unpack('<4q2b', reply) for \
-                  four counters and two flags. MARK also does an action for all ids, after reading \
-                  them: the page shows what held before; it needs the right to FEED.ACT. Its \
-                  action moves one counter, not several; of an entry of several ids it is done for \
-                  the first. An id whose mark is refused has the error in the place of its row; if \
-                  all are refused (MISCONF: the log cannot be written), the page is whole and the \
-                  error follows as one element more. With BINARY the reply is then an array of the \
-                  string and the first error.",
+                  four counters and two flags. EXACT asks the ledgers of the view's flags (ledger \
+                  = \"exact\") for what the filters say yes to, so that no flag is shown by \
+                  mistake: a read of the disk for each that is set. MARK also does an action for \
+                  all ids, after reading them: the page shows what held before; it needs the \
+                  right to FEED.ACT. Its action moves one counter, not several; of an entry of \
+                  several ids it is done for the first. An id whose mark is refused has the error \
+                  in the place of its row; if all are refused (MISCONF: the log cannot be \
+                  written), the page is whole and the error follows as one element more. With \
+                  BINARY the reply is then an array of the string and the first error.",
 
         subcommands: &[],
     },

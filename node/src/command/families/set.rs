@@ -37,12 +37,12 @@ pub(crate) const TABLE: &[Spec] = &[
         "1 if it is a member, 0 if not, nil if the id lies below the horizon."),
     spec("smismember", -3, READ, "6.2.0", "key member [member ...]",
         "Per member 1, 0, or nil if the id lies below the horizon."),
-    spec("scard", 2, READ, "1.0.0", "key", UNKNOWABLE),
-    spec("smembers", 2, flag::READONLY, "1.0.0", "key", UNKNOWABLE),
+    spec("scard", 2, flag::READONLY, "1.0.0", "key", LISTED),
+    spec("smembers", 2, flag::READONLY, "1.0.0", "key", LISTED),
     spec("spop", -2, flag::WRITE | flag::FAST, "1.0.0", "key [count]", UNKNOWABLE),
     spec("srandmember", -2, flag::READONLY, "1.0.0", "key [count]", UNKNOWABLE),
     spec("sscan", -3, flag::READONLY, "2.8.0", "key cursor [MATCH pattern] [COUNT count]",
-        UNKNOWABLE),
+        LISTED),
     Spec { keys: ALL_KEYS, ..spec("sinter", -2, flag::READONLY, "1.0.0", "key [key ...]",
     UNKNOWABLE) },
     // The number of keys comes before them: see `key_positions`.
@@ -62,6 +62,11 @@ pub(crate) const TABLE: &[Spec] = &[
         "source destination member",
         "Moves a member from one id to another; answers 1, or 0 if it was not there.") },
 ];
+
+/// Of what a ledger knows.
+const LISTED: &str = "Of a space with a ledger, from the disk: it takes a read for some hundred \
+                      members. Refused in other spaces: a filter cannot tell how many or which \
+                      members one id has. A key of no space has none.";
 
 pub(crate) const UNKNOWABLE: &str = "Refused: a filter cannot tell how many or which members one \
                                      id has. A key of no space has none.";

@@ -343,6 +343,11 @@ fn spaces(Sample { node, .. }: &Sample, out: &mut String) {
         let _ = write!(out, "existence_{}:", space.name());
         metrics::pairs(metrics::EXISTENCE_SPACES, space, out);
         out.push_str("\r\n");
+        if let Some(ledger) = space.ledger() {
+            let _ = write!(out, "ledger_{}:", space.name());
+            metrics::pairs(metrics::LEDGERS, ledger, out);
+            out.push_str("\r\n");
+        }
     }
 }
 

@@ -22,6 +22,7 @@ const LONG: usize = 4096;
 /// What a page is asked for beside its ids.
 struct Asked<'a> {
     binary: bool,
+    exact: bool,
     mark: Option<&'a Action>,
 }
 
@@ -37,8 +38,15 @@ fn get(call: &mut Call<'_>) -> Outcome {
         check_length(call, view, asked.binary)?;
     }
     let mut unreadable = UnreadableRows::default();
+    let mut is_verified = false;
     let mut read = |view, ids: &[u64], page: &mut Page| {
-        let all_read = engines.feed_get(view, &viewer, ids, page);
+        let mut all_read = engines.feed_get(view, &viewer, ids, page);
+        if asked.exact
+            && let Some(verified) = engines.verify_page(view, &viewer, ids, page)
+        {
+            is_verified = true;
+            all_read = all_read.and(verified);
+        }
         if asked.binary {
             return all_read;
         }
@@ -48,6 +56,12 @@ fn get(call: &mut Call<'_>) -> Outcome {
     read(view, &call.scratch.ids, &mut call.scratch.page)?;
     for (part, (ids, page)) in engines.then(view).zip(&mut call.scratch.further) {
         read(part, ids, page)?;
+    }
+    if asked.exact && !is_verified {
+        return Err(refuse!(
+            "ERR EXACT asks ledgers, and no flag of the view '{}' has one (ledger exact)",
+            view.name()
+        ));
     }
     let mut refused = unreadable_rows(call, view, &unreadable);
     if let Some(action) = asked.mark {
@@ -78,7 +92,7 @@ fn get(call: &mut Call<'_>) -> Outcome {
 /// Reads the ids and options of a page.
 #[inline]
 fn read_words<'a>(call: &mut Call<'a>, view: &View) -> Result<Asked<'a>, Refusal> {
-    let mut asked = Asked { binary: false, mark: None };
+    let mut asked = Asked { binary: false, exact: false, mark: None };
     let is_joined = view.is_joined();
     call.scratch.ids.clear();
     if is_joined {
@@ -97,6 +111,8 @@ fn read_words<'a>(call: &mut Call<'a>, view: &View) -> Result<Asked<'a>, Refusal
                 return Err(Refusal::SYNTAX);
             }
             asked.binary = true;
+        } else if arg.eq_ignore_ascii_case(b"EXACT") {
+            asked.exact = true;
         } else if arg.eq_ignore_ascii_case(b"MARK") {
             // Once: what a user may do is asked of the first.
             if asked.mark.is_some() {

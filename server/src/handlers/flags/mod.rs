@@ -2,5 +2,6 @@
 
 pub(crate) mod bloom;
 pub(crate) mod cuckoo;
+pub(crate) mod members;
 pub(crate) mod phantom;
 pub(crate) mod set;

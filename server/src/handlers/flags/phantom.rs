@@ -6,6 +6,7 @@ use crate::handlers::execute::UnreadableRows;
 use crate::handlers::session::Scratch;
 use dataset::engines::ExistenceSpace;
 use node::command::error::{Printable, Refusal, refuse};
+use node::command::footprint;
 use node::command::spec::Outcome;
 use phantom::{Answer, Change, Member};
 use resp::Reply;
@@ -13,13 +14,22 @@ use resp::Reply;
 pub(crate) const RUN: &[(&str, Handler)] =
     &[("ph.add", add), ("ph.exists", exists), ("ph.del", del)];
 
-fn space<'a>(call: &Call<'a>) -> Result<&'a ExistenceSpace, Refusal> {
+pub(super) fn space<'a>(call: &Call<'a>) -> Result<&'a ExistenceSpace, Refusal> {
     let name = call.args.at(1);
     match call.node.engines().existence(name) {
         Some(space) if space.has_members => Ok(space),
         Some(space) => Err(Refusal::no_members(space)),
         None => Err(refuse!("ERR no such existence space '{}'", Printable(name))),
     }
+}
+
+/// What a filter alone cannot tell.
+pub(crate) fn no_ledger(space: &ExistenceSpace) -> Refusal {
+    refuse!(
+        "ERR the space '{}' has no ledger, which knows its pairs exactly: make one with ledger \
+         exact",
+        space.name()
+    )
 }
 
 /// 1, 0, or nil for unknown.
@@ -34,11 +44,25 @@ pub(crate) fn write_change(reply: &mut Reply<'_>, change: Change) {
 fn exists(call: &mut Call<'_>) -> Outcome {
     let space = space(call)?;
     let member = Member::parse(call.args.at(2));
-    call.ids_from(3)?;
+    let exact = footprint::exact(call.spec, call.args);
+    call.scratch.ids.clear();
+    for at in (3..call.args.len()).filter(|at| Some(*at) != exact) {
+        let id = call.id(at)?;
+        call.scratch.ids.push(id);
+    }
+    if call.scratch.ids.is_empty() {
+        return Err(call.wrong_arity());
+    }
+    if exact.is_some() && space.ledger().is_none() {
+        return Err(no_ledger(space));
+    }
     let Scratch { ids, answers, .. } = &mut *call.scratch;
     answers.clear();
     let mut unreadable = UnreadableRows::default();
     unreadable.note(space.contains_batch(&member, ids, answers));
+    if exact.is_some() {
+        unreadable.note(space.verify(&member, ids, answers));
+    }
     call.reply.array(answers.len());
     for (&id, answer) in ids.iter().zip(answers.iter()) {
         match answer {

@@ -1,10 +1,10 @@
 //! The members of one id as a Redis set: a pair key (`liked:17`) is the set of members that liked
-//! 17. It can be asked and changed, not listed: a filter does not know its members.
+//! 17. It can be asked and changed; listed only where a ledger knows its members (`members.rs`).
 
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::flags::bloom::contains;
-use crate::handlers::log_size::PAIR_BYTES;
+use crate::handlers::flags::members;
 use dataset::engines::WriteError;
 use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
@@ -16,11 +16,11 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("srem", srem),
     ("sismember", sismember),
     ("smismember", smismember),
-    ("scard", count),
-    ("smembers", members),
+    ("scard", members::count),
+    ("smembers", members::all),
     ("spop", some_members),
     ("srandmember", some_members),
-    ("sscan", scan),
+    ("sscan", members::scan),
     ("sinter", combined),
     ("sintercard", intercard),
     ("sunion", combined),
@@ -47,24 +47,6 @@ fn are_all_absent(call: &Call<'_>, keys: std::ops::Range<usize>) -> Result<bool,
     Ok(true)
 }
 
-/// How many members: none under a key of no space.
-fn count(call: &mut Call<'_>) -> Outcome {
-    if call.known_pairs(1)?.is_some() {
-        return Err(Refusal::NOT_COUNTED);
-    }
-    call.reply.int(0);
-    Ok(())
-}
-
-/// Which members, of one key.
-fn members(call: &mut Call<'_>) -> Outcome {
-    if call.known_pairs(1)?.is_some() {
-        return Err(Refusal::NOT_COUNTED);
-    }
-    call.reply.set(0);
-    Ok(())
-}
-
 /// SPOP and SRANDMEMBER: nil, or none if a number of them was asked for.
 fn some_members(call: &mut Call<'_>) -> Outcome {
     let is_one = call.args.len() == 2;
@@ -82,18 +64,6 @@ fn some_members(call: &mut Call<'_>) -> Outcome {
         (false, "spop") => call.reply.set(0),
         (false, _) => call.reply.array(0),
     }
-    Ok(())
-}
-
-/// SSCAN.
-fn scan(call: &mut Call<'_>) -> Outcome {
-    if call.known_pairs(1)?.is_some() {
-        return Err(Refusal::NOT_COUNTED);
-    }
-    resp::natural(call.args.at(2)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
-    call.reply.array(2);
-    call.reply.bulk(b"0");
-    call.reply.array(0);
     Ok(())
 }
 
@@ -168,13 +138,14 @@ fn smove(call: &mut Call<'_>) -> Outcome {
     let (to, to_id) = call.pairs(2)?;
     let member = Member::parse(call.args.at(3));
     let engines = call.node.engines();
-    let Some(_alone) = call.alone(vec![from_id, to_id], 2 * PAIR_BYTES) else { return Ok(()) };
-    if from.contains(from_id, &member)? != Answer::Yes {
+    let bytes = from.log_bytes_of_pair() + to.log_bytes_of_pair();
+    let Some(_alone) = call.alone(vec![from_id, to_id], bytes) else { return Ok(()) };
+    if from.contains_exactly(from_id, &member)? != Answer::Yes {
         call.reply.int(0);
         return Ok(());
     }
     let stays = std::ptr::eq(from, to) && from_id == to_id;
-    if !stays {
+    if !stays && from.ledger().is_none() {
         from.may_remove(from_id, &member).map_err(WriteError::from)?;
     }
     // There first: a refusal must not lose it.

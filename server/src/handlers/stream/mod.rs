@@ -11,6 +11,7 @@ pub(crate) mod range;
 pub(crate) mod read;
 
 use crate::handlers::call::integer;
+use crate::handlers::flags::members::write_member;
 use dataset::catalogue::Catalogue;
 use dataset::changes::{Change, Id, Lost, Place, Scope, Start, Tally};
 use dataset::dirty_keys::MarkedMember;
@@ -282,10 +283,8 @@ fn write_entry(
             let catalogue = Catalogue::decode(payload).unwrap_or_default();
             let fields = schema_fields(&catalogue, scope);
             entry(fields.len());
-            for (name, text) in fields {
-                reply.bulk(name.as_bytes());
-                reply.bulk(text.as_bytes());
-            }
+            let fields: Vec<_> = fields.iter().map(|(name, text)| (&**name, &**text)).collect();
+            write_fields(&mut reply, &fields);
         }
         Change::Row(row, values) => {
             let Some(space) = engines.counter_by_number(space) else { return false };
@@ -322,11 +321,19 @@ fn write_entry(
             }
             write_fields(&mut reply, &[("set", if set { "1" } else { "0" })]);
         }
-        Change::Forgotten(forgotten) => {
+        Change::ExactPair(pair) => {
             let Some(space) = engines.existence_by_number(space) else { return false };
+            entry(4);
+            write_fields(&mut reply, &[("space", space.name()), ("id", &pair.id.to_string())]);
+            reply.bulk(b"member");
+            write_member(&mut reply, pair.member);
+            write_fields(&mut reply, &[("set", if pair.set { "1" } else { "0" })]);
+        }
+        Change::Forgotten(id) => {
+            let Some(space) = engines.existence_by_number(space) else { return false };
+            let id = id.to_string();
             entry(3);
-            write_fields(&mut reply, &[("space", space.name()), ("id", &forgotten.to_string())]);
-            write_fields(&mut reply, &[("forgotten", "1")]);
+            write_fields(&mut reply, &[("space", space.name()), ("id", &id), ("forgotten", "1")]);
         }
         Change::Horizon(low) | Change::Merged(low) => {
             let Some(space) = engines.existence_by_number(space) else { return false };

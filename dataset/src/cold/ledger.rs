@@ -1,0 +1,257 @@
+//! The ledger of an existence space (`ledger = "exact"`): every pair, exact, behind the filters.
+//!
+//! ```text
+//!   a write, a check with EXACT -> the filter says no --> it is not set, nothing is read
+//!                               -> yes: in memory of the ledger? --> known
+//!                               -> no: which block? -> read as cold rows are (fetch.rs), pinned
+//!   in the id's stripe          -> the pin, unless the pair has changed, or moved, since
+//! ```
+//!
+//! A filter has no false no, so a first like costs no read. What was pinned may be outdated by the
+//! time at which the command runs; [`Ledger::settle`] says so, and the pair is then read in place.
+
+use crate::cold::fetch::Fetching;
+use crate::cold::{Cold, Key, PINS, Read, Unreadable, Values};
+use crate::dirty_keys::MarkedMember;
+use crate::log_records::RecordKind;
+use ledger::{Answer, Flush, Ledger, OwnedMember, Question};
+use phantom::Member;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+use store::{BLOCK_BYTES, BlockPlace, Store};
+
+/// No file has an identity as high as that: pins of pairs of ledgers are under it and the space's
+/// number, those of members that are strings under both.
+const NUMBERS: u64 = 1 << 63;
+const STRINGS: u64 = 1 << 62;
+
+/// What a ledger was asked since the start.
+#[derive(Default)]
+pub struct LedgerFigures {
+    /// Pairs that the filter had said yes to.
+    pub asked: AtomicU64,
+    /// Of these, those that are not set: the filter's false positives.
+    pub false_positives: AtomicU64,
+    /// Blocks read.
+    pub reads: AtomicU64,
+}
+
+/// See the top of the file.
+pub struct PairLedger {
+    space: u32,
+    ledger: Ledger,
+    shared: Arc<Cold>,
+    is_attached: AtomicBool,
+    /// The last flush failed: no writer need wait for room.
+    pub(crate) stuck: AtomicBool,
+    /// What it was asked.
+    pub figures: LedgerFigures,
+}
+
+/// A member as the ledger names it.
+pub(crate) fn member_of<'a>(member: &'a Member<'a>) -> ledger::Member<'a> {
+    match member {
+        Member::Number(number) => ledger::Member::Number(*number),
+        Member::Bytes(bytes) => ledger::Member::Bytes(bytes),
+    }
+}
+
+impl PairLedger {
+    pub(crate) fn new(space: u32, shared: Arc<Cold>) -> Arc<PairLedger> {
+        let ledger = Ledger::new(space, RecordKind::ExactPairs as u32, ledger::Options::default());
+        let (is_attached, stuck, figures) = Default::default();
+        Arc::new(PairLedger { space, ledger, shared, is_attached, stuck, figures })
+    }
+
+    /// The ledger itself.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// Opens the runs that the manifest names, if that was not done before.
+    pub(crate) fn attach(&self, store: &Store) -> store::Result<()> {
+        if !self.is_attached.load(Relaxed) {
+            if self.ledger.attach(store)? {
+                self.shared.begins();
+            }
+            self.is_attached.store(true, Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Moves pairs from memory to runs: [`Ledger::flush`]. From then on requests look ahead for
+    /// what they must read.
+    pub(crate) fn flush(
+        &self,
+        store: &Store,
+        flush: Flush,
+        log: impl FnOnce() -> store::Result<u64>,
+    ) -> store::Result<u64> {
+        // Before the first run is there.
+        self.shared.begins();
+        self.ledger.flush(store, flush, log)
+    }
+
+    fn key(&self, id: u64, member: &Member<'_>) -> Key {
+        match member {
+            Member::Number(number) => {
+                (NUMBERS | u64::from(self.space), u128::from(id) << 64 | u128::from(*number))
+            }
+            Member::Bytes(bytes) => {
+                (NUMBERS | STRINGS | u64::from(self.space), self.ledger.name(id, bytes))
+            }
+        }
+    }
+
+    /// Notes what must be read before it can be said whether a pair is set to which the filter says
+    /// yes; nothing if it is known.
+    pub fn ask(self: &Arc<Self>, id: u64, member: &Member<'_>, fetching: &mut Fetching) {
+        let key = self.key(id, member);
+        if PINS.with_borrow(|pins| pins.contains_key(&key)) {
+            return;
+        }
+        if let Answer::Asks(question) = self.ledger.ask(id, member_of(member)) {
+            fetching.want_settled(self, question);
+        }
+    }
+
+    /// Whether a pair is set to which the filter says yes. In the id's stripe that holds as long as
+    /// the stripe is held. Reads in place what was not read before.
+    pub fn contains(&self, id: u64, member: &Member<'_>) -> Result<bool, Unreadable> {
+        self.figures.asked.fetch_add(1, Relaxed);
+        let set = self.find(id, member)?;
+        self.figures.false_positives.fetch_add(u64::from(!set), Relaxed);
+        Ok(set)
+    }
+
+    fn find(&self, id: u64, member: &Member<'_>) -> Result<bool, Unreadable> {
+        let pinned = PINS.with_borrow(|pins| pins.get(&self.key(id, member)).cloned());
+        let named = member_of(member);
+        if let Some(Some(told)) = pinned.transpose().map_err(|why| Unreadable { id, why })?
+            && let Some(set) = self.ledger.settle(id, named, told[0] != 0, told[1] as u64)
+        {
+            return Ok(set);
+        }
+        let mut answer = self.ledger.ask(id, named);
+        loop {
+            let question = match answer {
+                Answer::Known(set) => return Ok(set),
+                Answer::Asks(question) => question,
+            };
+            self.shared.figures.reads_in_place.fetch_add(1, Relaxed);
+            answer = self
+                .read(question)
+                .map_err(|why| Unreadable { id, why: why.to_string().into() })?;
+        }
+    }
+
+    fn read(&self, question: Question) -> store::Result<Answer> {
+        let started = Instant::now();
+        let answer = question.read().inspect_err(|error| self.shared.note_failure(error))?;
+        self.shared.figures.note_read(started.elapsed());
+        self.figures.reads.fetch_add(1, Relaxed);
+        Ok(answer)
+    }
+
+    /// Whether a member can be kept.
+    #[inline]
+    pub(crate) fn takes(&self, member: &Member<'_>) -> bool {
+        Ledger::takes(member_of(member))
+    }
+
+    /// The member as a mark names it: by [`PairLedger::logged`] it is found again.
+    #[inline]
+    pub(crate) fn marked(&self, id: u64, member: &Member<'_>) -> MarkedMember {
+        match member {
+            Member::Number(number) => MarkedMember::Number(*number),
+            Member::Bytes(bytes) => MarkedMember::of_hash(self.ledger.name(id, bytes)),
+        }
+    }
+
+    /// A marked pair as it is now, if it is in memory. If it is not, it was flushed, and the log
+    /// has it as it is, as it was flushed before; or its id was dropped.
+    pub(crate) fn logged(&self, id: u64, member: MarkedMember) -> Option<(OwnedMember, bool)> {
+        match member {
+            MarkedMember::Number(number) => {
+                let set = self.ledger.in_memory(id, ledger::Member::Number(number))?;
+                Some((OwnedMember::Number(number), set))
+            }
+            MarkedMember::Hash(hash) => {
+                let (member, set) = self.ledger.named(id, MarkedMember::hash_of(hash))?;
+                Some((OwnedMember::Bytes((*member).into()), set))
+            }
+        }
+    }
+
+    /// The pair is set, or unset, from now on. In its id's stripe.
+    #[inline]
+    pub(crate) fn set(&self, id: u64, member: &Member<'_>, set: bool) {
+        self.ledger.set(id, member_of(member), set);
+    }
+
+    /// Whether so many pairs wait for a flush that writers are to wait, too.
+    pub(crate) fn is_crowded(&self) -> bool {
+        let (waiting, due) = self.ledger.memory_pairs();
+        waiting > due / 2 * 3 && !self.stuck.load(Relaxed)
+    }
+}
+
+/// A lookup under way, for a request that waits.
+#[derive(Clone)]
+pub(crate) struct Lookup {
+    ledger: Arc<PairLedger>,
+    question: Question,
+}
+
+impl Lookup {
+    pub(crate) fn new(ledger: &Arc<PairLedger>, question: Question) -> Lookup {
+        Lookup { ledger: ledger.clone(), question }
+    }
+
+    /// Under which name its answer is pinned.
+    pub(crate) fn key(&self) -> Key {
+        let (id, member) = self.question.pair();
+        match member {
+            ledger::Member::Number(number) => self.ledger.key(id, &Member::Number(number)),
+            ledger::Member::Bytes(bytes) => self.ledger.key(id, &Member::Bytes(bytes)),
+        }
+    }
+
+    /// Where the block lies that is to be read next.
+    pub(crate) fn place(&self) -> BlockPlace {
+        self.question.place()
+    }
+
+    /// Goes on with that block: the answer, or the next step.
+    pub(crate) fn take(self, block: &[u8; BLOCK_BYTES]) -> Result<(Key, Read), Lookup> {
+        self.ledger.figures.reads.fetch_add(1, Relaxed);
+        let (key, seen, ledger) = (self.key(), self.question.seen(), self.ledger);
+        match self.question.take(block) {
+            Ok(Answer::Asks(question)) => Err(Lookup { ledger, question }),
+            Ok(Answer::Known(set)) => Ok((key, settled(set, seen))),
+            Err(error) => {
+                ledger.shared.note_failure(&error);
+                Ok((key, Err(error.to_string().into())))
+            }
+        }
+    }
+
+    /// Reads until the answer is known. Waits for the disk.
+    pub(crate) fn read(self) -> (Key, Read) {
+        let (key, seen, ledger) = (self.key(), self.question.seen(), self.ledger);
+        let mut question = self.question;
+        loop {
+            match ledger.read(question) {
+                Ok(Answer::Asks(next)) => question = next,
+                Ok(Answer::Known(set)) => return (key, settled(set, seen)),
+                Err(error) => return (key, Err(error.to_string().into())),
+            }
+        }
+    }
+}
+
+/// As it is pinned: what runs of this version of the ledger say.
+fn settled(set: bool, seen: u64) -> Read {
+    Ok(Some(Values::from_slice(&[i64::from(set), seen as i64])))
+}

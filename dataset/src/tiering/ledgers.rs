@@ -1,0 +1,60 @@
+//! Flushes and trims of ledgers, by the thread that spills: one thread at a time writes files.
+
+use super::{Ground, alone_with};
+use crate::engines::{Engines, ExistenceSpace};
+use crate::live::Live;
+use ledger::Flush;
+
+/// Dropped ids beyond which the runs are rewritten without their pairs.
+const MOST_DROPS: usize = 10_000;
+
+/// What a ledger is to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Due {
+    Flush,
+    Trim,
+}
+
+fn due(space: &ExistenceSpace) -> Option<Due> {
+    let ledger = space.ledger()?.ledger();
+    let drops = || ledger.stats().drops > MOST_DROPS;
+    ledger.is_due().then_some(Due::Flush).or_else(|| drops().then_some(Due::Trim))
+}
+
+impl Ground<'_> {
+    fn do_due(&self, space: &ExistenceSpace, due: Due) -> store::Result<()> {
+        let Some(ledger) = space.ledger() else { return Ok(()) };
+        let log = || self.flush();
+        match due {
+            Due::Flush => ledger.flush(self.store, Flush::Most, log).map(|_| ()),
+            Due::Trim => ledger.ledger().trim(self.store, (0, u64::MAX), |_| true, log),
+        }
+    }
+}
+
+/// Writes all that a ledger has in memory.
+pub(super) fn flush_all(ground: &Ground<'_>, space: &ExistenceSpace) -> store::Result<()> {
+    let Some(ledger) = space.ledger() else { return Ok(()) };
+    ledger.flush(ground.store, Flush::All, || ground.flush()).map(|_| ())
+}
+
+/// Does for a ledger what is most urgent; whether there was anything.
+pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Result<Option<bool>> {
+    let Some(due) = due(space) else { return Ok(Some(false)) };
+    let Some(_alone) = alone_with(live, space.number()) else { return Ok(Some(false)) };
+    Ground::of(live).do_due(space, due).map(|()| Some(true))
+}
+
+/// Keeps ledgers within their memory while they are filled from the log.
+pub(super) fn keep_within(
+    ground: &Ground<'_>,
+    engines: &Engines,
+) -> Result<(), (String, store::Error)> {
+    for space in engines.existences().iter().filter(|space| space.ledger().is_some()) {
+        if due(space) == Some(Due::Flush) {
+            let flushed = ground.do_due(space, Due::Flush);
+            flushed.map_err(|error| (space.name().to_owned(), error))?;
+        }
+    }
+    Ok(())
+}
