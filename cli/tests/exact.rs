@@ -1,6 +1,6 @@
-//! The real program with exact likes: likes of posts by Zipf's law, each sent twice, the second time
-//! when the first is on the disk, killed (SIGKILL) five times. In the end each counter is the number
-//! of distinct members that were sent, and the members of posts are those.
+//! The real program with exact likes: likes of posts by Zipf's law, each sent twice, the second
+//! time when the first is on the disk, killed (SIGKILL) five times. In the end each counter is the
+//! number of distinct members that were sent, and the members of posts are those.
 //!
 //! `TIDEMARK_STEPS`: likes (default 60,000; 100,000,000 before a release), and `TIDEMARK_SEED`.
 

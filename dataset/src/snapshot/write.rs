@@ -267,15 +267,14 @@ pub(crate) fn write_pairs<'s>(
     }
     // After the head: of no pair in it is the generation later than these say.
     let forgotten = space.forgotten(0, u64::MAX);
-    if !forgotten.is_empty() {
-        let mut file =
-            writer.file(Tag { kind: RecordKind::Forgotten as u32, ..tag }).map_err(text)?;
-        for some in forgotten.chunks(CHUNK_IDS) {
-            file.write(&encode_forgotten(some.iter().copied()), 0).map_err(text)?;
-        }
-        add(writer, file)?;
+    if forgotten.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    let mut file = writer.file(Tag { kind: RecordKind::Forgotten as u32, ..tag }).map_err(text)?;
+    for some in forgotten.chunks(CHUNK_IDS) {
+        file.write(&encode_forgotten(some.iter().copied()), 0).map_err(text)?;
+    }
+    add(writer, file)
 }
 
 /// Writes what a ledger has in memory; its runs are in the manifest already.
