@@ -1,6 +1,8 @@
 //! `tidemark check` and `tidemark dump`: what a data folder's files say, without a server.
 
 use clap::Args;
+use node::cluster::file;
+use node::cluster::file::Kept;
 use node::roles::role;
 use node::roles::role::Role;
 use std::io::{self, Write};
@@ -81,17 +83,26 @@ pub(super) fn check(args: &CheckArgs) -> Result<(), String> {
 
 /// What the server keeps beside the store's files.
 fn check_ours(dir: &Path, report: &mut Report) {
-    report.findings.retain(|finding| finding.file != role::NAME);
-    let (severity, text) = match Role::read(dir) {
+    let role =
+        |role: Role| role.master.map_or("a master".to_owned(), |m| format!("a replica of {m}"));
+    note(report, role::NAME, Role::read(dir).map(|read| read.map(role)));
+    let cluster = |kept: Kept| {
+        let Kept { topology, .. } = kept;
+        format!("topology {} of {} nodes", topology.version, topology.members().len())
+    };
+    note(report, file::NAME, Kept::read(dir).map(|read| read.map(cluster)));
+}
+
+/// What one of them says, if it is there.
+fn note(report: &mut Report, name: &str, read: io::Result<Option<String>>) {
+    report.findings.retain(|finding| finding.file != name);
+    let (severity, text) = match read {
         Ok(None) => return,
-        Ok(Some(role)) => (
-            Severity::Good,
-            role.master.map_or("a master".to_owned(), |m| format!("a replica of {m}")),
-        ),
+        Ok(Some(text)) => (Severity::Good, text),
         Err(error) if error.kind() != io::ErrorKind::Other => (Severity::Unread, error.to_string()),
         Err(error) => (Severity::Damage, error.to_string()),
     };
-    report.findings.push(Finding { severity, file: role::NAME.to_owned(), text });
+    report.findings.push(Finding { severity, file: name.to_owned(), text });
 }
 
 /// Runs `tidemark dump`.

@@ -36,3 +36,10 @@ fn failover_goes_as_with_redis_word_for_word() {
 fn sentinels_of_two_groups_do_not_fence_each_others_master() {
     play("groups.py", &[]);
 }
+
+/// Stock clients of Redis Cluster, three shards, and a script in the place of Kvrocks' controller.
+#[test]
+fn a_cluster_serves_stock_clients_and_leases_fence_old_masters() {
+    let rounds = std::env::var("TIDEMARK_RUNS").unwrap_or_else(|_| "2".to_owned());
+    play("cluster.py", &["--rounds", &rounds]);
+}

@@ -2,7 +2,7 @@
 //! its users, its role, and what is measured of it.
 //!
 //! ```text
-//!   metrics -> roles -> acl -> runtime, client -> command, config
+//!   metrics -> roles -> acl, cluster -> runtime, client -> command, config
 //! ```
 //!
 //! No handler of a command is here, and no socket of a client: `server` brings both.
@@ -10,6 +10,7 @@
 
 pub mod acl;
 pub mod client;
+pub mod cluster;
 pub mod command;
 pub mod config;
 pub mod metrics;

@@ -42,6 +42,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -145,7 +146,7 @@ pub fn start_on(
     if let Some(listener) = admin {
         threads.push(http::start(&host, listener).inspect_err(|_| host.stop.now())?);
     }
-    let recalled = host.replication.recall(&host.config()).map_err(StartError::System);
+    let recalled = recall(&host).map_err(StartError::System);
     let opened = recalled.and_then(|()| Ok(load(&host.node())?)).and_then(|log| {
         // Now that the folder is this process's.
         if let Err(error) = atomic_file::remove_unfinished(&host.config().durability.dir) {
@@ -181,6 +182,18 @@ pub fn start_on(
             Err(error)
         }
     }
+}
+
+/// What the data folder remembers of its role, and of its cluster. A master that had a lease has
+/// none: another node may have become the master while this one was away.
+fn recall(host: &Host) -> io::Result<()> {
+    let config = host.config();
+    host.replication.recall(&config)?;
+    host.cluster.recall(&config.durability.dir)?;
+    if host.cluster.lease().is_some() {
+        host.replication.lease(&config, Duration::ZERO, false);
+    }
+    Ok(())
 }
 
 /// Starts the threads that work behind the clients' backs, once the data are there.

@@ -43,6 +43,15 @@ enum Named<'a> {
     Flags(&'a ExistenceSpace),
 }
 
+/// What decides where in a cluster a request is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placed<'a> {
+    /// A key.
+    Key(&'a [u8]),
+    /// An id.
+    Id(u64),
+}
+
 /// How far it is known what a request touches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -152,6 +161,20 @@ impl<'a> Footprint<'a> {
             }
         }
         self.reach()
+    }
+
+    /// Tells `each` its keys, or the ids that it names, for a node of a cluster. Streams of changes
+    /// are not among them: each node has its own.
+    pub fn placed(&self, mut each: impl FnMut(Placed<'a>)) {
+        match self.keys {
+            KeyArgs::None | KeyArgs::Streams(_) => {}
+            KeyArgs::Keys(..) => key_positions(self.spec, self.args)
+                .map(|at| self.args.at(at))
+                .filter(|key| !streams::is_stream(key))
+                .for_each(|key| each(Placed::Key(key))),
+            // What is named is known by the ids alone.
+            KeyArgs::Ids(..) => _ = self.ids(|id| each(Placed::Id(id))),
+        }
     }
 
     /// What the key at this position names.

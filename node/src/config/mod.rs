@@ -22,8 +22,8 @@ pub use ingest::{Broker, Mapped, Verb};
 pub use ingest::{Ingest, IngestFormat, IngestPoison, IngestStart};
 pub(crate) use sections::SECTIONS;
 pub use sections::{
-    Admin, AuthClients, Backup, Changes, DEFAULT_ADMIN_PORT, DEFAULT_PORT, Durability, LogFormat,
-    Replication, Security, Server, Tls,
+    Admin, AuthClients, Backup, Changes, Cluster, DEFAULT_ADMIN_PORT, DEFAULT_PORT, Durability,
+    LeaseMode, LogFormat, Replication, Security, Server, Tls,
 };
 
 use serde::{Deserialize, Serialize};
@@ -72,6 +72,8 @@ pub struct Config {
     pub tls: Tls,
     /// `[replication]`
     pub replication: Replication,
+    /// `[cluster]`
+    pub cluster: Cluster,
     /// `[spill]`
     pub spill: Spill,
     /// `[tokens]`
@@ -107,6 +109,7 @@ impl Default for Config {
             security: Security::default(),
             tls: Tls::default(),
             replication: Replication::default(),
+            cluster: Cluster::default(),
             spill,
             tokens,
             changes: Changes::default(),
@@ -132,6 +135,16 @@ impl Config {
 
     /// What the data set is made of, where its folder is new; then the folder has the lists.
     pub fn data_set(&self) -> Options {
+        // Slots are those of ids in braces.
+        if self.cluster.enabled {
+            let mut tagged = self.clone();
+            tagged.put_hash_tags();
+            return tagged.options();
+        }
+        self.options()
+    }
+
+    fn options(&self) -> Options {
         Options {
             dir: self.durability.dir.clone(),
             fsync: self.durability.fsync,

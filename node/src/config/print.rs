@@ -1,7 +1,7 @@
 //! The file as it is printed: every key, its documentation and its value.
 
 use crate::config::{
-    Action, Admin, Backup, Changes, Config, Counter, Durability, Existence, Ingest, Key,
+    Action, Admin, Backup, Changes, Cluster, Config, Counter, Durability, Existence, Ingest, Key,
     Replication, Security, Server, Spill, Tls, Tokens, View,
 };
 use serde::Serialize;
@@ -66,6 +66,7 @@ impl Config {
             &self.replication,
             true,
         );
+        print_section(&mut out, "[cluster]", Cluster::ABOUT, Cluster::KEYS, &self.cluster, true);
         print_section(&mut out, "[spill]", Spill::ABOUT, Spill::KEYS, &self.spill, true);
         print_section(&mut out, "[tokens]", Tokens::ABOUT, Tokens::KEYS, &self.tokens, true);
         print_section(&mut out, "[changes]", Changes::ABOUT, Changes::KEYS, &self.changes, true);

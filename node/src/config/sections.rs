@@ -358,6 +358,41 @@ section! {
     }
 }
 
+/// What becomes of writes once the lease of a master is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LeaseMode {
+    /// They are taken: leases mean nothing.
+    Disabled,
+    /// They are refused.
+    BlockWrite,
+}
+
+section! {
+    /// A node of a cluster: it serves the slots that its topology gives to its shard, and sends
+    /// clients elsewhere for all others. docs/cluster.md has the whole.
+    Cluster {
+        /// Whether this is a node of a cluster. A controller tells it the topology, by Kvrocks'
+        /// CLUSTERX commands. Keys need their id in braces then, post:{1001}, so the patterns of a
+        /// new data folder are made so.
+        #[redis = "cluster-enabled"]
+        enabled: bool = false,
+        /// What becomes of writes once the lease is over that a controller gives a master by
+        /// CLUSTERX HEARTBEAT: "block-write" (they are refused: another node may be the master) or
+        /// "disabled". Without any HEARTBEAT there is no lease.
+        #[redis = "master-lease-mode"]
+        #[live = true]
+        master_lease_mode: LeaseMode = LeaseMode::BlockWrite,
+    }
+}
+
+impl Cluster {
+    /// Whether leases count.
+    pub fn is_leased(&self) -> bool {
+        self.enabled && self.master_lease_mode == LeaseMode::BlockWrite
+    }
+}
+
 section! {
     /// Consumer groups of `tm:changes`. How far back its entries go is durability.keep_log_bytes.
     Changes {
@@ -386,4 +421,5 @@ pub(crate) const SECTIONS: &[(&str, &[Key])] = &[
     ("tokens", Tokens::KEYS),
     ("changes", Changes::KEYS),
     ("replication", Replication::KEYS),
+    ("cluster", Cluster::KEYS),
 ];

@@ -20,7 +20,7 @@ use crate::runtime::clients::{Client, Kind};
 use dataset::recovery;
 use dataset::recovery::Held;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use store::{FollowLog, Log};
 
@@ -305,19 +305,6 @@ fn wait(host: &Host, time: Duration, enough: impl Fn() -> bool) {
     let began = Instant::now();
     while began.elapsed() < time && !host.stop.is_stopped() && !enough() {
         std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-impl Host {
-    /// Waits until every worker, and ingest, has ended the turn that it may have been in: whatever
-    /// was decided before this call is seen by all changes after it.
-    pub(crate) fn wait_for_turns(&self) {
-        for turn in self.turns() {
-            let seen = turn.load(SeqCst);
-            while seen % 2 == 1 && turn.load(SeqCst) == seen {
-                std::thread::sleep(Duration::from_micros(50));
-            }
-        }
     }
 }
 

@@ -50,7 +50,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::watch;
 
@@ -120,6 +120,8 @@ pub struct Replication {
     pub link: Mutex<Link>,
     /// The replicas that are fed.
     pub feeds: Feeds,
+    /// A HEARTBEAT has given this node a lease, or would have to.
+    leased: AtomicBool,
     /// Of this node, as a replica.
     pub full_syncs: AtomicU64,
     /// Links of ours that went on from where we were.
@@ -146,6 +148,7 @@ impl Replication {
             failover: failover::Failover::new(),
             link: Mutex::new(Link::new()),
             feeds: Feeds::default(),
+            leased: AtomicBool::new(false),
             full_syncs: AtomicU64::new(0),
             continued: AtomicU64::new(0),
             term: AtomicU64::new(0),
@@ -492,8 +495,30 @@ impl Replication {
             Fenced::Unknown => Shut::Fenced,
             Fenced::Deposed => Shut::Deposed,
             Fenced::No if too_few() => Shut::FewReplicas,
+            Fenced::No if self.leased.load(SeqCst) && config.cluster.is_leased() => Shut::Leased,
             Fenced::No => Shut::No,
         });
+    }
+
+    /// As a master it takes writes for so long; `is_again`: it has this lease already, which may be
+    /// over (`write_gate.rs`).
+    pub fn lease(&self, config: &Config, time: Duration, is_again: bool) {
+        let gate = self.gating.lock();
+        if is_again {
+            self.gate.renew(time)
+        } else {
+            self.gate.lease(time)
+        }
+        drop(gate);
+        if !self.leased.swap(true, SeqCst) {
+            self.judge(config);
+        }
+    }
+
+    /// It takes them for as long as it is the master.
+    pub fn end_lease(&self, config: &Config) {
+        self.leased.store(false, SeqCst);
+        self.judge(config);
     }
 
     /// Whether Sentinel has made another node the master.
@@ -512,7 +537,7 @@ impl Replication {
         match self.gate.shut() {
             Shut::Deposed => true,
             Shut::Fenced => self.fence.groups() > 0,
-            Shut::No | Shut::Replica | Shut::FewReplicas => false,
+            Shut::No | Shut::Replica | Shut::FewReplicas | Shut::Leased => false,
         }
     }
 

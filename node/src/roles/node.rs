@@ -1,6 +1,7 @@
 //! What all connections share.
 
 use crate::acl::Acl;
+use crate::cluster::Cluster;
 use crate::command::error::Refusal;
 use crate::config::Config;
 use crate::roles::Replication;
@@ -27,9 +28,9 @@ use dataset::live::{Live, Snapshots};
 use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const NOT_LOADED: &str = "a command that asks for data is not admitted before they are loaded";
 
@@ -85,6 +86,8 @@ pub struct Process {
     pub slow: SlowLog,
     /// Its role.
     pub replication: Replication,
+    /// Its cluster, if it is a node of one.
+    pub cluster: Cluster,
     /// Backups that it makes.
     pub backups: Backups,
     /// Sources of events.
@@ -226,6 +229,7 @@ impl Host {
             tracking: Arc::default(),
             slow: SlowLog::default(),
             replication: Replication::new(),
+            cluster: Cluster::new(&config),
             backups: Backups::default(),
             ingest: Ingests::new(&config.ingest),
             tls: Tls::default(),
@@ -404,6 +408,17 @@ impl Process {
     /// Of all threads that make changes: each says whether it is in a turn.
     pub(crate) fn turns(&self) -> impl Iterator<Item = &AtomicU64> {
         self.tallies.iter().chain([&self.ingest.tallies]).map(|tallies| &tallies.turn)
+    }
+
+    /// Waits until every worker, and ingest, has ended the turn that it may have been in: whatever
+    /// was decided before this call is seen by all changes after it.
+    pub fn wait_for_turns(&self) {
+        for turn in self.turns() {
+            let seen = turn.load(SeqCst);
+            while seen % 2 == 1 && turn.load(SeqCst) == seen {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
     }
 
     /// The configuration as it is now. Do not keep the guard across a wait.

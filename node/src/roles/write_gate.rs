@@ -1,6 +1,15 @@
 //! The gate: whether writes are taken is one atomic, and if they are not, why.
+//!
+//! With a lease (CLUSTERX HEARTBEAT) they are taken until a moment, and each write reads the clock:
+//! a timer could be late, in a process that was frozen above all.
+//!
+//! What renews a lease may be late, too: it waited in the socket of a frozen process, or in a
+//! network that was cut. So a lease that is over is renewed only by a message that comes a whole
+//! lease after the first late one, when nothing old is left to be read; or by a new election.
 
-use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
+use crate::roles::now_ms;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 /// Why writes are refused, if they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,18 +25,50 @@ pub(crate) enum Shut {
     FewReplicas,
     /// Sentinel has made another node the master.
     Deposed,
+    /// Only once its lease is over.
+    Leased,
 }
 
 /// See the top of the file. Shut at first.
-pub(crate) struct Gate(AtomicU8);
+pub(crate) struct Gate {
+    shut: AtomicU8,
+    began: Instant,
+    /// In milliseconds since `began`: from then on a leased gate is shut.
+    lease_end_ms: AtomicU64,
+    /// When the first message came after the lease was over; 0: none has.
+    late_ms: AtomicU64,
+}
 
 impl Gate {
     pub(crate) fn new() -> Gate {
-        Gate(AtomicU8::new(Shut::Replica as u8))
+        Gate {
+            shut: AtomicU8::new(Shut::Replica as u8),
+            began: Instant::now(),
+            lease_end_ms: AtomicU64::new(0),
+            late_ms: AtomicU64::new(0),
+        }
     }
 
     pub(crate) fn set(&self, shut: Shut) {
-        self.0.store(shut as u8, SeqCst);
+        self.shut.store(shut as u8, SeqCst);
+    }
+
+    /// The lease is over after this time.
+    pub(crate) fn lease(&self, time: Duration) {
+        let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        self.late_ms.store(0, SeqCst);
+        self.lease_end_ms.store(now_ms(self.began).saturating_add(ms), SeqCst);
+    }
+
+    /// The same, unless it is over already, and this may be an old message. One at a time.
+    pub(crate) fn renew(&self, time: Duration) {
+        let (now, late) = (now_ms(self.began), self.late_ms.load(SeqCst));
+        let is_over = now >= self.lease_end_ms.load(SeqCst);
+        if is_over && late == 0 {
+            self.late_ms.store(now.max(1), SeqCst);
+        } else if !is_over || u128::from(now - late) >= time.as_millis() {
+            self.lease(time);
+        }
     }
 
     /// Why a write must be refused now, if it must.
@@ -35,30 +76,41 @@ impl Gate {
     pub(crate) fn refusal(&self) -> Option<&'static str> {
         // The turn has begun before: either the gate is shut for it, or the thread that shut it
         // waits for its end.
-        match self.0.load(SeqCst) {
+        match self.shut.load(SeqCst) {
             0 => None,
-            _ => text(self.shut()),
+            _ => self.text(),
         }
     }
-}
 
-impl Gate {
     /// Why writes are refused, if they are.
     pub(crate) fn shut(&self) -> Shut {
-        match self.0.load(SeqCst) {
+        match self.shut.load(SeqCst) {
             0 => Shut::No,
             1 => Shut::Replica,
             2 => Shut::Fenced,
             3 => Shut::FewReplicas,
-            _ => Shut::Deposed,
+            4 => Shut::Deposed,
+            _ => Shut::Leased,
+        }
+    }
+
+    #[cold]
+    fn text(&self) -> Option<&'static str> {
+        match self.shut() {
+            Shut::Leased if now_ms(self.began) < self.lease_end_ms.load(SeqCst) => None,
+            shut => text(shut),
         }
     }
 }
 
-#[cold]
 fn text(shut: Shut) -> Option<&'static str> {
     Some(match shut {
         Shut::No => return None,
+        // Clients for clusters ask for the topology again, and try again.
+        Shut::Leased => {
+            "CLUSTERDOWN master lease expired: another node may be the master by now; writes are \
+             taken again after a HEARTBEAT that names this one"
+        }
         Shut::Replica => "READONLY You can't write against a read only replica.",
         Shut::Fenced => {
             "READONLY This master was started again, or told to follow a server that cannot be \
@@ -74,3 +126,44 @@ fn text(shut: Shut) -> Option<&'static str> {
 }
 
 const _: () = assert!(Shut::No as u8 == 0);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leased_gate_shuts_by_itself() {
+        let gate = Gate::new();
+        gate.set(Shut::Leased);
+        assert!(gate.refusal().is_some_and(|text| text.contains("master lease expired")));
+        gate.lease(Duration::from_millis(100));
+        assert_eq!(gate.refusal(), None);
+        std::thread::sleep(Duration::from_millis(110));
+        assert!(gate.refusal().is_some(), "nothing has set it");
+        gate.lease(Duration::MAX);
+        assert_eq!(gate.refusal(), None);
+        gate.lease(Duration::ZERO);
+        assert!(gate.refusal().is_some(), "taken back");
+    }
+
+    /// A frozen process reads what was sent to it long ago, all at once.
+    #[test]
+    fn late_messages_renew_no_lease() {
+        let gate = Gate::new();
+        gate.set(Shut::Leased);
+        let lease = Duration::from_millis(100);
+        gate.lease(lease);
+        std::thread::sleep(Duration::from_millis(60));
+        gate.renew(lease);
+        std::thread::sleep(Duration::from_millis(60));
+        assert_eq!(gate.refusal(), None, "renewed in time");
+        std::thread::sleep(Duration::from_millis(60));
+        for _ in 0..3 {
+            gate.renew(lease);
+            assert!(gate.refusal().is_some());
+        }
+        std::thread::sleep(Duration::from_millis(110));
+        gate.renew(lease);
+        assert_eq!(gate.refusal(), None, "it was sent after the freeze");
+    }
+}

@@ -102,7 +102,6 @@ pub(crate) fn fixed(config: &Config, port: u16) -> Vec<(&'static str, String)> {
     vec![
         ("appendonly", text("yes")),
         ("client-output-buffer-limit", buffer_limits(config)),
-        ("cluster-enabled", text("no")),
         ("databases", text("1")),
         ("latency-tracking", text("yes")),
         ("latency-tracking-info-percentiles", text("50 99 99.9")),

@@ -2,6 +2,7 @@
 //! of it.
 
 use crate::handlers::call::Call;
+use crate::handlers::cluster::route;
 use crate::handlers::redis::{pubsub, tracking, transaction};
 use crate::handlers::session::{Replies, Scratch, Session};
 use crate::handlers::table::handler;
@@ -118,6 +119,11 @@ pub(crate) fn checked(
     }
     if !node.is_loaded() && !spec.has(flag::LOADING) {
         return Err(Refusal::LOADING);
+    }
+    if let Some(topology) = &session.topology
+        && let Some(engines) = node.loaded()
+    {
+        route::check(topology, spec, args, session, engines)?;
     }
     // What was queued was asked before the transaction began to listen.
     let listens =

@@ -5,6 +5,7 @@ use crate::handlers::suspend::Suspension;
 use dataset::engines::{Page, Seen};
 use dataset::watch::Place;
 use node::acl::Access;
+use node::cluster::Topology;
 use node::command::spec::Outcome;
 use node::roles::feed;
 use node::roles::node::Node;
@@ -82,6 +83,11 @@ pub(crate) struct Session {
     pub(crate) replicates: Option<feed::Place>,
     /// Close once the replies are written.
     pub(crate) leaving: bool,
+    /// Where its requests are answered, of one moment: set for each turn, if this is a node of a
+    /// cluster.
+    pub(crate) topology: Option<Arc<Topology>>,
+    /// It reads from replicas, too (READONLY).
+    pub(crate) reads_replica: bool,
     /// Most arguments of a request.
     pub(crate) most_args: usize,
     /// Most bytes of replies that may wait: the rest of a longer one need not be made, as its
@@ -118,6 +124,8 @@ impl Session {
             later: false,
             replicates: None,
             leaving: false,
+            topology: None,
+            reads_replica: false,
             most_args: usize::MAX,
             most_out: usize::MAX,
         }

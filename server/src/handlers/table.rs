@@ -46,6 +46,7 @@ const FAMILIES: &[&[(&str, Handler)]] = &[
     admin::diagnostics::RUN,
     admin::ingest::RUN,
     admin::server::RUN,
+    cluster::controller::RUN,
     cluster::replication::RUN,
     cluster::topology::RUN,
 ];

@@ -137,6 +137,8 @@ pub(crate) struct RequestLoop {
     pub(crate) pinned_bytes: usize,
     /// What it waits for reads rows of a data set that is not served any more.
     outlived: bool,
+    /// This is a node of a cluster.
+    in_cluster: bool,
 }
 
 impl RequestLoop {
@@ -158,6 +160,7 @@ impl RequestLoop {
             pins: Pins::default(),
             pinned_bytes: 0,
             outlived: false,
+            in_cluster: node.cluster.is_enabled(),
         }
     }
 
@@ -190,6 +193,25 @@ impl RequestLoop {
         // One set of spaces, views and actions for all that the turn does.
         let engines = node.current.get().map(Current::now);
         let node = Now::new(node, engines.as_ref().map(|engines| &***engines));
+        if self.in_cluster {
+            self.session.topology = Some(node.cluster.topology());
+        }
+        let used = self.execute_with(node, tallies, buf, turn);
+        // An idle client keeps no topology of the past.
+        if self.in_cluster {
+            self.session.topology = None;
+        }
+        used
+    }
+
+    #[inline]
+    fn execute_with(
+        &mut self,
+        node: Now<'_>,
+        tallies: &Tallies,
+        buf: &[u8],
+        turn: &mut TurnBuffers,
+    ) -> usize {
         // A client that has not logged in reads nothing.
         if self.limits.unauthenticated || !node.loaded().is_some_and(Engines::has_cold) {
             return self.execute_all(node, tallies, buf, turn, false);

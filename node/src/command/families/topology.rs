@@ -31,7 +31,7 @@ pub(crate) const fn refused(
     usage: &'static str,
 ) -> Spec {
     const FLAGS: u32 = flag::ADMIN | flag::STALE;
-    spec(name, arity, FLAGS, since, usage, "Refused: all slots are this node's.")
+    spec(name, arity, FLAGS, since, usage, "Refused: there is no cluster bus.")
 }
 
 pub(crate) const ANYTIME: u32 = flag::LOADING | flag::STALE;
@@ -39,6 +39,8 @@ pub(crate) const ANYTIME: u32 = flag::LOADING | flag::STALE;
 pub(crate) const QUICK: u32 = flag::LOADING | flag::STALE | flag::FAST;
 
 pub(crate) const ACCEPTED: &str = "Accepted from clients for clusters; changes nothing.";
+
+const CONTROLLER: u32 = flag::ADMIN | flag::STALE | flag::NO_MULTI | flag::NOSCRIPT;
 
 #[rustfmt::skip]
 pub(crate) const TABLE: &[Spec] = &[
@@ -79,7 +81,8 @@ pub(crate) const TABLE: &[Spec] = &[
             spec("cluster|replicas", 3, flag::ADMIN | flag::STALE, "5.0.0", "node-id",
                 "The replicas of the master, a line each."),
             refused("cluster|replicate", 3, "3.0.0", "node-id"),
-            refused("cluster|reset", -2, "3.0.0", "[HARD|SOFT]"),
+            spec("cluster|reset", -2, CONTROLLER, "3.0.0", "[HARD|SOFT]",
+                "Forgets the topology, on a node without rows: it is of no cluster, and a master."),
             refused("cluster|saveconfig", 2, "3.0.0", ""),
             refused("cluster|set-config-epoch", 3, "3.0.0", "config-epoch"),
             refused("cluster|setslot", -4, "3.0.0",
@@ -95,8 +98,33 @@ pub(crate) const TABLE: &[Spec] = &[
             "A container for commands about the cluster that this is for clients of clusters: one \
              shard.")
     },
-    spec("readonly", 1, QUICK, "3.0.0", "", ACCEPTED),
-    spec("readwrite", 1, QUICK, "3.0.0", "", ACCEPTED),
+    Spec {
+        subcommands: &[
+            spec("clusterx|heartbeat", 5, CONTROLLER, "0.1.0",
+                "master-node-id lease-milliseconds election-version",
+                "The master of this shard takes writes for so long, any other node of it none. \
+                 Answers where the log ends, and the role. An older election is refused."),
+            help_row("clusterx|help", "cluster", "0.1.0"),
+            spec("clusterx|myid", 2, ANYTIME, "0.1.0", "",
+                "The id of this node, empty if it has none."),
+            spec("clusterx|setnodeid", 3, CONTROLLER, "0.1.0", "node-id",
+                "This node is the one with this id, of 40 characters."),
+            spec("clusterx|setnodes", -4, CONTROLLER, "0.1.0", "nodes version [FORCE]",
+                "The topology is this one, a line per node: id, host, port, master or slave, - or \
+                 the id of its master, slots of a master. The node follows its master, or becomes \
+                 one. An older version is refused, unless FORCE; the same one changes nothing."),
+            spec("clusterx|setslot", 6, CONTROLLER, "0.1.0", "slots NODE node-id version",
+                "Slots, \"7\" or \"0-99 200\", are those of this master. The version is the next \
+                 one."),
+            spec("clusterx|version", 2, ANYTIME, "0.1.0", "",
+                "The version of the topology, -1 if there is none."),
+        ],
+        ..spec("clusterx", -2, 0, "0.1.0", "",
+            "A container for what a controller tells a node of a cluster, as Kvrocks has it.")
+    },
+    spec("readonly", 1, QUICK, "3.0.0", "",
+        "In a cluster: a replica answers reads of this connection for its master's slots."),
+    spec("readwrite", 1, QUICK, "3.0.0", "", "Takes READONLY back."),
     Spec {
         group: "server",
         since: "4.0.0",

@@ -24,8 +24,20 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("command", every),
 ];
 
+/// The first and the last key, and the step. In a cluster the first id counts as one: clients that
+/// know the positions send the request to the node that has it.
+fn positions(spec: &Spec, in_cluster: bool) -> [i64; 3] {
+    if let KeyArgs::Ids(_, first, _) = spec.keys
+        && in_cluster
+    {
+        return [first as i64, first as i64, 1];
+    }
+    let (first, last, step) = spec.keys.positions();
+    [first, last, step].map(i64::from)
+}
+
 /// Ten elements, as since Redis 7.
-fn write_info(reply: &mut Reply<'_>, spec: &Spec) {
+fn write_info(reply: &mut Reply<'_>, spec: &Spec, in_cluster: bool) {
     reply.array(10);
     reply.bulk(spec.name.as_bytes());
     reply.int(i64::from(spec.arity));
@@ -39,9 +51,8 @@ fn write_info(reply: &mut Reply<'_>, spec: &Spec) {
     for name in flags {
         reply.simple(name);
     }
-    let (first, last, step) = spec.keys.positions();
-    for position in [first, last, step] {
-        reply.int(i64::from(position));
+    for position in positions(spec, in_cluster) {
+        reply.int(position);
     }
     let categories = categories(spec);
     reply.set(categories.len());
@@ -56,7 +67,7 @@ fn write_info(reply: &mut Reply<'_>, spec: &Spec) {
     specs.iter().for_each(|keys| write_key_specification(reply, keys));
     reply.array(spec.subcommands.len());
     for sub in spec.subcommands {
-        write_info(reply, sub);
+        write_info(reply, sub, in_cluster);
     }
 }
 
@@ -107,8 +118,9 @@ fn write_key_specification(reply: &mut Reply<'_>, spec: &KeySpec) {
 
 fn every(call: &mut Call<'_>) -> Outcome {
     call.reply.array(all().len());
+    let in_cluster = call.node.cluster.is_enabled();
     for spec in all() {
-        write_info(&mut call.reply, spec);
+        write_info(&mut call.reply, spec, in_cluster);
     }
     Ok(())
 }
@@ -148,10 +160,11 @@ fn info(call: &mut Call<'_>) -> Outcome {
     if names.is_empty() {
         return every(call);
     }
+    let in_cluster = call.node.cluster.is_enabled();
     call.reply.array(names.len());
     for name in names.iter() {
         match named(name) {
-            Some(spec) => write_info(&mut call.reply, spec),
+            Some(spec) => write_info(&mut call.reply, spec, in_cluster),
             None => call.reply.null(),
         }
     }

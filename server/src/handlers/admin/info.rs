@@ -30,7 +30,7 @@ const SECTIONS: &[Section] = &[
     ("CPU", cpu),
     ("Modules", |_, _| {}),
     ("Errorstats", errorstats),
-    ("Cluster", |_, out| out.push_str("cluster_enabled:0\r\n")),
+    ("Cluster", cluster),
     ("Keyspace", keyspace),
     ("Spaces", spaces),
     ("Cold", cold),
@@ -97,7 +97,7 @@ fn server(Sample { node, .. }: &Sample, out: &mut String) {
         out,
         "redis_version" = REDIS_VERSION,
         "tidemark_version" = env!("CARGO_PKG_VERSION"),
-        "redis_mode" = "standalone",
+        "redis_mode" = mode(node),
         "os" = std::env::consts::OS,
         "arch_bits" = usize::BITS,
         "process_supervised" = "no",
@@ -119,6 +119,27 @@ fn server(Sample { node, .. }: &Sample, out: &mut String) {
     if let Some(until) = node.stop.leaves() {
         let left = until.saturating_duration_since(std::time::Instant::now());
         lines!(out, "shutdown_in_milliseconds" = left.as_millis());
+    }
+}
+
+/// As HELLO and INFO call it.
+pub(crate) fn mode(node: &Node) -> &'static str {
+    if node.cluster.is_enabled() { "cluster" } else { "standalone" }
+}
+
+/// `sequence` is what Kvrocks' controller chooses a new master by.
+fn cluster(Sample { node, .. }: &Sample, out: &mut String) {
+    let is_enabled = node.cluster.is_enabled();
+    lines!(out, "cluster_enabled" = u8::from(is_enabled));
+    if is_enabled {
+        let lease = node.cluster.lease();
+        lines!(
+            out,
+            "cluster_version" = node.cluster.topology().version,
+            "cluster_election" = lease.map_or(0, |lease| lease.election),
+            "cluster_lease_ms" = lease.map_or(0, |lease| lease.ms),
+            "sequence" = node.durability.shown().offset,
+        );
     }
 }
 

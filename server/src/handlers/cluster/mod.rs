@@ -1,4 +1,6 @@
 //! Replication, roles and cluster topology, as clients ask for them.
 
+pub(crate) mod controller;
 pub(crate) mod replication;
+pub(crate) mod route;
 pub(crate) mod topology;

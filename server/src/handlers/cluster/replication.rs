@@ -97,7 +97,7 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
 }
 
 /// This node is to follow `master`, or no node; durable when this returns. Whether that is new.
-fn order(node: &Node, master: Option<Master>, forced: bool) -> Result<bool, Refusal> {
+pub(crate) fn order(node: &Node, master: Option<Master>, forced: bool) -> Result<bool, Refusal> {
     let given = node
         .replication
         .failover
@@ -109,7 +109,7 @@ fn order(node: &Node, master: Option<Master>, forced: bool) -> Result<bool, Refu
 /// A master that is to follow another node has all that was acknowledged in its log; the error: the
 /// disk does not take it. What is written from now on until the order is given is tried until it is
 /// there (`node/src/roles/log_owner.rs`).
-fn all_logged(node: &Node) -> Outcome {
+pub(crate) fn all_logged(node: &Node) -> Outcome {
     let is_writer = || node.replication.is_master() && node.replication.is_settled();
     if !is_writer() {
         return Ok(());

@@ -1,22 +1,28 @@
-//! CLUSTER, as a cluster of one shard answers it: this node, or the master that it follows, owns
-//! all slots, and replicas are replicas of it. So clients for clusters connect by default. For all
-//! others this is a standalone server: HELLO says so, and INFO's `cluster_enabled` is 0, which no
-//! client for clusters looks at before it asks for the slots.
+//! CLUSTER. A node of a cluster answers from its topology.
 //!
-//! A node's id is the hash of its address, so it is the same in the words of each node, and after a
-//! restart. There is no cluster bus: what changes a cluster is refused.
+//! Any other server answers as a cluster of one shard: this node, or the master that it follows,
+//! owns all slots, and replicas are replicas of it. So clients for clusters connect by default. For
+//! all others this is a standalone server: HELLO says so, and INFO's `cluster_enabled` is 0, which
+//! no client for clusters looks at before it asks for the slots. A node's id is then the hash of
+//! its address, so it is the same in the words of each node, and after a restart.
+//!
+//! There is no cluster bus: a controller says what changes a cluster, and what Redis has for that
+//! is refused.
 
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
+use crate::handlers::cluster::controller;
 use crate::handlers::help::help;
 use crate::handlers::redis::keys::{every_key, refuse_many_keys};
 use ::replication::Sending;
+use node::cluster::Member;
+use node::cluster::slot::{SLOTS, of_key, write_range};
 use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
 use node::roles::node::Node;
 use node::roles::{LinkState, Master};
 use resp::Reply;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 
 pub(crate) const RUN: &[(&str, Handler)] = &[
@@ -42,7 +48,7 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("cluster|nodes", nodes),
     ("cluster|replicas", replicas),
     ("cluster|replicate", no_cluster),
-    ("cluster|reset", no_cluster),
+    ("cluster|reset", controller::reset),
     ("cluster|saveconfig", no_cluster),
     ("cluster|set-config-epoch", no_cluster),
     ("cluster|setslot", no_cluster),
@@ -50,16 +56,19 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("cluster|slaves", replicas),
     ("cluster|slots", slots),
     ("cluster", help),
-    ("readonly", accepted),
-    ("readwrite", accepted),
+    ("readonly", read_only),
+    ("readwrite", read_write),
     ("module|help", help),
     ("module|list", list),
     ("module", help),
 ];
 
-const SLOTS: u16 = 16_384;
-
-fn no_cluster(_: &mut Call<'_>) -> Outcome {
+fn no_cluster(call: &mut Call<'_>) -> Outcome {
+    if call.node.cluster.is_enabled() {
+        return Err(refuse!(
+            "ERR there is no cluster bus: a controller changes the topology, by CLUSTERX"
+        ));
+    }
     Err(refuse!("ERR This instance has cluster support disabled"))
 }
 
@@ -68,27 +77,95 @@ fn accepted(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
+fn read_only(call: &mut Call<'_>) -> Outcome {
+    call.session.reads_replica = true;
+    accepted(call)
+}
+
+fn read_write(call: &mut Call<'_>) -> Outcome {
+    call.session.reads_replica = false;
+    accepted(call)
+}
+
 /// A node as clients reach it.
 struct Place {
+    /// 40 characters.
+    id: String,
     ip: String,
     port: u16,
     is_self: bool,
-    is_master: bool,
-    /// Where it is in the log.
+    /// The id of its master, if it is a replica.
+    master: Option<String>,
+    /// Where it is in the log, as far as this node knows.
     offset: u64,
     is_up: bool,
 }
 
 impl Place {
-    /// 40 hexadecimal digits.
-    fn id(&self) -> String {
-        id_of(&format!("{} {}", self.ip, self.port))
-    }
-
     /// As CLUSTER SHARDS calls it.
     fn health(&self) -> &'static str {
         if self.is_up { "online" } else { "loading" }
     }
+
+    fn is_replica_of(&self, master: &Place) -> bool {
+        self.master.as_ref() == Some(&master.id)
+    }
+}
+
+/// Nodes, and the slots of their masters.
+struct Map {
+    version: i64,
+    places: Vec<Place>,
+    /// First and last slot, and the position of the master.
+    ranges: Vec<(u16, u16, usize)>,
+}
+
+impl Map {
+    fn slots_of(&self, at: usize) -> impl Iterator<Item = (u16, u16)> + '_ {
+        let ranges = self.ranges.iter().filter(move |(.., master)| *master == at);
+        ranges.map(|(first, last, _)| (*first, *last))
+    }
+
+    fn replicas_of<'a>(&'a self, master: &'a Place) -> impl Iterator<Item = &'a Place> {
+        self.places.iter().filter(move |place| place.is_replica_of(master))
+    }
+
+    fn named(&self, id: &[u8]) -> Result<(usize, &Place), Refusal> {
+        let is_it = |(_, place): &(usize, &Place)| place.id.as_bytes().eq_ignore_ascii_case(id);
+        self.places.iter().enumerate().find(is_it).ok_or_else(|| controller::unknown_node(id))
+    }
+}
+
+/// Of a cluster, or of the one shard that this server is by itself.
+fn map(call: &Call<'_>) -> Result<Map, Refusal> {
+    if !call.node.cluster.is_enabled() {
+        return Ok(Map { version: 1, places: places(call), ranges: vec![(0, SLOTS - 1, 0)] });
+    }
+    let topology = call.node.cluster.topology();
+    if topology.version < 0 {
+        return Err(refuse!("CLUSTERDOWN The cluster is not initialized"));
+    }
+    let offset = call.node.durability.shown().offset;
+    let place = |member: &Member| {
+        let is_self = member.id == topology.own_id;
+        Place {
+            id: member.id.clone(),
+            ip: member.host.clone(),
+            port: member.port,
+            is_self,
+            master: member.master.clone(),
+            offset: if is_self { offset } else { 0 },
+            is_up: !is_self || call.node.is_loaded(),
+        }
+    };
+    let places: Vec<Place> = topology.members().iter().map(place).collect();
+    let numbers: HashMap<&str, usize> =
+        places.iter().enumerate().map(|(at, place)| (place.id.as_str(), at)).collect();
+    let ranges = topology.ranges();
+    let ranges =
+        ranges.iter().filter_map(|(a, b, of)| Some((*a, *b, *numbers.get(of.id.as_str())?)));
+    let ranges = ranges.collect();
+    Ok(Map { version: topology.version, places, ranges })
 }
 
 fn id_of(name: &str) -> String {
@@ -98,7 +175,7 @@ fn id_of(name: &str) -> String {
     id
 }
 
-/// The master first, then the replicas that are known here.
+/// Without a cluster: the master first, then the replicas that are known here.
 fn places(call: &Call<'_>) -> Vec<Place> {
     let node = call.node;
     let config = node.config();
@@ -111,147 +188,166 @@ fn places(call: &Call<'_>) -> Vec<Place> {
         ip => ip.to_owned(),
     };
     let follows = node.replication.master().or_else(|| node.replication.deposed_by());
-    let offset = node.durability.shown().offset;
-    let own = Place {
+    let at = |ip: String, port: u16, offset: u64, is_up: bool| Place {
+        id: id_of(&format!("{ip} {port}")),
         ip,
-        port: announced_port.unwrap_or(local.port()),
-        is_self: true,
-        is_master: follows.is_none(),
+        port,
+        is_self: false,
+        master: None,
         offset,
-        is_up: node.is_loaded(),
+        is_up,
     };
+    let offset = node.durability.shown().offset;
+    let port = announced_port.unwrap_or(local.port());
+    let own = Place { is_self: true, ..at(ip, port, offset, node.is_loaded()) };
     match follows {
         Some(Master { host, port }) => {
             let link = node.replication.link.lock();
-            let is_up = link.state == LinkState::Connected;
-            let offset = link.master_end;
-            let master = Place { ip: host, port, is_self: false, is_master: true, offset, is_up };
+            let master = at(host, port, link.master_end, link.state == LinkState::Connected);
+            let own = Place { master: Some(master.id.clone()), ..own };
             vec![master, own]
         }
         None => {
             let of_replica = |fed: node::roles::Fed| Place {
-                ip: fed.ip,
-                port: fed.port,
-                is_self: false,
-                is_master: false,
-                offset: fed.written,
-                is_up: fed.sending == Sending::Log,
+                master: Some(own.id.clone()),
+                ..at(fed.ip, fed.port, fed.written, fed.sending == Sending::Log)
             };
             let feeds = node.replication.feeds.reachable();
-            [own].into_iter().chain(feeds.into_iter().map(of_replica)).collect()
+            let replicas: Vec<_> = feeds.into_iter().map(of_replica).collect();
+            [own].into_iter().chain(replicas).collect()
         }
     }
 }
 
 fn slots(call: &mut Call<'_>) -> Outcome {
-    let places = places(call);
+    let map = map(call)?;
     let reply = &mut call.reply;
-    reply.array(1);
-    // Clients send reads to each replica that is listed.
-    let listed: Vec<_> = places.iter().filter(|place| place.is_master || place.is_up).collect();
-    reply.array(2 + listed.len());
-    reply.int(0);
-    reply.int(i64::from(SLOTS - 1));
-    for place in listed {
-        reply.array(4);
-        reply.bulk(place.ip.as_bytes());
-        reply.int(i64::from(place.port));
-        reply.bulk(place.id().as_bytes());
-        reply.array(0);
+    reply.array(map.ranges.len());
+    for &(first, last, master) in &map.ranges {
+        let master = &map.places[master];
+        // Clients send reads to each replica that is listed.
+        let replicas: Vec<_> = map.replicas_of(master).filter(|place| place.is_up).collect();
+        reply.array(3 + replicas.len());
+        reply.int(i64::from(first));
+        reply.int(i64::from(last));
+        for place in [master].into_iter().chain(replicas) {
+            reply.array(4);
+            reply.bulk(place.ip.as_bytes());
+            reply.int(i64::from(place.port));
+            reply.bulk(place.id.as_bytes());
+            reply.array(0);
+        }
     }
     Ok(())
 }
 
 fn shards(call: &mut Call<'_>) -> Outcome {
-    let places = places(call);
+    let map = map(call)?;
     let local_port = call.session.client.local.port();
     let is_tls = local_port == call.node.config().tls.port;
     let reply = &mut call.reply;
-    reply.array(1);
-    reply.map(2);
-    reply.bulk(b"slots");
-    reply.array(2);
-    reply.int(0);
-    reply.int(i64::from(SLOTS - 1));
-    reply.bulk(b"nodes");
-    reply.array(places.len());
-    for place in &places {
-        reply.map(7);
-        reply.bulk(b"id");
-        reply.bulk(place.id().as_bytes());
-        reply.bulk(if is_tls { b"tls-port" } else { b"port" });
-        reply.int(i64::from(place.port));
-        for (name, value) in [("ip", &place.ip), ("endpoint", &place.ip)] {
-            reply.bulk(name.as_bytes());
-            reply.bulk(value.as_bytes());
+    let masters = || map.places.iter().enumerate().filter(|(_, place)| place.master.is_none());
+    reply.array(masters().count());
+    for (at, master) in masters() {
+        let nodes: Vec<&Place> = [master].into_iter().chain(map.replicas_of(master)).collect();
+        reply.map(2);
+        reply.bulk(b"slots");
+        reply.array(2 * map.slots_of(at).count());
+        for (first, last) in map.slots_of(at) {
+            reply.int(i64::from(first));
+            reply.int(i64::from(last));
         }
-        reply.bulk(b"role");
-        reply.bulk(if place.is_master { b"master" } else { b"replica" });
-        reply.bulk(b"replication-offset");
-        reply.int(i64::try_from(place.offset).unwrap_or(i64::MAX));
-        reply.bulk(b"health");
-        reply.bulk(place.health().as_bytes());
+        reply.bulk(b"nodes");
+        reply.array(nodes.len());
+        nodes.into_iter().for_each(|place| write_shard_node(reply, place, is_tls));
     }
     Ok(())
 }
 
+fn write_shard_node(reply: &mut Reply<'_>, place: &Place, is_tls: bool) {
+    reply.map(7);
+    reply.bulk(b"id");
+    reply.bulk(place.id.as_bytes());
+    reply.bulk(if is_tls { b"tls-port" } else { b"port" });
+    reply.int(i64::from(place.port));
+    for (name, value) in [("ip", &place.ip), ("endpoint", &place.ip)] {
+        reply.bulk(name.as_bytes());
+        reply.bulk(value.as_bytes());
+    }
+    reply.bulk(b"role");
+    reply.bulk(if place.master.is_none() { b"master" } else { b"replica" });
+    reply.bulk(b"replication-offset");
+    reply.int(i64::try_from(place.offset).unwrap_or(i64::MAX));
+    reply.bulk(b"health");
+    reply.bulk(place.health().as_bytes());
+}
+
 /// A line of CLUSTER NODES, without its end.
-fn line(place: &Place, master: &Place) -> String {
-    let flags = match (place.is_self, place.is_master) {
+fn line(map: &Map, at: usize) -> String {
+    let place = &map.places[at];
+    let flags = match (place.is_self, place.master.is_none()) {
         (true, true) => "myself,master",
         (true, false) => "myself,slave",
         (false, true) => "master",
         (false, false) => "slave",
     };
-    let of = if place.is_master { "-".to_owned() } else { master.id() };
+    let of = place.master.as_deref().unwrap_or("-");
     let state = if place.is_self || place.is_up { "connected" } else { "disconnected" };
-    let mut line =
-        format!("{} {}:{}@0 {flags} {of} 0 0 1 {state}", place.id(), place.ip, place.port);
-    if place.is_master {
-        let _ = write!(line, " 0-{}", SLOTS - 1);
+    let Place { id, ip, port, .. } = place;
+    let mut line = format!("{id} {ip}:{port}@0 {flags} {of} 0 0 {} {state}", map.version);
+    for (first, last) in map.slots_of(at) {
+        let _ = write!(line, " {}", write_range(first, last));
     }
     line
 }
 
 fn nodes(call: &mut Call<'_>) -> Outcome {
-    let places = places(call);
-    let lines: String = places.iter().map(|place| line(place, &places[0]) + "\n").collect();
+    let map = map(call)?;
+    let lines: String = (0..map.places.len()).map(|at| line(&map, at) + "\n").collect();
     call.reply.text(&lines);
     Ok(())
 }
 
 fn replicas(call: &mut Call<'_>) -> Outcome {
-    let (places, wanted) = (places(call), String::from_utf8_lossy(call.args.at(2)));
-    let known = places.iter().find(|place| place.id().eq_ignore_ascii_case(&wanted));
-    match known {
-        None => {
-            Err(refuse!("ERR Unknown node {}", node::command::error::Printable(call.args.at(2))))
-        }
-        Some(place) if !place.is_master => Err(refuse!("ERR The specified node is not a master")),
-        Some(master) => {
-            let lines: Vec<_> = places[1..].iter().map(|replica| line(replica, master)).collect();
-            call.reply.array(lines.len());
-            lines.iter().for_each(|line| call.reply.bulk(line.as_bytes()));
-            Ok(())
-        }
+    let map = map(call)?;
+    let (_, master) = map.named(call.args.at(2))?;
+    if master.master.is_some() {
+        return Err(refuse!("ERR The specified node is not a master"));
     }
+    let places = map.places.iter().enumerate();
+    let replicas = places.filter(|(_, place)| place.is_replica_of(master));
+    let lines: Vec<_> = replicas.map(|(at, _)| line(&map, at)).collect();
+    call.reply.array(lines.len());
+    lines.iter().for_each(|line| call.reply.bulk(line.as_bytes()));
+    Ok(())
 }
 
 fn info(call: &mut Call<'_>) -> Outcome {
-    let nodes = places(call).len();
+    let map = map(call)?;
+    let assigned: u32 = map.ranges.iter().map(|(a, b, _)| u32::from(b - a) + 1).sum();
+    let masters: BTreeSet<usize> = map.ranges.iter().map(|(.., master)| *master).collect();
     call.reply.text(&format!(
-        "cluster_state:ok\r\ncluster_slots_assigned:{SLOTS}\r\ncluster_slots_ok:{SLOTS}\r\n\
-         cluster_slots_pfail:0\r\ncluster_slots_fail:0\r\ncluster_known_nodes:{nodes}\r\n\
-         cluster_size:1\r\ncluster_current_epoch:1\r\ncluster_my_epoch:1\r\n\
+        "cluster_state:{}\r\ncluster_slots_assigned:{assigned}\r\ncluster_slots_ok:{assigned}\r\n\
+         cluster_slots_pfail:0\r\ncluster_slots_fail:0\r\ncluster_known_nodes:{}\r\n\
+         cluster_size:{}\r\ncluster_current_epoch:{version}\r\ncluster_my_epoch:{version}\r\n\
          cluster_stats_messages_sent:0\r\ncluster_stats_messages_received:0\r\n\
-         total_cluster_links_buffer_limit_exceeded:0\r\n"
+         total_cluster_links_buffer_limit_exceeded:0\r\n",
+        if assigned == u32::from(SLOTS) { "ok" } else { "fail" },
+        map.places.len(),
+        masters.len(),
+        version = map.version,
     ));
     Ok(())
 }
 
 fn my_id(call: &mut Call<'_>) -> Outcome {
-    let own = places(call).into_iter().find(|place| place.is_self);
-    call.reply.bulk(own.map(|place| place.id()).unwrap_or_default().as_bytes());
+    let own_id = if call.node.cluster.is_enabled() {
+        call.node.cluster.topology().own_id.clone()
+    } else {
+        let own = places(call).into_iter().find(|place| place.is_self);
+        own.map(|place| place.id).unwrap_or_default()
+    };
+    call.reply.bulk(own_id.as_bytes());
     Ok(())
 }
 
@@ -267,45 +363,13 @@ fn links(call: &mut Call<'_>) -> Outcome {
 }
 
 fn failure_reports(call: &mut Call<'_>) -> Outcome {
-    let wanted = String::from_utf8_lossy(call.args.at(2));
-    if !places(call).iter().any(|place| place.id().eq_ignore_ascii_case(&wanted)) {
-        return Err(refuse!(
-            "ERR Unknown node {}",
-            node::command::error::Printable(call.args.at(2))
-        ));
-    }
+    map(call)?.named(call.args.at(2))?;
     call.reply.int(0);
     Ok(())
 }
 
-/// CRC-16/XMODEM, as Redis has it.
-const fn crc16(bytes: &[u8]) -> u16 {
-    let (mut crc, mut at) = (0u16, 0);
-    while at < bytes.len() {
-        crc ^= (bytes[at] as u16) << 8;
-        let mut bit = 0;
-        while bit < 8 {
-            crc = if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 };
-            bit += 1;
-        }
-        at += 1;
-    }
-    crc
-}
-
-const _: () = assert!(crc16(b"123456789") == 0x31c3, "the check value of CRC-16/XMODEM");
-
-/// The slot of a key: of what stands in its first braces, if that is not empty.
-fn slot_of(key: &[u8]) -> u16 {
-    let tag = key.iter().position(|&b| b == b'{').and_then(|open| {
-        let rest = &key[open + 1..];
-        rest.iter().position(|&b| b == b'}').filter(|&length| length > 0).map(|end| &rest[..end])
-    });
-    crc16(tag.unwrap_or(key)) % SLOTS
-}
-
 fn key_slot(call: &mut Call<'_>) -> Outcome {
-    call.reply.int(i64::from(slot_of(call.args.at(2))));
+    call.reply.int(i64::from(of_key(call.args.at(2))));
     Ok(())
 }
 
@@ -317,7 +381,7 @@ fn slot(text: &[u8]) -> Result<Option<u16>, Refusal> {
 fn keys_in(node: &Node, wanted: u16) -> Result<BTreeSet<Vec<u8>>, Refusal> {
     let mut found = BTreeSet::new();
     every_key(&node.engines(), None, &mut |key| {
-        if slot_of(&key) == wanted {
+        if of_key(&key) == wanted {
             found.insert(key);
         }
     })?;
@@ -368,25 +432,4 @@ pub(crate) fn write_modules(reply: &mut Reply<'_>) {
     reply.bulk(b"");
     reply.bulk(b"args");
     reply.array(0);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Slots that redis-server 7.0 gives.
-    #[test]
-    fn slots_of_keys_are_those_of_redis() {
-        for (key, slot) in [
-            (&b"foo"[..], 12_182),
-            (b"post:1", 10_484),
-            (b"{post:1}:like", 10_484),
-            (b"a{post:1}b{c}", 10_484),
-            (b"{}post:1", 8_252),
-            (b"", 0),
-        ] {
-            assert_eq!(slot_of(key), slot, "{}", String::from_utf8_lossy(key));
-        }
-        assert_ne!(slot_of(b"{}a"), slot_of(b"{}b"), "empty braces are no tag");
-    }
 }

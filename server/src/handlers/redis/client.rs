@@ -1,6 +1,7 @@
 //! The connection itself: HELLO, CLIENT, PING and their like.
 
 use crate::handlers::Handler;
+use crate::handlers::admin::info;
 use crate::handlers::call::Call;
 use crate::handlers::help::help;
 use crate::handlers::redis::tracking;
@@ -129,18 +130,19 @@ fn hello(call: &mut Call<'_>) -> Outcome {
     }
     call.session.client.set_protocol(protocol);
     call.reply.set_protocol(protocol);
+    let mode = info::mode(&call.node).as_bytes();
     let reply = &mut call.reply;
     reply.map(7);
     reply.bulk(b"server");
     reply.bulk(b"redis");
     reply.bulk(b"version");
-    reply.bulk(crate::handlers::admin::info::REDIS_VERSION.as_bytes());
+    reply.bulk(info::REDIS_VERSION.as_bytes());
     reply.bulk(b"proto");
     reply.int(if protocol == Protocol::Resp3 { 3 } else { 2 });
     reply.bulk(b"id");
     reply.int(i64::try_from(call.session.client.id).unwrap_or(i64::MAX));
     reply.bulk(b"mode");
-    reply.bulk(b"standalone");
+    reply.bulk(mode);
     reply.bulk(b"role");
     reply.bulk(if call.node.replication.is_master() { b"master" } else { b"replica" });
     reply.bulk(b"modules");
@@ -178,6 +180,7 @@ fn reset(call: &mut Call<'_>) -> Outcome {
         names.user = DEFAULT.to_owned();
     }
     client.flags.store(0, Relaxed);
+    call.session.reads_replica = false;
     call.session.access = Access::new(&call.node.acl, call.node.settings.version());
     call.session.replies = Replies::On;
     call.reply.set_protocol(Protocol::Resp2);

@@ -18,6 +18,7 @@
 
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
+use crate::handlers::cluster::route::Router;
 use crate::handlers::execute::{checked, run, select};
 use crate::handlers::log_size;
 use crate::handlers::session::{Scratch, Session};
@@ -229,6 +230,11 @@ fn exec(call: &mut Call<'_>) -> Outcome {
         unwatch(call.session);
         return Err(Refusal::fixed(b"EXECABORT Transaction discarded because of previous errors."));
     }
+    if let Err(refusal) = placed(call, &transaction) {
+        call.session.client.queued.store(-1, Relaxed);
+        unwatch(call.session);
+        return Err(refusal);
+    }
     let (mut may_leave, mut taken, mut alone) = (true, Ok(()), None);
     if let Some(engines) = engines.filter(|_| transaction.len() > 0) {
         let ids = ids(engines, &transaction, &call.session.watched);
@@ -276,6 +282,23 @@ fn exec(call: &mut Call<'_>) -> Outcome {
     go_on(call, transaction, Begun::default(), may_leave);
     drop(alone);
     Ok(())
+}
+
+/// Whether this node of a cluster executes all that was queued. As in Redis the keys of a
+/// transaction have one slot.
+fn placed(call: &Call<'_>, transaction: &Transaction) -> Outcome {
+    let (Some(topology), Some(engines)) = (&call.session.topology, call.node.loaded()) else {
+        return Ok(());
+    };
+    let mut router = Router::new(topology, call.session);
+    for args in transaction.requests() {
+        if let Some((_, spec)) = find(args.at(0))
+            && let Ok((spec, _)) = select(spec, args)
+        {
+            router.add(spec, args, engines);
+        }
+    }
+    router.outcome()
 }
 
 /// Executes what was queued and is not done yet, up to the first that is suspended.

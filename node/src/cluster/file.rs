@@ -1,0 +1,137 @@
+//! What a node of a cluster keeps in its data folder: `tidemark.cluster`, text, replaced as a whole
+//! and durably before the command that changes it is answered.
+//!
+//! ```text
+//!   tidemark cluster 1
+//!   version 7
+//!   id <own id>                or -
+//!   lease 3 10000              the highest election of which a HEARTBEAT has spoken, and the
+//!                              milliseconds of its lease; 0 0: none has
+//!   node <a line of the topology's text>
+//!   check 1f2e3d4c             CRC-32C of the lines before
+//! ```
+
+use crate::cluster::topology::{Topology, is_id};
+use crate::runtime::atomic_file;
+use std::io;
+use std::path::Path;
+
+/// Its name in the data folder.
+pub const NAME: &str = "tidemark.cluster";
+
+/// See the top of the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// The topology.
+    pub topology: Topology,
+    /// The highest election of which a HEARTBEAT has spoken.
+    pub election: u64,
+    /// The milliseconds of its lease.
+    pub lease_ms: u64,
+}
+
+impl Kept {
+    fn encode(&self) -> String {
+        let Topology { version, own_id, .. } = &self.topology;
+        let id = if own_id.is_empty() { "-" } else { own_id };
+        let mut text = format!(
+            "tidemark cluster 1\nversion {version}\nid {id}\nlease {} {}\n",
+            self.election, self.lease_ms
+        );
+        for line in self.topology.describe().lines() {
+            text.push_str("node ");
+            text.push_str(line);
+            text.push('\n');
+        }
+        let check = crc32c::crc32c(text.as_bytes());
+        format!("{text}check {check:08x}\n")
+    }
+
+    fn decode(text: &str) -> Option<Kept> {
+        let (checked, _) = text.rsplit_once("check ")?;
+        let whole = format!("{checked}check {:08x}\n", crc32c::crc32c(checked.as_bytes()));
+        (text == whole).then_some(())?;
+        let mut lines = checked.lines();
+        (lines.next()? == "tidemark cluster 1").then_some(())?;
+        let version = lines.next()?.strip_prefix("version ")?.parse().ok()?;
+        let own_id = match lines.next()?.strip_prefix("id ")? {
+            "-" => "",
+            id => Some(id).filter(|id| is_id(id))?,
+        };
+        let (election, lease_ms) = lines.next()?.strip_prefix("lease ")?.split_once(' ')?;
+        let nodes = lines.map(|line| line.strip_prefix("node ")).collect::<Option<Vec<_>>>()?;
+        let topology = if nodes.is_empty() {
+            let mut nothing = Topology::default().with_own_id(own_id);
+            nothing.version = version;
+            nothing
+        } else {
+            Topology::parse(&nodes.join("\n"), version, own_id).ok()?
+        };
+        Some(Kept { topology, election: election.parse().ok()?, lease_ms: lease_ms.parse().ok()? })
+    }
+
+    /// As the folder has it.
+    pub fn read(dir: &Path) -> io::Result<Option<Kept>> {
+        let path = dir.join(NAME);
+        match std::fs::read_to_string(&path) {
+            Ok(text) => {
+                let unsound = || {
+                    io::Error::other(format!(
+                        "{} is damaged; remove it, and the cluster's controller says anew what \
+                         this node is",
+                        path.display()
+                    ))
+                };
+                Kept::decode(&text).map(Some).ok_or_else(unsound)
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            // What is no folder has no such file; opening it reports that.
+            Err(e) if e.kind() == io::ErrorKind::NotADirectory => Ok(None),
+            Err(e) => Err(io::Error::new(e.kind(), format!("reading {}: {e}", path.display()))),
+        }
+    }
+
+    /// Durable when this returns.
+    pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
+        store::create_folder(dir)?;
+        atomic_file::replace(&dir.join(NAME), self.encode().as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::topology::tests::{id, two_shards};
+
+    fn kept() -> Kept {
+        let topology = Topology::parse(&two_shards(), 7, &id('a')).unwrap();
+        Kept { topology, election: u64::MAX, lease_ms: 10_000 }
+    }
+
+    #[test]
+    fn what_is_kept_reads_back() {
+        let nothing = Topology::default().with_own_id(&id('a'));
+        for kept in [Kept::default(), kept(), Kept { topology: nothing, ..Kept::default() }] {
+            assert_eq!(Kept::decode(&kept.encode()), Some(kept));
+        }
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(Kept::read(folder.path()).unwrap(), None);
+        kept().write(folder.path()).unwrap();
+        assert_eq!(Kept::read(folder.path()).unwrap(), Some(kept()));
+    }
+
+    #[test]
+    fn a_file_with_any_bit_flipped_or_cut_off_is_damaged() {
+        let text = kept().encode().into_bytes();
+        for at in 0..text.len() * 8 {
+            let mut flipped = text.clone();
+            flipped[at / 8] ^= 1 << (at % 8);
+            let read = std::str::from_utf8(&flipped).ok().and_then(Kept::decode);
+            assert_eq!(read, None, "bit {at}");
+        }
+        for length in 0..text.len() {
+            let read = std::str::from_utf8(&text[..length]).ok().and_then(Kept::decode);
+            assert_eq!(read, None, "{length} bytes");
+        }
+    }
+}

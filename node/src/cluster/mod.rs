@@ -1,0 +1,229 @@
+//! A node of a cluster: slots, the topology that it knows, and what of that its data folder keeps.
+//!
+//! Nothing here decides which node is a master. A controller does, and hands over a whole topology
+//! of a version, by Kvrocks' CLUSTERX commands. It is durable before it is published, and an older
+//! version is refused: so a controller that was away, or a message that was late, takes nothing
+//! back.
+
+pub mod file;
+pub mod slot;
+pub mod topology;
+
+use crate::command::error::{Refusal, refuse};
+use crate::config::Config;
+use arc_swap::ArcSwap;
+use file::Kept;
+use parking_lot::Mutex;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+pub use topology::{Member, Server, Topology};
+
+/// Why a change was refused: text for the client, or what the disk says.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// It does not fit what is known.
+    #[error("{0}")]
+    Refused(String),
+    /// It cannot be written down.
+    #[error("the topology cannot be written to the data folder: {0}")]
+    Disk(#[from] io::Error),
+}
+
+impl From<ClusterError> for Refusal {
+    fn from(error: ClusterError) -> Refusal {
+        refuse!("ERR {error}")
+    }
+}
+
+/// The terms on which this node is a master, if a HEARTBEAT has given any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// By which election.
+    pub election: u64,
+    /// How long it lasts from each HEARTBEAT on, in milliseconds.
+    pub ms: u64,
+}
+
+/// Longest lease: a day. A controller sends several HEARTBEATs in the time of one.
+pub const MOST_LEASE_MS: u64 = 24 * 3600 * 1000;
+
+/// See the top of the file.
+#[derive(Default)]
+pub struct Cluster {
+    enabled: bool,
+    now: ArcSwap<Topology>,
+    lease: Mutex<Option<Lease>>,
+    /// Held while something of it changes, its way to the disk included.
+    changing: Mutex<()>,
+}
+
+impl Cluster {
+    /// Of a node with this configuration.
+    pub fn new(config: &Config) -> Cluster {
+        Cluster { enabled: config.cluster.enabled, ..Cluster::default() }
+    }
+
+    /// Whether this is a node of a cluster at all.
+    #[inline]
+    pub fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
+    /// The topology as it is now.
+    pub fn topology(&self) -> Arc<Topology> {
+        self.now.load_full()
+    }
+
+    /// The terms of its lease, if a HEARTBEAT has ever spoken of one.
+    pub fn lease(&self) -> Option<Lease> {
+        *self.lease.lock()
+    }
+
+    /// At start: what the data folder remembers.
+    pub fn recall(&self, dir: &Path) -> io::Result<()> {
+        if !self.enabled {
+            return Ok(());
+        }
+        let Some(kept) = Kept::read(dir)? else { return Ok(()) };
+        self.now.store(Arc::new(kept.topology));
+        *self.lease.lock() =
+            (kept.election > 0).then_some(Lease { election: kept.election, ms: kept.lease_ms });
+        Ok(())
+    }
+
+    /// Another topology, if `next` gives one: durable when this returns. Whether it is new.
+    pub fn change(
+        &self,
+        dir: &Path,
+        next: impl FnOnce(&Topology) -> Result<Option<Topology>, String>,
+    ) -> Result<bool, ClusterError> {
+        let _one = self.changing.lock();
+        let next = next(&self.now.load()).map_err(ClusterError::Refused)?;
+        let Some(topology) = next else { return Ok(false) };
+        keep(dir, &topology, self.lease())?;
+        self.now.store(Arc::new(topology));
+        Ok(true)
+    }
+
+    /// CLUSTERX SETNODES. An older version is refused, and the same one changes nothing, unless
+    /// `forced`. `is_here`: whether a host and port are this node's, for one without an id.
+    pub fn set_nodes(
+        &self,
+        dir: &Path,
+        text: &str,
+        version: i64,
+        forced: bool,
+        is_here: impl Fn(&str, u16) -> bool,
+    ) -> Result<bool, ClusterError> {
+        self.change(dir, |now| {
+            if version < 0 || (version < now.version && !forced) {
+                return Err(topology::VERSION.to_owned());
+            }
+            if version == now.version && !forced {
+                return Ok(None);
+            }
+            let next = Topology::parse(text, version, &now.own_id)?;
+            let find = now.own_id.is_empty() || forced;
+            let here = next.members().iter().find(|member| is_here(&member.host, member.port));
+            let own_id = here.filter(|_| find).map(|member| member.id.clone());
+            Ok(Some(match own_id {
+                Some(id) => next.with_own_id(&id),
+                None => next,
+            }))
+        })
+    }
+
+    /// CLUSTERX HEARTBEAT: a lease of an election, whose number is durable when this returns. One
+    /// of an older election is refused.
+    pub fn heartbeat(&self, dir: &Path, lease: Lease) -> Result<(), ClusterError> {
+        let _one = self.changing.lock();
+        let now = self.lease();
+        match now {
+            Some(now) if now.election > lease.election => {
+                return Err(ClusterError::Refused(format!(
+                    "election version mismatch: {} is older than {}",
+                    lease.election, now.election
+                )));
+            }
+            Some(now) if now == lease => return Ok(()),
+            _ => {}
+        }
+        keep(dir, &self.now.load(), Some(lease))?;
+        *self.lease.lock() = Some(lease);
+        Ok(())
+    }
+
+    /// CLUSTER RESET: as a node that has never been of a cluster.
+    pub fn reset(&self, dir: &Path) -> Result<(), ClusterError> {
+        let _one = self.changing.lock();
+        keep(dir, &Topology::default(), None)?;
+        self.now.store(Arc::default());
+        *self.lease.lock() = None;
+        Ok(())
+    }
+}
+
+fn keep(dir: &Path, topology: &Topology, lease: Option<Lease>) -> io::Result<()> {
+    let (election, lease_ms) = lease.map_or((0, 0), |lease| (lease.election, lease.ms));
+    Kept { topology: topology.clone(), election, lease_ms }.write(dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use topology::tests::{id, two_shards};
+
+    fn cluster() -> Cluster {
+        Cluster { enabled: true, ..Cluster::default() }
+    }
+
+    #[test]
+    fn an_older_version_is_refused_also_after_a_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path();
+        let set = |cluster: &Cluster, version, forced| {
+            cluster
+                .set_nodes(dir, &two_shards(), version, forced, |_, port| port == 7003)
+                .map_err(|error| error.to_string())
+        };
+        let first = cluster();
+        assert_eq!(set(&first, 7, false), Ok(true));
+        assert_eq!(first.topology().own_id, id('c'), "the node with its address");
+        let again = cluster();
+        again.recall(dir).unwrap();
+        assert_eq!(again.topology(), first.topology());
+        for cluster in [&first, &again] {
+            assert_eq!(set(cluster, 7, false), Ok(false), "the same is no news");
+            assert_eq!(set(cluster, 6, false), Err("Invalid cluster version".to_owned()));
+            assert_eq!(set(cluster, -1, true), Err("Invalid cluster version".to_owned()));
+        }
+        assert_eq!(set(&again, 6, true), Ok(true));
+        assert_eq!(again.topology().version, 6);
+        let nothing = std::path::Path::new("/proc/nothing");
+        let failed = again.set_nodes(nothing, &two_shards(), 8, false, |_, _| false);
+        assert!(matches!(failed, Err(ClusterError::Disk(_))));
+        assert_eq!(again.topology().version, 6, "what is not durable is not published");
+    }
+
+    #[test]
+    fn an_older_election_is_refused_also_after_a_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path();
+        let first = cluster();
+        first.heartbeat(dir, Lease { election: 5, ms: 1000 }).unwrap();
+        first.change(dir, |now| Ok(Some(now.with_own_id(&id('a'))))).unwrap();
+        let again = cluster();
+        again.recall(dir).unwrap();
+        for cluster in [&first, &again] {
+            assert_eq!(cluster.lease(), Some(Lease { election: 5, ms: 1000 }));
+            let older = cluster.heartbeat(dir, Lease { election: 4, ms: 1000 }).unwrap_err();
+            assert!(older.to_string().contains("election version mismatch"), "{older}");
+            assert!(cluster.heartbeat(dir, Lease { election: 5, ms: 1000 }).is_ok());
+        }
+        again.reset(dir).unwrap();
+        let empty = cluster();
+        empty.recall(dir).unwrap();
+        assert_eq!((empty.topology(), empty.lease()), (Arc::default(), None));
+    }
+}

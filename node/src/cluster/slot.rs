@@ -1,0 +1,120 @@
+//! Slots: the 16,384 parts of the ids that shards divide among themselves, numbered as in Redis.
+//!
+//! The slot of a key is that of its hash tag, the text in its first braces; the slot of an id is
+//! that of its decimal text. So `post:{1001}`, `liked:{1001}` and the bare argument `1001` share
+//! one. A key without a hash tag would have a slot of its own, apart from its row's: it is refused.
+
+use std::io::Write as _;
+
+/// How many there are.
+pub const SLOTS: u16 = 16_384;
+
+/// Longest decimal text of an id.
+const ID_BYTES: usize = 20;
+
+/// CRC-16/XMODEM of each byte.
+const TABLE: [u16; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let mut crc = (byte as u16) << 8;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 };
+            bit += 1;
+        }
+        table[byte] = crc;
+        byte += 1;
+    }
+    table
+};
+
+/// CRC-16/XMODEM, as Redis has it.
+const fn crc16(bytes: &[u8]) -> u16 {
+    let (mut crc, mut at) = (0u16, 0);
+    while at < bytes.len() {
+        crc = crc << 8 ^ TABLE[((crc >> 8) as u8 ^ bytes[at]) as usize];
+        at += 1;
+    }
+    crc
+}
+
+const _: () = assert!(crc16(b"123456789") == 0x31c3, "the check value of CRC-16/XMODEM");
+
+/// What stands in the first braces of a key, if that is not empty.
+pub fn tag_of(key: &[u8]) -> Option<&[u8]> {
+    let rest = &key[key.iter().position(|&b| b == b'{')? + 1..];
+    rest.iter().position(|&b| b == b'}').filter(|&length| length > 0).map(|end| &rest[..end])
+}
+
+/// The slot of a key, as Redis has it: of its hash tag, or of all of it.
+pub fn of_key(key: &[u8]) -> u16 {
+    crc16(tag_of(key).unwrap_or(key)) % SLOTS
+}
+
+/// The slot of an id.
+pub fn of_id(id: u64) -> u16 {
+    let mut text = [0; ID_BYTES];
+    let mut rest = &mut text[..];
+    // It has room for any number of 64 bits.
+    let _ = write!(rest, "{id}");
+    let left = rest.len();
+    crc16(&text[..ID_BYTES - left]) % SLOTS
+}
+
+/// A range of slots as it is written: `7`, or `0-5460`.
+pub fn write_range(first: u16, last: u16) -> String {
+    if first == last { first.to_string() } else { format!("{first}-{last}") }
+}
+
+/// Slots and ranges of slots, parted by blanks: `0-5460 7000`. The error names the word that is
+/// none.
+pub fn parse_ranges(text: &str) -> Result<Vec<(u16, u16)>, String> {
+    let slot = |text: &str| text.parse::<u16>().ok().filter(|slot| *slot < SLOTS);
+    let range = |word: &str| {
+        let (first, last) = word.split_once('-').unwrap_or((word, word));
+        let range = (slot(first)?, slot(last)?);
+        (range.0 <= range.1).then_some(range)
+    };
+    text.split_ascii_whitespace().map(|word| range(word).ok_or_else(|| word.to_owned())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Slots that redis-server 7.0 gives.
+    #[test]
+    fn slots_of_keys_are_those_of_redis() {
+        for (key, slot) in [
+            (&b"foo"[..], 12_182),
+            (b"post:1", 10_484),
+            (b"{post:1}:like", 10_484),
+            (b"a{post:1}b{c}", 10_484),
+            (b"{}post:1", 8_252),
+            (b"", 0),
+        ] {
+            assert_eq!(of_key(key), slot, "{}", String::from_utf8_lossy(key));
+        }
+        assert_ne!(of_key(b"{}a"), of_key(b"{}b"), "empty braces are no tag");
+    }
+
+    #[test]
+    fn an_id_has_the_slot_of_its_text_and_of_keys_with_it_in_braces() {
+        for id in [0, 1, 9, 10, 1001, 3_631_614_501_919_378, u64::MAX] {
+            let slot = of_id(id);
+            assert_eq!(of_key(id.to_string().as_bytes()), slot);
+            assert_eq!(of_key(format!("post:{{{id}}}").as_bytes()), slot);
+            assert_eq!(of_key(format!("liked:{{{id}}}").as_bytes()), slot);
+        }
+    }
+
+    #[test]
+    fn ranges_read_back() {
+        assert_eq!(parse_ranges("0-5460 7 16383"), Ok(vec![(0, 5460), (7, 7), (16_383, 16_383)]));
+        for text in ["16384", "5-4", "a", "1-", "-1", "1-2-3", "0-16384"] {
+            assert_eq!(parse_ranges(text), Err(text.to_owned()));
+        }
+        assert_eq!([write_range(7, 7), write_range(0, 9)], ["7", "0-9"]);
+    }
+}

@@ -1,0 +1,370 @@
+//! A topology: which node is the master of which slots, and which nodes are its replicas. One
+//! immutable value of a version; a change makes another one.
+//!
+//! The text of it, a line per node, is that of Kvrocks' CLUSTERX SETNODES, and also what the data
+//! folder keeps:
+//!
+//! ```text
+//!   <id> <host> <port> master - [<slot>|<first>-<last> ...]
+//!   <id> <host> <port> slave <id of its master>
+//! ```
+
+use crate::cluster::slot::{self, SLOTS};
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+/// Bytes of a node's id.
+pub const ID_BYTES: usize = 40;
+/// Most nodes. A client of CLUSTERX decides on the topology, but not on our memory.
+pub const MOST_NODES: usize = 2_000;
+/// Most bytes of a topology's text.
+pub const MOST_TEXT: usize = 1 << 20;
+/// Longest name of a host, in bytes.
+const MOST_HOST: usize = 255;
+
+const NO_NODE: u16 = u16::MAX;
+const _: () = assert!(MOST_NODES < NO_NODE as usize);
+
+/// Kvrocks' words.
+const NODES_INFO: &str = "Invalid cluster nodes info";
+/// The same.
+pub const NODE_ID: &str = "Invalid cluster node id";
+/// The same.
+pub const VERSION: &str = "Invalid cluster version";
+const OUT_OF_RANGE: &str = "Slot is out of range";
+
+/// One node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// 40 characters.
+    pub id: String,
+    /// Where clients and other nodes reach it.
+    pub host: String,
+    /// The same.
+    pub port: u16,
+    /// The id of its master, if it is a replica.
+    pub master: Option<String>,
+}
+
+/// Which node serves a slot, as one of them sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Server<'a> {
+    /// The node itself, as its master.
+    Own,
+    /// Its master: the node can answer reads.
+    OwnMaster(&'a Member),
+    /// The master of another shard.
+    Other(&'a Member),
+    /// No node.
+    None,
+}
+
+/// See the top of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topology {
+    /// Rises with every change; -1: there is none yet.
+    pub version: i64,
+    /// This node's id; empty: it has none yet.
+    pub own_id: String,
+    members: Vec<Member>,
+    /// Of each slot the position of its master, or [`NO_NODE`].
+    slots: Box<[u16; SLOTS as usize]>,
+    /// The position of this node, and of its master; [`NO_NODE`] if it is not among them.
+    own: u16,
+    own_master: u16,
+}
+
+impl Default for Topology {
+    fn default() -> Topology {
+        Topology {
+            version: -1,
+            own_id: String::new(),
+            members: Vec::new(),
+            slots: Box::new([NO_NODE; SLOTS as usize]),
+            own: NO_NODE,
+            own_master: NO_NODE,
+        }
+    }
+}
+
+/// Whether a text can be a node's id.
+pub fn is_id(id: &str) -> bool {
+    id.len() == ID_BYTES && id.bytes().all(|b| b.is_ascii_graphic())
+}
+
+impl Topology {
+    /// The topology that a text describes, of the node with this id. The error is in Kvrocks'
+    /// words.
+    pub fn parse(text: &str, version: i64, own_id: &str) -> Result<Topology, String> {
+        let mut next = Topology { version, own_id: own_id.to_owned(), ..Topology::default() };
+        for line in text.split('\n').filter(|line| !line.is_empty()) {
+            next.add(line)?;
+        }
+        if next.members.is_empty() {
+            return Err(NODES_INFO.to_owned());
+        }
+        let mut ids = HashMap::new();
+        let twice = next.members.iter().any(|member| ids.insert(&member.id, ()).is_some());
+        if twice {
+            return Err(NODES_INFO.to_owned());
+        }
+        next.find_own();
+        Ok(next)
+    }
+
+    /// A line of the text: one more node.
+    fn add(&mut self, line: &str) -> Result<(), String> {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let [id, host, port, role, master, slots @ ..] = &words[..] else {
+            return Err(NODES_INFO.to_owned());
+        };
+        if self.members.len() >= MOST_NODES {
+            return Err(format!("{NODES_INFO}: there may be {MOST_NODES} nodes"));
+        }
+        if !is_id(id) {
+            return Err(NODE_ID.to_owned());
+        }
+        if host.len() > MOST_HOST || !host.bytes().all(|b| b.is_ascii_graphic()) {
+            return Err(NODES_INFO.to_owned());
+        }
+        let port = port.parse().map_err(|_| "Invalid cluster node port".to_owned())?;
+        let is_master = role.eq_ignore_ascii_case("master");
+        if !is_master
+            && !role.eq_ignore_ascii_case("slave")
+            && !role.eq_ignore_ascii_case("replica")
+        {
+            return Err("Invalid cluster node role".to_owned());
+        }
+        if if is_master { *master != "-" } else { !is_id(master) } {
+            return Err(NODE_ID.to_owned());
+        }
+        if !is_master && !slots.is_empty() {
+            return Err(NODES_INFO.to_owned());
+        }
+        let number = self.members.len() as u16;
+        self.members.push(Member {
+            id: (*id).to_owned(),
+            host: (*host).to_owned(),
+            port,
+            master: (!is_master).then(|| (*master).to_owned()),
+        });
+        slots.iter().try_for_each(|word| self.assign(word, number))
+    }
+
+    /// Slots of a node that no node has yet.
+    fn assign(&mut self, word: &str, number: u16) -> Result<(), String> {
+        if is_id(word) && word.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(
+                "Invalid nodes definition: Missing newline between node entries.".to_owned()
+            );
+        }
+        for (first, last) in slot::parse_ranges(word).map_err(|_| OUT_OF_RANGE.to_owned())? {
+            for of in &mut self.slots[usize::from(first)..=usize::from(last)] {
+                if *of != NO_NODE {
+                    return Err("Slot distribution is overlapped".to_owned());
+                }
+                *of = number;
+            }
+        }
+        Ok(())
+    }
+
+    /// The next version: these slots are this node's.
+    pub fn with_slots(
+        &self,
+        ranges: &[(u16, u16)],
+        id: &str,
+        version: i64,
+    ) -> Result<Topology, String> {
+        // It changes what is there, so it has to follow it.
+        if version <= 0 || version != self.version + 1 {
+            return Err(VERSION.to_owned());
+        }
+        let at = self.position(id).ok_or_else(|| "No this node in the cluster".to_owned())?;
+        if self.members[usize::from(at)].master.is_some() {
+            return Err("The node isn't a master".to_owned());
+        }
+        let mut next = Topology { version, ..self.clone() };
+        for &(first, last) in ranges {
+            next.slots[usize::from(first)..=usize::from(last)].fill(at);
+        }
+        Ok(next)
+    }
+
+    /// The same, of the node with this id.
+    pub fn with_own_id(&self, id: &str) -> Topology {
+        let mut next = Topology { own_id: id.to_owned(), ..self.clone() };
+        next.find_own();
+        next
+    }
+
+    fn find_own(&mut self) {
+        self.own = self.position(&self.own_id).unwrap_or(NO_NODE);
+        self.own_master = match self.own().and_then(|own| own.master.as_deref()) {
+            Some(master) => self.position(master).unwrap_or(NO_NODE),
+            None => self.own,
+        };
+    }
+
+    fn position(&self, id: &str) -> Option<u16> {
+        self.members.iter().position(|member| member.id == id).map(|at| at as u16)
+    }
+
+    fn member(&self, at: u16) -> Option<&Member> {
+        self.members.get(usize::from(at))
+    }
+
+    /// This node, if it is one of them.
+    pub fn own(&self) -> Option<&Member> {
+        self.member(self.own)
+    }
+
+    /// Its master, if it is a replica of a node of this topology.
+    pub fn own_master(&self) -> Option<&Member> {
+        self.member(self.own_master).filter(|_| self.own_master != self.own)
+    }
+
+    /// All nodes.
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// The replicas of a node.
+    pub fn replicas<'a>(&'a self, id: &'a str) -> impl Iterator<Item = &'a Member> {
+        self.members.iter().filter(move |member| member.master.as_deref() == Some(id))
+    }
+
+    /// Which node serves a slot.
+    #[inline]
+    pub fn server_of(&self, slot: u16) -> Server<'_> {
+        let at = self.slots[usize::from(slot % SLOTS)];
+        let Some(member) = self.member(at) else { return Server::None };
+        if at == self.own {
+            Server::Own
+        } else if at == self.own_master {
+            Server::OwnMaster(member)
+        } else {
+            Server::Other(member)
+        }
+    }
+
+    /// Ranges of slots with their masters, in order; slots without a master are left out.
+    pub fn ranges(&self) -> Vec<(u16, u16, &Member)> {
+        let mut ranges = Vec::new();
+        let mut first = 0;
+        for run in self.slots.chunk_by(|a, b| a == b) {
+            let last = first + (run.len() - 1) as u16;
+            ranges.extend(self.member(run[0]).map(|member| (first, last, member)));
+            first = last.wrapping_add(1);
+        }
+        ranges
+    }
+
+    /// How many slots have a master.
+    pub fn assigned(&self) -> usize {
+        self.slots.iter().filter(|of| **of != NO_NODE).count()
+    }
+
+    /// The text: see the top of the file.
+    pub fn describe(&self) -> String {
+        let mut of_master: HashMap<&str, String> = HashMap::new();
+        for (first, last, member) in self.ranges() {
+            let _ = write!(
+                of_master.entry(member.id.as_str()).or_default(),
+                " {}",
+                slot::write_range(first, last)
+            );
+        }
+        let line = |member: &Member| {
+            let Member { id, host, port, master } = member;
+            let slots = of_master.get(id.as_str()).map_or("", String::as_str);
+            match master {
+                None => format!("{id} {host} {port} master -{slots}\n"),
+                Some(master) => format!("{id} {host} {port} slave {master}\n"),
+            }
+        };
+        self.members.iter().map(line).collect()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn id(letter: char) -> String {
+        letter.to_string().repeat(ID_BYTES)
+    }
+
+    pub(crate) fn two_shards() -> String {
+        let (a, b, c) = (id('a'), id('b'), id('c'));
+        format!(
+            "{a} 127.0.0.1 7001 master - 0-5460 5462\n{b} 127.0.0.1 7002 slave {a}\n\
+             {c} 127.0.0.1 7003 master - 5461 5463-16383\n"
+        )
+    }
+
+    #[test]
+    fn a_topology_reads_back_and_says_who_serves() {
+        let topology = Topology::parse(&two_shards(), 7, &id('b')).unwrap();
+        assert_eq!(topology.describe(), two_shards());
+        assert_eq!(Topology::parse(&topology.describe(), 7, &id('b')), Ok(topology.clone()));
+        assert_eq!(topology.assigned(), 16_384);
+        assert!(matches!(topology.server_of(5462), Server::OwnMaster(m) if m.port == 7001));
+        assert!(matches!(topology.server_of(16_383), Server::Other(m) if m.port == 7003));
+        let master = topology.with_own_id(&id('a'));
+        assert_eq!(master.server_of(0), Server::Own);
+        let stranger = topology.with_own_id(&id('d'));
+        assert!(stranger.own().is_none());
+        assert!(matches!(stranger.server_of(0), Server::Other(m) if m.port == 7001));
+        assert_eq!(Topology::default().server_of(0), Server::None);
+    }
+
+    #[test]
+    fn slots_move_one_version_at_a_time() {
+        let topology = Topology::parse(&two_shards(), 7, &id('a')).unwrap();
+        let moved = topology.with_slots(&[(0, 1), (9, 9)], &id('c'), 8).unwrap();
+        assert!(matches!(moved.server_of(9), Server::Other(m) if m.port == 7003));
+        assert_eq!((moved.server_of(2), moved.version), (Server::Own, 8));
+        for (id, version, why) in [
+            (id('c'), 7, VERSION),
+            (id('c'), 9, VERSION),
+            (id('d'), 8, "No this node in the cluster"),
+            (id('b'), 8, "The node isn't a master"),
+        ] {
+            assert_eq!(topology.with_slots(&[(0, 1)], &id, version), Err(why.to_owned()));
+        }
+    }
+
+    #[test]
+    fn texts_that_are_none_are_refused_in_kvrocks_words() {
+        let (a, b) = (id('a'), id('b'));
+        for (text, why) in [
+            (String::new(), NODES_INFO),
+            (format!("{a} 127.0.0.1 7001 master"), NODES_INFO),
+            (format!("{a} 127.0.0.1 7001 slave {b} 0"), NODES_INFO),
+            (format!("{a} h 1 master - 0\n{a} h 2 master - 1"), NODES_INFO),
+            (format!("{} h 1 master - 0", &a[1..]), NODE_ID),
+            (format!("{a} h 1 master {b} 0"), NODE_ID),
+            (format!("{a} h 1 slave -"), NODE_ID),
+            (format!("{a} h x master - 0"), "Invalid cluster node port"),
+            (format!("{a} h 1 boss - 0"), "Invalid cluster node role"),
+            (format!("{a} h 1 master - 16384"), OUT_OF_RANGE),
+            (format!("{a} h 1 master - 5-1"), OUT_OF_RANGE),
+            (
+                format!("{a} h 1 master - 0-9\n{b} h 2 master - 9-10"),
+                "Slot distribution is overlapped",
+            ),
+            (
+                format!("{a} h 1 master - 0-9 {b} h 2 master - 10"),
+                "Invalid nodes definition: Missing newline between node entries.",
+            ),
+        ] {
+            assert_eq!(Topology::parse(&text, 1, ""), Err(why.to_owned()), "{text}");
+        }
+        let line = |n: usize| format!("{n:040} h 1 master -\n");
+        let many: String = (0..MOST_NODES).map(line).collect();
+        assert!(Topology::parse(&many, 1, "").is_ok());
+        let why = Topology::parse(&(many + &line(MOST_NODES)), 1, "").unwrap_err();
+        assert!(why.contains("there may be 2000 nodes"), "{why}");
+    }
+}

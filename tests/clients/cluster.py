@@ -1,0 +1,248 @@
+"""A cluster of three shards of two nodes, for stock clients of Redis Cluster, unmodified; this script is the controller (CLUSTERX).
+
+First redis-py, ioredis and redis-cli -c like posts and read pages, in pipelines too; once they know the slots, no request is redirected.
+Then writers of redis-py go on while masters are taken away (kill -9, SIGSTOP) and their replicas promoted when the lease is over. It is checked that
+no write is lost that WAIT 1 acknowledged, and that a master which was frozen takes none when it comes back.
+
+    cluster.py --server PATH_TO_TIDEMARK [--rounds 2] [--keep]
+"""
+import argparse, os, signal, statistics, subprocess, threading, time
+
+import redis
+from redis.cluster import ClusterNode, RedisCluster
+
+from nodes import Node, scratch, until
+
+SHARDS, LEASE_MS, WORKERS = 3, 1500, 3
+TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+
+
+def shard_of(slot):
+    return next(n for n in range(SHARDS) if slot < 16384 * (n + 1) // SHARDS)
+
+
+class Member(Node):
+    def __init__(self, server, folder, number):
+        super().__init__(server, folder, number)
+        self.id = f"{number:040x}"
+
+    def config(self, follows):
+        return "\n".join(["[server]", f"port = {self.port}", "workers = 1", "[durability]", f'dir = "{self.folder}/data"', "[cluster]", "enabled = true"]) + "\n"
+
+    def ask(self, *words, timeout_s=1):
+        with redis.Redis(port=self.port, socket_timeout=timeout_s, decode_responses=True) as client:
+            return client.execute_command(*words)
+
+    def moved(self):
+        return self.client().info("errorstats").get("errorstat_MOVED", {"count": 0})["count"]
+
+
+class Controller:
+    """Shard n: nodes 2n and 2n + 1, the first of them its master at first."""
+
+    def __init__(self, nodes):
+        self.nodes, self.version, self.elections = nodes, 0, [1] * SHARDS
+        self.masters = [nodes[2 * n] for n in range(SHARDS)]
+        self.away, self.stopped = set(), threading.Event()
+
+    def text(self):
+        lines = []
+        for node in self.nodes:
+            shard = node.number // 2
+            master, first, last = self.masters[shard], 16384 * shard // SHARDS, 16384 * (shard + 1) // SHARDS - 1
+            role = f"master - {first}-{last}" if node is master else f"slave {master.id}"
+            lines.append(f"{node.id} 127.0.0.1 {node.port} {role}")
+        return "\n".join(lines)
+
+    def publish(self):
+        self.version += 1
+        for node in self.nodes:
+            if node not in self.away:
+                self.tell(node)
+
+    def tell(self, node):
+        assert node.ask("CLUSTERX", "SETNODES", self.text(), self.version, timeout_s=30) == "OK"
+
+    def beat(self, node):
+        shard = node.number // 2
+        node.ask("CLUSTERX", "HEARTBEAT", self.masters[shard].id, LEASE_MS, self.elections[shard])
+
+    def beats(self, node):
+        while not self.stopped.is_set():
+            if node not in self.away:
+                try:
+                    self.beat(node)
+                except redis.RedisError:
+                    pass
+            time.sleep(LEASE_MS / 5000)
+
+    def fail_over(self, shard):
+        """Its master does not answer any more: when the last lease is over, the other node is the master. Gives the old one."""
+        old = self.masters[shard]
+        self.away.add(old)
+        time.sleep(LEASE_MS / 1000 + 0.1)
+        self.masters[shard] = next(n for n in self.nodes if n.number // 2 == shard and n is not old)
+        self.elections[shard] += 1
+        self.publish()
+        return old
+
+
+def clients(nodes):
+    """What stock clients do. Gives the redirections by client once it knew the slots."""
+    moved, counts = lambda: sum(node.moved() for node in nodes), {}
+    cluster = RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", nodes[0].port)], decode_responses=True)
+    posts = range(1000, 1300)
+    before = moved()
+    for post in posts:
+        assert cluster.execute_command("FEED.ACT", "like", 7, post) == [1]
+        assert cluster.execute_command("FEED.ACT", "like", 7, post) == [0]
+        assert cluster.hincrby(f"post:{{{post}}}", "read", 2) == 2
+        page = cluster.execute_command("FEED.GET", "home", 7, post)[0]
+        assert (page[0], page[3], page[4]) == (1, 2, 1), page
+    with cluster.pipeline() as pipe:
+        for post in posts:
+            pipe.hget(f"post:{{{post}}}", "like")
+            pipe.sismember(f"liked:{{{post}}}", 7)
+            pipe.execute_command("FEED.GET", "home", 7, post)
+        replies = pipe.execute()
+    assert len(replies) == 3 * len(posts) and all(r == "1" for r in replies[::3]) and all(replies[1::3]), replies[:6]
+    assert all(r[0][0] == 1 for r in replies[2::3]), replies[2]
+    counts["redis-py"] = moved() - before
+    try:
+        cluster.execute_command("FEED.GET", "home", 7, *posts)
+        raise AssertionError("ids of several shards were answered")
+    except redis.ResponseError as error:
+        assert "hash to the same slot" in str(error), error
+
+    before = moved()
+    script = """
+        const library = require(process.argv[1] + "/ioredis"), Redis = library.Redis ?? library;
+        (async () => {
+            const cluster = new Redis.Cluster([{ host: "127.0.0.1", port: Number(process.argv[2]) }]);
+            await new Promise((ready) => cluster.once("ready", ready));
+            let read = 0;
+            for (let post = 1000; post < 1300; post++) {
+                await cluster.hincrby(`post:{${post}}`, "read", 1);
+                read += Number(await cluster.hget(`post:{${post}}`, "read"));
+                read += await cluster.sismember(`liked:{${post}}`, 7);
+            }
+            const page = await cluster.call("FEED.GET", "home", "7", "1001");
+            console.log(JSON.stringify([read, page[0][0]]));
+            cluster.disconnect();
+        })();
+    """
+    modules = os.path.join(TOP, "target/clients/node/node_modules")
+    said = subprocess.run(["node", "-e", script, modules, str(nodes[2].port)], capture_output=True, text=True, timeout=60)
+    assert said.stdout.strip() == "[1200,1]", said
+    # FEED.GET is none of the commands whose keys it knows: it may have asked another node first.
+    counts["ioredis"] = max(0, moved() - before - 1)
+
+    for post in posts[:20]:
+        command = ["redis-cli", "-c", "-p", str(nodes[4].port), "FEED.GET", "home", "7", str(post)]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.split("\n")
+        said = [line for line in said if line.isdigit()]
+        assert said[0] == "1" and said[3] == "3", said
+    return counts
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--keep", action="store_true")
+    args = parser.parse_args()
+    with scratch("cluster-", args.keep) as folder:
+        play(args, [Member(args.server, folder, n) for n in range(2 * SHARDS)])
+
+
+def play(args, nodes):
+    controller = Controller(nodes)
+    try:
+        for node in nodes:
+            node.start()
+        for node in nodes:
+            until("a node is up", lambda: node.client().ping())
+            node.ask("CLUSTERX", "SETNODEID", node.id)
+        controller.publish()
+        until("replicas are up", lambda: all(n.is_up() for n in nodes if n not in controller.masters))
+        for node in nodes:
+            controller.beat(node)
+            threading.Thread(target=controller.beats, args=(node,), daemon=True).start()
+        counts = clients(nodes)
+        assert set(counts.values()) == {0}, f"redirected: {counts}"
+        print(f"redirected once the slots were known: {counts}", flush=True)
+
+        stop, acked, accepted = threading.Event(), [[] for _ in range(WORKERS)], []
+
+        def load(worker):
+            cluster = RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", n.port) for n in nodes], decode_responses=True, socket_timeout=1)
+            post = 10_000 + worker
+            while not stop.is_set():
+                post += WORKERS
+                key = f"post:{{{post}}}"
+                try:
+                    node = cluster.get_node_from_key(key)
+                    with cluster.get_redis_connection(node).pipeline(transaction=False) as pipe:
+                        pipe.hset(key, "like", post % 4000 + 1)
+                        pipe.execute_command("WAIT", 1, 300)
+                        _, replicas = pipe.execute()
+                    accepted.append((time.time(), shard_of(cluster.keyslot(key))))
+                    if replicas == 1:
+                        acked[worker].append(post)
+                except (redis.RedisError, OSError):
+                    time.sleep(0.02)
+                    try:
+                        cluster.nodes_manager.initialize()
+                    except redis.RedisError:
+                        pass
+
+        threads = [threading.Thread(target=load, args=(w,), daemon=True) for w in range(WORKERS)]
+        for thread in threads:
+            thread.start()
+        time.sleep(1)
+        times = []
+        for round in range(args.rounds):
+            shard, frozen = round % SHARDS, round % 2 == 1
+            began, old = time.time(), controller.masters[shard]
+            if frozen:
+                old.process.send_signal(signal.SIGSTOP)
+            else:
+                old.process.kill()
+                old.process.wait()
+            assert controller.fail_over(shard) is old
+            until("writes are accepted", lambda: any(t > began + LEASE_MS / 1000 and s == shard for t, s in accepted[-200:]))
+            times.append(next(t for t, s in accepted if t > began + LEASE_MS / 1000 and s == shard) - began)
+            if frozen:
+                old.process.send_signal(signal.SIGCONT)
+            else:
+                old.start()
+            until("the old master is there", lambda: old.client().ping())
+            # It has heard of nothing, and its topology says that it is the master.
+            post = next(p for p in range(1000, 2000) if shard_of(old.ask("CLUSTER", "KEYSLOT", p)) == shard)
+            try:
+                old.ask("HINCRBY", f"post:{{{post}}}", "comment", 1)
+                raise AssertionError("a master without a lease took a write")
+            except redis.ResponseError as error:
+                assert "lease expired" in str(error) or "fenced" in str(error), error
+            controller.tell(old)
+            controller.away.discard(old)
+            until("the old master follows", old.is_up)
+            print(f"round {round + 1}: {'frozen' if frozen else 'killed'}: writes again after {times[-1]:.2f} s", flush=True)
+            time.sleep(1)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        cluster = RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", n.port) for n in nodes], decode_responses=True)
+        posts = [post for worker in acked for post in worker]
+        lost = [post for post in posts if cluster.hget(f"post:{{{post}}}", "like") != str(post % 4000 + 1)]
+        print(f"{args.rounds} failovers by CLUSTERX, {len(posts)} writes acknowledged by WAIT 1, {len(lost)} of them lost; "
+              f"writes again after {statistics.median(times):.2f} s, of which the lease is {LEASE_MS / 1000} s")
+        assert len(posts) > 100 * args.rounds, "hardly anything was written"
+        assert not lost, f"acknowledged writes are lost: {lost[:20]}"
+    finally:
+        controller.stopped.set()
+        for node in nodes:
+            node.end()
+
+
+main()
