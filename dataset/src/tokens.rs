@@ -5,7 +5,7 @@
 //! belongs to the row (or to one counter of it) that it was used on, so the stripe of the row's id,
 //! which the writer holds, makes "not there yet" and "counted" one step. A command that changes
 //! many rows may have been done in part, so there it is each counter's; both kinds of command ask
-//! for both ([`Used::otherwise`]).
+//! for both (`Used::otherwise`).
 //!
 //! An entry is 128 bits of SHA-256 over space, id, field and token: equal on all nodes, and so hard
 //! to meet that no seed has to be kept. It goes into the log with its row, in one batch. The first

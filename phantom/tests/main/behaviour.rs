@@ -87,7 +87,7 @@ fn the_order_of_ids_does_not_matter() {
 fn lowered_limits_recycle_at_once() {
     let filled = || {
         let space = space(1000, 8);
-        for i in 0..6000 {
+        for i in 0..14_000 {
             add(&space, FIRST + i, i);
         }
         while space.maintain() {}

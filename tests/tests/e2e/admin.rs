@@ -29,8 +29,11 @@ pub(crate) fn with_admin(
     (server, address)
 }
 
-/// Two sources of events, of a broker that is not there.
-fn ingests(config: &mut tidemark_server::config::Config) {
+/// Something of each kind that has metrics: a ledger, and two sources of events of a broker that is
+/// not there.
+fn of_each_kind(config: &mut tidemark_server::config::Config) {
+    let liked = &mut config.existence[0];
+    (liked.ledger, liked.spill) = (tidemark_server::config::LedgerMode::Exact, true);
     for name in ["likes", "views"] {
         config.ingest.push(tidemark_server::config::Ingest {
             name: name.to_owned(),
@@ -108,7 +111,7 @@ const MOVING: [&str; 9] = [
 /// Each metric that names a field of INFO has its value; both are read while nothing happens.
 #[test]
 fn info_and_metrics_agree() {
-    let (server, address) = with_admin(ingests);
+    let (server, address) = with_admin(of_each_kind);
     some_traffic(&server);
     let mut c = server.connection();
     let started = Instant::now();
@@ -154,6 +157,7 @@ fn told(metric: &metrics::Described, info: &str) -> Vec<(String, f64)> {
     let prefix = match () {
         () if metric.name.starts_with("tidemark_counters_") => "counter_",
         () if metric.name.starts_with("tidemark_existence_") => "existence_",
+        () if metric.name.starts_with("tidemark_ledger_") => "ledger_",
         () if metric.name.starts_with("tidemark_ingest_") => "ingest_",
         () => "",
     };
@@ -180,7 +184,7 @@ fn told(metric: &metrics::Described, info: &str) -> Vec<(String, f64)> {
 
 #[test]
 fn metrics_come_in_the_format_that_is_accepted_and_cover_each_family() {
-    let (server, address) = with_admin(ingests);
+    let (server, address) = with_admin(of_each_kind);
     some_traffic(&server);
     let plain = get(address, "/metrics", &[]);
     assert!(plain.head.contains("content-type: text/plain; version=0.0.4"), "{}", plain.head);
@@ -234,7 +238,7 @@ fn promtool_has_nothing_to_say_of_the_metrics() {
     if !is_there("promtool") {
         return;
     }
-    let (server, address) = with_admin(ingests);
+    let (server, address) = with_admin(of_each_kind);
     some_traffic(&server);
     let mut promtool = Command::new("promtool")
         .args(["check", "metrics"])

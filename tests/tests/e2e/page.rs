@@ -219,9 +219,14 @@ fn views_of_any_shape_show_the_same_numbers() {
         &["read", "liked", "read", "liked", "liked"],
         &[],
     ];
+    // Such a view is refused.
+    let shows_nothing = |counters: &[&str], flags: &[&str]| counters.is_empty() && flags.is_empty();
     let server = TestServer::with(|config| {
         for (at, counters) in counters.iter().enumerate() {
             for (of, flags) in flags.iter().enumerate() {
+                if shows_nothing(counters, flags) {
+                    continue;
+                }
                 let own = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
                 let name = format!("view_{at}_{of}");
                 config.view.push(tidemark_server::config::View {
@@ -258,6 +263,9 @@ fn views_of_any_shape_show_the_same_numbers() {
         let names = ["like", "repost", "comment", "read"];
         for (at, counters) in counters.iter().enumerate() {
             for (of, flags) in flags.iter().enumerate() {
+                if shows_nothing(counters, flags) {
+                    continue;
+                }
                 let page: Vec<Vec<i64>> = cmd("FEED.GET")
                     .arg(format!("view_{at}_{of}"))
                     .arg(7)

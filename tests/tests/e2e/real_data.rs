@@ -148,9 +148,9 @@ fn bad_lines_are_named_and_skipped() {
     let server = TestServer::start();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("rows.csv");
-    let text = "id,like,repost,comment,read\n1,10,0,0,100\nx,1,1,1,1\n2,5,5\n\n\"open,1,2,3,4\n\
+    let text = "id,like,repost,comment,read\n1,10,0,0,100\nx,1,1,1,1\n2,5,5\n\n\
                 18446744073709551616,1,1,1,1\n3,9223372036854775807,-1,70000,-9223372036854775808\n\
-                18446744073709551615,7,7,7,7\n4,1,1,1,1e3\n5,1,2,3,4";
+                18446744073709551615,7,7,7,7\n4,1,1,1,1e3\n5,1,2,3,4\n\"open,1,2,3,4";
     std::fs::write(&file, text).unwrap();
     let summary = import(&server, file.clone());
     assert_eq!((summary.lines, summary.rows, summary.bad), (9, 4, 5));

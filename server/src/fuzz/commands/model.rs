@@ -207,6 +207,17 @@ impl Model {
     fn incrby(&mut self, id: u64, words: &[Vec<u8>]) -> Option<Frame> {
         let mut asked = Increment { changes: vec![], min: None, max: None, saturates: false };
         let mut token = None;
+        let is_option = |word: &&Vec<u8>| {
+            [&b"MIN"[..], b"MAX", b"SAT", b"FAIL", b"TOKEN"].contains(&word.as_slice())
+        };
+        // SAT and FAIL are one.
+        let kinds = words.iter().filter(is_option).map(|word| match word.as_slice() {
+            b"FAIL" => &b"SAT"[..],
+            word => word,
+        });
+        if kinds.clone().collect::<BTreeSet<_>>().len() < kinds.count() {
+            return None;
+        }
         let mut words = words.iter();
         while let Some(word) = words.next() {
             match word.as_slice() {
@@ -241,7 +252,17 @@ impl Model {
         token: Option<(Option<usize>, Vec<u8>)>,
     ) -> Option<Vec<i64>> {
         let token = token.map(|(cell, token)| (id, cell, token));
-        if let Some((known, told)) = token.as_ref().and_then(|token| self.tokens.get(token)) {
+        // As the row's, and as that of each counter, whichever command it was.
+        let names = token.iter().flat_map(|(id, cell, token)| {
+            let others = match cell {
+                Some(_) => vec![None],
+                None => asked.changes.iter().map(|change| Some(change.0)).collect(),
+            };
+            let all = std::iter::once(*cell).chain(others);
+            all.map(|cell| (*id, cell, token.clone())).collect::<Vec<_>>()
+        });
+        let mut known = names.filter_map(|name| self.tokens.get(&name));
+        if let Some((known, told)) = known.next() {
             return (*known == asked).then(|| told.clone());
         }
         let told = self.increment(id, &asked)?;

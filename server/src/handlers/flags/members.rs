@@ -254,9 +254,10 @@ fn last_of(cursor: u64) -> Result<Option<OwnedMember>, Refusal> {
 /// SSCAN: at least as many members as asked for, if there are, and all that have the cursor of the
 /// last one.
 pub(super) fn scan(call: &mut Call<'_>) -> Outcome {
+    let found = listed(call)?;
     let cursor = resp::natural(call.args.at(2)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
     let asked = read_options(call, 3, 10, &["count", "match"])?;
-    let Some((number, id)) = listed(call)? else {
+    let Some((number, id)) = found else {
         call.reply.array(2);
         call.reply.bulk(b"0");
         call.reply.array(0);
@@ -335,6 +336,7 @@ mod tests {
             let behind = members.iter().zip(&cursors).filter(|(m, _)| **m > last.as_member());
             assert!(behind.into_iter().all(|(_, next)| next > cursor), "{member:?}");
         }
-        assert!(last_of(u64::MAX).is_err() && last_of(1 << 60 | 1 << 59 | 1 << 61).is_ok());
+        assert!(last_of(u64::MAX).is_err() && last_of(STRING | 1 << 60).is_err());
+        assert!(last_of(STRING | 1 << 55).is_ok() && last_of(9 << NUMBER_BITS).is_err());
     }
 }
