@@ -20,6 +20,7 @@ purpose("a filter cannot tell which members one id has", "dump .*", "is not poss
 purpose("a row has the fields of its schema, and a version that old servers restore", "dump .*")
 purpose("nothing expires", "restore(-asking)? .*", "do not expire")
 purpose("pairs are added to those that are there", "restore(-asking)? liked:.*")
+purpose("an error of a copy names the key", "restore(-asking)? .*", r"\(key .*\)")
 purpose("what is there is deleted row by row", "flush(all|db).*", "is not possible here")
 purpose("a filter cannot tell which members one id has", "s(card|members|pop|randmember|scan|inter|intercard|union|diff|interstore|unionstore|diffstore) .*",
         "a filter cannot tell")

@@ -29,11 +29,12 @@ pub(crate) fn with_admin(
     (server, address)
 }
 
-/// Something of each kind that has metrics: a ledger, and two sources of events of a broker that is
+/// Something of each kind that has metrics: ledgers, and two sources of events of a broker that is
 /// not there.
 fn of_each_kind(config: &mut tidemark_server::config::Config) {
-    let liked = &mut config.existence[0];
-    (liked.ledger, liked.spill) = (tidemark_server::config::LedgerMode::Exact, true);
+    for existence in &mut config.existence {
+        (existence.ledger, existence.spill) = (tidemark_server::config::LedgerMode::Exact, true);
+    }
     for name in ["likes", "views"] {
         config.ingest.push(tidemark_server::config::Ingest {
             name: name.to_owned(),
