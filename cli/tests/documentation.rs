@@ -119,8 +119,12 @@ impl Ports {
         }
         // As a person at a terminal sees it.
         line = line.replace("redis-cli ", "redis-cli --no-raw ");
-        for (theirs, ours) in &self.0 {
-            line = line.replace(theirs, ours);
+        // In two steps: a free port may have a page's port among its digits.
+        for (at, (theirs, _)) in self.0.iter().enumerate() {
+            line = line.replace(theirs, &format!("<{at}>"));
+        }
+        for (at, (_, ours)) in self.0.iter().enumerate() {
+            line = line.replace(&format!("<{at}>"), ours);
         }
         let data = folder.join("data").display().to_string();
         line.replace("/var/lib/tidemark", &data)
