@@ -12,7 +12,7 @@
 //! ```
 
 use crate::cluster::topology::{Topology, is_id};
-use crate::runtime::atomic_file;
+use crate::runtime::checked_file;
 use std::io;
 use std::path::Path;
 
@@ -43,15 +43,11 @@ impl Kept {
             text.push_str(line);
             text.push('\n');
         }
-        let check = crc32c::crc32c(text.as_bytes());
-        format!("{text}check {check:08x}\n")
+        checked_file::sealed(&text)
     }
 
     fn decode(text: &str) -> Option<Kept> {
-        let (checked, _) = text.rsplit_once("check ")?;
-        let whole = format!("{checked}check {:08x}\n", crc32c::crc32c(checked.as_bytes()));
-        (text == whole).then_some(())?;
-        let mut lines = checked.lines();
+        let mut lines = checked_file::unsealed(text)?.lines();
         (lines.next()? == "tidemark cluster 1").then_some(())?;
         let version = lines.next()?.strip_prefix("version ")?.parse().ok()?;
         let own_id = match lines.next()?.strip_prefix("id ")? {
@@ -72,29 +68,13 @@ impl Kept {
 
     /// As the folder has it.
     pub fn read(dir: &Path) -> io::Result<Option<Kept>> {
-        let path = dir.join(NAME);
-        match std::fs::read_to_string(&path) {
-            Ok(text) => {
-                let unsound = || {
-                    io::Error::other(format!(
-                        "{} is damaged; remove it, and the cluster's controller says anew what \
-                         this node is",
-                        path.display()
-                    ))
-                };
-                Kept::decode(&text).map(Some).ok_or_else(unsound)
-            }
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-            // What is no folder has no such file; opening it reports that.
-            Err(e) if e.kind() == io::ErrorKind::NotADirectory => Ok(None),
-            Err(e) => Err(io::Error::new(e.kind(), format!("reading {}: {e}", path.display()))),
-        }
+        let advice = "remove it, and the cluster's controller says anew what this node is";
+        checked_file::read(dir, NAME, Kept::decode, advice)
     }
 
     /// Durable when this returns.
     pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
-        store::create_folder(dir)?;
-        atomic_file::replace(&dir.join(NAME), self.encode().as_bytes())
+        checked_file::write(dir, NAME, &self.encode())
     }
 }
 

@@ -10,7 +10,7 @@
 //! ```
 
 use crate::cluster::slot::{self, SLOTS};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 
 /// Bytes of a node's id.
@@ -103,9 +103,8 @@ impl Topology {
         if next.members.is_empty() {
             return Err(NODES_INFO.to_owned());
         }
-        let mut ids = HashMap::new();
-        let twice = next.members.iter().any(|member| ids.insert(&member.id, ()).is_some());
-        if twice {
+        let mut ids = HashSet::new();
+        if !next.members.iter().all(|member| ids.insert(&member.id)) {
             return Err(NODES_INFO.to_owned());
         }
         next.find_own();

@@ -18,7 +18,7 @@
 //!
 //! Older ones are read: version 2 had one epoch and no name for it, version 1 no check.
 
-use crate::runtime::atomic_file;
+use crate::runtime::checked_file;
 use std::io;
 use std::path::Path;
 
@@ -112,22 +112,17 @@ impl Role {
         if self.unfit {
             text.push_str("unfit\n");
         }
-        let check = crc32c::crc32c(text.as_bytes());
-        format!("{text}check {check:08x}\n")
+        checked_file::sealed(&text)
     }
 
     fn decode(text: &str) -> Option<Role> {
-        let mut lines = text.lines();
-        let first = lines.next()?;
-        match first {
-            "tidemark role 1" => {}
-            "tidemark role 2" | "tidemark role 3" => {
-                let (checked, _) = text.rsplit_once("check ")?;
-                let whole = format!("{checked}check {:08x}\n", crc32c::crc32c(checked.as_bytes()));
-                (text == whole).then_some(())?;
-            }
+        let first = text.lines().next()?;
+        let text = match first {
+            "tidemark role 1" => text,
+            "tidemark role 2" | "tidemark role 3" => checked_file::unsealed(text)?,
             _ => return None,
-        }
+        };
+        let mut lines = text.lines().skip(1);
         let master = match lines.next()?.strip_prefix("master ")? {
             "-" => None,
             text => Some(Master::parse(text)?),
@@ -152,7 +147,6 @@ impl Role {
                 ("forced", "") => forced = true,
                 ("promoting", "") => promoting = true,
                 ("unfit", "") => unfit = true,
-                ("check", _) => break,
                 _ => return None,
             }
         }
@@ -161,29 +155,12 @@ impl Role {
 
     /// As the folder has it.
     pub fn read(dir: &Path) -> io::Result<Option<Role>> {
-        let path = dir.join(NAME);
-        match std::fs::read_to_string(&path) {
-            Ok(text) => {
-                let unsound = || {
-                    io::Error::other(format!(
-                        "{} is damaged; remove it to begin as a master",
-                        path.display()
-                    ))
-                };
-                Role::decode(&text).map(Some).ok_or_else(unsound)
-            }
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-            // What is no folder has no such file; opening it reports that.
-            Err(e) if e.kind() == io::ErrorKind::NotADirectory => Ok(None),
-            // The kind and the system's words, with the place.
-            Err(e) => Err(io::Error::new(e.kind(), format!("reading {}: {e}", path.display()))),
-        }
+        checked_file::read(dir, NAME, Role::decode, "remove it to begin as a master")
     }
 
     /// Durable when this returns.
     pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
-        store::create_folder(dir)?;
-        atomic_file::replace(&dir.join(NAME), self.encode().as_bytes())
+        checked_file::write(dir, NAME, &self.encode())
     }
 }
 

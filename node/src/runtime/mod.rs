@@ -3,6 +3,7 @@
 
 pub mod atomic_file;
 pub(crate) mod blocking;
+pub(crate) mod checked_file;
 pub(crate) mod client_memory;
 pub mod clients;
 pub mod command_stats;
