@@ -21,17 +21,12 @@ const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
 type Truth = BTreeMap<u64, Vec<i64>>;
 
 fn start(dir: &Path) -> Program {
-    std::fs::create_dir_all(dir).unwrap();
-    let config = dir.join("tidemark.toml");
     let text = "[durability]\nfsync = \"always\"\nsnapshot_every_s = 0\nsnapshot_log_bytes = 0\n\
                 [[counter]]\nname = \"post\"\nfields = \"like:12 repost:8 comment:8 read:16\"\n\
                 rows = \"post:{id}\"\nspill = true\nrows_per_table = 10_000\n\
                 memory_limit_bytes = 1_000_000\n\
                 [[view]]\nname = \"home\"\ncounters = [\"post.like\", \"post.read\"]\n";
-    std::fs::write(&config, text).unwrap();
-    let options = ["--config", config.to_str().unwrap()];
-    Program::start_as(&[], &dir.join("data"), &options)
-        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+    Program::start_with(dir, text)
 }
 
 /// Sets one field of some rows, and notes that. What is refused for want of memory is tried again:

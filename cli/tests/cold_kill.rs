@@ -24,7 +24,6 @@ const LATE: u64 = 1_000_000;
 type Truth = BTreeMap<(u64, u64), Option<bool>>;
 
 fn start(dir: &Path) -> Program {
-    let config = dir.join("tidemark.toml");
     // Late pairs may be a thousand; a merge takes half a second.
     let text = "[durability]\nfsync = \"always\"\nsnapshot_every_s = 0\n[spill]\n\
                 cache_bytes = 100_000\nmerge_bytes_per_s = 500_000\n[[existence]]\n\
@@ -32,10 +31,7 @@ fn start(dir: &Path) -> Program {
                 max_tables = 2\n[[view]]\nname = \"home\"\ncounters = [\"post\"]\n\
                 flags = [\"liked\"]\n[[action]]\nname = \"like\"\nflag = \"liked\"\n\
                 counter = \"post.like\"\n";
-    std::fs::write(&config, text).unwrap();
-    let options = ["--config", config.to_str().unwrap()];
-    Program::start_as(&[], &dir.join("data"), &options)
-        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+    Program::start_with(dir, text)
 }
 
 /// Cold files that are being written.

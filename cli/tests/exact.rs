@@ -42,22 +42,22 @@ counter = "post.like"
 "#;
 
 fn start(dir: &Path) -> Program {
-    let config = dir.join("tidemark.toml");
-    std::fs::write(&config, CONFIG).unwrap();
-    let options = ["--config", config.to_str().unwrap()];
-    Program::start_as(&[], &dir.join("data"), &options)
-        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+    Program::start_with(dir, CONFIG)
 }
 
 /// A like: the post's number and the member.
 type Like = (u32, u32);
 
-/// Sends some likes, and gives how many of them counted; none if the server is gone.
-fn send(client: &mut Client, likes: &[Like]) -> Option<i64> {
+fn push(client: &mut Client, likes: &[Like]) {
     for (post, member) in likes {
         let (id, member) = ((FIRST + u64::from(*post)).to_string(), member.to_string());
         client.push(&[b"FEED.ACT", b"like", member.as_bytes(), id.as_bytes()]);
     }
+}
+
+/// Sends some likes, and gives how many of them counted; none if the server is gone.
+fn send(client: &mut Client, likes: &[Like]) -> Option<i64> {
+    push(client, likes);
     let mut counted = 0;
     for _ in likes {
         match client.reply().ok()? {
@@ -131,23 +131,18 @@ fn every_counter_is_the_number_of_its_members_after_kills() {
     let batches = wanted / BATCH;
     let mut sent: Vec<Like> = Vec::with_capacity(batches * BATCH);
     let mut again: VecDeque<(usize, usize)> = VecDeque::new();
-    let (mut counted, mut kills, mut resent) = (0, 0, 0);
+    let (mut kills, mut resent) = (0, 0);
     let mut round = |program: &mut Program, client: &mut Client, likes: &[Like], dies: bool| {
         if dies {
             // Somewhere in these likes.
-            likes.iter().for_each(|(post, member)| {
-                let (id, member) = ((FIRST + u64::from(*post)).to_string(), member.to_string());
-                client.push(&[b"FEED.ACT", b"like", member.as_bytes(), id.as_bytes()]);
-            });
+            push(client, likes);
             (0..likes.len() / 2).for_each(|_| _ = client.reply());
             program.sigkill();
             *program = start(folder.path());
             *client = program.client();
             kills += 1;
         }
-        let done = send(client, likes).expect("the server lives");
-        counted += done;
-        done
+        send(client, likes).expect("the server lives")
     };
     for batch in 0..batches {
         let from = sent.len();

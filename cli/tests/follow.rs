@@ -22,11 +22,7 @@ const SHARED: std::ops::Range<u64> = 1000..1006;
 const OWN: u64 = 1006;
 
 fn start(dir: &Path) -> Program {
-    let config = dir.join("tidemark.toml");
-    std::fs::write(&config, "[durability]\nfsync = \"always\"\nsnapshot_every_s = 0\n").unwrap();
-    let options = ["--config", config.to_str().unwrap()];
-    Program::start_as(&[], &dir.join("data"), &options)
-        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+    Program::start_with(dir, "[durability]\nfsync = \"always\"\nsnapshot_every_s = 0\n")
 }
 
 /// Whom a client's own user follows: what was acknowledged; none if the last reply did not come.

@@ -113,17 +113,12 @@ fn a_clean_end_loses_nothing_whatever_the_policy() {
 
 /// A server of which the filters are as those of others, and close soon.
 fn site(dir: &Path) -> Program {
-    std::fs::create_dir_all(dir).unwrap();
-    let config = dir.join("tidemark.toml");
     let text = "[durability]\nfsync = \"always\"\n[[counter]]\nname = \"post\"\n\
                 fields = \"like:12 repost:8 comment:8 read:16\"\nrows = \"post:{id}\"\n\
                 [[existence]]\nname = \"liked\"\nseed = 7\npairs_per_table = 16_000\n[[view]]\n\
                 name = \"home\"\ncounters = [\"post\"]\nflags = [\"liked\"]\n[[action]]\n\
                 name = \"like\"\nflag = \"liked\"\ncounter = \"post.like\"\n";
-    std::fs::write(&config, text).unwrap();
-    let options = ["--config", config.to_str().unwrap()];
-    Program::start_as(&[], &dir.join("data"), &options)
-        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+    Program::start_with(dir, text)
 }
 
 /// Likes posts from `from` on, each a little higher than the one before, until the connection

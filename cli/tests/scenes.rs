@@ -26,11 +26,7 @@ const POSTS: u64 = 50;
 const FURTHER: std::ops::Range<u64> = 1..1000;
 
 fn start(dir: &Path) -> Program {
-    let config = dir.join("tidemark.toml");
-    std::fs::write(&config, "[durability]\nfsync = \"always\"\nsnapshot_every_s = 0\n").unwrap();
-    let options = ["--config", config.to_str().unwrap()];
-    Program::start_as(&[], &dir.join("data"), &options)
-        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+    Program::start_with(dir, "[durability]\nfsync = \"always\"\nsnapshot_every_s = 0\n")
 }
 
 /// A command that must succeed.

@@ -49,6 +49,15 @@ impl Program {
             .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
     }
 
+    /// Starts it with this configuration; that and its data are in this folder.
+    pub fn start_with(folder: &Path, config: &str) -> Program {
+        std::fs::create_dir_all(folder).unwrap();
+        let file = folder.join("tidemark.toml");
+        std::fs::write(&file, config).unwrap();
+        Program::start_as(&[], &folder.join("data"), &["--config", file.to_str().unwrap()])
+            .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+    }
+
     /// Starts it under another program (a tracer with its options), which must become the same
     /// process. The error is what it said.
     pub fn start_as(under: &[&str], dir: &Path, options: &[&str]) -> Result<Program, Vec<String>> {

@@ -178,10 +178,14 @@ pub fn put_head(out: &mut Vec<u8>, sign: u8, length: usize) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// An error of the peer. Of its rights it is `PermissionDenied`: another attempt fares no better.
+/// Whether an error of the peer is of rights: another attempt fares no better.
+pub fn is_of_rights(reason: &str) -> bool {
+    ["NOAUTH", "WRONGPASS", "NOPERM"].iter().any(|word| reason.starts_with(word))
+}
+
+/// An error of the peer. Of rights it is `PermissionDenied`.
 pub fn refused(reason: String) -> io::Error {
-    let is_of_rights = ["NOAUTH", "WRONGPASS", "NOPERM"].iter().any(|r| reason.starts_with(r));
-    match is_of_rights {
+    match is_of_rights(&reason) {
         true => io::Error::new(ErrorKind::PermissionDenied, reason),
         false => io::Error::other(reason),
     }

@@ -1,6 +1,6 @@
 //! A Redis to read from: its address, and a connection that sends many commands at once.
 
-use node::client::connect::{ConnectArgs, Link, refused};
+use node::client::connect::{ConnectArgs, Link, is_of_rights, refused};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::fmt;
 use std::io;
@@ -162,12 +162,8 @@ impl Remote {
             timely(link.send(requests)).await?;
             for _ in 0..count {
                 match timely(link.next()).await? {
-                    OwnedFrame::Error(reason) => {
-                        let error = refused(reason);
-                        if error.kind() == io::ErrorKind::PermissionDenied {
-                            return Err(error);
-                        }
-                        take(OwnedFrame::Error(error.to_string()));
+                    OwnedFrame::Error(reason) if is_of_rights(&reason) => {
+                        return Err(refused(reason));
                     }
                     reply => take(reply),
                 }

@@ -66,6 +66,23 @@ struct One {
     item: Item,
 }
 
+/// What is found each time, of so many looks: writes that go on make differences for a moment.
+fn each_time<T>(
+    mut suspects: Vec<T>,
+    mut look: impl FnMut(&[T]) -> io::Result<Vec<T>>,
+) -> io::Result<Vec<T>> {
+    for round in 0..ROUNDS {
+        if suspects.is_empty() {
+            break;
+        }
+        if round > 0 {
+            std::thread::sleep(BETWEEN);
+        }
+        suspects = look(&suspects)?;
+    }
+    Ok(suspects)
+}
+
 impl Verify<'_> {
     /// Compares all; the differences go to the file as well. `again`: one more connection to the
     /// server.
@@ -146,33 +163,29 @@ impl Verify<'_> {
     fn read_again(
         &mut self,
         reader: &mut Reader,
-        mut suspects: BTreeSet<Vec<u8>>,
+        suspects: BTreeSet<Vec<u8>>,
     ) -> io::Result<Vec<String>> {
-        let mut differences: Vec<(Vec<u8>, String)> = Vec::new();
-        for round in 0..ROUNDS {
-            if suspects.is_empty() {
-                break;
-            }
-            if round > 0 {
-                std::thread::sleep(BETWEEN);
-            }
-            differences.clear();
-            for keys in suspects.iter().cloned().collect::<Vec<_>>().chunks(AT_ONCE) {
+        let keys_of = |differences: &[(Vec<u8>, String)]| -> BTreeSet<Vec<u8>> {
+            differences.iter().map(|(key, _)| key.clone()).collect()
+        };
+        let suspects = suspects.into_iter().map(|key| (key, String::new())).collect();
+        let differences = each_time(suspects, |suspects| {
+            let mut differences = Vec::new();
+            for keys in keys_of(suspects).into_iter().collect::<Vec<_>>().chunks(AT_ONCE) {
                 let mut some = Vec::new();
                 let keys = keys.iter().map(|key| Changed { key: key.clone(), removed: false });
                 reader.read(keys, false, &mut |_| {}, &mut |read| some.push(read))?;
                 differences.extend(self.compare(some, false)?);
             }
-            suspects = differences.iter().map(|(key, _)| key.clone()).collect();
-        }
-        self.report.differ += suspects.len() as u64;
+            Ok(differences)
+        })?;
+        self.report.differ += keys_of(&differences).len() as u64;
         Ok(differences.iter().map(|(key, what)| format!("{}: {what}", shown(key))).collect())
     }
 
     /// The other direction: rows that are here, and of which no source has the counters.
     fn here_only(&mut self, ours: Remote, sources: &[Source]) -> io::Result<Vec<String>> {
         let (layouts, order) = (self.layouts.clone(), self.order.clone());
-
         let mut finder = Finder::open(ours, sources, layouts, order, None)?;
         let mut lines = Vec::new();
         for space in finder.spaces() {
@@ -187,21 +200,15 @@ impl Verify<'_> {
                 }
                 cursor = next;
             }
-            for round in 0..ROUNDS {
-                if suspects.is_empty() {
-                    break;
-                }
-                if round > 0 {
-                    std::thread::sleep(BETWEEN);
-                }
+            let suspects = each_time(suspects, |suspects| {
                 let mut still = Vec::new();
                 for some in suspects.chunks(AT_ONCE) {
                     let ids: Vec<u64> = some.iter().map(|missing| missing.id).collect();
                     let rows = finder.rows(&space, &ids)?;
                     still.extend(finder.missing(&space, &rows, &self.untold)?);
                 }
-                suspects = still;
-            }
+                Ok(still)
+            })?;
             self.report.missing += suspects.len() as u64;
             lines.extend(suspects.iter().map(|one| self.line(&space, one)));
         }
