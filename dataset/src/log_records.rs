@@ -393,51 +393,54 @@ pub fn read_exact_pairs(
     Ok(())
 }
 
+/// Appends ids, which rise, each with a number.
+fn put_ids(out: &mut Vec<u8>, ids: impl Iterator<Item = (u64, u64)>) {
+    let mut before = 0;
+    for (id, number) in ids {
+        put_number(out, id - before);
+        put_number(out, number);
+        before = id;
+    }
+}
+
+/// Reads what [`put_ids`] writes.
+fn take_ids(mut bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> {
+    let (mut ids, mut id) = (Vec::new(), 0u64);
+    while !bytes.is_empty() {
+        id = id.checked_add(take_number(&mut bytes)?).ok_or("an id of more than 64 bits")?;
+        ids.push((id, take_number(&mut bytes)?));
+    }
+    Ok(ids)
+}
+
 /// A chunk of a ledger's file in a snapshot: ids whose pairs were dropped, which rise, each with
 /// the identity of the newest run that may still have some.
 pub(crate) fn encode_drops(drops: &[(u64, u64)]) -> Vec<u8> {
-    let (mut out, mut before) = (vec![0], 0);
-    for &(id, up_to) in drops {
-        put_number(&mut out, id - before);
-        put_number(&mut out, up_to);
-        before = id;
-    }
+    let mut out = vec![0];
+    put_ids(&mut out, drops.iter().copied());
     out
 }
 
 /// Reads such a chunk, behind its first byte.
-pub(crate) fn decode_drops(mut bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> {
-    let (mut drops, mut id) = (Vec::new(), 0u64);
-    while !bytes.is_empty() {
-        id = id.checked_add(take_number(&mut bytes)?).ok_or("an id of more than 64 bits")?;
-        drops.push((id, take_number(&mut bytes)?));
-    }
-    Ok(drops)
+pub(crate) fn decode_drops(bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> {
+    take_ids(bytes)
 }
 
 /// A forgotten payload: ids, which rise, with their generations.
 pub(crate) fn encode_forgotten(forgotten: impl Iterator<Item = (u64, u64)>) -> Vec<u8> {
-    let (mut out, mut before) = (Vec::new(), 0);
-    for (id, generation) in forgotten {
-        put_number(&mut out, id - before);
-        put_number(&mut out, generation);
-        before = id;
-    }
+    let mut out = Vec::new();
+    put_ids(&mut out, forgotten);
     out
 }
 
 /// Reads a forgotten payload.
-pub(crate) fn decode_forgotten(mut bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> {
-    let (mut forgotten, mut id) = (Vec::new(), 0u64);
-    while !bytes.is_empty() {
-        id = id.checked_add(take_number(&mut bytes)?).ok_or("an id of more than 64 bits")?;
-        let generation = take_number(&mut bytes)?;
-        if generation == 0 || generation == u64::MAX {
-            return Err(format!("an id that was forgotten {generation} times"));
-        }
-        forgotten.push((id, generation));
+pub(crate) fn decode_forgotten(bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> {
+    let forgotten = take_ids(bytes)?;
+    let wrong = forgotten.iter().find(|(_, generation)| [0, u64::MAX].contains(generation));
+    match wrong {
+        Some((_, generation)) => Err(format!("an id that was forgotten {generation} times")),
+        None => Ok(forgotten),
     }
-    Ok(forgotten)
 }
 
 /// A row, and where its values lie. Rows of a space may differ in width when its schema changes

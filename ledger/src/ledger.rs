@@ -152,6 +152,11 @@ impl Ledger {
         (self.memory.len(), self.options.memory_pairs)
     }
 
+    /// Dropped ids that runs may still have pairs of.
+    pub fn dropped_ids(&self) -> usize {
+        self.drops.load(Relaxed)
+    }
+
     /// Whether runs may have pairs.
     pub fn has_runs(&self) -> bool {
         self.ranges.load().iter().any(|range| !range.runs.is_empty())
@@ -365,7 +370,7 @@ impl Ledger {
             memory_pairs: self.memory.len(),
             memory_bytes: self.memory.bytes(),
             index_bytes: self.index_bytes.load(Relaxed),
-            drops: self.drops.load(Relaxed),
+            drops: self.dropped_ids(),
             flushed_pairs: self.flushed_pairs.load(Relaxed),
             written_pairs: self.written_pairs.load(Relaxed),
             written_bytes: self.written_bytes.load(Relaxed),

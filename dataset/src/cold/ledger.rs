@@ -50,10 +50,18 @@ pub struct PairLedger {
 }
 
 /// A member as the ledger names it.
-pub(crate) fn member_of<'a>(member: &'a Member<'a>) -> ledger::Member<'a> {
+pub fn in_ledger(member: Member<'_>) -> ledger::Member<'_> {
     match member {
-        Member::Number(number) => ledger::Member::Number(*number),
+        Member::Number(number) => ledger::Member::Number(number),
         Member::Bytes(bytes) => ledger::Member::Bytes(bytes),
+    }
+}
+
+/// A member of a ledger as the filters name it.
+pub(crate) fn in_filters(member: ledger::Member<'_>) -> Member<'_> {
+    match member {
+        ledger::Member::Number(number) => Member::Number(number),
+        ledger::Member::Bytes(bytes) => Member::Bytes(bytes),
     }
 }
 
@@ -93,12 +101,12 @@ impl PairLedger {
         self.ledger.flush(store, flush, log)
     }
 
-    fn key(&self, id: u64, member: &Member<'_>) -> Key {
+    fn key(&self, id: u64, member: ledger::Member<'_>) -> Key {
         match member {
-            Member::Number(number) => {
-                (NUMBERS | u64::from(self.space), u128::from(id) << 64 | u128::from(*number))
+            ledger::Member::Number(number) => {
+                (NUMBERS | u64::from(self.space), u128::from(id) << 64 | u128::from(number))
             }
-            Member::Bytes(bytes) => {
+            ledger::Member::Bytes(bytes) => {
                 (NUMBERS | STRINGS | u64::from(self.space), self.ledger.name(id, bytes))
             }
         }
@@ -107,11 +115,12 @@ impl PairLedger {
     /// Notes what must be read before it can be said whether a pair is set to which the filter says
     /// yes; nothing if it is known.
     pub fn ask(self: &Arc<Self>, id: u64, member: &Member<'_>, fetching: &mut Fetching) {
-        let key = self.key(id, member);
+        let named = in_ledger(*member);
+        let key = self.key(id, named);
         if PINS.with_borrow(|pins| pins.contains_key(&key)) {
             return;
         }
-        if let Answer::Asks(question) = self.ledger.ask(id, member_of(member)) {
+        if let Answer::Asks(question) = self.ledger.ask(id, named) {
             fetching.want_settled(self, question);
         }
     }
@@ -126,8 +135,8 @@ impl PairLedger {
     }
 
     fn find(&self, id: u64, member: &Member<'_>) -> Result<bool, Unreadable> {
-        let pinned = PINS.with_borrow(|pins| pins.get(&self.key(id, member)).cloned());
-        let named = member_of(member);
+        let named = in_ledger(*member);
+        let pinned = PINS.with_borrow(|pins| pins.get(&self.key(id, named)).cloned());
         if let Some(Some(told)) = pinned.transpose().map_err(|why| Unreadable { id, why })?
             && let Some(set) = self.ledger.settle(id, named, told[0] != 0, told[1] as u64)
         {
@@ -157,7 +166,7 @@ impl PairLedger {
     /// Whether a member can be kept.
     #[inline]
     pub(crate) fn takes(&self, member: &Member<'_>) -> bool {
-        Ledger::takes(member_of(member))
+        Ledger::takes(in_ledger(*member))
     }
 
     /// The member as a mark names it: by [`PairLedger::logged`] it is found again.
@@ -187,7 +196,7 @@ impl PairLedger {
     /// The pair is set, or unset, from now on. In its id's stripe.
     #[inline]
     pub(crate) fn set(&self, id: u64, member: &Member<'_>, set: bool) {
-        self.ledger.set(id, member_of(member), set);
+        self.ledger.set(id, in_ledger(*member), set);
     }
 
     /// Whether so many pairs wait for a flush that writers are to wait, too.
@@ -212,10 +221,7 @@ impl Lookup {
     /// Under which name its answer is pinned.
     pub(crate) fn key(&self) -> Key {
         let (id, member) = self.question.pair();
-        match member {
-            ledger::Member::Number(number) => self.ledger.key(id, &Member::Number(number)),
-            ledger::Member::Bytes(bytes) => self.ledger.key(id, &Member::Bytes(bytes)),
-        }
+        self.ledger.key(id, member)
     }
 
     /// Where the block lies that is to be read next.

@@ -238,6 +238,19 @@ impl ExistenceSpace {
         self.ledger.as_ref().map_or(Ok(true), |ledger| ledger.contains(id, member))
     }
 
+    /// The same for one of many: what cannot be read goes to `failed`, and is answered with no.
+    pub(crate) fn is_true_of(
+        &self,
+        id: u64,
+        member: &Member<'_>,
+        failed: &mut Vec<Unreadable>,
+    ) -> bool {
+        self.is_true(id, member).unwrap_or_else(|error| {
+            failed.push(error);
+            false
+        })
+    }
+
     /// Whether a pair is set, exact if it has a ledger.
     pub fn contains_exactly(&self, id: u64, member: &Member<'_>) -> Result<Answer, Unreadable> {
         match self.space.contains(id, member)? {
@@ -257,22 +270,29 @@ impl ExistenceSpace {
         let mut failed = Vec::new();
         let yes = ids.iter().zip(answers).filter(|(_, answer)| **answer == Answer::Yes);
         for (&id, answer) in yes {
-            if !self.is_true(id, member).unwrap_or_else(|error| {
-                failed.push(error);
-                false
-            }) {
+            if !self.is_true_of(id, member, &mut failed) {
                 *answer = Answer::No;
             }
         }
         UnreadableIds::check(failed)
     }
 
-    /// Notes what must be read before a write of a pair can run, or a check that is to be exact.
-    pub fn ask_exactly(&self, id: u64, member: &Member<'_>, fetching: &mut Fetching) {
-        let waits = self.cold.ask(&self.space, (id, member), fetching, || true);
+    /// Notes what must be read before it can be said whether a pair is set: by the filters, or, if
+    /// that is to be `exact` (as for a write), also by the ledger. Nothing if it is at hand, or
+    /// `asks` says that it is not needed.
+    pub fn ask(
+        &self,
+        (id, member): (u64, &Member<'_>),
+        exact: bool,
+        fetching: &mut Fetching,
+        asks: impl Fn() -> bool,
+    ) {
+        let waits = self.cold.ask(&self.space, (id, member), fetching, &asks);
         // What the filter says is known once its page is there: then this is called again.
-        if let Some(ledger) = &self.ledger
+        if exact
             && !waits
+            && let Some(ledger) = &self.ledger
+            && asks()
             && matches!(self.space.contains(id, member), Ok(Answer::Yes))
         {
             ledger.ask(id, member, fetching);
@@ -589,6 +609,11 @@ impl Engines {
         &self.counters
     }
 
+    /// Rows of all counter spaces, in memory and on the disk.
+    pub fn all_rows(&self) -> u64 {
+        self.counters.iter().map(CounterSpace::all_rows).sum()
+    }
+
     /// All existence spaces.
     #[inline]
     pub fn existences(&self) -> &[ExistenceSpace] {
@@ -662,7 +687,7 @@ impl Engines {
         for space in &self.counters {
             space.cold.attach(&space.space, space.number, store)?;
         }
-        self.existences.iter().filter_map(|s| s.ledger.as_ref()).try_for_each(|l| l.attach(store))
+        self.ledgers().try_for_each(|ledger| ledger.attach(store))
     }
 
     /// Whether any row, or flag, may lie on the disk.

@@ -172,11 +172,7 @@ impl Engines {
                 if answers.yes & bit == 0 {
                     continue;
                 }
-                let is_true = space.is_true(id, viewer).unwrap_or_else(|error| {
-                    failed.push(error);
-                    false
-                });
-                if !is_true {
+                if !space.is_true_of(id, viewer, &mut failed) {
                     answers.yes &= !bit;
                 }
             }

@@ -1,5 +1,6 @@
 //! A record made true: at a start, and on a replica that follows its master's log.
 
+use crate::cold::ledger::in_filters;
 use crate::commit::dirty_parts::DirtyParts;
 use crate::dirty_keys::MarkedMember;
 use crate::engines::{CounterSpace, Engines, ExistenceSpace};
@@ -140,11 +141,7 @@ fn apply_exact_pairs(
         if space.generation(pair.id) != generation {
             return Ok(());
         }
-        let member = match pair.member {
-            ledger::Member::Number(number) => Member::Number(number),
-            ledger::Member::Bytes(bytes) => Member::Bytes(bytes),
-        };
-        let hashed = space.pair(pair.id, &member);
+        let hashed = space.pair(pair.id, &in_filters(pair.member));
         space.put(&hashed, pair.set).map_err(|e| e.to_string())?;
         ledger.ledger().set(pair.id, pair.member, pair.set);
         Ok(())

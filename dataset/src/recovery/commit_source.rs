@@ -2,7 +2,6 @@
 //! safe to apply one by one.
 
 use crate::cold::Unreadable;
-use crate::cold::ledger::PairLedger;
 use crate::commit::Durability;
 use crate::dirty_keys::{Mark, Marked, MarkedMember, told};
 use crate::engines::{CounterSpace, Current, Engines, ExistenceSpace, PairedCounter};
@@ -196,30 +195,44 @@ impl<'a> CommitSource<'a> {
             Marked::Groups => self.groups_moved = true,
             Marked::Token(hash) => engines.tokens.encode(hash, &mut self.tokens),
             Marked::Offset(number) => engines.offsets.encode(number, &mut self.offsets),
-            Marked::Pair(number, id, member, _) if views.ledger(number).is_some() => {
-                if told(marks, at) != Some(false)
-                    && let Some((space, ledger)) = views.ledger(number)
-                    && let Some((member, set)) = ledger.logged(id, member)
-                {
-                    // Now, as the pair is read.
-                    self.commit.exact_pair(number, id, member, set, space.generation(id));
-                }
+            Marked::Pair(number, id, member, _) => {
+                let space = engines.existence_by_number(number);
+                self.pair(space, (number, id, member), told(marks, at));
             }
+        }
+    }
+
+    /// A pair, by the number of its space. `told`: what marks tell of it.
+    fn pair(
+        &mut self,
+        space: Option<&ExistenceSpace>,
+        (number, id, member): (u32, u64, MarkedMember),
+        told: Option<bool>,
+    ) {
+        if told == Some(false) {
+            return;
+        }
+        if let Some((space, ledger)) = space.and_then(|space| Some((space, space.ledger()?))) {
+            if let Some((member, set)) = ledger.logged(id, member) {
+                // Now, as the pair is read.
+                self.commit.exact_pair(number, id, member, set, space.generation(id));
+            }
+            return;
+        }
+        let is_number = matches!(member, MarkedMember::Number(_));
+        if is_number && space.is_some_and(|space| space.generation(id) > 0) {
             // Of before its id was forgotten: nothing asks for it any more.
-            Marked::Pair(space, id, MarkedMember::Number(_), _)
-                if engines.existence_by_number(space).is_some_and(|s| s.generation(id) > 0) => {}
-            Marked::Pair(space, id, member, _) => match told(marks, at) {
-                Some(true) => self.commit.pair(space, id, member, true),
-                Some(false) => {}
-                None => {
-                    if let Some(s) = engines.existence_by_number(space) {
-                        let read = s.contains_pair(&pair(s, id, member)).map(|answer| {
-                            self.commit.pair(space, id, member, answer == Answer::Yes);
-                        });
-                        self.note_unreadable(s.name(), read);
-                    }
-                }
-            },
+            return;
+        }
+        match (told, space) {
+            (Some(set), _) => self.commit.pair(number, id, member, set),
+            (None, Some(space)) => {
+                let read = space.contains_pair(&pair(space, id, member)).map(|answer| {
+                    self.commit.pair(number, id, member, answer == Answer::Yes);
+                });
+                self.note_unreadable(space.name(), read);
+            }
+            (None, None) => {}
         }
     }
 }
@@ -235,12 +248,6 @@ impl<'a> Views<'a> {
             self.last = space.map(|space| (number, space, space.read()));
         }
         self.last.as_mut().map(|(_, space, view)| (*space, view))
-    }
-
-    /// An existence space that has a ledger.
-    fn ledger(&self, number: u32) -> Option<(&'a ExistenceSpace, &'a PairLedger)> {
-        let space = self.engines.existence_by_number(number)?;
-        Some((space, space.ledger()?))
     }
 
     fn prefetch_row(&mut self, number: u32, id: u64) {

@@ -17,8 +17,10 @@ enum Due {
 
 fn due(space: &ExistenceSpace) -> Option<Due> {
     let ledger = space.ledger()?.ledger();
-    let drops = || ledger.stats().drops > MOST_DROPS;
-    ledger.is_due().then_some(Due::Flush).or_else(|| drops().then_some(Due::Trim))
+    match ledger.is_due() {
+        true => Some(Due::Flush),
+        false => (ledger.dropped_ids() > MOST_DROPS).then_some(Due::Trim),
+    }
 }
 
 impl Ground<'_> {

@@ -2,7 +2,7 @@
 
 use super::Kind::{Counter, Gauge};
 use super::text::{Labels, write_all};
-use super::{Kind, Metric, Value};
+use super::{Metric, Value};
 use crate::roles::node::Node;
 use dataset::cold::ledger::PairLedger;
 use dataset::engines::{CounterSpace, ExistenceSpace};
@@ -13,36 +13,6 @@ type C = Metric<CounterSpace>;
 type E = Metric<ExistenceSpace>;
 type L = Metric<PairLedger>;
 
-const fn counter(
-    field: &'static str,
-    kind: Kind,
-    name: &'static str,
-    help: &'static str,
-    read: fn(&CounterSpace) -> Value,
-) -> C {
-    Metric::new(field, kind, name, help, read)
-}
-
-const fn existence(
-    field: &'static str,
-    kind: Kind,
-    name: &'static str,
-    help: &'static str,
-    read: fn(&ExistenceSpace) -> Value,
-) -> E {
-    Metric::new(field, kind, name, help, read)
-}
-
-const fn of_ledger(
-    field: &'static str,
-    kind: Kind,
-    name: &'static str,
-    help: &'static str,
-    read: fn(&PairLedger) -> Value,
-) -> L {
-    Metric::new(field, kind, name, help, read)
-}
-
 /// Rows in the newest table, and after how many it rolls.
 fn newest(space: &CounterSpace) -> f64 {
     let rows = space.ranges().last().map_or(0, |range| range.rows);
@@ -51,10 +21,10 @@ fn newest(space: &CounterSpace) -> f64 {
 
 /// Of a counter space, as in `counter_post:` of INFO.
 pub const COUNTER_SPACES: &[C] = &[
-    counter("rows", Gauge, "tidemark_counters_rows", "Rows in memory, by counter space.", |s| {
+    C::new("rows", Gauge, "tidemark_counters_rows", "Rows in memory, by counter space.", |s| {
         s.rows().into()
     }),
-    counter(
+    C::new(
         "memory_bytes",
         Gauge,
         "tidemark_counters_memory",
@@ -62,7 +32,7 @@ pub const COUNTER_SPACES: &[C] = &[
         |s| s.memory_bytes().into(),
     )
     .bytes(),
-    counter(
+    C::new(
         "",
         Gauge,
         "tidemark_counters_memory_limit",
@@ -70,45 +40,45 @@ pub const COUNTER_SPACES: &[C] = &[
         |s| s.memory_limit_bytes().into(),
     )
     .bytes(),
-    counter(
+    C::new(
         "tables",
         Gauge,
         "tidemark_counters_tables",
         "Tables in memory, by counter space.",
         |s| s.ranges().len().into(),
     ),
-    counter(
+    C::new(
         "",
         Gauge,
         "tidemark_counters_newest_fill_ratio",
         "Rows of the newest table, as a share of those after which it rolls.",
         |s| Value::Rate(newest(s)),
     ),
-    counter(
+    C::new(
         "",
         Gauge,
         "tidemark_counters_outlier_rows",
         "Rows held outside the tables, far ahead of all others.",
         |s| s.outlier_rows().into(),
     ),
-    counter(
+    C::new(
         "",
         Gauge,
         "tidemark_counters_cold_rows",
         "Rows in cold files, by counter space.",
         |s| s.cold().rows().into(),
     ),
-    counter("", Gauge, "tidemark_counters_cold_files", "Cold files, by counter space.", |s| {
+    C::new("", Gauge, "tidemark_counters_cold_files", "Cold files, by counter space.", |s| {
         s.cold().files().all().len().into()
     }),
-    counter(
+    C::new(
         "",
         Gauge,
         "tidemark_counters_horizon_id",
         "Ids below it were retired; 0 if none were.",
         |s| s.horizon().into(),
     ),
-    counter(
+    C::new(
         "",
         Gauge,
         "tidemark_counters_cold_end_id",
@@ -119,10 +89,10 @@ pub const COUNTER_SPACES: &[C] = &[
 
 /// Of an existence space, as in `existence_liked:` of INFO.
 pub const EXISTENCE_SPACES: &[E] = &[
-    existence("pairs", Gauge, "tidemark_existence_pairs", "Pairs set, by existence space.", |s| {
+    E::new("pairs", Gauge, "tidemark_existence_pairs", "Pairs set, by existence space.", |s| {
         s.pairs().into()
     }),
-    existence(
+    E::new(
         "memory_bytes",
         Gauge,
         "tidemark_existence_memory",
@@ -130,7 +100,7 @@ pub const EXISTENCE_SPACES: &[E] = &[
         |s| s.memory_bytes().into(),
     )
     .bytes(),
-    existence(
+    E::new(
         "",
         Gauge,
         "tidemark_existence_memory_limit",
@@ -138,31 +108,31 @@ pub const EXISTENCE_SPACES: &[E] = &[
         |s| s.filter_bytes_limit().into(),
     )
     .bytes(),
-    existence("tables", Gauge, "tidemark_existence_tables", "Tables, by existence space.", |s| {
+    E::new("tables", Gauge, "tidemark_existence_tables", "Tables, by existence space.", |s| {
         s.layout().len().into()
     }),
-    existence(
+    E::new(
         "aside",
         Gauge,
         "tidemark_existence_outlier_pairs",
         "Pairs held exactly because their ids lie far ahead.",
         |s| s.outlier_pairs().into(),
     ),
-    existence(
+    E::new(
         "most_revoked",
         Gauge,
         "tidemark_existence_most_deleted_pairs",
         "Unset pairs of the table that has most of them (limit: existence.max_revoked).",
         |s| s.most_revoked().into(),
     ),
-    existence(
+    E::new(
         "pairs_per_s",
         Gauge,
         "tidemark_existence_pairs_per_second",
         "New pairs per second in the newest table, over about a minute.",
         |s| Value::Float(s.pairs_per_s(), 1),
     ),
-    existence(
+    E::new(
         "recycled_in_s",
         Gauge,
         "tidemark_existence_recycled_in",
@@ -171,109 +141,109 @@ pub const EXISTENCE_SPACES: &[E] = &[
         |s| Value::Float(s.recycled_in_s().unwrap_or(-1.0), 0),
     )
     .seconds(),
-    existence(
+    E::new(
         "forgotten_ids",
         Gauge,
         "tidemark_existence_forgotten_ids",
         "Ids whose flags were all unset at once (limit: existence.max_forgotten).",
         |s| s.forgotten_ids().into(),
     ),
-    existence(
+    E::new(
         "loose_ids",
         Gauge,
         "tidemark_existence_unproven_ids",
         "Ids whose counter of 0 proves nothing about their flags.",
         |s| s.loose().size().0.into(),
     ),
-    existence(
+    E::new(
         "false_positive_rate",
         Gauge,
         "tidemark_existence_false_positive_configured_ratio",
         "False-positive rate as configured.",
         |s| Value::Rate(s.options().false_positive_rate),
     ),
-    existence(
+    E::new(
         "measured_rate",
         Gauge,
         "tidemark_existence_false_positive_measured_ratio",
         "False-positive rate as canaries measure it; 0 before the first.",
         |s| Value::Float(s.measured().rate().unwrap_or(0.0), 7),
     ),
-    existence(
+    E::new(
         "measured_at_least",
         Gauge,
         "tidemark_existence_false_positive_measured_lower_ratio",
         "Lower bound of the measured rate: above the configured one, that is not kept.",
         |s| Value::Float(s.measured().at_least(), 7),
     ),
-    existence(
+    E::new(
         "measured_at_most",
         Gauge,
         "tidemark_existence_false_positive_measured_upper_ratio",
         "Upper bound of the measured rate.",
         |s| Value::Float(s.measured().at_most(), 7),
     ),
-    existence(
+    E::new(
         "canaries",
         Gauge,
         "tidemark_existence_canaries",
         "Canary lookups behind the measured rate.",
         |s| s.measured().canaries.into(),
     ),
-    existence(
+    E::new(
         "horizon",
         Gauge,
         "tidemark_existence_horizon_id",
         "The lowest id that is answered for.",
         |s| s.horizon().into(),
     ),
-    existence("", Gauge, "tidemark_existence_cold_files", "Cold files, by existence space.", |s| {
+    E::new("", Gauge, "tidemark_existence_cold_files", "Cold files, by existence space.", |s| {
         s.cold().files().len().into()
     }),
 ];
 
 /// Of the ledger of an existence space, as in `ledger_liked:` of INFO.
 pub const LEDGERS: &[L] = &[
-    of_ledger(
+    L::new(
         "asked",
         Counter,
         "tidemark_ledger_asked",
         "Pairs that writes and EXACT asked for, as the filter had said yes.",
         |l| l.figures.asked.load(Relaxed).into(),
     ),
-    of_ledger(
+    L::new(
         "false_positives",
         Counter,
         "tidemark_ledger_false_positives",
         "Of these, pairs that are not set: false positives of the filter.",
         |l| l.figures.false_positives.load(Relaxed).into(),
     ),
-    of_ledger(
+    L::new(
         "reads",
         Counter,
         "tidemark_ledger_reads",
         "Blocks of 4 KiB that were read to answer.",
         |l| l.figures.reads.load(Relaxed).into(),
     ),
-    of_ledger(
+    L::new(
         "pairs",
         Gauge,
         "tidemark_ledger_run_pairs",
         "Pairs in runs on the disk, unset ones included; in several runs each counts.",
         |l| l.ledger().stats().run_pairs.into(),
     ),
-    of_ledger(
+    L::new(
         "waiting",
         Gauge,
         "tidemark_ledger_waiting_pairs",
         "Pairs in memory that wait to be flushed; writes are refused at 2,097,152.",
         |l| l.ledger().memory_pairs().0.into(),
     ),
-    of_ledger("disk_bytes", Gauge, "tidemark_ledger_disk", "Bytes of all runs on the disk.", |l| {
+    L::new("disk_bytes", Gauge, "tidemark_ledger_disk", "Bytes of all runs on the disk.", |l| {
         l.ledger().stats().run_bytes.into()
     })
     .bytes(),
-    of_ledger(
+    L::new(
         "memory_bytes",
         Gauge,
         "tidemark_ledger_memory",
@@ -281,31 +251,31 @@ pub const LEDGERS: &[L] = &[
         |l| l.ledger().memory_bytes().into(),
     )
     .bytes(),
-    of_ledger("ranges", Gauge, "tidemark_ledger_ranges", "Ranges of ids.", |l| {
+    L::new("ranges", Gauge, "tidemark_ledger_ranges", "Ranges of ids.", |l| {
         l.ledger().stats().ranges.into()
     }),
-    of_ledger(
+    L::new(
         "runs",
         Gauge,
         "tidemark_ledger_runs",
         "Runs of all ranges; those of a range beyond its first wait to be merged.",
         |l| l.ledger().stats().runs.into(),
     ),
-    of_ledger(
+    L::new(
         "most_runs",
         Gauge,
         "tidemark_ledger_most_runs",
         "Runs of the range that has most: so many blocks a lookup reads at worst.",
         |l| l.ledger().stats().most_runs.into(),
     ),
-    of_ledger(
+    L::new(
         "dropped_ids",
         Gauge,
         "tidemark_ledger_dropped_ids",
         "Ids that were forgotten, of which runs may still have pairs.",
-        |l| l.ledger().stats().drops.into(),
+        |l| l.ledger().dropped_ids().into(),
     ),
-    of_ledger(
+    L::new(
         "written_bytes",
         Counter,
         "tidemark_ledger_written",

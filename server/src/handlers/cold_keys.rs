@@ -39,10 +39,9 @@ fn ask_one(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetchi
         return;
     }
     let footprint = Footprint::new(spec, args, engines);
-    let exact = footprint.is_exact();
-    footprint.old(|touch| ask_for(&touch, exact, engines, fetching));
-    if let Some(marked) = footprint.marked() {
-        marked.old(|touch| ask_for(&touch, true, engines, fetching));
+    for footprint in std::iter::once(footprint).chain(footprint.marked()) {
+        let exact = footprint.is_exact();
+        footprint.old(exact, |touch| ask_for(&touch, exact, engines, fetching));
     }
 }
 
@@ -54,22 +53,15 @@ fn ask_for(touch: &Touch<'_>, exact: bool, engines: &Engines, fetching: &mut Fet
     };
     match touch {
         Touch::Row(space, id) => ask_row(space, *id, fetching),
-        Touch::Pair(space, id, Some(member)) if exact => {
-            space.ask_exactly(*id, member, fetching);
-        }
         Touch::Pair(space, id, Some(member)) => {
-            space.cold().ask(space, (*id, member), fetching, || true);
+            space.ask((*id, member), exact, fetching, || true);
         }
         Touch::Pair(_, _, None) => {}
         Touch::Shown(view, id, viewer) => {
             engines.sources(view).for_each(|space| ask_row(space, *id, fetching));
             for (flag, space) in engines.flags(view).enumerate() {
                 let asks = || engines.page_asks(view, flag, *id, viewer);
-                match exact {
-                    true if asks() => space.ask_exactly(*id, viewer, fetching),
-                    true => {}
-                    false => _ = space.cold().ask(space, (*id, viewer), fetching, asks),
-                }
+                space.ask((*id, viewer), exact, fetching, asks);
             }
         }
     }

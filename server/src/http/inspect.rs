@@ -81,7 +81,7 @@ pub(super) async fn page(
         }
         for (flag, space) in engines.flags(view).enumerate() {
             let asks = || engines.page_asks(view, flag, id, &viewer);
-            space.cold().ask(space, (id, &viewer), &mut fetching, asks);
+            space.ask((id, &viewer), false, &mut fetching, asks);
         }
     }
     // From its answer on nothing is awaited: what is pinned is at hand on this thread.

@@ -322,7 +322,7 @@ async fn fetch(items: &[Item<'_>], mapped: &[node::config::Mapped], engines: &En
         let space = match doing {
             Doing::Act(action, member) | Doing::Undo(action, member) => {
                 let (flags, counters) = engines.spaces_of(action);
-                flags.ask_exactly(event.id, &member, &mut fetching);
+                flags.ask((event.id, &member), true, &mut fetching, || true);
                 counters
             }
             Doing::Add(space, ..) | Doing::Set(space, ..) => space,

@@ -238,7 +238,7 @@ fn memory_stats(call: &mut Call<'_>) -> Outcome {
     let engines = call.node.engines();
     let (resident, tables) =
         (node::runtime::process_memory::resident_bytes(), engines.memory_bytes());
-    let keys: u64 = engines.counters().iter().map(|s| s.all_rows()).sum();
+    let keys = engines.all_rows();
     let rows: u64 = engines.counters().iter().map(|s| s.memory_bytes()).sum();
     let all = [
         ("peak.allocated", node::runtime::process_memory::kilobytes("/proc/self/status", "VmHWM")),

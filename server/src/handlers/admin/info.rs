@@ -347,7 +347,7 @@ fn cpu(_: &Sample, out: &mut String) {
 
 fn keyspace(Sample { node, .. }: &Sample, out: &mut String) {
     let Some(engines) = node.loaded() else { return };
-    let rows: u64 = engines.counters().iter().map(|s| s.all_rows()).sum();
+    let rows = engines.all_rows();
     if rows > 0 {
         let _ = write!(out, "db0:keys={rows},expires=0,avg_ttl=0\r\n");
     }

@@ -222,9 +222,7 @@ pub(crate) fn reset(call: &mut Call<'_>) -> Outcome {
         return Err(refuse!("ERR This instance has cluster support disabled"));
     }
     call.answer_later(|node, reply| {
-        let engines = node.engines();
-        let rows: u64 = engines.counters().iter().map(|space| space.all_rows()).sum();
-        if rows > 0 {
+        if node.engines().all_rows() > 0 {
             return Err(refuse!("ERR Can't reset cluster while database is not empty"));
         }
         let config = node.config();

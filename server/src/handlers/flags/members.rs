@@ -6,13 +6,14 @@ use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
 use crate::handlers::flags::phantom::{no_ledger, space};
 use crate::handlers::redis::keys::{MOST_KEYS, disk};
-use dataset::cold::ledger::PairLedger;
+use dataset::cold::ledger::{PairLedger, in_ledger};
 use ledger::{Member, OwnedMember, Pairs};
 use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
 use node::roles::node::Now;
 use node::runtime::glob;
 use resp::Reply;
+use std::borrow::Cow;
 
 pub(crate) const RUN: &[(&str, Handler)] = &[("ph.members", members), ("ph.scan", scan_pairs)];
 
@@ -32,9 +33,14 @@ struct Asked {
 }
 
 fn parse(text: &[u8]) -> Member<'_> {
-    match phantom::Member::parse(text) {
-        phantom::Member::Number(number) => Member::Number(number),
-        phantom::Member::Bytes(bytes) => Member::Bytes(bytes),
+    in_ledger(phantom::Member::parse(text))
+}
+
+/// A member as clients name it.
+fn text(member: Member<'_>) -> Cow<'_, [u8]> {
+    match member {
+        Member::Number(number) => Cow::Owned(number.to_string().into_bytes()),
+        Member::Bytes(bytes) => Cow::Borrowed(bytes),
     }
 }
 
@@ -68,12 +74,9 @@ fn read_options(
     Ok(asked)
 }
 
-/// A member as clients name it.
+/// Writes a member as clients name it.
 pub(crate) fn write_member(reply: &mut Reply<'_>, member: Member<'_>) {
-    match member {
-        Member::Number(number) => reply.bulk(number.to_string().as_bytes()),
-        Member::Bytes(bytes) => reply.bulk(bytes),
-    }
+    reply.bulk(&text(member));
 }
 
 /// The ledger of the space of that number, which may have gone.
@@ -129,10 +132,7 @@ fn scan_pairs(call: &mut Call<'_>) -> Outcome {
             && let Some(last) = pairs.last()
         {
             cursor = format!("{}/", last.id).into_bytes();
-            match last.member {
-                Member::Number(number) => cursor.extend(number.to_string().bytes()),
-                Member::Bytes(bytes) => cursor.extend_from_slice(bytes),
-            }
+            cursor.extend_from_slice(&text(last.member));
         }
         reply.bulk(&cursor);
         reply.array(2 * pairs.len());
@@ -266,10 +266,11 @@ pub(super) fn scan(call: &mut Call<'_>) -> Outcome {
     let after = last_of(cursor)?;
     call.answer_later(move |node, reply| {
         let (found, next) = scanned(ledger_of(node, number)?, id, after, asked.most)?;
-        let members: Vec<_> = found.iter().map(|pair| pair.member).collect();
-        let pattern = asked.pattern.as_deref();
-        let shown = members.into_iter().filter(|member| fits(*member, pattern));
-        let shown: Vec<_> = shown.collect();
+        let fits = |member: &Member<'_>| {
+            let pattern = asked.pattern.as_deref();
+            pattern.is_none_or(|pattern| glob::matches(pattern, &text(*member), false))
+        };
+        let shown: Vec<_> = found.iter().map(|pair| pair.member).filter(fits).collect();
         reply.array(2);
         reply.bulk(next.to_string().as_bytes());
         reply.array(shown.len());
@@ -302,14 +303,6 @@ fn scanned(
             return Ok((found, 0));
         }
         after = pairs.last().map(|pair| pair.member.to_owned());
-    }
-}
-
-fn fits(member: Member<'_>, pattern: Option<&[u8]>) -> bool {
-    let Some(pattern) = pattern else { return true };
-    match member {
-        Member::Number(number) => glob::matches(pattern, number.to_string().as_bytes(), false),
-        Member::Bytes(bytes) => glob::matches(pattern, bytes, false),
     }
 }
 
