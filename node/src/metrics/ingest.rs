@@ -1,8 +1,8 @@
 //! Metrics by source of events. INFO has them in one line per source.
 
 use super::Kind::{Counter, Gauge};
+use super::Metric;
 use super::text::write_all;
-use super::{Kind, Metric, Value};
 use crate::roles::node::Node;
 use crate::runtime::ingest::{Source, State};
 use prometheus_client::encoding::DescriptorEncoder;
@@ -10,88 +10,78 @@ use std::sync::atomic::Ordering::Relaxed;
 
 type S = Metric<Source>;
 
-const fn source(
-    field: &'static str,
-    kind: Kind,
-    name: &'static str,
-    help: &'static str,
-    read: fn(&Source) -> Value,
-) -> S {
-    Metric::new(field, kind, name, help, read)
-}
-
 /// As in `ingest_likes:` of INFO.
 pub const SOURCES: &[S] = &[
-    source(
+    S::new(
         "",
         Gauge,
         "tidemark_ingest_running",
         "1 if the events of all partitions are taken over; 0 on a replica, too.",
         |s| (s.standing().state == State::Running && !s.partitions.lock().is_empty()).into(),
     ),
-    source(
+    S::new(
         "lag",
         Gauge,
         "tidemark_ingest_lag_messages",
         "Messages of the broker that are not taken over yet, as far as it has said.",
         |s| s.standing().lag.unwrap_or(0).into(),
     ),
-    source(
+    S::new(
         "events_per_s",
         Gauge,
         "tidemark_ingest_rate",
         "Events that were taken over in the last second.",
         |s| s.rate.load(Relaxed).into(),
     ),
-    source("events", Counter, "tidemark_ingest_events", "Events taken over.", |s| {
+    S::new("events", Counter, "tidemark_ingest_events", "Events taken over.", |s| {
         s.events.load(Relaxed).into()
     }),
-    source("messages", Counter, "tidemark_ingest_messages", "Messages read.", |s| {
+    S::new("messages", Counter, "tidemark_ingest_messages", "Messages read.", |s| {
         s.messages.load(Relaxed).into()
     }),
-    source(
+    S::new(
         "repeated",
         Counter,
         "tidemark_ingest_repeated",
         "Events that changed nothing: actions that were done already, or undone.",
         |s| s.repeated.load(Relaxed).into(),
     ),
-    source(
+    S::new(
         "unknown",
         Counter,
         "tidemark_ingest_unknown",
         "Actions on ids below the horizon.",
         |s| s.unknown.load(Relaxed).into(),
     ),
-    source(
+    S::new(
         "poison",
         Counter,
         "tidemark_ingest_poison",
         "Events that could not be made: dead letters.",
         |s| s.poison.load(Relaxed).into(),
     ),
-    source(
+    S::new(
         "poison_dropped",
         Counter,
         "tidemark_ingest_poison_dropped",
         "Dead letters that were not written: their file is full, or fails.",
         |s| s.poison_dropped.load(Relaxed).into(),
     ),
-    source(
+    S::new(
         "gaps",
         Counter,
         "tidemark_ingest_gaps",
         "How often the broker had removed messages before they were read.",
         |s| s.gaps.load(Relaxed).into(),
     ),
-    source(
+    S::new(
         "gap_messages",
         Counter,
         "tidemark_ingest_gap_messages",
         "Messages lost in gaps, as far as their number is known.",
         |s| s.gap_messages.load(Relaxed).into(),
     ),
-    source(
+    S::new(
         "reconnects",
         Counter,
         "tidemark_ingest_reconnects",
