@@ -173,12 +173,7 @@ impl Program {
 
     /// Freezes the process, or lets it go on.
     pub fn freeze(&self, is_frozen: bool) {
-        let signal =
-            if is_frozen { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
-        let process = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(process, signal).unwrap();
-        // One of its threads takes the signal when it runs next, and until then the others go on.
-        until("it stands still", || !is_frozen || stands_still(self.child.id()));
+        freeze(&self.child, is_frozen);
     }
 
     /// SIGTERM.
@@ -192,6 +187,15 @@ impl Program {
         self.sigterm();
         self.child.wait().unwrap()
     }
+}
+
+/// Freezes a process, or lets it go on.
+pub fn freeze(child: &Child, is_frozen: bool) {
+    let signal =
+        if is_frozen { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
+    rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
+    // One of its threads takes the signal when it runs next, and until then the others go on.
+    until("it stands still", || !is_frozen || stands_still(child.id()));
 }
 
 /// Whether all threads of a process are stopped.

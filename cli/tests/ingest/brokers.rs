@@ -2,7 +2,7 @@
 //! of Kafka's protocol.
 
 use crate::message;
-use harness::program::cannot;
+use harness::program::{cannot, freeze};
 use rskafka::client::partition::{Compression, OffsetAt, UnknownTopicHandling};
 use rskafka::client::{Client, ClientBuilder};
 use rskafka::{BackoffConfig, record::Record};
@@ -102,6 +102,10 @@ impl<B: Broker> Running<B> {
             child.kill().unwrap();
             child.wait().unwrap();
         }
+    }
+
+    pub(crate) fn freeze(&self, is_frozen: bool) {
+        freeze(self.child.lock().unwrap().as_ref().unwrap(), is_frozen);
     }
 
     pub(crate) fn kill_and_start(&self) {

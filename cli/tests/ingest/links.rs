@@ -1,6 +1,6 @@
 //! Links to brokers that want a login and TLS; and a handover in the middle of events.
 
-use crate::brokers::{Broker, Brokers, Nats, Redis, Running};
+use crate::brokers::{Broker, Brokers, Kafka, Nats, Redis, Running};
 use crate::{expected, field, follow, listed, offsets, rows, serve};
 use harness::program::{Program, call, refusal};
 use harness::within;
@@ -98,6 +98,41 @@ fn a_redis_is_read_with_login_and_tls() {
             "secret",
         ],
     );
+}
+
+/// A broker that holds its connection and says nothing, as one on a machine that hangs.
+fn is_left_while_it_hangs<B: Broker>() {
+    let Some(brokers) = Brokers::<B>::here() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let broker = brokers.start(&folder.path().join("broker"));
+    B::publish(broker.port, 0, 10).unwrap();
+    let server = serve(&folder.path().join("server"), 0, &source(&broker, ""));
+    let is_read_to = |end: &str| offsets(&server).iter().any(|offset| offset.ends_with(end));
+    let (tenth, last) = ((10 + B::FIRST).to_string(), (20 + B::FIRST).to_string());
+    until("it is read", || is_read_to(&tenth));
+    broker.freeze(true);
+    until("it is said", || field(&server, "state") == "failing");
+    let why = field(&server, "last_error");
+    assert!(["in time", "timed out", "deadline"].iter().any(|word| why.contains(word)), "{why}");
+    broker.freeze(false);
+    B::publish(broker.port, 0, 20).unwrap();
+    until("it is read on", || is_read_to(&last));
+    until("all is well again", || field(&server, "state") == "running");
+}
+
+#[test]
+fn a_kafka_that_hangs_is_left_and_read_on() {
+    is_left_while_it_hangs::<Kafka>();
+}
+
+#[test]
+fn a_jetstream_that_hangs_is_left_and_read_on() {
+    is_left_while_it_hangs::<Nats>();
+}
+
+#[test]
+fn a_redis_that_hangs_is_left_and_read_on() {
+    is_left_while_it_hangs::<Redis>();
 }
 
 /// FAILOVER waits for the step at hand, and the replica goes on behind it.

@@ -158,6 +158,13 @@ impl Reader {
     }
 }
 
+/// What a broker answers, if it does in time: one that hangs, or a link that lost its other end
+/// without a word, is left, and tried anew.
+async fn in_time<T>(answer: impl Future<Output = T>) -> Result<T, Trouble> {
+    let answer = tokio::time::timeout(IDLE + PATIENCE, answer).await;
+    answer.map_err(|_| Trouble::Broken("the broker does not answer in time".to_owned()))
+}
+
 /// Messages were lost before they were read: the broker keeps them no more. `lost`: how many, if
 /// that can be said. Never silent, whatever is done.
 fn note_gap(source: &Source, lost: Option<u64>, from: u128, to: u128) {
@@ -237,7 +244,8 @@ async fn all_partitions(host: Arc<Host>, source: Arc<Source>) {
     let mut backoff = RETRY;
     loop {
         wait_for_leave(&host, &source, 0, known == 0).await;
-        let rest = match partitions(&source.config, source.broker).await {
+        let all = in_time(partitions(&source.config, source.broker)).await.unwrap_or_else(Err);
+        let rest = match all {
             Ok(all) => {
                 // Partitions are never fewer. Those that come later are read from their beginning.
                 let from = known;
@@ -338,10 +346,7 @@ async fn read_on(
     let orders = source.orders();
     source.stand(partition, State::Connecting);
     let known = host.node().engines().offsets.get(&source.config.name, partition);
-    let opened =
-        tokio::time::timeout(PATIENCE, Reader::open(source, partition, known, is_new)).await;
-    let (mut reader, at) =
-        opened.map_err(|_| Trouble::Broken("the broker does not answer in time".to_owned()))??;
+    let (mut reader, at) = in_time(Reader::open(source, partition, known, is_new)).await??;
     let mut taker = take::Taker::new(host, source, partition, known, at).await?;
     source.stand(partition, State::Running);
     let mut chunk = Chunk::default();

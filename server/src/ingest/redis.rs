@@ -4,7 +4,7 @@
 //! whether entries behind our offset were trimmed. How many is known by `entries-added`, from the
 //! second read on.
 
-use super::{CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, PATIENCE, Trouble, ends_before, note_gap};
+use super::{CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, Trouble, ends_before, in_time, note_gap};
 use node::client::connect::{ConnectArgs, Link};
 use node::config::Ingest;
 use node::runtime::ingest::Source;
@@ -91,7 +91,7 @@ impl Reader {
     }
 
     async fn ask(&mut self, args: &[&[u8]]) -> Result<OwnedFrame, Trouble> {
-        match timely(self.link.call(args)).await? {
+        match in_time(self.link.call(args)).await?? {
             OwnedFrame::Error(why) => Err(Trouble::Broken(why)),
             reply => Ok(reply),
         }
@@ -175,13 +175,13 @@ impl Reader {
         ] {
             node::client::connect::put_command(&mut requests, request);
         }
-        timely(self.link.send(&requests)).await?;
+        in_time(self.link.send(&requests)).await??;
         for _ in 0..3 {
-            if let OwnedFrame::Error(why) = timely(self.link.next()).await? {
+            if let OwnedFrame::Error(why) = in_time(self.link.next()).await?? {
                 return Err(Trouble::Broken(why));
             }
         }
-        match timely(self.link.next()).await? {
+        match in_time(self.link.next()).await?? {
             OwnedFrame::Array(parts) => match <[OwnedFrame; 2]>::try_from(parts) {
                 Ok([info, read]) => Ok((info, read)),
                 Err(_) => Err(strange()),
@@ -218,12 +218,6 @@ impl Reader {
             [b"XREAD", b"COUNT", b"1", b"BLOCK", ms, b"STREAMS", key.as_bytes(), behind.as_bytes()];
         self.ask(&args).await.map(drop)
     }
-}
-
-/// A reply that takes too long is none.
-async fn timely<T>(reply: impl Future<Output = std::io::Result<T>>) -> Result<T, Trouble> {
-    let late = |_| Trouble::Broken("the Redis does not answer in time".to_owned());
-    Ok(tokio::time::timeout(PATIENCE, reply).await.map_err(late)??)
 }
 
 fn strange() -> Trouble {
