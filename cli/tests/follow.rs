@@ -7,15 +7,17 @@
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
 use harness::program::{Program, call, refusal, rounds, text};
+use harness::within;
 use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 const CLIENTS: u64 = 8;
-/// More than a client gets done before the server is killed.
-const ACTS: u64 = 100_000;
+/// The server is killed after so many requests of all clients together.
+const ACTS: std::ops::Range<u64> = 50..1000;
 /// Users that follow each other, whichever client says so.
 const SHARED: std::ops::Range<u64> = 1000..1006;
 /// Behind them one per client, of whom no other client says anything.
@@ -29,10 +31,10 @@ fn start(dir: &Path) -> Program {
 type Own = BTreeMap<u64, Option<bool>>;
 
 /// Follows and unfollows until the server is gone.
-fn act(port: u16, number: u64, seed: u64, own: &mut Own) -> u64 {
+fn act(port: u16, number: u64, seed: u64, own: &mut Own, answered: &AtomicU64) {
     let mut rng = fastrand::Rng::with_seed(seed);
-    let Ok(mut client) = Client::connect(("127.0.0.1", port)) else { return 0 };
-    for done in 0..ACTS {
+    let Ok(mut client) = Client::connect(("127.0.0.1", port)) else { return };
+    loop {
         let is_own = rng.bool();
         let who = if is_own { OWN + number } else { rng.u64(SHARED) };
         // Also two at once, and oneself.
@@ -50,13 +52,13 @@ fn act(port: u16, number: u64, seed: u64, own: &mut Own) -> u64 {
             whom.iter().for_each(|id| _ = own.insert(*id, None));
         }
         client.push(&words);
-        let Ok(reply) = client.reply() else { return done };
+        let Ok(reply) = client.reply() else { return };
         assert_eq!(refusal(&reply), "");
+        answered.fetch_add(1, Relaxed);
         if is_own {
             whom.iter().for_each(|id| _ = own.insert(*id, Some(follow)));
         }
     }
-    ACTS
 }
 
 fn row(client: &mut Client, id: u64) -> [i64; 2] {
@@ -107,20 +109,20 @@ fn flags_followers_and_followings_agree_after_kills() {
         assert_eq!(refusal(&call(&mut program.client(), words)), "", "{words}");
     }
     let mut own: Vec<Own> = vec![Own::new(); usize::try_from(CLIENTS).unwrap()];
-    let (mut cut, mut acts) = (0, 0);
+    let mut acts = 0;
     for round in 0..rounds {
         let (port, began) = (program.port, rng.u64(..));
-        let done: u64 = std::thread::scope(|scope| {
-            let clients: Vec<_> = (0..CLIENTS)
-                .zip(&mut own)
-                .map(|(n, own)| scope.spawn(move || act(port, n, began.wrapping_add(n), own)))
-                .collect();
-            std::thread::sleep(Duration::from_millis(rng.u64(1..60)));
+        let (answered, due) = (&AtomicU64::new(0), rng.u64(ACTS));
+        std::thread::scope(|scope| {
+            for (n, own) in (0..CLIENTS).zip(&mut own) {
+                scope.spawn(move || act(port, n, began.wrapping_add(n), own, answered));
+            }
+            within(Duration::from_secs(60), "the clients are answered", || {
+                answered.load(Relaxed) >= due
+            });
             program.sigkill();
-            clients.into_iter().map(|client| client.join().unwrap()).sum()
         });
-        cut += u64::from(done < CLIENTS * ACTS);
-        acts += done;
+        acts += answered.load(Relaxed);
         if round % 5 == 4 {
             // With a snapshot behind it, too.
             program = start(folder.path());
@@ -130,6 +132,5 @@ fn flags_followers_and_followings_agree_after_kills() {
         program = start(folder.path());
         check(&mut program.client(), &own, round);
     }
-    println!("{rounds} rounds, {cut} of them cut in the middle, {acts} requests answered");
-    assert!(cut == rounds && acts > 50 * rounds, "the kills show nothing");
+    println!("{rounds} rounds, each cut in the middle, {acts} requests answered");
 }
