@@ -54,11 +54,17 @@ impl Client {
         self.waiting >= Client::IN_FLIGHT
     }
 
+    /// Sends what is queued.
+    pub fn send(&mut self) -> Result<()> {
+        self.stream.write_all(&self.out)?;
+        self.out.clear();
+        Ok(())
+    }
+
     /// Sends what is queued and takes the next reply.
     pub fn reply(&mut self) -> Result<OwnedFrame> {
         if !self.out.is_empty() {
-            self.stream.write_all(&self.out)?;
-            self.out.clear();
+            self.send()?;
         }
         loop {
             match decode(&self.inbox[self.start..]) {
