@@ -71,9 +71,6 @@ pub enum DecodeError {
     /// It was made with another secret: its pairs cannot be found with ours.
     #[error("made by a space with another seed")]
     OtherSeed,
-    /// It was made for another false-positive rate: its filters have other bits for a pair.
-    #[error("made by a space with another false-positive rate")]
-    OtherRate,
     /// It would take more memory than was allowed.
     #[error("takes {bytes} bytes, {limit} are allowed")]
     TooLarge {

@@ -124,7 +124,16 @@ impl Space {
         } else {
             cold.has(pair).map_err(Error::from)?
         };
+        // In this order: what is passed on may come after its page was written.
+        let is_lacking = set && table.successor_lacks(pair);
+        if is_lacking {
+            table.pass_on(pair)?;
+        }
         if is_set == set {
+            // The new filters need not have what the old ones say.
+            if is_lacking {
+                cold.keep_late(hash);
+            }
             return Ok(Change::Unchanged);
         }
         if !set {
@@ -145,4 +154,4 @@ impl Space {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -21,6 +21,7 @@ use crate::space::Space;
 use crate::table::{State, Table};
 use rolling::{Loaded, Unreadable, UnreadableIds, ones};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Most ids that are asked for together: enough for all fetches that a core has in flight, and a
 /// bit each in a u32.
@@ -307,17 +308,19 @@ impl Placed<'_> {
     pub fn answer(self, may_be_set: impl Fn(u32) -> u32, failed: &mut Vec<Unreadable>) -> Answers {
         let Placed { lookup, pairs } = self;
         let Lookup { space, ids, outliers, .. } = *lookup;
-        let maybe = pairs.open & seem_set(space.sizing.bits, ids.len(), &pairs.lines, &pairs.draws);
+        let bits = space.fewest_bits.load(Relaxed);
+        let maybe = pairs.open & seem_set(bits, ids.len(), &pairs.lines, &pairs.draws);
         for i in ones(maybe) {
             let filter = pairs.tables[i].first_filter();
             filter.prefetch(&filter.probe(&pairs.pairs[i]), 1);
         }
         let mut found = 0;
         for i in ones(maybe) {
-            let filter = pairs.tables[i].first_filter();
-            found |=
-                u32::from(filter.does_contain(&pairs.pairs[i], &filter.probe(&pairs.pairs[i])))
-                    << i;
+            let (filter, pair) = (pairs.tables[i].first_filter(), &pairs.pairs[i]);
+            let probe = filter.probe(pair);
+            // Of a table for another rate not all draws were asked.
+            let may = filter.sizing().bits == bits || filter.may_contain(pair, &probe);
+            found |= u32::from(may && filter.does_contain(pair, &probe)) << i;
         }
         let chained = pairs.open & !found & pairs.chained;
         if chained != 0 {

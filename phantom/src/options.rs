@@ -9,8 +9,9 @@ use crate::sizing::{RATES, Sizing};
 /// lines.
 const FIRST_TABLE_PART: usize = 8;
 
-/// What a space is made of. The seed and the rate are part of its data; the rest may be changed at
-/// a restart.
+/// What a space is made of. The seed and the first id are part of its data; the rest may be changed
+/// at a restart. Tables that are there keep the rate that they were made for until they are built
+/// anew (`rebuild`).
 #[derive(Clone, Debug)]
 pub struct Options {
     /// How many of the pairs that are not set may be answered with yes: 0.0001 is one in ten

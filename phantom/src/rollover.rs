@@ -29,9 +29,10 @@
 
 use crate::Error;
 use crate::filter::Filter;
-use crate::space::Space;
+use crate::space::{Shape, Space};
 use crate::stats::{Frontier, Layout, RingProgress};
 use crate::table::Table;
+use crate::table_pool::Size;
 use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -80,11 +81,11 @@ impl Space {
         if at.is_none() && self.spills() && self.pages_in_memory() + pages > self.max_pages() {
             return Ok(false);
         }
-        let spare = self.upkeep.take_spare(pages);
+        let Shape { rate, sizing } = self.shape();
+        let spare = self.upkeep.take_spare((sizing, pages));
         // Fresh memory is instant, if not as fast at first.
-        let filter =
-            spare.map_or_else(|| Filter::new(self.sizing, pages).map_err(Error::Memory), Ok)?;
-        let next = Arc::new(Table::new(self.options.false_positive_rate, filter));
+        let filter = spare.map_or_else(|| Filter::new(sizing, pages).map_err(Error::Memory), Ok)?;
+        let next = Arc::new(Table::new(rate, filter));
         match self.ring.roll(low, boundary, next) {
             Ok(boundary) => {
                 newest.close();
@@ -132,6 +133,10 @@ impl Space {
 
     pub(crate) fn next_pages(&self, newest: &Table) -> usize {
         newest.pages().saturating_mul(2).min(self.limits.pages_per_table.load(Relaxed))
+    }
+
+    fn next_size(&self, newest: &Table) -> Size {
+        (self.shape().sizing, self.next_pages(newest))
     }
 
     /// Decides at how many pairs the newest table is to be closed, from how many came late to the
@@ -286,8 +291,9 @@ impl Space {
         if table.pages() == at.pages.max(1) || table.pairs() > 0 {
             return Ok(());
         }
-        let filter = Filter::new(self.sizing, at.pages.max(1)).map_err(Error::Memory)?;
-        let other = Arc::new(Table::new(self.options.false_positive_rate, filter));
+        let Shape { rate, sizing } = self.shape();
+        let filter = Filter::new(sizing, at.pages.max(1)).map_err(Error::Memory)?;
+        let other = Arc::new(Table::new(rate, filter));
         if let Ok(empty) = self.ring.rewrite(at.low, vec![(at.low, other)]) {
             self.ring.finish(&empty);
             self.estimate();
@@ -309,7 +315,7 @@ impl Space {
             || self.is_roll_due()
             || self.has_too_many()
             || self.forgotten.is_due(self.horizon())
-            || self.upkeep.wants_step(self.next_pages(newest), needs_spare(newest))
+            || self.upkeep.wants_step(self.next_size(newest), needs_spare(newest))
     }
 
     /// One small step of background work: [`Space::move_on`], then [`Space::tidy`]. Returns whether
@@ -335,9 +341,9 @@ impl Space {
     pub fn tidy(&self) -> bool {
         let swept = self.forgotten.tidy(self.horizon());
         let newest = self.ring.load().newest().table().clone();
-        let pages = self.next_pages(&newest);
-        let make = || Filter::new(self.sizing, pages).ok();
-        self.upkeep.step(pages, needs_spare(&newest), make) | swept
+        let (sizing, pages) = self.next_size(&newest);
+        let make = || Filter::new(sizing, pages).ok();
+        self.upkeep.step((sizing, pages), needs_spare(&newest), make) | swept
     }
 
     fn is_roll_due(&self) -> bool {

@@ -55,11 +55,31 @@ impl Limits {
     }
 }
 
+/// What tables are made for from now on.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    /// False-positive rate.
+    pub(crate) rate: f64,
+    /// Of a first filter.
+    pub(crate) sizing: Sizing,
+}
+
+impl Shape {
+    fn of(options: &Options) -> Shape {
+        let rate = options.false_positive_rate;
+        Shape { rate, sizing: Table::first_sizing(rate) }
+    }
+}
+
 /// Pairs of (id, member). See the top of the file; all methods may be called from any thread.
 pub struct Space {
     pub(crate) options: Options,
     pub(crate) seed: Seed,
-    pub(crate) sizing: Sizing,
+    shape: RwLock<Shape>,
+    /// No first filter of a table has fewer bits of a pair in a line: so many draws may be asked of
+    /// all of them before it is known whose they are. Never rises, as readers of an older list of
+    /// tables may ask.
+    pub(crate) fewest_bits: AtomicUsize,
     pub(crate) limits: Limits,
     pub(crate) ring: Ring<Arc<Table>>,
     pub(crate) frontier: Frontier,
@@ -101,15 +121,18 @@ impl Space {
         frontier: Frontier,
     ) -> Result<Space, Error> {
         options.check()?;
-        let sizing = Table::first_sizing(options.false_positive_rate);
+        let shape = Shape::of(&options);
+        let bits = tables.iter().map(|(_, table)| table.first_filter().sizing().bits);
+        let fewest_bits = AtomicUsize::new(bits.fold(shape.sizing.bits, usize::min));
         let late: Arc<AtomicUsize> = Arc::default();
         tables.iter().filter_map(|(_, table)| table.cold()).for_each(|cold| cold.count_in(&late));
         let seed = Seed::new(options.seed);
         let space = Space {
             seed,
             forgotten: Forgotten::new(seed),
-            sizing,
-            limits: Limits::new(&options, sizing),
+            shape: RwLock::new(shape),
+            fewest_bits,
+            limits: Limits::new(&options, shape.sizing),
             ring: Ring::from_parts(tables),
             frontier,
             outliers: Outliers::default(),
@@ -133,6 +156,12 @@ impl Space {
     /// write keeps the rest.
     pub fn set_options(&self, options: &Options) -> Result<(), Error> {
         options.check()?;
+        if options.false_positive_rate != self.false_positive_rate() {
+            let shape = Shape::of(options);
+            // Before there is a table of it.
+            self.fewest_bits.fetch_min(shape.sizing.bits, Relaxed);
+            *self.shape.write() = shape;
+        }
         let Limits {
             pages_per_table,
             max_tables,
@@ -142,7 +171,7 @@ impl Space {
             most_filter_bytes,
             filter_bytes,
             spill,
-        } = Limits::new(&self.data_of(options), self.sizing);
+        } = Limits::new(&self.data_of(options), self.shape().sizing);
         self.limits.pages_per_table.store(pages_per_table.into_inner(), Relaxed);
         self.limits.max_tables.store(max_tables.into_inner(), Relaxed);
         self.limits.max_revoked.store(max_revoked.into_inner(), Relaxed);
@@ -157,12 +186,17 @@ impl Space {
 
     /// These options, of a space with these data.
     fn data_of(&self, options: &Options) -> Options {
-        Options {
-            false_positive_rate: self.options.false_positive_rate,
-            seed: self.options.seed,
-            first_id: self.options.first_id,
-            ..options.clone()
-        }
+        Options { seed: self.options.seed, first_id: self.options.first_id, ..options.clone() }
+    }
+
+    /// What tables are made for from now on.
+    pub(crate) fn shape(&self) -> Shape {
+        *self.shape.read()
+    }
+
+    /// The false-positive rate that tables are made for from now on.
+    pub fn false_positive_rate(&self) -> f64 {
+        self.shape.read().rate
     }
 
     /// Bytes that filters may take.

@@ -150,7 +150,7 @@ impl Space {
         let mut next = self.next_pages(newest);
         while pages + next <= self.max_pages() {
             pages += next;
-            pairs += (self.sizing.capacity(next) as f64 * early_share) as u64;
+            pairs += (self.shape().sizing.capacity(next) as f64 * early_share) as u64;
             next = next.saturating_mul(2).min(self.limits.pages_per_table.load(Relaxed));
         }
         pairs

@@ -6,6 +6,7 @@
 //! back. That is also why no reader ever pays for unmapping it.
 
 use crate::filter::Filter;
+use crate::sizing::Sizing;
 use crate::table::Table;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -13,6 +14,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Words cleared in one step: 8 MiB, a millisecond or two.
 const STEP_WORDS: usize = 1 << 20;
+
+/// What a filter is made for: its layout and its pages.
+pub(crate) type Size = (Sizing, usize);
+
+fn size_of_filter(filter: &Filter) -> Size {
+    (*filter.sizing(), filter.pages())
+}
 
 /// See the top of the file.
 #[derive(Default)]
@@ -32,9 +40,9 @@ impl TablePool {
         self.retired.lock().push(table);
     }
 
-    /// An empty filter of `pages`, if one is ready.
-    pub(crate) fn take_spare(&self, pages: usize) -> Option<Filter> {
-        self.spare.lock().take_if(|spare| spare.pages() == pages)
+    /// An empty filter of this size, if one is ready.
+    pub(crate) fn take_spare(&self, size: Size) -> Option<Filter> {
+        self.spare.lock().take_if(|spare| size_of_filter(spare) == size)
     }
 
     /// Takes an empty filter for the next table, instead of another that was to be that.
@@ -43,18 +51,18 @@ impl TablePool {
         drop(other);
     }
 
-    /// Whether [`TablePool::step`] has something to do when the next table is to have `pages`.
+    /// Whether [`TablePool::step`] has something to do when the next table is to have this size.
     /// While another thread makes a step there is nothing to do.
-    pub(crate) fn wants_step(&self, pages: usize, soon: bool) -> bool {
+    pub(crate) fn wants_step(&self, size: Size, soon: bool) -> bool {
         self.clearing.try_lock().is_some_and(|clearing| {
             clearing.is_some()
                 || self.retired.lock().iter().any(|table| Arc::strong_count(table) == 1)
-                || (soon && !self.is_ready(pages))
+                || (soon && !self.is_ready(size))
         })
     }
 
-    fn is_ready(&self, pages: usize) -> bool {
-        self.spare.lock().as_ref().is_some_and(|spare| spare.pages() == pages)
+    fn is_ready(&self, size: Size) -> bool {
+        self.spare.lock().as_ref().is_some_and(|spare| size_of_filter(spare) == size)
     }
 
     /// A retired table that no reader holds any more.
@@ -64,11 +72,11 @@ impl TablePool {
         Some(retired.swap_remove(at))
     }
 
-    /// One small step towards a spare filter of `pages`; `soon`: it will be needed, so make one if
-    /// none is coming. Returns whether it did something.
+    /// One small step towards a spare filter of this size; `soon`: it will be needed, so make one
+    /// if none is coming. Returns whether it did something.
     pub(crate) fn step(
         &self,
-        pages: usize,
+        size: Size,
         soon: bool,
         make: impl FnOnce() -> Option<Filter>,
     ) -> bool {
@@ -84,13 +92,15 @@ impl TablePool {
             }
         } else if let Some(table) = self.take_retired() {
             match Arc::try_unwrap(table) {
-                Ok(table) if table.first_filter().pages() == pages && !self.is_ready(pages) => {
+                Ok(table)
+                    if size_of_filter(table.first_filter()) == size && !self.is_ready(size) =>
+                {
                     *clearing = Some((table.into_first_filter(), 0));
                 }
                 Ok(table) => drop(table),
                 Err(table) => self.retire(table),
             }
-        } else if soon && !self.is_ready(pages) {
+        } else if soon && !self.is_ready(size) {
             // Writing zeros to fresh memory makes the kernel provide it now, not when a like waits
             // for it.
             *clearing = make().map(|filter| (filter, 0));
@@ -114,8 +124,11 @@ impl TablePool {
 mod tests {
     use super::*;
     use crate::hash::{Member, Seed};
-    use crate::sizing::Sizing;
     use crate::table::{Table, empty};
+
+    fn of(pages: usize) -> Size {
+        (Table::first_sizing(0.01), pages)
+    }
 
     #[test]
     fn recycled_table_is_cleared_after_its_last_reader() {
@@ -128,13 +141,13 @@ mod tests {
         }
         let reader = table.clone();
         upkeep.retire(table);
-        assert!(!upkeep.step(3, false, || None), "a reader holds it");
+        assert!(!upkeep.step(of(3), false, || None), "a reader holds it");
         assert!(upkeep.size_bytes() >= 3 * 4096);
         drop(reader);
-        assert!(upkeep.wants_step(3, false));
-        while upkeep.step(3, false, || None) {}
-        assert!(upkeep.take_spare(4).is_none());
-        assert_eq!(upkeep.take_spare(3).unwrap().ones(), 0);
+        assert!(upkeep.wants_step(of(3), false));
+        while upkeep.step(of(3), false, || None) {}
+        assert!(upkeep.take_spare(of(4)).is_none());
+        assert_eq!(upkeep.take_spare(of(3)).unwrap().ones(), 0);
         assert_eq!(upkeep.size_bytes(), 0);
     }
 
@@ -148,31 +161,43 @@ mod tests {
                 let (done, ended) = std::sync::mpsc::channel();
                 let (upkeep, table) = (&upkeep, table.clone());
                 scope.spawn(move || {
-                    assert!(!upkeep.wants_step(5, true), "another thread is at it");
+                    assert!(!upkeep.wants_step(of(5), true), "another thread is at it");
                     upkeep.retire(table);
-                    assert!(upkeep.take_spare(5).is_none() && upkeep.size_bytes() > 0);
+                    assert!(upkeep.take_spare(of(5)).is_none() && upkeep.size_bytes() > 0);
                     done.send(()).unwrap();
                 });
                 assert_eq!(ended.recv_timeout(std::time::Duration::from_secs(10)), Ok(()));
-                Filter::new(Sizing::for_rate(0.01), 5).ok()
+                Filter::new(of(5).0, 5).ok()
             };
-            assert!(upkeep.step(5, true, in_the_middle_of_it));
+            assert!(upkeep.step(of(5), true, in_the_middle_of_it));
         });
         drop(table);
-        while upkeep.step(5, false, || None) {}
+        while upkeep.step(of(5), false, || None) {}
         assert_eq!(
             upkeep.size_bytes(),
-            upkeep.take_spare(5).unwrap().size_bytes(),
+            upkeep.take_spare(of(5)).unwrap().size_bytes(),
             "the other one was given back"
         );
+    }
+
+    /// A filter of as many pages, but for another rate, has other bits of a pair.
+    #[test]
+    fn a_spare_of_another_rate_is_not_taken() {
+        let upkeep = TablePool::default();
+        let other = (Table::first_sizing(0.0001), 5);
+        while upkeep.step(of(5), true, || Filter::new(of(5).0, 5).ok()) {}
+        assert!(upkeep.take_spare(other).is_none() && upkeep.wants_step(other, true));
+        upkeep.retire(Arc::new(empty(0.01, 5).unwrap()));
+        while upkeep.step(other, true, || Filter::new(other.0, 5).ok()) {}
+        assert_eq!(upkeep.take_spare(other).unwrap().sizing(), &other.0);
     }
 
     #[test]
     fn a_spare_is_made_only_when_it_will_be_needed() {
         let upkeep = TablePool::default();
-        let make = || Filter::new(Sizing::for_rate(0.01), 5).ok();
-        assert!(!upkeep.step(5, false, make));
-        while upkeep.step(5, true, make) {}
-        assert!(upkeep.take_spare(5).is_some());
+        let make = || Filter::new(of(5).0, 5).ok();
+        assert!(!upkeep.step(of(5), false, make));
+        while upkeep.step(of(5), true, make) {}
+        assert!(upkeep.take_spare(of(5)).is_some());
     }
 }

@@ -190,17 +190,21 @@ impl Space {
         let probe = table.first_filter().probe(pair);
         table.prefetch(pair, &probe);
         match (table.state_in_memory(pair, &probe), set) {
-            (State::Set, true) | (State::Unset | State::DeletedPairs, false) => {
+            (State::Unset | State::DeletedPairs, false) => return Ok(Change::Unchanged),
+            (State::Set, true) => {
+                table.pass_on(pair)?;
                 return Ok(Change::Unchanged);
             }
             (State::Unset, true) => {
                 let link = table.room(|bytes| replay || self.may_grow(bytes))?;
+                table.pass_on(pair)?;
                 first()?;
                 // A merge may bring a revoked pair before its bits.
                 table.revoked.remove(pair.hash());
                 Table::set(link, pair);
             }
             (State::DeletedPairs, true) => {
+                table.pass_on(pair)?;
                 first()?;
                 table.revoked.remove(pair.hash());
                 table.touch();

@@ -81,9 +81,6 @@ impl Space {
         if !(body - HEAD_FIXED).is_multiple_of(ASIDE_PAIR) {
             return Err(corrupt(HEAD_FIXED, "half a pair"));
         }
-        if tables.iter().any(|stored| stored.table.rate() != options.false_positive_rate) {
-            return Err(DecodeError::OtherRate);
-        }
         tables.sort_by_key(|stored| stored.low);
         // Where one is missing it was recycled, and all below it. (The newest of its time says that
         // it has no end.)

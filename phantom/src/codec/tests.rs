@@ -155,13 +155,6 @@ fn damage_is_found_and_named() {
     }
     let other = Options { seed: 12, ..options() };
     assert_eq!(decoded(&other, &bytes).err(), Some(DecodeError::OtherSeed));
-    // Where the bits of a pair are in a line is known for all tables of a space at once.
-    let other = Options { false_positive_rate: 0.01, ..options() };
-    let stored = vec![decoded(&other, &bytes).unwrap()];
-    assert_eq!(
-        Space::restore(other, &space.encode_head(), stored).err(),
-        Some(DecodeError::OtherRate)
-    );
     let mut small = TableDecoder::new(&options(), 4096);
     assert!(matches!(small.feed(&bytes), Err(DecodeError::TooLarge { limit: 4096, .. })));
 

@@ -40,9 +40,9 @@ impl Rewrite {
         self.range
     }
 
-    /// Whether its filters are in memory so far, and no pages are to be read.
+    /// Whether the filters of the table are in memory so far.
     pub fn is_spill(&self) -> bool {
-        matches!(&*self.lower, Lower::Memory(_))
+        self.table.cold().is_some_and(|cold| cold.memory().is_some())
     }
 
     /// Pages in all.
@@ -129,7 +129,7 @@ impl Space {
             return Ok(None);
         };
         if table.cold().is_none() {
-            let empty = Filter::new(self.sizing, 1).map_err(Error::Memory)?;
+            let empty = Filter::new(*table.first_filter().sizing(), 1).map_err(Error::Memory)?;
             let cold = Cold::new(Lower::Memory(table.clone()));
             cold.count_in(&self.late);
             let frozen = Arc::new(Table::elsewhere(
@@ -139,6 +139,7 @@ impl Space {
                 table.revoked.clone(),
                 table.early(),
             ));
+            frozen.set_outdated(table.is_outdated());
             // A merge takes no stripe: C2.
             let _nobody_merges = self.merging.lock();
             // C2. Nothing moves between the two: the rewrite of the ring is over at once.
@@ -178,8 +179,7 @@ impl Space {
         let place = |&hash: &u128| (first + page_of(&Pair::from_hash(0, hash), pages), hash);
         let mut by_page: Vec<_> = late.iter().map(place).collect();
         by_page.sort_unstable_by(|a, b| b.cmp(a));
-        let next_pages = self.table_over(range.1 + 1).map_or(1, |(_, next)| next.pages());
-        let seed = self.seed;
+        let (seed, next_pages) = (self.seed, self.pages_behind(range));
         Ok(Some(Rewrite {
             range,
             seed,
@@ -196,16 +196,56 @@ impl Space {
         }))
     }
 
+    /// To write `next` in the place of what a table has elsewhere; `late` it has already.
+    pub(crate) fn rewrite_as(
+        &self,
+        range: (u64, u64),
+        table: &Arc<Table>,
+        next: &Arc<Table>,
+        late: Vec<u128>,
+    ) -> Rewrite {
+        let chain = Chain::of(next);
+        let (seed, next_pages, old_pages) = (self.seed, self.pages_behind(range), chain.pages());
+        let lower = Arc::new(Lower::Memory(next.clone()));
+        let (table, blocks, by_page) = (table.clone(), vec![], vec![]);
+        Rewrite {
+            range,
+            seed,
+            table,
+            lower,
+            late,
+            blocks,
+            by_page,
+            target: 0,
+            chain,
+            old_pages,
+            at: 0,
+            next_pages,
+        }
+    }
+
+    /// Pages of the first filter of the table that follows.
+    fn pages_behind(&self, range: (u64, u64)) -> usize {
+        self.table_over(range.1 + 1).map_or(1, |(_, next)| next.pages())
+    }
+
     /// `below` has all pages that were given, and answers from now on.
     pub fn end_rewrite(&self, rewrite: Rewrite, below: Arc<dyn ColdBackend>) {
         let Some(cold) = rewrite.table.cold() else { return };
         let lower = Lower::Elsewhere(below, Arc::new(rewrite.chain));
-        *cold.lower.write() = Arc::new(lower);
+        let old = std::mem::replace(&mut *cold.lower.write(), Arc::new(lower));
         // C1.
         cold.forget_late(&rewrite.late, &rewrite.blocks);
-        if let Lower::Memory(table) = &*rewrite.lower {
-            // Readers may still be in it: its memory goes to the next table when they are not.
-            self.upkeep.retire(table.clone());
+        // Readers may still be in it: its memory goes to the next table when they are not.
+        let retire = |lower: &Lower| match lower {
+            Lower::Memory(table) => self.upkeep.retire(table.clone()),
+            Lower::Elsewhere(..) => {}
+        };
+        retire(&old);
+        if !Arc::ptr_eq(&old, &rewrite.lower) {
+            // What was written was built anew.
+            rewrite.table.set_outdated(false);
+            retire(&rewrite.lower);
         }
     }
 }

@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// A disk: what was written of each table, by its name.
 #[derive(Default)]
-struct Shelf {
+pub(crate) struct Shelf {
     tables: Mutex<BTreeMap<u64, Arc<Stored>>>,
     last: AtomicU64,
 }
@@ -44,8 +44,13 @@ impl ColdBackend for Stored {
 impl Shelf {
     /// Spills the table at `low`, or merges with it; `midway` runs when half of its pages have been
     /// given.
-    fn write(&self, space: &Space, low: u64, midway: impl FnOnce()) {
-        let mut rewrite = space.begin_rewrite(low).unwrap().unwrap();
+    pub(crate) fn write(&self, space: &Space, low: u64, midway: impl FnOnce()) {
+        let rewrite = space.begin_rewrite(low).unwrap().unwrap();
+        self.take(space, rewrite, midway);
+    }
+
+    pub(crate) fn take(&self, space: &Space, mut rewrite: Rewrite, midway: impl FnOnce()) {
+        let low = rewrite.range().0;
         let old = self.tables.lock().get(&low).cloned();
         assert_eq!(rewrite.is_spill(), old.is_none());
         let (mut pages, mut page, mut midway) = (vec![], [0; PAGE_BYTES], Some(midway));
@@ -80,7 +85,7 @@ impl Shelf {
     }
 
     /// As after a restart: what was on the shelf, and in a snapshot.
-    fn restored(&self, space: &Space) -> Space {
+    pub(crate) fn restored(&self, space: &Space) -> Space {
         let head = space.encode_head();
         let (mut tables, mut late) = (vec![], HashMap::new());
         for (low, _) in space.ranges_in_memory() {

@@ -30,11 +30,11 @@ use crate::fp_estimator::FpEstimator;
 use crate::hash::Pair;
 use crate::sizing::Sizing;
 use crate::table::elsewhere::Cold;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use rolling::Unreadable;
 use std::sync::atomic::{
-    AtomicU64, AtomicUsize,
-    Ordering::{Acquire, Relaxed, Release},
+    AtomicBool, AtomicU64, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
 use std::sync::{Arc, OnceLock};
 
@@ -153,6 +153,11 @@ pub(crate) struct Table {
     filling: AtomicUsize,
     /// Counts what changes the table but not its number of pairs.
     touched: AtomicU64,
+    /// What takes its place soon, and whether there is such (`rebuild`).
+    successor: RwLock<Option<Arc<Table>>>,
+    has_successor: AtomicBool,
+    /// It is to be built anew.
+    outdated: AtomicBool,
 }
 
 impl Table {
@@ -180,7 +185,15 @@ impl Table {
             canaries: Mutex::default(),
             filling: AtomicUsize::new(0),
             touched: AtomicU64::new(0),
+            successor: RwLock::default(),
+            has_successor: AtomicBool::new(false),
+            outdated: AtomicBool::new(false),
         }
+    }
+
+    /// A table that is to take the place of another, empty.
+    pub(crate) fn succeeding(other: &Table, rate: f64, first: Filter) -> Table {
+        Table { revoked: other.revoked.clone(), ..Table::new(rate, first) }
     }
 
     /// A table whose filters lie elsewhere; `empty`: one page.
@@ -213,7 +226,7 @@ impl Table {
     }
 
     pub(crate) fn rate(&self) -> f64 {
-        self.rate
+        self.cold().map_or(self.rate, |cold| cold.chain().rate)
     }
 
     /// What stands for its filters if these lie elsewhere.
@@ -283,6 +296,53 @@ impl Table {
         self.set_closed_at(self.pairs().max(1));
     }
 
+    /// Says that it is closed, or to be, as that one, whose place it takes.
+    pub(crate) fn close_as(&self, other: &Table) {
+        self.early.store(other.early(), Relaxed);
+        self.roll_at.store(other.roll_at(), Relaxed);
+    }
+
+    pub(crate) fn set_successor(&self, successor: Option<Arc<Table>>) {
+        let mut held = self.successor.write();
+        self.has_successor.store(successor.is_some(), SeqCst);
+        *held = successor;
+    }
+
+    /// What is set here is set in what takes the place of the table, too. To be called before it
+    /// is, under its stripe.
+    #[inline]
+    pub(crate) fn pass_on(&self, pair: &Pair) -> Result<(), Error> {
+        if self.has_successor.load(Relaxed) { self.pass_on_now(pair) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn pass_on_now(&self, pair: &Pair) -> Result<(), Error> {
+        self.successor.read().as_ref().map_or(Ok(()), |next| next.put(pair))
+    }
+
+    /// Whether what takes the place of the table may lack a pair.
+    pub(crate) fn successor_lacks(&self, pair: &Pair) -> bool {
+        self.has_successor.load(Relaxed)
+            && self.successor.read().as_ref().is_some_and(|next| !next.has_in_memory(pair))
+    }
+
+    /// Sets a pair whose stripe may be held by others.
+    pub(crate) fn put(&self, pair: &Pair) -> Result<(), Error> {
+        if !self.has_in_memory(pair) {
+            Table::set(self.room(|_| true)?, pair);
+        }
+        Ok(())
+    }
+
+    /// Whether it is to be built anew, whatever its rate.
+    pub(crate) fn is_outdated(&self) -> bool {
+        self.outdated.load(Relaxed)
+    }
+
+    pub(crate) fn set_outdated(&self, outdated: bool) {
+        self.outdated.store(outdated, Relaxed);
+    }
+
     /// Says whether a restored table is the newest.
     pub(crate) fn set_newest(&self, newest: bool) {
         let early = if newest { 0 } else { self.early().max(1) };
@@ -323,7 +383,12 @@ impl Table {
     }
 
     pub(crate) fn size_bytes(&self) -> usize {
-        self.filter_bytes() + self.revoked.size_bytes() + self.cold().map_or(0, Cold::late_bytes)
+        let successor = self.successor.read();
+        let successor = successor.as_ref().map_or(0, |next| next.filter_bytes());
+        self.filter_bytes()
+            + self.revoked.size_bytes()
+            + self.cold().map_or(0, Cold::late_bytes)
+            + successor
     }
 
     /// The state of `pair`, whose place in the first filter is `probe`, in a table that has its

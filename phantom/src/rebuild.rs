@@ -1,0 +1,169 @@
+//! Building the filters of a table anew from an exact list of its pairs: for another
+//! false-positive rate, or as they are damaged.
+//!
+//! ```text
+//!   1  begin_rebuild   the table has a successor from here on, empty
+//!   2  the host waits for the writers that are inside, then puts all pairs of its list there
+//!      meanwhile       a pair that is set goes to both, readers ask the old filters
+//!   3  end_rebuild     in memory: the successor takes the table's place in the ring
+//!                      elsewhere: its pages are written as those of any cold table (`cold`)
+//! ```
+//!
+//! - **R1** What the successor lacks when it takes over is unset. The list has what was set before
+//!   2, what is set later is passed on ([`Table::pass_on`]) under the pair's stripe, and the ring
+//!   changes behind the barrier that keeps writers out. A pair is passed on even if the old filters
+//!   have it already: they may be wrong, and the list may have been read past its place.
+//! - **R2** Both have one set of revoked pairs. A pair of the list that is unset before it is put
+//!   is revoked in both.
+//! - **R3** What is set in a table elsewhere is kept beside it, too, as it may be passed on after
+//!   its page was written. It is forgotten there if the new filters had it before the first page.
+//! - **R4** The old filters answer until the end. If the table has gone elsewhere meanwhile, or
+//!   there is no memory for the successor, they stay, and the host begins again.
+
+use crate::Error;
+use crate::cold::Rewrite;
+use crate::filter::Filter;
+use crate::hash::{Member, Pair};
+use crate::space::{Shape, Space};
+use crate::table::Table;
+use std::sync::Arc;
+
+/// Room for what comes after a table is built anew: one part in so many of its pairs.
+const SPARE_PART: u64 = 16;
+
+/// A table that is being built anew. Given up when dropped.
+pub struct Rebuild {
+    range: (u64, u64),
+    table: Arc<Table>,
+    successor: Arc<Table>,
+}
+
+impl Rebuild {
+    /// The table's range of ids, both inclusive.
+    pub fn range(&self) -> (u64, u64) {
+        self.range
+    }
+
+    /// Pairs that its new filters have.
+    pub fn pairs(&self) -> u64 {
+        self.successor.pairs()
+    }
+}
+
+impl Drop for Rebuild {
+    fn drop(&mut self) {
+        self.table.set_successor(None);
+    }
+}
+
+/// How a rebuild ended.
+pub enum Rebuilt {
+    /// The new filters answer.
+    Done,
+    /// The old ones do, as before: it has to begin again.
+    Outdated,
+    /// The new ones will when they are written.
+    Elsewhere(Written),
+}
+
+/// Pages that are to be written before they answer. Until it is dropped what is set is kept beside
+/// the old ones.
+pub struct Written {
+    /// For [`Space::end_rewrite`].
+    pub rewrite: Rewrite,
+    _rebuild: Rebuild,
+}
+
+impl Space {
+    /// The lowest ids of the tables that are to be built anew, oldest first: those that were made
+    /// for another rate, and those that are [asked for](Space::ask_rebuild).
+    pub fn to_rebuild(&self) -> Vec<u64> {
+        let rate = self.false_positive_rate();
+        let tables = self.ring.load();
+        let is_due = |table: &Table| table.rate() != rate || table.is_outdated();
+        let due = tables.entries().iter().filter(|entry| is_due(entry.table()));
+        due.map(|entry| entry.slot().low()).collect()
+    }
+
+    /// All tables are to be built anew. How many those are. A restart forgets it.
+    pub fn ask_rebuild(&self) -> usize {
+        let tables = self.ring.load();
+        tables.entries().iter().for_each(|entry| entry.table().set_outdated(true));
+        tables.entries().len()
+    }
+
+    /// Begins to build the table anew that begins at `low`; `None`: there is none. One at a time.
+    /// See the top of the file for what is to follow.
+    pub fn begin_rebuild(&self, low: u64) -> Result<Option<Rebuild>, Error> {
+        let Some((range, table)) = self.table_at(low) else { return Ok(None) };
+        let Shape { rate, sizing } = self.shape();
+        let pairs = table.pairs();
+        let pairs = pairs.saturating_add(pairs / SPARE_PART).max(table.capacity());
+        let filter = Filter::new(sizing, sizing.pages(pairs)).map_err(Error::Memory)?;
+        let successor = Arc::new(Table::succeeding(&table, rate, filter));
+        table.set_successor(Some(successor.clone()));
+        Ok(Some(Rebuild { range, table, successor }))
+    }
+
+    /// A pair of the host's list, which is set, or was when the list was read.
+    pub fn put_rebuilt(
+        &self,
+        rebuild: &Rebuild,
+        id: u64,
+        member: &Member<'_>,
+    ) -> Result<(), Error> {
+        rebuild.successor.put(&self.pair(id, member))
+    }
+
+    /// Whether a rebuild may still succeed: the table is where it was.
+    pub fn may_end(&self, rebuild: &Rebuild) -> bool {
+        self.range_of(rebuild).is_some()
+    }
+
+    fn range_of(&self, rebuild: &Rebuild) -> Option<(u64, u64)> {
+        let (range, table) = self.table_at(rebuild.range.0)?;
+        Arc::ptr_eq(&table, &rebuild.table).then_some(range)
+    }
+
+    /// All pairs of the list are there. No rewrite of the space is under way, or begins.
+    pub fn end_rebuild(&self, rebuild: Rebuild) -> Rebuilt {
+        let (low, table, next) = (rebuild.range.0, &rebuild.table, &rebuild.successor);
+        // No table rolls, and none is merged into.
+        let alone = (self.rolling.lock(), self.merging.lock());
+        let Some(range) = self.range_of(&rebuild) else { return Rebuilt::Outdated };
+        if let Some(cold) = table.cold() {
+            let mut late = vec![];
+            cold.late.for_each(|hash| late.push(hash));
+            // R3.
+            late.retain(|hash| next.has_in_memory(&Pair::from_hash(low, *hash)));
+            let rewrite = self.rewrite_as(range, table, next, late);
+            return Rebuilt::Elsewhere(Written { rewrite, _rebuild: rebuild });
+        }
+        next.close_as(table);
+        // R1: behind its barrier.
+        let Ok(old) = self.ring.rewrite(low, vec![(low, next.clone())]) else {
+            return Rebuilt::Outdated;
+        };
+        self.ring.finish(&old);
+        drop(alone);
+        self.upkeep.retire(table.clone());
+        self.forget_revoked(low, next);
+        Rebuilt::Done
+    }
+
+    /// Pairs of which the new filters have no bits are unset without being revoked.
+    fn forget_revoked(&self, low: u64, table: &Arc<Table>) {
+        table.revoked.for_each(|hash| {
+            let pair = Pair::from_hash(low, hash);
+            self.under_stripe(&pair, |now| {
+                if std::ptr::eq(now, &**table) && !now.has_in_memory(&pair) {
+                    now.revoked.remove(hash);
+                    now.touch();
+                }
+            });
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests;

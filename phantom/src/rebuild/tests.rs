@@ -1,0 +1,218 @@
+use super::*;
+use crate::cold::tests::Shelf;
+use crate::{Answer, Change, Options};
+use parking_lot::{Mutex, RwLock};
+use std::collections::BTreeSet;
+use std::ops::Bound::{Excluded, Unbounded};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+/// Every pair, exact: what the host keeps.
+#[derive(Default)]
+struct List(Mutex<BTreeSet<(u64, u64)>>);
+
+impl List {
+    /// Some pairs of a range behind one of them.
+    fn some(&self, (low, last): (u64, u64), after: Option<(u64, u64)>) -> Vec<(u64, u64)> {
+        let list = self.0.lock();
+        let from = after.map_or(Unbounded, Excluded);
+        let pairs = list.range((from, Unbounded)).filter(|pair| (low..=last).contains(&pair.0));
+        pairs.take(50).copied().collect()
+    }
+
+    fn put_all(&self, space: &Space, rebuild: &Rebuild) {
+        let mut after = None;
+        loop {
+            let some = self.some(rebuild.range(), after);
+            for &(id, viewer) in &some {
+                space.put_rebuilt(rebuild, id, &Member::Number(viewer)).unwrap();
+            }
+            after = some.last().copied();
+            if after.is_none() {
+                return;
+            }
+        }
+    }
+}
+
+fn options(rate: f64) -> Options {
+    let bounds = Options { max_tables: 20, max_revoked: 1 << 16, ..Options::default() };
+    Options { false_positive_rate: rate, pairs_per_table: 8000, seed: 5, spill: true, ..bounds }
+}
+
+/// As an engine with a ledger: what the filters take for set is set if the list says so.
+fn set(space: &Space, list: &List, id: u64, viewer: u64) {
+    space.add(id, &Member::Number(viewer)).unwrap();
+    list.0.lock().insert((id, viewer));
+}
+
+fn unset(space: &Space, list: &List, id: u64, viewer: u64) {
+    let remove = || if list.0.lock().remove(&(id, viewer)) { Ok(()) } else { Err(Error::Full) };
+    _ = space.remove_with(id, &Member::Number(viewer), remove);
+}
+
+fn is_set(space: &Space, (id, viewer): (u64, u64)) -> bool {
+    space.contains(id, &Member::Number(viewer)).unwrap() == Answer::Yes
+}
+
+/// The share of pairs that were never set and are answered with yes.
+fn measured(space: &Space) -> f64 {
+    let asked = 100_000;
+    (0..asked).filter(|n| is_set(space, (100 + n % 10_000, 1 << 40 | n))).count() as f64
+        / asked as f64
+}
+
+/// P1 while all tables are built anew again and again, for other rates, beside two writers each of
+/// which knows what it has set and unset.
+#[test]
+fn nothing_is_forgotten_while_tables_are_built_anew() {
+    const WRITERS: u64 = 2;
+    let (space, list) = (Space::new(options(0.05)).unwrap(), List::default());
+    // Held to read by a writer: what the host waits for.
+    let (inside, is_over, rounds) = (RwLock::new(()), AtomicBool::new(false), AtomicU64::new(0));
+    let write = |number: u64| {
+        let mut rng = fastrand::Rng::with_seed(number);
+        let mut ours: Vec<(u64, u64)> = vec![];
+        let mut highest = 100;
+        while !is_over.load(Relaxed) {
+            highest += 1;
+            let _inside = inside.read();
+            let pair = (rng.u64(100..highest.min(10_000)), rng.u64(..5000) * WRITERS + number);
+            set(&space, &list, pair.0, pair.1);
+            assert!(is_set(&space, pair), "{pair:?} was set just now");
+            ours.push(pair);
+            let at = rng.usize(..ours.len());
+            if rng.u8(..) < 30 {
+                let (id, viewer) = ours.swap_remove(at);
+                ours.retain(|pair| *pair != (id, viewer));
+                unset(&space, &list, id, viewer);
+            } else {
+                assert!(is_set(&space, ours[at]), "{:?} was set before", ours[at]);
+            }
+            if ours.len() > 20_000 {
+                std::thread::yield_now();
+                ours.truncate(20_000);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..WRITERS).for_each(|number| _ = scope.spawn(move || write(number)));
+        for rate in [0.001, 0.05, 0.0001, 0.01].into_iter().cycle().take(12) {
+            space.set_options(&options(rate)).unwrap();
+            for low in space.to_rebuild() {
+                let Some(rebuild) = space.begin_rebuild(low).unwrap() else { continue };
+                drop(inside.write());
+                list.put_all(&space, &rebuild);
+                rounds.fetch_add(
+                    u64::from(matches!(space.end_rebuild(rebuild), Rebuilt::Done)),
+                    Relaxed,
+                );
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        is_over.store(true, Relaxed);
+    });
+    assert!(rounds.load(Relaxed) > 12 && list.0.lock().len() > 1000, "it was worth it");
+    assert!(list.0.lock().iter().all(|&pair| is_set(&space, pair)));
+    assert!(space.to_rebuild().is_empty());
+}
+
+/// Another rate holds for all pairs when all tables have been built anew, also after a restart; an
+/// unset pair needs no place among the revoked ones any more.
+#[test]
+fn tables_have_the_other_rate_then() {
+    let (space, list) = (Space::new(options(0.05)).unwrap(), List::default());
+    (0..30_000).for_each(|n| set(&space, &list, 100 + n % 10_000, n));
+    (0..3000).for_each(|n| unset(&space, &list, 100 + n, n));
+    let before = measured(&space);
+    assert!((0.01..0.06).contains(&before), "{before}");
+    space.set_options(&options(0.0001)).unwrap();
+    assert_eq!(measured(&space), before, "the tables are as they were");
+    let due = space.to_rebuild();
+    assert_eq!(due, space.layout().iter().map(|at| at.low).collect::<Vec<_>>());
+    for low in due {
+        let rebuild = space.begin_rebuild(low).unwrap().unwrap();
+        list.put_all(&space, &rebuild);
+        assert!(matches!(space.end_rebuild(rebuild), Rebuilt::Done));
+    }
+    while space.tidy() {}
+    assert!(measured(&space) < 0.0003, "{}", measured(&space));
+    assert!(space.to_rebuild().is_empty());
+    let revoked: usize = space.tables().iter().map(|table| table.revoked).sum();
+    assert!(revoked < 30, "{revoked} of 3000");
+    let restored = Shelf::default().restored(&space);
+    for space in [&space, &restored] {
+        assert!(list.0.lock().iter().all(|&pair| is_set(space, pair)));
+        assert_eq!(measured(space), measured(&restored));
+    }
+    // It was made for the rate of before, as far as it was told.
+    assert_eq!(restored.to_rebuild().len(), space.layout().len());
+    restored.set_options(&options(0.0001)).unwrap();
+    assert!(restored.to_rebuild().is_empty());
+    assert_eq!(space.ask_rebuild(), space.to_rebuild().len());
+}
+
+/// R3, and what happens beside it: pairs that come late, that are unset and set again behind the
+/// reader of the list, and those that the old filters take for set.
+#[test]
+fn a_table_elsewhere_is_built_anew() {
+    let options = |rate| Options { pairs_per_table: 64_000, ..options(rate) };
+    let (space, list, shelf) =
+        (Space::new(options(0.05)).unwrap(), List::default(), Shelf::default());
+    (0..4000).for_each(|n| set(&space, &list, 100 + n, n));
+    assert!(space.roll_now());
+    shelf.write(&space, 0, || {});
+    (0..300).for_each(|n| set(&space, &list, 100 + n, 1 << 20 | n));
+    let chance: Vec<u64> =
+        (1 << 30..).filter(|&viewer| is_set(&space, (150, viewer))).take(20).collect();
+    space.set_options(&options(0.001)).unwrap();
+    assert_eq!(space.to_rebuild().len(), 2);
+    let rebuild = space.begin_rebuild(0).unwrap().unwrap();
+    // Unset when the list is read, set again behind it.
+    (0..20).for_each(|n| unset(&space, &list, 100 + n, 1 << 20 | n));
+    (40..60).for_each(|n| unset(&space, &list, 100 + n, n));
+    list.put_all(&space, &rebuild);
+    (0..20).for_each(|n| set(&space, &list, 100 + n, 1 << 20 | n));
+    (40..60).for_each(|n| set(&space, &list, 100 + n, n));
+    (60..80).for_each(|n| unset(&space, &list, 100 + n, n));
+    for &viewer in &chance {
+        assert_eq!(space.add(150, &Member::Number(viewer)).unwrap(), Change::Unchanged);
+        set(&space, &list, 150, viewer);
+    }
+    let Rebuilt::Elsewhere(written) = space.end_rebuild(rebuild) else { panic!("it is elsewhere") };
+    shelf.take(&space, written.rewrite, || {
+        (1000..1020).for_each(|n| set(&space, &list, 100 + n, 1 << 21 | n));
+    });
+    let restored = shelf.restored(&space);
+    for space in [&space, &restored] {
+        let is_lacking = |pair: &&(u64, u64)| !is_set(space, **pair);
+        assert_eq!(list.0.lock().iter().find(is_lacking), None);
+        assert!((60..80).all(|n| !is_set(space, (100 + n, n))));
+        let wrong = (0..20_000).filter(|n| is_set(space, (100 + n % 4000, 1 << 40 | n))).count();
+        assert!(wrong < 60, "{wrong} of 20,000");
+    }
+    let left = space.to_rebuild();
+    assert!(left.len() == 1 && left[0] > 0, "{left:?}");
+    // A merge in the middle takes pairs that came late from beside the table.
+    assert_eq!(space.ask_rebuild(), 2);
+    let rebuild = space.begin_rebuild(0).unwrap().unwrap();
+    list.put_all(&space, &rebuild);
+    (0..300).for_each(|n| set(&space, &list, 100 + n, 1 << 22 | n));
+    shelf.write(&space, 0, || {});
+    assert_eq!(space.to_rebuild().len(), 2, "a merge builds nothing anew");
+    let Rebuilt::Elsewhere(written) = space.end_rebuild(rebuild) else { panic!("it is elsewhere") };
+    shelf.take(&space, written.rewrite, || {});
+    assert!(list.0.lock().iter().all(|&pair| is_set(&space, pair)));
+    assert_eq!(space.to_rebuild().len(), 1);
+    // A table that goes elsewhere begins again.
+    let low = space.to_rebuild()[0];
+    (0..300).for_each(|n| set(&space, &list, 5000 + n, n));
+    let rebuild = space.begin_rebuild(low).unwrap().unwrap();
+    list.put_all(&space, &rebuild);
+    assert!(space.roll_now() && space.may_end(&rebuild));
+    shelf.write(&space, low, || {});
+    set(&space, &list, 5000, 1 << 23);
+    assert!(!space.may_end(&rebuild));
+    assert!(matches!(space.end_rebuild(rebuild), Rebuilt::Outdated));
+    assert!(list.0.lock().iter().all(|&pair| is_set(&space, pair)));
+    assert_eq!(space.to_rebuild(), [low]);
+}
