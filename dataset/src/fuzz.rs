@@ -2,8 +2,11 @@
 //! reads bytes of strangers.
 
 use crate::catalogue::Catalogue;
-use crate::log_records::{decode_forgotten, encode_forgotten, read_pairs, read_rows};
+use crate::log_records::{
+    ExactPairsWriter, decode_forgotten, encode_forgotten, read_exact_pairs, read_pairs, read_rows,
+};
 use crate::ring_records;
+use ledger::{Ledger, Pair};
 
 /// Records of the log and of snapshots.
 pub fn records(input: &[u8]) {
@@ -14,6 +17,7 @@ pub fn records(input: &[u8]) {
         Ok(())
     });
     let _ = read_pairs(input, |_, _, _| Ok(()));
+    exact_pairs(input);
     crate::tokens::check_decoder(input);
     crate::offsets::check_decoder(input);
     crate::groups::check_decoder(input);
@@ -31,6 +35,26 @@ pub fn records(input: &[u8]) {
             Some(catalogue.encode())
         );
     }
+}
+
+/// What can be read is read again as it was, once it is written.
+fn exact_pairs(input: &[u8]) {
+    let read = |bytes: &[u8]| {
+        let mut pairs = Vec::new();
+        let outcome = read_exact_pairs(bytes, |pair, generation| {
+            pairs.push((pair.id, pair.member.to_owned(), pair.set, generation));
+            Ok(())
+        });
+        assert!(pairs.is_sorted_by_key(|pair| pair.0), "ids never fall");
+        outcome.map(|()| pairs)
+    };
+    let Ok(pairs) = read(input) else { return };
+    let mut again = ExactPairsWriter::behind(0);
+    for (id, member, set, generation) in &pairs {
+        assert!(Ledger::takes(member.as_member()));
+        again.pair(Pair { id: *id, member: member.as_member(), set: *set }, *generation);
+    }
+    assert_eq!(read(&again.finish()[1..]), Ok(pairs));
 }
 
 #[cfg(test)]
@@ -79,6 +103,8 @@ mod tests {
                 &[4, 1, 2, 4, 6, 8, 1, 0, 0, 0, 0],
                 &[3, 7, 2, 9, 1, 1],
                 &[0, 1, 4, 9, 200, 1, 5],
+                // Exact pairs: a number and two texts, one of them unset.
+                &[5, 0, 9, 7, 1, 3, b'a', b'n', b'n', 6, 0, 0],
                 b"[[counter]]\nnumber = 1\nname = \"post\"\nfields = \"like:12\"\n",
             ],
             &[
