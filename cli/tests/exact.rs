@@ -33,6 +33,8 @@ const FIRST: u64 = 1 << 40;
 const LISTED: usize = 1000;
 
 const CONFIG: &str = r#"
+[durability]
+fsync = "always"
 [[counter]]
 name = "post"
 fields = "like:16"

@@ -63,7 +63,7 @@ pub enum Rebuilt {
     /// The old ones do, as before: it has to begin again.
     Outdated,
     /// The new ones will when they are written.
-    Elsewhere(Written),
+    Elsewhere(Box<Written>),
 }
 
 /// Pages that are to be written before they answer. Until it is dropped what is set is kept beside
@@ -137,7 +137,7 @@ impl Space {
             // R3.
             late.retain(|hash| next.has_in_memory(&Pair::from_hash(low, *hash)));
             let rewrite = self.rewrite_as(range, table, next, late);
-            return Rebuilt::Elsewhere(Written { rewrite, _rebuild: rebuild });
+            return Rebuilt::Elsewhere(Box::new(Written { rewrite, _rebuild: rebuild }));
         }
         next.close_as(table);
         // R1: behind its barrier.
