@@ -20,7 +20,7 @@ mod packed;
 mod reader;
 mod write;
 
-pub use write::{dump_hash, dump_string};
+pub use write::{SetDump, dump_hash, dump_string};
 
 use reader::{Reader, Scratch};
 

@@ -11,7 +11,7 @@ fn put_length(out: &mut Vec<u8>, length: usize) {
         0..=0x3f => out.push(length as u8),
         0x40..=0x3fff => out.extend_from_slice(&(0x4000 | length as u16).to_be_bytes()),
         _ => {
-            // A field's name or a decimal number is not longer than u32::MAX.
+            // No text, and no set or hash that is written, is as long as u32::MAX.
             out.push(0x80);
             out.extend_from_slice(&(length as u32).to_be_bytes());
         }
@@ -51,6 +51,44 @@ pub fn dump_string(value: i64) -> Vec<u8> {
     let mut out = vec![0];
     put_integer(&mut out, value);
     seal(out, VERSION)
+}
+
+/// A set, member by member.
+#[derive(Debug, Default)]
+pub struct SetDump {
+    members: Vec<u8>,
+    count: usize,
+}
+
+impl SetDump {
+    /// One more member; none comes twice.
+    pub fn push(&mut self, member: &[u8]) {
+        put_text(&mut self.members, member);
+        self.count += 1;
+    }
+
+    /// The same, a number.
+    pub fn push_number(&mut self, member: u64) {
+        match i64::try_from(member) {
+            Ok(number) => put_integer(&mut self.members, number),
+            Err(_) => put_text(&mut self.members, member.to_string().as_bytes()),
+        }
+        self.count += 1;
+    }
+
+    /// Bytes that the members take.
+    pub fn bytes(&self) -> usize {
+        self.members.len()
+    }
+
+    /// The payload; `None`: a set without members does not exist.
+    pub fn seal(self) -> Option<Vec<u8>> {
+        let mut out = Vec::with_capacity(self.members.len() + 16);
+        out.push(2);
+        put_length(&mut out, self.count);
+        out.extend_from_slice(&self.members);
+        (self.count > 0).then(|| seal(out, VERSION))
+    }
 }
 
 /// A hash of integers; at least one.
