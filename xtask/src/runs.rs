@@ -214,6 +214,15 @@ pub(crate) const RUNS: &[Run] = &[
     },
     Run {
         group: "play",
+        name: "rebuild",
+        about: "filters are built anew for other rates beside likes and readers, with kill -9",
+        file: "cli/tests/rebuild.rs",
+        test: "-p tidemark --test rebuild",
+        reads: SEEDS,
+        soak: 0,
+    },
+    Run {
+        group: "play",
         name: "ingest",
         about: "so many thousand events of each broker, under kill -9 of either side and failovers",
         file: "cli/tests/ingest/main.rs",

@@ -3,7 +3,7 @@
 
 use super::{Catalogue, CounterEntry, ExistenceEntry};
 use crate::options::words::with;
-use crate::options::{Action, Counter, Existence, View};
+use crate::options::{Action, Counter, Existence, LedgerMode, View};
 
 /// Words of a command: keys of a section, and their values.
 pub(super) type Pairs<'a> = &'a [(String, String)];
@@ -39,7 +39,7 @@ const FIXED_EXISTENCE: &[(&str, &str)] = &[
     ("members", "make another space"),
     ("first_id", "make another space"),
     ("ledger", "make another space"),
-    ("false_positive_rate", "make another space"),
+    ("false_positive_rate", "make another space, or one with a ledger, where it can be changed"),
     ("seed", "make another space"),
 ];
 
@@ -105,7 +105,11 @@ impl Catalogue {
         let Some(known) = self.existence.iter_mut().find(|known| known.made.name == name) else {
             return Err(EditError::NoSuch("space", name.to_owned()));
         };
-        known.made = changed(&known.made, pairs, FIXED_EXISTENCE)?;
+        // With a ledger tables are built anew.
+        let has_ledger = known.made.ledger != LedgerMode::Off;
+        let is_fixed = |key: &str| !(has_ledger && key == "false_positive_rate");
+        let fixed: Vec<_> = FIXED_EXISTENCE.iter().copied().filter(|(k, _)| is_fixed(k)).collect();
+        known.made = changed(&known.made, pairs, &fixed)?;
         Ok(())
     }
 

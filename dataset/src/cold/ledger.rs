@@ -11,6 +11,7 @@
 //! time at which the command runs; [`Ledger::settle`] says so, and the pair is then read in place.
 
 use crate::cold::fetch::Fetching;
+use crate::cold::rebuilds::Rebuilds;
 use crate::cold::{Cold, Key, PINS, Read, Unreadable, Values};
 use crate::dirty_keys::MarkedMember;
 use crate::log_records::RecordKind;
@@ -47,6 +48,8 @@ pub struct PairLedger {
     pub(crate) stuck: AtomicBool,
     /// What it was asked.
     pub figures: LedgerFigures,
+    /// Filters that are built anew from it.
+    pub rebuilds: Rebuilds,
 }
 
 /// A member as the ledger names it.
@@ -68,8 +71,8 @@ pub(crate) fn in_filters(member: ledger::Member<'_>) -> Member<'_> {
 impl PairLedger {
     pub(crate) fn new(space: u32, shared: Arc<Cold>) -> Arc<PairLedger> {
         let ledger = Ledger::new(space, RecordKind::ExactPairs as u32, ledger::Options::default());
-        let (is_attached, stuck, figures) = Default::default();
-        Arc::new(PairLedger { space, ledger, shared, is_attached, stuck, figures })
+        let (is_attached, stuck, figures, rebuilds) = Default::default();
+        Arc::new(PairLedger { space, ledger, shared, is_attached, stuck, figures, rebuilds })
     }
 
     /// The ledger itself.
@@ -161,6 +164,15 @@ impl PairLedger {
         self.shared.figures.note_read(started.elapsed());
         self.figures.reads.fetch_add(1, Relaxed);
         Ok(answer)
+    }
+
+    /// Whether any pair of an id is set. Reads in place, at most one block of each run of its
+    /// range.
+    pub fn has_any(&self, id: u64) -> Result<bool, Unreadable> {
+        let pairs = self.ledger.list((id, id), None, 1);
+        let pairs = pairs.inspect_err(|error| self.shared.note_failure(error));
+        let unreadable = |error: store::Error| Unreadable { id, why: error.to_string().into() };
+        pairs.map(|pairs| !pairs.is_empty()).map_err(unreadable)
     }
 
     /// Whether a member can be kept.

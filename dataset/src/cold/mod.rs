@@ -29,6 +29,7 @@ pub mod files;
 pub mod ledger;
 pub mod overlay;
 pub mod quarantine;
+pub mod rebuilds;
 pub mod uring;
 
 pub use rolling::{Unreadable, UnreadableIds};

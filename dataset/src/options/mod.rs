@@ -167,7 +167,7 @@ section! {
         /// Most bytes that cold files may take on the disk; 0 means as many as it has. At the
         /// limit, as on a full disk, tables stay in memory: then new rows are refused with an OOM
         /// error, and it goes on by itself when there is room. A merge needs room for what it
-        /// writes anew on top.
+        /// writes anew on top. The files of ledgers are not counted.
         #[live = true]
         max_bytes: u64 = 0,
         /// Most bytes per second that merging writes to the disk; 0 means as fast as it goes.
@@ -292,6 +292,7 @@ section! {
         /// two flags shows a wrong one on 0.64 % of pages at 0.0001, on 47 % at 0.01. Ten times
         /// fewer errors cost about five more bits per pair. INFO shows the measured rate; alert
         /// when measured_at_least is above this setting.
+        /// Kept with the space's data; TM.SPACE ALTER changes it where there is a ledger.
         false_positive_rate: f64 = 0.0001,
         /// Pairs that a table is made for; about 20 bits each at 0.0001. The first table of a space
         /// is an eighth of that, then each is twice the one before.

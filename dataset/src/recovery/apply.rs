@@ -141,10 +141,10 @@ fn apply_exact_pairs(
         if space.generation(pair.id) != generation {
             return Ok(());
         }
-        let hashed = space.pair(pair.id, &in_filters(pair.member));
-        space.put(&hashed, pair.set).map_err(|e| e.to_string())?;
+        // In this order: filters that are built anew are filled from the ledger.
         ledger.ledger().set(pair.id, pair.member, pair.set);
-        Ok(())
+        let hashed = space.pair(pair.id, &in_filters(pair.member));
+        space.put(&hashed, pair.set).map_err(|e| e.to_string())
     })?;
     parts.touch_all(ids.iter().map(|&id| (number, id)));
     engines.changed_by_log(number, ids.iter().copied());

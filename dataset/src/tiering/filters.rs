@@ -49,20 +49,40 @@ impl Ground<'_> {
         low: u64,
         rate: u64,
     ) -> store::Result<Option<Spilled>> {
-        let Ground { store, durability, .. } = *self;
-        let hurries = || self.hurries();
-        let pace = IoThrottle::new(rate, &hurries);
-        let cold = space.cold();
-        let figures = &cold.shared().figures;
         let refused = |e: phantom::Error| store::Error::Refused(e.to_string());
         // Before the table is frozen: until then what comes late goes where it always went.
         if let Some((oldest, bytes)) = space.oldest_in_memory()
             && oldest == low
             && self.room_for(bytes, 0)? < bytes
         {
-            return Err(no_room(store));
+            return Err(no_room(self.store));
         }
-        let Some(mut rewrite) = space.begin_rewrite(low).map_err(refused)? else { return Ok(None) };
+        let Some(rewrite) = space.begin_rewrite(low).map_err(refused)? else { return Ok(None) };
+        self.write_rewrite(space, rewrite, rate).map(Some)
+    }
+
+    /// Writes filters that were built anew in the place of a table's file.
+    pub(super) fn write_rebuilt(
+        &self,
+        space: &ExistenceSpace,
+        rewrite: phantom::Rewrite,
+        rate: u64,
+    ) -> store::Result<Spilled> {
+        let low = rewrite.range().0;
+        space.cold().damaged.note(low, low, self.write_rewrite(space, rewrite, rate))
+    }
+
+    fn write_rewrite(
+        &self,
+        space: &ExistenceSpace,
+        mut rewrite: phantom::Rewrite,
+        rate: u64,
+    ) -> store::Result<Spilled> {
+        let Ground { store, durability, .. } = *self;
+        let hurries = || self.hurries();
+        let pace = IoThrottle::new(rate, &hurries);
+        let cold = space.cold();
+        let figures = &cold.shared().figures;
         let (low, last) = rewrite.range();
         let files = cold.files();
         let old = files.iter().find(|file| file.entry().tag.low == low);
@@ -116,7 +136,7 @@ impl Ground<'_> {
             space.name(),
             pace.elapsed()
         );
-        Ok(Some(spilled))
+        Ok(spilled)
     }
 
     /// Files of tables that were recycled go. Whether there were any.

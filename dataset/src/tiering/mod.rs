@@ -28,6 +28,7 @@
 mod filters;
 pub mod io_throttle;
 mod ledgers;
+mod rebuild;
 pub mod replay_filter;
 
 use crate::cold::Cold;
@@ -722,6 +723,8 @@ impl Retries {
             if let Some(ledger) = space.ledger() {
                 let state = (&ledger.stuck, &of_space.damaged);
                 let look = || ledgers::look_after(live, &space);
+                worked |= self.look_after(&cold, whose, state, look);
+                let look = || rebuild::look_after(live, &space);
                 worked |= self.look_after(&cold, whose, state, look);
             }
         }

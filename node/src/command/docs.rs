@@ -60,7 +60,7 @@ const COSTS: &[(&str, &[&str])] = &[
     ("O(N) where N is the number of pending entries", &["xpending", "xgroup|delconsumer"]),
     ("O(N) where N is the number of consumers", &["xinfo|consumers"]),
     ("O(N) where N is the number of rows in a sample of at most a million", &["tm.advise"]),
-    ("O(N) where N is the number of tables", &["tm.tables", "tm.space|list"]),
+    ("O(N) where N is the number of tables", &["tm.tables", "tm.space|list", "tm.rebuild"]),
     ("O(N) where N is the number of rows in the tables", &["tm.spill"]),
     ("O(N) where N is the number of bytes of the table", &["tm.digest", "tm.export", "tm.merge"]),
     (

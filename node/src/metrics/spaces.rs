@@ -160,7 +160,7 @@ pub const EXISTENCE_SPACES: &[E] = &[
         Gauge,
         "tidemark_existence_false_positive_configured_ratio",
         "False-positive rate as configured.",
-        |s| Value::Rate(s.options().false_positive_rate),
+        |s| Value::Rate(s.false_positive_rate()),
     ),
     E::new(
         "measured_rate",
@@ -274,6 +274,27 @@ pub const LEDGERS: &[L] = &[
         "tidemark_ledger_dropped_ids",
         "Ids that were forgotten, of which runs may still have pairs.",
         |l| l.ledger().dropped_ids().into(),
+    ),
+    L::new(
+        "rebuild_tables",
+        Gauge,
+        "tidemark_ledger_rebuild_tables",
+        "Tables of which the filters are to be built anew, the one under way included.",
+        |l| l.rebuilds.left.load(Relaxed).into(),
+    ),
+    L::new(
+        "rebuilt_tables",
+        Counter,
+        "tidemark_ledger_rebuilt_tables",
+        "Tables of which the filters were built anew.",
+        |l| l.rebuilds.tables.load(Relaxed).into(),
+    ),
+    L::new(
+        "rebuilt_pairs",
+        Counter,
+        "tidemark_ledger_rebuilt_pairs",
+        "Pairs that were put into new filters.",
+        |l| l.rebuilds.pairs.load(Relaxed).into(),
     ),
     L::new(
         "written_bytes",

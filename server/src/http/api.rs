@@ -261,7 +261,7 @@ fn existence(space: &ExistenceSpace) -> Value {
         "recycled_in_s": space.recycled_in_s(),
         "unproven_ids": space.loose().size().0,
         "false_positives": {
-            "configured": options.false_positive_rate,
+            "configured": space.false_positive_rate(),
             "measured": measured.rate(),
             "at_least": measured.at_least(),
             "at_most": measured.at_most(),

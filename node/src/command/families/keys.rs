@@ -21,12 +21,13 @@ pub(crate) const READ: u32 = flag::READONLY | flag::FAST;
 #[rustfmt::skip]
 pub(crate) const TABLE: &[Spec] = &[
     spec("del", -2, flag::WRITE, ALL_KEYS, "1.0.0", "key [key ...]",
-        "Deletes rows. A cell becomes 0 and its row stays, unless it is the row's only field: then \
-         the row is deleted. Answers how many rows there were and cells were not 0. The pairs of \
-         an id cannot be deleted together, but an id of a space without members is unset. Flags of \
-         a row's id stay set, unless the space has delete_forgets = true: TM.FORGET unsets them. \
-         Where they stay, the next FEED.ACT on the id counts all the same, by any viewer; later \
-         ones of viewers whose flag is set do not."),
+        "Deletes rows. A cell becomes 0 and its row stays, unless it is the row's only field: \
+         then the row is deleted. Answers how many rows there were and cells were not 0. The \
+         pairs of an id are deleted together with a ledger only, which knows whether there are \
+         any; an id of a space without members is unset. Flags of a row's id stay set, unless \
+         the space has delete_forgets = true: TM.FORGET unsets them. Where they stay, the next \
+         FEED.ACT on the id counts all the same, by any viewer; later ones of viewers whose flag \
+         is set do not."),
     spec("unlink", -2, flag::WRITE | flag::FAST, ALL_KEYS, "4.0.0", "key [key ...]",
         "The same as DEL."),
     spec("exists", -2, READ, ALL_KEYS, "1.0.0", "key [key ...]",
@@ -57,8 +58,8 @@ pub(crate) const TABLE: &[Spec] = &[
     spec("move", 3, flag::WRITE | flag::FAST, ONE_KEY, "1.0.0", "key db", NO_MOVE),
     spec("dump", 2, flag::READONLY, ONE_KEY, "2.6.0", "key",
         "A row as a hash, a cell as a string, serialized so that any Redis since 2.6 and any \
-         Valkey restores it; nil if there is no such row. Pairs are refused: a filter cannot list \
-         the members of an id."),
+         Valkey restores it; nil if there is no such row. With a ledger the members of an id as \
+         a set; without one they are refused, as a filter cannot list them."),
     spec("restore", -4, flag::WRITE | flag::DENYOOM, ONE_KEY, "2.6.0",
         "key ttl serialized-value [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]",
         RESTORE),
@@ -103,10 +104,11 @@ pub(crate) const NO_EXPIRY: &str = "Refused: a counter does not expire. Where th
 
 const RESTORE: &str = "Takes what DUMP of Redis 2.6 to 8 and of Valkey gives: a hash of integers \
     for the key of a row, a string that holds an integer for that of a cell, a set for the pairs \
-    of an id, which are added to those that are there. All of the payload is checked before \
-    anything changes. With REPLACE the fields that the hash lacks become 0; without it a row that \
-    exists, or a cell that is not 0, is refused with BUSYKEY. A ttl above 0, or a field that \
-    expires, is refused unless the space has expire = \"ignore\"; there a ttl that has passed \
+    of an id, which are added to those that are there if no ledger knows of any. All of the \
+    payload is checked before anything changes. With REPLACE the fields that the hash lacks \
+    become 0; without it a row or a set that exists, or a cell that is not 0, is refused with \
+    BUSYKEY. A ttl above 0, or a field that expires, is refused unless the space has expire = \
+    \"ignore\"; there a ttl that has passed \
     (ABSTTL) restores nothing, and with REPLACE deletes what is there, as in Redis. A set is \
     refused between MULTI and EXEC.";
 

@@ -118,7 +118,7 @@ fn read_rate(space: &ExistenceSpace, text: &[u8], bad: &'static [u8]) -> Outcome
     if !(wanted > 0.0 && wanted < 1.0) {
         return Err(refuse!("ERR error rate must be in the range (0.000000, 1.000000)"));
     }
-    let ours = space.options().false_positive_rate;
+    let ours = space.false_positive_rate();
     if wanted < ours {
         return Err(refuse!(
             "ERR the space '{}' was made for an error rate of {ours}",

@@ -158,6 +158,35 @@ fn walk(ledger: &PairLedger, id: u64, mut each: impl FnMut(&Pairs) -> Outcome) -
     }
 }
 
+/// DUMP of a set.
+pub(crate) fn dump_members(call: &mut Call<'_>, number: u32, id: u64) -> Outcome {
+    let most = call.session.most_out;
+    call.answer_later(move |node, reply| {
+        let mut dump = rdb::SetDump::default();
+        walk(ledger_of(node, number)?, id, |pairs| {
+            for pair in pairs.iter() {
+                match pair.member {
+                    Member::Number(number) => dump.push_number(number),
+                    Member::Bytes(bytes) => dump.push(bytes),
+                }
+            }
+            if dump.bytes() > most { Err(too_many(most)) } else { Ok(()) }
+        })?;
+        match dump.seal() {
+            Some(payload) => reply.bulk(&payload),
+            None => reply.null(),
+        }
+        Ok(())
+    })
+}
+
+fn too_many(most: usize) -> Refusal {
+    refuse!(
+        "ERR the members take more than {most} bytes (max_output_buffer_bytes): use SSCAN or \
+         PH.MEMBERS"
+    )
+}
+
 /// The pairs of the key of a set, in a space with a ledger. `None`: a key of no space.
 fn listed(call: &Call<'_>) -> Result<Option<(u32, u64)>, Refusal> {
     match call.known_pairs(1)? {
@@ -197,13 +226,7 @@ pub(super) fn all(call: &mut Call<'_>) -> Outcome {
             let mut part = Reply::new(&mut bytes, protocol);
             pairs.iter().for_each(|pair| write_member(&mut part, pair.member));
             count += pairs.len();
-            if bytes.len() > most {
-                return Err(refuse!(
-                    "ERR the members take more than {most} bytes (max_output_buffer_bytes): use \
-                     SSCAN or PH.MEMBERS"
-                ));
-            }
-            Ok(())
+            if bytes.len() > most { Err(too_many(most)) } else { Ok(()) }
         })?;
         reply.set(count);
         reply.bytes().extend_from_slice(&bytes);

@@ -49,9 +49,13 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("object", help),
 ];
 
-/// Whether an id of a space without members is set.
-fn is_set(space: &ExistenceSpace, id: u64) -> Result<bool, Unreadable> {
-    Ok(space.contains(id, &NO_MEMBER)? == Answer::Yes)
+/// Whether any pair of an id is set; `None`: a filter cannot tell.
+pub(crate) fn has_pairs(space: &ExistenceSpace, id: u64) -> Result<Option<bool>, Unreadable> {
+    match space.ledger() {
+        Some(ledger) => ledger.has_any(id).map(Some),
+        None if space.has_members => Ok(None),
+        None => Ok(Some(space.contains(id, &NO_MEMBER)? == Answer::Yes)),
+    }
 }
 
 fn many_pairs(doing: &str) -> Refusal {
@@ -72,6 +76,7 @@ fn del(call: &mut Call<'_>) -> Outcome {
     for key in call.args.from(1).iter() {
         if let Some(KeyRef::Pair { space, .. }) = lookup(call, key)
             && space.has_members
+            && space.ledger().is_none()
         {
             return Err(many_pairs("deleted"));
         }
@@ -98,10 +103,10 @@ fn exists(call: &mut Call<'_>) -> Outcome {
             Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
                 found += i64::from(space.exists(id)?)
             }
-            Some(KeyRef::Pair { space, id }) if !space.has_members => {
-                found += i64::from(is_set(space, id)?)
+            Some(KeyRef::Pair { space, id }) => {
+                let has_pairs = has_pairs(space, id)?.ok_or_else(|| many_pairs("asked for"))?;
+                found += i64::from(has_pairs);
             }
-            Some(KeyRef::Pair { .. }) => return Err(many_pairs("asked for")),
             None => found += i64::from(is_stream(call, key)),
         }
         call.note_found(found > before);
@@ -115,7 +120,7 @@ fn kind(call: &mut Call<'_>) -> Outcome {
         None if is_stream(call, call.args.at(1)) => "stream",
         Some(KeyRef::Row { space, id }) if space.exists(id)? => "hash",
         Some(KeyRef::Cell { space, id, .. }) if space.exists(id)? => "string",
-        Some(KeyRef::Pair { space, id }) if space.has_members || is_set(space, id)? => "set",
+        Some(KeyRef::Pair { space, id }) if has_pairs(space, id)? != Some(false) => "set",
         Some(_) | None => "none",
     };
     call.reply.simple(kind);
@@ -134,12 +139,18 @@ fn persist(call: &mut Call<'_>) -> Outcome {
 }
 
 /// Deletes all that a key names, the pairs of an id too. Whether there was something; of pairs that
-/// cannot be said.
+/// cannot be said without a ledger.
 pub(crate) fn delete_key(engines: &Engines, key: &KeyRef<'_>) -> Result<bool, WriteError> {
     match *key {
         KeyRef::Row { space, id } => engines.delete(space, id),
         KeyRef::Cell { space, id, field } => engines.clear(space, id, field),
-        KeyRef::Pair { space, id } if space.has_members => engines.forget_flags(space, id),
+        KeyRef::Pair { space, id } if space.has_members => {
+            match has_pairs(space, id)? {
+                // What is set meanwhile comes after it.
+                Some(false) => Ok(false),
+                _ => engines.forget_flags(space, id),
+            }
+        }
         KeyRef::Pair { space, id } => {
             engines.unflag(space, id, &NO_MEMBER).map(|change| change == Change::Changed)
         }
@@ -228,12 +239,12 @@ fn no_move(call: &mut Call<'_>) -> Outcome {
     ))
 }
 
-/// Whether what a key names exists; of pairs that cannot be said, so they do.
+/// Whether what a key names exists; of pairs that cannot be said without a ledger, so they do.
 pub(crate) fn is_there(call: &Call<'_>, index: usize) -> Result<(bool, &'static str), Unreadable> {
     Ok(match lookup(call, call.args.at(index)) {
         Some(KeyRef::Row { space, id }) => (space.exists(id)?, "packed"),
         Some(KeyRef::Cell { space, id, .. }) => (space.exists(id)?, "int"),
-        Some(KeyRef::Pair { space, id }) => (space.has_members || is_set(space, id)?, "filter"),
+        Some(KeyRef::Pair { space, id }) => (has_pairs(space, id)? != Some(false), "filter"),
         None => (is_stream(call, call.args.at(index)), "stream"),
     })
 }

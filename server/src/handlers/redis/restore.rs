@@ -4,13 +4,14 @@
 //! A payload is read as a whole before anything changes. A hash goes to the key of a row, a string
 //! that holds an integer to that of a cell, a set to that of an id's pairs. A row or a cell that
 //! exists is refused with `BUSYKEY`, as in Redis; only a cell of 0 is free, as its row came to be
-//! with another cell. Pairs are added to those that are there: a filter cannot tell whether an id
-//! has any.
+//! with another cell. Pairs are added to those that are there, where no ledger can tell whether an
+//! id has any.
 
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::string::value;
-use crate::handlers::redis::keys::{delete_key, has_passed, refuse_expiry};
+use crate::handlers::flags::members::dump_members;
+use crate::handlers::redis::keys::{delete_key, has_pairs, has_passed, refuse_expiry};
 use crate::handlers::suspend::SuspendResult;
 use dataset::cold::Unreadable;
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
@@ -41,9 +42,14 @@ fn dump(call: &mut Call<'_>) -> Outcome {
             })
         }
         Some(KeyRef::Cell { space, id, field }) => value(space, id, field)?.map(rdb::dump_string),
+        Some(KeyRef::Pair { space, id }) if space.ledger().is_some() => {
+            let number = space.number();
+            return dump_members(call, number, id);
+        }
         Some(KeyRef::Pair { .. }) => {
             return Err(refuse!(
-                "ERR DUMP of pairs is not possible here: a filter cannot list the members of an id"
+                "ERR DUMP of pairs is not possible here: a filter cannot list the members of an \
+                 id, only a ledger can (ledger exact)"
             ));
         }
         None => None,
@@ -146,7 +152,7 @@ fn put(call: &mut Call<'_>) -> Outcome {
             let value = (field, cell(&payload)?);
             call.node.engines().put_cell(space, id, value, replace)?
         }
-        KeyRef::Pair { space, id } => return pairs(call, space, id, &payload),
+        KeyRef::Pair { space, id } => return pairs(call, space, id, &payload, replace),
     };
     if !put {
         return Err(BUSY_KEY);
@@ -162,7 +168,7 @@ fn is_busy(key: &KeyRef<'_>) -> Result<bool, Unreadable> {
         KeyRef::Cell { space, id, field } => {
             Ok(value(space, id, field)?.is_some_and(|now| now != 0))
         }
-        KeyRef::Pair { .. } => Ok(false),
+        KeyRef::Pair { space, id } => Ok(has_pairs(space, id)? == Some(true)),
     }
 }
 
@@ -225,8 +231,14 @@ fn cell(payload: &Payload<'_>) -> Result<i64, Refusal> {
     value.ok_or(Refusal::NOT_AN_INTEGER)
 }
 
-/// Adds the members of a set.
-fn pairs(call: &mut Call<'_>, space: &ExistenceSpace, id: u64, payload: &Payload<'_>) -> Outcome {
+/// Adds the members of a set, once those that are there have gone if a ledger tells of any.
+fn pairs(
+    call: &mut Call<'_>,
+    space: &ExistenceSpace,
+    id: u64,
+    payload: &Payload<'_>,
+    replace: bool,
+) -> Outcome {
     if !space.has_members {
         return Err(Refusal::no_members(space));
     }
@@ -241,7 +253,11 @@ fn pairs(call: &mut Call<'_>, space: &ExistenceSpace, id: u64, payload: &Payload
         members += 1;
         Ok::<(), Refusal>(())
     })?;
+    let replaces = replace && space.ledger().is_some() && has_pairs(space, id)? == Some(true);
     if members <= MEMBERS_IN_PLACE && !space.cold().any() {
+        if replaces {
+            call.node.engines().forget_flags(space, id)?;
+        }
         add(call.node.engines(), space, id, payload, members)?;
         call.reply.ok();
         return Ok(());
@@ -249,6 +265,9 @@ fn pairs(call: &mut Call<'_>, space: &ExistenceSpace, id: u64, payload: &Payload
     let (key, bytes) = (call.args.at(1).to_vec(), call.args.at(3).to_vec());
     let work = move |node: Now<'_>| -> SuspendResult {
         if let KeyRef::Pair { space, id } = node.engines().resolve(&key)? {
+            if replaces {
+                node.engines().forget_flags(space, id)?;
+            }
             add(node.engines(), space, id, &Payload::open(&bytes)?, members)?;
         }
         Ok(Vec::new())

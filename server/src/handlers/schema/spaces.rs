@@ -5,6 +5,7 @@
 
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
+use crate::handlers::flags::phantom::no_ledger;
 use crate::handlers::help::help;
 use crate::handlers::redis::keys::disk;
 use crate::handlers::schema::changes::{change, pairs};
@@ -26,6 +27,7 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("tm.advise", advise),
     ("tm.roll", roll),
     ("tm.spill", spill),
+    ("tm.rebuild", rebuild),
     ("tm.digest", digest),
     ("tm.export", export),
     ("tm.merge", merge),
@@ -239,7 +241,7 @@ fn list(call: &mut Call<'_>) -> Outcome {
                 ("name", Value::Text(space.name().to_owned())),
                 ("kind", Value::Text("existence".to_owned())),
                 ("keys", Value::Texts(engines.key_patterns(space.number()))),
-                ("false_positive_rate", Value::Number(space.options().false_positive_rate)),
+                ("false_positive_rate", Value::Number(space.false_positive_rate())),
                 ("pairs", Value::Count(space.pairs())),
                 ("aside_pairs", count(space.outlier_pairs())),
                 ("most_revoked", count(space.most_revoked())),
@@ -425,6 +427,15 @@ fn roll(call: &mut Call<'_>) -> Outcome {
         AnySpace::Counter(space) => space.roll_now().map_err(dataset::engines::WriteError::from)?,
     };
     call.reply.int(i64::from(rolled));
+    Ok(())
+}
+
+fn rebuild(call: &mut Call<'_>) -> Outcome {
+    let space = existence_space(call.node.engines(), call.args.at(1))?;
+    if space.ledger().is_none() {
+        return Err(no_ledger(space));
+    }
+    call.reply.int(space.ask_rebuild() as i64);
     Ok(())
 }
 
