@@ -37,6 +37,13 @@ fn sentinels_of_two_groups_do_not_fence_each_others_master() {
     play("groups.py", &[]);
 }
 
+/// Four shards, of which one is stopped, killed, and loses its slots.
+#[test]
+fn any_node_answers_for_all_shards_and_each_like_counts_once() {
+    play("pages.py", &["--shards", "4"]);
+    play("pages.py", &["--shards", "3"]);
+}
+
 /// Stock clients of Redis Cluster, three shards, and a script in the place of Kvrocks' controller.
 #[test]
 fn a_cluster_serves_stock_clients_and_leases_fence_old_masters() {

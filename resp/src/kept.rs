@@ -19,21 +19,20 @@ pub struct Kept {
 impl Kept {
     /// Keeps a copy of a request.
     pub fn push(&mut self, args: Args<'_>) {
-        let start = self.bytes.len();
-        for arg in args.iter() {
-            let from = self.bytes.len() - start;
-            self.bytes.extend_from_slice(arg);
-            self.spans.push(Span::new(from, self.bytes.len() - start));
-        }
-        self.ends.push((self.bytes.len(), self.spans.len()));
+        self.push_all(args.iter());
     }
 
     /// Keeps a request of these words.
     pub fn push_words(&mut self, words: &[&str]) {
+        self.push_all(words.iter().map(|word| word.as_bytes()));
+    }
+
+    /// Keeps a request of these arguments.
+    pub fn push_all<'w>(&mut self, words: impl Iterator<Item = &'w [u8]>) {
         let start = self.bytes.len();
         for word in words {
             let from = self.bytes.len() - start;
-            self.bytes.extend_from_slice(word.as_bytes());
+            self.bytes.extend_from_slice(word);
             self.spans.push(Span::new(from, self.bytes.len() - start));
         }
         self.ends.push((self.bytes.len(), self.spans.len()));

@@ -9,6 +9,7 @@
 mod args;
 mod inline;
 mod kept;
+mod pass;
 mod reply;
 mod scan;
 mod span;
@@ -16,5 +17,6 @@ mod span;
 pub use args::Args;
 pub use digits::{integer, natural};
 pub use kept::Kept;
+pub use pass::{NoReply, ReplyEnd, elements, put_resp3};
 pub use reply::{IntRow, Protocol, Reply, decimal};
 pub use scan::{Limits, Malformed, Scan, Scanner};

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 pub use topology::{Member, Server, Topology};
 
 /// Why a change was refused: text for the client, or what the disk says.
@@ -54,6 +55,10 @@ pub struct Cluster {
     enabled: bool,
     now: ArcSwap<Topology>,
     lease: Mutex<Option<Lease>>,
+    /// Requests that other nodes were asked to do their part of.
+    pub asked: AtomicU64,
+    /// Those of them that came to nothing: no answer in time, or no connection.
+    pub unanswered: AtomicU64,
     /// Held while something of it changes, its way to the disk included.
     changing: Mutex<()>,
 }

@@ -4,8 +4,6 @@
 //! that of its decimal text. So `post:{1001}`, `liked:{1001}` and the bare argument `1001` share
 //! one. A key without a hash tag would have a slot of its own, apart from its row's: it is refused.
 
-use std::io::Write as _;
-
 /// How many there are.
 pub const SLOTS: u16 = 16_384;
 
@@ -54,12 +52,21 @@ pub fn of_key(key: &[u8]) -> u16 {
 
 /// The slot of an id.
 pub fn of_id(id: u64) -> u16 {
-    let mut text = [0; ID_BYTES];
-    let mut rest = &mut text[..];
-    // It has room for any number of 64 bits.
-    let _ = write!(rest, "{id}");
-    let left = rest.len();
-    crc16(&text[..ID_BYTES - left]) % SLOTS
+    let (mut text, mut at, mut rest) = ([0; ID_BYTES], ID_BYTES, id);
+    loop {
+        at -= 1;
+        text[at] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
+            return of_text(&text[at..]);
+        }
+    }
+}
+
+/// The slot of an id by its decimal text.
+#[inline]
+pub fn of_text(text: &[u8]) -> u16 {
+    crc16(text) % SLOTS
 }
 
 /// A range of slots as it is written: `7`, or `0-5460`.

@@ -247,6 +247,13 @@ impl Topology {
         }
     }
 
+    /// The position among [`Topology::members`] of a slot's master.
+    #[inline]
+    pub fn number_of(&self, slot: u16) -> Option<usize> {
+        let at = usize::from(self.slots[usize::from(slot % SLOTS)]);
+        (at < self.members.len()).then_some(at)
+    }
+
     /// Ranges of slots with their masters, in order; slots without a master are left out.
     pub fn ranges(&self) -> Vec<(u16, u16, &Member)> {
         let mut ranges = Vec::new();

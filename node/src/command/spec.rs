@@ -62,6 +62,8 @@ pub mod flag {
     pub(crate) const NAMED: u32 = 1 << 27;
     /// It writes, and also tells what was stored.
     pub(crate) const READS: u32 = 1 << 28;
+    /// Its reply has one element for each id: a node of a cluster joins it from those of others.
+    pub const PER_ID: u32 = 1 << 29;
 }
 
 /// Which arguments of a command say what it touches. What they name is worked out in `footprint`.

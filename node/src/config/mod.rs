@@ -23,7 +23,7 @@ pub use ingest::{Ingest, IngestFormat, IngestPoison, IngestStart};
 pub(crate) use sections::SECTIONS;
 pub use sections::{
     Admin, AuthClients, Backup, Changes, Cluster, DEFAULT_ADMIN_PORT, DEFAULT_PORT, Durability,
-    LeaseMode, LogFormat, Replication, Security, Server, Tls,
+    LeaseMode, LogFormat, ReadFrom, Replication, Security, Server, Tls,
 };
 
 use serde::{Deserialize, Serialize};
@@ -318,6 +318,7 @@ const RANGES: &[(&str, &str, std::ops::RangeInclusive<i64>)] = &[
     ("changes", "max_consumers", 1..=1 << 20),
     ("changes", "max_pending", 1..=1 << 24),
     ("replication", "timeout_s", 1..=MOST_TIME),
+    ("cluster", "peer_timeout_ms", 1..=60_000),
 ];
 
 /// The values that an integer setting may have.

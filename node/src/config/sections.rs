@@ -368,6 +368,18 @@ pub enum LeaseMode {
     BlockWrite,
 }
 
+/// Which node of a shard a page is read from, by a node of another shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReadFrom {
+    /// Its master.
+    Master,
+    /// The one that has answered fastest.
+    Nearest,
+    /// Its replicas by turns; its master if none of them answers.
+    Replica,
+}
+
 section! {
     /// A node of a cluster: it serves the slots that its topology gives to its shard, and sends
     /// clients elsewhere for all others. docs/cluster.md has the whole.
@@ -383,6 +395,20 @@ section! {
         #[redis = "master-lease-mode"]
         #[live = true]
         master_lease_mode: LeaseMode = LeaseMode::BlockWrite,
+        /// How long a node waits for another one's part of a page, in milliseconds, from 1 to
+        /// 60,000. Later the ids of that shard have an error in their places.
+        #[live = true]
+        peer_timeout_ms: u64 = 500,
+        /// Which node of another shard the rows of a page are read from: "master", "nearest" (the
+        /// one that has answered fastest) or "replica" (its replicas by turns). Not "master": a
+        /// replica also answers for its own shard.
+        #[live = true]
+        read_from: ReadFrom = ReadFrom::Master,
+        /// A replica that has not had all of its master's changes for so many milliseconds answers
+        /// no part of a page: its master is asked. An idle master says each second that there is
+        /// nothing new.
+        #[live = true]
+        max_staleness_ms: u64 = 5_000,
     }
 }
 

@@ -735,6 +735,18 @@ const REPLICATION: &[M] = &[
         "1 if this node refuses writes because another may be the master.",
         |s| s.node.replication.is_fenced().into(),
     ),
+    apart(
+        Counter,
+        "tidemark_cluster_peer_requests",
+        "Parts of pages that other nodes were asked for.",
+        |s| s.node.cluster.asked.load(Relaxed).into(),
+    ),
+    apart(
+        Counter,
+        "tidemark_cluster_peer_requests_failed",
+        "Those that came to nothing: no answer in time, or no connection.",
+        |s| s.node.cluster.unanswered.load(Relaxed).into(),
+    ),
     field(
         "repl_full_syncs",
         Counter,

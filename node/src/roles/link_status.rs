@@ -1,7 +1,7 @@
 //! How the link to the master stands, as INFO and ROLE tell it.
 
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub struct Link {
     pub local: Option<SocketAddr>,
     /// When the master was heard last.
     pub heard: Instant,
+    /// When this node had all of the master's changes, as far as the master had said.
+    pub in_step: Option<Instant>,
     /// Since when it has been down.
     pub down_since: Option<Instant>,
     /// The last reason why it was.
@@ -44,12 +46,18 @@ impl Link {
             state: LinkState::Connect,
             local: None,
             heard: Instant::now(),
+            in_step: None,
             down_since: Some(Instant::now()),
             error: String::new(),
             due: None,
             master_end: 0,
             fetched: 0,
         }
+    }
+
+    /// Whether the node had all of the master's changes within the last `ms` milliseconds.
+    pub fn is_in_step(&self, ms: u64) -> bool {
+        self.in_step.is_some_and(|at| at.elapsed() <= Duration::from_millis(ms))
     }
 
     /// It is down for this reason until `due`.

@@ -551,6 +551,9 @@ async fn carry(
             let mut link = replication.link.lock();
             link.master_end = follower.master_end();
             link.heard = started + Duration::from_millis(follower.heard_ms());
+            if follower.is_following() && node.durability.shown().offset >= link.master_end {
+                link.in_step = Some(link.heard);
+            }
             if let Some(bytes) = follower.is_fetching() {
                 link.state = LinkState::Sync;
                 link.fetched = bytes;

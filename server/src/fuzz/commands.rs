@@ -103,7 +103,7 @@ impl Guest {
             at += used;
             replies.append(&mut given);
             if let Some(hold) = self.talk.session.hold.take() {
-                replies.extend(hold.await);
+                hold.await.complete(&mut replies);
             }
         }
         replies

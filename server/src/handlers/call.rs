@@ -1,6 +1,6 @@
 //! One command being executed: its arguments, its reply, and what it may ask for.
 
-use crate::handlers::session::{Replies, Scratch, Session};
+use crate::handlers::session::{Come, Replies, Scratch, Session};
 use crate::handlers::suspend::SuspendResult;
 use dataset::commit::MOST_BYTES;
 use dataset::dirty_keys::Mark;
@@ -175,7 +175,7 @@ impl<'a> Call<'a> {
         self.session.later = wanted;
         self.session.hold = Some(Box::pin(async move {
             let bytes = reply.await;
-            if wanted { bytes } else { Vec::new() }
+            Come { last: if wanted { bytes } else { Vec::new() }, ..Come::default() }
         }));
     }
 

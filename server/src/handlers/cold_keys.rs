@@ -6,6 +6,8 @@
 use crate::handlers::session::Session;
 use dataset::cold::fetch::Fetching;
 use dataset::engines::Engines;
+use node::cluster::slot::of_id;
+use node::cluster::{Server, Topology};
 use node::command::footprint::{Footprint, Touch};
 use node::command::spec::Spec;
 use node::command::table::{Found, find};
@@ -24,25 +26,41 @@ pub(crate) fn ask(
         Some(transaction) if spec.name == "exec" => {
             for args in transaction.requests() {
                 if let Some((_, spec)) = find(args.at(0)) {
-                    ask_one(spec, args, engines, fetching);
+                    ask_one(spec, args, session, engines, fetching);
                 }
             }
         }
         // It is queued only.
         Some(_) => {}
-        None => ask_one(spec, args, engines, fetching),
+        None => ask_one(spec, args, session, engines, fetching),
     }
 }
 
-fn ask_one(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetching) {
+fn ask_one(
+    spec: &Spec,
+    args: Args<'_>,
+    session: &Session,
+    engines: &Engines,
+    fetching: &mut Fetching,
+) {
     if !spec.fits(args.len()) {
         return;
     }
     let footprint = Footprint::new(spec, args, engines);
     for footprint in std::iter::once(footprint).chain(footprint.marked()) {
         let exact = footprint.is_exact();
-        footprint.old(exact, |touch| ask_for(&touch, exact, engines, fetching));
+        footprint.old(exact, |touch| {
+            if session.topology.as_ref().is_none_or(|topology| is_here(topology, touch.id())) {
+                ask_for(&touch, exact, engines, fetching);
+            }
+        });
     }
+}
+
+/// Whether this node may have the row of an id: other nodes are asked for what is theirs.
+#[cold]
+fn is_here(topology: &Topology, id: u64) -> bool {
+    matches!(topology.server_of(of_id(id)), Server::Own | Server::OwnMaster(_))
 }
 
 fn ask_for(touch: &Touch<'_>, exact: bool, engines: &Engines, fetching: &mut Fetching) {

@@ -2,7 +2,7 @@
 //! of it.
 
 use crate::handlers::call::Call;
-use crate::handlers::cluster::route;
+use crate::handlers::cluster::{gather, route};
 use crate::handlers::redis::{pubsub, tracking, transaction};
 use crate::handlers::session::{Replies, Scratch, Session};
 use crate::handlers::table::handler;
@@ -42,6 +42,9 @@ pub(crate) fn execute(
         tracking::begin(session, &node);
     }
     let outcome = match checked(found, args, session, node) {
+        Err(_) if session.is_parted.take() => {
+            answer_in_parts(found, args, &mut reply, session, node, scratch)
+        }
         Err(refusal) => {
             note_rejected(found, args, session, node);
             Err(spoil(args, session, node, refusal))
@@ -83,6 +86,7 @@ pub(crate) fn execute(
     if session.replies != Replies::On {
         if !std::mem::take(&mut session.reply_is_push) {
             reply.rewind(mark);
+            session.gathering.iter_mut().for_each(|gathering| gathering.drop_replies(mark));
         }
         session.replies = match session.replies {
             Replies::SkipNext => Replies::SkipThis,
@@ -120,18 +124,32 @@ pub(crate) fn checked(
     if !node.is_loaded() && !spec.has(flag::LOADING) {
         return Err(Refusal::LOADING);
     }
-    if let Some(topology) = &session.topology
-        && let Some(engines) = node.loaded()
-    {
-        route::check(topology, spec, args, session, engines)?;
-    }
     // What was queued was asked before the transaction began to listen.
     let listens =
         session.listening && !session.in_exec && session.client.protocol() == Protocol::Resp2;
     if listens && !spec.has(flag::LISTENER) {
         return Err(pubsub::refuse_while_listening(spec));
     }
+    if let Some(topology) = &session.topology
+        && let Some(engines) = node.loaded()
+    {
+        route::check(topology, spec, args, session, node, engines)?;
+    }
     Ok((u32::from(number) | sub << 16, spec))
+}
+
+/// A request for ids of several nodes.
+#[cold]
+fn answer_in_parts(
+    found: Found,
+    args: Args<'_>,
+    reply: &mut Reply<'_>,
+    session: &mut Session,
+    node: Now<'_>,
+    scratch: &mut Scratch,
+) -> Outcome {
+    let Some((number, spec)) = found else { return Ok(()) };
+    gather::answer(number, spec, args, reply, session, node, scratch)
 }
 
 /// Promise 9: no request keeps others waiting for long.

@@ -1,5 +1,6 @@
 //! What a connection remembers between commands, and what a worker lends to them.
 
+use crate::handlers::cluster::gather::{Gathering, Joined};
 use crate::handlers::redis::{pubsub, tracking, transaction};
 use crate::handlers::suspend::Suspension;
 use dataset::engines::{Page, Seen};
@@ -8,8 +9,9 @@ use node::acl::Access;
 use node::cluster::Topology;
 use node::command::spec::Outcome;
 use node::roles::feed;
-use node::roles::node::Node;
+use node::roles::node::{Node, Process};
 use node::runtime::clients::Client;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -27,9 +29,34 @@ pub(crate) enum Replies {
     SkipThis,
 }
 
-/// Replies are kept back until this is done. What it gives is appended to them, if anything; its
-/// error goes out instead of them.
-pub(crate) type Later = Pin<Box<dyn Future<Output = Vec<u8>> + Send>>;
+/// Replies are kept back until this is done.
+pub(crate) type Later = Pin<Box<dyn Future<Output = Come> + Send>>;
+
+/// What came of it.
+#[derive(Default)]
+pub(crate) struct Come {
+    /// Replies of several nodes, in order, and their places among the replies.
+    pub(crate) joined: Vec<Joined>,
+    /// The last reply, if it was missing.
+    pub(crate) last: Vec<u8>,
+}
+
+impl Come {
+    /// Completes the replies of the turn.
+    pub(crate) fn complete(self, out: &mut Vec<u8>) {
+        if !self.joined.is_empty() {
+            let replies = std::mem::take(out);
+            let mut at = 0;
+            for (place, reply) in &self.joined {
+                out.extend_from_slice(&replies[at..place.start]);
+                out.extend_from_slice(reply);
+                at = place.end;
+            }
+            out.extend_from_slice(&replies[at..]);
+        }
+        out.extend_from_slice(&self.last);
+    }
+}
 
 /// What a connection remembers between commands.
 pub(crate) struct Session {
@@ -51,8 +78,9 @@ pub(crate) struct Session {
     pub(crate) suspension: Suspension,
     /// What EXEC was told for all its commands when it asked whether changes are taken.
     pub(crate) admitted: Option<Outcome>,
-    /// All writers were kept out: the turn ends, so that they come in before it is done again.
-    pub(crate) kept_all_out: bool,
+    /// The turn ends after this request: it has kept all writers out, and they are to come in; or
+    /// enough waits for other nodes.
+    pub(crate) ends_turn: bool,
     pub(crate) subscriptions: pubsub::Subscriptions,
     /// It has subscriptions.
     pub(crate) listening: bool,
@@ -88,6 +116,12 @@ pub(crate) struct Session {
     pub(crate) topology: Option<Arc<Topology>>,
     /// It reads from replicas, too (READONLY).
     pub(crate) reads_replica: bool,
+    /// It is another node of the cluster that asks for parts of pages: see `cluster/gather.rs`.
+    pub(crate) is_coordinator: bool,
+    /// Other nodes answer for ids of the request at hand, which was not refused for another reason.
+    pub(crate) is_parted: Cell<bool>,
+    /// What of this turn waits for other nodes.
+    pub(crate) gathering: Option<Gathering>,
     /// Most arguments of a request.
     pub(crate) most_args: usize,
     /// Most bytes of replies that may wait: the rest of a longer one need not be made, as its
@@ -109,7 +143,7 @@ impl Session {
             may_leave: false,
             suspension: Suspension::default(),
             admitted: None,
-            kept_all_out: false,
+            ends_turn: false,
             subscriptions: pubsub::Subscriptions::default(),
             listening: false,
             messages_due: false,
@@ -126,6 +160,9 @@ impl Session {
             leaving: false,
             topology: None,
             reads_replica: false,
+            is_coordinator: false,
+            is_parted: Cell::new(false),
+            gathering: None,
             most_args: usize::MAX,
             most_out: usize::MAX,
         }
@@ -148,6 +185,20 @@ impl Session {
     pub(crate) fn lose_watched(&mut self) {
         self.watch_lost |= !self.watched.is_empty();
         transaction::drop_watched(self);
+    }
+
+    /// The turn is over: its replies wait for other nodes, too, if any was asked.
+    pub(crate) fn hold_for_others(&mut self, process: impl FnOnce() -> Arc<Process>) {
+        let Some(gathering) = self.gathering.take() else { return };
+        let (process, last) = (process(), self.hold.take());
+        self.hold = Some(Box::pin(async move {
+            let joined = gathering.joined(process).await;
+            let last = match last {
+                Some(last) => last.await.last,
+                None => Vec::new(),
+            };
+            Come { joined, last }
+        }));
     }
 
     /// Gives back what the node keeps for it: at its end, and on RESET.

@@ -13,7 +13,7 @@
 //! puts another data set in the place of the one that it was served from. What it waits for may
 //! hold the old one for a while.
 
-use crate::handlers::session::Session;
+use crate::handlers::session::{Come, Session};
 use crate::net::request_loop::{Closing, RequestLoop, TurnBuffers};
 use node::roles::node::{Host, Node};
 use node::runtime::clients::Client;
@@ -60,7 +60,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// What ends with a reply that is yet to come, or with an error that all replies of the turn
 /// become.
-type MayGo = Pin<Box<dyn Future<Output = Result<Vec<u8>, String>> + Send>>;
+type MayGo = Pin<Box<dyn Future<Output = Result<Come, String>> + Send>>;
 
 /// Replies of a turn, until the log has what it wrote and what it has shown; or of one whose last
 /// reply takes its time.
@@ -280,14 +280,14 @@ impl Connection {
                 }
                 node.durability.replies_may_go(ticket).await?;
             }
-            let last = match asked {
+            let come = match asked {
                 Some(asked) => asked.await,
-                None => Vec::new(),
+                None => Come::default(),
             };
             if shown > 0 {
                 node.durability.settled(shown).await;
             }
-            Ok(last)
+            Ok(come)
         });
         let replies = self.talk.replies + usize::from(std::mem::take(&mut self.talk.session.later));
         self.held = Some(Held { may_go, out: std::mem::take(&mut turn.out), replies });
@@ -297,16 +297,18 @@ impl Connection {
 
     /// Sends the replies that were held back, with what has come for them; or errors in their
     /// places.
-    fn release(
-        &mut self,
-        cx: &mut Context<'_>,
-        outcome: Result<Vec<u8>, String>,
-    ) -> Result<(), ()> {
+    fn release(&mut self, cx: &mut Context<'_>, outcome: Result<Come, String>) -> Result<(), ()> {
         let Some(Held { mut out, replies, .. }) = self.held.take() else { return Ok(()) };
         self.set_away(false);
         self.note();
         match outcome {
-            Ok(last) => out.extend_from_slice(&last),
+            Ok(come) => {
+                come.complete(&mut out);
+                if out.len() > self.talk.session.most_out {
+                    self.talk.end_by_output(&self.host);
+                    return Err(());
+                }
+            }
             Err(text) => {
                 // A client that wrote must not believe that it is safe. Which replies were to
                 // writes is not known any more.

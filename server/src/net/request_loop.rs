@@ -13,7 +13,7 @@ use dataset::engines::{Current, Engines};
 use node::command::table;
 use node::command::table::{Found, Lookup};
 use node::config::Config;
-use node::roles::node::{Node, Now};
+use node::roles::node::{Node, Now, Process};
 use node::runtime::clients::Client;
 use node::runtime::pause::Paused;
 use node::runtime::slowlog;
@@ -200,6 +200,7 @@ impl RequestLoop {
         // An idle client keeps no topology of the past.
         if self.in_cluster {
             self.session.topology = None;
+            self.session.hold_for_others(|| node.process());
         }
         used
     }
@@ -296,7 +297,7 @@ impl RequestLoop {
                 if self.goes_on(node, out.len()) {
                     continue;
                 }
-                self.session.kept_all_out = false;
+                self.session.ends_turn = false;
                 // What was scanned behind it will be scanned again, or never.
                 tallies.commands.add(index as u64 + 1);
                 self.scanner.restart();
@@ -351,13 +352,7 @@ impl RequestLoop {
     #[inline]
     fn goes_on(&mut self, node: Now<'_>, out: usize) -> bool {
         if out > self.session.most_out {
-            tracing::warn!(
-                "client {} asked for more than max_output_buffer_bytes: disconnected; ask for less \
-                 at a time, or raise it",
-                self.session.client.peer
-            );
-            node.clients.ended.by_output.fetch_add(1, Relaxed);
-            self.closing = Closing::AtOnce;
+            self.end_by_output(&node);
             return false;
         }
         if self.session.leaving {
@@ -366,9 +361,21 @@ impl RequestLoop {
         }
         out < WRITE_BYTES
             && self.session.hold.is_none()
-            && !self.session.kept_all_out
+            && !self.session.ends_turn
             // The next one waits with the replies until there is room, and is not refused.
             && !(self.session.wrote && node.engines().is_spilling())
+    }
+
+    /// Its replies take more than may wait for it.
+    #[cold]
+    pub(crate) fn end_by_output(&mut self, process: &Process) {
+        tracing::warn!(
+            "client {} asked for more than max_output_buffer_bytes: disconnected; ask for less at \
+             a time, or raise it",
+            self.session.client.peer
+        );
+        process.clients.ended.by_output.fetch_add(1, Relaxed);
+        self.closing = Closing::AtOnce;
     }
 
     /// What is no request ends the connection.

@@ -9,7 +9,7 @@ pub(crate) const TABLE: &[Spec] = &[
     Spec {
         name: "cnt.get",
         arity: -3,
-        flags: flag::NAMED | flag::READONLY | flag::FAST,
+        flags: flag::PER_ID | flag::NAMED | flag::READONLY | flag::FAST,
         keys: KeyArgs::Ids(Of::Rows, 2, 1),
         group: "counter",
         since: "0.1.0",
@@ -70,7 +70,7 @@ pub(crate) const TABLE: &[Spec] = &[
     Spec {
         name: "cnt.mincrby",
         arity: -5,
-        flags: flag::NAMED | flag::READS | flag::WRITE | flag::DENYOOM | flag::FAST,
+        flags: flag::PER_ID | flag::NAMED | flag::READS | flag::WRITE | flag::DENYOOM | flag::FAST,
         keys: KeyArgs::Ids(Of::Rows, 2, 3),
         group: "counter",
         since: "0.1.0",

@@ -6,7 +6,7 @@ pub(crate) const TABLE: &[Spec] = &[
     Spec {
         name: "feed.get",
         arity: -4,
-        flags: flag::NAMED | flag::READONLY | flag::FAST | flag::MAY_WRITE,
+        flags: flag::PER_ID | flag::NAMED | flag::READONLY | flag::FAST | flag::MAY_WRITE,
         keys: KeyArgs::ids_of(Of::View),
         group: "feed",
         since: "0.1.0",
@@ -32,7 +32,7 @@ pub(crate) const TABLE: &[Spec] = &[
     Spec {
         name: "feed.act",
         arity: -4,
-        flags: flag::NAMED | flag::WRITE | flag::DENYOOM | flag::FAST,
+        flags: flag::PER_ID | flag::NAMED | flag::WRITE | flag::DENYOOM | flag::FAST,
         keys: KeyArgs::ids_of(Of::Action),
         group: "feed",
         since: "0.1.0",
@@ -49,7 +49,7 @@ pub(crate) const TABLE: &[Spec] = &[
     Spec {
         name: "feed.undo",
         arity: -4,
-        flags: flag::NAMED | flag::WRITE | flag::FAST,
+        flags: flag::PER_ID | flag::NAMED | flag::WRITE | flag::FAST,
         keys: KeyArgs::ids_of(Of::Action),
         group: "feed",
         since: "0.1.0",

@@ -6,7 +6,7 @@ pub(crate) const TABLE: &[Spec] = &[
     Spec {
         name: "ph.add",
         arity: -4,
-        flags: flag::NAMED | flag::WRITE | flag::DENYOOM | flag::FAST,
+        flags: flag::PER_ID | flag::NAMED | flag::WRITE | flag::DENYOOM | flag::FAST,
         keys: KeyArgs::ids_of(Of::Pairs),
         group: "phantom",
         since: "0.1.0",
@@ -19,7 +19,7 @@ pub(crate) const TABLE: &[Spec] = &[
     Spec {
         name: "ph.exists",
         arity: -4,
-        flags: flag::NAMED | flag::READONLY | flag::FAST,
+        flags: flag::PER_ID | flag::NAMED | flag::READONLY | flag::FAST,
         keys: KeyArgs::ids_of(Of::Pairs),
         group: "phantom",
         since: "0.1.0",
@@ -33,7 +33,7 @@ pub(crate) const TABLE: &[Spec] = &[
     Spec {
         name: "ph.del",
         arity: -4,
-        flags: flag::NAMED | flag::WRITE | flag::FAST,
+        flags: flag::PER_ID | flag::NAMED | flag::WRITE | flag::FAST,
         keys: KeyArgs::ids_of(Of::Pairs),
         group: "phantom",
         since: "0.1.0",

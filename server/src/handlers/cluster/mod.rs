@@ -1,6 +1,8 @@
 //! Replication, roles and cluster topology, as clients ask for them.
 
 pub(crate) mod controller;
+pub(crate) mod gather;
+pub(crate) mod peers;
 pub(crate) mod replication;
 pub(crate) mod route;
 pub(crate) mod topology;

@@ -1,6 +1,7 @@
 //! Whether this node of a cluster answers a request, or which one does: by the slots of its keys
 //! and ids, in the words of Redis.
 
+use crate::handlers::cluster::gather;
 use crate::handlers::session::Session;
 use dataset::engines::Engines;
 use node::cluster::slot::{of_id, of_key, tag_of};
@@ -8,6 +9,7 @@ use node::cluster::{Server, Topology};
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::footprint::{Footprint, Placed};
 use node::command::spec::{Outcome, Spec};
+use node::roles::node::Now;
 use resp::Args;
 
 const CROSS_SLOT: Refusal =
@@ -97,15 +99,22 @@ impl<'a> Router<'a> {
     }
 }
 
-/// Whether this node answers a request.
+/// Whether this node answers a request. If it is refused since other nodes answer for some of its
+/// ids, and they can be asked, that is noted.
 #[cold]
 pub(crate) fn check(
     topology: &Topology,
     spec: &Spec,
     args: Args<'_>,
     session: &Session,
+    node: Now<'_>,
     engines: &Engines,
 ) -> Outcome {
+    if gather::can_be_parted(spec, args, session, engines) {
+        let is_parted = !gather::are_all_here(spec, args, session, node, topology);
+        session.is_parted.set(is_parted);
+        return if is_parted { Err(CROSS_SLOT) } else { Ok(()) };
+    }
     let mut router = Router::new(topology, session);
     router.add(spec, args, engines);
     router.outcome()

@@ -11,7 +11,7 @@
 
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
-use crate::handlers::cluster::controller;
+use crate::handlers::cluster::{controller, gather};
 use crate::handlers::help::help;
 use crate::handlers::redis::keys::{every_key, refuse_many_keys};
 use ::replication::Sending;
@@ -56,6 +56,7 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("cluster|slaves", replicas),
     ("cluster|slots", slots),
     ("cluster", help),
+    ("tm.coordinator", gather::coordinator),
     ("readonly", read_only),
     ("readwrite", read_write),
     ("module|help", help),

@@ -256,7 +256,7 @@ fn exec(call: &mut Call<'_>) -> Outcome {
                 Err(refusal) => taken = Err(refusal),
             }
         }
-        call.session.kept_all_out = ids.is_none();
+        call.session.ends_turn = ids.is_none();
         alone = Some(engines.exclusive(ids, reserved));
     }
     // It waits for nothing any more: also if it was refused before it could ask again.

@@ -1,0 +1,161 @@
+//! Replies that are passed on: where one ends, and what its elements are. RESP2, as nodes of a
+//! cluster speak it to each other.
+
+use crate::integer;
+
+/// Longest line of a reply: a type's sign with a number, or an error.
+const MOST_LINE: usize = 64 << 10;
+/// Longest string, as in Redis.
+const MOST_BULK: i64 = 512 << 20;
+
+/// What came is no reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoReply;
+
+/// Finds where a reply ends. It goes on where it stopped, so that a long reply that comes in pieces
+/// is looked at once.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplyEnd {
+    at: usize,
+    /// Replies and elements that are still to end.
+    left: usize,
+}
+
+impl Default for ReplyEnd {
+    fn default() -> ReplyEnd {
+        ReplyEnd { at: 0, left: 1 }
+    }
+}
+
+/// The first line, without its end: `None` if it is not whole.
+fn line(bytes: &[u8]) -> Result<Option<&[u8]>, NoReply> {
+    // Nearly all are a sign and a digit.
+    if let [_, _, b'\r', b'\n', ..] = bytes {
+        return Ok(Some(&bytes[..2]));
+    }
+    match bytes.iter().take(MOST_LINE).position(|&byte| byte == b'\n') {
+        Some(at) if at > 1 && bytes[at - 1] == b'\r' => Ok(Some(&bytes[..at - 1])),
+        Some(_) => Err(NoReply),
+        None if bytes.len() >= MOST_LINE => Err(NoReply),
+        None => Ok(None),
+    }
+}
+
+fn length(digits: &[u8], most: i64) -> Result<usize, NoReply> {
+    match integer(digits) {
+        Some(-1) => Ok(0),
+        Some(length) if (0..=most).contains(&length) => Ok(length as usize),
+        _ => Err(NoReply),
+    }
+}
+
+impl ReplyEnd {
+    /// The length of the first reply in `bytes`, which have grown since it was asked before; `None`
+    /// if it is not whole.
+    pub fn find(&mut self, bytes: &[u8]) -> Result<Option<usize>, NoReply> {
+        while self.left > 0 {
+            let Some(line) = line(&bytes[self.at..])? else { return Ok(None) };
+            let mut end = self.at + line.len() + 2;
+            match line[0] {
+                b':' | b'+' | b'-' => {}
+                b'$' if line == b"$-1" => {}
+                b'$' => {
+                    end += length(&line[1..], MOST_BULK)? + 2;
+                    if end > bytes.len() {
+                        return Ok(None);
+                    }
+                }
+                b'*' => self.left += length(&line[1..], i64::from(u32::MAX))?,
+                _ => return Err(NoReply),
+            }
+            self.at = end;
+            self.left -= 1;
+        }
+        Ok(Some(self.at))
+    }
+}
+
+/// The elements of a whole reply that is an array, each with its bytes; `None` for another reply.
+pub fn elements(reply: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
+    let head = line(reply).ok()?.filter(|line| line[0] == b'*')?;
+    let mut left = length(&head[1..], i64::from(u32::MAX)).ok()?;
+    let mut rest = &reply[head.len() + 2..];
+    Some(std::iter::from_fn(move || {
+        left = left.checked_sub(1)?;
+        let end = ReplyEnd::default().find(rest).ok().flatten()?;
+        let (element, behind) = rest.split_at(end);
+        rest = behind;
+        Some(element)
+    }))
+}
+
+/// Appends a whole reply as RESP3 has it: there is one null only.
+pub fn put_resp3(mut reply: &[u8], out: &mut Vec<u8>) {
+    while let Ok(Some(head)) = line(reply) {
+        let string = match head[0] {
+            b'$' => length(&head[1..], MOST_BULK).ok().filter(|_| head != b"$-1"),
+            _ => None,
+        };
+        let end = (head.len() + 2 + string.map_or(0, |length| length + 2)).min(reply.len());
+        match head {
+            b"$-1" | b"*-1" => out.extend_from_slice(b"_\r\n"),
+            _ => out.extend_from_slice(&reply[..end]),
+        }
+        reply = &reply[end..];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REPLIES: [&str; 9] = [
+        "+OK\r\n",
+        "-ERR no\r\n",
+        ":-7\r\n",
+        "$-1\r\n",
+        "*-1\r\n",
+        "$4\r\na\r\nb\r\n",
+        "*0\r\n",
+        "*2\r\n*2\r\n:1\r\n$-1\r\n*-1\r\n",
+        "*3\r\n$0\r\n\r\n*1\r\n*1\r\n+x\r\n:2\r\n",
+    ];
+
+    /// Byte for byte, and with another reply behind it.
+    #[test]
+    fn a_reply_ends_where_its_last_element_does() {
+        for reply in REPLIES {
+            let bytes = format!("{reply}+OK\r\n").into_bytes();
+            let mut end = ReplyEnd::default();
+            for length in 0..reply.len() {
+                assert_eq!(end.find(&bytes[..length]), Ok(None), "{length} of {reply:?}");
+            }
+            assert_eq!(end.find(&bytes), Ok(Some(reply.len())), "{reply:?}");
+        }
+        for broken in ["x\r\n", "\r\n", "+OK\n", "$-2\r\n", "*x\r\n", "$536870913\r\n", "%1\r\n"] {
+            assert_eq!(ReplyEnd::default().find(broken.as_bytes()), Err(NoReply), "{broken:?}");
+        }
+        assert_eq!(ReplyEnd::default().find(&[b'+'; MOST_LINE]), Err(NoReply));
+    }
+
+    #[test]
+    fn elements_are_whole_replies() {
+        let all = format!("*{}\r\n{}", REPLIES.len(), REPLIES.concat());
+        let found: Vec<_> = elements(all.as_bytes()).unwrap().collect();
+        assert_eq!(found, REPLIES.map(str::as_bytes));
+        assert_eq!(elements(b"*-1\r\n").unwrap().count(), 0);
+        assert!(elements(b":1\r\n").is_none());
+    }
+
+    #[test]
+    fn resp3_has_one_null() {
+        let mut out = Vec::new();
+        put_resp3(b"*3\r\n$-1\r\n*-1\r\n$3\r\n$-1\r\n:1\r\n", &mut out);
+        assert_eq!(out, b"*3\r\n_\r\n_\r\n$3\r\n$-1\r\n:1\r\n");
+        for reply in ["+OK\r\n", "*1\r\n*2\r\n:1\r\n-ERR no\r\n", "$0\r\n\r\n"] {
+            out.clear();
+            put_resp3(reply.as_bytes(), &mut out);
+            assert_eq!(out, reply.as_bytes());
+        }
+    }
+}
