@@ -44,6 +44,13 @@ fn any_node_answers_for_all_shards_and_each_like_counts_once() {
     play("pages.py", &["--shards", "3"]);
 }
 
+/// Three shards, whose masters three Sentinels choose: killed under load, and a Sentinel is away.
+#[test]
+fn sentinels_are_the_source_of_a_topology() {
+    let rounds = std::env::var("TIDEMARK_RUNS").unwrap_or_else(|_| "2".to_owned());
+    play("sentinels.py", &["--rounds", &rounds]);
+}
+
 /// Stock clients of Redis Cluster, three shards, and a script in the place of Kvrocks' controller.
 #[test]
 fn a_cluster_serves_stock_clients_and_leases_fence_old_masters() {

@@ -21,6 +21,7 @@ mod handlers;
 mod http;
 mod ingest;
 mod net;
+mod sentinel;
 
 pub use handlers::admin::commands_page;
 pub use net::in_process::Local;
@@ -122,6 +123,7 @@ pub fn start_on(
     stop: Stop,
 ) -> Result<Server, StartError> {
     config.validate()?;
+    node::cluster::sentinel::check(&config).map_err(config::ConfigError::Invalid)?;
     recovery::try_spaces(&config.data_set())?;
     let addresses =
         listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<SocketAddr>>>()?;
@@ -206,6 +208,14 @@ fn start_background(host: &Arc<Host>, threads: &mut Vec<JoinHandle<()>>) -> Resu
     threads.push(workers::thread(host.stop.vital(), "backup".to_owned(), move || {
         backup::backups(&of_backups)
     })?);
+    if host.cluster.is_enabled() && !host.config().shard.is_empty() {
+        let of_sentinel = host.clone();
+        threads.push(workers::thread(host.stop.vital(), "sentinel".to_owned(), move || {
+            if let Err(error) = sentinel::run(&of_sentinel) {
+                tracing::error!("Sentinel cannot be asked: {error}");
+            }
+        })?);
+    }
     if !host.ingest.sources.is_empty() {
         let of_ingest = host.clone();
         threads.push(workers::thread(host.stop.vital(), "ingest".to_owned(), move || {

@@ -6,6 +6,7 @@
 //! back.
 
 pub mod file;
+pub mod sentinel;
 pub mod slot;
 pub mod topology;
 

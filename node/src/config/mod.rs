@@ -23,7 +23,7 @@ pub use ingest::{Ingest, IngestFormat, IngestPoison, IngestStart};
 pub(crate) use sections::SECTIONS;
 pub use sections::{
     Admin, AuthClients, Backup, Changes, Cluster, DEFAULT_ADMIN_PORT, DEFAULT_PORT, Durability,
-    LeaseMode, LogFormat, ReadFrom, Replication, Security, Server, Tls,
+    LeaseMode, LogFormat, ReadFrom, Replication, Security, Server, Shard, Tls,
 };
 
 use serde::{Deserialize, Serialize};
@@ -90,6 +90,8 @@ pub struct Config {
     pub action: Vec<Action>,
     /// `[[ingest]]`
     pub ingest: Vec<Ingest>,
+    /// `[[shard]]`
+    pub shard: Vec<Shard>,
     /// The file that it was read from, for CONFIG REWRITE.
     #[serde(skip)]
     pub file: Option<PathBuf>,
@@ -118,6 +120,7 @@ impl Default for Config {
             view,
             action,
             ingest: Vec::new(),
+            shard: Vec::new(),
             file: None,
             lists: Vec::new(),
         }

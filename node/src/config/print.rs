@@ -2,7 +2,7 @@
 
 use crate::config::{
     Action, Admin, Backup, Changes, Cluster, Config, Counter, Durability, Existence, Ingest, Key,
-    Replication, Security, Server, Spill, Tls, Tokens, View,
+    Replication, Security, Server, Shard, Spill, Tls, Tokens, View,
 };
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -89,8 +89,14 @@ impl Config {
         for (i, item) in self.action.iter().enumerate() {
             print_section(&mut out, "[[action]]", Action::ABOUT, Action::KEYS, item, i == 0);
         }
+        self.print_samples(&mut out);
+        out
+    }
+
+    /// Lists that are empty by default.
+    fn print_samples(&self, out: &mut String) {
         for (i, item) in self.ingest.iter().enumerate() {
-            print_section(&mut out, "[[ingest]]", Ingest::ABOUT, Ingest::KEYS, item, i == 0);
+            print_section(out, "[[ingest]]", Ingest::ABOUT, Ingest::KEYS, item, i == 0);
         }
         if self.ingest.is_empty() {
             let mut sample = String::new();
@@ -101,12 +107,29 @@ impl Config {
                 ..Ingest::default()
             };
             print_section(&mut sample, "[[ingest]]", Ingest::ABOUT, Ingest::KEYS, &of, true);
-            for line in sample.lines() {
-                let mark = if line.is_empty() || line.starts_with('#') { "" } else { "#" };
-                let _ = writeln!(out, "{mark}{line}");
-            }
+            comment_out(&sample, out);
         }
-        out
+        for (i, item) in self.shard.iter().enumerate() {
+            print_section(out, "[[shard]]", Shard::ABOUT, Shard::KEYS, item, i == 0);
+        }
+        if self.shard.is_empty() {
+            let mut sample = String::new();
+            let of = Shard {
+                name: "first".to_owned(),
+                slots: "0-8191".to_owned(),
+                master: "posts-first".to_owned(),
+            };
+            print_section(&mut sample, "[[shard]]", Shard::ABOUT, Shard::KEYS, &of, true);
+            comment_out(&sample, out);
+        }
+    }
+}
+
+/// A list's entry that is there as a sample only.
+fn comment_out(sample: &str, out: &mut String) {
+    for line in sample.lines() {
+        let mark = if line.is_empty() || line.starts_with('#') { "" } else { "#" };
+        let _ = writeln!(out, "{mark}{line}");
     }
 }
 

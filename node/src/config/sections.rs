@@ -395,6 +395,16 @@ section! {
         #[redis = "master-lease-mode"]
         #[live = true]
         master_lease_mode: LeaseMode = LeaseMode::BlockWrite,
+        /// Sentinels that say which nodes are the masters of the shards of this file (`[[shard]]`),
+        /// as host:port. Without any a controller does.
+        sentinels: Vec<String> = Vec::new(),
+        /// The user and the password that they ask for, if any.
+        #[live = true]
+        sentinel_user: String = String::new(),
+        /// See sentinel_user.
+        #[live = true]
+        #[secret = true]
+        sentinel_auth: String = String::new(),
         /// How long a node waits for another one's part of a page, in milliseconds, from 1 to
         /// 60,000. Later the ids of that shard have an error in their places.
         #[live = true]
@@ -409,6 +419,19 @@ section! {
         /// nothing new.
         #[live = true]
         max_staleness_ms: u64 = 5_000,
+    }
+}
+
+section! {
+    /// A shard of a cluster whose masters Sentinel chooses: all nodes have the same list. This is a
+    /// sample: there is none by default, and a controller says which shards there are.
+    Shard {
+        /// Its name, for people.
+        name: String = String::new(),
+        /// Its slots: "0-8191", or several ranges with blanks between.
+        slots: String = String::new(),
+        /// What Sentinel calls its master.
+        master: String = String::new(),
     }
 }
 

@@ -37,6 +37,15 @@ pub(crate) fn refuse_alone(node: &Node) -> Outcome {
     Ok(())
 }
 
+/// What a controller changes, which has no say where Sentinel is the source of the topology.
+fn refuse_beside_sentinel(node: &Node) -> Outcome {
+    refuse_alone(node)?;
+    if !node.config().shard.is_empty() {
+        return Err(refuse!("ERR the topology comes from Sentinel ([[shard]])"));
+    }
+    Ok(())
+}
+
 fn word(args: Args<'_>, at: usize) -> String {
     String::from_utf8_lossy(args.at(at)).into_owned()
 }
@@ -61,7 +70,7 @@ fn my_id(call: &mut Call<'_>) -> Outcome {
 
 fn set_node_id(call: &mut Call<'_>) -> Outcome {
     let id = id_of(call.args, 2, NODE_ID)?;
-    refuse_alone(&call.node)?;
+    refuse_beside_sentinel(&call.node)?;
     call.answer_later(move |node, reply| {
         let dir = node.config().durability.dir.clone();
         let changed =
@@ -80,7 +89,7 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
         5 if call.args.at(4).eq_ignore_ascii_case(b"force") => true,
         _ => return Err(refuse!("ERR Invalid setnodes options")),
     };
-    refuse_alone(&call.node)?;
+    refuse_beside_sentinel(&call.node)?;
     if call.args.at(2).len() > MOST_TEXT {
         return Err(refuse!("ERR Invalid cluster nodes info: more than {MOST_TEXT} bytes"));
     }
@@ -114,7 +123,7 @@ fn set_slot(call: &mut Call<'_>) -> Outcome {
     if version < 0 {
         return Err(refuse!("ERR Invalid version"));
     }
-    refuse_alone(&call.node)?;
+    refuse_beside_sentinel(&call.node)?;
     call.answer_later(move |node, reply| {
         let dir = node.config().durability.dir.clone();
         let next = node.cluster.change(&dir, |now| now.with_slots(&ranges, &id, version).map(Some));
@@ -134,7 +143,7 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
     let master = id_of(call.args, 2, "Invalid node id")?;
     let number = |at| resp::natural(call.args.at(at)).ok_or(Refusal::NOT_AN_INTEGER);
     let (ms, election) = (number(3)?, number(4)?);
-    refuse_alone(&call.node)?;
+    refuse_beside_sentinel(&call.node)?;
     if !(1..=MOST_LEASE_MS).contains(&ms) {
         return Err(refuse!("ERR Invalid lease: must be 1 to {MOST_LEASE_MS} milliseconds"));
     }
@@ -198,7 +207,7 @@ fn obey(node: &Node) -> Outcome {
 
 /// Whether clients reach this node there: it listens on the port, or announces it, and the host is
 /// an address of this machine. A socket can be bound to no other.
-fn is_here(node: &Node, host: &str, port: u16) -> bool {
+pub(crate) fn is_here(node: &Node, host: &str, port: u16) -> bool {
     let config = node.config();
     let settings = &config.replication;
     let is_port = node.addresses.iter().any(|at| at.port() == port)

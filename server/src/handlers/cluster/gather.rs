@@ -64,7 +64,7 @@ pub(crate) fn reads_here(session: &Session, node: Now<'_>) -> bool {
     }
 }
 
-/// Whether this node answers for all ids of such a request. Most are: a part of another node's, say.
+/// Whether this node answers for all ids of such a request, as for those of a part.
 pub(crate) fn are_all_here(
     spec: &Spec,
     args: Args<'_>,

@@ -1,0 +1,155 @@
+//! Follows Sentinels, where they are the source of the topology (`[[shard]]`): asks each of them
+//! once a second, and at once when it says that a master has changed.
+
+use crate::handlers::cluster::controller::is_here;
+use node::client::connect::{ConnectArgs, Link, closed, put_command};
+use node::cluster::sentinel::{Place, Said, Sentinels, places};
+use node::roles::node::Host;
+use parking_lot::Mutex;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How far apart a Sentinel is asked.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+/// A Sentinel that does not answer within this is tried again.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Follows them until the server stops.
+pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let all = Arc::new(Mutex::new(Sentinels::default()));
+    runtime.block_on(async {
+        for (number, address) in places(&host.config()).into_iter().enumerate() {
+            tokio::spawn(follow(host.clone(), all.clone(), number, address));
+        }
+        host.stop.wait().await;
+    });
+    Ok(())
+}
+
+/// Follows one of them.
+async fn follow(host: Arc<Host>, all: Arc<Mutex<Sentinels>>, number: usize, at: Place) {
+    let mut told = String::new();
+    loop {
+        let error = match session(&host, &all, number, &at).await {
+            Ok(never) => match never {},
+            Err(error) => error.to_string(),
+        };
+        if told != error {
+            tracing::warn!(
+                "Sentinel {}:{}: {error}; tried again every second, check cluster.sentinels",
+                at.0,
+                at.1
+            );
+            told = error;
+        }
+        tokio::time::sleep(ASK_EVERY).await;
+    }
+}
+
+async fn within<T>(what: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let late = |_| io::Error::other(format!("no answer in {} s", PATIENCE.as_secs()));
+    tokio::time::timeout(PATIENCE, what).await.map_err(late)?
+}
+
+async fn connect(host: &Host, (name, port): &Place) -> io::Result<Link> {
+    let given = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+    let (user, pass) = {
+        let config = host.config();
+        (given(&config.cluster.sentinel_user), given(&config.cluster.sentinel_auth))
+    };
+    let user = user.filter(|_| pass.is_some());
+    let connect = ConnectArgs { host: name.clone(), port: *port, user, ..ConnectArgs::default() };
+    within(connect.open_as(None, pass, "Set cluster.sentinel_auth.")).await
+}
+
+/// Two connections to a Sentinel: one is asked, and one says when a master has changed.
+async fn session(
+    host: &Arc<Host>,
+    all: &Mutex<Sentinels>,
+    number: usize,
+    at: &Place,
+) -> io::Result<std::convert::Infallible> {
+    let mut asked = connect(host, at).await?;
+    let mut hears = connect(host, at).await?;
+    within(hears.call(&[b"SUBSCRIBE", b"+switch-master"])).await?;
+    let shards = host.config().shard.clone();
+    loop {
+        for (shard, of) in shards.iter().enumerate() {
+            match ask(&mut asked, of.master.as_bytes()).await? {
+                Some(said) => _ = all.lock().hear(number, shard, said),
+                None => tracing::debug!("Sentinel {}:{} has no master {}", at.0, at.1, of.master),
+            }
+        }
+        take_over(host, all);
+        tokio::select! {
+            () = tokio::time::sleep(ASK_EVERY) => {}
+            message = hears.next() => {
+                message?;
+            }
+        }
+    }
+}
+
+/// The topology is what Sentinels say, if that is new.
+fn take_over(host: &Arc<Host>, all: &Mutex<Sentinels>) {
+    let node = host.node();
+    let config = node.config().clone();
+    let is_here = |host: &str, port: u16| is_here(&node, host, port);
+    let next = |now: &node::cluster::Topology| all.lock().topology(&config.shard, now, is_here);
+    match node.cluster.change(&config.durability.dir, next) {
+        Ok(false) => {}
+        Ok(true) => {
+            node.wait_for_turns();
+            let topology = node.cluster.topology();
+            tracing::info!("topology {} by Sentinel:\n{}", topology.version, topology.describe());
+        }
+        Err(error) => tracing::warn!("what Sentinel says cannot be taken over: {error}"),
+    }
+}
+
+/// What a Sentinel says of a master; nothing if it does not know it.
+async fn ask(link: &mut Link, name: &[u8]) -> io::Result<Option<Said>> {
+    let mut out = Vec::new();
+    put_command(&mut out, &[b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", name]);
+    put_command(&mut out, &[b"SENTINEL", b"MASTER", name]);
+    put_command(&mut out, &[b"SENTINEL", b"REPLICAS", name]);
+    within(link.send(&out)).await?;
+    let mut replies = Vec::new();
+    for _ in 0..3 {
+        replies.push(within(link.next()).await?);
+    }
+    let Some(OwnedFrame::Array(replicas)) = replies.pop() else { return Ok(None) };
+    let (Some(about), Some(address)) = (replies.pop(), replies.pop()) else { return Ok(None) };
+    let OwnedFrame::Array(address) = address else { return Ok(None) };
+    let epoch = value(&about, "config-epoch").and_then(|epoch| epoch.parse().ok());
+    let place = |host: Option<String>, port: Option<String>| Some((host?, port?.parse().ok()?));
+    let master = place(address.first().and_then(text), address.get(1).and_then(text));
+    let (Some(epoch), Some(master)) = (epoch, master) else { return Err(closed()) };
+    let is_up = |replica: &&OwnedFrame| {
+        let flags = value(replica, "flags").unwrap_or_default();
+        !flags.split(',').any(|flag| ["s_down", "o_down", "disconnected"].contains(&flag))
+    };
+    let place_of = |replica| place(value(replica, "ip"), value(replica, "port"));
+    let replicas = replicas.iter().filter(is_up).filter_map(place_of).collect();
+    Ok(Some(Said { epoch, master, replicas }))
+}
+
+fn text(frame: &OwnedFrame) -> Option<String> {
+    match frame {
+        OwnedFrame::BulkString(bytes) | OwnedFrame::SimpleString(bytes) => {
+            String::from_utf8(bytes.clone()).ok()
+        }
+        _ => None,
+    }
+}
+
+/// The value of a name in a list of both.
+fn value(frame: &OwnedFrame, name: &str) -> Option<String> {
+    let OwnedFrame::Array(words) = frame else { return None };
+    let at =
+        words.iter().step_by(2).position(|word| text(word).is_some_and(|word| word == name))?;
+    text(words.get(2 * at + 1)?)
+}

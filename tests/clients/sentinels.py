@@ -1,0 +1,200 @@
+"""A cluster whose topology comes from Sentinel: three shards of two nodes, three stock redis-sentinels, and stock clients.
+
+Masters are killed under the load of redis-py's RedisCluster with WAIT 1, while a client that knows of no cluster reads pages of all shards. It is checked that
+no write is lost that WAIT acknowledged, that pages are partial for no longer than writes of that shard fail, and that a Sentinel which was away takes
+nothing back, also when a node was restarted and hears nothing else.
+
+    sentinels.py --server PATH_TO_TIDEMARK [--rounds 2] [--keep]
+"""
+import argparse, os, signal, statistics, subprocess, threading, time
+
+import redis
+from redis.cluster import ClusterNode, RedisCluster
+
+from nodes import Node, scratch, until
+from proxy import free_port
+
+SHARDS, WORKERS, DOWN_AFTER_MS = 3, 3, 1000
+POSTS = range(1000, 1040)
+
+
+class Member(Node):
+    sentinels = []
+
+    def config(self, follows):
+        lines = ["[server]", f"port = {self.port}", "workers = 1", "[durability]", f'dir = "{self.folder}/data"', "[replication]", f"timeout_s = {self.timeout_s}"]
+        lines += [f'replicaof = "127.0.0.1 {follows}"'] if follows else []
+        lines += ["[cluster]", "enabled = true", "peer_timeout_ms = 300", "sentinels = [%s]" % ", ".join(f'"127.0.0.1:{port}"' for port in self.sentinels)]
+        for n in range(SHARDS):
+            lines += ["[[shard]]", f'name = "{n}"', f'master = "shard{n}"', f'slots = "{16384 * n // SHARDS}-{16384 * (n + 1) // SHARDS - 1}"']
+        return "\n".join(lines) + "\n"
+
+    def masters(self):
+        """The ports of the masters by shard, and how many nodes there are."""
+        slots = sorted(redis.Redis(port=self.port, socket_timeout=2).execute_command("CLUSTER SLOTS"), key=lambda range: range[0])
+        return [range[2][1] for range in slots], sum(len(range) - 2 for range in slots)
+
+
+def shard_of(slot):
+    return next(n for n in range(SHARDS) if slot < 16384 * (n + 1) // SHARDS)
+
+
+def is_error(row):
+    return isinstance(row, redis.ResponseError)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--keep", action="store_true")
+    args = parser.parse_args()
+    with scratch("sentinels-", args.keep) as folder:
+        Member.sentinels = [free_port() for _ in range(3)]
+        nodes, sentinels = [Member(args.server, folder, n) for n in range(2 * SHARDS)], []
+        try:
+            start(nodes, sentinels, folder)
+            play(args, nodes, sentinels)
+            away(nodes, sentinels)
+        finally:
+            for sentinel in sentinels:
+                sentinel.send_signal(signal.SIGCONT)
+                sentinel.kill()
+                sentinel.wait()
+            for node in nodes:
+                node.end()
+
+
+def start(nodes, sentinels, folder):
+    for n in range(SHARDS):
+        nodes[2 * n].start()
+    until("masters are up", lambda: all(node.client().ping() for node in nodes[::2]))
+    for n in range(SHARDS):
+        nodes[2 * n + 1].start(nodes[2 * n].port)
+    until("replicas are up", lambda: all(node.is_up() for node in nodes[1::2]))
+    for number, port in enumerate(Member.sentinels):
+        conf = os.path.join(folder, f"sentinel{number}.conf")
+        with open(conf, "w") as f:
+            f.write(f"port {port}\nbind 127.0.0.1\ndir {folder}\n")
+            for n in range(SHARDS):
+                f.write(f"sentinel monitor shard{n} 127.0.0.1 {nodes[2 * n].port} 2\nsentinel down-after-milliseconds shard{n} {DOWN_AFTER_MS}\n")
+                f.write(f"sentinel failover-timeout shard{n} 10000\n")
+        sentinels.append(subprocess.Popen(["redis-sentinel", conf], stdout=open(conf + ".log", "w"), stderr=subprocess.STDOUT))
+    whole = ([node.port for node in nodes[::2]], len(nodes))
+    until("all nodes know all nodes", lambda: all(node.masters() == whole for node in nodes))
+    watch = [redis.Redis(port=port, decode_responses=True, socket_timeout=3) for port in Member.sentinels]
+    until("sentinels know each other", lambda: all(len(w.sentinel_sentinels(f"shard{n}")) == 2 for w in watch for n in range(SHARDS)))
+    try:
+        nodes[0].client().execute_command("CLUSTERX", "SETNODES", f"{'a' * 40} 127.0.0.1 {nodes[0].port} master - 0-16383", 99)
+        raise AssertionError("there are two sources of the topology")
+    except redis.ResponseError as error:
+        assert "Sentinel" in str(error), error
+
+
+def play(args, nodes, sentinels):
+    stop, acked, accepted, pages = threading.Event(), [[] for _ in range(WORKERS)], [], []
+
+    def load(worker):
+        cluster = RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", n.port) for n in nodes], decode_responses=True, socket_timeout=1)
+        post = 10_000 + worker
+        while not stop.is_set():
+            post += WORKERS
+            key = f"post:{{{post}}}"
+            try:
+                node = cluster.get_node_from_key(key)
+                with cluster.get_redis_connection(node).pipeline(transaction=False) as pipe:
+                    pipe.hset(key, "like", post % 4000 + 1)
+                    pipe.execute_command("WAIT", 1, 300)
+                    _, replicas = pipe.execute()
+                accepted.append((time.time(), shard_of(cluster.keyslot(key))))
+                if replicas == 1:
+                    acked[worker].append(post)
+            except (redis.RedisError, OSError):
+                time.sleep(0.02)
+                try:
+                    cluster.nodes_manager.initialize()
+                except redis.RedisError:
+                    pass
+
+    def read(port):
+        """Pages by one node: when, and which shards were missing."""
+        client = redis.Redis(port=port, decode_responses=True, socket_timeout=5)
+        while not stop.is_set():
+            page = client.execute_command("FEED.GET", "home", 7, *POSTS)
+            pages.append((time.time(), {shard_of(slots[post]) for post, row in zip(POSTS, page) if is_error(row)}))
+            time.sleep(0.01)
+
+    slots = {post: nodes[0].client().execute_command("CLUSTER", "KEYSLOT", post) for post in POSTS}
+    acts = nodes[1].client().execute_command("FEED.ACT", "like", 7, *POSTS)
+    assert acts == [1] * len(POSTS), acts
+    # The node that is asked for pages stays: shards 0 and 1 lose their masters.
+    reader = nodes[2 * (SHARDS - 1)]
+    threads = [threading.Thread(target=load, args=(w,), daemon=True) for w in range(WORKERS)]
+    threads.append(threading.Thread(target=read, args=(reader.port,), daemon=True))
+    for thread in threads:
+        thread.start()
+    time.sleep(1)
+    writes, partial = [], []
+    for round in range(args.rounds):
+        shard = round % (SHARDS - 1)
+        port = reader.masters()[0][shard]
+        old = next(node for node in nodes if node.port == port)
+        began = time.time()
+        old.process.kill()
+        old.process.wait()
+        until("another master", lambda: reader.masters()[0][shard] != port)
+        until("writes are accepted", lambda: any(t > began + DOWN_AFTER_MS / 1000 and s == shard for t, s in accepted[-500:]))
+        writes.append(next(t for t, s in accepted if t > began + DOWN_AFTER_MS / 1000 and s == shard) - began)
+        time.sleep(0.5)
+        missing = [t for t, away in pages if t > began and away]
+        assert all(away <= {shard} for t, away in pages if t > began), "ids of another shard were missing"
+        assert not pages[-1][1], "pages are whole again"
+        partial.append(max(missing, default=began) - began)
+        old.start()
+        until("the old master follows", old.is_up)
+        until("all nodes know all nodes", lambda: all(node.masters() == (reader.masters()[0], len(nodes)) for node in nodes))
+        print(f"round {round + 1}: writes again after {writes[-1]:.2f} s, pages partial until {partial[-1]:.2f} s", flush=True)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    cluster = RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", n.port) for n in nodes], decode_responses=True)
+    posts = [post for worker in acked for post in worker]
+    lost = [post for post in posts if cluster.hget(f"post:{{{post}}}", "like") != str(post % 4000 + 1)]
+    print(f"{args.rounds} failovers by Sentinel, {len(posts)} writes acknowledged by WAIT 1, {len(lost)} of them lost; writes again after "
+          f"{statistics.median(writes):.2f} s, {len(pages)} pages, partial until {max(partial):.2f} s at most")
+    assert not lost, f"acknowledged writes are lost: {lost[:20]}"
+    assert len(posts) > 100 * args.rounds, "hardly anything was written"
+    assert all(p < w + 0.5 for p, w in zip(partial, writes)), (partial, writes)
+
+
+def away(nodes, sentinels):
+    """A Sentinel misses a failover, and is the only one that answers afterwards."""
+    reader = nodes[2 * (SHARDS - 1)]
+    before = reader.masters()[0]
+    old = next(node for node in nodes if node.port == before[0])
+    sentinels[0].send_signal(signal.SIGSTOP)
+    old.process.kill()
+    old.process.wait()
+    until("another master", lambda: reader.masters()[0][0] != before[0])
+    after = reader.masters()[0]
+    for sentinel in sentinels[1:]:
+        sentinel.send_signal(signal.SIGSTOP)
+    sentinels[0].send_signal(signal.SIGCONT)
+    # A node that hears nothing else from its start on.
+    restarted = nodes[2 * (SHARDS - 1) + 1]
+    restarted.process.kill()
+    restarted.process.wait()
+    restarted.start()
+    until("it is up", lambda: restarted.client().ping())
+    end = time.time() + 3
+    while time.time() < end:
+        assert redis.Redis(port=Member.sentinels[0]).execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "shard0")[1] == str(before[0]).encode(), "the Sentinel is not stale"
+        for node in (reader, restarted):
+            assert node.masters()[0] == after, "a Sentinel that was away took the topology back"
+        time.sleep(0.2)
+    for sentinel in sentinels[1:]:
+        sentinel.send_signal(signal.SIGCONT)
+    print("a Sentinel that was away takes nothing back")
+
+
+main()
