@@ -186,6 +186,12 @@ impl Link {
         number
     }
 
+    /// Whether it is in use, and nothing waits.
+    fn is_idle(&self) -> bool {
+        let state = self.state.lock();
+        state.waiting.is_empty() && !state.is_retired
+    }
+
     /// The connection has ended: no request that waits gets an answer.
     fn fail(&self, process: &Process, why: &str) {
         let mut state = self.state.lock();
@@ -212,14 +218,20 @@ impl Link {
                 Ok(opened) => opened,
                 Err(_) => Err(io::Error::other(late(timeout))),
             };
-            let ended = match opened {
+            let began = Instant::now();
+            let (was_open, ended) = match opened {
                 Ok(socket) => {
                     self.state.lock().down = None;
                     let mut wire = Wire::new(socket);
-                    poll_fn(|cx| wire.poll(cx, &self, &process)).await
+                    (true, poll_fn(|cx| wire.poll(cx, &self, &process)).await)
                 }
-                Err(error) => error,
+                Err(error) => (false, error),
             };
+            // An idle connection that the node has closed (idle_timeout_s, say) means nothing.
+            if was_open && self.is_idle() {
+                tokio::time::sleep_until((began + RETRY_EVERY).into()).await;
+                continue;
+            }
             self.fail(&process, &ended.to_string());
             if self.state.lock().is_retired {
                 return;
