@@ -14,8 +14,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Messages that are sent before it is looked what was kept.
-const SENT_TOGETHER: u64 = 500;
+/// Messages that are sent before it is looked what was kept: of some 2,000 events.
+fn sent_together() -> u64 {
+    2000 / crate::together()
+}
 
 /// A kind of broker.
 pub(crate) trait Broker: Sized + Send + Sync + 'static {
@@ -118,7 +120,7 @@ impl<B: Broker> Running<B> {
     pub(crate) fn publish_all(&self, messages: u64, is_over: &dyn Fn() -> bool) {
         let mut to = 0;
         while to < messages {
-            to = messages.min(to + 4 * SENT_TOGETHER);
+            to = messages.min(to + 4 * sent_together());
             for partition in 0..B::PARTITIONS {
                 while let Err(why) = B::publish(self.port, partition, to) {
                     if is_over() {
@@ -194,9 +196,9 @@ impl Broker for Nats {
             let context = Nats::context(port).await?;
             let mut stream = timely(context.get_stream(Nats::STREAM)).await?;
             let kept = timely(stream.info()).await?.state.last_sequence;
-            for from in (kept..to).step_by(SENT_TOGETHER as usize) {
+            for from in (kept..to).step_by(sent_together() as usize) {
                 let mut sent = Vec::new();
-                for number in from..to.min(from + SENT_TOGETHER) {
+                for number in from..to.min(from + sent_together()) {
                     let text = message(number, 0, 1);
                     let subject = format!("events.{}", number % 10);
                     sent.push(timely(context.publish(subject, text.into())).await?);
@@ -272,7 +274,7 @@ impl Broker for Kafka {
             let handling = UnknownTopicHandling::Error;
             let producer = timely(client.partition_client(Kafka::STREAM, number, handling)).await?;
             let kept = timely(producer.get_offset(OffsetAt::Latest)).await? as u64;
-            for from in (kept..to).step_by(SENT_TOGETHER as usize) {
+            for from in (kept..to).step_by(sent_together() as usize) {
                 let record = |number| Record {
                     key: None,
                     value: Some(message(number, partition, Kafka::PARTITIONS).into_bytes()),
@@ -280,7 +282,7 @@ impl Broker for Kafka {
                     timestamp: rskafka::chrono::DateTime::UNIX_EPOCH,
                 };
                 let records: Vec<Record> =
-                    (from..to.min(from + SENT_TOGETHER)).map(record).collect();
+                    (from..to.min(from + sent_together())).map(record).collect();
                 // Both of what brokers are given.
                 let compression = match from % 2 {
                     0 => Compression::Lz4,
@@ -334,9 +336,9 @@ impl Broker for Redis {
             .query(&mut connection)
             .map_err(text)?;
         let kept = last.first().map_or(0, |(id, _)| id[2..].parse::<u64>().unwrap());
-        for from in (kept..to).step_by(SENT_TOGETHER as usize) {
+        for from in (kept..to).step_by(sent_together() as usize) {
             let mut pipe = redis::pipe();
-            for number in from..to.min(from + SENT_TOGETHER) {
+            for number in from..to.min(from + sent_together()) {
                 let id = format!("0-{}", number + 1);
                 let text = message(number, 0, 1);
                 pipe.cmd("XADD").arg(Redis::STREAM).arg(id).arg("payload").arg(text).ignore();

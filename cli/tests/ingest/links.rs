@@ -162,7 +162,7 @@ fn a_handover_in_the_middle_of_events_loses_and_repeats_none() {
             nodes.reverse();
         }
         until("all is taken", || end(nodes[0]));
-        assert_eq!(rows(nodes[0]), expected(MESSAGES * crate::TOGETHER));
+        assert_eq!(rows(nodes[0]), expected(MESSAGES * crate::together()));
         assert_eq!(field(nodes[1], "state"), "idle");
     });
 }

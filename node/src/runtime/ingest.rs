@@ -89,6 +89,8 @@ pub struct Source {
     pub reconnects: AtomicU64,
     /// Events of the last second.
     pub rate: AtomicU64,
+    /// How long its broker may be silent when it is asked; 0: the usual time.
+    pub patience_s: AtomicU64,
     last_error: Mutex<String>,
 }
 
@@ -112,6 +114,7 @@ impl Source {
             gap_messages: AtomicU64::new(0),
             reconnects: AtomicU64::new(0),
             rate: AtomicU64::new(0),
+            patience_s: AtomicU64::new(0),
             last_error: Mutex::default(),
         })
     }
@@ -226,6 +229,13 @@ impl Ingests {
             sources: configured.iter().filter_map(source).collect(),
             tallies: Tallies::default(),
         }
+    }
+
+    /// The name of a source that has events for a target, an action or space.field, of this kind.
+    pub fn source_for(&self, is: impl Fn(&str) -> bool) -> Option<&str> {
+        let mut sources = self.sources.iter();
+        let used = sources.find(|source| source.mapped.iter().any(|event| is(&event.target)));
+        used.map(|source| source.config.name.as_str())
     }
 
     /// The source of this name.

@@ -4,7 +4,7 @@
 //! librdkafka would bring a C library of its own threads, queues and groups, whose offsets are not
 //! the truth here. What rskafka lacks: records of transactions that were aborted are read, too.
 
-use super::{CHUNK_BYTES, Chunk, IDLE, Trouble, ends_before, in_time, note_gap};
+use super::{CHUNK_BYTES, Chunk, IDLE, Trouble, ends_before, note_gap};
 use node::config::Ingest;
 use node::runtime::ingest::Source;
 use rskafka::BackoffConfig;
@@ -91,7 +91,7 @@ impl Reader {
     }
 
     async fn end(&self, at: OffsetAt) -> Result<u128, Trouble> {
-        Ok(u128::try_from(in_time(self.0.get_offset(at)).await??).unwrap_or(0))
+        Ok(u128::try_from(self.0.get_offset(at).await?).unwrap_or(0))
     }
 
     pub(super) async fn read(
@@ -102,8 +102,8 @@ impl Reader {
     ) -> Result<(), Trouble> {
         let offset = i64::try_from(next).unwrap_or(i64::MAX);
         let bytes = 1..CHUNK_BYTES as i32;
-        let fetched = self.0.fetch_records(offset, bytes, IDLE.as_millis() as i32);
-        let (records, end) = match in_time(fetched).await? {
+        let fetched = self.0.fetch_records(offset, bytes, IDLE.as_millis() as i32).await;
+        let (records, end) = match fetched {
             Ok(fetched) => fetched,
             Err(Error::ServerError { protocol_error: ProtocolError::OffsetOutOfRange, .. }) => {
                 return self.out_of_range(source, next, chunk).await;

@@ -41,8 +41,9 @@ const PARTITIONS_EVERY: Duration = Duration::from_secs(30);
 const CHUNK_BYTES: usize = 1 << 20;
 /// Messages of one read.
 const CHUNK_MESSAGES: usize = 4096;
-/// How long a broker may be silent when it is asked.
+/// How long a broker may be silent when it is asked; and one that was silent so long before.
 const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE_MOST: Duration = Duration::from_secs(320);
 /// How long a reader waits for the next message.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -159,10 +160,14 @@ impl Reader {
 }
 
 /// What a broker answers, if it does in time: one that hangs, or a link that lost its other end
-/// without a word, is left, and tried anew.
-async fn in_time<T>(answer: impl Future<Output = T>) -> Result<T, Trouble> {
-    let answer = tokio::time::timeout(IDLE + PATIENCE, answer).await;
-    answer.map_err(|_| Trouble::Broken("the broker does not answer in time".to_owned()))
+/// without a word, is left, and tried anew. One that is only slow has twice as long then: what was
+/// asked of it may keep it busy though no reader waits for the answer.
+async fn in_time<T>(source: &Source, answer: impl Future<Output = T>) -> Result<T, Trouble> {
+    let patience = Duration::from_secs(source.patience_s.load(Relaxed)).max(PATIENCE);
+    tokio::time::timeout(IDLE + patience, answer).await.map_err(|_| {
+        source.patience_s.store((2 * patience).min(PATIENCE_MOST).as_secs(), Relaxed);
+        Trouble::Broken(format!("the broker does not answer in {} s", (IDLE + patience).as_secs()))
+    })
 }
 
 /// Messages were lost before they were read: the broker keeps them no more. `lost`: how many, if
@@ -244,7 +249,8 @@ async fn all_partitions(host: Arc<Host>, source: Arc<Source>) {
     let mut backoff = RETRY;
     loop {
         wait_for_leave(&host, &source, 0, known == 0).await;
-        let all = in_time(partitions(&source.config, source.broker)).await.unwrap_or_else(Err);
+        let all =
+            in_time(&source, partitions(&source.config, source.broker)).await.unwrap_or_else(Err);
         let rest = match all {
             Ok(all) => {
                 // Partitions are never fewer. Those that come later are read from their beginning.
@@ -321,6 +327,9 @@ async fn flow(host: Arc<Host>, source: Arc<Source>, partition: u32, is_new: bool
             Trouble::Broken(_) => {
                 source.reconnects.fetch_add(1, Relaxed);
                 let has_read = source.messages.load(Relaxed) != before;
+                if has_read {
+                    source.patience_s.store(0, Relaxed);
+                }
                 backoff = if has_read { RETRY } else { (backoff * 2).min(RETRY_MOST) };
                 // So that several do not come back at the same moment.
                 let rest = backoff.mul_f64(0.75 + fastrand::f64() / 2.0);
@@ -346,7 +355,8 @@ async fn read_on(
     let orders = source.orders();
     source.stand(partition, State::Connecting);
     let known = host.node().engines().offsets.get(&source.config.name, partition);
-    let (mut reader, at) = in_time(Reader::open(source, partition, known, is_new)).await??;
+    let (mut reader, at) =
+        in_time(source, Reader::open(source, partition, known, is_new)).await??;
     let mut taker = take::Taker::new(host, source, partition, known, at).await?;
     source.stand(partition, State::Running);
     let mut chunk = Chunk::default();
@@ -356,7 +366,7 @@ async fn read_on(
         }
         chunk.clear();
         tokio::select! {
-            read = reader.read(source, taker.next(), &mut chunk) => read?,
+            read = in_time(source, reader.read(source, taker.next(), &mut chunk)) => read??,
             () = source.told.notified() => return Err(Trouble::Ordered),
         }
         source.lags(partition, chunk.lag + chunk.messages.len() as u64);

@@ -4,9 +4,7 @@
 //! acknowledgements. Whatever is strange about what it delivers (a consumer sequence that jumps, as
 //! after a lost link), the reader ends, and the next one begins at our offset.
 
-use super::{
-    CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, PATIENCE, Trouble, ends_before, in_time, note_gap,
-};
+use super::{CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, PATIENCE, Trouble, ends_before, note_gap};
 use async_nats::jetstream;
 use async_nats::jetstream::consumer::{AckPolicy, Consumer, DeliverPolicy, pull};
 use async_nats::jetstream::stream::Stream;
@@ -116,7 +114,7 @@ impl Reader {
         .map_err(broken)?;
         let (mut expected, mut jumps) = (next, Vec::new());
         loop {
-            let Some(message) = in_time(batch.next()).await? else { break };
+            let Some(message) = batch.next().await else { break };
             let message = message.map_err(broken)?;
             let info = message.info().map_err(broken)?;
             if info.consumer_sequence != self.delivered + 1 {

@@ -4,7 +4,7 @@
 //! whether entries behind our offset were trimmed. How many is known by `entries-added`, from the
 //! second read on.
 
-use super::{CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, Trouble, ends_before, in_time, note_gap};
+use super::{CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, Trouble, ends_before, note_gap};
 use node::client::connect::{ConnectArgs, Link};
 use node::config::Ingest;
 use node::runtime::ingest::Source;
@@ -91,7 +91,7 @@ impl Reader {
     }
 
     async fn ask(&mut self, args: &[&[u8]]) -> Result<OwnedFrame, Trouble> {
-        match in_time(self.link.call(args)).await?? {
+        match self.link.call(args).await? {
             OwnedFrame::Error(why) => Err(Trouble::Broken(why)),
             reply => Ok(reply),
         }
@@ -175,13 +175,13 @@ impl Reader {
         ] {
             node::client::connect::put_command(&mut requests, request);
         }
-        in_time(self.link.send(&requests)).await??;
+        self.link.send(&requests).await?;
         for _ in 0..3 {
-            if let OwnedFrame::Error(why) = in_time(self.link.next()).await?? {
+            if let OwnedFrame::Error(why) = self.link.next().await? {
                 return Err(Trouble::Broken(why));
             }
         }
-        match in_time(self.link.next()).await?? {
+        match self.link.next().await? {
             OwnedFrame::Array(parts) => match <[OwnedFrame; 2]>::try_from(parts) {
                 Ok([info, read]) => Ok((info, read)),
                 Err(_) => Err(strange()),
