@@ -14,6 +14,9 @@ pub enum EditError {
     /// There is nothing of that name.
     #[error("no such {0} '{1}'")]
     NoSuch(&'static str, String),
+    /// There is something of that name already.
+    #[error("the {0} '{1}' exists already")]
+    Exists(&'static str, String),
     /// An option is not known, cannot be changed, or has an impossible value; or what would come of
     /// it does not fit together.
     #[error("{0}")]
@@ -68,6 +71,16 @@ fn entry<T: Default + serde::Serialize + serde::de::DeserializeOwned>(
     with(&T::default(), &pairs).map_err(EditError::Invalid)
 }
 
+/// Adds an entry to a list, or puts it in the place of the one of its name.
+fn put<T>(list: &mut Vec<T>, made: T, replaces: bool, name: fn(&T) -> &str) -> Result<(), T> {
+    match list.iter_mut().find(|known| name(known) == name(&made)) {
+        None => list.push(made),
+        Some(known) if replaces => *known = made,
+        Some(_) => return Err(made),
+    }
+    Ok(())
+}
+
 /// "space.field" or "space": whether it is of this space.
 fn is_of(counter: &str, space: &str) -> bool {
     counter.split_once('.').map_or(counter, |(space, _)| space) == space
@@ -80,9 +93,19 @@ impl Catalogue {
         Ok(self.last)
     }
 
+    fn check_new_space(&self, name: &str) -> Result<(), EditError> {
+        let counters = self.counter.iter().map(|known| &known.made.name);
+        let mut names = counters.chain(self.existence.iter().map(|known| &known.made.name));
+        match names.any(|known| known == name) {
+            true => Err(EditError::Exists("space", name.to_owned())),
+            false => Ok(()),
+        }
+    }
+
     /// TM.SPACE CREATE of a counter space.
     pub fn create_counter(&mut self, name: &str, pairs: Pairs<'_>) -> Result<(), EditError> {
         let made: Counter = entry(name, pairs)?;
+        self.check_new_space(name)?;
         let number = self.number()?;
         self.counter.push(CounterEntry::new(number, &made));
         Ok(())
@@ -91,6 +114,7 @@ impl Catalogue {
     /// TM.SPACE CREATE of an existence space.
     pub fn create_existence(&mut self, name: &str, pairs: Pairs<'_>) -> Result<(), EditError> {
         let made: Existence = entry(name, pairs)?;
+        self.check_new_space(name)?;
         let number = self.number()?;
         self.existence.push(ExistenceEntry::new(number, &made));
         Ok(())
@@ -115,6 +139,17 @@ impl Catalogue {
 
     /// TM.SPACE RENAME: views and actions follow. Keys stay as they are.
     pub fn rename(&mut self, from: &str, to: &str) -> Result<(), EditError> {
+        if from != to {
+            self.check_new_space(to)?;
+        }
+        let is_shared = self.view.iter().any(|view| view.name == to)
+            || self.action.iter().any(|action| action.name == to);
+        if is_shared {
+            return Err(EditError::Invalid(format!(
+                "a view or an action is named '{to}': users whose rules follow the space would get \
+                 a right to that, too"
+            )));
+        }
         let counters = self.counter.iter_mut().map(|known| &mut known.made.name);
         let existences = self.existence.iter_mut().map(|known| &mut known.made.name);
         let Some(name) = counters.chain(existences).find(|name| *name == from) else {
@@ -176,10 +211,15 @@ impl Catalogue {
         Ok(())
     }
 
-    /// TM.VIEW CREATE.
-    pub fn create_view(&mut self, name: &str, pairs: Pairs<'_>) -> Result<(), EditError> {
-        self.view.push(entry(name, pairs)?);
-        Ok(())
+    /// TM.VIEW CREATE, or with `replaces` CREATE REPLACE.
+    pub fn create_view(
+        &mut self,
+        name: &str,
+        pairs: Pairs<'_>,
+        replaces: bool,
+    ) -> Result<(), EditError> {
+        let put = put(&mut self.view, entry(name, pairs)?, replaces, |view: &View| &view.name);
+        put.map_err(|view| EditError::Exists("view", view.name))
     }
 
     /// TM.VIEW DROP.
@@ -198,10 +238,16 @@ impl Catalogue {
         Ok(())
     }
 
-    /// TM.ACTION CREATE.
-    pub fn create_action(&mut self, name: &str, pairs: Pairs<'_>) -> Result<(), EditError> {
-        self.action.push(entry(name, pairs)?);
-        Ok(())
+    /// TM.ACTION CREATE, or with `replaces` CREATE REPLACE.
+    pub fn create_action(
+        &mut self,
+        name: &str,
+        pairs: Pairs<'_>,
+        replaces: bool,
+    ) -> Result<(), EditError> {
+        let made = entry(name, pairs)?;
+        let put = put(&mut self.action, made, replaces, |action: &Action| &action.name);
+        put.map_err(|action| EditError::Exists("action", action.name))
     }
 
     /// TM.ACTION DROP.

@@ -155,19 +155,20 @@ impl Engines {
     /// number of pairs must not take it from all others. (Rows take theirs as they come.)
     fn check_room(&self, told: &Catalogue) -> Result<(), String> {
         let is_new = |known: &&ExistenceEntry| self.existence_by_number(known.number).is_none();
+        let left = self.memory_budget().saturating_sub(self.kept_bytes());
         for known in told.existence.iter().filter(is_new) {
             // What the engine refuses it says itself.
             let needed = existence_options(&known.made).first_table_bytes();
             let Ok(needed) = needed else { continue };
             let most = match known.made.memory_limit_bytes {
-                0 => self.memory_budget(),
-                most => most.min(self.memory_budget()),
+                0 => left,
+                most => most.min(left),
             };
             if needed > most {
                 return Err(format!(
                     "existence space '{}': its first table, an eighth of pairs_per_table, takes \
-                     {needed} bytes: more than there is for it (server.memory_bytes, \
-                     memory_limit_bytes)",
+                     {needed} bytes: more than the {most} that there are for it \
+                     (server.memory_bytes, memory_limit_bytes, and what other spaces keep)",
                     known.made.name
                 ));
             }

@@ -267,7 +267,7 @@ mod tests {
         let words = words.map(|(key, value)| (key.to_owned(), value.to_owned()));
         let create = |now: &mut Catalogue| {
             now.drop_action("like")?;
-            now.create_action("cheer", &words)
+            now.create_action("cheer", &words, false)
         };
         current.edit(|| Ok::<(), ChangeError>(()), create).unwrap();
         let engines = current.load();

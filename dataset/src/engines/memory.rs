@@ -158,6 +158,20 @@ impl Engines {
         self.memory.budget.load(Relaxed)
     }
 
+    /// Bytes that no space can give back: all that those have that do not spill, and the newest
+    /// tables of the others.
+    pub(super) fn kept_bytes(&self) -> u64 {
+        let counters = self.counters.iter().map(|space| match space.spills() {
+            true => space.ranges().iter().map(|range| range.bytes).max().unwrap_or(0),
+            false => space.memory_bytes(),
+        });
+        let existences = self.existences.iter().map(|space| match space.spills() {
+            true => space.newest_filter_bytes().0,
+            false => space.memory_bytes(),
+        });
+        counters.chain(existences).sum()
+    }
+
     /// The shares of counter spaces and of existence spaces.
     fn shares(&self) -> (Vec<u64>, Vec<u64>) {
         let beside = self.tokens.stats().bytes

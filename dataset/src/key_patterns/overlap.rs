@@ -69,16 +69,35 @@ impl State {
     }
 }
 
+/// The bytes that make a difference: those of the texts, a digit, and one of all others.
+fn alphabet(a: &Pattern, b: &Pattern) -> Vec<u8> {
+    let mut bytes = vec![b'0'];
+    for Pattern { prefix, middle, end, .. } in [a, b] {
+        bytes.extend_from_slice(prefix);
+        bytes.extend_from_slice(middle);
+        bytes.extend_from_slice(end.as_deref().unwrap_or_default());
+    }
+    bytes.extend((0..=u8::MAX).find(|byte| !byte.is_ascii_digit() && !bytes.contains(byte)));
+    bytes.sort_unstable();
+    bytes.dedup();
+    bytes
+}
+
 /// Whether some key fits both. States are visited once: at most as many as the product of the
 /// lengths, and as a rule only as many as the common prefix is long.
 pub(crate) fn overlap(a: &Pattern, b: &Pattern) -> bool {
-    let start = (State::Prefix(0), State::Prefix(0));
+    let same = a.prefix.len().min(b.prefix.len());
+    if a.prefix[..same] != b.prefix[..same] {
+        return false;
+    }
+    let start = (State::Prefix(same), State::Prefix(same));
+    let alphabet = alphabet(a, b);
     let (mut seen, mut todo) = (std::collections::HashSet::from([start]), vec![start]);
     while let Some((of_a, of_b)) = todo.pop() {
         if of_a.is_final(a) && of_b.is_final(b) {
             return true;
         }
-        for byte in 0..=u8::MAX {
+        for &byte in &alphabet {
             for next_a in of_a.after(a, byte) {
                 for next_b in of_b.after(b, byte) {
                     if seen.insert((next_a, next_b)) {

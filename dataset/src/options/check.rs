@@ -3,6 +3,7 @@
 
 use super::{Action, Counter, Existence, LedgerMode, View};
 use crate::key_patterns::{Kind, Pattern};
+use std::collections::BTreeMap;
 
 /// Most counter spaces, and most existence spaces: SCAN's cursor has a byte for the space.
 const MOST_SPACES: usize = 256;
@@ -22,6 +23,33 @@ pub struct Lists<'a> {
     pub view: &'a [View],
     /// Actions.
     pub action: &'a [Action],
+}
+
+/// Key patterns by what their keys begin with: those of two patterns are the same only if one of
+/// the beginnings is the beginning of the other, so few need be compared.
+#[derive(Default)]
+struct Known {
+    by_start: BTreeMap<Vec<u8>, Vec<(usize, Pattern)>>,
+    number: usize,
+}
+
+impl Known {
+    fn add(&mut self, pattern: Pattern) {
+        let others = self.by_start.entry(pattern.start().to_vec()).or_default();
+        others.push((self.number, pattern));
+        self.number += 1;
+    }
+
+    /// A pattern that could match a key of this one, of those from number `from` on.
+    fn overlapping(&self, pattern: &Pattern, from: usize) -> Option<&Pattern> {
+        let start = pattern.start();
+        let shorter = (0..start.len()).filter_map(|end| self.by_start.get(&start[..end]));
+        let longer = self.by_start.range(start.to_vec()..);
+        let longer = longer.take_while(|(other, _)| other.starts_with(start));
+        let near = shorter.chain(longer.map(|(_, near)| near)).flatten();
+        let mut near = near.filter(|(number, other)| *number >= from && other.overlaps(pattern));
+        near.next().map(|(_, other)| other)
+    }
 }
 
 impl Lists<'_> {
@@ -81,7 +109,7 @@ impl Lists<'_> {
 
     /// No two patterns match one key.
     fn check_patterns(&self) -> Result<(), String> {
-        let mut patterns: Vec<(String, Pattern)> = Vec::new();
+        let mut known = Known::default();
         let counters = self
             .counter
             .iter()
@@ -93,16 +121,16 @@ impl Lists<'_> {
                 let pattern = Pattern::parse(kind, text).map_err(|e| e.to_string())?;
                 // Pairs without members have commands of their own, so their keys may be those of
                 // counters.
-                let others = &patterns[if bare { of_counters } else { 0 }..];
-                if let Some((other, _)) = others.iter().find(|(_, p)| p.overlaps(&pattern)) {
+                let from = if bare { of_counters } else { 0 };
+                if let Some(other) = known.overlapping(&pattern, from) {
                     return Err(format!(
                         "key patterns '{other}' and '{text}' could both match one key"
                     ));
                 }
-                patterns.push((text.to_owned(), pattern));
+                known.add(pattern);
             }
             if kind != Kind::Pair {
-                of_counters = patterns.len();
+                of_counters = known.number;
             }
         }
         Ok(())
@@ -178,8 +206,8 @@ fn check_names(kind: &str, names: &[&str]) -> Result<(), String> {
             && !name.starts_with(|c: char| c.is_ascii_digit());
         if !legal {
             return Err(format!(
-                "a {kind} is named '{name}': a name has 1 to 64 of a-z, 0-9 and _, and does not \
-                 begin with a digit"
+                "'{name}' cannot name a {kind}: a name has 1 to 64 of a-z, 0-9 and _, and does \
+                 not begin with a digit"
             ));
         }
         if names[..i].contains(name) {
@@ -187,4 +215,37 @@ fn check_names(kind: &str, names: &[&str]) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As if each were compared with each.
+    #[test]
+    fn patterns_that_may_match_one_key_are_found_among_many() {
+        let mut random = fastrand::Rng::with_seed(31);
+        let (mut found, mut none) = (0, 0);
+        for _ in 0..2000 {
+            let (mut all, mut known) = (Vec::<Pattern>::new(), Known::default());
+            for _ in 0..random.usize(1..12) {
+                let text = |random: &mut fastrand::Rng, most: usize| -> String {
+                    (0..random.usize(0..most))
+                        .map(|_| ["a", "b", ":", "7"][random.usize(0..4)])
+                        .collect()
+                };
+                let shape = format!("{}{{id}}{}", text(&mut random, 4), text(&mut random, 3));
+                let field = random.bool().then(|| format!("{{field}}{}", text(&mut random, 2)));
+                let shape = shape + &field.unwrap_or_default();
+                let Ok(pattern) = Pattern::parse(Kind::Cell, &shape) else { continue };
+                let from = random.usize(0..all.len() + 1);
+                let expected = all[from..].iter().any(|other| other.overlaps(&pattern));
+                assert_eq!(known.overlapping(&pattern, from).is_some(), expected, "{pattern}");
+                *if expected { &mut found } else { &mut none } += 1;
+                known.add(pattern.clone());
+                all.push(pattern);
+            }
+        }
+        assert!(found > 40 && none > 1000, "{found} {none}");
+    }
 }

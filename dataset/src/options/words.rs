@@ -27,10 +27,13 @@ pub fn with<T: Serialize + DeserializeOwned>(
             }
             _ => parsed(&like, key, text).map_err(|why| format!("{key}: {why}"))?,
         };
+        let known: Vec<&str> =
+            all.keys().map(String::as_str).filter(|key| *key != "name").collect();
+        let unknown = format!("unknown option '{key}': there are {}", known.join(", "));
         all.insert(key.clone(), value);
         // Each for itself, so that the error is about the right one.
         all.clone().try_into::<T>().map_err(|e| match e.message() {
-            unknown if unknown.starts_with("unknown field") => unknown.to_owned(),
+            why if why.starts_with("unknown field") => unknown,
             _ if is_wide(text) => format!("{key}: {NO_INTEGER}"),
             why => format!("{key}: {why}"),
         })?;

@@ -286,14 +286,14 @@ fn change_scene(current: &Current, random: &mut fastrand::Rng) {
                     ("pairs_per_table", "200"),
                 ]),
             ),
-            4 => now.create_view(&name, &pairs(&[("counters", &counter), ("flags", &flag)])),
+            4 => now.create_view(&name, &pairs(&[("counters", &counter), ("flags", &flag)]), false),
             5..=7 => {
                 let fields = known.counter.iter().find(|known| known.made.name == counter);
                 let fields =
                     fields.map(|known| counter::Schema::parse(&known.made.fields).unwrap());
                 let field = fields.and_then(|schema| Some(schema.living().next()?.1.name.clone()));
                 let moved = format!("{counter}.{}", field.unwrap_or_default());
-                now.create_action(&name, &pairs(&[("flag", &flag), ("counter", &moved)]))
+                now.create_action(&name, &pairs(&[("flag", &flag), ("counter", &moved)]), true)
             }
             8 => now.drop_view(&view),
             9 => now.drop_action(&action),

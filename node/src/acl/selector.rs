@@ -471,11 +471,11 @@ impl Selector {
             let first = 1 + usize::from(spec.name.contains('|'));
             let write = spec.has(flag::WRITE);
             let needs = || (!write || spec.has(flag::READS), write);
-            if spec.has(flag::NAMED)
-                && args.len() > first
-                && !self.allows_name(args.at(first), needs)
-            {
-                return Err(Denied::Name(first));
+            // A space takes its rules along to its new name.
+            let names = first..first + 1 + usize::from(spec.name == "tm.space|rename");
+            let mut names = names.filter(|at| spec.has(flag::NAMED) && *at < args.len());
+            if let Some(at) = names.find(|at| !self.allows_name(args.at(*at), needs)) {
+                return Err(Denied::Name(at));
             }
             if let Some(at) = mark(spec, args)
                 && !self.allows_name(args.at(at), || (false, true))

@@ -385,7 +385,8 @@ mod tests {
             let view = |v: &View| [&v.counters[..], &v.flags[..]].concat().join(" ");
             let views: Vec<String> = config.view.iter().map(view).collect();
             let actions: Vec<&str> = config.action.iter().map(|a| a.name.as_str()).collect();
-            assert!(parse(&config.print()).is_ok(), "{text}");
+            // Also where a list is empty.
+            assert_eq!(parse(&config.print()).as_ref(), Ok(&config), "{text}");
             (views.join("; "), actions.join(" "))
         };
         let counters = "post.like post.repost post.comment post.read";

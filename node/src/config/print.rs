@@ -38,6 +38,15 @@ impl Config {
     /// The file with every key, its documentation and these values.
     pub fn print(&self) -> String {
         let mut out = PREAMBLE.to_owned();
+        print_empty(
+            &mut out,
+            [
+                ("counter", self.counter.is_empty()),
+                ("existence", self.existence.is_empty()),
+                ("view", self.view.is_empty()),
+                ("action", self.action.is_empty()),
+            ],
+        );
         print_section(&mut out, "[server]", Server::ABOUT, Server::KEYS, &self.server, true);
         print_section(&mut out, "[admin]", Admin::ABOUT, Admin::KEYS, &self.admin, true);
         print_section(
@@ -70,34 +79,23 @@ impl Config {
         print_section(&mut out, "[spill]", Spill::ABOUT, Spill::KEYS, &self.spill, true);
         print_section(&mut out, "[tokens]", Tokens::ABOUT, Tokens::KEYS, &self.tokens, true);
         print_section(&mut out, "[changes]", Changes::ABOUT, Changes::KEYS, &self.changes, true);
-        for (i, item) in self.counter.iter().enumerate() {
-            print_section(&mut out, "[[counter]]", Counter::ABOUT, Counter::KEYS, item, i == 0);
-        }
-        for (i, item) in self.existence.iter().enumerate() {
-            print_section(
-                &mut out,
-                "[[existence]]",
-                Existence::ABOUT,
-                Existence::KEYS,
-                item,
-                i == 0,
-            );
-        }
-        for (i, item) in self.view.iter().enumerate() {
-            print_section(&mut out, "[[view]]", View::ABOUT, View::KEYS, item, i == 0);
-        }
-        for (i, item) in self.action.iter().enumerate() {
-            print_section(&mut out, "[[action]]", Action::ABOUT, Action::KEYS, item, i == 0);
-        }
+        print_entries(&mut out, "[[counter]]", Counter::ABOUT, Counter::KEYS, &self.counter);
+        print_entries(
+            &mut out,
+            "[[existence]]",
+            Existence::ABOUT,
+            Existence::KEYS,
+            &self.existence,
+        );
+        print_entries(&mut out, "[[view]]", View::ABOUT, View::KEYS, &self.view);
+        print_entries(&mut out, "[[action]]", Action::ABOUT, Action::KEYS, &self.action);
         self.print_samples(&mut out);
         out
     }
 
     /// Lists that are empty by default.
     fn print_samples(&self, out: &mut String) {
-        for (i, item) in self.ingest.iter().enumerate() {
-            print_section(out, "[[ingest]]", Ingest::ABOUT, Ingest::KEYS, item, i == 0);
-        }
+        print_entries(out, "[[ingest]]", Ingest::ABOUT, Ingest::KEYS, &self.ingest);
         if self.ingest.is_empty() {
             let mut sample = String::new();
             let of = Ingest {
@@ -109,9 +107,7 @@ impl Config {
             print_section(&mut sample, "[[ingest]]", Ingest::ABOUT, Ingest::KEYS, &of, true);
             comment_out(&sample, out);
         }
-        for (i, item) in self.shard.iter().enumerate() {
-            print_section(out, "[[shard]]", Shard::ABOUT, Shard::KEYS, item, i == 0);
-        }
+        print_entries(out, "[[shard]]", Shard::ABOUT, Shard::KEYS, &self.shard);
         if self.shard.is_empty() {
             let mut sample = String::new();
             let of = Shard {
@@ -130,6 +126,26 @@ fn comment_out(sample: &str, out: &mut String) {
     for line in sample.lines() {
         let mark = if line.is_empty() || line.starts_with('#') { "" } else { "#" };
         let _ = writeln!(out, "{mark}{line}");
+    }
+}
+
+/// Lists without an entry: where a file leaves one out there are the default ones. Before the first
+/// section, as keys behind its head are the section's.
+fn print_empty(out: &mut String, lists: [(&str, bool); 4]) {
+    for (name, _) in lists.into_iter().filter(|(_, is_empty)| *is_empty) {
+        let _ = writeln!(out, "\n{name} = []");
+    }
+}
+
+fn print_entries<T: Serialize>(
+    out: &mut String,
+    head: &str,
+    about: &[&str],
+    keys: &[Key],
+    entries: &[T],
+) {
+    for (i, item) in entries.iter().enumerate() {
+        print_section(out, head, about, keys, item, i == 0);
     }
 }
 

@@ -120,6 +120,30 @@ impl Rewrite {
     }
 }
 
+/// Of these late pairs those that are to be added. A log that is read again has pairs come late
+/// that the filters have already, and each start would make them larger. In one filter with room it
+/// is seen when its page is at hand; where there are several, or another is to come, all are asked.
+fn fresh(late: &[u128], lower: &Lower, chain: &Chain) -> Result<Vec<u128>, Error> {
+    let Lower::Elsewhere(below, _) = lower else { return Ok(late.to_vec()) };
+    let first = &chain.parts[0];
+    let has_room = first.pairs + late.len() as u64 <= first.sizing.capacity(first.pages);
+    let mut fresh = late.to_vec();
+    if has_room && chain.links() == 1 {
+        return Ok(fresh);
+    }
+    // So that the pages are asked in their order.
+    fresh.sort_by_cached_key(|&hash| page_of(&Pair::from_hash(0, hash), first.pages));
+    let mut failed = None;
+    fresh.retain(|&hash| match below.has(&Pair::from_hash(0, hash)) {
+        Ok(is_there) => !is_there,
+        Err(unreadable) => {
+            failed = Some(unreadable);
+            true
+        }
+    });
+    failed.map_or(Ok(fresh), |unreadable| Err(unreadable.into()))
+}
+
 impl Space {
     /// Begins to write the table that begins at `low` elsewhere: freezes it, if it is not. One at a
     /// time. `None`: there is none, or it is the newest.
@@ -155,6 +179,7 @@ impl Space {
         let old_pages = chain.pages();
         let mut late = vec![];
         cold.late.for_each(|hash| late.push(hash));
+        let fresh = fresh(&late, &lower, &chain)?;
         let blocks = cold.blocks.all();
         while blocks.last().is_some_and(|block| block.link >= chain.links()) {
             chain.extend(chain.first_pages(), 0);
@@ -163,12 +188,12 @@ impl Space {
         let has_room = |link: usize, part: &Part| {
             let ours = blocks.iter().filter(|block| block.link == link);
             let joined = ours.map(|block| block.pairs(part)).sum::<u64>();
-            part.pairs + joined + late.len() as u64 <= part.sizing.capacity(part.pages)
+            part.pairs + joined + fresh.len() as u64 <= part.sizing.capacity(part.pages)
         };
         let target = loop {
             let room = (0..)
                 .zip(&chain.parts)
-                .position(|(link, part)| late.is_empty() || has_room(link, part));
+                .position(|(link, part)| fresh.is_empty() || has_room(link, part));
             match room {
                 Some(target) => break target,
                 None if chain.links() == LINKS => return Err(Error::Full),
@@ -177,7 +202,7 @@ impl Space {
         };
         let Part { first, pages, .. } = chain.parts[target];
         let place = |&hash: &u128| (first + page_of(&Pair::from_hash(0, hash), pages), hash);
-        let mut by_page: Vec<_> = late.iter().map(place).collect();
+        let mut by_page: Vec<_> = fresh.iter().map(place).collect();
         by_page.sort_unstable_by(|a, b| b.cmp(a));
         let (seed, next_pages) = (self.seed, self.pages_behind(range));
         Ok(Some(Rewrite {

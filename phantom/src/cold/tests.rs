@@ -356,6 +356,35 @@ fn merging_again_and_again_keeps_the_rate() {
     }
 }
 
+/// At each start after a crash pairs come late that the table elsewhere has already.
+#[test]
+fn a_log_that_is_read_again_makes_a_table_elsewhere_no_larger() {
+    for late in [0, 3000] {
+        let space = filled(0.001, 7000);
+        let shelf = Shelf::default();
+        shelf.write(&space, 0, || ());
+        let pairs = 7000 + late.min(space.late().1 as u64);
+        for n in 7000..pairs {
+            assert_ne!(space.add(100 + n % 7000, &member(n)).unwrap(), Change::Unknown);
+        }
+        shelf.write(&space, 0, || ());
+        let before = shelf.tables.lock()[&0].chain.clone();
+        for _ in 0..3 {
+            for n in 0..pairs {
+                space.put(&space.pair(100 + n % 7000, &member(n)), true).unwrap();
+            }
+            assert!(space.late().0 > 0);
+            shelf.write(&space, 0, || ());
+            let after = shelf.tables.lock()[&0].chain.clone();
+            assert_eq!((after.pages(), after.pairs()), (before.pages(), before.pairs()));
+        }
+        // What is new comes in.
+        assert_ne!(space.add(100, &member(1 << 30)).unwrap(), Change::Unknown);
+        shelf.write(&space, 0, || ());
+        assert_eq!(space.contains(100, &member(1 << 30)).unwrap(), Answer::Yes);
+    }
+}
+
 /// What a block brings takes room, too: late pairs that would fit without it go into another
 /// filter.
 #[test]

@@ -308,6 +308,14 @@ fn queue(
              (max_transaction_args)"
         ));
     }
+    if !transaction.may_change_spaces(spec) {
+        transaction.spoil();
+        return Err(refuse!(
+            "ERR a transaction may have {} changes of spaces at most: others \
+             wait for each of them",
+            transaction::MOST_SPACE_CHANGES
+        ));
+    }
     if !transaction.push(spec, args, most) {
         return Err(refuse!("ERR a transaction may take {most} bytes (max_transaction_bytes)"));
     }

@@ -30,9 +30,10 @@ pub(crate) const TABLE: &[Spec] = &[
                   all) and per row an array of its id and its counters in schema order. Begin with \
                   0. COUNT: about so many rows (10; more than 10000 are taken for 10000). BINARY \
                   answers the rows as one string: per row the id as little-endian u64, then the \
-                  counters as little-endian i64. As with SCAN, rows may come twice, none that is \
-                  there all the time is missed, and a row has the values of the moment at which it \
-                  is read.",
+                  counters as little-endian i64; behind it stands how many counters a row has, as \
+                  that changes when a field is added or dropped between two calls. As with SCAN, \
+                  rows may come twice, none that is there all the time is missed, and a row has \
+                  the values of the moment at which it is read.",
         subcommands: &[],
     },
     Spec {

@@ -8,9 +8,11 @@ pub(crate) const TABLE: &[Spec] = &[
     Spec {
         subcommands: &[
             spec("tm.view|create", -5, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN,
-                "view option value [option value ...]",
+                "view [REPLACE] option value [option value ...]",
                 "Makes a view, for all connections at once. The options are the keys of [[view]] \
-                 in the configuration: counters, flags and then, each a list divided by blanks."),
+                 in the configuration: counters, flags and then, each a list divided by blanks. \
+                 With REPLACE it takes the place of the one of its name, in one step: each page \
+                 is as before or as it is to be."),
             spec("tm.view|drop", 3, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN, "view",
                 "Removes a view. What it shows stays."),
             help_row("tm.view|help", "schema", "0.1.0"),
@@ -23,10 +25,11 @@ pub(crate) const TABLE: &[Spec] = &[
     Spec {
         subcommands: &[
             spec("tm.action|create", -5, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN,
-                "action option value [option value ...]",
+                "action [REPLACE] option value [option value ...]",
                 "Makes an action, for all connections at once. The options are the keys of \
                  [[action]] in the configuration: flag, counter as space.field, and lists of such \
-                 counters that move beside, also and member_counters."),
+                 counters that move beside, also and member_counters. With REPLACE it takes the \
+                 place of the one of its name, in one step; what that has counted stays."),
             spec("tm.action|drop", 3, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN, "action",
                 "Removes an action. What it has counted stays."),
             help_row("tm.action|help", "schema", "0.1.0"),

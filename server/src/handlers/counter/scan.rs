@@ -110,7 +110,7 @@ fn answer(
         // Deleted since the scan saw it.
         rows.filter(|(_, found)| **found).map(|((row, id), _)| (*id, row))
     };
-    reply.array(2);
+    reply.array(2 + usize::from(asked.binary));
     reply.bulk(next.to_string().as_bytes());
     if asked.binary {
         let mut packed = Vec::with_capacity(ids.len() * 8 * (1 + schema.width()));
@@ -120,6 +120,8 @@ fn answer(
             values.for_each(|value| packed.extend_from_slice(&value.to_le_bytes()));
         }
         reply.bulk(&packed);
+        // A field may have come since the last call.
+        reply.count(schema.living().count());
         return Ok(());
     }
     reply.array(there().count());

@@ -141,20 +141,23 @@ fn read_words<'a>(call: &mut Call<'a>, view: &View) -> Result<Asked<'a>, Refusal
 fn read_entry(scratch: &mut Scratch, view: &View, text: &[u8]) -> Outcome {
     let mut parts = text.split(|byte| *byte == b'/');
     let Scratch { ids, further, .. } = scratch;
+    let wanted = 1 + further.len();
+    let wrong = || {
+        refuse!(
+            "ERR Invalid entry '{}': the view '{}' takes {wanted} ids each, with / between them",
+            Printable(text),
+            view.name()
+        )
+    };
     let lists = std::iter::once(ids).chain(further.iter_mut().map(|(ids, _)| ids));
     let mut read = 0;
     for list in lists {
         let Some(part) = parts.next() else { break };
-        list.push(id(part)?);
+        list.push(resp::natural(part).ok_or_else(wrong)?);
         read += 1;
     }
-    let wanted = 1 + scratch.further.len();
     if read < wanted || parts.next().is_some() {
-        return Err(refuse!(
-            "ERR Invalid entry '{}': the view '{}' takes {wanted} ids each, with / between them",
-            Printable(text),
-            view.name()
-        ));
+        return Err(wrong());
     }
     Ok(())
 }

@@ -44,6 +44,10 @@ const ASIDE: Duration = Duration::from_millis(100);
 /// up: `max_watched_keys` of them are the most.
 pub(crate) const WATCHED_BYTES: usize = 192;
 
+/// Changes of spaces that a transaction may have: each takes some tenths of a millisecond, in which
+/// the other clients of its worker wait.
+pub(crate) const MOST_SPACE_CHANGES: usize = 16;
+
 pub(crate) const RUN: &[(&str, Handler)] = &[
     ("multi", multi),
     ("exec", exec),
@@ -62,6 +66,8 @@ pub(crate) struct Transaction {
     writes: bool,
     /// Arguments of those that touch data.
     data_args: usize,
+    /// Changes of spaces.
+    space_changes: usize,
     /// One changes data, and does nothing else: it is refused while changes are.
     changes: bool,
     /// EXEC has begun, and the next command of it is suspended.
@@ -99,6 +105,12 @@ impl Transaction {
             self.data_args += args.len();
         }
         self.data_args <= most
+    }
+
+    /// Counts a change of spaces; whether there are few.
+    pub(crate) fn may_change_spaces(&mut self, spec: &Spec) -> bool {
+        self.space_changes += usize::from(spec.has(flag::ADMIN) && spec.has(flag::WRITE));
+        self.space_changes <= MOST_SPACE_CHANGES
     }
 
     /// From now on it can only be discarded.

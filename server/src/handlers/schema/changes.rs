@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 const MAX_WORDS: usize = 256;
 /// Most bytes of one of them: all that may be declared fits one batch of the log.
 const MAX_WORD_BYTES: usize = 2048;
+/// Words of a change that the server's log shows.
+const SHOWN_WORDS: usize = 16;
 /// How long DROP waits for what still uses the space; then its memory goes with the last of them.
 const DROPPED_WITHIN: Duration = Duration::from_secs(10);
 
@@ -35,7 +37,7 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
 fn text(call: &Call<'_>, index: usize) -> Result<String, Refusal> {
     let bytes = call.args.at(index);
     if bytes.len() > MAX_WORD_BYTES {
-        return Err(refuse!("ERR a name, or an option, may have {MAX_WORD_BYTES} bytes"));
+        return Err(refuse!("ERR a name, or an option, may have {MAX_WORD_BYTES} bytes at most"));
     }
     let text = str::from_utf8(bytes);
     text.map(str::to_owned).map_err(|_| refuse!("ERR '{}' is no text", Printable(bytes)))
@@ -48,10 +50,27 @@ pub(crate) fn pairs(call: &Call<'_>, first: usize) -> Result<Vec<(String, String
         return Err(call.wrong_arity());
     }
     if words > MAX_WORDS {
-        return Err(refuse!("ERR there may be {} options", MAX_WORDS / 2));
+        return Err(refuse!("ERR there may be {} options at most", MAX_WORDS / 2));
     }
     let pair = |at: usize| Ok((text(call, at)?.to_ascii_lowercase(), text(call, at + 1)?));
     (first..call.args.len()).step_by(2).map(pair).collect()
+}
+
+/// The options of CREATE from word 3 on, and whether REPLACE stands before them.
+fn options(call: &Call<'_>) -> Result<(bool, Vec<(String, String)>), Refusal> {
+    let replaces = call.args.at(3).eq_ignore_ascii_case(b"replace");
+    Ok((replaces, pairs(call, 3 + usize::from(replaces))?))
+}
+
+/// Refuses to take away what events of a broker are for: they would be poison.
+pub(crate) fn check_events(call: &Call<'_>, what: &str, is: impl Fn(&str) -> bool) -> Outcome {
+    match call.node.ingest.source_for(is) {
+        None => Ok(()),
+        Some(source) => Err(refuse!(
+            "ERR the {what} is used by events of the ingest source '{source}': change its \
+             configuration first"
+        )),
+    }
 }
 
 /// Makes a change, in memory.
@@ -83,7 +102,9 @@ pub(crate) fn change(
     call: &mut Call<'_>,
     change: impl FnOnce(&mut Catalogue) -> Result<(), EditError> + Send + 'static,
 ) -> Outcome {
-    let by = format!("{} by {}", call.spec.name.replace('|', " "), call.session.client.peer);
+    let words: Vec<String> =
+        call.args.iter().take(SHOWN_WORDS).map(|word| Printable(word).to_string()).collect();
+    let by = format!("{} by {}", words.join(" "), call.session.client.peer);
     if call.session.in_exec {
         // Its reply waits for the log as that of any write there.
         edit(&call.node, || Ok(()), change)?;
@@ -97,6 +118,11 @@ pub(crate) fn change(
         Ok(())
     });
     Ok(())
+}
+
+/// Whether a counter, as space.field, is of this space.
+fn is_of(counter: &str, space: &str) -> bool {
+    counter.split_once('.').is_some_and(|(of, _)| of == space)
 }
 
 fn create_space(call: &mut Call<'_>) -> Outcome {
@@ -114,6 +140,7 @@ fn create_space(call: &mut Call<'_>) -> Outcome {
 
 fn rename_space(call: &mut Call<'_>) -> Outcome {
     let (from, to) = (text(call, 2)?, text(call, 3)?);
+    check_events(call, &format!("space '{from}'"), |target| is_of(target, &from))?;
     let cold = call.node.engines().cold.clone();
     change(call, move |now| {
         now.rename(&from, &to)?;
@@ -158,6 +185,7 @@ fn drop_space(call: &mut Call<'_>) -> Outcome {
              TM.SPACE DROP {name} YES-I-MEAN-{name}"
         ));
     }
+    check_events(call, &format!("space '{name}'"), |target| is_of(target, &name))?;
     let peer = call.session.client.peer;
     call.answer_apart(move |node, reply| {
         make(node, |now| now.drop_space(&name))?;
@@ -186,8 +214,8 @@ fn remove(node: &Arc<Node>, name: &str) {
 }
 
 fn create_view(call: &mut Call<'_>) -> Outcome {
-    let (name, pairs) = (text(call, 2)?, pairs(call, 3)?);
-    change(call, move |now| now.create_view(&name, &pairs))
+    let (name, (replaces, pairs)) = (text(call, 2)?, options(call)?);
+    change(call, move |now| now.create_view(&name, &pairs, replaces))
 }
 
 fn drop_view(call: &mut Call<'_>) -> Outcome {
@@ -196,11 +224,12 @@ fn drop_view(call: &mut Call<'_>) -> Outcome {
 }
 
 fn create_action(call: &mut Call<'_>) -> Outcome {
-    let (name, pairs) = (text(call, 2)?, pairs(call, 3)?);
-    change(call, move |now| now.create_action(&name, &pairs))
+    let (name, (replaces, pairs)) = (text(call, 2)?, options(call)?);
+    change(call, move |now| now.create_action(&name, &pairs, replaces))
 }
 
 fn drop_action(call: &mut Call<'_>) -> Outcome {
     let name = text(call, 2)?;
+    check_events(call, &format!("action '{name}'"), |target| target == name)?;
     change(call, move |now| now.drop_action(&name))
 }

@@ -8,7 +8,7 @@ use crate::handlers::call::Call;
 use crate::handlers::flags::phantom::no_ledger;
 use crate::handlers::help::help;
 use crate::handlers::redis::keys::disk;
-use crate::handlers::schema::changes::{change, pairs};
+use crate::handlers::schema::changes::{change, check_events, pairs};
 use counter::{Alteration, Field, FieldBounds};
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace};
 use node::command::error::{Printable, Refusal, refuse};
@@ -182,6 +182,10 @@ fn alter(call: &mut Call<'_>) -> Outcome {
     let space = counter_space(engines, call.args.at(2))?;
     let change = alteration(call)?;
     check_direction(call, space, &change)?;
+    if let Alteration::Drop { name } = &change {
+        let counter = format!("{}.{name}", space.name());
+        check_events(call, &format!("counter '{counter}'"), |target| target == counter)?;
+    }
     // What waits for the log is read under the new schema: rows of more fields than there was room
     // reserved for.
     let Some(_room) = call.room_beside_none() else { return Ok(()) };
