@@ -4,7 +4,7 @@
 //! time comes at least once. Flags cannot be exported: a filter cannot list its members.
 
 use crate::import::lines::rate;
-use crate::import::redis::layout::shown;
+use crate::import::redis::layout::{printable, shown};
 use crate::import::redis::missing::{Row, scanned};
 use crate::import::redis::source::{Remote, Side, Source};
 use crate::import::spaces::Spaces;
@@ -15,7 +15,7 @@ use node::client::connect::{ConnectArgs, put_command};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Rows that are read at once.
@@ -44,7 +44,7 @@ pub(super) struct ExportArgs {
     /// How lines look.
     #[arg(long, value_enum, default_value_t = Format::Csv)]
     pub format: Format,
-    /// The file to write; without it standard output.
+    /// The file to write, which is there when it is whole; without it standard output.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// A Redis to write to, redis://user:password@host:port/db or rediss:// for TLS; only the host
@@ -70,8 +70,32 @@ pub(super) enum Format {
 
 /// Where rows go.
 enum Target {
-    Lines(Format, Box<dyn Write>),
+    Lines(Format, Box<dyn Write>, Option<Beside>),
     Redis(Remote, Pattern),
+}
+
+/// A file that is written beside the one that was asked for, and takes its place when it is whole.
+struct Beside {
+    path: PathBuf,
+    to: PathBuf,
+}
+
+impl Beside {
+    /// None where that is no file, as /dev/stdout or a pipe: nothing can take its place.
+    fn of(path: &Path) -> Option<Beside> {
+        let to = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        if to.exists() && !to.is_file() {
+            return None;
+        }
+        let mut name = to.file_name()?.to_owned();
+        name.push(".partial");
+        Some(Beside { path: to.with_file_name(name), to })
+    }
+
+    fn take_place(&self) -> io::Result<()> {
+        File::open(&self.path)?.sync_all()?;
+        std::fs::rename(&self.path, &self.to)
+    }
 }
 
 /// Runs it.
@@ -79,7 +103,7 @@ pub(super) fn run(args: &ExportArgs) -> Result<(), String> {
     let started = Instant::now();
     let (mut remote, fields) = server(args)?;
     let mut target = target(args)?;
-    if let Target::Lines(Format::Csv, out) = &mut target {
+    if let Target::Lines(Format::Csv, out, _) = &mut target {
         let header = std::iter::once("id").chain(fields.iter().map(String::as_str));
         written(writeln!(out, "{}", header.collect::<Vec<_>>().join(",")))?;
     }
@@ -100,8 +124,11 @@ pub(super) fn run(args: &ExportArgs) -> Result<(), String> {
             break;
         }
     }
-    if let Target::Lines(_, out) = &mut target {
+    if let Target::Lines(_, out, beside) = &mut target {
         written(out.flush())?;
+        if let Some(beside) = beside {
+            beside.take_place().map_err(|e| format!("{}: {e}", beside.to.display()))?;
+        }
     }
     bar.finish_and_clear();
     eprintln!("{} rows in {}", HumanCount(rows), HumanDuration(started.elapsed()));
@@ -134,14 +161,14 @@ fn target(args: &ExportArgs) -> Result<Target, String> {
         let remote = source.open().map_err(|error| format!("{source}: {error}"))?;
         return Ok(Target::Redis(remote, pattern));
     }
-    let out: Box<dyn Write> = match &args.output {
-        None => Box::new(BufWriter::new(io::stdout())),
-        Some(path) => {
-            let file = File::create(path).map_err(|e| format!("{}: {e}", path.display()))?;
-            Box::new(BufWriter::new(file))
-        }
+    let Some(path) = &args.output else {
+        let out = Box::new(BufWriter::new(io::stdout()));
+        return Ok(Target::Lines(args.format, out, None));
     };
-    Ok(Target::Lines(args.format, out))
+    let beside = Beside::of(path);
+    let path = beside.as_ref().map_or(path, |beside| &beside.path);
+    let file = File::create(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    Ok(Target::Lines(args.format, Box::new(BufWriter::new(file)), beside))
 }
 
 /// A reader that has seen enough (`| head`) ends it.
@@ -156,7 +183,7 @@ fn written(outcome: io::Result<()>) -> Result<(), String> {
 impl Target {
     fn put(&mut self, fields: &[String], rows: &[Row]) -> Result<(), String> {
         match self {
-            Target::Lines(format, out) => {
+            Target::Lines(format, out, _) => {
                 for (id, values) in rows {
                     let line = match format {
                         Format::Csv => values
@@ -195,6 +222,7 @@ impl Target {
                 });
                 sent.map_err(|error| format!("--to: {error}"))?;
                 if let Some((key, reason)) = refused {
+                    let reason = printable(&reason);
                     return Err(format!("--to: {}: the server says: {reason}", shown(&key)));
                 }
             }

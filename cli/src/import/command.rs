@@ -3,7 +3,7 @@
 use super::ImportArgs;
 use super::csv::Columns;
 use super::json::{Object, text_of};
-use super::pipe::Pipe;
+use super::pipe::{Pipe, Verb};
 use node::client::connect::{put_bulk, put_head};
 use std::borrow::Cow;
 
@@ -67,7 +67,7 @@ impl Command {
                 for (field, value) in fields.iter().zip(columns.iter().skip(1)) {
                     integer::<i64>(field, value)?;
                 }
-                pipe.push(number, line, |out| {
+                pipe.push(number, line, Verb::Row, |out| {
                     out.extend_from_slice(&self.head);
                     put_bulk(out, id);
                     for (field, value) in self.fields.iter().zip(columns.iter().skip(1)) {
@@ -113,7 +113,7 @@ impl Command {
                 if values.is_empty() {
                     return Err("it names no counters".to_owned());
                 }
-                pipe.push(number, line, |out| {
+                pipe.push(number, line, Verb::Row, |out| {
                     put_head(out, b'*', 3 + 2 * values.len());
                     [b"CNT.SET", self.of.as_bytes(), id].iter().for_each(|arg| put_bulk(out, arg));
                     for (name, value) in &values {
@@ -135,7 +135,8 @@ impl Command {
     }
 
     fn push_pair(&self, number: u64, line: u64, member: &[u8], id: &[u8], pipe: &mut Pipe) {
-        pipe.push(number, line, |out| {
+        let verb = if matches!(self.shape, Shape::Flags) { Verb::Flag } else { Verb::Event };
+        pipe.push(number, line, verb, |out| {
             out.extend_from_slice(&self.head);
             put_bulk(out, member);
             put_bulk(out, id);

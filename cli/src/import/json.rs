@@ -1,15 +1,48 @@
 //! JSON lines: an object a line.
 
 use super::Kind;
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use std::borrow::Cow;
+use std::fmt;
 
 /// One line.
 pub(super) type Object = serde_json::Map<String, Value>;
 
 /// Reads a line.
 pub(super) fn object(line: &[u8]) -> Result<Object, String> {
-    serde_json::from_slice(line).map_err(|error| format!("no JSON object: {error}"))
+    let once: Once =
+        serde_json::from_slice(line).map_err(|error| format!("no JSON object: {error}"))?;
+    Ok(once.0)
+}
+
+/// An object in which no name is there twice: which of two values was meant is unknown.
+struct Once(Object);
+
+impl<'de> Deserialize<'de> for Once {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Once, D::Error> {
+        struct Names;
+        impl<'de> Visitor<'de> for Names {
+            type Value = Once;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Once, A::Error> {
+                let mut object = Object::new();
+                while let Some((name, value)) = map.next_entry::<String, Value>()? {
+                    if object.contains_key(&name) {
+                        return Err(A::Error::custom(format!("{name:?} is there twice")));
+                    }
+                    object.insert(name, value);
+                }
+                Ok(Once(object))
+            }
+        }
+        from.deserialize_map(Names)
+    }
 }
 
 /// What a line is, by its names.
@@ -45,7 +78,7 @@ mod tests {
         assert_eq!(kind(r#"{"id": 17, "like": 5}"#), Kind::Rows);
         assert_eq!(kind(r#"{"id": 17, "member": "7"}"#), Kind::Flags);
         assert_eq!(kind(r#"{"user": 7, "id": 17}"#), Kind::Events);
-        for bad in ["[1]", "17", "{\"id\": 17", "", "{\"id\": 17} {}"] {
+        for bad in ["{\"id\": 17, \"id\": 18}", "[1]", "17", "{\"id\": 17", "", "{\"id\": 17} {}"] {
             assert!(object(bad.as_bytes()).unwrap_err().starts_with("no JSON object"), "{bad}");
         }
     }

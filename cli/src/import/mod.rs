@@ -156,6 +156,10 @@ pub struct ImportArgs {
     /// set anew). Without it such rows are only found by --verify.
     #[arg(long, requires = "from", conflicts_with_all = ["only_verify", "files"])]
     pub delete_missing: bool,
+    /// With --delete-missing: go on though a source has lost its keys: all, or nine of ten since an
+    /// earlier scan of this command.
+    #[arg(long, requires = "delete_missing", conflicts_with = "files")]
+    pub allow_loss: bool,
     /// Unset all members of each set before those that it has are set, so that members which were
     /// removed while no import ran are unset, too. Takes 32 to 64 bytes per set (max_forgotten).
     #[arg(long, requires = "from", conflicts_with_all = ["only_verify", "files"])]
@@ -216,6 +220,7 @@ impl Default for ImportArgs {
             verify: false,
             only_verify: false,
             delete_missing: false,
+            allow_loss: false,
             renew_sets: false,
             allow_extra: false,
             report: None,

@@ -4,13 +4,14 @@
 //! output. All commands of an id go through the same connection, so they are executed in the order
 //! of their lines.
 
-use node::client::connect::{Link, closed, read_reply};
+use node::client::connect::{Link, closed, read_reply, timely};
 use node::runtime::tls::Socket;
 use parking_lot::Mutex;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
@@ -38,9 +39,38 @@ pub(super) struct Tally {
     pub(super) bad: u64,
 }
 
+/// What a command does, by which those that the server has executed are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verb {
+    /// Sets a row.
+    Row,
+    /// Sets a flag.
+    Flag,
+    /// Runs an action.
+    Event,
+    /// Deletes a row.
+    Delete,
+    /// Unsets all flags of an id.
+    Unset,
+}
+
+/// How many commands of each verb were executed, of all connections.
+#[derive(Default)]
+pub(super) struct Executed([AtomicU64; 5]);
+
+impl Executed {
+    pub(super) fn of(&self, verb: Verb) -> u64 {
+        self.0[verb as usize].load(Relaxed)
+    }
+
+    fn note(&self, verb: Verb) {
+        self.0[verb as usize].fetch_add(1, Relaxed);
+    }
+}
+
 /// What the thread of the connections tells the one that reads the file.
 pub(super) enum Event {
-    /// An error that concerns this line.
+    /// An error that concerns this line. Each is told.
     Bad { line: u64, reason: String },
     /// An error that all lines would get.
     Refused { line: u64, reason: String },
@@ -53,7 +83,7 @@ pub(super) enum Event {
 struct Chunk {
     bytes: Vec<u8>,
     /// Of each command.
-    lines: Vec<u64>,
+    lines: Vec<(u64, Verb)>,
 }
 
 /// First lines of the chunks of a connection that are not answered whole.
@@ -69,6 +99,7 @@ struct Lane {
 /// See the top of the file.
 pub(super) struct Pipe {
     lanes: Vec<Lane>,
+    executed: Arc<Executed>,
     events: Receiver<Event>,
     thread: JoinHandle<io::Result<Tally>>,
 }
@@ -78,16 +109,19 @@ impl Pipe {
     pub(super) fn start(links: Vec<Link>, runtime: tokio::runtime::Runtime) -> io::Result<Pipe> {
         let (told, events) = channel();
         let (mut lanes, mut ends) = (Vec::new(), Vec::new());
+        let executed = Arc::<Executed>::default();
         for link in links {
             let (to, chunks) = mpsc::channel(CHUNKS);
             let outstanding = Outstanding::default();
-            ends.push((link.socket, chunks, outstanding.clone(), told.clone()));
+            let replies =
+                Replies { tally: Tally::default(), executed: executed.clone(), told: told.clone() };
+            ends.push((link.socket, chunks, outstanding.clone(), replies));
             lanes.push(Lane { chunk: Chunk::default(), to, outstanding });
         }
         let run = move || {
             runtime.block_on(async {
-                let serve = |(socket, chunks, outstanding, told)| {
-                    tokio::spawn(serve(socket, chunks, outstanding, told))
+                let serve = |(socket, chunks, outstanding, replies)| {
+                    tokio::spawn(serve(socket, chunks, outstanding, replies))
                 };
                 let mut sum = Tally::default();
                 for lane in ends.into_iter().map(serve).collect::<Vec<_>>() {
@@ -102,11 +136,22 @@ impl Pipe {
             })
         };
         let thread = std::thread::Builder::new().name("connections".to_owned()).spawn(run)?;
-        Ok(Pipe { lanes, events, thread })
+        Ok(Pipe { lanes, executed, events, thread })
+    }
+
+    /// What was executed so far, and will be.
+    pub(super) fn executed(&self) -> Arc<Executed> {
+        self.executed.clone()
     }
 
     /// Appends the command of a line, which `encode` writes. Waits while the connection is behind.
-    pub(super) fn push(&mut self, id: u64, line: u64, encode: impl FnOnce(&mut Vec<u8>)) {
+    pub(super) fn push(
+        &mut self,
+        id: u64,
+        line: u64,
+        verb: Verb,
+        encode: impl FnOnce(&mut Vec<u8>),
+    ) {
         // Ids of one source often have their low bits in common.
         let mixed = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let index = mixed as usize % self.lanes.len();
@@ -115,7 +160,7 @@ impl Pipe {
             lane.outstanding.lock().push_back(line);
         }
         encode(&mut lane.chunk.bytes);
-        lane.chunk.lines.push(line);
+        lane.chunk.lines.push((line, verb));
         if lane.chunk.bytes.len() >= CHUNK_BYTES {
             lane.send();
         }
@@ -174,11 +219,11 @@ async fn serve(
     socket: Socket,
     chunks: mpsc::Receiver<Chunk>,
     outstanding: Outstanding,
-    told: Sender<Event>,
+    mut replies: Replies,
 ) -> Tally {
     let (read, write) = tokio::io::split(socket);
     let (to_reader, sent) = mpsc::channel(CHUNKS);
-    let mut replies = Replies { tally: Tally::default(), told: told.clone(), shown: 0 };
+    let told = replies.told.clone();
     let reading = replies.read(read, sent, &outstanding);
     let writing = async { send(write, chunks, to_reader).await.map_err(Some) };
     let outcome: Result<_, Option<io::Error>> = tokio::try_join!(reading, writing);
@@ -192,7 +237,7 @@ async fn serve(
 async fn send(
     mut to: WriteHalf<Socket>,
     mut chunks: mpsc::Receiver<Chunk>,
-    to_reader: mpsc::Sender<Vec<u64>>,
+    to_reader: mpsc::Sender<Vec<(u64, Verb)>>,
 ) -> io::Result<()> {
     while let Some(chunk) = chunks.recv().await {
         // Told first: replies come while the rest of the chunk is still being sent.
@@ -212,7 +257,7 @@ async fn send(
 }
 
 /// Errors that the next line would get, too: the import ends with the first.
-const OF_ALL_LINES: [&str; 9] = [
+const OF_ALL_LINES: [&str; 10] = [
     "NOAUTH ",
     "NOPERM ",
     "DENIED ",
@@ -221,15 +266,15 @@ const OF_ALL_LINES: [&str; 9] = [
     "MASTERDOWN ",
     "MISCONF ",
     "NOREPLICAS ",
+    "OOM ",
     "ERR max number of clients",
 ];
 
 /// Reads the replies of one connection.
 struct Replies {
     tally: Tally,
+    executed: Arc<Executed>,
     told: Sender<Event>,
-    /// Bad lines that were told.
-    shown: usize,
 }
 
 impl Replies {
@@ -237,27 +282,27 @@ impl Replies {
     async fn read(
         &mut self,
         mut from: ReadHalf<Socket>,
-        mut sent: mpsc::Receiver<Vec<u64>>,
+        mut sent: mpsc::Receiver<Vec<(u64, Verb)>>,
         outstanding: &Outstanding,
     ) -> Result<(), Option<io::Error>> {
         let (mut inbox, mut start) = (Vec::new(), 0);
         while let Some(lines) = sent.recv().await {
-            for line in lines {
+            for (line, verb) in lines {
                 loop {
                     let rest = &inbox[start..];
-                    if let Some(length) = self.take_usual(rest) {
+                    if let Some(length) = self.take_usual(verb, rest) {
                         start += length;
                         break;
                     }
                     if let Some((reply, length)) = read_reply(rest).map_err(Some)? {
                         start += length;
-                        self.take(line, reply).map_err(|Refused| None)?;
+                        self.take(line, verb, reply).map_err(|Refused| None)?;
                         break;
                     }
                     inbox.drain(..start);
                     start = 0;
                     inbox.reserve(READ_BYTES);
-                    match from.read_buf(&mut inbox).await {
+                    match timely(from.read_buf(&mut inbox)).await {
                         Ok(0) => return Err(Some(closed())),
                         Err(e) if e.kind() == io::ErrorKind::ConnectionReset => {
                             return Err(Some(closed()));
@@ -273,7 +318,7 @@ impl Replies {
     }
 
     /// The replies that nearly all lines get, without decoding: the length of one.
-    fn take_usual(&mut self, bytes: &[u8]) -> Option<usize> {
+    fn take_usual(&mut self, verb: Verb, bytes: &[u8]) -> Option<usize> {
         let (text, count) = match bytes.first()? {
             b'+' => (&b"+OK\r\n"[..], &mut self.tally.done),
             b'*' if bytes.get(5) == Some(&b'1') => (&b"*1\r\n:1\r\n"[..], &mut self.tally.changed),
@@ -281,11 +326,12 @@ impl Replies {
         };
         bytes.starts_with(text).then(|| {
             *count += 1;
+            self.executed.note(verb);
             text.len()
         })
     }
 
-    fn take(&mut self, line: u64, reply: OwnedFrame) -> Result<(), Refused> {
+    fn take(&mut self, line: u64, verb: Verb, reply: OwnedFrame) -> Result<(), Refused> {
         let reply = match reply {
             OwnedFrame::Array(mut items) if items.len() == 1 => items.remove(0),
             reply => reply,
@@ -297,6 +343,7 @@ impl Replies {
             OwnedFrame::Integer(_) => self.tally.repeated += 1,
             _ => self.tally.unknown += 1,
         }
+        self.executed.note(verb);
         Ok(())
     }
 
@@ -307,11 +354,7 @@ impl Replies {
             return Err(Refused);
         }
         self.tally.bad += 1;
-        self.shown += 1;
-        // One more than is shown, which says that there are more.
-        if self.shown <= crate::import::SHOWN + 1 {
-            let _ = self.told.send(Event::Bad { line, reason });
-        }
+        let _ = self.told.send(Event::Bad { line, reason });
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use super::ImportArgs;
 use super::command::Shape;
 use super::redis::source::Remote;
-use node::client::connect::{ConnectArgs, Link};
+use node::client::connect::{ConnectArgs, Link, refused, timely};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::HashMap;
 use std::io;
@@ -34,7 +34,13 @@ impl Spaces {
     /// Asks. Users without the right to ask hear of what is missing with the first line.
     pub(crate) async fn ask(link: &mut Link) -> io::Result<Spaces> {
         let mut spaces = Spaces::default();
-        for map in maps(link.call(&[b"TM.SPACE", b"LIST"]).await?) {
+        let list = timely(link.call(&[b"TM.SPACE", b"LIST"])).await?;
+        if let OwnedFrame::Error(reason) = &list
+            && reason.starts_with("ERR unknown command")
+        {
+            return Err(refused(format!("it is no Tidemark: {reason}")));
+        }
+        for map in maps(list) {
             let Some(name) = map.get("name").cloned() else { continue };
             match map.get("kind").map(String::as_str) {
                 Some("counter") => {
@@ -46,13 +52,25 @@ impl Spaces {
                 _ => {}
             }
         }
-        let actions = maps(link.call(&[b"TM.ACTION", b"LIST"]).await?);
+        let actions = maps(timely(link.call(&[b"TM.ACTION", b"LIST"])).await?);
         spaces.actions = actions.into_iter().filter_map(|mut map| map.remove("name")).collect();
         Ok(spaces)
     }
 
     /// Whether what a file wants is there.
     pub(super) fn check(&self, shape: &Shape, args: &ImportArgs) -> Result<(), String> {
+        if let Shape::Rows { fields } = shape
+            && let Some(known) = self.fields.get(&args.space)
+        {
+            let is_twice = |at: usize| fields[..at].contains(&fields[at]);
+            if let Some(at) = (0..fields.len()).find(|at| is_twice(*at)) {
+                return Err(format!("the field '{}' is named twice", fields[at]));
+            }
+            if let Some(field) = fields.iter().find(|field| !known.contains(field)) {
+                let (space, known) = (&args.space, known.join(", "));
+                return Err(format!("the space '{space}' has no field '{field}'; it has: {known}"));
+            }
+        }
         let (what, name, all) = match shape {
             Shape::Rows { .. } => ("counter space", &args.space, &self.counters),
             Shape::Flags => ("existence space", &args.space, &self.existences),

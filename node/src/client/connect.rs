@@ -7,6 +7,7 @@ use clap::Args;
 use redis_protocol::resp2::decode::decode;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{self, ErrorKind};
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::rustls::RootCertStore;
@@ -65,6 +66,10 @@ impl Default for ConnectArgs {
 
 /// As the options are called, for errors.
 const OPTIONS: Names = Names { cert_file: "--cert", key_file: "--key", ca_file: "--cacert" };
+/// How long it may take until a server has let us in: its port, TLS, the login.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a server may be silent that owes a reply: a dead link would be waited for for ever.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes of replies that are read at a time.
 const READ_BYTES: usize = 64 << 10;
 /// Where systems keep the authorities that they trust: Debian, Fedora, Alpine and the BSDs.
@@ -109,6 +114,15 @@ impl ConnectArgs {
         pass: Option<String>,
         advice: &str,
     ) -> io::Result<Link> {
+        within(CONNECT_PATIENCE, self.let_in(tls, pass, advice)).await
+    }
+
+    async fn let_in(
+        &self,
+        tls: Option<&Tls>,
+        pass: Option<String>,
+        advice: &str,
+    ) -> io::Result<Link> {
         let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
         stream.set_nodelay(true)?;
         let socket = match tls {
@@ -131,6 +145,18 @@ impl ConnectArgs {
             _ => Ok(link),
         }
     }
+}
+
+/// What a server owes us, if it comes in time.
+pub async fn timely<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    within(PATIENCE, work).await
+}
+
+async fn within<T>(patience: Duration, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::time::timeout(patience, work).await.unwrap_or_else(|_| {
+        let why = format!("the server has not answered for {} s", patience.as_secs());
+        Err(io::Error::new(ErrorKind::TimedOut, why))
+    })
 }
 
 /// For clients of other libraries: what a server's certificate must be signed by, in a file or as

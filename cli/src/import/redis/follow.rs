@@ -17,6 +17,11 @@ use std::time::{Duration, Instant};
 
 /// Keys that have changed and wait to be read, at most: beyond that it is cheaper to scan.
 const MOST_KEYS: usize = 1 << 20;
+/// How often the source is asked whether it is there, where nothing changes.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+/// How long it may be silent until that is said, and until it is given up.
+pub(crate) const SILENT: Duration = Duration::from_secs(3);
+const DEAD: Duration = Duration::from_secs(60);
 
 /// Keys that have changed and were not read since.
 pub(crate) struct Changes(Mutex<Waiting>);
@@ -36,9 +41,13 @@ struct Waiting {
     order: VecDeque<Vec<u8>>,
     /// Why no more come.
     broken: Option<String>,
+    /// FLUSHALL or FLUSHDB.
+    is_flushed: bool,
     /// Notifications that members were removed, which ones they do not say.
     removals: u64,
     last: Instant,
+    /// When the source has said anything last.
+    heard: Instant,
 }
 
 impl Changes {
@@ -47,8 +56,10 @@ impl Changes {
             keys: HashMap::new(),
             order: VecDeque::new(),
             broken: None,
+            is_flushed: false,
             removals: 0,
             last: Instant::now(),
+            heard: Instant::now(),
         }))
     }
 
@@ -100,6 +111,16 @@ impl Changes {
         self.0.lock().removals
     }
 
+    /// For how long the source has said nothing, not even that it is there.
+    pub(crate) fn silent(&self) -> Duration {
+        self.0.lock().heard.elapsed()
+    }
+
+    /// Whether all keys were deleted at once.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.0.lock().is_flushed
+    }
+
     /// How long nothing has changed.
     pub(crate) fn idle(&self) -> Duration {
         self.0.lock().last.elapsed()
@@ -109,20 +130,38 @@ impl Changes {
 /// Begins to listen. When this returns, no change goes unheard.
 pub(crate) fn listen(source: &Source, layouts: &Arc<Vec<Layout>>) -> io::Result<Arc<Changes>> {
     let mut remote = source.open()?;
-    check_setting(&mut remote, layouts)?;
+    check_setting(&mut remote, layouts, true)?;
     hear_of_flushes(&mut remote);
     let start = format!("__keyspace@{}__:", source.db);
     for layout in layouts.iter() {
         let pattern = format!("{start}{}", layout.glob);
-        remote.ask(&[b"PSUBSCRIBE", pattern.as_bytes()])?;
+        remote.ask(&[b"PSUBSCRIBE", pattern.as_bytes()]).map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => {
+                let why = format!("{error} (its user needs the channel &{pattern}, or &*)");
+                io::Error::new(error.kind(), why)
+            }
+            _ => error,
+        })?;
     }
     let changes = Arc::new(Changes::new());
     let (told, layouts) = (changes.clone(), layouts.clone());
     let hear = move || {
         let broken = loop {
-            match remote.message() {
+            match remote.message(ASK_EVERY) {
                 Err(error) => break error.to_string(),
-                Ok(message) => hear(message, &start, &layouts, &told),
+                Ok(Some(message)) => {
+                    told.0.lock().heard = Instant::now();
+                    hear(message, &start, &layouts, &told);
+                }
+                Ok(None) if told.silent() >= DEAD => {
+                    break format!("the source has not answered for {} s", DEAD.as_secs());
+                }
+                Ok(None) => {
+                    // Its answer is a message like others.
+                    if let Err(error) = remote.send(&[b"PING"]) {
+                        break error.to_string();
+                    }
+                }
             }
         };
         told.end(format!("notifications are lost: {broken}"));
@@ -146,11 +185,21 @@ fn hear_of_flushes(remote: &mut Remote) {
     }
 }
 
-/// Whether the server tells of all changes that matter.
-fn check_setting(remote: &mut Remote, layouts: &[Layout]) -> io::Result<()> {
+/// Whether the server tells of all changes that matter. `is_first`: if it may not be asked, that is
+/// said.
+pub(crate) fn check_setting(
+    remote: &mut Remote,
+    layouts: &[Layout],
+    is_first: bool,
+) -> io::Result<()> {
     let name = "notify-keyspace-events";
     let set = match remote.ask(&[b"CONFIG", b"GET", name.as_bytes()]) {
         Ok(OwnedFrame::Array(mut pair)) => pair.pop().and_then(bytes).unwrap_or_default(),
+        // The link.
+        Err(error) if !is_first && error.kind() != io::ErrorKind::PermissionDenied => {
+            return Err(error);
+        }
+        _ if !is_first => return Ok(()),
         // A managed Redis may forbid CONFIG.
         _ => {
             eprintln!("whether {name} is set cannot be asked: without it no change is seen");
@@ -166,10 +215,20 @@ fn check_setting(remote: &mut Remote, layouts: &[Layout]) -> io::Result<()> {
         return Ok(());
     }
     let needed: String = needed.into_iter().collect();
-    Err(io::Error::other(format!(
-        "it does not tell of changes: {name} is \"{}\". On it: CONFIG SET {name} K{needed}",
-        String::from_utf8_lossy(&set)
-    )))
+    let (set, more) = (
+        String::from_utf8_lossy(&set),
+        match is_first {
+            true => "",
+            false => ", then begin anew: what has changed meanwhile is not copied",
+        },
+    );
+    Err(io::Error::new(
+        io::ErrorKind::Unsupported,
+        format!(
+            "it does not tell of changes: {name} is \"{set}\". On it: CONFIG SET {name} \
+             K{needed}{more}"
+        ),
+    ))
 }
 
 /// One notification: `pmessage`, pattern, channel, event. Or an invalidation: `message`, channel,
@@ -180,6 +239,7 @@ fn hear(message: OwnedFrame, start: &str, layouts: &[Layout], told: &Changes) {
     let (event, channel) = match (event, channel) {
         (Some(event), Some(channel)) => (event, channel),
         (None, Some(channel)) if channel == b"__redis__:invalidate" => {
+            told.0.lock().is_flushed = true;
             told.end("all of its keys were deleted (FLUSHALL, FLUSHDB)".to_owned());
             return;
         }

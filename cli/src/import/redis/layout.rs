@@ -18,7 +18,6 @@
 use super::packed::{self, Format};
 use dataset::key_patterns::{Kind, Match, Pattern};
 use node::runtime::glob;
-use std::borrow::Cow;
 
 /// What a key holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +68,18 @@ pub(crate) struct Layout {
     /// The fields were not named: they are all of the space, and a foreign one is an error.
     pub(crate) all_fields: bool,
     pub(crate) packing: Packing,
+    /// Of a hash: positions in [`Layout::fields`] that keys of other layouts have. What the hash
+    /// lacks of them is not 0.
+    elsewhere: Vec<usize>,
+}
+
+/// The ids of which a key may have lost counters, when it has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ids {
+    /// First and last.
+    Between(u64, u64),
+    /// All ids of the space: those that the key had are not known.
+    Any,
 }
 
 /// What one key has for one id.
@@ -174,6 +185,7 @@ impl Layout {
         let kind = if key.contains("{field}") { Kind::Cell } else { Kind::Row };
         let pattern = match container {
             Container::Buckets(0) if !key.contains('{') => None,
+            // How another's keys write ids is not known: [`Layout::of_space`] says it of ours.
             _ => Some(Pattern::parse(kind, key).map_err(|error| error.to_string())?.padded(true)),
         };
         let layout = Layout {
@@ -186,6 +198,7 @@ impl Layout {
             all_fields: fields.is_empty(),
             fields,
             packing,
+            elsewhere: Vec::new(),
         };
         layout.check()?;
         Ok(layout)
@@ -221,6 +234,43 @@ impl Layout {
         matches!(self.container, Container::Set | Container::Bits)
     }
 
+    /// One of a space's own patterns, which reads ids with zeros in front only if the space does.
+    fn of_space(mut self, padded_ids: bool) -> Layout {
+        self.pattern = self.pattern.map(|pattern| pattern.padded(padded_ids));
+        self
+    }
+
+    /// Why a key that has its shape names no id, if so.
+    pub(crate) fn refusal(&self, key: &[u8]) -> Option<String> {
+        let space = &self.space;
+        match self.pattern.as_ref()?.read(key) {
+            Match::IdPadded => Some(format!(
+                "its id begins with zeros, which the space '{space}' does not take (padded_ids)"
+            )),
+            Match::IdTooBig => Some("its id is above 18446744073709551615".to_owned()),
+            Match::Yes(..) | Match::No => None,
+        }
+    }
+
+    /// Notes which of its counters keys of other layouts have.
+    pub(crate) fn note_others(&mut self, others: &[Layout]) {
+        if self.container != Container::Hash {
+            return;
+        }
+        let is_there = |field: &String| {
+            let mut others = others.iter().filter(|other| {
+                other.space == self.space
+                    && other.container != Container::Hash
+                    && !other.is_flags()
+                    // Which counters of a row have keys of their own, is seen row by row.
+                    && !other.is_cell()
+            });
+            others.any(|other| other.fields.iter().any(|(_, to)| to == field))
+        };
+        let all = self.fields.iter().enumerate();
+        self.elsewhere = all.filter(|(_, (_, to))| is_there(to)).map(|(at, _)| at).collect();
+    }
+
     /// The id, or the number of the bucket, and the field that a key of this layout has.
     pub(crate) fn read<'k>(&self, key: &'k [u8]) -> Option<(u64, &'k [u8])> {
         match self.pattern.as_ref().map(|pattern| pattern.read(key)) {
@@ -242,17 +292,19 @@ impl Layout {
         Some(key)
     }
 
-    /// The ids of which a key has counters, first and last.
-    pub(crate) fn ids(&self, key: &[u8]) -> Option<(u64, u64)> {
+    /// The ids of which a key has counters.
+    pub(crate) fn ids(&self, key: &[u8]) -> Option<Ids> {
         let (number, _) = self.read(key)?;
         match self.container {
             Container::Hash | Container::String | Container::Card | Container::Ones => {
-                Some((number, number))
+                Some(Ids::Between(number, number))
             }
             Container::Buckets(per) if per > 0 => {
                 let low = number.checked_mul(per)?;
-                Some((low, low.saturating_add(per - 1)))
+                Some(Ids::Between(low, low.saturating_add(per - 1)))
             }
+            // One hash; of several, an id does not tell which one has it.
+            Container::Buckets(_) if self.pattern.is_none() => Some(Ids::Any),
             _ => None,
         }
     }
@@ -318,7 +370,8 @@ impl Layout {
         others_have: bool,
     ) -> Vec<(usize, i64)> {
         let has = |at| values.iter().any(|value| value.0 == at);
-        let lacking = (0..self.fields.len()).filter(|at| !others_have && !has(*at));
+        let is_elsewhere = |at| others_have || self.elsewhere.contains(&at);
+        let lacking = (0..self.fields.len()).filter(|at| !is_elsewhere(*at) && !has(*at));
         values.iter().copied().chain(lacking.map(|at| (at, 0))).collect()
     }
 
@@ -362,12 +415,12 @@ impl Layout {
     /// The key is not there any more.
     pub(crate) fn gone(&self, id: u64, field: &[u8]) -> Option<Item> {
         match self.container {
-            Container::Hash if self.all_fields => Some(Item::Gone(id)),
+            Container::Hash if self.all_fields && self.elsewhere.is_empty() => Some(Item::Gone(id)),
             Container::String if self.names_field() => {
                 Some(Item::Row(id, vec![(self.position(field)?, 0)]))
             }
             Container::Hash | Container::String | Container::Card | Container::Ones => {
-                Some(Item::Row(id, (0..self.fields.len()).map(|at| (at, 0)).collect()))
+                Some(Item::Row(id, self.with_lacking(&[], false)))
             }
             // Which ids or members it had is not known.
             Container::Set | Container::Bits | Container::Buckets(_) => None,
@@ -426,14 +479,27 @@ fn glob_of(key: &str) -> String {
     escaped.replace("{id}", "*").replace("{field}", "*")
 }
 
-/// The layouts that the server's own key patterns describe.
-pub(crate) fn of_patterns(kind: Kind, space: &str, patterns: &str) -> Vec<Result<Layout, String>> {
+/// The layouts that the server's own key patterns describe. `first`: the first counter of the
+/// space, which keys of cells without `{field}` have.
+pub(crate) fn of_patterns(
+    kind: Kind,
+    space: &str,
+    patterns: &str,
+    first: &str,
+    padded_ids: bool,
+) -> Result<Vec<Layout>, String> {
     let container = match kind {
         Kind::Row => "hash",
         Kind::Cell => "string",
         Kind::Pair => "set",
     };
-    let one = |key: &str| Layout::parse(&format!("{container} key={key} space={space}"));
+    let one = |key: &str| {
+        let mut text = format!("{container} key={key} space={space}");
+        if kind == Kind::Cell && !key.contains("{field}") {
+            text += &format!(" fields={first}");
+        }
+        Ok(Layout::parse(&text)?.of_space(padded_ids))
+    };
     patterns.split_whitespace().map(one).collect()
 }
 
@@ -443,8 +509,23 @@ pub(crate) fn fits(glob: &str, key: &[u8]) -> bool {
 }
 
 /// A text of any bytes for people.
-pub(crate) fn shown(key: &[u8]) -> Cow<'_, str> {
-    String::from_utf8_lossy(&key[..key.len().min(80)])
+pub(crate) fn shown(key: &[u8]) -> String {
+    printable(&String::from_utf8_lossy(&key[..key.len().min(80)]))
+}
+
+/// A stranger's text as a terminal may show it: what steers one is escaped.
+pub(crate) fn printable(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        // What turns the direction of a line, too.
+        let turns = ['\u{200e}'..='\u{200f}', '\u{202a}'..='\u{202e}', '\u{2066}'..='\u{2069}'];
+        if c.is_control() || turns.iter().any(|some| some.contains(&c)) {
+            out.extend(c.escape_default());
+        } else {
+            out.push(c);
+        }
+    }
+    out
 }
 
 #[cfg(test)]
@@ -465,6 +546,32 @@ mod tests {
         let cell = layout("string key=p[{{id}}]:{field} space=post");
         assert_eq!(cell.glob, "p\\[{*}\\]:*");
         assert_eq!(cell.read(b"p[{17}]:like"), Some((17, &b"like"[..])));
+        let ours = |key, padded| {
+            let mut all = of_patterns(Kind::Cell, "post", key, "like", padded).unwrap();
+            all.remove(0)
+        };
+        let first = ours("like:{id}", false);
+        assert_eq!(first.string(17, b"", b"5"), Ok(Item::Row(17, vec![(0, 5)])));
+        assert_eq!((first.read(b"like:007"), first.refusal(b"like:7")), (None, None));
+        assert!(first.refusal(b"like:007").unwrap().contains("begins with zeros"));
+        assert_eq!(ours("like:{id}", true).read(b"like:007"), Some((7, &b""[..])));
+    }
+
+    /// What another key has is not 0 because the hash lacks it, nor when the hash is gone.
+    #[test]
+    fn a_hash_leaves_what_other_keys_have() {
+        let mut hash = layout("hash key=post:{id} space=post");
+        hash.fields = ["like", "read"].map(|name| (name.to_owned(), name.to_owned())).to_vec();
+        assert_eq!(hash.with_lacking(&[(1, 7)], false), [(1, 7), (0, 0)]);
+        hash.note_others(&[layout("string key=like:{id} space=post fields=like")]);
+        assert_eq!(hash.with_lacking(&[(1, 7)], false), [(1, 7)]);
+        assert_eq!(hash.gone(3, b""), Some(Item::Row(3, vec![(1, 0)])));
+    }
+
+    #[test]
+    fn what_steers_a_terminal_is_escaped() {
+        assert_eq!(shown(b"post:\x1b[2J\x9b\r\n\xe5\xbe\xae"), "post:\\u{1b}[2J\u{fffd}\\r\\n微");
+        assert_eq!(printable("\u{202e}a\u{9b}"), "\\u{202e}a\\u{9b}");
     }
 
     #[test]

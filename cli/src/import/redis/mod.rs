@@ -18,7 +18,7 @@ mod verify;
 mod writer;
 
 use super::lines::rate;
-use super::pipe::Pipe;
+use super::pipe::{Pipe, Verb};
 use super::spaces::Spaces;
 use super::{ImportArgs, SHOWN};
 use crate::import::redis::source::bytes;
@@ -26,19 +26,20 @@ use dataset::key_patterns::Kind;
 use divided::Divided;
 use follow::Changes;
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
-use layout::{Layout, shown};
+use layout::{Item, Layout, shown};
 use parking_lot::Mutex;
+use reader::Read;
 use reading::{Deletes, Reading, Seen, Told};
 use redis_protocol::resp2::types::OwnedFrame;
 use source::{Remote, Side, Source};
 use state::{Place, SETTLED, State, StateFile};
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
-use writer::{Failure, Writer, event_failure};
+use writer::{Failure, Writer};
 
 /// Messages of the readers that wait.
 const MESSAGES: usize = 16;
@@ -49,6 +50,10 @@ const WRITE: Duration = Duration::from_secs(1);
 const SAY: Duration = Duration::from_secs(10);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(500);
+/// After a signal: how long nothing may move until it ends at once.
+const STUCK: Duration = Duration::from_secs(5);
+/// A source that has a tenth of its keys left has lost them, rather than deleted some.
+const LOST: u64 = 10;
 
 /// What came of it, over all attempts.
 #[derive(Default)]
@@ -84,8 +89,18 @@ struct Import<'a> {
     sources: Vec<Source>,
     layouts: Arc<Vec<Layout>>,
     name: Vec<String>,
+    /// The data set of the server, as the state names it.
+    target: String,
     file: StateFile,
     stop: Arc<AtomicBool>,
+    /// How many messages of readers were taken: whether anything moves.
+    moves: Arc<AtomicU64>,
+    /// The most keys that each source had.
+    had: Vec<u64>,
+    /// With `--follow --delete-missing`: the ids of sets that were copied, by layout.
+    sets: HashMap<usize, HashSet<u64>>,
+    /// All keys of a source were deleted since: the members of these sets are unset first.
+    is_flushed: bool,
     summary: Summary,
     /// Something was acknowledged since the last failure.
     advanced: bool,
@@ -104,6 +119,7 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
     let (mut remote, spaces) = Spaces::open(&args.connect)
         .map_err(|e| format!("cannot import into {}: {e}", args.connect.address()))?;
     let layouts = Arc::new(layouts(args, &spaces, &mut remote)?);
+    let target = lineage(&mut remote);
     let mut import = Import {
         args,
         name: sources
@@ -112,17 +128,22 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
             .chain(layouts.iter().map(|layout| layout.text.clone()))
             .chain([args.connect.address()])
             .collect(),
+        had: vec![0; sources.len()],
         sources,
         layouts,
+        target,
         file: StateFile::at(&args.state),
         stop: Arc::new(AtomicBool::new(false)),
+        moves: Arc::new(AtomicU64::new(0)),
+        sets: HashMap::new(),
+        is_flushed: false,
         summary: Summary::default(),
         advanced: false,
         is_all: true,
         is_resumed: false,
     };
     if !args.only_verify {
-        stop_on_signals(&import.stop)?;
+        stop_on_signals(&import)?;
         import.copy()?;
         import.say(started);
         if !import.is_all {
@@ -153,18 +174,13 @@ fn layouts(args: &ImportArgs, spaces: &Spaces, remote: &mut Remote) -> Result<Ve
                 _ => &[("pairs", Kind::Pair)],
             };
             for (name, (key, kind)) in names.iter().flat_map(|n| keys.iter().map(move |k| (n, k))) {
-                let setting = format!("{section}.{name}.{key}");
-                let reply = remote.ask(&[b"CONFIG", b"GET", setting.as_bytes()]).map_err(|e| {
-                    format!("the server does not tell its key patterns: {e}. Give --layout")
-                })?;
-                let OwnedFrame::Array(mut pair) = reply else { continue };
-                let patterns = pair.pop().and_then(bytes).unwrap_or_default();
-                let patterns = String::from_utf8_lossy(&patterns).into_owned();
-                layouts.extend(
-                    layout::of_patterns(*kind, name, &patterns)
-                        .into_iter()
-                        .collect::<Result<Vec<_>, _>>()?,
-                );
+                let patterns = setting(remote, &format!("{section}.{name}.{key}"))?;
+                let Some(patterns) = patterns else { continue };
+                let fields = spaces.fields.get(name);
+                let first = fields.and_then(|all| all.first()).map_or("", String::as_str);
+                let padded_ids = setting(remote, &format!("{section}.{name}.padded_ids"))?;
+                let padded_ids = padded_ids.is_some_and(|text| text == "yes" || text == "true");
+                layouts.extend(layout::of_patterns(*kind, name, &patterns, first, padded_ids)?);
             }
         }
     }
@@ -188,15 +204,37 @@ fn layouts(args: &ImportArgs, spaces: &Spaces, remote: &mut Remote) -> Result<Ve
             return Err(format!("the space '{space}' has no field '{field}'; it has: {all}"));
         }
     }
+    let all = layouts.clone();
+    layouts.iter_mut().for_each(|layout| layout.note_others(&all));
     if layouts.is_empty() {
         return Err("the server's spaces have no key patterns: give --layout".to_owned());
     }
     Ok(layouts)
 }
 
-/// The first signal asks for an end, the second one is obeyed at once.
-fn stop_on_signals(stop: &Arc<AtomicBool>) -> Result<(), String> {
-    let stop = stop.clone();
+/// Which data set the server has: the same through restarts and failovers. Empty where INFO is
+/// forbidden.
+fn lineage(remote: &mut Remote) -> String {
+    let info = remote.ask(&[b"INFO", b"replication"]).ok().and_then(bytes).unwrap_or_default();
+    let info = String::from_utf8_lossy(&info).into_owned();
+    let id = info.lines().find_map(|line| line.strip_prefix("master_replid:"));
+    // Behind it is the term.
+    id.unwrap_or_default().chars().take(32).collect()
+}
+
+/// What CONFIG GET says of one name.
+fn setting(remote: &mut Remote, name: &str) -> Result<Option<String>, String> {
+    let reply = remote
+        .ask(&[b"CONFIG", b"GET", name.as_bytes()])
+        .map_err(|e| format!("the server does not tell its key patterns: {e}. Give --layout"))?;
+    let OwnedFrame::Array(mut pair) = reply else { return Ok(None) };
+    Ok(pair.pop().and_then(bytes).map(|text| String::from_utf8_lossy(&text).into_owned()))
+}
+
+/// The first signal asks for an end, the second one is obeyed at once. So is the first where
+/// nothing moves, as when either side hangs.
+fn stop_on_signals(import: &Import<'_>) -> Result<(), String> {
+    let (stop, moves, state) = (import.stop.clone(), import.moves.clone(), import.file.name());
     let wait = move || {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
             return;
@@ -208,8 +246,32 @@ fn stop_on_signals(stop: &Arc<AtomicBool>) -> Result<(), String> {
             else {
                 return;
             };
+            let stuck = async {
+                while !stop.load(Relaxed) {
+                    tokio::time::sleep(LOOK).await;
+                }
+                let mut before = moves.load(Relaxed);
+                loop {
+                    tokio::time::sleep(STUCK).await;
+                    let now = moves.load(Relaxed);
+                    if now == before {
+                        return;
+                    }
+                    before = now;
+                }
+            };
+            tokio::pin!(stuck);
             loop {
-                tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+                tokio::select! {
+                    _ = interrupt.recv() => {}
+                    _ = terminate.recv() => {}
+                    () = &mut stuck => {
+                        eprintln!(
+                            "stopped, as nothing moves any more; the same command goes on ({state})"
+                        );
+                        std::process::exit(1);
+                    }
+                }
                 if stop.swap(true, Relaxed) {
                     std::process::exit(130);
                 }
@@ -252,12 +314,13 @@ impl Import<'_> {
 
     fn attempt(&mut self) -> Result<(), Failure> {
         let mut progress = self.progress()?;
+        self.check_target()?;
         let mut changes = Vec::new();
         if self.args.follow {
             for source in &self.sources {
                 // Before the first key is read.
                 let listening = follow::listen(source, &self.layouts);
-                changes.push(listening.map_err(|e| failed_to_listen(source, &e))?);
+                changes.push(listening.map_err(|error| Failure::of(source, &error))?);
             }
         }
         let into = || format!("cannot import into {}", self.args.connect.address());
@@ -270,49 +333,110 @@ impl Import<'_> {
         self.is_resumed |= may_be_any;
         let divided = Divided::new(may_be_any);
         let bar = bar(&self.args.from);
-        let mut writer = Writer {
-            pipe,
-            layouts: self.layouts.clone(),
-            number: 0,
-            names: VecDeque::new(),
-            bad: 0,
-            rows: 0,
-            flags: 0,
-            deleted: 0,
-            lost: 0,
-            deletes: self.args.delete_missing,
-            divided,
-            bar: bar.clone(),
-        };
-        let outcome = self.receive(&told, &mut progress, &mut writer, &changes);
-        bar.finish_and_clear();
-        self.summary.bad += writer.bad;
-        self.summary.rows += writer.rows;
-        self.summary.flags += writer.flags;
-        self.summary.deleted += writer.deleted;
+        let executed = pipe.executed();
+        let (layouts, deletes) = (self.layouts.clone(), self.args.delete_missing);
+        let mut writer = Writer::new(pipe, layouts, deletes, divided, bar.clone());
+        self.unset_flushed(&mut writer);
+        let received = self.receive(&told, &mut progress, &mut writer, &changes);
         self.summary.removals += writer.lost;
+        self.is_flushed |= changes.iter().any(|changes| changes.is_flushed());
+        // What it has sent is executed, whatever it ends with.
+        let (bad, unknown) = match received {
+            Ok(()) => writer.finish(),
+            Err(failure) => (writer.bad.count, Err(failure)),
+        };
+        bar.finish_and_clear();
+        self.summary.bad += bad;
+        self.summary.rows += executed.of(Verb::Row);
+        self.summary.flags += executed.of(Verb::Flag);
+        self.summary.deleted += executed.of(Verb::Delete);
         if !self.args.delete_missing {
             let removals = |changes: &Arc<Changes>| changes.removals();
             self.summary.removals += changes.iter().map(removals).sum::<u64>();
         }
-        outcome?;
-        let (names, bar) = (writer.names, writer.bar);
-        let mut bad = 0;
-        let tally = writer.pipe.finish(
-            |event, _| event_failure(event, &names, &bar, &mut bad),
-            |error| Failure::Broken(error.to_string()),
-        )?;
-        self.summary.bad += bad;
-        self.summary.unknown += tally.unknown;
+        self.summary.unknown += unknown?;
         if self.is_all {
             self.file.remove();
         }
         Ok(())
     }
 
+    /// The server may be another one after a failure: what was copied before is not there.
+    fn check_target(&self) -> Result<(), Failure> {
+        let connect = &self.args.connect;
+        let of = |error: io::Error| {
+            Failure::of(&format!("cannot import into {}", connect.address()), &error)
+        };
+        let (mut remote, _) = Spaces::open(connect).map_err(of)?;
+        let now = lineage(&mut remote);
+        if [&now, &self.target].into_iter().any(String::is_empty) || now == self.target {
+            return Ok(());
+        }
+        Err(Failure::Final(format!(
+            "{} has another data set than before: what was copied is not there; delete {} and \
+             begin anew",
+            connect.address(),
+            self.file.name()
+        )))
+    }
+
+    /// FLUSHALL leaves no key by which a scan would find sets that are gone.
+    fn unset_flushed(&self, writer: &mut Writer) {
+        if !self.is_flushed {
+            return;
+        }
+        for (&layout, ids) in &self.sets {
+            for &id in ids {
+                let key = self.layouts[layout].key(id, b"").unwrap_or_default();
+                writer.push(Read {
+                    key,
+                    layout,
+                    items: vec![Item::Unset(id)],
+                    bad: None,
+                    is_lost: false,
+                });
+            }
+        }
+    }
+
+    /// Remembers which sets are copied, for [`Import::unset_flushed`].
+    fn note_sets(&mut self, reads: &[Read]) {
+        if !(self.args.follow && self.args.delete_missing) {
+            return;
+        }
+        for read in reads.iter().filter(|read| self.layouts[read.layout].is_flags()) {
+            let ids = read.items.iter().filter(|item| matches!(item, Item::Member(..)));
+            let ids: Vec<u64> = ids.map(Item::id).collect();
+            if let Some(id) = ids.first() {
+                self.sets.entry(read.layout).or_default().insert(*id);
+            }
+        }
+    }
+
+    /// A source that has lost its keys (a restart without its file) is not one of which all were
+    /// deleted: nothing is deleted here for it, unless that is asked for.
+    fn check_loss(&mut self, source: usize, keys: u64) -> Result<(), Failure> {
+        let had = self.had[source];
+        self.had[source] = had.max(keys);
+        let deletes = self.args.delete_missing && !self.args.allow_loss && !self.is_flushed;
+        if !deletes || keys * LOST >= had && keys > 0 {
+            return Ok(());
+        }
+        let before = match had {
+            0 => String::new(),
+            had => format!(", and had {} before", HumanCount(had)),
+        };
+        Err(Failure::Final(format!(
+            "{} has {} keys{before}: --delete-missing would delete the rest here. If that is \
+             right, begin anew with --allow-loss",
+            self.sources[source],
+            HumanCount(keys)
+        )))
+    }
+
     /// Where each source is read from.
     fn progress(&self) -> Result<Vec<Progress>, Failure> {
-        let state = self.file.read(&self.name).map_err(Failure::Final)?;
+        let state = self.file.read(&self.name, &self.target).map_err(Failure::Final)?;
         let begin = |source: &Source| {
             let name = source.to_string();
             let known = state.iter().flat_map(|state| &state.places).find(|p| p.source == name);
@@ -391,6 +515,13 @@ impl Import<'_> {
                 // What was read last must not wait for more.
                 Err(RecvTimeoutError::Timeout) => writer.pipe.flush(),
                 Ok((source, told)) => {
+                    self.moves.fetch_add(1, Relaxed);
+                    if let Told::Begins(keys, _) = &told {
+                        self.check_loss(source, *keys)?;
+                    }
+                    if let Told::Read(reads) = &told {
+                        self.note_sets(reads);
+                    }
                     let of = &mut progress[source];
                     match told {
                         Told::Begins(keys, place) => {
@@ -441,7 +572,7 @@ impl Import<'_> {
 
     /// What was acknowledged meanwhile.
     fn look(&mut self, progress: &mut [Progress], writer: &mut Writer, changes: &[Arc<Changes>]) {
-        let answered = writer.answered();
+        let answered = writer.answered;
         let (mut behind, mut since) = (0, None);
         for of in progress {
             while of.sent.front().is_some_and(|(number, _)| *number <= answered) {
@@ -458,14 +589,21 @@ impl Import<'_> {
             }
             since = since.into_iter().chain(of.following.front().map(|(_, since)| *since)).min();
         }
+        let mut silent = Duration::ZERO;
         for changes in changes {
+            silent = silent.max(changes.silent());
             let (keys, first) = changes.waiting();
             behind += keys;
             since = since.into_iter().chain(first).min();
         }
         if self.args.follow {
             let lag = since.map_or(0, |since: Instant| since.elapsed().as_millis());
-            writer.bar.set_message(format!("{behind} changed keys to read, lag {lag} ms"));
+            let mut text = format!("{behind} changed keys to read, lag {lag} ms");
+            // Nothing that waits is no sign of being up to date where the source is not heard.
+            if silent >= follow::SILENT {
+                text = format!("the source has not answered for {} s; {text}", silent.as_secs());
+            }
+            writer.bar.set_message(text);
         }
     }
 
@@ -474,7 +612,8 @@ impl Import<'_> {
             return Ok(());
         }
         let places = progress.iter().map(|of| of.place.clone()).collect();
-        let state = State { import: self.name.clone(), places };
+        let (import, target) = (self.name.clone(), self.target.clone());
+        let state = State { import, target, places };
         self.file.write(&state).map_err(Failure::Final)
     }
 
@@ -499,13 +638,17 @@ impl Import<'_> {
         }
         if removals > 0 {
             text += &format!(
-                "; {} removals of members, which a notification does not name, are not copied \
-                 (--delete-missing)",
-                HumanCount(removals)
+                "; {} removals of members, which a notification does not name, are not copied ({})",
+                HumanCount(removals),
+                if self.args.delete_missing {
+                    "begin anew with --renew-sets"
+                } else {
+                    "--delete-missing"
+                }
             );
         }
         if unfit > 0 {
-            let some: Vec<_> = self.summary.examples.iter().map(|key| shown(key)).collect();
+            let some: Vec<String> = self.summary.examples.iter().map(|key| shown(key)).collect();
             let (some, dots) = (
                 some.join(", "),
                 if unfit > self.summary.examples.len() as u64 { ", ..." } else { "" },
@@ -572,13 +715,6 @@ impl Import<'_> {
             return Err("not all is equal".to_owned());
         }
         Ok(())
-    }
-}
-
-fn failed_to_listen(source: &Source, error: &io::Error) -> Failure {
-    match Failure::of(source, error) {
-        Failure::Broken(text) if text.contains("CONFIG SET") => Failure::Final(text),
-        failure => failure,
     }
 }
 

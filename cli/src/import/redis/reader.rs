@@ -1,6 +1,6 @@
 //! Reads the keys of the layouts from one Redis: all of them by SCAN, and those that are named.
 
-use super::follow::Changed;
+use super::follow::{Changed, check_setting};
 use super::layout::{Container, Item, Layout};
 use super::source::{Remote, Source, bytes};
 use crate::import::SHOWN;
@@ -103,6 +103,11 @@ impl Reader {
         Ok((keys, id.unwrap_or_default().trim().to_owned()))
     }
 
+    /// Whether the source still tells of changes.
+    pub(crate) fn check_setting(&mut self) -> io::Result<()> {
+        check_setting(&mut self.remote, &self.layouts, false)
+    }
+
     /// One step of a scan. `anew`: members of sets that are set already are unset first.
     pub(crate) fn scan(
         &mut self,
@@ -157,7 +162,14 @@ impl Reader {
                 }
             }
             if jobs.len() == before {
-                unfit(key);
+                let refusal = |(layout, of): (usize, &Layout)| Some((layout, of.refusal(&key)?));
+                match layouts.iter().enumerate().find_map(refusal) {
+                    Some((layout, why)) => {
+                        let (items, bad) = (Vec::new(), Some(why));
+                        give(Read { key, layout, items, bad, is_lost: false });
+                    }
+                    None => unfit(key),
+                }
             }
         }
         if jobs.is_empty() {

@@ -1,7 +1,7 @@
 //! A thread that reads one source: all of its keys, and those that have changed.
 
 use super::follow::{Changed, Changes};
-use super::layout::Layout;
+use super::layout::{Ids, Layout};
 use super::missing::{Finder, Row, Untold};
 use super::reader::{Rate, Read, Reader};
 use super::source::Source;
@@ -22,6 +22,8 @@ const ITEMS: usize = 1000;
 const CHANGED_KEYS: usize = 500;
 /// Ids that are looked for together.
 const IDS: u64 = 1000;
+/// How often it is asked whether the source still tells of changes.
+const SETTING_EVERY: Duration = Duration::from_secs(5);
 /// Between two looks for changed keys.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -61,8 +63,7 @@ pub(super) struct Deletes {
 struct Suspects {
     told: u64,
     space: String,
-    first: u64,
-    last: u64,
+    ids: Ids,
 }
 
 /// See the top of the file.
@@ -159,7 +160,12 @@ impl Work {
             }
         }
         let Some(changes) = self.reading.changes.clone() else { return Ok(Ok(true)) };
+        let mut asked = Instant::now();
         loop {
+            if asked.elapsed() >= SETTING_EVERY {
+                asked = Instant::now();
+                whole!(self.reader.check_setting());
+            }
             if whole!(self.changed()?) {
                 continue;
             }
@@ -169,6 +175,7 @@ impl Work {
             let is_done =
                 self.suspects.is_empty() || self.reading.deletes.as_ref().is_some_and(is_scanning);
             if (is_idle || self.is_stopped()) && is_done {
+                whole!(self.reader.check_setting());
                 return Ok(Ok(true));
             }
             std::thread::sleep(PAUSE);
@@ -203,18 +210,27 @@ impl Work {
 
     /// Reads some of the keys that have changed; whether there were any.
     fn changed(&mut self) -> Result<io::Result<bool>, Gone> {
+        if whole!(self.read_changed()?) { Ok(Ok(true)) } else { self.look_for_suspects() }
+    }
+
+    /// The same, without a look for what they have lost.
+    fn read_changed(&mut self) -> Result<io::Result<bool>, Gone> {
         let Some(changes) = &self.reading.changes else { return Ok(Ok(false)) };
         let (mut keys, since) = whole!(changes.take(CHANGED_KEYS));
-        let Some(since) = since else { return self.look_for_suspects() };
+        let Some(since) = since else { return Ok(Ok(false)) };
         if self.reading.deletes.is_none() {
             keys.iter_mut().for_each(|changed| changed.removed = false);
         }
         self.told += 1;
         for Changed { key, .. } in keys.iter().filter(|changed| changed.removed) {
             for layout in self.reading.layouts.iter() {
-                let Some((first, last)) = layout.ids(key) else { continue };
+                let Some(ids) = layout.ids(key) else { continue };
                 let space = layout.space.clone();
-                self.suspects.push_back(Suspects { told: self.told, space, first, last });
+                if ids == Ids::Any {
+                    // One look at all of them is enough for all changes until then.
+                    self.suspects.retain(|other| other.ids != ids || other.space != space);
+                }
+                self.suspects.push_back(Suspects { told: self.told, space, ids });
             }
         }
         let mut sender = Sender::new(&self.reading);
@@ -238,8 +254,15 @@ impl Work {
         if deletes.scanning.load(Relaxed) > 0 {
             return Ok(Ok(false));
         }
-        let Some(Suspects { space, mut first, last, .. }) = self.suspects.pop_front() else {
+        let Some(Suspects { space, ids, .. }) = self.suspects.pop_front() else {
             return Ok(Ok(false));
+        };
+        let (mut first, last) = match ids {
+            Ids::Between(first, last) => (first, last),
+            Ids::Any => {
+                whole!(self.delete_of(&deletes, &space, false)?);
+                return Ok(Ok(true));
+            }
         };
         loop {
             let end = last.min(first.saturating_add(IDS - 1));
@@ -273,16 +296,30 @@ impl Work {
             std::thread::sleep(PAUSE);
         }
         for space in whole!(self.finder(deletes)).spaces() {
-            let mut cursor = Some(b"0".to_vec());
-            while let Some(at) = cursor {
-                if self.is_stopped() {
-                    return Ok(Ok(false));
-                }
-                whole!(self.changed()?);
-                let (rows, next) = whole!(whole!(self.finder(deletes)).page(&space, &at));
-                whole!(self.delete(deletes, &space, &rows)?);
-                cursor = next;
+            if !whole!(self.delete_of(deletes, &space, true)?) {
+                return Ok(Ok(false));
             }
+        }
+        Ok(Ok(true))
+    }
+
+    /// The same of one space.
+    fn delete_of(
+        &mut self,
+        deletes: &Deletes,
+        space: &str,
+        may_stop: bool,
+    ) -> Result<io::Result<bool>, Gone> {
+        let mut cursor = Some(b"0".to_vec());
+        while let Some(at) = cursor {
+            if may_stop && self.is_stopped() {
+                return Ok(Ok(false));
+            }
+            // What has changed meanwhile is not kept waiting.
+            whole!(self.read_changed()?);
+            let (rows, next) = whole!(whole!(self.finder(deletes)).page(space, &at));
+            whole!(self.delete(deletes, space, &rows)?);
+            cursor = next;
         }
         Ok(Ok(true))
     }

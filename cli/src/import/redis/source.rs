@@ -1,14 +1,11 @@
 //! A Redis to read from: its address, and a connection that sends many commands at once.
 
-use node::client::connect::{ConnectArgs, Link, is_of_rights, refused};
+use node::client::connect::{ConnectArgs, Link, is_of_rights, put_command, refused, timely};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::fmt;
 use std::io;
 use std::time::Duration;
 use tokio::runtime::Runtime;
-
-/// A server that says nothing for so long is given up: a dead link would hold the import for ever.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A Redis.
 #[derive(Clone, Debug)]
@@ -115,7 +112,12 @@ impl Source {
         let mut remote = Remote { runtime, link };
         if self.db > 0 {
             let db = self.db.to_string();
-            remote.ask(&[b"SELECT", db.as_bytes()])?;
+            // Another attempt fares no better.
+            let select = remote.ask(&[b"SELECT", db.as_bytes()]);
+            select.map_err(|error| match error.kind() {
+                io::ErrorKind::Other => io::Error::new(io::ErrorKind::InvalidInput, error),
+                _ => error,
+            })?;
         }
         Ok(remote)
     }
@@ -181,17 +183,20 @@ impl Remote {
         }
     }
 
-    /// The next message, however long it takes.
-    pub(crate) fn message(&mut self) -> io::Result<OwnedFrame> {
-        self.runtime.block_on(self.link.next())
+    /// The next message, if one comes within this time.
+    pub(crate) fn message(&mut self, patience: Duration) -> io::Result<Option<OwnedFrame>> {
+        let link = &mut self.link;
+        let next = async { tokio::time::timeout(patience, link.next()).await };
+        // A message of which a part has come is not lost: the link keeps it.
+        self.runtime.block_on(next).ok().transpose()
     }
-}
 
-async fn timely<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    tokio::time::timeout(PATIENCE, work).await.unwrap_or_else(|_| {
-        let seconds = PATIENCE.as_secs();
-        Err(io::Error::new(io::ErrorKind::TimedOut, format!("no reply for {seconds} s")))
-    })
+    /// Sends a request whose reply is a message.
+    pub(crate) fn send(&mut self, args: &[&[u8]]) -> io::Result<()> {
+        let mut request = Vec::new();
+        put_command(&mut request, args);
+        self.runtime.block_on(timely(self.link.send(&request)))
+    }
 }
 
 /// The bytes of a string.

@@ -31,6 +31,9 @@ pub(crate) struct Place {
 pub(crate) struct State {
     /// What is imported into what: another import has another file.
     pub(crate) import: Vec<String>,
+    /// The data set of the server that it goes into; empty: unknown.
+    #[serde(default)]
+    pub(crate) target: String,
     pub(crate) places: Vec<Place>,
 }
 
@@ -43,7 +46,7 @@ impl StateFile {
     }
 
     /// What it says of this import; an error if it is of another.
-    pub(crate) fn read(&self, import: &[String]) -> Result<Option<State>, String> {
+    pub(crate) fn read(&self, import: &[String], target: &str) -> Result<Option<State>, String> {
         let text = match std::fs::read(&self.0) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(self.failed("cannot be read", &error)),
@@ -58,6 +61,13 @@ impl StateFile {
                 "{} is of another import ({}): delete it, or name another with --state",
                 self.0.display(),
                 state.import.join("; ")
+            ));
+        }
+        if ![target, &state.target].contains(&"") && state.target != target {
+            return Err(format!(
+                "the server has another data set than the one that {} is of, where this import \
+                 was before: delete that file to begin anew",
+                self.0.display()
             ));
         }
         Ok(Some(state))
@@ -92,16 +102,20 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = StateFile::at(&folder.path().join("state"));
         let import = vec!["a".to_owned()];
-        assert_eq!(file.read(&import), Ok(None));
+        let read = |import: &[String]| file.read(import, "b");
+        assert_eq!(read(&import), Ok(None));
         let place =
             Place { source: "redis://a:1".to_owned(), cursor: u64::MAX, ..Place::default() };
-        let state = State { import: import.clone(), places: vec![place] };
+        let (import_of, target) = (import.clone(), "b".to_owned());
+        let state = State { import: import_of, target, places: vec![place] };
         file.write(&state).unwrap();
-        assert_eq!(file.read(&import), Ok(Some(state)));
-        assert!(file.read(&["b".to_owned()]).unwrap_err().contains("of another import (a)"));
+        assert_eq!(read(&import), Ok(Some(state)));
+        assert!(file.read(&import, "c").unwrap_err().contains("another data set"));
+        assert!(file.read(&import, "").unwrap().is_some(), "INFO is forbidden");
+        assert!(read(&["b".to_owned()]).unwrap_err().contains("of another import (a)"));
         std::fs::write(&file.0, "{").unwrap();
-        assert!(file.read(&import).unwrap_err().contains("no state of an import"));
+        assert!(read(&import).unwrap_err().contains("no state of an import"));
         file.remove();
-        assert_eq!(file.read(&import), Ok(None));
+        assert_eq!(read(&import), Ok(None));
     }
 }

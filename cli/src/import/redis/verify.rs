@@ -5,7 +5,7 @@
 
 use super::divided::Divided;
 use super::follow::Changed;
-use super::layout::{Item, Layout, shown};
+use super::layout::{Item, Layout, printable, shown};
 use super::missing::{Finder, Missing, Untold};
 use super::reader::{Read, Reader};
 use super::source::{Remote, Source};
@@ -135,7 +135,7 @@ impl Verify<'_> {
                 self.untold.note(&self.layouts, read);
                 let Some(reason) = &read.bad else { continue };
                 self.report.unreadable += 1;
-                let line = format!("{}: {reason}", shown(&read.key));
+                let line = format!("{}: {}", shown(&read.key), printable(reason));
                 if let Some(out) = out {
                     writeln!(out, "{line}")?;
                 }

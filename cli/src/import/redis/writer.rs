@@ -1,13 +1,13 @@
 //! Turns what was read into commands, and hears what the server says of them.
 
 use super::divided::Divided;
-use super::layout::{Item, Layout, shown};
+use super::layout::{Item, Layout, printable, shown};
 use super::reader::Read;
 use crate::import::SHOWN;
-use crate::import::pipe::{Event, Pipe};
+use crate::import::pipe::{Event, Pipe, Verb};
 use indicatif::ProgressBar;
 use node::client::connect::put_command;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 
@@ -20,39 +20,60 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// Of a connection to this one.
+    /// Of a connection to this one. Rights, a database or a setting that is not there, a
+    /// certificate that does not fit: these stay.
     pub(super) fn of(whose: &dyn std::fmt::Display, error: &io::Error) -> Failure {
-        let text = format!("{whose}: {error}");
+        use io::ErrorKind::{InvalidData, InvalidInput, PermissionDenied, Unsupported};
+        let text = format!("{whose}: {}", printable(&error.to_string()));
         match error.kind() {
-            io::ErrorKind::PermissionDenied => Failure::Final(text),
+            InvalidData | InvalidInput | PermissionDenied | Unsupported => Failure::Final(text),
             _ => Failure::Broken(text),
         }
     }
 }
 
 /// Errors of the server that pass.
-const PASSING: [&str; 4] = ["LOADING ", "MASTERDOWN ", "READONLY ", "NOREPLICAS "];
+const PASSING: [&str; 6] =
+    ["LOADING ", "MASTERDOWN ", "READONLY ", "NOREPLICAS ", "MISCONF ", "OOM "];
 
-/// What an event means for the attempt.
-pub(super) fn event_failure(
-    event: Event,
-    names: &VecDeque<(u64, Vec<u8>)>,
-    bar: &ProgressBar,
-    bad: &mut u64,
-) -> Result<(), Failure> {
-    match event {
-        Event::Bad { line, reason } => {
-            *bad += 1;
-            let name = names.iter().find(|(number, _)| *number == line);
-            let name = name.map_or("a key".into(), |(_, name)| shown(name));
-            bar.suspend(|| eprintln!("{name}: the server says: {reason}"));
-            Ok(())
+/// Keys that are not copied as a whole, each counted once.
+pub(super) struct Bad {
+    pub(super) count: u64,
+    /// By number, of those that are not acknowledged: more errors of them may come.
+    keys: BTreeSet<u64>,
+    bar: ProgressBar,
+}
+
+impl Bad {
+    fn note(&mut self, number: u64, key: &[u8], reason: &str) {
+        if !self.keys.insert(number) {
+            return;
         }
-        Event::Refused { reason, .. } if PASSING.iter().any(|start| reason.starts_with(start)) => {
-            Err(Failure::Broken(reason))
+        self.count += 1;
+        if self.count <= SHOWN as u64 {
+            self.bar.suspend(|| eprintln!("{}: {}", shown(key), printable(reason)));
+        } else if self.count == SHOWN as u64 + 1 {
+            self.bar.suspend(|| eprintln!("more bad keys are counted, not shown"));
         }
-        Event::Refused { reason, .. } => Err(Failure::Final(reason)),
-        Event::Broken(error) => Err(Failure::Broken(error.to_string())),
+    }
+
+    /// What an event means for the attempt.
+    fn event(&mut self, event: Event, names: &VecDeque<(u64, Vec<u8>)>) -> Result<(), Failure> {
+        match event {
+            Event::Bad { line, reason } => {
+                let name = names.iter().find(|(number, _)| *number == line);
+                let name = name.map_or(&b"a key"[..], |(_, name)| name);
+                self.note(line, name, &format!("the server says: {reason}"));
+                Ok(())
+            }
+            Event::Refused { reason, .. }
+                if PASSING.iter().any(|start| reason.starts_with(start)) =>
+            {
+                Err(Failure::Broken(format!("the server refuses: {}", printable(&reason))))
+            }
+            Event::Refused { reason, .. } => Err(Failure::Final(printable(&reason))),
+            Event::Broken(error) => Err(Failure::Broken(error.to_string())),
+        }
     }
 }
 
@@ -64,11 +85,9 @@ pub(super) struct Writer {
     pub(super) number: u64,
     /// The keys that are not acknowledged.
     pub(super) names: VecDeque<(u64, Vec<u8>)>,
-    pub(super) bad: u64,
-    pub(super) rows: u64,
-    pub(super) flags: u64,
-    /// Rows that were missing at the sources, and are deleted here.
-    pub(super) deleted: u64,
+    /// All keys up to this one are acknowledged, and what was wrong with them is known.
+    pub(super) answered: u64,
+    pub(super) bad: Bad,
     /// Keys that are gone, of which it is not known what they had.
     pub(super) lost: u64,
     /// What is missing is deleted: it is looked for where a key does not tell what it had.
@@ -78,6 +97,18 @@ pub(super) struct Writer {
 }
 
 impl Writer {
+    pub(super) fn new(
+        pipe: Pipe,
+        layouts: Arc<Vec<Layout>>,
+        deletes: bool,
+        divided: Divided,
+        bar: ProgressBar,
+    ) -> Writer {
+        let bad = Bad { count: 0, keys: BTreeSet::new(), bar: bar.clone() };
+        let names = VecDeque::new();
+        Writer { pipe, layouts, number: 0, names, answered: 0, bad, lost: 0, deletes, divided, bar }
+    }
+
     pub(super) fn push(&mut self, read: Read) {
         self.number += 1;
         let layout = &self.layouts[read.layout];
@@ -85,11 +116,7 @@ impl Writer {
         let is_found = self.deletes && layout.ids(&read.key).is_some();
         self.lost += u64::from(read.is_lost && !is_found);
         if let Some(reason) = read.bad {
-            self.bad += 1;
-            if self.bad <= SHOWN as u64 {
-                let key = shown(&read.key).into_owned();
-                self.bar.suspend(|| eprintln!("{key}: {reason}"));
-            }
+            self.bad.note(self.number, &read.key, &reason);
         }
         self.divided.note(layout, &read.items);
         for item in &read.items {
@@ -104,7 +131,13 @@ impl Writer {
             }
             let text = id.to_string();
             let id_text = text.as_bytes();
-            self.pipe.push(id, self.number, |out| match item {
+            let verb = match item {
+                Item::Row(..) | Item::Hash(..) | Item::Gone(_) => Verb::Row,
+                Item::Missing(_) => Verb::Delete,
+                Item::Unset(_) => Verb::Unset,
+                Item::Member(..) => Verb::Flag,
+            };
+            self.pipe.push(id, self.number, verb, |out| match item {
                 Item::Row(..) | Item::Hash(..) => {
                     let texts: Vec<String> = values.iter().map(|v| v.1.to_string()).collect();
                     let mut args: Vec<&[u8]> = vec![b"CNT.SET", space, id_text];
@@ -121,27 +154,32 @@ impl Writer {
                     put_command(out, &[b"PH.ADD", space, member, id_text]);
                 }
             });
-            match item {
-                Item::Member(..) => self.flags += 1,
-                Item::Row(..) | Item::Hash(..) | Item::Gone(_) => self.rows += 1,
-                Item::Missing(_) => self.deleted += 1,
-                Item::Unset(_) => {}
-            }
         }
         self.names.push_back((self.number, read.key));
     }
 
-    /// All keys up to this one are acknowledged.
-    pub(super) fn answered(&mut self) -> u64 {
+    /// Hears what the server has said, and notes up to which key.
+    pub(super) fn events(&mut self) -> Result<(), Failure> {
+        // Of keys up to here all errors are told already.
         let answered = self.pipe.answered_through(self.number);
+        for event in self.pipe.events() {
+            self.bad.event(event, &self.names)?;
+        }
+        self.answered = answered;
         while self.names.front().is_some_and(|(number, _)| *number <= answered) {
             self.names.pop_front();
         }
-        answered
+        self.bad.keys = self.bad.keys.split_off(&(answered + 1));
+        Ok(())
     }
 
-    pub(super) fn events(&mut self) -> Result<(), Failure> {
-        let Writer { pipe, names, bar, bad, .. } = self;
-        pipe.events().try_for_each(|event| event_failure(event, names, bar, bad))
+    /// Waits for all replies: how many of the keys are bad, and how many flags unknown.
+    pub(super) fn finish(self) -> (u64, Result<u64, Failure>) {
+        let (names, mut bad) = (self.names, self.bad);
+        let tally = self.pipe.finish(
+            |event, _| bad.event(event, &names),
+            |error| Failure::Broken(error.to_string()),
+        );
+        (bad.count, tally.map(|tally| tally.unknown))
     }
 }

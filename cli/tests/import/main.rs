@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
+mod from;
+
 use harness::program::{Program, call};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{BufWriter, Write};
@@ -42,6 +44,9 @@ fn exit_status_is_0_only_if_all_lines_are_loaded() {
     let cr = file("cr.csv", "id,like\r6,60\r7,70\r");
     let open = file("open.csv", "id,member\n8,1\n8,\"2\n8,3\n");
     let bad = file("bad.csv", "id,like\n1,x\n3,30\n");
+    let header = file("header.csv", "id,likes,repost\n1,1,1\n");
+    let twice = file("twice.csv", "id,like,like\n1,1,2\n");
+    let json = file("twice.jsonl", "{\"id\": 9, \"like\": 1, \"like\": 2}\n");
     let (strange, empty) = (file("strange.csv", "a,b\n1,2\n"), file("empty.csv", ""));
     let gone = folder.path().join("gone.csv").to_str().unwrap().to_owned();
     let cases: &[(&[&str], i32, &str)] = &[
@@ -75,7 +80,14 @@ fn exit_status_is_0_only_if_all_lines_are_loaded() {
             "no existence space 'post'; it has: liked, reposted, read",
         ),
         (&["--action", "nope", &events], 1, "no action 'nope'; it has: like, repost, read"),
-        (&["--kind", "rows", "--fields", "share", &bad], 1, "No schema field 'share'"),
+        (
+            &["--kind", "rows", "--fields", "share", &bad],
+            1,
+            "the space 'post' has no field 'share'",
+        ),
+        (&[&header], 1, "no field 'likes'; it has: like, repost, comment, read"),
+        (&[&twice], 1, "the field 'like' is named twice"),
+        (&[&json], 1, "line 1: no JSON object: \"like\" is there twice"),
         (&["--host", "127.0.0.1", "--port", "1", &rows], 2, "cannot be used multiple times"),
         (&["--cacert", "x", &rows], 2, "--tls"),
     ];
