@@ -88,6 +88,9 @@ pub(super) fn run(args: &ServeArgs) -> Result<(), String> {
 
 /// Sends the log to standard error.
 fn write_log(format: LogFormat) {
+    // rskafka says each attempt of its own; the ingest says once that a broker is away.
+    let usual =
+        || Targets::new().with_default(LevelFilter::INFO).with_target("rskafka", LevelFilter::OFF);
     // RUST_LOG: a level, or targets with levels (`info,store=debug`).
     let filter = std::env::var("RUST_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
     let lines = tracing_subscriber::fmt::layer()
@@ -103,8 +106,5 @@ fn write_log(format: LogFormat) {
             lines.json().flatten_event(true).with_current_span(false).with_span_list(false),
         ),
     };
-    tracing_subscriber::registry()
-        .with(lines)
-        .with(filter.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO)))
-        .init();
+    tracing_subscriber::registry().with(lines).with(filter.unwrap_or_else(usual)).init();
 }

@@ -9,41 +9,41 @@ use redis_protocol::resp2::types::OwnedFrame;
 use std::path::Path;
 use std::time::Duration;
 
-fn source<B: Broker>(broker: &Running<B>, more: &str) -> String {
+pub(crate) fn source<B: Broker>(broker: &Running<B>, more: &str) -> String {
     let (url, stream) = (broker.url(), B::STREAM);
     format!("[[ingest]]\nname = \"events\"\nurl = \"{url}\"\nstream = \"{stream}\"\n{more}\n")
 }
 
 /// A counter of the first row.
-fn counter(program: &Program, name: &str) -> String {
+pub(crate) fn counter(program: &Program, name: &str) -> String {
     text(&program.ask(&format!("HGET post:{FIRST} {name}")))
 }
 
-fn like(member: u64) -> String {
+pub(crate) fn like(member: u64) -> String {
     format!("{{\"event\":\"like\",\"id\":{FIRST},\"member\":{member}}}")
 }
 
-fn redis_cmd(broker: &Running<Redis>, words: &[&str]) {
+pub(crate) fn redis_cmd(broker: &Running<Redis>, words: &[&str]) {
     let mut connection = Redis::connection(broker.port).unwrap();
     let mut command = redis::cmd(words[0]);
     words[1..].iter().for_each(|word| _ = command.arg(word));
     command.query::<redis::Value>(&mut connection).unwrap();
 }
 
-fn add(broker: &Running<Redis>, id: u64, payload: &str) {
+pub(crate) fn add(broker: &Running<Redis>, id: u64, payload: &str) {
     redis_cmd(broker, &["XADD", Redis::STREAM, &format!("0-{id}"), "payload", payload]);
 }
 
 /// Waits up to a minute.
-fn until(what: &str, holds: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, holds: impl FnMut() -> bool) {
     within(Duration::from_secs(60), what, holds);
 }
 
-fn until_is(program: &Program, name: &str, value: &str) {
+pub(crate) fn until_is(program: &Program, name: &str, value: &str) {
     until(&format!("{name} is {value}"), || field(program, name) == value);
 }
 
-fn asked(program: &Program, words: &str) {
+pub(crate) fn asked(program: &Program, words: &str) {
     let reply = call(&mut program.client(), words);
     assert_eq!(refusal(&reply), "", "{words}");
 }
@@ -181,12 +181,12 @@ fn a_pause_of_writes_holds_events_back() {
     until_is(&server, "state", "running");
 }
 
-fn nats<R>(work: impl AsyncFnOnce(async_nats::jetstream::Context) -> R, port: u16) -> R {
+pub(crate) fn nats<R>(work: impl AsyncFnOnce(async_nats::jetstream::Context) -> R, port: u16) -> R {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async { work(Nats::context(port).await.unwrap()).await })
 }
 
-fn send(port: u16, subject: &'static str, members: std::ops::Range<u64>) {
+pub(crate) fn send(port: u16, subject: &'static str, members: std::ops::Range<u64>) {
     nats(
         async |context| {
             for member in members {
@@ -283,7 +283,7 @@ fn binary_events_of_several_partitions_are_read() {
     until("it is undone", || counter(&server, "like") == "2");
 }
 
-fn produce(port: u16, messages: &[Vec<u8>]) {
+pub(crate) fn produce(port: u16, messages: &[Vec<u8>]) {
     use rskafka::client::partition::{Compression, UnknownTopicHandling};
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -315,4 +315,5 @@ fn a_broker_that_is_not_there_is_said_and_waited_for() {
     assert!(field(&server, "last_error").contains("refused"), "{:?}", listed(&server));
     broker.kill_and_start();
     until("it is counted", || counter(&server, "like") == "1");
+    assert_eq!(field(&server, "last_error"), "", "it is over");
 }

@@ -13,6 +13,7 @@ mod brokers;
 mod cold;
 mod gaps;
 mod links;
+mod strange;
 
 use brokers::{Broker, Brokers, Counted, Kafka, Nats, Redis};
 use harness::program::{Program, call, given, refusal};

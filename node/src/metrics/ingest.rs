@@ -1,8 +1,8 @@
 //! Metrics by source of events. INFO has them in one line per source.
 
 use super::Kind::{Counter, Gauge};
-use super::Metric;
 use super::text::write_all;
+use super::{Metric, Value};
 use crate::roles::node::Node;
 use crate::runtime::ingest::{Source, State};
 use prometheus_client::encoding::DescriptorEncoder;
@@ -24,7 +24,7 @@ pub const SOURCES: &[S] = &[
         Gauge,
         "tidemark_ingest_lag_messages",
         "Messages of the broker that are not taken over yet, as far as it has said.",
-        |s| s.standing().lag.unwrap_or(0).into(),
+        |s| s.standing().lag.map_or(Value::Float(f64::NAN, 0), Value::from),
     ),
     S::new(
         "events_per_s",

@@ -92,6 +92,8 @@ pub struct Source {
     /// How long its broker may be silent when it is asked; 0: the usual time.
     pub patience_s: AtomicU64,
     last_error: Mutex<String>,
+    /// What is in the way of partitions now.
+    troubles: Mutex<BTreeMap<u32, String>>,
 }
 
 impl Source {
@@ -116,6 +118,7 @@ impl Source {
             rate: AtomicU64::new(0),
             patience_s: AtomicU64::new(0),
             last_error: Mutex::default(),
+            troubles: Mutex::default(),
         })
     }
 
@@ -141,9 +144,23 @@ impl Source {
         self.orders.load(SeqCst)
     }
 
-    /// Notes what a partition's reader does.
+    /// Notes what a partition's reader does. What was in its way is not, when it runs.
     pub fn stand(&self, partition: u32, state: State) {
-        self.partitions.lock().entry(partition).or_default().state = state;
+        let before = {
+            let mut partitions = self.partitions.lock();
+            std::mem::replace(&mut partitions.entry(partition).or_default().state, state)
+        };
+        if state == State::Running && before != State::Running {
+            self.troubles.lock().remove(&partition);
+        }
+    }
+
+    /// The reader of a partition has lost the broker, which has said nothing of late: that nothing
+    /// waits there is not known any more.
+    pub fn lag_is_unknown(&self, partition: u32) {
+        let mut partitions = self.partitions.lock();
+        let lag = &mut partitions.entry(partition).or_default().lag;
+        *lag = lag.filter(|lag| *lag > 0);
     }
 
     /// Notes how many messages a partition has that were not read.
@@ -172,7 +189,17 @@ impl Source {
         }
     }
 
-    /// What went wrong last. Whether that is new.
+    /// What is in the way of a partition, until it runs. Whether that is new.
+    pub fn note_trouble(&self, partition: u32, why: &str) -> bool {
+        let text = match self.broker {
+            Broker::Kafka => format!("partition {partition}: {why}"),
+            Broker::Nats | Broker::Redis => why.to_owned(),
+        };
+        let before = self.troubles.lock().insert(partition, text);
+        before.is_none_or(|before| !before.ends_with(why))
+    }
+
+    /// What went wrong last that no later success mends: a gap, poison. Whether that is new.
     pub fn note_error(&self, error: &str) -> bool {
         let mut last = self.last_error.lock();
         let is_new = *last != error;
@@ -182,16 +209,27 @@ impl Source {
         is_new
     }
 
-    /// One line.
+    /// What is in the way now; else what went wrong last. One line.
     pub fn last_error(&self) -> String {
-        self.last_error.lock().replace(['\r', '\n'], " ")
+        let trouble = self.troubles.lock().values().next().cloned();
+        let text = trouble.unwrap_or_else(|| self.last_error.lock().clone());
+        text.replace(['\r', '\n'], " ")
     }
 
     /// An offset as the broker's tools show it.
     pub fn shown(&self, message: u128) -> String {
         match self.broker {
             Broker::Redis => format!("{}-{}", message >> 64, message as u64),
-            Broker::Nats | Broker::Kafka => message.to_string(),
+            Broker::Nats | Broker::Kafka => self.number(message).to_string(),
+        }
+    }
+
+    /// The part of an offset that counts messages. JetStream's numbers have 64 bits, and its
+    /// offsets say in front of them of which stream they are (`server/src/ingest/nats.rs`).
+    pub fn number(&self, message: u128) -> u128 {
+        match self.broker {
+            Broker::Nats => u128::from(message as u64),
+            Broker::Kafka | Broker::Redis => message,
         }
     }
 

@@ -13,8 +13,8 @@
 //! All of them LEB128. A damaged event of that form has no end, so the rest of its message is
 //! poison with it; a damaged line is poison alone.
 
-use dataset::engines::Engines;
 use dataset::engines::events::Doing;
+use dataset::engines::{Action, CounterSpace, Engines};
 use dataset::log_records::take_number;
 use node::config::{Ingest, IngestFormat};
 use node::config::{Mapped, Verb};
@@ -275,13 +275,44 @@ impl<'de> Visitor<'de> for AsScalar {
     }
 }
 
+/// What the list of events names and there is not: none of its events can be taken until there is.
+pub(super) fn missing(mapped: &[Mapped], engines: &Engines) -> Option<String> {
+    mapped.iter().find_map(|mapped| {
+        let why = target(mapped.verb, &mapped.target, engines).err()?;
+        Some(format!("events: '{}': {why}", shown(&mapped.name)))
+    })
+}
+
+/// An action or a counter that an event changes.
+enum Target<'e> {
+    Action(&'e Action),
+    Counter(&'e CounterSpace, usize),
+}
+
+fn target<'e>(verb: Verb, name: &str, engines: &'e Engines) -> Result<Target<'e>, String> {
+    match verb {
+        Verb::Act | Verb::Undo => {
+            let action = engines.action(name.as_bytes());
+            let action = action.ok_or_else(|| format!("there is no action '{}'", shown(name)))?;
+            Ok(Target::Action(action))
+        }
+        Verb::Increment | Verb::Set => {
+            let none = || format!("there is no counter '{}'", shown(name));
+            let (space, field) = name.split_once('.').ok_or_else(none)?;
+            let space = engines.counter(space.as_bytes()).ok_or_else(none)?;
+            let field = space.index_of(field.as_bytes()).ok_or_else(none)?;
+            Ok(Target::Counter(space, field))
+        }
+    }
+}
+
 /// What an event does, by what there is now.
 pub(super) fn resolve<'e>(
     event: &'e Event<'_>,
     mapped: &'e [Mapped],
     engines: &'e Engines,
 ) -> Result<Doing<'e>, String> {
-    let (verb, target) = match &event.name {
+    let (verb, name) = match &event.name {
         Name::Place(place) => {
             let mapped = mapped.get(*place).ok_or("the event is not in the list of events")?;
             (mapped.verb, mapped.target.as_str())
@@ -293,10 +324,8 @@ pub(super) fn resolve<'e>(
             (mapped.verb, mapped.target.as_str())
         }
     };
-    match verb {
-        Verb::Act | Verb::Undo => {
-            let action = engines.action(target.as_bytes());
-            let action = action.ok_or_else(|| format!("there is no action '{}'", shown(target)))?;
+    match target(verb, name, engines)? {
+        Target::Action(action) => {
             let member = match (&event.member, event.number) {
                 (_, Some(number)) => Member::Number(number),
                 (Some(text), None) => Member::parse(text),
@@ -308,17 +337,11 @@ pub(super) fn resolve<'e>(
                 Doing::Undo(action, member)
             })
         }
-        Verb::Increment | Verb::Set => {
-            let none = || format!("there is no counter '{}'", shown(target));
-            let (space, field) = target.split_once('.').ok_or_else(none)?;
-            let space = engines.counter(space.as_bytes()).ok_or_else(none)?;
-            let field = space.index_of(field.as_bytes()).ok_or_else(none)?;
-            match (verb, event.value) {
-                (Verb::Set, Some(value)) => Ok(Doing::Set(space, field, value)),
-                (Verb::Set, None) => Err("nothing to set: there is no value".to_owned()),
-                (_, value) => Ok(Doing::Add(space, field, value.unwrap_or(1))),
-            }
-        }
+        Target::Counter(space, field) => match (verb, event.value) {
+            (Verb::Set, Some(value)) => Ok(Doing::Set(space, field, value)),
+            (Verb::Set, None) => Err("nothing to set: there is no value".to_owned()),
+            (_, value) => Ok(Doing::Add(space, field, value.unwrap_or(1))),
+        },
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::{CHUNK_BYTES, Chunk, IDLE, Trouble, ends_before, note_gap};
 use node::config::Ingest;
-use node::runtime::ingest::Source;
+use node::runtime::ingest::{Source, State};
 use rskafka::BackoffConfig;
 use rskafka::client::error::{Error, ProtocolError};
 use rskafka::client::partition::{OffsetAt, PartitionClient, UnknownTopicHandling};
@@ -16,6 +16,8 @@ use std::time::Duration;
 
 /// How long rskafka tries by itself; then it is our turn, and said.
 const TRIES: Duration = Duration::from_secs(3);
+/// Most bytes of an answer that holds one batch which is longer than [`CHUNK_BYTES`].
+const MOST_BYTES: i32 = 64 << 20;
 /// Between reads that bring nothing though there is something: the marks of transactions.
 const NOTHING: Duration = Duration::from_millis(50);
 
@@ -68,7 +70,12 @@ pub(super) async fn partitions(config: &Ingest) -> Result<Vec<u32>, Trouble> {
 }
 
 /// Reads a partition.
-pub(super) struct Reader(PartitionClient);
+pub(super) struct Reader {
+    client: PartitionClient,
+    partition: u32,
+    /// Most bytes of an answer. Some brokers give nothing of a batch that is longer.
+    most_bytes: i32,
+}
 
 impl Reader {
     pub(super) async fn open(
@@ -80,8 +87,8 @@ impl Reader {
         let client = connect(&source.config).await?;
         let number = i32::try_from(partition).unwrap_or(i32::MAX);
         let topic = source.config.stream.clone();
-        let reader =
-            Reader(client.partition_client(topic, number, UnknownTopicHandling::Error).await?);
+        let client = client.partition_client(topic, number, UnknownTopicHandling::Error).await?;
+        let reader = Reader { client, partition, most_bytes: CHUNK_BYTES as i32 };
         let next = match next {
             Some(next) => next,
             None if is_new => reader.end(OffsetAt::Latest).await?,
@@ -91,7 +98,7 @@ impl Reader {
     }
 
     async fn end(&self, at: OffsetAt) -> Result<u128, Trouble> {
-        Ok(u128::try_from(self.0.get_offset(at).await?).unwrap_or(0))
+        Ok(u128::try_from(self.client.get_offset(at).await?).unwrap_or(0))
     }
 
     pub(super) async fn read(
@@ -101,8 +108,8 @@ impl Reader {
         chunk: &mut Chunk,
     ) -> Result<(), Trouble> {
         let offset = i64::try_from(next).unwrap_or(i64::MAX);
-        let bytes = 1..CHUNK_BYTES as i32;
-        let fetched = self.0.fetch_records(offset, bytes, IDLE.as_millis() as i32).await;
+        let bytes = 1..self.most_bytes;
+        let fetched = self.client.fetch_records(offset, bytes, IDLE.as_millis() as i32).await;
         let (records, end) = match fetched {
             Ok(fetched) => fetched,
             Err(Error::ServerError { protocol_error: ProtocolError::OffsetOutOfRange, .. }) => {
@@ -120,7 +127,19 @@ impl Reader {
             if first > next {
                 return self.out_of_range(source, next, chunk).await;
             }
+            chunk.lag = u64::try_from(end - offset).ok();
+            if self.most_bytes < MOST_BYTES {
+                self.most_bytes = (2 * self.most_bytes).min(MOST_BYTES);
+                return Ok(());
+            }
+            if end - offset > 1 {
+                self.say_nothing_comes(source, end - offset);
+            }
             tokio::time::sleep(NOTHING).await;
+            return Ok(());
+        }
+        if !records.is_empty() {
+            self.most_bytes = CHUNK_BYTES as i32;
         }
         let mut behind = offset;
         for record in &records {
@@ -129,8 +148,22 @@ impl Reader {
             chunk.push(u128::try_from(record.offset).unwrap_or(0), value);
             behind = record.offset + 1;
         }
-        chunk.lag = u64::try_from(end - behind).unwrap_or(0);
+        chunk.lag = u64::try_from(end - behind).ok();
         Ok(())
+    }
+
+    /// A mark of a transaction is no message, and no sign of trouble: one ends what there is. A
+    /// batch that does not fit looks the same from here, but more lies behind it.
+    fn say_nothing_comes(&self, source: &Source, many: i64) {
+        source.stand(self.partition, State::Waiting);
+        let why = format!(
+            "Kafka gives nothing of {many} messages: a batch of more than {} MiB, which is not \
+             read, or marks of transactions (TM.INGEST SETOFFSET passes over it)",
+            MOST_BYTES >> 20
+        );
+        if source.note_trouble(self.partition, &why) {
+            tracing::warn!("ingest '{}': {why}", source.config.name);
+        }
     }
 
     /// Where the partition begins and ends now is behind us, or before us.
@@ -145,7 +178,7 @@ impl Reader {
             return Err(ends_before(source, end, next));
         }
         if first > next {
-            note_gap(source, u64::try_from(first - next).ok(), next, first);
+            note_gap(source, self.partition, u64::try_from(first - next).ok(), next, first);
             // The last one that is gone, as a message without events.
             chunk.push(first - 1, b"");
             return Ok(());

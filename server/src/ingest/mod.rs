@@ -69,8 +69,8 @@ struct Chunk {
     bytes: Vec<u8>,
     /// Each with its offset.
     messages: Vec<(u128, Range<usize>)>,
-    /// Messages behind these, as far as the broker has said.
-    lag: u64,
+    /// Messages behind these, as far as the broker has said; `None`: it has not.
+    lag: Option<u64>,
 }
 
 impl Chunk {
@@ -78,6 +78,7 @@ impl Chunk {
         self.bytes.clear();
         self.bytes.shrink_to(2 * CHUNK_BYTES);
         self.messages.clear();
+        self.lag = None;
     }
 
     fn push(&mut self, offset: u128, payload: &[u8]) {
@@ -138,7 +139,8 @@ impl Reader {
         };
         let _ = partition;
         // Behind a gap no event of the message at hand is taken yet.
-        let at = at.filter(|at| at.message == next);
+        let at = at.filter(|at| source.number(at.message) == source.number(next));
+        let at = at.map(|at| Offset { message: next, ..at });
         Ok((reader, at.unwrap_or(Offset { message: next, events: 0 })))
     }
 
@@ -172,13 +174,17 @@ async fn in_time<T>(source: &Source, answer: impl Future<Output = T>) -> Result<
 
 /// Messages were lost before they were read: the broker keeps them no more. `lost`: how many, if
 /// that can be said. Never silent, whatever is done.
-fn note_gap(source: &Source, lost: Option<u64>, from: u128, to: u128) {
+fn note_gap(source: &Source, partition: u32, lost: Option<u64>, from: u128, to: u128) {
     source.gaps.fetch_add(1, Relaxed);
     source.gap_messages.fetch_add(lost.unwrap_or(0), Relaxed);
     let many = lost.map_or_else(|| "an unknown number of".to_owned(), |lost| lost.to_string());
+    let of = match source.broker {
+        Broker::Kafka => format!(" of partition {partition}"),
+        Broker::Nats | Broker::Redis => String::new(),
+    };
     let text = format!(
-        "gap: {many} messages from {} to before {} are lost: the broker removed them before they \
-         were read",
+        "gap: {many} messages{of} from {} to before {} are lost: the broker removed them before \
+         they were read",
         source.shown(from),
         source.shown(to)
     );
@@ -308,7 +314,8 @@ fn failed(source: &Source, partition: u32, trouble: &Trouble) {
         Trouble::Halt(why) => (State::Halted, why),
     };
     source.stand(partition, state);
-    if source.note_error(why) {
+    source.lag_is_unknown(partition);
+    if source.note_trouble(partition, why) {
         tracing::warn!("ingest '{}', partition {partition}: {why}", source.config.name);
     }
 }
@@ -369,8 +376,12 @@ async fn read_on(
             read = in_time(source, reader.read(source, taker.next(), &mut chunk)) => read??,
             () = source.told.notified() => return Err(Trouble::Ordered),
         }
-        source.lags(partition, chunk.lag + chunk.messages.len() as u64);
+        if let Some(lag) = chunk.lag {
+            source.lags(partition, lag + chunk.messages.len() as u64);
+        }
         taker.take(&chunk).await?;
-        source.lags(partition, chunk.lag);
+        if let Some(lag) = chunk.lag {
+            source.lags(partition, lag);
+        }
     }
 }

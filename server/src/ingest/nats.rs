@@ -16,22 +16,49 @@ use std::time::Duration;
 
 /// The broker forgets a consumer that was silent for so long.
 const FORGOTTEN: Duration = Duration::from_secs(60);
-/// Most bytes of one answer; a message may be as large as the broker lets it.
+/// Most bytes of one answer. A larger message, as a broker may let it be, is asked for alone.
 const MOST_BYTES: usize = 8 * CHUNK_BYTES;
+/// What the broker says where the next message is larger.
+const TOO_LARGE: &str = "Message Size Exceeds MaxBytes";
 
 fn broken(error: impl Display) -> Trouble {
     Trouble::Broken(format!("NATS: {error}"))
 }
 
 /// Reads a stream.
+///
+/// Its offsets say of which stream they are: above the sequence, of 64 bits, they have the time at
+/// which it was made. So a stream that was deleted and made anew is no continuation, though its
+/// sequences may have come as far as our offset; before a restart, after it, or on another node.
 pub(super) struct Reader {
     client: async_nats::Client,
+    /// When the stream was made, where offsets have it.
+    made: u128,
     stream: Stream,
     consumer: Consumer<pull::Config>,
     /// The number of the last message that this consumer has delivered.
     delivered: u64,
     /// The message before was the last one of all that there were.
     is_idle: bool,
+}
+
+/// When a stream was made, in nanoseconds, in the upper half of an offset.
+fn made_at(info: &jetstream::stream::Info) -> u128 {
+    let nanoseconds = info.created.unix_timestamp_nanos();
+    u128::from(u64::try_from(nanoseconds).unwrap_or(0)) << 64
+}
+
+/// An offset is of the stream that there is; one that an operator has set says nothing of that.
+fn check_made(source: &Source, ours: u128, made: u128) -> Result<(), Trouble> {
+    let (ours, made) = (ours >> 64, made >> 64);
+    if ours == 0 || made == 0 || ours == made {
+        return Ok(());
+    }
+    Err(Trouble::Halt(format!(
+        "the stream '{}' was deleted and made anew: what was read is of the one before; TM.INGEST \
+         SETOFFSET says where it is to be read from",
+        source.config.stream
+    )))
 }
 
 async fn connect(source: &Source) -> Result<async_nats::Client, Trouble> {
@@ -68,9 +95,13 @@ impl Reader {
         let mut context = jetstream::new(client.clone());
         context.set_timeout(PATIENCE / 2);
         let mut stream = context.get_stream(&config.stream).await.map_err(broken)?;
-        let state = stream.info().await.map_err(broken)?.state.clone();
+        let info = stream.info().await.map_err(broken)?;
+        let (state, made) = (info.state.clone(), made_at(info));
+        if let Some(next) = next {
+            check_made(source, next, made)?;
+        }
         let next = match next {
-            Some(next) => next,
+            Some(next) => source.number(next),
             None if is_new => u128::from(state.last_sequence) + 1,
             // An empty stream begins with 1, or behind what it had.
             None => u128::from(state.first_sequence.max(1)),
@@ -92,7 +123,8 @@ impl Reader {
             .await
             .map_err(broken)?;
         let is_idle = state.last_sequence < from;
-        Ok((Reader { client, stream, consumer, delivered: 0, is_idle }, from.into()))
+        let reader = Reader { client, made, stream, consumer, delivered: 0, is_idle };
+        Ok((reader, made | u128::from(from)))
     }
 
     pub(super) async fn read(
@@ -112,10 +144,15 @@ impl Reader {
             all.messages().await
         }
         .map_err(broken)?;
+        let next = source.number(next);
         let (mut expected, mut jumps) = (next, Vec::new());
         loop {
             let Some(message) = batch.next().await else { break };
-            let message = message.map_err(broken)?;
+            let message = match message {
+                // The first of them: it comes with the next read, which asks for one.
+                Err(error) if error.to_string().contains(TOO_LARGE) => break,
+                message => message.map_err(broken)?,
+            };
             let info = message.info().map_err(broken)?;
             if info.consumer_sequence != self.delivered + 1 {
                 return Err(broken("messages were lost on the way"));
@@ -128,14 +165,14 @@ impl Reader {
             if sequence > expected {
                 jumps.push((expected, sequence));
             }
-            chunk.lag = info.pending;
-            chunk.push(sequence, &message.payload);
+            chunk.lag = Some(info.pending);
+            chunk.push(self.made | sequence, &message.payload);
             expected = sequence + 1;
         }
         if !jumps.is_empty() {
             self.look_for_gap(source, &jumps).await?;
         }
-        let is_idle = chunk.messages.is_empty() || chunk.lag == 0;
+        let is_idle = chunk.messages.is_empty() || chunk.lag == Some(0);
         if chunk.messages.is_empty() && self.is_idle {
             self.look_after(source, next, chunk).await?;
         }
@@ -155,7 +192,7 @@ impl Reader {
         let first = u128::from(state.first_sequence);
         let lost: u128 = jumps.iter().map(|&(from, to)| first.min(to).saturating_sub(from)).sum();
         if let (true, Some(&(from, _))) = (lost > 0, jumps.first()) {
-            note_gap(source, u64::try_from(lost).ok(), from, first);
+            note_gap(source, 0, u64::try_from(lost).ok(), from, first);
         }
         Ok(())
     }
@@ -168,17 +205,19 @@ impl Reader {
         chunk: &mut Chunk,
     ) -> Result<(), Trouble> {
         let pending = self.consumer.info().await.map_err(broken)?.num_pending;
-        let state = self.stream.info().await.map_err(broken)?.state.clone();
+        let info = self.stream.info().await.map_err(broken)?;
+        let state = info.state.clone();
+        check_made(source, self.made, made_at(info))?;
         if u128::from(state.last_sequence) + 1 < next {
             return Err(ends_before(source, state.last_sequence.into(), next - 1));
         }
         let first = u128::from(state.first_sequence);
         if first > next && pending == 0 {
             // All that there was is gone.
-            note_gap(source, u64::try_from(first - next).ok(), next, first);
-            chunk.push(first - 1, b"");
+            note_gap(source, 0, u64::try_from(first - next).ok(), next, first);
+            chunk.push(self.made | (first - 1), b"");
         }
-        chunk.lag = pending;
+        chunk.lag = Some(pending);
         Ok(())
     }
 }

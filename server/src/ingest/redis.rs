@@ -117,6 +117,7 @@ impl Reader {
                 )));
             }
             // It is not there yet.
+            chunk.lag = Some(0);
             tokio::time::sleep(IDLE).await;
             return Ok(());
         }
@@ -128,15 +129,20 @@ impl Reader {
             // All that there was is gone, and the last of it was never read.
             let behind = info.indexes.map(|(_, behind)| behind);
             let lost = self.index.zip(behind).map(|(index, behind)| behind.saturating_sub(index));
-            note_gap(source, lost, next, info.last + 1);
+            note_gap(source, 0, lost, next, info.last + 1);
             self.index = behind;
             // As an entry without events.
             chunk.push(info.last, b"");
             return Ok(());
         }
         self.look_for_gap(source, next, &info);
+        if info.last == before {
+            // Whatever was trimmed, it was read.
+            self.index = info.indexes.map(|(_, behind)| behind);
+        }
         let entries = read_entries(read, &self.key)?;
         if entries.is_empty() {
+            chunk.lag = Some(0);
             return self.wait(&behind).await;
         }
         let many = entries.len() as u64;
@@ -155,10 +161,10 @@ impl Reader {
         let each = chunk.bytes.len() / chunk.messages.len().max(1);
         let most = CHUNK_MESSAGES.min(4 * self.entries);
         self.entries = (CHUNK_BYTES / each.max(1)).clamp(1, most);
-        chunk.lag = match (self.index, info.indexes) {
+        chunk.lag = Some(match (self.index, info.indexes) {
             (Some(index), Some((_, behind))) => behind.saturating_sub(index),
             _ => info.entries.saturating_sub(many),
-        };
+        });
         Ok(())
     }
 
@@ -205,7 +211,7 @@ impl Reader {
         };
         if is_lost {
             let lost = self.index.map(|index| first_index - index);
-            note_gap(source, lost, next, first);
+            note_gap(source, 0, lost, next, first);
         }
         self.index = Some(first_index);
     }

@@ -67,6 +67,8 @@ impl<'a> Taker<'a> {
     ) -> Result<Taker<'a>, Trouble> {
         let letters = Letters::new(source, &host.config().durability.dir);
         let mut taker = Taker { host, source, partition, stored, at, letters };
+        // What is wrong with the configuration is said before the first message comes.
+        taker.may_change().await?;
         if stored != Some(at) {
             taker.make(&mut [], at).await?;
         }
@@ -118,6 +120,9 @@ impl<'a> Taker<'a> {
             self.may_change().await?;
             let node = self.host.node();
             let engines = node.engines();
+            if event::missing(&self.source.mapped, &engines).is_some() {
+                continue;
+            }
             let halts = self.bury(items, &engines);
             let (items, to) = match halts {
                 Some((0, why)) => return Err(Trouble::Halt(why)),
@@ -212,7 +217,9 @@ impl<'a> Taker<'a> {
                 }
                 // What it names has gone since the letters were written.
                 Err(why) => {
-                    (step, to) = (Step::Poison(why), item.at);
+                    let is_missing = event::missing(&source.mapped, engines).is_some();
+                    step = if is_missing { Step::Later(why) } else { Step::Poison(why) };
+                    to = item.at;
                     places.push(place);
                     break;
                 }
@@ -254,7 +261,8 @@ impl<'a> Taker<'a> {
                 return Err(Trouble::Ordered);
             }
             let node = self.host.node();
-            if let Some(why) = refusal(&node) {
+            let missing = || event::missing(&self.source.mapped, &node.engines());
+            if let Some(why) = refusal(&node).or_else(missing) {
                 drop(node);
                 self.wait(&why).await?;
             } else if node.durability.is_crowded() {
@@ -271,7 +279,7 @@ impl<'a> Taker<'a> {
     /// Waits a moment: changes are refused, or this one is.
     async fn wait(&self, why: &str) -> Result<(), Trouble> {
         self.source.stand(self.partition, State::Waiting);
-        if self.source.note_error(why) {
+        if self.source.note_trouble(self.partition, why) {
             tracing::warn!("ingest '{}' waits: {why}", self.source.config.name);
         }
         tokio::select! {
