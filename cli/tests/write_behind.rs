@@ -315,6 +315,39 @@ fn empty_database_reads_all_whatever_its_group_has_got() {
     equal("101 rows");
 }
 
+/// Counters and spaces that are called as the tables' own columns and tables are.
+#[test]
+fn names_of_its_own_are_told_from_those_of_counters_and_spaces() {
+    let server = Node::new();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("likes.db");
+    let database = format!("sqlite:{}", file.display());
+    let follower =
+        Follower { servers: format!("127.0.0.1:{}", server.port), database, child: None };
+    for space in ["_followed", "odd"] {
+        let fields = ["id:8", "_entry:8", "_deleted:8", "space:8", "Member:8"];
+        let (fields, rows) = (fields.join(" "), format!("{space}:{{id}}"));
+        let mut made = redis::cmd("TM.SPACE");
+        made.arg(&["CREATE", space, "COUNTER", "fields", &fields, "rows", &rows]);
+        let client = redis::Client::open(format!("redis://127.0.0.1:{}/", server.port)).unwrap();
+        made.query::<()>(&mut client.get_connection().unwrap()).unwrap();
+        for id in 1..=20 {
+            let row = format!("HSET {space}:{id} id 1 _entry 2 _deleted {} space 4", id % 2);
+            assert!(!server.call(&row).contains("Error"), "{row}");
+        }
+        server.call(&format!("DEL {space}:1"));
+    }
+    // By the stream, and by a scan.
+    for trims in [false, true] {
+        if trims {
+            std::fs::remove_file(&file).unwrap();
+        }
+        follower.run("--until-idle");
+        let said = follower.run("--compare");
+        assert!(said.starts_with("38 rows") && said.contains(" 0 differences"), "{said}");
+    }
+}
+
 /// Does something while a client writes.
 fn while_written(ports: [u16; 2], work: impl FnOnce()) {
     let stop = AtomicBool::new(false);

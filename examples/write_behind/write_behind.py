@@ -9,7 +9,8 @@ row keeps the entry that it is from: an older one changes nothing. A batch is on
 after that, so a kill at any moment loses nothing. One of them writes to one database.
 
 A space becomes a table of its name: of counters `id`, a column per counter, `_entry`, `_deleted`; of flags `id`,
-`member`, `_entry`, `_deleted`. Read them `WHERE _deleted = 0`. A space that is dropped leaves its table behind.
+`member`, `_entry`, `_deleted`. A counter `id` becomes the column `counter.id`, a space `_x` the table `space._x`. Read
+them `WHERE _deleted = 0`. A space that is dropped leaves its table behind.
 
 After TRIMMED or PARTED it reads all rows anew. Pairs cannot be listed, so those that were set meanwhile, in the part of
 the log that it did not read, are missing then: keep enough of it (durability.keep_log_bytes).
@@ -27,6 +28,9 @@ import redis
 
 STREAM = "tm:changes"
 BATCH = 500
+# Names that entries and tables use themselves. A counter that is called so has "counter." before it: in entries by the
+# server, as far as they are its own. Databases take `ID` for `id`.
+OWN = {"space", "id", "deleted", "member", "member_hash", "set", "forgotten", "horizon", "merged", "_entry", "_deleted"}
 
 
 def text(value):
@@ -35,6 +39,16 @@ def text(value):
 
 def name(word):
     return '"' + word.replace('"', '""') + '"'
+
+
+def column(counter):
+    """The column of a counter."""
+    return "counter." + counter if counter.lower() in OWN else counter
+
+
+def table_of(space):
+    """The table of a space: `_followed` is one of ours, and others of the kind belong to the database."""
+    return "space." + space if space.lower().startswith(("_", "sqlite_", "pg_")) else space
 
 
 def sortable(entry):
@@ -133,10 +147,10 @@ class Tables:
             fields = dict(fields or {})
             for field, low in fields.items():
                 if field.startswith("horizon."):
-                    statements += self.retire(field.partition(".")[2], low, entry)
+                    statements += self.retire(table_of(field.partition(".")[2]), low, entry)
             if "id" not in fields:
                 continue
-            table, key = fields.pop("space"), {"id": fields.pop("id")}
+            table, key = table_of(fields.pop("space")), {"id": fields.pop("id")}
             if "forgotten" in fields:
                 statements += self.forget(table, key["id"], entry)
             elif "set" in fields:
@@ -144,7 +158,8 @@ class Tables:
                 statements += self.put(table, {**key, "member": member}, entry, fields["set"] == "0", {})
             else:
                 deleted = fields.pop("deleted", "0") == "1"
-                statements += self.put(table, key, entry, deleted, fields)
+                values = {column(field): value for field, value in fields.items()}
+                statements += self.put(table, key, entry, deleted, values)
         statements += self.followed(max((entry for entry, _ in entries), key=sortable))
         try:
             self.database.run(statements)
@@ -188,7 +203,7 @@ def scan(server, space, fields):
     while True:
         cursor, rows = server.execute_command("CNT.SCAN", space, cursor, "COUNT", 1000)
         for row in rows:
-            yield row[0], dict(zip(fields, row[1:]))
+            yield row[0], dict(zip(map(column, fields), row[1:]))
         if cursor == "0":
             return
 
@@ -200,15 +215,16 @@ def read_anew(server, tables, group):
         time.sleep(0.1)
     end = newest[0][0]
     for space, fields in spaces(server):
-        statements, there = [], tables.database.columns(space)
+        table = table_of(space)
+        statements, there = [], tables.database.columns(table)
         if there:
-            statements.append(f"UPDATE {name(space)} SET _deleted = 1, _entry = {text(sortable(end))};")
+            statements.append(f"UPDATE {name(table)} SET _deleted = 1, _entry = {text(sortable(end))};")
         if fields is not None:
             for row, values in scan(server, space, fields):
-                statements += tables.put(space, {"id": row}, end, False, values, forced=True)
+                statements += tables.put(table, {"id": row}, end, False, values, forced=True)
         elif there:
             # Pairs cannot be listed: those that are known are asked for; a hash of a member cannot be, and stays.
-            pairs = tables.database.rows(f"SELECT id, member, _deleted FROM {name(space)}")
+            pairs = tables.database.rows(f"SELECT id, member, _deleted FROM {name(table)}")
             for first in range(0, len(pairs), 10_000):
                 some = pairs[first:first + 10_000]
                 pipe = server.pipeline(transaction=False)
@@ -216,8 +232,8 @@ def read_anew(server, tables, group):
                     pipe.execute_command("PH.EXISTS", space, member, row)
                 for (row, member, deleted), (is_set,) in zip(some, pipe.execute()):
                     gone = deleted == "1" if member.startswith("#") else is_set != 1
-                    statements += tables.put(space, {"id": row, "member": member}, end, gone, {}, forced=True)
-        tables.known.pop(space, None)
+                    statements += tables.put(table, {"id": row, "member": member}, end, gone, {}, forced=True)
+        tables.known.pop(table, None)
         tables.database.run(statements)
     tables.database.run(tables.followed(end, forced=True))
     try:
@@ -271,18 +287,19 @@ def compare(server, tables):
     """Says whether both sides are equal, row by row."""
     differences, rows, pairs = 0, 0, 0
     for space, fields in spaces(server):
-        if not tables.database.columns(space):
+        table = table_of(space)
+        if not tables.database.columns(table):
             differences += 0 if fields is None else sum(1 for _ in scan(server, space, fields))
         elif fields is not None:
-            names = ", ".join(["id", *map(name, fields)])
-            stored = tables.database.rows(f"SELECT {names} FROM {name(space)} WHERE _deleted = 0")
+            names = ", ".join(["id", *(name(column(field)) for field in fields)])
+            stored = tables.database.rows(f"SELECT {names} FROM {name(table)} WHERE _deleted = 0")
             stored = {row[0]: row[1:] for row in stored}
             for row, values in scan(server, space, fields):
                 differences += stored.pop(row, None) != [str(value) for value in values.values()]
                 rows += 1
             differences += len(stored)
         else:
-            for row, member, deleted in tables.database.rows(f"SELECT id, member, _deleted FROM {name(space)}"):
+            for row, member, deleted in tables.database.rows(f"SELECT id, member, _deleted FROM {name(table)}"):
                 if not member.startswith("#"):
                     is_set = server.execute_command("PH.EXISTS", space, member, row)[0] == 1
                     differences += is_set != (deleted == "0")

@@ -313,7 +313,7 @@ fn summary(call: &mut Call<'_>) -> Outcome {
 
 impl Log<'_> {
     /// The last entry of a stream.
-    fn last(&self, scope: Scope) -> Result<Option<Id>, Refusal> {
+    pub(super) fn last(&self, scope: Scope) -> Result<Option<Id>, Refusal> {
         let node = self.node;
         let make = |id: Id, space: u32, _: Change<'_>| {
             let is_there = space == 0 || node.engines().has(space);

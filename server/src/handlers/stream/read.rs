@@ -6,9 +6,9 @@ use crate::handlers::Handler;
 use crate::handlers::call::{Call, answer};
 use crate::handlers::cluster::replication::{DEMOTED, UNBLOCKED, deadline};
 use dataset::changes::{Id, Place, Scope, Start};
-use node::command::error::{Refusal, refuse};
+use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::Outcome;
-use node::command::streams::Options;
+use node::command::streams::{Options, is_stream};
 use node::roles::node::Node;
 use node::runtime::clients::Client;
 use resp::{Protocol, Reply};
@@ -31,9 +31,23 @@ const NO_END: Refusal = Refusal::fixed(
       just return an empty result set.",
 );
 
+const NO_LAST: Refusal = Refusal::fixed(
+    b"ERR The + ID is meaningless in the context of XREADGROUP: you want to read the history of \
+      this consumer by specifying a proper ID, or use the > ID to get new messages. The + ID would \
+      just return an empty result set.",
+);
+
+/// Nothing comes of a space that is not there: a reader of a wrong name, or of one that was
+/// dropped, would wait for ever.
+fn no_space(key: &[u8]) -> Refusal {
+    refuse!("ERR No such key '{}': there is no space of that name (TM.SPACE LIST)", Printable(key))
+}
+
 /// What of a stream is read.
 #[derive(Clone, Copy)]
 enum What {
+    /// The last entry; and once that is known, what lies behind it.
+    Last,
     /// What lies behind a start; and the place where it is, once that is known.
     Behind(Start, Option<Place>),
     /// What no consumer of the group has got yet.
@@ -84,13 +98,17 @@ fn parse(call: &Call<'_>) -> Result<Asked, Refusal> {
         let what = match (text, &member) {
             (b"$", Some(_)) => return Err(NO_END),
             (b"$", None) => What::Behind(Start::End, None),
+            (b"+", Some(_)) => return Err(NO_LAST),
+            (b"+", None) => What::Last,
             (b">", Some(_)) => What::New,
             (b">", None) => return Err(NOT_NEW),
             (text, Some(_)) => What::Own(id(text, 0)?),
             (text, None) => What::Behind(Start::After(id(text, 0)?), None),
         };
-        if let Some(scope) = scope {
-            readings.push(Reading { key: key.to_vec(), scope, what });
+        match scope {
+            Some(scope) => readings.push(Reading { key: key.to_vec(), scope, what }),
+            None if is_stream(key) => return Err(no_space(key)),
+            None => {}
         }
     }
     Ok(Asked { readings, most, until, end: call.node.durability.certain(), member })
@@ -128,6 +146,13 @@ impl Asked {
         let (mut all, mut bytes) = (Vec::new(), 0);
         for (index, reading) in self.readings.iter_mut().enumerate() {
             let mut found = Found::default();
+            if matches!(reading.scope, Scope::Space(number) if !log.node.engines().has(number)) {
+                return Err(no_space(&reading.key));
+            }
+            if matches!(reading.what, What::Last) {
+                let start = log.last(reading.scope)?.map_or(Start::End, Start::At);
+                reading.what = What::Behind(start, None);
+            }
             // What one stream has taken, others leave for the next time.
             let has_room = bytes < super::MOST_BYTES;
             match (&mut reading.what, &self.member) {
