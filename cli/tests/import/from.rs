@@ -150,7 +150,8 @@ fn refused_rows_are_bad_and_not_set() {
 fn full_server_stops_the_import_where_it_is() {
     let Some(redis) = Redis::start() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let config = "[server]\nmemory_bytes = 40_000_000\n";
+    let config = "[[counter]]\nname = \"post\"\nfields = \"like:16\"\nrows = \"post:{id}\"\n\
+                  memory_limit_bytes = 100_000\n";
     let program = Program::start_with(&folder.path().join("server"), config);
     redis.rows(20_000);
     let more = ["--retry", "1", "--state", "state"];
@@ -163,7 +164,7 @@ fn full_server_stops_the_import_where_it_is() {
     files.current_dir(folder.path()).args(["import", "--port", &program.port.to_string()]);
     done_of(files.arg("rows.csv"), 1, &["is refused: OOM", "importing again is harmless"]);
     // The same command, when there is room.
-    ask(&program, "CONFIG SET maxmemory 400mb");
+    ask(&program, "TM.SPACE ALTER post SET memory_limit_bytes 0");
     let words = ["20,000 rows set, 0 flags; 0 bad keys"];
     done(import(folder.path(), redis.port, program.port, &more), 0, &words);
 }

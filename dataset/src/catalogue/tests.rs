@@ -86,7 +86,7 @@ fn changes_are_whole_and_refused_with_a_reason() {
     assert_eq!(
         now.create_counter("a", &pairs(&[("nope", "1")]))
             .map_err(|e| e.to_string()[..22].to_owned()),
-        Err("unknown field `nope`, ".to_owned())
+        Err("unknown option 'nope':".to_owned())
     );
     assert_eq!(
         now.create_counter("a", &pairs(&[("spill", "perhaps")])),
@@ -126,8 +126,16 @@ fn changes_are_whole_and_refused_with_a_reason() {
     now.create_counter("post", &pairs(&[("fields", "like:8"), ("rows", "p:{id}")])).unwrap();
     assert_eq!(now.counter.last().map(|known| known.number), Some(6), "another number");
     now.check().unwrap();
-    now.create_counter("post", &[]).unwrap();
-    assert_eq!(now.check(), Err("two counter or existence spaces are named 'post'".to_owned()));
+    let exists = |what, name: &str| Err(EditError::Exists(what, name.to_owned()));
+    assert_eq!(now.create_counter("post", &[]), exists("space", "post"));
+    assert_eq!(now.rename("post", "loved"), exists("space", "loved"));
+    let shown = |counters| pairs(&[("counters", counters)]);
+    now.create_view("wall", &shown("post.like"), false).unwrap();
+    assert_eq!(now.create_view("wall", &shown("post"), false), exists("view", "wall"));
+    now.create_view("wall", &shown("post"), true).unwrap();
+    assert_eq!(now.view.last().map(|view| view.counters.join(" ")), Some("post".to_owned()));
+    assert!(now.rename("post", "wall").is_err(), "a view's name");
+    now.check().unwrap();
 }
 
 #[test]

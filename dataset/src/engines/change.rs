@@ -167,8 +167,8 @@ impl Engines {
             if needed > most {
                 return Err(format!(
                     "existence space '{}': its first table, an eighth of pairs_per_table, takes \
-                     {needed} bytes: more than the {most} that there are for it \
-                     (server.memory_bytes, memory_limit_bytes, and what other spaces keep)",
+                     {needed} bytes: more than there is for it beside what other spaces keep \
+                     (server.memory_bytes, memory_limit_bytes)",
                     known.made.name
                 ));
             }

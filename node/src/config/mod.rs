@@ -459,8 +459,8 @@ mod tests {
             ("[server]\nworkers = 1025", "server.workers is 1025: must be 0 to 1024"),
             ("[spill]\nread_threads = 1025", "spill.read_threads is 1025: must be 0 to 1024"),
             ("[durability]\nsnapshot_every_s = 2147483648", "must be 0 to 2147483647"),
-            ("[[counter]]\nfields = \"a:1\"", "is named ''"),
-            ("[[counter]]\nname = \"A b\"", "is named 'A b'"),
+            ("[[counter]]\nfields = \"a:1\"", "'' cannot name a counter or existence space"),
+            ("[[counter]]\nname = \"A b\"", "'A b' cannot name a counter or existence space"),
             (
                 "view = []\naction = []\n[[counter]]\nname = \"read\"",
                 "two counter or existence spaces are named 'read'",

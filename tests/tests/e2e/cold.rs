@@ -745,8 +745,9 @@ fn cnt_scan_exports_rows_of_memory_and_disk() {
     // In bytes.
     let (mut cursor, mut rows) = ("0".to_owned(), BTreeMap::new());
     loop {
-        let (next, bytes): (String, Vec<u8>) =
+        let (next, bytes, counters): (String, Vec<u8>, usize) =
             call(&mut connection, &format!("CNT.SCAN post {cursor} BINARY COUNT 3000")).unwrap();
+        assert_eq!(counters, 4);
         for row in bytes.chunks_exact(40) {
             let word = |at: usize| <[u8; 8]>::try_from(&row[at..at + 8]).unwrap();
             rows.insert(u64::from_le_bytes(word(0)), i64::from_le_bytes(word(8)));
