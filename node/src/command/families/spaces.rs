@@ -99,8 +99,8 @@ pub(crate) const TABLE: &[Spec] = &[
     spec("tm.rebuild", 2, flag::NAMED | flag::READONLY | flag::NO_MULTI | ADMIN, "space",
         "Builds the filters of an existence space anew from its ledger, in the background, table \
          by table: for one of which the disk has damaged a page. The old filters answer until the \
-         new ones have every pair. How many tables that are. A restart forgets it. (Another \
-         false_positive_rate, by TM.SPACE ALTER, does the same, and is not forgotten.)"),
+         new ones have every pair. How many tables that are. A restart forgets it. Another \
+         false_positive_rate, by TM.SPACE ALTER, does the same, and is not forgotten."),
     spec("tm.digest", -2, flag::NAMED | flag::READONLY | flag::NO_MULTI | ADMIN, "space [low]",
         "What two servers need to compare the tables of an existence space: per table, or for the \
          one that begins at the id low, range, rate, size and a checksum; with low also the \
