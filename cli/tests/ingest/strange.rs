@@ -114,7 +114,7 @@ fn a_stream_of_redis_that_is_trimmed_to_nothing_has_no_gap() {
     asked(&server, "WAITAOF 1 0 0");
     server.kill();
     let server = serve(&dir, 0, &config);
-    until_is(&server, "lag", "0");
+    until_is(&server, "state", "running");
     add(&broker, 4, &like(4));
     until("the next one is counted", || counter(&server, "like") == "4");
     assert_eq!(field(&server, "gaps"), "0");
