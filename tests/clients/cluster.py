@@ -12,9 +12,9 @@ import redis
 from redis.cluster import ClusterNode, RedisCluster
 
 from nodes import scratch, until
-from shards import LEASE_MS, Controller, Member
+from shards import LEASE_MS, Controller, Member, Writers
 
-SHARDS, WORKERS = 3, 3
+SHARDS = 3
 TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 
 
@@ -104,33 +104,7 @@ def play(args, nodes):
         assert set(counts.values()) == {0}, f"redirected: {counts}"
         print(f"redirected once the slots were known: {counts}", flush=True)
 
-        stop, acked, accepted = threading.Event(), [[] for _ in range(WORKERS)], []
-
-        def load(worker):
-            cluster = RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", n.port) for n in nodes], decode_responses=True, socket_timeout=1)
-            post = 10_000 + worker
-            while not stop.is_set():
-                post += WORKERS
-                key = f"post:{{{post}}}"
-                try:
-                    node = cluster.get_node_from_key(key)
-                    with cluster.get_redis_connection(node).pipeline(transaction=False) as pipe:
-                        pipe.hset(key, "like", post % 4000 + 1)
-                        pipe.execute_command("WAIT", 1, 300)
-                        _, replicas = pipe.execute()
-                    accepted.append((time.time(), shard_of(cluster.keyslot(key))))
-                    if replicas == 1:
-                        acked[worker].append(post)
-                except (redis.RedisError, OSError):
-                    time.sleep(0.02)
-                    try:
-                        cluster.nodes_manager.initialize()
-                    except redis.RedisError:
-                        pass
-
-        threads = [threading.Thread(target=load, args=(w,), daemon=True) for w in range(WORKERS)]
-        for thread in threads:
-            thread.start()
+        writers = Writers(nodes, SHARDS)
         time.sleep(1)
         times = []
         for round in range(args.rounds):
@@ -142,8 +116,7 @@ def play(args, nodes):
                 old.process.kill()
                 old.process.wait()
             assert controller.fail_over(shard) is old
-            until("writes are accepted", lambda: any(t > began + LEASE_MS / 1000 and s == shard for t, s in accepted[-200:]))
-            times.append(next(t for t, s in accepted if t > began + LEASE_MS / 1000 and s == shard) - began)
+            times.append(writers.go_on(shard, began, LEASE_MS / 1000))
             if frozen:
                 old.process.send_signal(signal.SIGCONT)
             else:
@@ -161,12 +134,7 @@ def play(args, nodes):
             until("the old master follows", old.is_up)
             print(f"round {round + 1}: {'frozen' if frozen else 'killed'}: writes again after {times[-1]:.2f} s", flush=True)
             time.sleep(1)
-        stop.set()
-        for thread in threads:
-            thread.join()
-        cluster = RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", n.port) for n in nodes], decode_responses=True)
-        posts = [post for worker in acked for post in worker]
-        lost = [post for post in posts if cluster.hget(f"post:{{{post}}}", "like") != str(post % 4000 + 1)]
+        posts, lost = writers.end()
         print(f"{args.rounds} failovers by CLUSTERX, {len(posts)} writes acknowledged by WAIT 1, {len(lost)} of them lost; "
               f"writes again after {statistics.median(times):.2f} s, of which the lease is {LEASE_MS / 1000} s")
         assert len(posts) > 100 * args.rounds, "hardly anything was written"

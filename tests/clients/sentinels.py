@@ -9,12 +9,12 @@ nothing back, also when a node was restarted and hears nothing else.
 import argparse, os, signal, statistics, subprocess, threading, time
 
 import redis
-from redis.cluster import ClusterNode, RedisCluster
 
 from nodes import Node, scratch, until
 from proxy import free_port
+from shards import Writers, is_error, shard_of, slots_of
 
-SHARDS, WORKERS, DOWN_AFTER_MS = 3, 3, 1000
+SHARDS, DOWN_AFTER_MS = 3, 1000
 POSTS = range(1000, 1040)
 
 
@@ -26,21 +26,14 @@ class Member(Node):
         lines += [f'replicaof = "127.0.0.1 {follows}"'] if follows else []
         lines += ["[cluster]", "enabled = true", "peer_timeout_ms = 300", "sentinels = [%s]" % ", ".join(f'"127.0.0.1:{port}"' for port in self.sentinels)]
         for n in range(SHARDS):
-            lines += ["[[shard]]", f'name = "{n}"', f'master = "shard{n}"', f'slots = "{16384 * n // SHARDS}-{16384 * (n + 1) // SHARDS - 1}"']
+            first, last = slots_of(n, SHARDS)
+            lines += ["[[shard]]", f'name = "{n}"', f'master = "shard{n}"', f'slots = "{first}-{last}"']
         return "\n".join(lines) + "\n"
 
     def masters(self):
         """The ports of the masters by shard, and how many nodes there are."""
         slots = sorted(redis.Redis(port=self.port, socket_timeout=2).execute_command("CLUSTER SLOTS"), key=lambda range: range[0])
         return [range[2][1] for range in slots], sum(len(range) - 2 for range in slots)
-
-
-def shard_of(slot):
-    return next(n for n in range(SHARDS) if slot < 16384 * (n + 1) // SHARDS)
-
-
-def is_error(row):
-    return isinstance(row, redis.ResponseError)
 
 
 def main():
@@ -92,36 +85,14 @@ def start(nodes, sentinels, folder):
 
 
 def play(args, nodes, sentinels):
-    stop, acked, accepted, pages = threading.Event(), [[] for _ in range(WORKERS)], [], []
-
-    def load(worker):
-        cluster = RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", n.port) for n in nodes], decode_responses=True, socket_timeout=1)
-        post = 10_000 + worker
-        while not stop.is_set():
-            post += WORKERS
-            key = f"post:{{{post}}}"
-            try:
-                node = cluster.get_node_from_key(key)
-                with cluster.get_redis_connection(node).pipeline(transaction=False) as pipe:
-                    pipe.hset(key, "like", post % 4000 + 1)
-                    pipe.execute_command("WAIT", 1, 300)
-                    _, replicas = pipe.execute()
-                accepted.append((time.time(), shard_of(cluster.keyslot(key))))
-                if replicas == 1:
-                    acked[worker].append(post)
-            except (redis.RedisError, OSError):
-                time.sleep(0.02)
-                try:
-                    cluster.nodes_manager.initialize()
-                except redis.RedisError:
-                    pass
+    pages = []
 
     def read(port):
         """Pages by one node: when, and which shards were missing."""
         client = redis.Redis(port=port, decode_responses=True, socket_timeout=5)
-        while not stop.is_set():
+        while not writers.stop.is_set():
             page = client.execute_command("FEED.GET", "home", 7, *POSTS)
-            pages.append((time.time(), {shard_of(slots[post]) for post, row in zip(POSTS, page) if is_error(row)}))
+            pages.append((time.time(), {shard_of(slots[post], SHARDS) for post, row in zip(POSTS, page) if is_error(row)}))
             time.sleep(0.01)
 
     slots = {post: nodes[0].client().execute_command("CLUSTER", "KEYSLOT", post) for post in POSTS}
@@ -129,10 +100,8 @@ def play(args, nodes, sentinels):
     assert acts == [1] * len(POSTS), acts
     # The node that is asked for pages stays: shards 0 and 1 lose their masters.
     reader = nodes[2 * (SHARDS - 1)]
-    threads = [threading.Thread(target=load, args=(w,), daemon=True) for w in range(WORKERS)]
-    threads.append(threading.Thread(target=read, args=(reader.port,), daemon=True))
-    for thread in threads:
-        thread.start()
+    writers, reads = Writers(nodes, SHARDS), threading.Thread(target=read, args=(reader.port,), daemon=True)
+    reads.start()
     time.sleep(1)
     writes, partial = [], []
     for round in range(args.rounds):
@@ -143,8 +112,7 @@ def play(args, nodes, sentinels):
         old.process.kill()
         old.process.wait()
         until("another master", lambda: reader.masters()[0][shard] != port)
-        until("writes are accepted", lambda: any(t > began + DOWN_AFTER_MS / 1000 and s == shard for t, s in accepted[-500:]))
-        writes.append(next(t for t, s in accepted if t > began + DOWN_AFTER_MS / 1000 and s == shard) - began)
+        writes.append(writers.go_on(shard, began, DOWN_AFTER_MS / 1000))
         time.sleep(0.5)
         missing = [t for t, away in pages if t > began and away]
         assert all(away <= {shard} for t, away in pages if t > began), "ids of another shard were missing"
@@ -154,12 +122,8 @@ def play(args, nodes, sentinels):
         until("the old master follows", old.is_up)
         until("all nodes know all nodes", lambda: all(node.masters() == (reader.masters()[0], len(nodes)) for node in nodes))
         print(f"round {round + 1}: writes again after {writes[-1]:.2f} s, pages partial until {partial[-1]:.2f} s", flush=True)
-    stop.set()
-    for thread in threads:
-        thread.join()
-    cluster = RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", n.port) for n in nodes], decode_responses=True)
-    posts = [post for worker in acked for post in worker]
-    lost = [post for post in posts if cluster.hget(f"post:{{{post}}}", "like") != str(post % 4000 + 1)]
+    posts, lost = writers.end()
+    reads.join()
     print(f"{args.rounds} failovers by Sentinel, {len(posts)} writes acknowledged by WAIT 1, {len(lost)} of them lost; writes again after "
           f"{statistics.median(writes):.2f} s, {len(pages)} pages, partial until {max(partial):.2f} s at most")
     assert not lost, f"acknowledged writes are lost: {lost[:20]}"

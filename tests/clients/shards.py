@@ -1,11 +1,75 @@
-"""Nodes of a cluster, and a controller of it (CLUSTERX): shard n has the nodes 2n and 2n + 1, or as many as it is made of."""
+"""Nodes of a cluster, a controller of it (CLUSTERX), and writers: shard n has the nodes 2n and 2n + 1, or as many as it is made of."""
 import os, threading, time
 
 import redis
+from redis.cluster import ClusterNode, RedisCluster
 
 from nodes import Node, until
 
 LEASE_MS = 1500
+
+
+def slots_of(shard, shards):
+    """The first and the last slot of a shard of so many."""
+    return 16384 * shard // shards, 16384 * (shard + 1) // shards - 1
+
+
+def shard_of(slot, shards):
+    return next(n for n in range(shards) if slot <= slots_of(n, shards)[1])
+
+
+def is_error(row):
+    return isinstance(row, redis.ResponseError)
+
+
+class Writers:
+    """Threads that write posts by redis-py's RedisCluster with WAIT 1, whatever becomes of masters."""
+
+    def __init__(self, nodes, shards, count=3):
+        self.nodes, self.shards, self.stop = nodes, shards, threading.Event()
+        # The posts that WAIT acknowledged, by thread; when each write was accepted, and its shard.
+        self.acked, self.accepted = [[] for _ in range(count)], []
+        self.threads = [threading.Thread(target=self.load, args=(worker,), daemon=True) for worker in range(count)]
+        for thread in self.threads:
+            thread.start()
+
+    def cluster(self, **options):
+        return RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", n.port) for n in self.nodes], decode_responses=True, **options)
+
+    def load(self, worker):
+        cluster, post = self.cluster(socket_timeout=1), 10_000 + worker
+        while not self.stop.is_set():
+            post += len(self.acked)
+            key = f"post:{{{post}}}"
+            try:
+                node = cluster.get_node_from_key(key)
+                with cluster.get_redis_connection(node).pipeline(transaction=False) as pipe:
+                    pipe.hset(key, "like", post % 4000 + 1)
+                    pipe.execute_command("WAIT", 1, 300)
+                    _, replicas = pipe.execute()
+                self.accepted.append((time.time(), shard_of(cluster.keyslot(key), self.shards)))
+                if replicas == 1:
+                    self.acked[worker].append(post)
+            except (redis.RedisError, OSError):
+                time.sleep(0.02)
+                try:
+                    cluster.nodes_manager.initialize()
+                except redis.RedisError:
+                    pass
+
+    def go_on(self, shard, began, after_s):
+        """Waits until a write of a shard is accepted so many seconds after `began` or later: how long after it that was."""
+        late = lambda some: (t for t, s in some if t > began + after_s and s == shard)
+        until("writes are accepted", lambda: any(late(self.accepted[-200:])))
+        return next(late(self.accepted)) - began
+
+    def end(self):
+        """All posts that WAIT acknowledged, and those of them that are not there."""
+        self.stop.set()
+        for thread in self.threads:
+            thread.join()
+        cluster, posts = self.cluster(), [post for worker in self.acked for post in worker]
+        return posts, [post for post in posts if cluster.hget(f"post:{{{post}}}", "like") != str(post % 4000 + 1)]
 
 
 class Member(Node):
@@ -39,7 +103,7 @@ class Controller:
         self.away, self.stopped = set(), threading.Event()
 
     def shard_of(self, slot):
-        return next(n for n in range(self.shards) if slot < 16384 * (n + 1) // self.shards)
+        return shard_of(slot, self.shards)
 
     def start(self):
         for node in self.nodes:
@@ -54,7 +118,7 @@ class Controller:
         lines = []
         for node in self.nodes:
             shard = node.number // self.each
-            master, first, last = self.masters[shard], 16384 * shard // self.shards, 16384 * (shard + 1) // self.shards - 1
+            master, (first, last) = self.masters[shard], slots_of(shard, self.shards)
             role = f"master - {first}-{last}" if node is master else f"slave {master.id}"
             lines.append(f"{node.id} 127.0.0.1 {node.port} {role}")
         return "\n".join(lines)
