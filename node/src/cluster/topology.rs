@@ -59,6 +59,17 @@ pub enum Server<'a> {
     None,
 }
 
+impl Server<'_> {
+    /// Whether the node itself answers: of its master's slots what it may read.
+    pub fn is_here(self, may_read: impl FnOnce() -> bool) -> bool {
+        match self {
+            Server::Own => true,
+            Server::OwnMaster(_) => may_read(),
+            Server::Other(_) | Server::None => false,
+        }
+    }
+}
+
 /// See the top of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {

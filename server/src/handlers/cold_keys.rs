@@ -6,8 +6,8 @@
 use crate::handlers::session::Session;
 use dataset::cold::fetch::Fetching;
 use dataset::engines::Engines;
+use node::cluster::Topology;
 use node::cluster::slot::of_id;
-use node::cluster::{Server, Topology};
 use node::command::footprint::{Footprint, Touch};
 use node::command::spec::Spec;
 use node::command::table::{Found, find};
@@ -60,7 +60,7 @@ fn ask_one(
 /// Whether this node may have the row of an id: other nodes are asked for what is theirs.
 #[cold]
 fn is_here(topology: &Topology, id: u64) -> bool {
-    matches!(topology.server_of(of_id(id)), Server::Own | Server::OwnMaster(_))
+    topology.server_of(of_id(id)).is_here(|| true)
 }
 
 fn ask_for(touch: &Touch<'_>, exact: bool, engines: &Engines, fetching: &mut Fetching) {

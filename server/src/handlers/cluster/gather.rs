@@ -73,16 +73,16 @@ pub(crate) fn are_all_here(
     topology: &Topology,
 ) -> bool {
     let KeyArgs::Ids(of, head, step) = spec.keys else { return false };
-    let is_joined = of == Of::View
-        && node.engines().view(args.at(1)).is_some_and(dataset::engines::View::is_joined);
+    let is_joined = is_joined(of, args, node);
     let reads_here = LazyCell::new(|| !spec.may_write(args) && reads_here(session, node));
-    let is_here = |slot| match topology.server_of(slot) {
-        Server::Own => true,
-        Server::OwnMaster(_) => *reads_here,
-        Server::Other(_) | Server::None => false,
-    };
+    let is_here = |slot| topology.server_of(slot).is_here(|| *reads_here);
     let mut words = args.from(head).iter().step_by(step);
     words.all(|word| slots(word, is_joined).is_none_or(|(slot, is_one)| is_one && is_here(slot)))
+}
+
+/// Whether a page has several ids for each entry.
+fn is_joined(of: Of, args: Args<'_>, node: Now<'_>) -> bool {
+    of == Of::View && node.engines().view(args.at(1)).is_some_and(dataset::engines::View::is_joined)
 }
 
 /// Where the ids of a part are.
@@ -107,7 +107,7 @@ struct Part {
 
 /// Which part, or which refusal, an id belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Of1 {
+enum Belongs {
     Part(u32),
     Refusal(u32),
 }
@@ -118,7 +118,7 @@ struct Plan {
     head: usize,
     step: usize,
     /// The position of each id among the arguments, and what it belongs to.
-    ids: Vec<(u32, Of1)>,
+    ids: Vec<(u32, Belongs)>,
     /// Positions of arguments that all parts have.
     options: Vec<u32>,
     parts: Vec<Part>,
@@ -164,8 +164,7 @@ impl Plan {
             refusals: Vec::new(),
             is_binary: false,
         };
-        let view = if of == Of::View { node.engines().view(args.at(1)) } else { None };
-        let is_joined = view.is_some_and(dataset::engines::View::is_joined);
+        let is_joined = is_joined(of, args, node);
         let reads_here = !spec.may_write(args) && reads_here(session, node);
         let mut of_master = vec![None; topology.members().len()];
         let mut at = head;
@@ -201,9 +200,9 @@ impl Plan {
         Ok(plan)
     }
 
-    fn refuse(&mut self, text: &[u8]) -> Of1 {
+    fn refuse(&mut self, text: &[u8]) -> Belongs {
         self.refusals.push(element_of(text));
-        Of1::Refusal(self.refusals.len() as u32 - 1)
+        Belongs::Refusal(self.refusals.len() as u32 - 1)
     }
 
     /// The part of an id in this slot. `of_master`: the parts that are known.
@@ -214,17 +213,16 @@ impl Plan {
         topology: &Topology,
         reads_here: bool,
         of_master: &mut [Option<u32>],
-    ) -> Of1 {
+    ) -> Belongs {
         let Some(master) = topology.number_of(slot) else {
             return self.refuse(b"CLUSTERDOWN Hash slot not served");
         };
         if let Some(part) = of_master[master] {
             self.parts[part as usize].count += 1;
-            return Of1::Part(part);
+            return Belongs::Part(part);
         }
         let at = match topology.server_of(slot) {
-            Server::Own => At::Here,
-            Server::OwnMaster(_) if reads_here => At::Here,
+            server if server.is_here(|| reads_here) => At::Here,
             Server::OwnMaster(to) | Server::Other(to) if session.is_coordinator => {
                 return self.refuse(format!("MOVED {slot} {}:{}", to.host, to.port).as_bytes());
             }
@@ -233,14 +231,14 @@ impl Plan {
         let part = self.parts.len() as u32;
         of_master[master] = Some(part);
         self.parts.push(Part { at, count: 1, number: 0, reply: Vec::new(), is_answered: false });
-        Of1::Part(part)
+        Belongs::Part(part)
     }
 
     /// The arguments of the request with these ids only.
     fn words<'a>(
         &self,
         args: Args<'a>,
-        is_meant: impl Fn(usize, Of1) -> bool,
+        is_meant: impl Fn(usize, Belongs) -> bool,
     ) -> impl Iterator<Item = &'a [u8]> {
         let ids = self.ids.iter().enumerate();
         let ids = ids.filter(move |(id, (_, of))| is_meant(*id, *of)).map(|(_, (at, _))| *at);
@@ -254,7 +252,7 @@ impl Plan {
         &self,
         args: Args<'_>,
         count: usize,
-        is_meant: impl Fn(usize, Of1) -> bool,
+        is_meant: impl Fn(usize, Belongs) -> bool,
         out: &mut Vec<u8>,
     ) {
         put_head(out, b'*', self.head + count * self.step + self.options.len());
@@ -300,17 +298,14 @@ pub(crate) fn answer(
     let Some(topology) = session.topology.clone() else { return Ok(()) };
     let mut plan = Plan::new(spec, args, session, node, &topology)?;
     let columns = if plan.is_binary { Some(columns(node.engines(), args.at(1))?) } else { None };
-    let mut is_mine = false;
-    for part in plan.parts.iter().position(|part| part.at == At::Here).into_iter() {
-        is_mine = true;
+    if let Some(part) = plan.parts.iter().position(|part| part.at == At::Here) {
         let own = own_part(number, spec, args, &plan, part, session, node, scratch);
         if session.suspension.is_asked() {
             return Ok(());
         }
         plan.parts[part].reply = own;
         plan.parts[part].is_answered = true;
-    }
-    if !is_mine {
+    } else {
         node.calls.of(session.worker).begins(bit_of(number, 0));
     }
     let mut request = Kept::default();
@@ -345,7 +340,7 @@ fn own_part(
     scratch: &mut Scratch,
 ) -> Vec<u8> {
     let mut kept = Kept::default();
-    kept.push_all(plan.words(args, |_, of| of == Of1::Part(part as u32)));
+    kept.push_all(plan.words(args, |_, of| of == Belongs::Part(part as u32)));
     let mut bytes = Vec::new();
     let Some(args) = kept.iter().next() else { return bytes };
     let reply = Reply::new(&mut bytes, Protocol::Resp2);
@@ -382,7 +377,7 @@ impl Page {
             let from = if is_own { ReadFrom::Master } else { from };
             let link = peers::with(|peers| peers.of_shard(topology, master, from, &process));
             let count = self.plan.parts[part].count;
-            let of = Of1::Part(part as u32);
+            let of = Belongs::Part(part as u32);
             self.plan.parts[part].number = link.ask(&process, batch, |out| {
                 self.plan.write(args, count, |_, other| other == of, out);
             });
@@ -393,10 +388,10 @@ impl Page {
     fn error_of(&self, failure: &Failure) -> Vec<u8> {
         let args = self.request.iter().next();
         let changes = args.is_some_and(|args| self.spec.may_write(args));
-        let text = match failure {
-            Failure::Unsent(why) if changes => format!("CLUSTERDOWN {why}; nothing was changed"),
-            Failure::Unsent(why) | Failure::Lost(why) if !changes => format!("CLUSTERDOWN {why}"),
-            Failure::Lost(why) | Failure::Unsent(why) => {
+        let text = match (failure, changes) {
+            (Failure::Unsent(why) | Failure::Lost(why), false) => format!("CLUSTERDOWN {why}"),
+            (Failure::Unsent(why), true) => format!("CLUSTERDOWN {why}; nothing was changed"),
+            (Failure::Lost(why), true) => {
                 let once = args.is_some_and(|args| counts_once(self.spec, args));
                 let advice = if once {
                     "it can be sent again, and counts once"
@@ -433,8 +428,8 @@ impl Page {
         let mut all = Vec::with_capacity(self.plan.ids.len());
         for (id, (_, of)) in self.plan.ids.iter().enumerate() {
             let element = match *of {
-                Of1::Refusal(at) => &self.plan.refusals[at as usize][..],
-                Of1::Part(part) => match &mut replies[part as usize] {
+                Belongs::Refusal(at) => &self.plan.refusals[at as usize][..],
+                Belongs::Part(part) => match &mut replies[part as usize] {
                     Some(reply) => reply.next().unwrap_or(b"-ERR a node answered too few rows\r\n"),
                     // An error: of each of its ids.
                     None => &self.plan.parts[part as usize].reply[..],

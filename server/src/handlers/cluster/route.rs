@@ -59,11 +59,7 @@ impl<'a> Router<'a> {
 
     fn place(&mut self, slot: u16, is_key: bool, changes: bool) {
         let server = self.topology.server_of(slot);
-        self.are_all_here &= match server {
-            Server::Own => true,
-            Server::OwnMaster(_) => self.reads_here && !changes,
-            Server::Other(_) | Server::None => false,
-        };
+        self.are_all_here &= server.is_here(|| self.reads_here && !changes);
         let first = *self.first.get_or_insert(slot);
         if first != slot {
             self.is_parted |= is_key;
