@@ -2,7 +2,7 @@
 //! once a second, and at once when it says that a master has changed.
 
 use crate::handlers::cluster::controller::is_here;
-use node::client::connect::{ConnectArgs, Link, closed, put_command};
+use node::client::connect::{ConnectArgs, Link, closed, put_command, within};
 use node::cluster::sentinel::{Place, Said, Sentinels, places};
 use node::roles::node::Host;
 use parking_lot::Mutex;
@@ -49,20 +49,12 @@ async fn follow(host: Arc<Host>, all: Arc<Mutex<Sentinels>>, number: usize, at: 
     }
 }
 
-async fn within<T>(what: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    let late = |_| io::Error::other(format!("no answer in {} s", PATIENCE.as_secs()));
-    tokio::time::timeout(PATIENCE, what).await.map_err(late)?
-}
-
 async fn connect(host: &Host, (name, port): &Place) -> io::Result<Link> {
-    let given = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
-    let (user, pass) = {
-        let config = host.config();
-        (given(&config.cluster.sentinel_user), given(&config.cluster.sentinel_auth))
+    let (connect, pass) = {
+        let settings = &host.config().cluster;
+        ConnectArgs::to_peer(name, *port, &settings.sentinel_user, &settings.sentinel_auth)
     };
-    let user = user.filter(|_| pass.is_some());
-    let connect = ConnectArgs { host: name.clone(), port: *port, user, ..ConnectArgs::default() };
-    within(connect.open_as(None, pass, "Set cluster.sentinel_auth.")).await
+    within(PATIENCE, connect.open_as(None, pass, "Set cluster.sentinel_auth.")).await
 }
 
 /// Two connections to a Sentinel: one is asked, and one says when a master has changed.
@@ -74,7 +66,7 @@ async fn session(
 ) -> io::Result<std::convert::Infallible> {
     let mut asked = connect(host, at).await?;
     let mut hears = connect(host, at).await?;
-    within(hears.call(&[b"SUBSCRIBE", b"+switch-master"])).await?;
+    within(PATIENCE, hears.call(&[b"SUBSCRIBE", b"+switch-master"])).await?;
     let shards = host.config().shard.clone();
     loop {
         for (shard, of) in shards.iter().enumerate() {
@@ -116,10 +108,10 @@ async fn ask(link: &mut Link, name: &[u8]) -> io::Result<Option<Said>> {
     put_command(&mut out, &[b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", name]);
     put_command(&mut out, &[b"SENTINEL", b"MASTER", name]);
     put_command(&mut out, &[b"SENTINEL", b"REPLICAS", name]);
-    within(link.send(&out)).await?;
+    within(PATIENCE, link.send(&out)).await?;
     let mut replies = Vec::new();
     for _ in 0..3 {
-        replies.push(within(link.next()).await?);
+        replies.push(within(PATIENCE, link.next()).await?);
     }
     let Some(OwnedFrame::Array(replicas)) = replies.pop() else { return Ok(None) };
     let (Some(about), Some(address)) = (replies.pop(), replies.pop()) else { return Ok(None) };

@@ -77,6 +77,22 @@ const SYSTEM_AUTHORITIES: [&str; 3] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
 
 impl ConnectArgs {
+    /// To another server of ours, or a Sentinel: with the user and the password that the
+    /// configuration has for it, each empty if there is none, and the password for [`open_as`].
+    ///
+    /// [`open_as`]: ConnectArgs::open_as
+    pub fn to_peer(
+        host: &str,
+        port: u16,
+        user: &str,
+        password: &str,
+    ) -> (ConnectArgs, Option<String>) {
+        let given = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let pass = given(password);
+        let user = given(user).filter(|_| pass.is_some());
+        (ConnectArgs { host: host.to_owned(), port, user, ..ConnectArgs::default() }, pass)
+    }
+
     /// `host:port`, for people.
     pub fn address(&self) -> String {
         format!("{}:{}", self.host, self.port)
@@ -152,7 +168,11 @@ pub async fn timely<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<
     within(PATIENCE, work).await
 }
 
-async fn within<T>(patience: Duration, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+/// What a server answers, if it does within this time.
+pub async fn within<T>(
+    patience: Duration,
+    work: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
     tokio::time::timeout(patience, work).await.unwrap_or_else(|_| {
         let why = format!("the server has not answered for {} s", patience.as_secs());
         Err(io::Error::new(ErrorKind::TimedOut, why))

@@ -38,15 +38,10 @@ impl Config {
     /// The file with every key, its documentation and these values.
     pub fn print(&self) -> String {
         let mut out = PREAMBLE.to_owned();
-        print_empty(
-            &mut out,
-            [
-                ("counter", self.counter.is_empty()),
-                ("existence", self.existence.is_empty()),
-                ("view", self.view.is_empty()),
-                ("action", self.action.is_empty()),
-            ],
-        );
+        print_if_empty(&mut out, "counter", &self.counter);
+        print_if_empty(&mut out, "existence", &self.existence);
+        print_if_empty(&mut out, "view", &self.view);
+        print_if_empty(&mut out, "action", &self.action);
         print_section(&mut out, "[server]", Server::ABOUT, Server::KEYS, &self.server, true);
         print_section(&mut out, "[admin]", Admin::ABOUT, Admin::KEYS, &self.admin, true);
         print_section(
@@ -95,44 +90,47 @@ impl Config {
 
     /// Lists that are empty by default.
     fn print_samples(&self, out: &mut String) {
-        print_entries(out, "[[ingest]]", Ingest::ABOUT, Ingest::KEYS, &self.ingest);
-        if self.ingest.is_empty() {
-            let mut sample = String::new();
-            let of = Ingest {
-                name: "likes".to_owned(),
-                url: "nats://127.0.0.1:4222".to_owned(),
-                stream: "LIKES".to_owned(),
-                ..Ingest::default()
-            };
-            print_section(&mut sample, "[[ingest]]", Ingest::ABOUT, Ingest::KEYS, &of, true);
-            comment_out(&sample, out);
-        }
-        print_entries(out, "[[shard]]", Shard::ABOUT, Shard::KEYS, &self.shard);
-        if self.shard.is_empty() {
-            let mut sample = String::new();
-            let of = Shard {
-                name: "first".to_owned(),
-                slots: "0-8191".to_owned(),
-                master: "posts-first".to_owned(),
-            };
-            print_section(&mut sample, "[[shard]]", Shard::ABOUT, Shard::KEYS, &of, true);
-            comment_out(&sample, out);
-        }
+        let source = Ingest {
+            name: "likes".to_owned(),
+            url: "nats://127.0.0.1:4222".to_owned(),
+            stream: "LIKES".to_owned(),
+            ..Ingest::default()
+        };
+        let (about, keys) = (Ingest::ABOUT, Ingest::KEYS);
+        print_or_show(out, "[[ingest]]", about, keys, &self.ingest, source);
+        let shard = Shard {
+            name: "first".to_owned(),
+            slots: "0-8191".to_owned(),
+            master: "posts-first".to_owned(),
+        };
+        print_or_show(out, "[[shard]]", Shard::ABOUT, Shard::KEYS, &self.shard, shard);
     }
 }
 
-/// A list's entry that is there as a sample only.
-fn comment_out(sample: &str, out: &mut String) {
-    for line in sample.lines() {
+/// Prints the entries of a list; without any a sample, as a comment.
+fn print_or_show<T: Serialize>(
+    out: &mut String,
+    head: &str,
+    about: &[&str],
+    keys: &[Key],
+    entries: &[T],
+    sample: T,
+) {
+    if !entries.is_empty() {
+        return print_entries(out, head, about, keys, entries);
+    }
+    let mut text = String::new();
+    print_entries(&mut text, head, about, keys, &[sample]);
+    for line in text.lines() {
         let mark = if line.is_empty() || line.starts_with('#') { "" } else { "#" };
         let _ = writeln!(out, "{mark}{line}");
     }
 }
 
-/// Lists without an entry: where a file leaves one out there are the default ones. Before the first
-/// section, as keys behind its head are the section's.
-fn print_empty(out: &mut String, lists: [(&str, bool); 4]) {
-    for (name, _) in lists.into_iter().filter(|(_, is_empty)| *is_empty) {
+/// A list without an entry: where a file leaves one out there are the default ones. Before the
+/// first section, as keys behind its head are the section's.
+fn print_if_empty<T>(out: &mut String, name: &str, entries: &[T]) {
+    if entries.is_empty() {
         let _ = writeln!(out, "\n{name} = []");
     }
 }

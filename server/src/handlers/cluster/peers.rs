@@ -242,14 +242,12 @@ impl Link {
 
     /// A connection that is logged in, as a replica's to its master.
     async fn open(&self, process: &Process) -> io::Result<Socket> {
-        let (connect, pass, encrypted) = {
+        let Address { host, port, .. } = &self.address;
+        let ((connect, pass), encrypted) = {
             let config = process.config();
             let settings = &config.replication;
-            let given = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
-            let pass = given(&settings.master_auth);
-            let user = given(&settings.master_user).filter(|_| pass.is_some());
-            let Address { host, port, .. } = self.address.clone();
-            (ConnectArgs { host, port, user, ..ConnectArgs::default() }, pass, settings.tls)
+            let (user, password) = (&settings.master_user, &settings.master_auth);
+            (ConnectArgs::to_peer(host, *port, user, password), settings.tls)
         };
         let tls = encrypted.then_some(&process.tls);
         let mut link = connect.open_as(tls, pass, "Set replication.master_auth.").await?;
