@@ -11,7 +11,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
-use harness::program::{Program, call, names, refusal, rounds, tidemark};
+use harness::program::{Program, call, info, names, number_in, refusal, rounds, tidemark};
 use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::{BTreeSet, VecDeque};
@@ -135,20 +135,14 @@ struct Figures {
 
 impl Figures {
     fn note(&mut self, program: &Program) {
-        let OwnedFrame::BulkString(info) = call(&mut program.client(), "INFO spaces") else {
-            panic!("INFO")
-        };
-        let info = String::from_utf8_lossy(&info).into_owned();
-        let line = info.lines().find_map(|line| line.strip_prefix("ledger_liked:")).unwrap();
-        line.clone_into(&mut self.line);
+        self.line = info(&mut program.client(), "ledger_liked");
         self.asked += self.last("asked");
         self.false_positives += self.last("false_positives");
         self.reads += self.last("reads");
     }
 
     fn last(&self, name: &str) -> u64 {
-        let mut parts = self.line.split(',').filter_map(|part| part.split_once('='));
-        parts.find(|(key, _)| *key == name).unwrap().1.trim().parse().unwrap()
+        number_in(&self.line, name).unwrap()
     }
 }
 

@@ -6,11 +6,11 @@
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
-use harness::program::{Program, call, refusal, rounds, until};
+use harness::program::{Program, call, number_in, refusal, rounds, until};
 use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 const CONFIG: &str = r#"
@@ -107,9 +107,7 @@ fn check(client: &mut Client, truths: &[Truth]) {
 }
 
 fn figure(program: &Program, name: &str) -> u64 {
-    let line = program.info("ledger_liked");
-    let mut parts = line.split(',').filter_map(|part| part.split_once('='));
-    parts.find(|(key, _)| *key == name).map_or(0, |(_, value)| value.trim().parse().unwrap())
+    number_in(&program.info("ledger_liked"), name).unwrap_or(0)
 }
 
 fn alter(program: &Program, rate: &str) {
@@ -139,7 +137,7 @@ fn no_set_pair_is_answered_with_no_while_filters_are_built_anew() {
     let mut program = Program::start_with(folder.path(), CONFIG);
     let mut rngs: Vec<_> = (0..WRITERS).map(|n| fastrand::Rng::with_seed(seed ^ n << 32)).collect();
     let mut truths: Vec<Truth> = (0..WRITERS).map(|_| Truth::new()).collect();
-    let left = AtomicU64::new(0);
+    let mut left = 0;
     for round in 0..=kills {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -172,7 +170,7 @@ fn no_set_pair_is_answered_with_no_while_filters_are_built_anew() {
         });
         if round < kills {
             program = Program::start_with(folder.path(), CONFIG);
-            left.fetch_add(figure(&program, "rebuild_tables"), Relaxed);
+            left += figure(&program, "rebuild_tables");
             check(&mut program.client(), &truths);
         }
     }
@@ -190,5 +188,5 @@ fn no_set_pair_is_answered_with_no_while_filters_are_built_anew() {
         };
         assert_eq!(likes, members, "post {post}");
     }
-    println!("tables that were left to build after kills: {}", left.load(Relaxed));
+    println!("tables that were left to build after kills: {left}");
 }

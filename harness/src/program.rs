@@ -334,6 +334,12 @@ fn info_line(all: Vec<u8>, key: &str) -> Option<String> {
     all.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':').map(str::to_owned))
 }
 
+/// A number in a line of INFO, `asked=7,reads=2`.
+pub fn number_in(line: &str, name: &str) -> Option<u64> {
+    let mut parts = line.split(',').filter_map(|part| part.split_once('='));
+    parts.find(|(key, _)| *key == name).map(|(_, value)| value.trim().parse().unwrap())
+}
+
 /// A line of INFO, which must be there.
 pub fn info(client: &mut Client, key: &str) -> String {
     let OwnedFrame::BulkString(all) = call(client, "INFO") else { panic!("INFO is text") };

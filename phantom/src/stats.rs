@@ -148,9 +148,10 @@ impl Space {
         let mut pages = self.pages_in_memory();
         let mut pairs = newest.roll_at().saturating_sub(newest.pairs());
         let mut next = self.next_pages(newest);
+        let sizing = self.shape().sizing;
         while pages + next <= self.max_pages() {
             pages += next;
-            pairs += (self.shape().sizing.capacity(next) as f64 * early_share) as u64;
+            pairs += (sizing.capacity(next) as f64 * early_share) as u64;
             next = next.saturating_mul(2).min(self.limits.pages_per_table.load(Relaxed));
         }
         pairs

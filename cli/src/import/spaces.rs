@@ -18,6 +18,14 @@ pub(crate) struct Spaces {
     pub(crate) fields: HashMap<String, Vec<String>>,
 }
 
+/// Whether a space with these counters has this one.
+pub(super) fn check_field(space: &str, known: &[String], field: &String) -> Result<(), String> {
+    if known.contains(field) {
+        return Ok(());
+    }
+    Err(format!("the space '{space}' has no field '{field}'; it has: {}", known.join(", ")))
+}
+
 impl Spaces {
     /// A connection to the server, and what it has.
     pub(crate) fn open(connect: &ConnectArgs) -> io::Result<(Remote, Spaces)> {
@@ -66,10 +74,7 @@ impl Spaces {
             if let Some(at) = (0..fields.len()).find(|at| is_twice(*at)) {
                 return Err(format!("the field '{}' is named twice", fields[at]));
             }
-            if let Some(field) = fields.iter().find(|field| !known.contains(field)) {
-                let (space, known) = (&args.space, known.join(", "));
-                return Err(format!("the space '{space}' has no field '{field}'; it has: {known}"));
-            }
+            fields.iter().try_for_each(|field| check_field(&args.space, known, field))?;
         }
         let (what, name, all) = match shape {
             Shape::Rows { .. } => ("counter space", &args.space, &self.counters),

@@ -98,6 +98,12 @@ impl From<Error> for Lost {
     }
 }
 
+/// Looks at all of the log. A segment that is removed meanwhile is none of it any more.
+fn again<T>(look: impl Fn() -> Result<T, Lost>) -> Result<T, Lost> {
+    let mut looks = (0..8).map(|_| look());
+    looks.find(|found| !matches!(found, Err(Lost::Trimmed))).unwrap_or(Err(Lost::Trimmed))
+}
+
 /// A place in the log from which a reader goes on.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
@@ -186,8 +192,13 @@ impl ChangeLog {
 
     /// The log as it is now. What is known of other segments is forgotten.
     fn path(&self, store: &Store, end: Position) -> Result<Path, Lost> {
-        let known: Vec<SegmentHead> = self.segments.lock().iter().map(|known| known.head).collect();
-        let heads = store.path_to(end, &known)?;
+        let (known, heads) = again(|| {
+            let segments = self.segments.lock();
+            let known: Vec<SegmentHead> = segments.iter().map(|known| known.head).collect();
+            drop(segments);
+            let heads = store.path_to(end, &known)?;
+            Ok((known, heads))
+        })?;
         if heads != known {
             let mut segments = self.segments.lock();
             let mut before = std::mem::take(&mut *segments).into_iter().peekable();
@@ -467,10 +478,10 @@ impl ChangeLog {
         scope: Scope,
         is_known: impl Fn(u32) -> bool,
     ) -> Result<Tally, Lost> {
-        let path = self.path(store, end)?;
-        for index in 0..path.heads.len() {
-            self.learn(store, &path, index, u64::MAX)?;
-        }
+        again(|| {
+            let path = self.path(store, end)?;
+            (0..path.heads.len()).try_for_each(|index| self.learn(store, &path, index, u64::MAX))
+        })?;
         let mut all = Tally::default();
         for segment in self.segments.lock().iter() {
             let wanted = segment

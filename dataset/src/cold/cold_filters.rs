@@ -135,6 +135,11 @@ impl ColdBackend for PairFile {
     }
 }
 
+/// What the filters refuse, as work with files tells it.
+pub(crate) fn refused(error: phantom::Error) -> store::Error {
+    store::Error::Refused(error.to_string())
+}
+
 /// The tables of one existence space that lie on the disk, in the order of their ranges.
 pub struct ColdPairs {
     shared: Arc<Cold>,

@@ -1,5 +1,6 @@
 //! What is under way of filters that are built anew from a ledger (`tiering/rebuild.rs`).
 
+use crate::cold::cold_filters::refused;
 use crate::cold::ledger::{PairLedger, in_filters};
 use ledger::OwnedMember;
 use parking_lot::Mutex;
@@ -41,9 +42,8 @@ impl Walk {
         let after = self.after.as_ref().map(|(id, member)| (*id, member.as_member()));
         let pairs = ledger.ledger().list(self.rebuild.range(), after, PIECE)?;
         for pair in pairs.iter() {
-            space
-                .put_rebuilt(&self.rebuild, pair.id, &in_filters(pair.member))
-                .map_err(|error| store::Error::Refused(error.to_string()))?;
+            let member = in_filters(pair.member);
+            space.put_rebuilt(&self.rebuild, pair.id, &member).map_err(refused)?;
         }
         ledger.rebuilds.pairs.fetch_add(pairs.len() as u64, Relaxed);
         let last = pairs.last().filter(|_| pairs.len() == PIECE);

@@ -79,8 +79,12 @@ fn divide(budget: u64, demands: &[Demand]) -> Vec<u64> {
 }
 
 impl CounterSpace {
+    fn largest_table(&self) -> u64 {
+        self.ranges().iter().map(|range| range.bytes).max().unwrap_or(0)
+    }
+
     fn demand(&self) -> Demand {
-        let largest = self.ranges().iter().map(|range| range.bytes).max().unwrap_or(0);
+        let largest = self.largest_table();
         Demand {
             used: self.space.memory_bytes(),
             next: largest + largest / 2,
@@ -162,7 +166,7 @@ impl Engines {
     /// tables of the others.
     pub(super) fn kept_bytes(&self) -> u64 {
         let counters = self.counters.iter().map(|space| match space.spills() {
-            true => space.ranges().iter().map(|range| range.bytes).max().unwrap_or(0),
+            true => space.largest_table(),
             false => space.memory_bytes(),
         });
         let existences = self.existences.iter().map(|space| match space.spills() {

@@ -16,8 +16,11 @@ pub fn with<T: Serialize + DeserializeOwned>(
         if pairs[..i].iter().any(|(other, _)| other == key) {
             return Err(format!("{key}: duplicate parameter"));
         }
-        // One that is not known is refused below, by its name.
-        let like = all.get(key).cloned().unwrap_or(Value::String(String::new()));
+        let Some(like) = all.get(key).cloned() else {
+            let known = all.keys().map(String::as_str).filter(|key| *key != "name");
+            let known = known.collect::<Vec<_>>().join(", ");
+            return Err(format!("unknown option '{key}': there are {known}"));
+        };
         let value = match (&like, text.as_str()) {
             (Value::Boolean(_), "true") => Value::Boolean(true),
             (Value::Boolean(_), "false") => Value::Boolean(false),
@@ -27,13 +30,9 @@ pub fn with<T: Serialize + DeserializeOwned>(
             }
             _ => parsed(&like, key, text).map_err(|why| format!("{key}: {why}"))?,
         };
-        let known: Vec<&str> =
-            all.keys().map(String::as_str).filter(|key| *key != "name").collect();
-        let unknown = format!("unknown option '{key}': there are {}", known.join(", "));
         all.insert(key.clone(), value);
         // Each for itself, so that the error is about the right one.
         all.clone().try_into::<T>().map_err(|e| match e.message() {
-            why if why.starts_with("unknown field") => unknown,
             _ if is_wide(text) => format!("{key}: {NO_INTEGER}"),
             why => format!("{key}: {why}"),
         })?;

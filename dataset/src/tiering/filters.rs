@@ -20,7 +20,7 @@
 
 use super::io_throttle::IoThrottle;
 use super::{Ground, Spilled, no_room};
-use crate::cold::cold_filters::PairFile;
+use crate::cold::cold_filters::{PairFile, refused};
 use crate::engines::{Engines, ExistenceSpace};
 use crate::log_records::RecordKind;
 use std::sync::Arc;
@@ -49,7 +49,6 @@ impl Ground<'_> {
         low: u64,
         rate: u64,
     ) -> store::Result<Option<Spilled>> {
-        let refused = |e: phantom::Error| store::Error::Refused(e.to_string());
         // Before the table is frozen: until then what comes late goes where it always went.
         if let Some((oldest, bytes)) = space.oldest_in_memory()
             && oldest == low

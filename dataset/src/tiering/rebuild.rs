@@ -9,6 +9,7 @@
 //! A step is short: between two of them this thread flushes ledgers and spills tables.
 
 use super::{Ground, alone_with};
+use crate::cold::cold_filters::refused;
 use crate::cold::rebuilds::Walk;
 use crate::engines::ExistenceSpace;
 use crate::live::Live;
@@ -21,7 +22,6 @@ const PIECES: usize = 16;
 
 /// Begins with a table; `None`: it has gone.
 fn begin(live: &Live<'_>, space: &ExistenceSpace, low: u64) -> store::Result<Option<Walk>> {
-    let refused = |error: phantom::Error| store::Error::Refused(error.to_string());
     let Some(rebuild) = space.begin_rebuild(low).map_err(refused)? else { return Ok(None) };
     // What they set is in the ledger before it is read, or goes to both.
     live.current.load().pass_writers();

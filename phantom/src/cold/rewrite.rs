@@ -174,12 +174,11 @@ impl Space {
             table = frozen;
         }
         let Some(cold) = table.cold() else { return Ok(None) };
-        let lower = cold.lower();
-        let mut chain = Chain::clone(&lower.chain());
-        let old_pages = chain.pages();
+        let rewrite = self.rewrite_of(range, &table, cold.lower());
+        let mut chain = rewrite.chain.clone();
         let mut late = vec![];
         cold.late.for_each(|hash| late.push(hash));
-        let fresh = fresh(&late, &lower, &chain)?;
+        let fresh = fresh(&late, &rewrite.lower, &chain)?;
         let blocks = cold.blocks.all();
         while blocks.last().is_some_and(|block| block.link >= chain.links()) {
             chain.extend(chain.first_pages(), 0);
@@ -204,21 +203,7 @@ impl Space {
         let place = |&hash: &u128| (first + page_of(&Pair::from_hash(0, hash), pages), hash);
         let mut by_page: Vec<_> = fresh.iter().map(place).collect();
         by_page.sort_unstable_by(|a, b| b.cmp(a));
-        let (seed, next_pages) = (self.seed, self.pages_behind(range));
-        Ok(Some(Rewrite {
-            range,
-            seed,
-            table,
-            lower,
-            late,
-            blocks,
-            by_page,
-            target,
-            chain,
-            old_pages,
-            at: 0,
-            next_pages,
-        }))
+        Ok(Some(Rewrite { late, blocks, by_page, target, chain, ..rewrite }))
     }
 
     /// To write `next` in the place of what a table has elsewhere; `late` it has already.
@@ -229,29 +214,28 @@ impl Space {
         next: &Arc<Table>,
         late: Vec<u128>,
     ) -> Rewrite {
-        let chain = Chain::of(next);
-        let (seed, next_pages, old_pages) = (self.seed, self.pages_behind(range), chain.pages());
         let lower = Arc::new(Lower::Memory(next.clone()));
-        let (table, blocks, by_page) = (table.clone(), vec![], vec![]);
-        Rewrite {
-            range,
-            seed,
-            table,
-            lower,
-            late,
-            blocks,
-            by_page,
-            target: 0,
-            chain,
-            old_pages,
-            at: 0,
-            next_pages,
-        }
+        Rewrite { late, ..self.rewrite_of(range, table, lower) }
     }
 
-    /// Pages of the first filter of the table that follows.
-    fn pages_behind(&self, range: (u64, u64)) -> usize {
-        self.table_over(range.1 + 1).map_or(1, |(_, next)| next.pages())
+    /// To write what is below a table as it is.
+    fn rewrite_of(&self, range: (u64, u64), table: &Arc<Table>, lower: Arc<Lower>) -> Rewrite {
+        let chain = Chain::clone(&lower.chain());
+        Rewrite {
+            range,
+            seed: self.seed,
+            table: table.clone(),
+            lower,
+            late: vec![],
+            blocks: vec![],
+            by_page: vec![],
+            target: 0,
+            old_pages: chain.pages(),
+            chain,
+            at: 0,
+            // Of the first filter of the table that follows.
+            next_pages: self.table_over(range.1 + 1).map_or(1, |(_, next)| next.pages()),
+        }
     }
 
     /// `below` has all pages that were given, and answers from now on.

@@ -146,8 +146,7 @@ impl Reader {
         .map_err(broken)?;
         let next = source.number(next);
         let (mut expected, mut jumps) = (next, Vec::new());
-        loop {
-            let Some(message) = batch.next().await else { break };
+        while let Some(message) = batch.next().await {
             let message = match message {
                 // The first of them: it comes with the next read, which asks for one.
                 Err(error) if error.to_string().contains(TOO_LARGE) => break,

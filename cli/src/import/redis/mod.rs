@@ -19,7 +19,7 @@ mod writer;
 
 use super::lines::rate;
 use super::pipe::{Pipe, Verb};
-use super::spaces::Spaces;
+use super::spaces::{Spaces, check_field};
 use super::{ImportArgs, SHOWN};
 use crate::import::redis::source::bytes;
 use dataset::key_patterns::Kind;
@@ -199,9 +199,9 @@ fn layouts(args: &ImportArgs, spaces: &Spaces, remote: &mut Remote) -> Result<Ve
         let all = spaces.fields.get(&layout.space).cloned().unwrap_or_default();
         if layout.all_fields {
             layout.fields = all.into_iter().map(|field| (field.clone(), field)).collect();
-        } else if let Some((_, field)) = layout.fields.iter().find(|(_, to)| !all.contains(to)) {
-            let (space, all) = (&layout.space, all.join(", "));
-            return Err(format!("the space '{space}' has no field '{field}'; it has: {all}"));
+        } else {
+            let mut fields = layout.fields.iter();
+            fields.try_for_each(|(_, field)| check_field(&layout.space, &all, field))?;
         }
     }
     let all = layouts.clone();
@@ -405,10 +405,8 @@ impl Import<'_> {
             return;
         }
         for read in reads.iter().filter(|read| self.layouts[read.layout].is_flags()) {
-            let ids = read.items.iter().filter(|item| matches!(item, Item::Member(..)));
-            let ids: Vec<u64> = ids.map(Item::id).collect();
-            if let Some(id) = ids.first() {
-                self.sets.entry(read.layout).or_default().insert(*id);
+            if let Some(item) = read.items.iter().find(|item| matches!(item, Item::Member(..))) {
+                self.sets.entry(read.layout).or_default().insert(item.id());
             }
         }
     }

@@ -255,20 +255,14 @@ fn pairs(
     })?;
     let replaces = replace && space.ledger().is_some() && has_pairs(space, id)? == Some(true);
     if members <= MEMBERS_IN_PLACE && !space.cold().any() {
-        if replaces {
-            call.node.engines().forget_flags(space, id)?;
-        }
-        add(call.node.engines(), space, id, payload, members)?;
+        add(call.node.engines(), space, id, payload, members, replaces)?;
         call.reply.ok();
         return Ok(());
     }
     let (key, bytes) = (call.args.at(1).to_vec(), call.args.at(3).to_vec());
     let work = move |node: Now<'_>| -> SuspendResult {
         if let KeyRef::Pair { space, id } = node.engines().resolve(&key)? {
-            if replaces {
-                node.engines().forget_flags(space, id)?;
-            }
-            add(node.engines(), space, id, &Payload::open(&bytes)?, members)?;
+            add(node.engines(), space, id, &Payload::open(&bytes)?, members, replaces)?;
         }
         Ok(Vec::new())
     };
@@ -285,7 +279,11 @@ fn add(
     id: u64,
     payload: &Payload<'_>,
     members: usize,
+    replaces: bool,
 ) -> Outcome {
+    if replaces {
+        engines.forget_flags(space, id)?;
+    }
     let mut added = 0;
     payload.elements(|element| {
         let Element::Text(member) = element else { return Ok(()) };

@@ -100,13 +100,6 @@ impl Found {
     }
 }
 
-/// Reads from where the log begins. A segment that was removed at this moment is no place that is
-/// missing: the log begins behind it now.
-fn again<T>(mut read: impl FnMut() -> Result<T, Lost>) -> Result<T, Lost> {
-    let mut attempts = (0..8).map(|_| read());
-    attempts.find(|read| !matches!(read, Err(Lost::Trimmed))).unwrap_or(Err(Lost::Trimmed))
-}
-
 /// The log of a node, as it is durable up to one moment.
 #[derive(Clone, Copy)]
 struct Log<'a> {
@@ -123,12 +116,7 @@ impl<'a> Log<'a> {
     /// has not; what a master's log does not have is of another history, which was longer.
     fn find(&self, scope: Scope, start: Start) -> Result<Option<Place>, Refusal> {
         let node = self.node;
-        let look = || node.changes.find(&node.store, self.end, start);
-        let found = match start {
-            Start::After(_) | Start::At(_) => look(),
-            _ => again(look),
-        };
-        match found {
+        match node.changes.find(&node.store, self.end, start) {
             Ok(place) => Ok(Some(place)),
             Err(Lost::Ahead) if !node.replication.is_master() => Ok(None),
             // Written and not synced yet: a replica may have shown it.
@@ -170,8 +158,7 @@ impl<'a> Log<'a> {
     /// How many entries a stream has, and the first and the last of them.
     fn tally(&self, scope: Scope) -> Result<Tally, Refusal> {
         let (engines, node) = (self.node.engines(), self.node);
-        let tally =
-            again(|| node.changes.count(&node.store, self.end, scope, |space| engines.has(space)));
+        let tally = node.changes.count(&node.store, self.end, scope, |space| engines.has(space));
         tally.map_err(|lost| refusal(&lost, "its beginning", None))
     }
 
@@ -194,7 +181,7 @@ impl<'a> Log<'a> {
 
     /// How many segments the log has, and at which offset it begins.
     fn reach(&self) -> Result<(usize, u64), Refusal> {
-        let reach = again(|| self.node.changes.reach(&self.node.store, self.end));
+        let reach = self.node.changes.reach(&self.node.store, self.end);
         reach.map_err(|lost| refusal(&lost, "its beginning", None))
     }
 
