@@ -281,17 +281,38 @@ fn write_packed(call: &mut Call<'_>, view: &View) {
     let pages = pages(call.scratch, view);
     let all: usize = pages.clone().map(width).sum();
     let bytes = call.scratch.ids.len() * all;
+    let usual = call.scratch.page.usual().filter(|_| !view.is_joined());
     call.reply.bulk_with(bytes, |out| {
         let start = out.len();
         out.resize(start + bytes, 0);
+        let out = &mut out[start..];
+        if let Some((counters, flags)) = usual {
+            let rows = out.as_chunks_mut().0.iter_mut().zip(counters);
+            for (index, (row, counters)) in rows.enumerate() {
+                let ([first, second], at) = (flags[index / BATCH], index % BATCH);
+                *row = pack_usual(counters, [first.yes >> at & 1, second.yes >> at & 1]);
+            }
+            return;
+        }
         let mut before = 0;
         for page in pages {
-            for (index, row) in out[start..].chunks_exact_mut(all.max(1)).enumerate() {
+            for (index, row) in out.chunks_exact_mut(all.max(1)).enumerate() {
                 pack(page, index, &mut row[before..before + width(page)]);
             }
             before += width(page);
         }
     });
+}
+
+/// What [`pack`] makes of the usual row.
+#[inline]
+fn pack_usual(counters: &[i64; 4], flags: [u32; 2]) -> [u8; 34] {
+    let mut row = [0; 34];
+    for (place, counter) in row.as_chunks_mut().0.iter_mut().zip(counters) {
+        *place = counter.to_le_bytes();
+    }
+    row[32..].copy_from_slice(&flags.map(|flag| flag as u8));
+    row
 }
 
 /// What a page has of one id, as bytes.
