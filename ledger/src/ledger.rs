@@ -16,11 +16,12 @@ use store::Store;
 /// How a ledger is kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Pairs in memory beyond which they are to be flushed. Default 1,048,576, about 30 MB.
+    /// Pairs in memory beyond which they are to be flushed. Default 1,048,576, about 25 MB.
     pub memory_pairs: usize,
     /// Most runs of a range: a lookup reads one block of each at worst. Default 4.
     pub runs: usize,
-    /// A range of more pairs is divided. Default 8,388,608, about 36 MB.
+    /// A range of more pairs is divided. Default 2,097,152, about 9 MB: the newest range takes most
+    /// likes, and a merge rewrites all of it.
     pub range_pairs: u64,
     /// The upper runs of a range have at most a so-manyth of the pairs of its lowest. Default 12.
     pub upper_part: u64,
@@ -28,7 +29,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { memory_pairs: 1 << 20, runs: 4, range_pairs: 1 << 23, upper_part: 12 }
+        Options { memory_pairs: 1 << 20, runs: 4, range_pairs: 1 << 21, upper_part: 12 }
     }
 }
 

@@ -1,14 +1,22 @@
 //! Pairs since the last flush: the newest state of each, in memory.
 //!
-//! All pairs of an id lie in one shard, sorted, so that the members of an id can be listed. A lock
-//! is held for one change, one look, or a piece of a walk.
+//! ```text
+//!   shard     by the id's hash, one lock: ids, a tree
+//!     id        numbers:  one in place -> a list of changes -> a tree, beyond `FEW`
+//!               strings:  a tree
+//! ```
+//!
+//! A list is appended to, and sorted when it is walked: of two changes of a number the newer one
+//! counts. Most likes of a moment are of few posts, so the tree of ids is small, and a like waits
+//! for few cache lines. A lock is held for one change, one look, or a piece of a walk.
 
 use crate::pair::{Member, Pair, Pairs};
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
-use std::ops::Bound::{Excluded, Included, Unbounded};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -16,26 +24,163 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 const SHARDS: usize = 64;
 /// Pairs of a walk while one lock is held.
 const PIECE: usize = 1024;
+/// Changes of an id's numbers beyond which these are a tree.
+const FEW: usize = 128;
 
-/// What a pair takes, with its share of the tree's nodes, which are two thirds full.
-const NUMBER_BYTES: usize = 30;
-/// Of a string, beside its bytes: its places in two maps, and its count.
-const STRING_BYTES: usize = 120;
+/// What an id takes, with its share of the tree's nodes, which are two thirds full.
+const ID_BYTES: usize = 70;
+/// What a pair takes: a number, in a list that is three quarters full or in a tree.
+const PAIR_BYTES: usize = 22;
+/// Of a string, beside that and its bytes: its places in two maps, and its count.
+const STRING_BYTES: usize = 100;
+
+/// The members of an id that are numbers.
+enum Numbers {
+    /// At most `FEW`, in the order of their changes: the last one of a number counts.
+    Few(SmallVec<[(u64, bool); 1]>),
+    Many(BTreeMap<u64, bool>),
+}
+
+impl Numbers {
+    fn get(&self, number: u64) -> Option<bool> {
+        match self {
+            Numbers::Few(list) => list.iter().rev().find(|change| change.0 == number).map(|c| c.1),
+            Numbers::Many(tree) => tree.get(&number).copied(),
+        }
+    }
+
+    fn set(&mut self, number: u64, set: bool) {
+        match self {
+            Numbers::Few(list) if list.len() < FEW => list.push((number, set)),
+            Numbers::Few(list) => {
+                // Of the same number it takes the last.
+                *self = Numbers::Many(list.drain(..).chain([(number, set)]).collect());
+            }
+            Numbers::Many(tree) => drop(tree.insert(number, set)),
+        }
+    }
+
+    /// Sorts a list, each number once.
+    fn sort(&mut self) {
+        let Numbers::Few(list) = self else { return };
+        if !list.is_sorted_by(|a, b| a.0 < b.0) {
+            list.reverse();
+            list.sort_by_key(|change| change.0);
+            list.dedup_by_key(|change| change.0);
+        }
+    }
+
+    /// Removes those that are in `gone`, which rises, if they are as they are there.
+    fn remove_same(&mut self, gone: impl Iterator<Item = (u64, bool)>) {
+        self.sort();
+        let mut gone = gone.peekable();
+        match self {
+            Numbers::Few(list) => list.retain(|&mut (number, set)| {
+                while gone.next_if(|&(other, _)| other < number).is_some() {}
+                gone.peek() != Some(&(number, set))
+            }),
+            Numbers::Many(tree) => {
+                for (number, set) in gone {
+                    if let Entry::Occupied(entry) = tree.entry(number)
+                        && *entry.get() == set
+                    {
+                        entry.remove();
+                    }
+                }
+            }
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Numbers::Few(list) => list.len(),
+            Numbers::Many(tree) => tree.len(),
+        }
+    }
+
+    /// Those behind `after`, in order, to `each` until it says that it has enough; whether it has
+    /// not. Sorted before.
+    fn walk(&self, after: Option<u64>, mut each: impl FnMut(u64, bool) -> bool) -> bool {
+        match self {
+            Numbers::Few(list) => {
+                let from = list.partition_point(|&(number, _)| Some(number) <= after);
+                list[from..].iter().all(|&(number, set)| each(number, set))
+            }
+            Numbers::Many(tree) => {
+                let mut rest = tree.range((after.map_or(Unbounded, Excluded), Unbounded));
+                rest.all(|(&number, &set)| each(number, set))
+            }
+        }
+    }
+}
+
+/// The members of an id.
+struct Members {
+    numbers: Numbers,
+    #[expect(clippy::box_collection, reason = "most ids have none, and there are many")]
+    strings: Option<Box<BTreeMap<Arc<[u8]>, bool>>>,
+}
+
+impl Default for Members {
+    fn default() -> Members {
+        Members { numbers: Numbers::Few(SmallVec::new()), strings: None }
+    }
+}
+
+impl Members {
+    fn get(&self, member: Member<'_>) -> Option<bool> {
+        match member {
+            Member::Number(number) => self.numbers.get(number),
+            Member::Bytes(bytes) => self.strings.as_ref()?.get(bytes).copied(),
+        }
+    }
+
+    /// A number that has changed since it was sorted may count more than once.
+    fn len(&self) -> usize {
+        self.numbers.len() + self.strings.as_ref().map_or(0, |strings| strings.len())
+    }
+
+    /// Those behind `after`, numbers first, to `each` until it says that it has enough; whether it
+    /// has not. Counts less if a number counted more than once.
+    fn walk(
+        &mut self,
+        tally: &Tally,
+        after: Option<Member<'_>>,
+        mut each: impl FnMut(Member<'_>, bool) -> bool,
+    ) -> bool {
+        let before = self.len();
+        self.numbers.sort();
+        tally.pairs.fetch_sub(before - self.len(), Relaxed);
+        let (numbers_after, strings_from) = match after {
+            Some(Member::Bytes(bytes)) => (None, Excluded(bytes)),
+            Some(Member::Number(number)) => (Some(number), Unbounded),
+            None => (None, Unbounded),
+        };
+        let skips_numbers = matches!(strings_from, Excluded(_));
+        if !skips_numbers
+            && !self.numbers.walk(numbers_after, |number, set| each(Member::Number(number), set))
+        {
+            return false;
+        }
+        let Some(strings) = &self.strings else { return true };
+        let mut rest = strings.range::<[u8], _>((strings_from, Unbounded));
+        rest.all(|(bytes, &set)| each(Member::Bytes(bytes), set))
+    }
+}
+
+/// What all shards have.
+#[derive(Default)]
+struct Tally {
+    pairs: AtomicUsize,
+    /// Of ids and strings, beside what each pair takes.
+    extra_bytes: AtomicUsize,
+}
 
 #[derive(Default)]
 struct Shard {
-    numbers: BTreeMap<(u64, u64), bool>,
-    strings: BTreeMap<u64, BTreeMap<Arc<[u8]>, bool>>,
+    ids: BTreeMap<u64, Members>,
     /// The strings by their names.
     names: HashMap<u128, Arc<[u8]>>,
-}
-
-pub(crate) struct Memory {
-    /// What names of strings are drawn from.
-    seeds: [RandomState; 2],
-    shards: Box<[Mutex<Shard>]>,
-    pairs: AtomicUsize,
-    string_bytes: AtomicUsize,
 }
 
 fn shard_of(id: u64) -> usize {
@@ -46,123 +191,77 @@ impl Shard {
     /// Pairs of an id, or of all ids of a range, behind `after`, to `each` until it says that it
     /// has enough.
     fn walk(
-        &self,
+        &mut self,
+        tally: &Tally,
         ids: &RangeInclusive<u64>,
         after: Option<(u64, Member<'_>)>,
         mut each: impl FnMut(Pair<'_>) -> bool,
     ) {
-        let (low, high) = (*ids.start(), *ids.end());
-        let numbers_from = match after {
-            Some((id, Member::Number(number))) => Excluded((id, number)),
-            Some((id, Member::Bytes(_))) => Excluded((id, u64::MAX)),
-            None => Included((low, 0)),
-        };
-        let mut numbers = self.numbers.range((numbers_from, Included((high, u64::MAX)))).peekable();
-        let strings_from = after.map_or(low, |(id, _)| id);
-        let mut strings = self.strings.range(strings_from..=high).peekable();
-        // Numbers of an id come before its strings.
-        loop {
-            let string_id = strings.peek().map(|(id, _)| **id);
-            let next = numbers.next_if(|((id, _), _)| string_id.is_none_or(|string| *id <= string));
-            if let Some((&(id, number), &set)) = next {
-                if !each(Pair { id, member: Member::Number(number), set }) {
-                    return;
-                }
-                continue;
+        let low = after.map_or(*ids.start(), |(id, _)| id);
+        for (&id, members) in self.ids.range_mut(low..=*ids.end()) {
+            let after = after.filter(|after| after.0 == id).map(|(_, member)| member);
+            if !members.walk(tally, after, |member, set| each(Pair { id, member, set })) {
+                return;
             }
-            let Some((&id, members)) = strings.next() else { return };
-            let from = match after {
-                Some((after, Member::Bytes(bytes))) if after == id => Excluded(bytes),
-                _ => Unbounded,
-            };
-            for (bytes, &set) in members.range::<[u8], _>((from, Unbounded)) {
-                if !each(Pair { id, member: Member::Bytes(bytes), set }) {
-                    return;
-                }
-            }
-        }
-    }
-
-    fn remove(&mut self, id: u64, member: Member<'_>, seeds: &[RandomState; 2]) {
-        match member {
-            Member::Number(number) => drop(self.numbers.remove(&(id, number))),
-            Member::Bytes(bytes) => {
-                self.names.remove(&name(seeds, id, bytes));
-                let Some(members) = self.strings.get_mut(&id) else { return };
-                members.remove(bytes);
-                if members.is_empty() {
-                    self.strings.remove(&id);
-                }
-            }
-        }
-    }
-
-    /// Removes a pair if its state is still that; whether it was.
-    fn remove_same(&mut self, pair: Pair<'_>, seeds: &[RandomState; 2]) -> bool {
-        let Member::Number(number) = pair.member else {
-            let is_same = self.get(pair.id, pair.member) == Some(pair.set);
-            if is_same {
-                self.remove(pair.id, pair.member, seeds);
-            }
-            return is_same;
-        };
-        match self.numbers.entry((pair.id, number)) {
-            Entry::Occupied(entry) if *entry.get() == pair.set => {
-                entry.remove();
-                true
-            }
-            _ => false,
         }
     }
 
     fn get(&self, id: u64, member: Member<'_>) -> Option<bool> {
-        match member {
-            Member::Number(number) => self.numbers.get(&(id, number)).copied(),
-            Member::Bytes(bytes) => self.strings.get(&id)?.get(bytes).copied(),
-        }
+        self.ids.get(&id)?.get(member)
     }
+}
+
+pub(crate) struct Memory {
+    /// What names of strings are drawn from.
+    seeds: [RandomState; 2],
+    shards: Box<[Mutex<Shard>]>,
+    tally: Tally,
 }
 
 impl Memory {
     pub(crate) fn new() -> Memory {
-        let (pairs, string_bytes) = Default::default();
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Memory { seeds: Default::default(), shards, pairs, string_bytes }
+        Memory { seeds: Default::default(), shards, tally: Tally::default() }
     }
 
-    /// Pairs in it.
+    /// Pairs in it. A pair that has changed again since it was walked may count more than once.
     pub(crate) fn len(&self) -> usize {
-        self.pairs.load(Relaxed)
+        self.tally.pairs.load(Relaxed)
     }
 
-    /// Bytes that they take.
+    /// Bytes that they take, about.
     pub(crate) fn bytes(&self) -> usize {
-        self.len() * NUMBER_BYTES + self.string_bytes.load(Relaxed)
+        self.len() * PAIR_BYTES + self.tally.extra_bytes.load(Relaxed)
     }
 
     pub(crate) fn set(&self, id: u64, member: Member<'_>, set: bool) {
         let mut shard = self.shards[shard_of(id)].lock();
-        let is_new = match member {
-            Member::Number(number) => shard.numbers.insert((id, number), set).is_none(),
+        let Shard { ids, names } = &mut *shard;
+        let mut extra_bytes = 0;
+        let members = ids.entry(id).or_insert_with(|| {
+            extra_bytes = ID_BYTES;
+            Members::default()
+        });
+        let before = members.len();
+        match member {
+            Member::Number(number) => members.numbers.set(number, set),
             Member::Bytes(bytes) => {
-                let Shard { strings, names, .. } = &mut *shard;
-                let members = strings.entry(id).or_default();
-                match members.get_mut(bytes) {
-                    Some(state) => {
-                        *state = set;
-                        false
-                    }
+                let strings = members.strings.get_or_insert_default();
+                match strings.get_mut(bytes) {
+                    Some(state) => *state = set,
                     None => {
+                        extra_bytes += string_bytes(bytes);
                         let bytes: Arc<[u8]> = bytes.into();
                         names.insert(name(&self.seeds, id, &bytes), bytes.clone());
-                        members.insert(bytes, set).is_none()
+                        strings.insert(bytes, set);
                     }
                 }
             }
-        };
-        if is_new {
-            self.pairs.fetch_add(1, Relaxed);
-            self.string_bytes.fetch_add(extra(member), Relaxed);
+        }
+        // Less, if a list became a tree.
+        self.tally.pairs.fetch_add(members.len().wrapping_sub(before), Relaxed);
+        if extra_bytes > 0 {
+            self.tally.extra_bytes.fetch_add(extra_bytes, Relaxed);
         }
     }
 
@@ -182,42 +281,81 @@ impl Memory {
         Some((member.clone(), shard.get(id, Member::Bytes(member))?))
     }
 
-    /// Removes pairs whose states are still those, if `may` says so of the id. In the order of a
-    /// walk a shard's tree is passed once.
+    /// Removes pairs, of which those of an id lie together and rise, if their states are still
+    /// those, and `may` says so of the id.
     pub(crate) fn remove_same(&self, pairs: &Pairs, may: impl Fn(u64) -> bool) {
-        let mut pairs = pairs.iter().filter(|pair| may(pair.id)).peekable();
-        while let Some(first) = pairs.peek() {
-            let number = shard_of(first.id);
-            let mut shard = self.shards[number].lock();
-            for _ in 0..PIECE {
-                let Some(pair) = pairs.next_if(|pair| shard_of(pair.id) == number) else { break };
-                if shard.remove_same(pair, &self.seeds) {
-                    self.gone(pair.member);
-                }
+        let mut pairs = pairs.iter().peekable();
+        let mut group: Vec<Pair<'_>> = Vec::new();
+        while let Some(first) = pairs.next() {
+            group.clear();
+            group.push(first);
+            while let Some(pair) = pairs.next_if(|pair| pair.id == first.id && group.len() < PIECE)
+            {
+                group.push(pair);
             }
+            self.remove_of_id(first.id, &group, &may);
         }
     }
 
-    fn gone(&self, member: Member<'_>) {
-        self.pairs.fetch_sub(1, Relaxed);
-        self.string_bytes.fetch_sub(extra(member), Relaxed);
+    /// Asks with the lock: what is dropped and set again later is not removed.
+    fn remove_of_id(&self, id: u64, group: &[Pair<'_>], may: impl Fn(u64) -> bool) {
+        let mut shard = self.shards[shard_of(id)].lock();
+        if !may(id) {
+            return;
+        }
+        let Shard { ids, names } = &mut *shard;
+        let Entry::Occupied(mut entry) = ids.entry(id) else { return };
+        let members = entry.get_mut();
+        let (before, mut extra_bytes) = (members.len(), 0);
+        members.numbers.remove_same(group.iter().filter_map(|pair| match pair.member {
+            Member::Number(number) => Some((number, pair.set)),
+            Member::Bytes(_) => None,
+        }));
+        for pair in group {
+            let Member::Bytes(string) = pair.member else { continue };
+            let Some(strings) = &mut members.strings else { break };
+            if strings.get(string) == Some(&pair.set) {
+                strings.remove(string);
+                names.remove(&name(&self.seeds, id, string));
+                extra_bytes += string_bytes(string);
+            }
+        }
+        let after = members.len();
+        if after == 0 {
+            entry.remove();
+            extra_bytes += ID_BYTES;
+        }
+        self.tally.pairs.fetch_sub(before - after, Relaxed);
+        self.tally.extra_bytes.fetch_sub(extra_bytes, Relaxed);
     }
 
     /// Removes all pairs of an id.
     pub(crate) fn remove_id(&self, id: u64) {
-        loop {
-            let mut piece = Pairs::default();
-            let mut shard = self.shards[shard_of(id)].lock();
-            shard.walk(&(id..=id), None, |pair| {
-                piece.push(pair);
-                piece.len() < PIECE
-            });
-            piece.iter().for_each(|pair| {
-                shard.remove(id, pair.member, &self.seeds);
-                self.gone(pair.member);
-            });
-            if piece.len() < PIECE {
-                return;
+        let mut shard = self.shards[shard_of(id)].lock();
+        let Some(members) = shard.ids.remove(&id) else { return };
+        let mut extra_bytes = ID_BYTES;
+        for string in members.strings.iter().flat_map(|strings| strings.keys()) {
+            shard.names.remove(&name(&self.seeds, id, string));
+            extra_bytes += string_bytes(string);
+        }
+        self.tally.pairs.fetch_sub(members.len(), Relaxed);
+        self.tally.extra_bytes.fetch_sub(extra_bytes, Relaxed);
+    }
+
+    /// Each id, and about how many pairs it has, shard by shard. What changes meanwhile may be seen
+    /// or not.
+    pub(crate) fn count(&self, mut each: impl FnMut(u64, usize)) {
+        for shard in &self.shards {
+            let mut from = Unbounded;
+            loop {
+                let shard = shard.lock();
+                let mut last = None;
+                for (&id, members) in shard.ids.range((from, Unbounded)).take(PIECE) {
+                    each(id, members.len());
+                    last = Some(id);
+                }
+                let Some(last) = last else { break };
+                from = Excluded(last);
             }
         }
     }
@@ -235,7 +373,7 @@ impl Memory {
             loop {
                 piece.clear();
                 let after = last.get(0).map(|pair| pair.key());
-                self.shards[shard].lock().walk(ids, after, |pair| {
+                self.shards[shard].lock().walk(&self.tally, ids, after, |pair| {
                     piece.push(pair);
                     piece.len() < PIECE
                 });
@@ -262,7 +400,7 @@ impl Memory {
                 continue;
             }
             let mut set = 0;
-            shard.lock().walk(ids, after, |pair| {
+            shard.lock().walk(&self.tally, ids, after, |pair| {
                 list.push(pair);
                 set += usize::from(pair.set);
                 set < most
@@ -278,9 +416,47 @@ fn name(seeds: &[RandomState; 2], id: u64, member: &[u8]) -> u128 {
     u128::from(high) << 64 | u128::from(low)
 }
 
-fn extra(member: Member<'_>) -> usize {
-    match member {
-        Member::Number(_) => 0,
-        Member::Bytes(bytes) => STRING_BYTES + bytes.len(),
+fn string_bytes(bytes: &[u8]) -> usize {
+    STRING_BYTES + bytes.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(memory: &Memory, id: u64) -> Vec<(u64, bool)> {
+        let mut found = vec![];
+        memory.walk(&(id..=id), |piece| {
+            found.extend(piece.iter().map(|pair| (pair.number(), pair.set)));
+        });
+        found
+    }
+
+    /// Beside a plain map: lists of changes, trees, and what is between.
+    #[test]
+    fn newest_change_of_a_number_counts_in_lists_and_in_trees() {
+        let mut rng = fastrand::Rng::with_seed(1);
+        for numbers in [1, 2, FEW / 2, FEW, FEW + 1, 5 * FEW] {
+            let (memory, mut truth) = (Memory::new(), BTreeMap::new());
+            for _ in 0..4 * numbers.max(FEW) {
+                let (number, set) = (rng.u64(..numbers as u64), rng.bool());
+                memory.set(7, Member::Number(number), set);
+                truth.insert(number, set);
+                assert_eq!(memory.get(7, Member::Number(number)), Some(set));
+                if rng.u8(..) == 0 {
+                    assert!(all(&memory, 7).into_iter().eq(truth.clone()), "{numbers}");
+                    assert_eq!(memory.len(), truth.len(), "{numbers}");
+                }
+            }
+            // A flush has copied all; some have changed since.
+            let mut copied = Pairs::default();
+            memory.walk(&(0..=u64::MAX), |piece| piece.iter().for_each(|pair| copied.push(pair)));
+            let changed = rng.u64(..numbers as u64);
+            memory.set(7, Member::Number(changed), !truth[&changed]);
+            memory.remove_same(&copied, |_| true);
+            assert_eq!(all(&memory, 7), [(changed, !truth[&changed])]);
+            memory.remove_id(7);
+            assert_eq!((memory.len(), memory.bytes()), (0, 0));
+        }
     }
 }

@@ -26,6 +26,11 @@ impl Source {
         Source { pairs, at: 0, run: None, identity }
     }
 
+    /// The pairs that were at hand.
+    pub(crate) fn into_pairs(self) -> Pairs {
+        self.pairs
+    }
+
     /// The pairs of a run behind `after`, or from the id `low` on.
     pub(crate) fn of_run(
         run: &Arc<Run>,

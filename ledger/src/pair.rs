@@ -110,6 +110,11 @@ fn pair_of<'a>(entry: &Entry, bytes: &'a [u8]) -> Pair<'a> {
 }
 
 impl Pairs {
+    /// None, with room for so many.
+    pub(crate) fn with_room(pairs: usize) -> Pairs {
+        Pairs { entries: Vec::with_capacity(pairs), bytes: Vec::new() }
+    }
+
     /// Appends a pair.
     #[inline]
     pub fn push(&mut self, pair: Pair<'_>) {

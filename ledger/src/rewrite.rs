@@ -42,7 +42,7 @@ struct Rewrite {
     /// So many runs of it are replaced, newest first.
     merged: usize,
     entries: Vec<FileEntry>,
-    /// What was copied from memory, in the order of the walk.
+    /// What was copied from memory, sorted.
     pairs: Pairs,
     /// The lowest identity of the new files.
     identity: u64,
@@ -133,9 +133,7 @@ impl Ledger {
     /// The ranges that have pairs in memory, and how many, those with most first.
     fn waiting(&self, ranges: &Ranges) -> Vec<(usize, usize)> {
         let mut counts = vec![0usize; ranges.len()];
-        self.memory.walk(&(0..=u64::MAX), |piece| {
-            piece.iter().for_each(|pair| counts[ranges::at(ranges, pair.id)] += 1);
-        });
+        self.memory.count(|id, pairs| counts[ranges::at(ranges, id)] += pairs);
         let mut waiting: Vec<(usize, usize)> =
             counts.into_iter().enumerate().filter(|&(_, count)| count > 0).collect();
         waiting.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
@@ -178,12 +176,11 @@ impl Ledger {
         let mut pairs = Pairs::default();
         let written = (|| {
             output.begin()?;
-            if from_memory.is_some() {
-                pairs = self.copy_memory(range.low, output.tag.high);
+            if let Some(about) = from_memory {
+                pairs = self.copy_memory((range.low, output.tag.high), about);
             }
-            let mut sorted = pairs.clone();
-            sorted.sort();
-            let mut sources = vec![Source::of_pairs(sorted, Some(output.identity))];
+            let copied = std::mem::take(&mut pairs);
+            let mut sources = vec![Source::of_pairs(copied, Some(output.identity))];
             for run in &range.runs[..merged] {
                 sources.push(Source::of_run(run, 0, None)?);
             }
@@ -197,6 +194,7 @@ impl Ledger {
                     Ok(true)
                 },
             )?;
+            pairs = sources.swap_remove(0).into_pairs();
             output.finish()
         })();
         if let Err(error) = written {
@@ -207,9 +205,11 @@ impl Ledger {
         Ok(Rewrite { at, merged, entries, pairs, identity })
     }
 
-    fn copy_memory(&self, low: u64, high: u64) -> Pairs {
-        let mut pairs = Pairs::default();
+    /// Sorted.
+    fn copy_memory(&self, (low, high): (u64, u64), about: usize) -> Pairs {
+        let mut pairs = Pairs::with_room(about);
         self.memory.walk(&(low..=high), |piece| piece.iter().for_each(|pair| pairs.push(pair)));
+        pairs.sort();
         pairs
     }
 

@@ -8,6 +8,7 @@ use crate::engines::{CounterSpace, Current, Engines, ExistenceSpace, PairedCount
 use crate::log_records::{Commit, RecordKind, encode_forgotten};
 use crate::ring_records::{encode_block, encode_frontier, encode_ring};
 use counter::Schema;
+use ledger::OwnedMember;
 use phantom::{Answer, Frontier, Member, Pair};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -213,9 +214,17 @@ impl<'a> CommitSource<'a> {
             return;
         }
         if let Some((space, ledger)) = space.and_then(|space| Some((space, space.ledger()?))) {
-            if let Some((member, set)) = ledger.logged(id, member) {
-                // Now, as the pair is read.
-                self.commit.exact_pair(number, id, member, set, space.generation(id));
+            // Now, as the pair is read.
+            let generation = space.generation(id);
+            let now = match (told, member) {
+                // Of an id that was never forgotten: the ledger need not be asked.
+                (Some(true), MarkedMember::Number(member)) if generation == 0 => {
+                    Some((OwnedMember::Number(member), true))
+                }
+                _ => ledger.logged(id, member),
+            };
+            if let Some((member, set)) = now {
+                self.commit.exact_pair(number, id, member, set, generation);
             }
             return;
         }
