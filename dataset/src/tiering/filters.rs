@@ -161,19 +161,25 @@ impl Ground<'_> {
         space: &ExistenceSpace,
         rate: u64,
     ) -> store::Result<Option<bool>> {
-        if space.is_short() {
-            let Some((low, _)) = space.oldest_in_memory() else { return Ok(None) };
+        if let Some(low) = to_spill(space) {
             return Ok(self.spill_pairs(space, low, 0)?.map(|_| true));
         }
         let (late, most) = space.late();
-        match most_late(space) {
-            Some((low, _)) if late > most / 2 => {
-                let rate = if space.is_crowded() { 0 } else { rate };
-                Ok(Some(self.spill_pairs(space, low, rate)?.is_some()))
-            }
-            _ => Ok(Some(self.drop_recycled(space)?)),
+        if late > most / 2 {
+            // All of it may be of damaged tables.
+            let Some((low, _)) = most_late(space) else { return Ok(None) };
+            let rate = if space.is_crowded() { 0 } else { rate };
+            return Ok(Some(self.spill_pairs(space, low, rate)?.is_some()));
         }
+        Ok(Some(self.drop_recycled(space)?))
     }
+}
+
+/// The lowest id of the table that is to be spilled, as memory is short. None if only the newest is
+/// there, which stays: then it is still to be seen to that late pairs are merged.
+pub(super) fn to_spill(space: &ExistenceSpace) -> Option<u64> {
+    let oldest = || space.oldest_in_memory().map(|(low, _)| low);
+    if space.is_short() { oldest() } else { None }
 }
 
 /// The table with the most late pairs, of those that can be merged, and how many.
@@ -185,7 +191,7 @@ fn most_late(space: &ExistenceSpace) -> Option<(u64, usize)> {
 pub(crate) fn wants_care(space: &ExistenceSpace) -> bool {
     let (late, most) = space.late();
     let horizon = space.horizon();
-    space.is_short()
+    to_spill(space).is_some()
         || late > most / 2
         || space.cold().files().first().is_some_and(|file| file.entry().tag.high < horizon)
 }

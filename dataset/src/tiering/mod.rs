@@ -228,7 +228,7 @@ impl<'a> Ground<'a> {
                     .any(|s| is_short(s, s.memory_limit_bytes()))
                 || existences
                     .filter(|s| !s.cold().stuck.load(Relaxed))
-                    .any(|s| s.is_short() || s.is_crowded())
+                    .any(|s| filters::to_spill(s).is_some() || s.is_crowded())
         })
     }
 

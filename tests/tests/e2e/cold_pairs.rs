@@ -199,6 +199,43 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted(method: IoMethod) {
 
 /// The lowest id of a table on the disk that is neither the first one, which is small and overrun,
 /// nor has further filters.
+/// However little memory there is: with the smaller limit only the newest table is there, and
+/// memory is short for ever.
+#[test]
+fn late_likes_wait_for_merges_and_are_not_refused() {
+    for (posts, limit) in [(6_000, 0), (1_500, 14 * 4096)] {
+        let server = TestServer::with(|config| {
+            small(config);
+            config.existence[0].memory_limit_bytes = limit;
+        });
+        let mut connection = server.connection();
+        let mut truth = Truth::new();
+        fill(&mut connection, 0, posts, &mut truth);
+        eventually("the oldest tables are on the disk", || {
+            info(&mut connection, "cold_pairs") > posts
+        });
+        let merges = info(&mut connection, "merges");
+        // Many times as many as may wait in memory, of a few posts of the oldest table.
+        for viewers in (10_000u64..20_000).collect::<Vec<_>>().chunks(500) {
+            let mut pipe = redis::pipe();
+            for viewer in viewers {
+                let post = FIRST + viewer % 10;
+                pipe.cmd("FEED.ACT").arg("like").arg(viewer).arg(post);
+            }
+            let done: Vec<Vec<i64>> = pipe.query(&mut connection).expect("no like is refused");
+            for (viewer, done) in viewers.iter().zip(done) {
+                if done == [1] {
+                    truth.insert((FIRST + viewer % 10, *viewer), true);
+                }
+            }
+        }
+        assert!(truth.len() as u64 > posts * LIKES + 9_900, "{} likes", truth.len());
+        assert!(info(&mut connection, "merges") > merges + 5);
+        assert_eq!(info(&mut connection, "spill_failures"), 0);
+        verify(&server, &truth);
+    }
+}
+
 fn a_cold_id(connection: &mut Connection) -> u64 {
     let tables: Vec<BTreeMap<String, Value>> = call(connection, "TM.TABLES liked").unwrap();
     let number = |table: &BTreeMap<String, Value>, name: &str| {
