@@ -1,6 +1,6 @@
 //! The real program while its filters are built anew for other rates, beside likes, unlikes and
 //! readers each of which knows what it has set: no set pair is ever answered with no, before a
-//! `kill -9` in the middle and after it.
+//! `kill -9` in the middle and after it, by the master, by its replica, and once that is promoted.
 //!
 //! `TIDEMARK_RUNS`: kills (default 2), and `TIDEMARK_SEED`.
 
@@ -130,42 +130,62 @@ fn have_rate(program: &Program, rate: &str) -> bool {
     !have.is_empty() && have.iter().all(|has| *has)
 }
 
+/// Writes with some writers while `act` runs.
+fn beside_writers(port: u16, rngs: &mut [fastrand::Rng], truths: &mut [Truth], act: impl FnOnce()) {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for (number, (rng, truth)) in (0..).zip(rngs.iter_mut().zip(truths)) {
+            let stop = &stop;
+            scope.spawn(move || write(port, number, rng, truth, stop));
+        }
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act));
+        stop.store(true, Relaxed);
+        if let Err(panic) = ended {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+fn writers(seed: u64) -> (Vec<fastrand::Rng>, Vec<Truth>) {
+    let rngs = (0..WRITERS).map(|n| fastrand::Rng::with_seed(seed ^ n << 32)).collect();
+    (rngs, (0..WRITERS).map(|_| Truth::new()).collect())
+}
+
+/// Each counter is the number of members, also of likes of which a kill took the reply.
+fn check_counters(client: &mut Client) {
+    for post in 1..=POSTS {
+        let members = call(client, &format!("SCARD liked:{post}"));
+        let OwnedFrame::Integer(members) = members else { panic!("{members:?}") };
+        let likes = match call(client, &format!("HGET post:{post} like")) {
+            OwnedFrame::BulkString(text) => String::from_utf8(text).unwrap().parse().unwrap(),
+            _ => 0i64,
+        };
+        assert_eq!(likes, members, "post {post}");
+    }
+}
+
 #[test]
 fn no_set_pair_is_answered_with_no_while_filters_are_built_anew() {
     let (kills, seed) = rounds(2);
     let folder = tempfile::tempdir().unwrap();
     let mut program = Program::start_with(folder.path(), CONFIG);
-    let mut rngs: Vec<_> = (0..WRITERS).map(|n| fastrand::Rng::with_seed(seed ^ n << 32)).collect();
-    let mut truths: Vec<Truth> = (0..WRITERS).map(|_| Truth::new()).collect();
+    let (mut rngs, mut truths) = writers(seed);
     let mut left = 0;
     for round in 0..=kills {
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            for (number, (rng, truth)) in (0..).zip(rngs.iter_mut().zip(&mut truths)) {
-                let (port, stop) = (program.port, &stop);
-                scope.spawn(move || write(port, number, rng, truth, stop));
+        beside_writers(program.port, &mut rngs, &mut truths, || {
+            std::thread::sleep(Duration::from_millis(1500));
+            // Some of them lie on the disk then.
+            program.ask("TM.ROLL liked");
+            assert_eq!(refusal(&program.ask("TM.SPILL liked 2")), "");
+            for rate in ["0.0001", "0.05", "0.001"] {
+                alter(&program, rate);
+                until("all tables are built anew", || have_rate(&program, rate));
             }
-            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                std::thread::sleep(Duration::from_millis(1500));
-                // Some of them lie on the disk then.
-                program.ask("TM.ROLL liked");
-                assert_eq!(refusal(&program.ask("TM.SPILL liked 2")), "");
-                for rate in ["0.0001", "0.05", "0.001"] {
-                    alter(&program, rate);
-                    until("all tables are built anew", || have_rate(&program, rate));
-                }
-                assert!(integers(OwnedFrame::Array(vec![program.ask("TM.REBUILD liked")]))[0] > 1);
-                alter(&program, if round % 2 == 0 { "0.0002" } else { "0.01" });
-                std::thread::sleep(Duration::from_millis(fastrand::u64(..60)));
-            }));
-            if round == kills {
-                stop.store(true, Relaxed);
-            } else {
+            assert!(integers(OwnedFrame::Array(vec![program.ask("TM.REBUILD liked")]))[0] > 1);
+            alter(&program, if round % 2 == 0 { "0.0002" } else { "0.01" });
+            std::thread::sleep(Duration::from_millis(fastrand::u64(..60)));
+            if round < kills {
                 program.sigkill();
-            }
-            if let Err(panic) = ended {
-                stop.store(true, Relaxed);
-                std::panic::resume_unwind(panic);
             }
         });
         if round < kills {
@@ -178,15 +198,75 @@ fn no_set_pair_is_answered_with_no_while_filters_are_built_anew() {
     until("all tables are built anew", || have_rate(&program, rate));
     let mut client = program.client();
     check(&mut client, &truths);
-    // Counters are the numbers of members, also of likes of which a kill took the reply.
-    for post in 1..=POSTS {
-        let members = call(&mut client, &format!("SCARD liked:{post}"));
-        let OwnedFrame::Integer(members) = members else { panic!("{members:?}") };
-        let likes = match call(&mut client, &format!("HGET post:{post} like")) {
-            OwnedFrame::BulkString(text) => String::from_utf8(text).unwrap().parse().unwrap(),
-            _ => 0i64,
-        };
-        assert_eq!(likes, members, "post {post}");
+    check_counters(&mut client);
+    println!("tables that were left to build after kills: {left}");
+}
+
+/// The replica learns of the rate by the catalogue, and builds its own tables. It is killed as soon
+/// as it has begun.
+#[test]
+fn replica_answers_as_its_master_through_rebuilds_kills_and_promotion() {
+    let (kills, seed) = rounds(2);
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [mut master, mut replica] =
+        [0, 1].map(|n: usize| Program::start_with(folders[n].path(), CONFIG));
+    let follow = |replica: &Program, master: &Program| {
+        let words = format!("REPLICAOF 127.0.0.1 {}", master.port);
+        assert_eq!(refusal(&replica.ask(&words)), "");
+    };
+    let in_step = |replica: &Program, master: &Program| {
+        until("the replica has it all", || {
+            replica.info("master_link_status") == "up"
+                && replica.info("slave_repl_offset") == master.info("master_repl_offset")
+        });
+    };
+    let (mut rngs, mut truths) = writers(seed);
+    let mut left = 0;
+    beside_writers(master.port, &mut rngs, &mut truths, || {
+        std::thread::sleep(Duration::from_millis(500));
+        master.ask("TM.ROLL liked");
+        assert_eq!(refusal(&master.ask("TM.SPILL liked")), "");
+        follow(&replica, &master);
+    });
+    for round in 0..kills {
+        let rate = ["0.0001", "0.02", "0.001"][round as usize % 3];
+        beside_writers(master.port, &mut rngs, &mut truths, || {
+            for _ in 0..3 {
+                std::thread::sleep(Duration::from_millis(500));
+                master.ask("TM.ROLL liked");
+            }
+            // The first table is on the disk of both, the second one in memory of the replica.
+            assert_eq!(refusal(&master.ask("TM.SPILL liked")), "");
+            alter(&master, rate);
+            until("it has begun", || {
+                figure(&replica, "rebuild_tables") > 0 || have_rate(&replica, rate)
+            });
+            replica.sigkill();
+            replica = Program::start_with(folders[1].path(), CONFIG);
+            left += figure(&replica, "rebuild_tables");
+            for program in [&master, &replica] {
+                until("all tables are built anew", || have_rate(program, rate));
+            }
+            let tables = replica.ask("TM.REBUILD liked");
+            assert!(integers(OwnedFrame::Array(vec![tables]))[0] > 1);
+            until("all tables are built anew", || figure(&replica, "rebuild_tables") == 0);
+        });
+        in_step(&replica, &master);
+        for program in [&master, &replica] {
+            check(&mut program.client(), &truths);
+        }
     }
     println!("tables that were left to build after kills: {left}");
+    master.sigkill();
+    assert_eq!(refusal(&replica.ask("REPLICAOF NO ONE")), "");
+    let mut client = replica.client();
+    check(&mut client, &truths);
+    check_counters(&mut client);
+    // What it builds and counts as the master goes on from there.
+    alter(&replica, "0.0005");
+    beside_writers(replica.port, &mut rngs, &mut truths, || {
+        until("all tables are built anew", || have_rate(&replica, "0.0005"));
+    });
+    check(&mut client, &truths);
+    check_counters(&mut client);
 }
