@@ -2,6 +2,7 @@
 //! Tests run them from here, in their own process.
 #![forbid(unsafe_code)]
 
+mod cluster;
 mod config;
 pub mod day;
 pub mod demo;
@@ -49,6 +50,7 @@ enum Command {
     Dump(inspect::DumpArgs),
     Restore(restore::RestoreArgs),
     Ping(ping::PingArgs),
+    Cluster(cluster::ClusterArgs),
     Config(config::ConfigArgs),
     Size(Box<size::SizeArgs>),
     /// Prints the reference of all RESP commands (docs/commands.md).
@@ -68,6 +70,7 @@ pub fn main() -> ExitCode {
         Command::Dump(args) => inspect::dump(&args),
         Command::Restore(args) => restore::run(&args),
         Command::Ping(args) => ping::run(&args),
+        Command::Cluster(args) => cluster::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Size(args) => size::run(&args),
         Command::Completions(args) => generate::completions(&args, &mut Cli::command()),

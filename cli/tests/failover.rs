@@ -44,6 +44,14 @@ fn any_node_answers_for_all_shards_and_each_like_counts_once() {
     play("pages.py", &["--shards", "3"]);
 }
 
+/// A shard is split, and one moves to and fro, by `tidemark cluster`: nodes and the command are
+/// killed in the middle.
+#[test]
+fn a_shard_is_split_and_moves_under_load_and_no_slot_has_two_masters() {
+    let kills = std::env::var("TIDEMARK_RUNS").unwrap_or_else(|_| "1".to_owned());
+    play("split.py", &["--kills", &kills]);
+}
+
 /// Three shards, whose masters three Sentinels choose: killed under load, and a Sentinel is away.
 #[test]
 fn sentinels_are_the_source_of_a_topology() {

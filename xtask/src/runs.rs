@@ -241,6 +241,15 @@ pub(crate) const RUNS: &[Run] = &[
     },
     Run {
         group: "play",
+        name: "split",
+        about: "a shard is split and moved under load; nodes and the command are killed",
+        file: "cli/tests/failover.rs",
+        test: "-p tidemark --test failover a_shard_is_split",
+        reads: ROUNDS,
+        soak: 0,
+    },
+    Run {
+        group: "play",
         name: "links",
         about: "links that are cut, reset, delayed and half-open under load",
         file: "cli/tests/links.rs",

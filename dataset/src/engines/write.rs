@@ -532,6 +532,18 @@ impl Engines {
         Ok(deleted)
     }
 
+    /// Deletes the row of an id for which this node does not answer any more. That its flags are
+    /// left where a counter proves nothing is not noted: they are not asked for here. False if
+    /// there was none.
+    pub fn drop_foreign_row(&self, space: &CounterSpace, id: u64) -> Result<bool, WriteError> {
+        let mut turn = self.turn(id);
+        let deleted = space.space.delete(id)?;
+        if deleted {
+            self.changed_row(&mut turn, space, id);
+        }
+        Ok(deleted)
+    }
+
     /// Sets a pair.
     #[inline]
     pub fn flag(

@@ -174,7 +174,7 @@ pub async fn within<T>(
     work: impl Future<Output = io::Result<T>>,
 ) -> io::Result<T> {
     tokio::time::timeout(patience, work).await.unwrap_or_else(|_| {
-        let why = format!("the server has not answered for {} s", patience.as_secs());
+        let why = format!("the server has not answered for {} s", patience.as_secs_f32());
         Err(io::Error::new(ErrorKind::TimedOut, why))
     })
 }

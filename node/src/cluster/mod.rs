@@ -62,6 +62,8 @@ pub struct Cluster {
     pub unanswered: AtomicU64,
     /// Held while something of it changes, its way to the disk included.
     changing: Mutex<()>,
+    /// Held while slots of this node go to its replicas.
+    pub handing: tokio::sync::Mutex<()>,
 }
 
 impl Cluster {

@@ -485,8 +485,8 @@ pub(crate) async fn all_written(node: &Node, gives_up: bool) -> u64 {
     }
 }
 
-/// Waits until a replica has all that was written.
-async fn caught_up(node: &Node, to: Option<&Master>) -> (Master, u64) {
+/// Waits until a replica, or this one, has all that was written.
+pub async fn caught_up(node: &Node, to: Option<&Master>) -> (Master, u64) {
     let offset = all_written(node, false).await;
     // The log may still be sealed, and so become longer.
     let has_all = |fed: &Fed| {

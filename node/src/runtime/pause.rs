@@ -1,5 +1,5 @@
 //! Requests are left where they are for a while, all of them or those that may change something:
-//! CLIENT PAUSE, FAILOVER, a promotion, and a stop.
+//! CLIENT PAUSE, FAILOVER, a promotion, slots that are handed over, and a stop.
 //!
 //! A paused connection keeps its place: what it has sent stays unread, nothing is refused. Without
 //! a pause a turn pays for one load.
@@ -31,6 +31,8 @@ pub enum By {
     Role,
     /// A stop that waits for replicas.
     Stop,
+    /// Slots that another node gets.
+    Slots,
 }
 
 /// Whether clients are paused. See the top of the file.
@@ -39,7 +41,7 @@ pub struct Pause {
     /// The widest kind of what is below.
     level: AtomicU8,
     /// By whom: the end, and the kind.
-    pauses: Mutex<[Option<(Instant, Paused)>; 3]>,
+    pauses: Mutex<[Option<(Instant, Paused)>; 4]>,
     changed: Notify,
 }
 
@@ -56,7 +58,7 @@ impl Pause {
     }
 
     /// Changes the pauses, forgets those that are over, and gives what is paused now.
-    fn change(&self, change: impl FnOnce(&mut [Option<(Instant, Paused)>; 3])) -> Paused {
+    fn change(&self, change: impl FnOnce(&mut [Option<(Instant, Paused)>; 4])) -> Paused {
         let mut pauses = self.pauses.lock();
         change(&mut pauses);
         let now = Instant::now();

@@ -109,13 +109,20 @@ pub(crate) const TABLE: &[Spec] = &[
                 "The id of this node, empty if it has none."),
             spec("clusterx|setnodeid", 3, CONTROLLER, "0.1.0", "node-id",
                 "This node is the one with this id, of 40 characters."),
-            spec("clusterx|setnodes", -4, CONTROLLER, "0.1.0", "nodes version [FORCE]",
+            spec("clusterx|setnodes", -4, CONTROLLER, "0.1.0", "nodes version [FORCE|HANDOVER]",
                 "The topology is this one, a line per node: id, host, port, master or slave, - or \
                  the id of its master, slots of a master. The node follows its master, or becomes \
-                 one. An older version is refused, unless FORCE; the same one changes nothing."),
+                 one. An older version is refused, unless FORCE; the same one changes nothing. \
+                 HANDOVER: to the master that gives slots to replicas of its own, which have all \
+                 that was written before they serve them."),
             spec("clusterx|setslot", 6, CONTROLLER, "0.1.0", "slots NODE node-id version",
                 "Slots, \"7\" or \"0-99 200\", are those of this master. The version is the next \
                  one."),
+            spec("clusterx|trim", -4, CONTROLLER | flag::WRITE, "0.2.0",
+                "space cursor [COUNT count]",
+                "Deletes some rows of a counter space whose slots are not of this shard any more: \
+                 the cursor for the next call (0: that was all), and how many were deleted. Begin \
+                 with cursor 0."),
             spec("clusterx|version", 2, ANYTIME, "0.1.0", "",
                 "The version of the topology, -1 if there is none."),
         ],

@@ -7,6 +7,7 @@
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::cluster::replication::{all_logged, order};
+use crate::handlers::cluster::{handover, trim};
 use crate::handlers::help::help;
 use node::cluster::topology::{MOST_TEXT, NODE_ID, is_id};
 use node::cluster::{Lease, MOST_LEASE_MS, slot};
@@ -26,6 +27,7 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("clusterx|setnodeid", set_node_id),
     ("clusterx|setnodes", set_nodes),
     ("clusterx|setslot", set_slot),
+    ("clusterx|trim", trim::run),
     ("clusterx|version", version),
 ];
 
@@ -84,16 +86,21 @@ fn set_node_id(call: &mut Call<'_>) -> Outcome {
 
 fn set_nodes(call: &mut Call<'_>) -> Outcome {
     let version = resp::integer(call.args.at(3)).ok_or_else(|| refuse!("ERR Invalid version"))?;
-    let forced = match call.args.len() {
-        4 => false,
-        5 if call.args.at(4).eq_ignore_ascii_case(b"force") => true,
-        _ => return Err(refuse!("ERR Invalid setnodes options")),
-    };
+    let option = if call.args.len() > 4 { call.args.at(4) } else { b"" };
+    let forced = option.eq_ignore_ascii_case(b"force");
+    let hands_over = option.eq_ignore_ascii_case(b"handover");
+    if call.args.len() > 5 || call.args.len() == 5 && !forced && !hands_over {
+        return Err(refuse!("ERR Invalid setnodes options"));
+    }
     refuse_beside_sentinel(&call.node)?;
     if call.args.at(2).len() > MOST_TEXT {
         return Err(refuse!("ERR Invalid cluster nodes info: more than {MOST_TEXT} bytes"));
     }
     let text = word(call.args, 2);
+    if hands_over {
+        handover::begin(call, text, version);
+        return Ok(());
+    }
     let peer = call.session.client.peer;
     call.answer_later(move |node, reply| {
         let dir = node.config().durability.dir.clone();
@@ -173,7 +180,7 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
 
 /// From now on no turn goes by an older topology, and this node becomes what that says
 /// it is. A node that is not among its nodes stays what it is: no slot is its own.
-fn obey(node: &Node) -> Outcome {
+pub(crate) fn obey(node: &Node) -> Outcome {
     node.wait_for_turns();
     let topology = node.cluster.topology();
     let Some(own) = topology.own() else { return Ok(()) };

@@ -2,7 +2,9 @@
 
 pub(crate) mod controller;
 pub(crate) mod gather;
+pub(crate) mod handover;
 pub(crate) mod peers;
 pub(crate) mod replication;
 pub(crate) mod route;
 pub(crate) mod topology;
+pub(crate) mod trim;

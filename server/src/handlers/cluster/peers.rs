@@ -6,7 +6,7 @@
 //! reply is dropped. A connection on which nothing comes for so long is closed; while there is
 //! none, requests fail at once, and a new one is tried for every [`RETRY_EVERY`].
 
-use node::client::connect::ConnectArgs;
+use node::client::connect::{self, ConnectArgs};
 use node::cluster::topology::MOST_NODES;
 use node::cluster::{Member, Topology};
 use node::config::ReadFrom;
@@ -240,17 +240,9 @@ impl Link {
         }
     }
 
-    /// A connection that is logged in, as a replica's to its master.
+    /// A connection for parts of pages.
     async fn open(&self, process: &Process) -> io::Result<Socket> {
-        let Address { host, port, .. } = &self.address;
-        let ((connect, pass), encrypted) = {
-            let config = process.config();
-            let settings = &config.replication;
-            let (user, password) = (&settings.master_user, &settings.master_auth);
-            (ConnectArgs::to_peer(host, *port, user, password), settings.tls)
-        };
-        let tls = encrypted.then_some(&process.tls);
-        let mut link = connect.open_as(tls, pass, "Set replication.master_auth.").await?;
+        let mut link = open(process, &self.address.host, self.address.port).await?;
         let mode: &[u8] = if self.address.as_replica { b"READONLY" } else { b"READWRITE" };
         for words in [&[&b"TM.COORDINATOR"[..]], &[mode]] {
             if let OwnedFrame::Error(reason) = link.call(words).await? {
@@ -259,6 +251,18 @@ impl Link {
         }
         Ok(link.socket)
     }
+}
+
+/// A connection to another node that is logged in, as a replica's to its master.
+pub(crate) async fn open(process: &Process, host: &str, port: u16) -> io::Result<connect::Link> {
+    let ((to, pass), encrypted) = {
+        let config = process.config();
+        let settings = &config.replication;
+        let (user, password) = (&settings.master_user, &settings.master_auth);
+        (ConnectArgs::to_peer(host, port, user, password), settings.tls)
+    };
+    let tls = encrypted.then_some(&process.tls);
+    to.open_as(tls, pass, "Set replication.master_auth.").await
 }
 
 fn timeout(process: &Process) -> Duration {
@@ -352,7 +356,7 @@ impl Wire {
                 let mut buf = ReadBuf::new(chunk);
                 match Pin::new(&mut self.socket).poll_read(cx, &mut buf) {
                     Poll::Ready(Ok(())) if buf.filled().is_empty() => {
-                        return Err(node::client::connect::closed());
+                        return Err(connect::closed());
                     }
                     Poll::Ready(Ok(())) => self.receive(buf.filled(), link)?,
                     Poll::Ready(Err(error)) => return Err(error),

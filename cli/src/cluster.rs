@@ -1,0 +1,609 @@
+//! `tidemark cluster`: how a cluster stands, and how it grows: a shard is split, or moves to
+//! another node.
+//!
+//! Nothing is kept here: each step can be seen in the topologies of the nodes. So a command that
+//! was ended in the middle is given again, and goes on where it was.
+
+use crate::terminal::grouped;
+use clap::{Args, Subcommand};
+use node::client::connect::{ConnectArgs, Link, refused, within};
+use node::cluster::Topology;
+use node::cluster::slot::{self, SLOTS};
+use node::cluster::topology::ID_BYTES;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::fmt::Write as _;
+use std::io;
+use std::time::{Duration, Instant};
+
+/// Shows a cluster, splits a shard of it, or moves one.
+#[derive(Args, Debug)]
+pub(super) struct ClusterArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand, Debug)]
+enum What {
+    /// Shows all nodes, and whether they know the same topology.
+    Status(StatusArgs),
+    /// Gives slots of a shard to a new node.
+    Split(SplitArgs),
+    /// Gives a whole shard to another node; the old master is a replica of it then.
+    Move(MoveArgs),
+    /// Deletes the rows that shards have of slots which are not theirs any more.
+    Trim(TrimArgs),
+}
+
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Exit status 1 if a node does not answer, or knows another topology.")]
+struct StatusArgs {
+    #[command(flatten)]
+    to: ConnectArgs,
+}
+
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Examples:
+  tidemark cluster split --host db1 --from db1:6399 --to db9:6399 --plan
+  tidemark cluster split --host db1 --from db1:6399 --to db9:6399
+  tidemark cluster split --host db1 --from db1:6399 --to db9:6399 --slots '0-99 300'
+
+The new node follows the shard's master until it has all rows. Then writes wait for some \
+milliseconds, and it is the master of its slots. Given again, the command goes on where it was.")]
+struct SplitArgs {
+    #[command(flatten)]
+    to: ConnectArgs,
+    #[command(flatten)]
+    nodes: Nodes,
+    /// The slots, as in `0-99 300`; without it the upper half of those that the shard has.
+    #[arg(long, value_name = "SLOTS")]
+    slots: Option<String>,
+}
+
+#[derive(Args, Debug)]
+struct MoveArgs {
+    #[command(flatten)]
+    to: ConnectArgs,
+    #[command(flatten)]
+    nodes: Nodes,
+}
+
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+After a split both shards still have all rows of the old one. They serve their own only, but scans \
+and counts show the others, and they take memory. While they are there the old shard could take \
+its slots back. Flags stay in their filters until their table is recycled.")]
+struct TrimArgs {
+    #[command(flatten)]
+    to: ConnectArgs,
+}
+
+#[derive(Args, Debug)]
+struct Nodes {
+    /// The master of the shard, as clients and nodes reach it.
+    #[arg(long, value_name = "HOST:PORT")]
+    from: String,
+    /// The node that gets slots: an empty one with `cluster.enabled`, or a replica of the master.
+    #[arg(long = "to", value_name = "HOST:PORT")]
+    to_node: String,
+    /// Says what would be done, and does nothing.
+    #[arg(long)]
+    plan: bool,
+    /// Longest wait in seconds until the new node has all rows.
+    #[arg(long, value_name = "SECONDS", default_value_t = 24 * 3600)]
+    timeout: u64,
+}
+
+/// How long a node may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two looks at a node that copies rows, and between two attempts to hand over.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Between two lines that say how far it is.
+const SAY_EVERY: Duration = Duration::from_secs(5);
+/// Attempts to hand over: each waits for writes that are under way.
+const ATTEMPTS: usize = 50;
+
+pub(super) fn run(args: &ClusterArgs) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|e| e.to_string())?;
+    runtime.block_on(async {
+        match &args.what {
+            What::Status(args) => status(&args.to).await,
+            What::Split(args) => {
+                let asked = args.slots.as_deref().map(slot::parse_ranges).transpose();
+                let slots = asked.map_err(|word| format!("--slots: '{word}' is no slot"))?;
+                grow(&args.to, &args.nodes, Wanted::Slots(slots)).await
+            }
+            What::Move(args) => grow(&args.to, &args.nodes, Wanted::Shard).await,
+            What::Trim(args) => trim(&args.to).await,
+        }
+    })
+}
+
+/// A node, and how it is reached.
+struct Remote {
+    address: String,
+    link: Link,
+}
+
+impl Remote {
+    /// `like`: as which user, and how.
+    async fn open(like: &ConnectArgs, address: &str) -> Result<Remote, String> {
+        let parts = address.rsplit_once(':');
+        let (host, port) = parts
+            .and_then(|(host, port)| Some((host, port.parse().ok()?)))
+            .ok_or_else(|| format!("'{address}' is no HOST:PORT"))?;
+        let to = ConnectArgs { host: host.to_owned(), port, ..like.clone() };
+        let tls = to.tls().map_err(|e| e.to_string())?;
+        let link = to.open(tls.as_ref()).await.map_err(|e| format!("{address}: {e}"))?;
+        Ok(Remote { address: address.to_owned(), link })
+    }
+
+    async fn ask(&mut self, words: &[&str]) -> Result<OwnedFrame, String> {
+        let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+        let reply = within(PATIENCE, self.link.call(&words)).await;
+        let reply = reply.and_then(|frame| match frame {
+            OwnedFrame::Error(reason) => Err(refused(reason)),
+            frame => Ok(frame),
+        });
+        reply.map_err(|e: io::Error| format!("{}: {e}", self.address))
+    }
+
+    async fn text(&mut self, words: &[&str]) -> Result<String, String> {
+        match self.ask(words).await? {
+            OwnedFrame::BulkString(text) | OwnedFrame::SimpleString(text) => {
+                Ok(String::from_utf8_lossy(&text).into_owned())
+            }
+            OwnedFrame::Integer(number) => Ok(number.to_string()),
+            other => Err(format!("{}: an unexpected answer: {other:?}", self.address)),
+        }
+    }
+
+    /// The topology that it knows. `None`: it has none yet.
+    async fn topology(&mut self) -> Result<Option<Topology>, String> {
+        let version: i64 = self.text(&["CLUSTERX", "VERSION"]).await?.parse().unwrap_or(-1);
+        if version < 0 {
+            return Ok(None);
+        }
+        let lines = self.text(&["CLUSTER", "NODES"]).await?;
+        let text: String = lines.lines().filter_map(line_of).collect();
+        Topology::parse(&text, version, "")
+            .map(Some)
+            .map_err(|why| format!("{}: CLUSTER NODES: {why}", self.address))
+    }
+
+    /// A field of INFO.
+    async fn info(&mut self, section: &str, name: &str) -> Result<String, String> {
+        let info = self.text(&["INFO", section]).await?;
+        let found = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        Ok(found.unwrap_or_default().to_owned())
+    }
+}
+
+/// A line of a topology's text, made of one of CLUSTER NODES.
+fn line_of(line: &str) -> Option<String> {
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    let [id, address, flags, master, _, _, _, _, slots @ ..] = &words[..] else { return None };
+    let (host, port) = address.split('@').next()?.rsplit_once(':')?;
+    let role = if flags.contains("master") { "master" } else { "slave" };
+    Some(format!("{id} {host} {port} {role} {master} {}\n", slots.join(" ")))
+}
+
+/// The newest topology that a node of a cluster knows, asked of all nodes that one names.
+async fn newest(to: &ConnectArgs) -> Result<Topology, String> {
+    let mut first = Remote::open(to, &to.address()).await?;
+    let none = || format!("{}: it knows no topology yet", to.address());
+    let mut newest = first.topology().await?.ok_or_else(none)?;
+    for address in addresses(&newest) {
+        // One that is away has nothing to say.
+        let Ok(mut node) = Remote::open(to, &address).await else { continue };
+        if let Ok(Some(other)) = node.topology().await
+            && other.version > newest.version
+        {
+            newest = other;
+        }
+    }
+    Ok(newest)
+}
+
+fn addresses(topology: &Topology) -> Vec<String> {
+    topology.members().iter().map(|member| format!("{}:{}", member.host, member.port)).collect()
+}
+
+async fn status(to: &ConnectArgs) -> Result<(), String> {
+    let topology = newest(to).await?;
+    let mut out = format!("topology {}\n", topology.version);
+    let mut is_fine = true;
+    let mut shown = vec![["node", "role", "slots", "rows", "topology", "state"].map(str::to_owned)];
+    for (member, address) in topology.members().iter().zip(addresses(&topology)) {
+        let of_node = topology.ranges().into_iter().filter(|(.., of)| of.id == member.id);
+        let slots: usize = of_node.map(|(first, last, _)| usize::from(last - first) + 1).sum();
+        let (role, slots) = match member.master {
+            None => ("master", slots.to_string()),
+            Some(_) => ("replica", String::new()),
+        };
+        let [rows, version, state] = match facts(to, &address).await {
+            Ok(facts) => facts,
+            Err(why) => [String::new(), String::new(), why],
+        };
+        is_fine &= version == topology.version.to_string();
+        shown.push([address, role.to_owned(), slots, rows, version, state]);
+    }
+    let widths: [usize; 6] = std::array::from_fn(|column| {
+        shown.iter().map(|row| row[column].len()).max().unwrap_or_default()
+    });
+    for row in &shown {
+        let cells = row.iter().zip(widths).map(|(text, width)| format!("{text:<width$}"));
+        let _ = writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
+    }
+    if topology.assigned() < usize::from(SLOTS) {
+        is_fine = false;
+        let _ = writeln!(out, "{} slots have no master", usize::from(SLOTS) - topology.assigned());
+    }
+    super::print(&out)?;
+    if is_fine { Ok(()) } else { Err("the cluster is not whole, or not of one mind".to_owned()) }
+}
+
+/// Rows, version of the topology, and state of a node.
+async fn facts(to: &ConnectArgs, address: &str) -> Result<[String; 3], String> {
+    let mut node = Remote::open(to, address).await?;
+    let version = node.text(&["CLUSTERX", "VERSION"]).await?;
+    let rows = node.text(&["DBSIZE"]).await?.parse().map(grouped).unwrap_or_default();
+    let state = match node.info("replication", "master_link_status").await?.as_str() {
+        "" => "up".to_owned(),
+        link => format!("link to its master: {link}"),
+    };
+    Ok([rows, version, state])
+}
+
+/// What the new node is to get.
+enum Wanted {
+    /// These, or the upper half.
+    Slots(Option<Vec<(u16, u16)>>),
+    /// All.
+    Shard,
+}
+
+/// A topology that is being changed.
+struct Draft {
+    nodes: Vec<node::cluster::Member>,
+    /// Of each slot the id of its master.
+    slots: Vec<Option<String>>,
+    version: i64,
+}
+
+impl Draft {
+    fn of(topology: &Topology) -> Draft {
+        let members = topology.members();
+        let master = |slot| topology.number_of(slot).map(|at| members[at].id.clone());
+        Draft {
+            nodes: members.to_vec(),
+            slots: (0..SLOTS).map(master).collect(),
+            version: topology.version,
+        }
+    }
+
+    /// The next version.
+    fn finish(self) -> Result<Topology, String> {
+        let mut text = String::new();
+        for node::cluster::Member { id, host, port, master } in &self.nodes {
+            let _ = match master {
+                Some(master) => write!(text, "{id} {host} {port} slave {master}"),
+                None => write!(text, "{id} {host} {port} master -"),
+            };
+            let own = (0..SLOTS).filter(|&at| self.slots[usize::from(at)].as_ref() == Some(id));
+            own.for_each(|slot| _ = write!(text, " {slot}"));
+            text.push('\n');
+        }
+        Topology::parse(&text, self.version + 1, "")
+    }
+}
+
+async fn grow(to: &ConnectArgs, asked: &Nodes, wanted: Wanted) -> Result<(), String> {
+    let topology = newest(to).await?;
+    let at = |address: &str| {
+        let position = addresses(&topology).iter().position(|known| known == address);
+        position.map(|at| topology.members()[at].clone())
+    };
+    let from = at(&asked.from).ok_or_else(|| {
+        format!("{} is none of the cluster: {}", asked.from, addresses(&topology).join(", "))
+    })?;
+    let mut new = Remote::open(to, &asked.to_node).await?;
+    let id = new.text(&["CLUSTERX", "MYID"]).await?;
+    let id = if id.is_empty() { random_id() } else { id };
+    let known = topology.members().iter().find(|member| member.id == id).cloned();
+    let slots_of = |id: &str| -> Vec<u16> {
+        let is_its = |slot: &u16| {
+            topology.number_of(*slot).is_some_and(|at| topology.members()[at].id == id)
+        };
+        (0..SLOTS).filter(is_its).collect()
+    };
+    if let Some(known) = &known
+        && known.master.is_none()
+        && !slots_of(&id).is_empty()
+    {
+        // An earlier attempt came so far: what is left is that all hear of it.
+        spread(to, &topology).await?;
+        return super::print(&format!(
+            "{} has {} slots already; all nodes have heard of it\n",
+            asked.to_node,
+            slots_of(&id).len()
+        ));
+    }
+    if from.master.is_some() {
+        return Err(format!("{} is no master", asked.from));
+    }
+    let slots = chosen(&wanted, &slots_of(&from.id), &asked.from)?;
+    let is_replica = known.as_ref().is_some_and(|known| known.master.as_ref() == Some(&from.id));
+    if known.as_ref().is_some_and(|known| known.master.as_ref().is_some_and(|m| *m != from.id)) {
+        return Err(format!("{} is a replica of another shard", asked.to_node));
+    }
+    if asked.plan {
+        return super::print(&plan(asked, &topology, slots.len(), is_replica));
+    }
+    let topology = if is_replica {
+        topology
+    } else {
+        new.ask(&["CLUSTERX", "SETNODEID", &id]).await?;
+        with_replica(&topology, &id, &from.id, asked)?
+    };
+    // All others hear of the next one. An earlier attempt may have told one of them only.
+    tell(to, &asked.from, &topology).await?;
+    tell(to, &asked.to_node, &topology).await?;
+    follow(to, &mut new, asked).await?;
+    let mut draft = Draft::of(&topology);
+    slots.iter().for_each(|&slot| draft.slots[usize::from(slot)] = Some(id.clone()));
+    for member in &mut draft.nodes {
+        let is_of_shard = member.id == from.id || member.master.as_ref() == Some(&from.id);
+        if member.id == id {
+            member.master = None;
+        } else if matches!(wanted, Wanted::Shard) && is_of_shard {
+            member.master = Some(id.clone());
+        }
+    }
+    let next = draft.finish()?;
+    let took = hand_over(to, asked, &next).await?;
+    spread(to, &next).await?;
+    super::print(&format!(
+        "{} is the master of {} slots (topology {}, handed over in {} ms)\n",
+        asked.to_node,
+        slots.len(),
+        next.version,
+        took.as_millis()
+    ))
+}
+
+/// The next topology: the new node is a replica of the shard's master.
+fn with_replica(
+    topology: &Topology,
+    id: &str,
+    master: &str,
+    asked: &Nodes,
+) -> Result<Topology, String> {
+    let (host, port) = asked.to_node.rsplit_once(':').unwrap_or_default();
+    let mut draft = Draft::of(topology);
+    draft.nodes.retain(|member| member.id != id);
+    draft.nodes.push(node::cluster::Member {
+        id: id.to_owned(),
+        host: host.to_owned(),
+        port: port.parse().unwrap_or_default(),
+        master: Some(master.to_owned()),
+    });
+    let next = draft.finish()?;
+    say(&format!("{} is to follow {} (topology {})", asked.to_node, asked.from, next.version));
+    Ok(next)
+}
+
+/// The slots that are to go.
+fn chosen(wanted: &Wanted, own: &[u16], from: &str) -> Result<Vec<u16>, String> {
+    let slots: Vec<u16> = match wanted {
+        Wanted::Shard => own.to_vec(),
+        Wanted::Slots(None) => own[own.len() / 2..].to_vec(),
+        Wanted::Slots(Some(ranges)) => {
+            ranges.iter().flat_map(|&(first, last)| first..=last).collect()
+        }
+    };
+    if let Some(foreign) = slots.iter().find(|slot| !own.contains(slot)) {
+        return Err(format!("slot {foreign} is not one of {from}"));
+    }
+    if slots.is_empty() {
+        return Err(format!("{from} has no slots to give"));
+    }
+    if matches!(wanted, Wanted::Slots(_)) && slots.len() == own.len() {
+        return Err(format!("these are all slots of {from}: tidemark cluster move"));
+    }
+    Ok(slots)
+}
+
+fn plan(asked: &Nodes, topology: &Topology, slots: usize, is_replica: bool) -> String {
+    let Nodes { from, to_node, .. } = asked;
+    let mut steps = Vec::new();
+    if !is_replica {
+        steps.push(format!("topology {}: {to_node} is a replica of {from}", topology.version + 1));
+    }
+    steps.push(format!("{to_node} copies all rows of {from}, and follows it until it is in step"));
+    steps.push(format!(
+        "writes to {from} wait for some milliseconds; topology {}: {to_node} is the master of \
+         {slots} slots",
+        topology.version + 1 + i64::from(!is_replica)
+    ));
+    steps.push("all nodes hear of it".to_owned());
+    let numbered = (1..).zip(steps);
+    numbered.fold(String::new(), |mut out, (number, step)| {
+        let _ = writeln!(out, "{number}. {step}");
+        out
+    })
+}
+
+fn random_id() -> String {
+    let id = format!("{:032x}{:032x}", fastrand::u128(..), fastrand::u128(..));
+    id[..ID_BYTES].to_owned()
+}
+
+/// To people that wait; what a script reads is on stdout.
+fn say(text: &str) {
+    eprintln!("{text}");
+}
+
+/// All nodes of a topology get it. The error names those that have not.
+async fn spread(to: &ConnectArgs, topology: &Topology) -> Result<(), String> {
+    let mut failed = Vec::new();
+    for address in addresses(topology) {
+        failed.extend(tell(to, &address, topology).await.err());
+    }
+    if failed.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "topology {} is not known to all nodes: {}; give the same command again",
+        topology.version,
+        failed.join("; ")
+    ))
+}
+
+async fn tell(to: &ConnectArgs, address: &str, topology: &Topology) -> Result<(), String> {
+    let (text, version) = (topology.describe(), topology.version.to_string());
+    let mut node = Remote::open(to, address).await?;
+    node.ask(&["CLUSTERX", "SETNODES", &text, &version]).await.map(|_| ())
+}
+
+/// Waits until the new node has all rows.
+async fn follow(to: &ConnectArgs, new: &mut Remote, asked: &Nodes) -> Result<(), String> {
+    let (began, mut said) = (Instant::now(), Instant::now());
+    loop {
+        if new.info("replication", "master_link_status").await? == "up" {
+            return Ok(());
+        }
+        if began.elapsed() > Duration::from_secs(asked.timeout) {
+            return Err(format!("{} is not in step yet; give the command again", asked.to_node));
+        }
+        if said.elapsed() > SAY_EVERY {
+            said = Instant::now();
+            let rows = new.text(&["DBSIZE"]).await.unwrap_or_default();
+            let all = match Remote::open(to, &asked.from).await {
+                Ok(mut from) => from.text(&["DBSIZE"]).await.unwrap_or_default(),
+                Err(_) => String::new(),
+            };
+            say(&format!("{} copies: {rows} of {all} rows", asked.to_node));
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// The old master gives the slots away: as often as it says that it is not the moment.
+async fn hand_over(to: &ConnectArgs, asked: &Nodes, next: &Topology) -> Result<Duration, String> {
+    let (text, version) = (next.describe(), next.version.to_string());
+    let mut attempt = 0;
+    loop {
+        attempt += 1;
+        let began = Instant::now();
+        let mut from = Remote::open(to, &asked.from).await?;
+        let handed = from.ask(&["CLUSTERX", "SETNODES", &text, &version, "HANDOVER"]).await;
+        match handed {
+            Ok(_) => return Ok(began.elapsed()),
+            Err(why) if attempt == ATTEMPTS => return Err(why),
+            Err(why) if why.contains("again") || why.contains("in step") => {
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+            Err(why) => return Err(why),
+        }
+    }
+}
+
+/// All masters delete what is not theirs.
+async fn trim(to: &ConnectArgs) -> Result<(), String> {
+    let topology = newest(to).await?;
+    for (member, address) in topology.members().iter().zip(addresses(&topology)) {
+        let has_slots = topology.ranges().iter().any(|(.., of)| of.id == member.id);
+        if !has_slots {
+            continue;
+        }
+        let mut node = Remote::open(to, &address).await?;
+        let version = node.text(&["CLUSTERX", "VERSION"]).await?;
+        if version != topology.version.to_string() {
+            return Err(format!(
+                "{address} knows another topology: {version}; nothing was deleted"
+            ));
+        }
+        let spaces = node.ask(&["TM.SPACE", "LIST"]).await?;
+        for space in counter_spaces(spaces) {
+            let deleted = trim_space(&mut node, &space).await?;
+            super::print(&format!("{address}: {space}: {} rows deleted\n", grouped(deleted)))?;
+        }
+    }
+    Ok(())
+}
+
+/// Their names in a reply to TM.SPACE LIST.
+fn counter_spaces(spaces: OwnedFrame) -> Vec<String> {
+    let OwnedFrame::Array(spaces) = spaces else { return Vec::new() };
+    let text = |frame: &OwnedFrame| match frame {
+        OwnedFrame::BulkString(text) | OwnedFrame::SimpleString(text) => {
+            String::from_utf8_lossy(text).into_owned()
+        }
+        _ => String::new(),
+    };
+    let counter = |space: OwnedFrame| {
+        let OwnedFrame::Array(words) = space else { return None };
+        let [_, name, _, kind, ..] = &words[..] else { return None };
+        (text(kind) == "counter").then(|| text(name))
+    };
+    spaces.into_iter().filter_map(counter).collect()
+}
+
+async fn trim_space(node: &mut Remote, space: &str) -> Result<u64, String> {
+    let (mut cursor, mut deleted) = ("0".to_owned(), 0);
+    loop {
+        let reply = node.ask(&["CLUSTERX", "TRIM", space, &cursor]).await?;
+        let OwnedFrame::Array(words) = &reply else {
+            return Err(format!("{}: an unexpected answer: {reply:?}", node.address));
+        };
+        let [OwnedFrame::BulkString(next), OwnedFrame::Integer(gone)] = &words[..] else {
+            return Err(format!("{}: an unexpected answer: {reply:?}", node.address));
+        };
+        deleted += gone.unsigned_abs();
+        cursor = String::from_utf8_lossy(next).into_owned();
+        if cursor == "0" {
+            return Ok(deleted);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cluster_nodes_become_a_topology() {
+        let (a, b) = ("a".repeat(40), "b".repeat(40));
+        let lines = format!(
+            "{a} ::1:7001@0 myself,master - 0 0 3 connected 0-5 9\n\
+             {b} h:7002@0,name slave {a} 0 0 3 connected\n"
+        );
+        let text: String = lines.lines().filter_map(line_of).collect();
+        let topology = Topology::parse(&text, 3, "").unwrap();
+        assert_eq!(
+            topology.describe(),
+            format!("{a} ::1 7001 master - 0-5 9\n{b} h 7002 slave {a}\n")
+        );
+        let mut draft = Draft::of(&topology);
+        draft.nodes[1].master = None;
+        draft.slots[9] = Some(b.clone());
+        let next = draft.finish().unwrap();
+        assert_eq!(next.describe(), format!("{a} ::1 7001 master - 0-5\n{b} h 7002 master - 9\n"));
+        assert_eq!(next.version, 4);
+    }
+
+    #[test]
+    fn slots_are_chosen_among_those_of_the_shard() {
+        let own = [1, 2, 3, 9];
+        let choose = |wanted: Wanted| chosen(&wanted, &own, "h:1");
+        assert_eq!(choose(Wanted::Shard), Ok(own.to_vec()));
+        assert_eq!(choose(Wanted::Slots(None)), Ok(vec![3, 9]));
+        assert_eq!(choose(Wanted::Slots(Some(vec![(2, 3)]))), Ok(vec![2, 3]));
+        assert!(choose(Wanted::Slots(Some(vec![(3, 4)]))).unwrap_err().contains("slot 4"));
+        assert!(choose(Wanted::Slots(Some(vec![(1, 3), (9, 9)]))).unwrap_err().contains("move"));
+        assert!(chosen(&Wanted::Shard, &[], "h:1").is_err());
+    }
+}

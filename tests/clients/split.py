@@ -1,0 +1,316 @@
+"""A shard is split and another one moved under load, by `tidemark cluster` and by stock tools; nodes are killed at each step.
+
+Two shards of a master each, and a spare node. Writers like posts and increment counters of all shards by any node, and note what was acknowledged. In the
+end each like counts once, each increment is there, and no slot was ever served by two nodes: a node that gave a slot away answers MOVED for ever.
+
+    split.py --server PATH_TO_TIDEMARK [--posts 2000] [--rounds 1] [--kills 2] [--keep]
+"""
+import argparse, collections, os, random, re, subprocess, threading, time
+
+import redis
+
+from nodes import scratch, until
+from shards import Controller, Member, is_error, shard_of
+
+PATIENCE_S = 60
+
+
+class Peer(Member):
+    more = "peer_timeout_ms = 1000"
+
+    def config(self, follows):
+        # What is acknowledged is on the disk: nodes are killed.
+        return super().config(follows).replace("[durability]", '[durability]\nfsync = "always"')
+
+
+class Cluster:
+    """`tidemark cluster`, as an operator gives it."""
+
+    def __init__(self, server, nodes):
+        self.server, self.nodes = server, nodes
+
+    def begin(self, *words, at=None):
+        at = at or self.nodes[0]
+        command = [self.server, "cluster", words[0], "--port", str(at.port), *map(str, words[1:])]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def run(self, *words, at=None, fails=False):
+        process = self.begin(*words, at=at)
+        out, _ = process.communicate(timeout=PATIENCE_S)
+        assert fails == (process.returncode != 0), out
+        return out
+
+
+def address(node):
+    return f"127.0.0.1:{node.port}"
+
+
+class Load:
+    """Writers by any node, each with posts of its own; a counter without a flag, and likes with one."""
+
+    def __init__(self, nodes, posts):
+        self.nodes, self.stop = nodes, threading.Event()
+        self.posts = range(1000, 1000 + posts)
+        self.added = {post: 0 for post in self.posts}
+        self.unknown = {post: 0 for post in self.posts}
+        self.liked = {post: set() for post in self.posts}
+        self.longest, self.done, self.refusals = 0, 0, collections.Counter()
+        self.threads = [threading.Thread(target=self.run, args=(n,), daemon=True) for n in range(3)]
+        for thread in self.threads:
+            thread.start()
+
+    def run(self, number):
+        rng, viewer = random.Random(number), number
+        mine = self.posts[number::3]
+        client = None
+        while not self.stop.is_set():
+            viewer += 3
+            some = rng.sample(mine, 20)
+            try:
+                if client is None or rng.random() < 0.05:
+                    # Without redis-py's own attempts: they would count an increment twice.
+                    once = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
+                    client = redis.Redis(port=rng.choice(self.nodes).port, socket_timeout=3, decode_responses=True, retry=once)
+                began = time.time()
+                acts = client.execute_command("FEED.ACT", "like", viewer, *some)
+                for post, act in zip(some, acts):
+                    if not is_error(act):
+                        self.liked[post].add(viewer)
+                    else:
+                        self.note(post, act)
+                adds = client.execute_command("CNT.MINCRBY", "post", *[word for post in some for word in (post, "repost", 1)])
+                for post, row in zip(some, adds):
+                    if not is_error(row):
+                        self.added[post] += 1
+                    else:
+                        self.note(post, row)
+                self.longest = max(self.longest, time.time() - began)
+                self.done += 1
+            except (redis.RedisError, OSError):
+                for post in some:
+                    self.unknown[post] += 1
+                client = None
+                time.sleep(0.02)
+
+    def note(self, post, error):
+        self.refusals[re.sub(r"[0-9]+", "N", str(error))] += 1
+        if "UNKNOWN" in str(error):
+            self.unknown[post] += 1
+
+    def end(self):
+        self.stop.set()
+        for thread in self.threads:
+            thread.join()
+        print(f"refusals: {dict(self.refusals)}")
+
+    def check(self, node):
+        """What was acknowledged is there, and nothing twice."""
+        client = redis.Redis(port=node.port, socket_timeout=30, decode_responses=True)
+        for first in range(0, len(self.posts), 50):
+            some = self.posts[first:first + 50]
+            until("pages are whole", lambda: not any(map(is_error, client.execute_command("CNT.GET", "post", *some))))
+            rows = client.execute_command("CNT.GET", "post", *some)
+            for post, row in zip(some, rows):
+                like, repost = (row[0], row[1]) if row else (0, 0)
+                added, unknown = self.added[post], self.unknown[post]
+                assert added <= repost <= added + unknown, f"post {post}: {repost} reposts, {added} acknowledged, {unknown} unknown"
+                assert len(self.liked[post]) <= like <= len(self.liked[post]) + unknown, f"post {post}: {like} likes of {len(self.liked[post])}, {unknown} unknown"
+        viewers = random.sample(sorted({viewer for some in self.liked.values() for viewer in some}), 30)
+        for viewer in viewers:
+            liked = [post for post in self.posts if viewer in self.liked[post]]
+            answers = client.execute_command("PH.EXISTS", "liked", viewer, *liked)
+            assert answers == [1] * len(liked), (viewer, answers)
+
+
+def owners(node, nodes):
+    """Of each slot the node that serves it, as one node says."""
+    by_port = {n.port: n.number for n in nodes}
+    owner = [None] * 16384
+    for first, last, master, *_ in node.client().execute_command("CLUSTER", "SLOTS"):
+        for slot in range(first, last + 1):
+            owner[slot] = by_port[master[1] if isinstance(master, list) else master["port"]]
+    return owner
+
+
+def served(nodes, post):
+    """The nodes that answer for a post by themselves."""
+    found = []
+    for node in nodes:
+        try:
+            node.client().execute_command("HGET", f"post:{{{post}}}", "like")
+            found.append(node.number)
+        except (redis.exceptions.MovedError, redis.exceptions.ClusterDownError):
+            pass
+    return found
+
+
+def check_slots(nodes, asked):
+    """All nodes are of one mind, and each slot is served by one of them."""
+    until("nodes are of one mind", lambda: len({tuple(owners(node, nodes)) for node in nodes}) == 1)
+    owner = owners(nodes[0], nodes)
+    for post in asked:
+        slot = nodes[0].ask("CLUSTER", "KEYSLOT", post)
+        assert served(nodes, post) == [owner[slot]], (post, slot, served(nodes, post), owner[slot])
+    return owner
+
+
+class Watch:
+    """Asks the nodes directly, without READONLY, all the time: two that serve one post at once are a defect.
+
+    A like is set at one node, and counted; the other node must not count it too. So a node that answers is asked for a number that only grows."""
+
+    def __init__(self, nodes, posts):
+        self.nodes, self.posts, self.stop, self.wrong, self.looks = nodes, posts, threading.Event(), [], 0
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self):
+        highest = {}
+        while not self.stop.is_set():
+            post = random.choice(self.posts)
+            for node in self.nodes:
+                try:
+                    now = int(node.client(1).hincrby(f"post:{{{post}}}", "comment", 1))
+                except (redis.RedisError, OSError):
+                    continue
+                if now <= highest.get(post, 0):
+                    self.wrong.append((post, node.number, now, highest[post]))
+                highest[post] = now
+                self.looks += 1
+
+    def end(self):
+        self.stop.set()
+        self.thread.join()
+        assert not self.wrong, f"two nodes served a post: {self.wrong[:5]}"
+        assert self.looks > 100
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--posts", type=int, default=2000)
+    parser.add_argument("--kills", type=int, default=2, help="kills of each of: the old master, the new one, the command")
+    parser.add_argument("--keep", action="store_true")
+    args = parser.parse_args()
+    with scratch("split-", args.keep) as folder:
+        nodes = [Peer(args.server, folder, n) for n in range(3)]
+        try:
+            play(args, nodes)
+        finally:
+            for node in nodes:
+                node.end()
+
+
+def play(args, nodes):
+    a, b, spare = nodes
+    controller = Controller([a, b], 2)
+    controller.start()
+    spare.start()
+    until("the spare one is up", lambda: spare.client().ping())
+    cluster = Cluster(args.server, nodes)
+    refusals(cluster, a, b, spare)
+    load = Load(nodes[:2], args.posts)
+    watch = Watch(nodes, range(100_000, 100_050))
+    until("there are rows", lambda: load.done > 100)
+    plan = cluster.run("split", "--from", address(a), "--to", address(spare), "--plan")
+    assert "master of 4096 slots" in plan and spare.ask("CLUSTERX", "VERSION") == "-1", plan
+    # A quarter of the slots goes to the spare node.
+    print(cluster.run("split", "--from", address(a), "--to", address(spare)).strip().splitlines()[-1])
+    load.nodes = nodes
+    owner = check_slots(nodes, range(1000, 1100))
+    assert [owner.count(n) for n in range(3)] == [4096, 8192, 4096]
+    again = cluster.run("split", "--from", address(a), "--to", address(spare))
+    assert "already" in again, again
+    status = cluster.run("status")
+    assert status.count(" up") == 3, status
+    before = load.done
+    until("writes go on", lambda: load.done > before + 50)
+    kills(args, cluster, load, nodes)
+    watch.end()
+    load.end()
+    for node in nodes:
+        load.check(node)
+    trimmed(cluster, load, nodes)
+    print(f"{load.done} rounds of writes, the longest {load.longest * 1000:.0f} ms; {watch.looks} looks for two masters: none")
+
+
+def trimmed(cluster, load, nodes):
+    """Rows of slots that are not theirs go from the masters, and from their replicas; all others stay."""
+    rows = lambda: [node.client().dbsize() for node in nodes]
+    owner = owners(nodes[0], nodes)
+    masters = [node for node in nodes if node.number in owner]
+    written = {post for post in load.posts if load.added[post] or load.liked[post]} | set(range(100_000, 100_050))
+    before = sum(node.client().dbsize() for node in masters)
+    out = cluster.run("trim")
+    assert out.count("post: ") == len(masters), out
+    for node in masters:
+        own = {post for post in written if owner[nodes[0].ask("CLUSTER", "KEYSLOT", post)] == node.number}
+        found = {int(key.split("{")[1].strip("}")) for key in node.client(30).scan_iter("post:*", count=1000)}
+        # A write of which no answer came may have made a row.
+        assert own <= found and all(owner[nodes[0].ask("CLUSTER", "KEYSLOT", post)] == node.number for post in found), (node.number, rows())
+    assert before > sum(node.client().dbsize() for node in masters), "there was something to trim"
+    until("replicas have no more than their masters", lambda: len(set(rows())) <= len(masters) + 1)
+    again = cluster.run("trim")
+    assert again.count(" 0 rows deleted") == again.count("rows deleted"), again
+    for node in nodes:
+        load.check(node)
+
+
+def refusals(cluster, a, b, spare):
+    """What cannot be is refused before anything changes."""
+    for words, why in [
+        (("split", "--from", address(b), "--to", address(spare), "--slots", "0-5"), "slot 0 is not one of"),
+        (("split", "--from", address(a), "--to", address(spare), "--slots", "0-8191"), "tidemark cluster move"),
+        (("split", "--from", address(spare), "--to", address(a)), "is none of the cluster"),
+        (("split", "--from", address(a), "--to", address(b)), "already"),
+    ]:
+        out = cluster.run(*words, fails=why != "already")
+        assert why in out, out
+    topology = "\n".join(f"{n.id} 127.0.0.1 {n.port} master - {slots}" for n, slots in ((a, "0-99"), (b, "100-16383")))
+    for node, why in ((a, "which is no replica of this node"), (b, "gives no slots away")):
+        try:
+            node.ask("CLUSTERX", "SETNODES", topology, 2, "HANDOVER")
+            raise SystemExit("slots went to a node without the rows")
+        except redis.ResponseError as error:
+            assert why in str(error), error
+    assert a.ask("CLUSTERX", "VERSION") == "1"
+
+
+def kills(args, cluster, load, nodes):
+    """Slots go to and fro between b and the spare node's shard, while the old master, the new one or the command is killed."""
+    a, b, spare = nodes
+    rng = random.Random(7)
+    # The spare node's shard moves to a node that is empty again, which needs a replica first: so whole shards move between two nodes.
+    first, second = spare, Peer(spare.server, os.path.dirname(spare.folder), len(nodes))
+    nodes.append(second)
+    second.start()
+    until("a further node is up", lambda: second.client().ping())
+    for number in range(3 * args.kills):
+        victim = ("the old master", "the new master", "the command")[number % 3]
+        command = cluster.begin("move", "--from", address(first), "--to", address(second))
+        time.sleep(rng.uniform(0, 0.6))
+        if victim == "the command":
+            command.kill()
+            command.communicate()
+        else:
+            node = first if victim == "the old master" else second
+            node.process.kill()
+            node.process.wait()
+            time.sleep(0.2)
+            node.start()
+            until("it is back", lambda: node.client().ping())
+            command.communicate(timeout=PATIENCE_S)
+        # An operator gives it again until it says that it is done.
+        def is_done():
+            process = cluster.begin("move", "--from", address(first), "--to", address(second))
+            out, _ = process.communicate(timeout=PATIENCE_S)
+            return process.returncode == 0
+        until(f"the shard has moved, though {victim} was killed", is_done, 90)
+        owner = check_slots(nodes, range(1000, 1040))
+        assert owner.count(second.number) == 4096 and owner.count(first.number) == 0, [owner.count(n) for n in range(4)]
+        first, second = second, first
+    print(f"{3 * args.kills} moves, in each of which a node or the command was killed: no slot had two masters")
+
+
+if __name__ == "__main__":
+    main()
