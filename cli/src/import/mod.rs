@@ -160,6 +160,9 @@ pub struct ImportArgs {
     /// earlier scan of this command.
     #[arg(long, requires = "delete_missing", conflicts_with = "files")]
     pub allow_loss: bool,
+    /// Copy though the sources are not all masters of their cluster.
+    #[arg(long, requires = "from", conflicts_with = "files")]
+    pub allow_part: bool,
     /// Unset all members of each set before those that it has are set, so that members which were
     /// removed while no import ran are unset, too. Takes 32 to 64 bytes per set (max_forgotten).
     #[arg(long, requires = "from", conflicts_with_all = ["only_verify", "files"])]
@@ -221,6 +224,7 @@ impl Default for ImportArgs {
             only_verify: false,
             delete_missing: false,
             allow_loss: false,
+            allow_part: false,
             renew_sets: false,
             allow_extra: false,
             report: None,

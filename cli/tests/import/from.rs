@@ -31,9 +31,40 @@ impl Redis {
         }
     }
 
+    /// Two masters of a cluster, each with half of the slots.
+    fn cluster() -> Option<[Redis; 2]> {
+        let start = || {
+            let folder = tempfile::tempdir().unwrap();
+            // The port of the cluster's bus is 10,000 above.
+            let mut ports = std::iter::from_fn(|| {
+                let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+                Some(listener.local_addr().unwrap().port())
+            });
+            let port = ports.find(|port| *port < 50_000).unwrap_or(7000);
+            let child = Redis::spawn_as(folder.path(), port, &["--cluster-enabled", "yes"]);
+            child.ok().map(|child| Redis { child, port, folder })
+        };
+        let (Some(first), Some(second)) = (start(), start()) else {
+            cannot("redis-server is not installed: tests/clients/setup");
+            return None;
+        };
+        first.run(&["CLUSTER ADDSLOTSRANGE 0 8191", TELLS]);
+        second.run(&["CLUSTER ADDSLOTSRANGE 8192 16383", TELLS]);
+        first.run(&[&format!("CLUSTER MEET 127.0.0.1 {}", second.port)]);
+        for redis in [&first, &second] {
+            let info = || cmd("CLUSTER").arg("INFO").query::<String>(&mut redis.connection());
+            until("the cluster is up", || info().unwrap().contains("cluster_state:ok"));
+        }
+        Some([first, second])
+    }
+
     fn spawn(folder: &Path, port: u16) -> std::io::Result<Child> {
+        Redis::spawn_as(folder, port, &[])
+    }
+
+    fn spawn_as(folder: &Path, port: u16, more: &[&str]) -> std::io::Result<Child> {
         let mut command = Command::new("redis-server");
-        command.args(["--port", &port.to_string(), "--save", "", "--dir"]).arg(folder);
+        command.args(["--port", &port.to_string(), "--save", "", "--dir"]).arg(folder).args(more);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         until("redis-server is up", || TcpStream::connect(("127.0.0.1", port)).is_ok());
         Ok(child)
@@ -365,6 +396,57 @@ fn follow_deletes_what_is_deleted_and_nothing_else() {
     let more = [&more[..], &layouts].concat();
     done(import(folder.path(), from, to, &more), 0, &["100 rows deleted"]);
     assert_eq!(row(100, "repost"), "-");
+}
+
+/// A cluster: all masters are to be named, and members of one id may be in sets of two nodes.
+#[test]
+fn masters_of_a_cluster_are_read_together() {
+    let Some([first, second]) = Redis::cluster() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start(&folder.path().join("server"), "no");
+    let both = ["--from", &format!("redis://127.0.0.1:{}", second.port)];
+    let import = |more: &[&str]| import(folder.path(), first.port, program.port, more);
+    // 5 is a slot of the first node as {5}, and of the second as liked:5.
+    let slot = |key: &str| {
+        cmd("CLUSTER").arg("KEYSLOT").arg(key).query::<u16>(&mut first.connection()).unwrap()
+    };
+    let apart = |id: &u64| slot(&format!("{id}")) < 8192 && slot(&format!("liked:{id}")) >= 8192;
+    let id = (1..100).find(apart).unwrap();
+    first.run(&[&format!("SADD liked:{{{id}}} 1")]);
+    second.run(&[&format!("SADD liked:{id} 2 3")]);
+    done(import(&[]), 1, &["the cluster has more masters", &format!(":{}", second.port)]);
+    done(import(&["--allow-part"]), 0, &["1 flags"]);
+    done(import(&both), 0, &["3 flags"]);
+    let mut follow = import(&[&both[..], &["--follow", "--delete-missing"]].concat());
+    let child = follow.args(["--until-idle", "3"]).spawn().unwrap();
+    first.listens();
+    second.listens();
+    std::thread::sleep(Duration::from_millis(500));
+    second.run(&[&format!("SREM liked:{id} 2")]);
+    let is_set = |member: u64| ask(&program, &format!("SISMEMBER liked:{id} {member}"));
+    until("it is unset", || is_set(2) == "0");
+    let output = child.wait_with_output().unwrap();
+    ended(&output, 0, &["0 bad keys"]);
+    assert_eq!([is_set(1), is_set(3)], ["1", "1"], "what the other node has stays");
+    done(import(&[&both[..], &["--only-verify"]].concat()), 0, &["0 keys differ"]);
+}
+
+/// A row of zeros that no key has any more is missing as well as another one, with its flags.
+#[test]
+fn rows_of_zeros_are_deleted_with_their_flags() {
+    let Some(redis) = Redis::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start(&folder.path().join("server"), "no");
+    let import = |more: &[&str]| import(folder.path(), redis.port, program.port, more);
+    redis.run(&["HSET post:31 like 0", "HSET post:32 like 0", "SADD liked:31 7"]);
+    done(import(&["--verify"]), 0, &["0 rows are here only"]);
+    redis.run(&["DEL post:31 liked:31"]);
+    done(import(&["--only-verify"]), 1, &["1 rows are here only", "31: a row of zeros only here"]);
+    done(import(&["--delete-missing", "--verify"]), 0, &["1 rows deleted"]);
+    assert_eq!(ask(&program, "EXISTS post:31 post:32"), "1");
+    assert_eq!(ask(&program, "SISMEMBER liked:31 7"), "0");
+    let nowhere = ["--only-verify", "--report", "/nonexistent/report"];
+    done(import(&nowhere), 1, &["--report: /nonexistent/report: No such file"]);
 }
 
 /// Nothing that waits is no sign of being up to date where the source does not answer.

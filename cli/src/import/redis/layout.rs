@@ -178,9 +178,12 @@ impl Layout {
             "string" => Container::String,
             "set" => Container::Set,
             "bits" => Container::Bits,
-            "buckets" => Container::Buckets(per.unwrap_or(0)),
+            "buckets" => Container::Buckets(per.take().unwrap_or(0)),
             _ => return Err(format!("'{kind}' is none of hash, string, set, bits, buckets")),
         };
+        if per.is_some() {
+            return Err("only buckets have per=".to_owned());
+        }
         let key = key.ok_or("key= is missing")?;
         let kind = if key.contains("{field}") { Kind::Cell } else { Kind::Row };
         let pattern = match container {
@@ -226,7 +229,21 @@ impl Layout {
             (is_value && self.fields.is_empty(), "fields= names the packed counters, in order"),
             (self.is_flags() && is_described, "members have no counters: no fields=, no pack="),
         ];
-        wrong.iter().find(|(is, _)| *is).map_or(Ok(()), |(_, why)| Err((*why).to_owned()))
+        if let Some((_, why)) = wrong.iter().find(|(is, _)| *is) {
+            return Err((*why).to_owned());
+        }
+        if let Packing::Struct(format) = &self.packing
+            && format.numbers() != self.fields.len()
+        {
+            let (packed, named) = (format.numbers(), self.fields.len());
+            return Err(format!("pack= has {packed} numbers, and fields= names {named}"));
+        }
+        for (at, (_, to)) in self.fields.iter().enumerate() {
+            if self.fields[..at].iter().any(|(_, other)| other == to) {
+                return Err(format!("fields= gives '{to}' two values"));
+            }
+        }
+        Ok(())
     }
 
     /// Whether it goes to an existence space.
@@ -623,6 +640,9 @@ mod tests {
             ("set key=p:{id} space=liked fields=a", "no counters"),
             ("set key=p:{id} space=liked count=like", "not SPACE.FIELD"),
             ("hash key=p:{id} space=post count=post.like", "only sets and bits"),
+            ("string key=p:{id} space=post fields=a,b pack=struct:<I4", "has 1 numbers"),
+            ("hash key=p:{id} space=post fields=a>c,b>c", "gives 'c' two values"),
+            ("string key=p:{id} space=post fields=a per=7", "only buckets have per="),
         ] {
             let error = Layout::parse_all(text).map(|_| ()).unwrap_err();
             assert!(error.contains(why), "{text}: {error}");

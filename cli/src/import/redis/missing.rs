@@ -6,7 +6,7 @@
 //! row is missing, too.
 
 use super::layout::{Container, Item, Layout};
-use super::reader::{Rate, Read};
+use super::reader::{Rate, Read, is_elsewhere};
 use super::source::{Remote, Source, bytes};
 use node::client::connect::put_command;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -46,10 +46,13 @@ impl Untold {
 /// A row here, with its counters in the order of the space.
 pub(crate) type Row = (u64, Vec<i64>);
 
-/// Counters of a row that are not 0 here, and that no source has.
+/// Counters of a row that are not 0 here, and that no source has; or a row of which no source has
+/// anything, be all its counters 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Missing {
     pub(crate) id: u64,
+    /// The first layout of its space.
+    pub(crate) layout: usize,
     /// By layout and position in [`Layout::fields`], with the value that is here.
     pub(crate) counters: Vec<(usize, usize, i64)>,
     /// No source has anything of the row, and all of its counters are those of layouts.
@@ -140,10 +143,10 @@ impl Finder {
             rate.take(rows.len());
         }
         let order = self.order.get(space).cloned().unwrap_or_default();
-        let is_here = |row: &Row| row.1.iter().any(|value| *value != 0);
-        let rows: Vec<&Row> = rows.iter().filter(|row| is_here(row)).collect();
-        let (lacking, is_gone) = self.lacking(space, &rows, &order, untold)?;
         let layouts = self.layouts.clone();
+        let is_of_space = |of: &Layout| of.space == space && !of.is_flags();
+        let Some(first) = layouts.iter().position(is_of_space) else { return Ok(Vec::new()) };
+        let (lacking, is_gone) = self.lacking(space, rows, &order, untold)?;
         // Which layout has which counter.
         let holder = |name: &String| {
             layouts.iter().enumerate().find_map(|(layout, of)| {
@@ -159,9 +162,10 @@ impl Finder {
                 Some((layout, position, values[at]))
             };
             let is_whole = is_gone[row] && used.iter().all(|at| holders[*at].is_some());
-            Missing { id: *id, counters: used.iter().filter_map(counter).collect(), is_whole }
+            let counters = used.iter().filter_map(counter).collect();
+            Missing { id: *id, layout: first, counters, is_whole }
         });
-        Ok(found.filter(|missing| !missing.counters.is_empty()).collect())
+        Ok(found.filter(|missing| missing.is_whole || !missing.counters.is_empty()).collect())
     }
 
     /// Which counters of each row no key has, in the order of the space; and of which rows no key
@@ -169,7 +173,7 @@ impl Finder {
     fn lacking(
         &mut self,
         space: &str,
-        rows: &[&Row],
+        rows: &[Row],
         order: &[String],
         untold: &Untold,
     ) -> io::Result<(Vec<Vec<bool>>, Vec<bool>)> {
@@ -181,7 +185,8 @@ impl Finder {
             let of_these =
                 |of: &Layout| of.space == space && !of.is_flags() && of.is_cell() == cells;
             for (row, (_, values)) in rows.iter().enumerate() {
-                if !(0..order.len()).any(|at| values[at] != 0 && lacking[row][at]) {
+                let is_lacking = (0..order.len()).any(|at| values[at] != 0 && lacking[row][at]);
+                if !is_lacking && !(is_gone[row] && values.iter().all(|value| *value == 0)) {
                     continue;
                 }
                 for (layout, of) in layouts.iter().enumerate().filter(|(_, of)| of_these(of)) {
@@ -225,8 +230,8 @@ impl Finder {
                 bad: None,
                 is_lost: false,
             };
-            if let (true, Some((layout, ..))) = (one.is_whole, one.counters.first()) {
-                reads.push(read(*layout, vec![Item::Missing(one.id)]));
+            if one.is_whole {
+                reads.push(read(one.layout, vec![Item::Missing(one.id)]));
                 continue;
             }
             let zero = |&(layout, at, _): &(usize, usize, i64)| {
@@ -329,9 +334,7 @@ fn answers(reply: OwnedFrame, count: usize) -> Vec<Said> {
         OwnedFrame::Integer(n) => vec![is_not(n == 0); count],
         // A bucket that holds any id.
         OwnedFrame::SimpleString(_) => vec![Said::NotThere; count],
-        OwnedFrame::Error(reason) if reason.starts_with("MOVED ") || reason.starts_with("ASK ") => {
-            vec![Said::Nothing; count]
-        }
+        elsewhere if is_elsewhere(&elsewhere) => vec![Said::Nothing; count],
         _ => vec![Said::There; count],
     }
 }

@@ -5,6 +5,7 @@
 //! nothing added, so each part may be done twice: after an end of either side the import goes on
 //! where it was, or from the beginning.
 
+mod cluster;
 mod divided;
 mod follow;
 pub(crate) mod layout;
@@ -34,6 +35,7 @@ use redis_protocol::resp2::types::OwnedFrame;
 use source::{Remote, Side, Source};
 use state::{Place, SETTLED, State, StateFile};
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -142,6 +144,12 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
         is_all: true,
         is_resumed: false,
     };
+    check_source(&import)?;
+    // Before a copy that may take hours.
+    let report = args.report.as_deref().filter(|_| args.verify || args.only_verify);
+    let report = report
+        .map(|path| File::create(path).map_err(|e| format!("--report: {}: {e}", path.display())));
+    let report = report.transpose()?;
     if !args.only_verify {
         stop_on_signals(&import)?;
         import.copy()?;
@@ -152,12 +160,39 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
         import.check_that_something_was_set()?;
     }
     if args.verify || args.only_verify {
-        import.verify(remote, &spaces)?;
+        import.verify(remote, &spaces, report)?;
     }
     match import.summary.bad {
         0 => Ok(()),
         bad => Err(format!("{} keys could not be copied as a whole", HumanCount(bad))),
     }
+}
+
+/// Says, or refuses, what a source cannot give: a node of a cluster has the keys of its own slots
+/// only, and a Tidemark lists no sets.
+fn check_source(import: &Import<'_>) -> Result<(), String> {
+    let mut known = cluster::Known::default();
+    for source in &import.sources {
+        // One that does not answer is tried again by its reader.
+        let Ok(mut remote) = source.open() else { continue };
+        let info = remote.ask(&[b"INFO"]).ok().and_then(bytes).unwrap_or_default();
+        let info = String::from_utf8_lossy(&info).into_owned();
+        if info.contains("tidemark_version:") && import.layouts.iter().any(Layout::is_flags) {
+            eprintln!("{source} is a Tidemark, whose SCAN lists no sets: flags are not copied");
+        }
+        if info.contains("cluster_enabled:1") {
+            known.note(&mut remote);
+        }
+    }
+    let absent = known.absent();
+    if absent.is_empty() || import.args.allow_part {
+        return Ok(());
+    }
+    Err(format!(
+        "the cluster has more masters, whose keys would be missing: {}. Name them with --from, too \
+         (or give --allow-part)",
+        absent.join(", ")
+    ))
 }
 
 /// The layouts that were named, or those that the server's own key patterns describe; all with the
@@ -461,10 +496,10 @@ impl Import<'_> {
                 scanning: AtomicUsize::new(self.sources.len()),
             })
         });
-        for (number, source) in self.sources.iter().enumerate() {
+        for number in 0..self.sources.len() {
             let reading = Reading {
                 number,
-                source: source.clone(),
+                sources: self.sources.clone(),
                 layouts: self.layouts.clone(),
                 place: progress[number].place.clone(),
                 rate: self.args.rate.map(|rate| rate / self.sources.len() as f64),
@@ -678,7 +713,7 @@ impl Import<'_> {
         })
     }
 
-    fn verify(&self, ours: Remote, spaces: &Spaces) -> Result<(), String> {
+    fn verify(&self, ours: Remote, spaces: &Spaces, report: Option<File>) -> Result<(), String> {
         let started = Instant::now();
         let progress = bar(&self.args.from);
         let connect = || Spaces::open(&self.args.connect).map(|(remote, _)| remote);
@@ -694,7 +729,7 @@ impl Import<'_> {
             told: 0,
             report: verify::Report::default(),
         };
-        let report = verify.run(again, &self.sources, self.args.report.as_deref());
+        let report = verify.run(again, &self.sources, report);
         let report = report.map_err(|error| format!("cannot verify: {error}"))?;
         let verify::Report { rows, flags, unknown, unreadable, differ, missing } = report;
         let _ = writeln!(

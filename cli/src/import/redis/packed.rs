@@ -59,6 +59,11 @@ impl Format {
         Ok(Format(pieces))
     }
 
+    /// How many integers a value has.
+    pub(crate) fn numbers(&self) -> usize {
+        self.0.iter().filter(|piece| matches!(piece, Piece::Integer { .. })).count()
+    }
+
     /// The integers of a value.
     pub(crate) fn unpack(&self, value: &[u8]) -> Result<Vec<i64>, String> {
         let (mut at, mut found) = (0usize, Vec::new());

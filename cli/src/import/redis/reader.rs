@@ -76,17 +76,23 @@ impl Rate {
 /// See the top of the file.
 pub(crate) struct Reader {
     remote: Remote,
+    /// The other sources: of a cluster one of them may have a key that is not here.
+    others: Vec<Other>,
     layouts: Arc<Vec<Layout>>,
     rate: Option<Rate>,
 }
 
 impl Reader {
+    /// Of the source with this place among all.
     pub(crate) fn open(
-        source: &Source,
+        sources: &[Source],
+        number: usize,
         layouts: Arc<Vec<Layout>>,
         rate: Option<Rate>,
     ) -> io::Result<Reader> {
-        Ok(Reader { remote: source.open()?, layouts, rate })
+        let others = sources.iter().enumerate().filter(|(other, _)| *other != number);
+        let others = others.map(|(_, source)| Other { source: source.clone(), remote: None });
+        Ok(Reader { remote: sources[number].open()?, others: others.collect(), layouts, rate })
     }
 
     /// How many keys there are, and which process of the server this is: a cursor of SCAN is one of
@@ -180,31 +186,68 @@ impl Reader {
         }
         let mut requests = Vec::new();
         jobs.iter().for_each(|job| job.request(&layouts[job.layout], 0, &mut requests));
-        let mut rest = Vec::new();
+        let (mut rest, mut elsewhere) = (Vec::new(), Vec::new());
         let mut replied = jobs.iter();
         self.remote.batch(&requests, jobs.len(), |reply| {
             let Some(job) = replied.next() else { return };
-            if let Some(next) = job.take(&layouts[job.layout], 0, reply, tell_gone, give) {
+            if job.beside && is_elsewhere(&reply) {
+                elsewhere.push((job, reply));
+            } else if let Some(next) = job.take(&layouts[job.layout], 0, reply, tell_gone, give) {
                 rest.push((job, next));
             }
         })?;
-        // The rest of large keys.
-        for (job, mut next) in rest {
-            loop {
-                requests.clear();
-                job.request(&layouts[job.layout], next, &mut requests);
-                let mut more = None;
-                self.remote.batch(&requests, 1, |reply| {
-                    more = job.take(&layouts[job.layout], next, reply, false, give);
-                })?;
-                match more {
-                    Some(more) => next = more,
-                    None => break,
-                }
-            }
+        for (job, next) in rest {
+            job.read_rest(&layouts[job.layout], next, &mut self.remote, give)?;
+        }
+        for (job, reply) in elsewhere {
+            self.read_elsewhere(job, &layouts[job.layout], reply, give)?;
         }
         Ok(())
     }
+
+    /// A key that this node of a cluster does not have, `refusal` says: from the one that has it.
+    fn read_elsewhere(
+        &mut self,
+        job: &Job,
+        layout: &Layout,
+        mut refusal: OwnedFrame,
+        give: &mut dyn FnMut(Read),
+    ) -> io::Result<()> {
+        let mut request = Vec::new();
+        job.request(layout, 0, &mut request);
+        for other in &mut self.others {
+            let remote = match &mut other.remote {
+                Some(remote) => remote,
+                none => none.insert(other.source.open()?),
+            };
+            let mut found = None;
+            remote.batch(&request, 1, |reply| found = Some(reply))?;
+            match found {
+                Some(reply) if is_elsewhere(&reply) => refusal = reply,
+                Some(reply) => {
+                    if let Some(next) = job.take(layout, 0, reply, false, give) {
+                        job.read_rest(layout, next, remote, give)?;
+                    }
+                    return Ok(());
+                }
+                None => {}
+            }
+        }
+        // No source has it, so what it holds is not copied.
+        job.take(layout, 0, refusal, false, give);
+        Ok(())
+    }
+}
+
+/// A source that is asked when it is needed.
+struct Other {
+    source: Source,
+    remote: Option<Remote>,
+}
+
+/// Whether another node of a cluster has the key.
+pub(crate) fn is_elsewhere(reply: &OwnedFrame) -> bool {
+    matches!(reply, OwnedFrame::Error(why) if why.starts_with("MOVED ") || why.starts_with("ASK "))
 }
 
 fn strange() -> io::Error {
@@ -227,6 +270,26 @@ impl Job {
             Container::Bits => {
                 let to = (next + BITS_BYTES as u64 - 1).to_string();
                 put_command(out, &[b"GETRANGE", key, from, to.as_bytes()]);
+            }
+        }
+    }
+
+    /// Reads a large key from `next` on.
+    fn read_rest(
+        &self,
+        layout: &Layout,
+        mut next: u64,
+        remote: &mut Remote,
+        give: &mut dyn FnMut(Read),
+    ) -> io::Result<()> {
+        loop {
+            let (mut request, mut more) = (Vec::new(), None);
+            self.request(layout, next, &mut request);
+            remote
+                .batch(&request, 1, |reply| more = self.take(layout, next, reply, false, give))?;
+            match more {
+                Some(more) => next = more,
+                None => return Ok(()),
             }
         }
     }

@@ -69,7 +69,8 @@ struct Suspects {
 /// See the top of the file.
 pub(super) struct Reading {
     pub(super) number: usize,
-    pub(super) source: Source,
+    /// All of them; this one's place among them is `number`.
+    pub(super) sources: Vec<Source>,
     pub(super) layouts: Arc<Vec<Layout>>,
     pub(super) place: Place,
     pub(super) rate: Option<f64>,
@@ -114,7 +115,8 @@ impl Reading {
     fn read(mut self) -> Result<io::Result<bool>, Gone> {
         let rate = self.rate.map(Rate::new);
         let begin = || {
-            let mut reader = Reader::open(&self.source, self.layouts.clone(), rate)?;
+            let layouts = self.layouts.clone();
+            let mut reader = Reader::open(&self.sources, self.number, layouts, rate)?;
             let about = reader.about()?;
             io::Result::Ok((reader, about))
         };

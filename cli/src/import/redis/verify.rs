@@ -15,7 +15,6 @@ use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -90,11 +89,10 @@ impl Verify<'_> {
         mut self,
         again: Remote,
         sources: &[Source],
-        file: Option<&Path>,
+        mut out: Option<File>,
     ) -> io::Result<Report> {
-        let mut out = file.map(std::fs::File::create).transpose()?;
-        for source in sources {
-            let mut reader = Reader::open(source, self.layouts.clone(), None)?;
+        for number in 0..sources.len() {
+            let mut reader = Reader::open(sources, number, self.layouts.clone(), None)?;
             let suspects = self.scan(&mut reader, &mut out)?;
             for line in self.read_again(&mut reader, suspects)? {
                 self.tell(&line, &mut out)?;
@@ -220,6 +218,9 @@ impl Verify<'_> {
             let name = self.layouts[layout].fields.get(at).map_or("", |(_, to)| to);
             format!("{name} {value}")
         };
+        if missing.counters.is_empty() {
+            return format!("{space} {}: a row of zeros only here", missing.id);
+        }
         let counters: Vec<String> = missing.counters.iter().map(counter).collect();
         format!("{space} {}: {} only here", missing.id, counters.join(", "))
     }

@@ -1,0 +1,68 @@
+//! Which masters of a Redis Cluster are among the sources.
+
+use super::source::{Remote, bytes};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What the sources say of their cluster.
+#[derive(Default)]
+pub(super) struct Known {
+    /// Masters with slots, by id, with their addresses.
+    masters: BTreeMap<String, String>,
+    /// Those that are sources, or of which a replica is.
+    named: BTreeSet<String>,
+}
+
+impl Known {
+    /// Asks a source. One that may not be asked says nothing.
+    pub(super) fn note(&mut self, remote: &mut Remote) {
+        let nodes = remote.ask(&[b"CLUSTER", b"NODES"]).ok().and_then(bytes).unwrap_or_default();
+        self.read(&String::from_utf8_lossy(&nodes));
+    }
+
+    /// A line: id, address, flags, id of the master or -, three numbers, state of the link, slots.
+    fn read(&mut self, nodes: &str) {
+        for line in nodes.lines() {
+            let words: Vec<&str> = line.split_ascii_whitespace().collect();
+            let [id, address, flags, master, _, _, _, _, slots @ ..] = &words[..] else { continue };
+            let is_master = flags.split(',').any(|flag| flag == "master");
+            if is_master && !slots.is_empty() {
+                let address = address.split('@').next().unwrap_or_default();
+                self.masters.insert((*id).to_owned(), address.to_owned());
+            }
+            if flags.split(',').any(|flag| flag == "myself") {
+                self.named.insert((if is_master { *id } else { *master }).to_owned());
+            }
+        }
+    }
+
+    /// The addresses of masters that are none of the sources.
+    pub(super) fn absent(&self) -> Vec<String> {
+        let absent = self.masters.iter().filter(|(id, _)| !self.named.contains(*id));
+        absent.map(|(_, address)| address.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Known;
+
+    #[test]
+    fn masters_that_no_source_is_are_found() {
+        let line = |id: &str, port: u16, flags: &str, master: &str, slots: &str| {
+            format!("{id} 10.0.0.1:{port}@1{port} {flags} {master} 0 0 1 connected {slots}\n")
+        };
+        let mut known = Known::default();
+        known.read(
+            &(line("a", 7001, "myself,master", "-", "0-5460")
+                + &line("b", 7002, "master", "-", "5461-10922")
+                + &line("c", 7003, "master,fail", "-", "10923-16383 [0->-a]")
+                + &line("d", 7004, "slave", "b", "")
+                + &line("e", 7005, "master", "-", "")),
+        );
+        assert_eq!(known.absent(), ["10.0.0.1:7002", "10.0.0.1:7003"]);
+        known.read(&line("d", 7004, "myself,slave", "b", ""));
+        assert_eq!(known.absent(), ["10.0.0.1:7003"]);
+        known.read(&line("c", 7003, "myself,master", "-", "10923-16383"));
+        assert!(known.absent().is_empty());
+    }
+}
