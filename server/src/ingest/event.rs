@@ -172,6 +172,12 @@ impl<'de> Visitor<'de> for Object<'_> {
                     Cow::Owned(text) => Cow::Owned(text.into_bytes()),
                 }),
             ),
+            Some(Scalar::Text(_)) => {
+                let name = &config.member_name;
+                return Err(A::Error::custom(format!(
+                    "'{name}' is longer than {MAX_MEMBER_BYTES} bytes"
+                )));
+            }
             Some(_) => return Err(wrong(&config.member_name, "member: a number or a text")),
         };
         let field = match field {

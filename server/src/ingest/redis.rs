@@ -22,6 +22,8 @@ pub(super) struct Reader {
     payload: String,
     /// Of all entries that were ever added, the number of the next one, from 0.
     index: Option<u64>,
+    /// The highest entry that was deleted one by one (XDEL), as far as that was said.
+    deleted: u128,
     /// Of the next read: as many as fit into a chunk.
     entries: usize,
 }
@@ -32,6 +34,8 @@ struct Info {
     last: u128,
     /// Numbers of the first entry and behind the last one; Redis 7.
     indexes: Option<(u64, u64)>,
+    /// The highest entry that XDEL has taken; Redis 7.
+    deleted: u128,
     entries: u64,
 }
 
@@ -69,7 +73,8 @@ impl Reader {
         let link =
             connect.open_as(tls.as_ref(), connect.pass.clone(), "Set user and password.").await?;
         let (key, payload) = (config.stream.clone(), config.payload.clone());
-        let mut reader = Reader { link, key, payload, index: None, entries: FIRST_ENTRIES };
+        let mut reader =
+            Reader { link, key, payload, index: None, deleted: 0, entries: FIRST_ENTRIES };
         if db > 0 {
             reader.ask(&[b"SELECT", db.to_string().as_bytes()]).await?;
         }
@@ -197,23 +202,31 @@ impl Reader {
         }
     }
 
-    /// Entries from `next` on that are there no more.
+    /// Entries from `next` on that are there no more: trimmed from the beginning, or deleted.
     fn look_for_gap(&mut self, source: &Source, next: u128, info: &Info) {
-        let (Some(first), Some((first_index, _))) = (info.first, info.indexes) else { return };
-        if first < next {
-            return;
-        }
-        // Ours would be the first, or was before it.
-        let is_lost = match self.index {
-            Some(index) => first_index > index,
-            // Nothing was ever removed.
-            None => first_index > 0 && next > 1,
-        };
-        if is_lost {
-            let lost = self.index.map(|index| first_index - index);
+        let trimmed = self.look_for_trim(next, info);
+        let deleted = Some(info.deleted).filter(|&id| id >= next && id > self.deleted);
+        if let Some(id) = deleted {
+            self.deleted = id;
+            // Which of those between were there is not known.
+            let end = trimmed.map_or(0, |(first, _)| first).max(id + 1);
+            note_gap(source, 0, None, next, end);
+        } else if let Some((first, lost)) = trimmed {
             note_gap(source, 0, lost, next, first);
         }
-        self.index = Some(first_index);
+    }
+
+    /// The first entry that is there, if others from `next` on were before it, and how many.
+    fn look_for_trim(&mut self, next: u128, info: &Info) -> Option<(u128, Option<u64>)> {
+        let (first, (first_index, _)) = info.first.zip(info.indexes)?;
+        if first < next {
+            return None;
+        }
+        let index = self.index.replace(first_index);
+        // Ours would be the first, or was before it. A reader that does not know where it was:
+        // nothing was ever removed.
+        let is_lost = index.map_or(first_index > 0 && next > 1, |index| first_index > index);
+        is_lost.then(|| (first, index.map(|index| first_index - index)))
     }
 
     /// Until there is an entry, or for a while.
@@ -259,9 +272,10 @@ fn read_info(frame: OwnedFrame) -> Result<Info, Trouble> {
         Some(OwnedFrame::Array(entry)) => entry.first().and_then(read_id),
         _ => None,
     };
+    let deleted = all.get(&b"max-deleted-entry-id"[..]).and_then(read_id).unwrap_or(0);
     let added = number("entries-added");
     let indexes = added.map(|added| (added.saturating_sub(entries), added));
-    Ok(Info { first, last, indexes, entries })
+    Ok(Info { first, last, indexes, deleted, entries })
 }
 
 type Entry = (u128, Vec<(Vec<u8>, Vec<u8>)>);

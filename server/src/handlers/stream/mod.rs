@@ -190,10 +190,11 @@ impl<'a> Log<'a> {
         let mut first = None;
         let found = self.node.changes.find(&self.node.store, self.end, Start::Oldest);
         let Ok(mut place) = found else { return Ok(None) };
-        self.read(scope, &mut place, &|| true, |id, _| {
+        let read = self.read_on(scope, &mut place, &|| true, |id, _| {
             first = Some(id);
             false
-        })?;
+        });
+        read.map_err(|lost| refusal(&lost, "its beginning", None))?;
         Ok(first)
     }
 
@@ -204,8 +205,22 @@ impl<'a> Log<'a> {
         scope: Scope,
         place: &mut Place,
         goes_on: &dyn Fn() -> bool,
-        mut each: impl FnMut(Id, &[u8]) -> bool,
+        each: impl FnMut(Id, &[u8]) -> bool,
     ) -> Result<(), Refusal> {
+        self.read_on(scope, place, goes_on, each).map_err(|lost| {
+            let is_trimmed = matches!(lost, Lost::Trimmed);
+            let first = if is_trimmed { self.first(scope).ok().flatten() } else { None };
+            refusal(&lost, "this place", first)
+        })
+    }
+
+    fn read_on(
+        &self,
+        scope: Scope,
+        place: &mut Place,
+        goes_on: &dyn Fn() -> bool,
+        mut each: impl FnMut(Id, &[u8]) -> bool,
+    ) -> Result<(), Lost> {
         let (engines, node) = (self.node.engines(), self.node);
         let mut bytes = Vec::new();
         loop {
@@ -217,10 +232,8 @@ impl<'a> Log<'a> {
                 }
                 !is_enough
             };
-            let is_done = node
-                .changes
-                .read(&node.store, self.end, scope, place, STEP_BYTES, told)
-                .map_err(|lost| refusal(&lost, "this place", None))?;
+            let is_done =
+                node.changes.read(&node.store, self.end, scope, place, STEP_BYTES, told)?;
             if is_done || is_enough || !goes_on() {
                 return Ok(());
             }
