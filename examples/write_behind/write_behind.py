@@ -244,6 +244,12 @@ def read_anew(server, tables, group):
         server.xgroup_setid(STREAM, group, end)
 
 
+def is_passing(error):
+    """Another node is to be asked, or this one later. redis-py takes the code off the text of READONLY."""
+    codes = ("UNBLOCKED", "LOADING", "NOGROUP", "MISCONF")
+    return isinstance(error, (redis.exceptions.ReadOnlyError, redis.exceptions.BusyLoadingError)) or str(error).startswith(codes)
+
+
 def is_lost(error):
     return str(error).startswith(("PARTED", "TRIMMED"))
 
@@ -326,7 +332,7 @@ def main():
         except redis.ResponseError as error:
             if is_lost(error):
                 read_anew(server, tables, given.group)
-            elif not str(error).startswith(("READONLY", "UNBLOCKED", "LOADING", "NOGROUP", "MISCONF")):
+            elif not is_passing(error):
                 raise
         except redis.RedisError as error:
             print(f"the server has gone: {error}", file=sys.stderr)
