@@ -62,8 +62,8 @@ fn measured(space: &Space) -> f64 {
 }
 
 /// P1 while all tables are built anew again and again, for other rates, beside two writers each of
-/// which knows what it has set and unset. They write as the tables are built, so that neither a slow
-/// nor a fast machine fills the space.
+/// which knows what it has set and unset. They write as the tables are built, so that neither a
+/// slow nor a fast machine fills the space.
 #[test]
 fn nothing_is_forgotten_while_tables_are_built_anew() {
     const WRITERS: u64 = 2;
