@@ -4,7 +4,8 @@
 //! **Loans.** In a full space the tables that deletions left empty could not be rewritten, since
 //! the smaller table is there before the larger one goes. So a rewrite that gives back at least as
 //! much as it takes may go beyond the limit meanwhile, by what it will give back: one table at a
-//! time.
+//! time. Where a lowered limit lies below what is used, beyond that: else nothing could ever be
+//! made smaller.
 
 use crate::Error;
 use std::sync::Arc;
@@ -81,9 +82,11 @@ impl Budget {
         Reservation { budget: self.clone(), bytes }
     }
 
-    /// For a table: may go beyond the limit by `loan`, until that [ends](Quota::end_loan).
+    /// For a table: may go beyond the limit, or what is used if that is more, by `loan`, until that
+    /// [ends](Quota::end_loan).
     pub(crate) fn quota(self: &Arc<Self>, loan: u64) -> Quota {
-        Quota { budget: self.clone(), loan: Arc::new(AtomicU64::new(loan)) }
+        let beyond = if loan > 0 { self.used().saturating_sub(self.limit()) } else { 0 };
+        Quota { budget: self.clone(), loan: Arc::new(AtomicU64::new(beyond + loan)) }
     }
 }
 
@@ -171,5 +174,21 @@ mod tests {
         assert!(lent.take(1).is_err());
         drop(reservation);
         assert_eq!(lent.take(100).unwrap().bytes(), 100);
+    }
+
+    #[test]
+    fn a_lowered_limit_does_not_refuse_a_loan() {
+        let budget = Budget::new(100);
+        let held = budget.take(100, 0).unwrap();
+        budget.set_limit(10);
+        assert!(budget.quota(0).take(1).is_err());
+        let lent = budget.quota(30);
+        let smaller = lent.take(30).unwrap();
+        assert!(lent.take(1).is_err(), "no more than it will give back");
+        drop(held);
+        lent.end_loan();
+        assert!(lent.take(1).is_err());
+        drop(smaller);
+        assert_eq!(lent.take(10).unwrap().bytes(), 10);
     }
 }
