@@ -27,6 +27,10 @@ impl Memory {
     }
 }
 
+/// A space of counters that spills is always given so much: with less its next tables would be made
+/// smaller and smaller, and so would what it needs.
+const LEAST_OF_COUNTERS: u64 = 2 << 20;
+
 /// What a space takes and needs, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Demand {
@@ -88,7 +92,7 @@ impl CounterSpace {
         Demand {
             used: self.space.memory_bytes(),
             next: largest + largest / 2,
-            newest: 2 * largest,
+            newest: (2 * largest).max(LEAST_OF_COUNTERS),
             most: self.most_bytes(),
             spills: self.spills(),
         }
