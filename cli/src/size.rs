@@ -360,7 +360,7 @@ impl Plan {
             let _ = write!(
                 out,
                 "\n[[existence]]\nname = \"{name}\"\npairs = \"{name}:{{id}}\"\n\
-                 false_positive_rate = {}\npairs_per_table = {}\nmax_tables = {}\n",
+                 false_positive_rate = {}\npairs_per_table = {}\nmax_tables = {}\nspill = false\n",
                 args.false_positive_rate,
                 number(f.pairs_per_table),
                 f.tables.max(1) + 2,

@@ -71,7 +71,9 @@ impl Space {
 
     /// Whether the row of `id`, if there is one, must be asked for below the line.
     pub fn is_cold(&self, id: u64) -> bool {
-        id < self.cold_end() && !self.read().in_memory(id) && !self.tombstones.holds(id)
+        (self.horizon()..self.cold_end()).contains(&id)
+            && !self.read().in_memory(id)
+            && !self.tombstones.holds(id)
     }
 
     /// Deleted ids whose rows may still be below the line, in a range.

@@ -71,6 +71,8 @@ impl Space {
         }
         if rows.is_empty() {
             *rows = Vec::new();
+            // Below the line nothing is asked for, dead or not.
+            self.tombstones.remove(0, line - 1, u64::MAX);
             self.retirement.through.store(line, Relaxed);
         }
         true

@@ -68,7 +68,7 @@ pub use filter::PAGE_BYTES;
 pub use fp_estimator::Measured;
 pub use hash::{Member, Pair};
 pub use lookup::{Answers, BATCH, Hints, Lookup, Pairs, Placed};
-pub use options::{Answer, Change, Options};
+pub use options::{Answer, Change, MOST_TABLES, Options};
 pub use origin::Origin;
 pub use rebuild::{Rebuild, Rebuilt, Written};
 pub use rolling::{Unreadable, UnreadableIds};

@@ -25,6 +25,9 @@ pub struct Options {
     /// The oldest table is not recycled, but waits for the host to write it to disk (`cold`); while
     /// there is no room the newest one goes on, up to the memory limit.
     pub spill: bool,
+    /// Of a space that spills: tables' worth of pairs that are kept, in memory and elsewhere
+    /// together. When there are more the oldest table is recycled. At least 2; 0: all are kept.
+    pub keep_tables: usize,
     /// Unset pairs held exactly, per table; 26 bytes each when they are many.
     pub max_revoked: usize,
     /// Pairs held exactly because their id lies far ahead of the ring: 26 bytes each, or some 190
@@ -46,6 +49,9 @@ pub struct Options {
     pub memory_limit_bytes: Option<u64>,
 }
 
+/// The most that [`Options::max_tables`] may be.
+pub const MOST_TABLES: usize = 1 << 16;
+
 impl Default for Options {
     fn default() -> Options {
         Options {
@@ -53,6 +59,7 @@ impl Default for Options {
             pairs_per_table: 16 << 20,
             max_tables: 16,
             spill: false,
+            keep_tables: 0,
             max_revoked: 1 << 20,
             max_aside: 1 << 16,
             max_forgotten: 1 << 18,
@@ -97,8 +104,11 @@ impl Options {
         if self.pairs_per_table == 0 || self.pairs_per_table > 1 << 40 {
             return Err(Error::BadOption("pairs_per_table must lie between 1 and 2^40"));
         }
-        if self.max_tables < 2 || self.max_tables > 1 << 16 {
+        if !(2..=MOST_TABLES).contains(&self.max_tables) {
             return Err(Error::BadOption("max_tables must lie between 2 and 65536"));
+        }
+        if self.keep_tables == 1 {
+            return Err(Error::BadOption("keep_tables must be 0 or at least 2"));
         }
         if self.max_aside == 0 {
             return Err(Error::BadOption("max_aside must be at least 1"));

@@ -10,9 +10,10 @@
 //! brings more, the oldest tables go. Extensions do not count: what is sent for one id extends its
 //! table, and costs memory up to the limit, but moves no horizon (P4).
 //!
-//! A space that [spills](crate::Options::spill) recycles nothing: the host moves its oldest tables
-//! to disk before there is no room for the next one (`cold`). If it does not, the ring does not
-//! roll, and the newest table is extended.
+//! Of a space that [spills](crate::Options::spill) the host moves the oldest tables to disk before
+//! there is no room for the next one (`cold`). If it does not, the ring does not roll, and the
+//! newest table is extended. Such a space recycles only beyond
+//! [`keep_tables`](crate::Options::keep_tables), wherever the oldest table lies.
 //!
 //! **Outlying ids.** The frontier (see `rolling`) decides which ids are normal, from those that
 //! are aside. When the set of outliers is full of bad ids, good ones that leap ahead could no more
@@ -125,10 +126,11 @@ impl Space {
     fn has_too_many(&self) -> bool {
         let tables = self.ring.load();
         let pages = || tables.entries().iter().map(|entry| entry.table().pages()).sum::<usize>();
-        !self.spills()
+        let kept = self.kept_pages();
+        kept < usize::MAX
             && !self.frontier.follows()
             && tables.entries().len() > 1
-            && pages() > self.max_pages()
+            && pages() > kept
     }
 
     pub(crate) fn next_pages(&self, newest: &Table) -> usize {

@@ -31,6 +31,7 @@ pub(crate) struct Limits {
     /// Pages of a grown table's first filter.
     pub(crate) pages_per_table: AtomicUsize,
     pub(crate) max_tables: AtomicUsize,
+    pub(crate) keep_tables: AtomicUsize,
     pub(crate) max_revoked: AtomicUsize,
     pub(crate) max_aside: AtomicUsize,
     pub(crate) max_forgotten: AtomicUsize,
@@ -45,6 +46,7 @@ impl Limits {
         Limits {
             pages_per_table: AtomicUsize::new(sizing.pages(options.pairs_per_table)),
             max_tables: AtomicUsize::new(options.max_tables),
+            keep_tables: AtomicUsize::new(options.keep_tables),
             max_revoked: AtomicUsize::new(options.max_revoked),
             max_aside: AtomicUsize::new(options.max_aside),
             max_forgotten: AtomicUsize::new(options.max_forgotten),
@@ -165,6 +167,7 @@ impl Space {
         let Limits {
             pages_per_table,
             max_tables,
+            keep_tables,
             max_revoked,
             max_aside,
             max_forgotten,
@@ -174,6 +177,7 @@ impl Space {
         } = Limits::new(&self.data_of(options), self.shape().sizing);
         self.limits.pages_per_table.store(pages_per_table.into_inner(), Relaxed);
         self.limits.max_tables.store(max_tables.into_inner(), Relaxed);
+        self.limits.keep_tables.store(keep_tables.into_inner(), Relaxed);
         self.limits.max_revoked.store(max_revoked.into_inner(), Relaxed);
         self.limits.max_aside.store(max_aside.into_inner(), Relaxed);
         self.limits.max_forgotten.store(max_forgotten.into_inner(), Relaxed);
@@ -321,5 +325,15 @@ impl Space {
         }
         let by_bytes = self.limits.filter_bytes.load(Relaxed) / PAGE_BYTES as u64;
         by_tables.min(usize::try_from(by_bytes).unwrap_or(usize::MAX))
+    }
+
+    /// Pages that the first filters of all tables may have together, those that lie elsewhere
+    /// included: beyond it the oldest is recycled.
+    pub(crate) fn kept_pages(&self) -> usize {
+        match self.limits.keep_tables.load(Relaxed) {
+            _ if !self.spills() => self.max_pages(),
+            0 => usize::MAX,
+            tables => self.limits.pages_per_table.load(Relaxed).saturating_mul(tables),
+        }
     }
 }

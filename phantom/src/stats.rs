@@ -145,14 +145,19 @@ impl Space {
         let tables = self.ring.load();
         let newest = tables.newest().table();
         let early_share = newest.roll_at() as f64 / newest.capacity().max(1) as f64;
-        let mut pages = self.pages_in_memory();
+        let mut room = self.max_pages().saturating_sub(self.pages_in_memory());
         let mut pairs = newest.roll_at().saturating_sub(newest.pairs());
-        let mut next = self.next_pages(newest);
         let sizing = self.shape().sizing;
-        while pages + next <= self.max_pages() {
-            pages += next;
-            pairs += (sizing.capacity(next) as f64 * early_share) as u64;
-            next = next.saturating_mul(2).min(self.limits.pages_per_table.load(Relaxed));
+        let come = |pages| (sizing.capacity(pages) as f64 * early_share) as u64;
+        let full = self.limits.pages_per_table.load(Relaxed);
+        let mut next = self.next_pages(newest);
+        while next < full && next <= room {
+            (room, pairs) = (room - next, pairs.saturating_add(come(next)));
+            next = next.saturating_mul(2).min(full);
+        }
+        // The budget may have room for any number of full ones.
+        if next == full {
+            pairs = pairs.saturating_add(come(full).saturating_mul((room / full.max(1)) as u64));
         }
         pairs
     }

@@ -361,7 +361,8 @@ mod tests {
         let variables = run.variables([Some(7), None, None, None]).unwrap();
         assert_eq!(
             shown(&run.words(), &variables),
-            "TIDEMARK_SEED=7 TIDEMARK_RUNS=1 cargo test -p replication --test sim -- --nocapture"
+            "TIDEMARK_SEED=7 TIDEMARK_RUNS=1 cargo test -p replication --test sim -- \
+             --include-ignored --nocapture"
         );
     }
 

@@ -223,6 +223,15 @@ pub(crate) const RUNS: &[Run] = &[
     },
     Run {
         group: "play",
+        name: "fresh",
+        about: "so many posts and likes into a server with nothing set but memory, under kill -9",
+        file: "cli/tests/fresh.rs",
+        test: "-p tidemark --test fresh",
+        reads: [false, false, true, false],
+        soak: 0,
+    },
+    Run {
+        group: "play",
         name: "ingest",
         about: "so many thousand events of each broker, under kill -9 of either side and failovers",
         file: "cli/tests/ingest/main.rs",
@@ -264,7 +273,7 @@ impl Run {
     pub(crate) fn words(&self) -> Vec<&'static str> {
         let mut words = vec!["test"];
         words.extend(self.test.split(' '));
-        words.extend(["--", "--nocapture"]);
+        words.extend(["--", "--include-ignored", "--nocapture"]);
         words
     }
 

@@ -92,7 +92,7 @@ fn ours(entries: u64) -> Outcome<PerEntry> {
     let space = phantom::Space::new(phantom::Options {
         false_positive_rate: made.false_positive_rate,
         pairs_per_table: made.pairs_per_table,
-        max_tables: made.max_tables,
+        max_tables: made.tables(),
         ..phantom::Options::default()
     })?;
     for (id, user) in flags().take(usize::try_from(entries)?) {

@@ -202,11 +202,6 @@ impl Catalogue {
     pub fn retire(&mut self, name: &str, horizon: u64) -> Result<(), EditError> {
         let known = self.counter.iter_mut().find(|known| known.made.name == name);
         let known = known.ok_or_else(|| EditError::NoSuch("counter space", name.to_owned()))?;
-        if known.made.spill {
-            return Err(EditError::Invalid(format!(
-                "the space '{name}' spills: its oldest tables go to the disk, and none is retired"
-            )));
-        }
         known.horizon = known.horizon.max(horizon);
         Ok(())
     }

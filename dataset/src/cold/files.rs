@@ -49,6 +49,11 @@ impl Files {
         file.block_of(id).map(|block| Place { file, block })
     }
 
+    /// Those of which all ids lie below this one.
+    pub(crate) fn below(&self, id: u64) -> &[Arc<ColdFile>] {
+        &self.0[..self.0.partition_point(|file| file.entry().tag.high < id)]
+    }
+
     /// The files that overlap a range, and the range that holds them whole.
     pub(crate) fn cover(&self, low: u64, last: u64) -> (u64, u64, Vec<Arc<ColdFile>>) {
         let overlap =
@@ -139,6 +144,7 @@ impl ColdSpace {
         f: &mut impl FnMut(u64),
     ) -> store::Result<Option<u64>> {
         let files = self.files();
+        let from = from.max(space.horizon());
         let (mut next, mut given) = (from, 0);
         let (mut ids, mut values, mut buffer) = (Vec::new(), Vec::new(), [0; BLOCK_BYTES]);
         let after = files.0.partition_point(|file| file.head().last < from);
@@ -204,7 +210,7 @@ impl ColdSpace {
     ) -> store::Result<Option<u64>> {
         let (mut ids, mut values) = (Vec::new(), Vec::new());
         self.some_block(random, &mut ids, &mut values)?;
-        ids.retain(|&id| !space.is_buried(id));
+        ids.retain(|&id| id >= space.horizon() && !space.is_buried(id));
         Ok(random.choice(ids))
     }
 

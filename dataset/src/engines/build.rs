@@ -285,8 +285,9 @@ pub fn existence_options(made: &options::Existence) -> phantom::Options {
     phantom::Options {
         false_positive_rate: made.false_positive_rate,
         pairs_per_table: made.pairs_per_table,
-        max_tables: made.max_tables,
+        max_tables: made.tables(),
         spill: made.spill,
+        keep_tables: made.keep_tables,
         max_revoked: made.max_revoked,
         max_aside: made.max_aside,
         max_forgotten: made.max_forgotten,

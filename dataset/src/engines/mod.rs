@@ -186,8 +186,8 @@ pub struct ExistenceSpace {
 /// How fast pairs come.
 #[derive(Default)]
 struct PairRate {
-    /// [`phantom::Space::pairs_until_recycled`] when the rate was last measured.
-    until: AtomicU64,
+    /// Where the newest table began when the rate was last measured, and its pairs then.
+    newest: parking_lot::Mutex<Option<(u64, u64)>>,
     /// The rate, as the bits of an f64.
     rate: AtomicU64,
 }
@@ -319,9 +319,14 @@ impl ExistenceSpace {
 
     /// To be called now and then, by one thread.
     fn measure(&self, elapsed: Duration) {
-        let until = self.space.pairs_until_recycled();
-        // After a roll there is room again, and this once nothing is learned.
-        let Some(come) = self.pace.until.swap(until, Relaxed).checked_sub(until) else { return };
+        let tables = self.space.tables();
+        let Some(newest) = tables.last() else { return };
+        let before = self.pace.newest.lock().replace((newest.low, newest.pairs));
+        let Some((low, pairs)) = before else { return };
+        let since = tables.iter().filter(|table| table.low >= low);
+        let since = since.map(|table| table.pairs).sum::<u64>();
+        // Where that table has been emptied or recycled, this once nothing is learned.
+        let Some(come) = since.checked_sub(pairs) else { return };
         let now = come as f64 / elapsed.as_secs_f64().max(1e-3);
         let before = self.pairs_per_s();
         let weight =

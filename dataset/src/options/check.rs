@@ -72,13 +72,6 @@ impl Lists<'_> {
         check_names("view", &view.iter().map(|v| v.name.as_str()).collect::<Vec<_>>())?;
         check_names("action", &action.iter().map(|a| a.name.as_str()).collect::<Vec<_>>())?;
         self.check_patterns()?;
-        if let Some(both) = counter.iter().find(|made| made.spill && made.keep_tables > 0) {
-            return Err(format!(
-                "counter space '{}': keep_tables retires what spill = true writes to the disk: \
-                 leave one of them out",
-                both.name
-            ));
-        }
         if let Some(none) = counter.iter().find(|made| made.rows_per_table == 0) {
             return Err(format!(
                 "counter space '{}': rows_per_table must be at least 1",
@@ -90,6 +83,13 @@ impl Lists<'_> {
                 return Err(format!(
                     "existence space '{}': ledger = \"exact\" keeps every pair: it needs \
                      spill = true and members = true",
+                    existence.name
+                ));
+            }
+            if existence.ledger == LedgerMode::Exact && existence.keep_tables > 0 {
+                return Err(format!(
+                    "existence space '{}': ledger = \"exact\" keeps every pair: leave keep_tables \
+                     out",
                     existence.name
                 ));
             }

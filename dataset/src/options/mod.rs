@@ -236,17 +236,16 @@ section! {
         /// does. Otherwise the flags stay set: an id that is used again has likers whose likes
         /// do not count.
         delete_forgets: bool = false,
-        /// Whether the oldest tables move to the disk when the space nears its memory limit. A
-        /// space that does not spill stays in memory. Off until it has been shown at hundreds of
-        /// millions of rows.
-        spill: bool = false,
+        /// Whether the oldest tables move to the disk when memory is short: of server.memory_bytes,
+        /// or of the space's own limit. A space that does not spill stays in memory.
+        spill: bool = true,
         /// Rows that a table is made for. A table is allocated when its range begins to be used,
         /// not before. A row takes its bits plus about 3.5 bytes for its id and empty slots. With
         /// spill = true fewer, if the memory limit has no room for four such tables.
         rows_per_table: u64 = 1 << 20,
-        /// Without a disk for old rows: how many tables' worth of rows (of rows_per_table each) are
-        /// kept. Older tables are retired: reads find no row there, writes are refused, and their
-        /// memory is free. 0: all are kept. For ids that rise with time only.
+        /// How many tables' worth of rows (of rows_per_table each) are kept, in memory and on the
+        /// disk together. Older tables are retired: reads find no row there, writes are refused,
+        /// and their memory and files are free. 0: all are kept. For ids that rise with time only.
         #[wide = "crate::options::wide"]
         keep_tables: u64 = 0,
         /// Most bytes of memory for this space's tables; 0 means as many as server.memory_bytes has
@@ -297,22 +296,28 @@ section! {
         /// Pairs that a table is made for; about 20 bits each at 0.0001. The first table of a space
         /// is an eighth of that, then each is twice the one before.
         pairs_per_table: u64 = 8 << 20,
-        /// Most tables in memory. When one more would be needed, the oldest is recycled: its ids
-        /// lie below the horizon then, and answer "unknown" (nil). What an action on such an id
-        /// does, below_horizon says. Where each like must be known for ever, choose more tables, or
-        /// let the oldest move to the disk: see spill.
-        max_tables: usize = 32,
+        /// Most tables in memory; 0: as many as there is memory for where tables move to the disk
+        /// (spill), else 32. When one more would be needed, the oldest moves there. With
+        /// spill = false it is recycled: its ids lie below the horizon then, and answer "unknown"
+        /// (nil). What an action on such an id does, below_horizon says.
+        max_tables: usize = 0,
         /// What an action does with an id below the horizon, where it is not known any more whether
         /// the member did it before: "refuse" (it answers nil and moves no counter: an old post
         /// cannot be liked any more) or "count" (it moves the counters and answers 1; the flag
         /// stays unknown, so a repeated like counts again, and so does a repeated unlike).
         below_horizon: BelowHorizon = BelowHorizon::Refuse,
-        /// Whether the oldest table moves to the disk instead of being recycled: one 4 KiB read per
-        /// flag of an old post then, and the horizon stays where it is. What is set late of such
-        /// tables is held exactly until it is merged, in at most a sixteenth of the memory that the
-        /// tables may take; beyond that it is refused with an OOM error. While there is no room on
-        /// the disk the newest table goes on, up to the memory limit. TM.MERGE is refused.
-        spill: bool = false,
+        /// Whether the oldest table moves to the disk when memory is short, instead of being
+        /// recycled: one 4 KiB read per flag of an old post then, and the horizon stays where it
+        /// is. Take false for what may be forgotten, as read marks. What is set late of
+        /// tables on the disk is held exactly until it is merged, in at most a sixteenth of the
+        /// memory that the tables may take; beyond that it is refused with an OOM error. While
+        /// there is no room on the disk the newest table goes on, up to the memory limit. TM.MERGE
+        /// is refused.
+        spill: bool = true,
+        /// Of a space that spills: how many tables' worth of pairs (of pairs_per_table each) are
+        /// kept, in memory and on the disk together. When there are more the oldest table is
+        /// recycled, and its file is removed: see max_tables. At least 2; 0: all are kept.
+        keep_tables: usize = 0,
         /// Whether every pair is also kept on the disk, sorted, in about 4 to 10 bytes: "off" or
         /// "exact". With "exact" each like counts exactly once: where the filter says that a pair
         /// is set, a write reads one 4 KiB block to be sure; a first like reads nothing. Pages are
@@ -321,7 +326,7 @@ section! {
         /// of at most 512 bytes. Needs spill = true and members; what a space was made with holds.
         ledger: LedgerMode = LedgerMode::Off,
         /// Most bytes of memory for this space, within server.memory_bytes, which all spaces share;
-        /// 0 means twice what `max_tables` full tables take.
+        /// 0 means twice what `max_tables` full tables take, if tables are recycled.
         /// At the limit a table that gets more late pairs than it has room for refuses them with an
         /// OOM error; the newest one goes on.
         memory_limit_bytes: u64 = 0,
@@ -416,6 +421,20 @@ pub struct Options {
     pub action: Vec<Action>,
 }
 
+impl Existence {
+    /// `max_tables`, or what 0 means.
+    pub fn tables(&self) -> usize {
+        match self.max_tables {
+            0 if self.spill => phantom::MOST_TABLES,
+            0 => RECYCLED_TABLES,
+            tables => tables,
+        }
+    }
+}
+
+/// Tables of a space that recycles them, unless it says how many.
+const RECYCLED_TABLES: usize = 32;
+
 impl Default for Options {
     fn default() -> Self {
         let text = str::to_owned;
@@ -449,11 +468,17 @@ impl Default for Options {
                     name: text("user"),
                     fields: text("follower:16 following:10 post:12"),
                     rows: text("user:{id} user:{{id}}"),
+                    // Users come without order: no table of them is old.
                     spill: false,
                     ..Counter::default()
                 },
             ],
-            existence: vec![existence("liked"), existence("reposted"), existence("read")],
+            // Whether a post was liked is asked for ever, whether it was read soon after at most.
+            existence: vec![
+                existence("liked"),
+                existence("reposted"),
+                Existence { spill: false, max_tables: RECYCLED_TABLES, ..existence("read") },
+            ],
             view: vec![View {
                 name: text("home"),
                 // By name: a field that ALTER adds must not change the pages of clients that are

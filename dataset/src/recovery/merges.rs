@@ -29,6 +29,8 @@ fn configured(change: &impl Fn(&mut Existence)) -> Options {
     for existence in &mut config.existence {
         // A first table of one block.
         (existence.seed, existence.pairs_per_table) = (7, 160_000);
+        // Only tables in memory take merges, and only they are recycled.
+        existence.spill = false;
         change(existence);
     }
     config

@@ -6,6 +6,8 @@ mod commit_source;
 mod crashes;
 #[cfg(test)]
 mod merges;
+#[cfg(test)]
+mod retiring;
 
 use crate::catalogue::{Catalogue, Unreadable};
 use crate::clock::unix_ms;

@@ -348,9 +348,7 @@ impl<'a> Ground<'a> {
 
         let kept = files.all().iter().filter(|file| !old.iter().any(|old| Arc::ptr_eq(old, file)));
         cold.set_files(Files::new(kept.chain(&fresh).cloned().collect()));
-        // What a replica still fetches goes with a later snapshot.
-        let unpinned = old.iter().filter(|file| !store.is_pinned(&file.entry().name));
-        unpinned.for_each(|file| file.retire(store.disk().clone()));
+        discard(store, &old);
 
         space.unbury(&spill);
         let spilled = drop_spilled(space, &fresh, width)?;
@@ -382,6 +380,7 @@ fn copy_rows(
     before: &mut OldRows,
     out: &mut Output<'_>,
 ) -> store::Result<()> {
+    let is_kept = |older| older >= space.horizon() && !space.is_buried(older);
     let piece = PIECE_IDS.max(space.rows_per_table() as usize / PIECES);
     let (mut ids, mut rows, mut found) = (Vec::new(), Vec::new(), Vec::new());
     while space.next_ids(spill, piece, &mut ids) {
@@ -392,7 +391,7 @@ fn copy_rows(
             let width_now = rows.len() / ids.len();
             for (i, &id) in ids.iter().enumerate() {
                 while let Some((older, row)) = before.peek().filter(|row| row.0 <= id) {
-                    if older < id && !space.is_buried(older) {
+                    if older < id && is_kept(older) {
                         out.push(older, row)?;
                     }
                     before.skip()?;
@@ -405,7 +404,7 @@ fn copy_rows(
         }
     }
     while let Some((older, row)) = before.peek() {
-        if !space.is_buried(older) {
+        if is_kept(older) {
             out.push(older, row)?;
         }
         before.skip()?;
@@ -450,6 +449,30 @@ fn most_changed(space: &CounterSpace) -> Option<(RangeStats, u64)> {
             (range, rows + space.tombs_of(range.low, range.last).1)
         });
     weighed.filter(|range| range.1 > 0).max_by_key(|range| range.1)
+}
+
+/// Removes the files of which all rows were retired. No other thread may write files. Whether there
+/// were any.
+pub(crate) fn remove_retired(ground: &Ground<'_>, space: &CounterSpace) -> store::Result<bool> {
+    let (cold, files) = (space.cold(), space.cold().files());
+    let gone = files.below(space.horizon());
+    if gone.is_empty() {
+        return Ok(false);
+    }
+    // The horizon must be in the log, safely, before what lies below it goes.
+    let durable = ground.flush()?;
+    let names: Vec<String> = gone.iter().map(|file| file.entry().name.clone()).collect();
+    ground.store.replace_files(Vec::new(), &names, durable)?;
+    cold.set_files(Files::new(files.all()[gone.len()..].to_vec()));
+    discard(ground.store, gone);
+    Ok(true)
+}
+
+/// Deletes files that the manifest does not name any more. What a replica still fetches goes with a
+/// later snapshot.
+fn discard(store: &Store, files: &[Arc<ColdFile>]) {
+    let unpinned = files.iter().filter(|file| !store.is_pinned(&file.entry().name));
+    unpinned.for_each(|file| file.retire(store.disk().clone()));
 }
 
 /// Removes the files of spaces that were dropped. That they were must be in the log, safely: a
@@ -632,6 +655,10 @@ fn is_short(space: &CounterSpace, limit: u64) -> bool {
 /// Does for a space what is most urgent; whether there was anything. `None`: memory is short, and
 /// nothing can be done about it.
 fn look_after(live: &Live<'_>, space: &CounterSpace) -> store::Result<Option<bool>> {
+    if !space.cold().files().below(space.horizon()).is_empty() {
+        let Some(_alone) = alone_with(live, space.number()) else { return Ok(Some(false)) };
+        return remove_retired(&Ground::of(live), space).map(Some);
+    }
     if is_short(space, space.memory_limit_bytes()) {
         let Some(_alone) = alone_with(live, space.number()) else { return Ok(Some(false)) };
         return Ok(make_room(&Ground::of(live), space, space.memory_limit_bytes())?.map(|_| true));

@@ -110,12 +110,17 @@ fn lowered_limits_recycle_at_once() {
     assert_eq!(follows.horizon(), 0);
     follows.put_layout(&leads.layout()).expect("it is the same");
     assert_eq!(follows.layout(), leads.layout());
-    // A space that spills keeps them, until it does not any more.
+    // A space that spills keeps them, until it does not any more; or as many as it is told.
     let spills = filled();
     let two = Options { max_tables: 2, spill: true, ..spills.options().clone() };
     spills.set_options(&two).expect("two tables");
     while spills.maintain() {}
     assert_eq!(spills.horizon(), 0);
+    assert!(spills.set_options(&Options { keep_tables: 1, ..two.clone() }).is_err());
+    spills.set_options(&Options { keep_tables: 4, ..two.clone() }).expect("four tables");
+    while spills.maintain() {}
+    let kept: usize = spills.layout().iter().map(|at| at.pages).sum();
+    assert!(spills.horizon() > FIRST && (3 * grown..=4 * grown).contains(&kept), "{kept} {grown}");
     spills.set_options(&Options { spill: false, ..two }).expect("two tables");
     while spills.maintain() {}
     assert_eq!(spills.layout(), leads.layout());

@@ -58,6 +58,7 @@ impl Run {
             false_positive_rate: [0.01, 0.003, 0.001][rng.usize(0..3)],
             pairs_per_table: 1 << rng.u32(9..15),
             max_tables: rng.usize(2..5),
+            keep_tables: 0,
             spill: false,
             max_revoked: rng.usize(50..2000),
             max_aside: rng.usize(100..3000),

@@ -240,7 +240,7 @@ fn ids_below_the_horizon_are_unknown_and_not_no() {
     let server = TestServer::with(|config| {
         for existence in &mut config.existence {
             existence.pairs_per_table = 1000;
-            existence.max_tables = 2;
+            (existence.spill, existence.max_tables) = (false, 2);
         }
     });
     let mut raw = server.raw();

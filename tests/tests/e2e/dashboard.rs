@@ -94,7 +94,7 @@ fn the_dashboard_shows_what_info_tells_and_fits_a_desk_and_a_phone() {
         config.backup.dir = backups.path().into();
         for existence in &mut config.existence {
             existence.pairs_per_table = 1 << 9;
-            existence.max_tables = 2;
+            (existence.spill, existence.max_tables) = (false, 2);
         }
     });
     some_traffic(&server);
@@ -148,7 +148,7 @@ fn the_dashboard_shows_what_is_empty_busy_rolls_and_spills() {
     let (server, address) = with_admin(|config| {
         for existence in &mut config.existence {
             existence.pairs_per_table = 1 << 12;
-            existence.max_tables = 4;
+            (existence.spill, existence.max_tables) = (false, 4);
         }
         let posts = config.counter.iter_mut().find(|space| space.name == "post").unwrap();
         posts.spill = true;

@@ -216,7 +216,7 @@ fn a_post_below_the_horizon_has_a_heart_that_cannot_be_pressed() {
     let server = TestServer::with(|config| {
         for existence in &mut config.existence {
             existence.pairs_per_table = 1 << 9;
-            existence.max_tables = 2;
+            (existence.spill, existence.max_tables) = (false, 2);
         }
     });
     let app = App::start(server.port(), |_| {});

@@ -27,6 +27,7 @@ fn configure(config: &mut Config) {
         false_positive_rate: 0.25,
         pairs_per_table: 40_000,
         max_tables: 3,
+        spill: false,
         max_loose: 64,
         memory_limit_bytes: 1 << 30,
         seed: 7,

@@ -28,7 +28,7 @@ fn tiny() -> Options {
     }
     for existence in &mut config.existence {
         existence.pairs_per_table = 300;
-        existence.max_tables = 5;
+        (existence.spill, existence.max_tables) = (false, 5);
         existence.false_positive_rate = RATE;
         existence.max_revoked = 100_000;
         existence.max_aside = 100_000;

@@ -13,6 +13,8 @@ const LIKES: u64 = 10;
 fn small(config: &mut Config) {
     let liked = &mut config.existence[0];
     (liked.pairs_per_table, liked.max_tables, liked.false_positive_rate) = (8000, 6, 0.001);
+    // So that there is a horizon.
+    liked.spill = false;
     config.counter[0].rows_per_table = 4096;
 }
 

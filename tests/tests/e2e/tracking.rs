@@ -532,7 +532,7 @@ fn a_change_of_a_schema_invalidates_everything() {
 fn ids_below_the_horizon_are_invalidated() {
     let server = TestServer::with(|config| {
         for space in &mut config.existence {
-            (space.max_tables, space.pairs_per_table) = (2, 1000);
+            (space.spill, space.max_tables, space.pairs_per_table) = (false, 2, 1000);
         }
     });
     let mut writer = server.raw();

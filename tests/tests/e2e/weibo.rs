@@ -23,6 +23,7 @@ fn server() -> TestServer {
             pairs: "r{id}".to_owned(),
             pairs_per_table: 20_000,
             max_tables: 2,
+            spill: false,
             ..Existence::default()
         }];
     })

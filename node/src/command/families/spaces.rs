@@ -69,11 +69,10 @@ pub(crate) const TABLE: &[Spec] = &[
                  ($name). Its keys stay as they are: TM.SPACE ALTER SET changes them."),
             spec("tm.space|retire", 4, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN,
                 "space id",
-                "Gives up the rows of all ids below this one, for good, and their memory: the \
-                 horizon of a counter space, for servers without a disk for old rows. Reads find \
-                 no row there (nil, or 0 in a page), FEED.ACT answers nil, other writes are \
-                 refused. An id above the highest one is refused, and so is a space that spills. \
-                 keep_tables does it by itself."),
+                "Gives up the rows of all ids below this one, for good, with their memory and \
+                 their files: the horizon of a counter space. Reads find no row there (nil, or 0 \
+                 in a page), FEED.ACT answers nil, other writes are refused. An id above the \
+                 highest one is refused. keep_tables does it by itself."),
         ],
         ..spec("tm.space", -2, 0, "", "A container for commands about spaces.")
     },

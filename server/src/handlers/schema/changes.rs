@@ -165,11 +165,6 @@ fn retire(call: &mut Call<'_>) -> Outcome {
             "ERR {horizon} lies above {highest}, the highest id of '{name}': nothing was retired"
         ));
     }
-    if space.cold_end() > 0 {
-        return Err(refuse!(
-            "ERR the space '{name}' has rows on the disk, which are not retired: nothing was"
-        ));
-    }
     change(call, move |now| now.retire(&name, horizon))
 }
 
