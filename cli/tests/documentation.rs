@@ -16,7 +16,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// What lines begin with that do not run here, or what a program in Python contains, and why.
-const ELSEWHERE: [(&str, &str); 21] = [
+const ELSEWHERE: [(&str, &str); 22] = [
     ("rclone", "it needs another machine"),
     ("aws", "it needs a bucket of S3"),
     ("./run", "it builds, then runs the demo: cli/tests/demo.rs"),
@@ -41,6 +41,7 @@ const ELSEWHERE: [(&str, &str); 21] = [
     ("redis-cli -h old", "it needs a Redis to leave: tests/tests/e2e/migrate.rs"),
     ("tidemark import --from", "the same: tests/tests/e2e/import_redis.rs"),
     ("tidemark export --to", "the same: tests/tests/e2e/import_redis.rs"),
+    ("tidemark cluster", "it needs a cluster: tests/clients/split.py"),
 ];
 
 /// How a line of a block that is not run must not begin.
