@@ -145,12 +145,16 @@ impl Space {
             "a bulk load is for an empty space, and its ranges rise"
         );
         let shape = self.shape.load_full();
-        let part = |range: &LoadRange| {
+        let part = |(at, range): (usize, &LoadRange)| {
             let mut made_for = *range;
             if range.low == head.newest.low {
                 // It goes on filling as it did.
                 made_for.rows = range.rows.max(head.newest.rows);
                 made_for.last = head.newest.last.clamp(range.low, range.last);
+            }
+            if let Some(next) = ranges.get(at + 1) {
+                // What lies between two ranges has gone below since; a log may tell of it again.
+                made_for.last = next.low - 1;
             }
             let rows = made_for.rows.max(FIRST_ROWS.min(self.rows_per_table()));
             let sizing = Sizing::new(&shape.schema, range.low, made_for.last, rows);
@@ -166,7 +170,7 @@ impl Space {
             };
             Ok((range.low, Mutex::new(part)))
         };
-        let parts = ranges.iter().map(part).collect::<Result<_, Error>>()?;
+        let parts = ranges.iter().enumerate().map(part).collect::<Result<_, Error>>()?;
         Ok(Loader { space: self, head, parts })
     }
 }
@@ -255,5 +259,30 @@ impl LoadPart {
         self.queue.clear();
         self.values.clear();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Options, Schema};
+
+    /// The range between has gone below since the snapshot, and the log tells of its rows again.
+    #[test]
+    fn ids_between_loaded_ranges_have_a_place() {
+        let schema = Schema::parse("a:12").unwrap();
+        let space = Space::new(Options { rows_per_table: 1000, ..Options::new(schema) }).unwrap();
+        let range = |low, last| LoadRange { low, last, rows: 0 };
+        let ranges = [range(0, 999), range(1 << 40, u64::MAX)];
+        space.loader(&[], &ranges).unwrap().install().unwrap();
+        let newer = (1 << 40..(1 << 40) + 200).map(|id| id * 2 - (1 << 40));
+        let ids: Vec<u64> = newer.chain([1 << 30, (1 << 40) - 1, 1000]).collect();
+        for &id in &ids {
+            space.put(id, Some(&[7])).unwrap();
+        }
+        while space.maintain() {}
+        assert_eq!(space.ranges().iter().map(|range| range.rows).sum::<u64>(), ids.len() as u64);
+        let mut row = [0];
+        assert!(ids.iter().all(|&id| space.get(id, &mut row).unwrap() && row == [7]));
     }
 }
