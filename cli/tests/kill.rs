@@ -115,8 +115,8 @@ fn a_clean_end_loses_nothing_whatever_the_policy() {
 fn site(dir: &Path) -> Program {
     let text = "[durability]\nfsync = \"always\"\n[[counter]]\nname = \"post\"\n\
                 fields = \"like:12 repost:8 comment:8 read:16\"\nrows = \"post:{id}\"\n\
-                [[existence]]\nname = \"liked\"\nseed = 7\nspill = false\npairs_per_table = 16_000\n[[view]]\n\
-                name = \"home\"\ncounters = [\"post\"]\nflags = [\"liked\"]\n[[action]]\n\
+                [[existence]]\nname = \"liked\"\nseed = 7\nspill = false\n\
+                pairs_per_table = 16_000\n[[view]]\nname = \"home\"\ncounters = [\"post\"]\nflags = [\"liked\"]\n[[action]]\n\
                 name = \"like\"\nflag = \"liked\"\ncounter = \"post.like\"\n";
     Program::start_with(dir, text)
 }
