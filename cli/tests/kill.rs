@@ -116,8 +116,9 @@ fn site(dir: &Path) -> Program {
     let text = "[durability]\nfsync = \"always\"\n[[counter]]\nname = \"post\"\n\
                 fields = \"like:12 repost:8 comment:8 read:16\"\nrows = \"post:{id}\"\n\
                 [[existence]]\nname = \"liked\"\nseed = 7\nspill = false\n\
-                pairs_per_table = 16_000\n[[view]]\nname = \"home\"\ncounters = [\"post\"]\nflags = [\"liked\"]\n[[action]]\n\
-                name = \"like\"\nflag = \"liked\"\ncounter = \"post.like\"\n";
+                pairs_per_table = 16_000\n[[view]]\nname = \"home\"\ncounters = [\"post\"]\n\
+                flags = [\"liked\"]\n[[action]]\nname = \"like\"\nflag = \"liked\"\n\
+                counter = \"post.like\"\n";
     Program::start_with(dir, text)
 }
 
