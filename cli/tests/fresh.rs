@@ -241,7 +241,7 @@ impl Fresh {
                             break;
                         }
                         check_rows(&mut client, block, comments);
-                        if block % sample == 0 {
+                        if block.is_multiple_of(sample) {
                             let found = flags(&mut client, block, member(block));
                             assert_eq!(found, BLOCK, "likes of block {block}");
                             let others = flags(&mut client, block, member(block) + 1);

@@ -186,7 +186,8 @@ impl Finder {
                 |of: &Layout| of.space == space && !of.is_flags() && of.is_cell() == cells;
             for (row, (_, values)) in rows.iter().enumerate() {
                 let is_lacking = (0..order.len()).any(|at| values[at] != 0 && lacking[row][at]);
-                if !is_lacking && !(is_gone[row] && values.iter().all(|value| *value == 0)) {
+                let may_be_gone = is_gone[row] && values.iter().all(|value| *value == 0);
+                if !is_lacking && !may_be_gone {
                     continue;
                 }
                 for (layout, of) in layouts.iter().enumerate().filter(|(_, of)| of_these(of)) {

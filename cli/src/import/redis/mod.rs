@@ -496,17 +496,17 @@ impl Import<'_> {
                 scanning: AtomicUsize::new(self.sources.len()),
             })
         });
-        for number in 0..self.sources.len() {
+        for (number, of) in progress.iter().enumerate() {
             let reading = Reading {
                 number,
                 sources: self.sources.clone(),
                 layouts: self.layouts.clone(),
-                place: progress[number].place.clone(),
+                place: of.place.clone(),
                 rate: self.args.rate.map(|rate| rate / self.sources.len() as f64),
                 changes: changes.get(number).cloned(),
                 deletes: deletes.clone(),
                 renews: self.args.renew_sets,
-                acknowledged: progress[number].acknowledged.clone(),
+                acknowledged: of.acknowledged.clone(),
                 until_idle: self.args.until_idle.map(Duration::from_secs),
                 stop: self.stop.clone(),
                 tell: tell.clone(),
