@@ -146,10 +146,7 @@ impl Ground<'_> {
         if gone.is_empty() {
             return Ok(false);
         }
-        // The horizon must be in the log, safely, before what lies below it goes.
-        let durable = self.flush()?;
-        let names: Vec<String> = gone.iter().map(|file| file.entry().name.clone()).collect();
-        self.store.replace_files(Vec::new(), &names, durable)?;
+        self.take_out(gone.iter().map(|file| file.entry()))?;
         space.cold().set_files(kept);
         let unpinned = gone.iter().filter(|file| !self.store.is_pinned(&file.entry().name));
         unpinned.for_each(|file| file.file().retire(self.store.disk().clone()));

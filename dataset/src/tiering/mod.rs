@@ -243,6 +243,14 @@ impl<'a> Ground<'a> {
         Ok(self.durability.positions().1.offset)
     }
 
+    /// Takes files out of the manifest that lie below the horizon, which must be in the log,
+    /// safely, before.
+    fn take_out<'f>(&self, gone: impl Iterator<Item = &'f FileEntry>) -> store::Result<()> {
+        let durable = self.flush()?;
+        let names: Vec<String> = gone.map(|file| file.name.clone()).collect();
+        self.store.replace_files(Vec::new(), &names, durable)
+    }
+
     /// Bytes that new files of a range may take instead of the `old` ones. An error if the disk has
     /// too little room for them.
     fn room(
@@ -459,10 +467,7 @@ pub(crate) fn remove_retired(ground: &Ground<'_>, space: &CounterSpace) -> store
     if gone.is_empty() {
         return Ok(false);
     }
-    // The horizon must be in the log, safely, before what lies below it goes.
-    let durable = ground.flush()?;
-    let names: Vec<String> = gone.iter().map(|file| file.entry().name.clone()).collect();
-    ground.store.replace_files(Vec::new(), &names, durable)?;
+    ground.take_out(gone.iter().map(|file| file.entry()))?;
     cold.set_files(Files::new(files.all()[gone.len()..].to_vec()));
     discard(ground.store, gone);
     Ok(true)
