@@ -4,15 +4,17 @@
 //! Nothing is kept here: each step can be seen in the topologies of the nodes. So a command that
 //! was ended in the middle is given again, and goes on where it was.
 
+use crate::cluster_nodes::{Node, nodes};
+use crate::import::spaces::maps;
 use crate::terminal::grouped;
 use clap::{Args, Subcommand};
-use node::client::connect::{ConnectArgs, Link, refused, within};
-use node::cluster::Topology;
+use node::client::connect::{ConnectArgs, Link, within};
 use node::cluster::slot::{self, SLOTS};
 use node::cluster::topology::ID_BYTES;
+use node::cluster::{Member, Topology};
 use redis_protocol::resp2::types::OwnedFrame;
+use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::io;
 use std::time::{Duration, Instant};
 
 /// Shows a cluster, splits a shard of it, or moves one.
@@ -142,12 +144,8 @@ impl Remote {
 
     async fn ask(&mut self, words: &[&str]) -> Result<OwnedFrame, String> {
         let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
-        let reply = within(PATIENCE, self.link.call(&words)).await;
-        let reply = reply.and_then(|frame| match frame {
-            OwnedFrame::Error(reason) => Err(refused(reason)),
-            frame => Ok(frame),
-        });
-        reply.map_err(|e: io::Error| format!("{}: {e}", self.address))
+        let reply = within(PATIENCE, self.link.ask(&words)).await;
+        reply.map_err(|e| format!("{}: {e}", self.address))
     }
 
     async fn text(&mut self, words: &[&str]) -> Result<String, String> {
@@ -166,9 +164,8 @@ impl Remote {
         if version < 0 {
             return Ok(None);
         }
-        let lines = self.text(&["CLUSTER", "NODES"]).await?;
-        let text: String = lines.lines().filter_map(line_of).collect();
-        Topology::parse(&text, version, "")
+        let nodes = self.text(&["CLUSTER", "NODES"]).await?;
+        Topology::parse(&text_of(&nodes), version, "")
             .map(Some)
             .map_err(|why| format!("{}: CLUSTER NODES: {why}", self.address))
     }
@@ -181,13 +178,15 @@ impl Remote {
     }
 }
 
-/// A line of a topology's text, made of one of CLUSTER NODES.
-fn line_of(line: &str) -> Option<String> {
-    let words: Vec<&str> = line.split_ascii_whitespace().collect();
-    let [id, address, flags, master, _, _, _, _, slots @ ..] = &words[..] else { return None };
-    let (host, port) = address.split('@').next()?.rsplit_once(':')?;
-    let role = if flags.contains("master") { "master" } else { "slave" };
-    Some(format!("{id} {host} {port} {role} {master} {}\n", slots.join(" ")))
+/// A topology's text, made of what CLUSTER NODES answers.
+fn text_of(answer: &str) -> String {
+    let line = |node: Node<'_>| {
+        let (host, port) = node.address.rsplit_once(':')?;
+        let role = if node.is_master() { "master" } else { "slave" };
+        let Node { id, master, slots, .. } = node;
+        Some(format!("{id} {host} {port} {role} {master} {}\n", slots.join(" ")))
+    };
+    nodes(answer).filter_map(line).collect()
 }
 
 /// The newest topology that a node of a cluster knows, asked of all nodes that one names.
@@ -217,10 +216,8 @@ async fn status(to: &ConnectArgs) -> Result<(), String> {
     let mut is_fine = true;
     let mut shown = vec![["node", "role", "slots", "rows", "topology", "state"].map(str::to_owned)];
     for (member, address) in topology.members().iter().zip(addresses(&topology)) {
-        let of_node = topology.ranges().into_iter().filter(|(.., of)| of.id == member.id);
-        let slots: usize = of_node.map(|(first, last, _)| usize::from(last - first) + 1).sum();
         let (role, slots) = match member.master {
-            None => ("master", slots.to_string()),
+            None => ("master", topology.slots_of(&member.id).len().to_string()),
             Some(_) => ("replica", String::new()),
         };
         let [rows, version, state] = match facts(to, &address).await {
@@ -267,7 +264,7 @@ enum Wanted {
 
 /// A topology that is being changed.
 struct Draft {
-    nodes: Vec<node::cluster::Member>,
+    nodes: Vec<Member>,
     /// Of each slot the id of its master.
     slots: Vec<Option<String>>,
     version: i64,
@@ -286,16 +283,12 @@ impl Draft {
 
     /// The next version.
     fn finish(self) -> Result<Topology, String> {
-        let mut text = String::new();
-        for node::cluster::Member { id, host, port, master } in &self.nodes {
-            let _ = match master {
-                Some(master) => write!(text, "{id} {host} {port} slave {master}"),
-                None => write!(text, "{id} {host} {port} master -"),
-            };
-            let own = (0..SLOTS).filter(|&at| self.slots[usize::from(at)].as_ref() == Some(id));
-            own.for_each(|slot| _ = write!(text, " {slot}"));
-            text.push('\n');
-        }
+        let line = |member: &Member| {
+            let masters = (0..SLOTS).zip(&self.slots);
+            let own = masters.filter(|(_, master)| master.as_ref() == Some(&member.id));
+            member.line(&own.map(|(slot, _)| format!(" {slot}")).collect::<String>())
+        };
+        let text: String = self.nodes.iter().map(line).collect();
         Topology::parse(&text, self.version + 1, "")
     }
 }
@@ -312,31 +305,23 @@ async fn grow(to: &ConnectArgs, asked: &Nodes, wanted: Wanted) -> Result<(), Str
     let mut new = Remote::open(to, &asked.to_node).await?;
     let id = new.text(&["CLUSTERX", "MYID"]).await?;
     let id = if id.is_empty() { random_id() } else { id };
-    let known = topology.members().iter().find(|member| member.id == id).cloned();
-    let slots_of = |id: &str| -> Vec<u16> {
-        let is_its = |slot: &u16| {
-            topology.number_of(*slot).is_some_and(|at| topology.members()[at].id == id)
-        };
-        (0..SLOTS).filter(is_its).collect()
-    };
-    if let Some(known) = &known
-        && known.master.is_none()
-        && !slots_of(&id).is_empty()
-    {
+    let known = topology.members().iter().find(|member| member.id == id);
+    let follows = known.and_then(|known| known.master.as_ref());
+    let has = topology.slots_of(&id).len();
+    if has > 0 {
         // An earlier attempt came so far: what is left is that all hear of it.
         spread(to, &topology).await?;
         return super::print(&format!(
-            "{} has {} slots already; all nodes have heard of it\n",
-            asked.to_node,
-            slots_of(&id).len()
+            "{} has {has} slots already; all nodes have heard of it\n",
+            asked.to_node
         ));
     }
     if from.master.is_some() {
         return Err(format!("{} is no master", asked.from));
     }
-    let slots = chosen(&wanted, &slots_of(&from.id), &asked.from)?;
-    let is_replica = known.as_ref().is_some_and(|known| known.master.as_ref() == Some(&from.id));
-    if known.as_ref().is_some_and(|known| known.master.as_ref().is_some_and(|m| *m != from.id)) {
+    let slots = chosen(&wanted, &topology.slots_of(&from.id), &asked.from)?;
+    let is_replica = follows == Some(&from.id);
+    if follows.is_some() && !is_replica {
         return Err(format!("{} is a replica of another shard", asked.to_node));
     }
     if asked.plan {
@@ -384,7 +369,7 @@ fn with_replica(
     let (host, port) = asked.to_node.rsplit_once(':').unwrap_or_default();
     let mut draft = Draft::of(topology);
     draft.nodes.retain(|member| member.id != id);
-    draft.nodes.push(node::cluster::Member {
+    draft.nodes.push(Member {
         id: id.to_owned(),
         host: host.to_owned(),
         port: port.parse().unwrap_or_default(),
@@ -515,8 +500,7 @@ async fn hand_over(to: &ConnectArgs, asked: &Nodes, next: &Topology) -> Result<D
 async fn trim(to: &ConnectArgs) -> Result<(), String> {
     let topology = newest(to).await?;
     for (member, address) in topology.members().iter().zip(addresses(&topology)) {
-        let has_slots = topology.ranges().iter().any(|(.., of)| of.id == member.id);
-        if !has_slots {
+        if topology.slots_of(&member.id).is_empty() {
             continue;
         }
         let mut node = Remote::open(to, &address).await?;
@@ -526,30 +510,14 @@ async fn trim(to: &ConnectArgs) -> Result<(), String> {
                 "{address} knows another topology: {version}; nothing was deleted"
             ));
         }
-        let spaces = node.ask(&["TM.SPACE", "LIST"]).await?;
-        for space in counter_spaces(spaces) {
-            let deleted = trim_space(&mut node, &space).await?;
+        let spaces = maps(node.ask(&["TM.SPACE", "LIST"]).await?);
+        let is_counter = |space: &&HashMap<_, _>| space.get("kind").is_some_and(|k| k == "counter");
+        for space in spaces.iter().filter(is_counter).filter_map(|space| space.get("name")) {
+            let deleted = trim_space(&mut node, space).await?;
             super::print(&format!("{address}: {space}: {} rows deleted\n", grouped(deleted)))?;
         }
     }
     Ok(())
-}
-
-/// Their names in a reply to TM.SPACE LIST.
-fn counter_spaces(spaces: OwnedFrame) -> Vec<String> {
-    let OwnedFrame::Array(spaces) = spaces else { return Vec::new() };
-    let text = |frame: &OwnedFrame| match frame {
-        OwnedFrame::BulkString(text) | OwnedFrame::SimpleString(text) => {
-            String::from_utf8_lossy(text).into_owned()
-        }
-        _ => String::new(),
-    };
-    let counter = |space: OwnedFrame| {
-        let OwnedFrame::Array(words) = space else { return None };
-        let [_, name, _, kind, ..] = &words[..] else { return None };
-        (text(kind) == "counter").then(|| text(name))
-    };
-    spaces.into_iter().filter_map(counter).collect()
 }
 
 async fn trim_space(node: &mut Remote, space: &str) -> Result<u64, String> {
@@ -581,8 +549,7 @@ mod tests {
             "{a} ::1:7001@0 myself,master - 0 0 3 connected 0-5 9\n\
              {b} h:7002@0,name slave {a} 0 0 3 connected\n"
         );
-        let text: String = lines.lines().filter_map(line_of).collect();
-        let topology = Topology::parse(&text, 3, "").unwrap();
+        let topology = Topology::parse(&text_of(&lines), 3, "").unwrap();
         assert_eq!(
             topology.describe(),
             format!("{a} ::1 7001 master - 0-5 9\n{b} h 7002 slave {a}\n")

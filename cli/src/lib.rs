@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod cluster;
+mod cluster_nodes;
 mod config;
 pub mod day;
 pub mod demo;

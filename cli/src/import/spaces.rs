@@ -96,7 +96,7 @@ fn names_of(fields: &str) -> Vec<String> {
 }
 
 /// The texts of each of the maps of a list, by name.
-fn maps(reply: OwnedFrame) -> Vec<HashMap<String, String>> {
+pub(crate) fn maps(reply: OwnedFrame) -> Vec<HashMap<String, String>> {
     let OwnedFrame::Array(maps) = reply else { return Vec::new() };
     let text = |frame: &OwnedFrame| match frame {
         OwnedFrame::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),

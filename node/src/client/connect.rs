@@ -267,6 +267,14 @@ impl Link {
         self.next().await
     }
 
+    /// The same; an error of the peer is one here.
+    pub async fn ask(&mut self, args: &[&[u8]]) -> io::Result<OwnedFrame> {
+        match self.call(args).await? {
+            OwnedFrame::Error(reason) => Err(refused(reason)),
+            reply => Ok(reply),
+        }
+    }
+
     /// Sends requests. Their replies are to be taken before so many more are sent that the sockets'
     /// buffers are full.
     pub async fn send(&mut self, requests: &[u8]) -> io::Result<()> {

@@ -46,6 +46,17 @@ pub struct Member {
     pub master: Option<String>,
 }
 
+impl Member {
+    /// Its line in a topology's text; `slots` of a master, a blank before each.
+    pub fn line(&self, slots: &str) -> String {
+        let Member { id, host, port, master } = self;
+        match master {
+            None => format!("{id} {host} {port} master -{slots}\n"),
+            Some(master) => format!("{id} {host} {port} slave {master}\n"),
+        }
+    }
+}
+
 /// Which node serves a slot, as one of them sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Server<'a> {
@@ -265,6 +276,12 @@ impl Topology {
         (at < self.members.len()).then_some(at)
     }
 
+    /// The slots of a node, in order.
+    pub fn slots_of(&self, id: &str) -> Vec<u16> {
+        let Some(at) = self.position(id) else { return Vec::new() };
+        (0..SLOTS).filter(|&slot| self.slots[usize::from(slot)] == at).collect()
+    }
+
     /// Ranges of slots with their masters, in order; slots without a master are left out.
     pub fn ranges(&self) -> Vec<(u16, u16, &Member)> {
         let mut ranges = Vec::new();
@@ -292,15 +309,8 @@ impl Topology {
                 slot::write_range(first, last)
             );
         }
-        let line = |member: &Member| {
-            let Member { id, host, port, master } = member;
-            let slots = of_master.get(id.as_str()).map_or("", String::as_str);
-            match master {
-                None => format!("{id} {host} {port} master -{slots}\n"),
-                Some(master) => format!("{id} {host} {port} slave {master}\n"),
-            }
-        };
-        self.members.iter().map(line).collect()
+        let slots = |member: &Member| of_master.get(member.id.as_str()).map_or("", String::as_str);
+        self.members.iter().map(|member| member.line(slots(member))).collect()
     }
 }
 

@@ -1,6 +1,7 @@
 //! Which masters of a Redis Cluster are among the sources.
 
 use super::source::{Remote, bytes};
+use crate::cluster_nodes::nodes;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the sources say of their cluster.
@@ -19,18 +20,14 @@ impl Known {
         self.read(&String::from_utf8_lossy(&nodes));
     }
 
-    /// A line: id, address, flags, id of the master or -, three numbers, state of the link, slots.
-    fn read(&mut self, nodes: &str) {
-        for line in nodes.lines() {
-            let words: Vec<&str> = line.split_ascii_whitespace().collect();
-            let [id, address, flags, master, _, _, _, _, slots @ ..] = &words[..] else { continue };
-            let is_master = flags.split(',').any(|flag| flag == "master");
-            if is_master && !slots.is_empty() {
-                let address = address.split('@').next().unwrap_or_default();
-                self.masters.insert((*id).to_owned(), address.to_owned());
+    fn read(&mut self, text: &str) {
+        for node in nodes(text) {
+            if node.is_master() && !node.slots.is_empty() {
+                self.masters.insert(node.id.to_owned(), node.address.to_owned());
             }
-            if flags.split(',').any(|flag| flag == "myself") {
-                self.named.insert((if is_master { *id } else { *master }).to_owned());
+            if node.is_myself() {
+                let master = if node.is_master() { node.id } else { node.master };
+                self.named.insert(master.to_owned());
             }
         }
     }

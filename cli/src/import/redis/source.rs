@@ -176,11 +176,7 @@ impl Remote {
 
     /// One request; an error of the server is one here.
     pub(crate) fn ask(&mut self, args: &[&[u8]]) -> io::Result<OwnedFrame> {
-        let link = &mut self.link;
-        match self.runtime.block_on(timely(link.call(args)))? {
-            OwnedFrame::Error(reason) => Err(refused(reason)),
-            reply => Ok(reply),
-        }
+        self.runtime.block_on(timely(self.link.ask(args)))
     }
 
     /// The next message, if one comes within this time.

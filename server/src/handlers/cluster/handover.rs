@@ -18,10 +18,10 @@
 use crate::handlers::call::{Call, answer};
 use crate::handlers::cluster::controller::obey;
 use crate::handlers::cluster::peers;
-use node::client::connect::{Link, refused, within};
+use node::client::connect::{Link, within};
 use node::cluster::slot::SLOTS;
 use node::cluster::topology::VERSION;
-use node::cluster::{ClusterError, Member, Server, Topology};
+use node::cluster::{Member, Server, Topology};
 use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
 use node::roles::node::Node;
@@ -182,9 +182,8 @@ fn takers(now: &Topology, next: &Topology) -> Result<Vec<Member>, Refusal> {
 /// A connection to the node of this id.
 async fn reach(node: &Arc<Node>, member: &Member) -> io::Result<Link> {
     let mut link = peers::open(&node.process(), &member.host, member.port).await?;
-    match within(HEAR, link.call(&[b"CLUSTERX", b"MYID"])).await? {
+    match within(HEAR, link.ask(&[b"CLUSTERX", b"MYID"])).await? {
         OwnedFrame::BulkString(id) if id == member.id.as_bytes() => Ok(link),
-        OwnedFrame::Error(reason) => Err(refused(reason)),
         _ => Err(io::Error::other(format!("it is not the node {}", member.id))),
     }
 }
@@ -214,9 +213,8 @@ async fn adopt(node: &Arc<Node>, now: &Topology, next: Topology) -> Outcome {
     blocking(node, move |node| {
         node.wait_for_turns();
         let dir = node.config().durability.dir.clone();
-        let is_next = |at: &Topology| at.version == version;
         node.cluster.change(&dir, |at| {
-            if is_next(at) { Ok(Some(next)) } else { Err(VERSION.to_owned()) }
+            if at.version == version { Ok(Some(next)) } else { Err(VERSION.to_owned()) }
         })?;
         Ok(())
     })
@@ -229,16 +227,13 @@ async fn blocking(
 ) -> Outcome {
     let node = node.clone();
     let work = tokio::task::spawn_blocking(move || work(&node));
-    work.await.unwrap_or_else(|error| Err(ClusterError::Disk(io::Error::other(error)).into()))
+    work.await.unwrap_or_else(|error| Err(refuse!("ERR {error}")))
 }
 
 async fn tell(link: &mut Link, next: &Topology) -> io::Result<()> {
     let (text, version) = (next.describe(), next.version.to_string());
     let request = [&b"CLUSTERX"[..], b"SETNODES", text.as_bytes(), version.as_bytes()];
-    match link.call(&request).await? {
-        OwnedFrame::Error(reason) => Err(refused(reason)),
-        _ => Ok(()),
-    }
+    link.ask(&request).await.map(drop)
 }
 
 /// Tells all other nodes. The error names those that have not heard it.

@@ -11,12 +11,14 @@ use crate::handlers::counter::scan::step;
 use crate::handlers::execute::but_unreadable;
 use crate::handlers::redis::keys::MOST_KEYS;
 use dataset::cold;
+use dataset::engines::CounterSpace;
 use node::cluster::slot::of_id;
 use node::cluster::{Server, Topology};
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::Outcome;
 use node::roles::node::Now;
 use resp::Reply;
+use std::sync::Arc;
 use tokio::runtime::Handle;
 
 /// Rows that a call looks at.
@@ -38,7 +40,7 @@ pub(crate) fn run(call: &mut Call<'_>) -> Outcome {
 }
 
 /// The topology by which this node is the master of some slots: what it lacks there is foreign.
-fn own_topology(node: Now<'_>) -> Result<std::sync::Arc<Topology>, Refusal> {
+fn own_topology(node: Now<'_>) -> Result<Arc<Topology>, Refusal> {
     let topology = node.cluster.topology();
     let own = topology.ranges().iter().any(|(first, ..)| topology.server_of(*first) == Server::Own);
     if !own {
@@ -64,26 +66,31 @@ fn trim(name: &[u8], cursor: u64, most: u64, node: Now<'_>, reply: &mut Reply<'_
     {
         runtime.block_on(space.fetch(&foreign));
     }
-    let (mut deleted, mut all_read) = (0, Ok(()));
-    for id in foreign {
-        // A slot may come back, with another copy of its rows.
-        if node.cluster.topology().version != topology.version || !node.replication.is_master() {
-            cold::unpin();
-            return Err(refuse!("ERR the topology has changed: begin again"));
-        }
-        let gone = but_unreadable(node.engines().drop_foreign_row(space, id), &mut all_read);
-        match gone {
-            Ok(gone) => deleted += usize::from(gone),
-            Err(error) => {
-                cold::unpin();
-                return Err(error.into());
-            }
-        }
-    }
+    let deleted = delete(space, &foreign, &topology, node);
     cold::unpin();
-    all_read?;
+    let deleted = deleted?;
     reply.array(2);
     reply.bulk(next.to_string().as_bytes());
     reply.count(deleted);
     Ok(())
+}
+
+/// Deletes rows that are foreign by this topology: how many there were.
+fn delete(
+    space: &CounterSpace,
+    ids: &[u64],
+    topology: &Topology,
+    node: Now<'_>,
+) -> Result<usize, Refusal> {
+    let (mut deleted, mut all_read) = (0, Ok(()));
+    for &id in ids {
+        // A slot may come back, with another copy of its rows.
+        if node.cluster.topology().version != topology.version || !node.replication.is_master() {
+            return Err(refuse!("ERR the topology has changed: begin again"));
+        }
+        let gone = node.engines().drop_foreign_row(space, id);
+        deleted += usize::from(but_unreadable(gone, &mut all_read)?);
+    }
+    all_read?;
+    Ok(deleted)
 }

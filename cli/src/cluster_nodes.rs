@@ -1,0 +1,37 @@
+//! What CLUSTER NODES answers, of a Redis or of a Tidemark.
+
+/// One line of it: `id host:port@bus,name flags master ping pong epoch state slots...`.
+pub(crate) struct Node<'a> {
+    pub(crate) id: &'a str,
+    /// `host:port`
+    pub(crate) address: &'a str,
+    flags: &'a str,
+    /// The id of its master, or `-`.
+    pub(crate) master: &'a str,
+    pub(crate) slots: Vec<&'a str>,
+}
+
+impl Node<'_> {
+    pub(crate) fn is_master(&self) -> bool {
+        self.has("master")
+    }
+
+    /// Whether it is the node that was asked.
+    pub(crate) fn is_myself(&self) -> bool {
+        self.has("myself")
+    }
+
+    fn has(&self, flag: &str) -> bool {
+        self.flags.split(',').any(|one| one == flag)
+    }
+}
+
+/// All of its lines.
+pub(crate) fn nodes(text: &str) -> impl Iterator<Item = Node<'_>> {
+    text.lines().filter_map(|line| {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let [id, address, flags, master, _, _, _, _, slots @ ..] = &words[..] else { return None };
+        let address = address.split('@').next().unwrap_or_default();
+        Some(Node { id, address, flags, master, slots: slots.to_vec() })
+    })
+}
