@@ -91,7 +91,7 @@ impl Space {
             tables.drain(..=gap);
         }
         let follow = tables.windows(2).all(|pair| pair[0].low < pair[1].low);
-        tables.extend(behind_cold(&tables, options.false_positive_rate)?);
+        tables.extend(behind_cold(&tables, &options)?);
         let Some(newest) = tables.len().checked_sub(1).filter(|_| follow) else {
             return Err(DecodeError::NoRing);
         };
@@ -122,16 +122,21 @@ impl Space {
 }
 
 /// What follows a table that lies elsewhere was empty, or is known to the log. So is all, where
-/// every table was spilled since and its file was recycled.
-fn behind_cold(tables: &[StoredTable], rate: f64) -> Result<Option<StoredTable>, DecodeError> {
+/// every table was spilled since and its file was recycled: there pairs may come before the log says
+/// where tables begin, those that were written while the snapshot was.
+fn behind_cold(
+    tables: &[StoredTable],
+    options: &Options,
+) -> Result<Option<StoredTable>, DecodeError> {
     let (low, pages) = match tables.last() {
         Some(last) if last.table.cold().is_some() => {
             (last.last.checked_add(1).ok_or(DecodeError::NoRing)?, last.next_pages)
         }
         Some(_) => return Ok(None),
-        None => (0, 0),
+        None => (0, options.first_pages()),
     };
+    let rate = options.false_positive_rate;
     let filter =
-        Filter::new(Table::first_sizing(rate), pages).map_err(|_| DecodeError::NoMemory)?;
+        Filter::new(Table::first_sizing(rate), pages.max(1)).map_err(|_| DecodeError::NoMemory)?;
     Ok(Some(StoredTable { low, last: u64::MAX, table: Table::new(rate, filter), next_pages: 0 }))
 }
