@@ -257,7 +257,8 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    pub(crate) fn new(options: &crate::options::Tokens) -> Tokens {
+    /// At most so many, for so many seconds.
+    pub(crate) fn new(most: usize, keep_s: u64) -> Tokens {
         let tokens = Tokens {
             seed: fastrand::u64(..),
             most: AtomicUsize::new(0),
@@ -268,15 +269,15 @@ impl Tokens {
             dropped: AtomicU64::new(0),
             dropped_age_s: AtomicU64::new(0),
         };
-        tokens.configure(options);
+        tokens.set_limits(most, keep_s);
         tokens
     }
 
     /// Other limits hold from now on; [`Tokens::sweep`] does what that means for those that are
     /// there.
-    pub fn configure(&self, options: &crate::options::Tokens) {
-        self.most.store(options.max_tokens, Relaxed);
-        self.keep_s.store(u32::try_from(options.keep_s).unwrap_or(u32::MAX), Relaxed);
+    pub(crate) fn set_limits(&self, most: usize, keep_s: u64) {
+        self.most.store(most, Relaxed);
+        self.keep_s.store(u32::try_from(keep_s).unwrap_or(u32::MAX), Relaxed);
     }
 
     /// Whether tokens are kept at all.
@@ -505,7 +506,7 @@ mod tests {
     const NOW: u32 = 1_700_000_000;
 
     fn tokens(max_tokens: usize, keep_s: u64) -> Tokens {
-        Tokens::new(&crate::options::Tokens { max_tokens, keep_s })
+        Tokens::new(max_tokens, keep_s)
     }
 
     fn used(token: u64, delta: i64, now_s: u32) -> Used {
@@ -594,14 +595,14 @@ mod tests {
         // In all of their memory no more than what the documentation says.
         assert!(stats.bytes <= 160 * MOST as u64, "{stats:?}");
 
-        tokens.configure(&crate::options::Tokens { max_tokens: 100, keep_s: 3600 });
+        tokens.set_limits(100, 3600);
         tokens.sweep(NOW + 128);
         assert!(tokens.stats().tokens == 100, "all shards were full: {:?}", tokens.stats());
-        tokens.configure(&crate::options::Tokens { max_tokens: 1, keep_s: 3600 });
+        tokens.set_limits(1, 3600);
         tokens.sweep(NOW + 128);
         assert!(tokens.stats().tokens == 64, "one of each shard");
         assert!(tokens.stats().bytes < 40_000, "{:?}", tokens.stats());
-        tokens.configure(&crate::options::Tokens { max_tokens: 0, keep_s: 3600 });
+        tokens.set_limits(0, 3600);
         tokens.put(used(1, 1, NOW), &[1]);
         tokens.sweep(NOW + 128);
         assert_eq!((tokens.stats().tokens, tokens.are_kept()), (0, false));

@@ -93,7 +93,7 @@ impl Engines {
         let spill = &options.spill;
         Engines {
             memory: Arc::new(Memory::new(options.memory_bytes)),
-            cold: Cold::new(spill.cache_bytes, spill.read_threads, spill.io_method),
+            cold: Cold::new(options.cache_bytes(), spill.read_threads, spill.io_method),
             counters: Vec::new(),
             existences: Vec::new(),
             views: Vec::new(),
@@ -103,7 +103,7 @@ impl Engines {
             durability,
             spills: false,
             watches: Default::default(),
-            tokens: Arc::new(Tokens::new(&options.tokens)),
+            tokens: Arc::new(Tokens::new(options.most_tokens(), options.tokens.keep_s)),
             offsets: Arc::default(),
             groups: Arc::default(),
             tracking: Default::default(),

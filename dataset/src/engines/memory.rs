@@ -12,6 +12,7 @@
 //! A space's own `memory_limit_bytes` is the most that it is ever given.
 
 use super::{CounterSpace, Engines, ExistenceSpace};
+use crate::options::Options;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// What all spaces may take together.
@@ -118,6 +119,13 @@ impl ExistenceSpace {
 }
 
 impl Engines {
+    /// Other limits hold from now on for what is kept beside the spaces: tokens, and rows that were
+    /// read from the disk.
+    pub fn limit_kept(&self, options: &Options) {
+        self.tokens.set_limits(options.most_tokens(), options.tokens.keep_s);
+        self.cold.set_cache_bytes(options.cache_bytes());
+    }
+
     /// From now on all spaces may take so many bytes together.
     pub fn share_memory(&self, budget: u64) {
         self.memory.budget.store(budget, Relaxed);
@@ -204,6 +212,11 @@ impl Engines {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commit::Durability;
+    use crate::options::{Fsync, Spill};
+    use crate::tokens::{Once, Used};
+    use counter::Bounds;
+    use std::sync::Arc;
 
     const MIB: u64 = 1 << 20;
 
@@ -231,6 +244,30 @@ mod tests {
         let limits = divide(100 * MIB, &[spilling(60 * MIB), kept]);
         assert_eq!(limits[1], 70 * MIB, "{limits:?}");
         assert!(limits[0] <= 30 * MIB && limits[0] > 29 * MIB, "{limits:?}");
+    }
+
+    /// What is kept beside the spaces takes a part of the memory, not what would suit a large one.
+    #[test]
+    fn what_is_kept_bends_to_the_memory() {
+        let options = |memory_bytes| Options { memory_bytes, ..Options::default() };
+        let durability = Arc::new(Durability::new(Fsync::No));
+        let engines = Engines::empty(&options(64 * MIB), durability);
+        let most_cached = || engines.cold.cache_bytes().1 / MIB;
+        let use_tokens = || {
+            for n in 0..120_000u64 {
+                let once = Once { token: &n.to_le_bytes(), is_of_cell: false, now_s: 1 };
+                engines.tokens.put(Used::new(once, 1, 7, &[], &Bounds::default()), &[1]);
+            }
+            engines.tokens.stats().tokens
+        };
+        assert_eq!(most_cached(), 8);
+        // Of 64 parts none is quite full when the first is.
+        assert!((100_000..=104_857).contains(&use_tokens()), "{:?}", engines.tokens.stats());
+        engines.limit_kept(&options(16 * MIB));
+        assert_eq!((most_cached(), use_tokens()), (2, 26_214));
+        let spill = Spill { cache_bytes: 5 * MIB, ..Spill::default() };
+        engines.limit_kept(&Options { spill, ..options(1 << 40) });
+        assert!(most_cached() == 5 && use_tokens() == 120_000, "as it was told");
     }
 
     #[test]

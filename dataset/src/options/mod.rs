@@ -155,8 +155,9 @@ section! {
     /// all, 16 MiB of log that is not synced yet, and 32 bytes per change that waits to be logged,
     /// at most 24 MiB (INFO log_queue_bytes); per worker 128 KiB into which io_uring reads.
     Spill {
-        /// Most bytes of memory for rows that were read from the disk.
-        cache_bytes: u64 = 64 << 20,
+        /// Most bytes of memory for rows that were read from the disk; 0: an eighth of
+        /// server.memory_bytes.
+        cache_bytes: u64 = 0,
         /// How the disk is read: "auto" (each worker reads by itself, by io_uring, where the system
         /// allows that, else as by "threads"), "threads" (by threads of their own). INFO
         /// cold_io_method says which it is.
@@ -186,7 +187,8 @@ section! {
         /// Most tokens that are kept, at least 64; 0: TOKEN is refused. They are kept in 64 equal
         /// parts by their hashes, and in a full part the token used longest ago goes first. They
         /// take memory when they are used: about 80 bytes each, at most 160, and 8 more for each
-        /// counter of one increment if there are more than two.
+        /// counter of one increment if there are more than two. Never more are kept than take an
+        /// eighth of server.memory_bytes at 80 bytes each.
         #[live = true]
         max_tokens: usize = 1_000_000,
         /// A token is known for so many seconds, at least 1, by the clock of the master.
@@ -419,6 +421,30 @@ pub struct Options {
     pub view: Vec<View>,
     /// Actions.
     pub action: Vec<Action>,
+}
+
+/// What may be kept for later takes one part in so many of the memory.
+const KEPT_PART: u64 = 8;
+/// What a token takes.
+const TOKEN_BYTES: u64 = 80;
+/// The cache of a data set whose memory has no bound: that of a test.
+const UNBOUND_CACHE_BYTES: u64 = 64 << 20;
+
+impl Options {
+    /// Most bytes of the rows that were read from the disk.
+    pub(crate) fn cache_bytes(&self) -> u64 {
+        match (self.spill.cache_bytes, self.memory_bytes) {
+            (0, u64::MAX) => UNBOUND_CACHE_BYTES,
+            (0, memory) => memory / KEPT_PART,
+            (bytes, _) => bytes,
+        }
+    }
+
+    /// Most tokens that are kept.
+    pub(crate) fn most_tokens(&self) -> usize {
+        let most = self.memory_bytes / KEPT_PART / TOKEN_BYTES;
+        self.tokens.max_tokens.min(usize::try_from(most).unwrap_or(usize::MAX))
+    }
 }
 
 impl Existence {

@@ -677,7 +677,7 @@ pub const STATS: &[M] = &[
         "tokens_dropped",
         Counter,
         "tidemark_tokens_dropped",
-        "Tokens dropped before their time, as there were more than tokens.max_tokens.",
+        "Tokens dropped before their time, as there were more than tokens.max_tokens, or than an eighth of the memory holds.",
         |s| s.tokens().dropped.into(),
     ),
     field(

@@ -396,7 +396,7 @@ impl Node {
         self.clients.budget.set_most(after.server.max_clients_memory_bytes);
         self.tracking.configure(after);
         if let Some(engines) = self.loaded() {
-            engines.tokens.configure(&after.tokens);
+            engines.limit_kept(&after.data_set());
         }
         self.durability.set_policy(after.durability.fsync);
         self.replication.judge(after);

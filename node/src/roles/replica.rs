@@ -107,7 +107,7 @@ impl ReplicaHost for Here {
         };
         if staged.is_whole() {
             // As the start does it that follows, without the rows.
-            let spill = Spill { cache_bytes: 0, read_threads: 1, ..options.spill.clone() };
+            let spill = Spill { cache_bytes: 1, read_threads: 1, ..options.spill.clone() };
             let empty = Options { spill, ..options };
             let mut engines = Engines::empty(&empty, self.node.durability.clone());
             let opened = engines.adopt(&told.filled(&empty));
