@@ -52,7 +52,8 @@ Examples:
   tidemark cluster split --host db1 --from db1:6399 --to db9:6399 --slots '0-99 300'
 
 The new node follows the shard's master until it has all rows. Then writes wait for some \
-milliseconds, and it is the master of its slots. Given again, the command goes on where it was.")]
+milliseconds, and it is the master of its slots. Given again, the command goes on where it was. One such command at a time changes a \
+cluster.")]
 struct SplitArgs {
     #[command(flatten)]
     to: ConnectArgs,
@@ -74,8 +75,8 @@ struct MoveArgs {
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 After a split both shards still have all rows of the old one. They serve their own only, but scans \
-and counts show the others, and they take memory. While they are there the old shard could take \
-its slots back. Flags stay in their filters until their table is recycled.")]
+and counts show the others, and they take memory. They are not kept up to date, so they are of no \
+use to go back. Flags stay in their filters until their table is recycled.")]
 struct TrimArgs {
     #[command(flatten)]
     to: ConnectArgs,
@@ -189,21 +190,88 @@ fn text_of(answer: &str) -> String {
     nodes(answer).filter_map(line).collect()
 }
 
-/// The newest topology that a node of a cluster knows, asked of all nodes that one names.
+/// The newest topology that a node of a cluster knows, asked of all nodes that one names. Two of
+/// one version cannot both be right: then no command goes on.
 async fn newest(to: &ConnectArgs) -> Result<Topology, String> {
     let mut first = Remote::open(to, &to.address()).await?;
     let none = || format!("{}: it knows no topology yet", to.address());
     let mut newest = first.topology().await?.ok_or_else(none)?;
+    let mut from = to.address();
     for address in addresses(&newest) {
         // One that is away has nothing to say.
         let Ok(mut node) = Remote::open(to, &address).await else { continue };
-        if let Ok(Some(other)) = node.topology().await
-            && other.version > newest.version
-        {
-            newest = other;
+        let Ok(Some(other)) = node.topology().await else { continue };
+        if other.version == newest.version && !other.agrees_with(&newest) {
+            return Err(format!(
+                "{from} and {address} know two topologies {}: find out which one is right, and \
+                 give it to all nodes under the next version (CLUSTERX SETNODES)",
+                newest.version
+            ));
+        }
+        if other.version > newest.version {
+            (newest, from) = (other, address);
         }
     }
     Ok(newest)
+}
+
+/// Keeps other commands from changing the cluster until it is released, or this one is killed and
+/// its time is over.
+struct Hold<'a> {
+    to: &'a ConnectArgs,
+    token: String,
+    masters: Vec<String>,
+    renewed: Instant,
+}
+
+/// How long it lasts, how often it is renewed, and how long another command's is waited for.
+const HOLD: Duration = Duration::from_secs(5);
+const RENEW_EVERY: Duration = Duration::from_secs(1);
+const HELD: Duration = Duration::from_secs(15);
+
+impl Hold<'_> {
+    /// All masters are asked in the order of their ids, so of two commands one gets all.
+    async fn begin<'a>(to: &'a ConnectArgs, topology: &Topology) -> Result<Hold<'a>, String> {
+        let mut masters: Vec<&Member> =
+            topology.members().iter().filter(|member| member.master.is_none()).collect();
+        masters.sort_unstable_by_key(|member| &member.id);
+        let address = |master: &&Member| format!("{}:{}", master.host, master.port);
+        let masters = masters.iter().map(address).collect();
+        let mut hold = Hold { to, token: random_id(), masters, renewed: Instant::now() };
+        let began = Instant::now();
+        loop {
+            match hold.ask(HOLD).await {
+                Err(why) if why.contains("another command") && began.elapsed() < HELD => {
+                    hold.release().await;
+                    tokio::time::sleep(LOOK_EVERY).await;
+                }
+                Err(why) => {
+                    hold.release().await;
+                    return Err(why);
+                }
+                Ok(()) => return Ok(hold),
+            }
+        }
+    }
+
+    async fn ask(&mut self, time: Duration) -> Result<(), String> {
+        self.renewed = Instant::now();
+        for address in &self.masters {
+            let mut node = Remote::open(self.to, address).await?;
+            let ms = time.as_millis().to_string();
+            node.ask(&["CLUSTERX", "HOLD", &self.token, &ms]).await?;
+        }
+        Ok(())
+    }
+
+    async fn renew(&mut self) -> Result<(), String> {
+        if self.renewed.elapsed() < RENEW_EVERY { Ok(()) } else { self.ask(HOLD).await }
+    }
+
+    /// If a master does not hear of it, it knows when the time is over.
+    async fn release(&mut self) {
+        let _ = self.ask(Duration::ZERO).await;
+    }
 }
 
 fn addresses(topology: &Topology) -> Vec<String> {
@@ -289,7 +357,8 @@ impl Draft {
             member.line(&own.map(|(slot, _)| format!(" {slot}")).collect::<String>())
         };
         let text: String = self.nodes.iter().map(line).collect();
-        Topology::parse(&text, self.version + 1, "")
+        let version = self.version.checked_add(1).ok_or("there is no next version")?;
+        Topology::parse(&text, version, "")
     }
 }
 
@@ -304,20 +373,35 @@ async fn grow(to: &ConnectArgs, asked: &Nodes, wanted: Wanted) -> Result<(), Str
     })?;
     let mut new = Remote::open(to, &asked.to_node).await?;
     let id = new.text(&["CLUSTERX", "MYID"]).await?;
-    let id = if id.is_empty() { random_id() } else { id };
+    // One that was told nothing, or has lost what it was told, is known by its address.
+    let at_address = || at(&asked.to_node).map(|member| member.id);
+    let id = if id.is_empty() { at_address().unwrap_or_else(random_id) } else { id };
     let known = topology.members().iter().find(|member| member.id == id);
     let follows = known.and_then(|known| known.master.as_ref());
-    let has = topology.slots_of(&id).len();
-    if has > 0 {
+    let has = topology.slots_of(&id);
+    if !has.is_empty() {
+        if !is_done(&wanted, &topology, &from, &has) {
+            return Err(format!(
+                "{} is the master of {} slots: slots go to an empty node, or to a replica of {}",
+                asked.to_node,
+                has.len(),
+                asked.from
+            ));
+        }
         // An earlier attempt came so far: what is left is that all hear of it.
         spread(to, &topology).await?;
         return super::print(&format!(
-            "{} has {has} slots already; all nodes have heard of it\n",
-            asked.to_node
+            "{} is the master of {} slots already (topology {}); all nodes have heard of it\n",
+            asked.to_node,
+            has.len(),
+            topology.version
         ));
     }
     if from.master.is_some() {
         return Err(format!("{} is no master", asked.from));
+    }
+    if known.is_none() {
+        refuse_stranger(&mut new, &from.id).await?;
     }
     let slots = chosen(&wanted, &topology.slots_of(&from.id), &asked.from)?;
     let is_replica = follows == Some(&from.id);
@@ -327,29 +411,11 @@ async fn grow(to: &ConnectArgs, asked: &Nodes, wanted: Wanted) -> Result<(), Str
     if asked.plan {
         return super::print(&plan(asked, &topology, slots.len(), is_replica));
     }
-    let topology = if is_replica {
-        topology
-    } else {
-        new.ask(&["CLUSTERX", "SETNODEID", &id]).await?;
-        with_replica(&topology, &id, &from.id, asked)?
-    };
-    // All others hear of the next one. An earlier attempt may have told one of them only.
-    tell(to, &asked.from, &topology).await?;
-    tell(to, &asked.to_node, &topology).await?;
-    follow(to, &mut new, asked).await?;
-    let mut draft = Draft::of(&topology);
-    slots.iter().for_each(|&slot| draft.slots[usize::from(slot)] = Some(id.clone()));
-    for member in &mut draft.nodes {
-        let is_of_shard = member.id == from.id || member.master.as_ref() == Some(&from.id);
-        if member.id == id {
-            member.master = None;
-        } else if matches!(wanted, Wanted::Shard) && is_of_shard {
-            member.master = Some(id.clone());
-        }
-    }
-    let next = draft.finish()?;
-    let took = hand_over(to, asked, &next).await?;
-    spread(to, &next).await?;
+    let mut hold = Hold::begin(to, &topology).await?;
+    let growth = Growth { to, asked, from: &from.id, id: &id, wanted: &wanted, slots: &slots };
+    let grown = growth.run(&mut hold, &mut new, topology, is_replica).await;
+    hold.release().await;
+    let (next, took) = grown?;
     super::print(&format!(
         "{} is the master of {} slots (topology {}, handed over in {} ms)\n",
         asked.to_node,
@@ -357,6 +423,98 @@ async fn grow(to: &ConnectArgs, asked: &Nodes, wanted: Wanted) -> Result<(), Str
         next.version,
         took.as_millis()
     ))
+}
+
+/// Whether the new node has what it was to get: an earlier attempt was ended behind that.
+fn is_done(wanted: &Wanted, topology: &Topology, from: &Member, has: &[u16]) -> bool {
+    let left = topology.slots_of(&from.id);
+    match wanted {
+        Wanted::Shard => left.is_empty() && from.master.is_some(),
+        Wanted::Slots(Some(ranges)) => {
+            ranges.iter().flat_map(|&(first, last)| first..=last).all(|slot| has.contains(&slot))
+        }
+        Wanted::Slots(None) => {
+            let mut all = [&left[..], has].concat();
+            all.sort_unstable();
+            all[all.len() / 2..] == *has
+        }
+    }
+}
+
+/// A node that has data, or is of another cluster, would lose that. Redis's words.
+async fn refuse_stranger(new: &mut Remote, from: &str) -> Result<(), String> {
+    let known = new.topology().await?;
+    let is_of_another =
+        known.is_some_and(|known| known.members().iter().all(|member| member.id != from));
+    if is_of_another || new.text(&["DBSIZE"]).await? != "0" {
+        return Err(format!(
+            "Node {} is not empty. Either the node already knows other nodes (check with CLUSTER \
+             NODES) or contains some key in database 0.",
+            new.address
+        ));
+    }
+    Ok(())
+}
+
+/// What is to be done, once it is known.
+struct Growth<'a> {
+    to: &'a ConnectArgs,
+    asked: &'a Nodes,
+    /// The id of the master that gives slots, and that of the node that gets them.
+    from: &'a str,
+    id: &'a str,
+    wanted: &'a Wanted,
+    slots: &'a [u16],
+}
+
+impl Growth<'_> {
+    /// All of it, while no other command changes the cluster. Gives the last topology, and how long
+    /// the hand-over took.
+    async fn run(
+        &self,
+        hold: &mut Hold<'_>,
+        new: &mut Remote,
+        topology: Topology,
+        is_replica: bool,
+    ) -> Result<(Topology, Duration), String> {
+        let Growth { to, asked, .. } = self;
+        if newest(to).await?.version != topology.version {
+            return Err("the cluster has changed meanwhile: give the command again".to_owned());
+        }
+        // Each step is known to all masters before the next one is taken: so none of them takes
+        // another topology of that version.
+        tell_masters(to, &topology).await?;
+        let topology = if is_replica {
+            topology
+        } else {
+            new.ask(&["CLUSTERX", "SETNODEID", self.id]).await?;
+            let next = with_replica(&topology, self.id, self.from, asked)?;
+            tell_masters(to, &next).await?;
+            next
+        };
+        tell(to, &asked.to_node, &topology).await?;
+        follow(to, hold, new, asked).await?;
+        let next = self.handed(&topology)?;
+        let took = hand_over(to, hold, asked, &next).await?;
+        spread(to, &next).await?;
+        Ok((next, took))
+    }
+
+    /// The topology in which the new node has its slots.
+    fn handed(&self, topology: &Topology) -> Result<Topology, String> {
+        let (from, id) = (Some(self.from), self.id);
+        let mut draft = Draft::of(topology);
+        self.slots.iter().for_each(|&slot| draft.slots[usize::from(slot)] = Some(id.to_owned()));
+        for member in &mut draft.nodes {
+            let is_of_shard = Some(&*member.id) == from || member.master.as_deref() == from;
+            if member.id == id {
+                member.master = None;
+            } else if matches!(self.wanted, Wanted::Shard) && is_of_shard {
+                member.master = Some(id.to_owned());
+            }
+        }
+        draft.finish()
+    }
 }
 
 /// The next topology: the new node is a replica of the shard's master.
@@ -447,6 +605,14 @@ async fn spread(to: &ConnectArgs, topology: &Topology) -> Result<(), String> {
     ))
 }
 
+/// All masters know it, or nothing more is done.
+async fn tell_masters(to: &ConnectArgs, topology: &Topology) -> Result<(), String> {
+    for master in topology.members().iter().filter(|member| member.master.is_none()) {
+        tell(to, &format!("{}:{}", master.host, master.port), topology).await?;
+    }
+    Ok(())
+}
+
 async fn tell(to: &ConnectArgs, address: &str, topology: &Topology) -> Result<(), String> {
     let (text, version) = (topology.describe(), topology.version.to_string());
     let mut node = Remote::open(to, address).await?;
@@ -454,11 +620,19 @@ async fn tell(to: &ConnectArgs, address: &str, topology: &Topology) -> Result<()
 }
 
 /// Waits until the new node has all rows.
-async fn follow(to: &ConnectArgs, new: &mut Remote, asked: &Nodes) -> Result<(), String> {
+async fn follow(
+    to: &ConnectArgs,
+    hold: &mut Hold<'_>,
+    new: &mut Remote,
+    asked: &Nodes,
+) -> Result<(), String> {
     let (began, mut said) = (Instant::now(), Instant::now());
     loop {
-        if new.info("replication", "master_link_status").await? == "up" {
-            return Ok(());
+        hold.renew().await?;
+        match new.info("replication", "master_link_status").await?.as_str() {
+            "up" => return Ok(()),
+            "" => return Err(format!("{} is no replica of {}", asked.to_node, asked.from)),
+            _ => {}
         }
         if began.elapsed() > Duration::from_secs(asked.timeout) {
             return Err(format!("{} is not in step yet; give the command again", asked.to_node));
@@ -470,18 +644,26 @@ async fn follow(to: &ConnectArgs, new: &mut Remote, asked: &Nodes) -> Result<(),
                 Ok(mut from) => from.text(&["DBSIZE"]).await.unwrap_or_default(),
                 Err(_) => String::new(),
             };
-            say(&format!("{} copies: {rows} of {all} rows", asked.to_node));
+            let why = new.info("replication", "master_link_error").await.unwrap_or_default();
+            let why = if why.is_empty() { why } else { format!(" ({why})") };
+            say(&format!("{} copies: {rows} of {all} rows{why}", asked.to_node));
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
 }
 
 /// The old master gives the slots away: as often as it says that it is not the moment.
-async fn hand_over(to: &ConnectArgs, asked: &Nodes, next: &Topology) -> Result<Duration, String> {
+async fn hand_over(
+    to: &ConnectArgs,
+    hold: &mut Hold<'_>,
+    asked: &Nodes,
+    next: &Topology,
+) -> Result<Duration, String> {
     let (text, version) = (next.describe(), next.version.to_string());
     let mut attempt = 0;
     loop {
         attempt += 1;
+        hold.renew().await?;
         let began = Instant::now();
         let mut from = Remote::open(to, &asked.from).await?;
         let handed = from.ask(&["CLUSTERX", "SETNODES", &text, &version, "HANDOVER"]).await;

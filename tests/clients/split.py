@@ -5,7 +5,7 @@ end each like counts once, each increment is there, and no slot was ever served 
 
     split.py --server PATH_TO_TIDEMARK [--posts 2000] [--rounds 1] [--kills 2] [--keep]
 """
-import argparse, collections, os, random, re, subprocess, threading, time
+import argparse, collections, os, random, re, signal, subprocess, threading, time
 
 import redis
 
@@ -215,7 +215,11 @@ def play(args, nodes):
     plan = cluster.run("split", "--from", address(a), "--to", address(spare), "--plan")
     assert "master of 4096 slots" in plan and spare.ask("CLUSTERX", "VERSION") == "-1", plan
     # A quarter of the slots goes to the spare node.
-    print(cluster.run("split", "--from", address(a), "--to", address(spare)).strip().splitlines()[-1])
+    # Two operators at once: one does it, the other one is told that it was done, or to give it again.
+    both = [cluster.begin("split", "--from", address(a), "--to", address(spare)) for _ in range(2)]
+    said = [(process.communicate(timeout=PATIENCE_S)[0].strip(), process.returncode) for process in both]
+    print(*(out.splitlines()[-1] for out, _ in said), sep="\n")
+    assert [code for _, code in said].count(0) >= 1 and all("master of 4096 slots" in out or "given" in out or "give the" in out for out, _ in said), said
     load.nodes = nodes
     owner = check_slots(nodes, range(1000, 1100))
     assert [owner.count(n) for n in range(3)] == [4096, 8192, 4096]
@@ -267,9 +271,20 @@ def refusals(cluster, a, b, spare):
         out = cluster.run(*words, fails=why != "already")
         assert why in out, out
     topology = "\n".join(f"{n.id} 127.0.0.1 {n.port} master - {slots}" for n, slots in ((a, "0-99"), (b, "100-16383")))
-    for node, why in ((a, "which is no replica of this node"), (b, "gives no slots away")):
+    # A node of another cluster is not taken out of it.
+    spare.ask("CLUSTERX", "SETNODEID", spare.id)
+    spare.ask("CLUSTERX", "SETNODES", f"{spare.id} 127.0.0.1 {spare.port} master - 0-16383", 9)
+    out = cluster.run("split", "--from", address(a), "--to", address(spare), fails=True)
+    assert "is not empty" in out, out
+    spare.ask("CLUSTER", "RESET")
+    for node, version, option, why in (
+        (a, 2, ["HANDOVER"], "which is no replica of this node"),
+        (b, 2, ["HANDOVER"], "its master alone hands it over"),
+        (a, 1, [], "this node knows another topology 1"),
+        (a, 0, ["CHECK"], "Invalid cluster version"),
+    ):
         try:
-            node.ask("CLUSTERX", "SETNODES", topology, 2, "HANDOVER")
+            node.ask("CLUSTERX", "SETNODES", topology, version, *option)
             raise SystemExit("slots went to a node without the rows")
         except redis.ResponseError as error:
             assert why in str(error), error
@@ -277,7 +292,8 @@ def refusals(cluster, a, b, spare):
 
 
 def kills(args, cluster, load, nodes):
-    """Slots go to and fro between b and the spare node's shard, while the old master, the new one or the command is killed."""
+    """Slots go to and fro between b and the spare node's shard, while the old master, the new one or the command is killed, or the old master stands
+    still in the middle of it."""
     a, b, spare = nodes
     rng = random.Random(7)
     # The spare node's shard moves to a node that is empty again, which needs a replica first: so whole shards move between two nodes.
@@ -285,13 +301,18 @@ def kills(args, cluster, load, nodes):
     nodes.append(second)
     second.start()
     until("a further node is up", lambda: second.client().ping())
-    for number in range(3 * args.kills):
-        victim = ("the old master", "the new master", "the command")[number % 3]
+    for number in range(4 * args.kills):
+        victim = ("the old master", "the new master", "the command", "standing still")[number % 4]
         command = cluster.begin("move", "--from", address(first), "--to", address(second))
         time.sleep(rng.uniform(0, 0.6))
         if victim == "the command":
             command.kill()
             command.communicate()
+        elif victim == "standing still":
+            first.process.send_signal(signal.SIGSTOP)
+            time.sleep(1.6)
+            first.process.send_signal(signal.SIGCONT)
+            command.communicate(timeout=PATIENCE_S)
         else:
             node = first if victim == "the old master" else second
             node.process.kill()
@@ -305,11 +326,11 @@ def kills(args, cluster, load, nodes):
             process = cluster.begin("move", "--from", address(first), "--to", address(second))
             out, _ = process.communicate(timeout=PATIENCE_S)
             return process.returncode == 0
-        until(f"the shard has moved, though {victim} was killed", is_done, 90)
+        until(f"the shard has moved, in spite of: {victim}", is_done, 90)
         owner = check_slots(nodes, range(1000, 1040))
         assert owner.count(second.number) == 4096 and owner.count(first.number) == 0, [owner.count(n) for n in range(4)]
         first, second = second, first
-    print(f"{3 * args.kills} moves, in each of which a node or the command was killed: no slot had two masters")
+    print(f"{4 * args.kills} moves, in each of which a node or the command was killed, or stood still: no slot had two masters")
 
 
 if __name__ == "__main__":

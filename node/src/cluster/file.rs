@@ -72,6 +72,13 @@ impl Kept {
         checked_file::read(dir, NAME, Kept::decode, advice)
     }
 
+    /// Whether the disk would take it: it is written beside the file, and removed.
+    pub(crate) fn try_write(&self, dir: &Path) -> io::Result<()> {
+        let name = format!("{NAME}.try");
+        checked_file::write(dir, &name, &self.encode())?;
+        std::fs::remove_file(dir.join(name))
+    }
+
     /// Durable when this returns.
     pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
         checked_file::write(dir, NAME, &self.encode())

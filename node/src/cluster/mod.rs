@@ -19,6 +19,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
 pub use topology::{Member, Server, Topology};
 
 /// Why a change was refused: text for the client, or what the disk says.
@@ -50,6 +51,9 @@ pub struct Lease {
 /// Longest lease: a day. A controller sends several HEARTBEATs in the time of one.
 pub const MOST_LEASE_MS: u64 = 24 * 3600 * 1000;
 
+/// Longest time for which one command holds the cluster.
+pub const MOST_HOLD_MS: u64 = 60_000;
+
 /// See the top of the file.
 #[derive(Default)]
 pub struct Cluster {
@@ -64,6 +68,8 @@ pub struct Cluster {
     changing: Mutex<()>,
     /// Held while slots of this node go to its replicas.
     pub handing: tokio::sync::Mutex<()>,
+    /// The token of the command that changes the cluster now, and until when no other may.
+    held: Mutex<Option<(Vec<u8>, Instant)>>,
 }
 
 impl Cluster {
@@ -114,8 +120,32 @@ impl Cluster {
         Ok(true)
     }
 
-    /// CLUSTERX SETNODES. An older version is refused, and the same one changes nothing, unless
-    /// `forced`. `is_here`: whether a host and port are this node's, for one without an id.
+    /// CLUSTERX HOLD: whether the command with this token may change the cluster for so long; other
+    /// commands may not. No time: it has ended. Nothing that is told to this node is refused for
+    /// it, and a restart forgets it: it keeps two operators apart, not two masters.
+    pub fn hold(&self, token: &[u8], time: Duration) -> bool {
+        let mut held = self.held.lock();
+        let now = Instant::now();
+        let is_other = held.as_ref().is_some_and(|(other, end)| *end > now && other != token);
+        if !is_other {
+            *held = (!time.is_zero()).then(|| (token.to_vec(), now + time));
+        }
+        !is_other
+    }
+
+    /// CLUSTERX SETNODES ... CHECK: whether [`Cluster::set_nodes`] would take it, the disk
+    /// included. Nothing changes.
+    pub fn check_nodes(&self, dir: &Path, text: &str, version: i64) -> Result<(), ClusterError> {
+        let _one = self.changing.lock();
+        let now = self.now.load();
+        if let Some(next) = taken(&now, text, version).map_err(ClusterError::Refused)? {
+            kept(&next, self.lease()).try_write(dir)?;
+        }
+        Ok(())
+    }
+
+    /// CLUSTERX SETNODES. An older version is refused, as is another topology of the same version;
+    /// the same one changes nothing. Unless `forced`. `is_here`: whether a host and port are this node's, for one without an id.
     pub fn set_nodes(
         &self,
         dir: &Path,
@@ -125,13 +155,12 @@ impl Cluster {
         is_here: impl Fn(&str, u16) -> bool,
     ) -> Result<bool, ClusterError> {
         self.change(dir, |now| {
-            if version < 0 || (version < now.version && !forced) {
-                return Err(topology::VERSION.to_owned());
-            }
-            if version == now.version && !forced {
-                return Ok(None);
-            }
-            let next = Topology::parse(text, version, &now.own_id)?;
+            let next = if forced && version >= 0 {
+                Topology::parse(text, version, &now.own_id)?
+            } else {
+                let Some(next) = taken(now, text, version)? else { return Ok(None) };
+                next
+            };
             let find = now.own_id.is_empty() || forced;
             let here = next.members().iter().find(|member| is_here(&member.host, member.port));
             let own_id = here.filter(|_| find).map(|member| member.id.clone());
@@ -172,9 +201,29 @@ impl Cluster {
     }
 }
 
-fn keep(dir: &Path, topology: &Topology, lease: Option<Lease>) -> io::Result<()> {
+/// What comes behind the topology of this node, if that is not the same. Two that a version has
+/// cannot both be right: one of them was made by somebody that did not know of the other.
+fn taken(now: &Topology, text: &str, version: i64) -> Result<Option<Topology>, String> {
+    if version < 0 || version < now.version {
+        return Err(topology::VERSION.to_owned());
+    }
+    let next = Topology::parse(text, version, &now.own_id)?;
+    if version > now.version {
+        return Ok(Some(next));
+    }
+    if next.agrees_with(now) {
+        return Ok(None);
+    }
+    Err(format!("{}: this node knows another topology {version}", topology::VERSION))
+}
+
+fn kept(topology: &Topology, lease: Option<Lease>) -> Kept {
     let (election, lease_ms) = lease.map_or((0, 0), |lease| (lease.election, lease.ms));
-    Kept { topology: topology.clone(), election, lease_ms }.write(dir)
+    Kept { topology: topology.clone(), election, lease_ms }
+}
+
+fn keep(dir: &Path, topology: &Topology, lease: Option<Lease>) -> io::Result<()> {
+    kept(topology, lease).write(dir)
 }
 
 #[cfg(test)]
@@ -203,15 +252,40 @@ mod tests {
         assert_eq!(again.topology(), first.topology());
         for cluster in [&first, &again] {
             assert_eq!(set(cluster, 7, false), Ok(false), "the same is no news");
+            let other = two_shards().replace("5461 5463-16383", "5463-16383");
+            let told = |forced| {
+                let told = cluster.set_nodes(dir, &other, 7, forced, |_, _| false);
+                told.map_err(|error| error.to_string())
+            };
+            let refused = "Invalid cluster version: this node knows another topology 7";
+            assert_eq!(told(false), Err(refused.to_owned()), "two topologies of one version");
+            assert_eq!(cluster.check_nodes(dir, &other, 7).unwrap_err().to_string(), refused);
+            let lines: Vec<_> = two_shards().lines().rev().map(str::to_owned).collect();
+            assert!(cluster.check_nodes(dir, &lines.join("\n"), 7).is_ok(), "in another order");
+            assert!(cluster.check_nodes(dir, &other, 8).is_ok());
+            assert_eq!(cluster.topology().version, 7, "it was only asked");
             assert_eq!(set(cluster, 6, false), Err("Invalid cluster version".to_owned()));
             assert_eq!(set(cluster, -1, true), Err("Invalid cluster version".to_owned()));
         }
         assert_eq!(set(&again, 6, true), Ok(true));
         assert_eq!(again.topology().version, 6);
         let nothing = std::path::Path::new("/proc/nothing");
+        let tried = again.check_nodes(nothing, &two_shards(), 8);
+        assert!(matches!(tried, Err(ClusterError::Disk(_))));
         let failed = again.set_nodes(nothing, &two_shards(), 8, false, |_, _| false);
         assert!(matches!(failed, Err(ClusterError::Disk(_))));
         assert_eq!(again.topology().version, 6, "what is not durable is not published");
+    }
+
+    #[test]
+    fn one_command_holds_the_cluster_at_a_time() {
+        let cluster = cluster();
+        let minute = Duration::from_secs(60);
+        assert!(cluster.hold(b"a", minute) && cluster.hold(b"a", minute));
+        assert!(!cluster.hold(b"b", minute) && !cluster.hold(b"b", Duration::ZERO));
+        assert!(!cluster.hold(b"b", minute), "an end of what it does not hold ends nothing");
+        assert!(cluster.hold(b"a", Duration::ZERO) && cluster.hold(b"b", Duration::from_nanos(1)));
+        assert!(cluster.hold(b"a", minute), "its time is over");
     }
 
     #[test]

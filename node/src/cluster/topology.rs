@@ -198,7 +198,7 @@ impl Topology {
         version: i64,
     ) -> Result<Topology, String> {
         // It changes what is there, so it has to follow it.
-        if version <= 0 || version != self.version + 1 {
+        if version <= 0 || Some(version) != self.version.checked_add(1) {
             return Err(VERSION.to_owned());
         }
         let at = self.position(id).ok_or_else(|| "No this node in the cluster".to_owned())?;
@@ -297,6 +297,12 @@ impl Topology {
     /// How many slots have a master.
     pub fn assigned(&self) -> usize {
         self.slots.iter().filter(|of| **of != NO_NODE).count()
+    }
+
+    /// Whether both say the same of all nodes and slots, in whatever order.
+    pub fn agrees_with(&self, other: &Topology) -> bool {
+        let lines = |text: &str| text.lines().map(str::to_owned).collect::<HashSet<_>>();
+        self.version == other.version && lines(&self.describe()) == lines(&other.describe())
     }
 
     /// The text: see the top of the file.

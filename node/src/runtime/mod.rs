@@ -20,6 +20,7 @@ pub mod service_manager;
 pub mod settings;
 pub mod shutdown;
 pub mod slowlog;
+pub mod stall;
 pub mod tally;
 pub mod tls;
 pub mod tracking;

@@ -298,6 +298,9 @@ async fn work(
     load: Arc<AtomicUsize>,
 ) {
     let _reads = ReadsHere::begin();
+    if host.cluster.is_enabled() {
+        tokio::spawn(node::runtime::stall::watch());
+    }
     let stop = host.stop.clone();
     let stopped = stop.wait();
     tokio::pin!(stopped);

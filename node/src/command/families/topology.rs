@@ -105,14 +105,19 @@ pub(crate) const TABLE: &[Spec] = &[
                 "The master of this shard takes writes for so long, any other node of it none. \
                  Answers where the log ends, and the role. An older election is refused."),
             help_row("clusterx|help", "cluster", "0.1.0"),
+            spec("clusterx|hold", 4, CONTROLLER, "0.2.0", "token milliseconds",
+                "For so long, at most a minute, the command with this token changes the cluster, \
+                 and every other one is refused HOLD; 0: it has ended. Nothing else is refused."),
             spec("clusterx|myid", 2, ANYTIME, "0.1.0", "",
                 "The id of this node, empty if it has none."),
             spec("clusterx|setnodeid", 3, CONTROLLER, "0.1.0", "node-id",
                 "This node is the one with this id, of 40 characters."),
-            spec("clusterx|setnodes", -4, CONTROLLER, "0.1.0", "nodes version [FORCE|HANDOVER]",
+            spec("clusterx|setnodes", -4, CONTROLLER, "0.1.0", "nodes version [CHECK|FORCE|HANDOVER]",
                 "The topology is this one, a line per node: id, host, port, master or slave, - or \
                  the id of its master, slots of a master. The node follows its master, or becomes \
-                 one. An older version is refused, unless FORCE; the same one changes nothing. \
+                 one. An older version is refused, and another topology of the same version, \
+                 unless FORCE; the same one changes nothing. \
+                 CHECK: says whether it would be taken and can be written down, and does nothing. \
                  HANDOVER: to the master that gives slots to replicas of its own, which have all \
                  that was written before they serve them."),
             spec("clusterx|setslot", 6, CONTROLLER, "0.1.0", "slots NODE node-id version",

@@ -10,11 +10,12 @@ use crate::handlers::cluster::replication::{all_logged, order};
 use crate::handlers::cluster::{handover, trim};
 use crate::handlers::help::help;
 use node::cluster::topology::{MOST_TEXT, NODE_ID, is_id};
-use node::cluster::{Lease, MOST_LEASE_MS, slot};
+use node::cluster::{Lease, MOST_HOLD_MS, MOST_LEASE_MS, slot};
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::Outcome;
 use node::roles::Master;
 use node::roles::node::Node;
+use node::runtime::stall;
 use resp::Args;
 use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
@@ -23,6 +24,7 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("clusterx", help),
     ("clusterx|heartbeat", heartbeat),
     ("clusterx|help", help),
+    ("clusterx|hold", hold),
     ("clusterx|myid", my_id),
     ("clusterx|setnodeid", set_node_id),
     ("clusterx|setnodes", set_nodes),
@@ -89,7 +91,8 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
     let option = if call.args.len() > 4 { call.args.at(4) } else { b"" };
     let forced = option.eq_ignore_ascii_case(b"force");
     let hands_over = option.eq_ignore_ascii_case(b"handover");
-    if call.args.len() > 5 || call.args.len() == 5 && !forced && !hands_over {
+    let is_check = option.eq_ignore_ascii_case(b"check");
+    if call.args.len() > 5 || call.args.len() == 5 && !forced && !hands_over && !is_check {
         return Err(refuse!("ERR Invalid setnodes options"));
     }
     refuse_beside_sentinel(&call.node)?;
@@ -104,6 +107,11 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
     let peer = call.session.client.peer;
     call.answer_later(move |node, reply| {
         let dir = node.config().durability.dir.clone();
+        if is_check {
+            node.cluster.check_nodes(&dir, &text, version)?;
+            reply.ok();
+            return Ok(());
+        }
         let is_here = |host: &str, port: u16| is_here(&node, host, port);
         let is_new = node.cluster.set_nodes(&dir, &text, version, forced, is_here);
         if is_new? {
@@ -141,6 +149,25 @@ fn set_slot(call: &mut Call<'_>) -> Outcome {
     })
 }
 
+/// Of several commands that change the cluster one does, and the others wait.
+fn hold(call: &mut Call<'_>) -> Outcome {
+    let ms = resp::natural(call.args.at(3)).ok_or(Refusal::NOT_AN_INTEGER)?;
+    refuse_beside_sentinel(&call.node)?;
+    if call.args.at(2).len() > MOST_TOKEN || ms > MOST_HOLD_MS {
+        return Err(refuse!(
+            "ERR a token has at most {MOST_TOKEN} bytes, and a hold {MOST_HOLD_MS} milliseconds"
+        ));
+    }
+    if !call.node.cluster.hold(call.args.at(2), Duration::from_millis(ms)) {
+        return Err(refuse!("ERR another command changes the cluster"));
+    }
+    call.reply.ok();
+    Ok(())
+}
+
+/// Bytes of a HOLD's token.
+const MOST_TOKEN: usize = 64;
+
 /// No lease.
 const NONE: (Duration, bool) = (Duration::ZERO, false);
 
@@ -158,7 +185,7 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
         return Err(refuse!("ERR Invalid election version"));
     }
     // From when it came: the controller counts from when it was sent.
-    let came = std::time::Instant::now();
+    let came = stall::came();
     call.answer_later(move |node, reply| {
         let config = node.config();
         let dir = &config.durability.dir;
@@ -202,10 +229,9 @@ pub(crate) fn obey(node: &Node) -> Outcome {
         Some(master) => tracing::info!("a replica of {master} by topology {}", topology.version),
         None => {
             tracing::info!("a master by topology {}", topology.version);
-            // The controller has just said so: the next HEARTBEAT is to come in time.
-            if let Some(lease) = node.cluster.lease().filter(|_| was_replica) {
-                let time = Duration::from_millis(lease.ms);
-                node.replication.lease(&node.config(), time, false);
+            // It may be an old message: a HEARTBEAT is to say so, too.
+            if node.cluster.lease().is_some() && was_replica {
+                node.replication.lease(&node.config(), Duration::ZERO, false);
             }
         }
     }
@@ -238,7 +264,9 @@ pub(crate) fn reset(call: &mut Call<'_>) -> Outcome {
         return Err(refuse!("ERR This instance has cluster support disabled"));
     }
     call.answer_later(|node, reply| {
-        if node.engines().all_rows() > 0 {
+        let engines = node.engines();
+        let has_pairs = engines.existences().iter().any(|space| space.pairs() > 0);
+        if engines.all_rows() > 0 || has_pairs {
             return Err(refuse!("ERR Can't reset cluster while database is not empty"));
         }
         let config = node.config();

@@ -3,12 +3,15 @@
 //! A replica has the rows already, so nothing is copied now. It takes these steps:
 //!
 //! 1. This node reaches the replicas that get slots, and asks whether they are those that the next
-//!    topology says. They are in step. Until here nothing has changed, nor has it when the second
-//!    step fails.
-//! 2. Writes wait until these replicas have all that was written.
+//!    topology says, and can write it down. They are in step. Until here nothing has changed, nor
+//!    has it when the second step fails.
+//! 2. Writes wait until these replicas have all that was written, and then until the end: no clock
+//!    ends a pause behind which something may be lost.
 //! 3. All requests wait. The next topology is this node's, durably: whatever happens from here on,
 //!    it never serves these slots again.
-//! 4. The replicas get the same topology, and are masters.
+//! 4. Its other replicas get the same topology, those that can be reached: none of them may be
+//!    promoted with these slots, should this node end now. Then those that get slots do, and are
+//!    masters.
 //! 5. Requests go on, and those of these slots are told where they are. All other nodes hear of it.
 //!
 //! So no two nodes serve a slot at any time. If this node or a replica ends after the third step,
@@ -37,6 +40,8 @@ use tokio::task::JoinSet;
 const CATCH_UP: Duration = Duration::from_millis(200);
 /// How long a replica may take to become a master; all requests wait meanwhile.
 const TAKE_OVER: Duration = Duration::from_millis(500);
+/// No pause of a hand-over ends by the clock.
+const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
 /// How long a node that only has to hear of it may take.
 const HEAR: Duration = Duration::from_secs(2);
 /// A replica that has less than all but so many bytes of the log is not in step.
@@ -80,7 +85,7 @@ async fn hand_over(node: &Arc<Node>, text: &str, version: i64) -> Result<Duratio
     if next == *now {
         return tell_all(node, &next).await.map(|()| Duration::ZERO);
     }
-    if version != now.version + 1 {
+    if Some(version) != now.version.checked_add(1) {
         return Err(refuse!("ERR {VERSION}"));
     }
     let takers = takers(&now, &next)?;
@@ -88,15 +93,24 @@ async fn hand_over(node: &Arc<Node>, text: &str, version: i64) -> Result<Duratio
     if !role.is_master() || role.is_fenced() || role.failover.is_under_way() {
         return Err(refuse!("ERR only a master hands slots over"));
     }
+    if let Some(why) = role.refusal() {
+        return Err(refuse!("ERR only a master that takes writes hands slots over: {why}"));
+    }
     let mut links = Vec::new();
     for taker in &takers {
-        links.push(reach(node, taker).await.map_err(|error| {
-            refuse!("ERR {}:{} cannot be asked: {error}", taker.host, taker.port)
+        let ready = async {
+            let mut link = reach(node, taker).await?;
+            within(HEAR, tell(&mut link, &next, b"CHECK")).await?;
+            Ok::<Link, io::Error>(link)
+        };
+        links.push(ready.await.map_err(|error| {
+            refuse!("ERR {}:{} cannot take them: {error}", taker.host, taker.port)
         })?);
     }
+    let mut others = reach_others(node, &now, &takers).await;
     let feeds: Vec<Master> = takers.iter().map(|it| feed_of(node, it)).collect::<Result<_, _>>()?;
     let began = Instant::now();
-    let _paused = Pausing::begin(node, Paused::Writes, CATCH_UP);
+    let _paused = Pausing::begin(node, Paused::Writes);
     let caught_up = async {
         for feed in &feeds {
             failover::caught_up(node, Some(feed)).await;
@@ -109,11 +123,21 @@ async fn hand_over(node: &Arc<Node>, text: &str, version: i64) -> Result<Duratio
             CATCH_UP.as_millis()
         ));
     }
-    let _all = Pausing::begin(node, Paused::All, 2 * TAKE_OVER);
+    let _all = Pausing::begin(node, Paused::All);
     adopt(node, &now, next.clone()).await?;
+    let told = async {
+        for link in &mut others {
+            if let Err(error) = tell(link, &next, b"").await {
+                tracing::warn!("a replica has not heard of topology {version} yet: {error}");
+            }
+        }
+    };
+    if tokio::time::timeout(TAKE_OVER, told).await.is_err() {
+        tracing::warn!("not all replicas have heard of topology {version} yet");
+    }
     let mut failed = Vec::new();
     for (taker, link) in takers.iter().zip(&mut links) {
-        if let Err(error) = within(TAKE_OVER, tell(link, &next)).await {
+        if let Err(error) = within(TAKE_OVER, tell(link, &next, b"")).await {
             failed.push(format!("{}:{}: {error}", taker.host, taker.port));
         }
     }
@@ -139,8 +163,8 @@ async fn hand_over(node: &Arc<Node>, text: &str, version: i64) -> Result<Duratio
 struct Pausing<'a>(&'a Node);
 
 impl Pausing<'_> {
-    fn begin(node: &Arc<Node>, kind: Paused, most: Duration) -> Pausing<'_> {
-        node.pause.begin(By::Slots, kind, Instant::now() + most);
+    fn begin(node: &Arc<Node>, kind: Paused) -> Pausing<'_> {
+        node.pause.begin(By::Slots, kind, Instant::now() + FOR_EVER);
         Pausing(node)
     }
 }
@@ -156,7 +180,15 @@ fn takers(now: &Topology, next: &Topology) -> Result<Vec<Member>, Refusal> {
     if next.own().is_none() {
         return Err(refuse!("ERR this node is to stay in the topology until it has handed over"));
     }
+    let master = |topology: &Topology, slot| {
+        topology.number_of(slot).map(|at| topology.members()[at].id.clone())
+    };
     let is_own = |topology: &Topology, slot| topology.server_of(slot) == Server::Own;
+    if let Some(slot) =
+        (0..SLOTS).find(|&slot| !is_own(now, slot) && master(now, slot) != master(next, slot))
+    {
+        return Err(refuse!("ERR slot {slot} is not this node's: its master alone hands it over"));
+    }
     let mut takers: Vec<Member> = Vec::new();
     for slot in (0..SLOTS).filter(|&slot| is_own(now, slot) && !is_own(next, slot)) {
         let taker = next.number_of(slot).map(|at| &next.members()[at]);
@@ -188,6 +220,17 @@ async fn reach(node: &Arc<Node>, member: &Member) -> io::Result<Link> {
     }
 }
 
+/// Connections to those of its other replicas that can be reached.
+async fn reach_others(node: &Arc<Node>, now: &Topology, takers: &[Member]) -> Vec<Link> {
+    let is_taker = |id: &str| takers.iter().any(|taker| taker.id == id);
+    let mut reached = JoinSet::new();
+    for member in now.replicas(&now.own_id).filter(|replica| !is_taker(&replica.id)) {
+        let (node, member) = (node.clone(), member.clone());
+        reached.spawn(async move { within(HEAR, reach(&node, &member)).await.ok() });
+    }
+    reached.join_all().await.into_iter().flatten().collect()
+}
+
 /// The replica as this node feeds it. An error: it is not in step.
 fn feed_of(node: &Node, taker: &Member) -> Result<Master, Refusal> {
     use std::net::ToSocketAddrs;
@@ -203,8 +246,12 @@ fn feed_of(node: &Node, taker: &Member) -> Result<Master, Refusal> {
             && fed.sending == replication::Sending::Log
             && fed.written + CLOSE >= end
     });
-    fed.map(|fed| Master { host: fed.ip, port: fed.port })
-        .ok_or_else(|| refuse!("ERR {host}:{port} is not in step with this node: wait until it is"))
+    fed.map(|fed| Master { host: fed.ip, port: fed.port }).ok_or_else(|| {
+        refuse!(
+            "ERR {host}:{port} is not in step with this node: wait until it is (if it is, \
+             replica_announce_ip of that node differs from its address in the topology)"
+        )
+    })
 }
 
 /// The next topology is this node's: durable, and seen by every turn that begins from now on.
@@ -230,10 +277,12 @@ async fn blocking(
     work.await.unwrap_or_else(|error| Err(refuse!("ERR {error}")))
 }
 
-async fn tell(link: &mut Link, next: &Topology) -> io::Result<()> {
+/// `option`: of SETNODES, or empty.
+async fn tell(link: &mut Link, next: &Topology, option: &[u8]) -> io::Result<()> {
     let (text, version) = (next.describe(), next.version.to_string());
-    let request = [&b"CLUSTERX"[..], b"SETNODES", text.as_bytes(), version.as_bytes()];
-    link.ask(&request).await.map(drop)
+    let request = [&b"CLUSTERX"[..], b"SETNODES", text.as_bytes(), version.as_bytes(), option];
+    let words = request.len() - usize::from(option.is_empty());
+    link.ask(&request[..words]).await.map(drop)
 }
 
 /// Tells all other nodes. The error names those that have not heard it.
@@ -242,7 +291,7 @@ async fn tell_all(node: &Arc<Node>, next: &Topology) -> Outcome {
     for member in next.members().iter().filter(|member| member.id != next.own_id) {
         let (node, member, next) = (node.clone(), member.clone(), next.clone());
         told.spawn(async move {
-            let hear = async { tell(&mut reach(&node, &member).await?, &next).await };
+            let hear = async { tell(&mut reach(&node, &member).await?, &next, b"").await };
             let heard = within(HEAR, hear).await;
             heard.err().map(|error| format!("{}:{}: {error}", member.host, member.port))
         });

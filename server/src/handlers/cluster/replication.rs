@@ -49,7 +49,18 @@ const NO_LINK: &str = "NOMASTERLINK Can't SYNC while not connected with my maste
 /// The same.
 const FAILING_OVER: &str = "ERR REPLICAOF not allowed while failing over.";
 
+/// Where the topology says what a node is, no other command does; Redis's words. Sentinel says it by
+/// commands.
+fn refuse_in_cluster(node: &Node, command: &str) -> Outcome {
+    let is_told = node.cluster.is_enabled() && node.config().shard.is_empty();
+    if is_told && node.cluster.topology().own().is_some() {
+        return Err(refuse!("ERR {command} not allowed in cluster mode."));
+    }
+    Ok(())
+}
+
 fn replicaof(call: &mut Call<'_>) -> Outcome {
+    refuse_in_cluster(&call.node, "REPLICAOF")?;
     if call.node.replication.failover.forbids_orders(&call.node.replication) {
         return Err(refuse!("{FAILING_OVER}"));
     }
@@ -354,6 +365,7 @@ fn waitaof(call: &mut Call<'_>) -> Outcome {
 
 /// Redis's words.
 fn failover(call: &mut Call<'_>) -> Outcome {
+    refuse_in_cluster(&call.node, "FAILOVER")?;
     let words = call.args.len();
     let is = |at: usize, word: &[u8]| call.args.at(at).eq_ignore_ascii_case(word);
     if words == 2 && is(1, b"abort") {
