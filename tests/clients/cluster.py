@@ -11,7 +11,7 @@ import argparse, os, signal, statistics, subprocess, threading, time
 import redis
 from redis.cluster import ClusterNode, RedisCluster
 
-from nodes import scratch, until
+from nodes import freeze, scratch, until
 from shards import LEASE_MS, Controller, Member, Writers
 
 SHARDS = 3
@@ -111,7 +111,7 @@ def play(args, nodes):
             shard, frozen = round % SHARDS, round % 2 == 1
             began, old = time.time(), controller.masters[shard]
             if frozen:
-                old.process.send_signal(signal.SIGSTOP)
+                freeze(old.process)
             else:
                 old.process.kill()
                 old.process.wait()

@@ -14,7 +14,7 @@ import argparse, os, random, signal, statistics, subprocess, threading, time
 import redis
 from redis.sentinel import Sentinel
 
-from nodes import Node, scratch, until
+from nodes import Node, freeze, scratch, until
 from proxy import free_port
 
 
@@ -143,7 +143,7 @@ def play(args, folder):
                 old.process.kill()
                 old.process.wait()
             elif cause == "stop":
-                old.process.send_signal(signal.SIGSTOP)
+                freeze(old.process)
             else:
                 old.proxy.cut()
                 # A client on its side of the cut goes on writing: changes that it has alone, and will give up.

@@ -73,6 +73,14 @@ def scratch(prefix, keep=False):
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def freeze(process):
+    """Stops a process (SIGSTOP); all of its threads stand still when this returns."""
+    process.send_signal(signal.SIGSTOP)
+    tasks = f"/proc/{process.pid}/task"
+    state = lambda task: open(f"{tasks}/{task}/stat").read().rsplit(")", 1)[1].split()[0]
+    until("it stands still", lambda: all(state(task) == "T" for task in os.listdir(tasks)))
+
+
 def until(what, done, seconds=90):
     end = time.time() + seconds
     while time.time() < end:

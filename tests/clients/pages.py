@@ -9,7 +9,7 @@ import argparse, signal, struct, threading, time
 
 import redis
 
-from nodes import scratch, until
+from nodes import freeze, scratch, until
 from shards import Controller, Member, is_error
 
 DEADLINE_MS, SLACK_S, STALE_MS = 300, 0.7, 2500
@@ -101,7 +101,7 @@ def stopped(nodes, shard):
     """A shard that does not answer costs its own ids, and each page at most the deadline; soon nothing at all."""
     away = len(nodes) - 1
     client, other = connect(nodes[0]), connect(nodes[0])
-    nodes[away].process.send_signal(signal.SIGSTOP)
+    freeze(nodes[away].process)
     try:
         first = []
         waits = threading.Thread(target=lambda: first.append(timed(client, "FEED.GET", "home", 1, *POSTS)))
@@ -197,7 +197,7 @@ def from_replicas(controller):
     assert connect(nodes[1]).execute_command("FEED.GET", "home", 1, *POSTS) == [[1, 0, 0, 0, 1, 0]] * len(POSTS)
     assert connect(nodes[1]).execute_command("FEED.ACT", "like", 2, *POSTS) == [1] * len(POSTS)
     # Its master is away: for a while the replica may answer, then only the master could.
-    nodes[2].process.send_signal(signal.SIGSTOP)
+    freeze(nodes[2].process)
     stopped = time.time()
     try:
         page = client.execute_command("FEED.GET", "home", 1, *POSTS)
@@ -220,7 +220,7 @@ def likes(nodes):
 
     def disturb():
         while not stop.is_set():
-            nodes[-1].process.send_signal(signal.SIGSTOP)
+            freeze(nodes[-1].process)
             time.sleep(DEADLINE_MS / 1000 * 1.5)
             nodes[-1].process.send_signal(signal.SIGCONT)
             time.sleep(0.2)

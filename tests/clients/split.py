@@ -9,7 +9,7 @@ import argparse, collections, os, random, re, signal, subprocess, threading, tim
 
 import redis
 
-from nodes import scratch, until
+from nodes import freeze, scratch, until
 from shards import Controller, Member, is_error, shard_of
 
 PATIENCE_S = 60
@@ -309,7 +309,7 @@ def kills(args, cluster, load, nodes):
             command.kill()
             command.communicate()
         elif victim == "standing still":
-            first.process.send_signal(signal.SIGSTOP)
+            freeze(first.process)
             time.sleep(1.6)
             first.process.send_signal(signal.SIGCONT)
             command.communicate(timeout=PATIENCE_S)
