@@ -77,7 +77,9 @@ pub(crate) fn are_all_here(
     let reads_here = LazyCell::new(|| !spec.may_write(args) && reads_here(session, node));
     let is_here = |slot| topology.server_of(slot).is_here(|| *reads_here);
     let mut words = args.from(head).iter().step_by(step);
-    words.all(|word| slots(word, is_joined).is_none_or(|(slot, is_one)| is_one && is_here(slot)))
+    words.all(|word| {
+        slot_of(word, is_joined, topology).is_none_or(|(slot, is_one)| is_one && is_here(slot))
+    })
 }
 
 /// Whether a page has several ids for each entry.
@@ -133,8 +135,9 @@ fn element_of(text: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The slots of the ids of an argument; `None`: it is an option.
-fn slots(word: &[u8], is_joined: bool) -> Option<(u16, bool)> {
+/// The slot of an argument's first id, and whether its others are of the same shard; `None`: it is
+/// an option.
+fn slot_of(word: &[u8], is_joined: bool, topology: &Topology) -> Option<(u16, bool)> {
     if natural(word).is_some() {
         return Some((of_text(word), true));
     }
@@ -143,7 +146,8 @@ fn slots(word: &[u8], is_joined: bool) -> Option<(u16, bool)> {
     }
     let mut slots = word.split(|byte| *byte == b'/').map(of_text);
     let first = slots.next()?;
-    Some((first, slots.all(|slot| slot == first)))
+    let shard = topology.number_of(first);
+    Some((first, slots.all(|slot| topology.number_of(slot) == shard)))
 }
 
 impl Plan {
@@ -170,12 +174,12 @@ impl Plan {
         let mut at = head;
         while at < args.len() {
             let word = args.at(at);
-            match slots(word, is_joined).filter(|_| at + step <= args.len()) {
+            match slot_of(word, is_joined, topology).filter(|_| at + step <= args.len()) {
                 Some((slot, is_one)) => {
                     let of = if is_one {
                         plan.place(slot, session, topology, reads_here, &mut of_master)
                     } else {
-                        plan.refuse(b"CROSSSLOT the ids of an entry have several slots")
+                        plan.refuse(b"CROSSSLOT the ids of an entry are of several shards")
                     };
                     plan.ids.push((at as u32, of));
                     at += step;
