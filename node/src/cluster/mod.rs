@@ -145,7 +145,8 @@ impl Cluster {
     }
 
     /// CLUSTERX SETNODES. An older version is refused, as is another topology of the same version;
-    /// the same one changes nothing. Unless `forced`. `is_here`: whether a host and port are this node's, for one without an id.
+    /// the same one changes nothing. Unless `forced`. `is_here`: whether a host and port are this
+    /// node's, for one without an id.
     pub fn set_nodes(
         &self,
         dir: &Path,
@@ -202,7 +203,7 @@ impl Cluster {
 }
 
 /// What comes behind the topology of this node, if that is not the same. Two that a version has
-/// cannot both be right: one of them was made by somebody that did not know of the other.
+/// cannot both be right: one of them was made without knowing the other.
 fn taken(now: &Topology, text: &str, version: i64) -> Result<Option<Topology>, String> {
     if version < 0 || version < now.version {
         return Err(topology::VERSION.to_owned());

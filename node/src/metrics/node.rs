@@ -677,7 +677,8 @@ pub const STATS: &[M] = &[
         "tokens_dropped",
         Counter,
         "tidemark_tokens_dropped",
-        "Tokens dropped before their time, as there were more than tokens.max_tokens, or than an eighth of the memory holds.",
+        "Tokens dropped before their time, as there were more than tokens.max_tokens, or than an \
+         eighth of the memory holds.",
         |s| s.tokens().dropped.into(),
     ),
     field(

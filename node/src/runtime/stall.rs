@@ -1,9 +1,10 @@
-//! When a request came, at the latest: for what counts by the clock of its sender, as a lease does.
+//! When a request came, at the earliest: for what counts by the clock of its sender, as a lease
+//! does.
 //!
-//! A process that is stopped (SIGSTOP, a machine that sleeps) finds requests that have waited for it,
-//! and does not know for how long. So a worker notes the time again and again. If it has not done so
-//! for longer than it should, it has stood still, and what it reads now, or in the next moment,
-//! may have come when that began.
+//! A process that is stopped (SIGSTOP, a machine that sleeps) finds requests that have waited for
+//! it, and does not know for how long. So a worker notes the time again and again. If it has not
+//! done so for longer than it should, it has stood still, and what it reads now, or in the next
+//! moment, may have come when that began.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

@@ -122,8 +122,8 @@ impl Space {
 }
 
 /// What follows a table that lies elsewhere was empty, or is known to the log. So is all, where
-/// every table was spilled since and its file was recycled: there pairs may come before the log says
-/// where tables begin, those that were written while the snapshot was.
+/// every table was spilled since and its file was recycled: there pairs may come before the log
+/// says where tables begin, those that were written while the snapshot was.
 fn behind_cold(
     tables: &[StoredTable],
     options: &Options,

@@ -112,7 +112,8 @@ pub(crate) const TABLE: &[Spec] = &[
                 "The id of this node, empty if it has none."),
             spec("clusterx|setnodeid", 3, CONTROLLER, "0.1.0", "node-id",
                 "This node is the one with this id, of 40 characters."),
-            spec("clusterx|setnodes", -4, CONTROLLER, "0.1.0", "nodes version [CHECK|FORCE|HANDOVER]",
+            spec("clusterx|setnodes", -4, CONTROLLER, "0.1.0",
+                "nodes version [CHECK|FORCE|HANDOVER]",
                 "The topology is this one, a line per node: id, host, port, master or slave, - or \
                  the id of its master, slots of a master. The node follows its master, or becomes \
                  one. An older version is refused, and another topology of the same version, \

@@ -89,24 +89,8 @@ async fn hand_over(node: &Arc<Node>, text: &str, version: i64) -> Result<Duratio
         return Err(refuse!("ERR {VERSION}"));
     }
     let takers = takers(&now, &next)?;
-    let role = &node.replication;
-    if !role.is_master() || role.is_fenced() || role.failover.is_under_way() {
-        return Err(refuse!("ERR only a master hands slots over"));
-    }
-    if let Some(why) = role.refusal() {
-        return Err(refuse!("ERR only a master that takes writes hands slots over: {why}"));
-    }
-    let mut links = Vec::new();
-    for taker in &takers {
-        let ready = async {
-            let mut link = reach(node, taker).await?;
-            within(HEAR, tell(&mut link, &next, b"CHECK")).await?;
-            Ok::<Link, io::Error>(link)
-        };
-        links.push(ready.await.map_err(|error| {
-            refuse!("ERR {}:{} cannot take them: {error}", taker.host, taker.port)
-        })?);
-    }
+    may_give(node)?;
+    let mut links = reach_takers(node, &takers, &next).await?;
     let mut others = reach_others(node, &now, &takers).await;
     let feeds: Vec<Master> = takers.iter().map(|it| feed_of(node, it)).collect::<Result<_, _>>()?;
     let began = Instant::now();
@@ -218,6 +202,38 @@ async fn reach(node: &Arc<Node>, member: &Member) -> io::Result<Link> {
         OwnedFrame::BulkString(id) if id == member.id.as_bytes() => Ok(link),
         _ => Err(io::Error::other(format!("it is not the node {}", member.id))),
     }
+}
+
+/// Whether this node serves its slots at all.
+fn may_give(node: &Node) -> Outcome {
+    let role = &node.replication;
+    if !role.is_master() || role.is_fenced() || role.failover.is_under_way() {
+        return Err(refuse!("ERR only a master hands slots over"));
+    }
+    let refused = role.refusal();
+    refused.map_or(Ok(()), |why| {
+        Err(refuse!("ERR only a master that takes writes hands slots over: {why}"))
+    })
+}
+
+/// Connections to the nodes that get slots, which would take the topology.
+async fn reach_takers(
+    node: &Arc<Node>,
+    takers: &[Member],
+    next: &Topology,
+) -> Result<Vec<Link>, Refusal> {
+    let mut links = Vec::new();
+    for taker in takers {
+        let ready = async {
+            let mut link = reach(node, taker).await?;
+            within(HEAR, tell(&mut link, next, b"CHECK")).await?;
+            Ok::<Link, io::Error>(link)
+        };
+        links.push(ready.await.map_err(|error| {
+            refuse!("ERR {}:{} cannot take them: {error}", taker.host, taker.port)
+        })?);
+    }
+    Ok(links)
 }
 
 /// Connections to those of its other replicas that can be reached.

@@ -49,8 +49,8 @@ const NO_LINK: &str = "NOMASTERLINK Can't SYNC while not connected with my maste
 /// The same.
 const FAILING_OVER: &str = "ERR REPLICAOF not allowed while failing over.";
 
-/// Where the topology says what a node is, no other command does; Redis's words. Sentinel says it by
-/// commands.
+/// Where the topology says what a node is, no other command does; Redis's words. Sentinel says it
+/// by commands.
 fn refuse_in_cluster(node: &Node, command: &str) -> Outcome {
     let is_told = node.cluster.is_enabled() && node.config().shard.is_empty();
     if is_told && node.cluster.topology().own().is_some() {
