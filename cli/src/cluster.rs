@@ -52,8 +52,8 @@ Examples:
   tidemark cluster split --host db1 --from db1:6399 --to db9:6399 --slots '0-99 300'
 
 The new node follows the shard's master until it has all rows. Then writes wait for some \
-milliseconds, and it is the master of its slots. Given again, the command goes on where it was. One such command at a time changes a \
-cluster.")]
+milliseconds, and it is the master of its slots. Given again, the command goes on where it was. \
+One such command at a time changes a cluster.")]
 struct SplitArgs {
     #[command(flatten)]
     to: ConnectArgs,
