@@ -19,6 +19,8 @@
 //!   its page was written. It is forgotten there if the new filters had it before the first page.
 //! - **R4** The old filters answer until the end. If the table has gone elsewhere meanwhile, or
 //!   there is no memory for the successor, they stay, and the host begins again.
+//! - **R5** The list has the pairs of outliers, too, and no table has: unset there, one would stay
+//!   set in the new filters. When it is let into a table it is passed on.
 
 use crate::Error;
 use crate::cold::Rewrite;
@@ -36,6 +38,8 @@ pub struct Rebuild {
     range: (u64, u64),
     table: Arc<Table>,
     successor: Arc<Table>,
+    /// Up to where ids were let into tables when it began.
+    high: Option<u64>,
 }
 
 impl Rebuild {
@@ -102,7 +106,7 @@ impl Space {
         let filter = Filter::new(sizing, sizing.pages(pairs)).map_err(Error::Memory)?;
         let successor = Arc::new(Table::succeeding(&table, rate, filter));
         table.set_successor(Some(successor.clone()));
-        Ok(Some(Rebuild { range, table, successor }))
+        Ok(Some(Rebuild { range, table, successor, high: self.frontier.high() }))
     }
 
     /// A pair of the host's list, which is set, or was when the list was read.
@@ -112,7 +116,12 @@ impl Space {
         id: u64,
         member: &Member<'_>,
     ) -> Result<(), Error> {
-        rebuild.successor.put(&self.pair(id, member))
+        let pair = self.pair(id, member);
+        // R5.
+        if Some(id) > rebuild.high || self.is_outlier(&pair) {
+            return Ok(());
+        }
+        rebuild.successor.put(&pair)
     }
 
     /// Whether a rebuild may still succeed: the table is where it was.

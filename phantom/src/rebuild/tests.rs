@@ -61,6 +61,27 @@ fn measured(space: &Space) -> f64 {
         / asked as f64
 }
 
+/// The list has an outlier. Unset before a table lets its id in, it is unset there.
+#[test]
+fn outliers_are_in_no_new_filter() {
+    const FAR: u64 = 1 << 40;
+    let (space, list) = (Space::new(options(1e-7)).unwrap(), List::default());
+    (100..200).for_each(|id| set(&space, &list, id, 1));
+    for viewer in [1, 2] {
+        set(&space, &list, FAR, viewer);
+        assert!(space.is_early(FAR, &Member::Number(viewer)));
+    }
+    let low = space.layout()[0].low;
+    let rebuild = space.begin_rebuild(low).unwrap().unwrap();
+    list.put_all(&space, &rebuild);
+    assert!(matches!(space.end_rebuild(rebuild), Rebuilt::Done));
+    unset(&space, &list, FAR, 1);
+    space.put_frontier(crate::Frontier { high: Some(FAR), window: 1 });
+    assert!(!space.is_early(FAR, &Member::Number(2)), "it is let in");
+    assert_eq!([1, 2].map(|viewer| is_set(&space, (FAR, viewer))), [false, true]);
+    assert!((100..200).all(|id| is_set(&space, (id, 1))));
+}
+
 /// P1 while all tables are built anew again and again, for other rates, beside two writers each of
 /// which knows what it has set and unset. They write as the tables are built, so that neither a
 /// slow nor a fast machine fills the space.
