@@ -1,12 +1,6 @@
 //! The clock on the wall, for what is written with a time.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
-/// Microseconds since 1970.
-pub fn unix_us() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
-}
+pub use store::time::unix_us;
 
 /// Milliseconds since 1970.
 pub fn unix_ms() -> u64 {

@@ -111,6 +111,11 @@ impl Snapshots {
         before
     }
 
+    /// Whether a snapshot is requested; from now on it is not any more.
+    pub fn take_wanted(&self) -> bool {
+        std::mem::take(&mut *self.wanted.lock())
+    }
+
     /// Waits for the end of a snapshot that begins after this call.
     pub async fn save(&self) -> Result<(), String> {
         let _waits = Waits::new(&self.awaited);

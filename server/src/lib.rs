@@ -24,7 +24,8 @@ mod net;
 mod sentinel;
 
 pub use handlers::admin::commands_page;
-pub use net::in_process::Local;
+pub use net::in_process::{Local, serve};
+pub use net::workers::Maintenance;
 pub use node::config;
 pub use node::runtime::shutdown::Stop;
 pub use node::runtime::tls;

@@ -115,6 +115,7 @@ mod snapshot_writer;
 mod staging;
 mod store;
 mod tail;
+pub mod time;
 mod uring;
 
 pub use archive::{ARCHIVE, Archive};

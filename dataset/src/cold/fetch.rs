@@ -21,7 +21,7 @@ use std::sync::atomic::{
     Ordering::{AcqRel, Relaxed},
 };
 use std::time::Instant;
-use store::{BLOCK_BYTES, Block, BlockPlace, ColdFile};
+use store::{BLOCK_BYTES, Block, BlockPlace, ColdFile, time};
 use tokio::sync::oneshot;
 
 /// Jobs of a turn that are taken before another's: the page of fifty rows and two flags of each,
@@ -168,9 +168,13 @@ impl Reads {
 
     /// Has the threads do this, behind what they were told before.
     pub(crate) fn add(&self, rest: Rest) {
-        self.start();
         let jobs = rest.jobs.len();
         self.queue.line.lock().turns.push_back(rest);
+        let queue = self.queue.clone();
+        if time::spawn(move || queue.run_all()).is_ok() {
+            return;
+        }
+        self.start();
         // Without the lock, which each that wakes up takes first.
         for _ in 0..jobs.min(self.threads) {
             if !self.queue.nudge.notify_one() {
@@ -207,6 +211,18 @@ impl Drop for Reads {
 }
 
 impl Queue {
+    /// Does all that is asked for now.
+    fn run_all(&self) {
+        loop {
+            let mut left = Vec::new();
+            let job = self.line.lock().next(&mut left);
+            match job {
+                Some(job) => job.run(),
+                None => return,
+            }
+        }
+    }
+
     fn take(&self) -> Option<Job> {
         loop {
             // Goes after the lock has gone.

@@ -5,6 +5,7 @@
 //! can be read are, and it is tried again, as a disk or a file may come back.
 
 use std::time::{Duration, Instant};
+use store::time;
 
 /// After a failure a range is tried again so much later.
 const RETRY: Duration = Duration::from_secs(60);
@@ -27,7 +28,7 @@ impl Quarantine {
             let mut ranges = self.0.lock();
             ranges.retain(|range| last < range.0 || range.1 < low);
             if is_of_the_file {
-                ranges.push((low, last, Instant::now() + RETRY));
+                ranges.push((low, last, time::now() + RETRY));
             }
         }
         outcome
@@ -35,7 +36,7 @@ impl Quarantine {
 
     /// Whether work on any id of a range would only fail again.
     pub(crate) fn has(&self, low: u64, last: u64) -> bool {
-        let now = Instant::now();
+        let now = time::now();
         self.0.lock().iter().any(|range| range.0 <= last && low <= range.1 && now < range.2)
     }
 

@@ -20,9 +20,10 @@ use crate::waiters::Release;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use store::{
     CommitOptions, Committer, Health, Log, MAX_BODY_BYTES, Position, Reserved, SyncPolicy, Ticket,
+    time,
 };
 use tokio::sync::watch;
 
@@ -313,18 +314,18 @@ impl Durability {
     /// Waits until everything that was changed before this call is synced.
     pub fn flush(&self) -> store::Result<()> {
         let applied = self.positions().0.offset;
-        let began = Instant::now();
+        let began = time::now();
         // A replica's log is synced by its link, in time.
         while self.follows.load(SeqCst) {
             if self.positions().1.offset >= applied {
                 return Ok(());
             }
-            if began.elapsed() > FOLLOWER_SYNCS {
+            if time::now() - began > FOLLOWER_SYNCS {
                 return Err(store::Error::Refused(
                     "the replica's log was not synced in time".to_owned(),
                 ));
             }
-            std::thread::sleep(Duration::from_millis(5));
+            time::sleep(Duration::from_millis(5));
         }
         self.committer.flush().map(|_| ())
     }

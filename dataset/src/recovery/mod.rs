@@ -12,6 +12,7 @@ mod retiring;
 use crate::catalogue::{Catalogue, Unreadable};
 use crate::clock::unix_ms;
 use crate::commit::Durability;
+use crate::dirty_keys::Mark;
 use crate::engines::{BuildError, Current, Engines};
 use crate::log_records::RecordKind;
 use crate::options::Options;
@@ -20,6 +21,7 @@ use crate::tiering;
 use crate::tiering::Ground;
 use apply::apply_record;
 use commit_source::CommitSource;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use store::{
@@ -123,14 +125,18 @@ pub fn recover(
     follows: bool,
     progress: impl Fn(Progress) + Sync,
 ) -> Result<Recovered, RecoverError> {
-    let dir = &options.dir;
-    let disk =
-        RealDisk::open(dir).map_err(|source| RecoverError::Folder { path: dir.clone(), source })?;
-    recover_from(Arc::new(disk), options, durability, follows, progress)
+    recover_from(open(&options.dir)?, options, durability, follows, progress)
+}
+
+/// Opens a data folder, which is made if it is missing.
+pub fn open(dir: &Path) -> Result<Arc<dyn Disk>, RecoverError> {
+    let disk = RealDisk::open(dir);
+    let disk = disk.map_err(|source| RecoverError::Folder { path: dir.to_path_buf(), source })?;
+    Ok(Arc::new(disk))
 }
 
 /// The same, from any disk.
-pub(crate) fn recover_from(
+pub fn recover_from(
     disk: Arc<dyn Disk>,
     options: &Options,
     durability: &Arc<Durability>,
@@ -296,6 +302,28 @@ pub fn run_commits(
     current: &Current,
 ) -> (Log, store::Result<()>) {
     durability.committer.run(log, &mut CommitSource::new(durability, current))
+}
+
+/// The commit thread's work, round by round: for a thread that does other work, too, as a
+/// simulator's. [`Durability::begin`] comes first.
+pub struct Commits<'a> {
+    rounds: store::Rounds<'a, Mark>,
+    source: CommitSource<'a>,
+}
+
+impl<'a> Commits<'a> {
+    /// The state before the first round.
+    pub fn new(durability: &'a Durability, current: &'a Current) -> Commits<'a> {
+        Commits {
+            rounds: store::Rounds::new(durability.committer()),
+            source: CommitSource::new(durability, current),
+        }
+    }
+
+    /// One round.
+    pub fn round(&mut self, log: &mut Log) -> store::Result<()> {
+        self.rounds.turn(log, &mut self.source, store::time::now(), false)
+    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+use store::time;
 
 /// How long one computes between two rests, about, and how long a rest is at least.
 const BURST: Duration = Duration::from_micros(100);
@@ -26,7 +27,7 @@ pub(crate) struct CpuThrottle<'a> {
 
 impl<'a> CpuThrottle<'a> {
     pub(crate) fn new(awaited: &AtomicUsize) -> CpuThrottle<'_> {
-        CpuThrottle { since: Cell::new(Instant::now()), is_stopped: None, awaited }
+        CpuThrottle { since: Cell::new(time::now()), is_stopped: None, awaited }
     }
 
     /// The same, of work that is given up when the server stops.
@@ -50,11 +51,11 @@ impl<'a> CpuThrottle<'a> {
     /// To be called every few microseconds of work, and before and after what takes longer.
     #[inline]
     pub(crate) fn step(&self) {
-        if self.since.get().elapsed() >= BURST {
+        if time::now() - self.since.get() >= BURST {
             if self.awaited.load(Relaxed) == 0 {
-                std::thread::sleep(BURST);
+                time::sleep(BURST);
             }
-            self.since.set(Instant::now());
+            self.since.set(time::now());
         }
     }
 }

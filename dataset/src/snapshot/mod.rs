@@ -25,7 +25,7 @@ pub(crate) mod write;
 use crate::clock::unix_us;
 use crate::live::{Live, Snapshots};
 use std::time::{Duration, Instant};
-use store::Health;
+use store::{Health, time};
 
 pub(crate) use load::{attach_pairs, lay_out, load, read_catalogue};
 
@@ -55,7 +55,7 @@ pub struct Schedule {
 
 impl Default for Schedule {
     fn default() -> Schedule {
-        Schedule { last: Instant::now(), not_before: Instant::now() }
+        Schedule { last: time::now(), not_before: time::now() }
     }
 }
 
@@ -76,9 +76,9 @@ impl Schedule {
             return;
         }
         let snapshots = live.snapshots;
-        let started = Instant::now();
+        let started = time::now();
         let result = write::write(live, if asked { 0 } else { LOG_ROOM });
-        self.last = Instant::now();
+        self.last = time::now();
         if result.is_err() && (live.is_stopped)() {
             tracing::info!("the snapshot is given up, as the server stops: the log is kept");
         } else if let Err(error) = &result {
@@ -88,7 +88,7 @@ impl Schedule {
         snapshots.saved.send_modify(|s| {
             s.ended += 1;
             s.running = false;
-            s.took = started.elapsed();
+            s.took = time::now() - started;
             match result {
                 Ok(bytes) => {
                     tracing::info!(
@@ -111,8 +111,8 @@ impl Schedule {
         let last_offset = live.store.manifest().replay.offset;
         let log_bytes = durability.positions().1.offset.saturating_sub(last_offset);
         let by_size = due.log_bytes > 0 && log_bytes >= due.log_bytes;
-        let by_time = due.every_s > 0 && self.last.elapsed().as_secs() >= due.every_s;
-        let is_due = changed && (by_size || by_time) && Instant::now() >= self.not_before;
+        let by_time = due.every_s > 0 && (time::now() - self.last).as_secs() >= due.every_s;
+        let is_due = changed && (by_size || by_time) && time::now() >= self.not_before;
         let begins = is_due && snapshots.begin().is_some();
         if begins {
             *snapshots.wanted.lock() = false;

@@ -11,9 +11,8 @@ use crate::log_records::{
 use crate::ring_records::encode_ring;
 use crate::snapshot::cpu_throttle::CpuThrottle;
 use crate::tokens::Tokens;
-use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
-use store::{FileWriter, SnapshotWriter, Store, Tag};
+use store::{FileWriter, SnapshotWriter, Store, Tag, time};
 
 /// Rows that are sorted and written together.
 const CHUNK_ROWS: usize = 16 << 10;
@@ -48,7 +47,7 @@ pub(crate) fn write(live: &Live<'_>, keep_free: u64) -> Result<u64, String> {
     let changes = durability.parts.changes();
     let walk = Walk { current: live.current, store: live.store, durability, pace, keep_free };
     // A spill between two files: see the end of the walk.
-    let bytes = walk.write(&mut || MutexGuard::bump(&mut alone), || durability.flush())?;
+    let bytes = walk.write(&mut || time::bump(&mut alone), || durability.flush())?;
     live.snapshots.changes.store(changes, Relaxed);
     Ok(bytes)
 }

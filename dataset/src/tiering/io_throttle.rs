@@ -1,6 +1,7 @@
 //! Rate limit of background writes in bytes per second, lifted while a writer waits for their end.
 
 use std::time::{Duration, Instant};
+use store::time;
 
 /// The longest sleep before it checks for waiters.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -18,7 +19,7 @@ impl<'a> IoThrottle<'a> {
     /// From now on at most `rate` bytes per second, or as fast as the disk takes them if that is 0;
     /// whenever a writer `hurries`, too.
     pub fn new(rate: u64, hurries: &'a dyn Fn() -> bool) -> IoThrottle<'a> {
-        IoThrottle { rate, started: Instant::now(), hurries }
+        IoThrottle { rate, started: time::now(), hurries }
     }
 
     /// So many bytes have been written since the beginning: returns when more may come.
@@ -28,17 +29,17 @@ impl<'a> IoThrottle<'a> {
         }
         let due = Duration::from_secs_f64(bytes as f64 / self.rate as f64);
         loop {
-            let left = due.saturating_sub(self.started.elapsed());
+            let left = due.saturating_sub(self.elapsed());
             if left.is_zero() || (self.hurries)() {
                 return;
             }
-            std::thread::sleep(left.min(LOOK_EVERY));
+            time::sleep(left.min(LOOK_EVERY));
         }
     }
 
     /// How long it has taken so far.
     pub fn elapsed(&self) -> Duration {
-        self.started.elapsed()
+        time::now() - self.started
     }
 }
 

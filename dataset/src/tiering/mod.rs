@@ -48,7 +48,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use store::{ColdFile, ColdRows, ColdWriter, FileEntry, Role, Store, Tag};
+use store::{ColdFile, ColdRows, ColdWriter, FileEntry, Role, Store, Tag, time};
 
 /// After a failure it is tried again so much later.
 const RETRY: Duration = Duration::from_secs(1);
@@ -698,7 +698,7 @@ impl Retries {
         (stuck, damaged): (&AtomicBool, &Quarantine),
         look: impl FnOnce() -> store::Result<Option<bool>>,
     ) -> bool {
-        if self.due.get(&number).is_some_and(|due| Instant::now() < *due) {
+        if self.due.get(&number).is_some_and(|due| time::now() < *due) {
             return false;
         }
         self.due.remove(&number);
@@ -715,7 +715,7 @@ impl Retries {
             Err(error) => {
                 note_trouble(cold, name, &error);
                 stuck.store(true, Relaxed);
-                self.due.insert(number, Instant::now() + RETRY);
+                self.due.insert(number, time::now() + RETRY);
             }
         }
         false
@@ -725,7 +725,7 @@ impl Retries {
     /// have let their end do. Whether there was anything.
     fn forget_dropped(&mut self, live: &Live<'_>, engines: &Engines) -> bool {
         // 0 is no space's number.
-        let is_due = self.due.get(&0).is_none_or(|due| Instant::now() >= *due);
+        let is_due = self.due.get(&0).is_none_or(|due| time::now() >= *due);
         if self.clean == Some(engines.version()) || !is_due {
             return false;
         }
@@ -734,7 +734,7 @@ impl Retries {
             Ok(_) => self.clean = Some(engines.version()),
             Err(error) => {
                 tracing::warn!("the files of a dropped space cannot be removed: {error}");
-                self.due.insert(0, Instant::now() + RETRY);
+                self.due.insert(0, time::now() + RETRY);
             }
         }
         outcome.is_ok_and(|worked| worked)

@@ -29,6 +29,7 @@
 use crate::roles::node::Node;
 use crate::roles::replica::was_answered;
 use crate::roles::{Fed, Handing, Master, Order, Replication};
+use crate::runtime::apart::apart;
 use crate::runtime::clients::{Client, REPLICA};
 use crate::runtime::pause::{By, Paused};
 use parking_lot::{Mutex, MutexGuard};
@@ -428,7 +429,7 @@ async fn run(node: Arc<Node>, wanted: Wanted, number: u64) {
     };
     let on_disk = node.clone();
     // It goes on also if nothing waits for it any more.
-    let _ = tokio::task::spawn_blocking(move || hand_over(&on_disk, order, offset, number)).await;
+    let _ = apart(move || hand_over(&on_disk, order, offset, number)).await;
 }
 
 fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {

@@ -4,6 +4,7 @@
 
 use crate::roles::node::Node;
 use crate::roles::{more, now_ms};
+use crate::runtime::apart::apart;
 use crate::runtime::clients::Client;
 use replication::{LinkError, LogSource, Sender, Timeouts};
 use std::net::SocketAddr;
@@ -91,7 +92,7 @@ async fn step<T: Send + 'static>(
         return result.map_err(Ended::Link);
     }
     let node = node.clone();
-    let done = tokio::task::spawn_blocking(move || {
+    let done = apart(move || {
         let (end, term) = origin_of(&node);
         let result = work(&mut taken, &LogSource { store: &node.store, end, term });
         (taken, result)

@@ -2,29 +2,38 @@
 
 use crate::roles::node::Node;
 use crate::runtime::service_manager;
-use dataset::recovery::{Held, RecoverError, recover};
+use dataset::recovery::{Held, RecoverError, open, recover_from};
 use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
+use store::Disk;
 
 /// Reads the data folder back, with a line of progress now and then.
 pub fn load(node: &Node) -> Result<Held, RecoverError> {
+    load_from(node, open(&node.config().durability.dir)?)
+}
+
+/// The same, from any disk.
+pub fn load_from(node: &Node, disk: Arc<dyn Disk>) -> Result<Held, RecoverError> {
     let started = Instant::now();
     let said = Mutex::new(started);
     // The log of a node that was stopped before it could begin as a master is its last master's,
     // and goes on with a higher term.
     let follows = !node.replication.is_master() || node.replication.is_promoting();
-    let recovered = recover(&node.config().data_set(), &node.durability, follows, |progress| {
-        let Some(mut said) = said.try_lock().filter(|said| said.elapsed() > Duration::from_secs(1))
-        else {
-            return;
-        };
-        *said = Instant::now();
-        let share = progress.bytes as f64 / progress.of_bytes.max(1) as f64 * 100.0;
-        let text = format!("loading: {share:.0} % of {} MB", progress.of_bytes >> 20);
-        service_manager::status(&text);
-        tracing::info!("{text}");
-    })?;
+    let recovered =
+        recover_from(disk, &node.config().data_set(), &node.durability, follows, |progress| {
+            let Some(mut said) =
+                said.try_lock().filter(|said| said.elapsed() > Duration::from_secs(1))
+            else {
+                return;
+            };
+            *said = Instant::now();
+            let share = progress.bytes as f64 / progress.of_bytes.max(1) as f64 * 100.0;
+            let text = format!("loading: {share:.0} % of {} MB", progress.of_bytes >> 20);
+            service_manager::status(&text);
+            tracing::info!("{text}");
+        })?;
     tracing::info!(
         "loaded in {:.1} s: {} log records; {} torn bytes cut; the log goes on at {}",
         started.elapsed().as_secs_f64(),

@@ -113,6 +113,17 @@ impl Drop for Told<'_> {
     }
 }
 
+/// The node is a master from now on, and this is its log.
+pub fn lead(node: &Node, log: &Log) {
+    // Before any client may write, or order us to follow: what is written from now on is in no
+    // replica's log yet.
+    node.durability.begin(log);
+    node.engines().lead();
+    settle(node, true, log.term());
+    node.replication.promoted(&node.config());
+    forget_full_sync(node);
+}
+
 /// Commits, until the role changes or the server stops. An error: it has stopped, or it is to be a
 /// master again, and the last commit had failed.
 fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Result<()>) {
@@ -123,13 +134,7 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
         committer.stop();
     }
     let mut orders = node.replication.subscribe();
-    // Before any client may write, or order us to follow: what is written from now on is in no
-    // replica's log yet.
-    node.durability.begin(&log);
-    node.engines().lead();
-    settle(node, true, log.term());
-    node.replication.promoted(&node.config());
-    forget_full_sync(node);
+    lead(node, &log);
     let over = tokio::sync::Notify::new();
     let (mut log, mut outcome) = std::thread::scope(|scope| {
         let watch = || {

@@ -416,7 +416,7 @@ impl Process {
         for turn in self.turns() {
             let seen = turn.load(SeqCst);
             while seen % 2 == 1 && turn.load(SeqCst) == seen {
-                std::thread::sleep(Duration::from_micros(50));
+                store::time::sleep(Duration::from_micros(50));
             }
         }
     }

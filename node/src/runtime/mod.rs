@@ -1,6 +1,7 @@
 //! State of the process that knows no data: settings, clients, memory limits, channels, monitors,
 //! slow log, command statistics, TLS, shutdown.
 
+pub mod apart;
 pub mod atomic_file;
 pub(crate) mod blocking;
 pub(crate) mod checked_file;

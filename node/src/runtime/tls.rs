@@ -12,7 +12,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::task::{Context, Poll};
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::rustls::crypto::CryptoProvider;
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
@@ -235,6 +235,8 @@ pub enum Socket {
     Plain(TcpStream),
     /// Inside TLS; as a client or as a server.
     Tls(Box<tokio_rustls::TlsStream<TcpStream>>),
+    /// Both ends are in this process: a simulator's.
+    Memory(DuplexStream),
 }
 
 impl Socket {
@@ -244,6 +246,7 @@ impl Socket {
         let stream = match self {
             Socket::Plain(stream) => stream,
             Socket::Tls(stream) => stream.get_ref().0,
+            Socket::Memory(_) => return false,
         };
         let state = std::pin::pin!(stream.ready(Interest::READABLE)).poll(cx);
         matches!(state, Poll::Ready(Ok(state)) if state.is_read_closed())
@@ -260,6 +263,7 @@ impl AsyncRead for Socket {
         match self.get_mut() {
             Socket::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
             Socket::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+            Socket::Memory(stream) => Pin::new(stream).poll_read(cx, buf),
         }
     }
 }
@@ -274,6 +278,7 @@ impl AsyncWrite for Socket {
         match self.get_mut() {
             Socket::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
             Socket::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Socket::Memory(stream) => Pin::new(stream).poll_write(cx, bytes),
         }
     }
 
@@ -283,6 +288,7 @@ impl AsyncWrite for Socket {
             // The system has what was written.
             Socket::Plain(_) => Poll::Ready(Ok(())),
             Socket::Tls(stream) => Pin::new(stream).poll_flush(cx),
+            Socket::Memory(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
 
@@ -290,6 +296,7 @@ impl AsyncWrite for Socket {
         match self.get_mut() {
             Socket::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
             Socket::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+            Socket::Memory(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }

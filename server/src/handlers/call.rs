@@ -9,6 +9,7 @@ use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::{Outcome, Spec};
 use node::command::streams;
 use node::roles::node::{Node, Now};
+use node::runtime::apart::apart;
 use resp::{Args, Protocol, Reply};
 use std::sync::Arc;
 
@@ -135,8 +136,7 @@ impl<'a> Call<'a> {
         work: impl FnOnce(&Arc<Node>, &mut Reply<'_>) -> Outcome + Send + 'static,
     ) {
         let (node, protocol) = (self.node.node().clone(), self.reply.protocol());
-        let work =
-            tokio::task::spawn_blocking(move || answer(protocol, |reply| work(&node, reply)));
+        let work = apart(move || answer(protocol, |reply| work(&node, reply)));
         let failed = move |error| answer(protocol, |_| Err(refuse!("ERR {error}")));
         self.answer_when(async move { work.await.unwrap_or_else(failed) });
     }
@@ -150,7 +150,7 @@ impl<'a> Call<'a> {
         let came = self.session.suspension.come();
         if came.is_none() {
             let node = self.node.node().clone();
-            let work = tokio::task::spawn_blocking(move || work(node.moment().now()));
+            let work = apart(move || work(node.moment().now()));
             self.session
                 .suspension
                 .ask(async move { work.await.unwrap_or_else(|error| Err(refuse!("ERR {error}"))) });

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use store::time;
 use tokio::sync::mpsc;
 
 /// Canaries that one existence space is asked for by the maintenance thread for each millisecond it
@@ -382,11 +383,11 @@ struct Sharing {
 
 impl Sharing {
     fn step(&mut self, node: &Node, engines: &Engines) {
-        let elapsed = self.last.map(|at| at.elapsed());
+        let elapsed = self.last.map(|at| time::now() - at);
         if elapsed.is_some_and(|elapsed| elapsed < SHARE_EVERY) {
             return;
         }
-        self.last = Some(Instant::now());
+        self.last = Some(time::now());
         let beside = resident_bytes().saturating_sub(engines.memory_bytes());
         let part = elapsed.map_or(1.0, |elapsed| (elapsed.as_secs_f64() / RISES_OVER_S).min(1.0));
         let rise = beside.saturating_sub(self.beside) as f64 * part;
@@ -416,40 +417,58 @@ fn retire(node: &Node, engines: &Engines) {
 
 /// The maintenance thread.
 fn maintain(host: &Host) {
-    let (mut backoff, mut turn) = (PollBackoff::default(), 0usize);
-    let mut sharing = Sharing::default();
-    let mut retired = Instant::now();
+    let mut maintenance = Maintenance::default();
     while !host.stop.is_stopped() {
-        let node = host.node();
+        if let Some(rest) = maintenance.step(&host.node()) {
+            std::thread::sleep(rest);
+        }
+    }
+}
+
+/// The work of the maintenance thread, step by step.
+pub struct Maintenance {
+    backoff: PollBackoff,
+    turn: usize,
+    sharing: Sharing,
+    retired: Instant,
+}
+
+impl Default for Maintenance {
+    fn default() -> Maintenance {
+        let (backoff, sharing) = (PollBackoff::default(), Sharing::default());
+        Maintenance { backoff, turn: 0, sharing, retired: time::now() }
+    }
+}
+
+impl Maintenance {
+    /// Looks after the tables of a node. Gives how long to sleep before the next step; `None`:
+    /// there may be more to do.
+    pub fn step(&mut self, node: &Arc<Node>) -> Option<Duration> {
         let engines = node.current.get().map(|current| {
             current.settle();
             current.load()
         });
         let engines = engines.as_deref();
-        if retired.elapsed() >= RETIRE_EVERY {
-            retired = Instant::now();
-            engines.into_iter().for_each(|engines| retire(&node, engines));
+        if time::now() - self.retired >= RETIRE_EVERY {
+            self.retired = time::now();
+            engines.into_iter().for_each(|engines| retire(node, engines));
         }
         engines.into_iter().for_each(|engines| node.tracking.tidy(engines));
-        engines.into_iter().for_each(|engines| sharing.step(&node, engines));
-        match engines.filter(|engines| engines.maintain()) {
-            None => {
-                let rest = backoff.next(node.durability.parts.changes());
-                if let Some(engines) = engines {
-                    engines.probe(turn, rest.as_millis() as u64 * CANARIES_PER_MS);
-                    turn = turn.wrapping_add(1);
-                }
-                drop(node);
-                std::thread::sleep(rest);
+        engines.into_iter().for_each(|engines| self.sharing.step(node, engines));
+        if let Some(engines) = engines.filter(|engines| engines.maintain()) {
+            self.backoff.worked();
+            // Else pages that are woken on this processor would wait for the clock's tick: see
+            // dataset/src/snapshot/cpu_throttle.rs.
+            if !engines.hurries() {
+                std::thread::yield_now();
             }
-            Some(engines) => {
-                backoff.worked();
-                // Else pages that are woken on this processor would wait for the clock's tick: see
-                // dataset/src/snapshot/cpu_throttle.rs.
-                if !engines.hurries() {
-                    std::thread::yield_now();
-                }
-            }
+            return None;
         }
+        let rest = self.backoff.next(node.durability.parts.changes());
+        if let Some(engines) = engines {
+            engines.probe(self.turn, rest.as_millis() as u64 * CANARIES_PER_MS);
+            self.turn = self.turn.wrapping_add(1);
+        }
+        Some(rest)
     }
 }

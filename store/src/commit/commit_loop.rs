@@ -11,6 +11,7 @@ use crate::batch::MAX_BODY_BYTES;
 use crate::error::{Error, Result};
 use crate::log::Log;
 use crate::record::Batch;
+use crate::time;
 
 /// `everysec` syncs a little before the second is over, since the sync itself takes time.
 const EVERY_SECOND: Duration = Duration::from_millis(800);
@@ -49,7 +50,7 @@ pub struct Rounds<'a, K> {
 impl<'a, K: Copy + Ord> Rounds<'a, K> {
     /// The state before the first round.
     pub fn new(committer: &'a Committer<K>) -> Rounds<'a, K> {
-        Rounds::starting(committer, Instant::now())
+        Rounds::starting(committer, time::now())
     }
 
     /// The same at another moment: for a simulated clock.
@@ -83,7 +84,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             return self.retry_at;
         }
         if self.committer.policy() != SyncPolicy::Always {
-            return Some(Instant::now() + options.gather);
+            return Some(time::now() + options.gather);
         }
         self.last_write.map(|t| t + options.seal_after)
     }
@@ -210,9 +211,9 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         if log.durable().offset == log.written().offset && !log.has_failed() {
             return Ok(());
         }
-        let began = Instant::now();
+        let began = time::now();
         log.sync()?;
-        let us = began.elapsed().as_micros() as u64;
+        let us = (time::now() - began).as_micros() as u64;
         let mut stats = self.committer.stats.lock();
         stats.sync_us += us;
         stats.slowest_sync_us = stats.slowest_sync_us.max(us);

@@ -58,13 +58,14 @@ mod stripes;
 mod visibility;
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, Result};
 use crate::log::{Log, LogStats, Position};
 use crate::record::Batch;
+use crate::time;
 
 pub use commit_loop::Rounds;
 use stripes::{Aligned, Joined};
@@ -191,12 +192,12 @@ pub trait Source<K> {
 
     /// The wall clock for batches, milliseconds since 1970.
     fn now_ms(&mut self) -> u64 {
-        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
+        time::unix_us() / 1000
     }
 
     /// The clock by which rounds are begun, for how long one has taken so far.
     fn now(&self) -> Instant {
-        Instant::now()
+        time::now()
     }
 
     /// Whether a batch may end between these two keys, neighbours in their order, if it has to.
@@ -331,7 +332,7 @@ impl<K: Copy + Ord> Committer<K> {
             synced: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             unsafe_since: AtomicU64::new(0),
-            origin: Instant::now(),
+            origin: time::now(),
             health: AtomicU8::new(0),
             crowded: AtomicBool::new(false),
             queued: AtomicUsize::new(0),
@@ -394,7 +395,7 @@ impl<K: Copy + Ord> Committer<K> {
     /// disk is slow, and what is acknowledged now would make that more: replies wait as with
     /// `always`, until their own changes are [`durable`](Committer::durable).
     pub fn is_late(&self) -> bool {
-        self.policy() == SyncPolicy::EverySecond && self.is_late_at(Instant::now())
+        self.policy() == SyncPolicy::EverySecond && self.is_late_at(time::now())
     }
 
     /// The same at another moment: for a simulated clock.
@@ -464,7 +465,7 @@ impl<K: Copy + Ord> Committer<K> {
             if orders.ended {
                 return Err(Error::Refused("the commit thread has stopped".to_string()));
             }
-            self.progress.wait_for(&mut orders, Duration::from_millis(100));
+            time::wait_for(&self.progress, &mut orders, Duration::from_millis(100));
         }
     }
 
@@ -524,11 +525,11 @@ impl<K: Copy + Ord> Committer<K> {
         let mut rounds = Rounds::new(self);
         if log.has_failed() {
             // It could not be begun: reported now, and tried again before the first write.
-            let _ = rounds.turn(&mut log, source, Instant::now(), false);
+            let _ = rounds.turn(&mut log, source, time::now(), false);
         }
         loop {
             let stop = self.sleep(&rounds);
-            let last = rounds.turn(&mut log, source, Instant::now(), stop);
+            let last = rounds.turn(&mut log, source, time::now(), stop);
             if stop {
                 let seals = !self.orders.lock().unsealed;
                 let sealed =

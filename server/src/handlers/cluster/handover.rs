@@ -29,6 +29,7 @@ use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
 use node::roles::node::Node;
 use node::roles::{Master, failover};
+use node::runtime::apart::apart;
 use node::runtime::pause::{By, Paused};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
@@ -289,7 +290,7 @@ async fn blocking(
     work: impl FnOnce(&Node) -> Outcome + Send + 'static,
 ) -> Outcome {
     let node = node.clone();
-    let work = tokio::task::spawn_blocking(move || work(&node));
+    let work = apart(move || work(&node));
     work.await.unwrap_or_else(|error| Err(refuse!("ERR {error}")))
 }
 

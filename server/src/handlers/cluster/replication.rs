@@ -9,6 +9,7 @@ use node::command::spec::Outcome;
 use node::roles::feed::Place;
 use node::roles::node::Node;
 use node::roles::{Fed, Hello, LinkState, Master, failover};
+use node::runtime::apart::apart;
 use node::runtime::clients::Client;
 use resp::Reply;
 use std::fmt::Write as _;
@@ -211,7 +212,7 @@ pub(crate) fn heard_sentinel(node: &Arc<Node>, sender: &Client, message: &[u8]) 
     if is_news {
         let node = node.clone();
         // One at a time, and not on a worker: the disk may be slow.
-        tokio::task::spawn_blocking(move || node.replication.keep_epochs(&node.config()));
+        drop(apart(move || node.replication.keep_epochs(&node.config())));
     }
 }
 

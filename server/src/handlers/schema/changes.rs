@@ -11,7 +11,8 @@ use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::Outcome;
 use node::roles::node::Node;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use store::time;
 
 /// Most words behind a name.
 const MAX_WORDS: usize = 256;
@@ -195,9 +196,10 @@ fn drop_space(call: &mut Call<'_>) -> Outcome {
 /// Gives back what a dropped space has taken.
 fn remove(node: &Arc<Node>, name: &str) {
     node.engines().cold.trouble.lock().remove(name);
-    let began = Instant::now();
-    while !node.current.settle() && began.elapsed() < DROPPED_WITHIN && !node.stop.is_stopped() {
-        std::thread::sleep(Duration::from_millis(1));
+    let began = time::now();
+    while !node.current.settle() && time::now() - began < DROPPED_WITHIN && !node.stop.is_stopped()
+    {
+        time::sleep(Duration::from_millis(1));
     }
     let is_stopped = || node.stop.is_stopped();
     let removed = node.live(&is_stopped).map_or(Ok(false), |live| forget_dropped(&live));

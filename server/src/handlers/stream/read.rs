@@ -10,6 +10,7 @@ use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::Outcome;
 use node::command::streams::{Options, is_stream};
 use node::roles::node::Node;
+use node::runtime::apart::apart;
 use node::runtime::clients::Client;
 use resp::{Protocol, Reply};
 use std::sync::Arc;
@@ -238,7 +239,7 @@ impl Asked {
         let (readings, member) = (std::mem::take(&mut self.readings), self.member.clone());
         let mut taken = Asked { readings, member, ..*self };
         let (node, client) = (node.clone(), client.clone());
-        let work = tokio::task::spawn_blocking(move || {
+        let work = apart(move || {
             let moment = node.moment();
             let found = taken.read(Log { node: moment.now(), end }, &|| client.is_connected());
             (taken.readings, found)
