@@ -70,6 +70,15 @@ pub(crate) const RUNS: &[Run] = &[
     },
     Run {
         group: "sim",
+        name: "system",
+        about: "the whole server: requests, commits, spills, snapshots, schema changes, crashes",
+        file: "simulator/tests/system.rs",
+        test: "-p simulator --test system a_server",
+        reads: STEPS,
+        soak: 300,
+    },
+    Run {
+        group: "sim",
         name: "replication",
         about: "nodes, a network and disks that fail: delays, cuts, power losses, promotions",
         file: "replication/tests/sim/main.rs",

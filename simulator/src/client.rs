@@ -1,0 +1,110 @@
+//! A client: its end of a pipe to a real connection of the server, and what it has asked for.
+
+use crate::model::Model;
+use crate::reply::Reply;
+use crate::workload::{Command, Shape};
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+
+/// Bytes that a pipe takes before its reader must read.
+pub(crate) const PIPE_BYTES: usize = 4 << 20;
+
+/// A command that is asked for.
+pub(crate) struct Asked {
+    pub(crate) command: Command,
+    /// Of each step, what [`Model::ask`] gave.
+    pub(crate) since: Vec<usize>,
+    pub(crate) at: Duration,
+}
+
+/// See the top of the file.
+pub(crate) struct Client {
+    pipe: DuplexStream,
+    /// What has come and is not read yet.
+    came: Vec<u8>,
+    pub(crate) asked: VecDeque<Asked>,
+}
+
+impl Client {
+    pub(crate) fn new(pipe: DuplexStream) -> Client {
+        Client { pipe, came: Vec::new(), asked: VecDeque::new() }
+    }
+
+    /// Sends a command; its replies are read later.
+    pub(crate) fn send(&mut self, command: Command, model: &mut Model, at: Duration) {
+        let mut bytes = Vec::new();
+        for request in &command.requests {
+            bytes.extend_from_slice(format!("*{}\r\n", request.len()).as_bytes());
+            for word in request {
+                bytes.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
+            }
+        }
+        let mut context = Context::from_waker(Waker::noop());
+        let written = Pin::new(&mut self.pipe).poll_write(&mut context, &bytes);
+        assert!(
+            matches!(written, Poll::Ready(Ok(n)) if n == bytes.len()),
+            "the server takes no requests: {written:?}"
+        );
+        let since = command.steps.iter().map(|(key, step)| model.ask(*key, step)).collect();
+        self.asked.push_back(Asked { command, since, at });
+    }
+
+    /// The next command of which all replies have come, and the last of these.
+    pub(crate) fn take(&mut self) -> Option<(Asked, Reply)> {
+        let mut context = Context::from_waker(Waker::noop());
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            let mut read = ReadBuf::new(&mut buffer);
+            match Pin::new(&mut self.pipe).poll_read(&mut context, &mut read) {
+                Poll::Ready(Ok(())) if !read.filled().is_empty() => {
+                    self.came.extend_from_slice(read.filled());
+                }
+                Poll::Pending => break,
+                closed => panic!("the server has closed a connection: {closed:?}"),
+            }
+        }
+        let wanted = self.asked.front()?.command.requests.len();
+        let (mut at, mut last) = (0, None);
+        for _ in 0..wanted {
+            let (reply, used) = Reply::read(&self.came[at..])?;
+            at += used;
+            last = Some(reply);
+        }
+        self.came.drain(..at);
+        Some((self.asked.pop_front()?, last?))
+    }
+}
+
+/// Tells the model what a command was answered.
+pub(crate) fn check(
+    asked: &Asked,
+    reply: &Reply,
+    model: &mut Model,
+    at: Duration,
+) -> Result<(), String> {
+    let Asked { command: Command { steps, shape, .. }, since, .. } = asked;
+    let is_one = *shape == Shape::One && !is_list_of_one(asked, reply);
+    let whole = is_one || matches!(reply, Reply::Error(_));
+    if !whole && reply.items().len() != steps.len() {
+        return Err(format!("{:?} was answered {reply:?}", asked.command));
+    }
+    for (index, (key, step)) in steps.iter().enumerate() {
+        let item = if whole { reply } else { &reply.items()[index] };
+        model.answer((*key, step, since[index]), item, at)?;
+    }
+    if let (Shape::Twins, [first, second]) = (shape, reply.items())
+        && first != second
+    {
+        return Err(format!("{steps:?} were changed by one transaction: {first:?}, {second:?}"));
+    }
+    Ok(())
+}
+
+/// CNT.INCRBY answers a list with the new value of its only field.
+fn is_list_of_one(asked: &Asked, reply: &Reply) -> bool {
+    let is_increment = asked.command.requests[0][0] == "CNT.INCRBY";
+    is_increment && reply.items().len() == 1
+}

@@ -1,0 +1,315 @@
+//! What clients send: one command, what it does to which rows, and how its reply tells of it.
+
+use crate::model::{FLAGS, Flag, Key, LIKE, Model, READ, REPOST, SEEN, Step};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Members of flags.
+const MEMBERS: u64 = 6;
+/// Most ids of a page.
+const PAGE: usize = 20;
+/// New posts are written in groups of so many, so that tables fill up.
+const NEW: u64 = 60;
+/// Users, of which neighbours change together.
+const USERS: u64 = 20;
+
+/// A command on its way.
+#[derive(Debug)]
+pub(crate) struct Command {
+    /// As it is sent: one request, or those of a transaction.
+    pub(crate) requests: Vec<Vec<String>>,
+    /// What it does to which rows, in the order of its reply's items.
+    pub(crate) steps: Vec<(Key, Step)>,
+    pub(crate) shape: Shape,
+}
+
+/// How the reply tells of the steps.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Shape {
+    /// One item for each.
+    Each,
+    /// It is that of the only step.
+    One,
+    /// That of EXEC has one item for each.
+    Exec,
+    /// Two users that always change together.
+    Twins,
+    /// It says whether something was changed in the catalogue or in the files.
+    Admin(Admin),
+}
+
+/// What an operator asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Admin {
+    AddField(String),
+    DropField(String),
+    Create(u32),
+    Rename(u32),
+    Drop(u32),
+    Save,
+    Roll,
+    Spill,
+    Rebuild,
+    List,
+}
+
+/// What there is beside the configured spaces.
+#[derive(Debug, Default)]
+pub(crate) struct Catalogue {
+    /// Fields of posts that were added.
+    pub(crate) fields: BTreeSet<String>,
+    /// The space that comes and goes.
+    pub(crate) extra: Option<u32>,
+    pub(crate) is_renamed: bool,
+    /// Names are used once.
+    next_name: u32,
+    /// Fields that were added or dropped, each once, and when that was acknowledged.
+    pub(crate) altered: BTreeMap<String, Duration>,
+    /// A change of it is asked for: what it is about is left alone.
+    pub(crate) changing: bool,
+}
+
+/// What commands are drawn from.
+#[derive(Debug, Default)]
+pub(crate) struct Workload {
+    pub(crate) catalogue: Catalogue,
+    next_post: u64,
+    next_token: u32,
+    /// Increments with a token, to be sent again.
+    pub(crate) sent: Vec<Command>,
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split(' ').map(str::to_owned).collect()
+}
+
+fn one(text: &str, key: Key, step: Step) -> Command {
+    Command { requests: vec![words(text)], steps: vec![(key, step)], shape: Shape::One }
+}
+
+fn admin(text: &str, admin: Admin) -> Command {
+    Command { requests: vec![words(text)], steps: Vec::new(), shape: Shape::Admin(admin) }
+}
+
+fn each(mut text: String, ids: &[u64], step: &Step) -> Command {
+    ids.iter().for_each(|id| text += &format!(" {id}"));
+    let steps = ids.iter().map(|id| (Key::Post(*id), step.clone())).collect();
+    Command { requests: vec![words(&text)], steps, shape: Shape::Each }
+}
+
+impl Workload {
+    /// A command that changes no row of which a change is under way; `None`: there is none now.
+    // Long: one arm for each command.
+    pub(crate) fn draw(&mut self, model: &Model, random: &mut fastrand::Rng) -> Option<Command> {
+        let ids = self.posts(random);
+        let (id, member) = (ids[0], random.u64(0..MEMBERS));
+        let key = Key::Post(id);
+        let command = match random.u32(0..100) {
+            0..=9 => {
+                let from = self.next_post;
+                self.next_post += NEW + random.u64(0..5);
+                let new: Vec<u64> = (from..from + NEW).collect();
+                let set = Step::Set { flag: READ, member, on: true };
+                each(format!("FEED.ACT read {member}"), &new, &set)
+            }
+            10..=29 => {
+                let flag = *random.choice(&[LIKE, LIKE, LIKE, REPOST, READ])?;
+                let on = random.u32(0..3) > 0;
+                let verb = if on { "ACT" } else { "UNDO" };
+                let set = Step::Set { flag, member, on };
+                each(format!("FEED.{verb} {} {member}", FLAGS[flag]), &ids, &set)
+            }
+            30..=49 => {
+                each(format!("FEED.GET home {member}"), &ids, &Step::Page { viewer: member })
+            }
+            50..=57 => {
+                let bits = random.u32(1..30);
+                let delta = random.i64(1..1 << bits);
+                let add = Step::Add { field: "comment".to_owned(), delta };
+                one(&format!("HINCRBY post:{id} comment {delta}"), key, add)
+            }
+            58..=61 => self.once(id, random),
+            62..=65 => {
+                let value = random.i64(..);
+                let put = Step::Put { field: "comment".to_owned(), value: value >> 8 };
+                one(&format!("HSET post:{id} comment {}", value >> 8), key, put)
+            }
+            66..=70 => {
+                let (verb, on) = *random.choice(&[("ADD", true), ("ADD", true), ("DEL", false)])?;
+                each(
+                    format!("PH.{verb} seen {member}"),
+                    &ids,
+                    &Step::Set { flag: SEEN, member, on },
+                )
+            }
+            71..=74 => {
+                let flag: Flag = *random.choice(&[LIKE, SEEN])?;
+                let name = if flag == LIKE { "liked" } else { "seen" };
+                each(format!("PH.EXISTS {name} {member}"), &ids, &Step::Is { flag, member })
+            }
+            75 | 76 => one(&format!("SCARD liked:{id}"), key, Step::Count { flag: LIKE }),
+            77..=80 => self.of_field(id, random)?,
+            81..=85 => self.of_extra(id % 50, random)?,
+            86 => one(&format!("TM.FORGET post {id}"), key, Step::Forget),
+            87..=92 => twins(random),
+            _ => self.of_operator(random)?,
+        };
+        let is_free = |(key, step): &(Key, Step)| !step.changes() || !model.is_busy(*key);
+        let twins_are_free = || command.steps.iter().all(|(key, _)| !model.is_busy(*key));
+        let may = command.steps.iter().all(is_free)
+            && (command.shape != Shape::Twins || twins_are_free());
+        may.then_some(command)
+    }
+
+    /// Some posts, mostly new ones.
+    fn posts(&mut self, random: &mut fastrand::Rng) -> Vec<u64> {
+        let count = 1 + random.usize(0..PAGE);
+        let recent = self.next_post.saturating_sub(100);
+        let from = if random.bool() { recent } else { 0 };
+        let some: BTreeSet<u64> =
+            (0..count).map(|_| random.u64(from..self.next_post.max(1))).collect();
+        let mut some: Vec<u64> = some.into_iter().collect();
+        random.shuffle(&mut some);
+        some
+    }
+
+    /// Pages of all posts for each member: what a start has found.
+    pub(crate) fn audit(&self, model: &Model) -> Vec<Command> {
+        let posts: Vec<u64> = model
+            .keys()
+            .filter_map(|key| if let Key::Post(id) = key { Some(id) } else { None })
+            .collect();
+        let mut all = Vec::new();
+        for ids in posts.chunks(100) {
+            for member in 0..MEMBERS {
+                let page = Step::Page { viewer: member };
+                all.push(each(format!("FEED.GET home {member}"), ids, &page));
+                let seen = Step::Is { flag: SEEN, member };
+                all.push(each(format!("PH.EXISTS seen {member}"), ids, &seen));
+            }
+        }
+        let users = |pair: u64| twin_read(2 * pair);
+        all.extend((0..USERS / 2).map(users));
+        all
+    }
+
+    /// An increment with a token, new or sent again.
+    fn once(&mut self, id: u64, random: &mut fastrand::Rng) -> Command {
+        if let Some(again) = self.sent.pop()
+            && random.bool()
+        {
+            return again;
+        }
+        self.next_token += 1;
+        let (token, delta) = (self.next_token, random.i64(1..100));
+        let add = Step::AddOnce { field: "comment".to_owned(), delta, token };
+        one(&format!("CNT.INCRBY post {id} comment {delta} TOKEN t{token}"), Key::Post(id), add)
+    }
+
+    fn of_field(&mut self, id: u64, random: &mut fastrand::Rng) -> Option<Command> {
+        if self.catalogue.changing {
+            return None;
+        }
+        let fields: Vec<String> = self.catalogue.fields.iter().cloned().collect();
+        if random.bool() {
+            let names = ["like", "comment", "read"].map(str::to_owned);
+            let fields: Vec<String> = names.into_iter().chain(fields).collect();
+            let text = format!("HMGET post:{id} {}", fields.join(" "));
+            return Some(one(&text, Key::Post(id), Step::Fields { fields }));
+        }
+        let (field, delta) = (random.choice(fields)?, random.i64(1..5000));
+        let text = format!("HINCRBY post:{id} {field} {delta}");
+        Some(one(&text, Key::Post(id), Step::Add { field, delta }))
+    }
+
+    fn of_extra(&mut self, id: u64, random: &mut fastrand::Rng) -> Option<Command> {
+        let number = self.catalogue.extra.filter(|_| !self.catalogue.changing)?;
+        let (key, field) = (Key::Extra(number, id), "n".to_owned());
+        if random.bool() {
+            let text = format!("HMGET x{number}:{id} n");
+            return Some(one(&text, key, Step::Fields { fields: vec![field] }));
+        }
+        let delta = random.i64(1..5000);
+        Some(one(&format!("HINCRBY x{number}:{id} n {delta}"), key, Step::Add { field, delta }))
+    }
+
+    fn of_operator(&mut self, random: &mut fastrand::Rng) -> Option<Command> {
+        let catalogue = &mut self.catalogue;
+        let drawn = random.u32(0..14);
+        if drawn < 7 && catalogue.changing {
+            return None;
+        }
+        catalogue.next_name += 1;
+        let next = catalogue.next_name;
+        let extra = |catalogue: &Catalogue| {
+            let suffix = if catalogue.is_renamed { "r" } else { "" };
+            catalogue.extra.map(|number| (number, format!("x{number}{suffix}")))
+        };
+        let spilling = ["post", "liked", "reposted"];
+        Some(match drawn {
+            0 | 1 if catalogue.fields.len() < 6 && next < 50 => {
+                let (field, bits) = (format!("f{next}"), random.u32(1..20));
+                admin(&format!("TM.SPACE ALTER post ADD {field}:{bits}"), Admin::AddField(field))
+            }
+            2 => {
+                let field = random.choice(catalogue.fields.iter().cloned().collect::<Vec<_>>())?;
+                admin(&format!("TM.SPACE ALTER post DROP {field}"), Admin::DropField(field))
+            }
+            3 | 4 => match extra(catalogue) {
+                None => admin(
+                    &format!("TM.SPACE CREATE x{next} COUNTER fields n:5 rows x{next}:{{id}}"),
+                    Admin::Create(next),
+                ),
+                Some((number, name)) if !catalogue.is_renamed => {
+                    admin(&format!("TM.SPACE RENAME {name} {name}r"), Admin::Rename(number))
+                }
+                Some(_) => return None,
+            },
+            5 => {
+                let (number, name) = extra(catalogue)?;
+                admin(&format!("TM.SPACE DROP {name} YES-I-MEAN-{name}"), Admin::Drop(number))
+            }
+            7 | 8 => admin(random.choice(["SAVE", "BGSAVE"])?, Admin::Save),
+            9 => admin(
+                &format!("TM.ROLL {}", random.choice(["liked", "reposted", "read", "seen"])?),
+                Admin::Roll,
+            ),
+            10..=12 => admin(
+                &format!("TM.SPILL {} {}", random.choice(spilling)?, random.u32(1..4)),
+                Admin::Spill,
+            ),
+            13 => admin("TM.REBUILD liked", Admin::Rebuild),
+            _ => return None,
+        })
+    }
+}
+
+/// What asks for the catalogue after a start.
+pub(crate) fn list() -> Command {
+    admin("TM.SPACE LIST", Admin::List)
+}
+
+fn twins(random: &mut fastrand::Rng) -> Command {
+    let first = 2 * random.u64(0..USERS / 2);
+    if random.bool() {
+        return twin_read(first);
+    }
+    let (field, delta) = ("post".to_owned(), random.i64(1..100));
+    let change = |id: u64| words(&format!("HINCRBY user:{id} post {delta}"));
+    let step = |id: u64| (Key::User(id), Step::Add { field: field.clone(), delta });
+    Command {
+        requests: vec![words("MULTI"), change(first), change(first + 1), words("EXEC")],
+        steps: vec![step(first), step(first + 1)],
+        shape: Shape::Exec,
+    }
+}
+
+fn twin_read(first: u64) -> Command {
+    let read = |id: u64| words(&format!("HMGET user:{id} post"));
+    let step = |id: u64| (Key::User(id), Step::Fields { fields: vec!["post".to_owned()] });
+    Command {
+        requests: vec![words("MULTI"), read(first), read(first + 1), words("EXEC")],
+        steps: vec![step(first), step(first + 1)],
+        shape: Shape::Twins,
+    }
+}

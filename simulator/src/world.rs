@@ -1,0 +1,595 @@
+//! The run: what happens next, to which the seed is the only input.
+
+use crate::Met;
+use crate::client::{Asked, Client, check};
+use crate::model::{LOST, Model};
+use crate::process::Process;
+use crate::reply::Reply;
+use crate::workload::{Admin, Catalogue, Shape, Workload, list};
+use node::config::{Config, Existence, Fsync, IoMethod, LedgerMode};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use store::time::{Simulator, Work, simulate};
+use store::{Faults, SimDisk};
+
+const CLIENTS: usize = 4;
+/// When the simulated clock begins, in microseconds since 1970.
+const EPOCH_US: u64 = 1_800_000_000_000_000;
+/// A request that is not answered by then never will be.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Steps within which a server without faults answers all that it was asked.
+const CALM_STEPS: u32 = 20_000;
+
+/// What a step does: named where a crash came in the middle of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Section {
+    /// Connections: requests and replies.
+    Clients,
+    /// A round of the commit thread.
+    Commit,
+    /// A step of the spill thread that wrote files: a spill, or a merge.
+    Spill,
+    /// A snapshot.
+    Snapshot,
+    /// Work of a command on another thread: TM.SPILL, a change of the catalogue, cold reads.
+    Work,
+    /// A start.
+    Recovery,
+}
+
+/// See the top of the file.
+pub(crate) struct World {
+    random: RefCell<fastrand::Rng>,
+    elapsed: Cell<Duration>,
+    /// By how much the clock on the wall has jumped.
+    jumped_us: Cell<i64>,
+    config: Config,
+    disk: RefCell<SimDisk>,
+    process: RefCell<Option<Rc<Process>>>,
+    /// How many steps lie on the stack: some are made while another one waits.
+    depth: Cell<u32>,
+    /// Connections are served at this moment.
+    serving: Cell<bool>,
+    /// Only the promise about crashes is looked after: nothing fails, nothing is asked for.
+    calm: Cell<bool>,
+    /// When the last round of the commit thread began that went well.
+    committed: Cell<Duration>,
+    /// The same of the process that has died last.
+    left: Cell<Duration>,
+    /// The catalogue has changed since the last snapshot.
+    altered: Cell<bool>,
+    model: RefCell<Model>,
+    workload: RefCell<Workload>,
+    pub(crate) met: RefCell<Met>,
+    /// What happens is printed.
+    told: bool,
+}
+
+impl Simulator for World {
+    fn elapsed(&self) -> Duration {
+        self.elapsed.get()
+    }
+
+    fn unix_us(&self) -> u64 {
+        let since = EPOCH_US + self.elapsed.get().as_micros() as u64;
+        since.saturating_add_signed(self.jumped_us.get())
+    }
+
+    fn wait(&self, at_most: Duration) {
+        self.advance(at_most.min(Duration::from_millis(20)));
+        self.others();
+    }
+
+    fn spawn(&self, work: Work) {
+        if let Some(process) = self.process() {
+            process.work.borrow_mut().push_back(work);
+        }
+    }
+}
+
+/// Tables so small that everything happens all the time.
+fn config(random: &mut fastrand::Rng) -> Config {
+    let mut config = Config::default();
+    config.durability.fsync = if random.bool() { Fsync::Always } else { Fsync::Everysec };
+    config.durability.dir = "/nowhere".into();
+    config.server.workers = 1;
+    config.server.memory_bytes = 1 << 40;
+    config.security.protected_mode = false;
+    config.spill.io_method = IoMethod::Threads;
+    config.spill.merge_bytes_per_s = 0;
+    config.counter[0].rows_per_table = random.u64(100..500);
+    config.counter[0].memory_limit_bytes = random.u64(8..40) << 10;
+    let seen = Existence { name: "seen".to_owned(), ..Existence::default() };
+    config.existence.push(seen);
+    for space in &mut config.existence {
+        // So few false positives that there is none.
+        (space.seed, space.false_positive_rate) = (7, 1e-7);
+        space.pairs_per_table = random.u64(100..600);
+        space.max_tables = random.usize(2..6);
+    }
+    config.existence[0].ledger = LedgerMode::Exact;
+    config.existence[3].spill = false;
+    config
+}
+
+impl World {
+    pub(crate) fn new(seed: u64) -> Rc<World> {
+        let mut random = fastrand::Rng::with_seed(seed);
+        // Hashes and terms that the server draws by itself.
+        fastrand::seed(seed);
+        let config = config(&mut random);
+        let world = World {
+            random: RefCell::new(random),
+            elapsed: Cell::default(),
+            jumped_us: Cell::default(),
+            config,
+            disk: RefCell::new(SimDisk::new(seed)),
+            process: RefCell::default(),
+            depth: Cell::default(),
+            serving: Cell::default(),
+            calm: Cell::new(true),
+            committed: Cell::default(),
+            left: Cell::default(),
+            altered: Cell::default(),
+            model: RefCell::default(),
+            workload: RefCell::default(),
+            met: RefCell::default(),
+            told: std::env::var_os("TIDEMARK_TRACE").is_some(),
+        };
+        world.watch_disk();
+        Rc::new(world)
+    }
+
+    /// The run, of so many steps.
+    pub(crate) fn run(self: &Rc<World>, steps: u32) {
+        simulate(Some(self.clone()));
+        self.restart();
+        for _ in 0..steps {
+            self.step();
+            if self.disk().crashed() {
+                self.die();
+                self.restart();
+            }
+        }
+        self.be_calm();
+        self.settle();
+        self.audit();
+        self.die();
+        self.restart();
+        // It holds the world, as this thread does.
+        self.process.take();
+        simulate(None);
+    }
+
+    fn tell(&self, what: impl FnOnce() -> String) {
+        if self.told {
+            println!("{:>12?} {:1$}{2}", self.elapsed.get(), self.depth.get() as usize, what());
+        }
+    }
+
+    fn chance(&self, one_in: u32) -> bool {
+        self.random.borrow_mut().u32(0..one_in) == 0
+    }
+
+    fn draw(&self, range: std::ops::Range<u64>) -> u64 {
+        self.random.borrow_mut().u64(range)
+    }
+
+    fn process(&self) -> Option<Rc<Process>> {
+        self.process.borrow().clone()
+    }
+
+    fn disk(&self) -> SimDisk {
+        self.disk.borrow().clone()
+    }
+
+    /// What others do while the disk syncs, which takes its time.
+    fn watch_disk(&self) {
+        let slow_ms = if self.chance(4) { 2000 } else { 4 };
+        self.disk().set_meanwhile(move || store::time::sleep(Duration::from_millis(slow_ms)));
+    }
+
+    fn advance(&self, time: Duration) {
+        self.elapsed.set(self.elapsed.get() + time);
+        if let Some(process) = self.process().filter(|_| !self.serving.get()) {
+            process.advance(time);
+        }
+    }
+
+    /// Notes where the machine has died, if it did in this section.
+    fn during<R>(&self, section: Section, work: impl FnOnce() -> R) -> R {
+        let before = (self.disk().crashed(), self.disk().steps());
+        let done = work();
+        if !before.0 && self.disk().crashed() && self.disk().steps() > before.1 {
+            *self.met.borrow_mut().crashes_in.entry(section).or_default() += 1;
+            if self.altered.get() {
+                self.met.borrow_mut().crashes_after_alter += 1;
+            }
+        }
+        done
+    }
+
+    /// One step: of a client, of a thread, of the clock, or of fate.
+    fn step(&self) {
+        let Some(process) = self.process() else { return };
+        self.depth.set(1);
+        match self.draw(0..100) {
+            0..=49 => self.clients(&process),
+            50..=69 => self.round(&process),
+            70..=74 => self.advance(Duration::from_millis(self.draw(1..400))),
+            75..=79 => process.maintain(),
+            80..=89 => self.work(&process),
+            90..=93 => self.during(Section::Spill, || process.spill()),
+            94..=95 => {
+                let due = self.chance(2);
+                self.during(Section::Snapshot, || process.snapshot(due));
+            }
+            96..=97 => self.fate(),
+            _ => {}
+        }
+        self.depth.set(0);
+    }
+
+    /// Something goes wrong, or is right again.
+    fn fate(&self) {
+        let disk = self.disk();
+        match self.draw(0..12) {
+            0..=2 => {
+                let rate = self.draw(1..100) as u32;
+                let mut faults = Faults::default();
+                match self.draw(0..4) {
+                    0 => faults.sync_error = rate,
+                    1 => faults.write_error = rate,
+                    2 => faults.no_space = rate,
+                    _ => faults.sync_dir_error = rate,
+                }
+                (faults.short_write, faults.interrupted) = (rate, rate);
+                disk.set_faults(faults);
+            }
+            3 => disk.set_capacity(Some(disk.used_bytes() + self.draw(0..100_000))),
+            4..=6 => {
+                disk.set_faults(Faults::default());
+                disk.set_capacity(None);
+            }
+            7 => {
+                let jump = self.draw(0..600_000_000) as i64;
+                self.jumped_us.set(if self.chance(2) { jump } else { -jump });
+                self.met.borrow_mut().clock_jumps += 1;
+            }
+            8..=9 => disk.crash_after(Some(1)),
+            _ => disk.crash_after(Some(self.draw(1..120))),
+        }
+    }
+
+    /// What other threads do while one waits.
+    fn others(&self) {
+        let Some(process) = self.process() else { return };
+        let depth = self.depth.get();
+        self.depth.set(depth + 1);
+        // Work that waits for the log waits for this.
+        self.round(&process);
+        for _ in 0..if depth < 3 { self.draw(0..4) } else { 0 } {
+            match self.draw(0..4) {
+                0..=1 => self.clients(&process),
+                2 => self.round(&process),
+                _ => process.maintain(),
+            }
+        }
+        self.depth.set(depth);
+    }
+
+    fn round(&self, process: &Process) {
+        let began = self.elapsed.get();
+        if let Some(went_well) = self.during(Section::Commit, || process.round()) {
+            if went_well {
+                self.committed.set(began);
+            }
+            let met = &mut *self.met.borrow_mut();
+            self.tell(|| format!("round {went_well}"));
+            met.rounds += 1;
+            met.failed_rounds += u64::from(!went_well);
+        }
+    }
+
+    /// Another thread does what it was told.
+    fn work(&self, process: &Process) {
+        let work = process.work.borrow_mut().pop_front();
+        if let Some(work) = work {
+            self.tell(|| "work".to_owned());
+            self.during(Section::Work, work);
+        }
+    }
+
+    /// Some client reads what has come, and asks for more; then all are served.
+    fn clients(&self, process: &Process) {
+        // Only one of this stack can serve.
+        if self.serving.replace(true) {
+            return;
+        }
+        let index = self.draw(0..CLIENTS as u64) as usize;
+        // The machine has died: no client hears of it.
+        if !self.disk().crashed() {
+            self.turn(&mut process.clients[index].borrow_mut());
+        }
+        self.during(Section::Clients, || process.serve());
+        self.serving.set(false);
+    }
+
+    fn turn(&self, client: &mut Client) {
+        let now = self.elapsed.get();
+        self.read(client);
+        if let Some(first) = client.asked.front() {
+            let waits = now.saturating_sub(first.at);
+            assert!(waits < PATIENCE, "no answer after {waits:?}: {:?}", first.command);
+            return;
+        }
+        if self.calm.get() {
+            return;
+        }
+        for _ in 0..self.draw(1..4) {
+            let (model, workload) =
+                (&mut *self.model.borrow_mut(), &mut *self.workload.borrow_mut());
+            let Some(command) = workload.draw(model, &mut self.random.borrow_mut()) else {
+                continue;
+            };
+            self.tell(|| format!("{:?}", command.requests));
+            if let Shape::Admin(admin) = &command.shape {
+                let changes = !matches!(
+                    admin,
+                    Admin::Save | Admin::Roll | Admin::Spill | Admin::Rebuild | Admin::List
+                );
+                workload.catalogue.changing |= changes;
+            }
+            client.send(command, model, now);
+        }
+    }
+
+    /// Compares what was answered with the model.
+    fn read(&self, client: &mut Client) {
+        while let Some((asked, reply)) = client.take() {
+            self.met.borrow_mut().commands += 1;
+            self.tell(|| format!("{:?} -> {reply:?}", asked.command.requests));
+            if matches!(reply, Reply::Error(_)) {
+                self.met.borrow_mut().errors += 1;
+            }
+            if let Shape::Admin(admin) = &asked.command.shape {
+                self.administered(admin, &asked, &reply);
+                continue;
+            }
+            let checked = check(&asked, &reply, &mut self.model.borrow_mut(), self.elapsed.get());
+            checked.unwrap_or_else(|wrong| panic!("{wrong}"));
+        }
+    }
+
+    /// An operator's command was answered.
+    fn administered(&self, admin: &Admin, asked: &Asked, reply: &Reply) {
+        let workload = &mut *self.workload.borrow_mut();
+        let catalogue = &mut workload.catalogue;
+        let model = &mut *self.model.borrow_mut();
+        let met = &mut *self.met.borrow_mut();
+        if let Reply::Error(text) = reply {
+            // A change that is made and not logged is there, and may be gone after a crash: until
+            // then it is left alone. Another that failed changed nothing.
+            let may_fail = ["MISCONF ", "OOM ", "ERR writing", "ERR "];
+            assert!(
+                may_fail.iter().any(|code| text.starts_with(code)),
+                "{asked:?}: {text}",
+                asked = asked.command
+            );
+            return;
+        }
+        match admin {
+            Admin::AddField(name) => {
+                catalogue.fields.insert(name.clone());
+                catalogue.altered.insert(name.clone(), self.elapsed.get());
+            }
+            // Its values stay in the model: a crash may take this back, as any change.
+            Admin::DropField(name) => {
+                catalogue.fields.remove(name);
+                catalogue.altered.insert(name.clone(), self.elapsed.get());
+            }
+            Admin::Create(number) => {
+                (catalogue.extra, catalogue.is_renamed) = (Some(*number), false);
+            }
+            Admin::Rename(_) => catalogue.is_renamed = true,
+            Admin::Drop(number) => {
+                catalogue.extra = None;
+                model.drop_space(*number);
+            }
+            Admin::Save => {
+                met.saves += 1;
+                self.altered.set(false);
+                return;
+            }
+            Admin::Spill => {
+                met.spills += 1;
+                return;
+            }
+            Admin::Roll | Admin::Rebuild => return,
+            Admin::List => return self.learn(reply, workload, model),
+        }
+        met.altered += 1;
+        self.altered.set(true);
+        catalogue.changing = false;
+    }
+
+    /// After a start: which of the changes that were not answered there are.
+    fn learn(&self, reply: &Reply, workload: &mut Workload, model: &mut Model) {
+        let catalogue = &mut workload.catalogue;
+        let text = |reply: &Reply| match reply {
+            Reply::Text(text) => text.clone(),
+            other => panic!("{other:?} is no text"),
+        };
+        let (mut fields, mut extra) = (Vec::new(), None);
+        for space in reply.items() {
+            let of = |key: &str| {
+                let mut pairs = space.items().chunks_exact(2);
+                pairs.find(|pair| text(&pair[0]) == key).map(|pair| text(&pair[1]))
+            };
+            let name = of("name").expect("a space has a name");
+            if name == "post" {
+                let all = of("fields").expect("it has counters");
+                fields =
+                    all.split(' ').filter_map(|f| Some(f.split_once(':')?.0.to_owned())).collect();
+            }
+            if let Some(number) = name.strip_prefix('x') {
+                let number = number.trim_end_matches('r').parse().expect("a number");
+                extra = Some((number, name.ends_with('r')));
+            }
+        }
+        fields.retain(|field: &String| field.starts_with('f'));
+        let there: BTreeSet<String> = fields.iter().cloned().collect();
+        if !catalogue.changing {
+            let differ = catalogue.fields.symmetric_difference(&there);
+            let lost: Vec<&String> =
+                differ.filter(|field| !self.may_be_lost(catalogue, field)).collect();
+            assert!(
+                lost.is_empty(),
+                "the fields {:?} were acknowledged, {fields:?} are there",
+                catalogue.fields
+            );
+            let known = catalogue.extra.map(|number| (number, catalogue.is_renamed));
+            assert_eq!(known, extra, "an acknowledged space");
+        }
+        catalogue.fields = there;
+        if let Some(number) = catalogue.extra.filter(|number| extra.is_none_or(|e| e.0 != *number))
+        {
+            model.drop_space(number);
+        }
+        catalogue.extra = extra.map(|(number, _)| number);
+        catalogue.is_renamed = extra.is_some_and(|(_, is_renamed)| is_renamed);
+        catalogue.changing = false;
+    }
+
+    /// Whether the promise of `fsync` lets the last crash undo what was done to this field.
+    fn may_be_lost(&self, catalogue: &Catalogue, field: &str) -> bool {
+        let altered = catalogue.altered.get(field);
+        self.config.durability.fsync == Fsync::Everysec
+            && altered.is_some_and(|altered| *altered + LOST >= self.left.get())
+    }
+
+    /// The process dies, with its machine or alone.
+    fn die(&self) {
+        let Some(process) = self.process.take() else { return };
+        let is_kill = self.chance(3);
+        self.left.set(self.committed.get());
+        let exact = self.config.durability.fsync == Fsync::Always;
+        self.model.borrow_mut().crash(self.elapsed.get(), self.committed.get(), exact);
+        self.note_cold(&process);
+        // What was sent and not answered may be sent again, with its token.
+        for client in &process.clients {
+            let asked = client.borrow_mut().asked.drain(..).collect::<Vec<Asked>>();
+            let has_token = |asked: &Asked| asked.command.requests[0].iter().any(|w| w == "TOKEN");
+            let again = asked.into_iter().filter(has_token).map(|asked| asked.command);
+            self.workload.borrow_mut().sent.extend(again);
+        }
+        let disk = self.disk();
+        disk.crash_after(Some(1));
+        self.tell(|| format!("dies, kill: {is_kill}"));
+        process.work.take();
+        drop(process);
+        self.disk.replace(if is_kill { disk.kill() } else { disk.power_cut() });
+        let met = &mut *self.met.borrow_mut();
+        *if is_kill { &mut met.kills } else { &mut met.power_cuts } += 1;
+    }
+
+    fn note_cold(&self, process: &Process) {
+        let Some(engines) = process.node.loaded() else { return };
+        let (figures, met) = (&engines.cold.figures, &mut *self.met.borrow_mut());
+        met.spilled_tables += figures.spilled_tables.load(Relaxed);
+        met.merges += figures.merges.load(Relaxed);
+        met.failed_spills += figures.failures.load(Relaxed);
+        met.cold_reads += figures.misses.load(Relaxed);
+    }
+
+    /// No disk fails.
+    fn be_calm(&self) {
+        self.calm.set(true);
+        let disk = self.disk();
+        disk.set_faults(Faults::default());
+        disk.set_capacity(None);
+        disk.crash_after(None);
+    }
+
+    /// Starts a process, perhaps in several attempts, and looks at all that it has found.
+    fn restart(&self) {
+        loop {
+            self.be_calm();
+            self.watch_disk();
+            let disk = self.disk();
+            if self.chance(5) {
+                disk.crash_after(Some(self.draw(1..200)));
+            }
+            let started =
+                self.during(Section::Recovery, || Process::start(&self.config, &disk, CLIENTS));
+            match started {
+                Ok(process) if !disk.crashed() => {
+                    disk.crash_after(None);
+                    let recovered = process.node.loaded().expect("the data are loaded");
+                    let figures = &recovered.cold.figures;
+                    let written =
+                        figures.spilled_tables.load(Relaxed) + figures.merges.load(Relaxed);
+                    self.met.borrow_mut().spills_in_recovery += written;
+                    self.process.replace(Some(Rc::new(process)));
+                    break;
+                }
+                Ok(_) => {}
+                Err(error) => assert!(disk.crashed(), "it does not start: {error}"),
+            }
+            self.disk.replace(if self.chance(3) { disk.kill() } else { disk.power_cut() });
+        }
+        self.met.borrow_mut().starts += 1;
+        self.audit();
+        self.calm.set(false);
+    }
+
+    /// Asks for all that there is.
+    fn audit(&self) {
+        let Some(process) = self.process() else { return };
+        let mut all = self.workload.borrow().audit(&self.model.borrow());
+        all.insert(0, list());
+        for command in all {
+            let now = self.elapsed.get();
+            process.clients[0].borrow_mut().send(command, &mut self.model.borrow_mut(), now);
+            self.settle();
+        }
+    }
+
+    /// Goes on until all that was asked is answered.
+    fn settle(&self) {
+        let Some(process) = self.process() else { return };
+        self.depth.set(1);
+        for _ in 0..CALM_STEPS {
+            process.serve();
+            for client in &process.clients {
+                self.read(&mut client.borrow_mut());
+            }
+            if process.clients.iter().all(|client| client.borrow().asked.is_empty()) {
+                self.depth.set(0);
+                return;
+            }
+            self.work(&process);
+            self.round(&process);
+            process.spill();
+            process.snapshot(false);
+            process.maintain();
+            self.advance(Duration::from_millis(2));
+        }
+        let waits: Vec<String> = process
+            .clients
+            .iter()
+            .filter_map(|client| Some(format!("{:?}", client.borrow().asked.front()?.command)))
+            .collect();
+        panic!("not answered without any fault: {waits:?}");
+    }
+}
+
+/// For the report of a failed run.
+impl std::fmt::Display for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "at {:?}: {:?}", self.elapsed.get(), self.met.borrow())
+    }
+}
