@@ -10,7 +10,7 @@ use crate::roles::{Fed, Link, LinkState};
 use crate::runtime::clients::{Client, Kind as ClientKind};
 use crate::runtime::process_memory::resident_bytes;
 use crate::runtime::pubsub;
-use crate::runtime::tally::Totals;
+use crate::runtime::tally::{LongestTurns, Totals};
 use dataset::clock::unix_us;
 use dataset::engines::{CounterSpace, ExistenceSpace};
 use dataset::groups::GroupStats;
@@ -523,6 +523,23 @@ pub const STATS: &[M] = &[
         "Commands in the last second.",
         |s| s.node.rates.commands.load(Relaxed).into(),
     ),
+    field(
+        "longest_turn_usec",
+        Gauge,
+        "tidemark_longest_turn",
+        "Longest time for which requests of one client kept others of their worker waiting, since \
+         the start.",
+        |s| LongestTurns::ever_us(&s.node.tallies).into(),
+    )
+    .microseconds(),
+    field(
+        "longest_turn_last_minute_usec",
+        Gauge,
+        "tidemark_longest_turn_last_minute",
+        "The same in the last minute.",
+        |s| s.node.turns.last_minute_us(&s.node.tallies).into(),
+    )
+    .microseconds(),
     field(
         "total_net_input_bytes",
         Counter,

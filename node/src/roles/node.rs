@@ -16,7 +16,7 @@ use crate::runtime::pubsub::Channels;
 use crate::runtime::settings::{SetError, Settings};
 use crate::runtime::shutdown::Stop;
 use crate::runtime::slowlog::SlowLog;
-use crate::runtime::tally::{Rates, Tallies, Totals};
+use crate::runtime::tally::{LongestTurns, Rates, Tallies, Totals};
 use crate::runtime::tls::Tls;
 use crate::runtime::tracking::Tracking;
 use arc_swap::{ArcSwap, Guard};
@@ -112,6 +112,8 @@ pub struct Process {
     pub run_id: String,
     /// Operations and bytes per second.
     pub rates: Rates,
+    /// How long the turns of its workers took.
+    pub turns: LongestTurns,
 }
 
 /// A data set, and the process around it. A replica that takes over another data set gets a new
@@ -242,6 +244,7 @@ impl Host {
             started: Instant::now(),
             run_id: (0..40).map(|_| char::from(b"0123456789abcdef"[random.usize(..16)])).collect(),
             rates: Rates::default(),
+            turns: LongestTurns::default(),
             settings: Settings::new(config),
         });
         process.tracking.configure(&process.config());

@@ -1,5 +1,7 @@
 //! What workers count, each in its own cache lines.
 
+use parking_lot::Mutex;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Duration;
 
@@ -39,9 +41,25 @@ pub struct Tallies {
     pub misses: Tally,
     /// Odd while the worker is in a turn.
     pub(crate) turn: AtomicU64,
+    /// The longest time that requests of one client kept the worker from others, in microseconds:
+    /// since the start, and since [`LongestTurns::measure`].
+    longest_turn_us: AtomicU64,
+    recent_turn_us: AtomicU64,
 }
 
 impl Tallies {
+    /// The requests of one client took so long. Only the owning worker may call this.
+    #[inline]
+    pub fn note_turn(&self, took: Duration) {
+        let us = took.as_micros() as u64;
+        if us > self.recent_turn_us.load(Relaxed) {
+            self.recent_turn_us.store(us, Relaxed);
+            if us > self.longest_turn_us.load(Relaxed) {
+                self.longest_turn_us.store(us, Relaxed);
+            }
+        }
+    }
+
     /// The worker is in a turn until the guard is dropped.
     #[inline]
     pub fn enter(&self) -> InTurn<'_> {
@@ -57,6 +75,32 @@ impl Drop for InTurn<'_> {
     #[inline]
     fn drop(&mut self) {
         self.0.fetch_add(1, SeqCst);
+    }
+}
+
+/// The longest turn of any worker in each of the last sixty seconds, in microseconds.
+#[derive(Default)]
+pub struct LongestTurns(Mutex<VecDeque<u64>>);
+
+impl LongestTurns {
+    /// A second is over.
+    pub fn measure(&self, workers: &[Tallies]) {
+        let turns = workers.iter().map(|worker| worker.recent_turn_us.swap(0, Relaxed));
+        let longest = turns.max().unwrap_or(0);
+        let mut seconds = self.0.lock();
+        seconds.truncate(59);
+        seconds.push_front(longest);
+    }
+
+    /// In the last minute, the second at hand included.
+    pub(crate) fn last_minute_us(&self, workers: &[Tallies]) -> u64 {
+        let now = workers.iter().map(|worker| worker.recent_turn_us.load(Relaxed)).max();
+        now.max(self.0.lock().iter().copied().max()).unwrap_or(0)
+    }
+
+    /// Since the start.
+    pub(crate) fn ever_us(workers: &[Tallies]) -> u64 {
+        workers.iter().map(|worker| worker.longest_turn_us.load(Relaxed)).max().unwrap_or(0)
     }
 }
 
@@ -104,5 +148,28 @@ impl Rates {
             let more = u128::from(after.saturating_sub(before));
             rate.store(u64::try_from(more * 1_000_000 / elapsed_us).unwrap_or(u64::MAX), Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn longest_turn_is_remembered_for_a_minute_and_for_ever() {
+        let workers = [Tallies::default(), Tallies::default()];
+        let turns = LongestTurns::default();
+        let both = || (LongestTurns::ever_us(&workers), turns.last_minute_us(&workers));
+        assert_eq!(both(), (0, 0));
+        workers[1].note_turn(Duration::from_micros(700));
+        workers[0].note_turn(Duration::from_micros(20));
+        assert_eq!(both(), (700, 700));
+        for second in 0..60 {
+            turns.measure(&workers);
+            assert_eq!(both(), (700, 700), "second {second}");
+            workers[0].note_turn(Duration::from_micros(30));
+        }
+        turns.measure(&workers);
+        assert_eq!(both(), (700, 30));
     }
 }

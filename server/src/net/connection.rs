@@ -344,11 +344,13 @@ impl Connection {
         bytes: &[u8],
         turn: &mut TurnBuffers,
     ) -> Result<(), ()> {
-        self.talk.session.client.touch(Instant::now());
+        let began = Instant::now();
+        self.talk.session.client.touch(began);
         self.tallies().bytes_in.add(bytes.len() as u64);
         if self.input.is_empty() {
             let tallies = &node.tallies[self.worker];
             let used = self.talk.execute(node, tallies, bytes, turn);
+            tallies.note_turn(began.elapsed());
             self.input.extend_from_slice(&bytes[used..]);
             self.note();
         } else {
@@ -395,8 +397,10 @@ impl Connection {
 
     /// Looks at the requests in `input`.
     fn run_input(&mut self, node: &Arc<Node>, turn: &mut TurnBuffers) {
+        let began = Instant::now();
         let mut input = std::mem::take(&mut self.input);
         let used = self.talk.execute(node, &node.tallies[self.worker], &input, turn);
+        self.tallies().note_turn(began.elapsed());
         input.drain(..used);
         if !input.is_empty() || input.capacity() <= KEPT_INPUT_BYTES {
             shrink(&mut input);

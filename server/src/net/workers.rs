@@ -200,6 +200,7 @@ async fn accept(
                 let now = Instant::now();
                 let (elapsed, totals) = (now.duration_since(before.0), host.totals());
                 host.rates.measure(&before.1, &totals, elapsed);
+                host.turns.measure(&host.tallies);
                 if let Some(engines) = host.node().loaded() {
                     engines.measure(elapsed);
                     engines.tokens.sweep(unix_s());
