@@ -136,6 +136,8 @@ def stopped(nodes, shard):
 def killed(nodes, shard):
     away = len(nodes) - 1
     client = connect(nodes[1])
+    # With everysec a kill may take the last second: an UNDO, too.
+    connect(nodes[away]).execute_command("WAITAOF", 1, 0, 0)
     nodes[away].process.kill()
     nodes[away].process.wait()
     for _ in range(20):
