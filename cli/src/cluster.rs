@@ -232,11 +232,9 @@ const HELD: Duration = Duration::from_secs(15);
 impl Hold<'_> {
     /// All masters are asked in the order of their ids, so of two commands one gets all.
     async fn begin<'a>(to: &'a ConnectArgs, topology: &Topology) -> Result<Hold<'a>, String> {
-        let mut masters: Vec<&Member> =
-            topology.members().iter().filter(|member| member.master.is_none()).collect();
+        let mut masters: Vec<&Member> = topology.masters().collect();
         masters.sort_unstable_by_key(|member| &member.id);
-        let address = |master: &&Member| format!("{}:{}", master.host, master.port);
-        let masters = masters.iter().map(address).collect();
+        let masters = masters.into_iter().map(Member::address).collect();
         let mut hold = Hold { to, token: random_id(), masters, renewed: Instant::now() };
         let began = Instant::now();
         loop {
@@ -275,7 +273,7 @@ impl Hold<'_> {
 }
 
 fn addresses(topology: &Topology) -> Vec<String> {
-    topology.members().iter().map(|member| format!("{}:{}", member.host, member.port)).collect()
+    topology.members().iter().map(Member::address).collect()
 }
 
 async fn status(to: &ConnectArgs) -> Result<(), String> {
@@ -607,8 +605,8 @@ async fn spread(to: &ConnectArgs, topology: &Topology) -> Result<(), String> {
 
 /// All masters know it, or nothing more is done.
 async fn tell_masters(to: &ConnectArgs, topology: &Topology) -> Result<(), String> {
-    for master in topology.members().iter().filter(|member| member.master.is_none()) {
-        tell(to, &format!("{}:{}", master.host, master.port), topology).await?;
+    for master in topology.masters() {
+        tell(to, &master.address(), topology).await?;
     }
     Ok(())
 }

@@ -119,7 +119,8 @@ pub fn try_spaces(options: &Options) -> Result<(), RecoverError> {
 
 /// Opens the data folder and reads everything back; a new folder becomes a data set with the
 /// configured spaces.
-pub fn recover(
+#[cfg(test)]
+pub(crate) fn recover(
     options: &Options,
     durability: &Arc<Durability>,
     follows: bool,

@@ -47,6 +47,11 @@ pub struct Member {
 }
 
 impl Member {
+    /// `host:port`
+    pub fn address(&self) -> String {
+        format!("{}:{}", self.host, self.port)
+    }
+
     /// Its line in a topology's text; `slots` of a master, a blank before each.
     pub fn line(&self, slots: &str) -> String {
         let Member { id, host, port, master } = self;
@@ -243,6 +248,11 @@ impl Topology {
     /// Its master, if it is a replica of a node of this topology.
     pub fn own_master(&self) -> Option<&Member> {
         self.member(self.own_master).filter(|_| self.own_master != self.own)
+    }
+
+    /// The masters.
+    pub fn masters(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| member.master.is_none())
     }
 
     /// All nodes.

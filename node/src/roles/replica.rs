@@ -9,7 +9,6 @@ use crate::runtime::tls::Socket;
 use dataset::catalogue::Catalogue;
 use dataset::engines::Engines;
 use dataset::log_records::RecordKind;
-use dataset::options::{Options, Spill};
 use dataset::recovery::apply::apply_record;
 use replication::{Follower, LinkError, ReplicaHost, Timeouts};
 use std::io;
@@ -107,10 +106,8 @@ impl ReplicaHost for Here {
         };
         if staged.is_whole() {
             // As the start does it that follows, without the rows.
-            let spill = Spill { cache_bytes: 1, read_threads: 1, ..options.spill.clone() };
-            let empty = Options { spill, ..options };
-            let mut engines = Engines::empty(&empty, self.node.durability.clone());
-            let opened = engines.adopt(&told.filled(&empty));
+            let mut engines = Engines::empty(&options, self.node.durability.clone());
+            let opened = engines.adopt(&told.filled(&options));
             opened.map_err(|e| format!("the master's data cannot be taken over: {e}"))?;
         }
         Ok(())

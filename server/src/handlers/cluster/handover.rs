@@ -123,7 +123,7 @@ async fn hand_over(node: &Arc<Node>, text: &str, version: i64) -> Result<Duratio
     let mut failed = Vec::new();
     for (taker, link) in takers.iter().zip(&mut links) {
         if let Err(error) = within(TAKE_OVER, tell(link, &next, b"")).await {
-            failed.push(format!("{}:{}: {error}", taker.host, taker.port));
+            failed.push(format!("{}: {error}", taker.address()));
         }
     }
     node.pause.end(By::Slots);
@@ -230,9 +230,8 @@ async fn reach_takers(
             within(HEAR, tell(&mut link, next, b"CHECK")).await?;
             Ok::<Link, io::Error>(link)
         };
-        links.push(ready.await.map_err(|error| {
-            refuse!("ERR {}:{} cannot take them: {error}", taker.host, taker.port)
-        })?);
+        let failed = |error| refuse!("ERR {} cannot take them: {error}", taker.address());
+        links.push(ready.await.map_err(failed)?);
     }
     Ok(links)
 }
@@ -310,7 +309,7 @@ async fn tell_all(node: &Arc<Node>, next: &Topology) -> Outcome {
         told.spawn(async move {
             let hear = async { tell(&mut reach(&node, &member).await?, &next, b"").await };
             let heard = within(HEAR, hear).await;
-            heard.err().map(|error| format!("{}:{}: {error}", member.host, member.port))
+            heard.err().map(|error| format!("{}: {error}", member.address()))
         });
     }
     let failed: Vec<String> = told.join_all().await.into_iter().flatten().collect();
