@@ -92,7 +92,7 @@ async fn hand_over(node: &Arc<Node>, text: &str, version: i64) -> Result<Duratio
     let takers = takers(&now, &next)?;
     may_give(node)?;
     let mut links = reach_takers(node, &takers, &next).await?;
-    let mut others = reach_others(node, &now, &takers).await;
+    let others = reach_others(node, &now, &takers).await;
     let feeds: Vec<Master> = takers.iter().map(|it| feed_of(node, it)).collect::<Result<_, _>>()?;
     let began = Instant::now();
     let _paused = Pausing::begin(node, Paused::Writes);
@@ -110,15 +110,14 @@ async fn hand_over(node: &Arc<Node>, text: &str, version: i64) -> Result<Duratio
     }
     let _all = Pausing::begin(node, Paused::All);
     adopt(node, &now, next.clone()).await?;
-    let told = async {
-        for link in &mut others {
-            if let Err(error) = tell(link, &next, b"").await {
-                tracing::warn!("a replica has not heard of topology {version} yet: {error}");
-            }
-        }
-    };
-    if tokio::time::timeout(TAKE_OVER, told).await.is_err() {
-        tracing::warn!("not all replicas have heard of topology {version} yet");
+    // At once, so that a silent one keeps no other from hearing of it.
+    let mut told = JoinSet::new();
+    for mut link in others {
+        let next = next.clone();
+        told.spawn(async move { within(TAKE_OVER, tell(&mut link, &next, b"")).await });
+    }
+    for error in told.join_all().await.into_iter().filter_map(Result::err) {
+        tracing::warn!("a replica has not heard of topology {version} yet: {error}");
     }
     let mut failed = Vec::new();
     for (taker, link) in takers.iter().zip(&mut links) {
