@@ -351,9 +351,15 @@ pub fn count(client: &mut Client, key: &str) -> u64 {
     info(client, key).parse().unwrap()
 }
 
-/// The words of a refusal; empty for any other reply.
+/// The words of a refusal, also of one part of an array; empty for any other reply.
 pub fn refusal(reply: &OwnedFrame) -> &str {
-    if let OwnedFrame::Error(words) = reply { words } else { "" }
+    match reply {
+        OwnedFrame::Error(words) => words,
+        OwnedFrame::Array(parts) => {
+            parts.iter().map(refusal).find(|words| !words.is_empty()).unwrap_or_default()
+        }
+        _ => "",
+    }
 }
 
 /// Waits up to ten seconds.

@@ -7,7 +7,7 @@ use crate::log_records::RecordKind;
 use arc_swap::ArcSwap;
 use counter::ColdBackend;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 use store::{BLOCK_BYTES, ColdFile, FileEntry, Store};
 
@@ -71,14 +71,16 @@ pub struct ColdSpace {
     files: ArcSwap<Files>,
     /// The last look for something to spill was in vain: no writer need wait for room.
     pub(crate) stuck: AtomicBool,
+    /// Bytes below the limit of the space's memory at which writers wait for room.
+    pub(crate) margin: AtomicU64,
     /// What cannot be merged.
     pub(crate) damaged: Quarantine,
 }
 
 impl ColdSpace {
     pub(crate) fn new(shared: Arc<Cold>) -> Arc<ColdSpace> {
-        let (files, stuck, damaged) = Default::default();
-        Arc::new(ColdSpace { shared, files, stuck, damaged })
+        let (files, stuck, margin, damaged) = Default::default();
+        Arc::new(ColdSpace { shared, files, stuck, margin, damaged })
     }
 
     /// Opens the files that the manifest names for this space, once.

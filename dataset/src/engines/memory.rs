@@ -31,6 +31,12 @@ impl Memory {
 /// A space of counters that spills is always given so much: with less its next tables would be made
 /// smaller and smaller, and so would what it needs.
 const LEAST_OF_COUNTERS: u64 = 2 << 20;
+/// A space of counters begins to spill when so much of its limit (one part in so many) is left, or
+/// less than the next table may take.
+const SPARE: u64 = 8;
+/// Writers wait when all of that is taken but one part in so many: a request that has begun does
+/// not wait any more, and what a few of them take must be there.
+const MARGIN: u64 = 4;
 
 /// What a space takes and needs, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -99,6 +105,13 @@ impl CounterSpace {
         }
     }
 
+    /// It begins to spill when so much of a limit is left. The largest table is as large as the
+    /// next one, and its dictionaries grow.
+    pub(crate) fn spare(&self, limit: u64) -> u64 {
+        let largest = self.largest_table();
+        (limit / SPARE).max(largest + largest / 4).min(limit / 2)
+    }
+
     /// The most that it is ever given.
     fn most_bytes(&self) -> u64 {
         if self.made.memory_limit_bytes == 0 { u64::MAX } else { self.made.memory_limit_bytes }
@@ -161,6 +174,7 @@ impl Engines {
         if !self.memory.is_lifted.load(Relaxed) {
             for (space, &bytes) in self.counters.iter().zip(&counters) {
                 space.set_memory_limit_bytes(bytes);
+                space.cold.margin.store(space.spare(bytes) / MARGIN, Relaxed);
             }
         }
         for (space, bytes) in self.existences.iter().zip(existences) {

@@ -716,7 +716,8 @@ impl Engines {
     fn is_any_crowded(&self) -> bool {
         self.counters.iter().any(|space| {
             space.spills()
-                && space.memory_bytes() > space.memory_limit_bytes() / 32 * 31
+                && space.memory_bytes().saturating_add(space.cold.margin.load(Relaxed))
+                    > space.memory_limit_bytes()
                 && !space.cold.stuck.load(Relaxed)
         }) || self
             .existences

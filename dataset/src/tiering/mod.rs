@@ -58,9 +58,6 @@ const CHUNK_ROWS: usize = 1024;
 /// piece is a walk of its tables, and takes 16 bytes of memory for each id.
 const PIECE_IDS: usize = 1 << 16;
 const PIECES: usize = 16;
-/// A space begins to spill when so much of its limit (one part in so many) is left, or less than
-/// the next table may take.
-const SPARE: u64 = 8;
 /// A table of fewer bytes is not worth a file, nor a merge; nor is one of less than so many parts
 /// of the limit.
 const LEAST_BYTES: u64 = 64 << 10;
@@ -651,10 +648,7 @@ fn is_short(space: &CounterSpace, limit: u64) -> bool {
     if !space.spills() || used <= limit / 2 {
         return false;
     }
-    // The largest table is as large as the next one, and its dictionaries grow.
-    let largest = space.ranges().iter().map(|range| range.bytes).max().unwrap_or(0);
-    let spare = (limit / SPARE).max(largest + largest / 4).min(limit / 2);
-    used > limit - spare
+    used > limit - space.spare(limit)
 }
 
 /// Does for a space what is most urgent; whether there was anything. `None`: memory is short, and
