@@ -53,6 +53,11 @@ impl Kept {
         self.bytes.len() + self.spans.len() * size_of::<Span>() + self.ends.len() * REQUEST_BYTES
     }
 
+    /// The first one; without arguments if there is none.
+    pub fn first(&self) -> Args<'_> {
+        self.iter().next().unwrap_or(Args::new(&[], &[]))
+    }
+
     /// All, in order.
     pub fn iter(&self) -> impl Iterator<Item = Args<'_>> {
         let mut start = (0, 0);

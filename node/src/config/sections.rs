@@ -62,10 +62,11 @@ section! {
         #[redis = "proto-max-bulk-len"]
         #[live = true]
         max_bulk_bytes: usize = 512 << 20,
-        /// Most arguments of one request: keys, ids, members, values. A request beyond it is
-        /// refused. The other clients of a worker wait while it is executed: with the default 20 ms
-        /// at most, with 4096 less than 5 ms (FEED.ACT takes about 1.2 us per id, a read a fifth of
-        /// that).
+        /// Most arguments of one request that is executed at once, as MSET is. A request beyond it
+        /// is refused. The other clients of a worker wait while it is executed: with the default 20
+        /// ms at most. Requests for many ids (CNT.GET, CNT.MINCRBY, CNT.DEL, FEED.*, PH.*, DEL,
+        /// EXISTS, MGET, SADD, ...) are done in portions, between which others have their turns,
+        /// and may have 2^20 arguments; in a transaction or a cluster they are executed at once.
         #[live = true]
         max_request_args: usize = 16_384,
         /// Most bytes of one client's requests that wait to be complete. A client that goes beyond

@@ -8,7 +8,7 @@ use crate::handlers::session::{Replies, Scratch, Session};
 use crate::handlers::table::handler;
 use crate::handlers::visibility;
 use dataset::cold::UnreadableIds;
-use dataset::engines::WriteError;
+use dataset::engines::{Engines, WriteError};
 use node::acl::Request;
 use node::command::error::{Refusal, refuse};
 use node::command::spec::{Outcome, Spec, flag};
@@ -195,6 +195,18 @@ pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node:
     }
 }
 
+/// Whether a request has to wait, as it changes data, and a space is nearly full and will soon be
+/// less so: behind that it could be refused.
+#[inline]
+pub(crate) fn waits_for_room(found: Found, session: &Session, node: Now<'_>) -> bool {
+    let Some((_, spec)) = found else { return false };
+    let changes = match &session.transaction {
+        Some(transaction) => spec.name == "exec" && transaction.writes(),
+        None => spec.has(flag::WRITE),
+    };
+    changes && node.loaded().is_some_and(Engines::is_spilling) && node.replication.is_master()
+}
+
 /// Executes a command that was checked.
 pub(crate) fn run(
     spec: &'static Spec,
@@ -208,8 +220,10 @@ pub(crate) fn run(
     session.client.last_command.store(numbers, Relaxed);
     // EXEC is shown behind what it executes.
     let is_watched = node.monitors.any() && !spec.has(flag::ADMIN | flag::SKIP_MONITOR);
-    // A request that comes back from a suspension was shown and counted when it left.
-    let is_back = session.suspension.is_back();
+    // A request that comes back from a suspension was shown and counted when it left, and one that
+    // is done in portions with the first of them.
+    let goes_on = session.portion.as_ref().is_some_and(|portion| portion.goes_on);
+    let is_back = session.suspension.is_back() || goes_on;
     if is_watched && spec.name != "exec" && !is_back {
         show(args, session, node);
     }
@@ -227,6 +241,7 @@ pub(crate) fn run(
         return Err(refusal);
     }
     let timed = is_back
+        || call.session.portion.is_some()
         || calls.begins(number)
         || call.session.timed
         || !spec.has(flag::FAST)
@@ -241,9 +256,9 @@ pub(crate) fn run(
     }
     if let Some(began) = began {
         let took = began.elapsed();
-        calls.took(number, took);
-        if !spec.has(flag::SKIP_SLOWLOG) {
-            note_time(spec, args, took, session, node);
+        match &mut session.portion {
+            Some(portion) => portion.took = took,
+            None => note_took(spec, number, args, took, session, node),
         }
     }
     visibility::note(spec, args, &scratch.ids, session, node.loaded());
@@ -260,6 +275,33 @@ pub(crate) fn run(
 #[cold]
 fn show(args: Args<'_>, session: &Session, node: Now<'_>) {
     node.monitors.show(&session.client, args, node.config().server.max_push_buffer_bytes);
+}
+
+/// Notes how long a long request took, all of its portions together.
+pub(crate) fn note_long(
+    found: Found,
+    args: Args<'_>,
+    took: Duration,
+    session: &Session,
+    node: Now<'_>,
+) {
+    if let Some((number, spec)) = found {
+        note_took(spec, bit_of(number, 0), args, took, session, node);
+    }
+}
+
+fn note_took(
+    spec: &Spec,
+    number: usize,
+    args: Args<'_>,
+    took: Duration,
+    session: &Session,
+    node: Now<'_>,
+) {
+    node.calls.of(session.worker).took(number, took);
+    if !spec.has(flag::SKIP_SLOWLOG) {
+        note_time(spec, args, took, session, node);
+    }
 }
 
 /// For SLOWLOG and LATENCY.

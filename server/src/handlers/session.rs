@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 use store::Ticket;
 
 /// Which replies a client wants (CLIENT REPLY).
@@ -58,6 +59,14 @@ impl Come {
     }
 }
 
+/// A portion of a long request.
+pub(crate) struct Portion {
+    /// It was shown and counted with the first one.
+    pub(crate) goes_on: bool,
+    /// What its execution took.
+    pub(crate) took: Duration,
+}
+
 /// What a connection remembers between commands.
 pub(crate) struct Session {
     pub(crate) client: Arc<Client>,
@@ -76,6 +85,8 @@ pub(crate) struct Session {
     /// The transaction keeps no writer out.
     pub(crate) may_leave: bool,
     pub(crate) suspension: Suspension,
+    /// The request at hand is a portion of a long one: see `net/portions.rs`.
+    pub(crate) portion: Option<Portion>,
     /// What EXEC was told for all its commands when it asked whether changes are taken.
     pub(crate) admitted: Option<Outcome>,
     /// The turn ends after this request: it has kept all writers out, and they are to come in; or
@@ -142,6 +153,7 @@ impl Session {
             in_exec: false,
             may_leave: false,
             suspension: Suspension::default(),
+            portion: None,
             admitted: None,
             ends_turn: false,
             subscriptions: pubsub::Subscriptions::default(),

@@ -39,8 +39,6 @@ const KEPT_INPUT_BYTES: usize = 2 << 10;
 const LARGE_INPUT_BYTES: usize = 64 << 10;
 /// Reads in a row before the other clients of the worker get their turn.
 const TURNS_IN_A_ROW: usize = 2;
-/// How often a writer looks whether a space that is nearly full has room again.
-const ROOM_EVERY: Duration = Duration::from_millis(2);
 
 /// A worker's buffers.
 struct Buffers {
@@ -275,9 +273,6 @@ impl Connection {
         let node = node.clone();
         let may_go: MayGo = Box::pin(async move {
             if wrote {
-                while node.is_spilling() && !node.stop.is_stopped() {
-                    tokio::time::sleep(ROOM_EVERY).await;
-                }
                 node.durability.replies_may_go(ticket).await?;
             }
             let come = match asked {
@@ -312,7 +307,8 @@ impl Connection {
             Err(text) => {
                 // A client that wrote must not believe that it is safe. Which replies were to
                 // writes is not known any more.
-                out.clear();
+                out.truncate(self.talk.kept_out);
+                self.talk.fail(&text);
                 for _ in 0..replies {
                     Reply::new(&mut out, self.talk.session.client.protocol()).error(&text);
                 }
@@ -487,7 +483,6 @@ fn must_hold(node: &Node, ticket: store::Ticket) -> bool {
     (durability.committer().durable() < ticket
         && (durability.holds_replies() || durability.committer().is_late()))
         || durability.is_crowded()
-        || node.is_spilling()
 }
 
 #[cfg(test)]

@@ -38,7 +38,7 @@ impl Local {
         while at < requests.len() {
             let used =
                 self.talk.execute(&self.node, &self.tallies, &requests[at..], &mut self.turn);
-            assert!(used > 0, "the requests end with half a one");
+            assert!(used > 0 || self.talk.more, "the requests end with half a one");
             at += used;
         }
         &self.turn.out

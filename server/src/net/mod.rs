@@ -2,5 +2,6 @@
 
 pub(crate) mod connection;
 pub(crate) mod in_process;
+pub(crate) mod portions;
 pub(crate) mod request_loop;
 pub(crate) mod workers;

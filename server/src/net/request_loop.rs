@@ -5,8 +5,9 @@
 //! pipeline's small commands overlap (`handlers/prefetch`).
 
 use crate::handlers::prefetch::LookAhead;
-use crate::handlers::session::{Scratch, Session};
+use crate::handlers::session::{Portion, Scratch, Session};
 use crate::handlers::{cold_keys, execute};
+use crate::net::portions::{Look, MANY, Portions};
 use dataset::cold;
 use dataset::cold::fetch::{Fetching, Pins};
 use dataset::engines::{Current, Engines};
@@ -23,6 +24,7 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 /// Once so many bytes of replies are there, they are written before more requests are looked at.
 const WRITE_BYTES: usize = 256 << 10;
@@ -33,6 +35,8 @@ const UNAUTHENTICATED_OUT_BYTES: usize = 16 << 10;
 const OUT_BYTES: usize = 64 << 10;
 /// Most arguments of one request, as in Redis.
 const MAX_ARGS: usize = 1 << 20;
+/// How often a writer looks whether a space that is nearly full has room again.
+pub(crate) const ROOM_EVERY: Duration = Duration::from_millis(2);
 /// Capacity of `out` that is kept when it is empty.
 const KEPT_OUT_BYTES: usize = 1 << 20;
 /// Requests that are scanned before the first of them is executed: a page's, so that its rows are
@@ -69,13 +73,14 @@ impl Default for TurnBuffers {
 }
 
 /// A request that was scanned, and is to be executed.
-struct Request {
+#[derive(Clone)]
+pub(crate) struct Request {
     /// Where it begins and ends in the input.
-    bytes: Range<usize>,
+    pub(crate) bytes: Range<usize>,
     /// Its arguments in the scanner.
-    spans: Range<usize>,
-    is_inline: bool,
-    found: Found,
+    pub(crate) spans: Range<usize>,
+    pub(crate) is_inline: bool,
+    pub(crate) found: Found,
 }
 
 /// How a connection stands after its requests were looked at.
@@ -131,6 +136,12 @@ pub(crate) struct RequestLoop {
     /// The next request has to wait: clients are paused, or it is suspended, or it needs rows from
     /// the disk, which this gives.
     pub(crate) stalled: Option<Pin<Box<dyn Future<Output = Pins> + Send>>>,
+    /// The long request that stands first in the input, of which some portions may be done.
+    portions: Option<Box<Portions>>,
+    /// That one is not to be parted.
+    is_whole: bool,
+    /// Bytes of the replies of the turn at hand that stay if the others become errors.
+    pub(crate) kept_out: usize,
     /// Rows that were read for the requests that come next.
     pub(crate) pins: Pins,
     /// Bytes that these take, or will.
@@ -157,6 +168,9 @@ impl RequestLoop {
             replies: 0,
             closing: Closing::No,
             stalled: None,
+            portions: None,
+            is_whole: false,
+            kept_out: 0,
             pins: Pins::default(),
             pinned_bytes: 0,
             outlived: false,
@@ -239,8 +253,12 @@ impl RequestLoop {
         has_cold: bool,
     ) -> usize {
         let mut at = 0;
-        self.replies = 0;
+        (self.replies, self.kept_out) = (0, 0);
         self.more = false;
+        if let Some(portions) = self.portions.take() {
+            return self.go_on(portions, node, tallies, buf, turn, has_cold);
+        }
+        let mut is_whole = std::mem::take(&mut self.is_whole);
         loop {
             if self.is_outdated(&node) && !self.look_again(&node) {
                 return buf.len();
@@ -260,13 +278,35 @@ impl RequestLoop {
                     request.spans.clone(),
                     request.is_inline,
                 );
+                if args.len() > MANY
+                    && !std::mem::take(&mut is_whole)
+                    && let Some(engines) = node.loaded()
+                    && let Some(portions) = Portions::of(request, args, session, engines)
+                {
+                    tallies.commands.add(index as u64);
+                    // In a turn of its own: its replies may become errors, in their own way.
+                    if self.replies > 0 || index > 0 {
+                        self.scanner.restart();
+                    } else {
+                        self.portions = Some(Box::new(portions));
+                    }
+                    self.more = true;
+                    return request.bytes.start;
+                }
                 // The request before this one may have been what pauses.
                 let paused = node.pause.now();
                 if paused != Paused::Nothing && execute::must_wait(args, session, paused, node) {
                     let process = node.process();
                     session.client.paused.store(true, Relaxed);
                     tallies.commands.add(index as u64);
+                    self.scanner.restart();
                     self.stall(async move { process.pause.eased().await });
+                    return request.bytes.start;
+                }
+                if execute::waits_for_room(request.found, session, node) {
+                    tallies.commands.add(index as u64);
+                    self.scanner.restart();
+                    self.wait_for_room(node);
                     return request.bytes.start;
                 }
                 if has_cold {
@@ -286,6 +326,7 @@ impl RequestLoop {
                     let suspension = session.suspension.leave();
                     session.client.away.store(true, Relaxed);
                     tallies.commands.add(index as u64);
+                    self.scanner.restart();
                     self.stall(suspension);
                     return request.bytes.start;
                 }
@@ -343,8 +384,135 @@ impl RequestLoop {
             wait.await;
             Pins::default()
         }));
-        self.scanner.restart();
         self.more = true;
+    }
+
+    /// The request at hand is executed when the space that is nearly full has room, or there is
+    /// none to be had.
+    #[cold]
+    fn wait_for_room(&mut self, node: Now<'_>) {
+        let node = node.node().clone();
+        self.session.client.away.store(true, Relaxed);
+        self.stall(async move {
+            while node.is_spilling() && !node.stop.is_stopped() {
+                tokio::time::sleep(ROOM_EVERY).await;
+            }
+        });
+    }
+
+    /// Does what is next of a long request: a look at it, or a portion. Gives the bytes that are
+    /// done with: all of the request, or none.
+    #[cold]
+    fn go_on(
+        &mut self,
+        mut portions: Box<Portions>,
+        node: Now<'_>,
+        tallies: &Tallies,
+        buf: &[u8],
+        turn: &mut TurnBuffers,
+        has_cold: bool,
+    ) -> usize {
+        self.more = true;
+        if self.is_outdated(&node) && !self.look_again(&node) {
+            return buf.len();
+        }
+        let Request { bytes, spans, .. } = portions.request.clone();
+        let all = self.scanner.args_in(&buf[bytes.clone()], spans, false);
+        if portions.is_first() {
+            match portions.look(all, node.engines()) {
+                Look::Usual => {}
+                Look::More => {
+                    self.portions = Some(portions);
+                    return 0;
+                }
+                Look::Unusual => {
+                    self.is_whole = true;
+                    self.scanner.restart();
+                    return 0;
+                }
+            }
+        }
+        portions.begin(all);
+        let from = turn.out.len();
+        let Some(took) = self.do_portion(&portions, node, tallies, turn, has_cold) else {
+            self.portions = Some(portions);
+            return 0;
+        };
+        portions.took += took;
+        let is_last;
+        (is_last, self.replies, self.kept_out) = portions.join(&mut turn.out, from);
+        if has_cold {
+            // The rows of this portion: no other needs them.
+            drop(cold::unpin());
+            self.pinned_bytes = 0;
+        }
+        if !self.goes_on(node, turn.out.len()) && self.closing != Closing::No {
+            return buf.len();
+        }
+        self.session.ends_turn = false;
+        if !is_last {
+            self.portions = Some(portions);
+            return 0;
+        }
+        tallies.commands.add(1);
+        let Request { spans, found, .. } = portions.request;
+        let all = self.scanner.args_in(&buf[bytes.clone()], spans, false);
+        execute::note_long(found, all, portions.took, &self.session, node);
+        self.scanner.restart();
+        self.more = bytes.len() < buf.len();
+        bytes.len()
+    }
+
+    /// Executes a portion; gives how long that took. None: it waits for something first.
+    fn do_portion(
+        &mut self,
+        portions: &Portions,
+        node: Now<'_>,
+        tallies: &Tallies,
+        turn: &mut TurnBuffers,
+        has_cold: bool,
+    ) -> Option<Duration> {
+        let (found, args, session) = (portions.request.found, portions.args(), &mut self.session);
+        let paused = node.pause.now();
+        if paused != Paused::Nothing && execute::must_wait(args, session, paused, node) {
+            let process = node.process();
+            session.client.paused.store(true, Relaxed);
+            self.stall(async move { process.pause.eased().await });
+            return None;
+        }
+        if execute::waits_for_room(found, session, node) {
+            self.wait_for_room(node);
+            return None;
+        }
+        if has_cold {
+            let mut fetching = Fetching::default();
+            cold_keys::ask(found, args, session, node.engines(), &mut fetching);
+            if !fetching.is_ready() {
+                self.fetch(node, &[], fetching);
+                return None;
+            }
+        }
+        session.portion = Some(Portion { goes_on: !portions.is_first(), took: Duration::ZERO });
+        let TurnBuffers { out, scratch, .. } = turn;
+        let is_fine = execute::execute(found, args, session, node, out, scratch);
+        let portion = session.portion.take();
+        if session.suspension.is_asked() {
+            let suspension = session.suspension.leave();
+            session.client.away.store(true, Relaxed);
+            self.stall(suspension);
+            return None;
+        }
+        tallies.errors.add(u64::from(!is_fine));
+        portion.map(|portion| portion.took)
+    }
+
+    /// What the turn has changed is not safe: replies that come later than the turn say so.
+    pub(crate) fn fail(&mut self, text: &str) {
+        if let Some(portions) = &mut self.portions {
+            let mut error = Vec::new();
+            Reply::new(&mut error, self.session.client.protocol()).error(text);
+            portions.fail(error);
+        }
     }
 
     /// Whether the next request is to be executed in the same turn, after one that has left so many
@@ -359,11 +527,7 @@ impl RequestLoop {
             self.closing = Closing::Politely;
             return false;
         }
-        out < WRITE_BYTES
-            && self.session.hold.is_none()
-            && !self.session.ends_turn
-            // The next one waits with the replies until there is room, and is not refused.
-            && !(self.session.wrote && node.engines().is_spilling())
+        out < WRITE_BYTES && self.session.hold.is_none() && !self.session.ends_turn
     }
 
     /// Its replies take more than may wait for it.
@@ -427,7 +591,7 @@ impl RequestLoop {
 
     /// Bytes that the scanner takes: what it knows of a request that has not come whole.
     pub(crate) fn scanner_bytes(&self) -> usize {
-        self.scanner.bytes()
+        self.scanner.bytes() + self.portions.as_ref().map_or(0, |portions| portions.bytes())
     }
 
     /// Whether settings or users have changed since it looked.

@@ -128,10 +128,17 @@ fn a_reply_beyond_the_output_limit_ends_its_connection() {
     let server = TestServer::with(|config| config.server.max_output_buffer_bytes = 1 << 20);
     let mut args = vec!["FEED.GET".to_owned(), "home".into(), "7".into()];
     args.extend((0..40_000).map(|i| i.to_string()));
+    let page: Vec<&str> = args.iter().map(String::as_str).collect();
     let mut raw = server.raw();
-    raw.request(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    raw.request(&["MULTI"]).expect("+OK\r\n");
+    raw.request(&page).expect("+QUEUED\r\n");
+    raw.request(&["EXEC"]);
     assert_eq!(raw.rest(), "");
     alive(&server);
+    // Alone it comes in portions, as fast as the client reads.
+    let mut raw = server.raw();
+    raw.request(&page).expect("*40000\r\n");
+    raw.expect(&"*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n".repeat(40_000));
 }
 
 #[test]

@@ -188,7 +188,9 @@ fn limits_have_metrics() {
     let mut page = vec!["FEED.GET", "home", "7"];
     page.extend(ids.iter().map(String::as_str));
     let mut greedy = server.raw();
-    greedy.request(&page);
+    greedy.request(&["MULTI"]).expect("+OK\r\n");
+    greedy.request(&page).expect("+QUEUED\r\n");
+    greedy.request(&["EXEC"]);
     greedy.rest();
     assert_eq!(info("client_query_buffer_limit_disconnections"), 1);
     assert_eq!(info("client_output_buffer_limit_disconnections"), 1);
