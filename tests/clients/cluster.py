@@ -36,9 +36,11 @@ def clients(nodes):
             pipe.hget(f"post:{{{post}}}", "like")
             pipe.sismember(f"liked:{{{post}}}", 7)
             pipe.execute_command("FEED.GET", "home", 7, post)
+            pipe.execute_command("FEED.ROW", f"post:{{{post}}}", "home", 7)
         replies = pipe.execute()
-    assert len(replies) == 3 * len(posts) and all(r == "1" for r in replies[::3]) and all(replies[1::3]), replies[:6]
-    assert all(r[0][0] == 1 for r in replies[2::3]), replies[2]
+    assert len(replies) == 4 * len(posts) and all(r == "1" for r in replies[::4]) and all(replies[1::4]), replies[:8]
+    assert all(r[0][0] == 1 for r in replies[2::4]), replies[2]
+    assert all(page[0] == row for page, row in zip(replies[2::4], replies[3::4])), replies[2:4]
     counts["redis-py"] = moved() - before
     # A page of all shards: one node answers.
     assert [row[0] for row in cluster.execute_command("FEED.GET", "home", 7, *posts)] == [1] * len(posts)

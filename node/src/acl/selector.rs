@@ -6,7 +6,7 @@ use crate::acl::redis_names;
 use crate::acl::redis_names::MODULE_CATEGORIES;
 use crate::command::footprint::{key_positions, mark};
 use crate::command::keyspec::Uses;
-use crate::command::spec::{Spec, flag};
+use crate::command::spec::{KeyArgs, Spec, flag};
 use crate::command::streams;
 use crate::command::table;
 use crate::runtime::glob;
@@ -467,8 +467,9 @@ impl Selector {
             if let Some(at) = key_positions(spec, args).find(|at| !may(at)) {
                 return Err(Denied::Key(at));
             }
-            // Behind a subcommand's name the rest begins one later.
-            let first = 1 + usize::from(spec.name.contains('|'));
+            // Behind a subcommand's name, or a key, the rest begins one later.
+            let is_later = spec.name.contains('|') || spec.keys == KeyArgs::Shown;
+            let first = 1 + usize::from(is_later);
             let write = spec.has(flag::WRITE);
             let needs = || (!write || spec.has(flag::READS), write);
             // A space takes its rules along to its new name.

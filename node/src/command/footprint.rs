@@ -96,13 +96,14 @@ impl<'a> Footprint<'a> {
     /// one command in a row of many small ones needs.
     #[inline]
     pub fn first(&self, mut each: impl FnMut(Touch<'a>)) {
-        let each = |_, touch| each(touch);
+        let mut each = |_, touch| each(touch);
         match self.keys {
             KeyArgs::None | KeyArgs::Streams(_) => {}
             KeyArgs::Keys(first, ..) => {
                 let at = first.unsigned_abs() as usize;
                 self.touch_key(at, || self.args.from(at + 1).iter().take(1), each);
             }
+            KeyArgs::Shown => self.shown().into_iter().for_each(|shown| each(1, shown)),
             KeyArgs::Ids(of, at, _) => {
                 if let (Some(named), Some(id)) = (self.named(of), natural(self.args.at(at))) {
                     self.touch_id(named, at, id, || Member::parse(self.args.at(MEMBER)), each);
@@ -141,7 +142,7 @@ impl<'a> Footprint<'a> {
         }
         match self.keys {
             KeyArgs::None | KeyArgs::Streams(_) => {}
-            KeyArgs::Keys(..) => {
+            KeyArgs::Keys(..) | KeyArgs::Shown => {
                 key_positions(self.spec, self.args).filter_map(|at| self.key(at)).for_each(
                     |(KeyRef::Row { id, .. }
                      | KeyRef::Cell { id, .. }
@@ -170,7 +171,7 @@ impl<'a> Footprint<'a> {
     pub fn placed(&self, mut each: impl FnMut(Placed<'a>)) {
         match self.keys {
             KeyArgs::None | KeyArgs::Streams(_) => {}
-            KeyArgs::Keys(..) => key_positions(self.spec, self.args)
+            KeyArgs::Keys(..) | KeyArgs::Shown => key_positions(self.spec, self.args)
                 .map(|at| self.args.at(at))
                 .filter(|key| !streams::is_stream(key))
                 .for_each(|key| each(Placed::Key(key))),
@@ -198,6 +199,15 @@ impl<'a> Footprint<'a> {
                     self.touch_key(at, || self.args.from(*behind).iter(), &mut each);
                 }
             }
+            KeyArgs::Shown => {
+                let shown = self.shown().filter(|shown| match shown {
+                    Touch::Shown(view, id, _) => {
+                        end(Named::View(view)).is_none_or(|end| *id < end)
+                    }
+                    _ => false,
+                });
+                shown.into_iter().for_each(|shown| each(1, shown));
+            }
             KeyArgs::Ids(of, first, step) => {
                 let Some(named) = self.named(of) else { return };
                 let member = LazyCell::new(|| Member::parse(self.args.at(MEMBER)));
@@ -218,6 +228,14 @@ impl<'a> Footprint<'a> {
                     .for_each(|(at, id)| self.touch_id(named, at, id, || *member, &mut each));
             }
         }
+    }
+
+    /// What is shown of the row whose key comes first ([`KeyArgs::Shown`]).
+    #[inline]
+    fn shown(&self) -> Option<Touch<'a>> {
+        let Some(KeyRef::Row { id, .. }) = self.key(1) else { return None };
+        let view = self.engines.view(self.args.at(2))?;
+        Some(Touch::Shown(view, id, Member::parse(self.args.at(3))))
     }
 
     /// The key at this position; `members`: those that the request names.
@@ -381,7 +399,7 @@ pub(crate) fn mark(spec: &Spec, args: Args<'_>) -> Option<usize> {
 
 /// The position of EXACT in a request that has it as an option.
 pub fn exact(spec: &Spec, args: Args<'_>) -> Option<usize> {
-    if !matches!(spec.name, "feed.get" | "ph.exists") {
+    if !matches!(spec.name, "feed.get" | "feed.row" | "ph.exists") {
         return None;
     }
     (MEMBER + 1..args.len()).find(|at| args.at(*at).eq_ignore_ascii_case(b"EXACT"))
@@ -457,6 +475,9 @@ mod tests {
             ("HGET post:7 like", "post 7", ""),
             ("MGET post:7:like post:8:read", "post 7, post 8", ""),
             ("DEL post:7 nothing:8 post:9", "post 7, post 9", ""),
+            ("FEED.ROW post:7 home 42", "home 7/42", ""),
+            ("FEED.ROW post:7 nothing 42", "", ""),
+            ("FEED.ROW liked:7 home 42", "", ""),
             ("SADD liked:7 1 x", "liked 7/1, liked 7/x", ""),
             ("EXISTS liked:7 post:7", "liked 7/*, post 7", ""),
             ("CNT.GET post 7 x 8", "post 7, post 8", ""),

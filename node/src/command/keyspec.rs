@@ -86,7 +86,7 @@ const TWO_USES: &[(&str, &str, &str)] = &[
 /// The key specifications of a command.
 pub fn of(spec: &Spec) -> Vec<KeySpec> {
     let (first, last, step) = match spec.keys {
-        KeyArgs::Keys(first, last, step) => (first, last, step),
+        KeyArgs::Keys(..) | KeyArgs::Shown => spec.keys.positions(),
         KeyArgs::Streams(_) => return vec![KeySpec { keys: spec.keys, uses: READ }],
         KeyArgs::None | KeyArgs::Ids(..) => return Vec::new(),
     };

@@ -58,7 +58,8 @@ pub mod flag {
     pub const LISTENER: u32 = 1 << 25;
     /// An option makes it change data (FEED.GET ... MARK).
     pub const MAY_WRITE: u32 = 1 << 26;
-    /// Its first argument (behind the name of a subcommand) names a space, view or action.
+    /// Its first argument (behind the name of a subcommand, or a key) names a space, view or
+    /// action.
     pub(crate) const NAMED: u32 = 1 << 27;
     /// It writes, and also tells what was stored.
     pub(crate) const READS: u32 = 1 << 28;
@@ -77,6 +78,9 @@ pub enum KeyArgs {
     /// Keys of streams, behind the word STREAMS, which stands at this position or later; as many
     /// ids follow them.
     Streams(u8),
+    /// The key of a row; behind it stand a view, which shows what else there is of that id, and a
+    /// viewer.
+    Shown,
     /// Ids of what the first argument names: the position of the first one, and the step. Behind
     /// them may be options.
     Ids(Of, usize, usize),
@@ -121,13 +125,14 @@ impl KeyArgs {
     pub fn positions(self) -> (i32, i32, i32) {
         match self {
             KeyArgs::Keys(first, last, step) => (first, last, step),
+            KeyArgs::Shown => (1, 1, 1),
             KeyArgs::None | KeyArgs::Streams(_) | KeyArgs::Ids(..) => (0, 0, 0),
         }
     }
 
     /// Whether there are keys.
     pub fn are_keys(self) -> bool {
-        matches!(self, KeyArgs::Keys(..) | KeyArgs::Streams(_))
+        matches!(self, KeyArgs::Keys(..) | KeyArgs::Shown | KeyArgs::Streams(_))
     }
 }
 

@@ -15,7 +15,9 @@ use resp::Args;
 /// Whether requests of this command need little.
 #[inline]
 fn is_small(spec: &Spec) -> bool {
-    spec.keys == ONE_KEY || matches!(spec.keys, KeyArgs::Ids(..)) && spec.has(flag::WRITE)
+    spec.keys == ONE_KEY
+        || spec.keys == KeyArgs::Shown
+        || matches!(spec.keys, KeyArgs::Ids(..)) && spec.has(flag::WRITE)
 }
 
 /// Looks ahead over the requests of one batch. Most of them name ids of one space, so its tables
@@ -45,7 +47,11 @@ impl<'a> LookAhead<'a> {
             match touch {
                 Touch::Row(space, _) => self.row(space, id),
                 Touch::Pair(space, _, Some(member)) => self.pair(space, id, &member),
-                Touch::Pair(_, _, None) | Touch::Shown(..) => {}
+                Touch::Pair(_, _, None) => {}
+                Touch::Shown(view, _, viewer) => {
+                    engines.sources(view).for_each(|space| self.row(space, id));
+                    engines.flags(view).for_each(|space| self.pair(space, id, &viewer));
+                }
             }
             if !std::mem::replace(&mut hinted, true) {
                 engines.hint(id);

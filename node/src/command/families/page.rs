@@ -30,6 +30,21 @@ pub(crate) const TABLE: &[Spec] = &[
         subcommands: &[],
     },
     Spec {
+        name: "feed.row",
+        arity: -4,
+        flags: flag::NAMED | flag::READONLY | flag::FAST,
+        keys: KeyArgs::Shown,
+        group: "feed",
+        since: "0.2.0",
+        usage: "key view viewer [EXACT]",
+        summary: "What FEED.GET shows of one id, asked for by the key of its row: the view's \
+                  counters, then its flags as the viewer set them. In a cluster a client sends it \
+                  to the node of the key, so a page is a pipeline of these, and no node asks \
+                  another one.",
+
+        subcommands: &[],
+    },
+    Spec {
         name: "feed.act",
         arity: -4,
         flags: flag::PER_ID | flag::NAMED | flag::WRITE | flag::DENYOOM | flag::FAST,

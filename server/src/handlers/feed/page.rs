@@ -13,7 +13,7 @@ use phantom::{Answer, BATCH, Change, Member};
 use resp::IntRow;
 
 pub(crate) const RUN: &[(&str, Handler)] =
-    &[("feed.get", get), ("feed.act", act), ("feed.undo", undo)];
+    &[("feed.get", get), ("feed.row", row), ("feed.act", act), ("feed.undo", undo)];
 
 /// Ids of a page that is looked at before it is made: it may be too long to be sent, and its memory
 /// is not kept.
@@ -26,13 +26,59 @@ struct Asked<'a> {
     mark: Option<&'a Action>,
 }
 
+fn find_view<'a>(call: &Call<'a>, name: &[u8]) -> Result<&'a View, Refusal> {
+    let view = call.node.engines().view(name);
+    view.ok_or_else(|| refuse!("ERR no such view '{}'", Printable(name)))
+}
+
 fn get(call: &mut Call<'_>) -> Outcome {
-    let engines = call.node.engines();
-    let Some(view) = engines.view(call.args.at(1)) else {
-        return Err(refuse!("ERR no such view '{}'", Printable(call.args.at(1))));
-    };
+    let view = find_view(call, call.args.at(1))?;
     let viewer = Member::parse(call.args.at(2));
     let asked = read_words(call, view)?;
+    show(call, view, viewer, asked)
+}
+
+/// What a page has of one post, asked for by its key: the page of a client that sends each request
+/// to the node of its key is a pipeline of these.
+fn row(call: &mut Call<'_>) -> Outcome {
+    let view = find_view(call, call.args.at(2))?;
+    if view.is_joined() {
+        return Err(refuse!(
+            "ERR an entry of the view '{}' has several ids: ask for it with FEED.GET",
+            view.name()
+        ));
+    }
+    let (space, id) = call.row(1)?;
+    let mut sources = call.node.engines().sources(view).peekable();
+    if sources.peek().is_some() && !sources.any(|source| std::ptr::eq(source, space)) {
+        return Err(refuse!(
+            "ERR the view '{}' shows nothing of the counter space '{}'",
+            view.name(),
+            space.name()
+        ));
+    }
+    let exact = call.args.len() > 4;
+    if call.args.len() > 5 || exact && !call.args.at(4).eq_ignore_ascii_case(b"EXACT") {
+        return Err(Refusal::SYNTAX);
+    }
+    call.scratch.ids.clear();
+    call.scratch.ids.push(id);
+    let mark = call.reply.mark();
+    show(call, view, Member::parse(call.args.at(3)), Asked { binary: false, exact, mark: None })?;
+    // The row alone.
+    let head = b"*1\r\n".len();
+    call.reply.bytes().drain(mark..mark + head);
+    Ok(())
+}
+
+/// Answers with the rows of the ids that were read.
+fn show<'a>(
+    call: &mut Call<'a>,
+    view: &'a View,
+    viewer: Member<'a>,
+    asked: Asked<'a>,
+) -> Outcome {
+    let engines = call.node.engines();
     let is_long = call.scratch.ids.len() > LONG;
     if is_long {
         check_length(call, view, asked.binary)?;
