@@ -24,6 +24,10 @@
 //!       16     8  frontier                           24  8  its window
 //!       32     8  lowest id of the newest table      40  8  highest id that it has a place for
 //!       48     8  rows that it was made for          56  8  1 if ids came in rising order, else 0
+//!
+//!   of several ranges of ids: magic "TMCNTHD" 02, and
+//!       64    24  of each range below the highest, downwards: where the range above it begins, its
+//!                 frontier, its window
 //! ```
 
 use crate::Error;
@@ -38,7 +42,8 @@ use std::sync::Arc;
 const QUEUE: usize = 32;
 
 const MAGIC: &[u8; 8] = b"TMCNTHD\x01";
-const HEAD: usize = 64;
+/// Of a space with several ranges of ids.
+const MAGIC_RANGES: &[u8; 8] = b"TMCNTHD\x02";
 
 /// A range of ids to be loaded: what the snapshot has a file for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,8 +70,8 @@ pub struct Loader<'a> {
 /// One range under load.
 pub struct LoadPart {
     range: LoadRange,
-    /// Ids above this one are ahead of the frontier. `None`: there is no frontier, so all are.
-    frontier: Option<u64>,
+    /// Ids that lie in none of these are ahead of the frontier.
+    ids: Arc<[rolling::Range]>,
     /// Rows of ids below it are passed over: they were retired since.
     horizon: u64,
     table: Table,
@@ -80,8 +85,7 @@ pub struct LoadPart {
 /// What a head says.
 #[derive(Default)]
 struct Head {
-    frontier: Option<u64>,
-    window: u64,
+    ids: Arc<[rolling::Range]>,
     newest: LoadRange,
     rises: bool,
 }
@@ -95,10 +99,11 @@ impl Default for LoadRange {
 impl Head {
     fn decode(bytes: &[u8]) -> Result<Head, Error> {
         let (fields, rest) = bytes.as_chunks::<8>();
-        let &[magic, known, high, window, low, last, rows, rises] = fields else {
+        let &[magic, known, high, window, low, last, rows, rises, ref lower @ ..] = fields else {
             return Err(Error::BadHead);
         };
-        if &magic != MAGIC || !rest.is_empty() {
+        let has_ranges = &magic == MAGIC_RANGES;
+        if (&magic != MAGIC && !has_ranges) || !rest.is_empty() || has_ranges == lower.is_empty() {
             return Err(Error::BadHead);
         }
         let [known, high, window, low, last, rows, rises] =
@@ -107,7 +112,10 @@ impl Head {
             return Err(Error::BadHead);
         }
         let newest = LoadRange { low, last, rows };
-        Ok(Head { frontier: (known == 1).then_some(high), window, newest, rises: rises == 1 })
+        let mut ids = if known == 1 { vec![high, window] } else { vec![] };
+        ids.extend(lower.iter().copied().map(u64::from_le_bytes));
+        let ids = rolling::Range::decode(&ids).ok_or(Error::BadHead)?;
+        Ok(Head { ids: ids.into(), newest, rises: rises == 1 })
     }
 }
 
@@ -117,18 +125,18 @@ impl Space {
     pub fn encode_head(&self) -> Vec<u8> {
         let tables = self.ring.load();
         let (slot, table) = (tables.newest().slot(), tables.newest().table());
-        let high = self.frontier.high();
-        let fields = [
-            u64::from(high.is_some()),
-            high.unwrap_or(0),
-            self.frontier.window(),
+        let ids = rolling::Range::encode(&self.frontier.ranges());
+        let mut fields = vec![u64::from(!ids.is_empty())];
+        fields.extend(ids.iter().take(2));
+        fields.resize(3, 0);
+        fields.extend([
             slot.low(),
             table.span().1.max(slot.low()),
             table.roll_at(),
             u64::from(table.rises()),
-        ];
-        let mut bytes = Vec::with_capacity(HEAD);
-        bytes.extend_from_slice(MAGIC);
+        ]);
+        fields.extend(ids.iter().skip(2));
+        let mut bytes = if ids.len() > 2 { MAGIC_RANGES } else { MAGIC }.to_vec();
         fields.iter().for_each(|field| bytes.extend_from_slice(&field.to_le_bytes()));
         bytes
     }
@@ -155,12 +163,21 @@ impl Space {
             if let Some(next) = ranges.get(at + 1) {
                 // What lies between two ranges has gone below since; a log may tell of it again.
                 made_for.last = next.low - 1;
+                if let Some(ids) = head.ids.windows(2).find(|ids| ids[1].start == next.low) {
+                    // It goes on filling, and not up to there.
+                    let (rows, span) = (range.rows.max(1), ids[0].high.saturating_sub(range.low));
+                    let most = self.rows_per_table();
+                    let all = (u128::from(span) * u128::from(most / rows + 1)).max(1 << 16);
+                    let all = u64::try_from(all).unwrap_or(u64::MAX);
+                    made_for.rows = rows.max(most);
+                    made_for.last = range.low.saturating_add(all).min(made_for.last);
+                }
             }
             let rows = made_for.rows.max(FIRST_ROWS.min(self.rows_per_table()));
             let sizing = Sizing::new(&shape.schema, range.low, made_for.last, rows);
             let part = LoadPart {
                 range: *range,
-                frontier: head.frontier,
+                ids: head.ids.clone(),
                 horizon: self.horizon(),
                 table: self.new_table(&sizing, shape.schema.clone(), &self.quota)?,
                 shape: shape.clone(),
@@ -190,7 +207,8 @@ impl Loader<'_> {
         for (low, part) in parts {
             let mut part = part.into_inner();
             part.flush()?;
-            part.table.set_rises(low == head.newest.low && head.rises);
+            let is_open = head.ids.iter().skip(1).any(|above| above.start - 1 == part.range.last);
+            part.table.set_rises(is_open || (low == head.newest.low && head.rises));
             strays.append(&mut part.strays);
             tables.push((low, part.table));
         }
@@ -207,7 +225,7 @@ impl Loader<'_> {
             }
         }
         space.retirement.begin_again();
-        space.frontier.adopt(head.frontier, head.window);
+        space.frontier.adopt_ranges(&head.ids);
         for (i, (id, row)) in strays.iter().enumerate() {
             space.put(*id, Some(row))?;
             // As under clients, where tables grow meanwhile.
@@ -230,7 +248,7 @@ impl LoadPart {
         }
         let inside = id >= self.range.low
             && id <= self.range.last
-            && self.frontier.is_some_and(|high| id <= high);
+            && self.ids.iter().rfind(|range| range.start <= id).is_some_and(|r| id <= r.high);
         let Some(home) = self.table.home(id).filter(|_| inside) else {
             self.strays.push((id, row.into()));
             return Ok(());

@@ -54,7 +54,7 @@ impl Space {
         self.cold_end.fetch_max(end, SeqCst);
         if let Some((first, last)) = newest {
             // A cold id that is written is not far ahead, though no table knows of it.
-            self.frontier.adopt(Some(last), (last - first) / 4);
+            self.frontier.adopt(last, (last - first) / 4);
         }
     }
 

@@ -32,12 +32,6 @@ pub enum Error {
     /// The id lies further above the highest one than `max_ahead` allows (`ERR key too big`).
     #[error("key too big")]
     KeyTooBig,
-    /// So many ids lie far ahead of all others that the set of outliers is full.
-    #[error("too many ids far ahead of all others (limit {limit})")]
-    OutliersFull {
-        /// The limit, [`crate::Options::max_aside`].
-        limit: usize,
-    },
     /// The id lies below the horizon: [`crate::Space::retire_below`].
     #[error("the counters of ids below {horizon} were retired")]
     Retired {
@@ -54,6 +48,6 @@ pub enum Error {
     #[error("bad schema: {0}")]
     BadSchema(String),
     /// Bytes that are no head of a counter space: [`crate::Space::loader`].
-    #[error("no head of a counter space, version 1")]
+    #[error("no head of a counter space, version 1 or 2")]
     BadHead,
 }

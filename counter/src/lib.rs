@@ -20,8 +20,7 @@
 //!    an error.
 //! 7. *Outliers are harmless*, and ids may come in any order: crowded tables are rewritten in the
 //!    background, in small steps.
-//! 8. *What can grow has a limit*: [`Options::memory_limit_bytes`] counts everything,
-//!    [`Options::max_aside`] the ids far ahead.
+//! 8. *What can grow has a limit*: [`Options::memory_limit_bytes`] counts everything.
 //!
 //! Deliberately absent: files, clocks, threads, sockets. The host calls [`Space::maintain`] from a
 //! thread of its own.

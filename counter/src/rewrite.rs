@@ -17,9 +17,10 @@
 //! at a time per space: memory exceeds its steady state by one table. In a full space that is lent
 //! to a rewrite that gives it back (see budget.rs).
 //!
-//! **C1** Every closed table, and every part of a rewrite, can hold every id of its range (of the
-//! newest: every id that the table it replaces could hold). Only a newest table may lack a place
-//! for an id of its range, and that opens a further table.
+//! **C1** Every closed table, and every part of a rewrite, can hold every id of its range (of an
+//! open one: every id that the table it replaces could hold). Only a table that is open, the newest
+//! or that of a range of ids far below (see `rolling`), or was when that range ended, may lack a
+//! place for an id of its range, and that opens a further table.
 
 use crate::Error;
 use crate::rewrite_state::{Reason, Rewrite};
@@ -100,7 +101,9 @@ impl Space {
             || self.rewriting.try_lock().is_none_or(|rewrite| rewrite.is_some())
             || self.is_retiring()
             || self.retired.try_lock().is_none_or(|retired| !retired.is_empty())
-            || self.frontier.high().is_some_and(|high| self.outliers.may_hold(high))
+            || (!self.outliers.is_empty()
+                && (self.frontier.should_advance(self.outliers.len())
+                    || self.outliers.has_inside(&self.frontier)))
     }
 
     /// One small step of background work (about a millisecond); whether there was one: then call it
@@ -109,6 +112,7 @@ impl Space {
     pub fn maintain(&self) -> bool {
         let drained = self.drain_outliers() > 0;
         let advanced = self.frontier.should_advance(self.outliers.len()) && self.advance();
+        self.frontier.join_idle();
         let retired = self.retire_step();
         let freed = self.free_retired();
         self.rewrite_step(STEP_ROWS) || drained || advanced || retired || freed
@@ -269,9 +273,8 @@ impl Space {
         *rewriting = None;
         let lows: Vec<u64> = {
             let tables = self.ring.load();
-            let within = |e: &&Entry<Table>| {
-                (low..=last).contains(&e.slot().low()) && e.slot().last() < u64::MAX
-            };
+            let within =
+                |e: &&Entry<Table>| (low..=last).contains(&e.slot().low()) && !self.is_open(e);
             let roomy = |e: &&Entry<Table>| {
                 e.table().rows() * 2 < e.table().slots() && e.table().slots() > LEAST_SLOTS
             };
@@ -303,7 +306,7 @@ impl Space {
         let (mut run, mut rows) = (Vec::<&Entry<Table>>::new(), 0);
         for entry in tables.entries() {
             let (low, last, more) = (entry.slot().low(), entry.slot().last(), entry.table().rows());
-            if last == u64::MAX || entry.drains().is_some() || more > most {
+            if self.is_open(entry) || entry.drains().is_some() || more > most {
                 if self.join(&run) {
                     return true;
                 }
@@ -388,7 +391,7 @@ impl Space {
         let rests = table.take_rest() && !fills(LOOSE_AT_REST);
         // Then there is none to grow with, either.
         let needed = self.budget.is_short() && !fills(LOOSE);
-        if entry.slot().last() == u64::MAX || !(table.review() | rests | needed) {
+        if self.is_open(entry) || !(table.review() | rests | needed) {
             return false;
         }
         let loose = match rests {
@@ -420,7 +423,7 @@ impl Space {
         let schema = self.schema();
         let rows = table.rows();
         let (low, last) = (entry.slot().low(), entry.slot().last());
-        let newest = last == u64::MAX;
+        let newest = self.is_open(entry);
         let whole = |rows| vec![(low, Sizing::new(&schema, low, last, rows))];
         if newest && (reason != Reason::Crowded || self.rolls(entry)) {
             // It goes on filling as it did.
@@ -446,7 +449,7 @@ impl Space {
         // is planned.
         let end = if newest {
             let high = table.high().max(highest);
-            high.saturating_add((high - first.max(low)) / 4)
+            high.saturating_add((high - first.max(low)) / 4).min(last)
         } else {
             last
         };
@@ -466,7 +469,7 @@ impl Space {
         }
         let rows = ((target / (lows.len() - strays) as f64).ceil() as u64).max(STRAY_ROWS);
         let above = lows.len();
-        if newest && end < u64::MAX {
+        if newest && end < last {
             lows.push(end + 1);
         }
         let sizing = |i: usize| {
@@ -533,11 +536,19 @@ impl Space {
         crowded && !self.rolls(entry)
     }
 
-    /// Whether a table is the newest, and fills in order: then it rolls. One that has the last id
-    /// of all cannot, as there is none for the next one.
+    /// Whether a table is open, and fills in order: then it rolls. One that has the last id of its
+    /// range cannot, as there is none for the next one.
     pub(crate) fn rolls(&self, entry: &Entry<Table>) -> bool {
-        let is_newest = entry.slot().last() == u64::MAX;
-        is_newest && entry.table().rises() && self.frontier.high() != Some(u64::MAX)
+        let last = entry.slot().last();
+        entry.table().rises() && self.is_open(entry) && {
+            self.frontier.high().is_none() || self.frontier.boundary(last).is_some()
+        }
+    }
+
+    /// Whether new ids come into a table: nothing lies above it, or another range of ids begins
+    /// there.
+    pub(crate) fn is_open(&self, entry: &Entry<Table>) -> bool {
+        self.frontier.is_open(entry.slot().last())
     }
 }
 

@@ -48,7 +48,9 @@ pub struct Options {
     pub memory_limit_bytes: u64,
     /// Ids further than this above the highest one are refused. Default: none are.
     pub max_ahead: Option<u64>,
-    /// Rows that may wait far ahead of all others; 0 counts as 1. Default 65,536.
+    /// Rows far ahead of all others that wait for others that lie close to them: a sixteenth of
+    /// them, or as many as have 4,096 writes, get tables of their own if they lie together; more
+    /// than this if they do not. 0 counts as 1. Default 65,536.
     pub max_aside: usize,
     /// Keys the hash of the tables, so that no client can choose ids that meet in one bucket.
     /// In memory only. Default 0.

@@ -72,6 +72,9 @@ pub struct RangeStats {
     pub rows: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// New ids come into it: it is the newest, or the newest of ids far below those. Such a table
+    /// is not spilled.
+    pub open: bool,
 }
 
 /// The rows that wait far ahead of all others, or in a space that has hardly begun.
@@ -120,6 +123,7 @@ impl Space {
                 last: entry.slot().last(),
                 rows: both().map(Table::rows).sum(),
                 bytes: both().map(Table::bytes).sum(),
+                open: self.is_open(entry),
             }
         };
         tables.entries().iter().map(range).collect()

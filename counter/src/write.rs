@@ -13,13 +13,16 @@ use crate::schema::Schema;
 use crate::sizing::{self, Sizing};
 use crate::space::{FIRST_ROWS, GROWTH, OutlierRow, Space};
 use crate::table::{At, Table, hash_of};
-use rolling::{Entry, Refused, Side, Unreadable};
+use rolling::{Entry, Range, Refused, Side, Slot, Unreadable};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Writes after which a space without a frontier looks for one, however few its ids.
 const WRITES_AT_START: usize = 4096;
+/// Up to so many rows aside, a writer that finds it is time moves them itself; more are left to
+/// `maintain`.
+const MOVED_BY_WRITER: usize = 8192;
 /// A writer that meets so many extension segments helps with the background work: it has fallen
 /// behind.
 const HELP_FROM_EXTENSIONS: usize = 3;
@@ -35,8 +38,7 @@ const JUMPS: u64 = 6;
 /// Why a write did not happen in the table that it was offered.
 enum Stop {
     Error(Error),
-    /// The newest table (with this lowest id) has no place for the id: a further one must be
-    /// opened.
+    /// The table (with this lowest id) has no place for the id: a further one must be opened.
     Outside(u64),
     /// The row must be read from below first.
     ColdBackend,
@@ -288,16 +290,13 @@ impl Space {
         mut inside: impl FnMut(&Table, &mut S) -> Result<(), Error>,
         ahead: impl FnOnce(Option<&OutlierRow>, &mut S) -> Result<Vec<(usize, i64)>, Error>,
     ) -> Result<(), Error> {
-        let mut came = false;
         let write = |side: Side, entry: &mut Option<Arc<OutlierRow>>| match side {
             Side::Inside => self.write_inside(origin, id, entry, |table| inside(table, state)),
             // A space that has hardly begun holds all ids there, also those that were retired.
             Side::Ahead if id < self.horizon() => self.refuse_retired(origin),
             Side::Ahead => {
                 let cells = ahead(entry.as_deref(), state)?;
-                let is_new = entry.is_none();
-                self.write_outlier(origin, entry, &cells)?;
-                came = is_new && origin == Origin::Client;
+                *entry = Some(Arc::new(OutlierRow::after(entry.as_deref(), &cells, &self.quota)?));
                 Ok(())
             }
         };
@@ -309,37 +308,14 @@ impl Space {
         if waiting > 0 {
             self.look_ahead(waiting);
         }
-        let came = came && self.outliers.fills_up(&self.frontier, waiting, self.max_aside);
-        match result {
-            Ok(_) if came && self.outliers.turn_away(&self.frontier, id) => {
-                while self.drain_outliers() > 0 {}
-            }
-            Err(Refused::Engine(Error::OutliersFull { .. }))
-                if self.outliers.turn_away(&self.frontier, id) =>
-            {
-                while self.drain_outliers() > 0 {}
-            }
-            // Where deletions have left tables empty there is memory to be had.
-            Err(Refused::Engine(Error::Full { .. })) => self.stirred.store(true, Relaxed),
-            _ => {}
+        // Where deletions have left tables empty there is memory to be had.
+        if matches!(result, Err(Refused::Engine(Error::Full { .. }))) {
+            self.stirred.store(true, Relaxed);
         }
         result.map_err(|refused| match refused {
             Refused::TooFar => Error::KeyTooBig,
             Refused::Engine(error) => error,
         })
-    }
-
-    fn write_outlier(
-        &self,
-        origin: Origin,
-        entry: &mut Option<Arc<OutlierRow>>,
-        cells: &[(usize, i64)],
-    ) -> Result<(), Error> {
-        if origin == Origin::Client && entry.is_none() && self.outliers.len() > self.max_aside {
-            return Err(Error::OutliersFull { limit: self.max_aside });
-        }
-        *entry = Some(Arc::new(OutlierRow::after(entry.as_deref(), cells, &self.quota)?));
-        Ok(())
     }
 
     /// One write to the table that covers `id`, after storing there what the outliers had of it,
@@ -487,7 +463,7 @@ impl Space {
         }
     }
 
-    /// Opens a table above the newest one, which starts at `low` and is full.
+    /// Opens a table above an open one, which starts at `low` and is full.
     fn roll_full(&self, low: u64) -> Result<(), Error> {
         let Some(_rolling) = self.rolling.try_lock() else { return Ok(()) };
         self.open_above(low, None)
@@ -508,24 +484,25 @@ impl Space {
     }
 
     /// Opens a table that has a place for `id`, unless another writer just did: another above, or
-    /// one with a longer span in place of the newest.
-    pub(crate) fn open_for(&self, newest_low: u64, id: u64) -> Result<(), Error> {
+    /// one with a longer span in place of that which starts at `low`.
+    pub(crate) fn open_for(&self, low: u64, id: u64) -> Result<(), Error> {
         let _rolling = self.rolling.lock();
-        if self.ring.load().newest().table().home(id).is_some() {
+        if self.ring.load().find(id).is_none_or(|entry| entry.table().home(id).is_some()) {
             return Ok(());
         }
-        self.open_above(newest_low, Some(id))
+        self.open_above(low, Some(id))
     }
 
-    fn open_above(&self, newest_low: u64, id: Option<u64>) -> Result<(), Error> {
+    /// Opens a table above that which starts at `low`, in the rest of its range. With `rolling`
+    /// held.
+    fn open_above(&self, low: u64, id: Option<u64>) -> Result<(), Error> {
         let tables = self.ring.load();
-        let newest = tables.newest();
-        if newest.slot().low() != newest_low {
+        let Some(entry) = tables.find(low).filter(|entry| entry.slot().low() == low) else {
             return Ok(());
-        }
-        let table = newest.table();
+        };
+        let (table, last) = (entry.table(), entry.slot().last());
         let schema = self.schema();
-        let Some(base) = self.end_of(newest_low, table) else { return Ok(()) };
+        let Some(base) = self.end_of(entry.slot(), table) else { return Ok(()) };
         let sample = table.sample(1024);
         let gap = sizing::gap(&sample, table.rows());
         let mut rows = (table.rows().max(FIRST_ROWS) * GROWTH).min(self.rows_per_table());
@@ -537,59 +514,66 @@ impl Space {
                 (u128::from(gap) * u128::from(rows) * 3 / 2).min(u128::from(u64::MAX)) as u64;
             let jump = id.map_or(0, |id| id - base);
             let span = if jump > expected { jump.saturating_mul(JUMPS) } else { expected };
-            let sizing =
-                Sizing::new(&schema, base, base.saturating_add(span), rows).in_whole_pages(&schema);
+            let end = base.saturating_add(span).min(last);
+            let sizing = Sizing::new(&schema, base, end, rows).in_whole_pages(&schema);
             match self.new_table(&sizing, schema.clone(), &self.quota) {
                 // What memory there is serves better as a smaller table than beside a full one.
                 Err(Error::Full { .. }) if rows > FIRST_ROWS => rows /= 2,
                 next => break next?,
             }
         };
-        if let Some(boundary) = self.roll_to(newest_low, table, next) {
-            self.frontier
-                .widen((u128::from(gap) * u128::from(rows)).min(u128::from(boundary - newest_low))
-                    as u64);
+        if let Some(boundary) = self.roll_to(entry.slot(), table, next) {
+            let span = (u128::from(gap) * u128::from(rows)).min(u128::from(boundary - low));
+            self.frontier.widen(low, span as u64);
         }
         self.stirred.store(true, Relaxed);
         Ok(())
     }
 
-    /// Where the newest table, which starts at `low`, may be closed: all ids in it, and in one that
-    /// it drains, lie below.
-    fn end_of(&self, low: u64, newest: &Table) -> Option<u64> {
-        let beyond_span = newest.span().1.checked_add(1);
-        [self.frontier.boundary(), beyond_span].into_iter().flatten().min().filter(|&b| b > low)
+    /// Where a table may be closed: all ids in it, and in one that it drains, lie below.
+    fn end_of(&self, slot: &Slot<Table>, table: &Table) -> Option<u64> {
+        let boundary = self.frontier.boundary(slot.last());
+        let ends = [boundary, table.span().1.checked_add(1)].into_iter().flatten();
+        ends.min().filter(|&end| end > slot.low() && end <= slot.last())
     }
 
-    /// Closes the newest table and opens `next`; gives where. None: another writer did, or so many
+    /// Closes a table and opens `next` above it; gives where. None: another writer did, or so many
     /// ids have come while `next` was made that it would begin beyond its own span. No id would
     /// have a place in it, nor could it be closed: all writers above would try for ever. The next
     /// one is made for more.
-    fn roll_to(&self, low: u64, newest: &Table, next: Table) -> Option<u64> {
+    fn roll_to(&self, slot: &Slot<Table>, table: &Table, next: Table) -> Option<u64> {
         let last = next.span().1;
-        self.ring
-            .roll(low, || self.end_of(low, newest).filter(|&boundary| boundary <= last), next)
-            .ok()
+        let boundary = || self.end_of(slot, table).filter(|&boundary| boundary <= last);
+        self.ring.roll(slot.low(), boundary, next).ok()
     }
 
-    /// Asks whether the ids that wait in the outliers have become the rule, and if so takes them
-    /// in.
+    /// Closes the table over the start of a range there and opens one for its first rows, so many;
+    /// whether it did. With `rolling` held.
+    fn divide(&self, Range { start, high, .. }: Range, rows: u64) -> bool {
+        let (tables, schema) = (self.ring.load(), self.schema());
+        let Some(entry) = tables.find(start).filter(|entry| entry.slot().low() < start) else {
+            return false;
+        };
+        let rows = rows.clamp(FIRST_ROWS, self.rows_per_table().max(FIRST_ROWS));
+        // As dense as those that wait there, and half as many again.
+        let span = (high - start).saturating_mul(3) / 2;
+        let last = start.saturating_add(span.max(rows)).min(entry.slot().last());
+        let sizing = Sizing::new(&schema, start, last, rows);
+        let Ok(next) = self.new_table(&sizing, schema, &self.quota) else { return false };
+        self.ring.roll(entry.slot().low(), || Some(start), next).is_ok()
+    }
+
+    /// Asks whether the ids that wait in the outliers are enough, and if so takes them in.
     fn look_ahead(&self, waiting: usize) {
-        // At the start no write is to be refused while a quorum is there: of few ids, or of as many
-        // as there is room for.
         let begins = self.frontier.high().is_none() && (waiting < 64 || waiting >= self.max_aside);
-        if begins || self.frontier.should_advance(waiting) {
+        if waiting <= MOVED_BY_WRITER && (begins || self.frontier.should_advance(waiting)) {
             self.advance();
         }
     }
 
-    /// Advances the frontier, if it should be, and moves rows of the outliers into tables.
+    /// Opens a range of ids for rows of the outliers, if they are enough, and moves them into
+    /// tables.
     pub(crate) fn advance(&self) -> bool {
-        // When it is full those that still get in are no sample of the traffic:
-        // `Outliers::turn_away` asks those that do not.
-        if self.outliers.len() >= self.max_aside && self.frontier.high().is_some() {
-            return false;
-        }
         // Few rows stand for all their writes, more for some, many for one each: the frontier wants
         // a quorum of either, if there is room for that.
         let rows = self.outliers.len();
@@ -603,7 +587,10 @@ impl Space {
                 return false;
             }
         }
-        let advanced = self.outliers.advance(&self.frontier, weight);
+        let advanced = {
+            let Some(_rolling) = self.rolling.try_lock() else { return false };
+            self.outliers.advance(&self.frontier, weight, |range| self.divide(range, rows as u64))
+        };
         if advanced {
             while self.drain_outliers() > 0 {}
         }
@@ -653,8 +640,8 @@ mod tests {
         (1000..1100).for_each(set);
         let tables = space.ring.load();
         let newest = tables.newest();
-        let (low, base) = (newest.slot().low(), 1100);
-        assert_eq!(space.end_of(low, newest.table()), Some(base));
+        let base = 1100;
+        assert_eq!(space.end_of(newest.slot(), newest.table()), Some(base));
         let next = |last| {
             space
                 .new_table(
@@ -667,10 +654,10 @@ mod tests {
         let short = next(base + 40);
         let last = short.span().1 + 20;
         set(last - 1);
-        assert_eq!(space.frontier.boundary(), Some(last));
-        assert_eq!(space.roll_to(low, newest.table(), short), None);
+        assert_eq!(space.frontier.boundary(u64::MAX), Some(last));
+        assert_eq!(space.roll_to(newest.slot(), newest.table(), short), None);
         // It takes all that have come, and one more.
-        assert_eq!(space.roll_to(low, newest.table(), next(last)), Some(last));
+        assert_eq!(space.roll_to(newest.slot(), newest.table(), next(last)), Some(last));
         (last..last + 3000).for_each(set);
         let ids: Vec<u64> = (1000..base).chain(last - 1..last + 3000).collect();
         assert!(ids.iter().all(|&id| space.get(id, &mut [0]).unwrap()));

@@ -2,7 +2,7 @@
 //! merged.
 
 use crate::log_records::{put_number, take_number};
-use phantom::{BlockPlace, Frontier, Layout};
+use phantom::{BlockPlace, Layout, Range};
 
 pub(crate) fn encode_block(place: BlockPlace, state: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(state.len() + 24);
@@ -68,24 +68,18 @@ fn decode(mut bytes: &[u8], has_roll_points: bool) -> Result<Vec<Layout>, String
     Ok(layout)
 }
 
-pub(crate) fn encode_frontier(frontier: Frontier) -> Vec<u8> {
+pub(crate) fn encode_frontier(ranges: &[Range]) -> Vec<u8> {
     let mut out = Vec::new();
-    if let Some(high) = frontier.high {
-        [high, frontier.window].into_iter().for_each(|n| put_number(&mut out, n));
-    }
+    Range::encode(ranges).into_iter().for_each(|n| put_number(&mut out, n));
     out
 }
 
-pub(crate) fn decode_frontier(mut bytes: &[u8]) -> Result<Frontier, String> {
-    if bytes.is_empty() {
-        return Ok(Frontier { high: None, window: 0 });
+pub(crate) fn decode_frontier(mut bytes: &[u8]) -> Result<Vec<Range>, String> {
+    let mut numbers = Vec::new();
+    while !bytes.is_empty() {
+        numbers.push(take_number(&mut bytes)?);
     }
-    let (high, window) = (take_number(&mut bytes)?, take_number(&mut bytes)?);
-    if bytes.is_empty() {
-        Ok(Frontier { high: Some(high), window })
-    } else {
-        Err("more than a frontier".to_owned())
-    }
+    Range::decode(&numbers).ok_or_else(|| "no frontier".to_owned())
 }
 
 #[cfg(test)]
@@ -107,12 +101,16 @@ mod tests {
         assert_eq!(decode_layout(&[]).unwrap(), []);
         assert!(decode_layout(&[5, 1, 0, 1]).is_err(), "not rising");
         assert!(decode_layout(&[5]).is_err(), "cut off");
-        for (high, window) in [(None, 0), (Some(0), 1024), (Some(u64::MAX), u64::MAX)] {
-            let bytes = encode_frontier(Frontier { high, window });
-            assert_eq!(decode_frontier(&bytes), Ok(Frontier { high, window }));
-            (1..bytes.len())
-                .for_each(|end| assert!(decode_frontier(&bytes[..end]).is_err(), "cut off"));
+        let range = |start, high, window| Range { start, high, window };
+        let one = vec![range(0, u64::MAX, u64::MAX)];
+        let two = vec![range(0, 300, 1024), range(1 << 52, 1 << 53, 7)];
+        for ranges in [vec![], vec![range(0, 0, 1024)], one, two] {
+            let bytes = encode_frontier(&ranges);
+            assert_eq!(decode_frontier(&bytes), Ok(ranges.clone()));
+            let is_other = |end: usize| decode_frontier(&bytes[..end]) != Ok(ranges.clone());
+            assert!((0..bytes.len()).all(is_other), "cut off");
         }
+        assert_eq!(decode_frontier(&[9, 7]), Ok(vec![range(0, 9, 7)]), "an older build's");
         assert!(decode_frontier(&[1, 1, 1]).is_err());
     }
 }

@@ -8,7 +8,7 @@
 //!               16     8  fingerprint of the seed
 //!               24     8  lowest id                  32  8  highest id (inclusive)
 //!               40     8  pages of the first filter
-//!               48     8  pairs when the table was closed (0: it was the newest)
+//!               48     8  pairs when the table was closed (0: it was open)
 //!               56     4  filters in the chain (1..=16)
 //!               60     4  revoked pairs
 //!               64   128  pairs in each filter, 8 bytes each, 0 where there is none
@@ -24,6 +24,11 @@
 //!                         on (0.1.0 did not at first)
 //!               24     8  frontier                   32  8  its window
 //!               40        pairs aside: id 8, hash 16     then 8  XXH3-64 of all before
+//!
+//!   head of several ranges of ids: magic "TMPHEAD" 02, and before the pairs aside
+//!               40     8  ranges below the highest, n
+//!               48   24n  of each, downwards: where the range above it begins, its frontier, its
+//!                         window
 //! ```
 //!
 //! **There is one decoder**, [`TableDecoder`], for what a disk gives back or another server ships

@@ -53,12 +53,13 @@ impl Space {
         self.spills() && is_full()
     }
 
-    /// The lowest id of the oldest table that is in memory, and the bytes of its filters; `None`:
-    /// that is the newest.
+    /// The lowest id of the oldest table that is in memory and not open, and the bytes of its
+    /// filters; `None`: there is none.
     pub fn oldest_in_memory(&self) -> Option<(u64, u64)> {
         let tables = self.ring.load();
         let (_newest, old) = tables.entries().split_last()?;
-        let entry = old.iter().find(|entry| entry.table().pages_in_memory() > 0)?;
+        let may_leave = |table: &Table| !table.is_open() && table.pages_in_memory() > 0;
+        let entry = old.iter().find(|entry| may_leave(entry.table()))?;
         Some((entry.slot().low(), entry.table().filter_bytes() as u64))
     }
 

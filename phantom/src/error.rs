@@ -10,13 +10,11 @@ pub enum Error {
     /// recycled, or raise the bound.
     #[error("too many pairs were unset in this table (max_revoked)")]
     RevokedFull,
-    /// There are already `max_aside` pairs whose ids lie far ahead of the ring.
-    #[error("too many pairs with ids far ahead (max_aside)")]
-    OutliersFull,
     /// The id lies further ahead than `max_ahead` allows.
     #[error("key too big")]
     KeyTooBig,
-    /// The table is full and may not be extended: the space's memory limit is reached.
+    /// The table is full and may not be extended, or the id lies far ahead and its pair would have
+    /// to be held exactly: the space's memory limit is reached.
     #[error("the space is at its memory limit")]
     Full,
     /// There are already so many pairs set of tables that lie elsewhere as may wait to be merged

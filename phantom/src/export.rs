@@ -119,9 +119,12 @@ impl Space {
         // after it: once that was free again we see what it saw.
         let ((low, last), _) = self.table_at(low)?;
         self.ring.barrier(low, last);
-        let high = self.frontier.high();
+        let high = match self.frontier.boundary(last) {
+            Some(boundary) => boundary - 1,
+            None => self.frontier.high().unwrap_or(0),
+        };
         // A table that was closed meanwhile was closed above all of them.
         let ((low, last), _) = self.table_at(low)?;
-        Some(((low, last), high.unwrap_or(0).clamp(low, last)))
+        Some(((low, last), high.clamp(low, last)))
     }
 }

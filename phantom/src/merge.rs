@@ -149,15 +149,14 @@ impl Space {
         if self.frontier.is_too_far(highest, None) {
             return Err(Error::KeyTooBig.into());
         }
-        if highest.saturating_sub(ours) > self.frontier.window() || highest > self.frontier.reach()
-        {
+        if !self.frontier.is_near(highest) {
             return Err(MergeError::FarAhead { highest, ours });
         }
         // Among the table's writers: a roll sees the new frontier, or its boundary is seen here.
         let reached = self.ring.write(low, 0, |entry| {
             let covers = highest <= entry.slot().last();
             if covers {
-                self.frontier.adopt(Some(highest), 0);
+                self.frontier.adopt(highest, 0);
             }
             covers
         });
@@ -226,7 +225,7 @@ impl Space {
         let theirs: Vec<u64> = numbers.collect();
         if !self.frontier.follows() {
             // A log of before frontiers were logged.
-            self.frontier.adopt(Some(highest.clamp(low, last)), 0);
+            self.frontier.adopt(highest.clamp(low, last), 0);
         }
         for hash in hashes.as_chunks().0.iter().map(|hash| u128::from_le_bytes(*hash)) {
             table.revoked.reserve(usize::MAX);

@@ -30,8 +30,10 @@ pub struct Options {
     pub keep_tables: usize,
     /// Unset pairs held exactly, per table; 26 bytes each when they are many.
     pub max_revoked: usize,
-    /// Pairs held exactly because their id lies far ahead of the ring: 26 bytes each, or some 190
-    /// if each has an id of its own. At least 1: a space begins with what is there.
+    /// Pairs of ids far ahead of the ring that are held exactly, 26 bytes each, or some 190 if each
+    /// has an id of its own, and wait for others that lie close to them. A sixteenth of them, or
+    /// 4,096, get tables of their own if they lie together; more than this if they do not. At
+    /// least 1: a space begins with what is there.
     pub max_aside: usize,
     /// Ids of which all pairs were unset at once: 32 to 64 bytes each. They go with their tables.
     pub max_forgotten: usize,

@@ -1,7 +1,8 @@
 //! When the ring changes: rolling, recycling, taking early ids in; and the background work that
 //! goes with it.
 //!
-//! **Rolling.** The newest table is closed when its pairs reach capacity / (1 + late), where `late`
+//! **Rolling.** An open table (the newest, and that of each range of ids below it) is closed when
+//! its pairs reach capacity / (1 + late), where `late`
 //! is the measured ratio of the pairs that came after a table was closed to those that came before
 //! (30 % until there is a measurement), so that late pairs fit, too. The first table of a space is
 //! small, and each next one twice as large, up to `pairs_per_table`: a small space costs little.
@@ -15,9 +16,13 @@
 //! newest table is extended. Such a space recycles only beyond
 //! [`keep_tables`](crate::Options::keep_tables), wherever the oldest table lies.
 //!
-//! **Outlying ids.** The frontier (see `rolling`) decides which ids are normal, from those that
-//! are aside. When the set of outliers is full of bad ids, good ones that leap ahead could no more
-//! get in to be counted; so those that are turned away are counted, too.
+//! While new ids come into the oldest table no table is recycled: the horizon would pass ids in
+//! use. Then a ring that does not spill rolls no further than it may, and its open tables are
+//! extended, up to the memory limit.
+//!
+//! **Outlying ids.** The frontier (see `rolling`) decides which ids are normal, from those that are
+//! aside. Where it opens a range of ids the table over them is divided; that below the range stays
+//! open until nothing new comes there ([`Frontier::join_idle`](rolling::Frontier::join_idle)).
 //!
 //! **Leader and followers.** The node that takes writes ([`Space::lead`]) decides where tables
 //! begin and which ids they take, and logs it ([`Space::course`]). A node that replays that log
@@ -31,10 +36,11 @@
 use crate::Error;
 use crate::filter::Filter;
 use crate::space::{Shape, Space};
-use crate::stats::{Frontier, Layout, RingProgress};
+use crate::stats::{Layout, RingProgress};
 use crate::table::Table;
 use crate::table_pool::Size;
 use parking_lot::MutexGuard;
+use rolling::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -58,51 +64,37 @@ impl Space {
             .is_some_and(|rolling| self.roll(&rolling, low, None).unwrap_or(false))
     }
 
-    /// Closes the newest table, if it still starts at `low`, and opens one above all normal ids, or
-    /// where a log says.
+    /// Closes the open table that starts at `low`, if it still is one, and opens another above all
+    /// ids of its range that were let in, or where a log says.
     fn roll(
         &self,
         _alone: &MutexGuard<'_, ()>,
         low: u64,
         at: Option<Layout>,
     ) -> Result<bool, Error> {
-        let boundary = || match (self.frontier.high(), at) {
+        let Some(((_, last), table)) = self.table_at(low) else { return Ok(false) };
+        let boundary = || match (self.frontier.boundary(last), at) {
             (_, Some(at)) if self.frontier.follows() => Some(at.low),
             // A log of which the writer did not say what it admitted: pairs above may be here
             // already.
-            (Some(high), at) => Some(high.checked_add(1)?.max(at.map_or(0, |at| at.low))),
+            (Some(ours), at) => Some(ours.max(at.map_or(0, |at| at.low))),
             (None, at) => at.map(|at| at.low),
         };
-        let newest = self.ring.load().newest().clone();
-        if newest.slot().low() != low || boundary().is_none_or(|boundary| boundary <= low) {
+        if at.is_none() {
+            self.join_idle();
+        }
+        if boundary().is_none_or(|boundary| boundary <= low) {
             return Ok(false);
         }
-        let newest = newest.table();
-        let pages = at.map_or(self.next_pages(newest), |at| at.pages.max(1));
-        if at.is_none() && self.spills() && self.pages_in_memory() + pages > self.max_pages() {
+        let pages = at.map_or(self.next_pages(&table), |at| at.pages.max(1));
+        if at.is_none() && !self.has_room(low, pages) {
             return Ok(false);
         }
-        let Shape { rate, sizing } = self.shape();
-        let spare = self.upkeep.take_spare((sizing, pages));
-        // Fresh memory is instant, if not as fast at first.
-        let filter = spare.map_or_else(|| Filter::new(sizing, pages).map_err(Error::Memory), Ok)?;
-        let next = Arc::new(Table::new(rate, filter));
-        match self.ring.roll(low, boundary, next) {
-            Ok(boundary) => {
-                newest.close();
-                if low > 0 {
-                    // The first table begins at 0, wherever its ids do.
-                    self.frontier.widen(boundary - low);
-                }
-                self.changes.fetch_add(1, SeqCst);
-                self.news.store(true, SeqCst);
-            }
-            Err(next) => {
-                if let Ok(next) = Arc::try_unwrap(next) {
-                    self.upkeep.keep_spare(next.into_first_filter());
-                }
-                return Ok(false);
-            }
+        let Some(boundary) = self.divide(low, boundary, pages)? else { return Ok(false) };
+        table.close();
+        if low > 0 {
+            // The first table begins at 0, wherever its ids do.
+            self.frontier.widen(low, boundary - low);
         }
         if at.is_none() {
             self.recycle();
@@ -111,18 +103,118 @@ impl Space {
         Ok(true)
     }
 
+    /// Whether the ring may have a further table of so many pages above that which starts at `low`.
+    /// With `rolling` held.
+    fn has_room(&self, low: u64, pages: usize) -> bool {
+        if self.spills() {
+            return self.pages_in_memory() + pages <= self.max_pages();
+        }
+        let tables = self.ring.load();
+        let oldest = tables.oldest();
+        let stays_open = oldest.table().is_open() && oldest.slot().low() != low;
+        !stays_open || self.pages_in_memory() + pages <= self.kept_pages()
+    }
+
+    /// Divides the table that starts at `low`: a new one of so many pages takes what lies from
+    /// `boundary` on. Gives that; `None`: there is no such table any more, or the boundary does not
+    /// lie in it.
+    fn divide(
+        &self,
+        low: u64,
+        boundary: impl FnOnce() -> Option<u64>,
+        pages: usize,
+    ) -> Result<Option<u64>, Error> {
+        let Shape { rate, sizing } = self.shape();
+        let spare = self.upkeep.take_spare((sizing, pages));
+        // Fresh memory is instant, if not as fast at first.
+        let filter = spare.map_or_else(|| Filter::new(sizing, pages).map_err(Error::Memory), Ok)?;
+        let next = Arc::new(Table::new(rate, filter));
+        match self.ring.roll(low, boundary, next) {
+            Ok(boundary) => {
+                self.has_changed();
+                Ok(Some(boundary))
+            }
+            Err(next) => {
+                if let Ok(next) = Arc::try_unwrap(next) {
+                    self.upkeep.keep_spare(next.into_first_filter());
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// The log is to hear of where tables begin, and which ids they take.
+    fn has_changed(&self) {
+        self.changes.fetch_add(1, SeqCst);
+        self.news.store(true, SeqCst);
+    }
+
+    /// Opens a range for pairs aside, if they are enough; whether it did.
+    fn open_range(&self) -> bool {
+        // While blocks are merged the frontier moves under a stripe, which a table that is divided
+        // waits for.
+        let (Some(_alone), Some(_no_merge)) = (self.rolling.try_lock(), self.merging.try_lock())
+        else {
+            return false;
+        };
+        self.join_idle();
+        // Room for twice what waits: it goes on, and each next table is twice as large.
+        let pairs = 2 * self.outlier_pairs.load(SeqCst) as u64;
+        let most = self.limits.pages_per_table.load(Relaxed);
+        let pages = self.shape().sizing.pages(pairs).clamp(1, most);
+        let divide = |Range { start, .. }| {
+            let low = self.table_over(start).map(|(range, _)| range.0);
+            low.is_some_and(|low| matches!(self.divide(low, || Some(start), pages), Ok(Some(_))))
+        };
+        let opened = self.outliers.advance(&self.frontier, |held| held.read().len(), divide);
+        if opened {
+            self.estimate();
+        }
+        opened
+    }
+
+    /// Closes the tables of ranges in which nothing new comes. With `rolling` held.
+    fn join_idle(&self) {
+        if !self.frontier.follows() && self.frontier.join_idle() {
+            self.match_ranges();
+            self.has_changed();
+        }
+    }
+
+    /// Has the tables open that are by the frontier, and no others.
+    fn match_ranges(&self) {
+        for entry in self.ring.load().entries() {
+            let table = entry.table();
+            match (self.frontier.is_open(entry.slot().last()), table.is_open()) {
+                (true, false) => table.reopen(),
+                // A log says at how many pairs.
+                (false, true) if self.frontier.follows() => table.set_closed_at(table.roll_at()),
+                (false, true) => table.close(),
+                _ => {}
+            }
+        }
+    }
+
+    /// The open tables and their lowest ids, oldest first.
+    fn open_tables(&self) -> Vec<(u64, Arc<Table>)> {
+        let tables = self.ring.load();
+        let ends = self.frontier.open_ends();
+        let open = ends.iter().filter_map(|&end| tables.find(end));
+        open.map(|entry| (entry.slot().low(), entry.table().clone())).collect()
+    }
+
     /// Recycles the oldest tables, while there are more than the options say (P4). With `rolling`
     /// held.
     fn recycle(&self) {
         while self.has_too_many() {
             let Some(oldest) = self.ring.recycle() else { return };
-            self.changes.fetch_add(1, SeqCst);
-            self.news.store(true, SeqCst);
+            self.has_changed();
             self.upkeep.retire(oldest.table().clone());
         }
     }
 
-    /// Whether the oldest table is to be recycled: after a roll, or a change of the options.
+    /// Whether the oldest table is to be recycled: after a roll, or a change of the options. Not
+    /// while it is open.
     fn has_too_many(&self) -> bool {
         let tables = self.ring.load();
         let pages = || tables.entries().iter().map(|entry| entry.table().pages()).sum::<usize>();
@@ -130,6 +222,7 @@ impl Space {
         kept < usize::MAX
             && !self.frontier.follows()
             && tables.entries().len() > 1
+            && !tables.oldest().table().is_open()
             && pages() > kept
     }
 
@@ -141,7 +234,7 @@ impl Space {
         (self.shape().sizing, self.next_pages(newest))
     }
 
-    /// Decides at how many pairs the newest table is to be closed, from how many came late to the
+    /// Decides at how many pairs the open tables are to be closed, from how many came late to the
     /// others: as many as to the second of the last five in this respect. So neither one that got
     /// an import decides for all, nor those that are not over yet.
     pub(crate) fn estimate(&self) {
@@ -150,9 +243,8 @@ impl Space {
             .entries()
             .iter()
             .rev()
-            .skip(1)
             .map(|entry| entry.table())
-            .filter(|table| table.early() > 0);
+            .filter(|table| !table.is_open());
         let mut late: Vec<f64> = closed
             .map(|table| table.pairs().saturating_sub(table.early()) as f64 / table.early() as f64)
             .take(1 + TABLES_ASKED)
@@ -163,9 +255,10 @@ impl Space {
         late.sort_unstable_by(|a, b| b.total_cmp(a));
         let measured =
             late.get(usize::from(late.len() > 2)).map_or(LATE_AT_START, |late| late * HEADROOM);
-        let newest = tables.newest().table();
-        let roll_at = newest.capacity() as f64 / (1.0 + measured.clamp(*LATE.start(), *LATE.end()));
-        newest.set_roll_at((roll_at as u64).max(1));
+        let filled = 1.0 + measured.clamp(*LATE.start(), *LATE.end());
+        for (_, table) in self.open_tables() {
+            table.set_roll_at(((table.capacity() as f64 / filled) as u64).max(1));
+        }
     }
 
     /// Closes the newest table now, if it has any pair. Returns whether it did.
@@ -204,9 +297,8 @@ impl Space {
     pub fn course(&self, changes: u64) -> RingProgress {
         let _nobody_rolls = self.rolling.lock();
         let now = self.changes();
-        let high = self.frontier.high();
-        let frontier = Frontier { high, window: self.frontier.window() };
-        RingProgress { changes: now, layout: (now != changes).then(|| self.layout()), frontier }
+        let ranges = self.frontier.ranges();
+        RingProgress { changes: now, layout: (now != changes).then(|| self.layout()), ranges }
     }
 
     /// Whether the ring has changed, or pairs have gone into tables, by something else than a write
@@ -240,22 +332,29 @@ impl Space {
     }
 
     /// Makes the frontier what the log says it was, and lets in what it has reached.
-    pub fn put_frontier(&self, frontier: Frontier) {
-        self.frontier.tell(frontier.high, frontier.window);
+    pub fn put_frontier(&self, ranges: &[Range]) {
+        let before = self.frontier.open_ends();
+        self.frontier.tell(ranges);
+        if before != self.frontier.open_ends() {
+            self.match_ranges();
+        }
         while self.drain() {}
     }
 
-    /// Makes the ring what the log says it was: opens the tables that it lacks above its newest,
-    /// and recycles those below the first of `layout`. May be repeated, and be told to a ring that
+    /// Makes the ring what the log says it was: opens the tables that it lacks, and recycles those
+    /// below the first of `layout`. May be repeated, and be told to a ring that
     /// is further on. (A log of before frontiers were logged has let in ids on its own: then a
     /// table opens higher than recorded if pairs above that were already put.)
     pub fn put_layout(&self, layout: &[Layout]) -> Result<(), Error> {
         for &at in layout {
-            let newest = self.ring.load().newest().slot().low();
-            if at.low > newest {
-                self.roll(&self.rolling.lock(), newest, Some(at))?;
-            } else {
-                self.resize_empty(at)?;
+            match self.table_over(at.low) {
+                // (Without a frontier it may be another's boundary that ours lies above.)
+                Some(((low, last), _))
+                    if low < at.low && (last == u64::MAX || self.frontier.follows()) =>
+                {
+                    self.roll(&self.rolling.lock(), low, Some(at))?;
+                }
+                _ => self.resize_empty(at)?,
             }
         }
         self.put_roll_points(layout);
@@ -279,9 +378,9 @@ impl Space {
     pub fn put_roll_points(&self, layout: &[Layout]) {
         for at in layout.iter().filter(|at| at.roll_at > 0) {
             let Some((range, table)) = self.table_at(at.low) else { continue };
-            match range.1 {
-                u64::MAX => table.set_roll_at(at.roll_at),
-                _ => table.set_closed_at(at.roll_at),
+            match self.frontier.is_open(range.1) {
+                true => table.set_roll_at(at.roll_at),
+                false => table.set_closed_at(at.roll_at),
             }
         }
     }
@@ -307,14 +406,11 @@ impl Space {
     pub fn wants_maintenance(&self) -> bool {
         let pairs = self.outlier_pairs.load(SeqCst);
         let early = pairs > 0
-            && ((pairs < self.limits.max_aside.load(Relaxed)
-                && !self.frontier.follows()
-                && self.frontier.should_advance(pairs))
-                || self.frontier.high().is_some_and(|high| self.outliers.may_hold(high)));
+            && (self.frontier.should_advance(pairs) || self.outliers.has_inside(&self.frontier));
         let tables = self.ring.load();
         let newest = tables.newest().table();
         early
-            || self.is_roll_due()
+            || self.due_roll().is_some()
             || self.has_too_many()
             || self.forgotten.is_due(self.horizon())
             || self.upkeep.wants_step(self.next_size(newest), needs_spare(newest))
@@ -335,8 +431,7 @@ impl Space {
             self.recycle();
             worked = true;
         }
-        let newest = self.ring.load().newest().slot().low();
-        worked | (self.is_roll_due() && self.try_roll(newest))
+        worked | self.due_roll().is_some_and(|low| self.try_roll(low))
     }
 
     /// Clears and prepares some memory; drops forgotten ids of recycled tables.
@@ -348,29 +443,29 @@ impl Space {
         self.upkeep.step((sizing, pages), needs_spare(&newest), make) | swept
     }
 
-    fn is_roll_due(&self) -> bool {
+    /// The lowest id of an open table that is to be closed.
+    fn due_roll(&self) -> Option<u64> {
+        if self.frontier.follows() {
+            return None;
+        }
+        let may_end = |end: u64, low: u64| self.frontier.boundary(end).is_some_and(|b| b > low);
         let tables = self.ring.load();
-        let newest = tables.newest();
-        newest.table().is_due()
-            && !self.frontier.follows()
-            && self.frontier.boundary().is_some_and(|boundary| boundary > newest.slot().low())
+        let open = self.frontier.open_ends().into_iter().filter_map(|end| tables.find(end));
+        let mut due = open.filter(|entry| {
+            entry.table().is_due() && may_end(entry.slot().last(), entry.slot().low())
+        });
+        due.next_back().map(|entry| entry.slot().low())
     }
 
-    /// Advances the frontier to the ids that are ahead, if they say so, and moves some pairs that
-    /// it has reached into tables.
+    /// Opens a range for the ids that are ahead, if they are enough, and moves some pairs that it
+    /// has into tables.
     pub(crate) fn take_in_early(&self) -> bool {
         let pairs = self.outlier_pairs.load(SeqCst);
         if pairs == 0 {
             return false;
         }
-        // When it is full those that still get in are no sample of the traffic:
-        // `Outliers::turn_away` asks those that do not.
-        let full = pairs >= self.limits.max_aside.load(Relaxed) && self.frontier.high().is_some();
-        let advanced = !full
-            && !self.frontier.follows()
-            && self.frontier.should_advance(pairs)
-            && self.outliers.advance(&self.frontier, |held| held.read().len());
-        advanced || self.drain()
+        let opened = self.frontier.should_advance(pairs) && self.open_range();
+        opened || self.drain()
     }
 
     pub(crate) fn drain(&self) -> bool {

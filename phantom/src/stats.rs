@@ -4,6 +4,7 @@ use crate::deleted_pairs::bytes_of;
 use crate::fp_estimator::Measured;
 use crate::space::Space;
 use crate::table::Table;
+use rolling::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -21,7 +22,8 @@ pub struct TableStats {
     pub last: u64,
     /// Pairs set, those unset again included.
     pub pairs: u64,
-    /// Pairs that had been set when the table was closed; 0 while it is the newest.
+    /// Pairs that had been set when the table was closed; 0 while it is open: the newest, or the
+    /// newest of ids far below those (see `rolling`).
     pub early: u64,
     /// Pairs that its first filter holds at the configured rate.
     pub capacity: u64,
@@ -65,15 +67,6 @@ pub struct Layout {
     pub roll_at: u64,
 }
 
-/// How far the ids of a space reach that count as normal: what a log records when it has moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Frontier {
-    /// No table has a pair of a higher id. `None`: no table has any.
-    pub high: Option<u64>,
-    /// How far above an id may jump and still count as normal.
-    pub window: u64,
-}
-
 /// Where pairs go: see [`Space::course`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingProgress {
@@ -81,8 +74,8 @@ pub struct RingProgress {
     pub changes: u64,
     /// The tables' places, oldest first; `None`: as they were.
     pub layout: Option<Vec<Layout>>,
-    /// Up to which id tables take pairs.
-    pub frontier: Frontier,
+    /// Of which ids tables take pairs, lowest first: none before any does.
+    pub ranges: Vec<Range>,
 }
 
 impl Space {
@@ -134,9 +127,15 @@ impl Space {
         let tables = self.ring.load();
         let in_tables: usize =
             tables.entries().iter().map(|entry| entry.table().size_bytes() + TABLE_BYTES).sum();
-        let outliers =
-            self.outliers.len() * ASIDE_BYTES + bytes_of(self.outliers.len(), self.outlier_pairs());
-        (in_tables + self.upkeep.size_bytes() + outliers + self.forgotten.memory_bytes()) as u64
+        (in_tables
+            + self.upkeep.size_bytes()
+            + self.outlier_bytes()
+            + self.forgotten.memory_bytes()) as u64
+    }
+
+    /// Memory of pairs aside.
+    pub(crate) fn outlier_bytes(&self) -> usize {
+        self.outliers.len() * ASIDE_BYTES + bytes_of(self.outliers.len(), self.outlier_pairs())
     }
 
     /// How many more pairs of new ids may come before the oldest table is recycled, or spills; with

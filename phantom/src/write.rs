@@ -12,6 +12,8 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 /// Up to so many pairs aside, a writer that finds it is time moves them itself; more are left to
 /// `maintain`.
 const MOVED_BY_WRITER: usize = 8192;
+/// Pairs aside may take one part in so many of the memory that filters may take, whatever those do.
+const OUTLIER_PART: u64 = 8;
 
 impl Space {
     /// Sets the pair.
@@ -78,13 +80,10 @@ impl Space {
         if pair.id < self.options.first_id {
             return Ok(Change::Unknown);
         }
-        if self.outlier_pairs.load(SeqCst) >= self.limits.max_aside.load(Relaxed) {
-            self.take_in_early();
-        }
-        let (mut due, mut noted) = (None, false);
+        let mut due = None;
         let write = |side: Side, held: &mut Option<Arc<OutlierPairs>>| match side {
             Side::Inside => self.change_inside(held, pair, set, replay, &mut due, first),
-            Side::Ahead => self.change_ahead(held, pair, set, replay, &mut noted, first),
+            Side::Ahead => self.change_ahead(held, pair, set, replay, first),
         };
         let result = match (set, replay) {
             (_, true) => {
@@ -100,9 +99,6 @@ impl Space {
         }
         if !self.outliers.is_empty() && self.outlier_pairs.load(SeqCst) <= MOVED_BY_WRITER {
             self.take_in_early();
-        }
-        if noted && self.outliers.turn_away(&self.frontier, pair.id) {
-            self.drain();
         }
         result.map_err(|refused| match refused {
             Refused::TooFar => Error::KeyTooBig.into(),
@@ -131,7 +127,7 @@ impl Space {
         let done = self.ring.write(pair.id, pair.low, |entry| {
             let table = entry.table();
             let done = self.change_in(table, pair, set, replay, first);
-            if !replay && table.early() == 0 && table.is_due() {
+            if !replay && table.is_open() && table.is_due() {
                 *due = Some(entry.slot().low());
             }
             done
@@ -139,37 +135,42 @@ impl Space {
         done.unwrap_or(Ok(Change::Unknown))
     }
 
-    /// The change of one pair that is held aside. `noted`: the id is to be noted, as it found no
-    /// room, or little.
+    /// The change of one pair that is held aside.
     fn change_ahead<E: From<Error>>(
         &self,
         held: &mut Option<Arc<OutlierPairs>>,
         pair: &Pair,
         set: bool,
         replay: bool,
-        noted: &mut bool,
         first: impl FnOnce() -> Result<(), E>,
     ) -> Result<Change, E> {
         let is_set = held.as_ref().is_some_and(|held| held.read().contains(&pair.hash()));
         if is_set == set {
             return Ok(Change::Unchanged);
         }
-        let most = self.limits.max_aside.load(Relaxed);
-        if set && !replay && self.outlier_pairs.load(SeqCst) >= most {
-            *noted = true;
-            return Err(Error::OutliersFull.into());
+        if set && !replay && !self.may_hold_outliers() {
+            return Err(Error::Full.into());
         }
         first()?;
         if set {
             held.get_or_insert_default().write().insert(pair.hash());
-            let before = self.outlier_pairs.fetch_add(1, SeqCst);
-            *noted = !replay && self.outliers.fills_up(&self.frontier, before, most);
+            self.outlier_pairs.fetch_add(1, SeqCst);
         } else if let Some(early) = held {
             early.write().remove(&pair.hash());
             self.outlier_pairs.fetch_sub(1, SeqCst);
             held.take_if(|held| held.read().is_empty());
         }
         Ok(Change::Changed)
+    }
+
+    /// Whether one more pair may be held aside: up to `max_aside`, and within a part of the memory
+    /// that filters may take, always, so that filters which take all of it leave room for ids that
+    /// jump; beyond that, if they do not.
+    fn may_hold_outliers(&self) -> bool {
+        let bytes = self.outlier_bytes();
+        self.outlier_pairs() < self.limits.max_aside.load(Relaxed)
+            || bytes as u64 <= self.filter_bytes_limit() / OUTLIER_PART
+            || self.may_grow(bytes)
     }
 
     /// The change of one pair in the table that covers it; called under its stripe. `replay`:

@@ -1,72 +1,76 @@
-//! The frontier: the highest id that counts as normal, so that one bad id moves no boundary (R5,
-//! promise 7).
+//! The frontier: which ids count as normal, so that one bad id moves no boundary (R5, promise 7).
 //!
 //! Ids rise with time, so the end of the traffic is near the highest id seen. But a broken client
 //! may send 2^64-1, and a ring that took that for its end could never roll again. So an id that
 //! jumps more than a *window* beyond the frontier is *ahead*: the engine keeps it exactly, in a
 //! side dictionary, where it is found like any other, but it moves nothing.
 //!
-//! The ids that are ahead may be right, too: the service was idle for a month, or has just started.
-//! When there are many of them the frontier advances to where they are. "Where they are" is the
-//! *shorth*, the shortest interval that holds half of them (Andrews et al., Robust Estimates of
-//! Location, 1972), so that a bad id among good ones has no say. How many are many:
+//! The ids that are ahead may be right, too: the service was idle for a month, or a second service
+//! with ids of another epoch writes to the space. When they are enough, a *range* opens where they
+//! are. Each range has a highest id and a window of its own, and ends below the next one:
 //!
-//! - before there is a frontier, [`QUORUM`] distinct ids, as no others have a better claim; or
-//!   [`QUORUM_ENTRIES_AT_START`] entries, or as many as the side dictionary holds, if that is less;
-//! - then so many entries as a sixteenth of the side dictionary holds, [`LEAP`] by default, of so
-//!   many ids; they must be an eighth of recent writes, and most of the recent new ids: more than
-//!   those by which the traffic has gone on where it is. (When the side dictionary is half full, a
-//!   sixty-fourth of recent writes is enough, of what comes new: `Frontier::should_follow`.)
-//!   There is no hurry, as they are found where
-//!   they are; and an advance is for ever: tables of filters cannot give back the pairs of ids
-//!   above.
+//! ```text
+//!      range 0, from id 0       high    window           range 1       high   window
+//!   ----------------------------|---------|---- gap ----[--------------|--------|---------> id
+//!          Inside                 Inside,    Ahead          Inside       Inside,   Ahead
+//!                                 moves high                             moves high
+//! ```
 //!
-//! However many they are, one step takes at most half of the ids that are left
-//! ([`Frontier::reach`]). A ring at the end of all ids could never roll again, and no traffic has a
-//! reason to leap there, but ids that are negative numbers do: a broken client's -1 is 2^64-1. They
-//! stay aside, up to the bound of that, and are refused then. Only a space that begins there, with
-//! as many entries as there is room for, a quorum, and hardly one lower, has its frontier there.
+//! So the ring has an open end at each `high`, and rolls there. A range takes nothing from another:
+//! a jump needs no decision whether the traffic below has ended, and slow traffic is no worse off
+//! than fast traffic. Where ids are is the *shorth*, the shortest interval that holds half of them
+//! (Andrews et al., Robust Estimates of Location, 1972), so that a bad id among good ones has no
+//! say. How many are enough:
 //!
-//! A space may refuse ids that are far too high (`max_ahead`). They are measured from the frontier;
-//! before there is one all that was written is kept aside, and the highest id there is what they
-//! are measured from ([`Frontier::is_too_far`]).
+//! - before there is a range, [`QUORUM`] distinct ids, as no others have a better claim; or
+//!   [`QUORUM_ENTRIES_AT_START`] entries; or `max_aside`, if that is less;
+//! - then so many entries as a sixteenth of `max_aside`, [`LEAP`] by default, of [`QUORUM`] ids or
+//!   more, that lie close together: in less than a sixteenth of the distance to the range below.
+//!   Beyond `max_aside` entries they need not lie close together. If all of that is within
+//!   [`WINDOW_SPANS`] windows the range below moves there instead.
+//!
+//! A range in which nothing new comes while [`IDLE`] new ids come elsewhere joins the one above it:
+//! its ids stay, and what comes new there is late traffic. There are [`MAX_RANGES`] at most; while
+//! all are in use, other ids stay ahead.
+//!
+//! One step takes at most half of the ids that are left ([`Frontier::reach`]). A ring at the end of
+//! all ids could never roll again, and no traffic has a reason to leap there, but ids that are
+//! negative numbers do: a broken client's -1 is 2^64-1. They stay ahead. Only a space that begins
+//! there, with `max_aside` entries, a quorum, and hardly one lower, has its frontier there.
+//!
+//! A space may refuse ids that are far too high (`max_ahead`). They are measured from the highest
+//! range; before there is one, from the highest id ahead ([`Frontier::is_too_far`]).
 //!
 //! A node that replays a log (at start, as a replica) takes the frontier from the log
 //! ([`Frontier::tell`]) and admits nothing by itself: batches come in another order than the writes
 //! did, so it would admit ids earlier, and tables would begin elsewhere.
-//!
-//! ```text
-//!        low ids, late traffic           high        high + window
-//!   -------------------------------------|-----------|------------------------------> id
-//!            Inside                        Inside,         Ahead: kept aside
-//!                                          moves high
-//! ```
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst,
+    AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence,
 };
 
-/// Distinct ids that must be ahead before the frontier advances to them.
+/// Distinct ids that must be ahead before a range opens for them.
 pub(crate) const QUORUM: usize = 64;
-/// Before there is any frontier, so many entries will do, however few their ids: a service may have
+/// Before there is any range, so many entries will do, however few their ids: a service may have
 /// three posts.
 const QUORUM_ENTRIES_AT_START: usize = 4096;
-/// Entries that must be ahead before a frontier that is known advances to them, or a sixteenth of
-/// what the side dictionary holds, if that is less.
+/// Entries that must be ahead before a further range opens, or a sixteenth of `max_aside`, if that
+/// is less.
 const LEAP: usize = 4096;
 /// Of one id so many entries count for that.
-pub(crate) const LEAP_ENTRIES_OF_ID: usize = LEAP / QUORUM;
-/// Recent writes are counted up to here, then halved: an era ends.
-const RECENT: u32 = 4096;
-/// Writes that are skipped at once when an era had nothing ahead, or another writer admitted: no
-/// write is counted from then on.
-const LULL: u32 = 1 << 16;
-/// The window is never narrower than this, nor than [`WINDOW_SPANS`] times the shorth.
+const LEAP_ENTRIES_OF_ID: usize = LEAP / QUORUM;
+/// A window is never narrower than this, nor than [`WINDOW_SPANS`] times the shorth.
 const WINDOW_LEAST: u64 = 1024;
 const WINDOW_SPANS: u64 = 16;
+/// There are no more ranges. Each has a table that is being filled.
+pub const MAX_RANGES: usize = 8;
+/// New ids elsewhere after which a range without any is in use no more.
+const IDLE: u64 = 1 << 16;
 
-/// [`Frontier`]'s `leap`, by the room of the side dictionary.
+/// [`Frontier`]'s `leap`, by `max_aside`.
 fn leap_of(max_aside: usize) -> usize {
     (max_aside / 16).clamp(QUORUM, LEAP)
 }
@@ -76,76 +80,157 @@ fn leap_of(max_aside: usize) -> usize {
 pub enum Admission {
     /// Goes to the table that covers it.
     Inside,
-    /// Goes to the side dictionary, until the frontier reaches it.
+    /// Goes to the side dictionary, until a range reaches it.
     Ahead,
     /// Further above the frontier than `max_ahead` allows: refuse it (`ERR key too big`).
     TooFar,
 }
 
-/// The highest id that counts as normal. See the top of the file. All methods may be called from
-/// any thread.
+/// Ids in use, from `start` on: up to `high` they count as normal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// The first id; 0 for the lowest range. No table crosses it.
+    pub start: u64,
+    /// The highest admitted id.
+    pub high: u64,
+    /// How far above `high` an id may jump and still count as normal.
+    pub window: u64,
+}
+
+impl Range {
+    /// Ranges, lowest first, as numbers of a log or a snapshot: the highest id and the window of
+    /// the highest range; then for each one below it, downwards, where that above begins, its
+    /// highest id and its window. None: no number.
+    pub fn encode(ranges: &[Range]) -> Vec<u64> {
+        let mut numbers = Vec::new();
+        for (i, range) in ranges.iter().enumerate().rev() {
+            numbers.extend(ranges.get(i + 1).map(|above| above.start));
+            numbers.extend([range.high, range.window]);
+        }
+        numbers
+    }
+
+    /// As [`Range::encode`] gave them. `None`: it cannot have given these.
+    pub fn decode(numbers: &[u64]) -> Option<Vec<Range>> {
+        let Some((&[high, window], lower)) = numbers.split_first_chunk() else {
+            return numbers.is_empty().then(Vec::new);
+        };
+        let (lower, rest) = lower.as_chunks::<3>();
+        let mut ranges = vec![Range { start: 0, high, window }];
+        for &[start, high, window] in lower {
+            let above = ranges.last_mut()?;
+            above.start = start;
+            if high >= start || start > above.high {
+                return None;
+            }
+            ranges.push(Range { start: 0, high, window });
+        }
+        ranges.reverse();
+        (rest.is_empty() && ranges.len() <= MAX_RANGES).then_some(ranges)
+    }
+}
+
+/// A range, and when its `high` last moved, in new ids of all ranges.
+#[derive(Clone, Copy)]
+struct Tracked {
+    range: Range,
+    moved: u64,
+}
+
+/// A range below the highest one, as writers look at it.
+struct Lower {
+    start: u64,
+    high: AtomicU64,
+}
+
+/// Which ids count as normal. See the top of the file. All methods may be called from any thread.
 ///
-/// Writes may count themselves here, so it has two cache lines (which processors fetch in pairs) to
+/// Writers of new ids store here, so it has two cache lines (which processors fetch in pairs) to
 /// itself: beside it lies what every read looks at.
 #[repr(align(128))]
 pub struct Frontier {
-    /// The highest admitted id; 0 while `known` is false.
+    /// The highest range; 0 while `known` is false.
+    start: AtomicU64,
     high: AtomicU64,
-    window: AtomicU64,
     known: AtomicBool,
     follows: AtomicBool,
-    recent: AtomicU32,
-    recent_ahead: AtomicU32,
-    /// See [`Frontier::era`].
-    era: AtomicU32,
-    /// Of the last new ids, of which so many are looked at as make two leaps, those that moved the
-    /// frontier, and those that are ahead.
-    new_near: AtomicU32,
-    new_ahead: AtomicU32,
     /// `u64::MAX`: none is too far.
     max_ahead: AtomicU64,
-    /// Entries that must be ahead before it advances, once it is known.
+    /// Entries that must be ahead before a further range opens, and beyond which any will do.
     leap: AtomicUsize,
-    /// Entries that there may be.
     max_aside: AtomicUsize,
-    /// Held while the frontier advances.
-    advancing: Mutex<()>,
+    /// Writes that were ahead since the entries were last looked at, and how many are waited for
+    /// until they are again.
+    ahead: AtomicUsize,
+    patience: AtomicUsize,
+    /// The ranges below the highest one, lowest first.
+    lower: ArcSwap<Vec<Lower>>,
+    /// All ranges, lowest first. Held while one moves, opens or joins another.
+    ranges: Mutex<Tracking>,
+}
+
+#[derive(Default)]
+struct Tracking {
+    ranges: Vec<Tracked>,
+    /// New ids so far.
+    moves: u64,
+}
+
+impl Tracking {
+    fn values(&self) -> Vec<Range> {
+        self.ranges.iter().map(|tracked| tracked.range).collect()
+    }
+
+    /// The range that `id` lies in or above.
+    fn below(&self, id: u64) -> Option<usize> {
+        self.ranges.iter().rposition(|tracked| tracked.range.start <= id)
+    }
+
+    /// The last id that range number `at` may have.
+    fn last(&self, at: usize) -> u64 {
+        self.ranges.get(at + 1).map_or(u64::MAX, |next| next.range.start - 1)
+    }
+
+    /// Ends ranges in which nothing new comes; whether there was one. The highest stays.
+    fn join_idle(&mut self) -> bool {
+        let before = self.ranges.len();
+        let mut at = 0;
+        while at + 1 < self.ranges.len() {
+            let Tracked { range, moved } = self.ranges[at];
+            if self.moves - moved > IDLE || range.high == self.last(at) {
+                self.ranges.remove(at);
+                self.ranges[at].range.start = range.start;
+            } else {
+                at += 1;
+            }
+        }
+        self.ranges.len() < before
+    }
 }
 
 impl Frontier {
-    /// No id seen yet. `max_ahead`: see [`Frontier::is_too_far`]; `max_aside`: how many entries the
-    /// side dictionary may hold.
+    /// No id seen yet. `max_ahead`: see [`Frontier::is_too_far`]; `max_aside`: how many entries
+    /// wait in the side dictionary for others that lie close to them.
     pub fn new(max_ahead: Option<u64>, max_aside: usize) -> Frontier {
         Frontier {
+            start: AtomicU64::new(0),
             high: AtomicU64::new(0),
-            window: AtomicU64::new(WINDOW_LEAST),
             known: AtomicBool::new(false),
             follows: AtomicBool::new(false),
-            recent: AtomicU32::new(0),
-            recent_ahead: AtomicU32::new(0),
-            era: AtomicU32::new(0),
-            new_near: AtomicU32::new(0),
-            new_ahead: AtomicU32::new(0),
             max_ahead: AtomicU64::new(max_ahead.unwrap_or(u64::MAX)),
             leap: AtomicUsize::new(leap_of(max_aside)),
             max_aside: AtomicUsize::new(max_aside),
-            advancing: Mutex::new(()),
+            ahead: AtomicUsize::new(0),
+            patience: AtomicUsize::new(0),
+            lower: ArcSwap::default(),
+            ranges: Mutex::default(),
         }
     }
 
-    /// As recovered from a snapshot: what [`Frontier::high`] and [`Frontier::window`] said.
-    pub fn restore(
-        high: Option<u64>,
-        window: u64,
-        max_ahead: Option<u64>,
-        max_aside: usize,
-    ) -> Frontier {
+    /// As recovered from a snapshot: what [`Frontier::ranges`] said.
+    pub fn restore(ranges: &[Range], max_ahead: Option<u64>, max_aside: usize) -> Frontier {
         let frontier = Frontier::new(max_ahead, max_aside);
-        frontier.window.store(window.max(WINDOW_LEAST), Relaxed);
-        if let Some(high) = high {
-            frontier.high.store(high, Relaxed);
-            frontier.known.store(true, Relaxed);
-        }
+        frontier.set_ranges(ranges);
         frontier
     }
 
@@ -156,22 +241,75 @@ impl Frontier {
         self.max_aside.store(max_aside, Relaxed);
     }
 
-    /// Takes over what [`Frontier::high`] and [`Frontier::window`] of another one said, where that
-    /// is further on.
-    pub fn adopt(&self, high: Option<u64>, window: u64) {
-        self.window.fetch_max(window, Relaxed);
-        if let Some(high) = high {
-            self.high.fetch_max(high, SeqCst);
-            self.known.store(true, SeqCst);
+    /// The ranges, lowest first; none before there is a frontier.
+    pub fn ranges(&self) -> Vec<Range> {
+        self.ranges.lock().values()
+    }
+
+    /// Replaces all ranges.
+    fn set_ranges(&self, ranges: &[Range]) {
+        let mut tracking = self.ranges.lock();
+        let moved = tracking.moves;
+        let widened = |range: &Range| Range { window: range.window.max(WINDOW_LEAST), ..*range };
+        tracking.ranges =
+            ranges.iter().map(|range| Tracked { range: widened(range), moved }).collect();
+        self.publish(&tracking);
+    }
+
+    /// Shows writers the ranges. An id that was inside stays inside at every moment if it is in the
+    /// end, and the ids of a gap are ahead at every moment: a range that joins the highest one is
+    /// in that before it is gone, and the list has what was the highest before another is.
+    fn publish(&self, tracking: &Tracking) {
+        let (top, lower) = match tracking.ranges.split_last() {
+            Some((top, lower)) => (top.range, lower),
+            None => (Range { start: 0, high: 0, window: 0 }, &[][..]),
+        };
+        if top.start < self.start.load(Relaxed) && top.high == self.high.load(Relaxed) {
+            self.start.store(top.start, SeqCst);
+        }
+        let lower = lower.iter().map(|Tracked { range, .. }| Lower {
+            start: range.start,
+            high: AtomicU64::new(range.high),
+        });
+        self.lower.store(Arc::new(lower.collect()));
+        self.start.store(top.start, SeqCst);
+        self.high.store(top.high, SeqCst);
+        self.known.store(!tracking.ranges.is_empty(), SeqCst);
+    }
+
+    /// Counts `id` as normal, and if it is above all others the ids up to `window` above it: what
+    /// recovery finds in a file, or another site says. The range that it lies in or above grows.
+    pub fn adopt(&self, id: u64, window: u64) {
+        let mut tracking = self.ranges.lock();
+        let moved = tracking.moves;
+        match tracking.below(id) {
+            Some(at) => {
+                let range = &mut tracking.ranges[at].range;
+                range.high = range.high.max(id);
+                range.window = range.window.max(window);
+            }
+            None => {
+                let range = Range { start: 0, high: id, window: window.max(WINDOW_LEAST) };
+                tracking.ranges.push(Tracked { range, moved });
+            }
+        }
+        self.publish(&tracking);
+    }
+
+    /// Takes over ranges that were in use before: what a snapshot says, when ids from elsewhere may
+    /// have been [adopted](Frontier::adopt) already.
+    pub fn adopt_ranges(&self, ranges: &[Range]) {
+        let ours = self.ranges();
+        if !ranges.is_empty() {
+            self.set_ranges(ranges);
+            ours.iter().for_each(|range| self.adopt(range.high, range.window));
         }
     }
 
     /// From now on a log says how far it reaches, and nothing else moves it; or (`false`) what is
     /// written does.
     pub fn follow(&self, follows: bool) {
-        if self.follows.swap(follows, SeqCst) != follows {
-            self.era.fetch_add(LULL, Relaxed);
-        }
+        self.follows.store(follows, SeqCst);
     }
 
     /// Whether a log says how far it reaches.
@@ -179,13 +317,11 @@ impl Frontier {
         self.follows.load(SeqCst)
     }
 
-    /// What a log says: [`Frontier::high`] and [`Frontier::window`] of the one that wrote it. From
-    /// now on it follows. It may fall: what was admitted here and came to nothing is taken back.
-    pub fn tell(&self, high: Option<u64>, window: u64) {
+    /// What a log says: [`Frontier::ranges`] of the one that wrote it. From now on it follows. It
+    /// may fall: what was admitted here and came to nothing is taken back.
+    pub fn tell(&self, ranges: &[Range]) {
         self.follow(true);
-        self.window.store(window.max(WINDOW_LEAST), Relaxed);
-        self.high.store(high.unwrap_or(0), SeqCst);
-        self.known.store(high.is_some(), SeqCst);
+        self.set_ranges(ranges);
     }
 
     /// Where a write of `id` goes that a log tells of.
@@ -196,40 +332,30 @@ impl Frontier {
     /// Where `id` is, if it is anywhere: for operations that write nothing new and so are no sample
     /// of the traffic.
     pub(crate) fn look_up(&self, id: u64) -> Admission {
-        if self.high().is_some_and(|high| id <= high) {
-            Admission::Inside
-        } else {
-            Admission::Ahead
-        }
+        if self.contains(id) { Admission::Inside } else { Admission::Ahead }
     }
 
-    /// Where a write of `id` goes. An id inside the window moves the frontier.
+    /// Whether `id` lies in a range.
+    pub fn contains(&self, id: u64) -> bool {
+        // In this order: `start` rises before `high` does. SeqCst (plain loads on x86): see the
+        // argument in outliers.rs.
+        let high = self.high.load(SeqCst);
+        if id >= self.start.load(SeqCst) {
+            return id <= high && self.known.load(SeqCst);
+        }
+        fence(SeqCst);
+        let lower = self.lower.load();
+        lower.iter().rfind(|range| range.start <= id).is_some_and(|r| id <= r.high.load(SeqCst))
+    }
+
+    /// Where a write of `id` goes. An id inside the window of a range moves it.
     #[inline]
     pub fn admit(&self, id: u64) -> Admission {
-        // While nothing was ahead of late there is nothing to compare with, and half of the most
-        // says enough: no writer stores here then, and the cache line stays shared by all of them.
-        let recent = self.recent.load(Relaxed);
-        if recent < RECENT / 2 || self.recent_ahead.load(Relaxed) > 0 {
-            self.count(recent + 1);
-        }
-        // SeqCst (a plain load on x86): see the argument in outliers.rs.
         let high = self.high.load(SeqCst);
-        if id <= high && self.known.load(SeqCst) {
+        if id <= high && id >= self.start.load(SeqCst) && self.known.load(SeqCst) {
             return Admission::Inside;
         }
-        self.admit_above(id, high)
-    }
-
-    /// Notes one more recent write. Load and store, not fetch_add: a lost count harms nothing, and
-    /// an atomic addition costs twenty times as much.
-    fn count(&self, recent: u32) {
-        self.recent.store(recent, Relaxed);
-        if recent >= RECENT {
-            let ahead = self.recent_ahead.load(Relaxed) / 2;
-            self.recent.store(recent / 2, Relaxed);
-            self.recent_ahead.store(ahead, Relaxed);
-            self.era.fetch_add(if ahead == 0 { LULL } else { 1 }, Relaxed);
-        }
+        self.admit_above(id)
     }
 
     /// Whether `id` lies further than `max_ahead` above the frontier or, before there is one, above
@@ -240,34 +366,47 @@ impl Frontier {
     }
 
     #[cold]
-    fn admit_above(&self, id: u64, high: u64) -> Admission {
-        if self.known.load(SeqCst) {
-            if self.is_too_far(id, None) {
-                return Admission::TooFar;
-            }
-            if id > reach(high) {
+    fn admit_above(&self, id: u64) -> Admission {
+        if self.contains(id) {
+            return Admission::Inside;
+        }
+        let mut tracking = self.ranges.lock();
+        let Some(at) = tracking.below(id) else {
+            self.ahead.fetch_add(1, Relaxed);
+            return Admission::Ahead;
+        };
+        let is_top = at + 1 == tracking.ranges.len();
+        if is_top && self.is_too_far(id, None) {
+            return Admission::TooFar;
+        }
+        let Range { high, window, .. } = tracking.ranges[at].range;
+        if id > high {
+            // No last id of a range below another is far from its others: windows are narrower
+            // than the gap when that opens, and grow with what fills it.
+            if id - high > window || (is_top && id > reach(high)) {
+                self.ahead.fetch_add(1, Relaxed);
                 return Admission::Ahead;
             }
-            if id.saturating_sub(high) <= self.window.load(Relaxed) {
-                self.high.fetch_max(id, SeqCst);
-                self.count_new(&self.new_near);
-                return Admission::Inside;
+            tracking.moves += 1;
+            let moves = tracking.moves;
+            tracking.ranges[at].range.high = id;
+            tracking.ranges[at].moved = moves;
+            match is_top {
+                true => self.high.store(id, SeqCst),
+                false => self.lower.load()[at].high.store(id, SeqCst),
             }
         }
-        self.recent_ahead.store(self.recent_ahead.load(Relaxed) + 1, Relaxed);
-        self.count_new(&self.new_ahead);
-        Admission::Ahead
+        Admission::Inside
     }
 
-    fn count_new(&self, which: &AtomicU32) {
-        which.store(which.load(Relaxed) + 1, Relaxed);
-        if (self.new_near.load(Relaxed) + self.new_ahead.load(Relaxed)) as usize
-            >= 2 * self.leap.load(Relaxed)
-        {
-            [&self.new_near, &self.new_ahead]
-                .into_iter()
-                .for_each(|new| new.store(new.load(Relaxed) / 2, Relaxed));
-        }
+    /// Whether `id` is, or would be, counted as normal.
+    pub fn is_near(&self, id: u64) -> bool {
+        let tracking = self.ranges.lock();
+        tracking.below(id).is_some_and(|at| {
+            let Range { high, window, .. } = tracking.ranges[at].range;
+            let is_top = at + 1 == tracking.ranges.len();
+            id.saturating_sub(high) <= window && (!is_top || id <= reach(high).max(high))
+        })
     }
 
     /// The highest id to which the frontier may go in one step: half of those above it are left.
@@ -280,94 +419,127 @@ impl Frontier {
         self.known.load(SeqCst).then(|| self.high.load(SeqCst))
     }
 
-    /// The first id above all admitted ones: where the newest table may be closed. `None` if there
-    /// is none.
-    pub fn boundary(&self) -> Option<u64> {
-        self.high().and_then(|high| high.checked_add(1))
+    /// The last ids of the tables that are [open](Frontier::is_open), rising.
+    pub fn open_ends(&self) -> Vec<u64> {
+        let lower = self.lower.load();
+        let starts = lower.iter().map(|range| range.start).chain([self.start.load(SeqCst)]);
+        starts.skip(1).map(|start| start - 1).chain([u64::MAX]).collect()
     }
 
-    /// How far above [`Frontier::high`] an id may jump and still count as normal.
-    pub fn window(&self) -> u64 {
-        self.window.load(Relaxed)
+    /// Whether ids of a range come new in the table that ends with `last`: above it another range
+    /// begins, or nothing lies.
+    pub fn is_open(&self, last: u64) -> bool {
+        let Some(next) = last.checked_add(1) else { return true };
+        next == self.start.load(SeqCst) || self.lower.load().iter().any(|r| r.start == next)
     }
 
-    /// Widens the window to a quarter of `span`, the id range of a table that has filled up: gaps
-    /// that are small beside a table are normal.
-    pub fn widen(&self, span: u64) {
-        self.window.fetch_max(span / 4, Relaxed);
+    /// The first id above all admitted ones in the table that ends with `last`: where it may be
+    /// closed. `None`: there is none, or the table is not [open](Frontier::is_open). Takes no lock.
+    pub fn boundary(&self, last: u64) -> Option<u64> {
+        let high = match last.checked_add(1) {
+            None => self.high()?,
+            Some(next) => {
+                let lower = self.lower.load();
+                let above = lower.iter().position(|range| range.start == next);
+                let is_below_top = next == self.start.load(SeqCst);
+                let above = above.or(is_below_top.then_some(lower.len()))?;
+                lower.get(above.checked_sub(1)?)?.high.load(SeqCst)
+            }
+        };
+        high.checked_add(1).filter(|&boundary| boundary <= last)
     }
 
-    /// How many ids that found the side dictionary full are to be asked together by
-    /// [`Frontier::advance`], if there are [`QUORUM`] different ones among them and no more than
-    /// [`LEAP_ENTRIES_OF_ID`] of each: they are enough for a leap.
-    pub(crate) fn sample(&self) -> usize {
-        self.leap.load(Relaxed).max(8 * QUORUM)
+    /// Widens the window of the range of `id` to a quarter of `span`, the id range of a table that
+    /// has filled up: gaps that are small beside a table are normal.
+    pub fn widen(&self, id: u64, span: u64) {
+        let mut tracking = self.ranges.lock();
+        if let Some(at) = tracking.below(id) {
+            let range = &mut tracking.ranges[at].range;
+            range.window = range.window.max(span / 4);
+        }
     }
 
-    /// How many eras (of [`Frontier::era`]) it may take until they are there: sixty-four times as
-    /// many writes. The others may be where the traffic was, or of ids that are popular.
-    pub(crate) fn sample_eras(&self) -> u32 {
-        (QUORUM * self.sample()) as u32 / (RECENT / 2)
-    }
-
-    /// Rises by one with every 2,048 writes while some of them are ahead, and far when there were
-    /// none among so many, or a log said what is. It wraps.
-    pub(crate) fn era(&self) -> u32 {
-        self.era.load(Relaxed)
-    }
-
-    /// Whether the ids that are ahead have become so many that [`Frontier::advance`] may find a new
-    /// frontier among them. `entries`: how many entries the side dictionary holds now.
+    /// Whether the ids that are ahead have become so many that [`Frontier::advance`] may find a
+    /// range among them. `entries`: how many entries the side dictionary holds now.
     #[inline]
     pub fn should_advance(&self, entries: usize) -> bool {
-        let enough =
-            self.recent_ahead.load(Relaxed) >= (self.recent.load(Relaxed) / 8).max(QUORUM as u32);
         entries >= QUORUM.min(self.max_aside.load(Relaxed))
-            && enough
-            && self.new_ahead.load(Relaxed) > self.new_near.load(Relaxed)
+            && self.ahead.load(Relaxed) >= self.patience.load(Relaxed).max(QUORUM)
+            && !self.follows()
     }
 
-    /// Whether [`Frontier::advance`] may find a new frontier among a [sample](Frontier::sample) of
-    /// writes that found the side dictionary full, or filled its second half. That it gathered in
-    /// time shows that they are one write in sixty-four, at least; all others may be likes of old
-    /// posts, which say nothing of where new ones are.
-    pub(crate) fn should_follow(&self, entries: usize) -> bool {
-        entries >= QUORUM.min(self.max_aside.load(Relaxed))
-            && self.new_ahead.load(Relaxed) > self.new_near.load(Relaxed)
-    }
-
-    /// Advances to where most of `ahead` are: the ids of all entries in the side dictionary, an id
-    /// once per entry, in any order. Returns the highest id that is now inside; the engine moves
-    /// all entries up to it into tables. `None`: nothing changed, and a new quorum must gather
-    /// before [`Frontier::should_advance`] says yes again.
-    pub fn advance(&self, ahead: &mut Vec<u64>) -> Option<u64> {
-        let _advancing = self.advancing.lock();
-        // Not 0: eras go on, so that a lull is noticed.
-        self.recent_ahead.store(1, Relaxed);
+    /// Opens a range where most of `ahead` are: the ids of all entries in the side dictionary, an
+    /// id once per entry, in any order. `open` is handed the range, and closes the table over it
+    /// where it begins; it says whether it did. It runs under the lock that a moving frontier
+    /// takes, so none of the tables' writers may wait for that. Whether a range opened or grew:
+    /// then the engine moves all entries that it has into tables.
+    pub fn advance(&self, ahead: &mut Vec<u64>, open: impl FnOnce(Range) -> bool) -> bool {
+        let mut tracking = self.ranges.lock();
+        self.ahead.store(0, Relaxed);
+        self.patience.store(ahead.len() / 2, Relaxed);
+        ahead.retain(|&id| !self.contains(id));
         ahead.sort_unstable();
-        self.keep_candidates(ahead)?;
-        let half = ahead.len() / 2;
-        let start = (0..ahead.len() - half).min_by_key(|&i| ahead[i + half] - ahead[i])?;
-        let span = ahead[start + half] - ahead[start];
-        let window = span.saturating_mul(WINDOW_SPANS).max(self.window.load(Relaxed));
-        let limit = ahead[start + half].saturating_add(window);
-        // The window lets a chain of ids reach further, each within the window of the one before.
-        let mut high = ahead[start + half];
-        for &id in &ahead[start + half..] {
-            if id - high > window || id > limit {
-                break;
+        let Some(range) = self.range_among(&tracking, ahead) else { return false };
+        let moved = tracking.moves;
+        match tracking.ranges.binary_search_by_key(&range.start, |tracked| tracked.range.start) {
+            Ok(at) => tracking.ranges[at] = Tracked { range, moved },
+            Err(0) => tracking.ranges.push(Tracked { range, moved }),
+            Err(at) => {
+                if tracking.ranges.len() >= MAX_RANGES || !open(range) {
+                    return false;
+                }
+                tracking.ranges.insert(at, Tracked { range, moved });
             }
-            high = id;
         }
-        self.window.store(window, Relaxed);
-        self.high.fetch_max(high, SeqCst);
-        self.known.store(true, SeqCst);
-        self.high()
+        self.patience.store(0, Relaxed);
+        self.publish(&tracking);
+        true
     }
 
-    /// Leaves of `ahead`, which is sorted, those ids, once each, among which the frontier is to be
+    /// Joins ranges in which nothing new comes to those above; whether there was one.
+    pub fn join_idle(&self) -> bool {
+        if self.lower.load().is_empty() {
+            return false;
+        }
+        let mut tracking = self.ranges.lock();
+        let joined = tracking.join_idle();
+        if joined {
+            self.publish(&tracking);
+        }
+        joined
+    }
+
+    /// The range that is to open for `ahead`, which is sorted, or one that is there, longer, if the
+    /// jump is short beside its window. `None`: they are too few, or lie too far from each other.
+    fn range_among(&self, tracking: &Tracking, ahead: &mut Vec<u64>) -> Option<Range> {
+        let is_full = ahead.len() >= self.max_aside.load(Relaxed);
+        self.keep_candidates(!tracking.ranges.is_empty(), is_full, ahead)?;
+        let half = ahead.len() / 2;
+        let first = (0..ahead.len() - half).min_by_key(|&i| ahead[i + half] - ahead[i])?;
+        let span = ahead[first + half] - ahead[first];
+        let mut window = span.saturating_mul(WINDOW_SPANS).max(WINDOW_LEAST);
+        let Some(below) = tracking.below(ahead[first]) else {
+            let high = chain(&ahead[first + half..], window);
+            return Some(Range { start: 0, high, window });
+        };
+        let (known, last) = (tracking.ranges[below].range, tracking.last(below));
+        let near = &ahead[first + half..ahead.partition_point(|&id| id <= last)];
+        let high = near.first()?;
+        window = window.min(last - high);
+        let distance = ahead[first].saturating_sub(known.high);
+        if distance.saturating_add(span) <= known.window.saturating_mul(WINDOW_SPANS) {
+            return Some(Range { high: chain(near, known.window), ..known });
+        }
+        // What lies closer to the shorth than to the range below belongs to it: older posts of the
+        // same service.
+        let close = |&id: &u64| ahead[first] - id <= id.saturating_sub(known.high) / WINDOW_SPANS;
+        let start = ahead[..=first].iter().rev().copied().take_while(close).last()?;
+        (distance > window || is_full).then(|| Range { start, high: chain(near, window), window })
+    }
+
+    /// Leaves of `ahead`, which is sorted, those ids, once each, among which a range is to be
     /// looked for. `None`: they are too few.
-    fn keep_candidates(&self, ahead: &mut Vec<u64>) -> Option<()> {
+    fn keep_candidates(&self, known: bool, is_full: bool, ahead: &mut Vec<u64>) -> Option<()> {
         let near = &ahead[..ahead.partition_point(|&id| id <= self.reach())];
         let ids = |entries: &[u64]| entries.chunk_by(|a, b| a == b).count();
         let is_quorum = |entries: &[u64]| ids(entries) >= QUORUM;
@@ -378,20 +550,27 @@ impl Frontier {
                 entries.chunk_by(|a, b| a == b).map(|of_id| of_id.len().min(LEAP_ENTRIES_OF_ID));
             is_quorum(entries) && counted.sum::<usize>() >= self.leap.load(Relaxed)
         };
-        // Without room for more entries there is nothing to wait for.
-        let full = ahead.len() >= self.max_aside.load(Relaxed);
-        match self.known.load(SeqCst) {
+        match known {
             true if is_leap(near) => ahead.truncate(near.len()),
             false if is_quorum_at_start(near) => ahead.truncate(near.len()),
             // It begins there.
-            false if full && is_quorum_at_start(ahead) && near.len() < ahead.len().div_ceil(2) => {}
+            false
+                if is_full && is_quorum_at_start(ahead) && near.len() < ahead.len().div_ceil(2) => {
+            }
             // Few as they may be: those beyond are no quorum, or no more than they.
-            false if full => ahead.truncate(near.len()),
+            false if is_full => ahead.truncate(near.len()),
             _ => return None,
         }
         ahead.dedup();
         Some(())
     }
+}
+
+/// The highest of `ids`, which rise, that lies within `window` of the one before, and of the first.
+fn chain(ids: &[u64], window: u64) -> u64 {
+    let steps = ids.windows(2).take_while(|pair| pair[1] - pair[0] <= window);
+    let near = steps.map(|pair| pair[1]).take_while(|id| id - ids[0] <= window);
+    near.last().unwrap_or(ids[0])
 }
 
 fn reach(high: u64) -> u64 {
@@ -406,6 +585,24 @@ mod tests {
     /// Entries that a side dictionary may hold.
     const MOST: usize = 1 << 16;
 
+    /// Opens a range, if that is due, and takes out what it has.
+    fn take_in(frontier: &Frontier, ahead: &mut Vec<u64>) {
+        if frontier.should_advance(ahead.len()) && frontier.advance(&mut ahead.clone(), |_| true) {
+            ahead.retain(|&id| !frontier.contains(id));
+        }
+    }
+
+    /// A frontier that knows one range, from 0.
+    fn of(high: u64, window: u64, max_ahead: Option<u64>) -> Frontier {
+        Frontier::restore(&[Range { start: 0, high, window }], max_ahead, MOST)
+    }
+
+    /// What a frontier has found when it is handed all of `ahead` at once.
+    fn advanced(frontier: &Frontier, ahead: impl IntoIterator<Item = u64>) -> Option<u64> {
+        let mut ahead: Vec<u64> = ahead.into_iter().collect();
+        frontier.advance(&mut ahead, |_| true).then(|| frontier.high().unwrap())
+    }
+
     /// A frontier that has seen `n` ids from `first`, `gap` apart.
     fn settled(first: u64, gap: u64, n: u64) -> Frontier {
         let frontier = Frontier::new(None, MOST);
@@ -413,11 +610,7 @@ mod tests {
         for i in 0..n {
             if frontier.admit(first + i * gap) == Ahead {
                 ahead.push(first + i * gap);
-                if frontier.should_advance(ahead.len())
-                    && let Some(limit) = frontier.advance(&mut ahead)
-                {
-                    ahead.retain(|&id| id > limit);
-                }
+                take_in(&frontier, &mut ahead);
             }
         }
         assert_eq!(ahead, [], "all normal ids were admitted");
@@ -439,7 +632,7 @@ mod tests {
         for _ in 0..100_000 {
             assert_eq!(frontier.admit(u64::MAX), Ahead);
         }
-        assert_eq!(frontier.advance(&mut vec![u64::MAX; 100_000]), None);
+        assert_eq!(advanced(&frontier, vec![u64::MAX; 100_000]), None);
         assert_eq!(frontier.high(), high);
         assert_eq!(frontier.admit(high.unwrap() + 4096), Inside);
     }
@@ -454,7 +647,7 @@ mod tests {
             ahead.push(1_000_000 + i * 10);
         }
         assert!(frontier.should_advance(ahead.len()));
-        assert_eq!(frontier.advance(&mut ahead), Some(1_000_000 + 63 * 10));
+        assert_eq!(advanced(&frontier, ahead), Some(1_000_000 + 63 * 10));
         assert_eq!(frontier.admit(u64::MAX), Ahead);
         assert_eq!(frontier.admit(0), Inside);
     }
@@ -462,9 +655,9 @@ mod tests {
     #[test]
     fn a_service_with_three_posts_gets_a_frontier() {
         let frontier = Frontier::new(None, MOST);
-        let mut ahead: Vec<u64> = (0..4096).map(|i| 5000 + i % 3).collect();
-        assert_eq!(frontier.advance(&mut ahead[..4095].to_vec()), None);
-        assert_eq!(frontier.advance(&mut ahead), Some(5002));
+        let ahead: Vec<u64> = (0..4096).map(|i| 5000 + i % 3).collect();
+        assert_eq!(advanced(&frontier, ahead[..4095].to_vec()), None);
+        assert_eq!(advanced(&frontier, ahead), Some(5002));
     }
 
     /// Nor is one that may hold fewer entries than that refused for ever.
@@ -486,10 +679,7 @@ mod tests {
             // Half of what there is, or few beside few, or many beside none, at the end of all ids.
             let begins = |ids: &dyn Fn(u64) -> u64| {
                 let frontier = Frontier::new(None, most);
-                (
-                    frontier.advance(&mut (0..most as u64).map(ids).collect()),
-                    frontier.admit(u64::MAX),
-                )
+                (advanced(&frontier, (0..most as u64).map(ids)), frontier.admit(u64::MAX))
             };
             assert_eq!(
                 begins(&|i| if i % 2 == 0 { 5000 } else { u64::MAX - i }),
@@ -521,22 +711,127 @@ mod tests {
         for id in ids {
             if frontier.admit(id) == Ahead {
                 ahead.push(id);
-                if frontier.should_advance(ahead.len())
-                    && let Some(high) = frontier.advance(&mut ahead.clone())
-                {
-                    ahead.retain(|&id| id > high);
-                }
+                take_in(frontier, &mut ahead);
             }
         }
         ahead
     }
 
+    /// The old range stays beside it for as long as anything new comes there.
     #[test]
-    fn traffic_that_jumps_takes_the_frontier_along() {
+    fn traffic_that_jumps_opens_a_range() {
         let frontier = settled(1 << 50, 4096, 1000);
-        let mut later = (0..4 * LEAP as u64).map(|i| (1 << 51) + i * 4096);
-        assert_eq!(write(&frontier, [u64::MAX].into_iter().chain(later.clone())), [u64::MAX]);
-        assert_eq!(frontier.high(), later.next_back());
+        let old = frontier.ranges()[0];
+        let later = |from: u64, to: u64| (from..to).map(|i| (1 << 51) + i * 4096);
+        let few = 4 * LEAP as u64;
+        assert_eq!(write(&frontier, [u64::MAX].into_iter().chain(later(0, few))), [u64::MAX]);
+        assert_eq!(frontier.high(), later(0, few).next_back());
+        let ranges = frontier.ranges();
+        assert_eq!((ranges.len(), ranges[0]), (2, old));
+        assert_eq!(
+            (ranges[1].start, frontier.boundary(u64::MAX)),
+            (1 << 51, Some(ranges[1].high + 1))
+        );
+        let last = (1 << 51) - 1;
+        assert_eq!((frontier.boundary(last), frontier.is_open(last)), (Some(old.high + 1), true));
+        assert_eq!((frontier.boundary(last - 1), frontier.is_open(last - 1)), (None, false));
+        // Ids of the gap are ahead, those of both ranges are not, and both move.
+        assert_eq!((frontier.admit(last), frontier.admit(1 << 51)), (Ahead, Inside));
+        assert_eq!((frontier.admit(7), frontier.admit(old.high + 4096)), (Inside, Inside));
+        assert_eq!((frontier.ranges()[0].high, frontier.ranges()[1]), (old.high + 4096, ranges[1]));
+        assert!(!frontier.join_idle());
+        assert!(write(&frontier, later(few, few + IDLE + 1)).is_empty());
+        assert!(frontier.join_idle());
+        let high = later(few, few + IDLE + 1).next_back().unwrap();
+        assert_eq!(frontier.ranges(), [Range { start: 0, high, ..ranges[1] }]);
+        assert_eq!(frontier.admit(last), Inside, "late");
+    }
+
+    /// A twentieth of the new ids, then one in a thousand, for ever; and three at once.
+    #[test]
+    fn ranges_stay_apart_for_as_long_as_each_is_used() {
+        for share in [20, 1000] {
+            let frontier = settled(1 << 50, 4096, 1000);
+            let ids = |i: u64| match i % share {
+                0 => (1 << 52) + i * 16,
+                1 => (1 << 58) + i * 1000,
+                _ => (1 << 50) + (1000 + i) * 4096,
+            };
+            let ahead = write(&frontier, (0..10_000_000).map(ids));
+            assert!(ahead.len() < LEAP, "{share}: {} ahead", ahead.len());
+            let starts: Vec<u64> = frontier.ranges().iter().map(|range| range.start).collect();
+            assert_eq!(starts, [0, 1 << 52, (1 << 58) + 1000], "{share}");
+            assert!(!frontier.join_idle());
+        }
+    }
+
+    /// There are [`MAX_RANGES`], and a further one only in place of one that is used no more.
+    #[test]
+    fn ranges_are_few() {
+        let frontier = settled(1 << 30, 1, 1000);
+        let place = |n: u64, i: u64| (1 << (32 + n)) + i;
+        let few = 2 * LEAP as u64;
+        for n in 1..MAX_RANGES as u64 {
+            assert!(write(&frontier, (0..few).map(|i| place(n, i))).is_empty(), "{n}");
+        }
+        let used = (1..MAX_RANGES as u64).flat_map(|n| (few..few + 1).map(move |i| place(n, i)));
+        assert!(write(&frontier, used).is_empty());
+        let more = MAX_RANGES as u64 + 5;
+        let ahead = write(&frontier, (0..few).map(|i| place(more, i)));
+        assert_eq!((ahead.len(), frontier.ranges().len()), (few as usize, MAX_RANGES));
+        // Below the highest one nothing new comes any more.
+        assert!(write(&frontier, (0..2 * IDLE).map(|i| place(7, few + 1 + i))).is_empty());
+        assert!(frontier.join_idle());
+        assert!(write(&frontier, (0..2 * few).map(|i| place(more, i))).is_empty());
+        assert_eq!(
+            frontier.ranges().iter().map(|range| range.start).collect::<Vec<_>>(),
+            [0, place(more, 0)]
+        );
+    }
+
+    /// A few strays right above the traffic, and many far above: it is those that get the range,
+    /// and the traffic keeps its place.
+    #[test]
+    fn a_range_begins_far_above_the_one_below() {
+        let frontier = settled(1 << 50, 4096, 1000);
+        let Range { high, window, .. } = frontier.ranges()[0];
+        let strays = (1..100).map(|i| high + 2 * i * window);
+        let mut random = fastrand::Rng::with_seed(5);
+        let many = std::iter::repeat_with(move || random.u64(high + (1 << 40)..high + (1 << 41)));
+        let mut ahead: Vec<u64> = strays.chain(many.take(2 * MOST)).collect();
+        ahead.extend((0..LEAP as u64).map(|i| high + (1 << 60) + i));
+        assert!(frontier.advance(&mut ahead, |range| range.start >= high + (1 << 39)));
+        assert_eq!(frontier.ranges()[0].high, high);
+        assert_eq!(frontier.admit(high + 4096), Inside);
+    }
+
+    /// Where no table can be opened nothing changes, and it is tried again later.
+    #[test]
+    fn a_range_opens_with_its_table_or_not_at_all() {
+        let frontier = settled(1 << 50, 4096, 1000);
+        let before = frontier.ranges();
+        let mut ahead: Vec<u64> = (0..LEAP as u64).map(|i| (1 << 55) + i).collect();
+        assert!(!frontier.advance(&mut ahead, |_| false));
+        assert_eq!(frontier.ranges(), before);
+        assert_eq!(frontier.admit((1 << 50) + 1001 * 4096), Inside);
+        assert!(frontier.advance(&mut ahead, |range| range.start == 1 << 55));
+    }
+
+    /// Ids at random places, as a broken client may send, are no range while they are few; those
+    /// that are many have one to themselves.
+    #[test]
+    fn random_ids_take_nothing_from_the_traffic() {
+        let frontier = settled(1 << 50, 4096, 1000);
+        let old = frontier.ranges()[0];
+        let mut random = fastrand::Rng::with_seed(5);
+        let few = write(&frontier, (0..MOST / 2).map(|_| random.u64(1 << 51..)));
+        assert_eq!((few.len(), frontier.ranges()), (MOST / 2, vec![old]));
+        let frontier = settled(1 << 50, 4096, 1000);
+        write(&frontier, (0..4 * MOST).map(|_| random.u64(1 << 51..)));
+        assert_eq!(frontier.ranges()[0], old);
+        assert!(frontier.ranges().len() > 1);
+        assert_eq!(frontier.admit(old.high + 4096), Inside);
+        assert_eq!(frontier.ranges()[0].high, old.high + 4096);
     }
 
     /// Ids that are negative numbers, say: as many as there may be, before, among and after the
@@ -552,7 +847,7 @@ mod tests {
         );
         assert_eq!(frontier.high(), Some((1 << 50) + 1999 * 4096));
         // Within its window, too, if that is as wide as can be.
-        let frontier = Frontier::restore(Some(1 << 50), u64::MAX, None, MOST);
+        let frontier = of(1 << 50, u64::MAX, None);
         assert_eq!((frontier.admit(u64::MAX), frontier.admit(1 << 63)), (Ahead, Inside));
         assert_eq!(
             (frontier.admit(u64::MAX), frontier.reach()),
@@ -562,7 +857,10 @@ mod tests {
         while frontier.high() < Some(frontier.reach()) {
             assert_eq!(frontier.admit(frontier.reach()), Inside);
         }
-        assert_eq!((frontier.boundary(), frontier.admit(u64::MAX)), (Some(u64::MAX), Ahead));
+        assert_eq!(
+            (frontier.boundary(u64::MAX), frontier.admit(u64::MAX)),
+            (Some(u64::MAX), Ahead)
+        );
     }
 
     /// A space that begins at the end of all ids.
@@ -577,45 +875,40 @@ mod tests {
         assert_eq!(frontier.high(), Some(begin + 9999));
     }
 
-    /// Some thousand ids far ahead, at any place, are no traffic while there is some, however
-    /// quickly they come; nor before they are many.
+    /// Some thousand ids far ahead are no traffic, however quickly they come; nor are a few ids,
+    /// however often.
     #[test]
-    fn strays_beside_traffic_move_nothing() {
+    fn few_strays_move_nothing() {
         let frontier = settled(1 << 50, 4096, 1000);
         let few = LEAP as u64 - 1;
+        assert_eq!(write(&frontier, (1 << 55)..(1 << 55) + few).len(), LEAP - 1);
+        // One id counts for no more than one of sixty-four.
+        let frontier = settled(1 << 50, 4096, 1000);
+        let ids = (0..QUORUM as u64 - 1).map(|i| (1 << 55) + i);
+        let often = std::iter::repeat_n((1 << 55) + QUORUM as u64, 100_000);
+        assert_eq!(advanced(&frontier, ids.chain(often)), None);
+        let enough = QUORUM as u64 * LEAP_ENTRIES_OF_ID as u64;
         assert_eq!(
-            write(&frontier, (1 << 55)..(1 << 55) + few).len(),
-            LEAP - 1,
-            "all at once, and too few"
+            advanced(&frontier, (0..enough).map(|i| (1 << 55) + i % 64)),
+            Some((1 << 55) + 63)
         );
+    }
+
+    /// A jump that is not far beside how far apart the ids are.
+    #[test]
+    fn a_short_jump_moves_its_range() {
         let frontier = settled(1 << 50, 4096, 1000);
-        let mut ahead = vec![];
-        for i in 0..20_000u64 {
-            let new = (1 << 50) + (1000 + i) * 4096;
-            for id in [new, (1 << 55) + i] {
-                if frontier.admit(id) == Ahead {
-                    ahead.push(id);
-                }
-            }
-            assert!(
-                !frontier.should_advance(ahead.len()) || i < few,
-                "{i}: the traffic goes on where it is"
-            );
-        }
-        assert_eq!((ahead.len(), frontier.high()), (20_000, Some((1 << 50) + 20_999 * 4096)));
-        // One id counts for no more than one of sixty-four, however often it comes.
-        let frontier = settled(1 << 50, 4096, 1000);
-        let mut ahead: Vec<u64> = (0..QUORUM as u64 - 1).map(|i| (1 << 55) + i).collect();
-        ahead.extend([(1 << 55) + QUORUM as u64; 100_000]);
-        assert_eq!(frontier.advance(&mut ahead), None);
-        let mut ahead: Vec<u64> =
-            (0..QUORUM as u64 * LEAP_ENTRIES_OF_ID as u64).map(|i| (1 << 55) + i % 64).collect();
-        assert_eq!(frontier.advance(&mut ahead), Some((1 << 55) + 63));
+        let Range { high, window, .. } = frontier.ranges()[0];
+        let later = |i: u64| high + 2 * window + i * 4096;
+        let ahead = write(&frontier, (0..2 * LEAP as u64).map(later));
+        assert!(ahead.iter().all(|&id| frontier.contains(id)));
+        let ranges = frontier.ranges();
+        assert_eq!((ranges.len(), ranges[0].high), (1, later(2 * LEAP as u64 - 1)));
     }
 
     #[test]
     fn max_ahead_is_measured_from_the_frontier_or_from_the_highest_id() {
-        let frontier = Frontier::restore(Some(1000), 50, Some(5000), MOST);
+        let frontier = of(1000, 50, Some(5000));
         assert_eq!(frontier.admit(6001), TooFar);
         assert_eq!(frontier.admit(6000), Ahead);
         assert_eq!(frontier.admit(1001), Inside);
@@ -632,29 +925,68 @@ mod tests {
 
     #[test]
     fn a_following_frontier_admits_nothing_by_itself() {
-        let frontier = Frontier::restore(Some(1000), 50, None, MOST);
+        let frontier = of(1000, 50, None);
         assert_eq!(
             (frontier.admit_told(1001), frontier.high()),
             (Inside, Some(1001)),
             "a log that does not tell"
         );
-        frontier.tell(Some(1000), 5000);
+        let told = |high, window| [Range { start: 0, high, window }];
+        frontier.tell(&told(1000, 5000));
         assert_eq!((frontier.admit_told(1001), frontier.admit_told(1000)), (Ahead, Inside));
-        assert_eq!(
-            (frontier.high(), frontier.window(), frontier.follows()),
-            (Some(1000), 5000, true)
-        );
-        frontier.tell(None, 0);
+        assert_eq!((frontier.ranges(), frontier.follows()), (told(1000, 5000).to_vec(), true));
+        frontier.tell(&[]);
         assert_eq!((frontier.admit_told(0), frontier.high()), (Ahead, None));
-        frontier.tell(Some(7), 0);
+        frontier.tell(&told(7, 0));
         frontier.follow(false);
         assert_eq!((frontier.admit_told(8), frontier.high()), (Inside, Some(8)));
     }
 
     #[test]
+    fn ranges_read_back() {
+        let range = |start, high| Range { start, high, window: 1024 + high / 2 };
+        let all = [range(0, 7), range(100, 2000), range(1 << 52, u64::MAX)];
+        for ranges in [&all[..0], &all[..1], &all[..2], &all[..]] {
+            let numbers = Range::encode(ranges);
+            assert_eq!(Range::decode(&numbers).as_deref(), Some(ranges));
+            let cut = |end: &usize| Range::decode(&numbers[..*end]).is_some_and(|r| r == ranges);
+            assert!(!(0..numbers.len()).any(|end| cut(&end)));
+        }
+        assert_eq!(Range::encode(&all[..1]), [7, 1027], "as before there were several");
+        assert_eq!(Range::decode(&[9, 0, 7, 7, 0]), None, "overlapping");
+        assert_eq!(Range::decode(&[9, 0, 10, 7, 0]), None, "above its end");
+        let many = [9, 0].into_iter().chain((0..9).rev().flat_map(|i| [i + 1, i, 0]));
+        assert_eq!(Range::decode(&many.collect::<Vec<u64>>()), None, "too many");
+    }
+
+    #[test]
     fn the_last_id_leaves_no_boundary() {
-        assert_eq!(Frontier::restore(Some(u64::MAX), 0, None, MOST).boundary(), None);
-        assert_eq!(Frontier::restore(Some(7), 0, None, MOST).boundary(), Some(8));
-        assert_eq!(Frontier::new(None, MOST).boundary(), None);
+        assert_eq!(of(u64::MAX, 0, None).boundary(u64::MAX), None);
+        assert_eq!(of(7, 0, None).boundary(u64::MAX), Some(8));
+        assert_eq!(Frontier::new(None, MOST).boundary(u64::MAX), None);
+    }
+
+    /// Writers of ids of both ranges, and of the gap, while the upper one opens: what is inside at
+    /// the end was never handed to a table below it.
+    #[test]
+    fn no_id_of_the_gap_is_inside_while_a_range_opens() {
+        for round in 0..200 {
+            let frontier = settled(1 << 20, 1, 1000);
+            let done = AtomicBool::new(false);
+            std::thread::scope(|s| {
+                s.spawn(|| {
+                    let mut ahead: Vec<u64> = (0..LEAP as u64).map(|i| (1 << 40) + i).collect();
+                    assert!(frontier.advance(&mut ahead, |_| true), "{round}");
+                    done.store(true, SeqCst);
+                });
+                while !done.load(SeqCst) {
+                    assert_eq!(frontier.admit((1 << 40) - 1), Ahead);
+                    assert_eq!(frontier.admit(1 << 20), Inside);
+                    let next = frontier.ranges()[0].high + 1;
+                    assert_eq!(frontier.admit(next), Inside);
+                    assert!(frontier.contains(next));
+                }
+            });
+        }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! A *space* is cut into *tables*, one per id range. New ids are larger than old ones, so the
 //! newest table takes almost all new ids; when it is full enough the ring *rolls*: the newest table
-//! is closed at a boundary and a fresh one opens above it.
+//! is closed at a boundary and a fresh one opens above it. Where a second service uses ids far
+//! above, each has an *open* table of its own, and both roll.
 //!
 //! ```text
 //!   below the horizon |  table 0       table 1       table 2 (newest, open-ended)
@@ -28,12 +29,11 @@ mod frontier;
 mod memory;
 mod outliers;
 mod persistent_trie;
-mod rejected_sample;
 mod ring;
 mod unreadable;
 
 pub use bits::ones;
-pub use frontier::{Admission, Frontier};
+pub use frontier::{Admission, Frontier, MAX_RANGES, Range};
 pub use memory::{HUGE_PAGE_BYTES, Words, equal_bytes, prefetch, prefetch_to_write};
 pub use outliers::{Outliers, Refused, Side};
 pub use ring::{Entry, Loaded, Ring, STRIPES, Slot, Tables};

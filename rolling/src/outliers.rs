@@ -19,7 +19,6 @@
 
 use crate::frontier::{Admission, Frontier};
 use crate::persistent_trie::PersistentTrie;
-use crate::rejected_sample::RejectedSample;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -36,7 +35,6 @@ pub struct Outliers<V> {
     /// No entry has a lower id. `u64::MAX` when empty.
     lowest: AtomicU64,
     len: AtomicUsize,
-    rejected_sample: Mutex<RejectedSample>,
 }
 
 impl<V> Default for Outliers<V> {
@@ -46,7 +44,6 @@ impl<V> Default for Outliers<V> {
             writing: Mutex::default(),
             lowest: AtomicU64::new(u64::MAX),
             len: AtomicUsize::new(0),
-            rejected_sample: Mutex::default(),
         }
     }
 }
@@ -193,7 +190,7 @@ impl<V> Outliers<V> {
         self.len.fetch_add(1, SeqCst);
         let before = entries.get(id).cloned();
         let mut entry = before.clone();
-        let is_inside = frontier.high().is_some_and(|high| id <= high);
+        let is_inside = frontier.contains(id);
         let result = f(if is_inside { Side::Inside } else { Side::Ahead }, &mut entry);
         match (before, entry) {
             (Some(before), Some(after)) if Arc::ptr_eq(&before, &after) => self.settle(&entries),
@@ -210,68 +207,63 @@ impl<V> Outliers<V> {
         result
     }
 
-    /// Advances the frontier if the entries say so; `weight` is how many writes an entry stands
-    /// for, at most. Afterwards
-    /// [`Outliers::drain`] has work.
-    pub fn advance(&self, frontier: &Frontier, weight: impl Fn(&V) -> usize) -> bool {
+    /// Opens a range for the entries if they are enough, as [`Frontier::advance`] does; `weight` is
+    /// how many writes an entry stands for, at most. Afterwards [`Outliers::drain`] has work.
+    pub fn advance(
+        &self,
+        frontier: &Frontier,
+        weight: impl Fn(&V) -> usize,
+        open: impl FnOnce(crate::Range) -> bool,
+    ) -> bool {
         let mut ids = Vec::new();
         self.for_each(|id, entry| ids.extend(std::iter::repeat_n(id, weight(entry))));
-        frontier.advance(&mut ids).is_some()
+        frontier.advance(&mut ids, open)
     }
 
-    /// Whether so many of `most` entries are taken that what comes new is to be noted, too: else
-    /// the traffic that has jumped would be refused until enough of it has been.
-    pub fn fills_up(&self, frontier: &Frontier, entries: usize, most: usize) -> bool {
-        entries >= most / 2 && frontier.high().is_some()
-    }
-
-    /// Notes an id that the engine had no room for here. When many have gathered they may advance
-    /// the frontier, as they would from here; whether they did. Afterwards [`Outliers::drain`] has
-    /// work. Not to be called in a closure of [`Outliers::write`].
-    pub fn turn_away(&self, frontier: &Frontier, id: u64) -> bool {
-        // There the frontier does not go.
-        if id > frontier.reach() {
+    /// Whether an entry lies in a range of the frontier: [`Outliers::drain`] has work.
+    pub fn has_inside(&self, frontier: &Frontier) -> bool {
+        if self.is_empty() || !frontier.high().is_some_and(|high| self.may_hold(high)) {
             return false;
         }
-        let sample = self.rejected_sample.lock().note(frontier, id);
-        sample.is_some_and(|sample| {
-            let mut ids = sample.ahead(frontier);
-            // Before any id is normal, a rejected id was noted just now, and a sample is enough.
-            let asks = frontier.high().is_none() || frontier.should_follow(ids.len());
-            asks && frontier.advance(&mut ids).is_some()
-        })
+        let (entries, mut found) = (self.entries.load(), false);
+        frontier.ranges().iter().for_each(|range| {
+            entries.visit(range.start, |id, _| {
+                found |= id <= range.high;
+                false
+            });
+        });
+        found
     }
 
-    #[cfg(test)]
-    pub(crate) fn rejected_sample(&self) -> parking_lot::MutexGuard<'_, RejectedSample> {
-        self.rejected_sample.lock()
-    }
-
-    /// Hands up to 256 entries that the frontier has reached to `store`, which puts each into a
-    /// table, and takes it away (`None`) once it is there. Returns how many it took: call again
+    /// Hands up to 256 entries that lie in a range of the frontier to `store`, which puts each into
+    /// a table, and takes it away (`None`) once it is there. Returns how many it took: call again
     /// until it is 0.
     pub fn drain(
         &self,
         frontier: &Frontier,
         mut store: impl FnMut(u64, &mut Option<Arc<V>>),
     ) -> usize {
-        let Some(high) = frontier.high().filter(|&high| self.may_hold(high)) else { return 0 };
+        if !frontier.high().is_some_and(|high| self.may_hold(high)) {
+            return 0;
+        }
         let _writing = self.writing.lock();
         let before = self.entries.load_full();
         let mut entries = PersistentTrie::clone(&before);
         let mut visited = 0;
-        before.visit(0, |id, entry| {
-            if id > high || visited == CHUNK {
-                return false;
-            }
-            visited += 1;
-            let mut entry = Some(entry.clone());
-            store(id, &mut entry);
-            if entry.is_none() {
-                entries.remove(id);
-            }
-            true
-        });
+        for range in frontier.ranges() {
+            before.visit(range.start, |id, entry| {
+                if id > range.high || visited == CHUNK {
+                    return false;
+                }
+                visited += 1;
+                let mut entry = Some(entry.clone());
+                store(id, &mut entry);
+                if entry.is_none() {
+                    entries.remove(id);
+                }
+                true
+            });
+        }
         let moved = before.len() - entries.len();
         if moved > 0 {
             self.publish(entries);
@@ -317,11 +309,16 @@ impl<V> Outliers<V> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Range;
     use std::collections::HashMap;
     use std::sync::mpsc;
     use std::time::Duration;
 
     type Table = Mutex<HashMap<u64, u64>>;
+
+    fn range(high: u64) -> Range {
+        Range { start: 0, high, window: 0 }
+    }
 
     /// A write that does one thing or the other.
     fn either<V, R, E>(
@@ -371,7 +368,7 @@ mod tests {
         increment(&outliers, &frontier, &table, u64::MAX);
         assert_eq!(outliers.len(), 101);
         assert_eq!(outliers.read(1000, |v| *v), Some(1));
-        assert!(outliers.advance(&frontier, |v| *v as usize));
+        assert!(outliers.advance(&frontier, |v| *v as usize, |_| true));
         drain(&outliers, &frontier, &table);
         assert_eq!(outliers.len(), 1);
         assert_eq!(outliers.read(u64::MAX, |v| *v), Some(1));
@@ -383,7 +380,7 @@ mod tests {
     #[test]
     fn a_refusal_changes_nothing() {
         let (outliers, frontier) =
-            (Outliers::<u64>::default(), Frontier::restore(Some(10), 0, Some(1 << 20), 1 << 16));
+            (Outliers::<u64>::default(), Frontier::restore(&[range(10)], Some(1 << 20), 1 << 16));
         assert_eq!(
             outliers.write(&frontier, 1 << 30, either(|_| Ok::<_, ()>(()), |_| Ok(()))),
             Err(Refused::TooFar)
@@ -435,7 +432,7 @@ mod tests {
             (1, Ok(()), Ok(()), Ok(()))
         );
         assert_eq!(outliers.len(), 4);
-        frontier.adopt(Some(1000), 10);
+        frontier.adopt(1000, 10);
         assert_eq!(write(1200), Err(Refused::TooFar), "from now on only the frontier counts");
     }
 
@@ -447,7 +444,7 @@ mod tests {
         const B: u64 = 1 << 41;
         const C: u64 = 1 << 42;
         let (outliers, frontier, table) =
-            (Outliers::default(), Frontier::restore(Some(10), 0, None, 1 << 16), Table::default());
+            (Outliers::default(), Frontier::restore(&[range(10)], None, 1 << 16), Table::default());
         for id in [A, C, C] {
             increment(&outliers, &frontier, &table, id);
         }
@@ -502,7 +499,7 @@ mod tests {
             };
             outliers.delete(B, inside).unwrap();
         });
-        frontier.adopt(Some(B), 0);
+        frontier.adopt(B, 0);
         held(A, Some(5), None, &|stay| {
             let moved = outliers.drain(&frontier, |id, entry| {
                 table.lock().insert(id, **entry.as_ref().unwrap());
@@ -538,7 +535,7 @@ mod tests {
                 }
                 s.spawn(|| {
                     while frontier.high().is_none() {
-                        outliers.advance(&frontier, |v| *v as usize);
+                        outliers.advance(&frontier, |v| *v as usize, |_| true);
                     }
                     drain(&outliers, &frontier, &table);
                 });

@@ -297,37 +297,36 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Closes the newest table below a boundary and opens `next` from there on; returns the
-    /// boundary. Nothing happens, and `next` is handed back, if the newest table no longer starts
-    /// at `newest_low` (another writer rolled first), or `boundary` gives `None` or an id that is
-    /// not above `newest_low`.
+    /// Closes the table that starts at `low` below a boundary and opens `next` from there on, up to
+    /// where that one ended; returns the boundary. Nothing happens, and `next` is handed back, if
+    /// no table starts at `low`, or `boundary` gives `None` or an id that is not above `low` and in
+    /// the table: another writer rolled first.
     ///
-    /// `boundary` is asked while no writer is inside, and must lie above every id in the newest
-    /// table and in the one that it drains: [`Frontier::boundary`](crate::Frontier::boundary),
-    /// usually.
+    /// `boundary` is asked while no writer is inside, and must lie above every id in the table and
+    /// in the one that it drains: [`Frontier::boundary`](crate::Frontier::boundary), usually.
     pub fn roll(
         &self,
-        newest_low: u64,
+        low: u64,
         boundary: impl FnOnce() -> Option<u64>,
         next: T,
     ) -> Result<u64, T> {
         let _structure = self.structure.lock();
         let tables = self.load();
-        let newest = tables.newest();
-        if newest.slot.low != newest_low {
-            return Err(next);
-        }
-        let mut entries = Vec::with_capacity(tables.entries.len() + 1);
-        entries.extend_from_slice(&tables.entries);
-        newest.slot.shut(PAUSED);
-        let Some(boundary) = boundary().filter(|&b| b > newest_low) else {
-            newest.slot.state.store(OPEN, SeqCst);
+        let Ok(at) = tables.lows.binary_search(&low) else { return Err(next) };
+        let slot = &tables.entries[at].slot;
+        let last = slot.last();
+        slot.shut(PAUSED);
+        let Some(boundary) = boundary().filter(|&b| b > low && b <= last) else {
+            slot.state.store(OPEN, SeqCst);
             return Err(next);
         };
-        newest.slot.last.store(boundary - 1, SeqCst);
-        entries.push(Entry { slot: Slot::new(boundary, u64::MAX, OPEN, next), drains: None });
+        slot.last.store(boundary - 1, SeqCst);
+        let mut entries = Vec::with_capacity(tables.entries.len() + 1);
+        entries.extend_from_slice(&tables.entries[..=at]);
+        entries.push(Entry { slot: Slot::new(boundary, last, OPEN, next), drains: None });
+        entries.extend_from_slice(&tables.entries[at + 1..]);
         self.tables.store(Tables::new(entries));
-        newest.slot.state.store(OPEN, SeqCst);
+        slot.state.store(OPEN, SeqCst);
         Ok(boundary)
     }
 
@@ -489,6 +488,7 @@ mod tests {
         assert!(ring.recycle().is_none(), "the only table is never recycled");
         ring.roll(0, || Some(100), empty()).unwrap();
         assert!(ring.roll(0, || Some(200), empty()).is_err(), "another thread rolled first");
+        assert!(ring.roll(7, || Some(200), empty()).is_err(), "no table starts there");
         assert!(ring.roll(100, || Some(100), empty()).is_err(), "an empty range");
         ring.roll(100, || Some(u64::MAX), empty()).unwrap();
         assert_eq!(ranges(&ring), [(0, 99), (100, u64::MAX - 1), (u64::MAX, u64::MAX)]);

@@ -334,9 +334,10 @@ section! {
         memory_limit_bytes: u64 = 0,
         /// Most unset ("unliked") pairs per table, held exactly.
         max_revoked: usize = 1 << 20,
-        /// Most pairs of ids that are far ahead of all others, held exactly, at least 1; beyond
-        /// that they are refused with an OOM error. When a sixteenth of so many, or 4,096, are
-        /// there, and most new ids are, the others follow them.
+        /// Pairs of ids far ahead of all others, at least 1, that are held exactly and wait for
+        /// others that lie close to them. A sixteenth of so many, or 4,096, get tables of their
+        /// own if their ids lie together; more than this if they do not. All take memory, and
+        /// are refused at the space's memory limit only.
         max_aside: usize = 1 << 16,
         /// Ids whose flags were all unset at once (TM.FORGET): 32 to 64 bytes each, until their
         /// table is recycled. At the limit TM.FORGET is refused.

@@ -68,7 +68,7 @@ pub fn apply_record(
             existence()?.put_layout(&decode_ring(payload)?).map_err(|e| e.to_string())
         }
         Some(RecordKind::Frontier) => {
-            existence()?.put_frontier(decode_frontier(payload)?);
+            existence()?.put_frontier(&decode_frontier(payload)?);
             Ok(())
         }
         Some(RecordKind::Tokens) => engines.tokens.decode(payload),

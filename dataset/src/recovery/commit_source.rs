@@ -9,7 +9,7 @@ use crate::log_records::{Commit, RecordKind, encode_forgotten};
 use crate::ring_records::{encode_block, encode_frontier, encode_ring};
 use counter::Schema;
 use ledger::OwnedMember;
-use phantom::{Answer, Frontier, Member, Pair};
+use phantom::{Answer, Member, Pair, Range};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ struct Logged {
     ranges: Option<(Option<u64>, Option<u64>)>,
     tie: Option<PairedCounter>,
     /// How often its ring had changed, and its frontier.
-    course: Option<(u64, Frontier)>,
+    course: Option<(u64, Vec<Range>)>,
 }
 
 /// How the rows of one stripe are read: its lock is held, so a list of tables that was taken under
@@ -114,7 +114,8 @@ impl<'a> CommitSource<'a> {
         self.loose.sort_unstable();
         for space in engines.existences() {
             let known = self.existences.entry(space.number()).or_default();
-            let high = known.course.and_then(|(_, frontier)| frontier.high);
+            let ranges = known.course.as_ref().map_or(&[][..], |(_, ranges)| ranges);
+            let high = ranges.last().map(|range| range.high);
             let mut ids = space.loose().take_arrived();
             known.arrived.clone_from(&ids);
             let marked =
@@ -346,18 +347,15 @@ impl Source<Mark> for CommitSource<'_> {
         // Where pairs go is told before the pairs, and was read after them (L1).
         for space in engines.existences() {
             let seen = &mut self.existences.entry(space.number()).or_default().course;
-            let now = space.course(seen.map_or(u64::MAX, |(changes, _)| changes));
+            let now = space.course(seen.as_ref().map_or(u64::MAX, |(changes, _)| *changes));
             if let Some(layout) = now.layout {
                 batch.push(space.number(), RecordKind::Ring as u8, &encode_ring(&layout));
             }
-            if seen.is_none_or(|(_, frontier)| frontier != now.frontier) {
-                batch.push(
-                    space.number(),
-                    RecordKind::Frontier as u8,
-                    &encode_frontier(now.frontier),
-                );
+            if seen.as_ref().is_none_or(|(_, ranges)| *ranges != now.ranges) {
+                let ranges = encode_frontier(&now.ranges);
+                batch.push(space.number(), RecordKind::Frontier as u8, &ranges);
             }
-            *seen = Some((now.changes, now.frontier));
+            *seen = Some((now.changes, now.ranges));
         }
         self.encode_loose(&engines, batch);
         self.encode_forgotten(batch);

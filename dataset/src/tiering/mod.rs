@@ -448,7 +448,7 @@ fn most_changed(space: &CounterSpace) -> Option<(RangeStats, u64)> {
     let weighed = space
         .ranges()
         .into_iter()
-        .filter(|range| range.last < end && !is_damaged(space, range))
+        .filter(|range| range.last < end && !range.open && !is_damaged(space, range))
         .map(|range| {
             let rows = if range.rows > 0 { range.bytes } else { 0 };
             (range, rows + space.tombs_of(range.low, range.last).1)
@@ -524,7 +524,7 @@ pub fn spill_oldest(live: &Live<'_>, space: &CounterSpace) -> store::Result<Opti
     let Some(_alone) = alone_with(live, space.number()) else { return Ok(None) };
     let is_worth =
         |range: &RangeStats| range.rows > 0 || space.tombs_of(range.low, range.last).0 > 0;
-    let worth = space.ranges().into_iter().filter(|range| range.last < u64::MAX && is_worth(range));
+    let worth = space.ranges().into_iter().filter(|range| !range.open && is_worth(range));
     // The first of the least: one that is damaged if there are no others.
     let oldest = worth.min_by_key(|range| is_damaged(space, range));
     oldest.map(|range| Ground::of(live).spill(space, range.low, range.last, 0)).transpose()
@@ -550,7 +550,7 @@ fn make_room(
 ) -> store::Result<Option<Spilled>> {
     let (end, least) = (space.cold_end(), LEAST_BYTES.min(limit / LEAST_PART));
     let is_fresh = |range: &RangeStats| {
-        range.last >= end && range.last < u64::MAX && range.bytes > least && range.rows > 0
+        range.last >= end && !range.open && range.bytes > least && range.rows > 0
     };
     let fresh = space.ranges().into_iter().find(is_fresh);
     let changed =

@@ -161,10 +161,9 @@ impl From<WriteError> for Refusal {
             WriteError::Counter(Counter::Full { .. }) => {
                 refuse!("OOM command not allowed when used memory > 'maxmemory': {error}")
             }
-            WriteError::Counter(Counter::NoMemory | Counter::OutliersFull { .. })
+            WriteError::Counter(Counter::NoMemory)
             | WriteError::Phantom(
                 Phantom::RevokedFull
-                | Phantom::OutliersFull
                 | Phantom::ForgottenFull
                 | Phantom::Full
                 | Phantom::LateFull

@@ -7,11 +7,13 @@ use crate::hash::{Pair, Seed};
 use crate::options::Options;
 use crate::space::Space;
 use crate::table::Table;
-use rolling::Frontier;
+use rolling::{Frontier, MAX_RANGES, Range};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 const HEAD_MAGIC: &[u8; 8] = b"TMPHEAD\x01";
+/// Of a space with several ranges of ids.
+const HEAD_MAGIC_RANGES: &[u8; 8] = b"TMPHEAD\x02";
 const HEAD_FIXED: usize = 40;
 const ASIDE_PAIR: usize = 24;
 
@@ -20,16 +22,17 @@ impl Space {
     /// pair that moves into one meanwhile is then in both, not in neither.
     pub fn encode_head(&self) -> Vec<u8> {
         let (frontier, seed) = (&self.frontier, self.seed);
-        let high = frontier.high();
+        let ranges = Range::encode(&frontier.ranges());
+        let mut fields = vec![seed.fingerprint(), u64::from(!ranges.is_empty()) | 2];
+        fields.extend(ranges.iter().take(2));
+        fields.resize(4, 0);
         let mut bytes = HEAD_MAGIC.to_vec();
-        for field in [
-            seed.fingerprint(),
-            u64::from(high.is_some()) | 2,
-            high.unwrap_or(0),
-            frontier.window(),
-        ] {
-            bytes.extend_from_slice(&field.to_le_bytes());
+        if let Some(lower) = ranges.get(2..).filter(|lower| !lower.is_empty()) {
+            bytes = HEAD_MAGIC_RANGES.to_vec();
+            fields.push(lower.len() as u64 / 3);
+            fields.extend(lower);
         }
+        fields.iter().for_each(|field| bytes.extend_from_slice(&field.to_le_bytes()));
         self.for_each_outlier(|pair| {
             bytes.extend_from_slice(&pair.id.to_le_bytes());
             bytes.extend_from_slice(&pair.hash().to_le_bytes());
@@ -67,8 +70,9 @@ impl Space {
         let Some(body) = head.len().checked_sub(CHECK).filter(|&body| body >= HEAD_FIXED) else {
             return Err(corrupt(0, "a head that is too short"));
         };
-        if head[..8] != HEAD_MAGIC[..] {
-            return Err(corrupt(0, "no head of version 1"));
+        let has_ranges = head[..8] == HEAD_MAGIC_RANGES[..];
+        if head[..8] != HEAD_MAGIC[..] && !has_ranges {
+            return Err(corrupt(0, "no head of version 1 or 2"));
         }
         if xxh3_64(&head[..body]) != u64_at(head, body) {
             return Err(corrupt(0, "a checksum that does not match"));
@@ -77,15 +81,25 @@ impl Space {
             return Err(DecodeError::OtherSeed);
         }
         let (is_known, is_told) = (u64_at(head, 16) & 1 == 1, u64_at(head, 16) & 2 == 2);
-        let high = is_known.then(|| u64_at(head, 24));
-        if !(body - HEAD_FIXED).is_multiple_of(ASIDE_PAIR) {
+        let mut numbers = if is_known { vec![u64_at(head, 24), u64_at(head, 32)] } else { vec![] };
+        let mut pairs = HEAD_FIXED;
+        if has_ranges && body >= HEAD_FIXED + 8 {
+            let lower = usize::try_from(u64_at(head, HEAD_FIXED)).unwrap_or(0).min(MAX_RANGES);
+            let first = HEAD_FIXED + 8;
+            pairs = first + lower * 24;
+            numbers.extend((first..pairs.min(body)).step_by(8).map(|at| u64_at(head, at)));
+        }
+        let ranges = Range::decode(&numbers).ok_or(corrupt(HEAD_FIXED, "ranges that overlap"))?;
+        if pairs > body || !(body - pairs).is_multiple_of(ASIDE_PAIR) {
             return Err(corrupt(HEAD_FIXED, "half a pair"));
         }
         tables.sort_by_key(|stored| stored.low);
         // Where one is missing it was recycled, and all below it. (The newest of its time says that
-        // it has no end.)
+        // it has no end. That below a range of ids was open, and what came above it since is told
+        // by the log.)
         let is_gap = |pair: &[StoredTable]| {
             pair[0].last.checked_add(1).is_some_and(|next| next < pair[1].low)
+                && !ranges.iter().any(|range| range.start == pair[1].low)
         };
         if let Some(gap) = tables.windows(2).rposition(is_gap) {
             tables.drain(..=gap);
@@ -100,20 +114,22 @@ impl Space {
             .filter(|stored| stored.table.cold().is_some())
             .map(|stored| stored.last)
             .max();
+        let frontier = Frontier::restore(&ranges, options.max_ahead, options.max_aside);
+        if let Some(last) = cold_last {
+            // The ids up to there were normal when the table was closed.
+            frontier.adopt(last, 0);
+        }
+        let lows: Vec<u64> = tables.iter().map(|stored| stored.low).collect();
         let parts = tables.into_iter().enumerate().map(|(i, stored)| {
-            stored.table.set_newest(i == newest);
+            let last = lows.get(i + 1).map_or(u64::MAX, |next| next - 1);
+            stored.table.set_open(i == newest || frontier.is_open(last));
             (stored.low, Arc::new(stored.table))
         });
-        let frontier =
-            Frontier::restore(high, u64_at(head, 32), options.max_ahead, options.max_aside);
-        if cold_last.is_some() {
-            // The ids up to there were normal when the table was closed.
-            frontier.adopt(cold_last, 0);
-        }
         frontier.follow(is_told);
-        let space = Space::from_parts(options, parts.collect(), frontier)
+        let parts = parts.collect();
+        let space = Space::from_parts(options, parts, frontier)
             .map_err(|_| corrupt(0, "options that cannot work"))?;
-        for pair in head[HEAD_FIXED..body].chunks_exact(ASIDE_PAIR) {
+        for pair in head[pairs..body].chunks_exact(ASIDE_PAIR) {
             let hash = u128::from(u64_at(pair, 16)) << 64 | u128::from(u64_at(pair, 8));
             space.put_outlier(&Pair::from_hash(u64_at(pair, 0), hash));
         }

@@ -134,10 +134,10 @@ fn ids_above_ours_stay_in_their_table_when_it_is_closed() {
         // What was aside, as an id that is ahead, is no more.
         here.add(799, &Member::Number(3)).unwrap();
         let replica = Space::new(here.options().clone()).unwrap();
-        replica.put_frontier(here.course(0).frontier);
+        replica.put_frontier(&here.course(0).ranges);
         replayed(&here, &replica, &differing(&here, &there, 0));
         while here.maintain() {}
-        replica.put_frontier(here.course(0).frontier);
+        replica.put_frontier(&here.course(0).ranges);
         replica.lead();
         assert_eq!(here.outlier_pairs(), 0);
         for space in [&here, &replica] {
@@ -177,7 +177,7 @@ fn a_block_finds_its_table_whatever_was_told_before_that_began() {
             if std::ptr::eq(space, &here) {
                 let course = here.course(changes);
                 course.layout.iter().for_each(|layout| replica.put_layout(layout).unwrap());
-                replica.put_frontier(course.frontier);
+                replica.put_frontier(&course.ranges);
                 changes = course.changes;
                 // Outliers at the master, and set by the time it is told of.
                 for id in low..low + 300 {
@@ -192,7 +192,7 @@ fn a_block_finds_its_table_whatever_was_told_before_that_began() {
     set(&there, low..low + 100, 1);
     replica.put_layout(&here.layout()).unwrap();
     assert_eq!((replica.layout(), replica.outlier_pairs()), (here.layout(), 200));
-    replica.put_frontier(here.course(0).frontier);
+    replica.put_frontier(&here.course(0).ranges);
     replayed(&here, &replica, &differing(&here, &there, low));
     assert_eq!(replica.digest(low), here.digest(low));
     for id in low..low + 100 {
@@ -223,7 +223,7 @@ fn an_empty_table_becomes_as_large_as_the_log_says() {
     let replica = Space::new(options).unwrap();
     replica.put_layout(&here.layout()).unwrap();
     assert_eq!(replica.layout(), here.layout());
-    replica.put_frontier(here.course(0).frontier);
+    replica.put_frontier(&here.course(0).ranges);
     replayed(&here, &replica, &differing(&here, &there, 0));
     assert!((1..2000).all(|member| answer(&replica, member) == Answer::Yes));
 }
@@ -232,25 +232,45 @@ fn an_empty_table_becomes_as_large_as_the_log_says() {
 #[test]
 fn a_block_of_ids_far_ahead_is_refused_until_there_are_such_ids() {
     let (here, there) = (site(), site());
-    for id in (0..200).map(|i| 50_000 + i) {
+    for id in 100..5000 {
         there.add(id, &Member::Number(1)).unwrap();
     }
     while there.maintain() {}
-    assert_eq!((there.highest_id(), there.outlier_pairs()), (Some(50_199), 0));
+    assert_eq!((there.highest_id(), there.outlier_pairs()), (Some(4999), 0));
     let blocks = differing(&here, &there, 0);
     let before = here.digest(0);
     let merged = merge(&here, &blocks);
-    assert!(
-        matches!(merged, Err(MergeError::FarAhead { highest: 50_199, ours: 99 })),
-        "{merged:?}"
-    );
+    assert!(matches!(merged, Err(MergeError::FarAhead { highest: 4999, ours: 99 })), "{merged:?}");
     assert_eq!((here.digest(0), here.highest_id()), (before, Some(99)));
-    let limited =
-        Space::new(Options { max_ahead: Some(40_000), ..here.options().clone() }).unwrap();
+    let limited = Space::new(Options { max_ahead: Some(4000), ..here.options().clone() }).unwrap();
     for id in 0..100 {
         limited.add(id, &Member::Number(0)).unwrap();
     }
     assert!(matches!(merge(&limited, &blocks), Err(MergeError::Refused(Error::KeyTooBig))));
+    for id in 4800..5000 {
+        here.add(id, &Member::Number(2)).unwrap();
+    }
+    assert!(merge(&here, &blocks).unwrap() > 0);
+    assert_eq!(here.contains(4100, &Member::Number(1)).unwrap(), Answer::Yes);
+}
+
+/// A range of ids has tables of its own, and so has the other site when it has such ids.
+#[test]
+fn blocks_of_a_range_go_to_the_same_range() {
+    let (here, there) = (site(), site());
+    for id in (0..200).map(|i| 50_000 + i) {
+        there.add(id, &Member::Number(1)).unwrap();
+    }
+    assert_eq!(there.layout()[1].low, 50_000);
+    let all: Vec<usize> = (0..there.digest(50_000).unwrap().blocks.len()).collect();
+    let mut blocks = vec![];
+    let sink = |block: &[u8]| {
+        blocks.extend_from_slice(block);
+        Ok::<(), ()>(())
+    };
+    assert!(there.export_blocks(50_000, &all, sink).unwrap());
+    let merged = merge(&here, &blocks);
+    assert!(merged.is_err(), "no table of ours begins there");
     for id in (0..200).map(|i| 50_000 + i) {
         here.add(id, &Member::Number(2)).unwrap();
     }
@@ -437,7 +457,7 @@ fn a_pair_aside_is_not_revoked_by_a_block() {
     let replica = Space::new(here.options().clone()).unwrap();
     let pair = here.pair(early, &Member::Number(1));
     assert_eq!(here.add(early, &Member::Number(1)).unwrap(), Change::Changed);
-    replica.put_frontier(here.course(0).frontier);
+    replica.put_frontier(&here.course(0).ranges);
     replica.put(&pair, true).unwrap();
     assert_eq!((here.outlier_pairs(), replica.outlier_pairs()), (1, 1));
     here.add(110, &Member::Number(1)).unwrap();
@@ -446,7 +466,7 @@ fn a_pair_aside_is_not_revoked_by_a_block() {
     let block = here.read_block(&mut &blocks[..]).unwrap();
     let ((), changed) = here.merge_block(&block, || ()).unwrap();
     assert_eq!((changed.len(), block.revoked.len(), here.outlier_pairs()), (0, 1, 1));
-    replica.put_frontier(here.course(0).frontier);
+    replica.put_frontier(&here.course(0).ranges);
     replica.put_block(block.place(), &here.block_state(block.place()).unwrap()).unwrap();
     while here.maintain() {}
     for space in [&here, &replica] {

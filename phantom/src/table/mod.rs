@@ -144,7 +144,7 @@ pub(crate) struct Table {
     /// What stands for its filters if they lie elsewhere. Then `first` is an empty page, so that
     /// the table looks like one with an extension, and no reader pays for the question.
     cold: Option<Box<Cold>>,
-    /// Pairs that were set before the table was closed; 0 while it is the newest.
+    /// Pairs that were set before the table was closed; 0 while it is open.
     early: AtomicU64,
     /// With how many pairs the table is closed.
     roll_at: AtomicU64,
@@ -291,7 +291,7 @@ impl Table {
         self.early.load(Relaxed)
     }
 
-    /// Says that the table is no longer the newest.
+    /// Says that the table is no longer open.
     pub(crate) fn close(&self) {
         self.set_closed_at(self.pairs().max(1));
     }
@@ -343,11 +343,22 @@ impl Table {
         self.outdated.store(outdated, Relaxed);
     }
 
-    /// Says whether a restored table is the newest.
-    pub(crate) fn set_newest(&self, newest: bool) {
-        let early = if newest { 0 } else { self.early().max(1) };
+    /// Says whether a restored table is open.
+    pub(crate) fn set_open(&self, open: bool) {
+        let early = if open { 0 } else { self.early().max(1) };
         self.early.store(early, Relaxed);
-        self.roll_at.store(if newest { self.capacity() } else { early }, Relaxed);
+        self.roll_at.store(if open { self.capacity() } else { early }, Relaxed);
+    }
+
+    /// Says that it is open, whatever was said of it before.
+    pub(crate) fn reopen(&self) {
+        self.early.store(0, Relaxed);
+    }
+
+    /// Whether it is open: new ids come into it, and when it is full the next one opens above it.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        self.early() == 0
     }
 
     pub(crate) fn set_roll_at(&self, pairs: u64) {
@@ -364,7 +375,7 @@ impl Table {
         self.roll_at.load(Relaxed)
     }
 
-    /// Whether the newest table has so many pairs that it is time to close it: as the first filter
+    /// Whether an open table has so many pairs that it is time to close it: as the first filter
     /// holds, or in all of the chain. That another site's block has brought an extension is no
     /// reason, nor how unevenly: a block of one bit, or a few blocks, would close a table (P4).
     #[inline]

@@ -5,7 +5,7 @@
 
 use crate::sites::{copy, merge};
 use phantom::{
-    Answer, BlockPlace, Change, Frontier, Layout, Member, MergeError, Options, Pair, Space,
+    Answer, BlockPlace, Change, Layout, Member, MergeError, Options, Pair, Range, Space,
     TableDecoder,
 };
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ enum Record {
     Pair(Pair, bool),
     Block(BlockPlace, Vec<u8>),
     Layout(Vec<Layout>),
-    Frontier(Frontier),
+    Frontier(Vec<Range>),
     Generation(u64, u64),
 }
 
@@ -26,11 +26,14 @@ struct Traffic {
     model: BTreeMap<(u64, u64), bool>,
     rng: fastrand::Rng,
     now: u64,
+    /// Whether there is a second service, and until when.
+    two: bool,
+    until: u64,
     /// Pairs written since the last commit, ids forgotten, and blocks merged.
     dirty: Vec<Pair>,
     forgotten: Vec<u64>,
     blocks: Vec<BlockPlace>,
-    logged: Option<(u64, Frontier)>,
+    logged: Option<(u64, Vec<Range>)>,
     log: Vec<Record>,
     events: Events,
 }
@@ -43,6 +46,7 @@ struct Events {
     too_full: usize,
     no_table: usize,
     forgotten: usize,
+    ranges: usize,
 }
 
 impl Traffic {
@@ -52,6 +56,7 @@ impl Traffic {
             pairs_per_table: 3000,
             max_tables: 4,
             max_ahead: seed.is_multiple_of(2).then_some(1 << 40),
+            max_aside: 2000,
             first_id: 0,
             seed,
             ..Options::default()
@@ -61,6 +66,8 @@ impl Traffic {
             model: BTreeMap::new(),
             rng: fastrand::Rng::with_seed(seed),
             now: FIRST,
+            two: seed % 4 < 2,
+            until: if seed % 8 < 4 { u64::MAX } else { FIRST + 10_000 },
             dirty: vec![],
             forgotten: vec![],
             blocks: vec![],
@@ -72,7 +79,12 @@ impl Traffic {
 
     fn step(&mut self) {
         self.now += self.rng.u64(0..3);
+        self.events.ranges = self.events.ranges.max(self.space.course(0).ranges.len());
         let id = match self.rng.u32(0..200) {
+            // A second service, in some runs for a while only.
+            60..80 if self.two && self.now < self.until => {
+                FIRST + (1 << 38) + (self.now - FIRST) / 8
+            }
             0 => FIRST + (1 << 39) + self.rng.u64(..1 << 20),
             1 => self.now + self.rng.u64(..1 << 30),
             2..60 => self.now.saturating_sub(self.rng.u64(0..3000)),
@@ -123,12 +135,12 @@ impl Traffic {
                 answer => states.push(Record::Pair(pair, answer == Answer::Yes)),
             }
         }
-        let course = self.space.course(self.logged.map_or(u64::MAX, |logged| logged.0));
+        let course = self.space.course(self.logged.as_ref().map_or(u64::MAX, |logged| logged.0));
         self.log.extend(course.layout.map(Record::Layout));
-        if self.logged.is_none_or(|logged| logged.1 != course.frontier) {
-            self.log.push(Record::Frontier(course.frontier));
+        if self.logged.as_ref().is_none_or(|logged| logged.1 != course.ranges) {
+            self.log.push(Record::Frontier(course.ranges.clone()));
         }
-        self.logged = Some((course.changes, course.frontier));
+        self.logged = Some((course.changes, course.ranges));
         let generations = self.forgotten.drain(..).map(|id| (id, self.space.generation(id)));
         // Those below the horizon are not known any more.
         let generations = generations.filter(|(_, generation)| *generation > 0);
@@ -160,7 +172,7 @@ impl Traffic {
         }
         // Set here, and still aside; unset there.
         let mut outliers = false;
-        if let Frontier { high: Some(high), window } = self.space.course(0).frontier
+        if let Some(&Range { high, window, .. }) = self.space.course(0).ranges.last()
             && self.rng.bool()
         {
             let (early, member) = (high + window + 1, self.rng.u64(0..100));
@@ -241,7 +253,7 @@ fn replay(space: &Space, log: &[Record], serves: bool) {
                 space.put_block(*place, state).expect("what was merged fits")
             }
             Record::Layout(layout) => space.put_layout(layout).expect("small tables"),
-            Record::Frontier(frontier) => space.put_frontier(*frontier),
+            Record::Frontier(frontier) => space.put_frontier(frontier),
             Record::Generation(id, generation) => space.put_generation(*id, *generation),
         }
         if serves && space.wants_maintenance() {
@@ -309,14 +321,19 @@ fn a_log_brings_all_back_from_any_earlier_position() {
         traffic.check(&fresh, &format!("seed {seed}, log only"));
         for space in [&restored, &fresh] {
             assert_eq!(space.layout(), traffic.space.layout(), "seed {seed}: L1, L2");
-            assert_eq!(space.course(0).frontier, traffic.space.course(0).frontier, "seed {seed}");
+            assert_eq!(space.course(0).ranges, traffic.space.course(0).ranges, "seed {seed}");
             assert_eq!(space.outlier_pairs(), traffic.space.outlier_pairs(), "seed {seed}");
         }
         assert!(
             traffic.space.horizon() > 0 && traffic.space.layout().len() > 3,
-            "it rolled and recycled"
+            "it rolled and recycled: seed {seed} {:?} {:?}",
+            traffic.space.layout(),
+            traffic.space.course(0).ranges
         );
-        let Events { blocks, revoked_outliers, too_full, no_table, forgotten } = traffic.events;
+        let Events { blocks, revoked_outliers, too_full, no_table, forgotten, ranges } =
+            traffic.events;
+        assert_eq!(ranges > 1, traffic.two, "seed {seed}: {ranges} ranges of ids");
+        happened.ranges += ranges;
         happened.blocks += blocks;
         happened.revoked_outliers += revoked_outliers;
         happened.too_full += too_full;

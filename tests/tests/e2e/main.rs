@@ -35,6 +35,7 @@ mod migrate;
 mod model;
 mod observe;
 mod page;
+mod ranges;
 mod real_data;
 mod replication;
 mod restart;

@@ -1,0 +1,104 @@
+//! Two services in one space for ever, whose ids lie 2^52 apart: no write is refused, tables of
+//! both ranges roll, and a restart, a kill and a replica have the same tables and rows.
+
+use crate::replication::{follow, in_step};
+use redis::{Connection, cmd};
+use std::collections::HashMap;
+use tidemark_server::config::Config;
+use tidemark_tests::{TestServer, number, tables};
+
+const FIRST: u64 = 1 << 50;
+const GAP: u64 = 1 << 52;
+/// Likes of a post.
+const LIKES: u64 = 3;
+
+fn small(config: &mut Config) {
+    let liked = &mut config.existence[0];
+    (liked.pairs_per_table, liked.false_positive_rate) = (8000, 0.001);
+    config.counter[0].rows_per_table = 2048;
+}
+
+/// One post in twenty is of the upper service.
+fn post(n: u64) -> u64 {
+    FIRST + n * 16 + if n.is_multiple_of(20) { GAP } else { 0 }
+}
+
+/// Posts `from..to` as they come, each with its likes, and `late` likes of old ones for each.
+fn traffic(c: &mut Connection, from: u64, to: u64, late: u64) {
+    for first in (from..to).step_by(100) {
+        let mut pipe = redis::pipe();
+        for n in first..to.min(first + 100) {
+            for like in 0..LIKES {
+                pipe.cmd("FEED.ACT").arg("like").arg(like).arg(post(n));
+            }
+            for like in 0..late {
+                // By viewers that like them already: it changes nothing.
+                pipe.cmd("FEED.ACT").arg("like").arg(0).arg(post((n + like * 7) % 100));
+            }
+        }
+        // An error of any of them fails.
+        pipe.query::<()>(c).unwrap();
+    }
+}
+
+/// All posts have their likes, and the viewers that like them; gives the tables of both spaces by
+/// their lowest ids, but for what is held aside.
+fn verify(c: &mut Connection, posts: u64, what: &str) -> [Vec<u64>; 2] {
+    let all: Vec<u64> = (0..posts).map(post).collect();
+    for ids in all.chunks(500) {
+        let likes: Vec<Option<Vec<i64>>> = cmd("CNT.GET").arg("post").arg(ids).query(c).unwrap();
+        assert!(likes.iter().all(|row| row.as_ref().is_some_and(|row| row.contains(&3))), "{what}");
+        let flags: Vec<Option<i64>> =
+            cmd("PH.EXISTS").arg("liked").arg(LIKES - 1).arg(ids).query(c).unwrap();
+        assert!(flags.iter().all(|flag| *flag == Some(1)), "{what}");
+    }
+    ["post", "liked"].map(|space| {
+        let is_table = |table: &&HashMap<String, redis::Value>| {
+            !table.contains_key("where") || table["where"] != "aside".into()
+        };
+        let all = tables(c, space);
+        all.iter().filter(is_table).map(|table| number(table, "low") as u64).collect()
+    })
+}
+
+fn ends(lows: &[u64]) -> (usize, usize) {
+    let lower = lows.iter().filter(|&&low| low < FIRST + GAP / 2).count();
+    (lower, lows.len() - lower)
+}
+
+#[test]
+fn two_ranges_of_ids_are_served_side_by_side_for_ever() {
+    let (server, replica) = (TestServer::with(small), TestServer::with(small));
+    follow(&replica, &server);
+    let c = &mut server.connection();
+    traffic(c, 0, 30_000, 0);
+    // Likes of old posts hide what is new; and a broken client sends ids from anywhere.
+    let mut random = fastrand::Rng::with_seed(7);
+    let strays: Vec<u64> = (0..2000).map(|_| random.u64(FIRST * 64..)).collect();
+    for ids in strays.chunks(200) {
+        let added: Vec<i64> = cmd("PH.ADD").arg("liked").arg(1).arg(ids).query(c).unwrap();
+        assert_eq!(added, vec![1; ids.len()]);
+    }
+    traffic(c, 30_000, 60_000, 3);
+    let [rows, pairs] = verify(c, 60_000, "live");
+    let (lower, upper) = ends(&rows);
+    assert!(lower > 20 && upper > 1, "{lower} and {upper} tables of rows");
+    let (lower, upper) = ends(&pairs);
+    assert!(lower > 15 && upper > 1, "{lower} and {upper} tables of pairs");
+    in_step(&server, &replica);
+    assert_eq!(verify(&mut replica.connection(), 60_000, "replica")[1], pairs);
+    let killed = server.killed();
+    assert_eq!(verify(&mut killed.connection(), 60_000, "killed")[1], pairs);
+    drop(killed);
+    // From a snapshot: both go on rolling.
+    cmd("SAVE").query::<()>(c).unwrap();
+    let server = server.restart();
+    let c = &mut server.connection();
+    assert_eq!(verify(c, 60_000, "restarted")[1], pairs);
+    traffic(c, 60_000, 120_000, 0);
+    let [more_rows, more_pairs] = verify(c, 120_000, "and on");
+    assert!(ends(&more_pairs).0 > ends(&pairs).0 + 10 && ends(&more_pairs).1 > ends(&pairs).1);
+    assert!(ends(&more_rows).0 > ends(&rows).0 + 15 && ends(&more_rows).1 > ends(&rows).1);
+    let yes: Vec<i64> = cmd("PH.EXISTS").arg("liked").arg(1).arg(&strays).query(c).unwrap();
+    assert_eq!(yes, vec![1; strays.len()]);
+}
