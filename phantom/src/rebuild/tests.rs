@@ -76,7 +76,7 @@ fn outliers_are_in_no_new_filter() {
     list.put_all(&space, &rebuild);
     assert!(matches!(space.end_rebuild(rebuild), Rebuilt::Done));
     unset(&space, &list, FAR, 1);
-    space.put_frontier(crate::Frontier { high: Some(FAR), window: 1 });
+    space.put_frontier(&[rolling::Range { start: 0, high: FAR, window: 1 }]);
     assert!(!space.is_early(FAR, &Member::Number(2)), "it is let in");
     assert_eq!([1, 2].map(|viewer| is_set(&space, (FAR, viewer))), [false, true]);
     assert!((100..200).all(|id| is_set(&space, (id, 1))));

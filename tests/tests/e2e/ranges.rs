@@ -54,7 +54,8 @@ fn verify(c: &mut Connection, posts: u64, what: &str) -> [Vec<u64>; 2] {
     }
     ["post", "liked"].map(|space| {
         let is_table = |table: &&HashMap<String, redis::Value>| {
-            !table.contains_key("where") || table["where"] != "aside".into()
+            let place = redis::from_redis_value::<String>(table["where"].clone());
+            place.unwrap() != "aside"
         };
         let all = tables(c, space);
         all.iter().filter(is_table).map(|table| number(table, "low") as u64).collect()

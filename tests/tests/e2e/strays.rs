@@ -187,29 +187,22 @@ fn rows_of_ids_near_the_end_of_all_take_nothing_from_others() {
     }
 }
 
-/// Behind an aside full of ids near 2^64 the traffic leaps, and three in ten of it are for the post
-/// of the day: it is let in, and stays through two starts.
+/// Beside many ids near 2^64 the traffic leaps, and three in ten of it are for the post of the day:
+/// none of it is refused, and it stays through two starts.
 #[test]
-fn a_popular_post_keeps_no_traffic_out_behind_a_full_aside() {
+fn a_popular_post_keeps_no_traffic_out_beside_many_strays() {
     let server = TestServer::with(small);
     let c = &mut server.connection();
     traffic(c, 0, 1000);
-    assert_eq!(flood(c, 0, (1 << 16) + 100), 100);
+    flood(c, 0, (1 << 16) + 100);
     let there = FIRST + (1 << 40);
     let post = |i: u64| there + if i % 10 < 3 { 7 } else { i / 10 };
-    let mut set: Vec<u64> = vec![];
-    for from in (0..30_000u64).step_by(500) {
+    let set: Vec<u64> = (0..30_000).collect();
+    for some in set.chunks(500) {
         let mut pipe = redis::pipe();
-        (from..from + 500).for_each(|i| _ = pipe.cmd("PH.ADD").arg("liked").arg(i).arg(post(i)));
-        let replies = c.req_packed_commands(&pipe.get_packed_pipeline(), 0, 500).unwrap();
-        set.extend(
-            (from..from + 500)
-                .zip(replies)
-                .filter(|(_, reply)| reply.clone().extract_error().is_ok())
-                .map(|p| p.0),
-        );
+        some.iter().for_each(|&i| _ = pipe.cmd("PH.ADD").arg("liked").arg(i).arg(post(i)));
+        pipe.query::<()>(c).unwrap();
     }
-    assert!(set.len() > 23_500, "{} of 30,000", set.len());
     let verify = |c: &mut Connection, what: &str| {
         for some in set.chunks(500) {
             let mut pipe = redis::pipe();
