@@ -528,7 +528,8 @@ impl Frontier {
         window = window.min(last - high);
         let distance = ahead[first].saturating_sub(known.high);
         if distance.saturating_add(span) <= known.window.saturating_mul(WINDOW_SPANS) {
-            return Some(Range { high: chain(near, known.window), ..known });
+            let window = known.window.max(window);
+            return Some(Range { high: chain(near, window), window, ..known });
         }
         // What lies closer to the shorth than to the range below belongs to it: older posts of the
         // same service.
