@@ -167,7 +167,7 @@ fn a_small_space_takes_rows_after_many_alters() {
     let mut client = program.client();
     let (mut truth, mut fields) = (Truth::new(), FIELDS.map(str::to_owned).to_vec());
     let mut rng = fastrand::Rng::with_seed(1);
-    for round in 0..8 {
+    for round in 0..24 {
         // Posts of some users: clusters of ids, far from each other.
         let fresh: Vec<_> =
             (0..6_000).map(|i| ((round * 6 + i / 1000) * 100_000_000 + i % 1000, 1)).collect();

@@ -85,7 +85,7 @@ pub(crate) struct OutlierRow {
 
 impl OutlierRow {
     /// What a row of so many values is counted as: it, its key, and its share of the map's nodes.
-    fn bytes(width: usize) -> u64 {
+    pub(crate) fn bytes(width: usize) -> u64 {
         144 + 8 * width as u64
     }
 

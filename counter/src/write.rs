@@ -7,6 +7,7 @@
 //! touched.
 
 use crate::Error;
+use crate::budget::Quota;
 use crate::change::{Bounds, Change};
 use crate::cold_backend::BelowRow;
 use crate::schema::Schema;
@@ -23,6 +24,8 @@ const WRITES_AT_START: usize = 4096;
 /// Up to so many rows aside, a writer that finds it is time moves them itself; more are left to
 /// `maintain`.
 const MOVED_BY_WRITER: usize = 8192;
+/// Beyond one part in so many of the space's memory, rows aside get a table wherever they lie.
+const OUTLIER_PART: u64 = 8;
 /// A writer that meets so many extension segments helps with the background work: it has fallen
 /// behind.
 const HELP_FROM_EXTENSIONS: usize = 3;
@@ -295,6 +298,9 @@ impl Space {
             // A space that has hardly begun holds all ids there, also those that were retired.
             Side::Ahead if id < self.horizon() => self.refuse_retired(origin),
             Side::Ahead => {
+                if entry.is_none() && origin == Origin::Client {
+                    self.check_outliers()?;
+                }
                 let cells = ahead(entry.as_deref(), state)?;
                 *entry = Some(Arc::new(OutlierRow::after(entry.as_deref(), &cells, &self.quota)?));
                 Ok(())
@@ -316,6 +322,16 @@ impl Space {
             Refused::TooFar => Error::KeyTooBig,
             Refused::Engine(error) => error,
         })
+    }
+
+    /// Refuses a further row aside where those take half of the memory: of ids that no table takes,
+    /// however many they are, the others have the rest.
+    fn check_outliers(&self) -> Result<(), Error> {
+        let limit_bytes = self.memory_limit_bytes();
+        match self.outlier_rows() * OutlierRow::bytes(0) > limit_bytes / 2 {
+            true => Err(Error::Full { limit_bytes }),
+            false => Ok(()),
+        }
     }
 
     /// One write to the table that covers `id`, after storing there what the outliers had of it,
@@ -549,7 +565,7 @@ impl Space {
 
     /// Closes the table over the start of a range there and opens one for its first rows, so many;
     /// whether it did. With `rolling` held.
-    fn divide(&self, Range { start, high, .. }: Range, rows: u64) -> bool {
+    fn divide(&self, Range { start, high, .. }: Range, rows: u64, quota: &Quota) -> bool {
         let (tables, schema) = (self.ring.load(), self.schema());
         let Some(entry) = tables.find(start).filter(|entry| entry.slot().low() < start) else {
             return false;
@@ -559,7 +575,7 @@ impl Space {
         let span = (high - start).saturating_mul(3) / 2;
         let last = start.saturating_add(span.max(rows)).min(entry.slot().last());
         let sizing = Sizing::new(&schema, start, last, rows);
-        let Ok(next) = self.new_table(&sizing, schema, &self.quota) else { return false };
+        let Ok(next) = self.new_table(&sizing, schema, quota) else { return false };
         self.ring.roll(entry.slot().low(), || Some(start), next).is_ok()
     }
 
@@ -578,7 +594,7 @@ impl Space {
         // a quorum of either, if there is room for that.
         let rows = self.outliers.len();
         let few = rows < 64;
-        let most = if few { WRITES_AT_START } else { (WRITES_AT_START / rows).max(1) };
+        let most = if few { WRITES_AT_START } else { WRITES_AT_START.div_ceil(rows) };
         let weight = |row: &OutlierRow| (row.writes as usize).min(most);
         if few && rows < self.max_aside {
             let mut writes = 0;
@@ -587,14 +603,27 @@ impl Space {
                 return false;
             }
         }
+        let rows = rows as u64;
+        let bytes = rows * OutlierRow::bytes(0);
+        let is_short = bytes > self.memory_limit_bytes() / OUTLIER_PART;
+        // In a full space, too: half of the rows at least move, and a table takes less than they.
+        let quota = self.budget.quota(bytes / 2);
         let advanced = {
             let Some(_rolling) = self.rolling.try_lock() else { return false };
-            self.outliers.advance(&self.frontier, weight, |range| self.divide(range, rows as u64))
+            let divide = |range| self.divide(range, rows, &quota);
+            self.outliers.advance(&self.frontier, weight, is_short, divide)
         };
         if advanced {
             while self.drain_outliers() > 0 {}
         }
+        quota.end_loan();
         advanced
+    }
+
+    /// Closes the open table of a range of ids far below the highest one, that in which nothing new
+    /// has come for the longest time; whether there was one. What comes there from now on is late.
+    pub fn close_range(&self) -> bool {
+        self.frontier.join_oldest()
     }
 
     /// Moves some rows that the frontier has reached; how many.

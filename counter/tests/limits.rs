@@ -303,18 +303,65 @@ fn two_ranges_of_ids_roll_side_by_side() {
     verify(&copy, 800_000, "after a restart");
 }
 
-/// What is held exactly takes memory, and at the space's limit no more of it is.
+/// What is held exactly takes memory. Ids that no table takes have half of it, and the others the
+/// rest.
 #[test]
-fn outlying_ids_are_refused_at_the_memory_limit() {
+fn outlying_ids_leave_memory_to_the_others() {
     let space = Space::new(Options { memory_limit_bytes: 4 << 20, ..options("a:20") }).unwrap();
     (0..5000).for_each(|id| _ = space.set(id, &[(0, 1)]).unwrap());
     let refused =
         (0..100_000).find_map(|i| space.set(u64::MAX - i, &[(0, 1)]).err().map(|e| (i, e)));
     let (first, error) = refused.expect("not within the limit");
-    assert!(matches!(error, Error::Full { .. }) && first > 20_000, "{first}: {error}");
-    assert!(space.memory_bytes() <= 4 << 20);
+    assert!(matches!(error, Error::Full { .. }) && first > 12_000, "{first}: {error}");
+    assert!(space.memory_bytes() < 3 << 20);
+    space.set(u64::MAX, &[(0, 2)]).unwrap();
+    (5000..100_000).for_each(|id| _ = space.set(id, &[(0, 1)]).unwrap());
     (0..1000).for_each(|i| assert!(space.delete(u64::MAX - i).unwrap()));
-    (5000..6000).for_each(|id| _ = space.set(id, &[(0, 1)]).unwrap());
+    (0..900).for_each(|i| _ = space.set(u64::MAX - i, &[(0, 1)]).unwrap());
+}
+
+/// Clusters of ids, each too small for a range of its own, far from each other, in a space with
+/// little memory: all are taken, and get tables before they fill the memory.
+#[test]
+fn small_space_takes_small_clusters_far_apart() {
+    let limit = 1_000_000;
+    let space = Space::new(Options {
+        memory_limit_bytes: limit,
+        rows_per_table: 10_000,
+        ..options("a:12 b:8")
+    })
+    .unwrap();
+    let ids = || (0..40u64).flat_map(|n| (0..1000).map(move |i| n * 100_000_000 + i));
+    let mut most = 0;
+    for id in ids() {
+        assert_eq!(space.set(id, &[(0, 1), (1, 3)]).err(), None, "{id}");
+        most = most.max(space.outlier_rows());
+    }
+    assert!((100..2000).contains(&most), "{most} rows aside");
+    while space.maintain() {}
+    assert!(space.memory_bytes() <= limit);
+    let mut row = [0; 2];
+    assert!(ids().all(|id| space.get(id, &mut row).unwrap() && row == [1, 3]));
+    assert_eq!(space.rows(), 40_000);
+}
+
+/// Rows aside in a space that has no memory left: they get a table, which takes less than they do.
+#[test]
+fn full_space_takes_its_outliers_in() {
+    let space = Space::new(options("a:12")).unwrap();
+    (0..5000).for_each(|id| _ = space.set(id, &[(0, 1)]).unwrap());
+    let outlier = |i: u64| (1 << 50) + (i << 30);
+    (0..1000).for_each(|i| _ = space.set(outlier(i), &[(0, 7)]).unwrap());
+    while space.maintain() {}
+    assert_eq!(space.outlier_rows(), 1000);
+    let before = space.memory_bytes();
+    space.set_memory_limit_bytes(before - 10_000);
+    let refused = (1000..2000).filter(|&i| space.set(outlier(i), &[(0, 7)]).is_err()).count();
+    while space.maintain() {}
+    assert!((100..1000).contains(&refused), "{refused}: that many until it was looked at");
+    assert!(space.outlier_rows() < 500 && space.memory_bytes() < before - 10_000);
+    (1000..1100).for_each(|i| _ = space.set(outlier(i), &[(0, 7)]).unwrap());
+    assert!((0..1100).all(|i| space.exists(outlier(i)).unwrap()));
 }
 
 /// A space without a frontier takes it from what it has, when that is as much as waits: of few

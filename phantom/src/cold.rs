@@ -31,6 +31,8 @@ use crate::options::Change;
 use crate::space::Space;
 use crate::table::Table;
 use crate::table::elsewhere::{Cold, LATE_BYTES};
+use rolling::Entry;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 mod pending;
@@ -54,12 +56,18 @@ impl Space {
     }
 
     /// The lowest id of the oldest table that is in memory and not open, and the bytes of its
-    /// filters; `None`: there is none.
+    /// filters: of the range of ids that has most of those; `None`: there is none.
     pub fn oldest_in_memory(&self) -> Option<(u64, u64)> {
         let tables = self.ring.load();
         let (_newest, old) = tables.entries().split_last()?;
-        let may_leave = |table: &Table| !table.is_open() && table.pages_in_memory() > 0;
-        let entry = old.iter().find(|entry| may_leave(entry.table()))?;
+        let may_leave = |entry: &&Entry<Arc<Table>>| {
+            !entry.table().is_open() && entry.table().pages_in_memory() > 0
+        };
+        let pages = |ids: &&[Entry<Arc<Table>>]| -> usize {
+            ids.iter().filter(may_leave).map(|entry| entry.table().pages_in_memory()).sum()
+        };
+        let fullest = old.split_inclusive(|entry| entry.table().is_open()).max_by_key(pages)?;
+        let entry = fullest.iter().find(may_leave)?;
         Some((entry.slot().low(), entry.table().filter_bytes() as u64))
     }
 

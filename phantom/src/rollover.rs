@@ -35,10 +35,11 @@
 
 use crate::Error;
 use crate::filter::Filter;
-use crate::space::{Shape, Space};
+use crate::space::{OutlierPairs, Shape, Space};
 use crate::stats::{Layout, RingProgress};
 use crate::table::Table;
 use crate::table_pool::Size;
+use crate::write::OUTLIER_PART;
 use parking_lot::MutexGuard;
 use rolling::Range;
 use std::sync::Arc;
@@ -166,11 +167,32 @@ impl Space {
             let low = self.table_over(start).map(|(range, _)| range.0);
             low.is_some_and(|low| matches!(self.divide(low, || Some(start), pages), Ok(Some(_))))
         };
-        let opened = self.outliers.advance(&self.frontier, |held| held.read().len(), divide);
+        let is_short = self.outlier_bytes() as u64 > self.filter_bytes_limit() / OUTLIER_PART;
+        let weight = |held: &OutlierPairs| held.read().len();
+        let opened = self.outliers.advance(&self.frontier, weight, is_short, divide);
         if opened {
+            // One may have made room.
+            self.match_ranges();
             self.estimate();
         }
         opened
+    }
+
+    /// Closes the open table of a range of ids far below the highest one, that in which nothing new
+    /// has come for the longest time; whether there was one. What comes there from now on is late.
+    pub fn close_range(&self) -> bool {
+        let _alone = self.rolling.lock();
+        let closed = !self.frontier.follows() && self.frontier.join_oldest();
+        if closed {
+            self.match_ranges();
+            self.has_changed();
+        }
+        closed
+    }
+
+    /// Whether [`Space::close_range`] would find one.
+    pub fn has_ranges(&self) -> bool {
+        !self.frontier.follows() && self.frontier.open_ends().len() > 1
     }
 
     /// Closes the tables of ranges in which nothing new comes. With `rolling` held.

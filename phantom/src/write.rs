@@ -12,8 +12,9 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 /// Up to so many pairs aside, a writer that finds it is time moves them itself; more are left to
 /// `maintain`.
 const MOVED_BY_WRITER: usize = 8192;
-/// Pairs aside may take one part in so many of the memory that filters may take, whatever those do.
-const OUTLIER_PART: u64 = 8;
+/// Pairs aside may take one part in so many of the memory that filters may take, whatever those do;
+/// more than that get a table wherever they lie.
+pub(crate) const OUTLIER_PART: u64 = 8;
 
 impl Space {
     /// Sets the pair.

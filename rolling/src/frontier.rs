@@ -27,11 +27,13 @@
 //! - then so many entries as a sixteenth of `max_aside`, [`LEAP`] by default, of [`QUORUM`] ids or
 //!   more, that lie close together: in less than a sixteenth of the distance to the range below.
 //!   Beyond `max_aside` entries they need not lie close together. If all of that is within
-//!   [`WINDOW_SPANS`] windows the range below moves there instead.
+//!   [`WINDOW_SPANS`] windows the range below moves there instead;
+//! - where their memory is short, a quorum as at the start, wherever it lies.
 //!
 //! A range in which nothing new comes while [`IDLE`] new ids come elsewhere joins the one above it:
 //! its ids stay, and what comes new there is late traffic. There are [`MAX_RANGES`] at most; while
-//! all are in use, other ids stay ahead.
+//! all are in use, other ids stay ahead, up to `max_aside` entries or while there is memory: then
+//! the range in which nothing new has come for the longest time makes room.
 //!
 //! One step takes at most half of the ids that are left ([`Frontier::reach`]). A ring at the end of
 //! all ids could never roll again, and no traffic has a reason to leap there, but ids that are
@@ -191,6 +193,12 @@ impl Tracking {
         self.ranges.get(at + 1).map_or(u64::MAX, |next| next.range.start - 1)
     }
 
+    /// Ends range number `at`, which is not the highest: the one above it takes its ids.
+    fn join(&mut self, at: usize) {
+        let Tracked { range, .. } = self.ranges.remove(at);
+        self.ranges[at].range.start = range.start;
+    }
+
     /// Ends ranges in which nothing new comes; whether there was one. The highest stays.
     fn join_idle(&mut self) -> bool {
         let before = self.ranges.len();
@@ -198,13 +206,21 @@ impl Tracking {
         while at + 1 < self.ranges.len() {
             let Tracked { range, moved } = self.ranges[at];
             if self.moves - moved > IDLE || range.high == self.last(at) {
-                self.ranges.remove(at);
-                self.ranges[at].range.start = range.start;
+                self.join(at);
             } else {
                 at += 1;
             }
         }
         self.ranges.len() < before
+    }
+
+    /// Ends the range in which nothing new has come for the longest time, but for the highest and
+    /// the one that `id` lies in or above; whether there was one.
+    fn join_oldest(&mut self, id: Option<u64>) -> bool {
+        let kept = id.and_then(|id| self.below(id));
+        let others = (0..self.ranges.len().saturating_sub(1)).filter(|&at| Some(at) != kept);
+        let oldest = others.min_by_key(|&at| self.ranges[at].moved);
+        oldest.map(|at| self.join(at)).is_some()
     }
 }
 
@@ -469,26 +485,43 @@ impl Frontier {
     }
 
     /// Opens a range where most of `ahead` are: the ids of all entries in the side dictionary, an
-    /// id once per entry, in any order. `open` is handed the range, and closes the table over it
-    /// where it begins; it says whether it did. It runs under the lock that a moving frontier
-    /// takes, so none of the tables' writers may wait for that. Whether a range opened or grew:
-    /// then the engine moves all entries that it has into tables.
-    pub fn advance(&self, ahead: &mut Vec<u64>, open: impl FnOnce(Range) -> bool) -> bool {
+    /// id once per entry, in any order. `is_short`: the memory for them is. `open` is handed the
+    /// range, and closes the table over it where it begins; it says whether it did. It runs under
+    /// the lock that a moving frontier takes, so none of the tables' writers may wait for that.
+    /// Whether a range opened or grew: then the engine moves all entries that it has into tables.
+    pub fn advance(
+        &self,
+        ahead: &mut Vec<u64>,
+        is_short: bool,
+        open: impl FnOnce(Range) -> bool,
+    ) -> bool {
         let mut tracking = self.ranges.lock();
         self.ahead.store(0, Relaxed);
         self.patience.store(ahead.len() / 2, Relaxed);
         ahead.retain(|&id| !self.contains(id));
         ahead.sort_unstable();
-        let Some(range) = self.range_among(&tracking, ahead) else { return false };
-        let moved = tracking.moves;
-        match tracking.ranges.binary_search_by_key(&range.start, |tracked| tracked.range.start) {
-            Ok(at) => tracking.ranges[at] = Tracked { range, moved },
-            Err(0) => tracking.ranges.push(Tracked { range, moved }),
-            Err(at) => {
-                if tracking.ranges.len() >= MAX_RANGES || !open(range) {
+        let is_short = is_short && !tracking.ranges.is_empty();
+        let is_full = is_short || ahead.len() >= self.max_aside.load(Relaxed);
+        let Some(range) = self.range_among(&tracking, ahead, is_full, is_short) else {
+            return false;
+        };
+        let place = |tracking: &Tracking| {
+            tracking.ranges.binary_search_by_key(&range.start, |tracked| tracked.range.start)
+        };
+        let tracked = Tracked { range, moved: tracking.moves };
+        match place(&tracking) {
+            Ok(at) => tracking.ranges[at] = tracked,
+            Err(0) => tracking.ranges.push(tracked),
+            Err(_) => {
+                let is_crowded = tracking.ranges.len() >= MAX_RANGES;
+                if (is_crowded && !is_full) || !open(range) {
                     return false;
                 }
-                tracking.ranges.insert(at, Tracked { range, moved });
+                if is_crowded {
+                    tracking.join_oldest(Some(range.start));
+                }
+                let (Ok(at) | Err(at)) = place(&tracking);
+                tracking.ranges.insert(at, tracked);
             }
         }
         self.patience.store(0, Relaxed);
@@ -501,19 +534,34 @@ impl Frontier {
         if self.lower.load().is_empty() {
             return false;
         }
+        self.change(Tracking::join_idle)
+    }
+
+    /// Joins the range in which nothing new has come for the longest time to the one above it;
+    /// whether there was one: the highest stays.
+    pub fn join_oldest(&self) -> bool {
+        self.change(|tracking| tracking.join_oldest(None))
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Tracking) -> bool) -> bool {
         let mut tracking = self.ranges.lock();
-        let joined = tracking.join_idle();
-        if joined {
+        let changed = change(&mut tracking);
+        if changed {
             self.publish(&tracking);
         }
-        joined
+        changed
     }
 
     /// The range that is to open for `ahead`, which is sorted, or one that is there, longer, if the
     /// jump is short beside its window. `None`: they are too few, or lie too far from each other.
-    fn range_among(&self, tracking: &Tracking, ahead: &mut Vec<u64>) -> Option<Range> {
-        let is_full = ahead.len() >= self.max_aside.load(Relaxed);
-        self.keep_candidates(!tracking.ranges.is_empty(), is_full, ahead)?;
+    fn range_among(
+        &self,
+        tracking: &Tracking,
+        ahead: &mut Vec<u64>,
+        is_full: bool,
+        is_short: bool,
+    ) -> Option<Range> {
+        self.keep_candidates(!tracking.ranges.is_empty(), ahead, is_full, is_short)?;
         let half = ahead.len() / 2;
         let first = (0..ahead.len() - half).min_by_key(|&i| ahead[i + half] - ahead[i])?;
         let span = ahead[first + half] - ahead[first];
@@ -540,7 +588,13 @@ impl Frontier {
 
     /// Leaves of `ahead`, which is sorted, those ids, once each, among which a range is to be
     /// looked for. `None`: they are too few.
-    fn keep_candidates(&self, known: bool, is_full: bool, ahead: &mut Vec<u64>) -> Option<()> {
+    fn keep_candidates(
+        &self,
+        known: bool,
+        ahead: &mut Vec<u64>,
+        is_full: bool,
+        is_short: bool,
+    ) -> Option<()> {
         let near = &ahead[..ahead.partition_point(|&id| id <= self.reach())];
         let ids = |entries: &[u64]| entries.chunk_by(|a, b| a == b).count();
         let is_quorum = |entries: &[u64]| ids(entries) >= QUORUM;
@@ -552,7 +606,9 @@ impl Frontier {
             is_quorum(entries) && counted.sum::<usize>() >= self.leap.load(Relaxed)
         };
         match known {
-            true if is_leap(near) => ahead.truncate(near.len()),
+            true if is_leap(near) || (is_short && is_quorum_at_start(near)) => {
+                ahead.truncate(near.len())
+            }
             false if is_quorum_at_start(near) => ahead.truncate(near.len()),
             // It begins there.
             false
@@ -588,7 +644,9 @@ mod tests {
 
     /// Opens a range, if that is due, and takes out what it has.
     fn take_in(frontier: &Frontier, ahead: &mut Vec<u64>) {
-        if frontier.should_advance(ahead.len()) && frontier.advance(&mut ahead.clone(), |_| true) {
+        if frontier.should_advance(ahead.len())
+            && frontier.advance(&mut ahead.clone(), false, |_| true)
+        {
             ahead.retain(|&id| !frontier.contains(id));
         }
     }
@@ -601,7 +659,7 @@ mod tests {
     /// What a frontier has found when it is handed all of `ahead` at once.
     fn advanced(frontier: &Frontier, ahead: impl IntoIterator<Item = u64>) -> Option<u64> {
         let mut ahead: Vec<u64> = ahead.into_iter().collect();
-        frontier.advance(&mut ahead, |_| true).then(|| frontier.high().unwrap())
+        frontier.advance(&mut ahead, false, |_| true).then(|| frontier.high().unwrap())
     }
 
     /// A frontier that has seen `n` ids from `first`, `gap` apart.
@@ -790,6 +848,71 @@ mod tests {
         );
     }
 
+    /// Where memory is short so few ids get a range as at the start, however far apart they lie.
+    #[test]
+    fn short_memory_opens_a_range_for_a_quorum() {
+        let young = Frontier::new(None, MOST);
+        let mut bad: Vec<u64> = (0..QUORUM as u64).map(|i| u64::MAX - i).collect();
+        assert!(!young.advance(&mut bad, true, |_| true), "a space does not begin at the end");
+        let frontier = settled(1 << 50, 4096, 1000);
+        let old = frontier.ranges()[0];
+        let advance = |n: u64, is_short| {
+            let mut ids: Vec<u64> = (0..n).map(|i| (1 << 51) + (i << 44)).collect();
+            frontier.advance(&mut ids, is_short, |_| true)
+        };
+        let few = QUORUM as u64;
+        assert!(!advance(few, false) && !advance(few - 1, true));
+        assert!(advance(few, true));
+        let ranges = frontier.ranges();
+        assert_eq!((ranges.len(), ranges[0], ranges[1].start), (2, old, 1 << 51));
+        assert_eq!(ranges[1].high, (1 << 51) + ((few - 1) << 44));
+    }
+
+    /// With all ranges in use and no memory, that makes room in which nothing new has come for the
+    /// longest time; but not the one below the new one.
+    #[test]
+    fn the_range_that_is_used_least_makes_room() {
+        let place = |n: u64, i: u64| (1 << (32 + n)) + i;
+        for (joined, new) in [(3, place(20, 0)), (1, place(3, 1 << 34))] {
+            let frontier = settled(1 << 30, 1, 1000);
+            for n in 1..MAX_RANGES as u64 {
+                assert!(write(&frontier, (0..2 * LEAP as u64).map(|i| place(n, i))).is_empty());
+            }
+            let next = 2 * LEAP as u64;
+            let used = (0..8)
+                .filter(|&n| n != 3)
+                .map(|n| if n == 0 { 1 << 30 | 1000 } else { place(n, next) });
+            let used = used.map(|id| (frontier.admit(id), id)).collect::<Vec<_>>();
+            assert!(used.iter().all(|used| used.0 == Inside), "{used:?}");
+            if joined == 1 {
+                assert_eq!(frontier.admit((1 << 30) + 1001), Inside);
+            }
+            let mut ids: Vec<u64> = (0..QUORUM as u64).map(|i| new + i).collect();
+            assert!(
+                !frontier.advance(&mut ids.clone(), false, |_| true),
+                "not while there is memory"
+            );
+            assert!(!frontier.advance(&mut ids.clone(), true, |_| false));
+            assert_eq!(frontier.ranges().len(), MAX_RANGES);
+            assert!(frontier.advance(&mut ids, true, |_| true));
+            let starts: Vec<u64> = frontier.ranges().iter().map(|range| range.start).collect();
+            let mut expected: Vec<u64> =
+                (0..8).map(|n| if n == 0 { 0 } else { place(n, 0) }).collect();
+            expected.push(new);
+            expected.sort_unstable();
+            // The one above the joined one begins where that did.
+            expected.retain(|&start| start != place(joined + 1, 0));
+            assert_eq!(starts, expected);
+            assert!(frontier.contains(place(joined, 7)) && frontier.contains(place(joined + 1, 7)));
+            assert_eq!(frontier.admit(place(joined, 1 << 20)), Inside, "late");
+        }
+        let frontier = settled(1 << 30, 1, 1000);
+        assert!(!frontier.join_oldest());
+        assert!(write(&frontier, (0..2 * LEAP as u64).map(|i| place(9, i))).is_empty());
+        assert!(frontier.join_oldest() && !frontier.join_oldest());
+        assert_eq!(frontier.ranges().len(), 1);
+    }
+
     /// A few strays right above the traffic, and many far above: it is those that get the range,
     /// and the traffic keeps its place.
     #[test]
@@ -801,7 +924,7 @@ mod tests {
         let many = std::iter::repeat_with(move || random.u64(high + (1 << 40)..high + (1 << 41)));
         let mut ahead: Vec<u64> = strays.chain(many.take(2 * MOST)).collect();
         ahead.extend((0..LEAP as u64).map(|i| high + (1 << 60) + i));
-        assert!(frontier.advance(&mut ahead, |range| range.start >= high + (1 << 39)));
+        assert!(frontier.advance(&mut ahead, false, |range| range.start >= high + (1 << 39)));
         assert_eq!(frontier.ranges()[0].high, high);
         assert_eq!(frontier.admit(high + 4096), Inside);
     }
@@ -812,10 +935,10 @@ mod tests {
         let frontier = settled(1 << 50, 4096, 1000);
         let before = frontier.ranges();
         let mut ahead: Vec<u64> = (0..LEAP as u64).map(|i| (1 << 55) + i).collect();
-        assert!(!frontier.advance(&mut ahead, |_| false));
+        assert!(!frontier.advance(&mut ahead, false, |_| false));
         assert_eq!(frontier.ranges(), before);
         assert_eq!(frontier.admit((1 << 50) + 1001 * 4096), Inside);
-        assert!(frontier.advance(&mut ahead, |range| range.start == 1 << 55));
+        assert!(frontier.advance(&mut ahead, false, |range| range.start == 1 << 55));
     }
 
     /// Ids at random places, as a broken client may send, are no range while they are few; those
@@ -977,7 +1100,7 @@ mod tests {
             std::thread::scope(|s| {
                 s.spawn(|| {
                     let mut ahead: Vec<u64> = (0..LEAP as u64).map(|i| (1 << 40) + i).collect();
-                    assert!(frontier.advance(&mut ahead, |_| true), "{round}");
+                    assert!(frontier.advance(&mut ahead, false, |_| true), "{round}");
                     done.store(true, SeqCst);
                 });
                 while !done.load(SeqCst) {

@@ -208,16 +208,17 @@ impl<V> Outliers<V> {
     }
 
     /// Opens a range for the entries if they are enough, as [`Frontier::advance`] does; `weight` is
-    /// how many writes an entry stands for, at most. Afterwards [`Outliers::drain`] has work.
+    /// how many writes an entry stands for, at most; `is_short`: the memory for them is. Afterwards [`Outliers::drain`] has work.
     pub fn advance(
         &self,
         frontier: &Frontier,
         weight: impl Fn(&V) -> usize,
+        is_short: bool,
         open: impl FnOnce(crate::Range) -> bool,
     ) -> bool {
         let mut ids = Vec::new();
         self.for_each(|id, entry| ids.extend(std::iter::repeat_n(id, weight(entry))));
-        frontier.advance(&mut ids, open)
+        frontier.advance(&mut ids, is_short, open)
     }
 
     /// Whether an entry lies in a range of the frontier: [`Outliers::drain`] has work.
@@ -368,7 +369,7 @@ mod tests {
         increment(&outliers, &frontier, &table, u64::MAX);
         assert_eq!(outliers.len(), 101);
         assert_eq!(outliers.read(1000, |v| *v), Some(1));
-        assert!(outliers.advance(&frontier, |v| *v as usize, |_| true));
+        assert!(outliers.advance(&frontier, |v| *v as usize, false, |_| true));
         drain(&outliers, &frontier, &table);
         assert_eq!(outliers.len(), 1);
         assert_eq!(outliers.read(u64::MAX, |v| *v), Some(1));
@@ -535,7 +536,7 @@ mod tests {
                 }
                 s.spawn(|| {
                     while frontier.high().is_none() {
-                        outliers.advance(&frontier, |v| *v as usize, |_| true);
+                        outliers.advance(&frontier, |v| *v as usize, false, |_| true);
                     }
                     drain(&outliers, &frontier, &table);
                 });

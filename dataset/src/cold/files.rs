@@ -54,6 +54,12 @@ impl Files {
         &self.0[..self.0.partition_point(|file| file.entry().tag.high < id)]
     }
 
+    /// Whether a file overlaps a range.
+    pub(crate) fn overlap(&self, low: u64, last: u64) -> bool {
+        let above = self.0.partition_point(|file| file.entry().tag.low <= last);
+        above.checked_sub(1).is_some_and(|at| self.0[at].entry().tag.high >= low)
+    }
+
     /// The files that overlap a range, and the range that holds them whole.
     pub(crate) fn cover(&self, low: u64, last: u64) -> (u64, u64, Vec<Arc<ColdFile>>) {
         let overlap =

@@ -3,10 +3,11 @@
 use super::files::ColdSpace;
 use counter::{RangeStats, Space};
 
-/// Bytes of the tables below the line, in which changed rows are: what merging will give back.
-pub(crate) fn overlay_bytes(space: &Space) -> u64 {
-    let end = space.cold_end();
-    let changed = |range: &&RangeStats| range.last < end && range.rows > 0;
+/// Bytes of the tables of spilled ranges, in which changed rows are: what merging will give back.
+pub(crate) fn overlay_bytes(space: &Space, cold: &ColdSpace) -> u64 {
+    let files = cold.files();
+    let changed =
+        |range: &&RangeStats| !range.open && range.rows > 0 && files.overlap(range.low, range.last);
     space.ranges().iter().filter(changed).map(|range| range.bytes).sum()
 }
 

@@ -118,7 +118,7 @@ impl CounterSpace {
 
     /// Bytes of the tables that hold changed rows of the disk: what merging will give back.
     pub fn overlay_bytes(&self) -> u64 {
-        overlay_bytes(&self.space)
+        overlay_bytes(&self.space, self.cold())
     }
 
     /// Rows that were changed since they went to the disk, about.

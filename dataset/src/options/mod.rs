@@ -336,8 +336,8 @@ section! {
         max_revoked: usize = 1 << 20,
         /// Pairs of ids far ahead of all others, at least 1, that are held exactly and wait for
         /// others that lie close to them. A sixteenth of so many, or 4,096, get tables of their
-        /// own if their ids lie together; more than this if they do not. All take memory, and
-        /// are refused at the space's memory limit only.
+        /// own if their ids lie together; more than this, or than an eighth of the space's memory,
+        /// if they do not. All take memory, and are refused at the space's memory limit only.
         max_aside: usize = 1 << 16,
         /// Ids whose flags were all unset at once (TM.FORGET): 32 to 64 bytes each, until their
         /// table is recycled. At the limit TM.FORGET is refused.

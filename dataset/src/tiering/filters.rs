@@ -163,6 +163,10 @@ impl Ground<'_> {
         if let Some(low) = to_spill(space) {
             return Ok(self.spill_pairs(space, low, 0)?.map(|_| true));
         }
+        // All tables are open: that of a range of ids makes room.
+        if space.is_short() && space.close_range() {
+            return Ok(Some(true));
+        }
         let (late, most) = space.late();
         if late > most / 2 {
             // All of it may be of damaged tables.
@@ -191,6 +195,7 @@ pub(crate) fn wants_care(space: &ExistenceSpace) -> bool {
     let (late, most) = space.late();
     let horizon = space.horizon();
     to_spill(space).is_some()
+        || (space.is_short() && space.has_ranges())
         || late > most / 2
         || space.cold().files().first().is_some_and(|file| file.entry().tag.high < horizon)
 }

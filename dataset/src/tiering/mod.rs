@@ -444,15 +444,15 @@ fn is_damaged(space: &CounterSpace, range: &RangeStats) -> bool {
 /// The spilled range of which changes take most memory, of those that can be merged, and how much
 /// they take.
 fn most_changed(space: &CounterSpace) -> Option<(RangeStats, u64)> {
-    let end = space.cold_end();
-    let weighed = space
-        .ranges()
-        .into_iter()
-        .filter(|range| range.last < end && !range.open && !is_damaged(space, range))
-        .map(|range| {
-            let rows = if range.rows > 0 { range.bytes } else { 0 };
-            (range, rows + space.tombs_of(range.low, range.last).1)
-        });
+    let files = space.cold().files();
+    let is_cold = |range: &RangeStats| !range.open && files.overlap(range.low, range.last);
+    let weighed =
+        space.ranges().into_iter().filter(|range| is_cold(range) && !is_damaged(space, range)).map(
+            |range| {
+                let rows = if range.rows > 0 { range.bytes } else { 0 };
+                (range, rows + space.tombs_of(range.low, range.last).1)
+            },
+        );
     weighed.filter(|range| range.1 > 0).max_by_key(|range| range.1)
 }
 
@@ -541,22 +541,48 @@ pub fn spill_oldest_pairs(
     filters::spill_oldest(&Ground::of(live), space)
 }
 
-/// Makes room: spills the oldest table that has not been spilled, or merges where changes take more
-/// than that; `None` if there is neither.
+/// The oldest neighbouring tables that have not been spilled, with as many rows as one table has,
+/// and more than `least` bytes: of the range of ids that has most of those.
+fn oldest_fresh(space: &CounterSpace, least: u64) -> Option<RangeStats> {
+    let (ranges, files) = (space.ranges(), space.cold().files());
+    let is_fresh = |table: &RangeStats| !table.open && !files.overlap(table.low, table.last);
+    let oldest = |run: &[RangeStats]| {
+        let mut all = run[0];
+        for table in &run[1..] {
+            if all.rows + table.rows > space.rows_per_table() {
+                break;
+            }
+            all.last = table.last;
+            all.rows += table.rows;
+            all.bytes += table.bytes;
+        }
+        (is_fresh(&all) && all.bytes > least && all.rows > 0).then_some(all)
+    };
+    let of_range = |tables: &[RangeStats]| {
+        let bytes = tables.iter().filter(|table| is_fresh(table)).map(|table| table.bytes);
+        let oldest = tables.chunk_by(|a, b| is_fresh(a) && is_fresh(b)).find_map(oldest)?;
+        Some((bytes.sum::<u64>(), oldest))
+    };
+    let all = ranges.split_inclusive(|table| table.open).filter_map(of_range);
+    all.max_by_key(|(bytes, _)| *bytes).map(|(_, oldest)| oldest)
+}
+
+/// Makes room: spills the oldest tables that have not been spilled, or merges where changes take more
+/// than that. Where there is neither, a range of ids makes room whose table is still open; `None`
+/// if there is none but the newest.
 fn make_room(
     ground: &Ground<'_>,
     space: &CounterSpace,
     limit: u64,
 ) -> store::Result<Option<Spilled>> {
-    let (end, least) = (space.cold_end(), LEAST_BYTES.min(limit / LEAST_PART));
-    let is_fresh = |range: &RangeStats| {
-        range.last >= end && !range.open && range.bytes > least && range.rows > 0
-    };
-    let fresh = space.ranges().into_iter().find(is_fresh);
+    let least = LEAST_BYTES.min(limit / LEAST_PART);
+    let fresh = oldest_fresh(space, least);
     let changed =
         most_changed(space).filter(|changed| changed.1 > fresh.map_or(least, |fresh| fresh.bytes));
-    let range = changed.map(|changed| changed.0).or(fresh);
-    range.map(|range| ground.spill(space, range.low, range.last, 0)).transpose()
+    match changed.map(|changed| changed.0).or(fresh) {
+        Some(range) => ground.spill(space, range.low, range.last, 0).map(Some),
+        None => Ok(space.close_range().then(Spilled::default)),
+    }
 }
 
 /// Keeps the spaces within their limits while they are filled from the log.
@@ -596,7 +622,7 @@ fn note_trouble(cold: &Cold, name: &str, error: &store::Error) {
 /// Merges what was changed of cold rows, where most of it is, once it takes too much of the memory.
 /// Whether there was anything to do.
 fn merge_most_changed(live: &Live<'_>, space: &CounterSpace) -> store::Result<bool> {
-    let waiting = overlay_bytes(space) + space.tombstones().1;
+    let waiting = overlay_bytes(space, space.cold()) + space.tombstones().1;
     if waiting < space.memory_limit_bytes() / OVERLAY {
         return Ok(false);
     }
@@ -659,8 +685,11 @@ fn look_after(live: &Live<'_>, space: &CounterSpace) -> store::Result<Option<boo
         return remove_retired(&Ground::of(live), space).map(Some);
     }
     if is_short(space, space.memory_limit_bytes()) {
-        let Some(_alone) = alone_with(live, space.number()) else { return Ok(Some(false)) };
-        return Ok(make_room(&Ground::of(live), space, space.memory_limit_bytes())?.map(|_| true));
+        let Some(alone) = alone_with(live, space.number()) else { return Ok(Some(false)) };
+        let made = make_room(&Ground::of(live), space, space.memory_limit_bytes())?;
+        drop(alone);
+        // Tables are not joined across the beginning of a file.
+        return Ok((made.is_some() || merge_neighbours(live, space)?).then_some(true));
     }
     Ok(Some(space.spills() && (merge_most_changed(live, space)? || merge_neighbours(live, space)?)))
 }

@@ -405,6 +405,28 @@ fn few_ids_far_ahead_open_no_table() {
     }
 }
 
+/// Clusters of ids, each too small for a range of its own, far from each other, in a space with
+/// little memory: none is refused.
+#[test]
+fn small_space_takes_small_clusters_far_apart() {
+    let options = Options {
+        pairs_per_table: 20_000,
+        max_tables: 20,
+        memory_limit_bytes: Some(3 << 20),
+        seed: 1,
+        ..Options::default()
+    };
+    let space = Space::new(options).unwrap();
+    let ids = || (0..40u64).flat_map(|n| (0..1000).map(move |i| FIRST + (n << 40) + i));
+    let mut most = 0;
+    for id in ids() {
+        assert_eq!(add(&space, id, 7), Change::Changed, "{id}");
+        most = most.max(space.outlier_pairs());
+    }
+    assert!((1000..5000).contains(&most), "{most} pairs aside");
+    assert!(ids().all(|id| contains(&space, id, 7) == Answer::Yes));
+}
+
 /// What is held exactly takes memory: at the space's limit no more is, and all else goes on.
 #[test]
 fn outlying_ids_are_refused_at_the_memory_limit() {

@@ -332,7 +332,8 @@ fn a_log_brings_all_back_from_any_earlier_position() {
         );
         let Events { blocks, revoked_outliers, too_full, no_table, forgotten, ranges } =
             traffic.events;
-        assert_eq!(ranges > 1, traffic.two, "seed {seed}: {ranges} ranges of ids");
+        // Strays may have one, too, where they take much of the memory.
+        assert!(ranges > 1 || !traffic.two, "seed {seed}: {ranges} ranges of ids");
         happened.ranges += ranges;
         happened.blocks += blocks;
         happened.revoked_outliers += revoked_outliers;
