@@ -11,6 +11,7 @@ use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// Rows that are filled in at the beginning of each round.
 const ROWS: u64 = 30_000;
@@ -34,7 +35,9 @@ fn start(dir: &Path) -> Program {
 fn set(client: &mut Client, truth: &mut Truth, field: (usize, &str), rows: &[(u64, i64)]) {
     for rows in rows.chunks(500) {
         let mut left = rows.to_vec();
+        let begin = Instant::now();
         while !left.is_empty() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "no memory for {:?}", left[0]);
             for (id, value) in &left {
                 let key = [b"post:", &text(*id)[..]].concat();
                 let value = value.to_string();

@@ -561,7 +561,7 @@ impl Frontier {
         is_full: bool,
         is_short: bool,
     ) -> Option<Range> {
-        self.keep_candidates(!tracking.ranges.is_empty(), ahead, is_full, is_short)?;
+        self.keep_candidates(tracking, ahead, is_full, is_short)?;
         let half = ahead.len() / 2;
         let first = (0..ahead.len() - half).min_by_key(|&i| ahead[i + half] - ahead[i])?;
         let span = ahead[first + half] - ahead[first];
@@ -571,9 +571,8 @@ impl Frontier {
             return Some(Range { start: 0, high, window });
         };
         let (known, last) = (tracking.ranges[below].range, tracking.last(below));
-        let near = &ahead[first + half..ahead.partition_point(|&id| id <= last)];
-        let high = near.first()?;
-        window = window.min(last - high);
+        let near = &ahead[first + half..];
+        window = window.min(last - near[0]);
         let distance = ahead[first].saturating_sub(known.high);
         if distance.saturating_add(span) <= known.window.saturating_mul(WINDOW_SPANS) {
             let window = known.window.max(window);
@@ -587,10 +586,10 @@ impl Frontier {
     }
 
     /// Leaves of `ahead`, which is sorted, those ids, once each, among which a range is to be
-    /// looked for. `None`: they are too few.
+    /// looked for: no other range lies between them. `None`: they are too few.
     fn keep_candidates(
         &self,
-        known: bool,
+        tracking: &Tracking,
         ahead: &mut Vec<u64>,
         is_full: bool,
         is_short: bool,
@@ -605,18 +604,21 @@ impl Frontier {
                 entries.chunk_by(|a, b| a == b).map(|of_id| of_id.len().min(LEAP_ENTRIES_OF_ID));
             is_quorum(entries) && counted.sum::<usize>() >= self.leap.load(Relaxed)
         };
-        match known {
-            true if is_leap(near) || (is_short && is_quorum_at_start(near)) => {
-                ahead.truncate(near.len())
+        if !tracking.ranges.is_empty() {
+            let gaps = near.chunk_by(|&a, &b| tracking.below(a) == tracking.below(b));
+            let fullest = gaps.max_by_key(|gap| gap.len())?;
+            if !is_leap(fullest) && !(is_short && is_quorum_at_start(fullest)) {
+                return None;
             }
-            false if is_quorum_at_start(near) => ahead.truncate(near.len()),
-            // It begins there.
-            false
-                if is_full && is_quorum_at_start(ahead) && near.len() < ahead.len().div_ceil(2) => {
-            }
-            // Few as they may be: those beyond are no quorum, or no more than they.
-            false if is_full => ahead.truncate(near.len()),
-            _ => return None,
+            *ahead = fullest.to_vec();
+        } else if is_quorum_at_start(near) {
+            ahead.truncate(near.len());
+        } else if !is_full {
+            return None;
+        } else if !is_quorum_at_start(ahead) || near.len() >= ahead.len().div_ceil(2) {
+            // Few as they may be: those beyond are no quorum, or no more than they. Else it begins
+            // there.
+            ahead.truncate(near.len());
         }
         ahead.dedup();
         Some(())
@@ -846,6 +848,25 @@ mod tests {
             frontier.ranges().iter().map(|range| range.start).collect::<Vec<_>>(),
             [0, place(more, 0)]
         );
+    }
+
+    /// Those of most writes: a range does not reach across another one, however close to it the ids
+    /// lie on both sides.
+    #[test]
+    fn a_range_opens_between_two_others_or_above_them() {
+        let middle = 1 << 40;
+        for (below, above) in [(5000, 4500), (4500, 5000)] {
+            let frontier = settled(1 << 20, 1, 1000);
+            assert!(write(&frontier, (0..2 * LEAP as u64).map(|i| middle + i)).is_empty());
+            let [old, range] = frontier.ranges()[..] else { panic!("two") };
+            let above = (0..above).map(|i| range.high + 40 * range.window + i * i);
+            let mut ids: Vec<u64> = (1..=below).map(|i| middle - i * i).chain(above).collect();
+            assert!(frontier.advance(&mut ids, true, |_| true));
+            let ranges = frontier.ranges();
+            assert_eq!((ranges.len(), ranges[0]), (3, old));
+            assert!(ranges.contains(&range), "{ranges:?}");
+            assert_eq!(ranges[1].high < middle, below == 5000, "{ranges:?}");
+        }
     }
 
     /// Where memory is short so few ids get a range as at the start, however far apart they lie.

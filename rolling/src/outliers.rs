@@ -208,7 +208,8 @@ impl<V> Outliers<V> {
     }
 
     /// Opens a range for the entries if they are enough, as [`Frontier::advance`] does; `weight` is
-    /// how many writes an entry stands for, at most; `is_short`: the memory for them is. Afterwards [`Outliers::drain`] has work.
+    /// how many writes an entry stands for, at most; `is_short`: the memory for them is. Afterwards
+    /// [`Outliers::drain`] has work.
     pub fn advance(
         &self,
         frontier: &Frontier,

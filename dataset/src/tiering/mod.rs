@@ -567,9 +567,9 @@ fn oldest_fresh(space: &CounterSpace, least: u64) -> Option<RangeStats> {
     all.max_by_key(|(bytes, _)| *bytes).map(|(_, oldest)| oldest)
 }
 
-/// Makes room: spills the oldest tables that have not been spilled, or merges where changes take more
-/// than that. Where there is neither, a range of ids makes room whose table is still open; `None`
-/// if there is none but the newest.
+/// Makes room: spills the oldest tables that have not been spilled, or merges where changes take
+/// more than that. Where there is neither, a range of ids makes room whose table is still open;
+/// `None` if there is none but the newest.
 fn make_room(
     ground: &Ground<'_>,
     space: &CounterSpace,

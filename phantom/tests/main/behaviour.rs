@@ -497,6 +497,46 @@ fn two_ranges_of_ids_roll_side_by_side() {
     }
 }
 
+/// A space that has nothing but open tables in memory closes that of the range used least, and a
+/// spill takes the oldest table of the range that has most of them.
+#[test]
+fn a_range_closes_its_table_where_nothing_else_can_be_spilled() {
+    let options = Options {
+        pairs_per_table: 20_000,
+        max_tables: 100,
+        spill: true,
+        seed: 1,
+        ..Options::default()
+    };
+    let space = Space::new(options).unwrap();
+    let open = |space: &Space| space.tables().iter().filter(|table| table.early == 0).count();
+    let upper = FIRST + (1 << 52);
+    (0..500).for_each(|i| _ = add(&space, FIRST + i, i));
+    assert!(!space.has_ranges() && !space.close_range(), "the newest stays open");
+    (0..5000).for_each(|i| _ = add(&space, upper + i / 10, i));
+    assert_eq!((open(&space), space.has_ranges(), space.oldest_in_memory()), (2, true, None));
+    space.follow();
+    assert!(!space.has_ranges() && !space.close_range(), "a log says when");
+    space.lead();
+    space.take_news();
+    assert!(space.close_range() && !space.has_ranges() && !space.close_range());
+    assert!(space.take_news(), "the log is to say so");
+    assert_eq!((open(&space), space.oldest_in_memory().map(|oldest| oldest.0)), (1, Some(0)));
+    (500..900).for_each(|i| _ = add(&space, FIRST + i, i));
+    assert!((0..900).all(|i| contains(&space, FIRST + i, i) == Answer::Yes));
+
+    // The upper range of another space has three closed tables, the lower one has one.
+    let space = Space::new(space.options().clone()).unwrap();
+    (0..500).for_each(|i| _ = add(&space, FIRST + i, i));
+    assert!(space.roll_now());
+    (500..900).for_each(|i| _ = add(&space, FIRST + i, i));
+    for n in 0..4 {
+        (0..5000).for_each(|i| _ = add(&space, upper + n * 500 + i / 10, i));
+        assert!(space.roll_now());
+    }
+    assert_eq!((open(&space), space.oldest_in_memory().map(|oldest| oldest.0)), (2, Some(upper)));
+}
+
 /// The horizon never passes ids in use, in whichever range; when nothing new comes into one any
 /// more it goes on.
 #[test]
