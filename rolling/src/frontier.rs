@@ -607,7 +607,8 @@ impl Frontier {
         if !tracking.ranges.is_empty() {
             let gaps = near.chunk_by(|&a, &b| tracking.below(a) == tracking.below(b));
             let fullest = gaps.max_by_key(|gap| gap.len())?;
-            if !is_leap(fullest) && !(is_short && is_quorum_at_start(fullest)) {
+            let is_enough = is_leap(fullest) || (is_short && is_quorum_at_start(fullest));
+            if !is_enough {
                 return None;
             }
             *ahead = fullest.to_vec();
