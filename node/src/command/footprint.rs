@@ -201,9 +201,7 @@ impl<'a> Footprint<'a> {
             }
             KeyArgs::Shown => {
                 let shown = self.shown().filter(|shown| match shown {
-                    Touch::Shown(view, id, _) => {
-                        end(Named::View(view)).is_none_or(|end| *id < end)
-                    }
+                    Touch::Shown(view, id, _) => end(Named::View(view)).is_none_or(|end| *id < end),
                     _ => false,
                 });
                 shown.into_iter().for_each(|shown| each(1, shown));

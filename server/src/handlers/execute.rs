@@ -97,7 +97,7 @@ pub(crate) fn execute(
     if is_tracked {
         tracking::end(found, session, node);
     }
-    if session.messages_due {
+    if session.messages_due && session.portion.is_none() {
         session.messages_due = false;
         session.client.inbox.take(reply.bytes(), None);
     }
@@ -114,7 +114,7 @@ pub(crate) fn checked(
 ) -> Result<(u32, &'static Spec), Refusal> {
     let Some((number, spec)) = found else { return Err(unknown(args, session)) };
     let (spec, sub) = select(spec, args)?;
-    if args.len() > session.most_args {
+    if args.len() > session.most_args && session.portion.is_none() {
         return Err(too_many(session.most_args));
     }
     if !session.access.free {
@@ -277,16 +277,22 @@ fn show(args: Args<'_>, session: &Session, node: Now<'_>) {
     node.monitors.show(&session.client, args, node.config().server.max_push_buffer_bytes);
 }
 
-/// Notes how long a long request took, all of its portions together.
-pub(crate) fn note_long(
+/// A long request has been executed, and its reply is written: notes how long all of its portions
+/// took, and what was put off until its end.
+pub(crate) fn end_long(
     found: Found,
     args: Args<'_>,
     took: Duration,
-    session: &Session,
+    session: &mut Session,
     node: Now<'_>,
+    out: &mut Vec<u8>,
 ) {
     if let Some((number, spec)) = found {
         note_took(spec, bit_of(number, 0), args, took, session, node);
+    }
+    tracking::end_caching(session);
+    if std::mem::take(&mut session.messages_due) {
+        session.client.inbox.take(out, None);
     }
 }
 

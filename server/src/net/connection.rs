@@ -179,6 +179,8 @@ impl Connection {
     /// is over.
     fn poll(&mut self, cx: &mut Context<'_>, buffers: &mut Buffers) -> Poll<()> {
         let Buffers { input, turn } = buffers;
+        // What a turn has left that ended in a panic is another client's.
+        turn.clear_out();
         let node: &Arc<Node> = &self.host.now();
         self.meet(node);
         for _ in 0..TURNS_IN_A_ROW {
@@ -215,7 +217,7 @@ impl Connection {
             {
                 return Poll::Ready(());
             }
-            let listens = self.talk.session.listens();
+            let listens = self.talk.session.listens() && !self.talk.is_amid_reply();
             let skips = std::mem::take(&mut self.had_messages);
             if listens && !skips && self.take_messages(cx, turn) {
                 // Messages without a request; below they are written as replies are.

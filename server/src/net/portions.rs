@@ -17,12 +17,14 @@
 use crate::handlers::cluster::gather::can_be_parted;
 use crate::handlers::session::{Replies, Session};
 use crate::net::request_loop::Request;
+use counter::Schema;
 use dataset::engines::Engines;
 use node::client::connect::put_head;
 use node::command::spec::{KeyArgs, Of, Spec, flag};
 use resp::{Args, Kept, elements, integer, natural};
 use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A request with fewer arguments is done at once: a millisecond or two.
@@ -72,6 +74,8 @@ pub(crate) struct Portions {
     done: usize,
     /// How long they took.
     pub(crate) took: Duration,
+    /// What rows look like.
+    rows_of: RowsOf,
     /// Those of the portion at hand.
     words: Kept,
     /// The first error of a number or of packed rows, which is sent at the end.
@@ -92,6 +96,14 @@ fn shape(spec: &Spec) -> Option<(usize, usize, Joins)> {
     }
 }
 
+/// What decides what the rows of a reply look like: what was made, and the schema.
+type RowsOf = (u64, Option<Arc<Schema>>);
+
+fn rows_of(spec: &Spec, args: Args<'_>, engines: &Engines) -> RowsOf {
+    let rows = matches!(spec.keys, KeyArgs::Ids(Of::Rows, ..)).then(|| engines.counter(args.at(1)));
+    (engines.version(), rows.flatten().map(|space| space.schema()))
+}
+
 impl Portions {
     /// If the request may be one for portions, as far as can be seen at a glance.
     pub(crate) fn of(
@@ -104,10 +116,12 @@ impl Portions {
         let (head, step, joins) = shape(spec)?;
         let is_alone = session.transaction.is_none()
             && session.topology.is_none()
-            && session.replies == Replies::On;
+            && matches!(session.replies, Replies::On | Replies::Off);
+        // What a user may do with each of many keys is looked at before the first is touched.
+        let may_all = session.access.free || !spec.keys.are_keys();
         let belongs_together =
             spec.has(flag::PER_ID) && !can_be_parted(spec, args, session, engines);
-        if request.is_inline || !is_alone || belongs_together {
+        if request.is_inline || !is_alone || !may_all || belongs_together {
             return None;
         }
         let mut portions = Portions {
@@ -121,6 +135,7 @@ impl Portions {
             named: None,
             done: head,
             took: Duration::ZERO,
+            rows_of: rows_of(spec, args, engines),
             words: Kept::default(),
             error: None,
         };
@@ -138,11 +153,14 @@ impl Portions {
             self.named = Some(HashSet::new());
             self.end -= 2;
         }
-        while self.is_of(Of::View) && is(self.end - 1, "BINARY") || is(self.end - 1, "EXACT") {
-            self.end -= 1;
-            if is(self.end, "BINARY") {
+        // More than each once are unusual.
+        for _ in 0..2 {
+            if self.is_of(Of::View) && is(self.end - 1, "BINARY") {
                 self.joins = Joins::Rows(Vec::new());
+            } else if !is(self.end - 1, "EXACT") {
+                break;
             }
+            self.end -= 1;
         }
     }
 
@@ -168,10 +186,14 @@ impl Portions {
     /// Whether an id, and what stands behind it, are what they should be.
     fn is_usual(&mut self, args: Args<'_>, at: usize, engines: &Engines) -> bool {
         let word = args.at(at);
-        let Some(id) = natural(word) else {
-            let is_digit = |byte: &u8| byte.is_ascii_digit() || *byte == b'/';
-            return self.is_of(Of::View) && word.iter().all(is_digit);
-        };
+        let view = if self.is_of(Of::View) { engines.view(args.at(1)) } else { None };
+        if let Some(view) = view.filter(|view| view.is_joined()) {
+            let mut parts = word.split(|byte| *byte == b'/').map(natural);
+            let further = engines.then(view).count();
+            return parts.by_ref().take(1 + further).flatten().count() == 1 + further
+                && parts.next().is_none();
+        }
+        let Some(id) = natural(word) else { return false };
         if self.step == 1 {
             return true;
         }
@@ -205,6 +227,16 @@ impl Portions {
         self.words.first()
     }
 
+    /// Whether the rows of the portion at hand would look otherwise than those before.
+    pub(crate) fn is_reshaped(&self, engines: &Engines) -> bool {
+        self.rows_of != rows_of(self.spec, self.args(), engines)
+    }
+
+    /// Whether some of its reply may have been sent, behind which no other message may come yet.
+    pub(crate) fn is_amid(&self) -> bool {
+        !self.is_first() && matches!(self.joins, Joins::Elements)
+    }
+
     /// Whether no portion has been done.
     pub(crate) fn is_first(&self) -> bool {
         self.done == self.head
@@ -217,6 +249,11 @@ impl Portions {
         let (is_first, portion) = (self.is_first(), self.portion());
         let reply = out.split_off(from);
         self.words = Kept::default();
+        if reply.is_empty() {
+            // The client wants none.
+            self.done = portion.end;
+            return (self.done == self.end, 0, from);
+        }
         if is_first && reply.starts_with(b"-") {
             // What is wrong is the request.
             out.extend_from_slice(&reply);

@@ -419,7 +419,9 @@ impl RequestLoop {
         let Request { bytes, spans, .. } = portions.request.clone();
         let all = self.scanner.args_in(&buf[bytes.clone()], spans, false);
         if portions.is_first() {
-            match portions.look(all, node.engines()) {
+            // They may be loaded anew.
+            let looked = node.loaded().map(|engines| portions.look(all, engines));
+            match looked.unwrap_or(Look::Unusual) {
                 Look::Usual => {}
                 Look::More => {
                     self.portions = Some(portions);
@@ -457,7 +459,7 @@ impl RequestLoop {
         tallies.commands.add(1);
         let Request { spans, found, .. } = portions.request;
         let all = self.scanner.args_in(&buf[bytes.clone()], spans, false);
-        execute::note_long(found, all, portions.took, &self.session, node);
+        execute::end_long(found, all, portions.took, &mut self.session, node, &mut turn.out);
         self.scanner.restart();
         self.more = bytes.len() < buf.len();
         bytes.len()
@@ -492,8 +494,13 @@ impl RequestLoop {
                 return None;
             }
         }
-        session.portion = Some(Portion { goes_on: !portions.is_first(), took: Duration::ZERO });
         let TurnBuffers { out, scratch, .. } = turn;
+        if !portions.is_first() && node.loaded().is_some_and(|now| portions.is_reshaped(now)) {
+            Reply::new(out, session.client.protocol())
+                .error("ERR the rows are others now: spaces or views were changed meanwhile");
+            return Some(Duration::ZERO);
+        }
+        session.portion = Some(Portion { goes_on: !portions.is_first(), took: Duration::ZERO });
         let is_fine = execute::execute(found, args, session, node, out, scratch);
         let portion = session.portion.take();
         if session.suspension.is_asked() {
@@ -504,6 +511,11 @@ impl RequestLoop {
         }
         tallies.errors.add(u64::from(!is_fine));
         portion.map(|portion| portion.took)
+    }
+
+    /// Whether it is in the middle of a reply, where no message may stand.
+    pub(crate) fn is_amid_reply(&self) -> bool {
+        self.portions.as_ref().is_some_and(|portions| portions.is_amid())
     }
 
     /// What the turn has changed is not safe: replies that come later than the turn say so.

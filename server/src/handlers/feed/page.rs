@@ -72,12 +72,7 @@ fn row(call: &mut Call<'_>) -> Outcome {
 }
 
 /// Answers with the rows of the ids that were read.
-fn show<'a>(
-    call: &mut Call<'a>,
-    view: &'a View,
-    viewer: Member<'a>,
-    asked: Asked<'a>,
-) -> Outcome {
+fn show<'a>(call: &mut Call<'a>, view: &'a View, viewer: Member<'a>, asked: Asked<'a>) -> Outcome {
     let engines = call.node.engines();
     let is_long = call.scratch.ids.len() > LONG;
     if is_long {
