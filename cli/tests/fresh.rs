@@ -331,3 +331,37 @@ fn a_fresh_server_takes_more_than_its_memory_holds() {
     let program = (memory_bytes + PROGRAM_BYTES) as f64 / memory_bytes as f64;
     assert!(fresh.worst <= MOST.max(program), "{:.3} of its memory", fresh.worst);
 }
+
+/// Rows come faster than they are spilled, by several connections, and memory is short at once: all
+/// of them wait, and none is refused.
+#[test]
+fn writers_that_are_faster_than_the_disk_wait() {
+    const CLIENTS: u64 = 4;
+    const REQUESTS: u64 = 300;
+    const ROWS: u64 = 1500;
+    let fresh = Fresh::start(48 << 20);
+    std::thread::scope(|scope| {
+        for number in 0..CLIENTS {
+            let mut client = fresh.program.client();
+            scope.spawn(move || {
+                for request in 0..REQUESTS {
+                    let mut words = Words::new(&["CNT.MINCRBY", "post"]);
+                    for row in 0..ROWS {
+                        words.add((request * ROWS + row) * CLIENTS + number);
+                        words.add("read");
+                        words.add(300);
+                    }
+                    words.push(&mut client);
+                    assert_eq!(refusal(&client.reply().unwrap()), "", "request {request}");
+                }
+            });
+        }
+    });
+    assert!(fresh.info("spilled_tables") > 0, "memory was not short");
+    let rows = CLIENTS * REQUESTS * ROWS;
+    let mut client = fresh.program.client();
+    for id in (0..rows).step_by(997) {
+        let row = call(&mut client, &format!("HGET post:{id} read"));
+        assert_eq!(row, OwnedFrame::BulkString(b"300".to_vec()), "{id}");
+    }
+}

@@ -91,6 +91,8 @@ impl Ground<'_> {
             return Err(no_room(store));
         }
 
+        // Writers wait for this one.
+        cold.stuck.store(false, Relaxed);
         let tag = Tag {
             space: space.number(),
             kind: RecordKind::Table as u32,

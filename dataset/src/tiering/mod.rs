@@ -317,6 +317,8 @@ impl<'a> Ground<'a> {
         let (low, last, old) = files.cover(low, last);
         let room = self.room(space, low, last, &old)?;
         cold.shared().begins();
+        // Writers wait for this one.
+        cold.stuck.store(false, Relaxed);
         let mut spill = space.begin_spill(low, last);
 
         let most = space.rows_per_table().saturating_mul(2);
@@ -733,7 +735,7 @@ impl Retries {
                 }
                 return true;
             }
-            Ok(Some(false)) => {}
+            Ok(Some(false)) => stuck.store(false, Relaxed),
             Ok(None) => stuck.store(true, Relaxed),
             Err(error) => {
                 note_trouble(cold, name, &error);

@@ -142,7 +142,12 @@ impl Connection {
             Poll::Ready(())
         })
         .await;
-        poll_fn(|cx| BUFFERS.with_borrow_mut(|buffers| self.poll(cx, buffers))).await;
+        let mut poll = |cx: &mut Context<'_>, buffers: &mut Buffers| {
+            // What a turn has left that ended in a panic is another client's.
+            buffers.turn.clear_out();
+            self.poll(cx, buffers)
+        };
+        poll_fn(|cx| BUFFERS.with_borrow_mut(|buffers| poll(cx, buffers))).await;
         if self.talk.closing == Closing::Lingering {
             self.linger().await;
         }
@@ -179,8 +184,6 @@ impl Connection {
     /// is over.
     fn poll(&mut self, cx: &mut Context<'_>, buffers: &mut Buffers) -> Poll<()> {
         let Buffers { input, turn } = buffers;
-        // What a turn has left that ended in a panic is another client's.
-        turn.clear_out();
         let node: &Arc<Node> = &self.host.now();
         self.meet(node);
         for _ in 0..TURNS_IN_A_ROW {

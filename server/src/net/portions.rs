@@ -465,7 +465,10 @@ mod tests {
             ("PH.ADD read 8", "#", "EXACT", "ERR"),
             ("FEED.GET home 8", "#", "BINARY BINARY", "ERR syntax"),
             ("FEED.GET home 8", "#", "EXACT", "ERR EXACT asks ledgers"),
+            ("FEED.GET home 8", "#", "1/2", "ERR Invalid id"),
+            ("FEED.GET home 8", "BINARY", "", "ERR syntax"),
             ("CNT.GET posts", "#", "", "ERR no such counter space"),
+            ("CNT.GET", "EXACT", "", "ERR no such counter space"),
         ] {
             let form = |id: u64| form.replace('#', &id.to_string());
             let told = answer(&mut guest, &words(head, ids().map(form), last)).await;
