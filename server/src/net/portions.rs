@@ -12,7 +12,8 @@
 //! (no memory, a disk that is full) is an error in the places of its ids, as one id's failure is in
 //! a shorter request. What is not parted, whatever its length: a request in a transaction or of an
 //! action that moves counters of its member, as it belongs together; one with MARK; any in a
-//! cluster, where a request is parted by shards (`handlers/cluster/gather.rs`).
+//! cluster, where a request is parted by shards (`handlers/cluster/gather.rs`). Why, and what was
+//! weighed: `docs/decisions/0026-long-requests-in-portions.md`.
 
 use crate::handlers::cluster::gather::can_be_parted;
 use crate::handlers::session::{Replies, Session};

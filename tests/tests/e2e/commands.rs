@@ -327,7 +327,7 @@ fn the_table_answers_for_itself() {
     assert_eq!(keys, ["post:1:like", "post:2:like"]);
     let strings: Vec<String> =
         redis::cmd("COMMAND").arg(&["LIST", "FILTERBY", "PATTERN", "feed.*"]).query(c).unwrap();
-    assert_eq!(strings, ["feed.get", "feed.act", "feed.undo"]);
+    assert_eq!(strings, ["feed.get", "feed.row", "feed.act", "feed.undo"]);
     check(
         &mut server.raw(),
         &[
