@@ -707,7 +707,7 @@ impl Engines {
     }
 
     /// Whether writers are to wait, as a space is nearly full and will soon be less so. Asked
-    /// behind every write of a pipeline, so one load or two say that nothing spills.
+    /// before every write of a pipeline, so one load or two say that nothing spills.
     #[inline]
     pub fn is_spilling(&self) -> bool {
         (self.spills || self.has_cold()) && self.is_any_crowded()

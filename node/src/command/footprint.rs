@@ -103,7 +103,11 @@ impl<'a> Footprint<'a> {
                 let at = first.unsigned_abs() as usize;
                 self.touch_key(at, || self.args.from(at + 1).iter().take(1), each);
             }
-            KeyArgs::Shown => self.shown().into_iter().for_each(|shown| each(1, shown)),
+            KeyArgs::Shown => {
+                if let Some((view, id)) = self.shown() {
+                    each(1, Touch::Shown(view, id, Member::parse(self.args.at(3))));
+                }
+            }
             KeyArgs::Ids(of, at, _) => {
                 if let (Some(named), Some(id)) = (self.named(of), natural(self.args.at(at))) {
                     self.touch_id(named, at, id, || Member::parse(self.args.at(MEMBER)), each);
@@ -200,11 +204,11 @@ impl<'a> Footprint<'a> {
                 }
             }
             KeyArgs::Shown => {
-                let shown = self.shown().filter(|shown| match shown {
-                    Touch::Shown(view, id, _) => end(Named::View(view)).is_none_or(|end| *id < end),
-                    _ => false,
-                });
-                shown.into_iter().for_each(|shown| each(1, shown));
+                if let Some((view, id)) = self.shown()
+                    && end(Named::View(view)).is_none_or(|end| id < end)
+                {
+                    each(1, Touch::Shown(view, id, Member::parse(self.args.at(3))));
+                }
             }
             KeyArgs::Ids(of, first, step) => {
                 let Some(named) = self.named(of) else { return };
@@ -228,12 +232,11 @@ impl<'a> Footprint<'a> {
         }
     }
 
-    /// What is shown of the row whose key comes first ([`KeyArgs::Shown`]).
+    /// The view, and the id of the row whose key comes first ([`KeyArgs::Shown`]).
     #[inline]
-    fn shown(&self) -> Option<Touch<'a>> {
+    fn shown(&self) -> Option<(&'a View, u64)> {
         let Some(KeyRef::Row { id, .. }) = self.key(1) else { return None };
-        let view = self.engines.view(self.args.at(2))?;
-        Some(Touch::Shown(view, id, Member::parse(self.args.at(3))))
+        Some((self.engines.view(self.args.at(2))?, id))
     }
 
     /// The key at this position; `members`: those that the request names.

@@ -4,7 +4,7 @@ use crate::handlers::session::{Come, Replies, Scratch, Session};
 use crate::handlers::suspend::SuspendResult;
 use dataset::commit::MOST_BYTES;
 use dataset::dirty_keys::Mark;
-use dataset::engines::{CounterSpace, ExistenceSpace, KeyError, KeyRef};
+use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyError, KeyRef, View};
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::{Outcome, Spec};
 use node::command::streams;
@@ -283,6 +283,12 @@ impl<'a> Call<'a> {
         }
         Ok(())
     }
+}
+
+/// The view of this name.
+#[inline]
+pub(crate) fn view<'a>(engines: &'a Engines, name: &[u8]) -> Result<&'a View, Refusal> {
+    engines.view(name).ok_or_else(|| refuse!("ERR no such view '{}'", Printable(name)))
 }
 
 /// Reads an id.

@@ -15,7 +15,7 @@
 //! cluster, where a request is parted by shards (`handlers/cluster/gather.rs`). Why, and what was
 //! weighed: `docs/decisions/0026-long-requests-in-portions.md`.
 
-use crate::handlers::cluster::gather::can_be_parted;
+use crate::handlers::cluster::gather::{MISSING, can_be_parted};
 use crate::handlers::session::{Replies, Session};
 use crate::net::request_loop::Request;
 use counter::Schema;
@@ -34,8 +34,6 @@ pub(crate) const MANY: usize = 1024;
 const PORTION: usize = 512;
 /// Arguments that are looked at in one turn.
 const LOOKED_AT: usize = 32 << 10;
-/// What a row of a packed page is that could not be had.
-const MISSING: u8 = 0xff;
 
 /// What becomes of the replies of the portions.
 enum Joins {

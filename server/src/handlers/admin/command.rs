@@ -80,7 +80,7 @@ fn write_key_specification(reply: &mut Reply<'_>, spec: &KeySpec) {
     let (first, last, step) = spec.keys.positions();
     let named_from = match spec.keys {
         KeyArgs::Streams(from) => Some(from),
-        _ => None,
+        KeyArgs::None | KeyArgs::Keys(..) | KeyArgs::Shown | KeyArgs::Ids(..) => None,
     };
     reply.map(3);
     reply.bulk(b"flags");

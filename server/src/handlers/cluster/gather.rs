@@ -10,7 +10,7 @@
 //! not serve an id it says MOVED in its place, and the coordinator asks the node that this names,
 //! once.
 
-use crate::handlers::call::Call;
+use crate::handlers::call::{Call, view};
 use crate::handlers::cluster::peers::{self, Address, Answer, Batch, Failure, Link};
 use crate::handlers::execute::run;
 use crate::handlers::session::{Scratch, Session};
@@ -18,7 +18,7 @@ use dataset::engines::Engines;
 use node::client::connect::{put_bulk, put_head};
 use node::cluster::slot::of_text;
 use node::cluster::{Server, Topology};
-use node::command::error::{Printable, Refusal, refuse};
+use node::command::error::Refusal;
 use node::command::spec::{KeyArgs, Of, Outcome, Spec, flag};
 use node::command::table::bit_of;
 use node::config::ReadFrom;
@@ -31,7 +31,7 @@ use std::sync::Arc;
 /// Requests of one turn that wait for other nodes; the next ones wait for their replies.
 const MOST_TOGETHER: usize = 512;
 /// What a row is in a packed page if it could not be had: -1 in all columns.
-const MISSING: u8 = 0xff;
+pub(crate) const MISSING: u8 = 0xff;
 
 /// Whether a request can be done in parts.
 pub(crate) fn can_be_parted(
@@ -357,8 +357,7 @@ fn own_part(
 
 /// How many counters and flags an entry of a view has, and its further ones.
 fn columns(engines: &Engines, name: &[u8]) -> Result<Vec<(usize, usize)>, Refusal> {
-    let view = engines.view(name);
-    let view = view.ok_or_else(|| refuse!("ERR no such view '{}'", Printable(name)))?;
+    let view = view(engines, name)?;
     let views = std::iter::once(view).chain(engines.then(view));
     Ok(views.map(|view| (engines.columns(view).len(), view.flags())).collect())
 }

@@ -1,7 +1,7 @@
 //! The page: what Tidemark exists for.
 
 use crate::handlers::Handler;
-use crate::handlers::call::{Call, id};
+use crate::handlers::call::{Call, id, view};
 use crate::handlers::execute::UnreadableRows;
 use crate::handlers::log_size;
 use crate::handlers::session::Scratch;
@@ -26,13 +26,8 @@ struct Asked<'a> {
     mark: Option<&'a Action>,
 }
 
-fn find_view<'a>(call: &Call<'a>, name: &[u8]) -> Result<&'a View, Refusal> {
-    let view = call.node.engines().view(name);
-    view.ok_or_else(|| refuse!("ERR no such view '{}'", Printable(name)))
-}
-
 fn get(call: &mut Call<'_>) -> Outcome {
-    let view = find_view(call, call.args.at(1))?;
+    let view = view(call.node.engines(), call.args.at(1))?;
     let viewer = Member::parse(call.args.at(2));
     let asked = read_words(call, view)?;
     show(call, view, viewer, asked)
@@ -41,7 +36,7 @@ fn get(call: &mut Call<'_>) -> Outcome {
 /// What a page has of one post, asked for by its key: the page of a client that sends each request
 /// to the node of its key is a pipeline of these.
 fn row(call: &mut Call<'_>) -> Outcome {
-    let view = find_view(call, call.args.at(2))?;
+    let view = view(call.node.engines(), call.args.at(2))?;
     if view.is_joined() {
         return Err(refuse!(
             "ERR an entry of the view '{}' has several ids: ask for it with FEED.GET",
