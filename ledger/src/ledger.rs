@@ -23,13 +23,22 @@ pub struct Options {
     /// A range of more pairs is divided. Default 2,097,152, about 9 MB: the newest range takes most
     /// likes, and a merge rewrites all of it.
     pub range_pairs: u64,
-    /// The upper runs of a range have at most a so-manyth of the pairs of its lowest. Default 12.
+    /// The upper runs of a range have at most a so-manyth of the pairs of its lowest, default 12,
     pub upper_part: u64,
+    /// and this many more, all ranges together: few new ranges take most likes, and would be
+    /// rewritten by each flush. Default 2,097,152; their filters take 5 bits a pair.
+    pub upper_pairs: u64,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { memory_pairs: 1 << 20, runs: 4, range_pairs: 1 << 21, upper_part: 12 }
+        Options {
+            memory_pairs: 1 << 20,
+            runs: 4,
+            range_pairs: 1 << 21,
+            upper_part: 12,
+            upper_pairs: 1 << 21,
+        }
     }
 }
 
@@ -350,6 +359,12 @@ impl Ledger {
     /// be taken.
     pub fn is_full(&self) -> bool {
         self.memory.len() >= 2 * self.options.memory_pairs
+    }
+
+    /// The highest id of the range that has this id: for [`Ledger::trim`], one range at a time.
+    pub fn end_of_range(&self, id: u64) -> u64 {
+        let ranges = self.ranges.load();
+        ranges::high(&ranges, ranges::at(&ranges, id))
     }
 
     /// Walks the pairs in memory, piece by piece, each of them sorted: for a snapshot. A pair that

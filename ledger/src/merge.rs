@@ -96,23 +96,34 @@ pub(crate) fn merge(
             }
         }
         let Some((at, pair)) = lowest else { return Ok(()) };
-        let id = pair.id;
+        let mut id = pair.id;
         if is_void(id, sources[at].identity) {
             sources[at].skip()?;
             continue;
         }
-        if !each(pair)? {
-            return Ok(());
-        }
         let (newer, older) = sources.split_at_mut(at + 1);
-        for source in older {
-            if source
-                .peek()
-                .is_some_and(|other| newer[at].peek().is_some_and(|pair| pair.key() == other.key()))
-            {
-                source.skip()?;
+        let Some((source, newer)) = newer.split_last_mut() else { return Ok(()) };
+        for other in older.iter_mut() {
+            let same =
+                |other: Pair<'_>| source.peek().is_some_and(|pair| pair.key() == other.key());
+            if other.peek().is_some_and(same) {
+                other.skip()?;
             }
         }
-        newer[at].skip()?;
+        // Its pairs up to the next one of another source need no more looks at those.
+        let others = newer.iter().chain(older.iter()).filter_map(Source::peek);
+        let end = others.map(|pair| pair.key()).min();
+        while let Some(pair) = source.peek() {
+            if end.is_some_and(|end| pair.key() >= end)
+                || (pair.id != id && is_void(pair.id, source.identity))
+            {
+                break;
+            }
+            id = pair.id;
+            if !each(pair)? {
+                return Ok(());
+            }
+            source.skip()?;
+        }
     }
 }

@@ -64,29 +64,35 @@ pub(crate) fn high(ranges: &Ranges, at: usize) -> u64 {
 /// How many of a range's runs, newest first, are to become one with `pairs` that are new.
 ///
 /// - None, while there is room for one more run.
-/// - All, when what lies above the lowest is a `part`th of it. So a pair is rewritten in the lowest
-///   run `part` times at most while that grows by its own size, and the filters of the upper runs
-///   are small beside the pairs of all.
+/// - All, when what lies above the lowest is by more than `room` larger than a `part`th of it. So a
+///   pair is rewritten in the lowest run `part` times at most while that grows by its own size, and
+///   the filters of the upper runs are small beside the pairs of all.
 /// - Else the newest, and of the next ones those that are not more than twice as large as what is
 ///   merged already.
-pub(crate) fn to_merge(runs: &[u64], pairs: u64, most: usize, part: u64) -> usize {
+pub(crate) fn to_merge(runs: &[u64], pairs: u64, most: usize, part: u64, room: u64) -> usize {
     let Some((&lowest, upper)) = runs.split_last() else { return 0 };
     let above = upper.iter().sum::<u64>() + pairs;
-    if above.saturating_mul(part) >= lowest {
+    if above >= (lowest / part).saturating_add(room) {
         return runs.len();
     }
     if runs.len() < most {
         return 0;
     }
-    let (mut merged, mut n) = (pairs, 0);
-    for &run in upper {
+    let mut merged = pairs;
+    for (n, &run) in runs.iter().enumerate() {
         if n > 0 && run > 2 * merged {
-            break;
+            return n;
         }
         merged += run;
-        n += 1;
     }
-    if n == 0 { runs.len() } else { n }
+    runs.len()
+}
+
+/// By how many pairs the upper runs of a range are larger than a `part`th of the lowest.
+pub(crate) fn excess(range: &Range, part: u64) -> u64 {
+    let mut sizes = range.runs.iter().rev().map(|run| run.pairs());
+    let lowest = sizes.next().unwrap_or(0);
+    sizes.sum::<u64>().saturating_sub(lowest / part)
 }
 
 /// The names of some runs' files.
@@ -105,17 +111,18 @@ mod tests {
 
     #[test]
     fn runs_of_a_range_stay_bounded_and_few_pairs_are_rewritten() {
-        for (flush, flushes) in [(1000, 20_000), (50, 40_000), (100_000, 300)] {
+        let few = [(1000, 20_000), (50, 40_000), (100_000, 300)].map(|few| (few, 0));
+        for ((flush, flushes), room) in few.into_iter().chain([((1000, 20_000), 4000)]) {
             // Newest first.
             let (mut runs, mut written): (Vec<u64>, u64) = (vec![], 0);
             for _ in 0..flushes {
-                let n = to_merge(&runs, flush, 4, 12);
+                let n = to_merge(&runs, flush, 4, 12, room);
                 let merged = runs.drain(..n).sum::<u64>() + flush;
                 runs.insert(0, merged);
                 written += merged;
                 assert!(runs.len() <= 4);
                 let upper: u64 = runs[..runs.len() - 1].iter().sum();
-                assert!(upper * 12 <= runs[runs.len() - 1], "{runs:?}");
+                assert!(upper <= room + runs[runs.len() - 1] / 12, "{runs:?}");
             }
             let each = written / (flush * flushes);
             assert!(each < 50, "{each} times, by {flush}");

@@ -21,6 +21,7 @@ use crate::merge::{Source, merge};
 use crate::pair::{Pair, Pairs};
 use crate::ranges::{self, Range, Ranges, names};
 use crate::run::{Run, RunWriter};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use store::{Error, FileEntry, Store, Tag};
@@ -61,6 +62,8 @@ impl Ledger {
         let _files = self.files.lock();
         let ranges = self.ranges.load_full();
         let Options { runs: most, upper_part, memory_pairs, .. } = self.options;
+        let excess: u64 = ranges.iter().map(|range| ranges::excess(range, upper_part)).sum();
+        let mut room = self.options.upper_pairs.saturating_sub(excess);
         let (mut left, mut damaged) = (self.memory.len(), None);
         let mut rewrites: Vec<Rewrite> = Vec::new();
         let written = self.waiting(&ranges).into_iter().try_for_each(|(at, pairs)| {
@@ -68,7 +71,10 @@ impl Ledger {
                 return Ok(());
             }
             let runs: Vec<u64> = ranges[at].runs.iter().map(|run| run.pairs()).collect();
-            let merged = ranges::to_merge(&runs, pairs as u64, most.max(1), upper_part);
+            // What the ranges with most pairs take is not there for others.
+            let here = room + ranges::excess(&ranges[at], upper_part);
+            let merged = ranges::to_merge(&runs, pairs as u64, most.max(1), upper_part, here);
+            room = room.saturating_sub(if merged < runs.len() { pairs as u64 } else { 0 });
             match self.rewrite(store, &ranges, (at, merged), Some(pairs), &|_| true) {
                 Ok(rewrite) => {
                     left = left.saturating_sub(pairs);
@@ -87,17 +93,24 @@ impl Ledger {
     }
 
     /// Rewrites ranges without the pairs of dropped ids and of ids that are not to be kept: for all
-    /// ranges that may have some. Pairs in memory stay: the caller unsets them or has none.
+    /// ranges that may have some. Pairs in memory stay: the caller unsets them or has none. Gives
+    /// the number of set pairs that were not kept.
     pub fn trim(
         &self,
         store: &Store,
         (low, high): (u64, u64),
         keep: impl Fn(u64) -> bool,
         log: impl FnOnce() -> store::Result<u64>,
-    ) -> store::Result<()> {
+    ) -> store::Result<u64> {
         let _files = self.files.lock();
         let ranges = self.ranges.load_full();
         let mut rewrites = Vec::new();
+        let removed = Cell::new(0);
+        let keep = |pair: Pair<'_>| {
+            let keeps = keep(pair.id);
+            removed.set(removed.get() + u64::from(pair.set && !keeps));
+            keeps
+        };
         let written = (0..ranges.len())
             .filter(|&at| ranges[at].low <= high && ranges::high(&ranges, at) >= low)
             .filter(|&at| !ranges[at].runs.is_empty())
@@ -106,7 +119,8 @@ impl Ledger {
                 rewrites.push(self.rewrite(store, &ranges, (at, all), None, &keep)?);
                 Ok(())
             });
-        self.publish(store, &ranges, rewrites, written, log)
+        self.publish(store, &ranges, rewrites, written, log)?;
+        Ok(removed.get())
     }
 
     /// Removes all ranges that lie below an id as a whole, without reading them, and their pairs in
@@ -148,7 +162,7 @@ impl Ledger {
         ranges: &Ranges,
         (at, merged): (usize, usize),
         from_memory: Option<usize>,
-        keep: &dyn Fn(u64) -> bool,
+        keep: &dyn Fn(Pair<'_>) -> bool,
     ) -> store::Result<Rewrite> {
         let range = &ranges[at];
         let is_lowest = merged == range.runs.len();
@@ -188,7 +202,7 @@ impl Ledger {
                 &mut sources,
                 |id, run| self.is_void(id, run),
                 |pair| {
-                    if keep(pair.id) && (pair.set || !is_lowest) {
+                    if keep(pair) && (pair.set || !is_lowest) {
                         output.push(pair)?;
                     }
                     Ok(true)

@@ -36,7 +36,13 @@ fn lookup(ledger: &Ledger, id: u64, member: u64) -> (u64, bool) {
 fn pairs_take_few_bytes_and_lookups_few_reads() {
     for (bits, most) in [(40, 6.0), (64, 10.0)] {
         let store = open(&SimDisk::new(1));
-        let options = Options { memory_pairs: 20_000, range_pairs: 200_000, ..Options::default() };
+        // `upper_pairs` as of 100,000,000 pairs.
+        let options = Options {
+            memory_pairs: 20_000,
+            range_pairs: 200_000,
+            upper_pairs: 25_000,
+            ..Options::default()
+        };
         let ledger = Ledger::open(&store, SPACE, KIND, options).unwrap();
         let pairs = pairs(600_000, bits);
         for &(id, member) in &pairs {

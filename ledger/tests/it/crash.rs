@@ -217,9 +217,10 @@ impl Life {
             0 => self.flush(Flush::All, model),
             1 | 2 => self.flush(Flush::Most, model),
             3 => self.snapshot(model, random),
-            4 if random.bool() => {
-                self.ledger.trim(&self.store, (0, u64::MAX), |_| true, || self.sync(model))
-            }
+            4 if random.bool() => self
+                .ledger
+                .trim(&self.store, (0, u64::MAX), |_| true, || self.sync(model))
+                .map(drop),
             5..12 => self.append(model),
             12..16 => self.sync(model).map(drop),
             _ => {
@@ -237,6 +238,7 @@ fn run(seed: u64) {
         runs: random.usize(1..5),
         range_pairs: random.u64(20..400),
         upper_part: random.u64(1..13),
+        upper_pairs: random.u64(..800),
     };
     let rate = |random: &mut fastrand::Rng| if random.u8(..4) == 0 { 20 } else { 0 };
     let faults = Faults {

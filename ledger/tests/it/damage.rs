@@ -59,7 +59,8 @@ fn flipped_bits_are_errors_of_their_own_pairs() {
 fn damaged_range_keeps_no_other_from_being_flushed() {
     let disk = SimDisk::new(3);
     let store = open(&disk);
-    let options = Options { memory_pairs: 1000, range_pairs: 2000, ..Options::default() };
+    let options =
+        Options { memory_pairs: 1000, range_pairs: 2000, upper_pairs: 0, ..Options::default() };
     let ledger = Ledger::open(&store, SPACE, KIND, options).unwrap();
     (0..6000).for_each(|n| ledger.set(n / 3, Member::Number(n * 7), true));
     ledger.flush(&store, Flush::All, || Ok(0)).unwrap();

@@ -56,6 +56,7 @@ impl World {
             runs: random.usize(1..6),
             range_pairs: random.u64(300..20_000),
             upper_part: random.u64(1..20),
+            upper_pairs: random.u64(..40_000),
         };
         let disk = SimDisk::new(seed);
         let store = open(&disk);
