@@ -13,7 +13,6 @@ use node::cluster::slot::{self, SLOTS};
 use node::cluster::topology::ID_BYTES;
 use node::cluster::{Member, Topology};
 use redis_protocol::resp2::types::OwnedFrame;
-use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
@@ -676,11 +675,13 @@ async fn hand_over(
     }
 }
 
-/// All masters delete what is not theirs.
+/// All nodes delete what is not their shard's: masters rows, and each node pairs of its ledgers.
 async fn trim(to: &ConnectArgs) -> Result<(), String> {
     let topology = newest(to).await?;
     for (member, address) in topology.members().iter().zip(addresses(&topology)) {
-        if topology.slots_of(&member.id).is_empty() {
+        let is_master = member.master.is_none();
+        let shard = member.master.as_ref().unwrap_or(&member.id);
+        if topology.slots_of(shard).is_empty() {
             continue;
         }
         let mut node = Remote::open(to, &address).await?;
@@ -691,19 +692,25 @@ async fn trim(to: &ConnectArgs) -> Result<(), String> {
             ));
         }
         let spaces = maps(node.ask(&["TM.SPACE", "LIST"]).await?);
-        let is_counter = |space: &&HashMap<_, _>| space.get("kind").is_some_and(|k| k == "counter");
-        for space in spaces.iter().filter(is_counter).filter_map(|space| space.get("name")) {
-            let deleted = trim_space(&mut node, space).await?;
-            super::print(&format!("{address}: {space}: {} rows deleted\n", grouped(deleted)))?;
+        for space in &spaces {
+            let word = |key: &str| space.get(key).map_or("", String::as_str);
+            let (what, subcommand) = match (word("kind"), word("ledger")) {
+                ("counter", _) if is_master => ("rows", "TRIM"),
+                ("existence", "exact") => ("pairs of its ledger", "TRIMPAIRS"),
+                _ => continue,
+            };
+            let name = word("name");
+            let deleted = trim_space(&mut node, subcommand, name).await?;
+            super::print(&format!("{address}: {name}: {} {what} deleted\n", grouped(deleted)))?;
         }
     }
     Ok(())
 }
 
-async fn trim_space(node: &mut Remote, space: &str) -> Result<u64, String> {
+async fn trim_space(node: &mut Remote, subcommand: &str, space: &str) -> Result<u64, String> {
     let (mut cursor, mut deleted) = ("0".to_owned(), 0);
     loop {
-        let reply = node.ask(&["CLUSTERX", "TRIM", space, &cursor]).await?;
+        let reply = node.ask(&["CLUSTERX", subcommand, space, &cursor]).await?;
         let OwnedFrame::Array(words) = &reply else {
             return Err(format!("{}: an unexpected answer: {reply:?}", node.address));
         };

@@ -13,6 +13,8 @@ from nodes import freeze, scratch, until
 from shards import Controller, Member, is_error, shard_of
 
 PATIENCE_S = 60
+# Pairs of a space with a ledger, which are the same all the time.
+FANS, FAN_POSTS = range(3), range(1000, 1400)
 
 
 class Peer(Member):
@@ -209,6 +211,10 @@ def play(args, nodes):
     until("the spare one is up", lambda: spare.client().ping())
     cluster = Cluster(args.server, nodes)
     refusals(cluster, a, b, spare)
+    for node in (a, b):
+        node.ask("TM.SPACE", "CREATE", "fans", "existence", "ledger", "exact", "spill", "true")
+    for member in FANS:
+        assert a.ask("PH.ADD", "fans", member, *FAN_POSTS) == [1] * len(FAN_POSTS)
     load = Load(nodes[:2], args.posts)
     watch = Watch(nodes, range(100_000, 100_050))
     until("there are rows", lambda: load.done > 100)
@@ -253,6 +259,11 @@ def trimmed(cluster, load, nodes):
         # A write of which no answer came may have made a row.
         assert own <= found and all(owner[nodes[0].ask("CLUSTER", "KEYSLOT", post)] == node.number for post in found), (node.number, rows())
     assert before > sum(node.client().dbsize() for node in masters), "there was something to trim"
+    for node in masters:
+        _, pairs = node.client(30).execute_command("PH.SCAN", "fans", 0, "COUNT", 100_000)
+        own = [post for post in FAN_POSTS if owner[nodes[0].ask("CLUSTER", "KEYSLOT", post)] == node.number]
+        wanted = [(str(post), str(member)) for post in own for member in FANS]
+        assert list(zip(pairs[::2], pairs[1::2])) == wanted, (node.number, len(pairs), len(wanted))
     until("replicas have no more than their masters", lambda: len(set(rows())) <= len(masters) + 1)
     again = cluster.run("trim")
     assert again.count(" 0 rows deleted") == again.count("rows deleted"), again

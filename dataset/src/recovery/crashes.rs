@@ -466,7 +466,7 @@ fn flush_ledgers(life: &RefCell<Life<'_>>) {
         };
         let trims = life.borrow_mut().random.u32(0..5) == 0;
         let outcome = match trims {
-            true => ledger.ledger().trim(store, (0, u64::MAX), |_| true, log),
+            true => ledger.ledger().trim(store, (0, u64::MAX), |_| true, log).map(drop),
             false => ledger.flush(store, how, log).map(|_| ()),
         };
         disk.set_faults(Faults::default());

@@ -29,7 +29,7 @@ impl Ground<'_> {
         let log = || self.flush();
         match due {
             Due::Flush => ledger.flush(self.store, Flush::Most, log).map(|_| ()),
-            Due::Trim => ledger.ledger().trim(self.store, (0, u64::MAX), |_| true, log),
+            Due::Trim => ledger.ledger().trim(self.store, (0, u64::MAX), |_| true, log).map(drop),
         }
     }
 }
@@ -38,6 +38,27 @@ impl Ground<'_> {
 pub(super) fn flush_all(ground: &Ground<'_>, space: &ExistenceSpace) -> store::Result<()> {
     let Some(ledger) = space.ledger() else { return Ok(()) };
     ledger.flush(ground.store, Flush::All, || ground.flush()).map(|_| ())
+}
+
+/// Removes the pairs of ids that are not to be kept from the range of the ledger that has `first`,
+/// and gives the range's last id and the number of pairs; `None` if the space has gone. The log
+/// does not say so: a replica does the same for itself, and what was logged before comes back if it
+/// is replayed. `still`: asked before it counts. What is set meanwhile stays.
+pub fn drop_pairs(
+    live: &Live<'_>,
+    space: &ExistenceSpace,
+    first: u64,
+    keep: impl Fn(u64) -> bool,
+    still: impl FnOnce() -> store::Result<()>,
+) -> store::Result<Option<(u64, u64)>> {
+    let Some(ledger) = space.ledger() else { return Ok(None) };
+    let Some(_alone) = alone_with(live, space.number()) else { return Ok(None) };
+    let ground = Ground::of(live);
+    flush_all(&ground, space)?;
+    let last = ledger.ledger().end_of_range(first);
+    let log = || still().and_then(|()| ground.flush());
+    let removed = ledger.ledger().trim(ground.store, (first, last), keep, log)?;
+    Ok(Some((last, removed)))
 }
 
 /// Does for a ledger what is most urgent; whether there was anything.

@@ -43,6 +43,7 @@ use crate::log_records::RecordKind;
 use crate::poll_backoff::PollBackoff;
 use counter::RangeStats;
 use io_throttle::IoThrottle;
+pub use ledgers::drop_pairs;
 use parking_lot::MutexGuard;
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -129,6 +129,11 @@ pub(crate) const TABLE: &[Spec] = &[
                 "Deletes some rows of a counter space whose slots are not of this shard any more: \
                  the cursor for the next call (0: that was all), and how many were deleted. Begin \
                  with cursor 0."),
+            spec("clusterx|trimpairs", 4, CONTROLLER, "0.2.0", "space id",
+                "Removes the pairs of ids whose slots are not of this shard any more from a part \
+                 of the ledger of an existence space, on this node: the id for the next call (0: \
+                 that was all), and how many were removed. Begin with id 0. Filters forget them \
+                 when they are built anew. Each replica does it for itself."),
             spec("clusterx|version", 2, ANYTIME, "0.1.0", "",
                 "The version of the topology, -1 if there is none."),
         ],

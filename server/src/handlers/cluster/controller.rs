@@ -30,6 +30,7 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("clusterx|setnodes", set_nodes),
     ("clusterx|setslot", set_slot),
     ("clusterx|trim", trim::run),
+    ("clusterx|trimpairs", trim::pairs),
     ("clusterx|version", version),
 ];
 

@@ -1,17 +1,20 @@
-//! CLUSTERX TRIM: a shard that has given slots away, or was split off another one, still has rows
-//! of slots that are not its own. They are not served, but scans and counts show them, and they
-//! take memory, until they are deleted, some at a time.
+//! CLUSTERX TRIM and TRIMPAIRS: a shard that has given slots away, or was split off another one,
+//! still has rows and pairs of slots that are not its own. They are not served, but scans and
+//! counts show the rows, and both take room, until they are deleted, some at a time.
 //!
-//! Flags of these ids stay in their filters until their table is recycled: a filter cannot give
-//! back the pairs of an id.
+//! Rows are deleted as DEL deletes them, by the log. Pairs are only left out of the ledger's files,
+//! which each node has for itself. Flags of these ids stay in their filters until their table is
+//! recycled or built anew from the ledger: a filter cannot give back the pairs of an id.
 
 use crate::handlers::call::{Call, integer};
 use crate::handlers::cluster::controller::refuse_alone;
 use crate::handlers::counter::scan::step;
 use crate::handlers::execute::but_unreadable;
-use crate::handlers::redis::keys::MOST_KEYS;
+use crate::handlers::flags::phantom::no_ledger;
+use crate::handlers::redis::keys::{MOST_KEYS, disk};
 use dataset::cold;
 use dataset::engines::CounterSpace;
+use dataset::tiering::drop_pairs;
 use node::cluster::slot::of_id;
 use node::cluster::{Server, Topology};
 use node::command::error::{Printable, Refusal, refuse};
@@ -39,14 +42,17 @@ pub(crate) fn run(call: &mut Call<'_>) -> Outcome {
     call.answer_later(move |node, reply| trim(&name, cursor, most, node, reply))
 }
 
-/// The topology by which this node is the master of some slots: what it lacks there is foreign.
+/// The topology by which the shard of this node has some slots: what it lacks there is foreign.
 fn own_topology(node: Now<'_>) -> Result<Arc<Topology>, Refusal> {
     let topology = node.cluster.topology();
-    let own = topology.ranges().iter().any(|(first, ..)| topology.server_of(*first) == Server::Own);
-    if !own {
-        return Err(refuse!("ERR this node is the master of no slots: all its rows are foreign"));
+    if topology.ranges().iter().all(|(first, ..)| is_foreign(&topology, *first)) {
+        return Err(refuse!("ERR this node's shard has no slots: all its ids are foreign"));
     }
     Ok(topology)
+}
+
+fn is_foreign(topology: &Topology, slot: u16) -> bool {
+    matches!(topology.server_of(slot), Server::Other(_))
 }
 
 fn trim(name: &[u8], cursor: u64, most: u64, node: Now<'_>, reply: &mut Reply<'_>) -> Outcome {
@@ -56,7 +62,7 @@ fn trim(name: &[u8], cursor: u64, most: u64, node: Now<'_>, reply: &mut Reply<'_
     let topology = own_topology(node)?;
     let mut foreign = Vec::new();
     let next = step(space, cursor, most, &mut |id| {
-        if matches!(topology.server_of(of_id(id)), Server::Other(_)) {
+        if is_foreign(&topology, of_id(id)) {
             foreign.push(id);
         }
     })?;
@@ -93,4 +99,35 @@ fn delete(
     }
     all_read?;
     Ok(deleted)
+}
+
+/// CLUSTERX TRIMPAIRS.
+pub(crate) fn pairs(call: &mut Call<'_>) -> Outcome {
+    refuse_alone(&call.node)?;
+    let (name, first) = (call.args.at(2).to_vec(), call.id(3)?);
+    call.answer_later(move |node, reply| {
+        let Some(space) = node.engines().existence(&name) else {
+            return Err(refuse!("ERR no such existence space '{}'", Printable(&name)));
+        };
+        if space.ledger().is_none() {
+            return Err(no_ledger(space));
+        }
+        let topology = own_topology(node)?;
+        let keep = |id| !is_foreign(&topology, of_id(id));
+        let still = || match node.cluster.topology().version == topology.version {
+            true => Ok(()),
+            // A slot may come back, with pairs of its own.
+            false => Err(store::Error::Refused("the topology has changed: begin again".into())),
+        };
+        let is_stopped = || node.stop.is_stopped();
+        let live = node.live(&is_stopped).ok_or(Refusal::LOADING)?;
+        let part = drop_pairs(&live, space, first, keep, still).map_err(disk)?;
+        let Some((last, removed)) = part else {
+            return Err(refuse!("ERR the space was dropped"));
+        };
+        reply.array(2);
+        reply.bulk(last.wrapping_add(1).to_string().as_bytes());
+        reply.count(removed as usize);
+        Ok(())
+    })
 }

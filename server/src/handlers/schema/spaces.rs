@@ -241,11 +241,13 @@ fn list(call: &mut Call<'_>) -> Outcome {
             ]
         });
         let existences = engines.existences().iter().map(|space| {
+            let ledger = if space.ledger().is_some() { "exact" } else { "off" };
             vec![
                 ("name", Value::Text(space.name().to_owned())),
                 ("kind", Value::Text("existence".to_owned())),
                 ("keys", Value::Texts(engines.key_patterns(space.number()))),
                 ("false_positive_rate", Value::Number(space.false_positive_rate())),
+                ("ledger", Value::Text(ledger.to_owned())),
                 ("pairs", Value::Count(space.pairs())),
                 ("aside_pairs", count(space.outlier_pairs())),
                 ("most_revoked", count(space.most_revoked())),
