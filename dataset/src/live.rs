@@ -26,6 +26,8 @@ pub struct Live<'a> {
     pub max_cold_bytes: u64,
     /// Bytes per second that merging writes; 0: as fast as it goes.
     pub merge_bytes_per_s: u64,
+    /// Bytes per second that scrubbing reads; 0: it does not.
+    pub scrub_bytes_per_s: u64,
     /// Whether the process is to stop: then work is given up.
     pub is_stopped: &'a (dyn Fn() -> bool + Sync),
 }

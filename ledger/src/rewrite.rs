@@ -51,8 +51,9 @@ struct Rewrite {
 
 impl Ledger {
     /// Moves pairs from memory to runs. `log`: flushes the log, and gives the offset up to which it
-    /// is durable. Gives the number of pairs. A range that cannot be merged because a run of it is
-    /// damaged keeps its pairs in memory; that error is given after all others were flushed.
+    /// is durable. Gives the number of pairs. A range that cannot be merged because a run of it
+    /// cannot be read keeps its pairs in memory; that error is given after all others were
+    /// flushed.
     pub fn flush(
         &self,
         store: &Store,
@@ -80,7 +81,7 @@ impl Ledger {
                     left = left.saturating_sub(pairs);
                     rewrites.push(rewrite);
                 }
-                Err(error @ Error::Corrupt { .. }) => drop(damaged.get_or_insert(error)),
+                Err(error) if is_of_a_file(&error) => drop(damaged.get_or_insert(error)),
                 Err(error) => return Err(error),
             }
             Ok(())
@@ -94,7 +95,8 @@ impl Ledger {
 
     /// Rewrites ranges without the pairs of dropped ids and of ids that are not to be kept: for all
     /// ranges that may have some. Pairs in memory stay: the caller unsets them or has none. Gives
-    /// the number of set pairs that were not kept.
+    /// the number of set pairs that were not kept. A range that cannot be read stays; that error is
+    /// given after all others were rewritten.
     pub fn trim(
         &self,
         store: &Store,
@@ -104,7 +106,7 @@ impl Ledger {
     ) -> store::Result<u64> {
         let _files = self.files.lock();
         let ranges = self.ranges.load_full();
-        let mut rewrites = Vec::new();
+        let (mut rewrites, mut damaged) = (Vec::new(), None);
         let removed = Cell::new(0);
         let keep = |pair: Pair<'_>| {
             let keeps = keep(pair.id);
@@ -116,11 +118,15 @@ impl Ledger {
             .filter(|&at| !ranges[at].runs.is_empty())
             .try_for_each(|at| {
                 let all = ranges[at].runs.len();
-                rewrites.push(self.rewrite(store, &ranges, (at, all), None, &keep)?);
+                match self.rewrite(store, &ranges, (at, all), None, &keep) {
+                    Ok(rewrite) => rewrites.push(rewrite),
+                    Err(error) if is_of_a_file(&error) => drop(damaged.get_or_insert(error)),
+                    Err(error) => return Err(error),
+                }
                 Ok(())
             });
         self.publish(store, &ranges, rewrites, written, log)?;
-        Ok(removed.get())
+        damaged.map_or(Ok(removed.get()), Err)
     }
 
     /// Removes all ranges that lie below an id as a whole, without reading them, and their pairs in
@@ -269,6 +275,11 @@ impl Ledger {
         self.written_bytes.fetch_add(bytes, Relaxed);
         Ok(())
     }
+}
+
+/// Whether a file is to blame, and not that there is no room: other ranges may be rewritten.
+fn is_of_a_file(error: &Error) -> bool {
+    matches!(error, Error::Corrupt { .. } | Error::Io { .. })
 }
 
 /// The ranges as they are after the rewrites, whose files are opened.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use crate::backup::Backup;
 use crate::batch::Lineage;
-use crate::cold::{ColdFile, PageFile, is_pages, parse_cold_name};
+use crate::cold::{ColdFile, PageFile, Scrub, is_pages, parse_cold_name};
 use crate::copy::check_of;
 use crate::disk::{Disk, LOCK, TEMPORARY};
 use crate::error::{Error, Result};
@@ -161,30 +161,43 @@ fn check_manifest(disk: &dyn Disk, names: &[String], report: &mut Report) -> Opt
 
 /// A file that the manifest names, read as a whole.
 fn check_file(disk: &dyn Disk, file: &FileEntry, lineage: Lineage, report: &mut Report) {
-    let has_pages = file.role == Role::Cold && is_pages(disk, &file.name);
-    let rows = match file.role {
+    let looked = match file.role {
         Role::Snapshot => SnapshotReader::open(disk, &file.name, Some((file, lineage)))
-            .and_then(|r| read_all(r, report)),
-        Role::Cold if has_pages => PageFile::open(disk, file, lineage).and_then(|(pages, note)| {
+            .and_then(|r| read_all(r, report))
+            .map(|rows| Some((rows, "rows"))),
+        Role::Cold => Scrub::begin(disk, file, lineage).map(|scrub| {
             report.bytes += file.bytes;
-            pages.verify(&note, Some(file.check))
-        }),
-        Role::Cold => ColdFile::open(disk, file, lineage).and_then(|cold| {
-            report.bytes += file.bytes;
-            Arc::new(cold).verify(Some(file.check))
+            scrub_all(scrub, &file.name, report)
         }),
     };
-    match rows {
-        Ok(rows) => {
-            let (tag, unit) = (&file.tag, if has_pages { "pages" } else { "rows" });
+    match looked {
+        Ok(Some((rows, unit))) => {
+            let tag = &file.tag;
             let text = format!(
                 "{rows} {unit} of space {} kind {}, ids {} to {}",
                 tag.space, tag.kind, tag.low, tag.high
             );
             report.add(Severity::Good, &file.name, text);
         }
+        Ok(None) => {}
         Err(error) => report.error(&file.name, &error),
     }
+}
+
+/// So many damaged parts of one file are named.
+const MOST_NAMED: usize = 16;
+
+/// Reads a cold file as a whole; gives its rows, or pages, and the word for them, unless some of it
+/// is damaged, which is reported.
+fn scrub_all(scrub: Scrub, name: &str, report: &mut Report) -> Option<(u64, &'static str)> {
+    let mut found = Vec::new();
+    let has = scrub.run(&mut found);
+    found.iter().take(MOST_NAMED).for_each(|damage| report.error(name, &damage.error));
+    if found.len() > MOST_NAMED {
+        let text = format!("and {} more of its parts", found.len() - MOST_NAMED);
+        report.add(Severity::Damage, name, text);
+    }
+    found.is_empty().then_some(has)
 }
 
 /// Files that are there and that nothing names.
@@ -340,13 +353,12 @@ fn check_alone(disk: &dyn Disk, name: &str, report: &mut Report) {
         SnapshotReader::open(disk, name, None)
             .and_then(|reader| read_all(reader, report))
             .map(|rows| format!("{rows} rows"))
-    } else if parse_cold_name(name).is_some() && is_pages(disk, name) {
-        let verify = |(pages, note): (PageFile, Vec<u8>)| pages.verify(&note, None);
-        PageFile::open_any(disk, name).and_then(verify).map(|pages| format!("{pages} pages"))
     } else if parse_cold_name(name).is_some() {
-        ColdFile::open_any(disk, name)
-            .and_then(|file| Arc::new(file).verify(None))
-            .map(|rows| format!("{rows} rows"))
+        match Scrub::begin_any(disk, name).map(|scrub| scrub_all(scrub, name, report)) {
+            Ok(Some((rows, unit))) => Ok(format!("{rows} {unit}")),
+            Ok(None) => return,
+            Err(error) => Err(error),
+        }
     } else {
         return;
     };

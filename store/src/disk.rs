@@ -44,6 +44,12 @@ pub trait Disk: Send + Sync + Debug {
     }
     /// Opens a file for reading.
     fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>>;
+    /// The same for a file that is read to see what the device has: whole blocks of 4 KiB, into
+    /// memory that begins at a multiple of it, come past the system's cache where the file system
+    /// can do that.
+    fn open_uncached(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
+        self.open(name)
+    }
     /// Opens a file for reading and writing.
     fn open_write(&self, name: &str) -> io::Result<Box<dyn DiskFile>>;
     /// All names in the folder, sorted.
@@ -219,11 +225,19 @@ impl Disk for RealDisk {
         let file = create_new(&path)?;
         // A second handle, as the flag holds for all that goes through one; the kernel keeps what
         // both do to the file in agreement.
-        Ok(Box::new(RealFile { uncached: open_uncached(&path).ok(), ..RealFile::from(file) }))
+        let uncached = open_direct(OpenOptions::new().read(true).write(true), &path).ok();
+        Ok(Box::new(RealFile { uncached, ..RealFile::from(file) }))
     }
 
     fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
         Ok(Box::new(RealFile::from(File::open(self.path(name))?)))
+    }
+
+    fn open_uncached(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
+        let path = self.path(name);
+        let file = File::open(&path)?;
+        let uncached = open_direct(OpenOptions::new().read(true), &path).ok();
+        Ok(Box::new(RealFile { uncached, ..RealFile::from(file) }))
     }
 
     fn open_write(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
@@ -301,37 +315,45 @@ fn create_new(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create_new(true).open(path)
 }
 
-/// An error where the file system has no writes past its cache.
-fn open_uncached(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).custom_flags(OFlags::DIRECT.bits() as i32).open(path)
+/// An error where the file system has nothing past its cache.
+fn open_direct(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    options.custom_flags(OFlags::DIRECT.bits() as i32).open(path)
+}
+
+impl RealFile {
+    /// The handle past the cache, for so many bytes at an address, to or from an offset.
+    fn direct(&self, bytes: usize, address: usize, offset: u64) -> Option<&File> {
+        let is_whole = offset.is_multiple_of(BLOCK as u64) && address.is_multiple_of(BLOCK);
+        self.uncached.as_ref().filter(|_| bytes >= BLOCK && is_whole)
+    }
+}
+
+/// There are file systems that take the flag and then refuse the operation.
+fn is_refused(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::INVAL | Errno::OPNOTSUPP))
 }
 
 impl DiskFile for RealFile {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let blocks = buffer.len() - buffer.len() % BLOCK;
+        if let Some(file) = self.direct(blocks, buffer.as_ptr().addr(), offset) {
+            match file.read_at(&mut buffer[..blocks], offset) {
+                Err(e) if is_refused(&e) => {}
+                read => return read,
+            }
+        }
         self.file.read_at(buffer, offset)
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
         let blocks = bytes.len() - bytes.len() % BLOCK;
-        let begins_whole =
-            offset.is_multiple_of(BLOCK as u64) && bytes.as_ptr().addr().is_multiple_of(BLOCK);
-        match &self.uncached {
-            Some(file) if blocks > 0 && begins_whole => {
-                match file.write_at(&bytes[..blocks], offset) {
-                    // There are file systems that take the flag and then refuse the write.
-                    Err(e)
-                        if matches!(
-                            Errno::from_io_error(&e),
-                            Some(Errno::INVAL | Errno::OPNOTSUPP)
-                        ) =>
-                    {
-                        self.file.write_at(bytes, offset)
-                    }
-                    written => written,
-                }
+        if let Some(file) = self.direct(blocks, bytes.as_ptr().addr(), offset) {
+            match file.write_at(&bytes[..blocks], offset) {
+                Err(e) if is_refused(&e) => {}
+                written => return written,
             }
-            _ => self.file.write_at(bytes, offset),
         }
+        self.file.write_at(bytes, offset)
     }
 
     fn size(&self) -> io::Result<u64> {
@@ -391,7 +413,7 @@ mod tests {
 
         let file = disk.create_uncached("file").unwrap();
         // This file system may have no such writes. Then all of it is taken at once.
-        let can = open_uncached(&disk.path("file")).is_ok();
+        let can = open_direct(OpenOptions::new().write(true), &disk.path("file")).is_ok();
         assert_eq!(file.write_at(bytes, 0).unwrap(), if can { 3 * BLOCK } else { bytes.len() });
         for (from, at, taken) in
             [(0, 7, bytes.len()), (1, 0, bytes.len() - 1), (3 * BLOCK, 3 * BLOCK as u64, 10)]
@@ -400,5 +422,15 @@ mod tests {
         }
         write_all_at(&*file, bytes, 0).unwrap();
         assert_eq!(std::fs::read(disk.path("file")).unwrap()[..bytes.len()], *bytes);
+
+        let file = disk.open_uncached("file").unwrap();
+        let mut read = vec![0; 5 * BLOCK];
+        let start = read.as_ptr().align_offset(BLOCK);
+        for (from, at) in [(0, 0), (1, 0), (0, 7), (0, BLOCK)] {
+            let read = &mut read[start + from..][..4 * BLOCK];
+            let n = crate::disk::read_full_at(&*file, read, at as u64).unwrap();
+            assert!(n >= bytes.len() - at, "{n} bytes to {from} from {at}");
+            assert!(read[..bytes.len() - at] == bytes[at..], "to {from} from {at}");
+        }
     }
 }

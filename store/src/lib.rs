@@ -126,8 +126,8 @@ pub use backup::{
 pub use batch::{BATCH_HEAD_BYTES, BatchHead, Lineage, MAX_BODY_BYTES};
 pub use check::{Finding, Report, Severity, check, dump, lineage_of, peek};
 pub use cold::{
-    BLOCK_BYTES, Block, COLD_VERSION, ColdFile, ColdHead, ColdRows, ColdWriter, MAX_BLOCK_ROWS,
-    MAX_COLUMNS, PageFile, PageWriter, bits,
+    BLOCK_BYTES, Block, COLD_VERSION, ColdFile, ColdHead, ColdRows, ColdWriter, Damage,
+    MAX_BLOCK_ROWS, MAX_COLUMNS, PageFile, PageWriter, Scrub, bits,
 };
 pub use commit::{
     CommitOptions, CommitStats, Committed, Committer, Exclusive, Health, Reserved, Rounds, Source,

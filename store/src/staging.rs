@@ -443,6 +443,9 @@ impl Disk for Adopted<'_> {
     fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
         self.main.open(&self.name_now(name).ok_or(io::ErrorKind::NotFound)?)
     }
+    fn open_uncached(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
+        self.main.open_uncached(&self.name_now(name).ok_or(io::ErrorKind::NotFound)?)
+    }
     fn open_write(&self, _: &str) -> io::Result<Box<dyn DiskFile>> {
         Err(io::ErrorKind::ReadOnlyFilesystem.into())
     }

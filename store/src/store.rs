@@ -25,7 +25,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::batch::{BatchHead, Lineage};
-use crate::cold::{ColdFile, ColdWriter, PageFile, PageWriter, parse_cold_name};
+use crate::cold::{ColdFile, ColdWriter, PageFile, PageWriter, Scrub, parse_cold_name};
 use crate::disk::{Disk, TEMPORARY};
 use crate::error::{Error, Result};
 use crate::log::{Log, LogOptions, Position, Resume};
@@ -417,6 +417,11 @@ impl Store {
     /// Opens a page file that the manifest names, or will name. Gives its note, too.
     pub fn open_pages(&self, entry: &FileEntry) -> Result<(PageFile, Vec<u8>)> {
         PageFile::open(&*self.disk, entry, self.lineage)
+    }
+
+    /// Begins to read a cold file through that the manifest names.
+    pub fn scrub(&self, entry: &FileEntry) -> Result<Scrub> {
+        Scrub::begin(&*self.disk, entry, self.lineage)
     }
 
     /// The cold files that the manifest names, of rows and of pages.

@@ -117,6 +117,8 @@ pub(crate) struct Reads {
     threads: usize,
     started: OnceLock<()>,
     queue: Arc<Queue>,
+    /// Turns that wait.
+    pub(crate) awaited: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -158,7 +160,8 @@ impl Line {
 
 impl Reads {
     pub(crate) fn new(threads: usize, method: IoMethod) -> Reads {
-        Reads { method, threads: threads.max(1), started: OnceLock::new(), queue: Arc::default() }
+        let (started, queue, awaited) = Default::default();
+        Reads { method, threads: threads.max(1), started, queue, awaited }
     }
 
     /// Whether a worker is to read by its ring.
@@ -242,6 +245,7 @@ impl Queue {
 impl Waiting {
     fn new(cold: &Arc<Cold>, pins: Pins, jobs: usize) -> (Arc<Waiting>, oneshot::Receiver<Pins>) {
         let (done, end) = oneshot::channel();
+        cold.reads.awaited.fetch_add(1, Relaxed);
         let turn = Waiting {
             cold: cold.clone(),
             pins: Mutex::new(pins),
@@ -267,6 +271,12 @@ impl Waiting {
                 let _ = done.send(pins);
             }
         }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.cold.reads.awaited.fetch_sub(1, Relaxed);
     }
 }
 

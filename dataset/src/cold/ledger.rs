@@ -11,6 +11,7 @@
 //! time at which the command runs; [`Ledger::settle`] says so, and the pair is then read in place.
 
 use crate::cold::fetch::Fetching;
+use crate::cold::quarantine::Quarantine;
 use crate::cold::rebuilds::Rebuilds;
 use crate::cold::{Cold, Key, PINS, Read, Unreadable, Values};
 use crate::dirty_keys::MarkedMember;
@@ -50,6 +51,8 @@ pub struct PairLedger {
     pub figures: LedgerFigures,
     /// Filters that are built anew from it.
     pub rebuilds: Rebuilds,
+    /// All of it, while the last trim has left a damaged range as it was.
+    pub(crate) damaged: Quarantine,
 }
 
 /// A member as the ledger names it.
@@ -71,8 +74,17 @@ pub(crate) fn in_filters(member: ledger::Member<'_>) -> Member<'_> {
 impl PairLedger {
     pub(crate) fn new(space: u32, shared: Arc<Cold>) -> Arc<PairLedger> {
         let ledger = Ledger::new(space, RecordKind::ExactPairs as u32, ledger::Options::default());
-        let (is_attached, stuck, figures, rebuilds) = Default::default();
-        Arc::new(PairLedger { space, ledger, shared, is_attached, stuck, figures, rebuilds })
+        let (is_attached, stuck, figures, rebuilds, damaged) = Default::default();
+        Arc::new(PairLedger {
+            space,
+            ledger,
+            shared,
+            is_attached,
+            stuck,
+            figures,
+            rebuilds,
+            damaged,
+        })
     }
 
     /// The ledger itself.

@@ -24,6 +24,7 @@
 //! taken for a row that does not exist.
 
 pub mod cold_filters;
+pub mod damage;
 pub mod fetch;
 pub mod files;
 pub mod ledger;
@@ -111,6 +112,14 @@ pub struct Figures {
     pub written_bytes: AtomicU64,
     /// Spills and merges that failed; they are tried again.
     pub failures: AtomicU64,
+    /// Bytes that the scrubber has read.
+    pub scrubbed_bytes: AtomicU64,
+    /// What it has still to read of the pass under way; 0: there is none.
+    pub scrub_left_bytes: AtomicU64,
+    /// How often it has read all files.
+    pub scrub_passes: AtomicU64,
+    /// Unix time at which it had done so last; 0: not since the start.
+    pub scrub_last_s: AtomicU64,
 }
 
 impl Figures {
@@ -148,6 +157,8 @@ pub struct Cold {
     pub figures: Figures,
     /// By space: why its last spill or merge failed, if it did.
     pub trouble: parking_lot::Mutex<std::collections::BTreeMap<String, String>>,
+    /// What is known to be damaged.
+    pub damaged: damage::Damaged,
     any: AtomicBool,
 }
 
@@ -173,6 +184,7 @@ impl Cold {
             reads: Reads::new(threads, method),
             figures: Figures::default(),
             trouble: parking_lot::Mutex::default(),
+            damaged: damage::Damaged::default(),
             any: AtomicBool::new(false),
         })
     }
@@ -235,16 +247,28 @@ impl Cold {
         true
     }
 
-    /// Notes a read that failed.
+    /// Whether requests wait for the disk at this moment.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.reads.awaited.load(Relaxed) > 0
+    }
+
+    /// Notes a read that failed. Damage is logged once.
     fn note_failure(&self, error: &store::Error) {
-        let kind = match error {
-            store::Error::Corrupt { .. } => &self.figures.corrupt,
-            _ => &self.figures.errors,
-        };
+        let place = damage::place_of(error);
+        let kind = if place.is_some() { &self.figures.corrupt } else { &self.figures.errors };
         kind.fetch_add(1, Relaxed);
-        tracing::error!("a cold row cannot be read: {error}. {}", error.advice());
+        match place {
+            Some((file, offset)) if !self.damaged.note(&file, offset) => {}
+            Some(_) => tracing::error!("{error}. {WHAT_IS_LOST} {}", error.advice()),
+            None => tracing::error!("a cold row cannot be read: {error}. {}", error.advice()),
+        }
     }
 }
+
+/// What a damaged block of a cold file means.
+pub(crate) const WHAT_IS_LOST: &str = "Requests for what lies in this block answer an error; the \
+                                       other blocks are served, and the file is not merged, so \
+                                       that none of them is lost.";
 
 thread_local! {
     /// What was fetched for the turn at hand.

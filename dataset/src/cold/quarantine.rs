@@ -24,14 +24,19 @@ impl Quarantine {
     ) -> store::Result<T> {
         let is_of_the_file =
             matches!(&outcome, Err(store::Error::Corrupt { .. } | store::Error::Io { .. }));
-        if outcome.is_ok() || is_of_the_file {
-            let mut ranges = self.0.lock();
-            ranges.retain(|range| last < range.0 || range.1 < low);
-            if is_of_the_file {
-                ranges.push((low, last, time::now() + RETRY));
-            }
+        if is_of_the_file {
+            self.add(low, last);
+        } else if outcome.is_ok() {
+            self.0.lock().retain(|range| last < range.0 || range.1 < low);
         }
         outcome
+    }
+
+    /// A file of a range of ids is known to be damaged.
+    pub(crate) fn add(&self, low: u64, last: u64) {
+        let mut ranges = self.0.lock();
+        ranges.retain(|range| last < range.0 || range.1 < low);
+        ranges.push((low, last, time::now() + RETRY));
     }
 
     /// Whether work on any id of a range would only fail again.

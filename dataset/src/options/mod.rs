@@ -175,6 +175,12 @@ section! {
         /// Spilling when memory runs short is never slowed down.
         #[live = true]
         merge_bytes_per_s: u64 = 32 << 20,
+        /// Once a week all cold files are read in the background, and their checksums compared: so
+        /// many bytes per second at most, and a quarter of that while requests wait for the disk.
+        /// At 4 MiB/s a week is enough for 2.4 TB; more takes longer. 0: never. Set to another
+        /// value again, it begins at once. INFO cold_damaged names what was found.
+        #[live = true]
+        scrub_bytes_per_s: u64 = 4 << 20,
     }
 }
 

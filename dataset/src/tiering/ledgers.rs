@@ -16,10 +16,14 @@ enum Due {
 }
 
 fn due(space: &ExistenceSpace) -> Option<Due> {
-    let ledger = space.ledger()?.ledger();
-    match ledger.is_due() {
+    let pairs = space.ledger()?;
+    match pairs.ledger().is_due() {
         true => Some(Due::Flush),
-        false => (ledger.dropped_ids() > MOST_DROPS).then_some(Due::Trim),
+        false => {
+            let trims =
+                pairs.ledger().dropped_ids() > MOST_DROPS && !pairs.damaged.has(0, u64::MAX);
+            trims.then_some(Due::Trim)
+        }
     }
 }
 
@@ -29,7 +33,10 @@ impl Ground<'_> {
         let log = || self.flush();
         match due {
             Due::Flush => ledger.flush(self.store, Flush::Most, log).map(|_| ()),
-            Due::Trim => ledger.ledger().trim(self.store, (0, u64::MAX), |_| true, log).map(drop),
+            Due::Trim => {
+                let trimmed = ledger.ledger().trim(self.store, (0, u64::MAX), |_| true, log);
+                ledger.damaged.note(0, u64::MAX, trimmed).map(drop)
+            }
         }
     }
 }

@@ -30,8 +30,10 @@ pub mod io_throttle;
 mod ledgers;
 mod rebuild;
 pub mod replay_filter;
+mod scrub;
 
 use crate::cold::Cold;
+use crate::cold::damage::place_of;
 use crate::cold::files::Files;
 use crate::cold::overlay::overlay_bytes;
 use crate::cold::quarantine::Quarantine;
@@ -45,6 +47,7 @@ use counter::RangeStats;
 use io_throttle::IoThrottle;
 pub use ledgers::drop_pairs;
 use parking_lot::MutexGuard;
+use scrub::Scrubber;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -615,6 +618,9 @@ pub(crate) fn keep_within(ground: &Ground<'_>, engines: &Engines) {
 /// again.
 fn note_trouble(cold: &Cold, name: &str, error: &store::Error) {
     cold.figures.failures.fetch_add(1, Relaxed);
+    if let Some((file, offset)) = place_of(error) {
+        cold.damaged.note(&file, offset);
+    }
     let text = error.to_string();
     let before = cold.trouble.lock().insert(name.to_owned(), text.clone());
     if before.is_none_or(|before| store::gist(&before) != error.gist()) {
@@ -799,17 +805,20 @@ impl Retries {
 #[derive(Default)]
 pub struct Spiller {
     retries: Retries,
+    scrubber: Scrubber,
     backoff: PollBackoff,
 }
 
 impl Spiller {
-    /// Looks after all spaces of a data set, if there is one. Gives how long to sleep before the
-    /// next step; `None`: there may be more to do.
+    /// Looks after all spaces of a data set, if there is one, and scrubs a little. Gives how long
+    /// to sleep before the next step; `None`: there may be more to do.
     pub fn step(&mut self, live: Option<&Live<'_>>, durability: &Durability) -> Option<Duration> {
-        if live.is_some_and(|live| self.retries.look_after_all(live)) {
+        let worked = live.is_some_and(|live| self.retries.look_after_all(live));
+        let until_due = live.map_or(Duration::MAX, |live| self.scrubber.step(live));
+        if worked {
             self.backoff.worked();
             return None;
         }
-        Some(self.backoff.next(durability.parts.changes()))
+        Some(self.backoff.next(durability.parts.changes()).min(until_due))
     }
 }

@@ -35,6 +35,7 @@ pub struct Sample {
     link: OnceCell<Option<Link>>,
     backups: OnceCell<Status>,
     tokens: OnceCell<TokenStats>,
+    damaged: OnceCell<Vec<(String, usize)>>,
 }
 
 /// What lies on the disk, of all spaces.
@@ -65,6 +66,7 @@ impl Sample {
             link: OnceCell::new(),
             backups: OnceCell::new(),
             tokens: OnceCell::new(),
+            damaged: OnceCell::new(),
         }
     }
 
@@ -132,6 +134,15 @@ impl Sample {
     fn figure(&self, of: fn(&dataset::cold::Figures) -> &AtomicU64) -> Value {
         let engines = self.node.loaded();
         engines.map_or(0, |engines| of(&engines.cold.figures).load(Relaxed)).into()
+    }
+
+    /// The damaged cold files, and how many parts of each are.
+    pub fn damaged(&self) -> &[(String, usize)] {
+        let files = || {
+            let there = |name: &str| self.node.store.manifest().file(name).is_some();
+            self.node.loaded().map(|engines| engines.cold.damaged.files(there)).unwrap_or_default()
+        };
+        self.damaged.get_or_init(files)
     }
 
     fn cache(&self) -> (u64, u64) {
@@ -919,6 +930,51 @@ pub const COLD: &[M] = &[
         "Spills and merges that failed.",
         |s| s.figure(|f| &f.failures),
     ),
+    field(
+        "cold_damaged_files",
+        Gauge,
+        "tidemark_cold_damaged_files",
+        "Cold files of which a part cannot be read.",
+        |s| s.damaged().len().into(),
+    ),
+    field(
+        "cold_damaged_blocks",
+        Gauge,
+        "tidemark_cold_damaged_blocks",
+        "Parts of cold files that cannot be read.",
+        |s| s.damaged().iter().map(|(_, parts)| *parts).sum::<usize>().into(),
+    ),
+    field(
+        "scrub_read_bytes",
+        Counter,
+        "tidemark_scrub_read",
+        "Bytes of cold files that scrubbing has read.",
+        |s| s.figure(|f| &f.scrubbed_bytes),
+    )
+    .bytes(),
+    field(
+        "scrub_left_bytes",
+        Gauge,
+        "tidemark_scrub_left",
+        "Bytes that the scrub under way has still to read; 0 if there is none.",
+        |s| s.figure(|f| &f.scrub_left_bytes),
+    )
+    .bytes(),
+    field(
+        "scrub_passes",
+        Counter,
+        "tidemark_scrub_passes",
+        "How often scrubbing has read all cold files.",
+        |s| s.figure(|f| &f.scrub_passes),
+    ),
+    field(
+        "scrub_last_pass_time",
+        Gauge,
+        "tidemark_scrub_last_pass_timestamp",
+        "Unix time at which scrubbing had read all cold files; 0: not since the start.",
+        |s| s.figure(|f| &f.scrub_last_s),
+    )
+    .seconds(),
     apart(
         Gauge,
         "tidemark_spill_last_succeeded",

@@ -338,6 +338,7 @@ impl Node {
             snapshots: &self.snapshots,
             max_cold_bytes: spill.max_bytes,
             merge_bytes_per_s: spill.merge_bytes_per_s,
+            scrub_bytes_per_s: spill.scrub_bytes_per_s,
             is_stopped,
         })
     }

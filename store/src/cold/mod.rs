@@ -48,6 +48,7 @@ pub mod bits;
 mod block;
 mod header;
 mod pages;
+mod scrub;
 mod write;
 
 use std::path::Path;
@@ -69,6 +70,7 @@ pub(crate) use header::cold_name;
 pub(crate) use header::parse_cold_name;
 pub(crate) use pages::is_pages;
 pub use pages::{PageFile, PageWriter};
+pub use scrub::{Damage, Scrub};
 pub use write::ColdWriter;
 
 /// Blocks of one file: 256 GiB.
@@ -314,36 +316,26 @@ impl ColdFile {
         self.shelf.retire(disk);
     }
 
-    /// Verifies every byte. `expected`: the manifest's checksum. Gives the rows.
-    pub(crate) fn verify(self: &Arc<Self>, expected: Option<u32>) -> Result<u64> {
-        let mut total = crc32c::crc32c(&self.head.encode());
-        let mut body = 0;
-        let (mut rows, mut ids, mut values) = (self.rows(), Vec::new(), Vec::new());
-        let (mut n, mut first) = (0, None);
-        while rows.next(&mut ids, &mut values)? {
-            first = first.or(ids.first().copied());
-            n += ids.len() as u64;
-            body = crc32c::crc32c_append(body, &rows.buffer[..]);
-            total = crc32c::crc32c_append(total, &rows.buffer[..]);
+    /// Verifies a block that was read, and takes its rows into `ids` and, row by row, `values`:
+    /// they must be those of the index, and lie behind the id `before`.
+    fn take_rows(
+        &self,
+        number: u64,
+        bytes: &[u8],
+        before: Option<u64>,
+        ids: &mut Vec<u64>,
+        values: &mut Vec<i64>,
+    ) -> Result<()> {
+        ids.clear();
+        values.clear();
+        let block = self.verified(number, bytes)?;
+        block.append_to(ids, values).map_err(|what| self.corrupt(number, what))?;
+        let starts = self.head.first + self.index.offset(number);
+        let rises = before.is_none_or(|before| before < ids[0]);
+        if ids[0] != starts || !rises || ids.last().is_some_and(|&last| last > self.head.last) {
+            return Err(self.corrupt(number, "the block's ids are not those of the index"));
         }
-        let mut index = vec![0; self.head.index_bytes as usize];
-        self.shelf.read_at(&mut index, self.head.index_at())?;
-        body = crc32c::crc32c_append(body, &index);
-        total = crc32c::crc32c_append(total, &index);
-        let corrupt = |at, what: &str| Err(self.shelf.corrupt(at, what));
-        if n != self.head.rows
-            || first != Some(self.head.first)
-            || rows.last != Some(self.head.last)
-        {
-            return corrupt(80, "it holds other rows than its head says");
-        }
-        if body != self.head.body_check {
-            return corrupt(116, "the total checksum does not match");
-        }
-        if expected.is_some_and(|expected| expected != total) {
-            return corrupt(0, "it is not the file that the manifest names");
-        }
-        Ok(n)
+        Ok(())
     }
 }
 
@@ -364,23 +356,14 @@ impl ColdRows {
 
     /// Reads the next block into `ids` and, row by row, `values`; false at the end.
     pub fn next(&mut self, ids: &mut Vec<u64>, values: &mut Vec<i64>) -> Result<bool> {
-        ids.clear();
-        values.clear();
         if self.block == self.file.head.blocks {
+            ids.clear();
+            values.clear();
             return Ok(false);
         }
-        let number = self.block;
-        let corrupt = |what: &str| Err(self.file.corrupt(number, what));
-        let block = self.file.read(number, &mut self.buffer)?;
-        if let Err(what) = block.append_to(ids, values) {
-            return corrupt(what);
-        }
-        let starts = self.file.head.first + self.file.index.offset(number);
-        let high = self.file.head.last;
-        let rises = self.last.is_none_or(|last| last < ids[0]);
-        if ids[0] != starts || !rises || ids.last().is_some_and(|&last| last > high) {
-            return corrupt("the block's ids are not those of the index");
-        }
+        let (file, number) = (&self.file, self.block);
+        let n = file.shelf.read_at(&mut self.buffer[..], place(number))?;
+        file.take_rows(number, &self.buffer[..n], self.last, ids, values)?;
         self.last = ids.last().copied();
         self.block += 1;
         Ok(true)

@@ -34,6 +34,7 @@
 //!
 //! Written, named and removed as the files of rows are (`mod.rs`).
 
+use std::path::Path;
 use std::sync::Arc;
 
 use super::header::{self, FileIdentity, Head, OpenColdFile, place, put, put_numbers, seal};
@@ -60,11 +61,11 @@ pub(crate) struct PageHead {
     pub(crate) pages: u64,
     note_bytes: u64,
     note_check: u32,
-    body_check: u32,
+    pub(super) body_check: u32,
 }
 
 impl PageHead {
-    fn encode(&self) -> [u8; BLOCK_BYTES] {
+    pub(super) fn encode(&self) -> [u8; BLOCK_BYTES] {
         let mut head = self.whose.encode(Self::MAGIC);
         put_numbers(&mut head, 72, &[self.pages, self.note_bytes]);
         put(&mut head, 88, &self.note_check.to_le_bytes());
@@ -228,6 +229,10 @@ impl PageFile {
         &self.shelf.entry
     }
 
+    pub(super) fn path(&self) -> &Path {
+        &self.shelf.path
+    }
+
     /// Pages.
     pub fn pages(&self) -> u64 {
         self.head.pages
@@ -280,29 +285,5 @@ impl PageFile {
     /// go of it.
     pub fn retire(&self, disk: Arc<dyn Disk>) {
         self.shelf.retire(disk);
-    }
-
-    /// Verifies every byte, with `note` as it was opened. `expected`: the manifest's checksum.
-    /// Gives the pages.
-    pub(crate) fn verify(&self, note: &[u8], expected: Option<u32>) -> Result<u64> {
-        let (mut total, mut body) = (crc32c::crc32c(&self.head.encode()), 0);
-        let mut page = [0; BLOCK_BYTES];
-        let mut add = |bytes: &[u8]| {
-            body = crc32c::crc32c_append(body, bytes);
-            total = crc32c::crc32c_append(total, bytes);
-        };
-        for number in 0..self.head.pages {
-            self.read(number, &mut page)?;
-            add(&page);
-        }
-        add(&self.sums);
-        add(note);
-        if body != self.head.body_check {
-            return Err(self.shelf.corrupt(92, "the total checksum does not match"));
-        }
-        if expected.is_some_and(|expected| expected != total) {
-            return Err(self.shelf.corrupt(0, "it is not the file that the manifest names"));
-        }
-        Ok(self.head.pages)
     }
 }

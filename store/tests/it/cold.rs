@@ -357,3 +357,46 @@ fn nothing_is_removed_while_two_manifests_may_be_the_one_on_the_disk() {
         "{old_ones} starts found the old manifest, {new_ones} the new one"
     );
 }
+
+/// Both kinds of files: each damaged block is found by itself, and the others are known as sound.
+#[test]
+fn a_scrub_names_each_damaged_block() {
+    let disk = SimDisk::new(1);
+    let store = open(&disk);
+    let rows = write(&store, tag(0, u64::MAX), &posts(100_000));
+    let mut writer = store.begin_pages(tag(0, 9)).unwrap();
+    (0..100).for_each(|page| writer.put(&[page; 4096]).unwrap());
+    let pages = writer.finish(b"note").unwrap();
+    for entry in [rows, pages] {
+        store.replace_files(vec![entry.clone()], &[], 0).unwrap();
+        let scrub = |disk: &SimDisk| {
+            let store = open(disk);
+            let (mut scrub, mut found) = (store.scrub(&entry).unwrap(), Vec::new());
+            let mut bytes = 0;
+            loop {
+                match scrub.step(&mut found) {
+                    0 => break,
+                    n => bytes += n,
+                }
+            }
+            assert_eq!(bytes, entry.bytes);
+            found.iter().for_each(|damage| assert!(damage.error.to_string().contains(&entry.name)));
+            found.iter().map(|damage| damage.offset).collect::<Vec<_>>()
+        };
+        assert_eq!(scrub(&disk.fork(0)), []);
+        let damaged = disk.fork(1);
+        for block in [1, 2, 40, 90] {
+            assert!(damaged.flip_bit(&entry.name, block * 4096 * 8 + 77));
+        }
+        assert_eq!(scrub(&damaged), [1, 2, 40, 90].map(|block| block * 4096));
+        let findings = check(&damaged).unwrap().findings;
+        assert_eq!(findings.iter().filter(|f| f.severity == Severity::Damage).count(), 4);
+        // What the file said of itself when it was opened is not what it says now.
+        let mut scrub = store.scrub(&entry).unwrap();
+        assert!(disk.flip_bit(&entry.name, 700 * 8));
+        let mut found = Vec::new();
+        while scrub.step(&mut found) > 0 {}
+        assert_eq!(found.iter().map(|damage| damage.offset).collect::<Vec<_>>(), [0]);
+        assert!(disk.flip_bit(&entry.name, 700 * 8));
+    }
+}

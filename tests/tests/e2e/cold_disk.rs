@@ -11,7 +11,8 @@ use tidemark_tests::TestServer;
 
 by_both_ways!(
     a_spoiled_block_is_an_error_and_never_a_no,
-    a_damaged_file_keeps_no_other_from_being_merged
+    a_damaged_file_keeps_no_other_from_being_merged,
+    scrubbing_finds_what_the_disk_has_spoiled
 );
 
 /// As a disk that fills up in the middle of a spill, and of a merge, while the log still has room:
@@ -186,6 +187,8 @@ fn a_damaged_file_keeps_no_other_from_being_merged(method: IoMethod) {
     let server = TestServer::with(|config| {
         tight(config);
         config.spill.io_method = method;
+        // A merge is to find it.
+        config.spill.scrub_bytes_per_s = 0;
     });
     let mut connection = server.connection();
     let mut truth = Truth::new();
@@ -238,4 +241,102 @@ fn a_damaged_file_keeps_no_other_from_being_merged(method: IoMethod) {
     fill_from(&mut connection, 50_000, 30_000, &mut readable);
     verify(&server, &readable, &[]);
     verify(&server.killed(), &readable, &[]);
+}
+
+/// Nothing asks for what was spoiled, of rows, of filters and of a ledger: the scrubber finds it,
+/// and INFO names the files. The other blocks are served, files are merged, and nothing of the
+/// damaged ones is lost by that. A second pass, after the disk has given back what it had, says so.
+fn scrubbing_finds_what_the_disk_has_spoiled(method: IoMethod) {
+    let server = TestServer::with(|config| {
+        small(config);
+        config.spill.io_method = method;
+        config.spill.scrub_bytes_per_s = 0;
+        config.counter[0].rows_per_table = 10_000;
+        config.existence[0].spill = true;
+        config.existence[0].pairs_per_table = 16_000;
+        config.existence[0].ledger = tidemark_server::config::LedgerMode::Exact;
+    });
+    let mut connection = server.connection();
+    let mut truth = Truth::new();
+    fill(&mut connection, 50_000, &mut truth);
+    let ids: Vec<u64> = truth.keys().copied().collect();
+    for page in ids.chunks(500) {
+        redis::cmd("PH.ADD").arg("liked").arg(7).arg(page).exec(&mut connection).unwrap();
+    }
+    let _: u64 = call(&mut connection, "TM.SPILL post 9").unwrap();
+    let _: u64 = call(&mut connection, "TM.SPILL liked 9").unwrap();
+    let manifest = store::RealDisk::open(server.folder()).unwrap();
+    let manifest = store::Manifest::read(&manifest).unwrap().unwrap();
+    let mut kinds: Vec<_> =
+        manifest.files.iter().filter(|f| f.role == store::Role::Cold && f.bytes > 20_000).collect();
+    kinds.sort_by_key(|file| (file.tag.kind, file.tag.low));
+    kinds.dedup_by_key(|file| file.tag.kind);
+    assert_eq!(kinds.len(), 3, "rows, filters and a run: {kinds:?}");
+    // The second block, and the third.
+    let paths: Vec<_> = kinds.iter().map(|file| server.folder().join(&file.name)).collect();
+    let before: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
+    paths.iter().for_each(|path| spoil(path, 8192 + 100, 4096));
+    assert_eq!(info(&mut connection, "scrub_passes"), 0);
+    let _: Value = call(&mut connection, "CONFIG SET spill.scrub_bytes_per_s 1000000000").unwrap();
+    tidemark_tests::eventually("a pass", || info(&mut connection, "scrub_passes") == 1);
+    let text: String = call(&mut connection, "INFO cold").unwrap();
+    let named = text.lines().find_map(|line| line.strip_prefix("cold_damaged:")).unwrap();
+    let mut wanted: Vec<&str> = kinds.iter().map(|file| file.name.as_str()).collect();
+    wanted.sort_unstable();
+    assert_eq!(named.split(',').collect::<Vec<_>>(), wanted, "{text}");
+    assert_eq!(info(&mut connection, "cold_damaged_blocks"), 6);
+    let cold = manifest.files.iter().filter(|file| file.role == store::Role::Cold);
+    let bytes: u64 = cold.map(|file| file.bytes).sum();
+    assert_eq!(info(&mut connection, "scrub_read_bytes"), bytes);
+    assert!(info(&mut connection, "scrub_last_pass_time") > 1_700_000_000);
+    assert_eq!(info(&mut connection, "scrub_left_bytes"), 0);
+    // All is changed, so that files are merged; the damaged one stays, with all that can be read.
+    let rows = &kinds[0];
+    let told = |connection: &mut Connection| {
+        let (mut right, mut refused) = (0, 0);
+        for page in ids.chunks(500) {
+            let mut pipe = redis::pipe();
+            page.iter().for_each(|id| _ = pipe.cmd("HGET").arg(format!("post:{id}")).arg("like"));
+            let pipe = pipe.ignore_errors();
+            let values: Vec<redis::RedisResult<i64>> = pipe.query(connection).unwrap();
+            values.into_iter().zip(page).for_each(|(told, id)| match told {
+                Ok(likes) if likes == truth[id][0] => right += 1,
+                Ok(other) => panic!("{other} likes of {id}"),
+                Err(error) => {
+                    assert!(error.to_string().contains("cannot be read"), "{error}");
+                    refused += 1;
+                }
+            });
+        }
+        (right, refused)
+    };
+    let (right, refused) = told(&mut connection);
+    assert!((1..4_000).contains(&refused), "{refused} rows of two blocks");
+    let merges = info(&mut connection, "merges");
+    for page in ids.chunks(500) {
+        let mut pipe = redis::pipe();
+        page.iter()
+            .for_each(|id| _ = pipe.cmd("HINCRBY").arg(format!("post:{id}")).arg("repost").arg(1));
+        let _ = pipe.ignore_errors().query::<Value>(&mut connection);
+    }
+    for _ in 0..9 {
+        let _ = call::<u64>(&mut connection, "TM.SPILL post 1");
+    }
+    assert!(info(&mut connection, "merges") > merges, "others are merged");
+    assert!(server.folder().join(&rows.name).exists());
+    assert_eq!(told(&mut connection), (right, refused));
+    // As a copy that was put back, say.
+    for (path, bytes) in paths.iter().zip(&before) {
+        if path.exists() {
+            let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&file, bytes, 0).unwrap();
+        }
+    }
+    let _: Value = call(&mut connection, "CONFIG SET spill.scrub_bytes_per_s 0").unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let _: Value = call(&mut connection, "CONFIG SET spill.scrub_bytes_per_s 1000000000").unwrap();
+    tidemark_tests::eventually("another pass", || info(&mut connection, "scrub_passes") == 2);
+    let text: String = call(&mut connection, "INFO cold").unwrap();
+    assert!(text.contains("cold_damaged:\r\n"), "{text}");
+    assert_eq!(told(&mut connection), (ids.len(), 0));
 }

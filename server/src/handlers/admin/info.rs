@@ -385,6 +385,9 @@ fn measured(measured: phantom::Measured) -> String {
     )
 }
 
+/// So many damaged files are named.
+const MOST_NAMED: usize = 16;
+
 fn cold(sample: &Sample, out: &mut String) {
     let Some(engines) = sample.node.loaded() else { return };
     let cold = &engines.cold;
@@ -393,6 +396,8 @@ fn cold(sample: &Sample, out: &mut String) {
     let (hits, misses, reads) = (load(&figures.hits), load(&figures.misses), load(&figures.reads));
     let trouble = cold.trouble.lock().values().next().cloned();
     metrics::lines(metrics::COLD, sample, out);
+    let damaged = sample.damaged().iter().take(MOST_NAMED);
+    let damaged: Vec<&str> = damaged.map(|(file, _)| file.as_str()).collect();
     lines!(
         out,
         "cold_io_method" = cold.io_method(),
@@ -400,6 +405,7 @@ fn cold(sample: &Sample, out: &mut String) {
         "cold_read_usec_p50" = figures.read_us(0.5),
         "cold_read_usec_p99" = figures.read_us(0.99),
         "cold_cache_hit_ratio" = format!("{:.4}", hits as f64 / (hits + misses).max(1) as f64),
+        "cold_damaged" = damaged.join(","),
         "spill_last_status" = if trouble.is_none() { "ok" } else { "err" },
         "spill_last_error" = trouble.unwrap_or_default(),
     );

@@ -1,0 +1,259 @@
+//! The scrubber: reads all cold files in turn, at a bounded rate, and compares their checksums, so
+//! that damage is known while a replica or a backup still has what was lost.
+//!
+//! It is part of the spill thread: between its steps one piece of a file is read, past the system's
+//! cache. So it waits for spills and merges, and a piece that is late is not made up for. A pass
+//! begins a week after the one before it began, with the files that are there then; where it was is
+//! not kept over a restart.
+
+use crate::cold::quarantine::Quarantine;
+use crate::cold::{Cold, WHAT_IS_LOST};
+use crate::engines::Engines;
+use crate::live::Live;
+use crate::log_records::RecordKind;
+use std::sync::Arc;
+use std::sync::Weak;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+use store::{Damage, FileEntry, Scrub, Store, time};
+
+/// From the beginning of a pass to that of the next.
+const PASS_EVERY: Duration = Duration::from_secs(7 * 24 * 3600);
+/// How often a piece is put off, by its own time at the rate, while requests wait for the disk.
+const MOST_DEFERRED: u32 = 3;
+
+/// When the next piece may be read.
+#[derive(Default)]
+struct Pace {
+    due: Option<Instant>,
+    /// What the last piece may take.
+    piece: Duration,
+    deferred: u32,
+}
+
+impl Pace {
+    /// How long to wait before the next piece; zero: it may be read now. `is_awaited`: requests
+    /// wait for the disk.
+    fn wait(&mut self, now: Instant, is_awaited: bool) -> Duration {
+        let left = self.due.map_or(Duration::ZERO, |due| due.saturating_duration_since(now));
+        if !left.is_zero() {
+            return left;
+        }
+        if is_awaited && self.deferred < MOST_DEFERRED {
+            self.deferred += 1;
+            self.due = Some(now + self.piece);
+            return self.piece;
+        }
+        self.deferred = 0;
+        Duration::ZERO
+    }
+
+    /// So many bytes were read from then on, at most `rate` of them in a second.
+    fn read(&mut self, began: Instant, bytes: u64, rate: u64) {
+        self.piece = Duration::from_secs_f64(bytes as f64 / rate as f64);
+        self.due = Some(began + self.piece);
+    }
+}
+
+/// One look at all files.
+struct Pass {
+    /// Still to be read, the first one last.
+    files: Vec<FileEntry>,
+    /// The one that is being read, and whether some of it is damaged.
+    now: Option<(FileEntry, Scrub, bool)>,
+    left_bytes: u64,
+}
+
+/// See the top of the file.
+#[derive(Default)]
+pub(super) struct Scrubber {
+    /// Of which data set: a full sync puts another in its place.
+    of: Weak<Cold>,
+    pace: Pace,
+    pass: Option<Pass>,
+    /// When the last pass began.
+    began: Option<Instant>,
+}
+
+impl Scrubber {
+    /// Reads a piece, if that is due. Gives how long it is until the next one is.
+    pub(super) fn step(&mut self, live: &Live<'_>) -> Duration {
+        let cold = live.current.load().cold.clone();
+        let rate = live.scrub_bytes_per_s;
+        if rate == 0 || self.of.as_ptr() != Arc::as_ptr(&cold) {
+            *self = Scrubber { of: Arc::downgrade(&cold), ..Scrubber::default() };
+            cold.figures.scrub_left_bytes.store(0, Relaxed);
+        }
+        if rate == 0 || !cold.any() {
+            return Duration::MAX;
+        }
+        let now = time::now();
+        let wait = self.pace.wait(now, cold.is_awaited());
+        if !wait.is_zero() {
+            return wait;
+        }
+        if self.pass.is_none() {
+            let due = self.began.map(|began| began + PASS_EVERY);
+            let left = due.map_or(Duration::ZERO, |due| due.saturating_duration_since(now));
+            if !left.is_zero() {
+                return left;
+            }
+            self.pass = Pass::begin(live.store);
+            self.began = self.pass.as_ref().map(|_| now);
+        }
+        let Some(pass) = &mut self.pass else { return Duration::MAX };
+        let bytes = pass.step(live, &cold);
+        cold.figures.scrubbed_bytes.fetch_add(bytes, Relaxed);
+        cold.figures.scrub_left_bytes.store(pass.left_bytes, Relaxed);
+        if pass.now.is_none() && pass.files.is_empty() {
+            self.pass = None;
+            cold.figures.scrub_passes.fetch_add(1, Relaxed);
+            cold.figures.scrub_last_s.store(time::unix_us() / 1_000_000, Relaxed);
+        }
+        self.pace.read(now, bytes, rate);
+        self.pace.piece
+    }
+}
+
+impl Pass {
+    /// `None`: there are no files.
+    fn begin(store: &Store) -> Option<Pass> {
+        let mut files = store.cold_files();
+        files.sort_by(|a, b| b.name.cmp(&a.name));
+        let left_bytes = files.iter().map(|file| file.bytes).sum();
+        (!files.is_empty()).then_some(Pass { files, now: None, left_bytes })
+    }
+
+    /// Reads a piece of a file; gives its bytes.
+    fn step(&mut self, live: &Live<'_>, cold: &Cold) -> u64 {
+        let is_named = |file: &FileEntry| live.store.manifest().file(&file.name).is_some();
+        let Some((file, mut scrub, was_damaged)) =
+            self.now.take().or_else(|| self.open(live, cold))
+        else {
+            return 0;
+        };
+        let mut found = Vec::new();
+        let bytes = scrub.step(&mut found);
+        self.left_bytes = self.left_bytes.saturating_sub(bytes);
+        // Damage of a file that went meanwhile is no loss.
+        let is_damaged = was_damaged || !found.is_empty();
+        if !found.is_empty() && is_named(&file) {
+            report(&live.current.load(), &file, &found);
+        }
+        match bytes {
+            0 if !is_damaged => cold.damaged.is_sound(&file.name),
+            0 => {}
+            _ => self.now = Some((file, scrub, is_damaged)),
+        }
+        bytes
+    }
+
+    /// Begins with the next file that is still there.
+    fn open(&mut self, live: &Live<'_>, cold: &Cold) -> Option<(FileEntry, Scrub, bool)> {
+        while let Some(file) = self.files.pop() {
+            if live.store.manifest().file(&file.name).is_none() {
+                self.left_bytes = self.left_bytes.saturating_sub(file.bytes);
+                continue;
+            }
+            match live.store.scrub(&file) {
+                Ok(scrub) => return Some((file, scrub, false)),
+                Err(error @ store::Error::Corrupt { offset, .. }) => {
+                    report(
+                        &live.current.load(),
+                        &file,
+                        &[Damage { offset, is_block: false, error }],
+                    );
+                }
+                Err(error) => {
+                    cold.figures.errors.fetch_add(1, Relaxed);
+                    tracing::error!("{error}: it is not scrubbed this time. {}", error.advice());
+                }
+            }
+            self.left_bytes = self.left_bytes.saturating_sub(file.bytes);
+        }
+        None
+    }
+}
+
+/// Notes what is damaged, logs what is new of it, and has the file left alone by merges.
+fn report(engines: &Engines, file: &FileEntry, found: &[Damage]) {
+    let cold = &engines.cold;
+    let is_new = |damage: &&Damage| cold.damaged.note(&file.name, damage.offset);
+    let new: Vec<&Damage> = found.iter().filter(is_new).collect();
+    if let Some(Damage { is_block, error, .. }) = new.first() {
+        let count = |is_meant: fn(&store::Error) -> bool| {
+            new.iter().filter(|damage| is_meant(&damage.error)).count() as u64
+        };
+        let is_corrupt = |error: &store::Error| matches!(error, store::Error::Corrupt { .. });
+        let corrupt = count(is_corrupt);
+        cold.figures.corrupt.fetch_add(corrupt, Relaxed);
+        cold.figures.errors.fetch_add(new.len() as u64 - corrupt, Relaxed);
+        let others = match new.len() - 1 {
+            0 => String::new(),
+            more => format!(", and so are {more} more blocks behind it"),
+        };
+        let what = match is_block {
+            true => WHAT_IS_LOST,
+            false => {
+                "What this server has of it in memory is right, and it goes on; it would refuse to \
+                 start again."
+            }
+        };
+        tracing::error!("found by scrubbing: {error}{others}. {what} {}", error.advice());
+    }
+    let (tag, kind) = (&file.tag, file.tag.kind);
+    let leave_alone = |name: &str, damaged: &Quarantine, (low, high): (u64, u64)| {
+        damaged.add(low, high);
+        // As a merge would say that came to the file.
+        let text = || found.first().map_or(String::new(), |damage| damage.error.to_string());
+        cold.trouble.lock().entry(name.to_owned()).or_insert_with(text);
+    };
+    if kind == RecordKind::Rows as u32 {
+        let space = engines.counters().iter().find(|space| space.number() == tag.space);
+        space.inspect(|s| leave_alone(s.name(), &s.cold().damaged, (tag.low, tag.high)));
+    } else if kind == RecordKind::Table as u32 {
+        // A table of pairs is known by its lowest id. Ledgers merge the ranges that they can read.
+        let space = engines.existences().iter().find(|space| space.number() == tag.space);
+        space.inspect(|s| leave_alone(s.name(), &s.cold().damaged, (tag.low, tag.low)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A given clock: what is read in ten seconds, when requests wait all the time, never, or the
+    /// thread was busy elsewhere.
+    #[test]
+    fn the_rate_holds_and_requests_that_wait_have_three_quarters_of_it() {
+        const PIECE: u64 = 1 << 17;
+        const RATE: u64 = 1 << 20;
+        let began = Instant::now();
+        let read_in = |seconds: u64, is_awaited: bool, busy: Duration| {
+            let (mut pace, mut now, mut bytes) = (Pace::default(), began, 0);
+            while now < began + Duration::from_secs(seconds) {
+                match pace.wait(now, is_awaited) {
+                    Duration::ZERO => {
+                        pace.read(now, PIECE, RATE);
+                        bytes += PIECE;
+                        // The read itself, which counts.
+                        now += Duration::from_millis(7) + busy;
+                    }
+                    wait => now += wait,
+                }
+            }
+            bytes
+        };
+        assert_eq!(read_in(10, false, Duration::ZERO), 10 * RATE);
+        // The first piece of all has no time of its own yet, and is not put off.
+        let beside_requests = read_in(10, true, Duration::ZERO);
+        assert!((0..=PIECE).contains(&(beside_requests - 10 * RATE / 4)), "{beside_requests}");
+        // Of two seconds that a merge takes nothing is made up for.
+        assert_eq!(read_in(10, false, Duration::from_secs(2)), 5 * PIECE);
+        // Another rate holds from the next piece on.
+        let mut pace = Pace::default();
+        pace.read(began, PIECE, RATE / 2);
+        assert_eq!(pace.wait(began, false), Duration::from_millis(250));
+        assert_eq!(pace.wait(began + Duration::from_millis(250), false), Duration::ZERO);
+    }
+}
