@@ -148,7 +148,7 @@ impl Space {
             return Err(corrupt(40, "a highest id that is none of the table's").into());
         }
         // Filters come in order, so that no stranger makes a chain longer than his own.
-        if link > ours.links().count() || link >= LINKS {
+        if link > ours.chain_len() || link >= LINKS {
             return Err(corrupt(56, "a filter of the chain that has no predecessor").into());
         }
         let (_, pages) = Table::geometry(ours.rate(), ours.pages(), link);

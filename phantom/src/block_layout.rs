@@ -1,6 +1,6 @@
 //! Where the blocks of a filter are: pieces of 64 KiB in which filters are merged and stored.
 
-use crate::filter::Filter;
+use crate::filter::page_of;
 use crate::hash::{Pair, mix};
 use crate::sizing::PAGE_WORDS;
 
@@ -20,12 +20,12 @@ pub(crate) fn block_pages(pages: usize, block: usize) -> std::ops::Range<usize> 
     words.start / PAGE_WORDS..words.end / PAGE_WORDS
 }
 
-/// The block of `filter` in which the bits of the pair lie.
-pub(crate) fn block_of(filter: &Filter, pair: &Pair) -> usize {
-    filter.page(pair) / BLOCK_WORDS
+/// The block of a filter of so many pages in which the bits of the pair lie.
+pub(crate) fn block_of(pages: usize, pair: &Pair) -> usize {
+    page_of(pair, pages) * PAGE_WORDS / BLOCK_WORDS
 }
 
-/// The block of a table's first filter with which a forgotten id goes.
-pub(crate) fn block_of_id(filter: &Filter, id: u64) -> usize {
-    block_of(filter, &Pair { id, high: mix(id), low: 0 })
+/// The block of a table's first filter, of so many pages, with which a forgotten id goes.
+pub(crate) fn block_of_id(pages: usize, id: u64) -> usize {
+    block_of(pages, &Pair { id, high: mix(id), low: 0 })
 }

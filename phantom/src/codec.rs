@@ -48,10 +48,13 @@ mod tests;
 
 use crate::block_layout::{BLOCK_WORDS, block_of};
 use crate::bytes::u64_at;
+use crate::deleted_pairs::DeletedPairs;
 use crate::hash::{Pair, Seed, mix};
 use crate::sizing::{PAGE_WORDS, RATES};
+use crate::table::contents::Contents;
 use crate::table::{LINKS, Link, Table};
 pub use decoder::TableDecoder;
+use rolling::Unreadable;
 use std::sync::atomic::Ordering::Relaxed;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -161,26 +164,30 @@ pub(crate) fn encode_table<E>(
 
 /// XXH3-64 of each 64 KiB block of each filter, plus the mixed hashes of the revoked pairs that lie
 /// there, in whatever order: two tables of equal layout differ where these differ.
-pub(crate) fn block_sums(table: &Table) -> Vec<u64> {
-    let mut bytes = Vec::with_capacity(BLOCK_WORDS * 8);
-    let blocks = table.links().flat_map(|link| link.filter.words().chunks(BLOCK_WORDS));
-    let sums = blocks.map(|words| {
-        bytes.clear();
-        words.iter().for_each(|word| bytes.extend_from_slice(&word.load(Relaxed).to_le_bytes()));
-        xxh3_64(&bytes)
-    });
-    let mut sums: Vec<u64> = sums.collect();
-    table.revoked.for_each(|hash| {
+pub(crate) fn block_sums(
+    contents: &Contents,
+    revoked: &DeletedPairs,
+) -> Result<Vec<u64>, Unreadable> {
+    let (mut bytes, mut sums) = (Vec::with_capacity(BLOCK_WORDS * 8), vec![]);
+    for (link, part) in contents.chain.parts.iter().enumerate() {
+        for block in 0..part.blocks() {
+            bytes.clear();
+            let words = contents.words(link, block)?;
+            words.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
+            sums.push(xxh3_64(&bytes));
+        }
+    }
+    revoked.for_each(|hash| {
         let pair = Pair::from_hash(0, hash);
         let mut first = 0;
-        for link in table.links() {
-            if let Some(sum) = sums.get_mut(first + block_of(&link.filter, &pair)) {
+        for part in &contents.chain.parts {
+            if let Some(sum) = sums.get_mut(first + block_of(part.pages, &pair)) {
                 *sum = sum.wrapping_add(mix(pair.high ^ pair.low.rotate_left(17)));
             }
-            first += link.filter.words().len().div_ceil(BLOCK_WORDS);
+            first += part.blocks();
         }
     });
-    sums
+    Ok(sums)
 }
 
 /// A header that was checked (D1, D2).

@@ -9,8 +9,7 @@
 //!   merge:  the same, with the pages that lie elsewhere
 //! ```
 //!
-//! A block of another site's filters that a log brings is kept beside them in the same way
-//! (`blocks`).
+//! A block of another site's filters is kept beside them in the same way (`blocks`).
 //!
 //! Filters cannot be merged with a changed few pairs but by writing all of their pages anew. So
 //! pairs that are set late are kept exactly (`late`), as those that are unset are, until there are

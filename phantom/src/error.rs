@@ -50,12 +50,9 @@ pub enum MergeError {
         /// Highest id of the range (inclusive).
         last: u64,
     },
-    /// The filters of our table are not in memory.
-    #[error("our table that begins at {low} lies on the disk")]
-    Elsewhere {
-        /// Lowest id of its range.
-        low: u64,
-    },
+    /// What our table has there cannot be read.
+    #[error(transparent)]
+    Unreadable(#[from] Unreadable),
     /// Our table of that range has another error rate or size.
     #[error("our table of that range has another error rate or another size")]
     OtherLayout,

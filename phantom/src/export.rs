@@ -5,11 +5,12 @@
 //! and no block: they go along when their ids have come to count as normal.
 
 use crate::block::{Header, encode};
-use crate::block_layout::{BLOCK_WORDS, block_of_id, block_pages, block_range};
+use crate::block_layout::{block_of_id, block_pages};
 use crate::codec::block_sums;
 use crate::hash::mix;
 use crate::space::Space;
-use std::sync::atomic::Ordering::Relaxed;
+use crate::table::contents::Contents;
+use rolling::Unreadable;
 
 /// What `TM.DIGEST` shows of a table: where two tables have equal ranges, rates and pages, their
 /// blocks can be compared.
@@ -31,17 +32,18 @@ pub struct TableDigest {
 }
 
 impl Space {
-    /// The checksums of the table that begins at `low`. Takes 0.1 s per GiB, and no lock.
-    pub fn digest(&self, low: u64) -> Option<TableDigest> {
-        let ((low, last), table) = self.table_at(low)?;
+    /// The checksums of the table that begins at `low`, if there is one. Takes no lock, and 0.1 s
+    /// per GiB in memory; what lies elsewhere is read, 64 KiB at a time.
+    pub fn digest(&self, low: u64) -> Result<Option<TableDigest>, Unreadable> {
+        let Some(((low, last), table)) = self.table_at(low) else { return Ok(None) };
         let (rate, pages, revoked) = (table.rate(), table.pages(), table.revoked.len());
-        let mut blocks = block_sums(&table);
+        let mut blocks = block_sums(&Contents::of(&table), &table.revoked)?;
         for (id, generation) in self.forgotten_in(low, last) {
-            if let Some(sum) = blocks.get_mut(block_of_id(table.first_filter(), id)) {
+            if let Some(sum) = blocks.get_mut(block_of_id(pages, id)) {
                 *sum = sum.wrapping_add(mix(mix(id) ^ generation));
             }
         }
-        Some(TableDigest { low, last, rate, pages, revoked, blocks })
+        Ok(Some(TableDigest { low, last, rate, pages, revoked, blocks }))
     }
 
     /// The forgotten ids of a table; not those that are ahead of all tables.
@@ -53,47 +55,29 @@ impl Space {
     /// The blocks with these numbers, in the order of [`TableDigest::blocks`], of the table that
     /// begins at `low`, one after the other. `false`: there is no such table (any more). Numbers
     /// that there are not are left out. Takes 64 KiB of memory for each.
-    pub fn export_blocks<E>(
+    pub fn export_blocks<E: From<Unreadable>>(
         &self,
         low: u64,
         numbers: &[usize],
         mut sink: impl FnMut(&[u8]) -> Result<(), E>,
     ) -> Result<bool, E> {
         let Some((_, table)) = self.table_at(low) else { return Ok(false) };
-        // All filters' blocks in a row: number of the first, and the filter.
-        let mut firsts = vec![];
-        let mut end = 0;
-        for (i, link) in table.links().enumerate() {
-            firsts.push((end, i, link));
-            end += link.filter.words().len().div_ceil(BLOCK_WORDS);
-        }
-        let numbers = numbers.iter().filter(|&&number| number < end);
-        let blocks = numbers.filter_map(|&number| {
-            Some((number, firsts.iter().rev().find(|(first, ..)| *first <= number)?))
-        });
+        let contents = Contents::of(&table);
         // The words of all blocks first: of a pair that is set and unset meanwhile the bits would
         // come without what revokes it.
-        let blocks: Vec<_> = blocks
-            .map(|(number, &(first, i, link))| {
-                let range = block_range(link.filter.pages(), number - first);
-                let words: Vec<u64> =
-                    link.filter.words()[range].iter().map(|word| word.load(Relaxed)).collect();
-                (number, first, i, words)
-            })
-            .collect();
+        let mut blocks = vec![];
+        for (link, block) in numbers.iter().filter_map(|&number| contents.place(number)) {
+            blocks.push((link, block, contents.words(link, block)?));
+        }
         let Some((range, highest)) = self.reach_of(low) else { return Ok(false) };
-        let revoked_in = |(number, first, i, _): &(usize, usize, usize, Vec<u64>)| {
-            let (pages, mut hashes) =
-                (table.link(*i).map_or(0, |link| link.filter.pages()), vec![]);
-            table
-                .revoked
-                .for_each_in(block_pages(pages, number - first), pages, |hash| hashes.push(hash));
+        let revoked_in = |(link, block, _): &(usize, usize, Vec<u64>)| {
+            let (pages, mut hashes) = (contents.chain.parts[*link].pages, vec![]);
+            table.revoked.for_each_in(block_pages(pages, *block), pages, |hash| hashes.push(hash));
             hashes
         };
         let revoked: Vec<Vec<u128>> = blocks.iter().map(revoked_in).collect();
         let (mut bytes, forgotten) = (vec![], self.forgotten_in(range.0, highest));
-        let filter = table.first_filter();
-        for ((number, first, link, words), revoked) in blocks.into_iter().zip(revoked) {
+        for ((link, block, words), revoked) in blocks.into_iter().zip(revoked) {
             let header = Header {
                 rate: table.rate(),
                 fingerprint: self.seed.fingerprint(),
@@ -101,9 +85,9 @@ impl Space {
                 highest,
                 pages: table.pages(),
                 link,
-                block: number - first,
+                block,
             };
-            let goes_along = |id| link == 0 && block_of_id(filter, id) == header.block;
+            let goes_along = |id| link == 0 && block_of_id(header.pages, id) == header.block;
             let forgotten: Vec<(u64, u64)> =
                 forgotten.iter().copied().filter(|&(id, _)| goes_along(id)).collect();
             encode(&header, &words, &revoked, &forgotten, &mut bytes);

@@ -83,6 +83,11 @@ impl FillRatio {
         self.blocks[block] = self.line.of_pages(words.iter().map(|word| word.load(Relaxed)));
     }
 
+    /// The same of a block that has these words.
+    pub(crate) fn measure_words(&mut self, block: usize, words: &[u64]) {
+        self.blocks[block] = self.line.of_pages(words.iter().copied());
+    }
+
     /// The filter's error rate.
     pub(crate) fn rate(&self) -> f64 {
         self.now(self.blocks.iter().sum::<f64>())

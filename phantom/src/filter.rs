@@ -202,6 +202,7 @@ impl Filter {
 
     /// Whether all bits of the pair are set in `words`, which stand for this filter's from `start`
     /// on and hold the pair's page.
+    #[cfg(test)]
     pub(crate) fn contains_in(&self, pair: &Pair, words: &[u64], start: usize) -> bool {
         words_have(&words[self.page(pair) - start..], pair, self.sizing.bits)
     }

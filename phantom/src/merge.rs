@@ -35,12 +35,17 @@ use crate::block::{Block, BlockPlace};
 use crate::block_layout::{block_of, block_pages, block_range};
 use crate::error::MergeError;
 use crate::fill_ratio::FillRatio;
-use crate::filter::Filter;
+use crate::filter::{Filter, page_of, words_have};
 use crate::hash::Pair;
-use crate::sizing::{PAGE_WORDS, uncertainty};
+use crate::sizing::{PAGE_WORDS, Sizing, uncertainty};
 use crate::space::Space;
+use crate::table::contents::Contents;
+use crate::table::elsewhere::{Cold, ColdFill};
+use crate::table::late_blocks::BLOCK_PAIRS;
 use crate::table::{LINKS, Link, Table};
+use rolling::Unreadable;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// So many standard deviations above what it is sized for a filter is taken for one of pairs: one
@@ -65,20 +70,16 @@ impl Space {
         let Some((_, table)) = self.table_at(low) else {
             return Err(MergeError::NoTable { low, last: low });
         };
-        if table.cold().is_some() {
-            return Err(MergeError::Elsewhere { low });
-        }
         // All that can fail (M3).
-        let mut extension = None;
-        let filter: &Filter = match table.link(at) {
-            Some(link) => &link.filter,
-            None => extension.insert(table.make(at, &|bytes| self.may_grow(bytes))?),
+        let mut ours = match table.cold() {
+            None => self.joint_in_memory(&table, theirs)?,
+            Some(cold) => self.joint_elsewhere(&table, cold, theirs)?,
         };
-        let added = room_for(filter, table.link(at), theirs)?;
+        let added = ours.added;
         let is_new = |(id, _): &&(u64, u64)| self.generation(*id) == 0;
         self.may_forget_more(theirs.forgotten.iter().filter(is_new).count())?;
         let pair_of = |hash: u128| Pair::from_hash(low, hash);
-        let revoked = newly_revoked(&table, filter, theirs);
+        let revoked = newly_revoked(&table, &ours, theirs)?;
         if !table.revoked.reserve_many(revoked.len(), self.limits.max_revoked.load(Relaxed)) {
             return Err(Error::RevokedFull.into());
         }
@@ -86,7 +87,7 @@ impl Space {
             table.revoked.release_many(revoked.len());
             return Err(refused);
         }
-        let liked = set_again(&table, filter, theirs);
+        let liked = set_again(&table, &ours, theirs);
         // Those set here that have not left the outliers are in no table. A writer that sets one
         // from now on sets it in the table, and a mover stores it there before it leaves.
         let mut outliers = HashMap::new();
@@ -103,7 +104,7 @@ impl Space {
         };
         let entered = enter();
         // Not for nothing: each costs every check two lines.
-        if let Some(filter) = extension.filter(|_| added > 0) {
+        if let Some(filter) = ours.extension.take().filter(|_| added > 0) {
             table.extend(at, filter);
         }
         let mut changed = vec![];
@@ -120,12 +121,88 @@ impl Space {
             self.under_stripe(&pair_of(hash), |table| table.revoked.remove(hash));
             changed.push(hash);
         }
-        if let Some(link) = table.link(at) {
-            link.join(block, &theirs.words, added);
+        match table.cold() {
+            Some(cold) if added > 0 => cold.join(&ours, theirs),
+            Some(_) => {}
+            None => {
+                if let Some(link) = table.link(at) {
+                    link.join(block, &theirs.words, added);
+                }
+            }
         }
         theirs.forgotten.iter().for_each(|&(id, generation)| self.raise(id, generation));
         table.touch();
         Ok((entered, changed))
+    }
+
+    /// What a block finds in a table in memory.
+    fn joint_in_memory(&self, table: &Table, theirs: &Block) -> Result<Joint, MergeError> {
+        let BlockPlace { link: at, block, .. } = theirs.place;
+        let extension = match table.link(at) {
+            Some(_) => None,
+            None => Some(table.make(at, &|bytes| self.may_grow(bytes))?),
+        };
+        let link = table.link(at);
+        let Some(filter) = link.map(|link| &link.filter).or(extension.as_ref()) else {
+            return Err(Error::Full.into());
+        };
+        let (sizing, pages) = (*filter.sizing(), filter.pages());
+        let range = block_range(pages, block);
+        let words = filter.words()[range].iter().map(|word| word.load(Relaxed)).collect();
+        let mut joint = Joint::new(sizing, pages, words, theirs);
+        let (of_block, of_filter) = match link {
+            Some(link) => link.with_fill(|fill| fill.rates_with(block, &joint.union)),
+            None => FillRatio::empty(sizing, pages).rates_with(block, &joint.union),
+        };
+        joint.may_come(link.map_or(0, Link::pairs), (of_block, of_filter))?;
+        joint.extension = extension;
+        Ok(joint)
+    }
+
+    /// Reads what must be known of a filter before a block comes to it, if that lies elsewhere and
+    /// was not read before: all of it. `first` is called before that takes its time; without this
+    /// call [`Space::merge_block`] does the same.
+    pub fn prepare_merge(&self, place: BlockPlace, first: impl FnOnce()) -> Result<(), MergeError> {
+        let BlockPlace { low, link, .. } = place;
+        let Some((_, table)) = self.table_at(low) else { return Ok(()) };
+        let Some(cold) = table.cold().filter(|cold| !cold.knows_fill(link)) else { return Ok(()) };
+        first();
+        let (sizing, pages) = Table::geometry(table.rate(), table.pages(), link);
+        Ok(cold.measure(&Contents::of(&table), link, FillRatio::empty(sizing, pages))?)
+    }
+
+    /// What it finds in one whose filters lie elsewhere.
+    fn joint_elsewhere(
+        &self,
+        table: &Arc<Table>,
+        cold: &Cold,
+        theirs: &Block,
+    ) -> Result<Joint, MergeError> {
+        let BlockPlace { link: at, block, .. } = theirs.place;
+        let contents = Contents::of(table);
+        let (sizing, pages) = Table::geometry(table.rate(), table.pages(), at);
+        let mut words = contents.words(at, block)?;
+        words.resize(theirs.words.len(), 0);
+        let mut joint = Joint::new(sizing, pages, words, theirs);
+        if joint.added == 0 {
+            joint.contents = Some(contents);
+            return Ok(joint);
+        }
+        let (late, most) = self.late();
+        let is_more = cold.blocks.words(at, block).is_none();
+        if is_more && late > 0 && late + BLOCK_PAIRS > most {
+            return Err(Error::LateFull.into());
+        }
+        if !cold.knows_fill(at) {
+            cold.measure(&contents, at, FillRatio::empty(sizing, pages))?;
+        }
+        if let Some(fill) = &mut *cold.fill.lock() {
+            fill.ratio.since = contents.late().saturating_sub(fill.late);
+            let rates = fill.ratio.rates_with(block, &joint.union);
+            joint.may_come(contents.pairs_of(at), rates)?;
+        }
+        joint.contents = Some(contents);
+        Ok(joint)
     }
 
     /// Keeps a pair that its table does not know as unset, in what was reserved for it. False if
@@ -133,7 +210,13 @@ impl Space {
     fn revoke_unknown(&self, pair: &Pair, is_outlier: bool) -> bool {
         let is_revoked = self.under_stripe(pair, |table| {
             let hash = pair.hash();
-            let is_new = !table.has_in_memory(pair) && !table.revoked.contains(hash) && !is_outlier;
+            // What lies elsewhere was asked, and has not changed since: a rewrite ends between two
+            // merges.
+            let has = match table.cold() {
+                None => table.has_in_memory(pair),
+                Some(cold) => cold.late.contains(hash),
+            };
+            let is_new = !has && !table.revoked.contains(hash) && !is_outlier;
             if is_new {
                 table.revoked.insert_reserved(hash);
             }
@@ -169,27 +252,33 @@ impl Space {
     /// two batches, and has them now. `None`: there is no such block any more. No write to the
     /// table is allowed meanwhile.
     pub fn block_state(&self, place: BlockPlace) -> Option<Vec<u8>> {
-        let (_, mut table) = self.table_at(place.low)?;
-        // It was frozen since. What was merged is logged before it leaves memory.
-        if let Some(cold) = table.cold() {
-            table = cold.memory()?;
-        }
-        let filter = &table.link(place.link)?.filter;
-        let words = filter.words().get(block_range(filter.pages(), place.block))?;
-        let words: Vec<u64> = words.iter().map(|word| word.load(Relaxed)).collect();
+        let (_, table) = self.table_at(place.low)?;
+        // Of a table that was frozen since, or lies elsewhere, what came since then, too. What was
+        // merged is logged before it leaves memory.
+        let late = table.cold().and_then(|cold| cold.blocks.words(place.link, place.block));
+        let memory = table.cold().map_or_else(|| Some(table.clone()), Cold::memory);
+        let (_, pages) = Table::geometry(table.rate(), table.pages(), place.link);
+        let range = block_range(pages, place.block);
+        let of_link = |link: &Link| -> Option<Vec<u64>> {
+            let words = link.filter.words().get(range.clone())?;
+            Some(words.iter().map(|word| word.load(Relaxed)).collect())
+        };
+        let words = memory.and_then(|table| table.link(place.link).and_then(of_link));
+        let words = match (words, late) {
+            (Some(words), None) => words,
+            (None, Some(late)) => late.to_vec(),
+            (Some(words), Some(late)) => words.iter().zip(&late[..]).map(|(a, b)| a | b).collect(),
+            (None, None) => return None,
+        };
         let (_, highest) = self.reach_of(place.low)?;
         let mut state: Vec<u8> = [highest, table.pages() as u64]
             .into_iter()
             .chain(words)
             .flat_map(u64::to_le_bytes)
             .collect();
-        table.revoked.for_each_in(
-            block_pages(filter.pages(), place.block),
-            filter.pages(),
-            |hash| {
-                state.extend_from_slice(&hash.to_le_bytes());
-            },
-        );
+        table.revoked.for_each_in(block_pages(pages, place.block), pages, |hash| {
+            state.extend_from_slice(&hash.to_le_bytes());
+        });
         Some(state)
     }
 
@@ -245,33 +334,128 @@ impl Table {
             return Ok(());
         }
         let link = self.extend_to(link, |_| true)?;
-        link.join(block, &words, added(&link.filter, block, &words));
+        let filter = &link.filter;
+        let ours = &filter.words()[block_range(filter.pages(), block)];
+        let before: Vec<u64> = ours.iter().map(|word| word.load(Relaxed)).collect();
+        let after: Vec<u64> = before.iter().zip(&words).map(|(a, b)| a | b).collect();
+        link.join(block, &words, added(*filter.sizing(), &before, &after));
         Ok(())
+    }
+}
+
+impl Cold {
+    /// Whether it is known how full a filter is.
+    fn knows_fill(&self, link: usize) -> bool {
+        let identity = self.identity();
+        self.fill.lock().as_ref().is_some_and(|fill| (fill.link, fill.identity) == (link, identity))
+    }
+
+    /// Reads how full it is; `ratio`: as if it were empty.
+    fn measure(
+        &self,
+        contents: &Contents,
+        link: usize,
+        mut ratio: FillRatio,
+    ) -> Result<(), Unreadable> {
+        let identity = self.identity();
+        for block in 0..contents.blocks_of(link) {
+            ratio.measure_words(block, &contents.words(link, block)?);
+        }
+        *self.fill.lock() = Some(ColdFill { link, identity, late: contents.late(), ratio });
+        Ok(())
+    }
+
+    /// Keeps a block that was found to fit.
+    fn join(&self, joint: &Joint, theirs: &Block) {
+        let BlockPlace { link, block, .. } = theirs.place;
+        self.keep_block(link, block, theirs.words.clone());
+        if let Some(fill) = self.fill.lock().as_mut().filter(|fill| fill.link == link) {
+            fill.ratio.measure_words(block, &joint.union);
+        }
+    }
+}
+
+/// A block of another site beside what our filter has there.
+struct Joint {
+    sizing: Sizing,
+    pages: usize,
+    bits: usize,
+    ours: Vec<u64>,
+    /// Ours and theirs.
+    union: Vec<u64>,
+    /// How many pairs the union stands for, beyond those that were there.
+    added: u64,
+    /// A filter that is not chained yet.
+    extension: Option<Filter>,
+    /// Of a table that lies elsewhere.
+    contents: Option<Contents>,
+}
+
+impl Joint {
+    fn new(sizing: Sizing, pages: usize, ours: Vec<u64>, theirs: &Block) -> Joint {
+        let union: Vec<u64> = ours.iter().zip(&theirs.words).map(|(a, b)| a | b).collect();
+        let added = added(sizing, &ours, &union);
+        let (extension, contents) = (None, None);
+        Joint { sizing, pages, bits: sizing.bits, ours, union, added, extension, contents }
+    }
+
+    /// An error if it may not come to a filter of so many pairs (M1), whose block and which as a
+    /// whole would have these error rates then.
+    fn may_come(&self, pairs: u64, (of_block, of_filter): (f64, f64)) -> Result<(), MergeError> {
+        let Joint { sizing, pages, .. } = *self;
+        let capacity = sizing.capacity(pages);
+        let allowed = sizing.rate(capacity, pages);
+        let pairs = pairs + self.added;
+        // Both numbers are told by bits, which are hardly ever half as far off as a decoder allows.
+        let exceeds = pairs > capacity + uncertainty(capacity) / 2
+            || of_block > allowed * sizing.chance(self.union.len() / PAGE_WORDS, BLOCK_DEVIATIONS)
+            || of_filter > allowed * sizing.chance(pages, FILTER_DEVIATIONS);
+        // What is there already does no more harm by coming again.
+        if self.added > 0 && exceeds { Err(MergeError::Overfull) } else { Ok(()) }
+    }
+
+    /// Whether words of this block have all bits of a pair, which has them there.
+    fn has(&self, words: &[u64], block: usize, pair: &Pair) -> bool {
+        let page = page_of(pair, self.pages) * PAGE_WORDS - block_range(self.pages, block).start;
+        words_have(&words[page..], pair, self.bits)
     }
 }
 
 /// The pairs that a block revokes in our table. A pair that was revoked there has its bits in one
 /// of the filters there: with that block it is revoked here, and with no other. So a site that
 /// sends forged hashes fills nothing of ours with them.
-fn newly_revoked(table: &Table, filter: &Filter, theirs: &Block) -> Vec<u128> {
+fn newly_revoked(table: &Table, ours: &Joint, theirs: &Block) -> Result<Vec<u128>, Unreadable> {
     let BlockPlace { low, block, .. } = theirs.place;
-    let start = block_range(filter.pages(), block).start;
-    let is_new = |hash: &u128| {
-        let pair = Pair::from_hash(low, *hash);
+    let mut new = vec![];
+    for &hash in &theirs.revoked {
+        let pair = Pair::from_hash(low, hash);
         let has_bits =
-            block_of(filter, &pair) == block && filter.contains_in(&pair, &theirs.words, start);
-        has_bits && !table.has_in_memory(&pair) && !table.revoked.contains(*hash)
-    };
-    theirs.revoked.iter().copied().filter(is_new).collect()
+            block_of(ours.pages, &pair) == block && ours.has(&theirs.words, block, &pair);
+        if !has_bits || table.revoked.contains(hash) {
+            continue;
+        }
+        let is_known = match (table.cold(), &ours.contents) {
+            (Some(cold), Some(contents)) => {
+                // All of a chain of one filter is at hand.
+                cold.late.contains(hash)
+                    || ours.has(&ours.ours, block, &pair)
+                    || (contents.chain.links() > 1 && cold.has(&pair)?)
+            }
+            _ => table.has_in_memory(&pair),
+        };
+        if !is_known {
+            new.push(hash);
+        }
+    }
+    Ok(new)
 }
 
 /// The pairs that are revoked in our table and set in the block.
-fn set_again(table: &Table, filter: &Filter, theirs: &Block) -> Vec<u128> {
+fn set_again(table: &Table, ours: &Joint, theirs: &Block) -> Vec<u128> {
     let BlockPlace { low, block, .. } = theirs.place;
-    let start = block_range(filter.pages(), block).start;
     let mut liked = vec![];
-    table.revoked.for_each_in(block_pages(filter.pages(), block), filter.pages(), |hash| {
-        let is_set = filter.contains_in(&Pair::from_hash(low, hash), &theirs.words, start);
+    table.revoked.for_each_in(block_pages(ours.pages, block), ours.pages, |hash| {
+        let is_set = ours.has(&theirs.words, block, &Pair::from_hash(low, hash));
         if is_set && theirs.revoked.binary_search(&hash).is_err() {
             liked.push(hash);
         }
@@ -279,47 +463,14 @@ fn set_again(table: &Table, filter: &Filter, theirs: &Block) -> Vec<u128> {
     liked
 }
 
-/// How many pairs the block adds to the filter (`link`, or one that is not chained yet), if it may
-/// (M1).
-fn room_for(filter: &Filter, link: Option<&Link>, theirs: &Block) -> Result<u64, MergeError> {
-    let block = theirs.place.block;
-    let added = added(filter, block, &theirs.words);
-    let (sizing, pages, capacity) = (filter.sizing(), filter.pages(), filter.capacity());
-    let pairs = link.map_or(0, Link::pairs) + added;
-    let range = block_range(pages, block);
-    let union: Vec<u64> = filter.words()[range]
-        .iter()
-        .zip(&theirs.words)
-        .map(|(ours, theirs)| ours.load(Relaxed) | theirs)
-        .collect();
-    let (of_block, of_filter) = match link {
-        Some(link) => link.with_fill(|fill| fill.rates_with(block, &union)),
-        None => FillRatio::empty(*sizing, pages).rates_with(block, &union),
-    };
-    let allowed = sizing.rate(capacity, pages);
-    // Both numbers are told by bits, which are hardly ever half as far off as a decoder allows.
-    let exceeds = pairs > capacity + uncertainty(capacity) / 2
-        || of_block > allowed * sizing.chance(union.len() / PAGE_WORDS, BLOCK_DEVIATIONS)
-        || of_filter > allowed * sizing.chance(pages, FILTER_DEVIATIONS);
-    // What is there already does no more harm by coming again.
-    if added > 0 && exceeds { Err(MergeError::Overfull) } else { Ok(added) }
-}
-
-/// How many pairs the union of a block of a filter with `theirs` stands for, beyond those that were
-/// there.
-fn added(filter: &Filter, block: usize, theirs: &[u64]) -> u64 {
-    let range = block_range(filter.pages(), block);
-    let pages = range.len() / PAGE_WORDS;
-    let (mut before, mut after) = (0, 0);
-    for (ours, theirs) in filter.words()[range].iter().zip(theirs) {
-        let ours = ours.load(Relaxed);
-        before += u64::from(ours.count_ones());
-        after += u64::from((ours | theirs).count_ones());
-    }
+/// How many pairs the words of a block stand for, beyond those of `before`, which it had.
+fn added(sizing: Sizing, before: &[u64], after: &[u64]) -> u64 {
+    let ones = |words: &[u64]| words.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
+    let (pages, before, after) = (after.len() / PAGE_WORDS, ones(before), ones(after));
     if after == before {
         return 0;
     }
-    (filter.sizing().pairs_of(after, pages) - filter.sizing().pairs_of(before, pages)).max(1)
+    (sizing.pairs_of(after, pages) - sizing.pairs_of(before, pages)).max(1)
 }
 
 #[cfg(test)]

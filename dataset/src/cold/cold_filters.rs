@@ -130,6 +130,13 @@ impl ColdBackend for PairFile {
         read.map(|row| row.is_some()).map_err(|why| Unreadable { id: pair.id, why })
     }
 
+    fn read(&self, first: usize, pages: &mut [u8]) -> Result<(), Unreadable> {
+        self.file.read_many(first as u64, pages).map_err(|error| {
+            self.shared.note_failure(&error);
+            Unreadable { id: self.entry().tag.low, why: error.to_string().into() }
+        })
+    }
+
     fn identity(&self) -> u64 {
         self.file.identity()
     }

@@ -29,7 +29,7 @@ fn configured(change: &impl Fn(&mut Existence)) -> Options {
     for existence in &mut config.existence {
         // A first table of one block.
         (existence.seed, existence.pairs_per_table) = (7, 160_000);
-        // Only tables in memory take merges, and only they are recycled.
+        // Only tables in memory are recycled.
         existence.spill = false;
         change(existence);
     }
@@ -92,7 +92,7 @@ impl Site {
         let mut blocks = vec![];
         let sink = |bytes: &[u8]| {
             blocks.extend_from_slice(bytes);
-            Ok::<(), ()>(())
+            Ok::<(), phantom::Unreadable>(())
         };
         assert_eq!(there.liked().export_blocks(low, numbers, sink), Ok(true));
         let liked = self.liked_space();

@@ -212,6 +212,14 @@ pub(crate) fn spill_oldest(
     low.map_or(Ok(None), |(low, _)| ground.spill_pairs(space, low, 0))
 }
 
+/// Merges where most has come late; `None`: there is no such table.
+pub(crate) fn merge_late(
+    ground: &Ground<'_>,
+    space: &ExistenceSpace,
+) -> store::Result<Option<Spilled>> {
+    most_late(space).map_or(Ok(None), |(low, _)| ground.spill_pairs(space, low, 0))
+}
+
 /// Keeps the spaces within their limits while they are filled from the log.
 pub(crate) fn keep_within(
     ground: &Ground<'_>,

@@ -547,6 +547,13 @@ pub fn spill_oldest_pairs(
     filters::spill_oldest(&Ground::of(live), space)
 }
 
+/// Writes what waits for a merge in the table where most of it does, so that more may come;
+/// `None`: there is none that can be merged.
+pub fn merge_late(live: &Live<'_>, space: &ExistenceSpace) -> store::Result<Option<Spilled>> {
+    let Some(_alone) = alone_with(live, space.number()) else { return Ok(None) };
+    filters::merge_late(&Ground::of(live), space)
+}
+
 /// The oldest neighbouring tables that have not been spilled, with as many rows as one table has,
 /// and more than `least` bytes: of the range of ids that has most of those.
 fn oldest_fresh(space: &CounterSpace, least: u64) -> Option<RangeStats> {

@@ -7,9 +7,9 @@ use crate::filter::{Filter, PAGE_BYTES, page_has, page_of, page_set};
 use crate::hash::{Pair, Seed};
 use crate::sizing::PAGE_WORDS;
 use crate::space::Space;
+use crate::table::Table;
 use crate::table::elsewhere::{Chain, Cold, ColdBackend, Lower, Part};
 use crate::table::late_blocks::{BLOCK_PAIRS, LateBlock};
-use crate::table::{LINKS, Table};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -180,25 +180,7 @@ impl Space {
         cold.late.for_each(|hash| late.push(hash));
         let fresh = fresh(&late, &rewrite.lower, &chain)?;
         let blocks = cold.blocks.all();
-        while blocks.last().is_some_and(|block| block.link >= chain.links()) {
-            chain.extend(chain.first_pages(), 0);
-        }
-        // All into one filter, so that each page gets the bits of its own pairs only.
-        let has_room = |link: usize, part: &Part| {
-            let ours = blocks.iter().filter(|block| block.link == link);
-            let joined = ours.map(|block| block.pairs(part)).sum::<u64>();
-            part.pairs + joined + fresh.len() as u64 <= part.sizing.capacity(part.pages)
-        };
-        let target = loop {
-            let room = (0..)
-                .zip(&chain.parts)
-                .position(|(link, part)| fresh.is_empty() || has_room(link, part));
-            match room {
-                Some(target) => break target,
-                None if chain.links() == LINKS => return Err(Error::Full),
-                None => chain.extend(chain.first_pages(), 0),
-            }
-        };
+        let target = chain.make_room(&blocks, fresh.len()).ok_or(Error::Full)?;
         let Part { first, pages, .. } = chain.parts[target];
         let place = |&hash: &u128| (first + page_of(&Pair::from_hash(0, hash), pages), hash);
         let mut by_page: Vec<_> = fresh.iter().map(place).collect();
@@ -241,6 +223,8 @@ impl Space {
     /// `below` has all pages that were given, and answers from now on.
     pub fn end_rewrite(&self, rewrite: Rewrite, below: Arc<dyn ColdBackend>) {
         let Some(cold) = rewrite.table.cold() else { return };
+        // A merge finds what is late there, or below, once: C1.
+        let _nobody_merges = self.merging.lock();
         let lower = Lower::Elsewhere(below, Arc::new(rewrite.chain));
         let old = std::mem::replace(&mut *cold.lower.write(), Arc::new(lower));
         // C1.

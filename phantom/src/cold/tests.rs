@@ -36,6 +36,15 @@ impl ColdBackend for Stored {
         }))
     }
 
+    fn read(&self, first: usize, pages: &mut [u8]) -> Result<(), Unreadable> {
+        if self.spoiled.load(Relaxed) {
+            return Err(Unreadable { id: 0, why: "spoiled".into() });
+        }
+        let there = &self.pages.as_flattened()[first * PAGE_BYTES..];
+        pages.copy_from_slice(&there[..pages.len()]);
+        Ok(())
+    }
+
     fn identity(&self) -> u64 {
         self.identity
     }
@@ -57,7 +66,7 @@ impl Shelf {
         while rewrite
             .next(&mut page, |at, page| {
                 page.copy_from_slice(&old.as_ref().unwrap().pages[at]);
-                Ok::<(), ()>(())
+                Ok::<(), Unreadable>(())
             })
             .unwrap()
         {
@@ -125,7 +134,11 @@ fn member(n: u64) -> Member<'static> {
 
 /// Sets pairs of so many ids from 100 on, one viewer each, and closes the table.
 fn filled(rate: f64, n: u64) -> Space {
-    let space = Space::new(options(rate)).unwrap();
+    filled_as(options(rate), n)
+}
+
+fn filled_as(options: Options, n: u64) -> Space {
+    let space = Space::new(options).unwrap();
     (0..n).for_each(|n| assert_ne!(space.add(100 + n, &member(n)).unwrap(), Change::Unknown));
     while space.maintain() {}
     assert!(space.roll_now());
@@ -556,7 +569,7 @@ fn a_block_of_a_table_elsewhere_is_not_lost() {
     let mut bytes = vec![];
     let sink = |block: &[u8]| {
         bytes.extend_from_slice(block);
-        Ok::<(), ()>(())
+        Ok::<(), Unreadable>(())
     };
     assert!(there.export_blocks(0, &(0..100).collect::<Vec<_>>(), sink).unwrap());
     let (mut rest, mut log) = (&bytes[..], vec![]);
@@ -634,12 +647,144 @@ fn a_block_of_a_table_elsewhere_is_not_lost() {
     );
     let (pairs, ours) = (stored.chain.pairs(), table.pairs());
     assert!(pairs.abs_diff(ours) * 100 < ours, "{pairs} pairs for {ours}");
-    // Here it is not merged with another site's.
+    // What its log has brought already adds nothing, and is not kept again.
     let block = follower.read_block(&mut &bytes[..]).unwrap();
-    assert!(matches!(
-        follower.merge_block(&block, || ()),
-        Err(crate::MergeError::Elsewhere { low: 0 })
-    ));
+    assert_eq!(follower.merge_block(&block, || ()).unwrap(), ((), vec![]));
+    assert_eq!(follower.late().0, 0);
+}
+
+/// A closed table of two blocks and more, with room, of a space that may keep some blocks.
+fn of_some_blocks() -> Space {
+    let options = Options { pairs_per_table: 1 << 19, max_tables: 3, ..options(0.001) };
+    filled_as(options, 20_000)
+}
+
+/// Two sites with equal pairs, of which one has its table elsewhere, with some that came late and
+/// some unset: equal digests, equal blocks. Then a third one's blocks come to both, and to a
+/// follower of the second by its log; and they are equal in memory, beside pages, in pages, and
+/// restored.
+#[test]
+fn a_table_elsewhere_is_compared_exported_and_merged_as_one_in_memory() {
+    let all: Vec<usize> = (0..100).collect();
+    let [memory, space, there] = [(); 3].map(|()| of_some_blocks());
+    let shelf = Shelf::default();
+    let late = |n: u64| (100 + n % 500, member(100_000 + n));
+    shelf.write(&space, 0, || ());
+    let change = |space: &Space| {
+        (0..400).for_each(|n| assert!(space.add(late(n).0, &late(n).1).is_ok()));
+        (0..50).for_each(|n| assert!(space.remove(late(n).0, &late(n).1).is_ok()));
+        (0..50).for_each(|n| assert!(space.remove(100 + n, &member(n)).is_ok()));
+    };
+    [&memory, &space].into_iter().for_each(change);
+    let export = |space: &Space| {
+        let mut bytes = vec![];
+        let sink = |block: &[u8]| {
+            bytes.extend_from_slice(block);
+            Ok::<(), Unreadable>(())
+        };
+        assert!(space.export_blocks(0, &all, sink).unwrap());
+        bytes
+    };
+    let equal = |space: &Space, what: &str| {
+        assert_eq!(space.digest(0).unwrap(), memory.digest(0).unwrap(), "{what}");
+        let (ours, theirs) = (export(space), export(&memory));
+        assert_eq!(ours.len(), theirs.len(), "{what}");
+        let bits = |space: &Space, bytes: &[u8]| {
+            let (mut rest, mut blocks) = (bytes, vec![]);
+            while !rest.is_empty() {
+                let block = space.read_block(&mut rest).unwrap();
+                blocks.push((block.place(), block.words, block.revoked));
+            }
+            blocks
+        };
+        assert!(bits(space, &ours) == bits(&memory, &theirs), "{what}");
+    };
+    assert!(space.is_cold(100) && space.late().0 == 400);
+    assert!(memory.digest(0).unwrap().unwrap().blocks.len() > 1);
+    equal(&space, "late");
+    equal(&shelf.restored(&space), "late, restored");
+    // Its own likes, and one that is unset here.
+    let theirs = |n: u64| (100 + n % 500, member(200_000 + n));
+    (0..3_000).for_each(|n| assert!(there.add(theirs(n).0, &theirs(n).1).is_ok()));
+    (0..9).for_each(|n| assert!(there.remove(theirs(n).0, &theirs(n).1).is_ok()));
+    let follower = of_some_blocks();
+    let of_follower = Shelf::default();
+    of_follower.write(&follower, 0, || ());
+    change(&follower);
+    let merge = |space: &Space, bytes: &[u8]| {
+        let (mut rest, mut log) = (bytes, vec![]);
+        while !rest.is_empty() {
+            let block = space.read_block(&mut rest).unwrap();
+            let ((), changed) = space.merge_block(&block, || ()).unwrap();
+            log.extend(
+                space.block_state(block.place()).map(|state| (block.place(), state, changed)),
+            );
+        }
+        log
+    };
+    let bytes = export(&there);
+    merge(&memory, &bytes);
+    for (place, state, changed) in merge(&space, &bytes) {
+        follower.put_block(place, &state).unwrap();
+        for hash in changed {
+            let pair = Pair::from_hash(0, hash);
+            follower.put(&pair, space.contains_pair(&pair).unwrap() == Answer::Yes).unwrap();
+        }
+    }
+    let right = |space: &Space, what: &str| {
+        for n in 0..3_000 {
+            let answer = if n < 9 { Answer::No } else { Answer::Yes };
+            assert_eq!(space.contains(theirs(n).0, &theirs(n).1).unwrap(), answer, "{what}: {n}");
+        }
+        equal(space, what);
+    };
+    assert!(space.is_cold(100) && space.late().0 > 400 + 2048);
+    for (shelf, space) in [(&shelf, &space), (&of_follower, &follower)] {
+        right(space, "merged");
+        right(&shelf.restored(space), "merged, restored");
+        shelf.write(space, 0, || ());
+        assert_eq!(space.late().0, 0);
+        right(space, "in its pages");
+        right(&shelf.restored(space), "in its pages, restored");
+    }
+    // Again: nothing new, nothing kept.
+    assert!(merge(&space, &bytes).is_empty());
+    assert_eq!(space.late().0, 0);
+    // What cannot be read is an error, and has changed nothing.
+    shelf.tables.lock()[&0].spoiled.store(true, Relaxed);
+    assert!(space.digest(0).is_err());
+    let block = space.read_block(&mut &bytes[..]).unwrap();
+    assert!(matches!(space.merge_block(&block, || ()), Err(crate::MergeError::Unreadable(_))));
+}
+
+/// A block takes memory as late pairs do: it is refused where they would be, and comes when what
+/// waits has been written.
+#[test]
+fn blocks_wait_for_a_rewrite_as_late_pairs_do() {
+    let [space, there] = [(); 2].map(|()| of_some_blocks());
+    let shelf = Shelf::default();
+    shelf.write(&space, 0, || ());
+    let most = space.late().1;
+    (0..3_000).for_each(|n| assert!(there.add(100 + n % 500, &member(200_000 + n)).is_ok()));
+    let mut bytes = vec![];
+    let sink = |block: &[u8]| {
+        bytes.extend_from_slice(block);
+        Ok::<(), Unreadable>(())
+    };
+    assert!(there.export_blocks(0, &[0, 1], sink).unwrap());
+    let mut rest = &bytes[..];
+    let blocks = [(); 2].map(|()| space.read_block(&mut rest).unwrap());
+    let mut late = 0;
+    while space.late().0 + 2048 <= most {
+        late += 1;
+        assert!(space.add(100 + late % 500, &member(300_000 + late)).is_ok());
+    }
+    let told = space.merge_block(&blocks[0], || ());
+    assert!(matches!(told, Err(crate::MergeError::Refused(Error::LateFull))));
+    shelf.write(&space, 0, || ());
+    assert!(space.merge_block(&blocks[0], || ()).is_ok());
+    // The same place takes no more.
+    assert!(space.merge_block(&blocks[0], || ()).is_ok());
 }
 
 /// The same, while the table is frozen and still in memory: a snapshot of that moment has it.
@@ -652,7 +797,7 @@ fn a_block_of_a_frozen_table_survives_a_restart() {
     let sink = |bytes: &[u8]| {
         let block = there.read_block(&mut &bytes[..]).unwrap();
         state = Some((block.place(), there.block_state(block.place()).unwrap()));
-        Ok::<(), ()>(())
+        Ok::<(), Unreadable>(())
     };
     assert!(there.export_blocks(0, &[0], sink).unwrap());
     let (place, state) = state.unwrap();

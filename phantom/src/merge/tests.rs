@@ -23,12 +23,13 @@ fn site() -> Space {
 
 /// The blocks that differ, or all that one has more; in one string.
 fn differing(here: &Space, there: &Space, low: u64) -> Vec<u8> {
-    let (ours, theirs) = (here.digest(low).unwrap().blocks, there.digest(low).unwrap().blocks);
+    let (ours, theirs) =
+        (here.digest(low).unwrap().unwrap().blocks, there.digest(low).unwrap().unwrap().blocks);
     let differ = (0..theirs.len()).filter(|&i| ours.get(i) != Some(&theirs[i])).collect::<Vec<_>>();
     let mut bytes = vec![];
     let sink = |block: &[u8]| {
         bytes.extend_from_slice(block);
-        Ok::<(), ()>(())
+        Ok::<(), Unreadable>(())
     };
     assert!(there.export_blocks(low, &differ, sink).unwrap());
     bytes
@@ -103,7 +104,7 @@ fn what_either_site_had_is_found_and_revoked_where_none_has_it() {
     assert!((pairs / 9100.0 - 1.0).abs() < 0.05, "{pairs}");
     // Both ways: now they are one.
     merge(&there, &differing(&there, &here, 0)).unwrap();
-    assert_eq!(there.digest(0).unwrap().blocks, here.digest(0).unwrap().blocks);
+    assert_eq!(there.digest(0).unwrap().unwrap().blocks, here.digest(0).unwrap().unwrap().blocks);
     assert_eq!(merge(&here, &differing(&here, &there, 0)).unwrap(), 0, "nothing differs any more");
     // One unlike makes one block of the table differ, and no more is moved.
     assert_eq!(revoke(&there, 77), Change::Changed);
@@ -262,11 +263,11 @@ fn blocks_of_a_range_go_to_the_same_range() {
         there.add(id, &Member::Number(1)).unwrap();
     }
     assert_eq!(there.layout()[1].low, 50_000);
-    let all: Vec<usize> = (0..there.digest(50_000).unwrap().blocks.len()).collect();
+    let all: Vec<usize> = (0..there.digest(50_000).unwrap().unwrap().blocks.len()).collect();
     let mut blocks = vec![];
     let sink = |block: &[u8]| {
         blocks.extend_from_slice(block);
-        Ok::<(), ()>(())
+        Ok::<(), Unreadable>(())
     };
     assert!(there.export_blocks(50_000, &all, sink).unwrap());
     let merged = merge(&here, &blocks);
@@ -363,7 +364,8 @@ fn a_table_keeps_its_rate_however_its_blocks_are_filled() {
             Table::set(link, &there.pair(member % 50, &Member::Number(member)));
         }
     }
-    let (blocks, all) = (differing(&here, &there, 0), there.digest(0).unwrap().blocks.len());
+    let (blocks, all) =
+        (differing(&here, &there, 0), there.digest(0).unwrap().unwrap().blocks.len());
     let mut merged = 0;
     let mut rest = &blocks[..];
     let refused = loop {
@@ -504,7 +506,7 @@ fn a_block_says_no_less_than_how_far_its_ids_reach() {
                     .map(|id| space.pair(id, &Member::Number(0)));
                 above += ids.filter(|pair| filter.contains_in(pair, &block.words, 0)).count();
                 blocks.fetch_add(1, Relaxed);
-                Ok::<(), ()>(())
+                Ok::<(), Unreadable>(())
             };
             space.export_blocks(0, &[0], sink).unwrap();
         }
@@ -526,7 +528,7 @@ fn what_is_unset_while_blocks_are_exported_is_not_exported_as_set() {
         (0..100)
             .for_each(|id| assert_eq!(space.add(id, &Member::Number(0)).unwrap(), Change::Changed));
     }
-    let numbers: Vec<usize> = (0..there.digest(0).unwrap().blocks.len()).collect();
+    let numbers: Vec<usize> = (0..there.digest(0).unwrap().unwrap().blocks.len()).collect();
     assert!(numbers.len() > 4);
     let (mut bytes, mut pieces) = (vec![], 0);
     let sink = |piece: &[u8]| {
@@ -538,7 +540,7 @@ fn what_is_unset_while_blocks_are_exported_is_not_exported_as_set() {
                 assert_eq!(there.remove(member, &Member::Number(member)).unwrap(), Change::Changed);
             }
         }
-        Ok::<(), ()>(())
+        Ok::<(), Unreadable>(())
     };
     assert!(there.export_blocks(0, &numbers, sink).unwrap());
     merge(&here, &bytes).unwrap();
@@ -615,7 +617,7 @@ fn an_id_that_one_site_has_forgotten_is_forgotten_at_the_other() {
         assert_eq!(space.contains(7, &again).unwrap(), Answer::Yes);
         assert_eq!(space.contains(9, &liked).unwrap(), Answer::Yes);
     }
-    assert_eq!(here.digest(0).unwrap().blocks, there.digest(0).unwrap().blocks);
+    assert_eq!(here.digest(0).unwrap().unwrap().blocks, there.digest(0).unwrap().unwrap().blocks);
     // Nothing but the generation differs.
     assert!(there.forget(9));
     assert!(merge(&here, &differing(&here, &there, 0)).is_ok());

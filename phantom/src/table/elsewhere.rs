@@ -2,12 +2,13 @@
 //! come late since. How a table gets there is in `cold`, whose rules hold here.
 
 use crate::deleted_pairs::DeletedPairs;
+use crate::fill_ratio::FillRatio;
 use crate::filter::{PAGE_BYTES, page_has, page_of};
 use crate::hash::Pair;
 use crate::sizing::Sizing;
 use crate::table::Table;
 use crate::table::late_blocks::{BLOCK_PAIRS, LateBlock, LateBlocks};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use rolling::Unreadable;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -20,6 +21,10 @@ pub trait ColdBackend: Send + Sync {
     /// Whether all bits of the pair are set in one of the filters. May take as long as a read of
     /// the disk.
     fn has(&self, pair: &Pair) -> Result<bool, Unreadable>;
+
+    /// Reads the pages from number `first` on, as many as fill `pages`. May take as long as some
+    /// reads of the disk.
+    fn read(&self, first: usize, pages: &mut [u8]) -> Result<(), Unreadable>;
 
     /// What it is called: not 0, and never again the name of others.
     fn identity(&self) -> u64;
@@ -133,8 +138,20 @@ pub(crate) struct Cold {
     pub(crate) late: DeletedPairs,
     /// Blocks that came since.
     pub(crate) blocks: LateBlocks,
+    /// How full the filter is into which another site's blocks were last merged.
+    pub(crate) fill: Mutex<Option<ColdFill>>,
     /// Of all tables of the space: pairs that were set since, and what blocks count for.
     total: OnceLock<Arc<AtomicUsize>>,
+}
+
+/// How full a filter is that lies elsewhere, with what came late: all of it was read for that.
+pub(crate) struct ColdFill {
+    pub(crate) link: usize,
+    /// Of what lies below.
+    pub(crate) identity: u64,
+    /// Late pairs that are in it.
+    pub(crate) late: u64,
+    pub(crate) ratio: FillRatio,
 }
 
 impl Cold {
@@ -143,6 +160,7 @@ impl Cold {
             lower: RwLock::new(Arc::new(lower)),
             late: DeletedPairs::small(),
             blocks: LateBlocks::default(),
+            fill: Mutex::default(),
             total: OnceLock::new(),
         }
     }

@@ -1,5 +1,4 @@
-//! Blocks of another site's filters (`merge`) of a table whose own filters lie elsewhere. Only a
-//! log brings them: of a leader that has the table in memory.
+//! Blocks of another site's filters (`merge`) of a table whose own filters lie elsewhere.
 //!
 //! They are bits without pairs, so they cannot be kept as late pairs are. They are kept as they
 //! are, asked before what lies below, and or-ed into its pages when these are written anew. Each
@@ -71,6 +70,18 @@ impl LateBlocks {
         let is_new = of.blocks.insert(new.block, words).is_none();
         self.len.fetch_add(usize::from(is_new), SeqCst);
         is_new
+    }
+
+    /// The words of the block of a place, if one came.
+    pub(crate) fn words(&self, link: usize, block: usize) -> Option<Arc<[u64]>> {
+        self.links.read().get(&link)?.blocks.get(&block).cloned()
+    }
+
+    /// Filters of the chain that have some, and those before them.
+    pub(crate) fn links(&self) -> usize {
+        let links = self.links.read();
+        let has_some = links.iter().rev().find(|(_, of)| !of.blocks.is_empty());
+        has_some.map_or(0, |(link, _)| link + 1)
     }
 
     /// All of them, in the order of their pages in the chain.

@@ -18,6 +18,7 @@
 //! - **T2** No filter takes more pairs than its rate allows, but for one per writer that was inside
 //!   when it filled up.
 
+pub(crate) mod contents;
 pub(crate) mod elsewhere;
 pub(crate) mod late_blocks;
 
@@ -251,6 +252,14 @@ impl Table {
 
     pub(crate) fn links(&self) -> impl Iterator<Item = &Link> {
         (0..=self.last.load(Acquire)).map_while(|i| self.link(i))
+    }
+
+    /// Filters of the chain, wherever they lie.
+    pub(crate) fn chain_len(&self) -> usize {
+        self.cold().map_or_else(
+            || self.links().count(),
+            |cold| cold.chain().links().max(cold.blocks.links()),
+        )
     }
 
     pub(crate) fn first_filter(&self) -> &Filter {

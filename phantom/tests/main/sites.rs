@@ -1,6 +1,6 @@
 //! A second site: a copy of a space that goes its own way, and comes back by blocks.
 
-use phantom::{BlockPlace, MergeError, Pair, Space, TableDecoder};
+use phantom::{BlockPlace, MergeError, Pair, Space, TableDecoder, Unreadable};
 
 /// A copy, made as a snapshot is, that takes writes of its own.
 pub(crate) fn copy(space: &Space) -> Space {
@@ -35,14 +35,14 @@ pub(crate) struct Merged {
 pub(crate) fn merge(here: &Space, there: &Space) -> Merged {
     let mut merged = Merged::default();
     for at in there.layout() {
-        let Some(theirs) = there.digest(at.low) else { continue };
-        let ours = here.digest(at.low).map_or(vec![], |digest| digest.blocks);
+        let Some(theirs) = there.digest(at.low).unwrap() else { continue };
+        let ours = here.digest(at.low).unwrap().map_or(vec![], |digest| digest.blocks);
         let differ: Vec<usize> =
             (0..theirs.blocks.len()).filter(|&i| ours.get(i) != Some(&theirs.blocks[i])).collect();
         let mut bytes = vec![];
         let sink = |block: &[u8]| {
             bytes.extend_from_slice(block);
-            Ok::<(), ()>(())
+            Ok::<(), Unreadable>(())
         };
         assert_eq!(there.export_blocks(at.low, &differ, sink), Ok(true));
         let (mut rest, refused) = (&bytes[..], merged.refused.len());

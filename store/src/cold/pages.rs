@@ -267,6 +267,20 @@ impl PageFile {
         self.verify_page(number, &page[..n])
     }
 
+    /// Reads and verifies the pages from number `first` on that fill `pages`: one read.
+    pub fn read_many(&self, first: u64, pages: &mut [u8]) -> Result<()> {
+        let n = self.shelf.read_at(pages, place(first))?;
+        let numbered = (first..).zip(pages[..n].chunks(BLOCK_BYTES));
+        for (number, page) in numbered {
+            self.verify_page(number, page)?;
+        }
+        if n < pages.len() {
+            let end = first + (n / BLOCK_BYTES) as u64;
+            return Err(self.shelf.corrupt(place(end), "it has no such page"));
+        }
+        Ok(())
+    }
+
     /// Where a page lies, for reads by a [`Ring`](crate::Ring).
     pub fn place(&self, number: u64) -> BlockPlace {
         self.shelf.place(number)

@@ -16,7 +16,7 @@ fn site() -> TestServer {
 
 fn joined(config: &mut Config) {
     for existence in &mut config.existence {
-        // TM.MERGE is refused where tables move to the disk.
+        // Tables stay in memory, and are recycled.
         (existence.seed, existence.spill) = (7, false);
     }
     config.durability.fsync = Fsync::Always;
@@ -629,4 +629,39 @@ fn filters_and_sets_under_other_names() {
             ("SCARD nope", ":0\r\n"),
         ],
     );
+}
+
+/// A table on the disk gets more blocks than may wait in memory: TM.MERGE merges its file in
+/// between, and nothing of it is lost by a kill.
+#[test]
+fn blocks_for_a_table_on_the_disk_are_merged_with_its_file_when_memory_is_full() {
+    let site = || {
+        TestServer::with(|config| {
+            joined(config);
+            let existence = &mut config.existence[0];
+            (existence.spill, existence.max_tables) = (true, 2);
+            existence.pairs_per_table = 1 << 20;
+        })
+    };
+    let (here, there) = (site(), site());
+    for server in [&here, &there] {
+        like(server, 0..1000);
+        let roll = redis::cmd("TM.ROLL").arg("liked").query::<u64>(&mut server.connection());
+        assert_eq!(roll, Ok(1));
+        // Of the next table.
+        let add = redis::cmd("PH.ADD").arg("liked").arg(1).arg(600).clone();
+        add.exec(&mut server.connection()).unwrap();
+    }
+    let spill = redis::cmd("TM.SPILL").arg("liked").query::<u64>(&mut here.connection());
+    assert_eq!(spill, Ok(1000));
+    like(&there, 0..30_000);
+    let blocks: Vec<usize> = (0..digest(&there).len()).collect();
+    let merges = info(&mut here.connection(), "merges");
+    assert_eq!(merge(&here, &export(&there, &blocks)).unwrap(), blocks.len());
+    assert!(info(&mut here.connection(), "merges") > merges, "{} blocks", blocks.len());
+    assert_eq!(liked(&here, 0..30_000), 30_000);
+    assert_eq!(digest(&here), digest(&there));
+    let here = here.killed();
+    assert_eq!(liked(&here, 0..30_000), 30_000);
+    assert_eq!(digest(&here), digest(&there));
 }

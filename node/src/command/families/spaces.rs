@@ -104,7 +104,9 @@ pub(crate) const TABLE: &[Spec] = &[
         "What two servers need to compare the tables of an existence space: per table, or for the \
          one that begins at the id low, range, rate, size and a checksum; with low also the \
          checksums of its blocks (64 KiB of a filter, and the pairs that are revoked \
-         there)."),
+         there). Tables on the disk are read for it, all of them without low. They have the digest \
+         that they would have in memory, unless pairs that came late need a further filter \
+         (extensions in TM.TABLES)."),
     spec("tm.export", -4, flag::NAMED | flag::READONLY | flag::NO_MULTI | ADMIN,
         "space low block [block ...]",
         "These blocks, by their position in TM.DIGEST, of the table of an existence space that \
@@ -118,5 +120,6 @@ pub(crate) const TABLE: &[Spec] = &[
          ours (so there must be some here). Answers how many blocks were merged; to repair a \
          table, compare its TM.DIGEST on both servers and move those that differ. One may differ \
          and be sound: of a pair that was set and unset within one batch of the log only the \
-         server that did so has bits."),
+         server that did so has bits. Blocks for a table on the disk wait in memory for a merge of \
+         its file, as late pairs do. Refused where the space has a ledger."),
 ];

@@ -13,6 +13,8 @@ use counter::{Alteration, Field, FieldBounds};
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace};
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::Outcome;
+use node::roles::node::Node;
+use phantom::MergeError;
 use resp::Reply;
 
 /// Canaries that TM.TABLES asks each table for; they add up over calls.
@@ -495,14 +497,16 @@ fn digest(call: &mut Call<'_>) -> Outcome {
     let low = if call.args.len() == 3 { Some(call.id(2)?) } else { None };
     call.answer_later(move |node, reply| {
         let space = existence_space(node.engines(), &name)?;
-        low.map_or(Ok(()), |low| in_memory(space, low))?;
         let lows = low.map_or_else(
             || space.layout().iter().map(|table| table.low).collect(),
             |low| vec![low],
         );
-        let lows: Vec<u64> = lows.into_iter().filter(|&low| !space.is_cold(low)).collect();
         let mut all = Vec::new();
-        for digest in lows.iter().filter_map(|&low| space.digest(low)) {
+        for table in lows {
+            if node.stop.is_stopped() {
+                return Err(refuse!("ERR the server is stopping"));
+            }
+            let Some(digest) = space.digest(table)? else { continue };
             let bytes: Vec<u8> =
                 digest.blocks.iter().flat_map(|block| block.to_le_bytes()).collect();
             let hex = |sum: u64| format!("{sum:016x}");
@@ -532,17 +536,6 @@ fn digest(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Blocks are taken from tables in memory only, and merged with them.
-fn in_memory(space: &ExistenceSpace, id: u64) -> Outcome {
-    if space.is_cold(id) {
-        return Err(refuse!(
-            "ERR the table of {id} lies on the disk: only those in memory are compared, exported \
-             and merged"
-        ));
-    }
-    Ok(())
-}
-
 fn no_table(space: &ExistenceSpace, low: u64) -> Refusal {
     refuse!("ERR no table of '{}' begins at {low}: TM.TABLES {0} names them", space.name())
 }
@@ -565,7 +558,6 @@ fn export(call: &mut Call<'_>) -> Outcome {
         .collect::<Result<Vec<usize>, Refusal>>()?;
     call.answer_later(move |node, reply| {
         let space = existence_space(node.engines(), &name)?;
-        in_memory(space, low)?;
         let most = node.config().server.max_output_buffer_bytes;
         let mut bytes = Vec::new();
         let found = space.export_blocks(low, &numbers, |block| {
@@ -586,6 +578,26 @@ fn export(call: &mut Call<'_>) -> Outcome {
     })
 }
 
+/// Whether blocks may be merged now. Merges come one at a time, and this is the one.
+fn may_merge(node: &Node, space: &ExistenceSpace) -> Outcome {
+    if let Some(why) = node.durability.refusal() {
+        return Err(refuse!("{why}"));
+    }
+    // It has no turn. A handover waits for it from when it is alone, and must not have looked
+    // before that.
+    if node.replication.failover.is_under_way() {
+        return Err(refuse!("ERR a FAILOVER is under way: try again"));
+    }
+    if space.ledger().is_some() {
+        return Err(refuse!(
+            "ERR the space '{}' has a ledger, which knows each of its pairs by name: filters of \
+             other sites cannot be merged with it",
+            space.name()
+        ));
+    }
+    Ok(())
+}
+
 fn merge(call: &mut Call<'_>) -> Outcome {
     let name = call.args.at(1).to_vec();
     existence_space(call.node.engines(), &name)?;
@@ -598,22 +610,9 @@ fn merge(call: &mut Call<'_>) -> Outcome {
                 "ERR another TM.MERGE is on its way, and there may be one at a time: try again"
             ));
         };
-        if let Some(why) = node.durability.refusal() {
-            return Err(refuse!("{why}"));
-        }
-        // It has no turn. A handover waits for it from when it is `_alone`, and must not have
-        // looked before that.
-        if node.replication.failover.is_under_way() {
-            return Err(refuse!("ERR a FAILOVER is under way: try again"));
-        }
-        // Elsewhere, on a replica or at a start, the table may lie on the disk when the log comes
-        // to the block.
-        if space.spills() || space.cold().any() {
-            return Err(refuse!(
-                "ERR the space '{}' spills: other sites cannot be merged with it",
-                space.name()
-            ));
-        }
+        may_merge(&node, space)?;
+        let is_stopped = || node.stop.is_stopped();
+        let live = node.live(&is_stopped).ok_or(Refusal::LOADING)?;
         let (mut rest, mut merged) = (&bytes[..], 0);
         let not_in_log = |merged: u16, e| match merged {
             0 => refuse!("ERR nothing was merged: {e}"),
@@ -622,7 +621,7 @@ fn merge(call: &mut Call<'_>) -> Outcome {
         let mut room = None;
         let mut all = || {
             loop {
-                let refused = |e: phantom::MergeError| {
+                let refused = |e: MergeError| {
                     refuse!("ERR block {merged} was not merged, those before it were: {e}")
                 };
                 if merged == MOST_BLOCKS {
@@ -630,7 +629,10 @@ fn merge(call: &mut Call<'_>) -> Outcome {
                         "ERR at most {MOST_BLOCKS} blocks at once: those were merged"
                     ));
                 }
-                if merged % LOGGED_TOGETHER == 0 {
+                let block = space.read_block(&mut rest).map_err(refused)?;
+                // What takes long is read while others write.
+                space.prepare_merge(block.place(), || drop(room.take())).map_err(refused)?;
+                if merged % LOGGED_TOGETHER == 0 || room.is_none() {
                     drop(room.take());
                     room = Some(node.durability.merging().map_err(|e| not_in_log(merged, e))?);
                 }
@@ -638,8 +640,17 @@ fn merge(call: &mut Call<'_>) -> Outcome {
                 if let Some(why) = node.replication.refusal() {
                     return Err(refuse!("{why}"));
                 }
-                let block = space.read_block(&mut rest).map_err(refused)?;
-                node.engines().merge(space, &block).map_err(refused)?;
+                while let Err(error) = node.engines().merge(space, &block) {
+                    if !matches!(error, MergeError::Refused(phantom::Error::LateFull)) {
+                        return Err(refused(error));
+                    }
+                    // A spill waits for the log, which waits for those that are merging.
+                    drop(room.take());
+                    if dataset::tiering::merge_late(&live, space).map_err(disk)?.is_none() {
+                        return Err(refused(error));
+                    }
+                    room = Some(node.durability.merging().map_err(|e| not_in_log(merged, e))?);
+                }
                 merged += 1;
                 if rest.is_empty() {
                     return Ok(());
