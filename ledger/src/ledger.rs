@@ -87,6 +87,8 @@ pub struct Ledger {
     pub(crate) newest: AtomicU64,
     /// Held by what writes files.
     pub(crate) files: Mutex<()>,
+    /// Why a flush has not merged a run.
+    pub(crate) unreadable: Mutex<Option<store::Error>>,
     /// What is kept of runs, in bytes of memory.
     index_bytes: AtomicUsize,
     pub(crate) flushed_pairs: AtomicU64,
@@ -103,7 +105,7 @@ impl std::fmt::Debug for Ledger {
 impl Ledger {
     /// A ledger without a pair; `kind`: how its runs are tagged in the manifest.
     pub fn new(space: u32, kind: u32, options: Options) -> Ledger {
-        let (version, drops, newest, files) = Default::default();
+        let (version, drops, newest, files, unreadable) = Default::default();
         let (index_bytes, flushed_pairs, written_pairs, written_bytes) = Default::default();
         Ledger {
             space,
@@ -116,6 +118,7 @@ impl Ledger {
             drops,
             newest,
             files,
+            unreadable,
             index_bytes,
             flushed_pairs,
             written_pairs,
@@ -269,6 +272,10 @@ impl Ledger {
             let begin = low.max(range.low);
             let mut sources = vec![Source::of_pairs(here, None)];
             for run in &range.runs {
+                // Of an id that was dropped nothing need be read, and it may be for damage.
+                if low == high && is_void(low, Some(run.identity())) {
+                    continue;
+                }
                 sources.push(Source::of_run(run, begin, after.filter(|(id, _)| *id == begin))?);
             }
             merge(&mut sources, is_void, |pair| {
@@ -359,6 +366,16 @@ impl Ledger {
     /// be taken.
     pub fn is_full(&self) -> bool {
         self.memory.len() >= 2 * self.options.memory_pairs
+    }
+
+    /// The same of pairs that are to be unset, which may wait for longer than those to be set.
+    pub fn is_full_of_unset(&self) -> bool {
+        self.memory.len() >= 3 * self.options.memory_pairs
+    }
+
+    /// Why a flush has merged fewer runs than it should have: one of them cannot be read. Once.
+    pub fn take_unreadable(&self) -> Option<store::Error> {
+        self.unreadable.lock().take()
     }
 
     /// The highest id of the range that has this id: for [`Ledger::trim`], one range at a time.

@@ -34,29 +34,51 @@ const PAIR_BYTES: usize = 22;
 /// Of a string, beside that and its bytes: its places in two maps, and its count.
 const STRING_BYTES: usize = 100;
 
+/// Whether a pair is set.
+#[derive(Clone, Copy)]
+struct State {
+    set: bool,
+    /// A flush has copied it, and it has not changed since: when what was copied is on the disk it
+    /// may go. One that has changed, and changed back, may not: the log has to say so first.
+    copied: bool,
+}
+
+impl State {
+    fn new(set: bool) -> State {
+        State { set, copied: false }
+    }
+
+    fn is_gone(self, set: bool) -> bool {
+        self.copied && self.set == set
+    }
+}
+
 /// The members of an id that are numbers.
 enum Numbers {
     /// At most `FEW`, in the order of their changes: the last one of a number counts.
-    Few(SmallVec<[(u64, bool); 1]>),
-    Many(BTreeMap<u64, bool>),
+    Few(SmallVec<[(u64, State); 1]>),
+    Many(BTreeMap<u64, State>),
 }
 
 impl Numbers {
     fn get(&self, number: u64) -> Option<bool> {
         match self {
-            Numbers::Few(list) => list.iter().rev().find(|change| change.0 == number).map(|c| c.1),
-            Numbers::Many(tree) => tree.get(&number).copied(),
+            Numbers::Few(list) => {
+                list.iter().rev().find(|change| change.0 == number).map(|change| change.1.set)
+            }
+            Numbers::Many(tree) => tree.get(&number).map(|state| state.set),
         }
     }
 
     fn set(&mut self, number: u64, set: bool) {
+        let change = (number, State::new(set));
         match self {
-            Numbers::Few(list) if list.len() < FEW => list.push((number, set)),
+            Numbers::Few(list) if list.len() < FEW => list.push(change),
             Numbers::Few(list) => {
                 // Of the same number it takes the last.
-                *self = Numbers::Many(list.drain(..).chain([(number, set)]).collect());
+                *self = Numbers::Many(list.drain(..).chain([change]).collect());
             }
-            Numbers::Many(tree) => drop(tree.insert(number, set)),
+            Numbers::Many(tree) => drop(tree.insert(change.0, change.1)),
         }
     }
 
@@ -70,19 +92,19 @@ impl Numbers {
         }
     }
 
-    /// Removes those that are in `gone`, which rises, if they are as they are there.
+    /// Removes those that are in `gone`, which rises, if they are as they were copied there.
     fn remove_same(&mut self, gone: impl Iterator<Item = (u64, bool)>) {
         self.sort();
         let mut gone = gone.peekable();
         match self {
-            Numbers::Few(list) => list.retain(|&mut (number, set)| {
+            Numbers::Few(list) => list.retain(|&mut (number, state)| {
                 while gone.next_if(|&(other, _)| other < number).is_some() {}
-                gone.peek() != Some(&(number, set))
+                !gone.peek().is_some_and(|&(other, set)| other == number && state.is_gone(set))
             }),
             Numbers::Many(tree) => {
                 for (number, set) in gone {
                     if let Entry::Occupied(entry) = tree.entry(number)
-                        && *entry.get() == set
+                        && entry.get().is_gone(set)
                     {
                         entry.remove();
                     }
@@ -100,15 +122,15 @@ impl Numbers {
 
     /// Those behind `after`, in order, to `each` until it says that it has enough; whether it has
     /// not. Sorted before.
-    fn walk(&self, after: Option<u64>, mut each: impl FnMut(u64, bool) -> bool) -> bool {
+    fn walk(&mut self, after: Option<u64>, mut each: impl FnMut(u64, &mut State) -> bool) -> bool {
         match self {
             Numbers::Few(list) => {
                 let from = list.partition_point(|&(number, _)| Some(number) <= after);
-                list[from..].iter().all(|&(number, set)| each(number, set))
+                list[from..].iter_mut().all(|(number, state)| each(*number, state))
             }
             Numbers::Many(tree) => {
-                let mut rest = tree.range((after.map_or(Unbounded, Excluded), Unbounded));
-                rest.all(|(&number, &set)| each(number, set))
+                let mut rest = tree.range_mut((after.map_or(Unbounded, Excluded), Unbounded));
+                rest.all(|(&number, state)| each(number, state))
             }
         }
     }
@@ -118,7 +140,7 @@ impl Numbers {
 struct Members {
     numbers: Numbers,
     #[expect(clippy::box_collection, reason = "most ids have none, and there are many")]
-    strings: Option<Box<BTreeMap<Arc<[u8]>, bool>>>,
+    strings: Option<Box<BTreeMap<Arc<[u8]>, State>>>,
 }
 
 impl Default for Members {
@@ -131,7 +153,7 @@ impl Members {
     fn get(&self, member: Member<'_>) -> Option<bool> {
         match member {
             Member::Number(number) => self.numbers.get(number),
-            Member::Bytes(bytes) => self.strings.as_ref()?.get(bytes).copied(),
+            Member::Bytes(bytes) => self.strings.as_ref()?.get(bytes).map(|state| state.set),
         }
     }
 
@@ -146,7 +168,7 @@ impl Members {
         &mut self,
         tally: &Tally,
         after: Option<Member<'_>>,
-        mut each: impl FnMut(Member<'_>, bool) -> bool,
+        mut each: impl FnMut(Member<'_>, &mut State) -> bool,
     ) -> bool {
         let before = self.len();
         self.numbers.sort();
@@ -158,13 +180,15 @@ impl Members {
         };
         let skips_numbers = matches!(strings_from, Excluded(_));
         if !skips_numbers
-            && !self.numbers.walk(numbers_after, |number, set| each(Member::Number(number), set))
+            && !self
+                .numbers
+                .walk(numbers_after, |number, state| each(Member::Number(number), state))
         {
             return false;
         }
-        let Some(strings) = &self.strings else { return true };
-        let mut rest = strings.range::<[u8], _>((strings_from, Unbounded));
-        rest.all(|(bytes, &set)| each(Member::Bytes(bytes), set))
+        let Some(strings) = &mut self.strings else { return true };
+        let mut rest = strings.range_mut::<[u8], _>((strings_from, Unbounded));
+        rest.all(|(bytes, state)| each(Member::Bytes(bytes), state))
     }
 }
 
@@ -189,18 +213,23 @@ fn shard_of(id: u64) -> usize {
 
 impl Shard {
     /// Pairs of an id, or of all ids of a range, behind `after`, to `each` until it says that it
-    /// has enough.
+    /// has enough. `copies`: a flush copies them.
     fn walk(
         &mut self,
         tally: &Tally,
         ids: &RangeInclusive<u64>,
         after: Option<(u64, Member<'_>)>,
+        copies: bool,
         mut each: impl FnMut(Pair<'_>) -> bool,
     ) {
         let low = after.map_or(*ids.start(), |(id, _)| id);
         for (&id, members) in self.ids.range_mut(low..=*ids.end()) {
             let after = after.filter(|after| after.0 == id).map(|(_, member)| member);
-            if !members.walk(tally, after, |member, set| each(Pair { id, member, set })) {
+            let each = |member: Member<'_>, state: &mut State| {
+                state.copied |= copies;
+                each(Pair { id, member, set: state.set })
+            };
+            if !members.walk(tally, after, each) {
                 return;
             }
         }
@@ -248,12 +277,12 @@ impl Memory {
             Member::Bytes(bytes) => {
                 let strings = members.strings.get_or_insert_default();
                 match strings.get_mut(bytes) {
-                    Some(state) => *state = set,
+                    Some(state) => *state = State::new(set),
                     None => {
                         extra_bytes += string_bytes(bytes);
                         let bytes: Arc<[u8]> = bytes.into();
                         names.insert(name(&self.seeds, id, &bytes), bytes.clone());
-                        strings.insert(bytes, set);
+                        strings.insert(bytes, State::new(set));
                     }
                 }
             }
@@ -281,8 +310,8 @@ impl Memory {
         Some((member.clone(), shard.get(id, Member::Bytes(member))?))
     }
 
-    /// Removes pairs, of which those of an id lie together and rise, if their states are still
-    /// those, and `may` says so of the id.
+    /// Removes pairs that were [copied](Memory::copy), of which those of an id lie together and
+    /// rise, if they have not changed since, and `may` says so of the id.
     pub(crate) fn remove_same(&self, pairs: &Pairs, may: impl Fn(u64) -> bool) {
         let mut pairs = pairs.iter().peekable();
         let mut group: Vec<Pair<'_>> = Vec::new();
@@ -314,7 +343,7 @@ impl Memory {
         for pair in group {
             let Member::Bytes(string) = pair.member else { continue };
             let Some(strings) = &mut members.strings else { break };
-            if strings.get(string) == Some(&pair.set) {
+            if strings.get(string).is_some_and(|state| state.is_gone(pair.set)) {
                 strings.remove(string);
                 names.remove(&name(&self.seeds, id, string));
                 extra_bytes += string_bytes(string);
@@ -362,7 +391,16 @@ impl Memory {
 
     /// Walks the pairs of some ids, shard by shard, piece by piece; each piece is sorted. What
     /// changes meanwhile may be seen or not.
-    pub(crate) fn walk(&self, ids: &RangeInclusive<u64>, mut each: impl FnMut(&Pairs)) {
+    pub(crate) fn walk(&self, ids: &RangeInclusive<u64>, each: impl FnMut(&Pairs)) {
+        self.walk_or_copy(ids, false, each);
+    }
+
+    /// The same, for a flush: [`Memory::remove_same`] removes them when they are on the disk.
+    pub(crate) fn copy(&self, ids: &RangeInclusive<u64>, each: impl FnMut(&Pairs)) {
+        self.walk_or_copy(ids, true, each);
+    }
+
+    fn walk_or_copy(&self, ids: &RangeInclusive<u64>, copies: bool, mut each: impl FnMut(&Pairs)) {
         let mut piece = Pairs::default();
         let shards = match ids.start() == ids.end() {
             true => shard_of(*ids.start())..shard_of(*ids.start()) + 1,
@@ -373,7 +411,7 @@ impl Memory {
             loop {
                 piece.clear();
                 let after = last.get(0).map(|pair| pair.key());
-                self.shards[shard].lock().walk(&self.tally, ids, after, |pair| {
+                self.shards[shard].lock().walk(&self.tally, ids, after, copies, |pair| {
                     piece.push(pair);
                     piece.len() < PIECE
                 });
@@ -400,7 +438,7 @@ impl Memory {
                 continue;
             }
             let mut set = 0;
-            shard.lock().walk(&self.tally, ids, after, |pair| {
+            shard.lock().walk(&self.tally, ids, after, false, |pair| {
                 list.push(pair);
                 set += usize::from(pair.set);
                 set < most
@@ -450,11 +488,19 @@ mod tests {
             }
             // A flush has copied all; some have changed since.
             let mut copied = Pairs::default();
-            memory.walk(&(0..=u64::MAX), |piece| piece.iter().for_each(|pair| copied.push(pair)));
+            memory.copy(&(0..=u64::MAX), |piece| piece.iter().for_each(|pair| copied.push(pair)));
             let changed = rng.u64(..numbers as u64);
             memory.set(7, Member::Number(changed), !truth[&changed]);
             memory.remove_same(&copied, |_| true);
             assert_eq!(all(&memory, 7), [(changed, !truth[&changed])]);
+            // Changed and changed back: the log may say the first of that only.
+            memory.copy(&(0..=u64::MAX), |_| ());
+            memory.set(7, Member::Number(changed), truth[&changed]);
+            memory.set(7, Member::Number(changed), !truth[&changed]);
+            copied.clear();
+            memory.walk(&(0..=u64::MAX), |piece| piece.iter().for_each(|pair| copied.push(pair)));
+            memory.remove_same(&copied, |_| true);
+            assert_eq!(memory.len(), 1);
             memory.remove_id(7);
             assert_eq!((memory.len(), memory.bytes()), (0, 0));
         }

@@ -51,9 +51,9 @@ struct Rewrite {
 
 impl Ledger {
     /// Moves pairs from memory to runs. `log`: flushes the log, and gives the offset up to which it
-    /// is durable. Gives the number of pairs. A range that cannot be merged because a run of it
-    /// cannot be read keeps its pairs in memory; that error is given after all others were
-    /// flushed.
+    /// is durable. Gives the number of pairs. Where a run cannot be read, only newer ones are
+    /// merged, and [`Ledger::take_unreadable`] says so. A range that cannot be written keeps its
+    /// pairs in memory; that error is given after all others were flushed.
     pub fn flush(
         &self,
         store: &Store,
@@ -62,7 +62,7 @@ impl Ledger {
     ) -> store::Result<u64> {
         let _files = self.files.lock();
         let ranges = self.ranges.load_full();
-        let Options { runs: most, upper_part, memory_pairs, .. } = self.options;
+        let Options { upper_part, memory_pairs, .. } = self.options;
         let excess: u64 = ranges.iter().map(|range| ranges::excess(range, upper_part)).sum();
         let mut room = self.options.upper_pairs.saturating_sub(excess);
         let (mut left, mut damaged) = (self.memory.len(), None);
@@ -71,13 +71,12 @@ impl Ledger {
             if flush == Flush::Most && left <= memory_pairs / 2 {
                 return Ok(());
             }
-            let runs: Vec<u64> = ranges[at].runs.iter().map(|run| run.pairs()).collect();
             // What the ranges with most pairs take is not there for others.
             let here = room + ranges::excess(&ranges[at], upper_part);
-            let merged = ranges::to_merge(&runs, pairs as u64, most.max(1), upper_part, here);
-            room = room.saturating_sub(if merged < runs.len() { pairs as u64 } else { 0 });
-            match self.rewrite(store, &ranges, (at, merged), Some(pairs), &|_| true) {
+            match self.rewrite_readable(store, &ranges, at, pairs, here) {
                 Ok(rewrite) => {
+                    let stays = rewrite.merged < ranges[at].runs.len();
+                    room = room.saturating_sub(if stays { pairs as u64 } else { 0 });
                     left = left.saturating_sub(pairs);
                     rewrites.push(rewrite);
                 }
@@ -145,7 +144,7 @@ impl Ledger {
         ranges::begin_at_zero(&mut left);
         let last = ranges::high(&ranges, below - 1);
         self.put_ranges(left);
-        self.memory.walk(&(0..=last), |piece| self.memory.remove_same(piece, |_| true));
+        self.memory.copy(&(0..=last), |piece| self.memory.remove_same(piece, |_| true));
         retire(store, &gone);
         Ok(true)
     }
@@ -158,6 +157,36 @@ impl Ledger {
             counts.into_iter().enumerate().filter(|&(_, count)| count > 0).collect();
         waiting.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
         waiting
+    }
+
+    /// A flush of the range number `at`, merged with the runs that the policy names: of those that
+    /// are newer than any that cannot be read.
+    fn rewrite_readable(
+        &self,
+        store: &Store,
+        ranges: &Ranges,
+        at: usize,
+        pairs: usize,
+        room: u64,
+    ) -> store::Result<Rewrite> {
+        let Options { runs: most, upper_part, .. } = self.options;
+        let runs = &ranges[at].runs;
+        let sizes: Vec<u64> = runs.iter().map(|run| run.pairs()).collect();
+        let mut readable = runs.len();
+        loop {
+            let most = most.saturating_sub(runs.len() - readable).max(1);
+            let sizes = &sizes[..readable];
+            let merged = ranges::to_merge(sizes, pairs as u64, most, upper_part, room);
+            let error = match self.rewrite(store, ranges, (at, merged), Some(pairs), &|_| true) {
+                Ok(rewrite) => return Ok(rewrite),
+                Err(error) => error,
+            };
+            match runs[..merged].iter().position(|run| is_about(&error, run)) {
+                Some(unreadable) => readable = unreadable,
+                None => return Err(error),
+            }
+            *self.unreadable.lock() = Some(error);
+        }
     }
 
     /// Steps 1 and 2 for the range number `at`, of which so many runs are merged; `from_memory`:
@@ -189,6 +218,7 @@ impl Ledger {
             piece: total.div_ceil(pieces),
             left: pieces - 1,
             last: None,
+            dropped: None,
             writer: None,
             entries: Vec::new(),
             identity: u64::MAX,
@@ -228,7 +258,7 @@ impl Ledger {
     /// Sorted.
     fn copy_memory(&self, (low, high): (u64, u64), about: usize) -> Pairs {
         let mut pairs = Pairs::with_room(about);
-        self.memory.walk(&(low..=high), |piece| piece.iter().for_each(|pair| pairs.push(pair)));
+        self.memory.copy(&(low..=high), |piece| piece.iter().for_each(|pair| pairs.push(pair)));
         pairs.sort();
         pairs
     }
@@ -278,6 +308,12 @@ impl Ledger {
 }
 
 /// Whether a file is to blame, and not that there is no room: other ranges may be rewritten.
+/// Whether the file of a run could not be read.
+fn is_about(error: &Error, run: &Run) -> bool {
+    let (Error::Corrupt { path, .. } | Error::Io { path, .. }) = error else { return false };
+    path.ends_with(&run.entry().name)
+}
+
 fn is_of_a_file(error: &Error) -> bool {
     matches!(error, Error::Corrupt { .. } | Error::Io { .. })
 }
@@ -324,6 +360,8 @@ struct Output<'a> {
     piece: u64,
     left: u64,
     last: Option<u64>,
+    /// The id with which the file begins, if that was dropped after the first file was begun.
+    dropped: Option<u64>,
     writer: Option<RunWriter>,
     entries: Vec<FileEntry>,
     /// Of the first file.
@@ -353,9 +391,10 @@ impl Output<'_> {
         if self.writer.is_none() {
             let first = self.identity;
             self.begin()?;
-            if self.ledger.is_dropped_since(pair.id, first) {
-                return Ok(());
-            }
+            self.dropped = self.ledger.is_dropped_since(pair.id, first).then_some(pair.id);
+        }
+        if self.dropped == Some(pair.id) {
+            return Ok(());
         }
         self.writer.as_mut().map_or(Ok(()), |writer| writer.push(pair))
     }

@@ -113,7 +113,11 @@ impl PairLedger {
     ) -> store::Result<u64> {
         // Before the first run is there.
         self.shared.begins();
-        self.ledger.flush(store, flush, log)
+        let flushed = self.ledger.flush(store, flush, log);
+        if let Some(error) = self.ledger.take_unreadable() {
+            self.shared.note_failure(&error);
+        }
+        flushed
     }
 
     fn key(&self, id: u64, member: ledger::Member<'_>) -> Key {
@@ -202,8 +206,9 @@ impl PairLedger {
         }
     }
 
-    /// A marked pair as it is now, if it is in memory. If it is not, it was flushed, and the log
-    /// has it as it is, as it was flushed before; or its id was dropped.
+    /// A marked pair as it is now, if it is in memory. If it is not, it has not changed since a
+    /// flush copied it, and the log has it as it is, as it was flushed after that; or its id was
+    /// dropped.
     pub(crate) fn logged(&self, id: u64, member: MarkedMember) -> Option<(OwnedMember, bool)> {
         match member {
             MarkedMember::Number(number) => {

@@ -626,7 +626,7 @@ impl Engines {
 impl ExistenceSpace {
     /// Whether its ledger takes one more pair with this member.
     #[inline]
-    pub(super) fn may_write(&self, member: &Member<'_>) -> Result<(), WriteError> {
+    pub fn may_write(&self, member: &Member<'_>) -> Result<(), WriteError> {
         let Some(ledger) = &self.ledger else { return Ok(()) };
         if !ledger.takes(member) {
             return Err(WriteError::MemberTooLong);
@@ -657,6 +657,9 @@ impl ExistenceSpace {
         member: &Member<'_>,
         mut first: impl FnMut() -> Result<bool, WriteError>,
     ) -> Result<Change, WriteError> {
+        if self.ledger.as_ref().is_some_and(|ledger| ledger.ledger().is_full_of_unset()) {
+            return Err(WriteError::LedgerFull(self.name().to_owned()));
+        }
         /// Why a pair that seemed to be set stays as it is.
         enum Stop {
             NotSet,

@@ -208,3 +208,55 @@ fn full_disk_leaves_everything_as_it_was() {
     assert!(!ledger.is_due());
     check(6000);
 }
+
+/// Set, unset and set again while a flush has copied it: the log has "unset" last when that asks
+/// for what is to be logged, and nothing would say otherwise if the pair had left memory.
+#[test]
+fn pair_that_changes_and_changes_back_in_a_flush_stays_in_memory() {
+    let store = open(&SimDisk::new(1));
+    let ledger = ledger(&store);
+    for (set, member) in [(true, Member::Number(5)), (false, Member::Bytes(b"five"))] {
+        ledger.set(1, member, set);
+        ledger.set(1, Member::Number(6), true);
+        let log = || {
+            ledger.set(1, member, !set);
+            ledger.set(1, member, set);
+            Ok(0)
+        };
+        ledger.flush(&store, Flush::All, log).unwrap();
+        assert_eq!(ledger.in_memory(1, member), Some(set));
+        assert_eq!(ledger.in_memory(1, Member::Number(6)), None);
+        ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+        assert_eq!(ledger.in_memory(1, member), None);
+        assert_eq!(ledger.contains(1, member).unwrap(), set);
+    }
+}
+
+/// An id that is dropped while its range is divided, of which the next file would begin with it.
+#[test]
+fn id_that_is_dropped_between_two_files_stays_dropped() {
+    for odd in [0, 1] {
+        let store = open(&SimDisk::new(1));
+        let options = Options { range_pairs: 1_000_000, ..Options::default() };
+        let ledger = Ledger::open(&store, SPACE, KIND, options).unwrap();
+        (0..6000).for_each(|n| ledger.set(n / 60, Member::Number(n), true));
+        ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+        drop(ledger);
+        // Six files of it.
+        let options = Options { range_pairs: 1000, ..options };
+        let ledger = Ledger::open(&store, SPACE, KIND, options).unwrap();
+        let seen = std::cell::RefCell::new(std::collections::BTreeSet::new());
+        let drops = |id: u64| {
+            if seen.borrow_mut().insert(id) && id % 2 == odd {
+                ledger.drop_id(id);
+            }
+            true
+        };
+        ledger.trim(&store, (0, u64::MAX), drops, || Ok(0)).unwrap();
+        assert_eq!(ledger.stats().ranges, 6);
+        for id in 0..100 {
+            let there = ledger.list((id, id), None, 100).unwrap().len();
+            assert_eq!(there, if id % 2 == odd { 0 } else { 60 }, "id {id}");
+        }
+    }
+}
