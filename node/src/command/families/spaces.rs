@@ -95,7 +95,7 @@ pub(crate) const TABLE: &[Spec] = &[
         "Moves the oldest tables of a space to the disk, as happens by itself when memory runs \
          short: one, or so many, but never the newest. What was changed of rows or pairs that are \
          there already is merged. How many rows, or pairs, have left memory."),
-    spec("tm.rebuild", 2, flag::NAMED | flag::READONLY | flag::NO_MULTI | ADMIN, "space",
+    spec("tm.rebuild", 2, flag::NAMED | flag::NO_MULTI | ADMIN, "space",
         "Builds the filters of an existence space anew from its ledger, in the background, table \
          by table: for one of which the disk has damaged a page. The old filters answer until the \
          new ones have every pair. How many tables that are. A restart forgets it. Another \

@@ -73,12 +73,19 @@ pub(crate) fn is_made(
     space: &ExistenceSpace,
     id: u64,
 ) -> Result<bool, Unreadable> {
+    // A ledger lists all members: there none is made up, and an id is known by those that it has.
+    if let Some(ledger) = space.ledger() {
+        return ledger.has_any(id);
+    }
     let is_kept = space.contains(id, &MADE)? == Answer::Yes;
     Ok(is_kept || call.node.engines().has_counted(space, id))
 }
 
-/// Makes the filter of an id. False if there is one.
+/// Makes the filter of an id. False if there is one. With a ledger its first member makes it.
 pub(crate) fn make(call: &Call<'_>, space: &ExistenceSpace, id: u64) -> Result<bool, Refusal> {
+    if let Some(ledger) = space.ledger() {
+        return Ok(!ledger.has_any(id)?);
+    }
     let engines = call.node.engines();
     let _alone = engines.alone_with(id);
     if engines.has_counted(space, id) {

@@ -101,6 +101,11 @@ fn intercard(call: &mut Call<'_>) -> Outcome {
 
 fn sadd(call: &mut Call<'_>) -> Outcome {
     let (space, id) = call.pairs(1)?;
+    if space.ledger().is_some() {
+        // None is added if one cannot be.
+        let mut members = call.args.from(2).iter();
+        members.try_for_each(|member| space.may_write(&Member::parse(member)))?;
+    }
     let mut added = 0;
     for member in call.args.from(2).iter() {
         match call.node.engines().flag(space, id, &Member::parse(member))? {

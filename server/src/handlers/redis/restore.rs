@@ -281,6 +281,14 @@ fn add(
     members: usize,
     replaces: bool,
 ) -> Outcome {
+    // Before anything changes.
+    if id < space.horizon() {
+        return Err(Refusal::BELOW_HORIZON);
+    }
+    payload.elements(|element| match element {
+        Element::Text(member) => space.may_write(&Member::parse(member)).map_err(Refusal::from),
+        _ => Ok(()),
+    })?;
     if replaces {
         engines.forget_flags(space, id)?;
     }
