@@ -3,7 +3,9 @@
 //! written is, and the ledger equals what the log says.
 //!
 //! The log is the store's own. A batch holds some changes (pairs set or unset, ids dropped); memory
-//! of the ledger is in snapshots, as the data set will have it. `TIDEMARK_RUNS=100000` runs more.
+//! of the ledger is in snapshots. As in the data set, what is logged of a changed pair is how memory
+//! has it at that time, and nothing if it is not there any more; others write while a flush is
+//! under way. `TIDEMARK_RUNS=100000` runs more.
 
 use crate::model::{KIND, SPACE, seeds};
 use ledger::{Flush, Ledger, Member, Options, OwnedMember};
@@ -137,11 +139,16 @@ impl Life {
 
     /// Changes memory, as the engines do.
     fn write(&self, random: &mut fastrand::Rng) {
+        // Some change the same few pairs again and again.
+        let (ids, members) = if random.u8(..4) == 0 { (2, 3) } else { (9, 60) };
         for _ in 0..random.usize(1..12) {
-            let id = random.u64(0..9) * 11;
+            let id = random.u64(0..ids) * 11;
             let member = match random.u8(..8) {
-                0 => OwnedMember::Bytes(format!("m{}", random.u8(..30)).into_bytes().into()),
-                _ => OwnedMember::Number(random.u64(..60)),
+                0 => {
+                    let name = format!("m{}", random.u64(..members.min(30)));
+                    OwnedMember::Bytes(name.into_bytes().into())
+                }
+                _ => OwnedMember::Number(random.u64(..members)),
             };
             let change = match random.u8(..40) {
                 0 => {
@@ -158,6 +165,13 @@ impl Life {
         }
     }
 
+    /// What the log says of a change.
+    fn logged(&self, change: &Change) -> Option<Change> {
+        let Change::Pair(id, member, _) = change else { return Some(change.clone()) };
+        let set = self.ledger.in_memory(*id, member.as_member())?;
+        Some(Change::Pair(*id, member.clone(), set))
+    }
+
     /// Appends to the log what was changed; what fails is tried again with the next.
     fn append(&self, model: &mut Model) -> store::Result<()> {
         let mut pending = self.pending.lock();
@@ -165,7 +179,8 @@ impl Life {
             return Ok(());
         }
         let mut batch = Batch::new();
-        batch.push(SPACE, 3, &pending.iter().flat_map(Change::encode).collect::<Vec<_>>());
+        let logged = pending.iter().filter_map(|change| self.logged(change));
+        batch.push(SPACE, 3, &logged.flat_map(|change| change.encode()).collect::<Vec<_>>());
         let mut log = self.log.lock();
         model.batches.insert(log.written().sequence + 1, pending.clone());
         log.append(&batch, 0)?;
@@ -200,7 +215,7 @@ impl Life {
         // Files may change between the walk and the end.
         if random.bool() {
             let how = if random.bool() { Flush::All } else { Flush::Most };
-            self.flush(how, model)?;
+            self.flush(how, model, random)?;
         }
         snapshot.add(file.finish()?);
         self.sync(model)?;
@@ -208,14 +223,26 @@ impl Life {
         snapshot.commit(durable)
     }
 
-    fn flush(&self, how: Flush, model: &mut Model) -> store::Result<()> {
-        self.ledger.flush(&self.store, how, || self.sync(model)).map(drop)
+    fn flush(
+        &self,
+        how: Flush,
+        model: &mut Model,
+        random: &mut fastrand::Rng,
+    ) -> store::Result<()> {
+        let log = || {
+            // Others do, before the log is flushed and after it.
+            (0..random.u8(..3)).for_each(|_| self.write(random));
+            let durable = self.sync(model)?;
+            (0..random.u8(..3)).for_each(|_| self.write(random));
+            Ok(durable)
+        };
+        self.ledger.flush(&self.store, how, log).map(drop)
     }
 
     fn step(&self, model: &mut Model, random: &mut fastrand::Rng) -> store::Result<()> {
         match random.u8(..40) {
-            0 => self.flush(Flush::All, model),
-            1 | 2 => self.flush(Flush::Most, model),
+            0 => self.flush(Flush::All, model, random),
+            1 | 2 => self.flush(Flush::Most, model, random),
             3 => self.snapshot(model, random),
             4 if random.bool() => self
                 .ledger
