@@ -7,7 +7,7 @@
 //!     after a restart, and around a kill during a merge
 //! target/release/spill reads --dir DIR --rows 200000000
 //!     one cold row: reads by the kernel's count; 1 to 16 readers beside plain pread
-//!     (--io-method threads: without io_uring)
+//!     (--io-method threads: without io_uring; --rocksdb: as many rows in RocksDB, too)
 //! target/release/spill hot   --dir DIR --rows 200000000
 //!     hot pages without and with 5 % cold ones
 //! target/release/spill full  --dir DIR
@@ -23,6 +23,7 @@ mod full;
 mod hot;
 mod node;
 mod reads;
+mod rocksdb;
 mod rows;
 
 use clap::{Parser, Subcommand};
@@ -66,6 +67,9 @@ enum What {
         /// How often all of them are measured, by turns.
         #[arg(long, default_value_t = 5)]
         turns: usize,
+        /// RocksDB beside it, in a folder beside this one: db_bench of rocksdb-tools.
+        #[arg(long)]
+        rocksdb: bool,
     },
     /// Hot pages beside cold ones.
     Hot {
@@ -94,7 +98,13 @@ fn main() -> io::Result<()> {
     match what {
         What::Node => node::serve(&dir, &setup),
         What::Fill { sample } => fill(&dir, &setup, rows, sample),
-        What::Reads { rounds, number, turns } => read(&dir, &setup, (rows, rounds), number, turns),
+        What::Reads { rounds, number, turns, rocksdb } => {
+            let peers = if rocksdb { &["none", "zstd"][..] } else { &[] };
+            let fill = |kind| rocksdb::Peer::fill(&dir.with_extension(kind), rows, kind);
+            let peers = peers.iter().map(|&kind| Ok((kind, fill(kind)?)));
+            let peers = peers.collect::<io::Result<Vec<_>>>()?;
+            read(&dir, &setup, (rows, rounds), number, turns, &peers)
+        }
         What::Hot { rounds, rate, seconds, turns } => {
             hot(&dir, &setup, (rows, rounds), rate, seconds, turns)
         }
@@ -333,6 +343,7 @@ fn read(
     (rows, rounds): (u64, u64),
     number: u64,
     turns: usize,
+    peers: &[(&str, rocksdb::Peer)],
 ) -> io::Result<()> {
     // Rows that are cached would be too cheap, and those of the last part are in memory.
     let setup = &Setup { cache_mib: 1, ..setup.clone() };
@@ -344,6 +355,9 @@ fn read(
          {} (readers are tasks of as many threads as there are processors), rows over sockets",
         node.text("cold_io_method")?
     );
+    for (kind, peer) in peers {
+        println!("  RocksDB, compression {kind}: {:.1} bytes per row", peer.bytes_per_row);
+    }
     for readers in [1, 2, 4, 8, 16] {
         let mut ratios = [vec![], vec![], vec![], vec![]];
         for turn in 0..turns {
@@ -362,6 +376,13 @@ fn read(
                     "  {readers:2} readers, {name:6}: {per_s:6.0}/s, p50 {p50_us:4.0} us, p99 \
                      {p99_us:5.0} us, {busy_us:5.1} us of processor; from the device \
                      {device_bytes:.0} bytes, {calls:.3} read calls"
+                );
+            }
+            for (kind, peer) in peers {
+                let (per_s, busy_us) = peer.read(readers, number)?;
+                println!(
+                    "  {readers:2} readers, RocksDB, {kind}: {per_s:6.0}/s, {busy_us:5.1} us of \
+                     processor"
                 );
             }
             let of = [

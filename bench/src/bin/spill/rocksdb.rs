@@ -1,0 +1,88 @@
+//! RocksDB beside it, by its own benchmark program, `db_bench` (Debian: rocksdb-tools): as many
+//! rows with keys of 8 bytes that rise one by one, and values of 6 random bytes, which is about
+//! what our rows hold; a filter of 10 bits, a cache of 8 MiB, and reads past the system's memory.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+const SETTINGS: &str = "--key_size=8 --value_size=6 --compression_ratio=1 --bloom_bits=10 \
+                        --block_size=4096 --cache_size=8388608 --open_files=-1";
+
+/// A database that was filled.
+pub(crate) struct Peer {
+    dir: PathBuf,
+    rows: u64,
+    compression: &'static str,
+    pub(crate) bytes_per_row: f64,
+}
+
+impl Peer {
+    /// Fills one, and merges all of it into its lowest level.
+    pub(crate) fn fill(dir: &Path, rows: u64, compression: &'static str) -> io::Result<Peer> {
+        let mut peer = Peer { dir: dir.to_owned(), rows, compression, bytes_per_row: f64::NAN };
+        if peer.dir.exists() {
+            std::fs::remove_dir_all(&peer.dir)?;
+        }
+        peer.run("--benchmarks=fillseq,compact --disable_wal=1")?;
+        let files = std::fs::read_dir(&peer.dir)?;
+        let tables = files.flatten().filter(|file| file.path().extension() == Some("sst".as_ref()));
+        let bytes: u64 = tables.filter_map(|file| Some(file.metadata().ok()?.len())).sum();
+        peer.bytes_per_row = bytes as f64 / rows as f64;
+        Ok(peer)
+    }
+
+    /// So many reads, of random rows, by so many threads: reads per second, and the processor time
+    /// of each in microseconds, without that of starting.
+    pub(crate) fn read(&self, readers: u64, number: u64) -> io::Result<(f64, f64)> {
+        let run = |each: u64| {
+            self.run(&format!(
+                "--benchmarks=readrandom --use_existing_db=1 --use_direct_reads=1 \
+                 --threads={readers} --reads={each}"
+            ))
+        };
+        let (_, starting) = run(1)?;
+        let (per_s, all) = run(number / readers)?;
+        let more = all.saturating_sub(starting).as_secs_f64() * 1e6;
+        Ok((per_s, more / (number - readers) as f64))
+    }
+
+    /// Operations per second of the last benchmark, and the processor time of the program.
+    fn run(&self, words: &str) -> io::Result<(f64, Duration)> {
+        let before = children_time()?;
+        let output = Command::new("db_bench")
+            .args(SETTINGS.split_ascii_whitespace())
+            .args(words.split_ascii_whitespace())
+            .arg(format!("--compression_type={}", self.compression))
+            .arg(format!("--num={}", self.rows))
+            .arg(format!("--db={}", self.dir.display()))
+            .stderr(Stdio::null())
+            .output()
+            .map_err(|error| io::Error::other(format!("db_bench (rocksdb-tools): {error}")))?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let words: Vec<&str> = said.split_ascii_whitespace().collect();
+        let at = words.iter().rposition(|word| *word == "ops/sec");
+        let per_s = at.and_then(|at| words.get(at.checked_sub(1)?)?.parse().ok());
+        let per_s = per_s.ok_or_else(|| io::Error::other(format!("db_bench said: {said}")))?;
+        Ok((per_s, children_time()? - before))
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// Processor time of all children that have ended.
+fn children_time() -> io::Result<Duration> {
+    let text = std::fs::read_to_string("/proc/self/stat")?;
+    let fields: Vec<&str> =
+        text.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
+    // Their own and the kernel's, in hundredths of a second.
+    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok());
+    let all = ticks(13).zip(ticks(14)).map(|(own, kernel)| own + kernel);
+    let all = all.ok_or_else(|| io::Error::other("no times in /proc/self/stat"))?;
+    Ok(Duration::from_millis(10 * all))
+}
