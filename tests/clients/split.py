@@ -163,11 +163,12 @@ class Watch:
 
     def __init__(self, nodes, posts):
         self.nodes, self.posts, self.stop, self.wrong, self.looks = nodes, posts, threading.Event(), [], 0
+        self.highest = {}
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
     def run(self):
-        highest = {}
+        highest = self.highest
         while not self.stop.is_set():
             post = random.choice(self.posts)
             for node in self.nodes:
@@ -240,16 +241,16 @@ def play(args, nodes):
     load.end()
     for node in nodes:
         load.check(node)
-    trimmed(cluster, load, nodes)
+    trimmed(cluster, load, watch, nodes)
     print(f"{load.done} rounds of writes, the longest {load.longest * 1000:.0f} ms; {watch.looks} looks for two masters: none")
 
 
-def trimmed(cluster, load, nodes):
+def trimmed(cluster, load, watch, nodes):
     """Rows of slots that are not theirs go from the masters, and from their replicas; all others stay."""
     rows = lambda: [node.client().dbsize() for node in nodes]
     owner = owners(nodes[0], nodes)
     masters = [node for node in nodes if node.number in owner]
-    written = {post for post in load.posts if load.added[post] or load.liked[post]} | set(range(100_000, 100_050))
+    written = {post for post in load.posts if load.added[post] or load.liked[post]} | set(watch.highest)
     before = sum(node.client().dbsize() for node in masters)
     out = cluster.run("trim")
     assert out.count("post: ") == len(masters), out

@@ -319,8 +319,7 @@ section! {
         /// is. Take false for what may be forgotten, as read marks. What is set late of
         /// tables on the disk is held exactly until it is merged, in at most a sixteenth of the
         /// memory that the tables may take; beyond that it is refused with an OOM error. While
-        /// there is no room on the disk the newest table goes on, up to the memory limit. TM.MERGE
-        /// is refused.
+        /// there is no room on the disk the newest table goes on, up to the memory limit.
         spill: bool = true,
         /// Of a space that spills: how many tables' worth of pairs (of pairs_per_table each) are
         /// kept, in memory and on the disk together. When there are more the oldest table is

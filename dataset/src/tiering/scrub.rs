@@ -6,7 +6,6 @@
 //! begins a week after the one before it began, with the files that are there then; where it was is
 //! not kept over a restart.
 
-use crate::cold::quarantine::Quarantine;
 use crate::cold::{Cold, WHAT_IS_LOST};
 use crate::engines::Engines;
 use crate::live::Live;
@@ -70,6 +69,8 @@ pub(super) struct Scrubber {
     /// Of which data set: a full sync puts another in its place.
     of: Weak<Cold>,
     pace: Pace,
+    /// At which the last piece was read, in bytes per second.
+    rate: u64,
     pass: Option<Pass>,
     /// When the last pass began.
     began: Option<Instant>,
@@ -86,6 +87,10 @@ impl Scrubber {
         }
         if rate == 0 || !cold.any() {
             return Duration::MAX;
+        }
+        if rate != self.rate {
+            // A piece at a byte per second would be waited for for a day.
+            (self.rate, self.pace) = (rate, Pace::default());
         }
         let now = time::now();
         let wait = self.pace.wait(now, cold.is_awaited());
@@ -202,19 +207,13 @@ fn report(engines: &Engines, file: &FileEntry, found: &[Damage]) {
         tracing::error!("found by scrubbing: {error}{others}. {what} {}", error.advice());
     }
     let (tag, kind) = (&file.tag, file.tag.kind);
-    let leave_alone = |name: &str, damaged: &Quarantine, (low, high): (u64, u64)| {
-        damaged.add(low, high);
-        // As a merge would say that came to the file.
-        let text = || found.first().map_or(String::new(), |damage| damage.error.to_string());
-        cold.trouble.lock().entry(name.to_owned()).or_insert_with(text);
-    };
     if kind == RecordKind::Rows as u32 {
         let space = engines.counters().iter().find(|space| space.number() == tag.space);
-        space.inspect(|s| leave_alone(s.name(), &s.cold().damaged, (tag.low, tag.high)));
+        space.inspect(|s| s.cold().damaged.add(tag.low, tag.high));
     } else if kind == RecordKind::Table as u32 {
         // A table of pairs is known by its lowest id. Ledgers merge the ranges that they can read.
         let space = engines.existences().iter().find(|space| space.number() == tag.space);
-        space.inspect(|s| leave_alone(s.name(), &s.cold().damaged, (tag.low, tag.low)));
+        space.inspect(|s| s.cold().damaged.add(tag.low, tag.low));
     }
 }
 

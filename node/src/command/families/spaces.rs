@@ -121,5 +121,7 @@ pub(crate) const TABLE: &[Spec] = &[
          table, compare its TM.DIGEST on both servers and move those that differ. One may differ \
          and be sound: of a pair that was set and unset within one batch of the log only the \
          server that did so has bits. Blocks for a table on the disk wait in memory for a merge of \
-         its file, as late pairs do. Refused where the space has a ledger."),
+         its file, as late pairs do. Such a table that is more than half full may refuse sound \
+         blocks (the union would exceed the error rate, or a filter has no predecessor): send \
+         TM.SPILL to both servers, and all again. Refused where the space has a ledger."),
 ];
