@@ -3,9 +3,9 @@
 //! written is, and the ledger equals what the log says.
 //!
 //! The log is the store's own. A batch holds some changes (pairs set or unset, ids dropped); memory
-//! of the ledger is in snapshots. As in the data set, what is logged of a changed pair is how memory
-//! has it at that time, and nothing if it is not there any more; others write while a flush is
-//! under way. `TIDEMARK_RUNS=100000` runs more.
+//! of the ledger is in snapshots. As in the data set, what is logged of a changed pair is how
+//! memory has it at that time, and nothing if it is not there any more; others write while a flush
+//! is under way. `TIDEMARK_RUNS=100000` runs more.
 
 use crate::model::{KIND, SPACE, seeds};
 use ledger::{Flush, Ledger, Member, Options, OwnedMember};
