@@ -47,10 +47,6 @@ impl State {
     fn new(set: bool) -> State {
         State { set, copied: false }
     }
-
-    fn is_gone(self, set: bool) -> bool {
-        self.copied && self.set == set
-    }
 }
 
 /// The members of an id that are numbers.
@@ -92,19 +88,19 @@ impl Numbers {
         }
     }
 
-    /// Removes those that are in `gone`, which rises, if they are as they were copied there.
-    fn remove_same(&mut self, gone: impl Iterator<Item = (u64, bool)>) {
+    /// Removes those that are in `gone`, which rises, if they are as they were copied.
+    fn remove_copied(&mut self, gone: impl Iterator<Item = u64>) {
         self.sort();
         let mut gone = gone.peekable();
         match self {
             Numbers::Few(list) => list.retain(|&mut (number, state)| {
-                while gone.next_if(|&(other, _)| other < number).is_some() {}
-                !gone.peek().is_some_and(|&(other, set)| other == number && state.is_gone(set))
+                while gone.next_if(|&other| other < number).is_some() {}
+                !(state.copied && gone.peek() == Some(&number))
             }),
             Numbers::Many(tree) => {
-                for (number, set) in gone {
+                for number in gone {
                     if let Entry::Occupied(entry) = tree.entry(number)
-                        && entry.get().is_gone(set)
+                        && entry.get().copied
                     {
                         entry.remove();
                     }
@@ -312,7 +308,7 @@ impl Memory {
 
     /// Removes pairs that were [copied](Memory::copy), of which those of an id lie together and
     /// rise, if they have not changed since, and `may` says so of the id.
-    pub(crate) fn remove_same(&self, pairs: &Pairs, may: impl Fn(u64) -> bool) {
+    pub(crate) fn remove_copied(&self, pairs: &Pairs, may: impl Fn(u64) -> bool) {
         let mut pairs = pairs.iter().peekable();
         let mut group: Vec<Pair<'_>> = Vec::new();
         while let Some(first) = pairs.next() {
@@ -336,14 +332,14 @@ impl Memory {
         let Entry::Occupied(mut entry) = ids.entry(id) else { return };
         let members = entry.get_mut();
         let (before, mut extra_bytes) = (members.len(), 0);
-        members.numbers.remove_same(group.iter().filter_map(|pair| match pair.member {
-            Member::Number(number) => Some((number, pair.set)),
+        members.numbers.remove_copied(group.iter().filter_map(|pair| match pair.member {
+            Member::Number(number) => Some(number),
             Member::Bytes(_) => None,
         }));
         for pair in group {
             let Member::Bytes(string) = pair.member else { continue };
             let Some(strings) = &mut members.strings else { break };
-            if strings.get(string).is_some_and(|state| state.is_gone(pair.set)) {
+            if strings.get(string).is_some_and(|state| state.copied) {
                 strings.remove(string);
                 names.remove(&name(&self.seeds, id, string));
                 extra_bytes += string_bytes(string);
@@ -395,7 +391,7 @@ impl Memory {
         self.walk_or_copy(ids, false, each);
     }
 
-    /// The same, for a flush: [`Memory::remove_same`] removes them when they are on the disk.
+    /// The same, for a flush: [`Memory::remove_copied`] removes them when they are on the disk.
     pub(crate) fn copy(&self, ids: &RangeInclusive<u64>, each: impl FnMut(&Pairs)) {
         self.walk_or_copy(ids, true, each);
     }
@@ -491,7 +487,7 @@ mod tests {
             memory.copy(&(0..=u64::MAX), |piece| piece.iter().for_each(|pair| copied.push(pair)));
             let changed = rng.u64(..numbers as u64);
             memory.set(7, Member::Number(changed), !truth[&changed]);
-            memory.remove_same(&copied, |_| true);
+            memory.remove_copied(&copied, |_| true);
             assert_eq!(all(&memory, 7), [(changed, !truth[&changed])]);
             // Changed and changed back: the log may say the first of that only.
             memory.copy(&(0..=u64::MAX), |_| ());
@@ -499,7 +495,7 @@ mod tests {
             memory.set(7, Member::Number(changed), !truth[&changed]);
             copied.clear();
             memory.walk(&(0..=u64::MAX), |piece| piece.iter().for_each(|pair| copied.push(pair)));
-            memory.remove_same(&copied, |_| true);
+            memory.remove_copied(&copied, |_| true);
             assert_eq!(memory.len(), 1);
             memory.remove_id(7);
             assert_eq!((memory.len(), memory.bytes()), (0, 0));

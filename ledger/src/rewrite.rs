@@ -144,7 +144,7 @@ impl Ledger {
         ranges::begin_at_zero(&mut left);
         let last = ranges::high(&ranges, below - 1);
         self.put_ranges(left);
-        self.memory.copy(&(0..=last), |piece| self.memory.remove_same(piece, |_| true));
+        self.memory.copy(&(0..=last), |piece| self.memory.remove_copied(piece, |_| true));
         retire(store, &gone);
         Ok(true)
     }
@@ -293,7 +293,7 @@ impl Ledger {
         for rewrite in &rewrites {
             // What was dropped meanwhile, and set again, is not in the file.
             let is_there = |id| self.dropped_up_to(id) < rewrite.identity;
-            self.memory.remove_same(&rewrite.pairs, is_there);
+            self.memory.remove_copied(&rewrite.pairs, is_there);
             let range = &ranges[rewrite.at];
             if rewrite.merged == range.runs.len() {
                 let high = ranges::high(ranges, rewrite.at);
@@ -307,13 +307,13 @@ impl Ledger {
     }
 }
 
-/// Whether a file is to blame, and not that there is no room: other ranges may be rewritten.
 /// Whether the file of a run could not be read.
 fn is_about(error: &Error, run: &Run) -> bool {
     let (Error::Corrupt { path, .. } | Error::Io { path, .. }) = error else { return false };
     path.ends_with(&run.entry().name)
 }
 
+/// Whether a file is to blame, and not that there is no room: other ranges may be rewritten.
 fn is_of_a_file(error: &Error) -> bool {
     matches!(error, Error::Corrupt { .. } | Error::Io { .. })
 }

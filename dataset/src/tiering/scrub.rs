@@ -10,9 +10,8 @@ use crate::cold::{Cold, WHAT_IS_LOST};
 use crate::engines::Engines;
 use crate::live::Live;
 use crate::log_records::RecordKind;
-use std::sync::Arc;
-use std::sync::Weak;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use store::{Damage, FileEntry, Scrub, Store, time};
 
@@ -208,11 +207,11 @@ fn report(engines: &Engines, file: &FileEntry, found: &[Damage]) {
     }
     let (tag, kind) = (&file.tag, file.tag.kind);
     if kind == RecordKind::Rows as u32 {
-        let space = engines.counters().iter().find(|space| space.number() == tag.space);
+        let space = engines.counter_by_number(tag.space);
         space.inspect(|s| s.cold().damaged.add(tag.low, tag.high));
     } else if kind == RecordKind::Table as u32 {
         // A table of pairs is known by its lowest id. Ledgers merge the ranges that they can read.
-        let space = engines.existences().iter().find(|space| space.number() == tag.space);
+        let space = engines.existence_by_number(tag.space);
         space.inspect(|s| s.cold().damaged.add(tag.low, tag.low));
     }
 }

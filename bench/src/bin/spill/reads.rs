@@ -249,11 +249,21 @@ pub(crate) fn plain(files: &Arc<Files>, pattern: &Pattern) -> io::Result<Measure
 
 /// Processor time of a process so far, in microseconds.
 fn times_of(process: u32) -> f64 {
+    times(process, [11, 12])
+}
+
+/// Processor time of the children of a process that have ended, in microseconds.
+pub(crate) fn times_of_children(process: u32) -> f64 {
+    times(process, [13, 14])
+}
+
+/// The sum of two times of a process, by their fields behind its name.
+fn times(process: u32, fields_of: [usize; 2]) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let fields: Vec<&str> =
         text.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
     // Its own and the kernel's, in hundredths of a second.
     let ticks =
         |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).unwrap_or(f64::NAN);
-    (ticks(11) + ticks(12)) * 1e4
+    fields_of.map(ticks).iter().sum::<f64>() * 1e4
 }

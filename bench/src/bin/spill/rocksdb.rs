@@ -2,10 +2,10 @@
 //! rows with keys of 8 bytes that rise one by one, and values of 6 random bytes, which is about
 //! what our rows hold; a filter of 10 bits, a cache of 8 MiB, and reads past the system's memory.
 
+use crate::reads::times_of_children;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 const SETTINGS: &str = "--key_size=8 --value_size=6 --compression_ratio=1 --bloom_bits=10 \
                         --block_size=4096 --cache_size=8388608 --open_files=-1";
@@ -44,13 +44,13 @@ impl Peer {
         };
         let (_, starting) = run(1)?;
         let (per_s, all) = run(number / readers)?;
-        let more = all.saturating_sub(starting).as_secs_f64() * 1e6;
-        Ok((per_s, more / (number - readers) as f64))
+        Ok((per_s, (all - starting).max(0.0) / (number - readers) as f64))
     }
 
-    /// Operations per second of the last benchmark, and the processor time of the program.
-    fn run(&self, words: &str) -> io::Result<(f64, Duration)> {
-        let before = children_time()?;
+    /// Operations per second of the last benchmark, and the processor time of the program in
+    /// microseconds.
+    fn run(&self, words: &str) -> io::Result<(f64, f64)> {
+        let before = times_of_children(std::process::id());
         let output = Command::new("db_bench")
             .args(SETTINGS.split_ascii_whitespace())
             .args(words.split_ascii_whitespace())
@@ -65,7 +65,7 @@ impl Peer {
         let at = words.iter().rposition(|word| *word == "ops/sec");
         let per_s = at.and_then(|at| words.get(at.checked_sub(1)?)?.parse().ok());
         let per_s = per_s.ok_or_else(|| io::Error::other(format!("db_bench said: {said}")))?;
-        Ok((per_s, children_time()? - before))
+        Ok((per_s, times_of_children(std::process::id()) - before))
     }
 }
 
@@ -73,16 +73,4 @@ impl Drop for Peer {
     fn drop(&mut self) {
         _ = std::fs::remove_dir_all(&self.dir);
     }
-}
-
-/// Processor time of all children that have ended.
-fn children_time() -> io::Result<Duration> {
-    let text = std::fs::read_to_string("/proc/self/stat")?;
-    let fields: Vec<&str> =
-        text.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
-    // Their own and the kernel's, in hundredths of a second.
-    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok());
-    let all = ticks(13).zip(ticks(14)).map(|(own, kernel)| own + kernel);
-    let all = all.ok_or_else(|| io::Error::other("no times in /proc/self/stat"))?;
-    Ok(Duration::from_millis(10 * all))
 }

@@ -83,8 +83,8 @@ pub(crate) fn is_made(
 
 /// Makes the filter of an id. False if there is one. With a ledger its first member makes it.
 pub(crate) fn make(call: &Call<'_>, space: &ExistenceSpace, id: u64) -> Result<bool, Refusal> {
-    if let Some(ledger) = space.ledger() {
-        return Ok(!ledger.has_any(id)?);
+    if space.ledger().is_some() {
+        return Ok(!is_made(call, space, id)?);
     }
     let engines = call.node.engines();
     let _alone = engines.alone_with(id);
