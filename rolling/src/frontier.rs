@@ -497,7 +497,8 @@ impl Frontier {
     ) -> bool {
         let mut tracking = self.ranges.lock();
         self.ahead.store(0, Relaxed);
-        self.patience.store(ahead.len() / 2, Relaxed);
+        // Each look sorts them all. Most may be where no range opens, so not as many again.
+        self.patience.store(ahead.len() / 8, Relaxed);
         ahead.retain(|&id| !self.contains(id));
         ahead.sort_unstable();
         let is_short = is_short && !tracking.ranges.is_empty();
