@@ -65,3 +65,10 @@ fn a_cluster_serves_stock_clients_and_leases_fence_old_masters() {
     let rounds = std::env::var("TIDEMARK_RUNS").unwrap_or_else(|_| "2".to_owned());
     play("cluster.py", &["--rounds", &rounds]);
 }
+
+/// What Kvrocks' controller does, with a real etcd that elects one of two.
+#[test]
+fn kvrocks_controller_fails_over_and_no_write_that_wait_acknowledged_is_lost() {
+    let rounds = std::env::var("TIDEMARK_RUNS").unwrap_or_else(|_| "3".to_owned());
+    play("kvrocks.py", &["--rounds", &rounds]);
+}

@@ -23,10 +23,10 @@ def is_error(row):
 
 
 class Writers:
-    """Threads that write posts by redis-py's RedisCluster with WAIT 1, whatever becomes of masters."""
+    """Threads that write posts by redis-py's RedisCluster with WAIT, for so many replicas, whatever becomes of masters."""
 
-    def __init__(self, nodes, shards, count=3):
-        self.nodes, self.shards, self.stop = nodes, shards, threading.Event()
+    def __init__(self, nodes, shards, replicas=1, count=3):
+        self.nodes, self.shards, self.replicas, self.stop = nodes, shards, replicas, threading.Event()
         # The posts that WAIT acknowledged, by thread; when each write was accepted, and its shard.
         self.acked, self.accepted = [[] for _ in range(count)], []
         self.threads = [threading.Thread(target=self.load, args=(worker,), daemon=True) for worker in range(count)]
@@ -45,10 +45,10 @@ class Writers:
                 node = cluster.get_node_from_key(key)
                 with cluster.get_redis_connection(node).pipeline(transaction=False) as pipe:
                     pipe.hset(key, "like", post % 4000 + 1)
-                    pipe.execute_command("WAIT", 1, 300)
+                    pipe.execute_command("WAIT", self.replicas, 300)
                     _, replicas = pipe.execute()
                 self.accepted.append((time.time(), shard_of(cluster.keyslot(key), self.shards)))
-                if replicas == 1:
+                if replicas == self.replicas:
                     self.acked[worker].append(post)
             except (redis.RedisError, OSError):
                 time.sleep(0.02)

@@ -145,14 +145,16 @@ impl Cluster {
     }
 
     /// CLUSTERX SETNODES. An older version is refused, as is another topology of the same version;
-    /// the same one changes nothing. Unless `forced`. `is_here`: whether a host and port are this
-    /// node's, for one without an id.
+    /// the same one changes nothing. So is one by which this node is the master of others if it
+    /// `lacks_data`. Unless `forced`. `is_here`: whether a host and port are this node's, for one
+    /// without an id.
     pub fn set_nodes(
         &self,
         dir: &Path,
         text: &str,
         version: i64,
         forced: bool,
+        lacks_data: bool,
         is_here: impl Fn(&str, u16) -> bool,
     ) -> Result<bool, ClusterError> {
         self.change(dir, |now| {
@@ -165,10 +167,17 @@ impl Cluster {
             let find = now.own_id.is_empty() || forced;
             let here = next.members().iter().find(|member| is_here(&member.host, member.port));
             let own_id = here.filter(|_| find).map(|member| member.id.clone());
-            Ok(Some(match own_id {
+            let next = match own_id {
                 Some(id) => next.with_own_id(&id),
                 None => next,
-            }))
+            };
+            let leads = next.own().is_some_and(|own| own.master.is_none());
+            if leads && lacks_data && !forced {
+                return Err("this node has not all of its master's data, and others would lose \
+                            theirs to it: SETNODES ... FORCE promotes it all the same"
+                    .to_owned());
+            }
+            Ok(Some(next))
         })
     }
 
@@ -242,7 +251,7 @@ mod tests {
         let dir = folder.path();
         let set = |cluster: &Cluster, version, forced| {
             cluster
-                .set_nodes(dir, &two_shards(), version, forced, |_, port| port == 7003)
+                .set_nodes(dir, &two_shards(), version, forced, false, |_, port| port == 7003)
                 .map_err(|error| error.to_string())
         };
         let first = cluster();
@@ -255,7 +264,7 @@ mod tests {
             assert_eq!(set(cluster, 7, false), Ok(false), "the same is no news");
             let other = two_shards().replace("5461 5463-16383", "5463-16383");
             let told = |forced| {
-                let told = cluster.set_nodes(dir, &other, 7, forced, |_, _| false);
+                let told = cluster.set_nodes(dir, &other, 7, forced, false, |_, _| false);
                 told.map_err(|error| error.to_string())
             };
             let refused = "Invalid cluster version: this node knows another topology 7";
@@ -273,9 +282,23 @@ mod tests {
         let nothing = std::path::Path::new("/proc/nothing");
         let tried = again.check_nodes(nothing, &two_shards(), 8);
         assert!(matches!(tried, Err(ClusterError::Disk(_))));
-        let failed = again.set_nodes(nothing, &two_shards(), 8, false, |_, _| false);
+        let failed = again.set_nodes(nothing, &two_shards(), 8, false, false, |_, _| false);
         assert!(matches!(failed, Err(ClusterError::Disk(_))));
         assert_eq!(again.topology().version, 6, "what is not durable is not published");
+    }
+
+    #[test]
+    fn a_node_that_lacks_data_is_made_a_master_by_force_only() {
+        for (own_port, leads) in [(7003, true), (7002, false)] {
+            let (folder, cluster) = (tempfile::tempdir().unwrap(), cluster());
+            let set = |forced| {
+                let dir = folder.path();
+                cluster.set_nodes(dir, &two_shards(), 1, forced, true, |_, port| port == own_port)
+            };
+            assert_eq!(set(false).is_err(), leads);
+            assert_eq!(cluster.topology().version == 1, !leads);
+            assert!(set(true).unwrap());
+        }
     }
 
     #[test]

@@ -66,6 +66,9 @@ pub fn check(config: &Config) -> Result<(), String> {
         }
         let ranges = parse_ranges(slots);
         let ranges = ranges.map_err(|word| format!("shard '{name}': no slots: '{word}'"))?;
+        if ranges.is_empty() {
+            return Err(format!("shard '{name}': no slots"));
+        }
         for slot in ranges.into_iter().flat_map(|(first, last)| first..=last) {
             if std::mem::replace(&mut taken[usize::from(slot)], true) {
                 return Err(format!("shard '{name}': slot {slot} is another one's"));
@@ -181,6 +184,7 @@ mod tests {
             (shard("a", "0"), "go together"),
             (format!("{sentinels}{}", shard("", "0")), "has a name"),
             (format!("{sentinels}{}", shard("a", "0-16384")), "no slots: '0-16384'"),
+            (format!("{sentinels}{}", shard("a", "")), "shard 'a': no slots"),
             (format!("{sentinels}{}{}", shard("a", "0-9"), shard("b", "9")), "slot 9"),
             (format!("{sentinels}{}{}", shard("a", "0"), shard("a", "1")), "another one has"),
         ] {

@@ -153,7 +153,8 @@ impl Topology {
         if host.len() > MOST_HOST || !host.bytes().all(|b| b.is_ascii_graphic()) {
             return Err(NODES_INFO.to_owned());
         }
-        let port = port.parse().map_err(|_| "Invalid cluster node port".to_owned())?;
+        let port = port.parse().ok().filter(|port| *port > 0);
+        let port = port.ok_or_else(|| "Invalid cluster node port".to_owned())?;
         let is_master = role.eq_ignore_ascii_case("master");
         if !is_master
             && !role.eq_ignore_ascii_case("slave")
@@ -390,6 +391,7 @@ pub(crate) mod tests {
             (format!("{a} h 1 master {b} 0"), NODE_ID),
             (format!("{a} h 1 slave -"), NODE_ID),
             (format!("{a} h x master - 0"), "Invalid cluster node port"),
+            (format!("{a} h 0 master - 0"), "Invalid cluster node port"),
             (format!("{a} h 1 boss - 0"), "Invalid cluster node role"),
             (format!("{a} h 1 master - 16384"), OUT_OF_RANGE),
             (format!("{a} h 1 master - 5-1"), OUT_OF_RANGE),

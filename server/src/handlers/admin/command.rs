@@ -46,6 +46,8 @@ fn write_info(reply: &mut Reply<'_>, spec: &Spec, in_cluster: bool) {
         .enumerate()
         .filter(|(bit, _)| spec.has(1 << bit))
         .map(|(_, name)| *name)
+        // Clients for clusters ask COMMAND GETKEYS then.
+        .chain(matches!(spec.keys, KeyArgs::Streams(_)).then_some("movablekeys"))
         .collect();
     reply.set(flags.len());
     for name in flags {

@@ -114,7 +114,8 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
             return Ok(());
         }
         let is_here = |host: &str, port: u16| is_here(&node, host, port);
-        let is_new = node.cluster.set_nodes(&dir, &text, version, forced, is_here);
+        let lacks_data = !node.replication.is_fit();
+        let is_new = node.cluster.set_nodes(&dir, &text, version, forced, lacks_data, is_here);
         if is_new? {
             tracing::info!("topology {version} by {peer}");
         }

@@ -575,6 +575,9 @@ pub(crate) fn info(node: &Node, out: &mut String) {
     if let Some(master) = &master {
         let link = replication.link.lock().clone();
         let up = link.state == LinkState::Connected;
+        // A node without a complete data set must not be promoted: Sentinel looks at its priority,
+        // and Kvrocks' controller at its offset, which may be that of a log that is to be dropped.
+        let is_fit = replication.is_fit() && node.is_loaded();
         let _ = write!(
             out,
             "master_host:{}\r\nmaster_port:{}\r\nmaster_link_status:{}\r\n\
@@ -586,7 +589,7 @@ pub(crate) fn info(node: &Node, out: &mut String) {
             if up { link.heard.elapsed().as_secs() as i64 } else { -1 },
             u8::from(link.state == LinkState::Sync),
             end.offset,
-            end.offset,
+            if is_fit { end.offset } else { 0 },
             synced.offset,
         );
         if link.state == LinkState::Sync {
@@ -604,9 +607,7 @@ pub(crate) fn info(node: &Node, out: &mut String) {
                 link.error
             );
         }
-        // A node without a complete data set must not be promoted.
-        let priority =
-            if replication.is_fit() && node.is_loaded() { settings.replica_priority } else { 0 };
+        let priority = if is_fit { settings.replica_priority } else { 0 };
         let _ = write!(
             out,
             "slave_priority:{priority}\r\nslave_read_only:1\r\nreplica_announced:1\r\n\
