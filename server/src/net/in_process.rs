@@ -1,16 +1,18 @@
 //! A client without a socket, on the caller's thread: requests in, replies out, by the very turn
 //! that a connection runs. For tests and measurements of that path alone.
 
+use crate::handlers::session::{Come, Later};
 use crate::net::connection::Connection;
 use crate::net::request_loop::{RequestLoop, TurnBuffers};
 use node::roles::node::{Host, Node};
 use node::runtime::tally::Tallies;
 use node::runtime::tls::Socket;
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use tokio::io::DuplexStream;
 
-/// See the top of the file. What its replies would have to wait for (the disk, with `always`) is
-/// not waited for.
+/// See the top of the file. No reply waits for the log's fsync, as it would with `always`.
 pub struct Local {
     node: Arc<Node>,
     talk: RequestLoop,
@@ -31,17 +33,52 @@ impl Local {
     }
 
     /// One turn: executes the requests, which must have come whole, and gives the replies.
-    #[inline(never)]
     pub fn turn(&mut self, requests: &[u8]) -> &[u8] {
+        self.turn.out.clear();
+        let used = self.turn_on(requests);
+        assert_eq!(used, requests.len(), "a request waits: that is for Local::answers");
+        &self.turn.out
+    }
+
+    /// The same of requests that may wait for cold rows or for other nodes, by a current-thread
+    /// runtime. What waits is polled twice by a counted function: to begin with, and when all has
+    /// come.
+    pub async fn answers(&mut self, requests: &[u8]) -> &[u8] {
         self.turn.out.clear();
         let mut at = 0;
         while at < requests.len() {
-            let used =
-                self.talk.execute(&self.node, &self.tallies, &requests[at..], &mut self.turn);
-            assert!(used > 0 || self.talk.more, "the requests end with half a one");
-            at += used;
+            at += self.turn_on(&requests[at..]);
+            if let Some(stalled) = self.talk.stalled.take() {
+                let pins = stalled.await;
+                self.talk.return_with(pins);
+            }
+            if let Some(mut hold) = self.talk.session.hold.take() {
+                poll_fn(|cx| self.turn_end(&mut hold, cx)).await;
+            }
         }
         &self.turn.out
+    }
+
+    /// Executes requests until one has to wait; gives the bytes that were taken.
+    #[inline(never)]
+    fn turn_on(&mut self, requests: &[u8]) -> usize {
+        let mut at = 0;
+        while at < requests.len() && self.talk.session.hold.is_none() {
+            let used =
+                self.talk.execute(&self.node, &self.tallies, &requests[at..], &mut self.turn);
+            at += used;
+            if self.talk.stalled.is_some() {
+                break;
+            }
+            assert!(used > 0 || self.talk.more, "the requests end with half a one");
+        }
+        at
+    }
+
+    /// Completes the replies, if what they wait for has come.
+    #[inline(never)]
+    fn turn_end(&mut self, hold: &mut Later, cx: &mut Context<'_>) -> Poll<()> {
+        hold.as_mut().poll(cx).map(|come: Come| come.complete(&mut self.turn.out))
     }
 }
 

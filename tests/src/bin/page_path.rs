@@ -2,129 +2,234 @@
 //! and over.
 //!
 //! ```text
-//! valgrind --tool=callgrind --collect-atstart=no --toggle-collect='*Local*turn*' \
+//! valgrind --tool=callgrind --collect-atstart=no --toggle-collect='*Local::turn_*' \
 //!     target/debug/page_path page 1000
 //! ```
 //!
-//! Words: `page` (20 posts, unpipelined), `young` (the same, in spaces whose old tables lie on the
-//! disk), `pages` (8 of them in a turn), `binary`, `stock` (20 HMGET and 2 PH.EXISTS), `likes` (16
-//! FEED.ACT of new likes in a turn), `ping`. Prints how many requests it made, in all and after the
-//! first turn.
+//! | word | a turn |
+//! |---|---|
+//! | `ping` | PING |
+//! | `page` | FEED.GET of 20 posts |
+//! | `young` | the same, in spaces whose old tables lie on the disk |
+//! | `cold` | the same, half of the posts are read from the disk, with their flags |
+//! | `cached` | the same, that half is in the cache of cold rows |
+//! | `coordinator` | the same, the posts are of three shards |
+//! | `binary` | `page` with packed rows |
+//! | `pages` | 8 pages |
+//! | `stock` | 20 HMGET and 2 PH.EXISTS |
+//! | `hmget`, `hincrby` | 16 HMGET; 16 HINCRBY |
+//! | `likes` | 16 FEED.ACT of new likes |
+//!
+//! What the thread of a worker does is counted, from the requests to the replies. Not counted: the
+//! threads that read cold blocks, the sockets between nodes, and what the other nodes do.
+//!
+//! Prints how many requests it made.
 
 use std::error::Error;
-use tidemark_tests::{TestServer, request};
+use std::fmt::Write;
+use tidemark_server::config::Config;
+use tidemark_tests::{Raw, TestServer, request};
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
 
 /// Posts that the pages show.
 const POSTS: u64 = 4_000;
 
 const FIRST: u64 = 3_631_614_501_919_378;
 
+const SPACES: [&str; 3] = ["post", "liked", "read"];
+
 fn post(index: u64) -> String {
     (FIRST + index * 4194).to_string()
 }
 
-fn words_of(request: &str) -> Vec<&str> {
-    request.split(' ').collect()
+/// A request of some words, and some more.
+fn of(words: &[&str], more: &[String]) -> Vec<u8> {
+    let more = more.iter().map(String::as_str);
+    request(&words.iter().copied().chain(more).collect::<Vec<_>>())
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+/// Sends them, and takes a reply to each; one that stands on `lines` lines, and is no refusal of a
+/// node that has not got its post.
+fn tell(raw: &mut Raw, requests: &[Vec<u8>], lines: usize) -> Outcome<()> {
+    raw.send(requests.concat());
+    for _ in requests {
+        for _ in 0..lines {
+            let line = raw.line();
+            if line.starts_with("-MOVED") {
+                break;
+            }
+            if line.starts_with('-') {
+                return Err(line.into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Puts what is in the newest tables of all spaces on the disk.
+fn spill(raw: &mut Raw) -> Outcome<()> {
+    for space in SPACES {
+        raw.ask(&["TM.ROLL", space]);
+        let spilled = raw.ask(&["TM.SPILL", space]);
+        if spilled.trim_start_matches(':').parse::<u64>()? < 90 {
+            return Err(format!("{space}: {spilled} were spilled").into());
+        }
+    }
+    Ok(())
+}
+
+/// A hundred posts that are older than all others, on the disk.
+fn fill_old(raw: &mut Raw) -> Outcome<()> {
+    for id in (1..=100).rev().map(|before| (FIRST - before * 4194).to_string()) {
+        tell(raw, &[request(&["CNT.SET", "post", &id, "like", "1"])], 1)?;
+        for space in ["liked", "read"] {
+            tell(raw, &[request(&["PH.ADD", space, "42", &id])], 2)?;
+        }
+    }
+    spill(raw)
+}
+
+/// Gives posts their counters, and a fifth of them these flags of the viewer. All nodes are told of
+/// all posts: each takes its own.
+fn fill(
+    raws: &mut [Raw],
+    posts: std::ops::Range<u64>,
+    flags: &[&str],
+    rng: &mut fastrand::Rng,
+) -> Outcome<()> {
+    for first in posts.step_by(100) {
+        let set = |index| {
+            let mut count = |most: f64| ((rng.f64().powi(4) * most) as u64).to_string();
+            let (like, repost, comment) = (count(200.0), count(40.0), count(40.0));
+            let read = count(15_000.0);
+            let fields = ["like", &like, "repost", &repost, "comment", &comment, "read", &read];
+            request(&[&["CNT.SET", "post", &*post(index)], &fields[..]].concat())
+        };
+        let rows: Vec<Vec<u8>> = (first..first + 100).map(set).collect();
+        for raw in &mut *raws {
+            tell(raw, &rows, 1)?;
+        }
+        let ids: Vec<String> = (0..20).map(|_| post(first + rng.u64(0..100))).collect();
+        for flag in flags {
+            tell(&mut raws[0], &[of(&["PH.ADD", flag, "42"], &ids)], 21)?;
+        }
+    }
+    Ok(())
+}
+
+/// Servers that are filled as the word says.
+fn start(what: &str, rng: &mut fastrand::Rng) -> Outcome<Vec<TestServer>> {
+    let spills = matches!(what, "young" | "cold" | "cached");
+    let nodes = if what == "coordinator" { 3 } else { 1 };
+    let change = |config: &mut Config| {
+        config.counter[0].spill = spills;
+        config.existence.iter_mut().for_each(|space| space.spill = spills);
+        config.cluster.enabled = nodes > 1;
+        // A tool that counts makes all nodes slow.
+        config.cluster.peer_timeout_ms = 60_000;
+        if what == "cold" {
+            config.spill.cache_bytes = 1;
+        }
+    };
+    let servers: Vec<TestServer> = (0..nodes).map(|_| TestServer::with(change)).collect();
+    // Not through `Local`, so that a tool may count that from its first call on.
+    let mut raws: Vec<Raw> = servers.iter().map(TestServer::raw).collect();
+    if nodes > 1 {
+        let mut topology = String::new();
+        for (at, server) in servers.iter().enumerate() {
+            let (from, to) = (16_384 * at / nodes, 16_384 * (at + 1) / nodes - 1);
+            writeln!(topology, "{at:040} 127.0.0.1 {} master - {from}-{to}", server.port())?;
+        }
+        for raw in &mut raws {
+            tell(raw, &[request(&["CLUSTERX", "SETNODES", &topology, "1"])], 1)?;
+        }
+    }
+    if what == "young" {
+        fill_old(&mut raws[0])?;
+    }
+    let has_cold = matches!(what, "cold" | "cached");
+    let flags: &[&str] = if has_cold { &["liked", "read"] } else { &["liked"] };
+    fill(&mut raws, 0..POSTS / 2, flags, rng)?;
+    if has_cold {
+        spill(&mut raws[0])?;
+    }
+    fill(&mut raws, POSTS / 2..POSTS, flags, rng)?;
+    if what == "cached" {
+        for first in (0..POSTS / 2).step_by(100) {
+            let ids: Vec<String> = (first..first + 100).map(post).collect();
+            // A row has a line for its length, four counters and two flags.
+            tell(&mut raws[0], &[of(&["FEED.GET", "home", "42"], &ids)], 1 + 7 * 100)?;
+        }
+    }
+    Ok(servers)
+}
+
+/// The requests of a turn.
+fn requests(what: &str, rng: &mut fastrand::Rng) -> Outcome<Vec<u8>> {
+    // The first half of the posts is cold, where any are.
+    let page = |rng: &mut fastrand::Rng| -> Vec<String> {
+        if matches!(what, "cold" | "cached") {
+            return (0..20).map(|at| post(rng.u64(..POSTS / 2) + at % 2 * (POSTS / 2))).collect();
+        }
+        (0..20).map(|_| post(rng.u64(..POSTS))).collect()
+    };
+    let get = |rng: &mut fastrand::Rng| of(&["FEED.GET", "home", "42"], &page(rng));
+    let hmget =
+        |id: &str| request(&["HMGET", &format!("post:{id}"), "like", "repost", "comment", "read"]);
+    let hincrby = |id: &str| request(&["HINCRBY", &format!("post:{id}"), "like", "1"]);
+    let ids = |rng: &mut fastrand::Rng| -> Vec<String> {
+        (0..16).map(|_| post(rng.u64(..POSTS))).collect()
+    };
+    Ok(match what {
+        "ping" => request(&["PING"]),
+        "page" | "young" | "cold" | "cached" | "coordinator" => get(rng),
+        "binary" => of(&["FEED.GET", "home", "42"], &[page(rng), vec!["BINARY".into()]].concat()),
+        "pages" => (0..8).flat_map(|_| get(rng)).collect(),
+        "stock" => {
+            let ids = page(rng);
+            let mut bytes: Vec<u8> = ids.iter().flat_map(|id| hmget(id)).collect();
+            for space in ["liked", "read"] {
+                bytes.extend(of(&["PH.EXISTS", space, "42"], &ids));
+            }
+            bytes
+        }
+        "hmget" => ids(rng).iter().flat_map(|id| hmget(id)).collect(),
+        "hincrby" => ids(rng).iter().flat_map(|id| hincrby(id)).collect(),
+        "likes" => (0..16)
+            .flat_map(|_| {
+                let viewer = rng.u64(1000..1 << 40).to_string();
+                request(&["FEED.ACT", "like", &viewer, &post(rng.u64(..POSTS))])
+            })
+            .collect(),
+        other => return Err(format!("unknown: {other}").into()),
+    })
+}
+
+fn main() -> Outcome<()> {
     let mut words = std::env::args().skip(1);
     let (Some(what), Some(turns)) = (words.next(), words.next()) else {
         return Err("page_path WHAT TURNS".into());
     };
     let turns: u64 = turns.parse()?;
-    let spills = what == "young";
-    let server = TestServer::with(|config| {
-        config.counter[0].spill = spills;
-        config.existence.iter_mut().for_each(|space| space.spill = spills);
-    });
-    let mut local = server.server().local().ok_or("no client")?;
     let mut rng = fastrand::Rng::with_seed(1);
-    // Not through `Local`, so that a tool may count that from its first call on.
-    let mut raw = server.raw();
-    if spills {
-        let spaces = [
-            ("post", "CNT.INCRBY post {} like 1"),
-            ("liked", "PH.ADD liked 42 {}"),
-            ("read", "PH.ADD read 42 {}"),
-        ];
-        for (space, add) in spaces {
-            for id in (1..=100).rev().map(|before| FIRST - before * 4194) {
-                let told = raw.ask(&words_of(&add.replace("{}", &id.to_string()))) + &raw.line();
-                if told != "*1:1" {
-                    return Err(format!("{space}: {told}").into());
-                }
-            }
-            raw.ask(&["TM.ROLL", space]);
-            let spilled = raw.ask(&["TM.SPILL", space]);
-            if spilled != ":100" {
-                return Err(format!("{space}: {spilled} instead of 100 were spilled").into());
-            }
-        }
-    }
-    for first in (0..POSTS).step_by(100) {
-        let mut bytes = Vec::new();
-        for index in first..first + 100 {
-            let count = |rng: &mut fastrand::Rng, most: f64| {
-                ((rng.f64().powi(4) * most) as u64).to_string()
-            };
-            let (like, repost, comment) =
-                (count(&mut rng, 200.0), count(&mut rng, 40.0), count(&mut rng, 40.0));
-            let read = count(&mut rng, 15_000.0);
-            let fields = ["like", &like, "repost", &repost, "comment", &comment, "read", &read];
-            bytes.extend(request(&[&["CNT.SET", "post", &*post(index)], &fields[..]].concat()));
-        }
-        let ids: Vec<String> = (0..20).map(|_| post(first + rng.u64(0..100))).collect();
-        let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
-        bytes.extend(request(&[&["PH.ADD", "liked", "42"], &ids[..]].concat()));
-        raw.send(&bytes);
-        for _ in 0..100 {
-            raw.line();
-        }
-        for _ in 0..21 {
-            raw.line();
-        }
-    }
-    let page = |rng: &mut fastrand::Rng| -> Vec<String> {
-        (0..20).map(|_| post(rng.u64(..POSTS))).collect()
-    };
-    let get = |rng: &mut fastrand::Rng, last: &[&str]| {
-        let ids = page(rng);
-        let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
-        request(&[&["FEED.GET", "home", "42"], &ids[..], last].concat())
-    };
-    let (mut requests, mut replies) = (0, 0);
+    let servers = start(&what, &mut rng)?;
+    let mut local = servers[0].server().local().ok_or("no client")?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (mut asked, mut replies) = (0, 0);
     for _ in 0..turns {
-        let bytes = match &*what {
-            "ping" => request(&["PING"]),
-            "page" | "young" => get(&mut rng, &[]),
-            "binary" => get(&mut rng, &["BINARY"]),
-            "pages" => (0..8).flat_map(|_| get(&mut rng, &[])).collect(),
-            "stock" => {
-                let ids = page(&mut rng);
-                let hmget = |id: &String| {
-                    request(&["HMGET", &format!("post:{id}"), "like", "repost", "comment", "read"])
-                };
-                let mut bytes: Vec<u8> = ids.iter().flat_map(hmget).collect();
-                let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
-                for space in ["liked", "read"] {
-                    bytes.extend(request(&[&["PH.EXISTS", space, "42"], &ids[..]].concat()));
-                }
-                bytes
-            }
-            "likes" => (0..16)
-                .flat_map(|_| {
-                    let viewer = rng.u64(1000..1 << 40).to_string();
-                    request(&["FEED.ACT", "like", &viewer, &post(rng.u64(..POSTS))])
-                })
-                .collect(),
-            other => return Err(format!("unknown: {other}").into()),
-        };
-        replies += local.turn(&bytes).len();
-        requests += bytes.iter().filter(|&&b| b == b'*').count();
+        let bytes = requests(&what, &mut rng)?;
+        let told = runtime.block_on(local.answers(&bytes));
+        // Packed rows have any bytes.
+        let has_error = told.starts_with(b"-") || told.windows(2).any(|two| two == b"\n-");
+        if has_error && what != "binary" {
+            return Err(String::from_utf8_lossy(told).into());
+        }
+        replies += told.len();
+        asked += bytes.iter().filter(|&&b| b == b'*').count();
     }
-    println!("{requests} requests, {replies} bytes of replies");
+    println!("{asked} requests, {replies} bytes of replies");
     drop(local);
-    server.stop();
+    servers.into_iter().for_each(TestServer::stop);
     Ok(())
 }
