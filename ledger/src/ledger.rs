@@ -307,7 +307,7 @@ impl Ledger {
         self.dropped.read().iter().map(|(&id, &up_to)| (id, up_to)).collect()
     }
 
-    /// Takes over what [`Ledger::drops`] gave, after the runs that the manifest names were attached.
+    /// Takes over what [`Ledger::drops`] gave, when the runs that the manifest names are attached.
     pub fn restore_drop(&self, id: u64, up_to: u64) {
         // A run that was begun and never named took its identity with it: a later one has it.
         self.note_drop(id, Some(up_to.min(self.newest.load(Acquire))));

@@ -23,7 +23,8 @@ Examples:
   cargo xtask sim crash --runs 100000         a hundred thousand seeds of crashes
   cargo xtask model commands --steps 20000000 commands beside plain maps, for longer
   cargo xtask play kill --runs 200            kill -9 of the real program, 200 times
-  cargo xtask soak --minutes 60               all simulators and models in turn, new seeds each time
+  cargo xtask seeds --minutes 60              all simulators and models in turn, new seeds each time
+  cargo xtask soak --hours 2                  three nodes, Sentinels, faults, a checker: everything
   cargo xtask memory --minutes 25             what clients made it take, it gives back
   cargo xtask upgrade                         a rolling upgrade from an older commit's program
   cargo xtask bench                           lists the benchmarks
@@ -51,10 +52,24 @@ enum Task {
     #[command(after_help = runs::help("play"))]
     Play(Chosen),
     /// All simulators and models in turn, with new seeds, until the time is over.
-    Soak {
+    Seeds {
         /// How long; a run that has begun is finished.
         #[arg(long, default_value_t = 60)]
         minutes: u64,
+    },
+    /// Everything at once: three nodes and three Sentinels under load, all kinds of faults, and an
+    /// independent checker (tests/soak/everything.py). Writes a page with plots.
+    Soak {
+        /// How long, in hours and parts of them.
+        #[arg(long, default_value = "2")]
+        hours: String,
+        /// Where the nodes' data lie, what the checker knows, and the page; a further piece goes on
+        /// with them.
+        #[arg(long, default_value = "target/soak")]
+        folder: PathBuf,
+        /// Which faults come when; by default others each time.
+        #[arg(long)]
+        seed: Option<u64>,
     },
     /// Builds a benchmark in release mode and runs it; without a name, lists them.
     Bench {
@@ -149,7 +164,8 @@ fn carry_out(task: Task) -> Result<(), String> {
         Task::Sim(chosen) => chosen.start("sim"),
         Task::Model(chosen) => chosen.start("model"),
         Task::Play(chosen) => chosen.start("play"),
-        Task::Soak { minutes } => soak(Duration::from_secs(minutes * 60)),
+        Task::Seeds { minutes } => seeds(Duration::from_secs(minutes * 60)),
+        Task::Soak { hours, folder, seed } => soak(&hours, &folder, seed),
         Task::Bench { name, options } => bench(name.as_deref(), &options),
         Task::Transcripts { filter, rewrite } => {
             let mut words = vec!["test", "-p", "tidemark", "--test", "transcripts"];
@@ -272,9 +288,22 @@ fn upgrade(from: &str) -> Result<(), String> {
     cargo(&words, &[("TIDEMARK_OLD", old)])
 }
 
-fn soak(time: Duration) -> Result<(), String> {
+fn soak(hours: &str, folder: &Path, seed: Option<u64>) -> Result<(), String> {
+    let python = root().join("target/clients/redis-py-new/bin/python");
+    if !python.exists() {
+        return Err("run tests/clients/setup first".to_owned());
+    }
+    cargo(&["build", "--release", "--locked"], &[])?;
+    let mut command = Command::new(python);
+    command.current_dir(root()).arg("tests/soak/everything.py").arg("target/release/tidemark");
+    command.args(["--hours", hours, "--folder"]).arg(folder);
+    command.args(seed.iter().flat_map(|seed| ["--seed".to_owned(), seed.to_string()]));
+    status(&mut command)
+}
+
+fn seeds(time: Duration) -> Result<(), String> {
     let started = Instant::now();
-    let all: Vec<&Run> = RUNS.iter().filter(|run| run.soaks()).collect();
+    let all: Vec<&Run> = RUNS.iter().filter(|run| run.has_seeds()).collect();
     for (i, run) in all.iter().cycle().enumerate() {
         if started.elapsed() >= time {
             println!("{i} runs in {} s, none failed", started.elapsed().as_secs());
@@ -282,7 +311,7 @@ fn soak(time: Duration) -> Result<(), String> {
         }
         // Small, so that it can be read out; far from those that CI runs.
         let seed = fastrand::u64(10_000..1 << 40);
-        cargo(&run.words(), &run.variables([Some(seed), run.soak_runs(), None, None])?)?;
+        cargo(&run.words(), &run.variables([Some(seed), run.seeds_at_a_time(), None, None])?)?;
     }
     Ok(())
 }

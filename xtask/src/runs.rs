@@ -15,8 +15,8 @@ pub(crate) struct Run {
     test: &'static str,
     /// Which of the variables it reads: seed, runs, steps, seconds.
     reads: [bool; 4],
-    /// How many seeds of it a soak takes at a time, about a minute; 0: it is not for soaks.
-    soak: u64,
+    /// How many seeds of it `cargo xtask seeds` takes at a time, about a minute; 0: none.
+    seeds: u64,
 }
 
 const VARIABLES: [(&str, &str); 4] = [
@@ -39,7 +39,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "store/tests/it/crash.rs",
         test: "-p store --test it crash::",
         reads: SEEDS,
-        soak: 10_000,
+        seeds: 10_000,
     },
     Run {
         group: "sim",
@@ -48,7 +48,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "store/tests/it/crash.rs",
         test: "-p store --test it clock::",
         reads: SEEDS,
-        soak: 5_000,
+        seeds: 5_000,
     },
     Run {
         group: "sim",
@@ -57,7 +57,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "ledger/tests/it/model.rs",
         test: "-p ledger --test it crash::",
         reads: SEEDS,
-        soak: 5_000,
+        seeds: 5_000,
     },
     Run {
         group: "sim",
@@ -66,7 +66,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "dataset/src/recovery/crashes.rs",
         test: "-p dataset --lib crashes",
         reads: SEEDS,
-        soak: 100,
+        seeds: 100,
     },
     Run {
         group: "sim",
@@ -75,7 +75,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "simulator/tests/system.rs",
         test: "-p simulator --test system a_server",
         reads: STEPS,
-        soak: 300,
+        seeds: 300,
     },
     Run {
         group: "sim",
@@ -84,7 +84,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "replication/tests/sim/main.rs",
         test: "-p replication --test sim",
         reads: SEEDS,
-        soak: 5_000,
+        seeds: 5_000,
     },
     Run {
         group: "model",
@@ -93,7 +93,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "counter/tests/model.rs",
         test: "-p counter --test model",
         reads: STEPS,
-        soak: 40,
+        seeds: 40,
     },
     Run {
         group: "model",
@@ -102,7 +102,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "counter/tests/concurrent.rs",
         test: "-p counter --test concurrent fields_agree",
         reads: STEPS,
-        soak: 9,
+        seeds: 9,
     },
     Run {
         group: "model",
@@ -111,7 +111,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "phantom/tests/main/model.rs",
         test: "-p phantom --test main model::",
         reads: SEEDS,
-        soak: 6,
+        seeds: 6,
     },
     Run {
         group: "model",
@@ -120,7 +120,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "ledger/tests/it/model.rs",
         test: "-p ledger --test it model::",
         reads: SEEDS,
-        soak: 200,
+        seeds: 200,
     },
     Run {
         group: "model",
@@ -129,7 +129,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "tests/tests/e2e/model.rs",
         test: "-p tidemark-tests --test e2e model::",
         reads: STEPS,
-        soak: 2,
+        seeds: 2,
     },
     Run {
         group: "model",
@@ -138,7 +138,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "tests/tests/e2e/gate.rs",
         test: "-p tidemark-tests --test e2e gate::",
         reads: SEEDS,
-        soak: 4,
+        seeds: 4,
     },
     Run {
         group: "play",
@@ -147,7 +147,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "cli/tests/kill.rs",
         test: "-p tidemark --test kill",
         reads: SEEDS,
-        soak: 0,
+        seeds: 0,
     },
     Run {
         group: "play",
@@ -156,7 +156,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "cli/tests/scenes.rs",
         test: "-p tidemark --test scenes",
         reads: SEEDS,
-        soak: 0,
+        seeds: 0,
     },
     Run {
         group: "play",
@@ -165,7 +165,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "cli/tests/together.rs",
         test: "-p tidemark --test together never_parted",
         reads: SEEDS,
-        soak: 0,
+        seeds: 0,
     },
     Run {
         group: "play",
@@ -174,7 +174,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "cli/tests/cold_kill.rs",
         test: "-p tidemark --test cold_kill",
         reads: SEEDS,
-        soak: 0,
+        seeds: 0,
     },
     Run {
         group: "play",
@@ -183,7 +183,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "cli/tests/backup.rs",
         test: "-p tidemark --test backup though_the_server_is_killed",
         reads: SEEDS,
-        soak: 0,
+        seeds: 0,
     },
     Run {
         group: "play",
@@ -192,7 +192,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "cli/tests/faults.rs",
         test: "-p tidemark --test faults any_step",
         reads: [false, false, true, false],
-        soak: 0,
+        seeds: 0,
     },
     Run {
         group: "play",
@@ -201,7 +201,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "cli/tests/tokens.rs",
         test: "-p tidemark --test tokens sent_twice",
         reads: ROUNDS,
-        soak: 0,
+        seeds: 0,
     },
     Run {
         group: "play",
@@ -210,7 +210,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "cli/tests/follow.rs",
         test: "-p tidemark --test follow",
         reads: SEEDS,
-        soak: 0,
+        seeds: 0,
     },
     Run {
         group: "play",
@@ -219,7 +219,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "cli/tests/exact.rs",
         test: "-p tidemark --test exact",
         reads: [true, false, true, false],
-        soak: 0,
+        seeds: 0,
     },
     Run {
         group: "play",
@@ -228,7 +228,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "cli/tests/rebuild.rs",
         test: "-p tidemark --test rebuild",
         reads: SEEDS,
-        soak: 0,
+        seeds: 0,
     },
     Run {
         group: "play",
@@ -237,7 +237,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "cli/tests/fresh.rs",
         test: "-p tidemark --test fresh",
         reads: [false, false, true, false],
-        soak: 0,
+        seeds: 0,
     },
     Run {
         group: "play",
@@ -246,7 +246,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "cli/tests/ingest/main.rs",
         test: "-p tidemark --test ingest count_once",
         reads: ROUNDS,
-        soak: 0,
+        seeds: 0,
     },
     Run {
         group: "play",
@@ -255,7 +255,16 @@ pub(crate) const RUNS: &[Run] = &[
         file: "cli/tests/failover.rs",
         test: "-p tidemark --test failover sentinel_fails_over",
         reads: ROUNDS,
-        soak: 0,
+        seeds: 0,
+    },
+    Run {
+        group: "play",
+        name: "kvrocks",
+        about: "Kvrocks' controller over a real etcd, replayed: masters and controllers are killed",
+        file: "cli/tests/failover.rs",
+        test: "-p tidemark --test failover kvrocks",
+        reads: ROUNDS,
+        seeds: 0,
     },
     Run {
         group: "play",
@@ -264,7 +273,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "cli/tests/failover.rs",
         test: "-p tidemark --test failover a_shard_is_split",
         reads: ROUNDS,
-        soak: 0,
+        seeds: 0,
     },
     Run {
         group: "play",
@@ -273,7 +282,7 @@ pub(crate) const RUNS: &[Run] = &[
         file: "cli/tests/links.rs",
         test: "-p tidemark --test links",
         reads: TIME,
-        soak: 0,
+        seeds: 0,
     },
 ];
 
@@ -319,12 +328,12 @@ impl Run {
         VARIABLES.iter().zip(self.reads).filter(|(_, reads)| *reads).map(|((_, name), _)| *name)
     }
 
-    pub(crate) fn soaks(&self) -> bool {
-        self.soak > 0
+    pub(crate) fn has_seeds(&self) -> bool {
+        self.seeds > 0
     }
 
-    pub(crate) fn soak_runs(&self) -> Option<u64> {
-        Some(self.soak)
+    pub(crate) fn seeds_at_a_time(&self) -> Option<u64> {
+        Some(self.seeds)
     }
 }
 

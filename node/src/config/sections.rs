@@ -102,9 +102,9 @@ section! {
         #[live = true]
         max_transaction_bytes: usize = 16 << 20,
         /// Most arguments of the commands on data that one client queues between MULTI and EXEC,
-        /// which writers of the same ids wait for. With the default EXEC takes 80 ms at most.
+        /// which writers of the same ids wait for. With the default EXEC takes 40 ms at most.
         #[live = true]
-        max_transaction_args: usize = 65_536,
+        max_transaction_args: usize = 32_768,
         /// Most keys that one client watches. Each counts 192 bytes in its memory.
         #[live = true]
         max_watched_keys: usize = 10_000,
