@@ -307,6 +307,15 @@ impl Ledger {
         self.dropped.read().iter().map(|(&id, &up_to)| (id, up_to)).collect()
     }
 
+    /// The first and the last id of the range that has most of them: [`Ledger::trim`] forgets them.
+    pub fn most_dropped(&self) -> Option<(u64, u64)> {
+        let (drops, ranges) = (self.drops(), self.ranges.load());
+        let of_ranges = drops.chunk_by(|a, b| ranges::at(&ranges, a.0) == ranges::at(&ranges, b.0));
+        let (id, _) = *of_ranges.max_by_key(|of_range| of_range.len())?.first()?;
+        let at = ranges::at(&ranges, id);
+        Some((ranges[at].low, ranges::high(&ranges, at)))
+    }
+
     /// Takes over what [`Ledger::drops`] gave, when the runs that the manifest names are attached.
     pub fn restore_drop(&self, id: u64, up_to: u64) {
         // A run that was begun and never named took its identity with it: a later one has it.

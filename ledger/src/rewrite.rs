@@ -106,24 +106,28 @@ impl Ledger {
         let _files = self.files.lock();
         let ranges = self.ranges.load_full();
         let (mut rewrites, mut damaged) = (Vec::new(), None);
+        let is_within = |at: usize| ranges[at].low <= high && ranges::high(&ranges, at) >= low;
+        let within = (0..ranges.len()).filter(|&at| is_within(at));
+        let (empty, written): (Vec<_>, Vec<_>) = within.partition(|&at| ranges[at].runs.is_empty());
+        // There is nothing that a drop could count for, and none is being written.
+        for at in empty {
+            self.forget_drops(ranges[at].low, ranges::high(&ranges, at), u64::MAX);
+        }
         let removed = Cell::new(0);
         let keep = |pair: Pair<'_>| {
             let keeps = keep(pair.id);
             removed.set(removed.get() + u64::from(pair.set && !keeps));
             keeps
         };
-        let written = (0..ranges.len())
-            .filter(|&at| ranges[at].low <= high && ranges::high(&ranges, at) >= low)
-            .filter(|&at| !ranges[at].runs.is_empty())
-            .try_for_each(|at| {
-                let all = ranges[at].runs.len();
-                match self.rewrite(store, &ranges, (at, all), None, &keep) {
-                    Ok(rewrite) => rewrites.push(rewrite),
-                    Err(error) if is_of_a_file(&error) => drop(damaged.get_or_insert(error)),
-                    Err(error) => return Err(error),
-                }
-                Ok(())
-            });
+        let written = written.into_iter().try_for_each(|at| {
+            let all = ranges[at].runs.len();
+            match self.rewrite(store, &ranges, (at, all), None, &keep) {
+                Ok(rewrite) => rewrites.push(rewrite),
+                Err(error) if is_of_a_file(&error) => drop(damaged.get_or_insert(error)),
+                Err(error) => return Err(error),
+            }
+            Ok(())
+        });
         self.publish(store, &ranges, rewrites, written, log)?;
         damaged.map_or(Ok(removed.get()), Err)
     }

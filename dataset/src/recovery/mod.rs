@@ -24,6 +24,7 @@ use commit_source::CommitSource;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
 use store::{
     Batch, Disk, FollowLog, Log, Progress, RealDisk, Record, Records, Store, StoreOptions,
 };
@@ -129,6 +130,10 @@ pub(crate) fn recover(
     recover_from(open(&options.dir)?, options, durability, follows, progress)
 }
 
+/// What the disk did not take while a log is read is not tried again for so long: each attempt
+/// writes all that it has room for.
+const REST: Duration = Duration::from_secs(5);
+
 /// Opens a data folder, which is made if it is missing.
 pub fn open(dir: &Path) -> Result<Arc<dyn Disk>, RecoverError> {
     let disk = RealDisk::open(dir);
@@ -178,7 +183,7 @@ pub fn recover_from(
         let rows = snapshot::load(&store, &mut engines, parts, &progress)?;
         tracing::info!("loaded a snapshot of {rows} rows");
     }
-    let mut failed = None;
+    let (mut failed, mut resting_until) = (None, None::<Instant>);
     let mut apply = |record: &Record<'_>| -> Result<(), String> {
         if record.kind == RecordKind::Catalogue as u8 {
             known = Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
@@ -193,11 +198,12 @@ pub fn recover_from(
             return Err(failed.insert(newer(record.kind.into())).to_string());
         }
         apply_record(&engines, parts, record.space, record.kind, record.payload)?;
-        let most_bytes = options.spill.max_bytes;
-        tiering::keep_within(
-            &Ground { store: &store, durability, most_bytes, live: None },
-            &engines,
-        );
+        if resting_until.is_none_or(|end| Instant::now() >= end) {
+            let most_bytes = options.spill.max_bytes;
+            let ground = Ground { store: &store, durability, most_bytes, live: None };
+            let is_kept = tiering::keep_within(&ground, &engines);
+            resting_until = (!is_kept).then(|| Instant::now() + REST);
+        }
         Ok(())
     };
     let replayed = if follows {

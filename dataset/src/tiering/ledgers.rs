@@ -5,7 +5,7 @@ use crate::engines::{Engines, ExistenceSpace};
 use crate::live::Live;
 use ledger::Flush;
 
-/// Dropped ids beyond which the runs are rewritten without their pairs.
+/// Dropped ids beyond which runs are rewritten without their pairs, those of most of them first.
 const MOST_DROPS: usize = 10_000;
 
 /// What a ledger is to do next.
@@ -33,8 +33,11 @@ impl Ground<'_> {
         let log = || self.flush();
         match due {
             Due::Flush => ledger.flush(self.store, Flush::Most, log).map(|_| ()),
+            // A range at a time: the disk needs room for one more of it only, and pairs are flushed
+            // in between.
             Due::Trim => {
-                let trimmed = ledger.ledger().trim(self.store, (0, u64::MAX), |_| true, log);
+                let Some(range) = ledger.ledger().most_dropped() else { return Ok(()) };
+                let trimmed = ledger.ledger().trim(self.store, range, |_| true, log);
                 ledger.damaged.note(0, u64::MAX, trimmed).map(drop)
             }
         }

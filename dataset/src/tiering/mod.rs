@@ -598,8 +598,9 @@ fn make_room(
     }
 }
 
-/// Keeps the spaces within their limits while they are filled from the log.
-pub(crate) fn keep_within(ground: &Ground<'_>, engines: &Engines) {
+/// Keeps the spaces within their limits while they are filled from the log. Whether the disk took
+/// what it had to.
+pub(crate) fn keep_within(ground: &Ground<'_>, engines: &Engines) -> bool {
     let limits = if engines.is_filling() { engines.deal() } else { Vec::new() };
     let counters = engines.counters().iter().zip(limits);
     for (space, limit) in counters.filter(|(space, _)| space.spills()) {
@@ -610,15 +611,14 @@ pub(crate) fn keep_within(ground: &Ground<'_>, engines: &Engines) {
                 Err(error) => {
                     // It takes more memory than it should, and will spill when it serves.
                     note_trouble(&engines.cold, space.name(), &error);
-                    return;
+                    return false;
                 }
             }
         }
     }
     let kept = filters::keep_within(ground, engines);
-    if let Err((name, error)) = kept.and_then(|()| ledgers::keep_within(ground, engines)) {
-        note_trouble(&engines.cold, &name, &error);
-    }
+    let kept = kept.and_then(|()| ledgers::keep_within(ground, engines));
+    kept.inspect_err(|(name, error)| note_trouble(&engines.cold, name, error)).is_ok()
 }
 
 /// Notes why a spill failed; says it, if that is not what was said last: it is tried again and

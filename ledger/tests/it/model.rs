@@ -241,3 +241,36 @@ fn members_of_an_id_come_in_pages() {
     assert_eq!(ledger.list((7, 7), None, usize::MAX).unwrap().len(), 15_000);
     assert!(!Ledger::takes(Member::Bytes(&[0; 513])) && Ledger::takes(Member::Bytes(&[0; 512])));
 }
+
+/// Drops that no run needs go too, and a trim of the range that has most of them rewrites no other.
+#[test]
+fn drops_are_forgotten_range_by_range() {
+    let disk = SimDisk::new(1);
+    let store = open(&disk);
+    let options = Options { range_pairs: 1000, ..Options::default() };
+    let ledger = Ledger::open(&store, SPACE, KIND, options).unwrap();
+    let trim = |ledger: &Ledger| {
+        let range = ledger.most_dropped().unwrap();
+        ledger.trim(&store, range, |_| true, || Ok(0)).unwrap();
+        range
+    };
+    ledger.set(7, Member::Number(1), true);
+    (0..20).for_each(|id| ledger.drop_id(id));
+    assert_eq!(trim(&ledger), (0, u64::MAX));
+    assert_eq!((ledger.dropped_ids(), ledger.stats().runs), (0, 0), "there is no run");
+    for id in 0..40 {
+        (0..100).for_each(|member| ledger.set(id, Member::Number(member), true));
+    }
+    ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+    assert!(ledger.stats().ranges >= 4);
+    (0..2).chain(30..34).for_each(|id| ledger.drop_id(id));
+    let (before, pairs) = (ledger.stats().written_pairs, ledger.stats().run_pairs);
+    let (low, high) = trim(&ledger);
+    assert!(low <= 33 && high >= 30, "{low} to {high}");
+    let after = ledger.stats();
+    assert!(after.written_pairs - before <= 1000 && after.drops < 6, "{after:?}");
+    while ledger.dropped_ids() > 0 {
+        trim(&ledger);
+    }
+    assert_eq!(ledger.stats().run_pairs, pairs - 600);
+}
