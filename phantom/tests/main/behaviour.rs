@@ -418,12 +418,14 @@ fn small_space_takes_small_clusters_far_apart() {
     };
     let space = Space::new(options).unwrap();
     let ids = || (0..40u64).flat_map(|n| (0..1000).map(move |i| FIRST + (n << 40) + i));
-    let mut most = 0;
+    let (mut most, mut taken_for_set) = (0, 0);
     for id in ids() {
-        assert_eq!(add(&space, id, 7), Change::Changed, "{id}");
+        taken_for_set += u32::from(add(&space, id, 7) != Change::Changed);
         most = most.max(space.outlier_pairs());
     }
     assert!((1000..5000).contains(&most), "{most} pairs aside");
+    // Of 40,000, at a rate of 1 in 10,000.
+    assert!(taken_for_set < 15, "{taken_for_set}");
     assert!(ids().all(|id| contains(&space, id, 7) == Answer::Yes));
 }
 
