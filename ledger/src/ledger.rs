@@ -2,7 +2,7 @@
 
 use crate::memory::Memory;
 use crate::merge::{Source, merge};
-use crate::pair::{MAX_MEMBER_BYTES, Member, Pairs};
+use crate::pair::{MAX_MEMBER_BYTES, Member, OwnedMember, Pair, Pairs};
 use crate::question::{Answer, Question};
 use crate::ranges::{self, Range, Ranges};
 use crate::run::Run;
@@ -236,22 +236,40 @@ impl Ledger {
     }
 
     /// At most `most` set pairs of the ids `low` to `high`, in order, behind `after`. Waits for the
-    /// disk. Pairs that change meanwhile may be there or not. Memory for `64 * most` pairs is taken
-    /// at worst, unless `low` is `high`.
+    /// disk. Pairs that change meanwhile may be there or not.
     pub fn list(
         &self,
-        (low, high): (u64, u64),
+        ids: (u64, u64),
         after: Option<(u64, Member<'_>)>,
         most: usize,
     ) -> store::Result<Pairs> {
         let mut list = Pairs::default();
+        let mut sure = self.list_some(ids, after, most, &mut list)?;
+        while let Some((id, member)) = sure.filter(|_| list.len() < most) {
+            sure = self.list_some(ids, Some((id, member.as_member())), most, &mut list)?;
+        }
+        Ok(list)
+    }
+
+    /// The same, put to `list`, as far as memory gave all pairs at once: up to which one that is;
+    /// `None`: there are no more.
+    fn list_some(
+        &self,
+        (low, high): (u64, u64),
+        after: Option<(u64, Member<'_>)>,
+        most: usize,
+        list: &mut Pairs,
+    ) -> store::Result<Option<(u64, OwnedMember)>> {
         let low = after.map_or(low, |(id, _)| low.max(id));
         if low > high || most == 0 {
-            return Ok(list);
+            return Ok(None);
         }
         let after = after.filter(|(id, _)| *id == low);
         // Memory first: what moves to a run meanwhile is in both.
-        let pairs = self.memory.list(&(low..=high), after, most);
+        let (pairs, sure) = self.memory.list(&(low..=high), after, most);
+        let end = sure.as_ref().map(|(id, member)| (*id, member.as_member()));
+        let is_beyond = |pair: Pair<'_>| pair.id > high || end.is_some_and(|end| pair.key() > end);
+        let last = end.map_or(high, |(id, _)| id);
         let dropped: BTreeMap<u64, u64> =
             self.dropped.read().range(low..=high).map(|(&id, &up_to)| (id, up_to)).collect();
         let is_void = |id, run: Option<u64>| {
@@ -261,12 +279,12 @@ impl Ledger {
         let first = ranges::at(&ranges, low);
         let mut from_memory = pairs.iter().peekable();
         for (at, range) in ranges.iter().enumerate().skip(first) {
-            if list.len() >= most || range.low > high {
+            if list.len() >= most || range.low > last {
                 break;
             }
-            let end = ranges::high(&ranges, at);
+            let highest = ranges::high(&ranges, at);
             let mut here = Pairs::default();
-            while let Some(pair) = from_memory.next_if(|pair| pair.id <= end) {
+            while let Some(pair) = from_memory.next_if(|pair| pair.id <= highest) {
                 here.push(pair);
             }
             let begin = low.max(range.low);
@@ -279,7 +297,7 @@ impl Ledger {
                 sources.push(Source::of_run(run, begin, after.filter(|(id, _)| *id == begin))?);
             }
             merge(&mut sources, is_void, |pair| {
-                if pair.id > high {
+                if is_beyond(pair) {
                     return Ok(false);
                 }
                 if pair.set {
@@ -288,7 +306,7 @@ impl Ledger {
                 Ok(list.len() < most)
             })?;
         }
-        Ok(list)
+        Ok(sure)
     }
 
     /// All pairs of an id are unset from now on. Pairs of it that are set later count; none is set

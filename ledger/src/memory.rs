@@ -10,7 +10,7 @@
 //! counts. Most likes of a moment are of few posts, so the tree of ids is small, and a like waits
 //! for few cache lines. A lock is held for one change, one look, or a piece of a walk.
 
-use crate::pair::{Member, Pair, Pairs};
+use crate::pair::{Member, OwnedMember, Pair, Pairs};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::btree_map::Entry;
@@ -24,6 +24,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 const SHARDS: usize = 64;
 /// Pairs of a walk while one lock is held.
 const PIECE: usize = 1024;
+/// Pairs that a shard is asked for beside its share of a list.
+const LEAST_OF_SHARD: usize = 16;
 /// Changes of an id's numbers beyond which these are a tree.
 const FEW: usize = 128;
 
@@ -419,29 +421,35 @@ impl Memory {
         }
     }
 
-    /// The pairs of some ids from `after` on, sorted. Of each shard not more than hold `most` that
-    /// are set: pairs beyond the `most`th set one of all may be missing.
+    /// About `most` pairs of some ids from `after` on, sorted, and the last one up to which none is
+    /// missing; `None`: all are there. Each shard is asked for twice its share.
     pub(crate) fn list(
         &self,
         ids: &RangeInclusive<u64>,
         after: Option<(u64, Member<'_>)>,
         most: usize,
-    ) -> Pairs {
-        let mut list = Pairs::default();
-        let single = ids.start() == ids.end();
-        for (number, shard) in self.shards.iter().enumerate() {
-            if single && number != shard_of(*ids.start()) {
-                continue;
-            }
-            let mut set = 0;
-            shard.lock().walk(&self.tally, ids, after, false, |pair| {
+    ) -> (Pairs, Option<(u64, OwnedMember)>) {
+        let (mut list, mut sure) = (Pairs::default(), None);
+        let (shards, each) = match ids.start() == ids.end() {
+            true => (shard_of(*ids.start())..shard_of(*ids.start()) + 1, most),
+            false => (0..SHARDS, most / (SHARDS / 2) + LEAST_OF_SHARD),
+        };
+        for shard in shards {
+            let before = list.len();
+            self.shards[shard].lock().walk(&self.tally, ids, after, false, |pair| {
                 list.push(pair);
-                set += usize::from(pair.set);
-                set < most
+                list.len() - before < each
             });
+            if let Some(last) = list.last().filter(|_| list.len() - before == each)
+                && sure.as_ref().is_none_or(|(id, member): &(u64, OwnedMember)| {
+                    last.key() < (*id, member.as_member())
+                })
+            {
+                sure = Some((last.id, last.member.to_owned()));
+            }
         }
         list.sort();
-        list
+        (list, sure)
     }
 }
 

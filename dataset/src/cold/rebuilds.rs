@@ -8,7 +8,7 @@ use phantom::Rebuild;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// Pairs that are listed together: about as many as some blocks have, so few are decoded twice.
-const PIECE: usize = 2048;
+const PIECE: usize = 512;
 
 /// The rebuild of a space's tables.
 #[derive(Default)]
