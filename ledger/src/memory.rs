@@ -421,8 +421,8 @@ impl Memory {
         }
     }
 
-    /// About `most` pairs of some ids from `after` on, sorted, and the last one up to which none is
-    /// missing; `None`: all are there. Each shard is asked for twice its share.
+    /// Pairs of some ids from `after` on, about `most` of them set, sorted, and the last one up to
+    /// which none is missing; `None`: all are there. Each shard is asked for twice its share.
     pub(crate) fn list(
         &self,
         ids: &RangeInclusive<u64>,
@@ -435,12 +435,13 @@ impl Memory {
             false => (0..SHARDS, most / (SHARDS / 2) + LEAST_OF_SHARD),
         };
         for shard in shards {
-            let before = list.len();
+            let mut set = 0;
             self.shards[shard].lock().walk(&self.tally, ids, after, false, |pair| {
                 list.push(pair);
-                list.len() - before < each
+                set += usize::from(pair.set);
+                set < each
             });
-            if let Some(last) = list.last().filter(|_| list.len() - before == each)
+            if let Some(last) = list.last().filter(|_| set == each)
                 && sure.as_ref().is_none_or(|(id, member): &(u64, OwnedMember)| {
                     last.key() < (*id, member.as_member())
                 })

@@ -17,7 +17,7 @@ from proxy import free_port
 # What is promised.
 LIMIT_S = 3.0
 # For a machine that does other things, too: dozens of processes start to talk at the same moment.
-SLACK_S = float(os.environ.get("TIDEMARK_OUTAGE_SLACK_S", "4"))
+SLACK_S = float(os.environ.get("TIDEMARK_OUTAGE_SLACK_S", "2"))
 # A Sentinel waits so long before it takes a silent node for dead.
 DOWN_AFTER_MS = 1000
 

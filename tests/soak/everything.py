@@ -5,15 +5,15 @@ Workers, as processes of their own, write and read posts through redis-py's Sent
 Meanwhile, at random: kill -9, SIGSTOP, links that are cut, half-open, slow or reset, planned failovers, syncs that fail (EIO), a disk
 that says it is full (ENOSPC) or takes a third of a second for each sync, wall clocks that jump by hours, thousands of
 connections at once, half requests, half-closed connections, clients that do not read; and the operator rolls, spills, saves and
-alters spaces. A fast disk, memory and all connections are watched.
+alters spaces. Memory, descriptors and turns are watched.
 
-At the end, and at the beginning of the next piece, all rows and members are compared, and all nodes with each other.
+At the end all rows and members are compared, on each node.
 
     cargo xtask soak --hours 2 --folder F       goes on with the data of F if there are any
 
 Writes F/report.html. Exit code 1 if anything was lost or wrong, or a node holds 30 MiB more than it accounts for after a quiet minute.
 """
-import argparse, collections, json, multiprocessing, os, pickle, random, resource, signal, socket, subprocess, sys, threading, time
+import argparse, collections, multiprocessing, os, pickle, random, resource, signal, socket, subprocess, sys, threading, time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "clients"))
 
