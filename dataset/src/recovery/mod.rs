@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 use store::{
-    Batch, Disk, FollowLog, Log, Progress, RealDisk, Record, Records, Store, StoreOptions,
+    Batch, Disk, FollowLog, Log, Progress, RealDisk, Record, Records, Store, StoreOptions, time,
 };
 
 /// Why a data folder could not be opened.
@@ -198,11 +198,11 @@ pub fn recover_from(
             return Err(failed.insert(newer(record.kind.into())).to_string());
         }
         apply_record(&engines, parts, record.space, record.kind, record.payload)?;
-        if resting_until.is_none_or(|end| Instant::now() >= end) {
+        if resting_until.is_none_or(|end| time::now() >= end) {
             let most_bytes = options.spill.max_bytes;
             let ground = Ground { store: &store, durability, most_bytes, live: None };
             let is_kept = tiering::keep_within(&ground, &engines);
-            resting_until = (!is_kept).then(|| Instant::now() + REST);
+            resting_until = (!is_kept).then(|| time::now() + REST);
         }
         Ok(())
     };
