@@ -13,9 +13,9 @@
 //!
 //! Filters cannot be merged with a changed few pairs but by writing all of their pages anew. So
 //! pairs that are set late are kept exactly (`late`), as those that are unset are, until there are
-//! enough of them. They go into the first filter of the chain that has room for all of them; if
-//! none has, the chain gets one more. A check asks one page of each filter of the chain: of one, if
-//! the table was closed early enough.
+//! enough of them. They fill the filters of the chain in turn (`table/contents`), and what has no
+//! room there is chained behind. A check asks one page of each filter of the chain: of one, if the
+//! table was closed early enough.
 //!
 //! **C1** A pair leaves `late` only after what lies below has its bits; a reader asks `late` first.
 //! **C2** A filter that is below never changes: a table is frozen behind the barrier that keeps its

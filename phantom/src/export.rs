@@ -37,7 +37,7 @@ impl Space {
     pub fn digest(&self, low: u64) -> Result<Option<TableDigest>, Unreadable> {
         let Some(((low, last), table)) = self.table_at(low) else { return Ok(None) };
         let (rate, pages, revoked) = (table.rate(), table.pages(), table.revoked.len());
-        let mut blocks = block_sums(&Contents::of(&table), &table.revoked)?;
+        let mut blocks = block_sums(&Contents::of(&table)?, &table.revoked)?;
         for (id, generation) in self.forgotten_in(low, last) {
             if let Some(sum) = blocks.get_mut(block_of_id(pages, id)) {
                 *sum = sum.wrapping_add(mix(mix(id) ^ generation));
@@ -62,7 +62,7 @@ impl Space {
         mut sink: impl FnMut(&[u8]) -> Result<(), E>,
     ) -> Result<bool, E> {
         let Some((_, table)) = self.table_at(low) else { return Ok(false) };
-        let contents = Contents::of(&table);
+        let contents = Contents::of(&table)?;
         // The words of all blocks first: of a pair that is set and unset meanwhile the bits would
         // come without what revokes it.
         let mut blocks = vec![];

@@ -37,7 +37,7 @@ use crate::error::MergeError;
 use crate::fill_ratio::FillRatio;
 use crate::filter::{Filter, page_of, words_have};
 use crate::hash::Pair;
-use crate::sizing::{PAGE_WORDS, Sizing, uncertainty};
+use crate::sizing::{PAGE_WORDS, Sizing, pairs_added, uncertainty};
 use crate::space::Space;
 use crate::table::contents::Contents;
 use crate::table::elsewhere::{Cold, ColdFill};
@@ -167,8 +167,7 @@ impl Space {
         let Some((_, table)) = self.table_at(low) else { return Ok(()) };
         let Some(cold) = table.cold().filter(|cold| !cold.knows_fill(link)) else { return Ok(()) };
         first();
-        let (sizing, pages) = Table::geometry(table.rate(), table.pages(), link);
-        Ok(cold.measure(&Contents::of(&table), link, FillRatio::empty(sizing, pages))?)
+        Ok(cold.measure(&table, link)?)
     }
 
     /// What it finds in one whose filters lie elsewhere.
@@ -179,13 +178,15 @@ impl Space {
         theirs: &Block,
     ) -> Result<Joint, MergeError> {
         let BlockPlace { link: at, block, .. } = theirs.place;
-        let contents = Contents::of(table);
+        if !cold.knows_fill(at) {
+            cold.measure(table, at)?;
+        }
         let (sizing, pages) = Table::geometry(table.rate(), table.pages(), at);
-        let mut words = contents.words(at, block)?;
-        words.resize(theirs.words.len(), 0);
-        let mut joint = Joint::new(sizing, pages, words, theirs);
+        let mut known = cold.fill.lock();
+        let Some(fill) = &mut *known else { return Err(Error::Full.into()) };
+        let ours = cold.words((at, block), (sizing, pages), &fill.lots)?;
+        let joint = Joint::new(sizing, pages, ours, theirs);
         if joint.added == 0 {
-            joint.contents = Some(contents);
             return Ok(joint);
         }
         let (late, most) = self.late();
@@ -193,15 +194,9 @@ impl Space {
         if is_more && late > 0 && late + BLOCK_PAIRS > most {
             return Err(Error::LateFull.into());
         }
-        if !cold.knows_fill(at) {
-            cold.measure(&contents, at, FillRatio::empty(sizing, pages))?;
-        }
-        if let Some(fill) = &mut *cold.fill.lock() {
-            fill.ratio.since = contents.late().saturating_sub(fill.late);
-            let rates = fill.ratio.rates_with(block, &joint.union);
-            joint.may_come(contents.pairs_of(at), rates)?;
-        }
-        joint.contents = Some(contents);
+        fill.ratio.since = (cold.late.len() as u64).saturating_sub(fill.late);
+        let rates = fill.ratio.rates_with(block, &joint.union);
+        joint.may_come(fill.pairs + fill.ratio.since, rates)?;
         Ok(joint)
     }
 
@@ -338,7 +333,7 @@ impl Table {
         let ours = &filter.words()[block_range(filter.pages(), block)];
         let before: Vec<u64> = ours.iter().map(|word| word.load(Relaxed)).collect();
         let after: Vec<u64> = before.iter().zip(&words).map(|(a, b)| a | b).collect();
-        link.join(block, &words, added(*filter.sizing(), &before, &after));
+        link.join(block, &words, pairs_added(*filter.sizing(), &before, &after));
         Ok(())
     }
 }
@@ -350,18 +345,23 @@ impl Cold {
         self.fill.lock().as_ref().is_some_and(|fill| (fill.link, fill.identity) == (link, identity))
     }
 
-    /// Reads how full it is; `ratio`: as if it were empty.
-    fn measure(
-        &self,
-        contents: &Contents,
-        link: usize,
-        mut ratio: FillRatio,
-    ) -> Result<(), Unreadable> {
+    /// Reads how full a filter is of the table that this stands for.
+    fn measure(&self, table: &Arc<Table>, link: usize) -> Result<(), Unreadable> {
         let identity = self.identity();
+        let contents = Contents::of(table)?;
+        let (sizing, pages) = Table::geometry(table.rate(), table.pages(), link);
+        let mut ratio = FillRatio::empty(sizing, pages);
         for block in 0..contents.blocks_of(link) {
             ratio.measure_words(block, &contents.words(link, block)?);
         }
-        *self.fill.lock() = Some(ColdFill { link, identity, late: contents.late(), ratio });
+        *self.fill.lock() = Some(ColdFill {
+            link,
+            identity,
+            late: contents.late.len() as u64,
+            lots: contents.lots_of(link),
+            pairs: contents.pairs_of(link),
+            ratio,
+        });
         Ok(())
     }
 
@@ -371,6 +371,7 @@ impl Cold {
         self.keep_block(link, block, theirs.words.clone());
         if let Some(fill) = self.fill.lock().as_mut().filter(|fill| fill.link == link) {
             fill.ratio.measure_words(block, &joint.union);
+            fill.pairs += joint.added;
         }
     }
 }
@@ -387,16 +388,13 @@ struct Joint {
     added: u64,
     /// A filter that is not chained yet.
     extension: Option<Filter>,
-    /// Of a table that lies elsewhere.
-    contents: Option<Contents>,
 }
 
 impl Joint {
     fn new(sizing: Sizing, pages: usize, ours: Vec<u64>, theirs: &Block) -> Joint {
         let union: Vec<u64> = ours.iter().zip(&theirs.words).map(|(a, b)| a | b).collect();
-        let added = added(sizing, &ours, &union);
-        let (extension, contents) = (None, None);
-        Joint { sizing, pages, bits: sizing.bits, ours, union, added, extension, contents }
+        let added = pairs_added(sizing, &ours, &union);
+        Joint { sizing, pages, bits: sizing.bits, ours, union, added, extension: None }
     }
 
     /// An error if it may not come to a filter of so many pairs (M1), whose block and which as a
@@ -426,6 +424,7 @@ impl Joint {
 /// sends forged hashes fills nothing of ours with them.
 fn newly_revoked(table: &Table, ours: &Joint, theirs: &Block) -> Result<Vec<u128>, Unreadable> {
     let BlockPlace { low, block, .. } = theirs.place;
+    let is_long = table.chain_len() > 1;
     let mut new = vec![];
     for &hash in &theirs.revoked {
         let pair = Pair::from_hash(low, hash);
@@ -434,14 +433,14 @@ fn newly_revoked(table: &Table, ours: &Joint, theirs: &Block) -> Result<Vec<u128
         if !has_bits || table.revoked.contains(hash) {
             continue;
         }
-        let is_known = match (table.cold(), &ours.contents) {
-            (Some(cold), Some(contents)) => {
-                // All of a chain of one filter is at hand.
+        let is_known = match table.cold() {
+            // All of a chain of one filter is at hand.
+            Some(cold) => {
                 cold.late.contains(hash)
                     || ours.has(&ours.ours, block, &pair)
-                    || (contents.chain.links() > 1 && cold.has(&pair)?)
+                    || (is_long && cold.has(&pair)?)
             }
-            _ => table.has_in_memory(&pair),
+            None => table.has_in_memory(&pair),
         };
         if !is_known {
             new.push(hash);
@@ -461,16 +460,6 @@ fn set_again(table: &Table, ours: &Joint, theirs: &Block) -> Vec<u128> {
         }
     });
     liked
-}
-
-/// How many pairs the words of a block stand for, beyond those of `before`, which it had.
-fn added(sizing: Sizing, before: &[u64], after: &[u64]) -> u64 {
-    let ones = |words: &[u64]| words.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
-    let (pages, before, after) = (after.len() / PAGE_WORDS, ones(before), ones(after));
-    if after == before {
-        return 0;
-    }
-    (sizing.pairs_of(after, pages) - sizing.pairs_of(before, pages)).max(1)
 }
 
 #[cfg(test)]

@@ -239,6 +239,16 @@ impl Sizing {
     }
 }
 
+/// How many pairs the words of a block stand for, beyond those of `before`, which it had.
+pub(crate) fn pairs_added(sizing: Sizing, before: &[u64], after: &[u64]) -> u64 {
+    let ones = |words: &[u64]| words.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
+    let (pages, before, after) = (after.len() / PAGE_WORDS, ones(before), ones(after));
+    if after == before {
+        return 0;
+    }
+    (sizing.pairs_of(after, pages) - sizing.pairs_of(before, pages)).max(1)
+}
+
 /// How far [`Sizing::pairs_of`] may be off: the number of set bits tells `pairs` with a deviation
 /// below their square root.
 pub(crate) fn uncertainty(pairs: u64) -> u64 {

@@ -2,14 +2,14 @@
 //! since (a merge).
 
 use crate::Error;
-use crate::block_layout::BLOCK_WORDS;
-use crate::filter::{Filter, PAGE_BYTES, page_has, page_of, page_set};
-use crate::hash::{Pair, Seed};
+use crate::filter::{Filter, PAGE_BYTES};
+use crate::hash::Seed;
 use crate::sizing::PAGE_WORDS;
 use crate::space::Space;
 use crate::table::Table;
-use crate::table::elsewhere::{Chain, Cold, ColdBackend, Lower, Part};
-use crate::table::late_blocks::{BLOCK_PAIRS, LateBlock};
+use crate::table::contents::Contents;
+use crate::table::elsewhere::{Chain, Cold, ColdBackend, Lower};
+use crate::table::late_blocks::BLOCK_PAIRS;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -19,17 +19,9 @@ pub struct Rewrite {
     pub(super) range: (u64, u64),
     pub(super) seed: Seed,
     pub(super) table: Arc<Table>,
-    lower: Arc<Lower>,
-    late: Vec<u128>,
-    /// In the order of their pages.
-    blocks: Vec<LateBlock>,
-    /// The late pairs by their pages in the filter number `target`, those that come first at the
-    /// end.
-    by_page: Vec<(usize, u128)>,
-    target: usize,
+    contents: Contents,
+    /// The filters as they are written.
     pub(super) chain: Chain,
-    /// Pages that there are already.
-    old_pages: usize,
     at: usize,
     pub(super) next_pages: usize,
 }
@@ -52,7 +44,7 @@ impl Rewrite {
 
     /// Pairs that were late, and are not any more; blocks count as in [`Space::late`].
     pub fn late(&self) -> usize {
-        self.late.len() + self.blocks.len() * BLOCK_PAIRS
+        self.contents.late.len() + self.contents.blocks.len() * BLOCK_PAIRS
     }
 
     /// The next page; false: there is none. `read` gives a page as it lies elsewhere.
@@ -64,8 +56,8 @@ impl Rewrite {
         if self.at == self.chain.pages() {
             return Ok(false);
         }
-        match &*self.lower {
-            _ if self.at >= self.old_pages => page.fill(0),
+        match &*self.contents.lower {
+            _ if self.at >= self.contents.stored => page.fill(0),
             Lower::Elsewhere(..) => read(self.at, page)?,
             Lower::Memory(table) => {
                 let part =
@@ -80,68 +72,11 @@ impl Rewrite {
                 }
             }
         }
-        self.join_block(page);
-        let part = &mut self.chain.parts[self.target];
-        while let Some((_, hash)) = self.by_page.pop_if(|late| late.0 == self.at) {
-            let pair = Pair::from_hash(0, hash);
-            if !page_has(page, &pair, part.sizing.bits) {
-                page_set(page, &pair, part.sizing.bits);
-                part.pairs += 1;
-            }
-        }
+        let (link, came) = self.contents.complete(self.at, page);
+        self.chain.parts[link].pairs += came;
         self.at += 1;
         Ok(true)
     }
-
-    /// Adds to the page at hand what a block has for it.
-    fn join_block(&mut self, page: &mut [u8; PAGE_BYTES]) {
-        if self.blocks.is_empty() {
-            return;
-        }
-        let Some(number) = self.chain.parts.iter().rposition(|part| part.first <= self.at) else {
-            return;
-        };
-        let part = &mut self.chain.parts[number];
-        let at = self.at - part.first;
-        let behind = self
-            .blocks
-            .partition_point(|b| (b.link, b.block) <= (number, at * PAGE_WORDS / BLOCK_WORDS));
-        let block =
-            behind.checked_sub(1).map(|i| &self.blocks[i]).filter(|block| block.link == number);
-        let Some(words) = block.and_then(|block| block.page(at)) else { return };
-        let (mut before, mut after) = (0, 0);
-        for (bytes, more) in page.as_chunks_mut().0.iter_mut().zip(words) {
-            let word = u64::from_le_bytes(*bytes);
-            before += u64::from(word.count_ones());
-            after += u64::from((word | more).count_ones());
-            *bytes = (word | more).to_le_bytes();
-        }
-        part.pairs += part.sizing.pairs_of(after, 1) - part.sizing.pairs_of(before, 1);
-    }
-}
-
-/// Of these late pairs those that are to be added. A log that is read again has pairs come late
-/// that the filters have already, and each start would make them larger. In one filter with room it
-/// is seen when its page is at hand; where there are several, or another is to come, all are asked.
-fn fresh(late: &[u128], lower: &Lower, chain: &Chain) -> Result<Vec<u128>, Error> {
-    let Lower::Elsewhere(below, _) = lower else { return Ok(late.to_vec()) };
-    let first = &chain.parts[0];
-    let has_room = first.pairs + late.len() as u64 <= first.sizing.capacity(first.pages);
-    let mut fresh = late.to_vec();
-    if has_room && chain.links() == 1 {
-        return Ok(fresh);
-    }
-    // So that the pages are asked in their order.
-    fresh.sort_by_cached_key(|&hash| page_of(&Pair::from_hash(0, hash), first.pages));
-    let mut failed = None;
-    fresh.retain(|&hash| match below.has(&Pair::from_hash(0, hash)) {
-        Ok(is_there) => !is_there,
-        Err(unreadable) => {
-            failed = Some(unreadable);
-            true
-        }
-    });
-    failed.map_or(Ok(fresh), |unreadable| Err(unreadable.into()))
 }
 
 impl Space {
@@ -173,19 +108,11 @@ impl Space {
             self.ring.finish(&old);
             table = frozen;
         }
-        let Some(cold) = table.cold() else { return Ok(None) };
-        let rewrite = self.rewrite_of(range, &table, cold.lower());
-        let mut chain = rewrite.chain.clone();
-        let mut late = vec![];
-        cold.late.for_each(|hash| late.push(hash));
-        let fresh = fresh(&late, &rewrite.lower, &chain)?;
-        let blocks = cold.blocks.all();
-        let target = chain.make_room(&blocks, fresh.len()).ok_or(Error::Full)?;
-        let Part { first, pages, .. } = chain.parts[target];
-        let place = |&hash: &u128| (first + page_of(&Pair::from_hash(0, hash), pages), hash);
-        let mut by_page: Vec<_> = fresh.iter().map(place).collect();
-        by_page.sort_unstable_by(|a, b| b.cmp(a));
-        Ok(Some(Rewrite { late, blocks, by_page, target, chain, ..rewrite }))
+        let contents = Contents::of(&table)?;
+        if contents.is_overfull {
+            return Err(Error::Full);
+        }
+        Ok(Some(self.rewrite_of(range, &table, contents)))
     }
 
     /// To write `next` in the place of what a table has elsewhere; `late` it has already.
@@ -196,24 +123,19 @@ impl Space {
         next: &Arc<Table>,
         late: Vec<u128>,
     ) -> Rewrite {
-        let lower = Arc::new(Lower::Memory(next.clone()));
-        Rewrite { late, ..self.rewrite_of(range, table, lower) }
+        let mut contents = Contents::below(Arc::new(Lower::Memory(next.clone())));
+        contents.late = late;
+        self.rewrite_of(range, table, contents)
     }
 
-    /// To write what is below a table as it is.
-    fn rewrite_of(&self, range: (u64, u64), table: &Arc<Table>, lower: Arc<Lower>) -> Rewrite {
-        let chain = Chain::clone(&lower.chain());
+    /// To write these contents.
+    fn rewrite_of(&self, range: (u64, u64), table: &Arc<Table>, contents: Contents) -> Rewrite {
         Rewrite {
             range,
             seed: self.seed,
             table: table.clone(),
-            lower,
-            late: vec![],
-            blocks: vec![],
-            by_page: vec![],
-            target: 0,
-            old_pages: chain.pages(),
-            chain,
+            chain: contents.chain.clone(),
+            contents,
             at: 0,
             // Of the first filter of the table that follows.
             next_pages: self.table_over(range.1 + 1).map_or(1, |(_, next)| next.pages()),
@@ -228,17 +150,17 @@ impl Space {
         let lower = Lower::Elsewhere(below, Arc::new(rewrite.chain));
         let old = std::mem::replace(&mut *cold.lower.write(), Arc::new(lower));
         // C1.
-        cold.forget_late(&rewrite.late, &rewrite.blocks);
+        cold.forget_late(&rewrite.contents.late, &rewrite.contents.blocks);
         // Readers may still be in it: its memory goes to the next table when they are not.
         let retire = |lower: &Lower| match lower {
             Lower::Memory(table) => self.upkeep.retire(table.clone()),
             Lower::Elsewhere(..) => {}
         };
         retire(&old);
-        if !Arc::ptr_eq(&old, &rewrite.lower) {
+        if !Arc::ptr_eq(&old, &rewrite.contents.lower) {
             // What was written was built anew.
             rewrite.table.set_outdated(false);
-            retire(&rewrite.lower);
+            retire(&rewrite.contents.lower);
         }
     }
 }

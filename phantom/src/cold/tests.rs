@@ -40,6 +40,7 @@ impl ColdBackend for Stored {
         if self.spoiled.load(Relaxed) {
             return Err(Unreadable { id: 0, why: "spoiled".into() });
         }
+        self.reads.fetch_add(1, Relaxed);
         let there = &self.pages.as_flattened()[first * PAGE_BYTES..];
         pages.copy_from_slice(&there[..pages.len()]);
         Ok(())
@@ -755,6 +756,112 @@ fn a_table_elsewhere_is_compared_exported_and_merged_as_one_in_memory() {
     assert!(space.digest(0).is_err());
     let block = space.read_block(&mut &bytes[..]).unwrap();
     assert!(matches!(space.merge_block(&block, || ()), Err(crate::MergeError::Unreadable(_))));
+}
+
+fn whole(space: &Space) -> Vec<u8> {
+    let numbers: Vec<usize> = (0..space.digest(0).unwrap().unwrap().blocks.len()).collect();
+    let mut bytes = vec![];
+    let sink = |block: &[u8]| {
+        bytes.extend_from_slice(block);
+        Ok::<(), Unreadable>(())
+    };
+    assert!(space.export_blocks(0, &numbers, sink).unwrap());
+    bytes
+}
+
+/// Blocks that were merged.
+fn merge_all(space: &Space, mut rest: &[u8]) -> u64 {
+    let mut merged = 0;
+    while !rest.is_empty() {
+        let block = space.read_block(&mut rest).unwrap();
+        space.merge_block(&block, || ()).unwrap();
+        merged += 1;
+    }
+    merged
+}
+
+/// More pairs come late than the next filter of the chain holds. Those before the last are filled,
+/// each pair is in the filter that the digest said before, the rate holds; and another site takes
+/// all blocks, whether the pairs are late here or written, and whatever is late there.
+#[test]
+fn late_pairs_leave_no_filter_empty_before_another() {
+    let options = Options { pairs_per_table: 1 << 17, max_tables: 60, ..options(0.001) };
+    let [space, memory, cold] = [(); 3].map(|()| filled_as(options.clone(), 16_000));
+    let [shelf, other] = [(); 2].map(|()| Shelf::default());
+    shelf.write(&space, 0, || ());
+    other.write(&cold, 0, || ());
+    let chain = space.table_at(0).unwrap().1.cold().unwrap().chain();
+    let (first, room) = (chain.first_capacity(), chain.first_capacity() - chain.pairs());
+    // The highest ids are in the next table.
+    let late = |n: u64| space.pair(100 + n % 10_000, &member(100_000 + n));
+    let number = room + first / 4;
+    (0..number).for_each(|n| space.put(&late(n), true).unwrap());
+    let (said, blocks) = (space.digest(0).unwrap(), whole(&space));
+    // Most of them, and others, are late there, too: they are dealt to its filters alike.
+    let there = number;
+    (0..there).for_each(|n| cold.put(&late(n + 50), true).unwrap());
+    assert!(merge_all(&memory, &blocks) > 2 && merge_all(&cold, &blocks) > 2);
+    shelf.write(&space, 0, || ());
+    other.write(&cold, 0, || ());
+    let chain = shelf.tables.lock()[&0].chain.clone();
+    assert!(chain.links() >= 3 && chain.parts.iter().all(|part| part.pairs > 0));
+    assert!(chain.rate() <= 0.001);
+    assert_eq!(space.digest(0).unwrap(), said);
+    assert!(whole(&space) == blocks);
+    let never = |n: &u64| space.contains(100 + n % 10_000, &member(1 << 40 | n)).unwrap();
+    let wrong = (0..200_000).filter(|n| never(n) == Answer::Yes).count();
+    assert!(wrong < 260, "{wrong} of 200,000 at a rate of 0.001");
+    for space in [&space, &memory, &cold] {
+        assert!((0..number).all(|n| space.contains_pair(&late(n)).unwrap() == Answer::Yes));
+    }
+    assert!((0..there + 50).all(|n| cold.contains_pair(&late(n)).unwrap() == Answer::Yes));
+    // A log that is read again has them come once more: it changes no digest, and few reads show
+    // that nothing is new.
+    let stored = shelf.tables.lock()[&0].clone();
+    (0..number).for_each(|n| space.put(&late(n), true).unwrap());
+    let before = stored.reads.load(Relaxed);
+    assert_eq!(space.digest(0).unwrap(), said);
+    let reads = stored.reads.load(Relaxed) - before;
+    assert!(reads < 2 * said.as_ref().unwrap().blocks.len() as u64 + 9, "{reads} reads");
+    shelf.write(&space, 0, || ());
+    let again = shelf.tables.lock()[&0].chain.clone();
+    assert_eq!((again.pages(), again.pairs()), (chain.pages(), chain.pairs()));
+    assert_eq!(space.digest(0).unwrap(), said);
+}
+
+/// A site is repaired from one with nearly the same pairs, and both are nearly full: what is there
+/// twice takes no room, before a restart and after it.
+#[test]
+fn a_nearly_full_table_is_repaired_by_blocks() {
+    let options = Options { pairs_per_table: 1 << 17, max_tables: 3, ..options(0.001) };
+    let [space, there] = [(); 2].map(|()| filled_as(options.clone(), 14_000));
+    let shelf = Shelf::default();
+    shelf.write(&space, 0, || ());
+    let first = space.table_at(0).unwrap().1.cold().unwrap().chain();
+    assert!(first.pairs() > first.first_capacity() / 2, "more than half full");
+    // The highest ids are in the next table.
+    let lost = |n: u64| there.pair(100 + n % 10_000, &member(100_000 + n));
+    (0..300).for_each(|n| there.put(&lost(n), true).unwrap());
+    let merged = merge_all(&space, &whole(&there));
+    // Late ones take what is left; then it is repaired once more.
+    let late = |n: u64| space.pair(100 + n % 10_000, &member(200_000 + n));
+    (0..300).for_each(|n| space.put(&late(n), true).unwrap());
+    (300..600).for_each(|n| there.put(&lost(n), true).unwrap());
+    assert_eq!(merge_all(&space, &whole(&there)), merged);
+    let again = Shelf::default();
+    again.tables.lock().clone_from(&shelf.tables.lock());
+    let restored = again.restored(&space);
+    for (space, shelf) in [(&space, &shelf), (&restored, &again)] {
+        assert_eq!(space.digest(0).unwrap().unwrap().blocks.len() as u64, merged);
+        shelf.write(space, 0, || ());
+        let chain = shelf.tables.lock()[&0].chain.clone();
+        assert_eq!(chain.links(), 1);
+        assert!(chain.pairs().abs_diff(first.pairs() + 900) < 200, "{}", chain.pairs());
+        for n in 0..600 {
+            assert_eq!(space.contains_pair(&lost(n)).unwrap(), Answer::Yes);
+            assert_eq!(space.contains_pair(&late(n % 300)).unwrap(), Answer::Yes);
+        }
+    }
 }
 
 /// A block takes memory as late pairs do: it is refused where they would be, and comes when what

@@ -6,8 +6,9 @@ use crate::fill_ratio::FillRatio;
 use crate::filter::{PAGE_BYTES, page_has, page_of};
 use crate::hash::Pair;
 use crate::sizing::Sizing;
-use crate::table::Table;
+use crate::table::contents::Lots;
 use crate::table::late_blocks::{BLOCK_PAIRS, LateBlock, LateBlocks};
+use crate::table::{LINKS, Table};
 use parking_lot::{Mutex, RwLock};
 use rolling::Unreadable;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -149,8 +150,12 @@ pub(crate) struct ColdFill {
     pub(crate) link: usize,
     /// Of what lies below.
     pub(crate) identity: u64,
-    /// Late pairs that are in it.
+    /// Late pairs that there were.
     pub(crate) late: u64,
+    /// Which of them it takes.
+    pub(crate) lots: Lots,
+    /// Its pairs, with those that come to it.
+    pub(crate) pairs: u64,
     pub(crate) ratio: FillRatio,
 }
 
@@ -179,6 +184,19 @@ impl Cold {
             Lower::Memory(table) => Some(table.clone()),
             Lower::Elsewhere(..) => None,
         }
+    }
+
+    /// Filters of the chain when what came late has been written, at most.
+    pub(crate) fn chain_len(&self) -> usize {
+        let mut chain = Chain::clone(&self.chain());
+        let capacity = |part: &Part| part.sizing.capacity(part.pages);
+        let room = chain.parts.iter().map(|part| capacity(part).saturating_sub(part.pairs));
+        let mut late = (self.late.len() as u64).saturating_sub(room.sum());
+        while late > 0 && chain.links() < LINKS {
+            chain.extend(chain.first_pages(), 0);
+            late = late.saturating_sub(chain.parts.last().map_or(0, capacity));
+        }
+        chain.links().max(self.blocks.links())
     }
 
     pub(crate) fn identity(&self) -> u64 {

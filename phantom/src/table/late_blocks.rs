@@ -9,7 +9,7 @@ use crate::filter::{page_of, words_have};
 use crate::hash::Pair;
 use crate::sizing::PAGE_WORDS;
 use crate::table::Table;
-use crate::table::elsewhere::{LATE_BYTES, Part};
+use crate::table::elsewhere::LATE_BYTES;
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -114,12 +114,6 @@ impl LateBlocks {
 }
 
 impl LateBlock {
-    /// How many pairs its bits alone stand for in a filter of this part, at most.
-    pub(crate) fn pairs(&self, part: &Part) -> u64 {
-        let ones = self.words.iter().map(|word| u64::from(word.count_ones())).sum();
-        part.sizing.pairs_of(ones, self.words.len() / PAGE_WORDS) + 1
-    }
-
     /// Its words of a page of its filter, if it has that.
     pub(crate) fn page(&self, page: usize) -> Option<&[u64]> {
         let first = (page * PAGE_WORDS).checked_sub(self.block * BLOCK_WORDS)?;

@@ -256,10 +256,7 @@ impl Table {
 
     /// Filters of the chain, wherever they lie.
     pub(crate) fn chain_len(&self) -> usize {
-        self.cold().map_or_else(
-            || self.links().count(),
-            |cold| cold.chain().links().max(cold.blocks.links()),
-        )
+        self.cold().map_or_else(|| self.links().count(), Cold::chain_len)
     }
 
     pub(crate) fn first_filter(&self) -> &Filter {

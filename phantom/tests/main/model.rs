@@ -252,8 +252,9 @@ impl Run {
                 "step {}: ({id}, {member}) was merged, and is not found",
                 self.step
             );
-            // An id far ahead may be found by mistake, and not be when the next table begins.
-            if found && self.space.highest_id().is_some_and(|high| id <= high) {
+            // One that did not come may be found by mistake, and not be when the next table begins,
+            // if its id is far ahead or between two ranges.
+            if found && is_there && self.space.highest_id().is_some_and(|high| id <= high) {
                 self.model.insert((id, member), true);
             }
         }

@@ -104,7 +104,8 @@ pub(crate) const TABLE: &[Spec] = &[
         "What two servers need to compare the tables of an existence space: per table, or for the \
          one that begins at the id low, range, rate, size and a checksum; with low also the \
          checksums of its blocks (64 KiB of a filter, and the pairs that are revoked \
-         there). Tables on the disk are read for it, all of them without low. They have the digest \
+         there). Tables on the disk are read for it, all of them without low; one that the disk has \
+         damaged has an error in the place of a digest. They have the digest \
          that they would have in memory, unless pairs that came late need a further filter \
          (extensions in TM.TABLES)."),
     spec("tm.export", -4, flag::NAMED | flag::READONLY | flag::NO_MULTI | ADMIN,
@@ -121,7 +122,6 @@ pub(crate) const TABLE: &[Spec] = &[
          table, compare its TM.DIGEST on both servers and move those that differ. One may differ \
          and be sound: of a pair that was set and unset within one batch of the log only the \
          server that did so has bits. Blocks for a table on the disk wait in memory for a merge of \
-         its file, as late pairs do. Such a table that is more than half full may refuse sound \
-         blocks (the union would exceed the error rate, or a filter has no predecessor): send \
-         TM.SPILL to both servers, and all again. Refused where the space has a ledger."),
+         its file, as late pairs do. A block is refused where the union would exceed the error \
+         rate, as of two full tables with different pairs, and where the space has a ledger."),
 ];

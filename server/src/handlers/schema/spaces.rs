@@ -506,7 +506,17 @@ fn digest(call: &mut Call<'_>) -> Outcome {
             if node.stop.is_stopped() {
                 return Err(refuse!("ERR the server is stopping"));
             }
-            let Some(digest) = space.digest(table)? else { continue };
+            let digest = match space.digest(table) {
+                Ok(Some(digest)) => digest,
+                Ok(None) => continue,
+                // Of all tables the others are told.
+                Err(error) if low.is_none() => {
+                    let why = Value::Text(error.to_string());
+                    all.push(vec![("low", Value::Id(table)), ("error", why)]);
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
             let bytes: Vec<u8> =
                 digest.blocks.iter().flat_map(|block| block.to_le_bytes()).collect();
             let hex = |sum: u64| format!("{sum:016x}");
