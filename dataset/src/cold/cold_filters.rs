@@ -11,8 +11,8 @@ use crate::cold::{Cold, Key, Read, Unreadable, Values};
 use crate::log_records::RecordKind;
 use arc_swap::ArcSwap;
 use phantom::{Chain, ColdBackend, Member, Note, Pair};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 use store::{BLOCK_BYTES, BlockPlace, FileEntry, PageFile, Store};
 
@@ -21,6 +21,8 @@ pub struct PairFile {
     file: PageFile,
     chain: Arc<Chain>,
     shared: Arc<Cold>,
+    /// Itself, for those who read it later.
+    this: Weak<PairFile>,
 }
 
 impl PairFile {
@@ -39,7 +41,13 @@ impl PairFile {
         if note.range() != (entry.tag.low, entry.tag.high) || chain.pages() as u64 != file.pages() {
             return Err(corrupt("its note is that of another table".to_owned()));
         }
-        Ok((Arc::new(PairFile { file, chain, shared: shared.clone() }), note))
+        let file = Arc::new_cyclic(|this| PairFile {
+            file,
+            chain,
+            shared: shared.clone(),
+            this: this.clone(),
+        });
+        Ok((file, note))
     }
 
     /// As the manifest names it.
@@ -123,7 +131,10 @@ impl PairFile {
 
 impl ColdBackend for PairFile {
     fn has(&self, pair: &Pair) -> Result<bool, Unreadable> {
-        let read = self.shared.at_hand(&self.key(pair)).unwrap_or_else(|| {
+        let want = |fetching: &mut Fetching| {
+            self.this.upgrade().iter().for_each(|this| fetching.want_pair(this, pair));
+        };
+        let read = self.shared.find(&self.key(pair), want).unwrap_or_else(|| {
             self.shared.figures.reads_in_place.fetch_add(1, Relaxed);
             self.read(pair)
         });

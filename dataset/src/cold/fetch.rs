@@ -6,13 +6,13 @@
 //! line after each so many: a request for a million rows does not delay a page.
 
 use crate::cold::cold_filters::PairFile;
+use crate::cold::key_hash::KeyHash;
 use crate::cold::ledger::{Lookup, PairLedger};
 use crate::cold::{Cold, Key, PINS, Read, Values, uring};
 use crate::options::IoMethod;
 use ledger::Question;
 use parking_lot::{Condvar, Mutex};
 use phantom::Pair;
-use quick_cache::DefaultHashBuilder;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -36,7 +36,7 @@ const WANTED_BYTES: usize =
     size_of::<(Arc<ColdFile>, u64, u64)>() + size_of::<What>() + 2 * size_of::<(Key, Read)>();
 
 /// Rows at hand for one turn; looked for several times each.
-pub type Pins = HashMap<Key, Read, DefaultHashBuilder>;
+pub type Pins = HashMap<Key, Read, KeyHash>;
 
 /// Rows and pairs that a turn needs and that are not at hand.
 #[derive(Default)]
@@ -447,6 +447,37 @@ mod tests {
         let jobs: Vec<What> = (0..jobs as u64).map(rows).collect();
         line.turns.push_back(Rest { jobs: jobs.into_iter(), turn, taken: 0 });
         end
+    }
+
+    #[test]
+    fn a_page_notes_what_it_lacks_and_keeps_what_it_found_after_that() {
+        let cold = Cold::new(1 << 20, 1, IoMethod::Threads);
+        let (file, row) = (file(), Some(Values::from_slice(&[70])));
+        let keys = [1, 2, 3].map(|id| (7, id));
+        cold.cache.insert(keys[0], row.clone());
+        cold.cache.insert(keys[2], row.clone());
+        let want = |fetching: &mut Fetching| fetching.want(&file, 0, 7);
+        let missing = cold.note_missing(|| {
+            let reads = keys.map(|key| cold.find(&key, want).expect("it is not read in place"));
+            assert_eq!((&reads[0], &reads[2]), (&Ok(row.clone()), &Ok(row.clone())));
+            assert!(reads[1].is_err());
+        });
+        assert_eq!(missing.len(), 1);
+        let figures = [&cold.figures.hits, &cold.figures.misses].map(|n| n.load(Relaxed));
+        assert_eq!(figures, [2, 1]);
+        assert_eq!(crate::cold::unpin().into_keys().collect::<Vec<_>>(), [keys[2]]);
+        // Other reads are done in place: those behind it, and behind one that has panicked.
+        assert_eq!(cold.find(&keys[1], want), None);
+        let panics = std::panic::AssertUnwindSafe(|| cold.note_missing(|| panic!("of a test")));
+        assert!(std::panic::catch_unwind(panics).is_err());
+        assert_eq!(cold.find(&keys[1], want), None);
+        // What was fetched is there, and so is why it could not be.
+        crate::cold::pin(Pins::from_iter([(keys[1], Err("it is damaged".into()))]));
+        let missing = cold.note_missing(|| {
+            assert_eq!(cold.find(&keys[1], want), Some(Err("it is damaged".into())));
+        });
+        assert!(missing.is_ready());
+        crate::cold::unpin();
     }
 
     #[test]

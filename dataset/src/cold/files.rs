@@ -290,7 +290,9 @@ impl ColdBackend for Reader {
     fn get(&self, id: u64, out: &mut [i64]) -> Result<bool, Unreadable> {
         let files = self.0.files.load();
         let Some(place) = files.find(id) else { return Ok(false) };
-        let read = self.0.shared.at_hand(&place.key(id)).unwrap_or_else(|| self.0.read(&place, id));
+        let want = |fetching: &mut Fetching| fetching.want(place.file, place.block, id);
+        let read = self.0.shared.find(&place.key(id), want);
+        let read = read.unwrap_or_else(|| self.0.read(&place, id));
         read.map(|row| copy(row, out)).map_err(|why| Unreadable { id, why })
     }
 

@@ -5,6 +5,7 @@
 //!        |  some: the turn stops there                                   ^
 //!        '-> one job per 4 KiB block: io_uring, else threads (fetch.rs) -' pinned for the turn,
 //!                                                                          and in the cache
+//!   a page -> is read, and lacks something --> the same, then it is read again (missing.rs)
 //!   a command -> counter::Space -> misses the row in memory -> ColdBackend::get
 //!             -> pins, cache, else one read in place
 //! ```
@@ -27,7 +28,9 @@ pub mod cold_filters;
 pub mod damage;
 pub mod fetch;
 pub mod files;
+pub mod key_hash;
 pub mod ledger;
+pub mod missing;
 pub mod overlay;
 pub mod quarantine;
 pub mod rebuilds;
@@ -38,8 +41,9 @@ pub use rolling::{Unreadable, UnreadableIds};
 use crate::options::IoMethod;
 use fetch::Pins;
 use fetch::Reads;
+use key_hash::KeyHash;
+use quick_cache::OptionsBuilder;
 use quick_cache::sync::{Cache, DefaultLifecycle};
-use quick_cache::{DefaultHashBuilder, OptionsBuilder};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -151,7 +155,7 @@ impl Figures {
 
 /// What all spaces share: the cache, the readers, and figures.
 pub struct Cold {
-    cache: Cache<Key, Row, Weight>,
+    cache: Cache<Key, Row, Weight, KeyHash>,
     reads: Reads,
     /// What cold rows have cost.
     pub figures: Figures,
@@ -173,12 +177,8 @@ impl Cold {
             .ghost_allocation(GHOSTS);
         // Only a missing number is an error.
         let options = options.build().expect("both capacities are given");
-        let cache = Cache::with_options(
-            options,
-            Weight,
-            DefaultHashBuilder::default(),
-            DefaultLifecycle::default(),
-        );
+        let cache =
+            Cache::with_options(options, Weight, KeyHash::default(), DefaultLifecycle::default());
         Arc::new(Cold {
             cache,
             reads: Reads::new(threads, method),
@@ -226,10 +226,7 @@ impl Cold {
 
     /// What is at hand of a row: pinned for this turn, or cached.
     fn at_hand(&self, key: &Key) -> Option<Read> {
-        if let Some(read) = PINS.with_borrow(|pins| pins.get(key).cloned()) {
-            return Some(read);
-        }
-        self.cache.get(key).map(Ok)
+        missing::pinned(key).or_else(|| self.cache.get(key).map(Ok))
     }
 
     /// Whether a turn need not have it read. What is cached stays at hand for the turn, whatever

@@ -55,7 +55,8 @@ pub(crate) fn execute(
         Ok((numbers, spec)) => run(spec, numbers, args, reply.again(), session, node, scratch),
     };
     reply.set_protocol(session.client.protocol());
-    if session.suspension.is_asked() {
+    session.notes_missing = false;
+    if session.is_put_off() {
         // It will be executed again, and answered then.
         reply.rewind(mark);
         if is_tracked {
@@ -63,6 +64,7 @@ pub(crate) fn execute(
         }
         return true;
     }
+    session.is_again = false;
     if session.suspension.is_back() {
         // It was refused before it asked for the outcome, which belongs to no other command.
         session.suspension.come();
@@ -223,7 +225,7 @@ pub(crate) fn run(
     // A request that comes back from a suspension was shown and counted when it left, and one that
     // is done in portions with the first of them.
     let goes_on = session.portion.as_ref().is_some_and(|portion| portion.goes_on);
-    let is_back = session.suspension.is_back() || goes_on;
+    let is_back = session.suspension.is_back() || session.is_again || goes_on;
     if is_watched && spec.name != "exec" && !is_back {
         show(args, session, node);
     }
@@ -248,7 +250,7 @@ pub(crate) fn run(
         || args.len() > slowlog::MANY_ARGS;
     let began = timed.then(Instant::now);
     let outcome = handler(number)(&mut call);
-    if call.session.suspension.is_asked() {
+    if call.session.is_put_off() {
         return Ok(());
     }
     if is_watched && spec.name == "exec" {
@@ -400,17 +402,11 @@ impl UnreadableRows {
     }
 
     #[cold]
-    fn note_all(&mut self, ids: &UnreadableIds) {
+    pub(crate) fn note_all(&mut self, ids: &UnreadableIds) {
         let refusals = self.0.get_or_insert_default();
         for unreadable in ids.all() {
             refusals.entry(unreadable.id).or_insert_with(|| unreadable.clone().into());
         }
-    }
-
-    /// Whether all rows could be read.
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_none()
     }
 
     /// For a row that was not found: whether that is so because it could not be read.

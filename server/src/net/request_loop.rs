@@ -310,17 +310,19 @@ impl RequestLoop {
                     return request.bytes.start;
                 }
                 if has_cold {
-                    let mut fetching = Fetching::default();
-                    cold_keys::ask(request.found, args, session, node.engines(), &mut fetching);
-                    if !fetching.is_ready() {
-                        tallies.commands.add(index as u64);
-                        self.scanner.restart();
-                        self.fetch(node, &buf[request.bytes.end..], fetching);
-                        return request.bytes.start;
-                    }
+                    session.missing =
+                        cold_keys::before(request.found, args, session, node.engines());
                 }
-                if !execute::execute(request.found, args, session, node, out, scratch) {
+                if session.missing.is_none()
+                    && !execute::execute(request.found, args, session, node, out, scratch)
+                {
                     tallies.errors.add(1);
+                }
+                if let Some(fetching) = session.missing.take() {
+                    tallies.commands.add(index as u64);
+                    self.scanner.restart();
+                    self.fetch(node, &buf[request.bytes.end..], fetching);
+                    return request.bytes.start;
                 }
                 if session.suspension.is_asked() {
                     let suspension = session.suspension.leave();

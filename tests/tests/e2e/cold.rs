@@ -575,6 +575,56 @@ fn flags_of_spilled_posts_are_shown(method: IoMethod) {
     assert_eq!(likes(&mut connection, 8, &ids[..50]), [[1, 1]; 50]);
 }
 
+/// A page that lacks rows is read again when they have come: MONITOR shows it once, it is counted
+/// once, and nothing of it is read in place.
+#[test]
+fn a_page_that_lacks_cold_rows_runs_as_one_request() {
+    let server = TestServer::with(small);
+    let mut connection = server.connection();
+    let mut truth = Truth::new();
+    fill(&mut connection, 12_000, &mut truth);
+    let _: u64 = call(&mut connection, "TM.SPILL post 9").unwrap();
+    let old: Vec<u64> = truth.keys().copied().step_by(97).take(40).collect();
+    let mut monitor = server.raw();
+    monitor.send(tidemark_tests::request(&["MONITOR"]));
+    assert_eq!(monitor.line(), "+OK");
+    let text = |ids: &[u64]| ids.iter().map(u64::to_string).collect::<Vec<_>>().join(" ");
+    let figures = |connection: &mut Connection| {
+        ["cold_cache_misses", "cold_cache_hits", "cold_reads_in_place"]
+            .map(|name| info(connection, name))
+    };
+    let packed = |id: &u64| [&truth[id].map(i64::to_le_bytes).concat()[..], &[0, 0]].concat();
+    let before = figures(&mut connection);
+    for round in 0..2 {
+        let rows: Vec<Vec<i64>> =
+            call(&mut connection, &format!("FEED.GET home 7 {}", text(&old[..10]))).unwrap();
+        for (id, row) in old.iter().zip(rows) {
+            assert_eq!(row[..4], truth[id], "{round}: {id}");
+        }
+        let page: Vec<u8> =
+            call(&mut connection, &format!("FEED.GET home 7 {} BINARY", text(&old[10..20])))
+                .unwrap();
+        assert_eq!(page, old[10..20].iter().flat_map(packed).collect::<Vec<u8>>(), "{round}");
+        for id in &old[20..] {
+            let row: Vec<i64> =
+                call(&mut connection, &format!("FEED.ROW post:{id} home 7")).unwrap();
+            assert_eq!(row[..4], truth[id], "{round}: {id}");
+        }
+    }
+    let [misses, hits, in_place] = figures(&mut connection);
+    assert_eq!((misses - before[0], hits - before[1], in_place), (40, 40, 0));
+    let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut connection).unwrap();
+    for (name, calls) in [("feed.get", 4), ("feed.row", 40)] {
+        assert!(stats.contains(&format!("cmdstat_{name}:calls={calls},")), "{stats}");
+    }
+    let _: String = call(&mut connection, "ECHO end").unwrap();
+    let shown = std::iter::from_fn(|| Some(monitor.line()).filter(|line| !line.contains("ECHO")));
+    let shown: Vec<String> = shown.collect();
+    for (name, times) in [("FEED.GET", 4), ("FEED.ROW", 40)] {
+        assert_eq!(shown.iter().filter(|line| line.contains(name)).count(), times, "{shown:?}");
+    }
+}
+
 /// A client that sends far more than there is memory for, all at once, waits while the oldest goes
 /// to the disk.
 #[test]

@@ -5,6 +5,7 @@ use crate::handlers::call::{Call, id, view};
 use crate::handlers::execute::UnreadableRows;
 use crate::handlers::log_size;
 use crate::handlers::session::Scratch;
+use dataset::cold::UnreadableIds;
 use dataset::engines::{Action, Page, View};
 use node::command::error::Printable;
 use node::command::error::{Refusal, refuse};
@@ -60,6 +61,9 @@ fn row(call: &mut Call<'_>) -> Outcome {
     call.scratch.ids.push(id);
     let mark = call.reply.mark();
     show(call, view, Member::parse(call.args.at(3)), Asked { binary: false, exact, mark: None })?;
+    if call.session.is_put_off() {
+        return Ok(());
+    }
     // The row alone.
     let head = b"*1\r\n".len();
     call.reply.bytes().drain(mark..mark + head);
@@ -73,8 +77,7 @@ fn show<'a>(call: &mut Call<'a>, view: &'a View, viewer: Member<'a>, asked: Aske
     if is_long {
         check_length(call, view, asked.binary)?;
     }
-    let mut unreadable = UnreadableRows::default();
-    let mut is_verified = false;
+    let (mut failed, mut is_verified) = (Vec::new(), false);
     let mut read = |view, ids: &[u64], page: &mut Page| {
         let mut all_read = engines.feed_get(view, &viewer, ids, page);
         if asked.exact
@@ -83,15 +86,26 @@ fn show<'a>(call: &mut Call<'a>, view: &'a View, viewer: Member<'a>, asked: Aske
             is_verified = true;
             all_read = all_read.and(verified);
         }
-        if asked.binary {
-            return all_read;
+        if let Err(ids) = all_read {
+            failed.push(ids);
         }
-        unreadable.note(all_read);
-        Ok(())
     };
-    read(view, &call.scratch.ids, &mut call.scratch.page)?;
-    for (part, (ids, page)) in engines.then(view).zip(&mut call.scratch.further) {
-        read(part, ids, page)?;
+    let Scratch { ids, page, further, .. } = &mut *call.scratch;
+    let read_all = || {
+        read(view, ids, page);
+        engines.then(view).zip(further).for_each(|(part, (ids, page))| read(part, ids, page));
+    };
+    if std::mem::take(&mut call.session.notes_missing) {
+        let missing = engines.cold.note_missing(read_all);
+        if !missing.is_ready() {
+            (call.session.missing, call.session.is_again) = (Some(missing), true);
+            return Ok(());
+        }
+    } else {
+        read_all();
+    }
+    if asked.binary && !failed.is_empty() {
+        return Err(failed.swap_remove(0).into());
     }
     if asked.exact && !is_verified {
         return Err(refuse!(
@@ -99,7 +113,8 @@ fn show<'a>(call: &mut Call<'a>, view: &'a View, viewer: Member<'a>, asked: Aske
             view.name()
         ));
     }
-    let mut refused = unreadable_rows(call, view, &unreadable);
+    let mut refused =
+        if failed.is_empty() { Vec::new() } else { unreadable_rows(call, view, &failed) };
     if let Some(action) = asked.mark {
         mark(call, action, &viewer, &mut refused);
     }
@@ -215,14 +230,14 @@ fn check_length(call: &Call<'_>, view: &View, binary: bool) -> Outcome {
 }
 
 /// Rows of which something could not be read, with the error: it costs this row only.
+#[cold]
 fn unreadable_rows(
     call: &Call<'_>,
     view: &View,
-    unreadable: &UnreadableRows,
+    failed: &[UnreadableIds],
 ) -> Vec<(usize, Refusal)> {
-    if unreadable.is_empty() {
-        return Vec::new();
-    }
+    let mut unreadable = UnreadableRows::default();
+    failed.iter().for_each(|ids| unreadable.note_all(ids));
     let Scratch { ids, further, .. } = &*call.scratch;
     let further = if view.is_joined() { &further[..] } else { &[] };
     let mut refused = Vec::new();
