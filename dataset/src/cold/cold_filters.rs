@@ -21,7 +21,7 @@ pub struct PairFile {
     file: PageFile,
     chain: Arc<Chain>,
     shared: Arc<Cold>,
-    /// Itself, for those who read it later.
+    /// Itself, for what is read of it later.
     this: Weak<PairFile>,
 }
 

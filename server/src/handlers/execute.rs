@@ -56,7 +56,7 @@ pub(crate) fn execute(
     };
     reply.set_protocol(session.client.protocol());
     session.notes_missing = false;
-    if session.is_put_off() {
+    if session.suspension.is_asked() {
         // It will be executed again, and answered then.
         reply.rewind(mark);
         if is_tracked {
@@ -64,7 +64,6 @@ pub(crate) fn execute(
         }
         return true;
     }
-    session.is_again = false;
     if session.suspension.is_back() {
         // It was refused before it asked for the outcome, which belongs to no other command.
         session.suspension.come();
@@ -225,7 +224,7 @@ pub(crate) fn run(
     // A request that comes back from a suspension was shown and counted when it left, and one that
     // is done in portions with the first of them.
     let goes_on = session.portion.as_ref().is_some_and(|portion| portion.goes_on);
-    let is_back = session.suspension.is_back() || session.is_again || goes_on;
+    let is_back = session.suspension.is_back() || goes_on;
     if is_watched && spec.name != "exec" && !is_back {
         show(args, session, node);
     }
@@ -250,7 +249,7 @@ pub(crate) fn run(
         || args.len() > slowlog::MANY_ARGS;
     let began = timed.then(Instant::now);
     let outcome = handler(number)(&mut call);
-    if call.session.is_put_off() {
+    if call.session.suspension.is_asked() {
         return Ok(());
     }
     if is_watched && spec.name == "exec" {

@@ -3,7 +3,6 @@
 use crate::handlers::cluster::gather::{Gathering, Joined};
 use crate::handlers::redis::{pubsub, tracking, transaction};
 use crate::handlers::suspend::Suspension;
-use dataset::cold::fetch::Fetching;
 use dataset::engines::{Page, Seen};
 use dataset::watch::Place;
 use node::acl::Access;
@@ -88,10 +87,6 @@ pub(crate) struct Session {
     pub(crate) suspension: Suspension,
     /// The request at hand was not looked at for cold rows: it is to note those that it lacks.
     pub(crate) notes_missing: bool,
-    /// What it lacked: it is to be executed again when that was read.
-    pub(crate) missing: Option<Fetching>,
-    /// It is executed again for that.
-    pub(crate) is_again: bool,
     /// The request at hand is a portion of a long one: see `net/portions.rs`.
     pub(crate) portion: Option<Portion>,
     /// What EXEC was told for all its commands when it asked whether changes are taken.
@@ -161,8 +156,6 @@ impl Session {
             may_leave: false,
             suspension: Suspension::default(),
             notes_missing: false,
-            missing: None,
-            is_again: false,
             portion: None,
             admitted: None,
             ends_turn: false,
@@ -188,12 +181,6 @@ impl Session {
             most_args: usize::MAX,
             most_out: usize::MAX,
         }
-    }
-
-    /// Whether the request that was just executed is to be executed again, and has given no reply.
-    #[inline]
-    pub(crate) fn is_put_off(&self) -> bool {
-        self.suspension.is_asked() || self.missing.is_some()
     }
 
     /// Whether its inbox is to be looked at.

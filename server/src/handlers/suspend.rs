@@ -3,6 +3,7 @@
 //! again and finds its result. So EXEC goes on where it stopped, and the connection does not
 //! notice.
 
+use dataset::cold::fetch::Fetching;
 use node::command::error::Refusal;
 use std::pin::Pin;
 use tokio::sync::oneshot;
@@ -20,6 +21,10 @@ pub(crate) enum Suspension {
     Asked(Pin<Box<dyn Future<Output = SuspendResult> + Send>>),
     /// It is waited for.
     Away(oneshot::Receiver<SuspendResult>),
+    /// A page lacks cold rows, which are to be read.
+    Lacks(Box<Fetching>),
+    /// They are read, or were.
+    Again,
 }
 
 impl Suspension {
@@ -31,13 +36,28 @@ impl Suspension {
     /// Whether the request that was just executed has asked for one.
     #[inline]
     pub(crate) fn is_asked(&self) -> bool {
-        matches!(self, Suspension::Asked(_))
+        matches!(self, Suspension::Asked(_) | Suspension::Lacks(_))
     }
 
     /// Whether the request is executed again.
     #[inline]
     pub(crate) fn is_back(&self) -> bool {
-        matches!(self, Suspension::Away(_))
+        matches!(self, Suspension::Away(_) | Suspension::Again)
+    }
+
+    /// The cold rows that are to be read before the request is executed again, if it asks for
+    /// these.
+    pub(crate) fn take_lacks(&mut self) -> Option<Box<Fetching>> {
+        match std::mem::take(self) {
+            Suspension::Lacks(fetching) => {
+                *self = Suspension::Again;
+                Some(fetching)
+            }
+            other => {
+                *self = other;
+                None
+            }
+        }
     }
 
     /// What is to be waited for before the request is executed again. To be called where one [is
@@ -57,6 +77,7 @@ impl Suspension {
     pub(crate) fn come(&mut self) -> Option<SuspendResult> {
         match std::mem::take(self) {
             Suspension::Away(mut told) => told.try_recv().ok(),
+            Suspension::Again => None,
             other => {
                 *self = other;
                 None

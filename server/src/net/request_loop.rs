@@ -309,27 +309,28 @@ impl RequestLoop {
                     self.wait_for_room(node);
                     return request.bytes.start;
                 }
-                if has_cold {
-                    session.missing =
-                        cold_keys::before(request.found, args, session, node.engines());
-                }
-                if session.missing.is_none()
-                    && !execute::execute(request.found, args, session, node, out, scratch)
+                if has_cold
+                    && let Some(fetching) =
+                        cold_keys::before(request.found, args, session, node.engines())
                 {
-                    tallies.errors.add(1);
-                }
-                if let Some(fetching) = session.missing.take() {
                     tallies.commands.add(index as u64);
                     self.scanner.restart();
                     self.fetch(node, &buf[request.bytes.end..], fetching);
                     return request.bytes.start;
                 }
+                if !execute::execute(request.found, args, session, node, out, scratch) {
+                    tallies.errors.add(1);
+                }
                 if session.suspension.is_asked() {
-                    let suspension = session.suspension.leave();
-                    session.client.away.store(true, Relaxed);
                     tallies.commands.add(index as u64);
                     self.scanner.restart();
-                    self.stall(suspension);
+                    if let Some(fetching) = session.suspension.take_lacks() {
+                        self.fetch(node, &buf[request.bytes.end..], *fetching);
+                    } else {
+                        let suspension = session.suspension.leave();
+                        session.client.away.store(true, Relaxed);
+                        self.stall(suspension);
+                    }
                     return request.bytes.start;
                 }
                 self.replies += usize::from(out.len() > before);

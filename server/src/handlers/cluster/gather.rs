@@ -304,7 +304,7 @@ pub(crate) fn answer(
     let columns = if plan.is_binary { Some(columns(node.engines(), args.at(1))?) } else { None };
     if let Some(part) = plan.parts.iter().position(|part| part.at == At::Here) {
         let own = own_part(number, spec, args, &plan, part, session, node, scratch);
-        if session.is_put_off() {
+        if session.suspension.is_asked() {
             return Ok(());
         }
         plan.parts[part].reply = own;

@@ -5,6 +5,7 @@ use crate::handlers::call::{Call, id, view};
 use crate::handlers::execute::UnreadableRows;
 use crate::handlers::log_size;
 use crate::handlers::session::Scratch;
+use crate::handlers::suspend::Suspension;
 use dataset::cold::UnreadableIds;
 use dataset::engines::{Action, Page, View};
 use node::command::error::Printable;
@@ -61,7 +62,7 @@ fn row(call: &mut Call<'_>) -> Outcome {
     call.scratch.ids.push(id);
     let mark = call.reply.mark();
     show(call, view, Member::parse(call.args.at(3)), Asked { binary: false, exact, mark: None })?;
-    if call.session.is_put_off() {
+    if call.session.suspension.is_asked() {
         return Ok(());
     }
     // The row alone.
@@ -98,7 +99,7 @@ fn show<'a>(call: &mut Call<'a>, view: &'a View, viewer: Member<'a>, asked: Aske
     if std::mem::take(&mut call.session.notes_missing) {
         let missing = engines.cold.note_missing(read_all);
         if !missing.is_ready() {
-            (call.session.missing, call.session.is_again) = (Some(missing), true);
+            call.session.suspension = Suspension::Lacks(Box::new(missing));
             return Ok(());
         }
     } else {
