@@ -87,12 +87,6 @@ pub enum DecodeError {
         /// What was allowed.
         limit: u64,
     },
-    /// More bits are set than its pairs can have set at its rate.
-    #[error("filter {filter} of the chain has more bits set than its error rate allows")]
-    Overfull {
-        /// Position in the chain.
-        filter: usize,
-    },
     /// The tables do not make a ring.
     #[error("the tables do not follow each other")]
     NoRing,

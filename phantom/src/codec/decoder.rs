@@ -189,11 +189,9 @@ impl TableDecoder {
             // D4: the bits tell how many pairs set them.
             let counted = filter.sizing().pairs_of(filter.ones(), filter.pages());
             let slack = uncertainty(counted);
-            // Up to as many as come, not only as are counted: version 0.1.0 did not know the
-            // difference.
-            if counted > filter.sizing().pairs(filter.pages()).saturating_add(slack) {
-                return Err(DecodeError::Overfull { filter: i });
-            }
+            // More than fit are no reason to refuse a table. Late pairs lie in its chain as they
+            // came, a log that is read again may bring them in another order, and a block that it
+            // tells of has the bits of both. It answers with a higher rate, and says so.
             let pairs = claimed[i].clamp(counted.saturating_sub(slack), counted + slack);
             // Where they lie so unevenly that no chance explains it, they leave less room than
             // their number says (`fill_ratio.rs`).

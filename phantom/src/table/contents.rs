@@ -6,9 +6,9 @@
 //! came has the same bits, as long as one filter holds them all; where the chain is longer, the
 //! pairs may lie in other filters of it.
 //!
-//! They go into the first filters of the chain that have room, and which of them goes where is dealt
-//! by their hashes, so that no page gets more than its part of them. The chain gets longer by as
-//! many filters as are needed, and none of it stays empty before one that is not.
+//! They go into the first filters of the chain that have room, and which of them goes where is
+//! dealt by their hashes, so that no page gets more than its part of them. The chain gets longer by
+//! as many filters as are needed, and none of it stays empty before one that is not.
 
 use crate::block_layout::{BLOCK_WORDS, block_pages, block_range};
 use crate::filter::{PAGE_BYTES, page_has, page_of, page_set, words_have};
@@ -317,7 +317,8 @@ impl Lower {
 
 impl Cold {
     /// The words of a block of this number in a filter, which has this layout, with the blocks that
-    /// came late, and the pairs of these lots that are nowhere else: as they are now. No rewrite may end meanwhile.
+    /// came late, and the pairs of these lots that are nowhere else: as they are now. No rewrite
+    /// may end meanwhile.
     pub(crate) fn words(
         &self,
         (link, block): (usize, usize),
