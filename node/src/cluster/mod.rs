@@ -135,50 +135,30 @@ impl Cluster {
 
     /// CLUSTERX SETNODES ... CHECK: whether [`Cluster::set_nodes`] would take it, the disk
     /// included. Nothing changes.
-    pub fn check_nodes(&self, dir: &Path, text: &str, version: i64) -> Result<(), ClusterError> {
+    pub fn check_nodes(
+        &self,
+        dir: &Path,
+        nodes: &Nodes<'_>,
+        is_here: impl Fn(&str, u16) -> bool,
+    ) -> Result<(), ClusterError> {
         let _one = self.changing.lock();
-        let now = self.now.load();
-        if let Some(next) = taken(&now, text, version).map_err(ClusterError::Refused)? {
+        let next = nodes.behind(&self.now.load(), is_here).map_err(ClusterError::Refused)?;
+        if let Some(next) = next {
             kept(&next, self.lease()).try_write(dir)?;
         }
         Ok(())
     }
 
     /// CLUSTERX SETNODES. An older version is refused, as is another topology of the same version;
-    /// the same one changes nothing. So is one by which this node is the master of others if it
-    /// `lacks_data`. Unless `forced`. `is_here`: whether a host and port are this node's, for one
+    /// the same one changes nothing. `is_here`: whether a host and port are this node's, for one
     /// without an id.
     pub fn set_nodes(
         &self,
         dir: &Path,
-        text: &str,
-        version: i64,
-        forced: bool,
-        lacks_data: bool,
+        nodes: &Nodes<'_>,
         is_here: impl Fn(&str, u16) -> bool,
     ) -> Result<bool, ClusterError> {
-        self.change(dir, |now| {
-            let next = if forced && version >= 0 {
-                Topology::parse(text, version, &now.own_id)?
-            } else {
-                let Some(next) = taken(now, text, version)? else { return Ok(None) };
-                next
-            };
-            let find = now.own_id.is_empty() || forced;
-            let here = next.members().iter().find(|member| is_here(&member.host, member.port));
-            let own_id = here.filter(|_| find).map(|member| member.id.clone());
-            let next = match own_id {
-                Some(id) => next.with_own_id(&id),
-                None => next,
-            };
-            let leads = next.own().is_some_and(|own| own.master.is_none());
-            if leads && lacks_data && !forced {
-                return Err("this node has not all of its master's data, and others would lose \
-                            theirs to it: SETNODES ... FORCE promotes it all the same"
-                    .to_owned());
-            }
-            Ok(Some(next))
-        })
+        self.change(dir, |now| nodes.behind(now, is_here))
     }
 
     /// CLUSTERX HEARTBEAT: a lease of an election, whose number is durable when this returns. One
@@ -208,6 +188,51 @@ impl Cluster {
         self.now.store(Arc::default());
         *self.lease.lock() = None;
         Ok(())
+    }
+}
+
+/// What CLUSTERX SETNODES says.
+pub struct Nodes<'a> {
+    /// Lines as those of CLUSTER NODES.
+    pub text: &'a str,
+    /// Of the topology.
+    pub version: i64,
+    /// FORCE: whatever this node has.
+    pub forced: bool,
+    /// This node has not all of its master's data, so it is no master of others unless `forced`.
+    pub lacks_data: bool,
+}
+
+impl Nodes<'_> {
+    /// What comes behind the topology of this node, if that is not the same.
+    fn behind(
+        &self,
+        now: &Topology,
+        is_here: impl Fn(&str, u16) -> bool,
+    ) -> Result<Option<Topology>, String> {
+        let Nodes { text, version, forced, lacks_data } = *self;
+        let next = if forced && version >= 0 {
+            Topology::parse(text, version, &now.own_id)?
+        } else {
+            let Some(next) = taken(now, text, version)? else { return Ok(None) };
+            next
+        };
+        let find = now.own_id.is_empty() || forced;
+        let here = next.members().iter().find(|member| is_here(&member.host, member.port));
+        let own_id = here.filter(|_| find).map(|member| member.id.clone());
+        let next = match own_id {
+            Some(id) => next.with_own_id(&id),
+            None => next,
+        };
+        let leads = next.own().is_some_and(|own| own.master.is_none());
+        if leads && lacks_data && !forced {
+            return Err(
+                "this node has not all of its master's data, and others would lose theirs \
+                        to it: SETNODES ... FORCE promotes it all the same"
+                    .to_owned(),
+            );
+        }
+        Ok(Some(next))
     }
 }
 
@@ -245,13 +270,17 @@ mod tests {
         Cluster { enabled: true, ..Cluster::default() }
     }
 
+    fn nodes(text: &str, version: i64, forced: bool) -> Nodes<'_> {
+        Nodes { text, version, forced, lacks_data: false }
+    }
+
     #[test]
     fn an_older_version_is_refused_also_after_a_restart() {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path();
         let set = |cluster: &Cluster, version, forced| {
             cluster
-                .set_nodes(dir, &two_shards(), version, forced, false, |_, port| port == 7003)
+                .set_nodes(dir, &nodes(&two_shards(), version, forced), |_, port| port == 7003)
                 .map_err(|error| error.to_string())
         };
         let first = cluster();
@@ -264,15 +293,18 @@ mod tests {
             assert_eq!(set(cluster, 7, false), Ok(false), "the same is no news");
             let other = two_shards().replace("5461 5463-16383", "5463-16383");
             let told = |forced| {
-                let told = cluster.set_nodes(dir, &other, 7, forced, false, |_, _| false);
+                let told = cluster.set_nodes(dir, &nodes(&other, 7, forced), |_, _| false);
                 told.map_err(|error| error.to_string())
             };
             let refused = "Invalid cluster version: this node knows another topology 7";
             assert_eq!(told(false), Err(refused.to_owned()), "two topologies of one version");
-            assert_eq!(cluster.check_nodes(dir, &other, 7).unwrap_err().to_string(), refused);
+            let check = |text: &str, version| {
+                cluster.check_nodes(dir, &nodes(text, version, false), |_, _| false)
+            };
+            assert_eq!(check(&other, 7).unwrap_err().to_string(), refused);
             let lines: Vec<_> = two_shards().lines().rev().map(str::to_owned).collect();
-            assert!(cluster.check_nodes(dir, &lines.join("\n"), 7).is_ok(), "in another order");
-            assert!(cluster.check_nodes(dir, &other, 8).is_ok());
+            assert!(check(&lines.join("\n"), 7).is_ok(), "in another order");
+            assert!(check(&other, 8).is_ok());
             assert_eq!(cluster.topology().version, 7, "it was only asked");
             assert_eq!(set(cluster, 6, false), Err("Invalid cluster version".to_owned()));
             assert_eq!(set(cluster, -1, true), Err("Invalid cluster version".to_owned()));
@@ -280,9 +312,9 @@ mod tests {
         assert_eq!(set(&again, 6, true), Ok(true));
         assert_eq!(again.topology().version, 6);
         let nothing = std::path::Path::new("/proc/nothing");
-        let tried = again.check_nodes(nothing, &two_shards(), 8);
+        let tried = again.check_nodes(nothing, &nodes(&two_shards(), 8, false), |_, _| false);
         assert!(matches!(tried, Err(ClusterError::Disk(_))));
-        let failed = again.set_nodes(nothing, &two_shards(), 8, false, false, |_, _| false);
+        let failed = again.set_nodes(nothing, &nodes(&two_shards(), 8, false), |_, _| false);
         assert!(matches!(failed, Err(ClusterError::Disk(_))));
         assert_eq!(again.topology().version, 6, "what is not durable is not published");
     }
@@ -291,10 +323,12 @@ mod tests {
     fn a_node_that_lacks_data_is_made_a_master_by_force_only() {
         for (own_port, leads) in [(7003, true), (7002, false)] {
             let (folder, cluster) = (tempfile::tempdir().unwrap(), cluster());
-            let set = |forced| {
-                let dir = folder.path();
-                cluster.set_nodes(dir, &two_shards(), 1, forced, true, |_, port| port == own_port)
-            };
+            let (dir, text) = (folder.path(), two_shards());
+            let here = |_: &str, port| port == own_port;
+            let of = |forced| Nodes { lacks_data: true, ..nodes(&text, 1, forced) };
+            let set = |forced| cluster.set_nodes(dir, &of(forced), here);
+            assert_eq!(cluster.check_nodes(dir, &of(false), here).is_err(), leads);
+            assert!(cluster.check_nodes(dir, &of(true), here).is_ok());
             assert_eq!(set(false).is_err(), leads);
             assert_eq!(cluster.topology().version == 1, !leads);
             assert!(set(true).unwrap());

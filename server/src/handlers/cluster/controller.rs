@@ -10,7 +10,7 @@ use crate::handlers::cluster::replication::{all_logged, order};
 use crate::handlers::cluster::{handover, trim};
 use crate::handlers::help::help;
 use node::cluster::topology::{MOST_TEXT, NODE_ID, is_id};
-use node::cluster::{Lease, MOST_HOLD_MS, MOST_LEASE_MS, slot};
+use node::cluster::{Lease, MOST_HOLD_MS, MOST_LEASE_MS, Nodes, slot};
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::Outcome;
 use node::roles::Master;
@@ -108,15 +108,15 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
     let peer = call.session.client.peer;
     call.answer_later(move |node, reply| {
         let dir = node.config().durability.dir.clone();
+        let is_here = |host: &str, port: u16| is_here(&node, host, port);
+        let lacks_data = !node.replication.is_fit();
+        let nodes = Nodes { text: &text, version, forced, lacks_data };
         if is_check {
-            node.cluster.check_nodes(&dir, &text, version)?;
+            node.cluster.check_nodes(&dir, &nodes, is_here)?;
             reply.ok();
             return Ok(());
         }
-        let is_here = |host: &str, port: u16| is_here(&node, host, port);
-        let lacks_data = !node.replication.is_fit();
-        let is_new = node.cluster.set_nodes(&dir, &text, version, forced, lacks_data, is_here);
-        if is_new? {
+        if node.cluster.set_nodes(&dir, &nodes, is_here)? {
             tracing::info!("topology {version} by {peer}");
         }
         obey(&node)?;
