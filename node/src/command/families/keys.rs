@@ -31,11 +31,12 @@ pub(crate) const TABLE: &[Spec] = &[
     spec("unlink", -2, flag::WRITE | flag::FAST, ALL_KEYS, "4.0.0", "key [key ...]",
         "The same as DEL."),
     spec("exists", -2, READ, ALL_KEYS, "1.0.0", "key [key ...]",
-        "How many of the rows, and of the cells' rows, exist. The pairs of an id cannot be asked \
-         together; ids of spaces without members count if they are set."),
+        "How many of the rows, and of the cells' rows, exist, and of the sets of spaces with a \
+         ledger that have a member. Without a ledger a set cannot be asked for as a whole. Ids of \
+         spaces without members count if they are set."),
     spec("type", 2, READ, ONE_KEY, "1.0.0", "key",
         "hash for a row, string for a cell, none if there is no such row; set for the pairs of an \
-         id, whether there are any or not."),
+         id: with a ledger if there are any, without one always."),
     spec("ttl", 2, READ, ONE_KEY, "1.0.0", "key",
         "-1: nothing expires; -2 if there is no such row."),
     spec("pttl", 2, READ, ONE_KEY, "2.6.0", "key", "The same as TTL."),

@@ -69,4 +69,5 @@ const LISTED: &str = "Of a space with a ledger, from the disk: it takes a read f
                       members one id has. A key of no space has none.";
 
 pub(crate) const UNKNOWABLE: &str = "Refused: a filter cannot tell how many or which members one \
-                                     id has. A key of no space has none.";
+                                     id has. With a ledger SMEMBERS and SSCAN list them, and a \
+                                     client can do the rest. A key of no space has none.";

@@ -104,10 +104,10 @@ pub(crate) const TABLE: &[Spec] = &[
         "What two servers need to compare the tables of an existence space: per table, or for the \
          one that begins at the id low, range, rate, size and a checksum; with low also the \
          checksums of its blocks (64 KiB of a filter, and the pairs that are revoked \
-         there). Tables on the disk are read for it, all of them without low; one that the disk has \
-         damaged has an error in the place of a digest. They have the digest \
-         that they would have in memory, unless pairs that came late need a further filter \
-         (extensions in TM.TABLES)."),
+         there). Tables on the disk are read for it, all of them without low; one that is damaged \
+         there has an error in the place of a digest. They have the digest that they would have in \
+         memory. A table with extensions (TM.TABLES) may have another digest on another server \
+         with the same pairs, and after a restart: late pairs lie in its filters as they came."),
     spec("tm.export", -4, flag::NAMED | flag::READONLY | flag::NO_MULTI | ADMIN,
         "space low block [block ...]",
         "These blocks, by their position in TM.DIGEST, of the table of an existence space that \
@@ -123,5 +123,6 @@ pub(crate) const TABLE: &[Spec] = &[
          and be sound: of a pair that was set and unset within one batch of the log only the \
          server that did so has bits. Blocks for a table on the disk wait in memory for a merge of \
          its file, as late pairs do. A block is refused where the union would exceed the error \
-         rate, as of two full tables with different pairs, and where the space has a ledger."),
+         rate, as of two full tables with different pairs, or with the same late ones in \
+         other filters, and where the space has a ledger."),
 ];
