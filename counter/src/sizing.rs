@@ -47,6 +47,17 @@ impl Sizing {
         Sizing { buckets: buckets.max(self.buckets), ..self }
     }
 
+    /// Of the `rows` that this was made for, as many as fill its huge pages but for the last one,
+    /// which is not full: one huge page at least.
+    pub(crate) fn rows_of_whole_pages(&self, schema: &Schema, rows: u64) -> u64 {
+        let (bytes, page) = (self.bytes(schema), rolling::HUGE_PAGE_BYTES as u64);
+        if bytes <= page {
+            return rows;
+        }
+        // A little less: the number of buckets is the next prime.
+        (rows as f64 * (bytes / page * page) as f64 / bytes as f64 * 0.995) as u64
+    }
+
     /// Bytes of the buckets, of a table of this schema.
     pub(crate) fn bytes(&self, schema: &Schema) -> u64 {
         (self.buckets * Layout::new(schema, self.remainder_bits).words as u64) * 8
@@ -125,6 +136,20 @@ mod tests {
                 bytes.next_multiple_of(page) - bytes < page / 8,
                 "{rows} rows in {bytes} bytes"
             );
+        }
+    }
+
+    #[test]
+    fn rows_of_whole_pages_fill_no_further_page() {
+        let schema = Schema::parse("like:12 repost:8 comment:8 read:16").unwrap();
+        let page = rolling::HUGE_PAGE_BYTES as u64;
+        for rows in [1000, 200_000, 1 << 18, 300_000, 444_000, 1 << 20] {
+            let exact = Sizing::new(&schema, 0, rows << 12, rows);
+            let fewer = exact.rows_of_whole_pages(&schema, rows);
+            let made = Sizing::new(&schema, 0, fewer << 12, fewer).in_whole_pages(&schema);
+            let pages = (exact.bytes(&schema) / page).max(1);
+            assert_eq!((made.bytes(&schema) + 8).div_ceil(page), pages, "{rows} rows");
+            assert!(fewer <= rows && fewer * 2 >= rows.min(1 << 18), "{fewer} of {rows} rows");
         }
     }
 

@@ -26,10 +26,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::Rele
 use std::sync::{Arc, OnceLock};
 
 /// The first table of a space, when nothing is known of its ids, is made for so many rows; each
-/// later one for up to
-/// [`GROWTH`] times the one before.
+/// later one for up to [`GROWTH`] times the one before ...
 pub(crate) const FIRST_ROWS: u64 = 1024;
 pub(crate) const GROWTH: u64 = 4;
+/// ... and for one in so many of the rows that are there, but for no fewer than fill about a huge
+/// page.
+pub(crate) const GROWTH_PART: u64 = 8;
+pub(crate) const LEAST_STEP_ROWS: u64 = 1 << 18;
 
 /// A table is made for so many rows at most.
 const MOST_ROWS_PER_TABLE: u64 = 1 << 31;

@@ -12,7 +12,7 @@ use crate::change::{Bounds, Change};
 use crate::cold_backend::BelowRow;
 use crate::schema::Schema;
 use crate::sizing::{self, Sizing};
-use crate::space::{FIRST_ROWS, GROWTH, OutlierRow, Space};
+use crate::space::{FIRST_ROWS, GROWTH, GROWTH_PART, LEAST_STEP_ROWS, OutlierRow, Space};
 use crate::table::{At, Table, hash_of};
 use rolling::{Entry, Range, Refused, Side, Slot, Unreadable};
 use std::borrow::Cow;
@@ -521,8 +521,7 @@ impl Space {
         let Some(base) = self.end_of(entry.slot(), table) else { return Ok(()) };
         let sample = table.sample(1024);
         let gap = sizing::gap(&sample, table.rows());
-        let mut rows = (table.rows().max(FIRST_ROWS) * GROWTH).min(self.rows_per_table());
-        let next = loop {
+        let sized = |rows: u64| {
             // Half as many ids again as the rows should need: traffic has its tides. And far beyond
             // an id that lies outside what the density would have needed: ids may come in clumps (a
             // second's posts, then a gap) that are larger than a small table.
@@ -530,8 +529,14 @@ impl Space {
                 (u128::from(gap) * u128::from(rows) * 3 / 2).min(u128::from(u64::MAX)) as u64;
             let jump = id.map_or(0, |id| id - base);
             let span = if jump > expected { jump.saturating_mul(JUMPS) } else { expected };
-            let end = base.saturating_add(span).min(last);
-            let sizing = Sizing::new(&schema, base, end, rows).in_whole_pages(&schema);
+            Sizing::new(&schema, base, base.saturating_add(span).min(last), rows)
+        };
+        let mut rows = self.next_rows(table);
+        if rows < self.rows_per_table() {
+            rows = sized(rows).rows_of_whole_pages(&schema, rows);
+        }
+        let next = loop {
+            let sizing = sized(rows).in_whole_pages(&schema);
             match self.new_table(&sizing, schema.clone(), &self.quota) {
                 // What memory there is serves better as a smaller table than beside a full one.
                 Err(Error::Full { .. }) if rows > FIRST_ROWS => rows /= 2,
@@ -544,6 +549,14 @@ impl Space {
         }
         self.stirred.store(true, Relaxed);
         Ok(())
+    }
+
+    /// Rows that the table above this one is made for. A small space grows by large steps, any
+    /// other by an eighth, so that what its newest table has not got yet is at most that. But a
+    /// step is no less than a huge page.
+    fn next_rows(&self, table: &Table) -> u64 {
+        let grown = table.rows().max(FIRST_ROWS) * GROWTH;
+        grown.min((self.rows() / GROWTH_PART).max(LEAST_STEP_ROWS)).min(self.rows_per_table())
     }
 
     /// Where a table may be closed: all ids in it, and in one that it drains, lie below.
