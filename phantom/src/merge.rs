@@ -463,4 +463,4 @@ fn set_again(table: &Table, ours: &Joint, theirs: &Block) -> Vec<u128> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

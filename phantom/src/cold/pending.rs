@@ -27,13 +27,13 @@ impl Rewrite {
     pub fn note(&self) -> Vec<u8> {
         let mut revoked = vec![];
         self.table.revoked.for_each(|hash| revoked.push(hash));
-        let pairs: Vec<u64> = self.chain.parts.iter().map(|part| part.pairs).collect();
+        let pairs: Vec<u64> = self.contents.chain.parts.iter().map(|part| part.pairs).collect();
         let mut bytes = Vec::new();
         let header = Header {
-            rate: self.chain.rate,
+            rate: self.contents.chain.rate,
             low: self.range.0,
             last: self.range.1,
-            pages: self.chain.first_pages(),
+            pages: self.contents.chain.first_pages(),
             early: self.table.early(),
             links: pairs.len(),
             revoked: revoked.len(),

@@ -8,7 +8,7 @@ use crate::sizing::PAGE_WORDS;
 use crate::space::Space;
 use crate::table::Table;
 use crate::table::contents::Contents;
-use crate::table::elsewhere::{Chain, Cold, ColdBackend, Lower};
+use crate::table::elsewhere::{Cold, ColdBackend, Lower};
 use crate::table::late_blocks::BLOCK_PAIRS;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,9 +19,8 @@ pub struct Rewrite {
     pub(super) range: (u64, u64),
     pub(super) seed: Seed,
     pub(super) table: Arc<Table>,
-    contents: Contents,
-    /// The filters as they are written.
-    pub(super) chain: Chain,
+    /// Its filters have the pairs that were written so far.
+    pub(super) contents: Contents,
     at: usize,
     pub(super) next_pages: usize,
 }
@@ -39,7 +38,7 @@ impl Rewrite {
 
     /// Pages in all.
     pub fn pages(&self) -> usize {
-        self.chain.pages()
+        self.contents.chain.pages()
     }
 
     /// Pairs that were late, and are not any more; blocks count as in [`Space::late`].
@@ -53,16 +52,16 @@ impl Rewrite {
         page: &mut [u8; PAGE_BYTES],
         read: impl FnOnce(usize, &mut [u8; PAGE_BYTES]) -> Result<(), E>,
     ) -> Result<bool, E> {
-        if self.at == self.chain.pages() {
+        if self.at == self.contents.chain.pages() {
             return Ok(false);
         }
         match &*self.contents.lower {
             _ if self.at >= self.contents.stored => page.fill(0),
             Lower::Elsewhere(..) => read(self.at, page)?,
             Lower::Memory(table) => {
-                let part =
-                    self.chain.parts.iter().rposition(|part| part.first <= self.at).unwrap_or(0);
-                let first = (self.at - self.chain.parts[part].first) * PAGE_WORDS;
+                let chain = &self.contents.chain;
+                let part = chain.link_of(self.at);
+                let first = (self.at - chain.parts[part].first) * PAGE_WORDS;
                 let words =
                     table.link(part).map(|link| &link.filter.words()[first..first + PAGE_WORDS]);
                 for (bytes, word) in
@@ -73,7 +72,7 @@ impl Rewrite {
             }
         }
         let (link, came) = self.contents.complete(self.at, page);
-        self.chain.parts[link].pairs += came;
+        self.contents.chain.parts[link].pairs += came;
         self.at += 1;
         Ok(true)
     }
@@ -134,7 +133,6 @@ impl Space {
             range,
             seed: self.seed,
             table: table.clone(),
-            chain: contents.chain.clone(),
             contents,
             at: 0,
             // Of the first filter of the table that follows.
@@ -147,7 +145,7 @@ impl Space {
         let Some(cold) = rewrite.table.cold() else { return };
         // A merge finds what is late there, or below, once: C1.
         let _nobody_merges = self.merging.lock();
-        let lower = Lower::Elsewhere(below, Arc::new(rewrite.chain));
+        let lower = Lower::Elsewhere(below, Arc::new(rewrite.contents.chain));
         let old = std::mem::replace(&mut *cold.lower.write(), Arc::new(lower));
         // C1.
         cold.forget_late(&rewrite.contents.late, &rewrite.contents.blocks);

@@ -1,6 +1,7 @@
 use super::*;
 use crate::codec::{CHECK, Header};
 use crate::filter::Filter;
+use crate::merge::tests::exported;
 use crate::{Answer, BlockPlace, Chain, ColdBackend, Member, Options, TableDecoder, Unreadable};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -567,12 +568,7 @@ fn a_block_of_a_table_elsewhere_is_not_lost() {
             assert_ne!(space.remove(pair(n).0, &pair(n).1).unwrap(), Change::Unknown)
         });
     }
-    let mut bytes = vec![];
-    let sink = |block: &[u8]| {
-        bytes.extend_from_slice(block);
-        Ok::<(), Unreadable>(())
-    };
-    assert!(there.export_blocks(0, &(0..100).collect::<Vec<_>>(), sink).unwrap());
+    let bytes = exported(&there, 0, &(0..100).collect::<Vec<_>>());
     let (mut rest, mut log) = (&bytes[..], vec![]);
     while !rest.is_empty() {
         let block = leader.read_block(&mut rest).unwrap();
@@ -677,15 +673,7 @@ fn a_table_elsewhere_is_compared_exported_and_merged_as_one_in_memory() {
         (0..50).for_each(|n| assert!(space.remove(100 + n, &member(n)).is_ok()));
     };
     [&memory, &space].into_iter().for_each(change);
-    let export = |space: &Space| {
-        let mut bytes = vec![];
-        let sink = |block: &[u8]| {
-            bytes.extend_from_slice(block);
-            Ok::<(), Unreadable>(())
-        };
-        assert!(space.export_blocks(0, &all, sink).unwrap());
-        bytes
-    };
+    let export = |space: &Space| exported(space, 0, &all);
     let equal = |space: &Space, what: &str| {
         assert_eq!(space.digest(0).unwrap(), memory.digest(0).unwrap(), "{what}");
         let (ours, theirs) = (export(space), export(&memory));
@@ -760,13 +748,7 @@ fn a_table_elsewhere_is_compared_exported_and_merged_as_one_in_memory() {
 
 fn whole(space: &Space) -> Vec<u8> {
     let numbers: Vec<usize> = (0..space.digest(0).unwrap().unwrap().blocks.len()).collect();
-    let mut bytes = vec![];
-    let sink = |block: &[u8]| {
-        bytes.extend_from_slice(block);
-        Ok::<(), Unreadable>(())
-    };
-    assert!(space.export_blocks(0, &numbers, sink).unwrap());
-    bytes
+    exported(space, 0, &numbers)
 }
 
 /// Blocks that were merged.
@@ -873,12 +855,7 @@ fn blocks_wait_for_a_rewrite_as_late_pairs_do() {
     shelf.write(&space, 0, || ());
     let most = space.late().1;
     (0..3_000).for_each(|n| assert!(there.add(100 + n % 500, &member(200_000 + n)).is_ok()));
-    let mut bytes = vec![];
-    let sink = |block: &[u8]| {
-        bytes.extend_from_slice(block);
-        Ok::<(), Unreadable>(())
-    };
-    assert!(there.export_blocks(0, &[0, 1], sink).unwrap());
+    let bytes = exported(&there, 0, &[0, 1]);
     let mut rest = &bytes[..];
     let blocks = [(); 2].map(|()| space.read_block(&mut rest).unwrap());
     let mut late = 0;

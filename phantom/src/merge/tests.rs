@@ -21,18 +21,23 @@ fn site() -> Space {
     space
 }
 
-/// The blocks that differ, or all that one has more; in one string.
-fn differing(here: &Space, there: &Space, low: u64) -> Vec<u8> {
-    let (ours, theirs) =
-        (here.digest(low).unwrap().unwrap().blocks, there.digest(low).unwrap().unwrap().blocks);
-    let differ = (0..theirs.len()).filter(|&i| ours.get(i) != Some(&theirs[i])).collect::<Vec<_>>();
+/// These blocks, one after the other.
+pub(crate) fn exported(space: &Space, low: u64, numbers: &[usize]) -> Vec<u8> {
     let mut bytes = vec![];
     let sink = |block: &[u8]| {
         bytes.extend_from_slice(block);
         Ok::<(), Unreadable>(())
     };
-    assert!(there.export_blocks(low, &differ, sink).unwrap());
+    assert!(space.export_blocks(low, numbers, sink).unwrap());
     bytes
+}
+
+/// The blocks that differ, or all that one has more; in one string.
+fn differing(here: &Space, there: &Space, low: u64) -> Vec<u8> {
+    let (ours, theirs) =
+        (here.digest(low).unwrap().unwrap().blocks, there.digest(low).unwrap().unwrap().blocks);
+    let differ = (0..theirs.len()).filter(|&i| ours.get(i) != Some(&theirs[i])).collect::<Vec<_>>();
+    exported(there, low, &differ)
 }
 
 fn merge(here: &Space, mut bytes: &[u8]) -> Result<usize, MergeError> {
@@ -264,12 +269,7 @@ fn blocks_of_a_range_go_to_the_same_range() {
     }
     assert_eq!(there.layout()[1].low, 50_000);
     let all: Vec<usize> = (0..there.digest(50_000).unwrap().unwrap().blocks.len()).collect();
-    let mut blocks = vec![];
-    let sink = |block: &[u8]| {
-        blocks.extend_from_slice(block);
-        Ok::<(), Unreadable>(())
-    };
-    assert!(there.export_blocks(50_000, &all, sink).unwrap());
+    let blocks = exported(&there, 50_000, &all);
     let merged = merge(&here, &blocks);
     assert!(merged.is_err(), "no table of ours begins there");
     for id in (0..200).map(|i| 50_000 + i) {

@@ -212,7 +212,7 @@ impl Contents {
     /// Gives the page of this number what came late to it: its filter, and how many pairs that is
     /// beyond those that it had.
     pub(crate) fn complete(&self, at: usize, page: &mut [u8; PAGE_BYTES]) -> (usize, u64) {
-        let link = self.chain.parts.iter().rposition(|part| part.first <= at).unwrap_or(0);
+        let link = self.chain.link_of(at);
         let part = &self.chain.parts[link];
         let mut came = self.join_block(link, at - part.first, page);
         let from = self.placed.partition_point(|pair| pair.0 < at);

@@ -87,6 +87,11 @@ impl Chain {
         page_has(page, pair, self.parts[filter].sizing.bits)
     }
 
+    /// The filter with the page of this number, of those of all.
+    pub(crate) fn link_of(&self, page: usize) -> usize {
+        self.parts.iter().rposition(|part| part.first <= page).unwrap_or(0)
+    }
+
     /// Filters: each costs a check one page.
     pub fn links(&self) -> usize {
         self.parts.len()

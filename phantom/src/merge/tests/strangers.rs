@@ -322,12 +322,7 @@ fn forgotten_ids_that_cannot_be_are_refused() {
     let there = site();
     let here = Space::new(Options { max_forgotten: 3, ..there.options().clone() }).unwrap();
     (0..100).for_each(|id| _ = here.add(id, &Member::Number(0)).unwrap());
-    let mut bytes = vec![];
-    let sink = |block: &[u8]| {
-        bytes.extend_from_slice(block);
-        Ok::<(), Unreadable>(())
-    };
-    assert!(there.export_blocks(0, &[0], sink).unwrap());
+    let bytes = exported(&there, 0, &[0]);
     let body = bytes.len() - 8;
     // Both say that they are forgotten, in a block that is whole.
     let with = |forgotten: &[(u64, u64)]| {
