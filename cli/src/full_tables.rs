@@ -45,8 +45,7 @@ fn text(error: impl Display) -> String {
     error.to_string()
 }
 
-/// Rows and bytes of the full-sized tables that have rolled: those before them are smaller, and
-/// the newest is not full.
+/// Rows and bytes of all tables but the newest, which is not full.
 fn counters(made: &node::config::Counter) -> Result<(u64, u64), String> {
     let schema = counter::Schema::parse(&made.fields).map_err(text)?;
     let fields = ["like", "repost", "comment", "read"].map(|name| schema.index_of(name.as_bytes()));
@@ -61,7 +60,6 @@ fn counters(made: &node::config::Counter) -> Result<(u64, u64), String> {
     }
     let mut tables = space.ranges();
     tables.pop();
-    tables.retain(|table| table.rows >= rows_per_table);
     Ok((tables.iter().map(|t| t.rows).sum(), tables.iter().map(|t| t.bytes).sum()))
 }
 
