@@ -84,7 +84,7 @@ pub(super) fn run(args: &RestoreArgs) -> Result<(), String> {
     };
     let plan = store::plan(&args.backup, &archives, until, &count).map_err(text)?;
     crate::print(&format!("{} bytes verified\n", read.get()))?;
-    let term = |term| replication::next_term(term, fastrand::u32(..));
+    let term = |term| replication::next_term(term, 1, fastrand::u32(..));
     store::restore(&plan, &args.to, term, &|_| Ok(())).map_err(text)?;
     crate::print(&summary(&plan, &args.to, until))
 }

@@ -49,7 +49,8 @@ fn any_node_answers_for_all_shards_and_each_like_counts_once() {
 #[test]
 fn a_shard_is_split_and_moves_under_load_and_no_slot_has_two_masters() {
     let kills = std::env::var("TIDEMARK_RUNS").unwrap_or_else(|_| "1".to_owned());
-    play("split.py", &["--kills", &kills]);
+    let posts = std::env::var("TIDEMARK_STEPS").unwrap_or_else(|_| "10000".to_owned());
+    play("split.py", &["--kills", &kills, "--fill", &posts]);
 }
 
 /// Three shards, whose masters three Sentinels choose: killed under load, and a Sentinel is away.

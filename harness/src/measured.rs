@@ -49,10 +49,7 @@ impl Place {
         let kept = keep.join(name);
         if kept.exists() {
             println!("{name}: as it was kept");
-            server.kill()?;
-            for file in std::fs::read_dir(server.folder.path())? {
-                std::fs::remove_file(file?.path())?;
-            }
+            server.empty()?;
             copy_files(&kept, server.folder.path())?;
         } else {
             fill(&server)?;
@@ -205,6 +202,15 @@ impl Server {
     pub fn kill(&mut self) -> io::Result<()> {
         self.child.kill()?;
         self.child.wait().map(drop)
+    }
+
+    /// Kills it, and removes all files of its folder.
+    pub fn empty(&mut self) -> io::Result<()> {
+        self.kill()?;
+        for file in std::fs::read_dir(self.folder.path())? {
+            std::fs::remove_file(file?.path())?;
+        }
+        Ok(())
     }
 
     /// Starts it again after it was killed, as [`Server::restart`] does.

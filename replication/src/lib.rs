@@ -114,15 +114,15 @@ pub enum LinkError {
     Apply(String),
 }
 
-/// The term of the node that is promoted out of `term`: the upper half counts promotions, the lower
-/// half is random, so that two nodes that were promoted out of one history at the same time can be
-/// told apart. Where no more promotions can be counted, as only a master's word and not promotions
-/// can make it, the lower half rises, until the last term there is stays: a node can always be
-/// promoted, and no term falls.
-pub fn next_term(term: u64, random: u32) -> u64 {
-    match promotions(term).checked_add(1) {
-        Some(count) => u64::from(count) << 32 | u64::from(random),
-        None => term.saturating_add(u64::from(random | 1)),
+/// The term of the node that is promoted out of `term`, `by` promotions later: the upper half counts
+/// promotions, the lower half is random, so that two nodes that were promoted out of one history at
+/// the same time can be told apart. Where no more promotions can be counted, as only a master's word
+/// and not promotions can make it, the lower half rises, until the last term there is stays: a node
+/// can always be promoted, and no term falls.
+pub fn next_term(term: u64, by: u32, random: u32) -> u64 {
+    match promotions(term) {
+        u32::MAX => term.saturating_add(u64::from(random | 1)),
+        count => u64::from(count.saturating_add(by.max(1))) << 32 | u64::from(random),
     }
 }
 
@@ -141,8 +141,8 @@ mod tests {
         for term in
             [0, 1, u64::from(u32::MAX), 1 << 32, last - 1, last, last + 1, u64::MAX - 1, u64::MAX]
         {
-            for random in [0, 1, u32::MAX] {
-                let next = next_term(term, random);
+            for (by, random) in [(0, 0), (1, 0), (1, 1), (7, 1), (u32::MAX, u32::MAX)] {
+                let next = next_term(term, by, random);
                 assert!(next > term || next == u64::MAX, "{term:x} and {random:x}: {next:x}");
                 assert!(
                     promotions(next) > promotions(term) || term >= last,

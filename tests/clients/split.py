@@ -3,16 +3,16 @@
 Two shards of a master each, and a spare node. Writers like posts and increment counters of all shards by any node, and note what was acknowledged. In the
 end each like counts once, each increment is there, and no slot was ever served by two nodes: a node that gave a slot away answers MOVED for ever.
 
-    split.py --server PATH_TO_TIDEMARK [--posts 2000] [--rounds 1] [--kills 2] [--keep]
+    split.py --server PATH_TO_TIDEMARK [--posts 2000] [--fill 10_000] [--kills 2] [--keep]
 """
-import argparse, collections, os, random, re, signal, subprocess, threading, time
+import argparse, binascii, collections, os, random, re, signal, subprocess, threading, time
 
 import redis
 
 from nodes import freeze, scratch, until
 from shards import Controller, Member, is_error, shard_of
 
-PATIENCE_S = 60
+PATIENCE_S = 120
 # Pairs of a space with a ledger, which are the same all the time.
 FANS, FAN_POSTS = range(3), range(1000, 1400)
 
@@ -56,6 +56,8 @@ class Load:
         self.added = {post: 0 for post in self.posts}
         self.unknown = {post: 0 for post in self.posts}
         self.liked = {post: set() for post in self.posts}
+        # Of those the ones that were new: of a filter some are not, by its rate.
+        self.counted = {post: 0 for post in self.posts}
         self.longest, self.done, self.refusals = 0, 0, collections.Counter()
         self.threads = [threading.Thread(target=self.run, args=(n,), daemon=True) for n in range(3)]
         for thread in self.threads:
@@ -78,6 +80,7 @@ class Load:
                 for post, act in zip(some, acts):
                     if not is_error(act):
                         self.liked[post].add(viewer)
+                        self.counted[post] += act
                     else:
                         self.note(post, act)
                 adds = client.execute_command("CNT.MINCRBY", "post", *[word for post in some for word in (post, "repost", 1)])
@@ -116,12 +119,58 @@ class Load:
                 like, repost = (row[0], row[1]) if row else (0, 0)
                 added, unknown = self.added[post], self.unknown[post]
                 assert added <= repost <= added + unknown, f"post {post}: {repost} reposts, {added} acknowledged, {unknown} unknown"
-                assert len(self.liked[post]) <= like <= len(self.liked[post]) + unknown, f"post {post}: {like} likes of {len(self.liked[post])}, {unknown} unknown"
+                liked = self.counted[post]
+                assert liked <= like <= liked + unknown, f"post {post}: {like} likes of {liked}, {unknown} unknown"
         viewers = random.sample(sorted({viewer for some in self.liked.values() for viewer in some}), 30)
         for viewer in viewers:
             liked = [post for post in self.posts if viewer in self.liked[post]]
             answers = client.execute_command("PH.EXISTS", "liked", viewer, *liked)
             assert answers == [1] * len(liked), (viewer, answers)
+
+
+class Fill:
+    """So many posts that lie there while slots move: each has a like with its flag, and reposts."""
+
+    FIRST, PER_REQUEST = 1_000_000, 500
+
+    def __init__(self, shards, posts):
+        """`shards`: nodes by the range of slots that they have."""
+        self.posts = range(self.FIRST, self.FIRST + posts)
+        began = time.time()
+        for shard, node in enumerate(shards):
+            for some in self.requests(lambda post: shard_of(self.slot(post), len(shards)) == shard, 20):
+                pipe = node.client(60).pipeline(transaction=False)
+                for ids in some:
+                    pipe.execute_command("FEED.ACT", "like", self.viewer(ids), *ids)
+                    pipe.execute_command("CNT.MINCRBY", "post", *[word for post in ids for word in (post, "repost", 1 + post % 7)])
+                assert not any(map(is_error, pipe.execute())), "a post of the fill was refused"
+        print(f"{posts} posts, each with a like and its flag, in {time.time() - began:.0f} s")
+
+    @staticmethod
+    def slot(post):
+        return binascii.crc_hqx(str(post).encode(), 0) % 16384
+
+    @staticmethod
+    def viewer(ids):
+        return 1_000_000 + ids[0] % 1000
+
+    def requests(self, chosen, together):
+        """The posts of a kind, as lists of so many requests."""
+        ids = [post for post in self.posts if chosen(post)]
+        requests = [ids[at:at + self.PER_REQUEST] for at in range(0, len(ids), self.PER_REQUEST)]
+        return [requests[at:at + together] for at in range(0, len(requests), together)]
+
+    def check(self, shards, node):
+        """Every post and every flag is there, whoever has it now."""
+        client = node.client(60)
+        for shard in range(shards):
+            for some in self.requests(lambda post: shard_of(self.slot(post), shards) == shard, 4):
+                pipe = client.pipeline(transaction=False)
+                for ids in some:
+                    pipe.execute_command("FEED.GET", "home", self.viewer(ids), *ids)
+                for ids, page in zip(some, pipe.execute()):
+                    for post, row in zip(ids, page):
+                        assert not is_error(row) and row[:5] == [1, 1 + post % 7, 0, 0, 1], (post, row)
 
 
 def owners(node, nodes):
@@ -192,6 +241,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--server", required=True)
     parser.add_argument("--posts", type=int, default=2000)
+    parser.add_argument("--fill", type=int, default=10_000, help="posts, and as many flags, that lie there before")
     parser.add_argument("--kills", type=int, default=2, help="kills of each of: the old master, the new one, the command")
     parser.add_argument("--keep", action="store_true")
     args = parser.parse_args()
@@ -216,6 +266,7 @@ def play(args, nodes):
         node.ask("TM.SPACE", "CREATE", "fans", "existence", "ledger", "exact", "spill", "true")
     for member in FANS:
         assert a.ask("PH.ADD", "fans", member, *FAN_POSTS) == [1] * len(FAN_POSTS)
+    fill = Fill([a, b], args.fill)
     load = Load(nodes[:2], args.posts)
     watch = Watch(nodes, range(100_000, 100_050))
     until("there are rows", lambda: load.done > 100)
@@ -228,6 +279,7 @@ def play(args, nodes):
     print(*(out.splitlines()[-1] for out, _ in said), sep="\n")
     assert [code for _, code in said].count(0) >= 1 and all("master of 4096 slots" in out or "given" in out or "give the" in out for out, _ in said), said
     load.nodes = nodes
+    print(f"a write beside the split took {load.longest * 1000:.0f} ms at most")
     owner = check_slots(nodes, range(1000, 1100))
     assert [owner.count(n) for n in range(3)] == [4096, 8192, 4096]
     again = cluster.run("split", "--from", address(a), "--to", address(spare))
@@ -241,7 +293,9 @@ def play(args, nodes):
     load.end()
     for node in nodes:
         load.check(node)
+    fill.check(2, nodes[0])
     trimmed(cluster, load, watch, nodes)
+    fill.check(2, nodes[1])
     print(f"{load.done} rounds of writes, the longest {load.longest * 1000:.0f} ms; {watch.looks} looks for two masters: none")
 
 
@@ -257,6 +311,8 @@ def trimmed(cluster, load, watch, nodes):
     for node in masters:
         own = {post for post in written if owner[nodes[0].ask("CLUSTER", "KEYSLOT", post)] == node.number}
         found = {int(key.split("{")[1].strip("}")) for key in node.client(30).scan_iter("post:*", count=1000)}
+        # Those of the fill are looked at one by one, as pages.
+        found = {post for post in found if post < Fill.FIRST}
         # A write of which no answer came may have made a row.
         assert own <= found and all(owner[nodes[0].ask("CLUSTER", "KEYSLOT", post)] == node.number for post in found), (node.number, rows())
     assert before > sum(node.client().dbsize() for node in masters), "there was something to trim"

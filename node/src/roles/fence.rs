@@ -23,6 +23,10 @@
 //! says is held against what the same group said before. Of two groups that both watch this node
 //! each can depose it, and takes that back itself.
 //!
+//! A node that is the master again, after another one was, or may have been, begins a term that is
+//! later than theirs ([`Fence::missed`]): else its replicas would take their own history for the
+//! later one, and never follow it. Sentinel may choose it before it has made it a replica.
+//!
 //! An address that is not ours may be ours by another name (a host's name, an address outside of a
 //! container). So another master is believed in only after a Sentinel of that group has named this
 //! node by an address that we know as ours. Where that never happens the fence stays as it was.
@@ -57,6 +61,8 @@ struct Group {
     kept: Option<u64>,
     /// One named this node, in the role that it has, by an address that we know.
     named: bool,
+    /// The last epoch in which this node was the master, as far as is known.
+    ruled: Option<u64>,
     /// The last that counts, and has no effect yet, is that this node is the master.
     lifts: bool,
     deposes: bool,
@@ -95,11 +101,17 @@ impl Heard {
         }
     }
 
+    fn missed(&self) -> u64 {
+        let missed = self.groups.iter().filter_map(|group| Some(group.epoch? - group.ruled?));
+        if self.now() == Fenced::No { 0 } else { missed.max().unwrap_or(0) }
+    }
+
     /// What was said counts, as far as the disk has it.
     fn settle(&mut self) {
         for group in &mut self.groups {
             if group.lifts && group.kept >= group.epoch {
                 (group.lifts, group.deposes) = (false, false);
+                group.ruled = group.epoch;
                 self.is_raised = false;
             }
         }
@@ -133,6 +145,7 @@ impl Fence {
             name: said.name.clone(),
             epoch: Some(said.epoch),
             kept: Some(said.epoch),
+            ruled: Some(said.epoch),
             ..Group::default()
         };
         self.heard.lock().groups = epochs.iter().take(MOST_GROUPS).map(of).collect();
@@ -152,7 +165,19 @@ impl Fence {
         }
     }
 
-    /// An operator has said that this master is one: what Sentinels have said is over.
+    /// How many promotions of other nodes there may have been since this one was the master last:
+    /// each has an epoch. 0: none, or it still is.
+    pub(crate) fn missed(&self) -> u64 {
+        self.heard.lock().missed()
+    }
+
+    /// The same, if what Sentinels have said lifts the fence as soon as it is on the disk.
+    pub(crate) fn missed_when_lifted(&self) -> u64 {
+        let heard = self.heard.lock();
+        if heard.groups.iter().any(|group| group.lifts) { heard.missed() } else { 0 }
+    }
+
+    /// This master has been told to be one: what Sentinels have said is over.
     pub(crate) fn forget(&self) {
         *self.heard.lock() = Heard::default();
     }

@@ -20,7 +20,7 @@ pub fn load_from(node: &Node, disk: Arc<dyn Disk>) -> Result<Held, RecoverError>
     let said = Mutex::new(started);
     // The log of a node that was stopped before it could begin as a master is its last master's,
     // and goes on with a higher term.
-    let follows = !node.replication.is_master() || node.replication.is_promoting();
+    let follows = !node.replication.is_master() || node.replication.promoting() > 0;
     let recovered =
         recover_from(disk, &node.config().data_set(), &node.durability, follows, |progress| {
             let Some(mut said) =

@@ -8,6 +8,7 @@
 //!       until then) --> replica
 //!   replica --REPLICAOF NO ONE--> writes wait (failover.rs) --> a segment with a higher term is on
 //!       the disk --> they pass the gate
+//!   master, after others were --NO ONE, or Sentinel names it--> as if it had been a replica
 //!   replica --full sync complete--> the node is retired, the folder opened anew as another node
 //!       --> replica
 //! ```
@@ -44,10 +45,18 @@ pub fn direct(host: &Arc<Host>, mut held: Held) -> store::Result<()> {
                 if host.stop.is_stopped() {
                     return closed(&node, &log, outcome);
                 }
-                Held::Own(Box::new(log))
+                if node.replication.renews() {
+                    tracing::info!("chosen again: a new term begins");
+                    through_files(host, node, log)
+                } else {
+                    Held::Own(Box::new(log))
+                }
             }
             (None, Held::Follows(log)) => promote(host, &node, *log),
-            (Some(_), Held::Own(log)) => demote(host, node, *log),
+            (Some(_), Held::Own(log)) => {
+                tracing::info!("a replica from now on; the own log ends at {}", log.durable());
+                through_files(host, node, *log)
+            }
             (Some(master), Held::Follows(log)) => {
                 node.durability.able();
                 settle(&node, false, log.term());
@@ -173,7 +182,7 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
     // What was acknowledged is in memory, and can be read there. No client may write, and what a
     // master sends could not be written either.
     while let Err(error) = &outcome {
-        if host.stop.is_stopped() || node.replication.is_master() {
+        if host.stop.is_stopped() || goes_on(node) {
             break;
         }
         unfinished(host, node, error);
@@ -196,19 +205,25 @@ fn unfinished(host: &Host, node: &Node, error: &store::Error) {
     if is_news {
         tracing::error!("{why}");
     }
-    wait(host, RETRY, || node.replication.is_master());
+    wait(host, RETRY, || goes_on(node));
 }
 
-/// A replica becomes a master.
+/// Whether it goes on as the master that it was.
+fn goes_on(node: &Node) -> bool {
+    node.replication.is_master() && !node.replication.renews()
+}
+
+/// A replica becomes a master, or a master begins another term.
 fn promote(host: &Host, node: &Arc<Node>, mut log: FollowLog) -> Held {
     let (term, end) = (log.term(), log.durable());
-    let next = replication::next_term(term, fastrand::u32(..));
+    let next = replication::next_term(term, node.replication.promoting(), fastrand::u32(..));
     let attempt = match log.sync() {
         Ok(_) => log.into_log(node.store.log_options(), next),
         Err(error) => Err(error),
     };
     match attempt {
         Ok(log) => {
+            node.replication.renewed();
             tracing::info!(
                 "promoted: the log goes on at {} with term {:x}",
                 log.written(),
@@ -226,11 +241,10 @@ fn promote(host: &Host, node: &Arc<Node>, mut log: FollowLog) -> Held {
     }
 }
 
-/// A master becomes a replica.
-fn demote(host: &Arc<Host>, node: Arc<Node>, log: Log) -> Held {
+/// A master becomes a replica, or begins another term.
+fn through_files(host: &Arc<Host>, node: Arc<Node>, log: Log) -> Held {
     let end = log.durable();
     drop(log);
-    tracing::info!("a replica from now on; the own log ends at {end}");
     node.durability.followed(end, end);
     Held::Follows(Box::new(reopen_log(host, &node, end)))
 }

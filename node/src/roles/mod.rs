@@ -44,6 +44,7 @@ use write_gate::{Gate, Shut};
 use crate::config::Config;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
@@ -110,6 +111,8 @@ pub struct Replication {
     /// Why something that was asked for since the last order can never be: REPLICAOF a Redis, or
     /// by one. One line; empty: nothing.
     pub last_error: Mutex<String>,
+    /// It is the master again, after another one may have been: its log is to begin another term.
+    renews: AtomicBool,
     /// The master that Sentinel last put in this node's place.
     deposed_by: Mutex<Option<Master>>,
     /// Rises with every change of the role.
@@ -142,6 +145,7 @@ impl Replication {
             settled: AtomicBool::new(false),
             unmet: AtomicBool::new(false),
             was_master: AtomicBool::new(false),
+            renews: AtomicBool::new(false),
             last_error: Mutex::default(),
             deposed_by: Mutex::default(),
             orders: watch::Sender::new(0),
@@ -258,8 +262,13 @@ impl Replication {
     /// `told`: see `change`.
     pub fn order(&self, config: &Config, order: Order, told: impl FnOnce()) -> io::Result<bool> {
         let Order { master, forced, handing, fenced } = order;
-        if master.is_none() && !forced && self.remains_master(config)? {
-            return Ok(false);
+        let mut told = Some(told);
+        let mut tell = || told.take().map_or((), |told| told());
+        if master.is_none()
+            && !forced
+            && let Some(is_new) = self.remains_master(config, &mut tell)?
+        {
+            return Ok(is_new);
         }
         let is_master = master.is_none();
         let was_master = self.is_master();
@@ -275,7 +284,8 @@ impl Replication {
                 next = next.among_others();
                 next.synced = handing.is_some_and(|handing| handing.has_all);
             }
-            next.promoting = master.is_none() && (role.master.is_some() || role.promoting);
+            let is_promoted = master.is_none() && role.master.is_some();
+            next.promoting = if master.is_some() { 0 } else { role.promoting.max(is_promoted.into()) };
             next.master.clone_from(&master);
             Some(next)
         };
@@ -289,7 +299,7 @@ impl Replication {
             self.was_master.store(was_master && !is_master, SeqCst);
             self.last_error.lock().clear();
             self.gate.set(Shut::Replica);
-            told();
+            tell();
         })?;
         if is_new {
             *self.link.lock() = Link::new();
@@ -298,21 +308,46 @@ impl Replication {
         Ok(is_new)
     }
 
-    /// REPLICAOF NO ONE to a master. Sentinel does not say this: an operator does. False if it is
-    /// none.
-    fn remains_master(&self, config: &Config) -> io::Result<bool> {
+    /// REPLICAOF NO ONE to a master: by an operator, or by a Sentinel that has deposed it and
+    /// chooses it again before it was made a replica. `None` if it is none; whether it begins
+    /// another term by that.
+    fn remains_master(
+        &self,
+        config: &Config,
+        told: &mut dyn FnMut(),
+    ) -> io::Result<Option<bool>> {
+        let missed = self.fence.missed();
         let forget = |role: &Role| {
-            (role.master.is_none() && !role.sentinels.is_empty())
-                .then(|| Role { sentinels: Vec::new(), ..role.clone() })
+            let next = Role { sentinels: Vec::new(), ..role.clone() }.renewed(missed);
+            (role.master.is_none() && next != *role).then_some(next)
         };
         // Before another thread writes down once more what they have said.
-        self.change(config, forget, || self.fence.forget())?;
+        self.change(config, forget, || {
+            self.fence.forget();
+            if missed > 0 {
+                self.renew();
+                told();
+            }
+        })?;
         if !self.is_master() {
-            return Ok(false);
+            return Ok(None);
         }
         self.fence.forget();
         self.judge(config);
-        Ok(true)
+        Ok(Some(missed > 0))
+    }
+
+    /// As a master again, the director is to begin another term before writes are taken.
+    fn renew(&self) {
+        self.renews.store(true, SeqCst);
+        self.settled.store(false, SeqCst);
+        self.gate.set(Shut::Replica);
+        self.orders.send_modify(|n| *n += 1);
+    }
+
+    /// Whether this master's log is to begin another term.
+    pub(crate) fn renews(&self) -> bool {
+        self.renews.load(SeqCst) && self.is_master()
     }
 
     /// Whether the data are given up for whatever the master has, once.
@@ -325,7 +360,7 @@ impl Replication {
     pub fn settle(&self, config: &Config, is_master: bool, term: u64) -> bool {
         self.term.store(term, Relaxed);
         let _gate = self.gating.lock();
-        let is_role = self.is_master() == is_master;
+        let is_role = self.is_master() == is_master && !self.renews();
         self.look(config, is_role || self.settled.load(SeqCst));
         // A reader that sees this finds the gate open.
         if is_role {
@@ -383,14 +418,22 @@ impl Replication {
         }
     }
 
-    /// It is to be a master, and its log is still the one of a replica.
-    pub(crate) fn is_promoting(&self) -> bool {
+    /// It is to be a master, and its log is still the one of a replica: by how many promotions its
+    /// term is to be later. 0: it is a master's.
+    pub(crate) fn promoting(&self) -> u32 {
         self.role.load().promoting
+    }
+
+    /// Its log has a later term.
+    pub(crate) fn renewed(&self) {
+        self.renews.store(false, SeqCst);
     }
 
     /// Its log has begun as a master's.
     pub(crate) fn promoted(&self, config: &Config) {
-        self.note(config, |role| role.promoting.then(|| Role { promoting: false, ..role.clone() }));
+        self.note(config, |role| {
+            (role.promoting > 0 && !self.renews()).then(|| Role { promoting: 0, ..role.clone() })
+        });
     }
 
     /// The replica gives its data up for its master's, which begin to come. Durable when this
@@ -459,11 +502,20 @@ impl Replication {
     pub fn keep_epochs(&self, config: &Config) {
         self.keeping.store(false, SeqCst);
         let mut epochs = Vec::new();
+        let is_missed = Cell::new(false);
         let keep = |role: &Role| {
             epochs = self.fence.epochs();
-            (role.sentinels != epochs).then(|| Role { sentinels: epochs.clone(), ..role.clone() })
+            let missed = if role.master.is_none() { self.fence.missed_when_lifted() } else { 0 };
+            is_missed.set(missed > 0);
+            let next = Role { sentinels: epochs.clone(), ..role.clone() }.renewed(missed);
+            (next != *role).then_some(next)
         };
-        match self.change(config, keep, || ()) {
+        let told = || {
+            if is_missed.get() {
+                self.renew();
+            }
+        };
+        match self.change(config, keep, told) {
             Ok(_) => self.fence_changed(config, self.fence.kept(&epochs)),
             Err(error) => tracing::error!("what Sentinel says cannot be written down: {error}"),
         }

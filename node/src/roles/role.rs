@@ -11,7 +11,8 @@
 //!   handing 4711               its master, a replica of it until now, is to take over with the log
 //!                              up to there, and has not confirmed it yet
 //!   forced                     it gives its data up for its master's, until it has them
-//!   promoting                  a master whose log is yet to begin as one, with a higher term
+//!   promoting                  a master whose log is yet to begin as one, with a higher term;
+//!                              followed by a number, if there were so many promotions meanwhile
 //!   unfit                      its data and its master's do not fit
 //!   check 1f2e3d4c             CRC-32C of the lines before
 //! ```
@@ -75,9 +76,9 @@ pub struct Role {
     pub(crate) handing: Option<u64>,
     /// Its data are given up for whatever its master has. Until it has that: not once more.
     pub(crate) forced: bool,
-    /// It is to be a master, and its log may still be the one that it had as a replica: with its
-    /// master's term.
-    pub(crate) promoting: bool,
+    /// It is to be a master, and its log may still be the one that it had as a replica, or before
+    /// another node was the master: it is to begin a term so many promotions later. 0: it has.
+    pub(crate) promoting: u32,
     /// Its data and its master's do not fit, as that has said.
     pub(crate) unfit: bool,
 }
@@ -87,6 +88,15 @@ impl Role {
     /// not `synced` any more.
     pub(crate) fn among_others(self) -> Role {
         Role { replicated: self.replicated || self.synced, ..self }
+    }
+
+    /// The same of a master that is chosen again, after so many promotions of others.
+    pub(crate) fn renewed(self, missed: u64) -> Role {
+        let later = match missed {
+            0 => 0,
+            missed => u32::try_from(missed).unwrap_or(u32::MAX).saturating_add(1),
+        };
+        Role { promoting: self.promoting.max(later), ..self }
     }
 
     fn encode(&self) -> String {
@@ -106,8 +116,10 @@ impl Role {
         if self.forced {
             text.push_str("forced\n");
         }
-        if self.promoting {
-            text.push_str("promoting\n");
+        match self.promoting {
+            0 => {}
+            1 => text.push_str("promoting\n"),
+            by => text.push_str(&format!("promoting {by}\n")),
         }
         if self.unfit {
             text.push_str("unfit\n");
@@ -134,7 +146,7 @@ impl Role {
         };
         let (synced, replicated) = (flag("synced")?, flag("replicated")?);
         let (mut sentinels, mut handing) = (Vec::new(), None);
-        let (mut forced, mut promoting, mut unfit) = (false, false, false);
+        let (mut forced, mut promoting, mut unfit) = (false, 0, false);
         for line in lines {
             match line.split_once(' ').unwrap_or((line, "")) {
                 // It ended here, so this is a later one that is damaged.
@@ -145,7 +157,8 @@ impl Role {
                 }
                 ("handing", offset) => handing = Some(offset.parse().ok()?),
                 ("forced", "") => forced = true,
-                ("promoting", "") => promoting = true,
+                ("promoting", "") => promoting = 1,
+                ("promoting", by) => promoting = by.parse().ok()?,
                 ("unfit", "") => unfit = true,
                 _ => return None,
             }
@@ -177,7 +190,8 @@ mod tests {
             Role { sentinels: Vec::new(), ..full.clone() },
             Role { handing: None, ..full.clone() },
             Role { forced: false, ..full.clone() },
-            Role { promoting: false, ..full.clone() },
+            Role { promoting: 0, ..full.clone() },
+            Role { promoting: 1, ..full.clone() },
             Role { unfit: false, ..full.clone() },
             full,
         ] {
@@ -209,7 +223,7 @@ mod tests {
             sentinels: sentinels.into(),
             handing: Some(u64::MAX),
             forced: true,
-            promoting: true,
+            promoting: u32::MAX,
             ..Role::default()
         }
     }

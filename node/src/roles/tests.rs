@@ -139,9 +139,16 @@ fn what_sentinels_have_said_is_known_after_a_start() {
     named(&again, &config, false, 6);
     assert!(again.refusal().unwrap().contains("fenced"));
     assert_eq!(kept(), at(6));
-    // An operator.
-    assert!(!order(&again, &config, None));
+    // An operator; another node may have been the master meanwhile.
+    assert!(order(&again, &config, None));
+    assert!(again.renews() && again.promoting() == 2 && again.refusal().is_some());
+    assert!(!again.settle(&config, true, 3), "not before its log has another term");
+    again.renewed();
+    assert!(again.settle(&config, true, 3));
+    again.promoted(&config);
+    assert!(!again.renews() && again.promoting() == 0);
     assert_eq!((again.refusal(), kept()), (None, vec![]));
+    assert!(!order(&again, &config, None), "it is one");
 }
 
 /// Hellos come every second, from several; while one waits for the disk the others do not.

@@ -70,7 +70,7 @@ impl World {
             );
         }
         node.safe = log.durable().offset;
-        let term = next_term(log.term(), random);
+        let term = next_term(log.term(), 1, random);
         let options = store.log_options();
         match log.into_log(options, term) {
             Ok(log) => {

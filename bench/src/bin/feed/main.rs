@@ -5,6 +5,7 @@
 //! cargo build --release -p tidemark -p tidemark-bench
 //! target/release/feed                      table and plots into docs/performance/: ten minutes
 //! target/release/feed --short              the main cells, to the terminal: two minutes
+//! target/release/feed --tail               what pages wait beside snapshots and the like: two minutes
 //! target/release/feed --peer valkey=PATH   another server that takes redis-server's arguments
 //! ```
 //!
@@ -27,6 +28,7 @@ mod plot;
 mod pool;
 mod report;
 mod table;
+mod tail;
 
 use clap::Parser;
 use data::{Data, From, Liked};
@@ -74,6 +76,9 @@ struct Args {
     /// by profile learns from.
     #[arg(long)]
     train: bool,
+    /// Tidemark only: latencies beside snapshots, rolls, spills, schema changes and full syncs.
+    #[arg(long)]
+    tail: bool,
     /// Seed of everything.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -181,7 +186,7 @@ impl Bench {
         self.add("tidemark", ours, || {
             Server::tidemark(tidemark.as_deref(), &dir, "everysec", "[server]\nworkers = 1\n")
         })?;
-        if self.args.train || !self.args.only.is_empty() {
+        if self.args.train || self.args.tail || !self.args.only.is_empty() {
             return Ok(());
         }
         let mut peers = vec![("redis".to_owned(), PathBuf::from("redis-server"))];
@@ -451,6 +456,10 @@ impl Bench {
         if self.args.train {
             return self.train();
         }
+        if self.args.tail {
+            println!("{}", self.tail()?);
+            return Ok(());
+        }
         if !self.args.only.is_empty() {
             for round in 0..rounds {
                 for pipeline in self.args.only.clone() {
@@ -509,7 +518,8 @@ impl Bench {
 
     /// Writes table and plots, if they are wanted.
     fn save(&self) -> io::Result<()> {
-        let is_whole = !self.args.short && !self.args.train && self.args.only.is_empty();
+        let is_whole = !(self.args.short || self.args.train || self.args.tail)
+            && self.args.only.is_empty();
         if let Some(out) =
             self.args.out.clone().or(is_whole.then(|| PathBuf::from("docs/performance")))
         {
@@ -545,6 +555,9 @@ fn main() -> io::Result<()> {
     let (servers, liked, subjects, pools) = Default::default();
     let mut bench = Bench { args, data, servers, liked, subjects, rng, report, pools };
     bench.run()?;
+    if bench.args.tail {
+        return Ok(());
+    }
     println!("{}", table::markdown(&bench.report));
     bench.save()
 }

@@ -6,9 +6,11 @@ use std::io;
 use std::path::Path;
 
 const SIZE: (u32, u32) = (900, 520);
+/// The axis of plots of latencies.
+pub(crate) const NINES: &str = "nines of the percentile (0.3: median, 2: p99, 3: p99.9)";
 
 /// A named line of points.
-type Line = (String, Vec<(f64, f64)>);
+pub(crate) type Line = (String, Vec<(f64, f64)>);
 
 /// Writes the plots into a folder.
 pub(crate) fn all(report: &Report, folder: &Path) -> io::Result<()> {
@@ -46,7 +48,7 @@ pub(crate) fn all(report: &Report, folder: &Path) -> io::Result<()> {
     draw(
         &folder.join("latency.svg"),
         "Latency at 10,000 pages a second, open loop",
-        "nines of the percentile (0.3: median, 2: p99, 3: p99.9)",
+        NINES,
         "microseconds",
         &latencies,
     )
@@ -59,7 +61,14 @@ fn add(lines: &mut Vec<Line>, name: String, point: (f64, f64)) {
     }
 }
 
-fn draw(file: &Path, title: &str, x: &str, y: &str, lines: &[Line]) -> io::Result<()> {
+/// Lines of points, the values on a logarithmic scale.
+pub(crate) fn draw(
+    file: &Path,
+    title: &str,
+    x: &str,
+    y: &str,
+    lines: &[Line],
+) -> io::Result<()> {
     let points = || lines.iter().flat_map(|(_, points)| points.iter().copied());
     let most = |of: fn((f64, f64)) -> f64| points().map(of).fold(1.0, f64::max);
     let least = points().map(|p| p.1).fold(f64::MAX, f64::min);

@@ -1,0 +1,245 @@
+//! What pages wait while the server does something else: in an open loop, at 0.7 of the pages that
+//! it can give to as many connections, beside snapshots, rolls, spills, schema changes and full
+//! syncs, one after the other for as long as a turn takes; and the PING of Redis at the same rate,
+//! as what the machine and the sockets make anybody wait.
+//!
+//! The server has its core and the client another. What gives the orders runs on the server's core;
+//! the replica of a full sync on the client's, by `nice`, as there is no third.
+
+use crate::load::{Latency, closed, open};
+use crate::pool::Pool;
+use crate::{Bench, CLIENT_CORE, POOL, SERVER_CORE, data, on_server_core, pin, plot, redis};
+use redis_protocol::resp2::types::OwnedFrame;
+use std::fmt::Write as _;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+use tidemark_bench::play::{median, text};
+use tidemark_bench::server::Server;
+
+/// Of what the server can take.
+const SHARE: f64 = 0.7;
+const CONNECTIONS: usize = 8;
+/// Beside snapshots and all that follow: between two of them.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Rows of a table that is rolled, or spilled, by requests of so many.
+const ROWS: u64 = 10_000;
+const ROWS_AT_ONCE: u64 = 100;
+/// The PING of Redis, and our pages beside nothing else.
+const PING: usize = 0;
+const CALM: usize = 1;
+
+/// What happens meanwhile.
+#[derive(Clone, Copy)]
+enum Beside {
+    Nothing,
+    Snapshots,
+    Rolls,
+    Spills,
+    SchemaChanges,
+    FullSyncs,
+}
+
+const ALL: [(&str, Beside); 7] = [
+    ("Redis: PING", Beside::Nothing),
+    ("nothing else", Beside::Nothing),
+    ("snapshots", Beside::Snapshots),
+    ("rolls of a table", Beside::Rolls),
+    ("spills of 10,000 rows", Beside::Spills),
+    ("a field added, and dropped", Beside::SchemaChanges),
+    ("full syncs of a replica", Beside::FullSyncs),
+];
+
+impl Bench {
+    /// All of it, by turns; gives the table as text.
+    pub(crate) fn tail(&mut self) -> io::Result<String> {
+        let pings = Pool::of(b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n", POOL);
+        let pages = self.pool(0, 20, data::From::Uniform)?;
+        let peer = on_server_core(|| redis(Path::new("redis-server"), &self.args.dir))?;
+        let ours = &self.servers[0];
+        let time = self.time() * 4;
+        let rate = closed(ours, &pages, None, CONNECTIONS, 1, time)?.per_s() * SHARE;
+        told(ours, &["TM.SPACE", "CREATE", "bulk", "COUNTER", "fields", "like:16 read:16"])?;
+        let mut replica = Replica { program: self.args.tidemark.clone(), server: None };
+        let mut rows = 0;
+        let mut seen: Vec<Vec<(Latency, u64)>> = vec![Vec::new(); ALL.len()];
+        for _ in 0..self.args.rounds {
+            for (at, (name, beside)) in ALL.into_iter().enumerate() {
+                let (server, pool) = if at == PING { (&peer, &pings) } else { (ours, &*pages) };
+                let over = AtomicBool::new(false);
+                let (latency, times) = std::thread::scope(|scope| {
+                    let (over, rows, replica) = (&over, &mut rows, &mut replica);
+                    let dir = &self.args.dir;
+                    let orders =
+                        scope.spawn(move || orders(ours, beside, (rows, replica, dir), over));
+                    let latency = open(server, pool, CONNECTIONS, rate, time, &mut self.rng);
+                    over.store(true, Relaxed);
+                    let times = orders.join().map_err(|_| io::Error::other("it panicked"))??;
+                    Ok::<_, io::Error>((latency?, times))
+                })?;
+                eprintln!("       {name}: p99.9 {:.0} us, {times} times", latency.p999);
+                seen[at].push((latency, times));
+            }
+        }
+        if let Some(out) = &self.args.out {
+            std::fs::create_dir_all(out)?;
+            draw(&seen, rate, out)?;
+            std::fs::write(out.join("tail.md"), table(&seen, rate)?)?;
+        }
+        table(&seen, rate)
+    }
+}
+
+/// A replica that begins from nothing each time.
+struct Replica {
+    program: Option<PathBuf>,
+    server: Option<Server>,
+}
+
+impl Replica {
+    /// One full sync.
+    fn sync(&mut self, dir: &Path, master: u16) -> io::Result<()> {
+        let server = match &mut self.server {
+            Some(server) => {
+                server.empty()?;
+                server.again()?;
+                server
+            }
+            None => {
+                let beside = std::env::current_exe()?.with_file_name("tidemark");
+                let program = self.program.clone().unwrap_or(beside);
+                let start = move |folder: &Path, port: u16| {
+                    let mut command = Command::new("nice");
+                    command.args(["-n", "19"]).arg(&program).args(["serve", "--dir"]).arg(folder);
+                    command.args(["--port", &port.to_string()]).env("RUST_LOG", "warn");
+                    command
+                };
+                self.server.insert(Server::new(dir, start)?)
+            }
+        };
+        told(server, &["REPLICAOF", "127.0.0.1", &master.to_string()])?;
+        while server.info("master_link_status")? != "up" {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+}
+
+/// A command that must not fail.
+fn told(server: &Server, words: &[&str]) -> io::Result<()> {
+    let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+    match server.client()?.call(&words)? {
+        OwnedFrame::Error(why) => Err(io::Error::other(why.to_string())),
+        _ => Ok(()),
+    }
+}
+
+/// Gives orders until it is over. How many were obeyed.
+fn orders(
+    server: &Server,
+    beside: Beside,
+    (rows, replica, dir): (&mut u64, &mut Replica, &Path),
+    over: &AtomicBool,
+) -> io::Result<u64> {
+    let is_sync = matches!(beside, Beside::FullSyncs);
+    pin(if is_sync { CLIENT_CORE } else { SERVER_CORE })?;
+    let mut times = 0;
+    while !over.load(Relaxed) {
+        match beside {
+            Beside::Nothing => {
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+            Beside::Snapshots => {
+                told(server, &["BGSAVE"])?;
+                while server.info("rdb_bgsave_in_progress")? != "0" {
+                    std::thread::sleep(PAUSE / 5);
+                }
+            }
+            Beside::Rolls => {
+                write(server, rows, ROWS_AT_ONCE)?;
+                told(server, &["TM.ROLL", "bulk"])?;
+            }
+            Beside::Spills => {
+                write(server, rows, ROWS)?;
+                told(server, &["TM.ROLL", "bulk"])?;
+                told(server, &["TM.SPILL", "bulk"])?;
+            }
+            Beside::SchemaChanges => {
+                told(server, &["TM.SPACE", "ALTER", "post", "ADD", "spare:8"])?;
+                std::thread::sleep(PAUSE);
+                told(server, &["TM.SPACE", "ALTER", "post", "DROP", "spare"])?;
+            }
+            Beside::FullSyncs => replica.sync(dir, server.port())?,
+        }
+        times += 1;
+        std::thread::sleep(PAUSE);
+    }
+    Ok(times)
+}
+
+/// New rows, behind all others.
+fn write(server: &Server, rows: &mut u64, number: u64) -> io::Result<()> {
+    let mut client = server.client()?;
+    for _ in 0..number / ROWS_AT_ONCE {
+        let mut words: Vec<Vec<u8>> = vec![b"CNT.MINCRBY".to_vec(), b"bulk".to_vec()];
+        for _ in 0..ROWS_AT_ONCE {
+            *rows += 1;
+            words.extend([text(*rows), b"like".to_vec(), text(*rows % 1000 + 1)]);
+        }
+        client.call(&words.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
+    }
+    Ok(())
+}
+
+/// A figure of all rounds of a line.
+fn of(rounds: &[(Latency, u64)], what: fn(&Latency) -> f64) -> f64 {
+    median(rounds.iter().map(|(latency, _)| what(latency)).collect())
+}
+
+fn table(seen: &[Vec<(Latency, u64)>], rate: f64) -> io::Result<String> {
+    let mut out = format!(
+        "# What pages wait beside other work\n\n\
+         Pages of 20, 8 connections, open loop, {rate:.0} a second: 0.7 of what the server gives to \
+         them. Microseconds from the moment when a page was due; medians of {} rounds by turns.\n\n\
+         | beside | times in a round | p50 | p99 | p99.9 | p99.9, times Redis's PING | times \
+         nothing else |\n|---|---|---|---|---|---|---|\n",
+        seen[PING].len()
+    );
+    for ((name, _), rounds) in ALL.iter().zip(seen) {
+        let ratio = |to: usize| {
+            let pairs = rounds.iter().zip(&seen[to]);
+            median(pairs.map(|((one, _), (other, _))| one.p999 / other.p999).collect())
+        };
+        let times = median(rounds.iter().map(|&(_, times)| times as f64).collect());
+        writeln!(
+            out,
+            "| {name} | {times:.0} | {:.0} | {:.0} | {:.0} | {:.2} | {:.2} |",
+            of(rounds, |l| l.p50),
+            of(rounds, |l| l.p99),
+            of(rounds, |l| l.p999),
+            ratio(PING),
+            ratio(CALM)
+        )
+        .map_err(io::Error::other)?;
+    }
+    Ok(out)
+}
+
+fn draw(seen: &[Vec<(Latency, u64)>], rate: f64, out: &Path) -> io::Result<()> {
+    let line = |((name, _), rounds): (&(&str, Beside), &Vec<(Latency, u64)>)| {
+        let points =
+            [(0.3, of(rounds, |l| l.p50)), (2.0, of(rounds, |l| l.p99)), (3.0, of(rounds, |l| l.p999))];
+        ((*name).to_owned(), points.to_vec())
+    };
+    let lines: Vec<_> = ALL.iter().zip(seen).map(line).collect();
+    plot::draw(
+        &out.join("tail.svg"),
+        &format!("Pages of 20 beside other work, {rate:.0} a second, open loop"),
+        plot::NINES,
+        "microseconds",
+        &lines,
+    )
+}
