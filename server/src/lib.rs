@@ -191,8 +191,9 @@ pub fn start_on(
 /// none: another node may have become the master while this one was away.
 fn recall(host: &Host) -> io::Result<()> {
     let config = host.config();
-    host.replication.recall(&config)?;
     host.cluster.recall(&config.durability.dir)?;
+    let is_alone = host.cluster.rules_alone() && config.shard.is_empty();
+    host.replication.recall(&config, is_alone)?;
     if host.cluster.lease().is_some() {
         host.replication.lease(&config, Duration::ZERO, false);
     }

@@ -295,6 +295,7 @@ def play(args, nodes):
         load.check(node)
     fill.check(2, nodes[0])
     trimmed(cluster, load, watch, nodes)
+    restarted(nodes, range(1000, 1100))
     fill.check(2, nodes[1])
     print(f"{load.done} rounds of writes, the longest {load.longest * 1000:.0f} ms; {watch.looks} looks for two masters: none")
 
@@ -326,6 +327,19 @@ def trimmed(cluster, load, watch, nodes):
     assert again.count(" 0 rows deleted") == again.count("rows deleted"), again
     for node in nodes:
         load.check(node)
+
+
+def restarted(nodes, posts):
+    """All nodes are killed, and started again: without a controller they know by their topologies that they are masters."""
+    for node in nodes:
+        node.process.kill()
+        node.process.wait()
+    for node in nodes:
+        node.start()
+    def writes():
+        acts = nodes[0].client().execute_command("FEED.ACT", "like", 7, *posts)
+        return not any(map(is_error, acts))
+    until("all shards take writes again", writes)
 
 
 def refusals(cluster, a, b, spare):

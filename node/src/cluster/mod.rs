@@ -181,6 +181,17 @@ impl Cluster {
         Ok(())
     }
 
+    /// Whether this node is a master without a replica, as the last topology says that it heard of.
+    /// Then no other one can have its slots without its doing.
+    pub fn rules_alone(&self) -> bool {
+        let topology = self.topology();
+        let is_ours = |own: &Member| {
+            own.master.is_none()
+                && !topology.members().iter().any(|member| member.master.as_ref() == Some(&own.id))
+        };
+        self.is_enabled() && topology.own().is_some_and(is_ours)
+    }
+
     /// CLUSTER RESET: as a node that has never been of a cluster.
     pub fn reset(&self, dir: &Path) -> Result<(), ClusterError> {
         let _one = self.changing.lock();

@@ -159,8 +159,9 @@ impl Replication {
         }
     }
 
-    /// At start: the role that the data folder remembers, or else the configuration's.
-    pub fn recall(&self, config: &Config) -> io::Result<()> {
+    /// At start: the role that the data folder remembers, or else the configuration's. `is_alone`:
+    /// as a master it has no replica that could have been promoted meanwhile.
+    pub fn recall(&self, config: &Config, is_alone: bool) -> io::Result<()> {
         let role = match Role::read(&config.durability.dir)? {
             Some(role) => role,
             None => {
@@ -177,7 +178,7 @@ impl Replication {
         self.fence.recall(&role.sentinels);
         // Without any other node there is none that could have become the master meanwhile.
         let had_others = role.clone().among_others().replicated;
-        if role.master.is_none() && had_others && config.replication.fence {
+        if role.master.is_none() && had_others && config.replication.fence && !is_alone {
             let until = if role.sentinels.is_empty() {
                 "a replica follows"
             } else {
@@ -285,7 +286,8 @@ impl Replication {
                 next.synced = handing.is_some_and(|handing| handing.has_all);
             }
             let is_promoted = master.is_none() && role.master.is_some();
-            next.promoting = if master.is_some() { 0 } else { role.promoting.max(is_promoted.into()) };
+            next.promoting =
+                if master.is_some() { 0 } else { role.promoting.max(is_promoted.into()) };
             next.master.clone_from(&master);
             Some(next)
         };
@@ -311,11 +313,7 @@ impl Replication {
     /// REPLICAOF NO ONE to a master: by an operator, or by a Sentinel that has deposed it and
     /// chooses it again before it was made a replica. `None` if it is none; whether it begins
     /// another term by that.
-    fn remains_master(
-        &self,
-        config: &Config,
-        told: &mut dyn FnMut(),
-    ) -> io::Result<Option<bool>> {
+    fn remains_master(&self, config: &Config, told: &mut dyn FnMut()) -> io::Result<Option<bool>> {
         let missed = self.fence.missed();
         let forget = |role: &Role| {
             let next = Role { sentinels: Vec::new(), ..role.clone() }.renewed(missed);

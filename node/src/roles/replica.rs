@@ -160,6 +160,14 @@ impl Here {
             && node.replication.is_settled()
             && !node.stop.is_stopped()
         {
+            // What spills waits until the log of what it has is durable (`Durability::flush`), and
+            // nothing but this thread can make it so: each would wait for the other.
+            if self.log.durable() != self.log.written() {
+                // An error comes again, to the link.
+                let _ = self.log.sync();
+                let applied = node.durability.positions().0;
+                node.durability.followed(applied, self.log.durable());
+            }
             let now = Instant::now();
             if now >= *self.waits_until.get_or_insert(now + SPILLED_WITHIN) {
                 break;

@@ -95,7 +95,7 @@ fn started(role: Role) -> (Replication, Config, tempfile::TempDir) {
     config.durability.dir = folder.path().to_path_buf();
     role.write(folder.path()).unwrap();
     let replication = Replication::new();
-    replication.recall(&config).unwrap();
+    replication.recall(&config, false).unwrap();
     replication.settle(&config, role.master.is_none(), 1);
     (replication, config, folder)
 }
@@ -128,7 +128,7 @@ fn what_sentinels_have_said_is_known_after_a_start() {
     named(&replication, &config, true, 5);
     assert_eq!((replication.refusal(), kept()), (None, at(5)));
     let again = Replication::new();
-    again.recall(&config).unwrap();
+    again.recall(&config, false).unwrap();
     again.settle(&config, true, 2);
     again.followed(&config);
     named(&again, &config, true, 4);
@@ -202,7 +202,7 @@ fn a_role_that_was_being_handed_over_is_handed_over_after_a_start() {
     assert!(replication.order(&config, order, || ()).unwrap());
     let again = || {
         let again = Replication::new();
-        again.recall(&config).unwrap();
+        again.recall(&config, false).unwrap();
         again
     };
     assert_eq!(again().failover.handover(), Some(7));
@@ -228,7 +228,7 @@ fn a_node_that_gives_its_data_up_or_does_not_fit_is_not_promotable() {
     let (replication, config, folder) = started(Role { master, synced: true, ..Role::default() });
     let is_fit_after_a_start = || {
         let again = Replication::new();
-        again.recall(&config).unwrap();
+        again.recall(&config, false).unwrap();
         again.is_fit()
     };
     assert!(replication.is_fit() && is_fit_after_a_start());
@@ -242,7 +242,7 @@ fn a_node_that_gives_its_data_up_or_does_not_fit_is_not_promotable() {
     let forced = Order { master: Some(other(1)), forced: true, ..Order::default() };
     assert!(replication.order(&config, forced, || ()).unwrap() && replication.is_forced());
     let again = Replication::new();
-    again.recall(&config).unwrap();
+    again.recall(&config, false).unwrap();
     assert!(again.is_forced(), "a start does not take it back");
     replication.synced(&config);
     assert!(!replication.is_forced() && !Role::read(folder.path()).unwrap().unwrap().forced);

@@ -518,8 +518,8 @@ impl Bench {
 
     /// Writes table and plots, if they are wanted.
     fn save(&self) -> io::Result<()> {
-        let is_whole = !(self.args.short || self.args.train || self.args.tail)
-            && self.args.only.is_empty();
+        let is_whole =
+            !(self.args.short || self.args.train || self.args.tail) && self.args.only.is_empty();
         if let Some(out) =
             self.args.out.clone().or(is_whole.then(|| PathBuf::from("docs/performance")))
         {

@@ -62,13 +62,7 @@ fn add(lines: &mut Vec<Line>, name: String, point: (f64, f64)) {
 }
 
 /// Lines of points, the values on a logarithmic scale.
-pub(crate) fn draw(
-    file: &Path,
-    title: &str,
-    x: &str,
-    y: &str,
-    lines: &[Line],
-) -> io::Result<()> {
+pub(crate) fn draw(file: &Path, title: &str, x: &str, y: &str, lines: &[Line]) -> io::Result<()> {
     let points = || lines.iter().flat_map(|(_, points)| points.iter().copied());
     let most = |of: fn((f64, f64)) -> f64| points().map(of).fold(1.0, f64::max);
     let least = points().map(|p| p.1).fold(f64::MAX, f64::min);

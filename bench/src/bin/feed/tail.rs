@@ -230,8 +230,11 @@ fn table(seen: &[Vec<(Latency, u64)>], rate: f64) -> io::Result<String> {
 
 fn draw(seen: &[Vec<(Latency, u64)>], rate: f64, out: &Path) -> io::Result<()> {
     let line = |((name, _), rounds): (&(&str, Beside), &Vec<(Latency, u64)>)| {
-        let points =
-            [(0.3, of(rounds, |l| l.p50)), (2.0, of(rounds, |l| l.p99)), (3.0, of(rounds, |l| l.p999))];
+        let points = [
+            (0.3, of(rounds, |l| l.p50)),
+            (2.0, of(rounds, |l| l.p99)),
+            (3.0, of(rounds, |l| l.p999)),
+        ];
         ((*name).to_owned(), points.to_vec())
     };
     let lines: Vec<_> = ALL.iter().zip(seen).map(line).collect();
