@@ -114,11 +114,11 @@ pub enum LinkError {
     Apply(String),
 }
 
-/// The term of the node that is promoted out of `term`, `by` promotions later: the upper half counts
-/// promotions, the lower half is random, so that two nodes that were promoted out of one history at
-/// the same time can be told apart. Where no more promotions can be counted, as only a master's word
-/// and not promotions can make it, the lower half rises, until the last term there is stays: a node
-/// can always be promoted, and no term falls.
+/// The term of the node that is promoted out of `term`, `by` promotions later: the upper half
+/// counts promotions, the lower half is random, so that two nodes that were promoted out of one
+/// history at the same time can be told apart. Where no more promotions can be counted, as only a
+/// master's word and not promotions can make it, the lower half rises, until the last term there is
+/// stays: a node can always be promoted, and no term falls.
 pub fn next_term(term: u64, by: u32, random: u32) -> u64 {
     match promotions(term) {
         u32::MAX => term.saturating_add(u64::from(random | 1)),

@@ -246,6 +246,13 @@ impl Topology {
         self.member(self.own)
     }
 
+    /// How many topologies lie between `before` and this one, if this node is a master by both.
+    pub fn skipped(&self, before: &Topology) -> u64 {
+        let leads = |topology: &Topology| topology.own().is_some_and(|own| own.master.is_none());
+        let next = before.version.saturating_add(1);
+        if leads(before) && leads(self) { self.version.abs_diff(next.min(self.version)) } else { 0 }
+    }
+
     /// Its master, if it is a replica of a node of this topology.
     pub fn own_master(&self) -> Option<&Member> {
         self.member(self.own_master).filter(|_| self.own_master != self.own)

@@ -72,6 +72,9 @@ struct Group {
 struct Heard {
     groups: Vec<Group>,
     is_raised: bool,
+    /// A controller has given so many topologies meanwhile, each of which may have had another
+    /// master.
+    skipped: u64,
 }
 
 /// What came of a hello.
@@ -103,7 +106,8 @@ impl Heard {
 
     fn missed(&self) -> u64 {
         let missed = self.groups.iter().filter_map(|group| Some(group.epoch? - group.ruled?));
-        if self.now() == Fenced::No { 0 } else { missed.max().unwrap_or(0) }
+        let missed = missed.max().unwrap_or(0).max(self.skipped);
+        if self.now() == Fenced::No { 0 } else { missed }
     }
 
     /// What was said counts, as far as the disk has it.
@@ -156,10 +160,17 @@ impl Fence {
         self.heard.lock().is_raised = true;
     }
 
+    /// It is a master by a topology, as it was by the one before that it knows; it has not heard of
+    /// so many between them.
+    pub(crate) fn skipped(&self, topologies: u64) {
+        let mut heard = self.heard.lock();
+        (heard.is_raised, heard.skipped) = (true, topologies);
+    }
+
     /// This node was given a role.
     pub(crate) fn ordered(&self) {
         let mut heard = self.heard.lock();
-        heard.is_raised = false;
+        (heard.is_raised, heard.skipped) = (false, 0);
         for group in &mut heard.groups {
             (group.named, group.lifts, group.deposes) = (false, false, false);
         }

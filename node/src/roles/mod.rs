@@ -496,6 +496,14 @@ impl Replication {
         effect.is_news && !self.keeping.swap(true, SeqCst)
     }
 
+    /// It is a master by a topology, as by the one before that it knows, and has not heard of so
+    /// many between them: it is fenced until it is ordered to be one, which begins another term.
+    pub fn skipped(&self, topologies: u64) {
+        if topologies > 0 && self.is_master() {
+            self.fence.skipped(topologies);
+        }
+    }
+
     /// See [`Replication::named`].
     pub fn keep_epochs(&self, config: &Config) {
         self.keeping.store(false, SeqCst);

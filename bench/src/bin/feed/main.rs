@@ -5,7 +5,7 @@
 //! cargo build --release -p tidemark -p tidemark-bench
 //! target/release/feed                      table and plots into docs/performance/: ten minutes
 //! target/release/feed --short              the main cells, to the terminal: two minutes
-//! target/release/feed --tail               what pages wait beside snapshots and the like: two minutes
+//! target/release/feed --tail               what pages wait beside snapshots and the like
 //! target/release/feed --peer valkey=PATH   another server that takes redis-server's arguments
 //! ```
 //!

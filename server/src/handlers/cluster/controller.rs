@@ -116,8 +116,10 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
             reply.ok();
             return Ok(());
         }
+        let before = node.cluster.topology();
         if node.cluster.set_nodes(&dir, &nodes, is_here)? {
             tracing::info!("topology {version} by {peer}");
+            node.replication.skipped(node.cluster.topology().skipped(&before));
         }
         obey(&node)?;
         reply.ok();
