@@ -26,6 +26,10 @@ use std::path::Path;
 /// Its name in the data folder.
 pub const NAME: &str = "tidemark.role";
 
+/// Most promotions that a master counts as missed: a number that was made up must not use up
+/// the terms that there are.
+const MOST_MISSED: u64 = 1 << 16;
+
 /// A master's address, as it was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Master {
@@ -92,10 +96,7 @@ impl Role {
 
     /// The same of a master that is chosen again, after so many promotions of others.
     pub(crate) fn renewed(self, missed: u64) -> Role {
-        let later = match missed {
-            0 => 0,
-            missed => u32::try_from(missed).unwrap_or(u32::MAX).saturating_add(1),
-        };
+        let later = if missed == 0 { 0 } else { missed.min(MOST_MISSED) as u32 + 1 };
         Role { promoting: self.promoting.max(later), ..self }
     }
 
