@@ -205,8 +205,10 @@ fn of(rounds: &[(Latency, u64)], what: fn(&Latency) -> f64) -> f64 {
 fn table(seen: &[Vec<(Latency, u64)>], rate: f64) -> io::Result<String> {
     let mut out = format!(
         "# What pages wait beside other work\n\n\
+         `target/release/feed --tail --out docs/performance` writes this page.\n\n\
+         ![Latency by percentile beside each](tail.svg)\n\n\
          Pages of 20, 8 connections, open loop, {rate:.0} a second: 0.7 of what the server gives \
-         to them. Microseconds from the moment when a page was due; medians of {} rounds \
+         to them.\nMicroseconds from the moment when a page was due; medians of {} rounds \
          by turns.\n\n\
          | beside | times in a round | p50 | p99 | p99.9 | p99.9, times Redis's PING | times \
          nothing else |\n|---|---|---|---|---|---|---|\n",
