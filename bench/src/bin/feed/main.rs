@@ -456,10 +456,6 @@ impl Bench {
         if self.args.train {
             return self.train();
         }
-        if self.args.tail {
-            println!("{}", self.tail()?);
-            return Ok(());
-        }
         if !self.args.only.is_empty() {
             for round in 0..rounds {
                 for pipeline in self.args.only.clone() {
@@ -518,8 +514,7 @@ impl Bench {
 
     /// Writes table and plots, if they are wanted.
     fn save(&self) -> io::Result<()> {
-        let is_whole =
-            !(self.args.short || self.args.train || self.args.tail) && self.args.only.is_empty();
+        let is_whole = !self.args.short && !self.args.train && self.args.only.is_empty();
         if let Some(out) =
             self.args.out.clone().or(is_whole.then(|| PathBuf::from("docs/performance")))
         {
@@ -554,10 +549,11 @@ fn main() -> io::Result<()> {
     let report = Report::new(args.posts, data.pairs());
     let (servers, liked, subjects, pools) = Default::default();
     let mut bench = Bench { args, data, servers, liked, subjects, rng, report, pools };
-    bench.run()?;
     if bench.args.tail {
+        println!("{}", bench.tail()?);
         return Ok(());
     }
+    bench.run()?;
     println!("{}", table::markdown(&bench.report));
     bench.save()
 }

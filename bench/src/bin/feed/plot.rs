@@ -10,7 +10,7 @@ const SIZE: (u32, u32) = (900, 520);
 pub(crate) const NINES: &str = "nines of the percentile (0.3: median, 2: p99, 3: p99.9)";
 
 /// A named line of points.
-pub(crate) type Line = (String, Vec<(f64, f64)>);
+type Line = (String, Vec<(f64, f64)>);
 
 /// Writes the plots into a folder.
 pub(crate) fn all(report: &Report, folder: &Path) -> io::Result<()> {

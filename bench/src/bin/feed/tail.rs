@@ -9,14 +9,13 @@
 use crate::load::{Latency, closed, open};
 use crate::pool::Pool;
 use crate::{Bench, CLIENT_CORE, POOL, SERVER_CORE, data, on_server_core, pin, plot, redis};
-use redis_protocol::resp2::types::OwnedFrame;
 use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
-use tidemark_bench::play::{median, text};
+use tidemark_bench::play::{median, take_all, text};
 use tidemark_bench::server::Server;
 
 /// Of what the server can take.
@@ -57,6 +56,7 @@ const ALL: [(&str, Beside); 7] = [
 impl Bench {
     /// All of it, by turns; gives the table as text.
     pub(crate) fn tail(&mut self) -> io::Result<String> {
+        self.start_all()?;
         let pings = Pool::of(b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n", POOL);
         let pages = self.pool(0, 20, data::From::Uniform)?;
         let peer = on_server_core(|| redis(Path::new("redis-server"), &self.args.dir))?;
@@ -85,12 +85,13 @@ impl Bench {
                 seen[at].push((latency, times));
             }
         }
+        let table = table(&seen, rate)?;
         if let Some(out) = &self.args.out {
             std::fs::create_dir_all(out)?;
             draw(&seen, rate, out)?;
-            std::fs::write(out.join("tail.md"), table(&seen, rate)?)?;
+            std::fs::write(out.join("tail.md"), &table)?;
         }
-        table(&seen, rate)
+        Ok(table)
     }
 }
 
@@ -132,11 +133,9 @@ impl Replica {
 
 /// A command that must not fail.
 fn told(server: &Server, words: &[&str]) -> io::Result<()> {
-    let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
-    match server.client()?.call(&words)? {
-        OwnedFrame::Error(why) => Err(io::Error::other(why.to_string())),
-        _ => Ok(()),
-    }
+    let mut client = server.client()?;
+    client.push(&words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>());
+    take_all(&mut client)
 }
 
 /// Gives orders until it is over. How many were obeyed.
@@ -192,7 +191,8 @@ fn write(server: &Server, rows: &mut u64, number: u64) -> io::Result<()> {
             *rows += 1;
             words.extend([text(*rows), b"like".to_vec(), text(*rows % 1000 + 1)]);
         }
-        client.call(&words.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
+        client.push(&words.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        take_all(&mut client)?;
     }
     Ok(())
 }
