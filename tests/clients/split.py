@@ -12,7 +12,7 @@ import redis
 from nodes import freeze, scratch, until
 from shards import Controller, Member, is_error, shard_of
 
-PATIENCE_S = 120
+PATIENCE_S = 60
 # Pairs of a space with a ledger, which are the same all the time.
 FANS, FAN_POSTS = range(3), range(1000, 1400)
 
@@ -28,8 +28,8 @@ class Peer(Member):
 class Cluster:
     """`tidemark cluster`, as an operator gives it."""
 
-    def __init__(self, server, nodes):
-        self.server, self.nodes = server, nodes
+    def __init__(self, server, nodes, patience_s):
+        self.server, self.nodes, self.patience_s = server, nodes, patience_s
 
     def begin(self, *words, at=None):
         at = at or self.nodes[0]
@@ -38,7 +38,7 @@ class Cluster:
 
     def run(self, *words, at=None, fails=False):
         process = self.begin(*words, at=at)
-        out, _ = process.communicate(timeout=PATIENCE_S)
+        out, _ = process.communicate(timeout=self.patience_s)
         assert fails == (process.returncode != 0), out
         return out
 
@@ -128,6 +128,10 @@ class Load:
             assert answers == [1] * len(liked), (viewer, answers)
 
 
+def slot_of(post):
+    return binascii.crc_hqx(str(post).encode(), 0) % 16384
+
+
 class Fill:
     """So many posts that lie there while slots move: each has a like with its flag, and reposts."""
 
@@ -138,17 +142,13 @@ class Fill:
         self.posts = range(self.FIRST, self.FIRST + posts)
         began = time.time()
         for shard, node in enumerate(shards):
-            for some in self.requests(lambda post: shard_of(self.slot(post), len(shards)) == shard, 20):
+            for some in self.requests(lambda post: shard_of(slot_of(post), len(shards)) == shard, 20):
                 pipe = node.client(60).pipeline(transaction=False)
                 for ids in some:
                     pipe.execute_command("FEED.ACT", "like", self.viewer(ids), *ids)
                     pipe.execute_command("CNT.MINCRBY", "post", *[word for post in ids for word in (post, "repost", 1 + post % 7)])
                 assert not any(map(is_error, pipe.execute())), "a post of the fill was refused"
         print(f"{posts} posts, each with a like and its flag, in {time.time() - began:.0f} s")
-
-    @staticmethod
-    def slot(post):
-        return binascii.crc_hqx(str(post).encode(), 0) % 16384
 
     @staticmethod
     def viewer(ids):
@@ -164,7 +164,7 @@ class Fill:
         """Every post and every flag is there, whoever has it now."""
         client = node.client(60)
         for shard in range(shards):
-            for some in self.requests(lambda post: shard_of(self.slot(post), shards) == shard, 4):
+            for some in self.requests(lambda post: shard_of(slot_of(post), shards) == shard, 4):
                 pipe = client.pipeline(transaction=False)
                 for ids in some:
                     pipe.execute_command("FEED.GET", "home", self.viewer(ids), *ids)
@@ -260,7 +260,8 @@ def play(args, nodes):
     controller.start()
     spare.start()
     until("the spare one is up", lambda: spare.client().ping())
-    cluster = Cluster(args.server, nodes)
+    # A node copies what lies there.
+    cluster = Cluster(args.server, nodes, PATIENCE_S + args.fill / 100_000)
     refusals(cluster, a, b, spare)
     for node in (a, b):
         node.ask("TM.SPACE", "CREATE", "fans", "existence", "ledger", "exact", "spill", "true")
@@ -275,7 +276,7 @@ def play(args, nodes):
     # A quarter of the slots goes to the spare node.
     # Two operators at once: one does it, the other one is told that it was done, or to give it again.
     both = [cluster.begin("split", "--from", address(a), "--to", address(spare)) for _ in range(2)]
-    said = [(process.communicate(timeout=PATIENCE_S)[0].strip(), process.returncode) for process in both]
+    said = [(process.communicate(timeout=cluster.patience_s)[0].strip(), process.returncode) for process in both]
     print(*(out.splitlines()[-1] for out, _ in said), sep="\n")
     assert [code for _, code in said].count(0) >= 1 and all("master of 4096 slots" in out or "given" in out or "give the" in out for out, _ in said), said
     load.nodes = nodes
@@ -312,10 +313,8 @@ def trimmed(cluster, load, watch, nodes):
     for node in masters:
         own = {post for post in written if owner[nodes[0].ask("CLUSTER", "KEYSLOT", post)] == node.number}
         found = {int(key.split("{")[1].strip("}")) for key in node.client(30).scan_iter("post:*", count=1000)}
-        # Those of the fill are looked at one by one, as pages.
-        found = {post for post in found if post < Fill.FIRST}
         # A write of which no answer came may have made a row.
-        assert own <= found and all(owner[nodes[0].ask("CLUSTER", "KEYSLOT", post)] == node.number for post in found), (node.number, rows())
+        assert own <= found and all(owner[slot_of(post)] == node.number for post in found), (node.number, rows())
     assert before > sum(node.client().dbsize() for node in masters), "there was something to trim"
     for node in masters:
         _, pairs = node.client(30).execute_command("PH.SCAN", "fans", 0, "COUNT", 100_000)
@@ -394,7 +393,7 @@ def kills(args, cluster, load, nodes):
             freeze(first.process)
             time.sleep(1.6)
             first.process.send_signal(signal.SIGCONT)
-            command.communicate(timeout=PATIENCE_S)
+            command.communicate(timeout=cluster.patience_s)
         else:
             node = first if victim == "the old master" else second
             node.process.kill()
@@ -402,11 +401,11 @@ def kills(args, cluster, load, nodes):
             time.sleep(0.2)
             node.start()
             until("it is back", lambda: node.client().ping())
-            command.communicate(timeout=PATIENCE_S)
+            command.communicate(timeout=cluster.patience_s)
         # An operator gives it again until it says that it is done.
         def is_done():
             process = cluster.begin("move", "--from", address(first), "--to", address(second))
-            out, _ = process.communicate(timeout=PATIENCE_S)
+            out, _ = process.communicate(timeout=cluster.patience_s)
             return process.returncode == 0
         until(f"the shard has moved, in spite of: {victim}", is_done, 90)
         owner = check_slots(nodes, range(1000, 1040))
