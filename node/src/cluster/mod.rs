@@ -185,11 +185,7 @@ impl Cluster {
     /// Then no other one can have its slots without its doing.
     pub fn rules_alone(&self) -> bool {
         let topology = self.topology();
-        let is_ours = |own: &Member| {
-            own.master.is_none()
-                && !topology.members().iter().any(|member| member.master.as_ref() == Some(&own.id))
-        };
-        self.is_enabled() && topology.own().is_some_and(is_ours)
+        topology.leads() && topology.replicas(&topology.own_id).next().is_none()
     }
 
     /// CLUSTER RESET: as a node that has never been of a cluster.
@@ -235,8 +231,7 @@ impl Nodes<'_> {
             Some(id) => next.with_own_id(&id),
             None => next,
         };
-        let leads = next.own().is_some_and(|own| own.master.is_none());
-        if leads && lacks_data && !forced {
+        if next.leads() && lacks_data && !forced {
             return Err(
                 "this node has not all of its master's data, and others would lose theirs \
                         to it: SETNODES ... FORCE promotes it all the same"

@@ -248,9 +248,13 @@ impl Topology {
 
     /// How many topologies lie between `before` and this one, if this node is a master by both.
     pub fn skipped(&self, before: &Topology) -> u64 {
-        let leads = |topology: &Topology| topology.own().is_some_and(|own| own.master.is_none());
-        let next = before.version.saturating_add(1);
-        if leads(before) && leads(self) { self.version.abs_diff(next.min(self.version)) } else { 0 }
+        let next = before.version.saturating_add(1).min(self.version);
+        if before.leads() && self.leads() { self.version.abs_diff(next) } else { 0 }
+    }
+
+    /// Whether this node is one of the masters.
+    pub fn leads(&self) -> bool {
+        self.own().is_some_and(|own| own.master.is_none())
     }
 
     /// Its master, if it is a replica of a node of this topology.

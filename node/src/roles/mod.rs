@@ -44,7 +44,6 @@ use write_gate::{Gate, Shut};
 use crate::config::Config;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use std::cell::Cell;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
@@ -241,7 +240,10 @@ impl Replication {
         let Some(next) = next(&self.role.load()) else { return Ok(false) };
         next.write(&config.durability.dir)?;
         let _gate = self.gating.lock();
-        self.role.store(Arc::new(next));
+        let before = self.role.swap(Arc::new(next));
+        if before.begins_another_term(&self.role.load()) {
+            self.renew();
+        }
         told();
         Ok(true)
     }
@@ -323,7 +325,6 @@ impl Replication {
         self.change(config, forget, || {
             self.fence.forget();
             if missed > 0 {
-                self.renew();
                 told();
             }
         })?;
@@ -508,20 +509,13 @@ impl Replication {
     pub fn keep_epochs(&self, config: &Config) {
         self.keeping.store(false, SeqCst);
         let mut epochs = Vec::new();
-        let is_missed = Cell::new(false);
         let keep = |role: &Role| {
             epochs = self.fence.epochs();
             let missed = if role.master.is_none() { self.fence.missed_when_lifted() } else { 0 };
-            is_missed.set(missed > 0);
             let next = Role { sentinels: epochs.clone(), ..role.clone() }.renewed(missed);
             (next != *role).then_some(next)
         };
-        let told = || {
-            if is_missed.get() {
-                self.renew();
-            }
-        };
-        match self.change(config, keep, told) {
+        match self.change(config, keep, || ()) {
             Ok(_) => self.fence_changed(config, self.fence.kept(&epochs)),
             Err(error) => tracing::error!("what Sentinel says cannot be written down: {error}"),
         }

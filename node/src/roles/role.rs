@@ -97,7 +97,13 @@ impl Role {
     /// The same of a master that is chosen again, after so many promotions of others.
     pub(crate) fn renewed(self, missed: u64) -> Role {
         let later = if missed == 0 { 0 } else { missed.min(MOST_MISSED) as u32 + 1 };
-        Role { promoting: self.promoting.max(later), ..self }
+        Role { promoting: self.promoting.saturating_add(later), ..self }
+    }
+
+    /// Whether a master with this role is to begin another term by the next one.
+    pub(crate) fn begins_another_term(&self, next: &Role) -> bool {
+        let are_masters = self.master.is_none() && next.master.is_none();
+        are_masters && next.promoting > self.promoting
     }
 
     fn encode(&self) -> String {
