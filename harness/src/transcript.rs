@@ -248,6 +248,9 @@ impl Story {
                 (Some("show"), reply) => reply.show(&filter[1..]),
                 (Some("text"), Reply::Bulk(bytes)) => Reply::Verbatim(bytes),
                 (Some("text"), reply) => reply,
+                (Some("columns"), Reply::Bulk(bytes)) => {
+                    Reply::Verbatim(columns(&bytes, &filter[1..])?)
+                }
                 // Of a loop's replies, see above.
                 (Some("kinds"), reply) => reply,
                 (Some("type"), reply) => Reply::Status(reply.describe()),
@@ -341,4 +344,17 @@ fn with_number(word: &[u8], n: u64) -> Vec<u8> {
         Ok(text) => text.replace("<n>", &n.to_string()).into_bytes(),
         Err(_) => word.to_vec(),
     }
+}
+
+/// These columns of each line, by their numbers from 1: what stands between blanks.
+fn columns(text: &[u8], numbers: &[String]) -> Result<Vec<u8>, String> {
+    let wanted = numbers.iter().map(|number| number.parse::<usize>().map_err(|e| e.to_string()));
+    let wanted = wanted.collect::<Result<Vec<usize>, String>>()?;
+    let text = String::from_utf8_lossy(text);
+    let line = |line: &str| {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let shown = wanted.iter().filter_map(|at| words.get(at.checked_sub(1)?).copied());
+        shown.collect::<Vec<_>>().join(" ")
+    };
+    Ok(text.lines().map(line).collect::<Vec<_>>().join("\n").into_bytes())
 }

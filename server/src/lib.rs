@@ -22,6 +22,7 @@ mod http;
 mod ingest;
 mod net;
 mod sentinel;
+mod watch;
 
 pub use handlers::admin::commands_page;
 pub use net::in_process::{Local, serve};
@@ -210,6 +211,14 @@ fn start_background(host: &Arc<Host>, threads: &mut Vec<JoinHandle<()>>) -> Resu
     threads.push(workers::thread(host.stop.vital(), "backup".to_owned(), move || {
         backup::backups(&of_backups)
     })?);
+    if host.cluster.is_enabled() {
+        let of_watch = host.clone();
+        threads.push(workers::thread(host.stop.vital(), "watch".to_owned(), move || {
+            if let Err(error) = watch::run(&of_watch) {
+                tracing::error!("other nodes cannot be asked whether they live: {error}");
+            }
+        })?);
+    }
     if host.cluster.is_enabled() && !host.config().shard.is_empty() {
         let of_sentinel = host.clone();
         threads.push(workers::thread(host.stop.vital(), "sentinel".to_owned(), move || {

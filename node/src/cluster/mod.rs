@@ -6,6 +6,7 @@
 //! back.
 
 pub mod file;
+pub mod health;
 pub mod sentinel;
 pub mod slot;
 pub mod topology;
@@ -60,6 +61,8 @@ pub struct Cluster {
     enabled: bool,
     now: ArcSwap<Topology>,
     lease: Mutex<Option<Lease>>,
+    /// Which of the other nodes answer.
+    pub health: health::Health,
     /// Requests that other nodes were asked to do their part of.
     pub asked: AtomicU64,
     /// Those of them that came to nothing: no answer in time, or no connection.

@@ -322,6 +322,7 @@ const RANGES: &[(&str, &str, std::ops::RangeInclusive<i64>)] = &[
     ("changes", "max_pending", 1..=1 << 24),
     ("replication", "timeout_s", 1..=MOST_TIME),
     ("cluster", "peer_timeout_ms", 1..=60_000),
+    ("cluster", "node_timeout_ms", 100..=MOST_TIME),
 ];
 
 /// The values that an integer setting may have.

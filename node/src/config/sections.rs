@@ -410,6 +410,12 @@ section! {
         /// 60,000. Later the ids of that shard have an error in their places.
         #[live = true]
         peer_timeout_ms: u64 = 500,
+        /// A node that has not answered this one for so long, in milliseconds, is shown as failed
+        /// (`fail?` in CLUSTER NODES), and CLUSTER SLOTS leaves it out as a replica. Which node is
+        /// the master of what is not decided by it.
+        #[redis = "cluster-node-timeout"]
+        #[live = true]
+        node_timeout_ms: u64 = 5_000,
         /// Which node of another shard the rows of a page are read from: "master", "nearest" (the
         /// one that has answered fastest) or "replica" (its replicas by turns). Not "master": a
         /// replica also answers for its own shard.

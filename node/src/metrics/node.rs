@@ -776,6 +776,12 @@ const REPLICATION: &[M] = &[
         "Those that came to nothing: no answer in time, or no connection.",
         |s| s.node.cluster.unanswered.load(Relaxed).into(),
     ),
+    apart(
+        Gauge,
+        "tidemark_cluster_nodes_failed",
+        "Nodes of the topology that do not answer this one.",
+        |s| (s.node.cluster_failed() as u64).into(),
+    ),
     field(
         "repl_full_syncs",
         Counter,

@@ -448,6 +448,12 @@ impl Process {
         }
     }
 
+    /// How many other nodes of its cluster have failed, as this one finds.
+    pub fn cluster_failed(&self) -> usize {
+        let timeout_ms = self.config().cluster.node_timeout_ms;
+        self.cluster.health.failed(dataset::clock::unix_ms(), timeout_ms)
+    }
+
     /// The port of the first listening socket.
     pub fn port(&self) -> u16 {
         self.addresses.first().map_or(0, SocketAddr::port)

@@ -108,6 +108,9 @@ pub(crate) const TABLE: &[Spec] = &[
             spec("clusterx|hold", 4, CONTROLLER, "0.2.0", "token milliseconds",
                 "For so long, at most a minute, the command with this token changes the cluster, \
                  and every other one is refused HOLD; 0: it has ended. Nothing else is refused."),
+            spec("clusterx|migrate", -4, CONTROLLER, "0.2.0", "slot node-id [options]",
+                "Refused: filters cannot say what a slot holds. Slots go to a replica of their \
+                 master, with SETNODES ... HANDOVER, as `tidemark cluster split` does it."),
             spec("clusterx|myid", 2, ANYTIME, "0.1.0", "",
                 "The id of this node, empty if it has none."),
             spec("clusterx|setnodeid", 3, CONTROLLER, "0.1.0", "node-id",

@@ -138,6 +138,7 @@ fn cluster(Sample { node, .. }: &Sample, out: &mut String) {
             "cluster_version" = node.cluster.topology().version,
             "cluster_election" = lease.map_or(0, |lease| lease.election),
             "cluster_lease_ms" = lease.map_or(0, |lease| lease.ms),
+            "cluster_nodes_failed" = node.cluster_failed(),
             "cluster_peer_requests" = node.cluster.asked.load(Relaxed),
             "cluster_peer_requests_failed" = node.cluster.unanswered.load(Relaxed),
             "sequence" = node.durability.shown().offset,

@@ -25,6 +25,7 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("clusterx|heartbeat", heartbeat),
     ("clusterx|help", help),
     ("clusterx|hold", hold),
+    ("clusterx|migrate", migrate),
     ("clusterx|myid", my_id),
     ("clusterx|setnodeid", set_node_id),
     ("clusterx|setnodes", set_nodes),
@@ -125,6 +126,14 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
         reply.ok();
         Ok(())
     })
+}
+
+fn migrate(call: &mut Call<'_>) -> Outcome {
+    refuse_beside_sentinel(&call.node)?;
+    Err(refuse!(
+        "ERR slots are not copied one by one: a replica of their master gets them, see `tidemark \
+         cluster split`"
+    ))
 }
 
 fn set_slot(call: &mut Call<'_>) -> Outcome {

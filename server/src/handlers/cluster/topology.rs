@@ -15,7 +15,9 @@ use crate::handlers::cluster::{controller, gather};
 use crate::handlers::help::help;
 use crate::handlers::redis::keys::{every_key, refuse_many_keys};
 use ::replication::Sending;
+use dataset::clock::unix_ms;
 use node::cluster::Member;
+use node::cluster::health::{Pulse, State};
 use node::cluster::slot::{SLOTS, of_key, write_range};
 use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
@@ -99,13 +101,19 @@ struct Place {
     master: Option<String>,
     /// Where it is in the log, as far as this node knows.
     offset: u64,
-    is_up: bool,
+    state: State,
+    /// When it was asked, and answered.
+    pulse: Pulse,
 }
 
 impl Place {
     /// As CLUSTER SHARDS calls it.
     fn health(&self) -> &'static str {
-        if self.is_up { "online" } else { "loading" }
+        match self.state {
+            State::Online => "online",
+            State::Loading => "loading",
+            State::Failed => "fail",
+        }
     }
 
     fn is_replica_of(&self, master: &Place) -> bool {
@@ -147,8 +155,14 @@ fn map(call: &Call<'_>) -> Result<Map, Refusal> {
         return Err(refuse!("CLUSTERDOWN The cluster is not initialized"));
     }
     let offset = call.node.durability.shown().offset;
+    let timeout_ms = call.node.config().cluster.node_timeout_ms;
     let place = |member: &Member| {
         let is_self = member.id == topology.own_id;
+        let pulse = call.node.cluster.health.of(&member.id);
+        let state = match is_self {
+            true => loaded(call.node.is_loaded()),
+            false => pulse.state(unix_ms(), timeout_ms),
+        };
         Place {
             id: member.id.clone(),
             ip: member.host.clone(),
@@ -156,7 +170,8 @@ fn map(call: &Call<'_>) -> Result<Map, Refusal> {
             is_self,
             master: member.master.clone(),
             offset: if is_self { offset } else { 0 },
-            is_up: !is_self || call.node.is_loaded(),
+            state,
+            pulse,
         }
     };
     let places: Vec<Place> = topology.members().iter().map(place).collect();
@@ -167,6 +182,10 @@ fn map(call: &Call<'_>) -> Result<Map, Refusal> {
         ranges.iter().filter_map(|(a, b, of)| Some((*a, *b, *numbers.get(of.id.as_str())?)));
     let ranges = ranges.collect();
     Ok(Map { version: topology.version, places, ranges })
+}
+
+fn loaded(is_loaded: bool) -> State {
+    if is_loaded { State::Online } else { State::Loading }
 }
 
 fn id_of(name: &str) -> String {
@@ -196,7 +215,8 @@ fn places(call: &Call<'_>) -> Vec<Place> {
         is_self: false,
         master: None,
         offset,
-        is_up,
+        state: loaded(is_up),
+        pulse: Pulse::default(),
     };
     let offset = node.durability.shown().offset;
     let port = announced_port.unwrap_or(local.port());
@@ -227,7 +247,8 @@ fn slots(call: &mut Call<'_>) -> Outcome {
     for &(first, last, master) in &map.ranges {
         let master = &map.places[master];
         // Clients send reads to each replica that is listed.
-        let replicas: Vec<_> = map.replicas_of(master).filter(|place| place.is_up).collect();
+        let replicas: Vec<_> =
+            map.replicas_of(master).filter(|place| place.state == State::Online).collect();
         reply.array(3 + replicas.len());
         reply.int(i64::from(first));
         reply.int(i64::from(last));
@@ -286,16 +307,18 @@ fn write_shard_node(reply: &mut Reply<'_>, place: &Place, is_tls: bool) {
 /// A line of CLUSTER NODES, without its end.
 fn line(map: &Map, at: usize) -> String {
     let place = &map.places[at];
-    let flags = match (place.is_self, place.master.is_none()) {
-        (true, true) => "myself,master",
-        (true, false) => "myself,slave",
-        (false, true) => "master",
-        (false, false) => "slave",
-    };
+    let myself = if place.is_self { "myself," } else { "" };
+    let role = if place.master.is_none() { "master" } else { "slave" };
+    // What this node alone finds is no agreement: Redis's word for that.
+    let failed = if place.state == State::Failed { ",fail?" } else { "" };
     let of = place.master.as_deref().unwrap_or("-");
-    let state = if place.is_self || place.is_up { "connected" } else { "disconnected" };
-    let Place { id, ip, port, .. } = place;
-    let mut line = format!("{id} {ip}:{port}@0 {flags} {of} 0 0 {} {state}", map.version);
+    let is_connected = place.is_self || place.state == State::Online;
+    let link = if is_connected { "connected" } else { "disconnected" };
+    let Place { id, ip, port, pulse: Pulse { asked_ms, heard_ms, .. }, .. } = place;
+    let mut line = format!(
+        "{id} {ip}:{port}@0 {myself}{role}{failed} {of} {asked_ms} {heard_ms} {} {link}",
+        map.version
+    );
     for (first, last) in map.slots_of(at) {
         let _ = write!(line, " {}", write_range(first, last));
     }
@@ -325,15 +348,19 @@ fn replicas(call: &mut Call<'_>) -> Outcome {
 
 fn info(call: &mut Call<'_>) -> Outcome {
     let map = map(call)?;
-    let assigned: u32 = map.ranges.iter().map(|(a, b, _)| u32::from(b - a) + 1).sum();
+    let size = |(first, last, _): &(u16, u16, usize)| u32::from(last - first) + 1;
+    let assigned: u32 = map.ranges.iter().map(size).sum();
+    let is_failed = |range: &&(u16, u16, usize)| map.places[range.2].state == State::Failed;
+    let failed: u32 = map.ranges.iter().filter(is_failed).map(size).sum();
     let masters: BTreeSet<usize> = map.ranges.iter().map(|(.., master)| *master).collect();
     call.reply.text(&format!(
-        "cluster_state:{}\r\ncluster_slots_assigned:{assigned}\r\ncluster_slots_ok:{assigned}\r\n\
-         cluster_slots_pfail:0\r\ncluster_slots_fail:0\r\ncluster_known_nodes:{}\r\n\
+        "cluster_state:{}\r\ncluster_slots_assigned:{assigned}\r\ncluster_slots_ok:{}\r\n\
+         cluster_slots_pfail:{failed}\r\ncluster_slots_fail:0\r\ncluster_known_nodes:{}\r\n\
          cluster_size:{}\r\ncluster_current_epoch:{version}\r\ncluster_my_epoch:{version}\r\n\
          cluster_stats_messages_sent:0\r\ncluster_stats_messages_received:0\r\n\
          total_cluster_links_buffer_limit_exceeded:0\r\n",
         if assigned == u32::from(SLOTS) { "ok" } else { "fail" },
+        assigned - failed,
         map.places.len(),
         masters.len(),
         version = map.version,

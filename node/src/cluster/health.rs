@@ -1,0 +1,117 @@
+//! Whether the other nodes of the cluster answer this one, as it finds by asking each of them now
+//! and then. What a client, an operator or a proxy is told of them; which node is a master of what
+//! does not depend on it.
+
+use crate::cluster::Topology;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+
+/// How a node stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum State {
+    /// It answers, or was not asked for long enough to say.
+    #[default]
+    Online,
+    /// It answers, and has no data yet.
+    Loading,
+    /// A question is open for longer than `cluster.node_timeout_ms`.
+    Failed,
+}
+
+/// What is known of one node. Times are in milliseconds since 1970.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pulse {
+    /// When it was asked what it has not answered yet; 0: nothing is open.
+    pub asked_ms: u64,
+    /// When it answered last; 0: never.
+    pub heard_ms: u64,
+    is_loading: bool,
+}
+
+impl Pulse {
+    /// How the node stands at this time.
+    pub fn state(&self, now_ms: u64, timeout_ms: u64) -> State {
+        let waited = if self.asked_ms == 0 { 0 } else { now_ms.saturating_sub(self.asked_ms) };
+        if waited > timeout_ms {
+            State::Failed
+        } else if self.is_loading {
+            State::Loading
+        } else {
+            State::Online
+        }
+    }
+}
+
+/// See the top of the file. By the ids of nodes.
+#[derive(Default)]
+pub struct Health(Mutex<HashMap<String, Pulse>>);
+
+impl Health {
+    /// A node is asked at this time. A question that is still open stays the older one.
+    pub fn asked(&self, id: &str, now_ms: u64) {
+        let mut all = self.0.lock();
+        let pulse = all.entry(id.to_owned()).or_default();
+        if pulse.asked_ms == 0 {
+            pulse.asked_ms = now_ms;
+        }
+    }
+
+    /// It has answered.
+    pub fn heard(&self, id: &str, now_ms: u64, is_loading: bool) {
+        let pulse = Pulse { asked_ms: 0, heard_ms: now_ms, is_loading };
+        self.0.lock().insert(id.to_owned(), pulse);
+    }
+
+    /// Only nodes of this topology are remembered.
+    pub fn follow(&self, topology: &Topology) {
+        let members: std::collections::HashSet<&str> =
+            topology.members().iter().map(|member| member.id.as_str()).collect();
+        self.0.lock().retain(|id, _| members.contains(id.as_str()));
+    }
+
+    /// What is known of a node.
+    pub fn of(&self, id: &str) -> Pulse {
+        self.0.lock().get(id).copied().unwrap_or_default()
+    }
+
+    /// How many nodes have failed.
+    pub fn failed(&self, now_ms: u64, timeout_ms: u64) -> usize {
+        let all = self.0.lock();
+        all.values().filter(|pulse| pulse.state(now_ms, timeout_ms) == State::Failed).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::topology::tests::{id, two_shards};
+
+    #[test]
+    fn a_node_has_failed_when_a_question_is_open_for_too_long() {
+        let health = Health::default();
+        let state = |now| health.of("a").state(now, 100);
+        assert_eq!(state(1_000), State::Online, "never asked");
+        health.asked("a", 1_000);
+        health.asked("a", 1_090);
+        assert_eq!((state(1_100), state(1_101)), (State::Online, State::Failed));
+        assert_eq!((health.failed(1_100, 100), health.failed(1_101, 100)), (0, 1));
+        health.heard("a", 1_200, true);
+        assert_eq!(state(9_999), State::Loading, "not asked since");
+        health.asked("a", 2_000);
+        assert_eq!(state(500), State::Loading, "the clock was set back");
+        health.heard("a", 2_001, false);
+        assert_eq!(state(9_999), State::Online);
+        assert_eq!(health.of("a").heard_ms, 2_001);
+    }
+
+    #[test]
+    fn nodes_that_have_left_are_forgotten() {
+        let health = Health::default();
+        for node in [&id('a'), "gone"] {
+            health.asked(node, 1);
+        }
+        health.follow(&Topology::parse(&two_shards(), 1, &id('c')).unwrap());
+        assert_eq!(health.failed(1_000, 1), 1);
+        assert_eq!(health.of("gone"), Pulse::default());
+    }
+}

@@ -1,0 +1,84 @@
+//! Asks the other nodes of the cluster whether they live (`node::cluster::health`), each on a
+//! connection of its own. It does not log in: whatever a node answers, it answers.
+
+use crate::handlers::cluster::peers;
+use dataset::clock::unix_ms;
+use node::client::connect::within;
+use node::cluster::Member;
+use node::roles::node::Host;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+
+/// How far apart a node is asked, in a cluster of at most a hundred nodes.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+/// And as much more for each further one, so that asking takes no more of a large cluster.
+const OF_EACH: Duration = Duration::from_millis(10);
+/// How long an answer is waited for on one connection.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Asks them until the server stops.
+pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        tokio::select! {
+            never = follow(host) => match never {},
+            () = host.stop.wait() => {}
+        }
+    });
+    // The name of a node may still be looked up.
+    runtime.shutdown_background();
+    Ok(())
+}
+
+/// One task for each node that the topology names.
+async fn follow(host: &Arc<Host>) -> std::convert::Infallible {
+    let mut asking: HashMap<String, (Member, JoinHandle<()>)> = HashMap::new();
+    loop {
+        let topology = host.cluster.topology();
+        let others = topology.members().iter().filter(|member| member.id != topology.own_id);
+        let others: HashMap<&str, &Member> = others.map(|it| (it.id.as_str(), it)).collect();
+        asking.retain(|id, (member, task)| {
+            let is_same = |now: &&Member| now.host == member.host && now.port == member.port;
+            let stays = others.get(id.as_str()).is_some_and(is_same);
+            if !stays {
+                task.abort();
+            }
+            stays
+        });
+        host.cluster.health.follow(&topology);
+        for (id, member) in others {
+            asking.entry(id.to_owned()).or_insert_with(|| {
+                let task = tokio::spawn(ask(host.clone(), member.clone()));
+                (member.clone(), task)
+            });
+        }
+        tokio::time::sleep(ASK_EVERY).await;
+    }
+}
+
+/// Asks one node, again and again.
+async fn ask(host: Arc<Host>, member: Member) {
+    loop {
+        // What ends a connection is no news: it is asked on another one.
+        let _ = session(&host, &member).await;
+        tokio::time::sleep(ASK_EVERY).await;
+    }
+}
+
+async fn session(host: &Host, member: &Member) -> io::Result<std::convert::Infallible> {
+    let (health, id) = (&host.cluster.health, member.id.as_str());
+    health.asked(id, unix_ms());
+    let mut link = within(PATIENCE, peers::reach(host, &member.host, member.port)).await?;
+    loop {
+        health.asked(id, unix_ms());
+        let answer = within(PATIENCE, link.call(&[b"PING"])).await?;
+        let is_loading = matches!(&answer, OwnedFrame::Error(why) if why.starts_with("LOADING"));
+        health.heard(id, unix_ms(), is_loading);
+        let others = host.cluster.topology().members().len() as u32;
+        tokio::time::sleep(ASK_EVERY.max(OF_EACH * others)).await;
+    }
+}
