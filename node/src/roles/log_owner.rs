@@ -63,9 +63,13 @@ pub fn direct(host: &Arc<Host>, mut held: Held) -> store::Result<()> {
                 let (log, course) = replica::run(host, node.clone(), *log, &master);
                 match course {
                     FollowEnd::Ordered => Held::Follows(Box::new(log)),
-                    FollowEnd::Replace => {
+                    FollowEnd::Replace { is_whole } => {
                         drop(log);
-                        reopened(host, node)
+                        let held = reopened(host, node);
+                        if is_whole {
+                            host.replication.is_whole(&host.config(), &master);
+                        }
+                        held
                     }
                 }
             }

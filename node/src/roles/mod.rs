@@ -389,6 +389,15 @@ impl Replication {
         });
     }
 
+    /// The replica has its master's whole data set as it was when a full sync was complete. It may
+    /// never hear of more: that master may be lost since, and no other node have as much.
+    pub(crate) fn is_whole(&self, config: &Config, master: &Master) {
+        self.note(config, |role| {
+            (role.master.as_ref() == Some(master) && !role.synced)
+                .then(|| Role { synced: true, ..role.clone() })
+        });
+    }
+
     /// As a replica: it has been in step with its current master, in this process.
     pub fn has_met_its_master(&self) -> bool {
         !self.unmet.load(SeqCst)

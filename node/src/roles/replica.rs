@@ -10,7 +10,7 @@ use dataset::catalogue::Catalogue;
 use dataset::engines::Engines;
 use dataset::log_records::RecordKind;
 use dataset::recovery::apply::apply_record;
-use replication::{Follower, LinkError, ReplicaHost, Timeouts};
+use replication::{Follower, LinkError, LinkStep, ReplicaHost, Timeouts};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -45,7 +45,10 @@ pub(crate) enum FollowEnd {
     /// The role has changed, or the server stops.
     Ordered,
     /// The folder is to be opened anew.
-    Replace,
+    Replace {
+        /// A full sync is complete: the folder has the master's whole data set.
+        is_whole: bool,
+    },
 }
 
 /// What the link works on.
@@ -54,6 +57,8 @@ struct Here {
     log: FollowLog,
     /// The last catalogue that came over this link.
     told: Option<Catalogue>,
+    /// A full sync is complete.
+    is_whole: bool,
     /// Until when the batches of this turn wait for room, since the first of them had to.
     waits_until: Option<Instant>,
 }
@@ -212,7 +217,7 @@ pub(crate) fn run(
     log: FollowLog,
     master: &Master,
 ) -> (FollowLog, FollowEnd) {
-    let mut here = Here { node, log, told: None, waits_until: None };
+    let mut here = Here { node, log, told: None, is_whole: false, waits_until: None };
     here.settled();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -254,18 +259,18 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> FollowEnd {
                     Ok(()) => FollowEnd::Ordered,
                     Err(error) => {
                         tracing::error!("the log has lost what was applied: {error}");
-                        FollowEnd::Replace
+                        FollowEnd::Replace { is_whole: false }
                     }
                 };
             }
             result = link(here, master) => result,
         };
         let error = match result {
-            Ok(()) => return FollowEnd::Replace,
+            Ok(()) => return FollowEnd::Replace { is_whole: here.is_whole },
             // The log has it, memory has half of it.
             Err(error @ LinkError::Apply(_)) => {
                 tracing::error!("{}: the data are opened anew", one_line(&error.to_string()));
-                return FollowEnd::Replace;
+                return FollowEnd::Replace { is_whole: false };
             }
             Err(error) => error,
         };
@@ -471,8 +476,8 @@ async fn link(here: &mut Here, master: &Master) -> Result<(), LinkError> {
         return Ok(());
     };
     // What came whole is made true, and durable. Otherwise memory and log would differ.
-    let is_sound = !matches!(error, LinkError::Apply(_))
-        && matches!(follower.finish(here), Ok(replication::LinkStep::On));
+    let is_sound =
+        !matches!(error, LinkError::Apply(_)) && matches!(follower.finish(here), Ok(LinkStep::On));
     if is_sound && here.log.secure().is_ok() {
         here.settled();
         return Err(error);
@@ -531,8 +536,8 @@ async fn carry(
                 taken += length;
                 replication.feeds.bytes_in.fetch_add(length as u64, Relaxed);
                 let course = follower.receive(&input[..length], here, &mut out, now_ms(started))?;
-                if course != replication::LinkStep::On {
-                    return replaced(here, counted);
+                if course != LinkStep::On {
+                    return replaced(here, course, counted);
                 }
                 if taken >= ROUND_BYTES {
                     break;
@@ -542,8 +547,9 @@ async fn carry(
                     None => break,
                 }
             }
-            if follower.settle(here, &mut out, now_ms(started))? != replication::LinkStep::On {
-                return replaced(here, counted);
+            let course = follower.settle(here, &mut out, now_ms(started))?;
+            if course != LinkStep::On {
+                return replaced(here, course, counted);
             }
         }
         follower.tick(here, &mut out, now_ms(started))?;
@@ -578,7 +584,8 @@ async fn carry(
     }
 }
 
-fn replaced(here: &Here, fetched: bool) -> Result<(), LinkError> {
+fn replaced(here: &mut Here, course: LinkStep, fetched: bool) -> Result<(), LinkError> {
+    here.is_whole = course == LinkStep::Adopt;
     if fetched {
         here.node.replication.full_syncs.fetch_add(1, Relaxed);
         tracing::info!("a full sync is complete: the data are opened anew");
@@ -611,7 +618,8 @@ mod tests {
             Master { host: "127.0.0.1".to_owned(), port: listener.local_addr().unwrap().port() };
         let log = FollowLog::open(node.store.disk().clone(), node.store.lineage(), Position::START)
             .unwrap();
-        let mut here = Here { node: node.clone(), log, told: None, waits_until: None };
+        let mut here =
+            Here { node: node.clone(), log, told: None, is_whole: false, waits_until: None };
         let plays = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             assert!(stream.read(&mut [0; 1000]).unwrap() > 0, "it asks for the log");
@@ -672,7 +680,8 @@ mod tests {
         let space = &engines.counters()[0];
         let log = FollowLog::open(node.store.disk().clone(), node.store.lineage(), Position::START)
             .unwrap();
-        let mut here = Here { node: node.clone(), log, told: None, waits_until: None };
+        let mut here =
+            Here { node: node.clone(), log, told: None, is_whole: false, waits_until: None };
         assert!(!node.engines().is_spilling());
         here.wait_for_room();
         assert_eq!(here.waits_until, None, "there is room");

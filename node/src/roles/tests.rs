@@ -255,8 +255,10 @@ fn a_node_that_gives_its_data_up_or_does_not_fit_is_not_promotable() {
     replication.gives_up(&config).unwrap();
     assert!(!replication.is_fit());
     assert!(!Role::read(folder.path()).unwrap().unwrap().synced, "also after a start");
-    replication.synced(&config);
-    assert!(replication.is_fit());
+    replication.is_whole(&config, &other(1));
+    assert!(!replication.is_fit(), "a former master's data set");
+    replication.is_whole(&config, &other(2));
+    assert!(replication.is_fit() && is_fit_after_a_start());
 }
 
 #[test]

@@ -61,6 +61,21 @@ fn short_link(server: u16, limit: u64) -> ShortLink {
     link
 }
 
+/// Carries one connection to a server, and no other.
+fn link_once(server: u16) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        let (client, _) = listener.accept().unwrap();
+        drop(listener);
+        let server = TcpStream::connect(("127.0.0.1", server)).unwrap();
+        let (to_server, from_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+        std::thread::spawn(move || carry(from_client, to_server, u64::MAX, &AtomicU64::new(0)));
+        carry(server, client, u64::MAX, &AtomicU64::new(0))
+    });
+    port
+}
+
 fn bytes_of_snapshot(server: &TestServer) -> u64 {
     let entries = std::fs::read_dir(server.folder()).unwrap().map(|entry| entry.unwrap());
     let files = entries.filter(|entry| entry.file_name().to_string_lossy().ends_with(".tsnap"));
@@ -133,6 +148,37 @@ fn a_full_sync_goes_on_where_it_was_cut() {
     let late: [bool; 2] =
         redis::cmd("PH.EXISTS").arg("liked").arg(8).arg(&[4, 5]).query(&mut connection).unwrap();
     assert_eq!(late, [false, true]);
+}
+
+/// The soak found it: a master is demoted while its replica loads what a full sync has brought. No
+/// node could be promoted any more, and no Sentinel had a choice.
+#[test]
+fn a_replica_whose_master_is_lost_behind_a_full_sync_can_be_promoted() {
+    let master = TestServer::start();
+    let mut connection = master.connection();
+    redis::cmd("HSET").arg("post:1").arg(&["like", "3"]).query::<()>(&mut connection).unwrap();
+    redis::cmd("SAVE").query::<()>(&mut connection).unwrap();
+    let port = link_once(master.port());
+    let replica = TestServer::start();
+    redis::cmd("HSET")
+        .arg("post:77")
+        .arg(&["like", "1"])
+        .query::<()>(&mut replica.connection())
+        .unwrap();
+    // Its own data are no reason to promote it.
+    let words = ["127.0.0.1", &port.to_string(), "FORCE"];
+    redis::cmd("REPLICAOF").arg(&words).query::<()>(&mut replica.connection()).unwrap();
+    assert_eq!(number(&replica, "slave_priority"), 0);
+    eventually("it can be promoted", || {
+        number(&replica, "slave_priority") == 100 && number(&replica, "repl_full_syncs") == 1
+    });
+    let status = info(&mut replica.connection(), "master_link_status");
+    assert_eq!(status.as_deref(), Some("down"));
+    redis::cmd("REPLICAOF").arg(&["NO", "ONE"]).query::<()>(&mut replica.connection()).unwrap();
+    let read = |key: &str| -> Option<u64> {
+        redis::cmd("HGET").arg(key).arg("like").query(&mut replica.connection()).unwrap()
+    };
+    assert_eq!((read("post:1"), read("post:77")), (Some(3), None));
 }
 
 /// REPLICAOF NO ONE in the middle: it is the master of what it had, and what has come so far takes
