@@ -134,6 +134,32 @@ pub(crate) fn recover(
 /// writes all that it has room for.
 const REST: Duration = Duration::from_secs(5);
 
+/// After so many records of a log it is looked whether the spaces keep within their memory. What a
+/// record adds is small, and to look takes longer than to apply it.
+const LOOK_EVERY: u32 = 32;
+
+/// When that is looked at.
+#[derive(Default)]
+struct Looks {
+    /// Records since the last time.
+    unseen: u32,
+    resting_until: Option<Instant>,
+}
+
+impl Looks {
+    /// One more record. Whether it is time.
+    fn are_due(&mut self) -> bool {
+        self.unseen += 1;
+        self.unseen >= LOOK_EVERY && self.resting_until.is_none_or(|end| time::now() >= end)
+    }
+
+    /// It was looked, and the disk took what it was to take.
+    fn looked(&mut self, is_kept: bool) {
+        self.unseen = 0;
+        self.resting_until = (!is_kept).then(|| time::now() + REST);
+    }
+}
+
 /// Opens a data folder, which is made if it is missing.
 pub fn open(dir: &Path) -> Result<Arc<dyn Disk>, RecoverError> {
     let disk = RealDisk::open(dir);
@@ -183,7 +209,7 @@ pub fn recover_from(
         let rows = snapshot::load(&store, &mut engines, parts, &progress)?;
         tracing::info!("loaded a snapshot of {rows} rows");
     }
-    let (mut failed, mut resting_until) = (None, None::<Instant>);
+    let (mut failed, mut looks) = (None, Looks::default());
     let mut apply = |record: &Record<'_>| -> Result<(), String> {
         if record.kind == RecordKind::Catalogue as u8 {
             known = Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
@@ -198,11 +224,10 @@ pub fn recover_from(
             return Err(failed.insert(newer(record.kind.into())).to_string());
         }
         apply_record(&engines, parts, record.space, record.kind, record.payload)?;
-        if resting_until.is_none_or(|end| time::now() >= end) {
+        if looks.are_due() {
             let most_bytes = options.spill.max_bytes;
             let ground = Ground { store: &store, durability, most_bytes, live: None };
-            let is_kept = tiering::keep_within(&ground, &engines);
-            resting_until = (!is_kept).then(|| time::now() + REST);
+            looks.looked(tiering::keep_within(&ground, &engines));
         }
         Ok(())
     };
