@@ -204,11 +204,11 @@ fn recall(host: &Host) -> io::Result<()> {
 /// Starts the threads that work behind the clients' backs, once the data are there.
 fn start_background(host: &Arc<Host>, threads: &mut Vec<JoinHandle<()>>) -> Result<(), StartError> {
     let of_snapshots = host.clone();
-    threads.push(workers::thread(host.stop.vital(), "snapshot".to_owned(), move || {
+    threads.push(workers::background(host.stop.vital(), "snapshot".to_owned(), move || {
         background::snapshots(&of_snapshots)
     })?);
     let of_backups = host.clone();
-    threads.push(workers::thread(host.stop.vital(), "backup".to_owned(), move || {
+    threads.push(workers::background(host.stop.vital(), "backup".to_owned(), move || {
         backup::backups(&of_backups)
     })?);
     if host.cluster.is_enabled() {
@@ -236,7 +236,7 @@ fn start_background(host: &Arc<Host>, threads: &mut Vec<JoinHandle<()>>) -> Resu
         })?);
     }
     let of_spills = host.clone();
-    threads.push(workers::thread(host.stop.vital(), "spill".to_owned(), move || {
+    threads.push(workers::background(host.stop.vital(), "spill".to_owned(), move || {
         background::spills(&of_spills)
     })?);
     Ok(())

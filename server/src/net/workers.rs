@@ -139,6 +139,27 @@ pub(crate) fn thread<T: Send + 'static>(
     })
 }
 
+/// How much nicer work in the background is than clients' requests: where they share a core it gets
+/// a tenth of it, and a worker with something to do need not wait until its turn is over.
+const NICER: i32 = 10;
+
+/// A thread whose work can wait for that of clients.
+pub(crate) fn background<T: Send + 'static>(
+    vital: Vital,
+    name: String,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    thread(vital, name, || {
+        let own = Some(rustix::thread::gettid());
+        let nicer = rustix::process::getpriority_process(own)
+            .and_then(|now| rustix::process::setpriority_process(own, now + NICER));
+        if let Err(error) = nicer {
+            tracing::debug!("work in the background is as urgent as clients' requests: {error}");
+        }
+        body()
+    })
+}
+
 /// If the system allows fewer clients than the configuration, the configuration follows.
 fn lower_max_clients(process: &Process) -> io::Result<()> {
     let wanted = process.config().server.max_clients;
