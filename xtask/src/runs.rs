@@ -79,6 +79,15 @@ pub(crate) const RUNS: &[Run] = &[
     },
     Run {
         group: "sim",
+        name: "split",
+        about: "shards are split and moved while nodes and commands are killed and messages lost",
+        file: "cli/src/cluster/simulation/mod.rs",
+        test: "-p tidemark --lib cluster::simulation::slots",
+        reads: SEEDS,
+        seeds: 2_000,
+    },
+    Run {
+        group: "sim",
         name: "replication",
         about: "nodes, a network and disks that fail: delays, cuts, power losses, promotions",
         file: "replication/tests/sim/main.rs",

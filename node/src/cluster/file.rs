@@ -7,6 +7,8 @@
 //!   id <own id>                or -
 //!   lease 3 10000              the highest election of which a HEARTBEAT has spoken, and the
 //!                              milliseconds of its lease; 0 0: none has
+//!   giving                     by this topology it has given slots away, and not all nodes have
+//!                              said yet that they know
 //!   node <a line of the topology's text>
 //!   check 1f2e3d4c             CRC-32C of the lines before
 //! ```
@@ -28,6 +30,8 @@ pub struct Kept {
     pub election: u64,
     /// The milliseconds of its lease.
     pub lease_ms: u64,
+    /// Slots were given away, and it is not known yet whether those that got them know.
+    pub giving: bool,
 }
 
 impl Kept {
@@ -38,6 +42,9 @@ impl Kept {
             "tidemark cluster 1\nversion {version}\nid {id}\nlease {} {}\n",
             self.election, self.lease_ms
         );
+        if self.giving {
+            text.push_str("giving\n");
+        }
         for line in self.topology.describe().lines() {
             text.push_str("node ");
             text.push_str(line);
@@ -55,6 +62,8 @@ impl Kept {
             id => Some(id).filter(|id| is_id(id))?,
         };
         let (election, lease_ms) = lines.next()?.strip_prefix("lease ")?.split_once(' ')?;
+        let mut lines = lines.peekable();
+        let giving = lines.next_if_eq(&"giving").is_some();
         let nodes = lines.map(|line| line.strip_prefix("node ")).collect::<Option<Vec<_>>>()?;
         let topology = if nodes.is_empty() {
             let mut nothing = Topology::default().with_own_id(own_id);
@@ -63,7 +72,8 @@ impl Kept {
         } else {
             Topology::parse(&nodes.join("\n"), version, own_id).ok()?
         };
-        Some(Kept { topology, election: election.parse().ok()?, lease_ms: lease_ms.parse().ok()? })
+        let (election, lease_ms) = (election.parse().ok()?, lease_ms.parse().ok()?);
+        Some(Kept { topology, election, lease_ms, giving })
     }
 
     /// As the folder has it.
@@ -92,13 +102,18 @@ mod tests {
 
     fn kept() -> Kept {
         let topology = Topology::parse(&two_shards(), 7, &id('a')).unwrap();
-        Kept { topology, election: u64::MAX, lease_ms: 10_000 }
+        Kept { topology, election: u64::MAX, lease_ms: 10_000, giving: true }
     }
 
     #[test]
     fn what_is_kept_reads_back() {
         let nothing = Topology::default().with_own_id(&id('a'));
-        for kept in [Kept::default(), kept(), Kept { topology: nothing, ..Kept::default() }] {
+        for kept in [
+            Kept::default(),
+            kept(),
+            Kept { giving: false, ..kept() },
+            Kept { topology: nothing, ..Kept::default() },
+        ] {
             assert_eq!(Kept::decode(&kept.encode()), Some(kept));
         }
         let folder = tempfile::tempdir().unwrap();

@@ -6,6 +6,7 @@
 //! back.
 
 pub mod file;
+pub mod handover;
 pub mod health;
 pub mod sentinel;
 pub mod slot;
@@ -19,8 +20,9 @@ use parking_lot::Mutex;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+use tokio::time::Instant;
 pub use topology::{Member, Server, Topology};
 
 /// Why a change was refused: text for the client, or what the disk says.
@@ -61,6 +63,8 @@ pub struct Cluster {
     enabled: bool,
     now: ArcSwap<Topology>,
     lease: Mutex<Option<Lease>>,
+    /// By this topology slots were given away, and not all nodes have said yet that they know.
+    giving: AtomicBool,
     /// Which of the other nodes answer.
     pub health: health::Health,
     /// Requests that other nodes were asked to do their part of.
@@ -104,6 +108,7 @@ impl Cluster {
         }
         let Some(kept) = Kept::read(dir)? else { return Ok(()) };
         self.now.store(Arc::new(kept.topology));
+        self.giving.store(kept.giving, SeqCst);
         *self.lease.lock() =
             (kept.election > 0).then_some(Lease { election: kept.election, ms: kept.lease_ms });
         Ok(())
@@ -115,12 +120,50 @@ impl Cluster {
         dir: &Path,
         next: impl FnOnce(&Topology) -> Result<Option<Topology>, String>,
     ) -> Result<bool, ClusterError> {
+        self.replace(dir, false, next)
+    }
+
+    /// The same of a master that gives slots away, until [`Cluster::gave`].
+    pub fn give(
+        &self,
+        dir: &Path,
+        next: impl FnOnce(&Topology) -> Result<Option<Topology>, String>,
+    ) -> Result<bool, ClusterError> {
+        self.replace(dir, true, next)
+    }
+
+    fn replace(
+        &self,
+        dir: &Path,
+        gives: bool,
+        next: impl FnOnce(&Topology) -> Result<Option<Topology>, String>,
+    ) -> Result<bool, ClusterError> {
         let _one = self.changing.lock();
-        let next = next(&self.now.load()).map_err(ClusterError::Refused)?;
+        let now = self.now.load();
+        let next = next(&now).map_err(ClusterError::Refused)?;
         let Some(topology) = next else { return Ok(false) };
-        keep(dir, &topology, self.lease())?;
+        let giving = gives || topology.version == now.version && self.giving.load(SeqCst);
+        Kept { giving, ..self.kept(&topology) }.write(dir)?;
+        self.giving.store(giving, SeqCst);
         self.now.store(Arc::new(topology));
         Ok(true)
+    }
+
+    /// All nodes that get slots by the topology of this version have said that they know it:
+    /// durable when this returns.
+    pub fn gave(&self, dir: &Path, version: i64) -> Result<(), ClusterError> {
+        let _one = self.changing.lock();
+        let now = self.now.load();
+        if now.version == version && self.giving.load(SeqCst) {
+            Kept { giving: false, ..self.kept(&now) }.write(dir)?;
+            self.giving.store(false, SeqCst);
+        }
+        Ok(())
+    }
+
+    fn kept(&self, topology: &Topology) -> Kept {
+        let (election, lease_ms) = self.lease().map_or((0, 0), |lease| (lease.election, lease.ms));
+        Kept { topology: topology.clone(), election, lease_ms, giving: self.giving.load(SeqCst) }
     }
 
     /// CLUSTERX HOLD: whether the command with this token may change the cluster for so long; other
@@ -147,7 +190,7 @@ impl Cluster {
         let _one = self.changing.lock();
         let next = nodes.behind(&self.now.load(), is_here).map_err(ClusterError::Refused)?;
         if let Some(next) = next {
-            kept(&next, self.lease()).try_write(dir)?;
+            self.kept(&next).try_write(dir)?;
         }
         Ok(())
     }
@@ -179,22 +222,27 @@ impl Cluster {
             Some(now) if now == lease => return Ok(()),
             _ => {}
         }
-        keep(dir, &self.now.load(), Some(lease))?;
+        let kept = self.kept(&self.now.load());
+        Kept { election: lease.election, lease_ms: lease.ms, ..kept }.write(dir)?;
         *self.lease.lock() = Some(lease);
         Ok(())
     }
 
     /// Whether this node is a master without a replica, as the last topology says that it heard of.
-    /// Then no other one can have its slots without its doing.
+    /// Then no other one can have its slots without its doing. A replica that was to get some may
+    /// not have heard of it, and have been given all of them instead.
     pub fn rules_alone(&self) -> bool {
         let topology = self.topology();
-        topology.leads() && topology.replicas(&topology.own_id).next().is_none()
+        !self.giving.load(SeqCst)
+            && topology.leads()
+            && topology.replicas(&topology.own_id).next().is_none()
     }
 
     /// CLUSTER RESET: as a node that has never been of a cluster.
     pub fn reset(&self, dir: &Path) -> Result<(), ClusterError> {
         let _one = self.changing.lock();
-        keep(dir, &Topology::default(), None)?;
+        Kept::default().write(dir)?;
+        self.giving.store(false, SeqCst);
         self.now.store(Arc::default());
         *self.lease.lock() = None;
         Ok(())
@@ -259,15 +307,6 @@ fn taken(now: &Topology, text: &str, version: i64) -> Result<Option<Topology>, S
         return Ok(None);
     }
     Err(format!("{}: this node knows another topology {version}", topology::VERSION))
-}
-
-fn kept(topology: &Topology, lease: Option<Lease>) -> Kept {
-    let (election, lease_ms) = lease.map_or((0, 0), |lease| (lease.election, lease.ms));
-    Kept { topology: topology.clone(), election, lease_ms }
-}
-
-fn keep(dir: &Path, topology: &Topology, lease: Option<Lease>) -> io::Result<()> {
-    kept(topology, lease).write(dir)
 }
 
 #[cfg(test)]
@@ -342,6 +381,36 @@ mod tests {
             assert_eq!(cluster.topology().version == 1, !leads);
             assert!(set(true).unwrap());
         }
+    }
+
+    #[test]
+    fn a_master_that_gives_slots_away_does_not_rule_alone_until_others_know() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path();
+        let again = || {
+            let cluster = cluster();
+            cluster.recall(dir).unwrap();
+            cluster.rules_alone()
+        };
+        let alone = |version| {
+            let text = format!("{} h 1 master - 0-99\n", id('a'));
+            Topology::parse(&text, version, &id('a'))
+        };
+        let cluster = cluster();
+        cluster.change(dir, |_| alone(1).map(Some)).unwrap();
+        assert!(cluster.rules_alone() && again());
+        cluster.give(dir, |_| alone(2).map(Some)).unwrap();
+        assert!(!cluster.rules_alone() && !again());
+        cluster.heartbeat(dir, Lease { election: 1, ms: 5 }).unwrap();
+        cluster.change(dir, |now| Ok(Some(now.with_own_id(&id('a'))))).unwrap();
+        cluster.gave(dir, 1).unwrap();
+        assert!(!cluster.rules_alone() && !again(), "it still is the same hand-over");
+        cluster.gave(dir, 2).unwrap();
+        assert!(cluster.rules_alone() && again());
+        assert_eq!(cluster.lease(), Some(Lease { election: 1, ms: 5 }));
+        cluster.give(dir, |_| alone(3).map(Some)).unwrap();
+        cluster.change(dir, |_| alone(4).map(Some)).unwrap();
+        assert!(cluster.rules_alone() && again(), "a later topology is another matter");
     }
 
     #[test]

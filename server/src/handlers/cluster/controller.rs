@@ -7,10 +7,12 @@
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::cluster::replication::{all_logged, order};
-use crate::handlers::cluster::{handover, trim};
+use crate::handlers::cluster::{handover, peers, trim};
 use crate::handlers::help::help;
-use node::cluster::topology::{MOST_TEXT, NODE_ID, is_id};
-use node::cluster::{Lease, MOST_HOLD_MS, MOST_LEASE_MS, Nodes, slot};
+use futures_util::future::join_all;
+use node::client::connect::within;
+use node::cluster::topology::{MOST_TEXT, NODE_ID, VERSION, is_id};
+use node::cluster::{Lease, MOST_HOLD_MS, MOST_LEASE_MS, Nodes, Topology, slot};
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::Outcome;
 use node::roles::Master;
@@ -79,10 +81,10 @@ fn set_node_id(call: &mut Call<'_>) -> Outcome {
     refuse_beside_sentinel(&call.node)?;
     call.answer_later(move |node, reply| {
         let dir = node.config().durability.dir.clone();
-        let changed =
-            node.cluster.change(&dir, |now| Ok((now.own_id != id).then(|| now.with_own_id(&id))));
-        changed?;
-        obey(&node)?;
+        let is_news = node
+            .cluster
+            .change(&dir, |now| Ok((now.own_id != id).then(|| now.with_own_id(&id))))?;
+        obey(&node, is_news)?;
         reply.ok();
         Ok(())
     })
@@ -118,14 +120,48 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
             return Ok(());
         }
         let before = node.cluster.topology();
-        if node.cluster.set_nodes(&dir, &nodes, is_here)? {
+        if node.replication.is_fenced() && !forced {
+            refuse_what_others_refuse(&node, &text, version)?;
+        }
+        let is_news = node.cluster.set_nodes(&dir, &nodes, is_here)?;
+        if is_news {
             tracing::info!("topology {version} by {peer}");
             node.replication.skipped(node.cluster.topology().skipped(&before));
         }
-        obey(&node)?;
+        obey(&node, is_news || forced)?;
         reply.ok();
         Ok(())
     })
+}
+
+/// A master that may have been replaced is told a topology: perhaps one of before it was, which was
+/// long on its way. Others know of a later one then, or of another of this version; those that can
+/// be reached are asked.
+fn refuse_what_others_refuse(node: &Node, text: &str, version: i64) -> Outcome {
+    let own_id = node.cluster.topology().own_id.clone();
+    // If it is none it is refused anyway.
+    let Ok(next) = Topology::parse(text, version, &own_id) else { return Ok(()) };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| refuse!("ERR {error}"))?;
+    let (process, next) = (node.process(), &next);
+    let others = next.members().iter().filter(|member| member.id != own_id);
+    let asked = others.map(|member| async {
+        let check = async {
+            let mut link = peers::open(&process, &member.host, member.port).await?;
+            handover::tell(&mut link, next, b"CHECK").await
+        };
+        let error = within(OTHERS, check).await.err()?.to_string();
+        error.contains(VERSION).then(|| member.address())
+    });
+    let found = runtime.block_on(join_all(asked));
+    // The name of a node may still be looked up.
+    runtime.shutdown_background();
+    match found.into_iter().flatten().next() {
+        Some(address) => {
+            Err(refuse!("ERR {VERSION}: {address} knows a later topology, or another {version}"))
+        }
+        None => Ok(()),
+    }
 }
 
 fn migrate(call: &mut Call<'_>) -> Outcome {
@@ -178,6 +214,8 @@ fn hold(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
+/// How long other nodes are asked.
+const OTHERS: Duration = Duration::from_secs(1);
 /// Bytes of a HOLD's token.
 const MOST_TOKEN: usize = 64;
 
@@ -210,7 +248,7 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
         node.replication.lease(&config, left, is_again);
         // Its role is known again.
         if is_ours && node.replication.is_fenced() {
-            obey(&node)?;
+            obey(&node, true)?;
         }
         let role = if node.replication.is_master() { "master" } else { "slave" };
         reply.text(&format!("sequence:{}\r\nrole:{role}\r\n", node.durability.shown().offset));
@@ -219,8 +257,10 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
 }
 
 /// From now on no turn goes by an older topology, and this node becomes what that says
-/// it is. A node that is not among its nodes stays what it is: no slot is its own.
-pub(crate) fn obey(node: &Node) -> Outcome {
+/// it is. A node that is not among its nodes stays what it is: no slot is its own. `is_news`: what
+/// it is told is later than what it knew, so a master that may have been replaced since then is
+/// none of these. The same topology once more says nothing of that.
+pub(crate) fn obey(node: &Node, is_news: bool) -> Outcome {
     node.wait_for_turns();
     let topology = node.cluster.topology();
     let Some(own) = topology.own() else { return Ok(()) };
@@ -230,7 +270,7 @@ pub(crate) fn obey(node: &Node) -> Outcome {
         // Of a master that is no node of it.
         (Some(_), None) => return Ok(()),
     };
-    if node.replication.master() == master && !node.replication.is_fenced() {
+    if node.replication.master() == master && !(is_news && node.replication.is_fenced()) {
         return Ok(());
     }
     if master.is_some() {

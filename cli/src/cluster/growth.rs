@@ -1,0 +1,423 @@
+//! A cluster grows: a node gets slots of a shard, or all of them.
+//!
+//! ```text
+//!   newest topology --> the new node is a replica --> it has all rows --> hand-over --> all hear
+//! ```
+//!
+//! Nothing is kept here: each step can be seen in the topologies of the nodes. So a command that
+//! was ended in the middle is given again, and goes on where it was.
+
+use super::Nodes;
+use super::hold::Hold;
+use super::remote::{Net, Remote, addresses, newest};
+use node::cluster::slot::SLOTS;
+use node::cluster::topology::ID_BYTES;
+use node::cluster::{Member, Topology};
+use std::fmt::Write as _;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Between two looks at a node that copies rows, and between two attempts to hand over.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Between two lines that say how far it is.
+const SAY_EVERY: Duration = Duration::from_secs(5);
+/// Attempts to hand over: each waits for writes that are under way.
+const ATTEMPTS: usize = 50;
+
+/// What the new node is to get.
+pub(super) enum Wanted {
+    /// These, or the upper half.
+    Slots(Option<Vec<(u16, u16)>>),
+    /// All.
+    Shard,
+}
+
+/// A topology that is being changed.
+struct Draft {
+    nodes: Vec<Member>,
+    /// Of each slot the id of its master.
+    slots: Vec<Option<String>>,
+    version: i64,
+}
+
+impl Draft {
+    fn of(topology: &Topology) -> Draft {
+        let members = topology.members();
+        let master = |slot| topology.number_of(slot).map(|at| members[at].id.clone());
+        Draft {
+            nodes: members.to_vec(),
+            slots: (0..SLOTS).map(master).collect(),
+            version: topology.version,
+        }
+    }
+
+    /// The next version.
+    fn finish(self) -> Result<Topology, String> {
+        let line = |member: &Member| {
+            let masters = (0..SLOTS).zip(&self.slots);
+            let own = masters.filter(|(_, master)| master.as_ref() == Some(&member.id));
+            member.line(&own.map(|(slot, _)| format!(" {slot}")).collect::<String>())
+        };
+        let text: String = self.nodes.iter().map(line).collect();
+        let version = self.version.checked_add(1).ok_or("there is no next version")?;
+        Topology::parse(&text, version, "")
+    }
+}
+
+/// All of it. Gives what is to be printed.
+pub(super) async fn grow<N: Net>(net: &N, asked: &Nodes, wanted: Wanted) -> Result<String, String> {
+    let topology = newest(net).await?;
+    let at = |address: &str| {
+        let position = addresses(&topology).iter().position(|known| known == address);
+        position.map(|at| topology.members()[at].clone())
+    };
+    let from = at(&asked.from).ok_or_else(|| {
+        format!("{} is none of the cluster: {}", asked.from, addresses(&topology).join(", "))
+    })?;
+    let mut new = Remote::open(net, &asked.to_node).await?;
+    let id = new.text(&["CLUSTERX", "MYID"]).await?;
+    // One that was told nothing, or has lost what it was told, is known by its address.
+    let at_address = || at(&asked.to_node).map(|member| member.id);
+    let id = if id.is_empty() { at_address().unwrap_or_else(random_id) } else { id };
+    let known = topology.members().iter().find(|member| member.id == id);
+    let follows = known.and_then(|known| known.master.as_ref());
+    let has = topology.slots_of(&id);
+    if !has.is_empty() {
+        if !is_done(&wanted, &topology, &from, &has) {
+            return Err(format!(
+                "{} is the master of {} slots: slots go to an empty node, or to a replica of {}",
+                asked.to_node,
+                has.len(),
+                asked.from
+            ));
+        }
+        // An earlier attempt came so far: what is left is that all hear of it, and that the old
+        // master hears that they have.
+        spread(net, &topology).await?;
+        order_hand_over(net, &asked.from, &topology).await?;
+        return Ok(format!(
+            "{} is the master of {} slots already (topology {}); all nodes have heard of it\n",
+            asked.to_node,
+            has.len(),
+            topology.version
+        ));
+    }
+    if from.master.is_some() {
+        return Err(format!("{} is no master", asked.from));
+    }
+    if known.is_none() {
+        refuse_stranger(&mut new, &from.id).await?;
+    }
+    let slots = chosen(&wanted, &topology.slots_of(&from.id), &asked.from)?;
+    let is_replica = follows == Some(&from.id);
+    if follows.is_some() && !is_replica {
+        return Err(format!("{} is a replica of another shard", asked.to_node));
+    }
+    if asked.plan {
+        return Ok(plan(asked, &topology, slots.len(), is_replica));
+    }
+    let mut hold = Hold::begin(net, &topology).await?;
+    let growth = Growth { net, asked, from: &from.id, id: &id, wanted: &wanted, slots: &slots };
+    let grown = growth.run(&mut hold, &mut new, topology, is_replica).await;
+    hold.release().await;
+    let (next, took) = grown?;
+    Ok(format!(
+        "{} is the master of {} slots (topology {}, handed over in {} ms)\n",
+        asked.to_node,
+        slots.len(),
+        next.version,
+        took.as_millis()
+    ))
+}
+
+/// Whether the new node has what it was to get: an earlier attempt was ended behind that.
+fn is_done(wanted: &Wanted, topology: &Topology, from: &Member, has: &[u16]) -> bool {
+    let left = topology.slots_of(&from.id);
+    match wanted {
+        Wanted::Shard => left.is_empty() && from.master.is_some(),
+        Wanted::Slots(Some(ranges)) => {
+            ranges.iter().flat_map(|&(first, last)| first..=last).all(|slot| has.contains(&slot))
+        }
+        Wanted::Slots(None) => {
+            let mut all = [&left[..], has].concat();
+            all.sort_unstable();
+            all[all.len() / 2..] == *has
+        }
+    }
+}
+
+/// A node that has data, or is of another cluster, would lose that. Redis's words.
+async fn refuse_stranger<N: Net>(new: &mut Remote<'_, N>, from: &str) -> Result<(), String> {
+    let known = new.topology().await?;
+    let is_of_another =
+        known.is_some_and(|known| known.members().iter().all(|member| member.id != from));
+    if is_of_another || new.text(&["DBSIZE"]).await? != "0" {
+        return Err(format!(
+            "Node {} is not empty. Either the node already knows other nodes (check with CLUSTER \
+             NODES) or contains some key in database 0.",
+            new.address
+        ));
+    }
+    Ok(())
+}
+
+/// What is to be done, once it is known.
+struct Growth<'a, N> {
+    net: &'a N,
+    asked: &'a Nodes,
+    /// The id of the master that gives slots, and that of the node that gets them.
+    from: &'a str,
+    id: &'a str,
+    wanted: &'a Wanted,
+    slots: &'a [u16],
+}
+
+impl<N: Net> Growth<'_, N> {
+    /// All of it, while no other command changes the cluster. Gives the last topology, and how long
+    /// the hand-over took.
+    async fn run(
+        &self,
+        hold: &mut Hold<'_, N>,
+        new: &mut Remote<'_, N>,
+        topology: Topology,
+        is_replica: bool,
+    ) -> Result<(Topology, Duration), String> {
+        let Growth { net, asked, .. } = self;
+        if newest(*net).await?.version != topology.version {
+            return Err("the cluster has changed meanwhile: give the command again".to_owned());
+        }
+        // Each step is known to all masters before the next one is taken: so none of them takes
+        // another topology of that version.
+        tell_masters(*net, &topology).await?;
+        let topology = if is_replica {
+            topology
+        } else {
+            new.ask(&["CLUSTERX", "SETNODEID", self.id]).await?;
+            let next = with_replica(&topology, self.id, self.from, asked)?;
+            net.say(&format!(
+                "{} is to follow {} (topology {})",
+                asked.to_node, asked.from, next.version
+            ));
+            tell_masters(*net, &next).await?;
+            next
+        };
+        tell(*net, &asked.to_node, &topology).await?;
+        follow(*net, hold, new, asked).await?;
+        let next = self.handed(&topology)?;
+        let took = hand_over(*net, hold, asked, &next).await?;
+        spread(*net, &next).await?;
+        Ok((next, took))
+    }
+
+    /// The topology in which the new node has its slots.
+    fn handed(&self, topology: &Topology) -> Result<Topology, String> {
+        let (from, id) = (Some(self.from), self.id);
+        let mut draft = Draft::of(topology);
+        self.slots.iter().for_each(|&slot| draft.slots[usize::from(slot)] = Some(id.to_owned()));
+        for member in &mut draft.nodes {
+            let is_of_shard = Some(&*member.id) == from || member.master.as_deref() == from;
+            if member.id == id {
+                member.master = None;
+            } else if matches!(self.wanted, Wanted::Shard) && is_of_shard {
+                member.master = Some(id.to_owned());
+            }
+        }
+        draft.finish()
+    }
+}
+
+/// The next topology: the new node is a replica of the shard's master.
+fn with_replica(
+    topology: &Topology,
+    id: &str,
+    master: &str,
+    asked: &Nodes,
+) -> Result<Topology, String> {
+    let (host, port) = asked.to_node.rsplit_once(':').unwrap_or_default();
+    let mut draft = Draft::of(topology);
+    draft.nodes.retain(|member| member.id != id);
+    draft.nodes.push(Member {
+        id: id.to_owned(),
+        host: host.to_owned(),
+        port: port.parse().unwrap_or_default(),
+        master: Some(master.to_owned()),
+    });
+    let next = draft.finish()?;
+    Ok(next)
+}
+
+/// The slots that are to go, of its own in order.
+fn chosen(wanted: &Wanted, own: &[u16], from: &str) -> Result<Vec<u16>, String> {
+    let slots: Vec<u16> = match wanted {
+        Wanted::Shard => own.to_vec(),
+        Wanted::Slots(None) => own[own.len() / 2..].to_vec(),
+        Wanted::Slots(Some(ranges)) => {
+            ranges.iter().flat_map(|&(first, last)| first..=last).collect()
+        }
+    };
+    if let Some(foreign) = slots.iter().find(|slot| own.binary_search(slot).is_err()) {
+        return Err(format!("slot {foreign} is not one of {from}"));
+    }
+    if slots.is_empty() {
+        return Err(format!("{from} has no slots to give"));
+    }
+    if matches!(wanted, Wanted::Slots(_)) && slots.len() == own.len() {
+        return Err(format!("these are all slots of {from}: tidemark cluster move"));
+    }
+    Ok(slots)
+}
+
+fn plan(asked: &Nodes, topology: &Topology, slots: usize, is_replica: bool) -> String {
+    let Nodes { from, to_node, .. } = asked;
+    let mut steps = Vec::new();
+    if !is_replica {
+        steps.push(format!("topology {}: {to_node} is a replica of {from}", topology.version + 1));
+    }
+    steps.push(format!("{to_node} copies all rows of {from}, and follows it until it is in step"));
+    steps.push(format!(
+        "writes to {from} wait for some milliseconds; topology {}: {to_node} is the master of \
+         {slots} slots",
+        topology.version + 1 + i64::from(!is_replica)
+    ));
+    steps.push("all nodes hear of it".to_owned());
+    let numbered = (1..).zip(steps);
+    numbered.fold(String::new(), |mut out, (number, step)| {
+        let _ = writeln!(out, "{number}. {step}");
+        out
+    })
+}
+
+pub(super) fn random_id() -> String {
+    let id = format!("{:032x}{:032x}", fastrand::u128(..), fastrand::u128(..));
+    id[..ID_BYTES].to_owned()
+}
+
+/// All nodes of a topology get it. The error names those that have not.
+pub(super) async fn spread<N: Net>(net: &N, topology: &Topology) -> Result<(), String> {
+    let mut failed = Vec::new();
+    for address in addresses(topology) {
+        failed.extend(tell(net, &address, topology).await.err());
+    }
+    if failed.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "topology {} is not known to all nodes: {}; give the same command again",
+        topology.version,
+        failed.join("; ")
+    ))
+}
+
+/// All masters know it, or nothing more is done.
+async fn tell_masters<N: Net>(net: &N, topology: &Topology) -> Result<(), String> {
+    for master in topology.masters() {
+        tell(net, &master.address(), topology).await?;
+    }
+    Ok(())
+}
+
+async fn tell<N: Net>(net: &N, address: &str, topology: &Topology) -> Result<(), String> {
+    let (text, version) = (topology.describe(), topology.version.to_string());
+    let mut node = Remote::open(net, address).await?;
+    node.ask(&["CLUSTERX", "SETNODES", &text, &version]).await.map(|_| ())
+}
+
+/// Waits until the new node has all rows.
+async fn follow<N: Net>(
+    net: &N,
+    hold: &mut Hold<'_, N>,
+    new: &mut Remote<'_, N>,
+    asked: &Nodes,
+) -> Result<(), String> {
+    let (began, mut said) = (Instant::now(), Instant::now());
+    loop {
+        hold.renew().await?;
+        match new.info("replication", "master_link_status").await?.as_str() {
+            "up" => return Ok(()),
+            "" => return Err(format!("{} is no replica of {}", asked.to_node, asked.from)),
+            _ => {}
+        }
+        if began.elapsed() > Duration::from_secs(asked.timeout) {
+            return Err(format!("{} is not in step yet; give the command again", asked.to_node));
+        }
+        if said.elapsed() > SAY_EVERY {
+            said = Instant::now();
+            let rows = new.text(&["DBSIZE"]).await.unwrap_or_default();
+            let all = match Remote::open(net, &asked.from).await {
+                Ok(mut from) => from.text(&["DBSIZE"]).await.unwrap_or_default(),
+                Err(_) => String::new(),
+            };
+            let why = new.info("replication", "master_link_error").await.unwrap_or_default();
+            let why = if why.is_empty() { why } else { format!(" ({why})") };
+            net.say(&format!("{} copies: {rows} of {all} rows{why}", asked.to_node));
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// The old master gives the slots away: as often as it says that it is not the moment.
+async fn hand_over<N: Net>(
+    net: &N,
+    hold: &mut Hold<'_, N>,
+    asked: &Nodes,
+    next: &Topology,
+) -> Result<Duration, String> {
+    let mut attempt = 0;
+    loop {
+        attempt += 1;
+        hold.renew().await?;
+        let began = Instant::now();
+        match order_hand_over(net, &asked.from, next).await {
+            Ok(()) => return Ok(began.elapsed()),
+            Err(why) if attempt == ATTEMPTS => return Err(why),
+            Err(why) if why.contains("again") || why.contains("in step") => {
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+            Err(why) => return Err(why),
+        }
+    }
+}
+
+async fn order_hand_over<N: Net>(net: &N, from: &str, next: &Topology) -> Result<(), String> {
+    let (text, version) = (next.describe(), next.version.to_string());
+    let mut from = Remote::open(net, from).await?;
+    from.ask(&["CLUSTERX", "SETNODES", &text, &version, "HANDOVER"]).await.map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::remote::text_of;
+
+    #[test]
+    fn cluster_nodes_become_a_topology() {
+        let (a, b) = ("a".repeat(40), "b".repeat(40));
+        let lines = format!(
+            "{a} ::1:7001@0 myself,master - 0 0 3 connected 0-5 9\n\
+             {b} h:7002@0,name slave {a} 0 0 3 connected\n"
+        );
+        let topology = Topology::parse(&text_of(&lines), 3, "").unwrap();
+        assert_eq!(
+            topology.describe(),
+            format!("{a} ::1 7001 master - 0-5 9\n{b} h 7002 slave {a}\n")
+        );
+        let mut draft = Draft::of(&topology);
+        draft.nodes[1].master = None;
+        draft.slots[9] = Some(b.clone());
+        let next = draft.finish().unwrap();
+        assert_eq!(next.describe(), format!("{a} ::1 7001 master - 0-5\n{b} h 7002 master - 9\n"));
+        assert_eq!(next.version, 4);
+    }
+
+    #[test]
+    fn slots_are_chosen_among_those_of_the_shard() {
+        let own = [1, 2, 3, 9];
+        let choose = |wanted: Wanted| chosen(&wanted, &own, "h:1");
+        assert_eq!(choose(Wanted::Shard), Ok(own.to_vec()));
+        assert_eq!(choose(Wanted::Slots(None)), Ok(vec![3, 9]));
+        assert_eq!(choose(Wanted::Slots(Some(vec![(2, 3)]))), Ok(vec![2, 3]));
+        assert!(choose(Wanted::Slots(Some(vec![(3, 4)]))).unwrap_err().contains("slot 4"));
+        assert!(choose(Wanted::Slots(Some(vec![(1, 3), (9, 9)]))).unwrap_err().contains("move"));
+        assert!(chosen(&Wanted::Shard, &[], "h:1").is_err());
+    }
+}

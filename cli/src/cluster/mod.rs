@@ -1,0 +1,217 @@
+//! `tidemark cluster`: how a cluster stands, and how it grows: a shard is split, or moves to
+//! another node.
+//!
+//! Nothing is kept here: each step can be seen in the topologies of the nodes. So a command that
+//! was ended in the middle is given again, and goes on where it was.
+
+mod growth;
+mod hold;
+mod remote;
+#[cfg(test)]
+mod simulation;
+
+use crate::import::spaces::maps;
+use crate::terminal::grouped;
+use clap::{Args, Subcommand};
+use growth::{Wanted, grow};
+use node::client::connect::ConnectArgs;
+use node::cluster::slot::{self, SLOTS};
+use redis_protocol::resp2::types::OwnedFrame;
+use remote::{Remote, addresses, newest};
+use std::fmt::Write as _;
+
+/// Shows a cluster, splits a shard of it, or moves one.
+#[derive(Args, Debug)]
+pub(super) struct ClusterArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand, Debug)]
+enum What {
+    /// Shows all nodes, and whether they know the same topology.
+    Status(StatusArgs),
+    /// Gives slots of a shard to a new node.
+    Split(SplitArgs),
+    /// Gives a whole shard to another node; the old master is a replica of it then.
+    Move(MoveArgs),
+    /// Deletes the rows that shards have of slots which are not theirs any more.
+    Trim(TrimArgs),
+}
+
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Exit status 1 if a node does not answer, or knows another topology.")]
+struct StatusArgs {
+    #[command(flatten)]
+    to: ConnectArgs,
+}
+
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Examples:
+  tidemark cluster split --host db1 --from db1:6399 --to db9:6399 --plan
+  tidemark cluster split --host db1 --from db1:6399 --to db9:6399
+  tidemark cluster split --host db1 --from db1:6399 --to db9:6399 --slots '0-99 300'
+
+The new node follows the shard's master until it has all rows. Then writes wait for some \
+milliseconds, and it is the master of its slots. Given again, the command goes on where it was. \
+One such command at a time changes a cluster.")]
+struct SplitArgs {
+    #[command(flatten)]
+    to: ConnectArgs,
+    #[command(flatten)]
+    nodes: Nodes,
+    /// The slots, as in `0-99 300`; without it the upper half of those that the shard has.
+    #[arg(long, value_name = "SLOTS")]
+    slots: Option<String>,
+}
+
+#[derive(Args, Debug)]
+struct MoveArgs {
+    #[command(flatten)]
+    to: ConnectArgs,
+    #[command(flatten)]
+    nodes: Nodes,
+}
+
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+After a split both shards still have all rows of the old one. They serve their own only, but scans \
+and counts show the others, and they take memory. They are not kept up to date, so they are of no \
+use to go back. Flags stay in their filters until their table is recycled.")]
+struct TrimArgs {
+    #[command(flatten)]
+    to: ConnectArgs,
+}
+
+#[derive(Args, Debug)]
+struct Nodes {
+    /// The master of the shard, as clients and nodes reach it.
+    #[arg(long, value_name = "HOST:PORT")]
+    from: String,
+    /// The node that gets slots: an empty one with `cluster.enabled`, or a replica of the master.
+    #[arg(long = "to", value_name = "HOST:PORT")]
+    to_node: String,
+    /// Says what would be done, and does nothing.
+    #[arg(long)]
+    plan: bool,
+    /// Longest wait in seconds until the new node has all rows.
+    #[arg(long, value_name = "SECONDS", default_value_t = 24 * 3600)]
+    timeout: u64,
+}
+
+pub(super) fn run(args: &ClusterArgs) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|e| e.to_string())?;
+    runtime.block_on(async {
+        match &args.what {
+            What::Status(args) => status(&args.to).await,
+            What::Split(args) => {
+                let asked = args.slots.as_deref().map(slot::parse_ranges).transpose();
+                let slots = asked.map_err(|word| format!("--slots: '{word}' is no slot"))?;
+                super::print(&grow(&args.to, &args.nodes, Wanted::Slots(slots)).await?)
+            }
+            What::Move(args) => super::print(&grow(&args.to, &args.nodes, Wanted::Shard).await?),
+            What::Trim(args) => trim(&args.to).await,
+        }
+    })
+}
+
+async fn status(to: &ConnectArgs) -> Result<(), String> {
+    let topology = newest(to).await?;
+    let mut out = format!("topology {}\n", topology.version);
+    let mut is_fine = true;
+    let mut shown = vec![["node", "role", "slots", "rows", "topology", "state"].map(str::to_owned)];
+    for (member, address) in topology.members().iter().zip(addresses(&topology)) {
+        let (role, slots) = match member.master {
+            None => ("master", topology.slots_of(&member.id).len().to_string()),
+            Some(_) => ("replica", String::new()),
+        };
+        let [rows, version, state] = match facts(to, &address).await {
+            Ok(facts) => facts,
+            Err(why) => [String::new(), String::new(), why],
+        };
+        is_fine &= version == topology.version.to_string();
+        shown.push([address, role.to_owned(), slots, rows, version, state]);
+    }
+    let widths: [usize; 6] = std::array::from_fn(|column| {
+        shown.iter().map(|row| row[column].len()).max().unwrap_or_default()
+    });
+    for row in &shown {
+        let cells = row.iter().zip(widths).map(|(text, width)| format!("{text:<width$}"));
+        let _ = writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
+    }
+    if topology.assigned() < usize::from(SLOTS) {
+        is_fine = false;
+        let _ = writeln!(out, "{} slots have no master", usize::from(SLOTS) - topology.assigned());
+    }
+    super::print(&out)?;
+    if is_fine { Ok(()) } else { Err("the cluster is not whole, or not of one mind".to_owned()) }
+}
+
+/// Rows, version of the topology, and state of a node.
+async fn facts(to: &ConnectArgs, address: &str) -> Result<[String; 3], String> {
+    let mut node = Remote::open(to, address).await?;
+    let version = node.text(&["CLUSTERX", "VERSION"]).await?;
+    let rows = node.text(&["DBSIZE"]).await?.parse().map(grouped).unwrap_or_default();
+    let state = match node.info("replication", "master_link_status").await?.as_str() {
+        "" => "up".to_owned(),
+        link => format!("link to its master: {link}"),
+    };
+    Ok([rows, version, state])
+}
+
+/// All nodes delete what is not their shard's: masters rows, and each node pairs of its ledgers.
+async fn trim(to: &ConnectArgs) -> Result<(), String> {
+    let topology = newest(to).await?;
+    for (member, address) in topology.members().iter().zip(addresses(&topology)) {
+        let is_master = member.master.is_none();
+        let shard = member.master.as_ref().unwrap_or(&member.id);
+        if topology.slots_of(shard).is_empty() {
+            continue;
+        }
+        let mut node = Remote::open(to, &address).await?;
+        let version = node.text(&["CLUSTERX", "VERSION"]).await?;
+        if version != topology.version.to_string() {
+            return Err(format!(
+                "{address} knows another topology: {version}; nothing was deleted"
+            ));
+        }
+        let spaces = maps(node.ask(&["TM.SPACE", "LIST"]).await?);
+        for space in &spaces {
+            let word = |key: &str| space.get(key).map_or("", String::as_str);
+            let (what, subcommand) = match (word("kind"), word("ledger")) {
+                ("counter", _) if is_master => ("rows", "TRIM"),
+                ("existence", "exact") => ("pairs of its ledger", "TRIMPAIRS"),
+                _ => continue,
+            };
+            let name = word("name");
+            let deleted = trim_space(&mut node, subcommand, name).await?;
+            super::print(&format!("{address}: {name}: {} {what} deleted\n", grouped(deleted)))?;
+        }
+    }
+    Ok(())
+}
+
+async fn trim_space(
+    node: &mut Remote<'_, ConnectArgs>,
+    subcommand: &str,
+    space: &str,
+) -> Result<u64, String> {
+    let (mut cursor, mut deleted) = ("0".to_owned(), 0);
+    loop {
+        let reply = node.ask(&["CLUSTERX", subcommand, space, &cursor]).await?;
+        let OwnedFrame::Array(words) = &reply else {
+            return Err(format!("{}: an unexpected answer: {reply:?}", node.address));
+        };
+        let [OwnedFrame::BulkString(next), OwnedFrame::Integer(gone)] = &words[..] else {
+            return Err(format!("{}: an unexpected answer: {reply:?}", node.address));
+        };
+        deleted += gone.unsigned_abs();
+        cursor = String::from_utf8_lossy(next).into_owned();
+        if cursor == "0" {
+            return Ok(deleted);
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Operators: they split and move shards, by the real command on a simulated network.
+
+use super::{PATIENCE, World, address, number_of};
+use crate::cluster::Nodes;
+use crate::cluster::growth::{Wanted, grow};
+use crate::cluster::remote::Net;
+use node::client::connect::within;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::task::spawn_local;
+use tokio::time::sleep;
+
+/// The network as an operator's command sees it.
+pub(super) struct Outside {
+    pub(super) world: Rc<World>,
+    pub(super) first: usize,
+}
+
+impl Net for Outside {
+    type Conn = usize;
+
+    fn first(&self) -> String {
+        address(self.first)
+    }
+
+    async fn open(&self, address: &str) -> Result<usize, String> {
+        let port = address.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
+        let number = port.and_then(number_of).ok_or_else(|| format!("no node {address}"))?;
+        sleep(self.world.delay()).await;
+        match self.world.process(number) {
+            Some(_) => Ok(number),
+            None => Err(format!("{address}: Connection refused")),
+        }
+    }
+
+    async fn ask(&self, conn: &mut usize, words: &[&str]) -> Result<OwnedFrame, String> {
+        let words = words.iter().map(|word| (*word).to_owned()).collect();
+        let asked =
+            async { self.world.request(None, *conn, words).await.map_err(io::Error::other) };
+        within(PATIENCE, asked).await.map_err(|e| e.to_string())
+    }
+
+    fn say(&self, text: &str) {
+        self.world.tell(|| text.to_owned());
+    }
+}
+
+/// What of an error says that the command may fare better when it is given again.
+const PASSING: [&str; 5] = ["refused", "closed", "answer", "again", "not"];
+
+/// An operator: gives commands, each again until it ends well.
+pub(super) async fn operate(world: Rc<World>) {
+    while !world.calm.get() {
+        sleep(Duration::from_millis(world.draw(0..500))).await;
+        let Some((from, to)) = world.choose() else { continue };
+        let is_move = world.chance(3);
+        for _ in 0..15 {
+            let first = world.draw(0..4) as usize;
+            let given =
+                spawn_local(give(Outside { world: world.clone(), first }, from, to, is_move));
+            if !world.calm.get() && world.chance(3) {
+                let (killer, later) = (given.abort_handle(), world.draw(0..1_500));
+                spawn_local(async move {
+                    sleep(Duration::from_millis(later)).await;
+                    killer.abort();
+                });
+            }
+            let ended = given.await;
+            world.tell(|| format!("{from} to {to}, move: {is_move}: {ended:?}"));
+            match ended {
+                Err(_) => world.met.borrow_mut().killed_commands += 1,
+                Ok(Ok(_)) => {
+                    world.met.borrow_mut().done += 1;
+                    break;
+                }
+                Ok(Err(why)) => {
+                    world.met.borrow_mut().failed += 1;
+                    // Others have changed the cluster meanwhile.
+                    if !PASSING.iter().any(|word| why.contains(word)) {
+                        break;
+                    }
+                }
+            }
+            sleep(Duration::from_millis(world.draw(1..600))).await;
+        }
+    }
+}
+
+/// `tidemark cluster split`, or `move`.
+async fn give(net: Outside, from: usize, to: usize, is_move: bool) -> Result<String, String> {
+    let nodes = Nodes { from: address(from), to_node: address(to), plan: false, timeout: 20 };
+    grow(&net, &nodes, if is_move { Wanted::Shard } else { Wanted::Slots(None) }).await
+}

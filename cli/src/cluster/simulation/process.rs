@@ -1,0 +1,343 @@
+//! One process: what it answers, how it follows its master, and how it gives slots away.
+
+use super::{Machine, PATIENCE, Process, STAGES, Stage, World, number_of, ranges};
+use node::client::connect::within;
+use node::cluster::handover::{Giver, hand_over};
+use node::cluster::topology::VERSION;
+use node::cluster::{Cluster, Member, Server, Topology};
+use node::command::error::{Refusal, refuse};
+use node::command::spec::Outcome;
+use node::runtime::pause::Paused;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::future::Future;
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::task::spawn_local;
+use tokio::time::sleep;
+
+impl Process {
+    pub(super) fn world(&self) -> Rc<World> {
+        self.world.upgrade().expect("the world outlives its processes")
+    }
+
+    pub(super) fn machine<R>(&self, with: impl FnOnce(&Machine) -> R) -> R {
+        with(&self.world().machines[self.number])
+    }
+
+    /// A task that ends with the process.
+    pub(super) fn spawn<T: 'static>(
+        &self,
+        task: impl Future<Output = T> + 'static,
+    ) -> tokio::task::JoinHandle<T> {
+        let task = spawn_local(task);
+        let mut tasks = self.tasks.borrow_mut();
+        tasks.retain(|task| !task.is_finished());
+        tasks.push(task.abort_handle());
+        task
+    }
+
+    /// Whether it answers for a slot as its master.
+    pub(super) fn serves(&self, slot: u16) -> bool {
+        self.paused.get() != Paused::All && self.cluster.topology().server_of(slot) == Server::Own
+    }
+
+    pub(super) fn takes_writes(&self, slot: u16) -> bool {
+        let is_master = self.machine(|it| it.disk.borrow().follows.is_none());
+        self.serves(slot) && is_master && !self.fenced.get()
+    }
+
+    /// As a replica: its log becomes its master's, some writes at a time.
+    pub(super) async fn follow(self: Rc<Process>) {
+        loop {
+            let world = self.world();
+            sleep(Duration::from_micros(world.draw(500..40_000))).await;
+            let own = &world.machines[self.number];
+            let Some(master) = own.disk.borrow().follows else { continue };
+            if world.are_parted(self.number, master) || master == self.number {
+                continue;
+            }
+            let Some(of_master) = world.process(master) else { continue };
+            // It follows as soon as it asks: that is what lifts a fence.
+            if !of_master.fed.borrow().contains_key(&self.number) {
+                own.disk.borrow_mut().had_others = true;
+                world.machines[master].disk.borrow_mut().had_others = true;
+                of_master.fed.borrow_mut().insert(self.number, 0);
+                if of_master.fenced.replace(false) {
+                    world.tell(|| {
+                        format!("{} follows {master}, whose fence is lifted", self.number)
+                    });
+                }
+                continue;
+            }
+            let length = {
+                let theirs = world.machines[master].disk.borrow();
+                let mut ours = own.disk.borrow_mut();
+                // Two logs with one write at one place are the same before it.
+                let same = match ours.log.len().checked_sub(1) {
+                    Some(last) => theirs.log.get(last) == ours.log.get(last),
+                    None => true,
+                };
+                if same {
+                    let some = (theirs.log.len() - ours.log.len()).min(world.draw(1..20) as usize);
+                    let from = ours.log.len();
+                    ours.log.extend_from_slice(&theirs.log[from..from + some]);
+                } else {
+                    ours.log.clone_from(&theirs.log);
+                }
+                ours.synced |= ours.log.len() == theirs.log.len();
+                ours.log.len()
+            };
+            sleep(Duration::from_micros(world.draw(20..3_000))).await;
+            if !world.are_parted(self.number, master) {
+                of_master.fed.borrow_mut().insert(self.number, length);
+            }
+        }
+    }
+
+    /// One request.
+    pub(super) async fn answer(self: Rc<Process>, words: &[String]) -> Result<OwnedFrame, String> {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let bulk = |text: String| Ok(OwnedFrame::BulkString(text.into_bytes()));
+        let ok = Ok(OwnedFrame::SimpleString(b"OK".to_vec()));
+        let dir = self.machine(|it| it.folder.path().to_owned());
+        let topology = self.cluster.topology();
+        match &words[..] {
+            ["CLUSTERX", "VERSION"] => bulk(topology.version.to_string()),
+            ["CLUSTERX", "MYID"] => bulk(topology.own_id.clone()),
+            ["CLUSTERX", "HOLD", token, ms] => {
+                let time = Duration::from_millis(ms.parse().unwrap());
+                if self.cluster.hold(token.as_bytes(), time) {
+                    ok
+                } else {
+                    Err("HOLD another command changes the cluster".to_owned())
+                }
+            }
+            ["CLUSTERX", "SETNODEID", id] => {
+                self.busy().await;
+                let changed = self.cluster.change(&dir, |now| Ok(Some(now.with_own_id(id))));
+                changed.map_err(|e| e.to_string())?;
+                self.obey(true).await.map_err(said)?;
+                ok
+            }
+            ["CLUSTERX", "SETNODES", text, version, option @ ..] => {
+                let version: i64 = version.parse().unwrap();
+                if option == ["HANDOVER"] {
+                    let (own, text) = (self.clone(), (*text).to_owned());
+                    // It goes on if the client leaves.
+                    let work =
+                        self.spawn(async move { hand_over(&Own(own), &text, version).await });
+                    let handed = work.await.map_err(|e| e.to_string())?;
+                    handed.map_err(said)?;
+                    self.world().met.borrow_mut().handed_over += 1;
+                    return ok;
+                }
+                let lacks_data = self.machine(|it| {
+                    let disk = it.disk.borrow();
+                    disk.follows.is_some() && !disk.synced
+                });
+                let nodes = node::cluster::Nodes { text, version, forced: false, lacks_data };
+                let is_here = |_: &str, port| number_of(port) == Some(self.number);
+                self.busy().await;
+                if option == ["CHECK"] {
+                    self.cluster.check_nodes(&dir, &nodes, is_here).map_err(|e| e.to_string())?;
+                    return ok;
+                }
+                if self.fenced.get() {
+                    self.refuse_what_others_refuse(text, version).await?;
+                }
+                let set = self.cluster.set_nodes(&dir, &nodes, is_here);
+                let is_news = set.map_err(|e| e.to_string())?;
+                self.world().tell(|| format!("{} has {version}, new: {is_news}", self.number));
+                self.obey(is_news).await.map_err(said)?;
+                ok
+            }
+            ["CLUSTER", "NODES"] => bulk(lines(&topology)),
+            ["INFO", "replication"] => {
+                let is_up = self.machine(|it| {
+                    let disk = it.disk.borrow();
+                    disk.follows.map(|master| disk.synced && self.world().process(master).is_some())
+                });
+                bulk(is_up.map_or(String::new(), |is_up| {
+                    format!("master_link_status:{}\r\n", if is_up { "up" } else { "down" })
+                }))
+            }
+            ["INFO", _] => bulk(String::new()),
+            ["DBSIZE"] => {
+                let rows = self.machine(|it| it.disk.borrow().log.len());
+                Ok(OwnedFrame::Integer(rows as i64))
+            }
+            other => panic!("the command asks for {other:?}"),
+        }
+    }
+
+    /// As the real node does it, when it is fenced.
+    pub(super) async fn refuse_what_others_refuse(
+        &self,
+        text: &str,
+        version: i64,
+    ) -> Result<(), String> {
+        let next = Topology::parse(text, version, "")?;
+        let world = self.world();
+        let version = version.to_string();
+        let words = ["CLUSTERX", "SETNODES", text, &version, "CHECK"];
+        let others = next.members().iter().filter_map(|it| number_of(it.port));
+        let asked = others.filter(|other| *other != self.number).map(|other| {
+            let link = Link { world: world.clone(), from: self.number, to: other };
+            async move { within(Duration::from_secs(1), link.ask(&words)).await }
+        });
+        let answers = futures_util::future::join_all(asked).await;
+        let refuses = answers
+            .iter()
+            .any(|answer| matches!(answer, Err(error) if error.to_string().contains(VERSION)));
+        if refuses { Err(VERSION.to_owned()) } else { Ok(()) }
+    }
+
+    /// Time for the disk, in which the process may be killed.
+    pub(super) async fn busy(&self) {
+        sleep(Duration::from_micros(self.world().draw(10..4_000))).await;
+    }
+
+    /// The node becomes what its topology says.
+    pub(super) async fn obey(&self, is_news: bool) -> Outcome {
+        self.busy().await;
+        let topology = self.cluster.topology();
+        let Some(own) = topology.own() else { return Ok(()) };
+        let master = match (&own.master, topology.own_master()) {
+            (None, _) => None,
+            (Some(_), Some(at)) => number_of(at.port),
+            (Some(_), None) => return Ok(()),
+        };
+        self.machine(|it| {
+            let mut disk = it.disk.borrow_mut();
+            if disk.follows == master && !(is_news && self.fenced.get()) {
+                return;
+            }
+            if disk.follows.is_none() && master.is_some() {
+                disk.synced = false;
+            }
+            disk.follows = master;
+            self.fenced.set(false);
+        });
+        Ok(())
+    }
+}
+
+fn said(refusal: Refusal) -> String {
+    String::from_utf8_lossy(refusal.text()).into_owned()
+}
+
+/// CLUSTER NODES.
+fn lines(topology: &Topology) -> String {
+    let line = |member: &Member| {
+        let Member { id, host, port, master } = member;
+        let role = if master.is_none() { "master" } else { "slave" };
+        let of = master.as_deref().unwrap_or("-");
+        let slots = ranges(topology, id);
+        format!("{id} {host}:{port}@0 {role} {of} 0 0 {} connected{slots}\n", topology.version)
+    };
+    topology.members().iter().map(line).collect()
+}
+
+/// A master that may give slots away.
+struct Own(Rc<Process>);
+
+struct Link {
+    world: Rc<World>,
+    from: usize,
+    to: usize,
+}
+
+impl Link {
+    pub(super) async fn ask(&self, words: &[&str]) -> io::Result<OwnedFrame> {
+        let words = words.iter().map(|word| (*word).to_owned()).collect();
+        let asked = self.world.request(Some(self.from), self.to, words);
+        asked.await.map_err(io::Error::other)
+    }
+}
+
+impl Giver for Own {
+    type Link = Link;
+    type Fed = usize;
+
+    fn cluster(&self) -> &Cluster {
+        &self.0.cluster
+    }
+
+    fn may_give(&self) -> Outcome {
+        let is_master = self.0.machine(|it| it.disk.borrow().follows.is_none());
+        if !is_master || self.0.fenced.get() {
+            return Err(refuse!("ERR only a master hands slots over"));
+        }
+        let world = self.0.world();
+        let stage = STAGES[world.draw(0..STAGES.len() as u64) as usize];
+        self.0.doomed.set(Some(stage).filter(|_| !world.chance(3)));
+        Ok(())
+    }
+
+    async fn reach(&self, member: &Member) -> io::Result<Link> {
+        let world = self.0.world();
+        world.stage(self.0.number, Stage::Reach).await;
+        let to = number_of(member.port).ok_or(io::ErrorKind::NotFound)?;
+        let link = Link { world, from: self.0.number, to };
+        match within(PATIENCE, link.ask(&["CLUSTERX", "MYID"])).await? {
+            OwnedFrame::BulkString(id) if id == member.id.as_bytes() => Ok(link),
+            _ => Err(io::Error::other(format!("it is not the node {}", member.id))),
+        }
+    }
+
+    async fn tell(link: &mut Link, next: &Topology, option: &[u8]) -> io::Result<()> {
+        link.world.stage(link.from, Stage::Tell).await;
+        let (text, version) = (next.describe(), next.version.to_string());
+        let option = String::from_utf8_lossy(option).into_owned();
+        let words = ["CLUSTERX", "SETNODES", &text, &version, &option];
+        link.ask(&words[..words.len() - usize::from(option.is_empty())]).await?;
+        link.world.stage(link.from, Stage::Told).await;
+        Ok(())
+    }
+
+    fn fed(&self, taker: &Member) -> Result<usize, Refusal> {
+        let number = number_of(taker.port);
+        let fed = number.filter(|number| self.0.fed.borrow().contains_key(number));
+        fed.ok_or_else(|| refuse!("ERR {} is not in step with this node", taker.address()))
+    }
+
+    fn pause(&self, kind: Paused) {
+        self.0.paused.set(kind);
+    }
+
+    fn go_on(&self) {
+        self.0.paused.set(Paused::Nothing);
+    }
+
+    async fn caught_up(&self, fed: &usize) {
+        let world = self.0.world();
+        world.stage(self.0.number, Stage::Pause).await;
+        let has = || self.0.fed.borrow().get(fed).copied().unwrap_or(0);
+        while has() < self.0.machine(|it| it.disk.borrow().log.len()) {
+            sleep(Duration::from_millis(1)).await;
+        }
+        world.stage(self.0.number, Stage::CaughtUp).await;
+    }
+
+    async fn adopt(&self, version: i64, next: Topology) -> Outcome {
+        let world = self.0.world();
+        world.stage(self.0.number, Stage::Adopt).await;
+        self.0.busy().await;
+        let dir = self.0.machine(|it| it.folder.path().to_owned());
+        self.0.cluster.give(&dir, |at| {
+            if at.version == version { Ok(Some(next)) } else { Err(VERSION.to_owned()) }
+        })?;
+        world.tell(|| format!("{} gives slots away, version {version}", self.0.number));
+        world.stage(self.0.number, Stage::Adopted).await;
+        Ok(())
+    }
+
+    async fn gave(&self, version: i64) -> Outcome {
+        self.0.world().stage(self.0.number, Stage::Gave).await;
+        self.0.busy().await;
+        let dir = self.0.machine(|it| it.folder.path().to_owned());
+        self.0.cluster.gave(&dir, version)?;
+        self.0.obey(true).await
+    }
+}
