@@ -236,7 +236,7 @@ fn start_background(host: &Arc<Host>, threads: &mut Vec<JoinHandle<()>>) -> Resu
         })?);
     }
     let of_spills = host.clone();
-    threads.push(workers::background(host.stop.vital(), "spill".to_owned(), move || {
+    threads.push(workers::thread(host.stop.vital(), "spill".to_owned(), move || {
         background::spills(&of_spills)
     })?);
     Ok(())

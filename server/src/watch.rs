@@ -1,5 +1,5 @@
 //! Asks the other nodes of the cluster whether they live (`node::cluster::health`), each on a
-//! connection of its own. It does not log in: whatever a node answers, it answers.
+//! connection of its own. Whatever a node answers, it answers.
 
 use crate::handlers::cluster::peers;
 use dataset::clock::unix_ms;
@@ -19,6 +19,8 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
 const OF_EACH: Duration = Duration::from_millis(10);
 /// How long an answer is waited for on one connection.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How a node answers that has no data yet.
+const LOADING: &str = "LOADING";
 
 /// Asks them until the server stops.
 pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
@@ -65,20 +67,35 @@ async fn ask(host: Arc<Host>, member: Member) {
     loop {
         // What ends a connection is no news: it is asked on another one.
         let _ = session(&host, &member).await;
-        tokio::time::sleep(ASK_EVERY).await;
+        tokio::time::sleep(pause(&host)).await;
     }
 }
 
 async fn session(host: &Host, member: &Member) -> io::Result<std::convert::Infallible> {
     let (health, id) = (&host.cluster.health, member.id.as_str());
     health.asked(id, unix_ms());
-    let mut link = within(PATIENCE, peers::reach(host, &member.host, member.port)).await?;
+    let mut link = match peers::open(host, &member.host, member.port).await {
+        Ok(link) => link,
+        Err(error) => {
+            let said = error.to_string();
+            let is_loading = said.starts_with(LOADING);
+            // It answers, and does not let this node in.
+            if is_loading || error.kind() == io::ErrorKind::PermissionDenied {
+                health.heard(id, unix_ms(), is_loading);
+            }
+            return Err(error);
+        }
+    };
     loop {
         health.asked(id, unix_ms());
         let answer = within(PATIENCE, link.call(&[b"PING"])).await?;
-        let is_loading = matches!(&answer, OwnedFrame::Error(why) if why.starts_with("LOADING"));
+        let is_loading = matches!(&answer, OwnedFrame::Error(why) if why.starts_with(LOADING));
         health.heard(id, unix_ms(), is_loading);
-        let others = host.cluster.topology().members().len() as u32;
-        tokio::time::sleep(ASK_EVERY.max(OF_EACH * others)).await;
+        tokio::time::sleep(pause(host)).await;
     }
+}
+
+/// Between two questions to one node.
+fn pause(host: &Host) -> Duration {
+    ASK_EVERY.max(OF_EACH * host.cluster.topology().members().len() as u32)
 }

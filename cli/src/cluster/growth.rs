@@ -91,10 +91,14 @@ pub(super) async fn grow<N: Net>(net: &N, asked: &Nodes, wanted: Wanted) -> Resu
                 asked.from
             ));
         }
-        // An earlier attempt came so far: what is left is that all hear of it, and that the old
-        // master hears that they have.
+        if asked.plan {
+            return Ok(format!("{} has its slots: all nodes are to hear of it\n", asked.to_node));
+        }
+        // An earlier attempt came so far: what is left is that all hear of it. The old master may
+        // not know that the new one does.
+        let heard = order_hand_over(net, &asked.from, &topology).await;
         spread(net, &topology).await?;
-        order_hand_over(net, &asked.from, &topology).await?;
+        heard?;
         return Ok(format!(
             "{} is the master of {} slots already (topology {}); all nodes have heard of it\n",
             asked.to_node,

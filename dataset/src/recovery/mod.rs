@@ -134,28 +134,40 @@ pub(crate) fn recover(
 /// writes all that it has room for.
 const REST: Duration = Duration::from_secs(5);
 
-/// After so many records of a log it is looked whether the spaces keep within their memory. What a
-/// record adds is small, and to look takes longer than to apply it.
+/// After so many records of a log, or so many of their bytes, it is looked whether the spaces keep
+/// within their memory. To look takes longer than to apply a usual record.
 const LOOK_EVERY: u32 = 32;
+/// The same.
+const LOOK_EVERY_BYTES: usize = 256 << 10;
 
 /// When that is looked at.
 #[derive(Default)]
 struct Looks {
     /// Records since the last time.
     unseen: u32,
+    unseen_bytes: usize,
     resting_until: Option<Instant>,
 }
 
 impl Looks {
     /// One more record. Whether it is time.
-    fn are_due(&mut self) -> bool {
+    fn are_due(&mut self, record: &Record<'_>) -> bool {
         self.unseen += 1;
-        self.unseen >= LOOK_EVERY && self.resting_until.is_none_or(|end| time::now() >= end)
+        self.unseen_bytes += record.payload.len();
+        (self.unseen >= LOOK_EVERY || self.unseen_bytes >= LOOK_EVERY_BYTES)
+            && self.resting_until.is_none_or(|end| time::now() >= end)
+    }
+
+    /// At the end for what the last records have added, before any other thread looks.
+    fn end(self, look: impl FnOnce() -> bool) {
+        if self.unseen > 0 {
+            look();
+        }
     }
 
     /// It was looked, and the disk took what it was to take.
     fn looked(&mut self, is_kept: bool) {
-        self.unseen = 0;
+        (self.unseen, self.unseen_bytes) = (0, 0);
         self.resting_until = (!is_kept).then(|| time::now() + REST);
     }
 }
@@ -224,10 +236,8 @@ pub fn recover_from(
             return Err(failed.insert(newer(record.kind.into())).to_string());
         }
         apply_record(&engines, parts, record.space, record.kind, record.payload)?;
-        if looks.are_due() {
-            let most_bytes = options.spill.max_bytes;
-            let ground = Ground { store: &store, durability, most_bytes, live: None };
-            looks.looked(tiering::keep_within(&ground, &engines));
+        if looks.are_due(record) {
+            looks.looked(keep_within(&store, durability, options, &engines));
         }
         Ok(())
     };
@@ -244,8 +254,20 @@ pub fn recover_from(
         (Some(error), _) => return Err(error),
         (None, replayed) => replayed?,
     };
+    looks.end(|| keep_within(&store, durability, options, &engines));
     complete(&mut engines, &known, options, &store, &mut log, follows)?;
     Ok(Recovered { engines, store, log, end })
+}
+
+/// Spills what the spaces have beyond their memory. Whether the disk took it.
+fn keep_within(
+    store: &Store,
+    durability: &Durability,
+    options: &Options,
+    engines: &Engines,
+) -> bool {
+    let most_bytes = options.spill.max_bytes;
+    tiering::keep_within(&Ground { store, durability, most_bytes, live: None }, engines)
 }
 
 /// Hands the records of a batch to `apply`, all that its head says there are.

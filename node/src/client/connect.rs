@@ -133,24 +133,19 @@ impl ConnectArgs {
         within(CONNECT_PATIENCE, self.let_in(tls, pass, advice)).await
     }
 
-    /// A connection that is not logged in.
-    pub async fn reach(&self, tls: Option<&Tls>) -> io::Result<Link> {
-        let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
-        stream.set_nodelay(true)?;
-        let socket = match tls {
-            Some(tls) => tls.connect(self.sni.as_ref().unwrap_or(&self.host), stream).await?,
-            None => Socket::Plain(stream),
-        };
-        Ok(Link { socket, inbox: Vec::new(), start: 0 })
-    }
-
     async fn let_in(
         &self,
         tls: Option<&Tls>,
         pass: Option<String>,
         advice: &str,
     ) -> io::Result<Link> {
-        let mut link = self.reach(tls).await?;
+        let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
+        stream.set_nodelay(true)?;
+        let socket = match tls {
+            Some(tls) => tls.connect(self.sni.as_ref().unwrap_or(&self.host), stream).await?,
+            None => Socket::Plain(stream),
+        };
+        let mut link = Link { socket, inbox: Vec::new(), start: 0 };
         let login: Vec<&[u8]> = match (&self.user, &pass) {
             (Some(user), pass) => {
                 vec![b"AUTH", user.as_bytes(), pass.as_deref().unwrap_or_default().as_bytes()]

@@ -7,8 +7,8 @@
 //!   id <own id>                or -
 //!   lease 3 10000              the highest election of which a HEARTBEAT has spoken, and the
 //!                              milliseconds of its lease; 0 0: none has
-//!   giving                     by this topology it has given slots away, and not all nodes have
-//!                              said yet that they know
+//!   giving                     by this topology it has given slots away, and those that got them
+//!                              have not all said yet that they know
 //!   node <a line of the topology's text>
 //!   check 1f2e3d4c             CRC-32C of the lines before
 //! ```

@@ -21,7 +21,8 @@
 //!
 //! Until it knows that they know, the master notes that it is giving slots away. If it ends, they
 //! may never hear of it, and a controller may give one of them all slots of the master: so it is
-//! fenced when it starts again, until the same command has found all nodes of one mind.
+//! fenced when it starts again, until the same command has been heard by all masters, and by its
+//! replicas.
 //!
 //! `tidemark cluster split` drives it; a simulator kills both at every step
 //! (`cli/src/cluster/simulation`).
@@ -94,9 +95,15 @@ pub async fn hand_over<G: Giver>(giver: &G, text: &str, version: i64) -> Result<
     let now = giver.cluster().topology();
     let next = Topology::parse(text, version, &now.own_id).map_err(|why| refuse!("ERR {why}"))?;
     if next.version == now.version && next.agrees_with(&now) {
-        tell_all(giver, &next).await?;
+        let told = tell_all(giver, &next).await;
+        // Each that got slots is among these, and each that could have been given this node's.
+        let is_needed =
+            |member: &Member| member.master.is_none() || member.master == Some(next.own_id.clone());
+        if let Some((_, error)) = told.iter().find(|(member, _)| is_needed(member)) {
+            return Err(refuse!("ERR {error}: give this command again"));
+        }
         giver.gave(version).await?;
-        return Ok(Duration::ZERO);
+        return all_told(version, &told).map(|()| Duration::ZERO);
     }
     if Some(version) != now.version.checked_add(1) {
         return Err(refuse!("ERR {VERSION}"));
@@ -145,7 +152,7 @@ pub async fn hand_over<G: Giver>(giver: &G, text: &str, version: i64) -> Result<
             failed.join("; ")
         ));
     }
-    if let Err(refusal) = tell_all(giver, &next).await {
+    if let Err(refusal) = all_told(version, &tell_all(giver, &next).await) {
         tracing::warn!("{}", String::from_utf8_lossy(refusal.text()));
     }
     giver.gave(version).await?;
@@ -231,21 +238,26 @@ async fn reach_others<G: Giver>(giver: &G, now: &Topology, takers: &[Member]) ->
     join_all(reached).await.into_iter().flatten().collect()
 }
 
-/// Tells all other nodes. The error names those that have not heard it.
-async fn tell_all<G: Giver>(giver: &G, next: &Topology) -> Outcome {
+/// Tells all other nodes. Gives those that have not heard it, and why.
+async fn tell_all<'a, G: Giver>(giver: &G, next: &'a Topology) -> Vec<(&'a Member, String)> {
     let others = next.members().iter().filter(|member| member.id != next.own_id);
     let told = others.map(|member| async move {
         let hear = async { G::tell(&mut giver.reach(member).await?, next, b"").await };
         let heard = within(HEAR, hear).await;
-        heard.err().map(|error| format!("{}: {error}", member.address()))
+        heard.err().map(|error| (member, format!("{}: {error}", member.address())))
     });
-    let failed: Vec<String> = join_all(told).await.into_iter().flatten().collect();
+    join_all(told).await.into_iter().flatten().collect()
+}
+
+/// An error if some nodes have not heard of a topology.
+fn all_told(version: i64, failed: &[(&Member, String)]) -> Outcome {
     if failed.is_empty() {
         return Ok(());
     }
+    let failed: Vec<&str> = failed.iter().map(|(_, why)| why.as_str()).collect();
     Err(refuse!(
         "ERR not all nodes have heard of topology {} ({}): give this command again",
-        next.version,
+        version,
         failed.join("; ")
     ))
 }

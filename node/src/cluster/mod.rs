@@ -63,7 +63,8 @@ pub struct Cluster {
     enabled: bool,
     now: ArcSwap<Topology>,
     lease: Mutex<Option<Lease>>,
-    /// By this topology slots were given away, and not all nodes have said yet that they know.
+    /// By this topology slots were given away, and those that got them have not all said yet that
+    /// they know.
     giving: AtomicBool,
     /// Which of the other nodes answer.
     pub health: health::Health,
@@ -147,6 +148,11 @@ impl Cluster {
         self.giving.store(giving, SeqCst);
         self.now.store(Arc::new(topology));
         Ok(true)
+    }
+
+    /// Whether slots were given away, and it is not known yet whether those that got them know.
+    pub fn is_giving(&self) -> bool {
+        self.giving.load(SeqCst)
     }
 
     /// All nodes that get slots by the topology of this version have said that they know it:

@@ -410,9 +410,9 @@ section! {
         /// 60,000. Later the ids of that shard have an error in their places.
         #[live = true]
         peer_timeout_ms: u64 = 500,
-        /// A node that has not answered this one for so long, in milliseconds, is shown as failed
-        /// (`fail?` in CLUSTER NODES), and CLUSTER SLOTS leaves it out as a replica. Which node is
-        /// the master of what is not decided by it.
+        /// A node that has not answered this one for so long, in milliseconds, at least 100, is
+        /// shown as failed (`fail?` in CLUSTER NODES), and CLUSTER SLOTS leaves it out as a
+        /// replica. Which node is the master of what is not decided by it.
         #[redis = "cluster-node-timeout"]
         #[live = true]
         node_timeout_ms: u64 = 5_000,

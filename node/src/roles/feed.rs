@@ -194,7 +194,9 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
             }
             if feed.peer().sending == replication::Sending::Log && !is_known {
                 is_known = true;
-                node.replication.followed(&node.config());
+                // It has not heard more than this node, which may have ended in the middle of it.
+                let knows = !node.cluster.is_giving();
+                node.replication.followed(&node.config(), knows);
             }
         }
     }

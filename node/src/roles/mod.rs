@@ -478,9 +478,9 @@ impl Replication {
         self.fence.groups()
     }
 
-    /// A replica follows: so this node is its master.
-    pub(crate) fn followed(&self, config: &Config) {
-        if self.fence.followed() {
+    /// A replica follows: so this node is its master, if that one `knows`.
+    pub(crate) fn followed(&self, config: &Config, knows: bool) {
+        if knows && self.fence.followed() {
             tracing::info!("a replica follows: this node is the master; writes are taken again");
         }
         self.judge(config);

@@ -104,7 +104,7 @@ fn started(role: Role) -> (Replication, Config, tempfile::TempDir) {
 fn a_promoted_node_is_fenced_after_a_start() {
     let (replication, config, _folder) = started(Role { synced: true, ..Role::default() });
     assert!(replication.is_fenced() && replication.refusal().unwrap().contains("fenced"));
-    replication.followed(&config);
+    replication.followed(&config, true);
     assert_eq!(replication.refusal(), None);
     let (replication, ..) = started(Role::default());
     assert_eq!(replication.refusal(), None, "it was always alone");
@@ -130,7 +130,7 @@ fn what_sentinels_have_said_is_known_after_a_start() {
     let again = Replication::new();
     again.recall(&config, false).unwrap();
     again.settle(&config, true, 2);
-    again.followed(&config);
+    again.followed(&config, true);
     named(&again, &config, true, 4);
     assert!(
         again.refusal().unwrap().contains("fenced"),
@@ -181,7 +181,7 @@ fn reads_of_the_role_do_not_wait_for_the_disk() {
         std::thread::sleep(std::time::Duration::from_millis(50));
         assert!(replication.master().is_none() && replication.is_fit() && replication.is_master());
         replication.judge(&config);
-        replication.followed(&config);
+        replication.followed(&config, true);
         assert!(replication.settle(&config, true, 1) && replication.is_settled());
         assert!(!replication.is_fenced() && !replication.is_replicated());
         replication

@@ -116,7 +116,7 @@ fn text(shut: Shut) -> Option<&'static str> {
             "READONLY This master was started again, or told to follow a server that cannot be \
              followed, and is fenced until its role is known: until Sentinel names it, a replica \
              follows it where there is no Sentinel, or REPLICAOF NO ONE (in a cluster CLUSTERX \
-             SETNODES of the next version)."
+             SETNODES of a later version)."
         }
         Shut::FewReplicas => "NOREPLICAS Not enough good replicas to write.",
         Shut::Deposed => {

@@ -143,7 +143,8 @@ pub(crate) fn thread<T: Send + 'static>(
 /// a tenth of it, and a worker with something to do need not wait until its turn is over.
 const NICER: i32 = 10;
 
-/// A thread whose work can wait for that of clients.
+/// A thread whose work can wait for that of clients, and for which none of them waits: not that
+/// which spills, as writers may.
 pub(crate) fn background<T: Send + 'static>(
     vital: Vital,
     name: String,

@@ -1,5 +1,6 @@
 //! Operators: they split and move shards, by the real command on a simulated network.
 
+use super::world::killed;
 use super::{PATIENCE, World, address, number_of};
 use crate::cluster::Nodes;
 use crate::cluster::growth::{Wanted, grow};
@@ -70,7 +71,10 @@ pub(super) async fn operate(world: Rc<World>) {
             let ended = given.await;
             world.tell(|| format!("{from} to {to}, move: {is_move}: {ended:?}"));
             match ended {
-                Err(_) => world.met.borrow_mut().killed_commands += 1,
+                Err(ended) => {
+                    killed(ended, "");
+                    world.met.borrow_mut().killed_commands += 1;
+                }
                 Ok(Ok(_)) => {
                     world.met.borrow_mut().done += 1;
                     break;

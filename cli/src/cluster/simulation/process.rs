@@ -1,5 +1,6 @@
 //! One process: what it answers, how it follows its master, and how it gives slots away.
 
+use super::world::killed;
 use super::{Machine, PATIENCE, Process, STAGES, Stage, World, number_of, ranges};
 use node::client::connect::within;
 use node::cluster::handover::{Giver, hand_over};
@@ -63,7 +64,7 @@ impl Process {
                 own.disk.borrow_mut().had_others = true;
                 world.machines[master].disk.borrow_mut().had_others = true;
                 of_master.fed.borrow_mut().insert(self.number, 0);
-                if of_master.fenced.replace(false) {
+                if !of_master.cluster.is_giving() && of_master.fenced.replace(false) {
                     world.tell(|| {
                         format!("{} follows {master}, whose fence is lifted", self.number)
                     });
@@ -127,7 +128,7 @@ impl Process {
                     // It goes on if the client leaves.
                     let work =
                         self.spawn(async move { hand_over(&Own(own), &text, version).await });
-                    let handed = work.await.map_err(|e| e.to_string())?;
+                    let handed = work.await.map_err(|ended| killed(ended, "closed"))?;
                     handed.map_err(said)?;
                     self.world().met.borrow_mut().handed_over += 1;
                     return ok;

@@ -14,7 +14,7 @@ use std::future::pending;
 use std::io;
 use std::rc::Rc;
 use std::time::Duration;
-use tokio::task::{AbortHandle, spawn_local};
+use tokio::task::{AbortHandle, JoinError, spawn_local};
 use tokio::time::{Instant, sleep};
 
 impl World {
@@ -148,13 +148,14 @@ impl World {
             };
             let answering = process.clone();
             let work = process.spawn(async move { answering.answer(&words).await });
-            let Ok(answer) = work.await else {
-                return Err("the server closed the connection".to_owned());
+            let answer = match work.await {
+                Ok(answer) => answer,
+                Err(ended) => return Err(killed(ended, "the server closed the connection")),
             };
             sleep(world.delay()).await;
             if is_lost(&world) { pending().await } else { answer }
         });
-        sent.await.unwrap_or_else(|error| Err(error.to_string()))
+        sent.await.unwrap_or_else(|ended| Err(killed(ended, "the request is gone")))
     }
 
     // What is promised.
@@ -258,6 +259,17 @@ impl World {
         (0..NODES).for_each(|number| self.start(number));
     }
 
+    /// The last command again, to masters that do not know whether those that got slots know.
+    pub(super) async fn give_again(self: &Rc<World>, newest: &Topology) {
+        let (text, version) = (newest.describe(), newest.version.to_string());
+        for number in 0..NODES {
+            if self.process(number).is_some_and(|it| it.cluster.is_giving()) {
+                let words = ["CLUSTERX", "SETNODES", &text, &version, "HANDOVER"];
+                let _ = self.request(None, number, words.map(str::to_owned).into()).await;
+            }
+        }
+    }
+
     /// A controller gives the slots of a master that is down to a replica of it, by the newest
     /// topology of all others. It acts only while it reaches all of them, and goes on until they
     /// have heard of it.
@@ -336,4 +348,12 @@ impl World {
         self.kept_down.set(None);
         self.start(number);
     }
+}
+
+/// What is said where a task was killed. A panic of it goes on.
+pub(super) fn killed(ended: JoinError, said: &str) -> String {
+    if ended.is_panic() {
+        std::panic::resume_unwind(ended.into_panic());
+    }
+    said.to_owned()
 }

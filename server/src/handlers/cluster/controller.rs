@@ -12,12 +12,13 @@ use crate::handlers::help::help;
 use futures_util::future::join_all;
 use node::client::connect::within;
 use node::cluster::topology::{MOST_TEXT, NODE_ID, VERSION, is_id};
-use node::cluster::{Lease, MOST_HOLD_MS, MOST_LEASE_MS, Nodes, Topology, slot};
+use node::cluster::{Lease, MOST_HOLD_MS, MOST_LEASE_MS, Member, Nodes, Topology, slot};
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::Outcome;
 use node::roles::Master;
 use node::roles::node::Node;
 use node::runtime::stall;
+use parking_lot::Mutex;
 use resp::Args;
 use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
@@ -141,27 +142,38 @@ fn refuse_what_others_refuse(node: &Node, text: &str, version: i64) -> Outcome {
     let own_id = node.cluster.topology().own_id.clone();
     // If it is none it is refused anyway.
     let Ok(next) = Topology::parse(text, version, &own_id) else { return Ok(()) };
+    // One at a time, and not too many others at once: each is sent all of the text.
+    static ASKING: Mutex<()> = Mutex::new(());
+    let _one = ASKING.lock();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| refuse!("ERR {error}"))?;
     let (process, next) = (node.process(), &next);
-    let others = next.members().iter().filter(|member| member.id != own_id);
-    let asked = others.map(|member| async {
+    let others: Vec<&Member> = next.members().iter().filter(|other| other.id != own_id).collect();
+    let ask = async |member: &Member| {
         let check = async {
             let mut link = peers::open(&process, &member.host, member.port).await?;
             handover::tell(&mut link, next, b"CHECK").await
         };
         let error = within(OTHERS, check).await.err()?.to_string();
         error.contains(VERSION).then(|| member.address())
+    };
+    let found = runtime.block_on(async {
+        for some in others.chunks(OTHERS_AT_ONCE) {
+            let found = join_all(some.iter().map(|member| ask(member))).await;
+            if let Some(address) = found.into_iter().flatten().next() {
+                return Some(address);
+            }
+        }
+        None
     });
-    let found = runtime.block_on(join_all(asked));
     // The name of a node may still be looked up.
     runtime.shutdown_background();
-    match found.into_iter().flatten().next() {
-        Some(address) => {
-            Err(refuse!("ERR {VERSION}: {address} knows a later topology, or another {version}"))
-        }
-        None => Ok(()),
-    }
+    found.map_or(Ok(()), |address| {
+        Err(refuse!(
+            "ERR {VERSION}: {address} knows a later topology, or another {version} (FORCE: take \
+             this one all the same)"
+        ))
+    })
 }
 
 fn migrate(call: &mut Call<'_>) -> Outcome {
@@ -189,6 +201,9 @@ fn set_slot(call: &mut Call<'_>) -> Outcome {
     }
     refuse_beside_sentinel(&call.node)?;
     call.answer_later(move |node, reply| {
+        if node.replication.is_fenced() {
+            return Err(refuse!("ERR this node is fenced: tell it the whole topology (SETNODES)"));
+        }
         let dir = node.config().durability.dir.clone();
         let next = node.cluster.change(&dir, |now| now.with_slots(&ranges, &id, version).map(Some));
         next?;
@@ -216,6 +231,8 @@ fn hold(call: &mut Call<'_>) -> Outcome {
 
 /// How long other nodes are asked.
 const OTHERS: Duration = Duration::from_secs(1);
+/// So many of them together.
+const OTHERS_AT_ONCE: usize = 64;
 /// Bytes of a HOLD's token.
 const MOST_TOKEN: usize = 64;
 
@@ -257,9 +274,9 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
 }
 
 /// From now on no turn goes by an older topology, and this node becomes what that says
-/// it is. A node that is not among its nodes stays what it is: no slot is its own. `is_news`: what
-/// it is told is later than what it knew, so a master that may have been replaced since then is
-/// none of these. The same topology once more says nothing of that.
+/// it is. A node that is not among its nodes stays what it is: no slot is its own. `is_news`: the
+/// topology is later than the one that it had. That lifts the fence of a master; the same topology
+/// told once more does not.
 pub(crate) fn obey(node: &Node, is_news: bool) -> Outcome {
     node.wait_for_turns();
     let topology = node.cluster.topology();

@@ -255,23 +255,14 @@ impl Link {
 
 /// A connection to another node that is logged in, as a replica's to its master.
 pub(crate) async fn open(process: &Process, host: &str, port: u16) -> io::Result<connect::Link> {
-    let ((to, pass), encrypted) = to_peer(process, host, port);
+    let ((to, pass), encrypted) = {
+        let config = process.config();
+        let settings = &config.replication;
+        let (user, password) = (&settings.master_user, &settings.master_auth);
+        (ConnectArgs::to_peer(host, port, user, password), settings.tls)
+    };
     let tls = encrypted.then_some(&process.tls);
     to.open_as(tls, pass, "Set replication.master_auth.").await
-}
-
-/// The same without a login.
-pub(crate) async fn reach(process: &Process, host: &str, port: u16) -> io::Result<connect::Link> {
-    let ((to, _), encrypted) = to_peer(process, host, port);
-    to.reach(encrypted.then_some(&process.tls)).await
-}
-
-/// How another node is reached, with which password, and whether by TLS.
-fn to_peer(process: &Process, host: &str, port: u16) -> ((ConnectArgs, Option<String>), bool) {
-    let config = process.config();
-    let settings = &config.replication;
-    let (user, password) = (&settings.master_user, &settings.master_auth);
-    (ConnectArgs::to_peer(host, port, user, password), settings.tls)
 }
 
 fn timeout(process: &Process) -> Duration {
