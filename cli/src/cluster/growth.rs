@@ -246,8 +246,7 @@ fn with_replica(
         port: port.parse().unwrap_or_default(),
         master: Some(master.to_owned()),
     });
-    let next = draft.finish()?;
-    Ok(next)
+    draft.finish()
 }
 
 /// The slots that are to go, of its own in order.

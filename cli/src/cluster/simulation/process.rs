@@ -250,7 +250,7 @@ struct Link {
 }
 
 impl Link {
-    pub(super) async fn ask(&self, words: &[&str]) -> io::Result<OwnedFrame> {
+    async fn ask(&self, words: &[&str]) -> io::Result<OwnedFrame> {
         let words = words.iter().map(|word| (*word).to_owned()).collect();
         let asked = self.world.request(Some(self.from), self.to, words);
         asked.await.map_err(io::Error::other)
