@@ -46,7 +46,7 @@
 
 use crate::dirty_keys::MarkedMember;
 use rolling::Unreadable;
-use store::Batch;
+use store::{Batch, buffer};
 
 /// Most bytes of an id in a record: a step, and an escape before it.
 pub const ID_BYTES: usize = 20;
@@ -588,10 +588,10 @@ impl Commit {
 
     /// Forgets what was collected.
     pub fn forget(&mut self) {
-        self.rows.clear();
-        self.values.clear();
-        self.pairs.clear();
-        self.exact_pairs.clear();
+        buffer::clear(&mut self.rows);
+        buffer::clear(&mut self.values);
+        buffer::clear(&mut self.pairs);
+        buffer::clear(&mut self.exact_pairs);
         self.exact_bytes = 0;
     }
 }

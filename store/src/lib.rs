@@ -92,6 +92,7 @@
 mod archive;
 mod backup;
 mod batch;
+pub mod buffer;
 mod check;
 mod cold;
 mod commit;

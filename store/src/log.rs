@@ -33,6 +33,7 @@
 use std::sync::Arc;
 
 use crate::batch::{BATCH_HEAD_BYTES, BatchHead, Lineage, MAX_BODY_BYTES, fields, put_batch};
+use crate::buffer;
 use crate::disk::{Disk, DiskFile, write_all_at};
 use crate::error::{Error, Result};
 use crate::record::Batch;
@@ -257,7 +258,7 @@ impl Log {
             Ok(()) => {
                 self.stats.syncs += 1;
                 self.durable = self.written;
-                self.unsynced.clear();
+                buffer::clear(&mut self.unsynced);
             }
             Err(_) => {
                 // What it was will be known when the new segment fails too; if it does not, the
@@ -321,7 +322,6 @@ impl Log {
 
     fn try_write(&mut self, body: &[u8], records: u32, time_ms: u64) -> Result<()> {
         let mut frame = std::mem::take(&mut self.frame);
-        frame.clear();
         let after = self.put(&mut frame, body, records, time_ms);
         let result = match &self.file {
             Some(file) => write_all_at(&**file, &frame, self.written.byte),
@@ -349,6 +349,7 @@ impl Log {
                 }
             }
         }
+        buffer::clear(&mut frame);
         self.frame = frame;
         result
     }

@@ -10,6 +10,8 @@
 //! The envelope costs three bytes. One record may describe many rows: a payload that packs a
 //! thousand pairs shares them.
 
+use crate::buffer;
+
 /// One record of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
@@ -46,9 +48,9 @@ impl Batch {
         self.count += 1;
     }
 
-    /// Forgets all records, keeps the memory.
+    /// Forgets all records, keeps memory for the next ones: see [`buffer::clear`].
     pub fn clear(&mut self) {
-        self.body.clear();
+        buffer::clear(&mut self.body);
         self.count = 0;
     }
 

@@ -13,7 +13,7 @@ use phantom::{Answer, Member, Pair, Range};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use store::{Batch, Committed, Health, Source};
+use store::{Batch, Committed, Health, Source, buffer};
 
 /// What the commit thread reads from.
 pub(crate) struct CommitSource<'a> {
@@ -141,7 +141,7 @@ impl<'a> CommitSource<'a> {
                 );
             }
         }
-        self.loose.clear();
+        buffer::clear(&mut self.loose);
     }
 
     /// Before the pairs: a reader that applies them one by one drops with it what it holds of the
@@ -153,7 +153,7 @@ impl<'a> CommitSource<'a> {
             let ids = group.iter().map(|&(_, id, generation)| (id, generation));
             batch.push(group[0].0, RecordKind::Forgotten as u8, &encode_forgotten(ids));
         }
-        self.forgotten.clear();
+        buffer::clear(&mut self.forgotten);
     }
 
     fn note_unreadable(&mut self, space: &str, read: Result<(), Unreadable>) {
@@ -366,11 +366,11 @@ impl Source<Mark> for CommitSource<'_> {
         self.commit.encode(batch);
         if !self.tokens.is_empty() {
             batch.push(0, RecordKind::Tokens as u8, &self.tokens);
-            self.tokens.clear();
+            buffer::clear(&mut self.tokens);
         }
         if !self.offsets.is_empty() {
             batch.push(0, RecordKind::Offsets as u8, &self.offsets);
-            self.offsets.clear();
+            buffer::clear(&mut self.offsets);
         }
         if std::mem::take(&mut self.groups_moved) {
             let mut moved = Vec::new();
@@ -383,11 +383,11 @@ impl Source<Mark> for CommitSource<'_> {
     fn forget(&mut self) {
         self.commit.forget();
         self.unreadable = None;
-        self.loose.clear();
-        self.forgotten.clear();
+        buffer::clear(&mut self.loose);
+        buffer::clear(&mut self.forgotten);
         self.blocks.clear();
-        self.tokens.clear();
-        self.offsets.clear();
+        buffer::clear(&mut self.tokens);
+        buffer::clear(&mut self.offsets);
         self.groups_moved = false;
         self.current.load().groups.give_back();
         // What was encoded may not have been appended.
@@ -399,6 +399,15 @@ impl Source<Mark> for CommitSource<'_> {
         self.version = None;
         self.existences.clear();
         self.counters.clear();
+    }
+
+    fn rest(&mut self) {
+        self.commit.forget();
+        for buffer in [&mut self.tokens, &mut self.offsets] {
+            buffer::clear(buffer);
+        }
+        buffer::clear(&mut self.loose);
+        buffer::clear(&mut self.forgotten);
     }
 
     fn may_part(&self, before: &Mark, after: &Mark) -> bool {

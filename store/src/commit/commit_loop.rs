@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::stripes::{Guard, Joined, Stripe};
 use super::{Committed, Committer, Health, SYNC_CLASSES, Source, SyncPolicy, Ticket};
 use crate::batch::MAX_BODY_BYTES;
+use crate::buffer;
 use crate::error::{Error, Result};
 use crate::log::Log;
 use crate::record::Batch;
@@ -203,6 +204,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         if idle {
             log.seal(source.now_ms())?;
             self.last_write = None;
+            source.rest();
         }
         Ok(())
     }
@@ -323,8 +325,9 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
 
     /// What is taken is in the log, and need not come again.
     fn appended(&mut self) {
-        self.taken.clear();
-        self.spans.clear();
+        buffer::clear(&mut self.taken);
+        buffer::clear(&mut self.spans);
+        self.batch.clear();
         self.units = Vec::new();
         if self.reserved > 0 {
             self.committer.reserved.fetch_sub(std::mem::take(&mut self.reserved), Ordering::SeqCst);

@@ -186,6 +186,9 @@ pub trait Source<K> {
     /// Forgets what was collected: the round failed, and its keys will come again.
     fn forget(&mut self);
 
+    /// Nothing has come for a while: gives back what it does not need now.
+    fn rest(&mut self) {}
+
     /// Something changed: release waiters, feed replicas. Called by the commit thread, after each
     /// round and each change of health.
     fn published(&mut self, now: &Committed);
