@@ -33,7 +33,7 @@ pub(super) enum Wanted {
 }
 
 /// A topology that is being changed.
-struct Draft {
+pub(super) struct Draft {
     nodes: Vec<Member>,
     /// Of each slot the id of its master.
     slots: Vec<Option<String>>,
@@ -41,7 +41,7 @@ struct Draft {
 }
 
 impl Draft {
-    fn of(topology: &Topology) -> Draft {
+    pub(super) fn of(topology: &Topology) -> Draft {
         let members = topology.members();
         let master = |slot| topology.number_of(slot).map(|at| members[at].id.clone());
         Draft {
@@ -51,8 +51,23 @@ impl Draft {
         }
     }
 
+    /// A node becomes the master of these slots; of a whole shard, the other nodes of that shard
+    /// become its replicas.
+    pub(super) fn give(mut self, slots: &[u16], from: &str, to: &str, is_shard: bool) -> Draft {
+        slots.iter().for_each(|&slot| self.slots[usize::from(slot)] = Some(to.to_owned()));
+        for member in &mut self.nodes {
+            let is_of_shard = member.id == from || member.master.as_deref() == Some(from);
+            if member.id == to {
+                member.master = None;
+            } else if is_shard && is_of_shard {
+                member.master = Some(to.to_owned());
+            }
+        }
+        self
+    }
+
     /// The next version.
-    fn finish(self) -> Result<Topology, String> {
+    pub(super) fn finish(self) -> Result<Topology, String> {
         let line = |member: &Member| {
             let masters = (0..SLOTS).zip(&self.slots);
             let own = masters.filter(|(_, master)| master.as_ref() == Some(&member.id));
@@ -215,18 +230,8 @@ impl<N: Net> Growth<'_, N> {
 
     /// The topology in which the new node has its slots.
     fn handed(&self, topology: &Topology) -> Result<Topology, String> {
-        let (from, id) = (Some(self.from), self.id);
-        let mut draft = Draft::of(topology);
-        self.slots.iter().for_each(|&slot| draft.slots[usize::from(slot)] = Some(id.to_owned()));
-        for member in &mut draft.nodes {
-            let is_of_shard = Some(&*member.id) == from || member.master.as_deref() == from;
-            if member.id == id {
-                member.master = None;
-            } else if matches!(self.wanted, Wanted::Shard) && is_of_shard {
-                member.master = Some(id.to_owned());
-            }
-        }
-        draft.finish()
+        let is_shard = matches!(self.wanted, Wanted::Shard);
+        Draft::of(topology).give(self.slots, self.from, self.id, is_shard).finish()
     }
 }
 

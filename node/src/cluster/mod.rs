@@ -5,6 +5,7 @@
 //! version is refused: so a controller that was away, or a message that was late, takes nothing
 //! back.
 
+pub mod confirm;
 pub mod file;
 pub mod handover;
 pub mod health;
@@ -23,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 use tokio::time::Instant;
-pub use topology::{Member, Server, Topology};
+pub use topology::{Member, Role, Server, Topology};
 
 /// Why a change was refused: text for the client, or what the disk says.
 #[derive(Debug, thiserror::Error)]

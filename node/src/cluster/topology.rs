@@ -75,6 +75,15 @@ pub enum Server<'a> {
     None,
 }
 
+/// What a node is by its topology.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role<'a> {
+    /// It follows no other node.
+    Master,
+    /// It follows this one.
+    ReplicaOf(&'a Member),
+}
+
 impl Server<'_> {
     /// Whether the node itself answers: of its master's slots what it may read.
     pub fn is_here(self, may_read: impl FnOnce() -> bool) -> bool {
@@ -255,6 +264,15 @@ impl Topology {
     /// Whether this node is one of the masters.
     pub fn leads(&self) -> bool {
         self.own().is_some_and(|own| own.master.is_none())
+    }
+
+    /// What this node is to be; `None`: whatever it is, as it is not one of the nodes, or its master
+    /// is not.
+    pub fn own_role(&self) -> Option<Role<'_>> {
+        match self.own()?.master {
+            None => Some(Role::Master),
+            Some(_) => self.own_master().map(Role::ReplicaOf),
+        }
     }
 
     /// Its master, if it is a replica of a node of this topology.

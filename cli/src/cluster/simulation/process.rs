@@ -3,9 +3,10 @@
 use super::world::killed;
 use super::{Machine, PATIENCE, Process, STAGES, Stage, World, number_of, ranges};
 use node::client::connect::within;
+use node::cluster::confirm::confirm;
 use node::cluster::handover::{Giver, hand_over};
 use node::cluster::topology::VERSION;
-use node::cluster::{Cluster, Member, Server, Topology};
+use node::cluster::{Cluster, Member, Role, Server, Topology};
 use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
 use node::runtime::pause::Paused;
@@ -178,20 +179,15 @@ impl Process {
         text: &str,
         version: i64,
     ) -> Result<(), String> {
-        let next = Topology::parse(text, version, "")?;
-        let world = self.world();
-        let version = version.to_string();
+        let next = Topology::parse(text, version, &self.cluster.topology().own_id)?;
+        let (world, version) = (self.world(), version.to_string());
         let words = ["CLUSTERX", "SETNODES", text, &version, "CHECK"];
-        let others = next.members().iter().filter_map(|it| number_of(it.port));
-        let asked = others.filter(|other| *other != self.number).map(|other| {
-            let link = Link { world: world.clone(), from: self.number, to: other };
-            async move { within(Duration::from_secs(1), link.ask(&words)).await }
+        let confirmed = confirm(&next, async |member| {
+            let to = number_of(member.port).ok_or(io::ErrorKind::NotFound)?;
+            let link = Link { world: world.clone(), from: self.number, to };
+            link.ask(&words).await.map(drop)
         });
-        let answers = futures_util::future::join_all(asked).await;
-        let refuses = answers
-            .iter()
-            .any(|answer| matches!(answer, Err(error) if error.to_string().contains(VERSION)));
-        if refuses { Err(VERSION.to_owned()) } else { Ok(()) }
+        confirmed.await.map_err(said)
     }
 
     /// Time for the disk, in which the process may be killed.
@@ -203,11 +199,10 @@ impl Process {
     pub(super) async fn obey(&self, is_news: bool) -> Outcome {
         self.busy().await;
         let topology = self.cluster.topology();
-        let Some(own) = topology.own() else { return Ok(()) };
-        let master = match (&own.master, topology.own_master()) {
-            (None, _) => None,
-            (Some(_), Some(at)) => number_of(at.port),
-            (Some(_), None) => return Ok(()),
+        let master = match topology.own_role() {
+            Some(Role::Master) => None,
+            Some(Role::ReplicaOf(at)) => number_of(at.port),
+            None => return Ok(()),
         };
         self.machine(|it| {
             let mut disk = it.disk.borrow_mut();

@@ -1,7 +1,8 @@
 //! The world: machines that die and come back, a network, clients, a controller, and what is
 //! promised of all nodes at every moment.
 
-use super::{Machine, NODES, Process, SLOTS_USED, Stage, TROUBLE, World, id_of, number_of, ranges};
+use super::{Machine, NODES, Process, SLOTS_USED, Stage, TROUBLE, World, id_of, number_of};
+use crate::cluster::growth::Draft;
 use node::client::connect::within;
 use node::cluster::topology::VERSION;
 use node::cluster::{Cluster, Member, Topology};
@@ -292,39 +293,22 @@ impl World {
         let Some(next) = newest.replicas(&id).filter(fit).max_by_key(|it| length(it)) else {
             return;
         };
-        if newest.slots_of(&id).is_empty() {
+        let slots = newest.slots_of(&id);
+        if slots.is_empty() {
             return;
         }
-        let text: String = newest
-            .members()
-            .iter()
-            .map(|member| {
-                let mut now = member.clone();
-                if member.id == next.id {
-                    now.master = None;
-                } else if member.id == id || member.master.as_ref() == Some(&id) {
-                    now.master = Some(next.id.clone());
-                }
-                let slots = if member.id == next.id {
-                    ranges(newest, &id)
-                } else {
-                    ranges(newest, &member.id)
-                };
-                now.line(if now.master.is_none() { &slots } else { "" })
-            })
-            .collect();
+        let told = Draft::of(newest).give(&slots, &id, &next.id, true).finish().unwrap();
         self.kill(number);
         self.kept_down.set(Some(number));
         self.tell(|| format!("{number} is failed over to {}", next.address()));
         let at = number_of(next.port).unwrap();
         let has: BTreeSet<u64> =
             self.machines[at].disk.borrow().log.iter().map(|write| write.0).collect();
-        let slots = newest.slots_of(&id);
         self.acknowledged
             .borrow_mut()
             .retain(|(slot, write)| !slots.contains(slot) || has.contains(write));
         self.met.borrow_mut().failovers += 1;
-        let version = (newest.version + 1).to_string();
+        let (text, version) = (told.describe(), told.version.to_string());
         let others = [at].into_iter().chain((0..NODES).filter(|&it| it != number && it != at));
         for other in others {
             for attempt in 0.. {

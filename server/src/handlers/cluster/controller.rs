@@ -9,10 +9,9 @@ use crate::handlers::call::Call;
 use crate::handlers::cluster::replication::{all_logged, order};
 use crate::handlers::cluster::{handover, peers, trim};
 use crate::handlers::help::help;
-use futures_util::future::join_all;
-use node::client::connect::within;
-use node::cluster::topology::{MOST_TEXT, NODE_ID, VERSION, is_id};
-use node::cluster::{Lease, MOST_HOLD_MS, MOST_LEASE_MS, Member, Nodes, Topology, slot};
+use node::cluster::confirm::confirm;
+use node::cluster::topology::{MOST_TEXT, NODE_ID, is_id};
+use node::cluster::{Lease, MOST_HOLD_MS, MOST_LEASE_MS, Nodes, Role, Topology, slot};
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::Outcome;
 use node::roles::Master;
@@ -135,45 +134,24 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// A master that may have been replaced is told a topology: perhaps one of before it was, which was
-/// long on its way. Others know of a later one then, or of another of this version; those that can
-/// be reached are asked.
+/// See [`confirm`]; on a thread that may wait.
 fn refuse_what_others_refuse(node: &Node, text: &str, version: i64) -> Outcome {
     let own_id = node.cluster.topology().own_id.clone();
     // If it is none it is refused anyway.
     let Ok(next) = Topology::parse(text, version, &own_id) else { return Ok(()) };
-    // One at a time, and not too many others at once: each is sent all of the text.
+    // One at a time: each of the others is sent all of the text.
     static ASKING: Mutex<()> = Mutex::new(());
     let _one = ASKING.lock();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| refuse!("ERR {error}"))?;
     let (process, next) = (node.process(), &next);
-    let others: Vec<&Member> = next.members().iter().filter(|other| other.id != own_id).collect();
-    let ask = async |member: &Member| {
-        let check = async {
-            let mut link = peers::open(&process, &member.host, member.port).await?;
-            handover::tell(&mut link, next, b"CHECK").await
-        };
-        let error = within(OTHERS, check).await.err()?.to_string();
-        error.contains(VERSION).then(|| member.address())
-    };
-    let found = runtime.block_on(async {
-        for some in others.chunks(OTHERS_AT_ONCE) {
-            let found = join_all(some.iter().map(|member| ask(member))).await;
-            if let Some(address) = found.into_iter().flatten().next() {
-                return Some(address);
-            }
-        }
-        None
-    });
+    let confirmed = runtime.block_on(confirm(next, async |member| {
+        let mut link = peers::open(&process, &member.host, member.port).await?;
+        handover::tell(&mut link, next, b"CHECK").await
+    }));
     // The name of a node may still be looked up.
     runtime.shutdown_background();
-    found.map_or(Ok(()), |address| {
-        Err(refuse!(
-            "ERR {VERSION}: {address} knows a later topology, or another {version} (FORCE: take \
-             this one all the same)"
-        ))
-    })
+    confirmed
 }
 
 fn migrate(call: &mut Call<'_>) -> Outcome {
@@ -229,10 +207,6 @@ fn hold(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// How long other nodes are asked.
-const OTHERS: Duration = Duration::from_secs(1);
-/// So many of them together.
-const OTHERS_AT_ONCE: usize = 64;
 /// Bytes of a HOLD's token.
 const MOST_TOKEN: usize = 64;
 
@@ -280,12 +254,10 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
 pub(crate) fn obey(node: &Node, is_news: bool) -> Outcome {
     node.wait_for_turns();
     let topology = node.cluster.topology();
-    let Some(own) = topology.own() else { return Ok(()) };
-    let master = match (&own.master, topology.own_master()) {
-        (None, _) => None,
-        (Some(_), Some(at)) => Some(Master { host: at.host.clone(), port: at.port }),
-        // Of a master that is no node of it.
-        (Some(_), None) => return Ok(()),
+    let master = match topology.own_role() {
+        Some(Role::Master) => None,
+        Some(Role::ReplicaOf(at)) => Some(Master { host: at.host.clone(), port: at.port }),
+        None => return Ok(()),
     };
     if node.replication.master() == master && !(is_news && node.replication.is_fenced()) {
         return Ok(());
