@@ -266,8 +266,8 @@ impl Topology {
         self.own().is_some_and(|own| own.master.is_none())
     }
 
-    /// What this node is to be; `None`: whatever it is, as it is not one of the nodes, or its master
-    /// is not.
+    /// What this node is to be; `None`: whatever it is, as it is not one of the nodes, or its
+    /// master is not.
     pub fn own_role(&self) -> Option<Role<'_>> {
         match self.own()?.master {
             None => Some(Role::Master),
