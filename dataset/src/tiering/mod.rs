@@ -31,6 +31,7 @@ mod ledgers;
 mod rebuild;
 pub mod replay_filter;
 mod scrub;
+mod turns;
 
 use crate::cold::Cold;
 use crate::cold::damage::place_of;
@@ -53,6 +54,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use store::{ColdFile, ColdRows, ColdWriter, FileEntry, Role, Store, Tag, time};
+use turns::Turns;
 
 /// After a failure it is tried again so much later.
 const RETRY: Duration = Duration::from_secs(1);
@@ -69,6 +71,8 @@ const LEAST_PART: u64 = 64;
 
 /// Changed cold rows are merged when they take so much (one part in so many) of the limit.
 const OVERLAY: u64 = 16;
+/// Writers will soon wait when less than this part of what a space keeps free is left.
+const URGENT: u64 = 4;
 /// A file is small if it has less than so many parts of a table's rows; so many neighbours become
 /// one.
 const SMALL: u64 = 4;
@@ -218,6 +222,22 @@ impl<'a> Ground<'a> {
         }
     }
 
+    /// Whether writers wait soon, or a stop does: there is no time for rests. Without a data set
+    /// that is served there is nothing to rest for.
+    pub(crate) fn is_urgent(&self) -> bool {
+        self.live.is_none_or(|live| {
+            let engines = live.current.load();
+            let (counters, existences) = (engines.counters().iter(), engines.existences().iter());
+            (live.is_stopped)()
+                || counters.map(|space| (space, space.memory_limit_bytes())).any(
+                    |(space, limit)| space.memory_bytes() > limit - space.spare(limit) / URGENT,
+                )
+                || existences
+                    .filter(|s| !s.cold().stuck.load(Relaxed))
+                    .any(|s| filters::to_spill(s).is_some() || s.is_crowded())
+        })
+    }
+
     /// Whether this thread is waited for: by a space whose memory is short, or by a stop.
     pub(crate) fn hurries(&self) -> bool {
         self.live.is_some_and(|live| {
@@ -336,7 +356,9 @@ impl<'a> Ground<'a> {
         let mut out =
             Output { store, tag, width, most, room, pace: &pace, bytes: 0, writer: None, entries };
         let mut before = OldRows::new(old.clone())?;
-        copy_rows(space, &mut spill, &mut before, &mut out)?;
+        let is_urgent = || self.is_urgent();
+        let turns = Turns::new(&is_urgent);
+        copy_rows(space, &mut spill, &mut before, &mut out, &turns)?;
         out.finish()?;
         let fresh = out.entries.iter().map(|entry| store.open_cold(entry).map(Arc::new));
         let fresh = fresh.collect::<store::Result<Vec<_>>>()?;
@@ -362,7 +384,7 @@ impl<'a> Ground<'a> {
         discard(store, &old);
 
         space.unbury(&spill);
-        let spilled = drop_spilled(space, &fresh, width)?;
+        let spilled = drop_spilled(space, &fresh, width, &turns)?;
         if let Err(error) = space.end_spill(&spill) {
             // Memory stays taken a while longer.
             tracing::warn!(
@@ -390,6 +412,7 @@ fn copy_rows(
     spill: &mut counter::Spill,
     before: &mut OldRows,
     out: &mut Output<'_>,
+    turns: &Turns<'_>,
 ) -> store::Result<()> {
     let is_kept = |older| older >= space.horizon() && !space.is_buried(older);
     let piece = PIECE_IDS.max(space.rows_per_table() as usize / PIECES);
@@ -412,6 +435,7 @@ fn copy_rows(
                     out.push(id, &rows[i * width_now..][..out.width.min(width_now)])?;
                 }
             }
+            turns.rest();
         }
     }
     while let Some((older, row)) = before.peek() {
@@ -428,6 +452,7 @@ fn drop_spilled(
     space: &CounterSpace,
     fresh: &[Arc<ColdFile>],
     width: usize,
+    turns: &Turns<'_>,
 ) -> store::Result<Spilled> {
     let mut spilled = Spilled::default();
     let (mut ids, mut values) = (Vec::new(), Vec::new());
@@ -435,6 +460,7 @@ fn drop_spilled(
         let mut walk = file.rows();
         while walk.next(&mut ids, &mut values)? {
             spilled.left += space.drop_spilled(&ids, &values, width) as u64;
+            turns.rest();
         }
         spilled.rows += file.head().rows;
         spilled.bytes += file.entry().bytes;
