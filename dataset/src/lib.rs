@@ -23,6 +23,7 @@ pub mod changes;
 pub mod clock;
 pub mod cold;
 pub mod commit;
+pub(crate) mod cpu_throttle;
 pub mod dirty_keys;
 pub mod engines;
 #[cfg(any(test, fuzzing))]

@@ -59,7 +59,7 @@ pub struct Snapshots {
     /// files, or a spill.
     pub(crate) alone: Mutex<()>,
     /// Waiters for the end of what it does: spills for that lock, and SAVE.
-    pub(crate) awaited: AtomicUsize,
+    awaited: AtomicUsize,
     /// Changes that the last snapshot has seen.
     pub(crate) changes: AtomicU64,
 }
@@ -143,6 +143,11 @@ impl Snapshots {
     pub(crate) fn interrupt(&self) -> MutexGuard<'_, ()> {
         let _waits = Waits::new(&self.awaited);
         self.alone.lock()
+    }
+
+    /// Whether the end of what is being written is waited for.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.awaited.load(Relaxed) > 0
     }
 
     /// Changed rows and pairs since the last snapshot, about.

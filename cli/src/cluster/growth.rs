@@ -211,7 +211,7 @@ impl<N: Net> Growth<'_, N> {
         let topology = if is_replica {
             topology
         } else {
-            new.ask(&["CLUSTERX", "SETNODEID", self.id]).await?;
+            new.ask(&["CLUSTERX", "SETNODEID", self.id, "NX"]).await?;
             let next = with_replica(&topology, self.id, self.from, asked)?;
             net.say(&format!(
                 "{} is to follow {} (topology {})",

@@ -18,7 +18,6 @@
 //! | groups | folder | where consumer groups of streams go on |
 //! | head | space | its frontier; of an existence space also the pairs of ids far ahead |
 
-pub(crate) mod cpu_throttle;
 mod load;
 pub(crate) mod write;
 

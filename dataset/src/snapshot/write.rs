@@ -3,13 +3,13 @@
 use crate::cold::ledger::PairLedger;
 use crate::commit::Durability;
 use crate::commit::dirty_parts::DirtyParts;
+use crate::cpu_throttle::CpuThrottle;
 use crate::engines::{CounterSpace, Current, ExistenceSpace};
 use crate::live::Live;
 use crate::log_records::{
     ExactPairsWriter, RecordKind, RowsWriter, encode_drops, encode_forgotten,
 };
 use crate::ring_records::encode_ring;
-use crate::snapshot::cpu_throttle::CpuThrottle;
 use crate::tokens::Tokens;
 use std::sync::atomic::Ordering::Relaxed;
 use store::{FileWriter, SnapshotWriter, Store, Tag, time};
@@ -42,8 +42,8 @@ pub(crate) struct Walk<'a> {
 /// One snapshot, that leaves so many bytes free on the disk. Gives the bytes that were written.
 pub(crate) fn write(live: &Live<'_>, keep_free: u64) -> Result<u64, String> {
     let mut alone = live.snapshots.alone.lock();
-    let (durability, pace) =
-        (live.durability, &CpuThrottle::until(live.is_stopped, &live.snapshots.awaited));
+    let is_awaited = || live.snapshots.is_awaited();
+    let (durability, pace) = (live.durability, &CpuThrottle::until(live.is_stopped, &is_awaited));
     let changes = durability.parts.changes();
     let walk = Walk { current: live.current, store: live.store, durability, pace, keep_free };
     // A spill between two files: see the end of the walk.

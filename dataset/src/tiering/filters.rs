@@ -19,9 +19,9 @@
 //! attempt goes on with it.
 
 use super::io_throttle::IoThrottle;
-use super::turns::Turns;
 use super::{Ground, Spilled, no_room};
 use crate::cold::cold_filters::{PairFile, refused};
+use crate::cpu_throttle::CpuThrottle;
 use crate::engines::{Engines, ExistenceSpace};
 use crate::log_records::RecordKind;
 use std::sync::Arc;
@@ -103,7 +103,7 @@ impl Ground<'_> {
         };
         let mut writer = store.begin_pages(tag)?;
         let is_urgent = || self.is_urgent();
-        copy_pages(&mut rewrite, old, &mut writer, &pace, &Turns::new(&is_urgent))?;
+        copy_pages(&mut rewrite, old, &mut writer, &pace, &CpuThrottle::new(&is_urgent))?;
         let entry = writer.finish(&rewrite.note())?;
         let published = || -> store::Result<Arc<PairFile>> {
             let (file, _) = PairFile::open(store, &entry, space.options(), cold.shared())?;
@@ -245,7 +245,7 @@ fn copy_pages(
     old: Option<&Arc<PairFile>>,
     writer: &mut store::PageWriter,
     pace: &IoThrottle<'_>,
-    turns: &Turns<'_>,
+    turns: &CpuThrottle<'_>,
 ) -> store::Result<()> {
     let (mut page, mut pages) = ([0; BLOCK_BYTES], Vec::with_capacity(PAGES_AT_ONCE * BLOCK_BYTES));
     let missing = || store::Error::Refused("the old file of the table is not there".to_owned());
@@ -257,7 +257,7 @@ fn copy_pages(
             writer.put(&pages)?;
             pages.clear();
             pace.after(writer.bytes());
-            turns.rest();
+            turns.step();
         }
     }
     writer.put(&pages)?;

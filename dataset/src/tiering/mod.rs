@@ -31,7 +31,6 @@ mod ledgers;
 mod rebuild;
 pub mod replay_filter;
 mod scrub;
-mod turns;
 
 use crate::cold::Cold;
 use crate::cold::damage::place_of;
@@ -40,6 +39,7 @@ use crate::cold::overlay::overlay_bytes;
 use crate::cold::quarantine::Quarantine;
 use crate::commit::Durability;
 use crate::commit::dirty_parts::DirtyParts;
+use crate::cpu_throttle::CpuThrottle;
 use crate::engines::{CounterSpace, Engines, ExistenceSpace};
 use crate::live::Live;
 use crate::log_records::RecordKind;
@@ -54,12 +54,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use store::{ColdFile, ColdRows, ColdWriter, FileEntry, Role, Store, Tag, time};
-use turns::Turns;
 
 /// After a failure it is tried again so much later.
 const RETRY: Duration = Duration::from_secs(1);
 /// Rows that are looked up together.
 const CHUNK_ROWS: usize = 1024;
+/// Rows between two looks at the pace.
+const PACED_ROWS: usize = 64;
 /// Ids that are sorted together, at least, and into how many pieces those of a range fall: each
 /// piece is a walk of its tables, and takes 16 bytes of memory for each id.
 const PIECE_IDS: usize = 1 << 16;
@@ -222,35 +223,22 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// Whether writers wait soon, or a stop does: there is no time for rests. Without a data set
-    /// that is served there is nothing to rest for.
-    pub(crate) fn is_urgent(&self) -> bool {
-        self.live.is_none_or(|live| {
-            let engines = live.current.load();
-            let (counters, existences) = (engines.counters().iter(), engines.existences().iter());
-            (live.is_stopped)()
-                || counters.map(|space| (space, space.memory_limit_bytes())).any(
-                    |(space, limit)| space.memory_bytes() > limit - space.spare(limit) / URGENT,
-                )
-                || existences
-                    .filter(|s| !s.cold().stuck.load(Relaxed))
-                    .any(|s| filters::to_spill(s).is_some() || s.is_crowded())
-        })
-    }
-
     /// Whether this thread is waited for: by a space whose memory is short, or by a stop.
     pub(crate) fn hurries(&self) -> bool {
         self.live.is_some_and(|live| {
-            let engines = live.current.load();
-            let (counters, existences) = (engines.counters().iter(), engines.existences().iter());
-            (live.is_stopped)()
-                || counters
-                    .filter(|s| !s.cold().stuck.load(Relaxed))
-                    .any(|s| is_short(s, s.memory_limit_bytes()))
-                || existences
-                    .filter(|s| !s.cold().stuck.load(Relaxed))
-                    .any(|s| filters::to_spill(s).is_some() || s.is_crowded())
+            is_waited_for(&live, |space| is_short(space, space.memory_limit_bytes()))
         })
+    }
+
+    /// Whether there is no time for rests: writers will soon wait, or others do already. Without a
+    /// data set that is served there is nothing to rest for.
+    pub(crate) fn is_urgent(&self) -> bool {
+        let is_nearly_full = |space: &CounterSpace| {
+            let limit = space.memory_limit_bytes();
+            space.spills() && space.memory_bytes() > limit - space.spare(limit) / URGENT
+        };
+        self.live
+            .is_none_or(|live| live.snapshots.is_awaited() || is_waited_for(&live, is_nearly_full))
     }
 
     /// Has everything in the log, and durable, that a new file may have seen. Gives an offset up to
@@ -357,7 +345,7 @@ impl<'a> Ground<'a> {
             Output { store, tag, width, most, room, pace: &pace, bytes: 0, writer: None, entries };
         let mut before = OldRows::new(old.clone())?;
         let is_urgent = || self.is_urgent();
-        let turns = Turns::new(&is_urgent);
+        let turns = CpuThrottle::new(&is_urgent);
         copy_rows(space, &mut spill, &mut before, &mut out, &turns)?;
         out.finish()?;
         let fresh = out.entries.iter().map(|entry| store.open_cold(entry).map(Arc::new));
@@ -412,7 +400,7 @@ fn copy_rows(
     spill: &mut counter::Spill,
     before: &mut OldRows,
     out: &mut Output<'_>,
-    turns: &Turns<'_>,
+    turns: &CpuThrottle<'_>,
 ) -> store::Result<()> {
     let is_kept = |older| older >= space.horizon() && !space.is_buried(older);
     let piece = PIECE_IDS.max(space.rows_per_table() as usize / PIECES);
@@ -424,6 +412,9 @@ fn copy_rows(
             space.spill_rows(ids, &mut rows, &mut found);
             let width_now = rows.len() / ids.len();
             for (i, &id) in ids.iter().enumerate() {
+                if i % PACED_ROWS == 0 {
+                    turns.step();
+                }
                 while let Some((older, row)) = before.peek().filter(|row| row.0 <= id) {
                     if older < id && is_kept(older) {
                         out.push(older, row)?;
@@ -435,7 +426,6 @@ fn copy_rows(
                     out.push(id, &rows[i * width_now..][..out.width.min(width_now)])?;
                 }
             }
-            turns.rest();
         }
     }
     while let Some((older, row)) = before.peek() {
@@ -452,7 +442,7 @@ fn drop_spilled(
     space: &CounterSpace,
     fresh: &[Arc<ColdFile>],
     width: usize,
-    turns: &Turns<'_>,
+    turns: &CpuThrottle<'_>,
 ) -> store::Result<Spilled> {
     let mut spilled = Spilled::default();
     let (mut ids, mut values) = (Vec::new(), Vec::new());
@@ -460,7 +450,7 @@ fn drop_spilled(
         let mut walk = file.rows();
         while walk.next(&mut ids, &mut values)? {
             spilled.left += space.drop_spilled(&ids, &values, width) as u64;
-            turns.rest();
+            turns.step();
         }
         spilled.rows += file.head().rows;
         spilled.bytes += file.entry().bytes;
@@ -708,6 +698,17 @@ fn small_neighbours(
             let n = run.iter().take_while(fits).count();
             (n >= NEIGHBOURS).then(|| (run[0].entry().tag.low, run[n - 1].entry().tag.high))
         })
+}
+
+/// Whether a stop waits for what spills, or a space: one of counters of which this says so.
+fn is_waited_for(live: &Live<'_>, is_short: impl Fn(&CounterSpace) -> bool) -> bool {
+    let engines = live.current.load();
+    let (counters, existences) = (engines.counters().iter(), engines.existences().iter());
+    (live.is_stopped)()
+        || counters.filter(|s| !s.cold().stuck.load(Relaxed)).any(|s| is_short(s))
+        || existences
+            .filter(|s| !s.cold().stuck.load(Relaxed))
+            .any(|s| filters::to_spill(s).is_some() || s.is_crowded())
 }
 
 /// Whether a space has used up so much of its memory that it is to spill.

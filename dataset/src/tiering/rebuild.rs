@@ -11,9 +11,9 @@
 use super::{Ground, alone_with};
 use crate::cold::cold_filters::refused;
 use crate::cold::rebuilds::Walk;
+use crate::cpu_throttle::CpuThrottle;
 use crate::engines::ExistenceSpace;
 use crate::live::Live;
-use crate::snapshot::cpu_throttle::CpuThrottle;
 use phantom::Rebuilt;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -43,7 +43,8 @@ pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Resu
         walk = begin(live, space, low)?;
     }
     let Some(mut walk) = walk else { return Ok(Some(false)) };
-    let pace = CpuThrottle::until(live.is_stopped, &live.snapshots.awaited);
+    let is_awaited = || live.snapshots.is_awaited();
+    let pace = CpuThrottle::until(live.is_stopped, &is_awaited);
     for _ in 0..PIECES {
         pace.goes_on()?;
         if walk.step(space, ledger)? {

@@ -125,6 +125,18 @@ impl Cluster {
         self.replace(dir, false, next)
     }
 
+    /// The node has this id from now on; `only_first`: it is refused if it has another one. Of two
+    /// commands that add a node at once one has given it an id, by which others know it.
+    pub fn set_own_id(&self, dir: &Path, id: &str, only_first: bool) -> Result<bool, ClusterError> {
+        self.change(dir, |now| match now.own_id.as_str() {
+            own if own == id => Ok(None),
+            own if only_first && !own.is_empty() => {
+                Err(format!("this node is {own} already: give the command again"))
+            }
+            _ => Ok(Some(now.with_own_id(id))),
+        })
+    }
+
     /// The same of a master that gives slots away, until [`Cluster::gave`].
     pub fn give(
         &self,

@@ -32,6 +32,8 @@ const CANARIES_PER_MS: u64 = 5;
 const SETTLE_EVERY: Duration = Duration::from_secs(60);
 /// How far apart it is looked for counters that are to be retired.
 const RETIRE_EVERY: Duration = Duration::from_secs(1);
+/// Between two steps of maintenance that no writer waits for, each of about as long.
+const REST: Duration = Duration::from_micros(100);
 /// Threads per worker for what takes its time (statistics, digests, merges): more of it waits, so
 /// that pages do not.
 const SLOW_THREADS: usize = 2;
@@ -481,11 +483,8 @@ impl Maintenance {
         if let Some(engines) = engines.filter(|engines| engines.maintain()) {
             self.backoff.worked();
             // Else pages that are woken on this processor would wait for the clock's tick: see
-            // dataset/src/snapshot/cpu_throttle.rs.
-            if !engines.hurries() {
-                std::thread::yield_now();
-            }
-            return None;
+            // dataset/src/cpu_throttle.rs.
+            return (!engines.hurries()).then_some(REST);
         }
         let rest = self.backoff.next(node.durability.parts.changes());
         if let Some(engines) = engines {

@@ -115,10 +115,9 @@ impl Process {
                     Err("HOLD another command changes the cluster".to_owned())
                 }
             }
-            ["CLUSTERX", "SETNODEID", id] => {
+            ["CLUSTERX", "SETNODEID", id, "NX"] => {
                 self.busy().await;
-                let changed = self.cluster.change(&dir, |now| Ok(Some(now.with_own_id(id))));
-                changed.map_err(|e| e.to_string())?;
+                self.cluster.set_own_id(&dir, id, true).map_err(|e| e.to_string())?;
                 self.obey(true).await.map_err(said)?;
                 ok
             }

@@ -113,8 +113,9 @@ pub(crate) const TABLE: &[Spec] = &[
                  master, with SETNODES ... HANDOVER, as `tidemark cluster split` does it."),
             spec("clusterx|myid", 2, ANYTIME, "0.1.0", "",
                 "The id of this node, empty if it has none."),
-            spec("clusterx|setnodeid", 3, CONTROLLER, "0.1.0", "node-id",
-                "This node is the one with this id, of 40 characters."),
+            spec("clusterx|setnodeid", -3, CONTROLLER, "0.1.0", "node-id [NX]",
+                "This node is the one with this id, of 40 characters. NX: not if it has another \
+                 id."),
             spec("clusterx|setnodes", -4, CONTROLLER, "0.1.0",
                 "nodes version [CHECK|FORCE|HANDOVER]",
                 "The topology is this one, a line per node: id, host, port, master or slave, - or \

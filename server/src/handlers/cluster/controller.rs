@@ -78,12 +78,14 @@ fn my_id(call: &mut Call<'_>) -> Outcome {
 
 fn set_node_id(call: &mut Call<'_>) -> Outcome {
     let id = id_of(call.args, 2, NODE_ID)?;
+    let only_first = call.args.len() > 3;
+    if call.args.len() > 4 || only_first && !call.args.at(3).eq_ignore_ascii_case(b"nx") {
+        return Err(Refusal::SYNTAX);
+    }
     refuse_beside_sentinel(&call.node)?;
     call.answer_later(move |node, reply| {
         let dir = node.config().durability.dir.clone();
-        let is_news = node
-            .cluster
-            .change(&dir, |now| Ok((now.own_id != id).then(|| now.with_own_id(&id))))?;
+        let is_news = node.cluster.set_own_id(&dir, &id, only_first)?;
         obey(&node, is_news)?;
         reply.ok();
         Ok(())

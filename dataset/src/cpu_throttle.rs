@@ -9,7 +9,6 @@
 //! something else holds up the one it ran on before.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use store::time;
 
@@ -21,21 +20,21 @@ pub(crate) struct CpuThrottle<'a> {
     since: Cell<Instant>,
     /// What is being done is not wanted any more when this holds.
     is_stopped: Option<&'a (dyn Fn() -> bool + Sync)>,
-    /// So many wait for the end of the work: then there are no rests.
-    awaited: &'a AtomicUsize,
+    /// Whether the end of the work is waited for: then there are no rests.
+    is_awaited: &'a dyn Fn() -> bool,
 }
 
 impl<'a> CpuThrottle<'a> {
-    pub(crate) fn new(awaited: &AtomicUsize) -> CpuThrottle<'_> {
-        CpuThrottle { since: Cell::new(time::now()), is_stopped: None, awaited }
+    pub(crate) fn new(is_awaited: &'a dyn Fn() -> bool) -> CpuThrottle<'a> {
+        CpuThrottle { since: Cell::new(time::now()), is_stopped: None, is_awaited }
     }
 
     /// The same, of work that is given up when the server stops.
     pub(crate) fn until(
         is_stopped: &'a (dyn Fn() -> bool + Sync),
-        awaited: &'a AtomicUsize,
+        is_awaited: &'a dyn Fn() -> bool,
     ) -> CpuThrottle<'a> {
-        CpuThrottle { is_stopped: Some(is_stopped), ..CpuThrottle::new(awaited) }
+        CpuThrottle { is_stopped: Some(is_stopped), ..CpuThrottle::new(is_awaited) }
     }
 
     /// The error, if the work is to be given up. To be asked before what may take long.
@@ -52,7 +51,7 @@ impl<'a> CpuThrottle<'a> {
     #[inline]
     pub(crate) fn step(&self) {
         if time::now() - self.since.get() >= BURST {
-            if self.awaited.load(Relaxed) == 0 {
+            if !(self.is_awaited)() {
                 time::sleep(BURST);
             }
             self.since.set(time::now());
