@@ -13,10 +13,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 use store::Store;
 
+/// Bytes of memory that a pair may take, else it counts as several.
+const MOST_PAIR_BYTES: usize = 64;
+
 /// How a ledger is kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Pairs in memory beyond which they are to be flushed. Default 1,048,576, about 25 MB.
+    /// Pairs in memory beyond which they are to be flushed, or 64 bytes of memory for each of so
+    /// many. Default 1,048,576: about 25 MB, and 64 MiB where members are long, or posts have one
+    /// pair each.
     pub memory_pairs: usize,
     /// Most runs of a range: a lookup reads one block of each at worst. Default 4.
     pub runs: usize,
@@ -159,10 +164,14 @@ impl Ledger {
         self.memory.bytes() + self.index_bytes.load(Relaxed)
     }
 
-    /// Pairs in memory, and the number of them from which on they are to be flushed
-    /// ([`Ledger::is_due`]).
-    pub fn memory_pairs(&self) -> (usize, usize) {
-        (self.memory.len(), self.options.memory_pairs)
+    /// Pairs in memory.
+    pub fn memory_pairs(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Whether half as many pairs as are to be flushed have come since then.
+    pub fn is_crowded(&self) -> bool {
+        self.weight() > self.options.memory_pairs / 2 * 3
     }
 
     /// Dropped ids that runs may still have pairs of.
@@ -385,20 +394,25 @@ impl Ledger {
         self.drops.store(dropped.len(), Release);
     }
 
+    /// Pairs in memory; more, if they take more than [`MOST_PAIR_BYTES`] each.
+    pub(crate) fn weight(&self) -> usize {
+        self.memory.len().max(self.memory.bytes() / MOST_PAIR_BYTES)
+    }
+
     /// Whether there are so many pairs in memory that they are to be flushed.
     pub fn is_due(&self) -> bool {
-        self.memory.len() >= self.options.memory_pairs
+        self.weight() >= self.options.memory_pairs
     }
 
     /// Whether so many pairs are in memory, because flushes fail or are slow, that no more are to
     /// be taken.
     pub fn is_full(&self) -> bool {
-        self.memory.len() >= 2 * self.options.memory_pairs
+        self.weight() >= 2 * self.options.memory_pairs
     }
 
     /// The same of pairs that are to be unset, which may wait for longer than those to be set.
     pub fn is_full_of_unset(&self) -> bool {
-        self.memory.len() >= 3 * self.options.memory_pairs
+        self.weight() >= 3 * self.options.memory_pairs
     }
 
     /// Why a flush has merged fewer runs than it should have: one of them cannot be read. Once.

@@ -4,6 +4,7 @@
 use crate::handlers::cluster::controller::is_here;
 use node::client::connect::{ConnectArgs, Link, closed, put_command, within};
 use node::cluster::sentinel::{Place, Said, Sentinels, places};
+use node::cluster::topology::MOST_NODES;
 use node::roles::node::Host;
 use parking_lot::Mutex;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -125,7 +126,7 @@ async fn ask(link: &mut Link, name: &[u8]) -> io::Result<Option<Said>> {
         !flags.split(',').any(|flag| ["s_down", "o_down", "disconnected"].contains(&flag))
     };
     let place_of = |replica| place(value(replica, "ip"), value(replica, "port"));
-    let replicas = replicas.iter().filter(is_up).filter_map(place_of).collect();
+    let replicas = replicas.iter().filter(is_up).filter_map(place_of).take(MOST_NODES).collect();
     Ok(Some(Said { epoch, master, replicas }))
 }
 

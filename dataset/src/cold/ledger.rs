@@ -230,8 +230,7 @@ impl PairLedger {
 
     /// Whether so many pairs wait for a flush that writers are to wait, too.
     pub(crate) fn is_crowded(&self) -> bool {
-        let (waiting, due) = self.ledger.memory_pairs();
-        waiting > due / 2 * 3 && !self.stuck.load(Relaxed)
+        self.ledger.is_crowded() && !self.stuck.load(Relaxed)
     }
 }
 

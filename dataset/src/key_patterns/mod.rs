@@ -62,6 +62,10 @@ pub enum PatternError {
     Space(String),
 }
 
+/// Digits of a padded id, at most: each number of zeros is another name of a row, of which a client
+/// that tracks has each remembered.
+const MOST_DIGITS: usize = 64;
+
 /// A key as a pattern reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Match<'k> {
@@ -83,8 +87,12 @@ fn behind<'k>(text: &'k [u8], start: &[u8]) -> Option<&'k [u8]> {
     if start.is_empty() { Some(text) } else { text.strip_prefix(start) }
 }
 
-/// Digits without the zeros in front that change nothing.
+/// Digits without the zeros in front that change nothing. Those beyond [`MOST_DIGITS`] stay: such
+/// an id is too big.
 fn unpadded(digits: &[u8]) -> &[u8] {
+    if digits.len() > MOST_DIGITS {
+        return digits;
+    }
     let zeros = digits.iter().take_while(|digit| **digit == b'0').count();
     &digits[zeros.min(digits.len().saturating_sub(1))..]
 }

@@ -46,6 +46,9 @@ pub struct ConnectArgs {
     /// TLS: the name that the server's certificate must be for, if not --host.
     #[arg(long, value_name = "HOST", requires = "tls")]
     pub sni: Option<String>,
+    /// It is a node of the same cluster, or a Sentinel, which says little.
+    #[arg(skip)]
+    pub is_peer: bool,
 }
 
 impl Default for ConnectArgs {
@@ -60,6 +63,7 @@ impl Default for ConnectArgs {
             cert: None,
             key: None,
             sni: None,
+            is_peer: false,
         }
     }
 }
@@ -72,6 +76,11 @@ const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes of replies that are read at a time.
 const READ_BYTES: usize = 64 << 10;
+/// Most bytes of a reply, and of those behind it that have come: Redis's limit for what a server is
+/// sent.
+const MOST_INBOX: usize = 1 << 30;
+/// The same of what another node, or a Sentinel, says.
+const MOST_INBOX_OF_PEER: usize = 16 << 20;
 /// Where systems keep the authorities that they trust: Debian, Fedora, Alpine and the BSDs.
 const SYSTEM_AUTHORITIES: [&str; 3] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
@@ -90,7 +99,8 @@ impl ConnectArgs {
         let given = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         let pass = given(password);
         let user = given(user).filter(|_| pass.is_some());
-        (ConnectArgs { host: host.to_owned(), port, user, ..ConnectArgs::default() }, pass)
+        let host = host.to_owned();
+        (ConnectArgs { host, port, user, is_peer: true, ..ConnectArgs::default() }, pass)
     }
 
     /// `host:port`, for people.
@@ -145,7 +155,8 @@ impl ConnectArgs {
             Some(tls) => tls.connect(self.sni.as_ref().unwrap_or(&self.host), stream).await?,
             None => Socket::Plain(stream),
         };
-        let mut link = Link { socket, inbox: Vec::new(), start: 0 };
+        let most = if self.is_peer { MOST_INBOX_OF_PEER } else { MOST_INBOX };
+        let mut link = Link { socket, inbox: Vec::new(), start: 0, most };
         let login: Vec<&[u8]> = match (&self.user, &pass) {
             (Some(user), pass) => {
                 vec![b"AUTH", user.as_bytes(), pass.as_deref().unwrap_or_default().as_bytes()]
@@ -242,6 +253,12 @@ pub fn closed() -> io::Error {
     io::Error::new(ErrorKind::UnexpectedEof, "the server closed the connection")
 }
 
+/// A server that says more than is kept.
+pub fn too_long(most: usize) -> io::Error {
+    let why = format!("the server's reply takes more than {most} bytes");
+    io::Error::new(ErrorKind::InvalidData, why)
+}
+
 /// The next reply in `bytes`, and its length; `None` if it is not whole.
 pub fn read_reply(bytes: &[u8]) -> io::Result<Option<(OwnedFrame, usize)>> {
     decode(bytes).map_err(|e| {
@@ -256,6 +273,8 @@ pub struct Link {
     inbox: Vec<u8>,
     /// Bytes of it that were taken.
     start: usize,
+    /// Bytes that it may have.
+    most: usize,
 }
 
 impl Link {
@@ -292,6 +311,9 @@ impl Link {
             }
             self.inbox.drain(..self.start);
             self.start = 0;
+            if self.inbox.len() > self.most {
+                return Err(too_long(self.most));
+            }
             // A reply that is not whole is decoded anew with each read: read much at a time.
             self.inbox.reserve(READ_BYTES.max(self.inbox.len()));
             if self.socket.read_buf(&mut self.inbox).await? == 0 {

@@ -12,7 +12,7 @@ mod spaces;
 mod text;
 
 pub use ingest::SOURCES;
-pub use node::{CLIENTS, COLD, PERSISTENCE, STATS, Sample, buffer_bytes};
+pub use node::{CLIENTS, COLD, CONNECTION_BYTES, PERSISTENCE, STATS, Sample, buffer_bytes};
 pub use spaces::{COUNTER_SPACES, EXISTENCE_SPACES, LEDGERS};
 pub use text::{Format, encode};
 

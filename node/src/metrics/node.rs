@@ -176,6 +176,9 @@ fn cold_sums(node: &Node) -> ColdSums {
     sums
 }
 
+/// What a connection takes beside its buffers: its task, and its place among the clients.
+pub const CONNECTION_BYTES: usize = 8 << 10;
+
 /// Bytes that a client's buffers take.
 pub fn buffer_bytes(client: &Client) -> usize {
     let of_worker = [&client.query_bytes, &client.output_bytes, &client.queued_bytes];
@@ -317,6 +320,7 @@ const MEMORY: &[M] = &[
     part("mem_clients_normal", "clients", |s| {
         s.clients().iter().map(|c| buffer_bytes(c)).sum::<usize>().into()
     }),
+    part("mem_connections", "connections", |s| (s.clients().len() * CONNECTION_BYTES).into()),
     part("mem_tracking_table", "tracking_table", |s| s.node.tracking.memory_bytes().into()),
     part("mem_aof_buffer", "log_queue", |s| s.node.durability.committer().queue_bytes().into()),
 ];

@@ -236,8 +236,8 @@ pub const LEDGERS: &[L] = &[
         "waiting",
         Gauge,
         "tidemark_ledger_waiting_pairs",
-        "Pairs in memory that wait to be flushed; writes are refused at 2,097,152.",
-        |l| l.ledger().memory_pairs().0.into(),
+        "Pairs in memory that wait to be flushed; writes are refused at 2,097,152, or 128 MiB.",
+        |l| l.ledger().memory_pairs().into(),
     ),
     L::new("disk_bytes", Gauge, "tidemark_ledger_disk", "Bytes of all runs on the disk.", |l| {
         l.ledger().stats().run_bytes.into()

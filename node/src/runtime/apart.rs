@@ -9,11 +9,60 @@ where
     T: Send + 'static,
     W: FnOnce() -> T + Send + 'static,
 {
+    apart_for(true, work)
+}
+
+/// The same. `changes`: it changes something; other work does not begin if the future was dropped
+/// before: what clients that have gone have asked for keeps no others waiting.
+pub fn apart_for<T, W>(
+    changes: bool,
+    work: W,
+) -> impl Future<Output = Result<T, &'static str>> + Send + use<T, W>
+where
+    T: Send + 'static,
+    W: FnOnce() -> T + Send + 'static,
+{
     let (done, came) = oneshot::channel();
     // Nothing may wait for it any more.
-    let work = move || drop(done.send(work()));
+    let work = move || {
+        if changes || !done.is_closed() {
+            drop(done.send(work()));
+        }
+    };
     if let Err(work) = store::time::spawn(work) {
         drop(tokio::task::spawn_blocking(work));
     }
     async { came.await.map_err(|_| "the work behind it failed; see the server's log") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+    use std::sync::{Arc, mpsc};
+
+    #[test]
+    fn work_that_changes_nothing_and_nothing_waits_for_is_not_begun() {
+        let slow = 1;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .max_blocking_threads(slow)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let (begin, wait) = mpsc::channel();
+            let first = apart(move || wait.recv());
+            let done = Arc::new([const { AtomicBool::new(false) }; 3]);
+            let [mut gone, mut gone_too, stays] =
+                [(false, 0), (true, 1), (false, 2)].map(|(changes, at)| {
+                    let done = done.clone();
+                    Some(apart_for(changes, move || done[at].store(true, SeqCst)))
+                });
+            drop((gone.take(), gone_too.take()));
+            begin.send(()).unwrap();
+            assert!(first.await.unwrap().is_ok());
+            stays.unwrap().await.unwrap();
+            let done = done.each_ref().map(|done| done.load(SeqCst));
+            assert_eq!(done, [false, true, true]);
+        });
+    }
 }

@@ -6,10 +6,10 @@ use dataset::commit::MOST_BYTES;
 use dataset::dirty_keys::Mark;
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyError, KeyRef, View};
 use node::command::error::{Printable, Refusal, refuse};
-use node::command::spec::{Outcome, Spec};
+use node::command::spec::{Outcome, Spec, flag};
 use node::command::streams;
 use node::roles::node::{Node, Now};
-use node::runtime::apart::apart;
+use node::runtime::apart::{apart, apart_for};
 use resp::{Args, Protocol, Reply};
 use std::sync::Arc;
 
@@ -136,8 +136,10 @@ impl<'a> Call<'a> {
         work: impl FnOnce(&Arc<Node>, &mut Reply<'_>) -> Outcome + Send + 'static,
     ) {
         let (node, protocol) = (self.node.node().clone(), self.reply.protocol());
-        let work = apart(move || answer(protocol, |reply| work(&node, reply)));
+        let work = move || answer(protocol, |reply| work(&node, reply));
         let failed = move |error| answer(protocol, |_| Err(refuse!("ERR {error}")));
+        let changes = !self.spec.has(flag::READONLY) || self.spec.may_write(self.args);
+        let work = apart_for(changes, work);
         self.answer_when(async move { work.await.unwrap_or_else(failed) });
     }
 

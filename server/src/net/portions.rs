@@ -16,13 +16,14 @@
 //! weighed: `docs/decisions/0026-long-requests-in-portions.md`.
 
 use crate::handlers::cluster::gather::{MISSING, can_be_parted};
+use crate::handlers::feed::page::too_long;
 use crate::handlers::session::{Replies, Session};
 use crate::net::request_loop::Request;
 use counter::Schema;
 use dataset::engines::Engines;
 use node::client::connect::put_head;
 use node::command::spec::{KeyArgs, Of, Spec, flag};
-use resp::{Args, Kept, elements, integer, natural};
+use resp::{Args, Kept, Protocol, Reply, elements, integer, natural};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -243,8 +244,13 @@ impl Portions {
 
     /// Joins the reply of the portion at hand, which begins at `from`. True: it was the last one.
     /// Gives, too, how many replies stand there, should all of them become errors, and how many
-    /// bytes in front of those are none.
-    pub(crate) fn join(&mut self, out: &mut Vec<u8>, from: usize) -> (bool, usize, usize) {
+    /// bytes in front of those are none. `most`: bytes of packed rows.
+    pub(crate) fn join(
+        &mut self,
+        out: &mut Vec<u8>,
+        from: usize,
+        most: usize,
+    ) -> (bool, usize, usize) {
         let (is_first, portion) = (self.is_first(), self.portion());
         let reply = out.split_off(from);
         self.words = Kept::default();
@@ -288,6 +294,11 @@ impl Portions {
                 };
                 let width = rows.len() / ((portion.start - self.head) / self.step).max(1);
                 rows.extend_from_slice(bytes_of(packed));
+                if rows.len() > most {
+                    // It changes nothing: what is left need not be done.
+                    Reply::new(out, Protocol::Resp2).error(too_long(most).text());
+                    return (true, 1, from);
+                }
                 let whole = (portion.end - self.head) / self.step * width;
                 if !is_first {
                     rows.resize(whole, MISSING);
@@ -477,6 +488,26 @@ mod tests {
         let rows =
             answer(&mut guest, &words("CNT.GET post", ids().map(|id| id.to_string()), "")).await;
         assert_eq!(rows.matches("*-1\r\n").count() as u64, IDS, "no row has come to be");
+    }
+
+    #[tokio::test]
+    async fn packed_rows_of_a_long_request_have_the_limit_of_replies() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.durability.dir = folder.path().to_path_buf();
+        config.server.max_output_buffer_bytes = 1 << 20;
+        let node = Host::alone(&config);
+        let mut guest = Guest::new(&node);
+        let ids = |many: u64| (1_000_000..1_000_000 + many).map(|id| id.to_string());
+        for (many, is_fine) in [(20_000, true), (100_000, false), (2_000, true)] {
+            let told = answer(&mut guest, &words("FEED.GET home 9", ids(many), "BINARY")).await;
+            if is_fine {
+                assert!(told.starts_with('$'), "{told:.200}");
+            } else {
+                let error = "-ERR the page takes more than 1048576 bytes (max_output_buffer_bytes)";
+                assert_eq!(told, format!("{error}\r\n"));
+            }
+        }
     }
 
     /// Promise 9, and the order of replies.

@@ -445,7 +445,8 @@ impl RequestLoop {
         };
         portions.took += took;
         let is_last;
-        (is_last, self.replies, self.kept_out) = portions.join(&mut turn.out, from);
+        (is_last, self.replies, self.kept_out) =
+            portions.join(&mut turn.out, from, self.session.most_out);
         if has_cold {
             // The rows of this portion: no other needs them.
             drop(cold::unpin());

@@ -217,6 +217,7 @@ fn memory(Sample { node, .. }: &Sample, out: &mut String) {
             node.clients.list().iter().map(|c| c.kept_bytes.load(Relaxed)).sum::<usize>(),
         "mem_clients_normal" =
             node.clients.list().iter().map(|c| metrics::buffer_bytes(c)).sum::<usize>(),
+        "mem_connections" = node.clients.list().len() * metrics::CONNECTION_BYTES,
         "mem_clients_slaves" = 0,
         "mem_replication_backlog" = 0,
         "mem_aof_buffer" = node.durability.committer().queue_bytes(),

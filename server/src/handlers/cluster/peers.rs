@@ -60,6 +60,8 @@ pub(crate) struct Batch(Mutex<Answers>);
 struct Answers {
     all: Vec<Option<Answer>>,
     missing: usize,
+    /// Of all replies.
+    bytes: usize,
     waker: Option<Waker>,
 }
 
@@ -83,6 +85,17 @@ impl Batch {
         }
     }
 
+    /// The reply of a node, unless those of the turn take more than `most` bytes with it.
+    fn reply(&self, number: usize, reply: &[u8], most: usize) {
+        let is_too_much = {
+            let mut answers = self.0.lock();
+            answers.bytes += reply.len();
+            answers.bytes > most
+        };
+        let why = || format!("the replies take more than {most} bytes (max_output_buffer_bytes)");
+        self.fill(number, if is_too_much { Err(Failure::Lost(why())) } else { Ok(reply.to_vec()) });
+    }
+
     /// All answers, when they are there.
     pub(crate) async fn answers(&self) -> Vec<Answer> {
         poll_fn(|cx| {
@@ -91,6 +104,7 @@ impl Batch {
                 answers.waker = Some(cx.waker().clone());
                 return Poll::Pending;
             }
+            answers.bytes = 0;
             Poll::Ready(std::mem::take(&mut answers.all).into_iter().flatten().collect())
         })
         .await
@@ -307,7 +321,7 @@ impl Wire {
     fn poll(&mut self, cx: &mut Context<'_>, link: &Link, process: &Process) -> Poll<io::Error> {
         let outcome = self
             .write(cx, link)
-            .and_then(|()| self.read(cx, link))
+            .and_then(|()| self.read(cx, link, process))
             .and_then(|()| self.look(cx, link, process));
         match outcome {
             Ok(()) => Poll::Pending,
@@ -350,7 +364,8 @@ impl Wire {
         Ok(())
     }
 
-    fn read(&mut self, cx: &mut Context<'_>, link: &Link) -> io::Result<()> {
+    fn read(&mut self, cx: &mut Context<'_>, link: &Link, process: &Process) -> io::Result<()> {
+        let most = process.config().server.max_output_buffer_bytes;
         CHUNK.with_borrow_mut(|chunk| {
             loop {
                 let mut buf = ReadBuf::new(chunk);
@@ -358,7 +373,7 @@ impl Wire {
                     Poll::Ready(Ok(())) if buf.filled().is_empty() => {
                         return Err(connect::closed());
                     }
-                    Poll::Ready(Ok(())) => self.receive(buf.filled(), link)?,
+                    Poll::Ready(Ok(())) => self.receive(buf.filled(), link, most)?,
                     Poll::Ready(Err(error)) => return Err(error),
                     Poll::Pending => return Ok(()),
                 }
@@ -367,16 +382,16 @@ impl Wire {
     }
 
     /// Hands out the replies that have come whole.
-    fn receive(&mut self, bytes: &[u8], link: &Link) -> io::Result<()> {
+    fn receive(&mut self, bytes: &[u8], link: &Link, most: usize) -> io::Result<()> {
         self.heard = Instant::now();
         if self.input.is_empty() {
-            let used = self.take(bytes, link)?;
+            let used = self.take(bytes, link, most)?;
             self.input.extend_from_slice(&bytes[used..]);
             return Ok(());
         }
         let mut input = std::mem::take(&mut self.input);
         input.extend_from_slice(bytes);
-        let used = self.take(&input, link)?;
+        let used = self.take(&input, link, most)?;
         input.drain(..used);
         if !input.is_empty() {
             self.input = input;
@@ -384,14 +399,19 @@ impl Wire {
         Ok(())
     }
 
-    /// Gives the bytes that the replies took.
-    fn take(&mut self, bytes: &[u8], link: &Link) -> io::Result<usize> {
+    /// Gives the bytes that the replies took. No reply may have more than `most`.
+    fn take(&mut self, bytes: &[u8], link: &Link, most: usize) -> io::Result<usize> {
         let mut start = 0;
         let mut state = link.state.lock();
         loop {
             let found = self.end.find(&bytes[start..]);
             let length = found.map_err(|_| io::Error::other("what it answers is no RESP"))?;
-            let Some(length) = length else { return Ok(start) };
+            let Some(length) = length else {
+                if bytes.len() - start > most {
+                    return Err(connect::too_long(most));
+                }
+                return Ok(start);
+            };
             let waiter = state.waiting.pop_front();
             let waiter = waiter.ok_or_else(|| io::Error::other("it answers what nobody asked"))?;
             if start == 0 {
@@ -399,7 +419,7 @@ impl Wire {
                 state.us = if state.us == 0 { us } else { (7 * state.us + us) / 8 }.max(1);
             }
             if let Some(batch) = waiter.batch {
-                batch.fill(waiter.number, Ok(bytes[start..start + length].to_vec()));
+                batch.reply(waiter.number, &bytes[start..start + length], most);
             }
             start += length;
             self.end = ReplyEnd::default();

@@ -225,9 +225,14 @@ fn check_length(call: &Call<'_>, view: &View, binary: bool) -> Outcome {
         if binary { counters * 8 + flags } else { (counters + flags) * 4 }
     };
     if call.scratch.ids.len().saturating_mul(views.map(least).sum()) > most {
-        return Err(refuse!("ERR the page takes more than {most} bytes (max_output_buffer_bytes)"));
+        return Err(too_long(most));
     }
     Ok(())
+}
+
+/// Of a page of more bytes than a reply may have.
+pub(crate) fn too_long(most: usize) -> Refusal {
+    refuse!("ERR the page takes more than {most} bytes (max_output_buffer_bytes)")
 }
 
 /// Rows of which something could not be read, with the error: it costs this row only.

@@ -14,6 +14,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+/// A message that is held against more patterns, or goes to more clients, is the last of its turn.
+const MOST_OF_TURN: usize = 256;
+
 pub(crate) const RUN: &[(&str, Handler)] = &[
     ("subscribe", |c| subscribe(c, Kind::Channel)),
     ("unsubscribe", |c| unsubscribe(c, Kind::Channel)),
@@ -222,10 +225,13 @@ fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
             call.args.at(2),
         );
     }
+    // Each pattern is looked at: then it is the turn of others.
+    let patterns = if kind == Kind::Channel { call.node.channels.len(Kind::Pattern) } else { 0 };
     let most = call.node.config().server.max_push_buffer_bytes;
     let got = call.node.channels.publish(kind, call.args.at(1), call.args.at(2), most);
     // As in Redis since 7.2 its own message comes behind the reply, and behind all of EXEC's.
     call.session.messages_due |= call.session.listens();
+    call.session.ends_turn |= patterns + got > MOST_OF_TURN;
     call.reply.count(got);
     Ok(())
 }

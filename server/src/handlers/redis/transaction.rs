@@ -124,7 +124,7 @@ impl Transaction {
 
     /// Bytes that it takes.
     pub(crate) fn bytes(&self) -> usize {
-        self.kept.bytes()
+        self.kept.bytes() + self.begun.as_ref().map_or(0, |begun| begun.replies.capacity())
     }
 
     /// What was queued.
