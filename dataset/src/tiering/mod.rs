@@ -705,7 +705,7 @@ fn is_waited_for(live: &Live<'_>, is_short: impl Fn(&CounterSpace) -> bool) -> b
     let engines = live.current.load();
     let (counters, existences) = (engines.counters().iter(), engines.existences().iter());
     (live.is_stopped)()
-        || counters.filter(|s| !s.cold().stuck.load(Relaxed)).any(|s| is_short(s))
+        || counters.filter(|s| !s.cold().stuck.load(Relaxed)).any(is_short)
         || existences
             .filter(|s| !s.cold().stuck.load(Relaxed))
             .any(|s| filters::to_spill(s).is_some() || s.is_crowded())
