@@ -10,11 +10,13 @@ const MEMBERS: u64 = 6;
 const PAGE: usize = 20;
 /// New posts are written in groups of so many, so that tables fill up.
 const NEW: u64 = 60;
+/// Increments with a token that are sent again.
+const KEPT: usize = 40;
 /// Users, of which neighbours change together.
 const USERS: u64 = 20;
 
 /// A command on its way.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Command {
     /// As it is sent: one request, or those of a transaction.
     pub(crate) requests: Vec<Vec<String>>,
@@ -76,7 +78,7 @@ pub(crate) struct Workload {
     next_post: u64,
     next_token: u32,
     /// Increments with a token, to be sent again.
-    pub(crate) sent: Vec<Command>,
+    sent: Vec<Command>,
 }
 
 fn words(text: &str) -> Vec<String> {
@@ -193,12 +195,18 @@ impl Workload {
         all
     }
 
+    /// This was sent, and answered or not: if it has a token it may be sent again.
+    pub(crate) fn note_sent(&mut self, command: Command) {
+        if command.requests[0].iter().any(|word| word == "TOKEN") {
+            self.sent.truncate(KEPT - 1);
+            self.sent.push(command);
+        }
+    }
+
     /// An increment with a token, new or sent again.
     fn once(&mut self, id: u64, random: &mut fastrand::Rng) -> Command {
-        if let Some(again) = self.sent.pop()
-            && random.bool()
-        {
-            return again;
+        if !self.sent.is_empty() && random.bool() {
+            return self.sent.swap_remove(random.usize(0..self.sent.len()));
         }
         self.next_token += 1;
         let (token, delta) = (self.next_token, random.i64(1..100));

@@ -361,6 +361,8 @@ impl World {
             }
             let checked = check(&asked, &reply, &mut self.model.borrow_mut(), self.elapsed.get());
             checked.unwrap_or_else(|wrong| panic!("{wrong}"));
+            // Its answer may have been lost on the way.
+            self.workload.borrow_mut().note_sent(asked.command);
         }
     }
 
@@ -482,9 +484,8 @@ impl World {
         // What was sent and not answered may be sent again, with its token.
         for client in &process.clients {
             let asked = client.borrow_mut().asked.drain(..).collect::<Vec<Asked>>();
-            let has_token = |asked: &Asked| asked.command.requests[0].iter().any(|w| w == "TOKEN");
-            let again = asked.into_iter().filter(has_token).map(|asked| asked.command);
-            self.workload.borrow_mut().sent.extend(again);
+            let workload = &mut *self.workload.borrow_mut();
+            asked.into_iter().for_each(|asked| workload.note_sent(asked.command));
         }
         let disk = self.disk();
         disk.crash_after(Some(1));
