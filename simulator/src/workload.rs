@@ -10,6 +10,8 @@ const MEMBERS: u64 = 6;
 const PAGE: usize = 20;
 /// New posts are written in groups of so many, so that tables fill up.
 const NEW: u64 = 60;
+/// Some posts have ids of another range.
+const FAR: u64 = 1 << 40;
 /// Increments with a token that are sent again.
 const KEPT: usize = 40;
 /// Users, of which neighbours change together.
@@ -167,9 +169,15 @@ impl Workload {
     fn posts(&mut self, random: &mut fastrand::Rng) -> Vec<u64> {
         let count = 1 + random.usize(0..PAGE);
         let recent = self.next_post.saturating_sub(100);
-        let from = if random.bool() { recent } else { 0 };
-        let some: BTreeSet<u64> =
-            (0..count).map(|_| random.u64(from..self.next_post.max(1))).collect();
+        let end = self.next_post.max(1);
+        let ids = match random.u32(0..40) {
+            // Ahead of all others, which will come there.
+            0..=4 => end..end + 3 * NEW,
+            5 => FAR..FAR + NEW,
+            6..=22 => recent..end,
+            _ => 0..end,
+        };
+        let some: BTreeSet<u64> = (0..count).map(|_| random.u64(ids.clone())).collect();
         let mut some: Vec<u64> = some.into_iter().collect();
         random.shuffle(&mut some);
         some
