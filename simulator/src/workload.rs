@@ -78,6 +78,8 @@ pub(crate) struct Catalogue {
 pub(crate) struct Workload {
     pub(crate) catalogue: Catalogue,
     next_post: u64,
+    /// The post that was forgotten last.
+    forgotten: Option<u64>,
     next_token: u32,
     /// Increments with a token, to be sent again.
     sent: Vec<Command>,
@@ -153,8 +155,11 @@ impl Workload {
             }
             75 | 76 => one(&format!("SCARD liked:{id}"), key, Step::Count { flag: LIKE }),
             77..=80 => self.of_field(id, random)?,
-            81..=85 => self.of_extra(id % 50, random)?,
-            86 => one(&format!("TM.FORGET post {id}"), key, Step::Forget),
+            81..=84 => self.of_extra(id % 50, random)?,
+            85 | 86 => {
+                self.forgotten = Some(id);
+                one(&format!("TM.FORGET post {id}"), key, Step::Forget)
+            }
             87..=92 => twins(random),
             _ => self.of_operator(random)?,
         };
@@ -180,6 +185,11 @@ impl Workload {
         let some: BTreeSet<u64> = (0..count).map(|_| random.u64(ids.clone())).collect();
         let mut some: Vec<u64> = some.into_iter().collect();
         random.shuffle(&mut some);
+        // It begins anew, at once.
+        if let Some(id) = self.forgotten.filter(|_| random.u32(0..5) == 0) {
+            some.retain(|other| *other != id);
+            some.insert(0, id);
+        }
         some
     }
 
