@@ -111,14 +111,16 @@ impl Workload {
         let (id, member) = (ids[0], random.u64(0..MEMBERS));
         let key = Key::Post(id);
         let command = match random.u32(0..100) {
-            0..=9 => {
+            0..=12 => {
                 let from = self.next_post;
                 self.next_post += NEW + random.u64(0..5);
                 let new: Vec<u64> = (from..from + NEW).collect();
-                let set = Step::Set { flag: READ, member, on: true };
-                each(format!("FEED.ACT read {member}"), &new, &set)
+                let (verb, flag) =
+                    *random.choice(&[("FEED.ACT read", READ), ("PH.ADD seen", SEEN)])?;
+                let set = Step::Set { flag, member, on: true };
+                each(format!("{verb} {member}"), &new, &set)
             }
-            10..=29 => {
+            13..=29 => {
                 let flag = *random.choice(&[LIKE, LIKE, LIKE, REPOST, READ])?;
                 let on = random.u32(0..3) > 0;
                 let verb = if on { "ACT" } else { "UNDO" };
