@@ -198,11 +198,16 @@ struct Row {
     forgotten: usize,
     /// A change that is asked for and not answered.
     asked: Option<Step>,
+    /// No round of commits has failed since: with `always` readers wait for it.
+    may_wait: bool,
+    /// A reader was shown it.
+    shown: bool,
 }
 
 impl Default for Row {
     fn default() -> Row {
-        Row { past: vec![(Duration::ZERO, vec![State::default()])], forgotten: 0, asked: None }
+        let past = vec![(Duration::ZERO, vec![State::default()])];
+        Row { past, forgotten: 0, asked: None, may_wait: true, shown: false }
     }
 }
 
@@ -225,12 +230,17 @@ impl Row {
         self.forgotten + self.past.len()
     }
 
+    /// The state of when there were so many changes, and those since that were acknowledged.
+    fn acknowledged(&self, since: usize) -> impl Iterator<Item = &State> {
+        let from = since.saturating_sub(self.forgotten + 1);
+        self.past[from..].iter().flat_map(|past| &past.1)
+    }
+
     /// What a read may show that was asked for when there were so many changes: the state of then,
     /// or any since.
     fn readable(&self, since: usize) -> States {
         let mut states = States::new();
-        let from = since.saturating_sub(self.forgotten + 1);
-        self.past[from..].iter().flat_map(|past| &past.1).for_each(|s| add(&mut states, s.clone()));
+        self.acknowledged(since).for_each(|state| add(&mut states, state.clone()));
         let asked = self.asked.iter();
         let next = asked.flat_map(|step| self.now().iter().map(|state| state.stepped(step).0));
         next.collect::<States>().into_iter().for_each(|state| add(&mut states, state));
@@ -259,7 +269,7 @@ impl Model {
         let row = self.rows.entry(key).or_default();
         if step.changes() {
             assert!(row.asked.is_none(), "{key:?} is changed by two at once");
-            row.asked = Some(step.clone());
+            (row.asked, row.may_wait, row.shown) = (Some(step.clone()), true, false);
         }
         row.version()
     }
@@ -303,8 +313,16 @@ impl Model {
         if step.changes() {
             row.asked = None;
             row.push(at, next);
+        } else if row.asked.is_some() && row.may_wait {
+            let is_before = row.acknowledged(since).any(|state| state.shows(step, reply));
+            row.shown |= !is_before && !matches!(reply, Reply::Error(_));
         }
         Ok(())
+    }
+
+    /// A round of commits has failed: what is changed in memory is shown to readers from now on.
+    pub(crate) fn round_failed(&mut self) {
+        self.rows.values_mut().for_each(|row| row.may_wait = false);
     }
 
     /// The process has died. `committed`: when the last round of commits began that went well. A
@@ -321,6 +339,10 @@ impl Model {
                 }
             }
             if let Some(step) = row.asked.take() {
+                // What a reader was shown is as safe as what was acknowledged.
+                if exact && row.shown {
+                    states.clear();
+                }
                 row.now().clone().iter().for_each(|state| add(&mut states, state.stepped(&step).0));
             }
             row.forgotten += row.past.len();
