@@ -206,8 +206,25 @@ impl Workload {
             for member in 0..MEMBERS {
                 let page = Step::Page { viewer: member };
                 all.push(each(format!("FEED.GET home {member}"), ids, &page));
-                let seen = Step::Is { flag: SEEN, member };
-                all.push(each(format!("PH.EXISTS seen {member}"), ids, &seen));
+                for (flag, name) in [(SEEN, "seen"), (REPOST, "reposted")] {
+                    let is = Step::Is { flag, member };
+                    all.push(each(format!("PH.EXISTS {name} {member}"), ids, &is));
+                }
+            }
+        }
+        // What is no field of the view.
+        let fields: Vec<String> = self.catalogue.fields.iter().cloned().collect();
+        for id in posts.iter().step_by(16).filter(|_| !fields.is_empty()) {
+            let text = format!("HMGET post:{id} {}", fields.join(" "));
+            all.push(one(&text, Key::Post(*id), Step::Fields { fields: fields.clone() }));
+        }
+        let extra = self.catalogue.extra;
+        for key in model.keys() {
+            if let Key::Extra(number, id) = key
+                && extra == Some(number)
+            {
+                let fields = vec!["n".to_owned()];
+                all.push(one(&format!("HMGET x{number}:{id} n"), key, Step::Fields { fields }));
             }
         }
         let users = |pair: u64| twin_read(2 * pair);

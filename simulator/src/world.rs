@@ -5,7 +5,7 @@ use crate::client::{Asked, Client, check};
 use crate::model::{LOST, Model};
 use crate::process::Process;
 use crate::reply::Reply;
-use crate::workload::{Admin, Catalogue, Shape, Workload, list};
+use crate::workload::{Admin, Catalogue, Command, Shape, Workload, list};
 use node::config::{Config, Existence, Fsync, IoMethod, LedgerMode};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -20,6 +20,8 @@ const CLIENTS: usize = 4;
 const EPOCH_US: u64 = 1_800_000_000_000_000;
 /// A request that is not answered by then never will be.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Commands that are asked together after a start.
+const AT_ONCE: usize = 8;
 /// Steps within which a server without faults answers all that it was asked.
 const CALM_STEPS: u32 = 20_000;
 
@@ -553,12 +555,18 @@ impl World {
     /// Asks for all that there is.
     fn audit(&self) {
         let Some(process) = self.process() else { return };
-        let mut all = self.workload.borrow().audit(&self.model.borrow());
-        all.insert(0, list());
-        for command in all {
-            let now = self.elapsed.get();
-            process.clients[0].borrow_mut().send(command, &mut self.model.borrow_mut(), now);
+        let ask = |some: Vec<Command>| {
+            for command in some {
+                let now = self.elapsed.get();
+                process.clients[0].borrow_mut().send(command, &mut self.model.borrow_mut(), now);
+            }
             self.settle();
+        };
+        // What there is, before it is asked for.
+        ask(vec![list()]);
+        let mut all = self.workload.borrow().audit(&self.model.borrow()).into_iter();
+        while all.len() > 0 {
+            ask(all.by_ref().take(AT_ONCE).collect());
         }
     }
 
