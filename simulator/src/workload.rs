@@ -78,6 +78,8 @@ pub(crate) struct Catalogue {
 pub(crate) struct Workload {
     pub(crate) catalogue: Catalogue,
     next_post: u64,
+    /// What the last command was about.
+    last: Vec<u64>,
     /// The post that was forgotten last.
     forgotten: Option<u64>,
     next_token: u32,
@@ -174,6 +176,10 @@ impl Workload {
 
     /// Some posts, mostly new ones.
     fn posts(&mut self, random: &mut fastrand::Rng) -> Vec<u64> {
+        // What was changed a moment ago is read, and changed back.
+        if !self.last.is_empty() && random.u32(0..4) == 0 {
+            return self.last.clone();
+        }
         let count = 1 + random.usize(0..PAGE);
         let recent = self.next_post.saturating_sub(100);
         let end = self.next_post.max(1);
@@ -192,6 +198,7 @@ impl Workload {
             some.retain(|other| *other != id);
             some.insert(0, id);
         }
+        self.last.clone_from(&some);
         some
     }
 
