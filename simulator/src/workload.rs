@@ -117,8 +117,9 @@ impl Workload {
                 let from = self.next_post;
                 self.next_post += NEW + random.u64(0..5);
                 let new: Vec<u64> = (from..from + NEW).collect();
+                let is_seen = random.u32(0..3) == 0;
                 let (verb, flag) =
-                    *random.choice(&[("FEED.ACT read", READ), ("PH.ADD seen", SEEN)])?;
+                    if is_seen { ("PH.ADD seen", SEEN) } else { ("FEED.ACT read", READ) };
                 let set = Step::Set { flag, member, on: true };
                 each(format!("{verb} {member}"), &new, &set)
             }
@@ -287,7 +288,7 @@ impl Workload {
 
     fn of_operator(&mut self, random: &mut fastrand::Rng) -> Option<Command> {
         let catalogue = &mut self.catalogue;
-        let drawn = random.u32(0..14);
+        let drawn = random.u32(0..15);
         if drawn < 7 && catalogue.changing {
             return None;
         }
@@ -331,11 +332,11 @@ impl Workload {
                 &format!("TM.ROLL {}", random.choice(["liked", "reposted", "read", "seen"])?),
                 Admin::Roll,
             ),
-            10..=12 => admin(
+            10..=13 => admin(
                 &format!("TM.SPILL {} {}", random.choice(spilling)?, random.u32(1..4)),
                 Admin::Spill,
             ),
-            13 => admin("TM.REBUILD liked", Admin::Rebuild),
+            14 => admin("TM.REBUILD liked", Admin::Rebuild),
             _ => return None,
         })
     }
