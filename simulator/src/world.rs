@@ -377,6 +377,7 @@ impl World {
         let catalogue = &mut workload.catalogue;
         let model = &mut *self.model.borrow_mut();
         let met = &mut *self.met.borrow_mut();
+        catalogue.saving &= *admin != Admin::Save;
         if let Reply::Error(text) = reply {
             // A change that is made and not logged is there, and may be gone after a crash: until
             // then it is left alone. Another that failed changed nothing.
@@ -468,7 +469,7 @@ impl World {
         }
         catalogue.extra = extra.map(|(number, _)| number);
         catalogue.is_renamed = extra.is_some_and(|(_, is_renamed)| is_renamed);
-        catalogue.changing = false;
+        (catalogue.changing, catalogue.saving) = (false, false);
     }
 
     /// Whether the promise of `fsync` lets the last crash undo what was done to this field.
