@@ -66,6 +66,8 @@ pub(crate) enum Step {
     Is { flag: Flag, member: u64 },
     /// How many members.
     Count { flag: Flag },
+    /// All members, by the ledger.
+    Members { flag: Flag },
     /// These counters, in order.
     Fields { fields: Vec<String> },
 }
@@ -121,6 +123,10 @@ impl State {
                 is_flag(reply, *flag, self.members[*flag].contains(member))
             }
             Step::Count { flag } => reply.count() == Some(self.members[*flag].len() as i64),
+            Step::Members { flag } => {
+                let shown: BTreeSet<i64> = reply.items().iter().filter_map(Reply::count).collect();
+                shown.into_iter().eq(self.members[*flag].iter().map(|&member| member as i64))
+            }
             Step::Fields { fields } => {
                 let shown = reply.items().iter().map(Reply::count);
                 shown.eq(fields.iter().map(|field| Some(self.counter(field))))
@@ -163,7 +169,8 @@ impl State {
                 next.members[..SEEN].iter_mut().for_each(BTreeSet::clear);
                 None
             }
-            Step::Page { .. } | Step::Is { .. } | Step::Count { .. } | Step::Fields { .. } => None,
+            Step::Page { .. } | Step::Is { .. } | Step::Count { .. } => None,
+            Step::Members { .. } | Step::Fields { .. } => None,
         };
         (next, expected)
     }

@@ -161,7 +161,8 @@ impl Workload {
                 let name = if flag == LIKE { "liked" } else { "seen" };
                 each(format!("PH.EXISTS {name} {member}"), &ids, &Step::Is { flag, member })
             }
-            75 | 76 => one(&format!("SCARD liked:{id}"), key, Step::Count { flag: LIKE }),
+            75 => one(&format!("SCARD liked:{id}"), key, Step::Count { flag: LIKE }),
+            76 => one(&format!("SMEMBERS liked:{id}"), key, Step::Members { flag: LIKE }),
             77..=80 => self.of_field(id, random)?,
             81..=84 => self.of_extra(id % 50, random)?,
             85 | 86 => {
@@ -228,6 +229,10 @@ impl Workload {
         for id in posts.iter().step_by(16).filter(|_| !fields.is_empty()) {
             let text = format!("HMGET post:{id} {}", fields.join(" "));
             all.push(one(&text, Key::Post(*id), Step::Fields { fields: fields.clone() }));
+        }
+        for &id in posts.iter().step_by(8) {
+            let text = format!("SMEMBERS liked:{id}");
+            all.push(one(&text, Key::Post(id), Step::Members { flag: LIKE }));
         }
         let extra = self.catalogue.extra;
         for key in model.keys() {
