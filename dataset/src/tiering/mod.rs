@@ -72,8 +72,9 @@ const LEAST_PART: u64 = 64;
 
 /// Changed cold rows are merged when they take so much (one part in so many) of the limit.
 const OVERLAY: u64 = 16;
-/// Writers will soon wait when less than this part of what a space keeps free is left.
-const URGENT: u64 = 4;
+/// Writers will soon wait when less than this part of what a space keeps free is left: they do at
+/// half of that.
+const URGENT: u64 = 2;
 /// A file is small if it has less than so many parts of a table's rows; so many neighbours become
 /// one.
 const SMALL: u64 = 4;
@@ -404,8 +405,9 @@ fn copy_rows(
 ) -> store::Result<()> {
     let is_kept = |older| older >= space.horizon() && !space.is_buried(older);
     let piece = PIECE_IDS.max(space.rows_per_table() as usize / PIECES);
-    let (mut ids, mut rows, mut found) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut ids, mut rows, mut found, mut seen) = (Vec::new(), Vec::new(), Vec::new(), 0);
     while space.next_ids(spill, piece, &mut ids) {
+        turns.step();
         for ids in ids.chunks(CHUNK_ROWS) {
             rows.clear();
             found.clear();
@@ -416,6 +418,7 @@ fn copy_rows(
                     turns.step();
                 }
                 while let Some((older, row)) = before.peek().filter(|row| row.0 <= id) {
+                    paced(turns, &mut seen);
                     if older < id && is_kept(older) {
                         out.push(older, row)?;
                     }
@@ -429,12 +432,21 @@ fn copy_rows(
         }
     }
     while let Some((older, row)) = before.peek() {
+        paced(turns, &mut seen);
         if is_kept(older) {
             out.push(older, row)?;
         }
         before.skip()?;
     }
     Ok(())
+}
+
+/// One more old row, of which some go between two looks at the pace.
+fn paced(turns: &CpuThrottle<'_>, seen: &mut usize) {
+    *seen += 1;
+    if seen.is_multiple_of(PACED_ROWS) {
+        turns.step();
+    }
 }
 
 /// Rows that are in memory as they are in the new files leave it.

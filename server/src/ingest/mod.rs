@@ -37,7 +37,7 @@ const RETRY: Duration = Duration::from_millis(100);
 const RETRY_MOST: Duration = Duration::from_secs(5);
 /// How often it is looked for new partitions.
 const PARTITIONS_EVERY: Duration = Duration::from_secs(30);
-/// Partitions of a topic, at most: each has a task and a buffer here.
+/// Partitions of a topic that are read, at most: each has a task and a buffer here.
 const MOST_PARTITIONS: usize = 4096;
 /// Bytes of messages that one read may bring, about: so much is held per partition.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -259,11 +259,20 @@ async fn all_partitions(host: Arc<Host>, source: Arc<Source>) {
         wait_for_leave(&host, &source, 0, known == 0).await;
         let all =
             in_time(&source, partitions(&source.config, source.broker)).await.unwrap_or_else(Err);
-        let all = all.and_then(|all| match all.len() {
-            0..=MOST_PARTITIONS => Ok(all),
-            many => Err(Trouble::Halt(format!(
-                "the topic has {many} partitions, and there may be {MOST_PARTITIONS}"
-            ))),
+        let all = all.map(|mut all| {
+            if all.len() > MOST_PARTITIONS {
+                let why = format!(
+                    "the topic has {} partitions, of which {MOST_PARTITIONS} are read",
+                    all.len()
+                );
+                all.sort_unstable();
+                all.truncate(MOST_PARTITIONS);
+                if known == 0 {
+                    source.note_error(&why);
+                    tracing::error!("ingest '{name}': {why}");
+                }
+            }
+            all
         });
         let rest = match all {
             Ok(all) => {

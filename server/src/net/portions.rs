@@ -36,6 +36,9 @@ const PORTION: usize = 512;
 /// Arguments that are looked at in one turn.
 const LOOKED_AT: usize = 32 << 10;
 
+/// Bytes of a reply with packed rows beside these.
+const HEADS: usize = 32;
+
 /// What becomes of the replies of the portions.
 enum Joins {
     /// They are arrays, whose elements follow each other.
@@ -294,14 +297,14 @@ impl Portions {
                 };
                 let width = rows.len() / ((portion.start - self.head) / self.step).max(1);
                 rows.extend_from_slice(bytes_of(packed));
-                if rows.len() > most {
-                    // It changes nothing: what is left need not be done.
-                    Reply::new(out, Protocol::Resp2).error(too_long(most).text());
-                    return (true, 1, from);
-                }
                 let whole = (portion.end - self.head) / self.step * width;
                 if !is_first {
                     rows.resize(whole, MISSING);
+                }
+                if rows.len() + HEADS + out.len() > most {
+                    // It changes nothing: what is left need not be done.
+                    Reply::new(out, Protocol::Resp2).error(too_long(most).text());
+                    return (true, 1, from);
                 }
                 if let Some(error) = error {
                     self.error.get_or_insert_with(|| error.to_vec());

@@ -204,6 +204,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         if idle {
             log.seal(source.now_ms())?;
             self.last_write = None;
+            self.appended();
             source.rest();
         }
         Ok(())
@@ -299,10 +300,13 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
 
     fn append(&mut self, log: &mut Log, source: &mut dyn Source<K>) -> Result<()> {
         if self.taken.is_empty() {
-            self.appended();
+            self.released();
             return Ok(());
         }
-        self.batch.clear();
+        // What an append that failed has left.
+        if !self.batch.is_empty() {
+            self.batch.clear();
+        }
         source.encode(&mut self.batch)?;
         if self.batch.bytes() > MAX_BODY_BYTES {
             return self.append_parted(log, source);
@@ -328,6 +332,11 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         buffer::clear(&mut self.taken);
         buffer::clear(&mut self.spans);
         self.batch.clear();
+        self.released();
+    }
+
+    /// What was reserved for it may be reserved for others.
+    fn released(&mut self) {
         self.units = Vec::new();
         if self.reserved > 0 {
             self.committer.reserved.fetch_sub(std::mem::take(&mut self.reserved), Ordering::SeqCst);
@@ -339,6 +348,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         source.forget();
         let stripes: Vec<usize> = self.spans.iter().map(|span| span.0).collect();
         let were_joined = self.spans.iter().any(|span| span.2);
+        let mut bytes = self.batch.bytes();
         // Back into their stripes first, to be taken with what was marked there meanwhile.
         self.put_back();
         if were_joined {
@@ -351,11 +361,12 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
                 self.waiting.extend(stripes);
                 return Ok(());
             }
+            bytes = self.batch.bytes();
             source.forget();
             self.put_back();
             self.dissolve();
         }
-        source.parted(self.batch.bytes());
+        source.parted(bytes);
         // Each stripe in as many batches as it takes: better parted by a crash in between than
         // never in the log.
         let committer = self.committer;

@@ -37,6 +37,10 @@ const MOST_OUT: usize = 16 << 20;
 const MOST_WAITING: usize = 1 << 16;
 /// Most connections of a worker: each node of a topology in both roles.
 const MOST_LINKS: usize = 2 * MOST_NODES;
+/// Most bytes of one reply: a node that says more is left, with all that was asked of it.
+const MOST_REPLY: usize = 512 << 20;
+/// A reply of no more bytes is kept, however many others there are: that of a write, say.
+const SMALL: usize = 1 << 10;
 /// Of so many choices of the nearest node one is another node: it may have become faster.
 const LOOK_AGAIN: u32 = 64;
 
@@ -89,8 +93,9 @@ impl Batch {
     fn reply(&self, number: usize, reply: &[u8], most: usize) {
         let is_too_much = {
             let mut answers = self.0.lock();
-            answers.bytes += reply.len();
-            answers.bytes > most
+            let is_too_much = reply.len() > SMALL && answers.bytes + reply.len() > most;
+            answers.bytes += if is_too_much { 0 } else { reply.len() };
+            is_too_much
         };
         let why = || format!("the replies take more than {most} bytes (max_output_buffer_bytes)");
         self.fill(number, if is_too_much { Err(Failure::Lost(why())) } else { Ok(reply.to_vec()) });
@@ -399,7 +404,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Gives the bytes that the replies took. No reply may have more than `most`.
+    /// Gives the bytes that the replies took. `most`: bytes of the replies of one batch.
     fn take(&mut self, bytes: &[u8], link: &Link, most: usize) -> io::Result<usize> {
         let mut start = 0;
         let mut state = link.state.lock();
@@ -407,8 +412,8 @@ impl Wire {
             let found = self.end.find(&bytes[start..]);
             let length = found.map_err(|_| io::Error::other("what it answers is no RESP"))?;
             let Some(length) = length else {
-                if bytes.len() - start > most {
-                    return Err(connect::too_long(most));
+                if bytes.len() - start > MOST_REPLY {
+                    return Err(connect::too_long(MOST_REPLY));
                 }
                 return Ok(start);
             };
