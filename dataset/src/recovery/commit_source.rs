@@ -381,13 +381,9 @@ impl Source<Mark> for CommitSource<'_> {
     }
 
     fn forget(&mut self) {
-        self.commit.forget();
+        self.rest();
         self.unreadable = None;
-        buffer::clear(&mut self.loose);
-        buffer::clear(&mut self.forgotten);
         self.blocks.clear();
-        buffer::clear(&mut self.tokens);
-        buffer::clear(&mut self.offsets);
         self.groups_moved = false;
         self.current.load().groups.give_back();
         // What was encoded may not have been appended.
@@ -403,11 +399,10 @@ impl Source<Mark> for CommitSource<'_> {
 
     fn rest(&mut self) {
         self.commit.forget();
-        for buffer in [&mut self.tokens, &mut self.offsets] {
-            buffer::clear(buffer);
-        }
         buffer::clear(&mut self.loose);
         buffer::clear(&mut self.forgotten);
+        buffer::clear(&mut self.tokens);
+        buffer::clear(&mut self.offsets);
     }
 
     fn may_part(&self, before: &Mark, after: &Mark) -> bool {

@@ -414,9 +414,7 @@ fn copy_rows(
             space.spill_rows(ids, &mut rows, &mut found);
             let width_now = rows.len() / ids.len();
             for (i, &id) in ids.iter().enumerate() {
-                if i % PACED_ROWS == 0 {
-                    turns.step();
-                }
+                paced(turns, &mut seen);
                 while let Some((older, row)) = before.peek().filter(|row| row.0 <= id) {
                     paced(turns, &mut seen);
                     if older < id && is_kept(older) {
@@ -441,7 +439,7 @@ fn copy_rows(
     Ok(())
 }
 
-/// One more old row, of which some go between two looks at the pace.
+/// One more row, of which some go between two looks at the pace.
 fn paced(turns: &CpuThrottle<'_>, seen: &mut usize) {
     *seen += 1;
     if seen.is_multiple_of(PACED_ROWS) {
