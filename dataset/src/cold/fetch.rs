@@ -30,6 +30,9 @@ const SHARE: usize = 200;
 /// Rows and pairs beyond which a turn is not looked ahead of the request at hand: those behind it
 /// are read with the next one that needs to wait.
 const ENOUGH: usize = 4096;
+/// Turns that may wait before it is looked which of them are still wanted. A disk that hangs comes
+/// to none of them, and clients leave and come back.
+const FEW: usize = 1024;
 /// What one is counted with in the memory of its client: as it is asked for, and as it is at hand,
 /// in a table that is half empty.
 const WANTED_BYTES: usize =
@@ -131,10 +134,24 @@ struct Queue {
 #[derive(Default)]
 pub(crate) struct Line {
     pub(crate) turns: VecDeque<Rest>,
+    /// Twice as many as were wanted when that was looked at last.
+    most: usize,
     closed: bool,
 }
 
 impl Line {
+    /// Puts one at its end. See [`Line::next`] for `left`.
+    pub(crate) fn add(&mut self, rest: Rest, left: &mut Vec<Rest>) {
+        if self.turns.len() >= self.most.max(FEW) {
+            let all = std::mem::take(&mut self.turns);
+            for rest in all {
+                if rest.turn.is_left() { left.push(rest) } else { self.turns.push_back(rest) }
+            }
+            self.most = 2 * self.turns.len();
+        }
+        self.turns.push_back(rest);
+    }
+
     /// The next one. What nothing waits for any more is moved to `left`, for the caller to drop
     /// when it holds no lock: the last turn may have all of [`Cold`].
     pub(crate) fn next(&mut self, left: &mut Vec<Rest>) -> Option<Job> {
@@ -172,7 +189,9 @@ impl Reads {
     /// Has the threads do this, behind what they were told before.
     pub(crate) fn add(&self, rest: Rest) {
         let jobs = rest.jobs.len();
-        self.queue.line.lock().turns.push_back(rest);
+        let mut left = Vec::new();
+        self.queue.line.lock().add(rest, &mut left);
+        drop(left);
         let queue = self.queue.clone();
         if time::spawn(move || queue.run_all()).is_ok() {
             return;
@@ -445,7 +464,7 @@ mod tests {
         let (turn, end) = Waiting::new(&Cold::new(0, 1, IoMethod::Threads), Pins::default(), jobs);
         let rows = |block| What::Rows { file: file.clone(), block, ids: vec![] };
         let jobs: Vec<What> = (0..jobs as u64).map(rows).collect();
-        line.turns.push_back(Rest { jobs: jobs.into_iter(), turn, taken: 0 });
+        line.add(Rest { jobs: jobs.into_iter(), turn, taken: 0 }, &mut Vec::new());
         end
     }
 
@@ -515,5 +534,17 @@ mod tests {
         let rest = std::iter::from_fn(|| line.next(&mut Vec::new())).count();
         assert_eq!(rest, 3);
         drop(here);
+    }
+
+    #[test]
+    fn clients_that_leave_while_the_disk_hangs_leave_the_line() {
+        let file = file();
+        let mut line = Line::default();
+        let stay: Vec<_> = (0..100).map(|_| turn(&mut line, &file, 1)).collect();
+        for _ in 0..10 * FEW {
+            drop(turn(&mut line, &file, 1));
+            assert!(line.turns.len() <= FEW, "{}", line.turns.len());
+        }
+        assert_eq!(std::iter::from_fn(|| line.next(&mut Vec::new())).count(), stay.len());
     }
 }

@@ -174,7 +174,9 @@ impl Hub {
     /// Reads for this turn, behind those that are there.
     pub(crate) fn serve(&mut self, rest: Rest) {
         let is_first = self.line.turns.is_empty();
-        self.line.turns.push_back(rest);
+        let mut left = Vec::new();
+        self.line.add(rest, &mut left);
+        drop(left);
         // What was in the system's memory is there at once. Behind others it waits until `drive`
         // comes to it: hundreds of connections that want something at the same time do not each do
         // a share of it before any other is served.
