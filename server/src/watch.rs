@@ -1,11 +1,11 @@
 //! Asks the other nodes of the cluster whether they live (`node::cluster::health`), each on a
 //! connection of its own. Whatever a node answers, it answers.
 
-use crate::handlers::cluster::peers;
 use dataset::clock::unix_ms;
 use node::client::connect::within;
 use node::cluster::Member;
 use node::roles::node::Host;
+use node::roles::peer;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::HashMap;
 use std::io;
@@ -74,7 +74,7 @@ async fn ask(host: Arc<Host>, member: Member) {
 async fn session(host: &Host, member: &Member) -> io::Result<std::convert::Infallible> {
     let (health, id) = (&host.cluster.health, member.id.as_str());
     health.asked(id, unix_ms());
-    let mut link = match peers::open(host, &member.host, member.port).await {
+    let mut link = match peer::open(host, &member.host, member.port).await {
         Ok(link) => link,
         Err(error) => {
             let said = error.to_string();

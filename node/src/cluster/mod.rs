@@ -77,6 +77,10 @@ pub struct Cluster {
     changing: Mutex<()>,
     /// Held while slots of this node go to its replicas.
     pub handing: tokio::sync::Mutex<()>,
+    /// Held while other nodes are asked whether they know a later topology.
+    pub confirming: Mutex<()>,
+    /// Whether they are asked, or about to be, as a replica follows.
+    pub believing: AtomicBool,
     /// The token of the command that changes the cluster now, and until when no other may.
     held: Mutex<Option<(Vec<u8>, Instant)>>,
 }

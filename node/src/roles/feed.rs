@@ -3,7 +3,7 @@
 //! moment ago is at hand.
 
 use crate::roles::node::Node;
-use crate::roles::{more, now_ms};
+use crate::roles::{more, now_ms, peer};
 use crate::runtime::apart::apart;
 use crate::runtime::clients::Client;
 use replication::{LinkError, LogSource, Sender, Timeouts};
@@ -194,9 +194,7 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
             }
             if feed.peer().sending == replication::Sending::Log && !is_known {
                 is_known = true;
-                // It has not heard more than this node, which may have ended in the middle of it.
-                let knows = !node.cluster.is_giving();
-                node.replication.followed(&node.config(), knows);
+                peer::followed(node);
             }
         }
     }

@@ -26,6 +26,7 @@ mod link_status;
 pub mod load;
 pub mod log_owner;
 pub mod node;
+pub mod peer;
 pub(crate) mod replica;
 mod replicas;
 pub mod role;

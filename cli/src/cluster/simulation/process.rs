@@ -14,6 +14,7 @@ use redis_protocol::resp2::types::OwnedFrame;
 use std::future::Future;
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::spawn_local;
 use tokio::time::sleep;
@@ -65,10 +66,9 @@ impl Process {
                 own.disk.borrow_mut().had_others = true;
                 world.machines[master].disk.borrow_mut().had_others = true;
                 of_master.fed.borrow_mut().insert(self.number, 0);
-                if !of_master.cluster.is_giving() && of_master.fenced.replace(false) {
-                    world.tell(|| {
-                        format!("{} follows {master}, whose fence is lifted", self.number)
-                    });
+                if of_master.fenced.get() {
+                    let (asks, replica) = (of_master.clone(), self.number);
+                    of_master.spawn(async move { asks.followed(replica).await });
                 }
                 continue;
             }
@@ -145,7 +145,8 @@ impl Process {
                     return ok;
                 }
                 if self.fenced.get() {
-                    self.refuse_what_others_refuse(text, version).await?;
+                    let next = Topology::parse(text, version, &topology.own_id)?;
+                    self.refuse_what_others_refuse(&next).await.map_err(said)?;
                 }
                 let set = self.cluster.set_nodes(&dir, &nodes, is_here);
                 let is_news = set.map_err(|e| e.to_string())?;
@@ -173,20 +174,26 @@ impl Process {
     }
 
     /// As the real node does it, when it is fenced.
-    pub(super) async fn refuse_what_others_refuse(
-        &self,
-        text: &str,
-        version: i64,
-    ) -> Result<(), String> {
-        let next = Topology::parse(text, version, &self.cluster.topology().own_id)?;
-        let (world, version) = (self.world(), version.to_string());
-        let words = ["CLUSTERX", "SETNODES", text, &version, "CHECK"];
-        let confirmed = confirm(&next, async |member| {
+    pub(super) async fn refuse_what_others_refuse(&self, next: &Topology) -> Outcome {
+        let (world, text, version) = (self.world(), next.describe(), next.version.to_string());
+        let words = ["CLUSTERX", "SETNODES", &text, &version, "CHECK"];
+        let confirmed = confirm(next, async |member| {
             let to = number_of(member.port).ok_or(io::ErrorKind::NotFound)?;
             let link = Link { world: world.clone(), from: self.number, to };
             link.ask(&words).await.map(drop)
         });
-        confirmed.await.map_err(said)
+        confirmed.await
+    }
+
+    /// A replica follows: as the real node does it.
+    async fn followed(&self, replica: usize) {
+        let topology = self.cluster.topology();
+        let confirmed = self.refuse_what_others_refuse(&topology).await.is_ok();
+        let is_same = Arc::ptr_eq(&topology, &self.cluster.topology());
+        if confirmed && is_same && !self.cluster.is_giving() && self.fenced.replace(false) {
+            self.world()
+                .tell(|| format!("{replica} follows {}, whose fence is lifted", self.number));
+        }
     }
 
     /// Time for the disk, in which the process may be killed.

@@ -7,17 +7,16 @@
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::cluster::replication::{all_logged, order};
-use crate::handlers::cluster::{handover, peers, trim};
+use crate::handlers::cluster::{handover, trim};
 use crate::handlers::help::help;
-use node::cluster::confirm::confirm;
 use node::cluster::topology::{MOST_TEXT, NODE_ID, is_id};
 use node::cluster::{Lease, MOST_HOLD_MS, MOST_LEASE_MS, Nodes, Role, Topology, slot};
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::Outcome;
 use node::roles::Master;
 use node::roles::node::Node;
+use node::roles::peer::confirm_topology;
 use node::runtime::stall;
-use parking_lot::Mutex;
 use resp::Args;
 use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
@@ -136,24 +135,12 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// See [`confirm`]; on a thread that may wait.
+/// See [`confirm_topology`]; on a thread that may wait.
 fn refuse_what_others_refuse(node: &Node, text: &str, version: i64) -> Outcome {
     let own_id = node.cluster.topology().own_id.clone();
     // If it is none it is refused anyway.
     let Ok(next) = Topology::parse(text, version, &own_id) else { return Ok(()) };
-    // One at a time: each of the others is sent all of the text.
-    static ASKING: Mutex<()> = Mutex::new(());
-    let _one = ASKING.lock();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| refuse!("ERR {error}"))?;
-    let (process, next) = (node.process(), &next);
-    let confirmed = runtime.block_on(confirm(next, async |member| {
-        let mut link = peers::open(&process, &member.host, member.port).await?;
-        handover::tell(&mut link, next, b"CHECK").await
-    }));
-    // The name of a node may still be looked up.
-    runtime.shutdown_background();
-    confirmed
+    confirm_topology(node, &next)
 }
 
 fn migrate(call: &mut Call<'_>) -> Outcome {

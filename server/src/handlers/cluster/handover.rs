@@ -3,7 +3,6 @@
 
 use crate::handlers::call::{Call, answer};
 use crate::handlers::cluster::controller::obey;
-use crate::handlers::cluster::peers;
 use node::client::connect::{Link, within};
 use node::cluster::handover::{Giver, hand_over};
 use node::cluster::topology::VERSION;
@@ -11,7 +10,7 @@ use node::cluster::{Cluster, Member, Topology};
 use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
 use node::roles::node::Node;
-use node::roles::{Master, failover};
+use node::roles::{Master, failover, peer};
 use node::runtime::apart::apart;
 use node::runtime::pause::{By, Paused};
 use redis_protocol::resp2::types::OwnedFrame;
@@ -77,7 +76,7 @@ impl Giver for Own {
     }
 
     async fn reach(&self, member: &Member) -> io::Result<Link> {
-        let mut link = peers::open(&self.0.process(), &member.host, member.port).await?;
+        let mut link = peer::open(&self.0.process(), &member.host, member.port).await?;
         match within(HEAR, link.ask(&[b"CLUSTERX", b"MYID"])).await? {
             OwnedFrame::BulkString(id) if id == member.id.as_bytes() => Ok(link),
             _ => Err(io::Error::other(format!("it is not the node {}", member.id))),
@@ -85,7 +84,7 @@ impl Giver for Own {
     }
 
     async fn tell(link: &mut Link, next: &Topology, option: &[u8]) -> io::Result<()> {
-        tell(link, next, option).await
+        peer::set_nodes(link, next, option).await
     }
 
     fn fed(&self, taker: &Member) -> Result<Master, Refusal> {
@@ -124,14 +123,6 @@ impl Giver for Own {
         })
         .await
     }
-}
-
-/// CLUSTERX SETNODES to another node.
-pub(crate) async fn tell(link: &mut Link, next: &Topology, option: &[u8]) -> io::Result<()> {
-    let (text, version) = (next.describe(), next.version.to_string());
-    let request = [&b"CLUSTERX"[..], b"SETNODES", text.as_bytes(), version.as_bytes(), option];
-    let words = request.len() - usize::from(option.is_empty());
-    link.ask(&request[..words]).await.map(drop)
 }
 
 /// The replica as this node feeds it. An error: it is not in step.

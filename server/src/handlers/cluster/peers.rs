@@ -6,11 +6,12 @@
 //! reply is dropped. A connection on which nothing comes for so long is closed; while there is
 //! none, requests fail at once, and a new one is tried for every [`RETRY_EVERY`].
 
-use node::client::connect::{self, ConnectArgs};
+use node::client::connect;
 use node::cluster::topology::MOST_NODES;
 use node::cluster::{Member, Topology};
 use node::config::ReadFrom;
 use node::roles::node::Process;
+use node::roles::peer;
 use node::runtime::tls::Socket;
 use parking_lot::Mutex;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -261,7 +262,7 @@ impl Link {
 
     /// A connection for parts of pages.
     async fn open(&self, process: &Process) -> io::Result<Socket> {
-        let mut link = open(process, &self.address.host, self.address.port).await?;
+        let mut link = peer::open(process, &self.address.host, self.address.port).await?;
         let mode: &[u8] = if self.address.as_replica { b"READONLY" } else { b"READWRITE" };
         for words in [&[&b"TM.COORDINATOR"[..]], &[mode]] {
             if let OwnedFrame::Error(reason) = link.call(words).await? {
@@ -270,18 +271,6 @@ impl Link {
         }
         Ok(link.socket)
     }
-}
-
-/// A connection to another node that is logged in, as a replica's to its master.
-pub(crate) async fn open(process: &Process, host: &str, port: u16) -> io::Result<connect::Link> {
-    let ((to, pass), encrypted) = {
-        let config = process.config();
-        let settings = &config.replication;
-        let (user, password) = (&settings.master_user, &settings.master_auth);
-        (ConnectArgs::to_peer(host, port, user, password), settings.tls)
-    };
-    let tls = encrypted.then_some(&process.tls);
-    to.open_as(tls, pass, "Set replication.master_auth.").await
 }
 
 fn timeout(process: &Process) -> Duration {
