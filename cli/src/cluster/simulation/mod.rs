@@ -245,13 +245,17 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().expect("a number"))
 }
 
+/// Found two masters of a slot once, or none: docs/testing/journal.md.
+const FOUND: [u64; 8] = [234, 517, 1068, 5590, 9598, 14_144, 51_043, 62_636];
+
 #[test]
 fn slots_have_one_master_whatever_is_killed() {
     let (seed, runs) = (number("TIDEMARK_SEED"), number("TIDEMARK_RUNS"));
     let first = seed.unwrap_or(0);
     let runs = runs.unwrap_or(if seed.is_some() { 1 } else { 300 });
     let mut sum = Met::default();
-    for seed in first..first + runs {
+    let found = FOUND.into_iter().filter(|it| seed.is_none() && *it >= first + runs);
+    for seed in (first..first + runs).chain(found) {
         let met = std::panic::catch_unwind(|| run(seed)).unwrap_or_else(|cause| {
             println!("TIDEMARK_SEED={seed}");
             std::panic::resume_unwind(cause)
