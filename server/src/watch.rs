@@ -1,9 +1,11 @@
 //! Asks the other nodes of the cluster whether they live (`node::cluster::health`), each on a
-//! connection of its own. Whatever a node answers, it answers.
+//! connection of its own: whatever a node answers, it answers. And whether this one is a master
+//! still, when it was away.
 
 use dataset::clock::unix_ms;
 use node::client::connect::within;
 use node::cluster::Member;
+use node::cluster::confirm::is_final;
 use node::roles::node::Host;
 use node::roles::peer;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -15,6 +17,8 @@ use tokio::task::JoinHandle;
 
 /// How far apart a node is asked, in a cluster of at most a hundred nodes.
 const ASK_EVERY: Duration = Duration::from_secs(1);
+/// How often a master that may write looks whether it is fenced.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// And as much more for each further one, so that asking takes no more of a large cluster.
 const OF_EACH: Duration = Duration::from_millis(10);
 /// How long an answer is waited for on one connection.
@@ -28,12 +32,36 @@ pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
     runtime.block_on(async {
         tokio::select! {
             never = follow(host) => match never {},
+            never = rule(host) => match never {},
             () = host.stop.wait() => {}
         }
     });
     // The name of a node may still be looked up.
     runtime.shutdown_background();
     Ok(())
+}
+
+/// Lifts the fence of a master that was away, when others confirm that it is one.
+async fn rule(host: &Arc<Host>) -> std::convert::Infallible {
+    let process = host.node().process();
+    // No other answer counts any more: the next time the one that knows better may be out of reach.
+    let mut refused = None;
+    loop {
+        let (mut pause, topology) = (LOOK_EVERY, process.cluster.topology());
+        let is_refused = refused.as_ref().is_some_and(|it| Arc::ptr_eq(it, &topology));
+        if process.replication.is_fenced()
+            && !is_refused
+            && let Err(refusal) = peer::ask_to_rule(&process, &topology).await
+        {
+            let why = String::from_utf8_lossy(refusal.text());
+            tracing::warn!("this master stays fenced: {why}");
+            if is_final(&refusal) {
+                refused = Some(topology);
+            }
+            pause = ASK_EVERY;
+        }
+        tokio::time::sleep(pause).await;
+    }
 }
 
 /// One task for each node that the topology names.

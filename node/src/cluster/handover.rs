@@ -95,14 +95,22 @@ pub async fn hand_over<G: Giver>(giver: &G, text: &str, version: i64) -> Result<
     let now = giver.cluster().topology();
     let next = Topology::parse(text, version, &now.own_id).map_err(|why| refuse!("ERR {why}"))?;
     if next.version == now.version && next.agrees_with(&now) {
+        let is_giving = giver.cluster().is_giving();
         let told = tell_all(giver, &next).await;
-        // Each that got slots is among these, and each that could have been given this node's.
-        let is_needed =
-            |member: &Member| member.master.is_none() || member.master == Some(next.own_id.clone());
-        if let Some((_, error)) = told.iter().find(|(member, _)| is_needed(member)) {
+        // Each that got slots is among these, and each that could have been given this node's; and
+        // one that refuses it knows better.
+        let is_needed = |(member, error): &&(&Member, String)| {
+            member.master.is_none()
+                || member.master.as_ref() == Some(&next.own_id)
+                || error.contains(VERSION)
+        };
+        if let Some((_, error)) = told.iter().find(is_needed) {
             return Err(refuse!("ERR {error}: give this command again"));
         }
-        giver.gave(version).await?;
+        // That lifts the fence, but not one that is there for another reason.
+        if is_giving {
+            giver.gave(version).await?;
+        }
         return all_told(version, &told).map(|()| Duration::ZERO);
     }
     if Some(version) != now.version.checked_add(1) {

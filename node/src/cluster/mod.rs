@@ -79,8 +79,6 @@ pub struct Cluster {
     pub handing: tokio::sync::Mutex<()>,
     /// Held while other nodes are asked whether they know a later topology.
     pub confirming: Mutex<()>,
-    /// Whether they are asked, or about to be, as a replica follows.
-    pub believing: AtomicBool,
     /// The token of the command that changes the cluster now, and until when no other may.
     held: Mutex<Option<(Vec<u8>, Instant)>>,
 }
@@ -298,9 +296,10 @@ impl Nodes<'_> {
             let Some(next) = taken(now, text, version)? else { return Ok(None) };
             next
         };
-        let find = now.own_id.is_empty() || forced;
-        let here = next.members().iter().find(|member| is_here(&member.host, member.port));
-        let own_id = here.filter(|_| find).map(|member| member.id.clone());
+        // Names may have to be looked up, which takes its time: only if it is not known.
+        let here = (now.own_id.is_empty() || forced)
+            .then(|| next.members().iter().find(|member| is_here(&member.host, member.port)));
+        let own_id = here.flatten().map(|member| member.id.clone());
         let next = match own_id {
             Some(id) => next.with_own_id(&id),
             None => next,

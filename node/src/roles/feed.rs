@@ -3,7 +3,7 @@
 //! moment ago is at hand.
 
 use crate::roles::node::Node;
-use crate::roles::{more, now_ms, peer};
+use crate::roles::{more, now_ms};
 use crate::runtime::apart::apart;
 use crate::runtime::clients::Client;
 use replication::{LinkError, LogSource, Sender, Timeouts};
@@ -194,7 +194,8 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
             }
             if feed.peer().sending == replication::Sending::Log && !is_known {
                 is_known = true;
-                peer::followed(node);
+                // In a cluster the other nodes are asked, too: `peer::ask_to_rule`.
+                node.replication.followed(&node.config(), !node.cluster.is_enabled());
             }
         }
     }

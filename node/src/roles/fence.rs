@@ -39,6 +39,8 @@ use parking_lot::Mutex;
 /// Most groups that are remembered, the first ones to speak. A sender of hellos decides on the
 /// fence anyway, but not on our memory.
 pub(crate) const MOST_GROUPS: usize = 16;
+/// Promotions that there may have been while it was away, of which it has not heard.
+const UNHEARD: u64 = 1000;
 /// The longest name of a group, in bytes.
 pub(crate) const MOST_NAME: usize = 255;
 
@@ -176,10 +178,15 @@ impl Fence {
         }
     }
 
-    /// How many promotions of other nodes there may have been since this one was the master last:
-    /// each has an epoch. 0: none, or it still is.
+    /// How many promotions of other nodes there may have been since this one was the master last,
+    /// which is told now to be the master: each has an epoch. 0: none, or it still is. One that has
+    /// heard of no promotion since its start may have missed some all the same: a Sentinel that has
+    /// chosen it need not have said yet what it knows. A term that is far later does no harm.
     pub(crate) fn missed(&self) -> u64 {
-        self.heard.lock().missed()
+        let heard = self.heard.lock();
+        let missed = heard.missed();
+        let is_deaf = heard.is_raised && !heard.groups.is_empty();
+        if missed == 0 && is_deaf { UNHEARD } else { missed }
     }
 
     /// The same, if what Sentinels have said lifts the fence as soon as it is on the disk.
@@ -197,7 +204,9 @@ impl Fence {
     /// lifts the fence.
     pub(crate) fn followed(&self) -> bool {
         let mut heard = self.heard.lock();
-        heard.groups.is_empty() && std::mem::take(&mut heard.is_raised)
+        // Of topologies that it has not heard of, an order begins another term.
+        let may = heard.groups.is_empty() && heard.skipped == 0;
+        may && std::mem::take(&mut heard.is_raised)
     }
 
     /// A Sentinel of a group has named a master: this node, or another address.

@@ -178,11 +178,13 @@ impl Replication {
         self.fence.recall(&role.sentinels);
         // Without any other node there is none that could have become the master meanwhile.
         let had_others = role.clone().among_others().replicated;
-        if role.master.is_none() && had_others && config.replication.fence && !is_alone {
-            let until = if role.sentinels.is_empty() {
-                "a replica follows"
-            } else {
+        if role.master.is_none() && had_others && config.replication.fence {
+            let until = if !role.sentinels.is_empty() {
                 "Sentinel names this node"
+            } else if is_alone {
+                "the other nodes of the cluster have been asked"
+            } else {
+                "a replica follows"
             };
             tracing::warn!(
                 "this was one of several nodes: writes are refused until {until}, or REPLICAOF NO \
@@ -479,10 +481,11 @@ impl Replication {
         self.fence.groups()
     }
 
-    /// A replica follows: so this node is its master, if that one `knows`.
+    /// A replica follows: so this node is its master, if that one `knows`; in a cluster that is to
+    /// be confirmed by others.
     pub(crate) fn followed(&self, config: &Config, knows: bool) {
         if knows && self.fence.followed() {
-            tracing::info!("a replica follows: this node is the master; writes are taken again");
+            tracing::info!("this node is the master still: writes are taken again");
         }
         self.judge(config);
     }

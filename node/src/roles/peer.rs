@@ -1,16 +1,18 @@
 //! What this node asks other nodes of its cluster, each on a connection of its own. Parts of pages
 //! go other ways: the workers keep connections for them.
 
-use crate::client::connect::{ConnectArgs, Link};
-use crate::cluster::Topology;
+use crate::client::connect::{ConnectArgs, Link, within};
 use crate::cluster::confirm::confirm;
-use crate::command::error::refuse;
+use crate::cluster::{Member, Topology};
 use crate::command::spec::Outcome;
-use crate::roles::node::{Node, Process};
-use crate::runtime::apart::apart;
+use crate::roles::node::Process;
+use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+/// How long a node may take to say which one it is.
+const HEAR: Duration = Duration::from_secs(2);
 
 /// A connection to another node that is logged in, as a replica's to its master.
 pub async fn open(process: &Process, host: &str, port: u16) -> io::Result<Link> {
@@ -32,50 +34,55 @@ pub async fn set_nodes(link: &mut Link, next: &Topology, option: &[u8]) -> io::R
     link.ask(&request[..words]).await.map(drop)
 }
 
-/// Whether no other node would refuse this topology: see [`confirm`]. It waits for their answers,
-/// and for others that ask the same: each node is sent all of the text.
-pub fn confirm_topology(process: &Process, next: &Topology) -> Outcome {
-    let _one = process.cluster.confirming.lock();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| refuse!("ERR {error}"))?;
-    let confirmed = runtime.block_on(confirm(next, async |member| {
-        let mut link = open(process, &member.host, member.port).await?;
-        set_nodes(&mut link, next, b"CHECK").await
-    }));
-    // The name of a node may still be looked up.
-    runtime.shutdown_background();
-    confirmed
+/// A connection to this node of the cluster, which has said that it is the one.
+pub async fn reach(process: &Process, member: &Member) -> io::Result<Link> {
+    let mut link = open(process, &member.host, member.port).await?;
+    match within(HEAR, link.ask(&[b"CLUSTERX", b"MYID"])).await? {
+        OwnedFrame::BulkString(id) if id == member.id.as_bytes() => Ok(link),
+        _ => Err(io::Error::other(format!("it is not the node {}", member.id))),
+    }
 }
 
-/// A replica follows this node. That says that it is the master, unless it is one of a cluster:
-/// there the replica may have heard of the same topology late, when a controller had put another
-/// node in this one's place. So the others are asked, too, and meanwhile it stays fenced.
-pub(super) fn followed(node: &Arc<Node>) {
-    let config = node.config();
-    if !(node.cluster.is_enabled() && node.replication.is_fenced()) {
-        return node.replication.followed(&config, true);
+/// Refuses a topology that another node would refuse: see [`confirm`].
+pub async fn confirm_topology(process: &Process, next: &Topology) -> Outcome {
+    let check = confirm(next, async |member| {
+        set_nodes(&mut reach(process, member).await?, next, b"CHECK").await
+    });
+    check.await
+}
+
+/// What a fenced master of a cluster does again and again. Where a replica of it follows, or by its
+/// topology it has none, it is the master unless it has heard that late: a controller may have put
+/// another node in its place. So the others are asked before it takes writes.
+pub async fn ask_to_rule(process: &Arc<Process>, topology: &Arc<Topology>) -> Outcome {
+    if !has_word(process, topology).await {
+        return Ok(());
     }
-    node.replication.followed(&config, false);
-    if node.cluster.believing.swap(true, SeqCst) {
-        return;
+    confirm_topology(process, topology).await?;
+    // The replica may have gone meanwhile, to be the master itself.
+    let is_same = Arc::ptr_eq(&process.cluster.topology(), topology);
+    if is_same && has_word(process, topology).await {
+        process.replication.followed(&process.config(), true);
     }
-    let node = node.clone();
-    drop(apart(move || {
-        let topology = node.cluster.topology();
-        let confirmed = confirm_topology(&node, &topology);
-        node.cluster.believing.store(false, SeqCst);
-        let (config, now) = (node.config(), node.cluster.topology());
-        match confirmed {
-            // A replica has not heard more than this node, which may have ended in the middle of
-            // giving slots away.
-            Ok(()) if Arc::ptr_eq(&now, &topology) && !node.cluster.is_giving() => {
-                node.replication.followed(&config, true);
-            }
-            Ok(()) => {}
-            Err(refusal) => tracing::warn!(
-                "a replica follows, but this node stays fenced: {}",
-                String::from_utf8_lossy(refusal.text())
-            ),
-        }
-    }));
+    Ok(())
+}
+
+/// Whether anything but its own topology says that this node is a master.
+async fn has_word(process: &Arc<Process>, topology: &Arc<Topology>) -> bool {
+    // One that ended in the middle of giving slots away knows more than its replicas.
+    if !process.replication.is_master() || process.cluster.is_giving() {
+        return false;
+    }
+    if topology.own().is_none() {
+        return process.replication.feeds.count(|_| true) > 0;
+    }
+    if process.cluster.rules_alone() && process.config().shard.is_empty() {
+        return true;
+    }
+    let (process, topology) = (process.clone(), topology.clone());
+    let is_fed = move || {
+        let feeds = &process.replication.feeds;
+        topology.replicas(&topology.own_id).any(|it| feeds.in_step_at(&it.host, it.port).is_some())
+    };
+    tokio::task::spawn_blocking(is_fed).await.unwrap_or(false)
 }

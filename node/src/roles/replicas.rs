@@ -3,7 +3,7 @@
 use parking_lot::Mutex;
 use replication::{Peer, Sending};
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
@@ -114,6 +114,23 @@ impl Feeds {
     /// address for ever.
     pub fn reachable(&self) -> Vec<Fed> {
         self.all.lock().values().filter(|fed| fed.port != 0).cloned().collect()
+    }
+
+    /// The replica in step that is reached there. Waits if the name of the host is to be looked up.
+    pub fn in_step_at(&self, host: &str, port: u16) -> Option<Fed> {
+        let mut near = self.reachable();
+        near.retain(|fed| fed.port == port && fed.sending == Sending::Log);
+        if near.is_empty() {
+            return None;
+        }
+        if let Some(fed) = near.iter().find(|fed| fed.ip == host) {
+            return Some(fed.clone());
+        }
+        let ips: Vec<String> = (host, port)
+            .to_socket_addrs()
+            .map(|all| all.map(|at| at.ip().to_string()).collect())
+            .unwrap_or_default();
+        near.into_iter().find(|fed| ips.contains(&fed.ip))
     }
 
     /// Counting waits until this is dropped.

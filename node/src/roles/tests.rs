@@ -151,6 +151,20 @@ fn what_sentinels_have_said_is_known_after_a_start() {
     assert!(!order(&again, &config, None), "it is one");
 }
 
+/// It was away, and two others were the master meanwhile. Sentinel chooses it before it has said
+/// anything to it; found by the soak.
+#[test]
+fn a_master_that_is_chosen_before_it_has_heard_of_others_begins_a_later_term() {
+    let sentinels = vec![Epoch { name: "mymaster".to_owned(), epoch: 23 }];
+    let role = Role { replicated: true, sentinels, ..Role::default() };
+    let (replication, config, _folder) = started(role);
+    assert!(order(&replication, &config, None));
+    assert!(replication.renews() && replication.promoting() > 2);
+    // Without a Sentinel there is an operator only, who knows.
+    let (replication, config, _folder) = started(Role { replicated: true, ..Role::default() });
+    assert!(!order(&replication, &config, None) && !replication.renews());
+}
+
 /// Hellos come every second, from several; while one waits for the disk the others do not.
 #[test]
 fn one_at_a_time_writes_down_what_sentinels_say() {

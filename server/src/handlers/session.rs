@@ -131,6 +131,8 @@ pub(crate) struct Session {
     pub(crate) reads_replica: bool,
     /// It is another node of the cluster that asks for parts of pages: see `cluster/gather.rs`.
     pub(crate) is_coordinator: bool,
+    /// It has written to slots of other nodes, through this one.
+    pub(crate) wrote_elsewhere: bool,
     /// Other nodes answer for ids of the request at hand, which was not refused for another reason.
     pub(crate) is_parted: Cell<bool>,
     /// What of this turn waits for other nodes.
@@ -176,6 +178,7 @@ impl Session {
             topology: None,
             reads_replica: false,
             is_coordinator: false,
+            wrote_elsewhere: false,
             is_parted: Cell::new(false),
             gathering: None,
             most_args: usize::MAX,

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! cargo build --release -p tidemark -p tidemark-bench
-//! target/release/feed                      table and plots into docs/performance/: ten minutes
-//! target/release/feed --short              the main cells, to the terminal: two minutes
+//! target/release/feed                      table and plots into docs/performance/: seven minutes
+//! target/release/feed --short              the main cells, to the terminal: three minutes
 //! target/release/feed --tail               what pages wait beside snapshots and the like
 //! target/release/feed --peer valkey=PATH   another server that takes redis-server's arguments
 //! ```
@@ -76,7 +76,7 @@ struct Args {
     /// by profile learns from.
     #[arg(long)]
     train: bool,
-    /// Tidemark only: latencies beside snapshots, rolls, spills, schema changes and full syncs.
+    /// Latencies of pages, and of Redis's PING, beside snapshots, rolls, spills, schema changes and full syncs.
     #[arg(long)]
     tail: bool,
     /// Seed of everything.

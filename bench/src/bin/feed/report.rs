@@ -254,7 +254,7 @@ impl Report {
         let lines = [
             (
                 "unpipelined, of PING",
-                0.75,
+                0.8,
                 feed("read", 1).and_then(|cell| self.of_ceiling(cell, "ping")),
             ),
             (
@@ -263,18 +263,23 @@ impl Report {
                 feed("read", 1).and_then(|cell| self.of_ceiling(cell, "echo")),
             ),
             (
+                "unpipelined, times the strongest peer",
+                3.3,
+                feed("read", 1).and_then(|cell| self.times(cell)),
+            ),
+            (
                 "by 8, times the strongest peer",
-                10.0,
+                12.0,
                 feed("read", 8).and_then(|cell| self.times(cell)),
             ),
             (
                 "by 32, times the strongest peer",
-                14.0,
+                18.0,
                 feed("read", 32).and_then(|cell| self.times(cell)),
             ),
             (
                 "90/10 by 8, times the strongest peer",
-                8.0,
+                10.0,
                 feed("90/10", 8).and_then(|cell| self.times(cell)),
             ),
             ("two cores, times one, by CPU time", 1.8, self.two_cores().map(|(_, cpu)| cpu)),

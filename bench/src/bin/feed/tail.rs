@@ -209,7 +209,9 @@ fn table(seen: &[Vec<(Latency, u64)>], rate: f64) -> io::Result<String> {
          ![Latency by percentile beside each](tail.svg)\n\n\
          Pages of 20, 8 connections, open loop, {rate:.0} a second: 0.7 of what the server gives \
          to them.\nMicroseconds from the moment when a page was due; medians of {} rounds \
-         by turns.\n\n\
+         by turns; ratios are medians of the rounds' ratios, with the least and the most.\nThe \
+         server has one core, and what it does beside its pages has the same; a replica has the \
+         client's, by `nice`. The rows of a spill are written, too.\n\n\
          | beside | times in a round | p50 | p99 | p99.9 | p99.9, times Redis's PING | times \
          nothing else |\n|---|---|---|---|---|---|---|\n",
         seen[PING].len()
@@ -217,12 +219,15 @@ fn table(seen: &[Vec<(Latency, u64)>], rate: f64) -> io::Result<String> {
     for ((name, _), rounds) in ALL.iter().zip(seen) {
         let ratio = |to: usize| {
             let pairs = rounds.iter().zip(&seen[to]);
-            median(pairs.map(|((one, _), (other, _))| one.p999 / other.p999).collect())
+            let all: Vec<f64> = pairs.map(|((one, _), (other, _))| one.p999 / other.p999).collect();
+            let least = all.iter().copied().fold(f64::INFINITY, f64::min);
+            let most = all.iter().copied().fold(0.0, f64::max);
+            format!("{:.2} ({least:.1} to {most:.1})", median(all))
         };
         let times = median(rounds.iter().map(|&(_, times)| times as f64).collect());
         writeln!(
             out,
-            "| {name} | {times:.0} | {:.0} | {:.0} | {:.0} | {:.2} | {:.2} |",
+            "| {name} | {times:.0} | {:.0} | {:.0} | {:.0} | {} | {} |",
             of(rounds, |l| l.p50),
             of(rounds, |l| l.p99),
             of(rounds, |l| l.p999),
@@ -246,7 +251,7 @@ fn draw(seen: &[Vec<(Latency, u64)>], rate: f64, out: &Path) -> io::Result<()> {
     let lines: Vec<_> = ALL.iter().zip(seen).map(line).collect();
     plot::draw(
         &out.join("tail.svg"),
-        &format!("Pages of 20 beside other work, {rate:.0} a second, open loop"),
+        &format!("Pages of 20 beside other work, and PING: {rate:.0} a second, open loop"),
         plot::NINES,
         "microseconds",
         &lines,

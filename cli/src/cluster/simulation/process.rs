@@ -3,7 +3,7 @@
 use super::world::killed;
 use super::{Machine, PATIENCE, Process, STAGES, Stage, World, number_of, ranges};
 use node::client::connect::within;
-use node::cluster::confirm::confirm;
+use node::cluster::confirm::{confirm, is_final};
 use node::cluster::handover::{Giver, hand_over};
 use node::cluster::topology::VERSION;
 use node::cluster::{Cluster, Member, Role, Server, Topology};
@@ -18,6 +18,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::spawn_local;
 use tokio::time::sleep;
+
+/// Between two looks of a node at its fence.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 impl Process {
     pub(super) fn world(&self) -> Rc<World> {
@@ -61,15 +64,11 @@ impl Process {
                 continue;
             }
             let Some(of_master) = world.process(master) else { continue };
-            // It follows as soon as it asks: that is what lifts a fence.
+            // It follows as soon as it asks.
             if !of_master.fed.borrow().contains_key(&self.number) {
                 own.disk.borrow_mut().had_others = true;
                 world.machines[master].disk.borrow_mut().had_others = true;
                 of_master.fed.borrow_mut().insert(self.number, 0);
-                if of_master.fenced.get() {
-                    let (asks, replica) = (of_master.clone(), self.number);
-                    of_master.spawn(async move { asks.followed(replica).await });
-                }
                 continue;
             }
             let length = {
@@ -185,15 +184,41 @@ impl Process {
         confirmed.await
     }
 
-    /// A replica follows: as the real node does it.
-    async fn followed(&self, replica: usize) {
-        let topology = self.cluster.topology();
-        let confirmed = self.refuse_what_others_refuse(&topology).await.is_ok();
-        let is_same = Arc::ptr_eq(&topology, &self.cluster.topology());
-        if confirmed && is_same && !self.cluster.is_giving() && self.fenced.replace(false) {
-            self.world()
-                .tell(|| format!("{replica} follows {}, whose fence is lifted", self.number));
+    /// As the real node lifts its fence: `roles/peer.rs`.
+    pub(super) async fn rule(self: Rc<Process>) {
+        let mut refused = None;
+        loop {
+            sleep(LOOK_EVERY).await;
+            let topology = self.cluster.topology();
+            let is_refused = refused.as_ref().is_some_and(|it| Arc::ptr_eq(it, &topology));
+            if !self.fenced.get() || is_refused || !self.has_word(&topology) {
+                continue;
+            }
+            if let Err(refusal) = self.refuse_what_others_refuse(&topology).await {
+                refused = Some(topology).filter(|_| is_final(&refusal));
+                continue;
+            }
+            let is_same = Arc::ptr_eq(&topology, &self.cluster.topology());
+            if is_same && self.has_word(&topology) && self.fenced.replace(false) {
+                self.world().tell(|| format!("the fence of {} is lifted", self.number));
+            }
         }
+    }
+
+    fn has_word(&self, topology: &Topology) -> bool {
+        let world = self.world();
+        let follows = |number: usize| {
+            world.process(number).is_some()
+                && world.machines[number].disk.borrow().follows == Some(self.number)
+        };
+        let mut replicas = topology.replicas(&topology.own_id);
+        let is_fed = |member: &Member| {
+            let number = number_of(member.port);
+            number.is_some_and(|it| self.fed.borrow().contains_key(&it) && follows(it))
+        };
+        self.machine(|it| it.disk.borrow().follows.is_none())
+            && !self.cluster.is_giving()
+            && (self.cluster.rules_alone() || replicas.any(is_fed))
     }
 
     /// Time for the disk, in which the process may be killed.

@@ -81,7 +81,7 @@ impl World {
         cluster.recall(machine.folder.path()).unwrap();
         let is_fenced = {
             let disk = machine.disk.borrow();
-            disk.follows.is_none() && disk.had_others && !cluster.rules_alone()
+            disk.follows.is_none() && disk.had_others
         };
         let process = Rc::new(Process {
             number,
@@ -96,6 +96,7 @@ impl World {
         *machine.process.borrow_mut() = Some(process.clone());
         self.tell(|| format!("{number} starts, fenced: {is_fenced}"));
         process.spawn(process.clone().follow());
+        process.spawn(process.clone().rule());
     }
 
     /// kill -9. What it has written, the disk has.

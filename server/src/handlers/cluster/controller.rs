@@ -84,8 +84,9 @@ fn set_node_id(call: &mut Call<'_>) -> Outcome {
     refuse_beside_sentinel(&call.node)?;
     call.answer_later(move |node, reply| {
         let dir = node.config().durability.dir.clone();
-        let is_news = node.cluster.set_own_id(&dir, &id, only_first)?;
-        obey(&node, is_news)?;
+        node.cluster.set_own_id(&dir, &id, only_first)?;
+        // An id is no word on who is the master.
+        obey(&node, false)?;
         reply.ok();
         Ok(())
     })
@@ -140,7 +141,17 @@ fn refuse_what_others_refuse(node: &Node, text: &str, version: i64) -> Outcome {
     let own_id = node.cluster.topology().own_id.clone();
     // If it is none it is refused anyway.
     let Ok(next) = Topology::parse(text, version, &own_id) else { return Ok(()) };
-    confirm_topology(node, &next)
+    // One at a time: each of the others is sent all of the text.
+    let _one = node.cluster.confirming.lock();
+    if !node.replication.is_fenced() {
+        return Ok(());
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| refuse!("ERR {error}"))?;
+    let confirmed = runtime.block_on(confirm_topology(node, &next));
+    // The name of a node may still be looked up.
+    runtime.shutdown_background();
+    confirmed
 }
 
 fn migrate(call: &mut Call<'_>) -> Outcome {

@@ -322,6 +322,7 @@ pub(crate) fn answer(
     }
     let gathering = session.gathering.get_or_insert_default();
     page.ask(args, &gathering.batch, &topology, node);
+    session.wrote_elsewhere |= spec.may_write(args);
     let mark = reply.mark();
     reply.null();
     page.place = mark..reply.mark();

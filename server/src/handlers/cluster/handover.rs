@@ -3,7 +3,7 @@
 
 use crate::handlers::call::{Call, answer};
 use crate::handlers::cluster::controller::obey;
-use node::client::connect::{Link, within};
+use node::client::connect::Link;
 use node::cluster::handover::{Giver, hand_over};
 use node::cluster::topology::VERSION;
 use node::cluster::{Cluster, Member, Topology};
@@ -13,15 +13,12 @@ use node::roles::node::Node;
 use node::roles::{Master, failover, peer};
 use node::runtime::apart::apart;
 use node::runtime::pause::{By, Paused};
-use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// No pause of a hand-over ends by the clock.
 const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
-/// How long a node may take to say which one it is.
-const HEAR: Duration = Duration::from_secs(2);
 /// A replica that has less than all but so many bytes of the log is not in step.
 const CLOSE: u64 = 1 << 20;
 
@@ -76,11 +73,7 @@ impl Giver for Own {
     }
 
     async fn reach(&self, member: &Member) -> io::Result<Link> {
-        let mut link = peer::open(&self.0.process(), &member.host, member.port).await?;
-        match within(HEAR, link.ask(&[b"CLUSTERX", b"MYID"])).await? {
-            OwnedFrame::BulkString(id) if id == member.id.as_bytes() => Ok(link),
-            _ => Err(io::Error::other(format!("it is not the node {}", member.id))),
-        }
+        peer::reach(&self.0.process(), member).await
     }
 
     async fn tell(link: &mut Link, next: &Topology, option: &[u8]) -> io::Result<()> {
@@ -127,19 +120,10 @@ impl Giver for Own {
 
 /// The replica as this node feeds it. An error: it is not in step.
 fn feed_of(node: &Node, taker: &Member) -> Result<Master, Refusal> {
-    use std::net::ToSocketAddrs;
     let Member { host, port, .. } = taker;
-    let ips: Vec<String> = (host.as_str(), *port)
-        .to_socket_addrs()
-        .map(|all| all.map(|at| at.ip().to_string()).collect())
-        .unwrap_or_default();
     let end = node.durability.shown().offset;
-    let fed = node.replication.feeds.reachable().into_iter().find(|fed| {
-        fed.port == *port
-            && (fed.ip == *host || ips.contains(&fed.ip))
-            && fed.sending == replication::Sending::Log
-            && fed.written + CLOSE >= end
-    });
+    let fed = node.replication.feeds.in_step_at(host, *port);
+    let fed = fed.filter(|fed| fed.written + CLOSE >= end);
     fed.map(|fed| Master { host: fed.ip, port: fed.port }).ok_or_else(|| {
         refuse!(
             "ERR {host}:{port} is not in step with this node: wait until it is (if it is, \

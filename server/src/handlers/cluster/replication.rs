@@ -291,6 +291,17 @@ fn refuse_on_replica(call: &Call<'_>, what: &str, since: &str) -> Outcome {
     Ok(())
 }
 
+/// Replicas of this node say nothing of what other nodes were asked to write.
+fn refuse_elsewhere(call: &Call<'_>, what: &str) -> Outcome {
+    if call.session.wrote_elsewhere {
+        return Err(refuse!(
+            "ERR {what} says nothing of ids of other shards, and this connection has changed some \
+             of them: change them at their master, and wait there (RESET begins anew)"
+        ));
+    }
+    Ok(())
+}
+
 /// Why a client waits no longer, in Redis's words.
 pub(crate) const DEMOTED: &str =
     "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)";
@@ -342,6 +353,7 @@ fn wait(call: &mut Call<'_>) -> Outcome {
     let since =
         "since Redis 4.0 if a replica is configured to be writable (which is not the default) ";
     refuse_on_replica(call, "WAIT", since)?;
+    refuse_elsewhere(call, "WAIT")?;
     let (replicas, deadline) = (count(call.args.at(1))?, deadline(call.args.at(2))?);
     answer_settled(call, Until::Written, replicas, deadline, |reply, _, count| {
         reply.int(count as i64)
@@ -355,6 +367,7 @@ fn waitaof(call: &mut Call<'_>) -> Outcome {
         return Err(refuse!("ERR value is out of range, value must between 0 and 1"));
     }
     refuse_on_replica(call, "WAITAOF", "")?;
+    refuse_elsewhere(call, "WAITAOF")?;
     let (replicas, deadline) = (count(call.args.at(2))?, deadline(call.args.at(3))?);
     answer_settled(call, Until::Durable, replicas, deadline, |reply, local, count| {
         reply.array(2);
