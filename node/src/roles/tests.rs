@@ -160,7 +160,7 @@ fn a_master_that_is_chosen_before_it_has_heard_of_others_begins_a_later_term() {
     let (replication, config, _folder) = started(role);
     assert!(order(&replication, &config, None));
     assert!(replication.renews() && replication.promoting() > 2);
-    // Without a Sentinel there is an operator only, who knows.
+    // Without a Sentinel only an operator gives orders, and knows.
     let (replication, config, _folder) = started(Role { replicated: true, ..Role::default() });
     assert!(!order(&replication, &config, None) && !replication.renews());
 }

@@ -76,7 +76,8 @@ struct Args {
     /// by profile learns from.
     #[arg(long)]
     train: bool,
-    /// Latencies of pages, and of Redis's PING, beside snapshots, rolls, spills, schema changes and full syncs.
+    /// Latencies of pages, and of Redis's PING, beside snapshots, rolls, spills, schema changes and
+    /// full syncs.
     #[arg(long)]
     tail: bool,
     /// Seed of everything.

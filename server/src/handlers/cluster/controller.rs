@@ -85,7 +85,7 @@ fn set_node_id(call: &mut Call<'_>) -> Outcome {
     call.answer_later(move |node, reply| {
         let dir = node.config().durability.dir.clone();
         node.cluster.set_own_id(&dir, &id, only_first)?;
-        // An id is no word on who is the master.
+        // An id says nothing of the role.
         obey(&node, false)?;
         reply.ok();
         Ok(())
