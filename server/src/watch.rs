@@ -47,20 +47,21 @@ async fn rule(host: &Arc<Host>) -> std::convert::Infallible {
     // No other answer counts any more: the next time the one that knows better may be out of reach.
     let mut refused = None;
     loop {
-        let (mut pause, topology) = (LOOK_EVERY, process.cluster.topology());
+        let topology = process.cluster.topology();
         let is_refused = refused.as_ref().is_some_and(|it| Arc::ptr_eq(it, &topology));
-        if process.replication.is_fenced()
-            && !is_refused
-            && let Err(refusal) = peer::ask_to_rule(&process, &topology).await
-        {
-            let why = String::from_utf8_lossy(refusal.text());
-            tracing::warn!("this master stays fenced: {why}");
-            if is_final(&refusal) {
-                refused = Some(topology);
+        let mut has_asked = false;
+        if process.replication.is_fenced() && !is_refused {
+            match peer::ask_to_rule(&process, &topology).await {
+                Ok(asked) => has_asked = asked,
+                Err(refusal) => {
+                    has_asked = true;
+                    let why = String::from_utf8_lossy(refusal.text());
+                    tracing::warn!("this master stays fenced: {why}");
+                    refused = Some(topology).filter(|_| is_final(&refusal));
+                }
             }
-            pause = ASK_EVERY;
         }
-        tokio::time::sleep(pause).await;
+        tokio::time::sleep(if has_asked { ASK_EVERY } else { LOOK_EVERY }).await;
     }
 }
 

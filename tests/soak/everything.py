@@ -27,6 +27,8 @@ from world import GROUP, Worker
 
 NODES, WORKERS = 3, 3
 QUIET_S, MOST_MIB = 60, 30
+# Faults are seconds apart, and Sentinel needs some twenty to put things right.
+MOST_QUIET_S = 300
 CONFIG = """
 [server]
 port = {port}
@@ -379,8 +381,15 @@ class Soak:
         for thread in threads:
             thread.start()
         end, said = self.began + self.args.hours * 3600, time.time()
+        best, grown = 0, time.time()
         while time.time() < end and all(worker.is_alive() for worker in workers):
             self.collect(found, False)
+            if self.total("acknowledged") > best:
+                best, grown = self.total("acknowledged"), time.time()
+            elif time.time() > grown + MOST_QUIET_S:
+                self.wrong.append(f"replicas have acknowledged nothing for {MOST_QUIET_S} s")
+                print(f"WRONG: {self.wrong[-1]}", flush=True)
+                break
             if time.time() > said + 60:
                 said = time.time()
                 print(f"{(said - self.began) / 60:.0f} min: {self.total('requests')} changes, {self.total('acknowledged')} acknowledged, "

@@ -3,9 +3,10 @@
 //!
 //! A replica has the rows already, so nothing is copied now. It takes these steps:
 //!
-//! 1. The master reaches the replicas that get slots, and asks whether they are those that the next
-//!    topology says, and can write it down. They are in step. Until here nothing has changed, nor
-//!    has it when the second step fails.
+//! 1. The master asks all nodes whether they know another topology of the version that it has, or
+//!    a later one. It reaches the replicas that get slots, and asks whether they are those that the
+//!    next topology says, and can write it down. They are in step. Until here nothing has changed,
+//!    nor has it when the second step fails.
 //! 2. Writes wait until these replicas have all that was written, and then until the end: no clock
 //!    ends a pause behind which something may be lost.
 //! 3. All requests wait. The next topology is the master's, durably: whatever happens from here on,
@@ -118,6 +119,7 @@ pub async fn hand_over<G: Giver>(giver: &G, text: &str, version: i64) -> Result<
     }
     let takers = takers(&now, &next)?;
     giver.may_give()?;
+    refuse_conflict(giver, &now).await?;
     let mut links = reach_takers(giver, &takers, &next).await?;
     let others = reach_others(giver, &now, &takers).await;
     let feeds: Vec<G::Fed> = takers.iter().map(|it| giver.fed(it)).collect::<Result<_, _>>()?;
@@ -219,6 +221,24 @@ fn takers(now: &Topology, next: &Topology) -> Result<Vec<Member>, Refusal> {
     Ok(takers)
 }
 
+/// Refuses to go on from a topology beside which there is another of its version, or a later one: a
+/// failover, say, that the next version would bring to nothing.
+async fn refuse_conflict<G: Giver>(giver: &G, now: &Topology) -> Outcome {
+    let others = now.members().iter().filter(|member| member.id != now.own_id);
+    let asked = others.map(|member| async move {
+        let hear = async { G::tell(&mut giver.reach(member).await?, now, b"CHECK").await };
+        let error = within(HEAR, hear).await.err()?;
+        error.to_string().contains(VERSION).then(|| member.address())
+    });
+    match join_all(asked).await.into_iter().flatten().next() {
+        None => Ok(()),
+        Some(address) => Err(refuse!(
+            "ERR {VERSION}: {address} knows a later topology, or another {}",
+            now.version
+        )),
+    }
+}
+
 /// Connections to the nodes that get slots, which would take the topology.
 async fn reach_takers<G: Giver>(
     giver: &G,
@@ -229,9 +249,10 @@ async fn reach_takers<G: Giver>(
     for taker in takers {
         let ready = async {
             let mut link = giver.reach(taker).await?;
-            within(HEAR, G::tell(&mut link, next, b"CHECK")).await?;
+            G::tell(&mut link, next, b"CHECK").await?;
             Ok::<G::Link, io::Error>(link)
         };
+        let ready = within(HEAR, ready);
         let failed = |error| refuse!("ERR {} cannot take them: {error}", taker.address());
         links.push(ready.await.map_err(failed)?);
     }

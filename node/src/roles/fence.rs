@@ -106,6 +106,12 @@ impl Heard {
         }
     }
 
+    /// Sentinels know better; and behind topologies of which it has not heard an order is to begin
+    /// another term.
+    fn believes_replicas(&self) -> bool {
+        self.is_raised && self.groups.is_empty() && self.skipped == 0
+    }
+
     fn missed(&self) -> u64 {
         let missed = self.groups.iter().filter_map(|group| Some(group.epoch? - group.ruled?));
         let missed = missed.max().unwrap_or(0).max(self.skipped);
@@ -204,9 +210,12 @@ impl Fence {
     /// lifts the fence.
     pub(crate) fn followed(&self) -> bool {
         let mut heard = self.heard.lock();
-        // Of topologies that it has not heard of, an order begins another term.
-        let may = heard.groups.is_empty() && heard.skipped == 0;
-        may && std::mem::take(&mut heard.is_raised)
+        heard.believes_replicas() && std::mem::take(&mut heard.is_raised)
+    }
+
+    /// Whether a replica that follows lifts it.
+    pub(crate) fn believes_replicas(&self) -> bool {
+        self.heard.lock().believes_replicas()
     }
 
     /// A Sentinel of a group has named a master: this node, or another address.

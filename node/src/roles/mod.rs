@@ -481,6 +481,11 @@ impl Replication {
         self.fence.groups()
     }
 
+    /// Whether it is fenced until a replica follows.
+    pub(crate) fn waits_for_replica(&self) -> bool {
+        self.is_master() && self.fence.believes_replicas()
+    }
+
     /// A replica follows: so this node is its master, if that one `knows`; in a cluster that is to
     /// be confirmed by others.
     pub(crate) fn followed(&self, config: &Config, knows: bool) {

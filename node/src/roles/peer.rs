@@ -4,6 +4,7 @@
 use crate::client::connect::{ConnectArgs, Link, within};
 use crate::cluster::confirm::confirm;
 use crate::cluster::{Member, Topology};
+use crate::command::error::Refusal;
 use crate::command::spec::Outcome;
 use crate::roles::node::Process;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -54,9 +55,14 @@ pub async fn confirm_topology(process: &Process, next: &Topology) -> Outcome {
 /// What a fenced master of a cluster does again and again. Where a replica of it follows, or by its
 /// topology it has none, it is the master unless it has heard that late: a controller may have put
 /// another node in its place. So the others are asked before it takes writes.
-pub async fn ask_to_rule(process: &Arc<Process>, topology: &Arc<Topology>) -> Outcome {
+///
+/// Whether it has asked.
+pub async fn ask_to_rule(
+    process: &Arc<Process>,
+    topology: &Arc<Topology>,
+) -> Result<bool, Refusal> {
     if !has_word(process, topology).await {
-        return Ok(());
+        return Ok(false);
     }
     confirm_topology(process, topology).await?;
     // The replica may have gone meanwhile, to be the master itself.
@@ -64,13 +70,13 @@ pub async fn ask_to_rule(process: &Arc<Process>, topology: &Arc<Topology>) -> Ou
     if is_same && has_word(process, topology).await {
         process.replication.followed(&process.config(), true);
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Whether anything but its own topology says that this node is a master.
 async fn has_word(process: &Arc<Process>, topology: &Arc<Topology>) -> bool {
     // One that ended in the middle of giving slots away knows more than its replicas.
-    if !process.replication.is_master() || process.cluster.is_giving() {
+    if !process.replication.waits_for_replica() || process.cluster.is_giving() {
         return false;
     }
     if topology.own().is_none() {

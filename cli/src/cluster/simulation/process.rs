@@ -314,12 +314,17 @@ impl Giver for Own {
     }
 
     async fn tell(link: &mut Link, next: &Topology, option: &[u8]) -> io::Result<()> {
-        link.world.stage(link.from, Stage::Tell).await;
+        let is_news = option != b"CHECK";
+        if is_news {
+            link.world.stage(link.from, Stage::Tell).await;
+        }
         let (text, version) = (next.describe(), next.version.to_string());
         let option = String::from_utf8_lossy(option).into_owned();
         let words = ["CLUSTERX", "SETNODES", &text, &version, &option];
         link.ask(&words[..words.len() - usize::from(option.is_empty())]).await?;
-        link.world.stage(link.from, Stage::Told).await;
+        if is_news {
+            link.world.stage(link.from, Stage::Told).await;
+        }
         Ok(())
     }
 
