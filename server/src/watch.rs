@@ -17,10 +17,10 @@ use tokio::task::JoinHandle;
 
 /// How far apart a node is asked, in a cluster of at most a hundred nodes.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// How often a master that may write looks whether it is fenced.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// And as much more for each further one, so that asking takes no more of a large cluster.
 const OF_EACH: Duration = Duration::from_millis(10);
+/// How far apart a node looks whether it is a fenced master that has something to ask.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How long an answer is waited for on one connection.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How a node answers that has no data yet.
