@@ -343,6 +343,17 @@ fn a_server_that_cannot_write_its_log_lines_goes_on() {
     assert!(program.terminate().success());
 }
 
+/// The program on a disk whose reads take a second each; none: said why not.
+fn slow_disk() -> Option<Vec<&'static str>> {
+    if Command::new("strace").arg("-V").output().is_err() {
+        cannot("a slow disk needs strace");
+        return None;
+    }
+    let inject = "inject=pread64:delay_enter=1000000";
+    let quiet = ["strace", "-D", "-f", "--seccomp-bpf", "-q", "-o", "/dev/null"];
+    Some([&quiet[..], &["-e", "trace=pread64", "-e", inject]].concat())
+}
+
 #[test]
 fn a_server_that_loads_is_stopped_at_once() {
     let folder = tempfile::tempdir().unwrap();
@@ -350,23 +361,7 @@ fn a_server_that_loads_is_stopped_at_once() {
     let mut likes = Likes::new();
     accepts_writes(&mut program.client(), &mut likes, 1);
     assert!(program.terminate().success());
-    let inject = "inject=pread64:delay_enter=1000000";
-    let slowly = [
-        "strace",
-        "-D",
-        "-f",
-        "--seccomp-bpf",
-        "-q",
-        "-o",
-        "/dev/null",
-        "-e",
-        "trace=pread64",
-        "-e",
-        inject,
-    ];
-    if Command::new("strace").arg("-V").output().is_err() {
-        return cannot("a slow disk needs strace");
-    }
+    let Some(slowly) = slow_disk() else { return };
     for how in ["", "SHUTDOWN", "SHUTDOWN NOSAVE"] {
         let started = Program::start_until(&slowly, folder.path(), &[], "listening on");
         let (mut program, mut said) = started.unwrap_or_else(|said| panic!("{said:#?}"));
@@ -383,6 +378,67 @@ fn a_server_that_loads_is_stopped_at_once() {
         );
     }
     check(Program::start(folder.path(), "always").port, &likes);
+}
+
+/// Nodes that begin together: what a master asks the others, before it takes writes, one that loads
+/// for long knows from its first moment. What changes its topology waits until it has its data.
+#[test]
+fn a_node_that_loads_says_whether_it_knows_a_later_topology() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let start = |at: usize, port: u16, under: &[&str], until: &str| {
+        let file = folders[at].path().join("tidemark.toml");
+        std::fs::write(&file, "[cluster]\nenabled = true\n").unwrap();
+        let options = ["--config", file.to_str().unwrap(), "--port", &port.to_string()];
+        let started =
+            Program::start_until(under, &folders[at].path().join("data"), &options, until);
+        started.unwrap_or_else(|said| panic!("{said:#?}"))
+    };
+    let nodes = [0, 1].map(|at| start(at, 0, &[], "ready to accept"));
+    let ports = [nodes[0].0.port, nodes[1].0.port];
+    let ids = ["a".repeat(40), "b".repeat(40)];
+    let topology = |slots: [&str; 2]| {
+        let line =
+            |at: usize| format!("{} 127.0.0.1 {} master - {}", ids[at], ports[at], slots[at]);
+        format!("{}\n{}", line(0), line(1))
+    };
+    let (now, later) = (topology(["0-8191", "8192-16383"]), topology(["0-99", "100-16383"]));
+    let ask = |client: &mut Client, words: &[&str]| {
+        let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+        client.call(&words).unwrap()
+    };
+    let ok = OwnedFrame::SimpleString(b"OK".to_vec());
+    for (at, (node, _)) in nodes.iter().enumerate() {
+        let mut client = node.client();
+        assert_eq!(ask(&mut client, &["CLUSTERX", "SETNODEID", &ids[at]]), ok);
+        assert_eq!(ask(&mut client, &["CLUSTERX", "SETNODES", &now, "3"]), ok);
+        // Posts of both.
+        for id in 1000..1040 {
+            ask(&mut client, &["FEED.ACT", "like", "7", &id.to_string()]);
+        }
+    }
+    nodes.into_iter().for_each(|(node, _)| assert!(node.terminate().success()));
+
+    let Some(slowly) = slow_disk() else { return };
+    let (slow, _said) = start(1, ports[1], &slowly, "listening on");
+    let (quick, _said) = start(0, ports[0], &[], "ready to accept");
+    let mut client = quick.client();
+    until("the quick one writes", || info(&mut client, "repl_fenced") == "0");
+    let mut loading = slow.client();
+    assert!(refusal(&ask(&mut loading, &["PING"])).starts_with("LOADING "));
+    let mut told = |text: &str, version: &str, option: &[&str]| {
+        let words = [&["CLUSTERX", "SETNODES", text, version], option].concat();
+        ask(&mut loading, &words)
+    };
+    assert_eq!(told(&now, "3", &["CHECK"]), ok);
+    assert_eq!(told(&later, "4", &["CHECK"]), ok);
+    for refused in [told(&later, "3", &["CHECK"]), told(&now, "2", &["CHECK"])] {
+        assert!(refusal(&refused).starts_with("ERR Invalid cluster version"), "{refused:?}");
+    }
+    for option in [&[][..], &["FORCE"], &["HANDOVER"]] {
+        let refused = told(&later, "4", option);
+        assert!(refusal(&refused).starts_with("LOADING "), "{refused:?}");
+    }
+    assert!(refusal(&ask(&mut loading, &["PING"])).starts_with("LOADING "), "it loads for long");
 }
 
 /// The log has all that the snapshot would have had: a stop does not wait for it.

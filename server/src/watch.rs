@@ -106,11 +106,9 @@ async fn session(host: &Host, member: &Member) -> io::Result<std::convert::Infal
     let mut link = match peer::open(host, &member.host, member.port).await {
         Ok(link) => link,
         Err(error) => {
-            let said = error.to_string();
-            let is_loading = said.starts_with(LOADING);
             // It answers, and does not let this node in.
-            if is_loading || error.kind() == io::ErrorKind::PermissionDenied {
-                health.heard(id, unix_ms(), is_loading);
+            if error.kind() == io::ErrorKind::PermissionDenied {
+                health.heard(id, unix_ms(), false);
             }
             return Err(error);
         }

@@ -170,10 +170,10 @@ async fn refuse_stranger<N: Net>(new: &mut Remote<'_, N>, from: &str) -> Result<
     let known = new.topology().await?;
     let is_of_another =
         known.is_some_and(|known| known.members().iter().all(|member| member.id != from));
-    if is_of_another || new.text(&["DBSIZE"]).await? != "0" {
+    if is_of_another || new.text(&["DBSIZE"]).await? != "0" || new.has_flags().await? {
         return Err(format!(
             "Node {} is not empty. Either the node already knows other nodes (check with CLUSTER \
-             NODES) or contains some key in database 0.",
+             NODES) or contains some key in database 0, or flags.",
             new.address
         ));
     }

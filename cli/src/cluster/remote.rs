@@ -95,6 +95,18 @@ impl<N: Net> Remote<'_, N> {
             .map_err(|why| format!("{}: CLUSTER NODES: {why}", self.address))
     }
 
+    /// Whether it has pairs in any existence space. DBSIZE counts rows alone.
+    pub(super) async fn has_flags(&mut self) -> Result<bool, String> {
+        let info = self.text(&["INFO", "spaces"]).await?;
+        let is_some = |line: &str| {
+            line.starts_with("existence_")
+                && line
+                    .split([':', ','])
+                    .any(|field| field.strip_prefix("pairs=").is_some_and(|pairs| pairs != "0"))
+        };
+        Ok(info.lines().any(is_some))
+    }
+
     /// A field of INFO.
     pub(super) async fn info(&mut self, section: &str, name: &str) -> Result<String, String> {
         let info = self.text(&["INFO", section]).await?;

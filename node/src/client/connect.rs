@@ -168,6 +168,8 @@ impl ConnectArgs {
             OwnedFrame::Error(reason) if reason.starts_with("NOAUTH") => {
                 Err(refused(format!("{reason} {advice}")))
             }
+            // It lets us in, and says some things also before it has its data.
+            OwnedFrame::Error(reason) if self.is_peer && reason.starts_with("LOADING") => Ok(link),
             OwnedFrame::Error(reason) => Err(refused(reason)),
             _ => Ok(link),
         }

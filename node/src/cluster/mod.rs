@@ -296,6 +296,7 @@ impl Nodes<'_> {
             let Some(next) = taken(now, text, version)? else { return Ok(None) };
             next
         };
+        next.check()?;
         // Names may have to be looked up, which takes its time: only if it is not known.
         let here = (now.own_id.is_empty() || forced)
             .then(|| next.members().iter().find(|member| is_here(&member.host, member.port)));

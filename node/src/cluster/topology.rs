@@ -147,6 +147,22 @@ impl Topology {
         Ok(next)
     }
 
+    /// Refuses what no cluster can be like: two nodes at one address, a replica of a replica.
+    pub fn check(&self) -> Result<(), String> {
+        let replicas = self.members.iter().filter(|member| member.master.is_some());
+        let replicas: HashSet<&str> = replicas.map(|member| member.id.as_str()).collect();
+        let mut addresses = HashSet::new();
+        for member in &self.members {
+            if !addresses.insert((&member.host, member.port)) {
+                return Err(format!("{NODES_INFO}: two nodes are at {}", member.address()));
+            }
+            if member.master.as_ref().is_some_and(|id| replicas.contains(id.as_str())) {
+                return Err(format!("{NODES_INFO}: {} is a replica of a replica", member.id));
+            }
+        }
+        Ok(())
+    }
+
     /// A line of the text: one more node.
     fn add(&mut self, line: &str) -> Result<(), String> {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
@@ -390,6 +406,23 @@ pub(crate) mod tests {
         assert!(stranger.own().is_none());
         assert!(matches!(stranger.server_of(0), Server::Other(m) if m.port == 7001));
         assert_eq!(Topology::default().server_of(0), Server::None);
+    }
+
+    #[test]
+    fn two_nodes_at_one_address_and_rings_of_replicas_are_refused() {
+        let (a, b, c) = (id('a'), id('b'), id('c'));
+        let check = |text: &str| Topology::parse(text, 1, "").unwrap().check();
+        assert_eq!(check(&two_shards()), Ok(()));
+        for (text, why) in [
+            (format!("{a} h 1 master -\n{b} h 1 master - 1"), "two nodes are at h:1".to_owned()),
+            (format!("{a} h 1 slave {a}"), format!("{a} is a replica of a replica")),
+            (
+                format!("{c} h 1 master -\n{a} h 2 slave {b}\n{b} h 3 slave {c}"),
+                format!("{a} is a replica of a replica"),
+            ),
+        ] {
+            assert_eq!(check(&text), Err(format!("{NODES_INFO}: {why}")));
+        }
     }
 
     #[test]

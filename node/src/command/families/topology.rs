@@ -116,13 +116,15 @@ pub(crate) const TABLE: &[Spec] = &[
             spec("clusterx|setnodeid", -3, CONTROLLER, "0.1.0", "node-id [NX]",
                 "This node is the one with this id, of 40 characters. NX: not if it has another \
                  id."),
-            spec("clusterx|setnodes", -4, CONTROLLER, "0.1.0",
+            // The handler refuses all but CHECK while the data are loaded.
+            spec("clusterx|setnodes", -4, CONTROLLER | flag::LOADING, "0.1.0",
                 "nodes version [CHECK|FORCE|HANDOVER]",
                 "The topology is this one, a line per node: id, host, port, master or slave, - or \
                  the id of its master, slots of a master. The node follows its master, or becomes \
                  one. An older version is refused, and another topology of the same version, \
                  unless FORCE; the same one changes nothing. \
-                 CHECK: says whether it would be taken and can be written down, and does nothing. \
+                 CHECK: says whether it would be taken and can be written down, also while the \
+                 node loads its data, and does nothing. \
                  HANDOVER: to the master that gives slots to replicas of its own, which have all \
                  that was written before they serve them."),
             spec("clusterx|setslot", 6, CONTROLLER, "0.1.0", "slots NODE node-id version",

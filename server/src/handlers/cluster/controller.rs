@@ -101,6 +101,11 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
     if call.args.len() > 5 || call.args.len() == 5 && !forced && !hands_over && !is_check {
         return Err(refuse!("ERR Invalid setnodes options"));
     }
+    // What it knows it knows from the start: nodes that begin together need not wait for the
+    // slowest.
+    if !is_check && !call.node.is_loaded() {
+        return Err(Refusal::LOADING);
+    }
     refuse_beside_sentinel(&call.node)?;
     if call.args.at(2).len() > MOST_TEXT {
         return Err(refuse!("ERR Invalid cluster nodes info: more than {MOST_TEXT} bytes"));
