@@ -25,7 +25,14 @@
 //!
 //! A node that is the master again, after another one was, or may have been, begins a term that is
 //! later than theirs ([`Fence::missed`]): else its replicas would take their own history for the
-//! later one, and never follow it. Sentinel may choose it before it has made it a replica.
+//! later one, and never follow it. Sentinel may choose it before it has made it a replica. So does
+//! one that knows of no other: Sentinel orders none to be a master that it takes for one.
+//!
+//! Two Sentinels may name two masters in one epoch: one that has made this node the master and is
+//! not done with its failover takes over the epoch of the next one that it hears of, and goes on
+//! naming this node. So what deposes is taken back by a later epoch only; and where this node's
+//! epoch has risen without an order to be a master, another one that is named in the same epoch
+//! counts.
 //!
 //! An address that is not ours may be ours by another name (a host's name, an address outside of a
 //! container). So another master is believed in only after a Sentinel of that group has named this
@@ -63,6 +70,8 @@ struct Group {
     kept: Option<u64>,
     /// One named this node, in the role that it has, by an address that we know.
     named: bool,
+    /// The epoch in which this node was named has risen without an order to be a master.
+    is_doubtful: bool,
     /// The last epoch in which this node was the master, as far as is known.
     ruled: Option<u64>,
     /// The last that counts, and has no effect yet, is that this node is the master.
@@ -181,18 +190,19 @@ impl Fence {
         (heard.is_raised, heard.skipped) = (false, 0);
         for group in &mut heard.groups {
             (group.named, group.lifts, group.deposes) = (false, false, false);
+            group.is_doubtful = false;
         }
     }
 
     /// How many promotions of other nodes there may have been since this one was the master last,
-    /// which is told now to be the master: each has an epoch. 0: none, or it still is. One that has
-    /// heard of no promotion since its start may have missed some all the same: a Sentinel that has
-    /// chosen it need not have said yet what it knows. A term that is far later does no harm.
+    /// which is told now to be the master: each has an epoch. 0: none, or it still is. Where there
+    /// are Sentinels, one that has heard of no promotion may have missed some all the same: that
+    /// which has chosen it need not have said yet what it knows. A term that is far later does no
+    /// harm.
     pub(crate) fn missed(&self) -> u64 {
         let heard = self.heard.lock();
         let missed = heard.missed();
-        let is_deaf = heard.is_raised && !heard.groups.is_empty();
-        if missed == 0 && is_deaf { UNHEARD } else { missed }
+        if missed == 0 && !heard.groups.is_empty() { UNHEARD } else { missed }
     }
 
     /// The same, if what Sentinels have said lifts the fence as soon as it is on the disk.
@@ -237,9 +247,12 @@ impl Fence {
         };
         let group = &mut heard.groups[at];
         let epoch = Some(epoch);
-        if is_ours && epoch >= group.epoch {
+        let (is_later, is_same) = (epoch > group.epoch, epoch == group.epoch);
+        if is_ours && (is_later || is_same && !group.deposes) {
+            group.is_doubtful |= is_later && group.named;
             (group.named, group.lifts) = (true, true);
-        } else if !is_ours && epoch > group.epoch && group.named && is_master {
+        } else if !is_ours && (is_later || is_same && group.is_doubtful) && group.named && is_master
+        {
             (group.lifts, group.deposes) = (false, true);
         }
         group.epoch = group.epoch.max(epoch);
@@ -294,6 +307,34 @@ mod tests {
         assert_eq!(fence.now(), Fenced::Unknown);
         assert_eq!(named(&fence, true, 6, true), Some(Fenced::No));
         assert_eq!(named(&fence, true, 6, true), None);
+    }
+
+    /// Found by the soak: the Sentinel that had made this node the master in epoch 6 was not done
+    /// with that when another one made another node the master in epoch 7. It took over the epoch,
+    /// and named this one.
+    #[test]
+    fn of_two_masters_of_one_epoch_the_one_that_was_ordered_is_it() {
+        let (old, new) = (Fence::default(), Fence::default());
+        for fence in [&old, &new] {
+            fence.ordered();
+        }
+        named(&old, true, 6, true);
+        named(&new, true, 7, true);
+        assert_eq!(named(&old, false, 7, true), Some(Fenced::Deposed));
+        assert_eq!(named(&old, true, 7, true), None);
+        assert_eq!((old.now(), old.missed()), (Fenced::Deposed, 1));
+        assert_eq!(named(&old, true, 8, true), Some(Fenced::No), "a later one");
+        assert_eq!((named(&new, false, 7, true), new.now()), (None, Fenced::No));
+        // The wrong one is heard first.
+        let old = Fence::default();
+        named(&old, true, 6, true);
+        assert_eq!(named(&old, true, 7, true), None);
+        assert_eq!(named(&old, false, 7, true), Some(Fenced::Deposed));
+        assert_eq!(named(&old, true, 7, true), None);
+        // Chosen again, it begins a later term also if it knows of no other.
+        old.ordered();
+        named(&old, true, 8, true);
+        assert_eq!((old.now(), old.missed()), (Fenced::No, UNHEARD));
     }
 
     #[test]
