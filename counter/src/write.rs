@@ -600,9 +600,21 @@ impl Space {
         }
     }
 
+    /// Behind what a log has told, while no limit holds: opens ranges for the outliers, as they
+    /// were open before. Batches do not come in the order of writes, and what was short of memory
+    /// when they came is not while they are read back. `limit_bytes`: the memory limit that is to
+    /// hold.
+    pub fn gather(&self, limit_bytes: u64) {
+        while !self.outliers.is_empty() && self.advance_within(limit_bytes) {}
+    }
+
     /// Opens a range of ids for rows of the outliers, if they are enough, and moves them into
     /// tables.
     pub(crate) fn advance(&self) -> bool {
+        self.advance_within(self.memory_limit_bytes())
+    }
+
+    fn advance_within(&self, limit_bytes: u64) -> bool {
         // Few rows stand for all their writes, more for some, many for one each: the frontier wants
         // a quorum of either, if there is room for that.
         let rows = self.outliers.len();
@@ -618,7 +630,7 @@ impl Space {
         }
         let rows = rows as u64;
         let bytes = rows * OutlierRow::bytes(0);
-        let is_short = bytes > self.memory_limit_bytes() / OUTLIER_PART;
+        let is_short = bytes > limit_bytes / OUTLIER_PART;
         // In a full space, too: half of the rows at least move, and a table takes less than they.
         let quota = self.budget.quota(bytes / 2);
         let advanced = {

@@ -26,7 +26,8 @@
 //!   [`QUORUM_ENTRIES_AT_START`] entries; or `max_aside`, if that is less;
 //! - then so many entries as a sixteenth of `max_aside`, [`LEAP`] by default, of [`QUORUM`] ids or
 //!   more, that lie close together: in less than a sixteenth of the distance to the range below.
-//!   Beyond `max_aside` entries they need not lie close together. If all of that is within
+//!   Looked at is the shortest interval with so many, or with half of them: two services may begin
+//!   at once. Beyond `max_aside` entries they need not lie close together. If all of that is within
 //!   [`WINDOW_SPANS`] windows the range below moves there instead;
 //! - where their memory is short, a quorum as at the start, wherever it lies.
 //!
@@ -525,7 +526,9 @@ impl Frontier {
                 tracking.ranges.insert(at, tracked);
             }
         }
+        // There may be another one.
         self.patience.store(0, Relaxed);
+        self.ahead.store(QUORUM, Relaxed);
         self.publish(&tracking);
         true
     }
@@ -563,7 +566,11 @@ impl Frontier {
         is_short: bool,
     ) -> Option<Range> {
         self.keep_candidates(tracking, ahead, is_full, is_short)?;
-        let half = ahead.len() / 2;
+        let mut half = ahead.len() / 2;
+        if !tracking.ranges.is_empty() {
+            // As many as open a range: the others may be of another one.
+            half = half.min(self.leap.load(Relaxed));
+        }
         let first = (0..ahead.len() - half).min_by_key(|&i| ahead[i + half] - ahead[i])?;
         let span = ahead[first + half] - ahead[first];
         let mut window = span.saturating_mul(WINDOW_SPANS).max(WINDOW_LEAST);
@@ -778,6 +785,24 @@ mod tests {
             }
         }
         ahead
+    }
+
+    /// In whatever order their ids come: as in a log that is read back, one behind the other.
+    #[test]
+    fn two_services_that_begin_together_have_a_range_each() {
+        let random = (1..3000).map(|i: u64| i.wrapping_mul(2_862_933_555_777_941_757) >> 1);
+        let of = |from: u64| (0..5000).map(move |i| from + i);
+        let one_by_one = of(1_000_000).zip(of(1_000_000_000_000)).flat_map(|(a, b)| [a, b]);
+        let behind = of(1_000_000).chain(of(1_000_000_000_000));
+        for ids in [one_by_one.collect::<Vec<_>>(), behind.collect()] {
+            let frontier = settled(1000, 1, 5000);
+            let mut ahead = write(&frontier, random.clone().chain(ids));
+            take_in(&frontier, &mut ahead);
+            let starts: Vec<u64> = frontier.ranges().iter().map(|range| range.start).collect();
+            assert_eq!(starts[..2], [0, 1_000_000], "{starts:?}");
+            assert!(starts.contains(&1_000_000_000_000), "{starts:?}");
+            assert!(ahead.len() <= 3000, "{}", ahead.len());
+        }
     }
 
     /// The old range stays beside it for as long as anything new comes there.

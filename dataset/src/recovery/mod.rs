@@ -316,7 +316,20 @@ fn complete(
         log_news(engines, known, batch, log)?;
     }
     engines.set_limits();
+    gather_outliers(engines);
     Ok(())
+}
+
+/// Ids that a log has told of come to where they were: by the limits that hold, while none does.
+fn gather_outliers(engines: &Engines) {
+    let spaces = engines.counters().iter().filter(|space| space.outlier_rows() > 0);
+    let limits: Vec<_> = spaces.map(|space| (space, space.memory_limit_bytes())).collect();
+    if limits.is_empty() {
+        return;
+    }
+    engines.lift_limits();
+    limits.iter().for_each(|(space, limit)| space.gather(*limit));
+    engines.set_limits();
 }
 
 /// The catalogue of a data folder, beside whatever uses it: none if it has nothing of ours.
