@@ -24,8 +24,10 @@
 //! `cargo xtask sim system --runs 1000` runs more seeds; `--seed 7` replays one.
 #![forbid(unsafe_code)]
 
+mod cable;
 mod client;
 mod model;
+mod pair;
 mod process;
 mod reply;
 mod workload;
@@ -59,6 +61,15 @@ pub struct Met {
     pub spills_in_recovery: u64,
     pub cold_reads: u64,
     pub clock_jumps: u64,
+    /// Links of a replica that went on from where it was.
+    pub continued: u64,
+    pub full_syncs: u64,
+    pub cuts: u64,
+    pub replica_crashes: u64,
+    /// A replica took the place of a master that had died.
+    pub promotions: u64,
+    /// Commands that a replica answered as its master did.
+    pub compared: u64,
 }
 
 impl AddAssign<&Met> for Met {
@@ -83,15 +94,21 @@ impl AddAssign<&Met> for Met {
         self.spills_in_recovery += other.spills_in_recovery;
         self.cold_reads += other.cold_reads;
         self.clock_jumps += other.clock_jumps;
+        self.continued += other.continued;
+        self.full_syncs += other.full_syncs;
+        self.cuts += other.cuts;
+        self.replica_crashes += other.replica_crashes;
+        self.promotions += other.promotions;
+        self.compared += other.compared;
     }
 }
 
-/// One run.
+/// One run, of one machine, or of a master and its replica.
 ///
 /// # Panics
 /// When the server breaks a promise.
-pub fn run(seed: u64, steps: u32) -> Met {
-    let world = World::new(seed);
+pub fn run(seed: u64, steps: u32, machines: usize) -> Met {
+    let world = World::new(seed, machines);
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run(steps)));
     if let Err(cause) = ended {
         store::time::simulate(None);

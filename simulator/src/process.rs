@@ -6,30 +6,47 @@ use dataset::snapshot::{Due, Schedule};
 use dataset::tiering::Spiller;
 use node::config::Config;
 use node::roles::load::load_from;
-use node::roles::log_owner::lead;
+use node::roles::log_owner::{lead, promote};
 use node::roles::node::{Host, Node};
+use node::roles::replica::{FollowEnd, follow};
+use node::roles::{Master, Order};
+use node::runtime::tls::Socket;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use store::time::Work;
-use store::{Log, SimDisk};
+use store::{FollowLog, Log, SimDisk};
 use tidemark_server::{Maintenance, Stop};
+use tokio::io::DuplexStream;
 use tokio::runtime::Runtime;
 
 /// How often the tasks of connections get their turn: one wakes another, which wakes a third.
 const TURNS: usize = 12;
 
+/// How a replica gets a connection to its master.
+pub(crate) type Dial = Rc<dyn Fn() -> io::Result<Socket>>;
+
+/// What the thread does that owns the log: `node::roles::log_owner`, in steps.
+enum Owner {
+    /// Each poll is a round of commits.
+    Leads(Pin<Box<dyn Future<Output = ()>>>),
+    Follows(Pin<Box<dyn Future<Output = (FollowLog, FollowEnd)>>>),
+    /// The folder is to be opened anew.
+    Over,
+}
+
 /// See the top of the file.
 pub(crate) struct Process {
     pub(crate) node: Arc<Node>,
+    host: Arc<Host>,
     runtime: Runtime,
-    /// The commit thread: each poll is a round.
-    commits: RefCell<Pin<Box<dyn Future<Output = ()>>>>,
+    owner: RefCell<Owner>,
     /// Whether the last round went well.
     committed: Rc<Cell<bool>>,
     spiller: RefCell<Spiller>,
@@ -53,51 +70,139 @@ async fn commit(node: Arc<Node>, mut log: Log, committed: Rc<Cell<bool>>) {
     }
 }
 
+/// A replica's life. The master's address says nothing here: `dial` knows where it is.
+async fn keep_up(
+    host: Arc<Host>,
+    log: FollowLog,
+    master: Master,
+    dial: Dial,
+) -> (FollowLog, FollowEnd) {
+    let node = host.node();
+    follow(&host, node, log, &master, async |_, _| dial()).await
+}
+
+fn leads(node: &Arc<Node>, log: Log, committed: &Rc<Cell<bool>>) -> Owner {
+    lead(node, &log);
+    Owner::Leads(Box::pin(commit(node.clone(), log, committed.clone())))
+}
+
+/// A replica becomes the master.
+fn take_over(host: &Host, mut log: FollowLog, committed: &Rc<Cell<bool>>) -> Owner {
+    let node = host.node();
+    loop {
+        match promote(host, &node, log) {
+            Held::Own(log) => return leads(&node, *log, committed),
+            Held::Follows(again) => log = *again,
+        }
+    }
+}
+
 impl Process {
-    /// Starts on this disk, as the program does, with so many clients.
+    /// Starts on this disk, as the program does, with so many clients. `follows`: as a replica, or
+    /// else as a master.
     pub(crate) fn start(
         config: &Config,
         disk: &SimDisk,
         clients: usize,
+        follows: Option<(Master, Dial)>,
     ) -> Result<Process, RecoverError> {
         let host = Arc::new(Host::new(config.clone(), Vec::new(), Stop::new()));
         host.acl.configure(&config.security).expect("users that can be read");
         let node = host.node();
-        let Held::Own(log) = load_from(&node, Arc::new(disk.clone()))? else {
-            panic!("a master's log became a replica's")
-        };
-        lead(&node, &log);
+        let master = follows.as_ref().map(|(master, _)| master.clone());
+        if config.durability.dir.is_dir() {
+            node.replication.recall(config, false).expect("a role that can be read");
+            let order = Order { master, ..Order::default() };
+            node.replication.order(config, order, || ()).expect("a role that can be written");
+        }
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
             .build()
             .expect("a runtime");
-        let connect = |_| {
-            let (ours, theirs) = tokio::io::duplex(PIPE_BYTES);
-            runtime.spawn(tidemark_server::serve(&host, theirs).expect("room for a client"));
-            RefCell::new(Client::new(ours))
-        };
-        let clients = (0..clients).map(connect).collect();
         let committed = Rc::new(Cell::new(true));
-        Ok(Process {
-            commits: RefCell::new(Box::pin(commit(node.clone(), *log, committed.clone()))),
+        let owner = match (load_from(&node, Arc::new(disk.clone()))?, follows) {
+            (Held::Own(log), None) => leads(&node, *log, &committed),
+            (Held::Follows(log), None) => take_over(&host, *log, &committed),
+            (Held::Follows(log), Some((master, dial))) => {
+                node.durability.able();
+                node.replication.settle(config, false, log.term());
+                Owner::Follows(Box::pin(keep_up(host.clone(), *log, master, dial)))
+            }
+            (Held::Own(_), Some(_)) => panic!("a replica's log became a master's"),
+        };
+        let mut process = Process {
+            owner: RefCell::new(owner),
             committed,
             spiller: RefCell::default(),
             schedule: RefCell::default(),
             maintenance: RefCell::default(),
             work: RefCell::default(),
-            clients,
+            clients: Vec::new(),
             runtime,
+            host,
             node,
-        })
+        };
+        process.clients =
+            (0..clients).map(|_| RefCell::new(Client::new(process.accept()))).collect();
+        Ok(process)
     }
 
-    /// A round of the commit thread; `None` if this is called in the middle of one.
+    /// A connection to it: the client's end.
+    pub(crate) fn accept(&self) -> DuplexStream {
+        let (ours, theirs) = tokio::io::duplex(PIPE_BYTES);
+        self.runtime.spawn(tidemark_server::serve(&self.host, theirs).expect("room for a client"));
+        ours
+    }
+
+    /// A round of the commit thread; `None` if this is called in the middle of one, or there is
+    /// none.
     pub(crate) fn round(&self) -> Option<bool> {
-        let mut commits = self.commits.try_borrow_mut().ok()?;
+        let mut owner = self.owner.try_borrow_mut().ok()?;
+        let Owner::Leads(commits) = &mut *owner else { return None };
         let polled = commits.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert!(polled.is_pending(), "the commit thread has ended");
         Some(self.committed.get())
+    }
+
+    /// A replica's link gets its turn, unless this is called in the middle of one.
+    pub(crate) fn follow(&self) {
+        let Ok(mut owner) = self.owner.try_borrow_mut() else { return };
+        let Owner::Follows(link) = &mut *owner else { return };
+        let ended = self.runtime.block_on(async {
+            for _ in 0..TURNS {
+                if let ended @ Poll::Ready(_) =
+                    poll_fn(|cx| Poll::Ready(link.as_mut().poll(cx))).await
+                {
+                    return ended;
+                }
+                tokio::task::yield_now().await;
+            }
+            Poll::Pending
+        });
+        match ended {
+            Poll::Pending => {}
+            Poll::Ready((_, FollowEnd::Replace { .. })) => *owner = Owner::Over,
+            Poll::Ready((log, FollowEnd::Ordered)) => {
+                *owner = take_over(&self.host, log, &self.committed);
+            }
+        }
+    }
+
+    /// What it followed is lost: it is the master from now on. Its disk must take that.
+    pub(crate) fn promote(&self) {
+        let order = Order::default();
+        let ordered = self.node.replication.order(&self.node.config(), order, || ());
+        assert!(ordered.expect("a role that can be written"), "it was a master already");
+        while !matches!(*self.owner.borrow(), Owner::Leads(_)) {
+            assert!(!self.is_over(), "the log has lost what was applied");
+            self.follow();
+        }
+    }
+
+    /// Whether the folder is to be opened anew: a full sync is complete, say.
+    pub(crate) fn is_over(&self) -> bool {
+        self.owner.try_borrow().is_ok_and(|owner| matches!(*owner, Owner::Over))
     }
 
     /// All connections get their turn.

@@ -3,27 +3,29 @@
 use crate::Met;
 use crate::client::{Asked, Client, check};
 use crate::model::{LOST, Model};
+use crate::pair::LinkTo;
 use crate::process::Process;
 use crate::reply::Reply;
 use crate::workload::{Admin, Catalogue, Command, Shape, Workload, list};
 use node::config::{Config, Existence, Fsync, IoMethod, LedgerMode};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use store::time::{Simulator, Work, simulate};
 use store::{Faults, SimDisk};
+use tempfile::TempDir;
 
-const CLIENTS: usize = 4;
+pub(crate) const CLIENTS: usize = 4;
 /// When the simulated clock begins, in microseconds since 1970.
 const EPOCH_US: u64 = 1_800_000_000_000_000;
 /// A request that is not answered by then never will be.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Commands that are asked together after a start.
-const AT_ONCE: usize = 8;
+pub(crate) const AT_ONCE: usize = 8;
 /// Steps within which a server without faults answers all that it was asked.
-const CALM_STEPS: u32 = 20_000;
+pub(crate) const CALM_STEPS: u32 = 20_000;
 
 /// What a step does: named where a crash came in the middle of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,19 +44,33 @@ pub enum Section {
     Recovery,
 }
 
+/// A machine, and the process on it.
+pub(crate) struct Machine {
+    pub(crate) config: Config,
+    disk: RefCell<SimDisk>,
+    pub(crate) process: RefCell<Option<Rc<Process>>>,
+    /// For what is written beside the log: the role, which does not fail here.
+    _folder: Option<TempDir>,
+}
+
 /// See the top of the file.
 pub(crate) struct World {
+    pub(crate) me: Weak<World>,
     random: RefCell<fastrand::Rng>,
-    elapsed: Cell<Duration>,
+    pub(crate) elapsed: Cell<Duration>,
     /// By how much the clock on the wall has jumped.
     jumped_us: Cell<i64>,
-    config: Config,
-    disk: RefCell<SimDisk>,
-    process: RefCell<Option<Rc<Process>>>,
+    /// One, or a master and its replica.
+    machines: Vec<Machine>,
+    /// Which of them clients write to.
+    pub(crate) leader: Cell<usize>,
+    /// The one of which this is a step.
+    active: Cell<usize>,
+    pub(crate) link: LinkTo,
     /// How many steps lie on the stack: some are made while another one waits.
-    depth: Cell<u32>,
+    pub(crate) depth: Cell<u32>,
     /// Connections are served at this moment.
-    serving: Cell<bool>,
+    pub(crate) serving: Cell<bool>,
     /// Only the promise about crashes is looked after: nothing fails, nothing is asked for.
     calm: Cell<bool>,
     /// When the last round of the commit thread began that went well.
@@ -63,8 +79,10 @@ pub(crate) struct World {
     left: Cell<Duration>,
     /// The catalogue has changed since the last snapshot.
     altered: Cell<bool>,
-    model: RefCell<Model>,
-    workload: RefCell<Workload>,
+    /// When a change of it was acknowledged last.
+    pub(crate) altered_at: Cell<Option<Duration>>,
+    pub(crate) model: RefCell<Model>,
+    pub(crate) workload: RefCell<Workload>,
     pub(crate) met: RefCell<Met>,
     /// What happens is printed.
     told: bool,
@@ -86,7 +104,7 @@ impl Simulator for World {
     }
 
     fn spawn(&self, work: Work) {
-        if let Some(process) = self.process() {
+        if let Some(process) = self.machines[self.active.get()].process.borrow().as_ref() {
             process.work.borrow_mut().push_back(work);
         }
     }
@@ -117,88 +135,177 @@ fn config(random: &mut fastrand::Rng) -> Config {
     config
 }
 
+impl Machine {
+    fn new(seed: u64, config: Config, folder: Option<TempDir>) -> Machine {
+        Machine {
+            config,
+            disk: RefCell::new(SimDisk::new(seed)),
+            process: RefCell::default(),
+            _folder: folder,
+        }
+    }
+
+    pub(crate) fn disk(&self) -> SimDisk {
+        self.disk.borrow().clone()
+    }
+
+    /// It has died, and is there again.
+    pub(crate) fn revive(&self, is_kill: bool) {
+        let disk = self.disk();
+        self.disk.replace(if is_kill { disk.kill() } else { disk.power_cut() });
+    }
+
+    /// Its disk does what it is told.
+    pub(crate) fn be_calm(&self) {
+        let disk = self.disk();
+        disk.set_faults(Faults::default());
+        disk.set_capacity(None);
+        disk.crash_after(None);
+    }
+}
+
 impl World {
-    pub(crate) fn new(seed: u64) -> Rc<World> {
+    /// `machines`: one or two.
+    pub(crate) fn new(seed: u64, machines: usize) -> Rc<World> {
+        // Their names are drawn, too, again if there is such a folder already.
+        let folders: Vec<TempDir> =
+            (0..machines).map(|_| tempfile::tempdir().expect("a folder for the role")).collect();
         let mut random = fastrand::Rng::with_seed(seed);
         // Hashes and terms that the server draws by itself.
         fastrand::seed(seed);
         let config = config(&mut random);
-        let world = World {
+        let machines = if machines == 1 {
+            vec![Machine::new(seed, config, None)]
+        } else {
+            // Full syncs are soon the only way.
+            let keeps = [0, 20_000, 1 << 30][random.usize(0..3)];
+            let timeout_s = random.u64(2..20);
+            let machine = |(at, folder): (u64, TempDir)| {
+                let mut config = config.clone();
+                config.durability.keep_log_bytes = keeps;
+                config.replication.timeout_s = timeout_s;
+                config.durability.dir = folder.path().to_owned();
+                Machine::new(seed ^ at << 63, config, Some(folder))
+            };
+            (0..).zip(folders).map(machine).collect()
+        };
+        let world = Rc::new_cyclic(|me| World {
+            me: me.clone(),
             random: RefCell::new(random),
             elapsed: Cell::default(),
             jumped_us: Cell::default(),
-            config,
-            disk: RefCell::new(SimDisk::new(seed)),
-            process: RefCell::default(),
+            machines,
+            leader: Cell::default(),
+            active: Cell::default(),
+            link: LinkTo::default(),
             depth: Cell::default(),
             serving: Cell::default(),
             calm: Cell::new(true),
             committed: Cell::default(),
             left: Cell::default(),
             altered: Cell::default(),
+            altered_at: Cell::default(),
             model: RefCell::default(),
             workload: RefCell::default(),
             met: RefCell::default(),
             told: std::env::var_os("TIDEMARK_TRACE").is_some(),
-        };
-        world.watch_disk();
-        Rc::new(world)
+        });
+        (0..world.machines.len()).for_each(|at| world.watch_disk(at));
+        world
     }
 
     /// The run, of so many steps.
     pub(crate) fn run(self: &Rc<World>, steps: u32) {
         simulate(Some(self.clone()));
         self.restart();
+        if self.is_pair() {
+            self.restart_replica();
+        }
         for _ in 0..steps {
             self.step();
             if self.disk().crashed() {
                 self.die();
-                self.restart();
+                if !self.fail_over() {
+                    self.restart();
+                }
             }
         }
         self.be_calm();
         self.settle();
         self.audit();
+        if self.is_pair() {
+            self.catch_up();
+            self.compare();
+            self.end_replica();
+        }
         self.die();
         self.restart();
-        // It holds the world, as this thread does.
-        self.process.take();
+        // They hold the world, as this thread does.
+        self.machines.iter().for_each(|machine| drop(machine.process.take()));
         simulate(None);
     }
 
-    fn tell(&self, what: impl FnOnce() -> String) {
+    pub(crate) fn is_pair(&self) -> bool {
+        self.machines.len() > 1
+    }
+
+    pub(crate) fn leader(&self) -> &Machine {
+        &self.machines[self.leader.get()]
+    }
+
+    /// The replica's.
+    pub(crate) fn other(&self) -> &Machine {
+        &self.machines[1 - self.leader.get()]
+    }
+
+    fn config(&self) -> &Config {
+        &self.leader().config
+    }
+
+    pub(crate) fn tell(&self, what: impl FnOnce() -> String) {
         if self.told {
             println!("{:>12?} {:1$}{2}", self.elapsed.get(), self.depth.get() as usize, what());
         }
     }
 
-    fn chance(&self, one_in: u32) -> bool {
+    pub(crate) fn chance(&self, one_in: u32) -> bool {
         self.random.borrow_mut().u32(0..one_in) == 0
     }
 
-    fn draw(&self, range: std::ops::Range<u64>) -> u64 {
+    pub(crate) fn draw(&self, range: std::ops::Range<u64>) -> u64 {
         self.random.borrow_mut().u64(range)
     }
 
-    fn process(&self) -> Option<Rc<Process>> {
-        self.process.borrow().clone()
+    pub(crate) fn process(&self) -> Option<Rc<Process>> {
+        self.leader().process.borrow().clone()
     }
 
     fn disk(&self) -> SimDisk {
-        self.disk.borrow().clone()
+        self.leader().disk()
     }
 
     /// What others do while the disk syncs, which takes its time.
-    fn watch_disk(&self) {
+    pub(crate) fn watch_disk(&self, at: usize) {
         let slow_ms = if self.chance(4) { 2000 } else { 4 };
-        self.disk().set_meanwhile(move || store::time::sleep(Duration::from_millis(slow_ms)));
+        let disk = self.machines[at].disk();
+        disk.set_meanwhile(move || store::time::sleep(Duration::from_millis(slow_ms)));
     }
 
-    fn advance(&self, time: Duration) {
+    pub(crate) fn advance(&self, time: Duration) {
         self.elapsed.set(self.elapsed.get() + time);
-        if let Some(process) = self.process().filter(|_| !self.serving.get()) {
-            process.advance(time);
+        for machine in self.machines.iter().filter(|_| !self.serving.get()) {
+            if let Some(process) = machine.process.borrow().as_ref() {
+                process.advance(time);
+            }
         }
+    }
+
+    /// What a machine does, from within whatever another one does.
+    pub(crate) fn on<R>(&self, machine: usize, work: impl FnOnce() -> R) -> R {
+        let before = self.active.replace(machine);
+        let done = work();
+        self.active.set(before);
+        done
     }
 
     /// Notes where the machine has died, if it did in this section.
@@ -218,6 +325,10 @@ impl World {
     fn step(&self) {
         let Some(process) = self.process() else { return };
         self.depth.set(1);
+        self.active.set(self.leader.get());
+        if self.is_pair() {
+            self.of_replica();
+        }
         match self.draw(0..100) {
             0..=49 => self.clients(&process),
             50..=69 => self.round(&process),
@@ -268,26 +379,34 @@ impl World {
 
     /// What other threads do while one waits.
     fn others(&self) {
-        let Some(process) = self.process() else { return };
         let depth = self.depth.get();
         self.depth.set(depth + 1);
-        // Work that waits for the log waits for this.
-        self.round(&process);
-        for _ in 0..if depth < 3 { self.draw(0..4) } else { 0 } {
-            match self.draw(0..4) {
-                0..=1 => self.clients(&process),
-                2 => self.round(&process),
-                _ => process.maintain(),
-            }
+        if let Some(process) = self.process() {
+            self.on(self.leader.get(), || {
+                // Work that waits for the log waits for this.
+                self.round(&process);
+                for _ in 0..if depth < 3 { self.draw(0..4) } else { 0 } {
+                    match self.draw(0..4) {
+                        0..=1 => self.clients(&process),
+                        2 => self.round(&process),
+                        _ => process.maintain(),
+                    }
+                }
+            });
+        }
+        if self.is_pair() {
+            self.follow();
         }
         self.depth.set(depth);
     }
 
-    fn round(&self, process: &Process) {
+    pub(crate) fn round(&self, process: &Process) {
         let began = self.elapsed.get();
         if let Some(went_well) = self.during(Section::Commit, || process.round()) {
             if went_well {
                 self.committed.set(began);
+                let end = process.node.durability.shown().offset;
+                self.link.marks.borrow_mut().push((began, end));
             }
             let met = &mut *self.met.borrow_mut();
             self.tell(|| format!("round {went_well}"));
@@ -300,7 +419,7 @@ impl World {
     }
 
     /// Another thread does what it was told.
-    fn work(&self, process: &Process) {
+    pub(crate) fn work(&self, process: &Process) {
         let work = process.work.borrow_mut().pop_front();
         if let Some(work) = work {
             self.tell(|| "work".to_owned());
@@ -309,7 +428,7 @@ impl World {
     }
 
     /// Some client reads what has come, and asks for more; then all are served.
-    fn clients(&self, process: &Process) {
+    pub(crate) fn clients(&self, process: &Process) {
         // Only one of this stack can serve.
         if self.serving.replace(true) {
             return;
@@ -421,6 +540,7 @@ impl World {
         }
         met.altered += 1;
         self.altered.set(true);
+        self.altered_at.set(Some(self.elapsed.get()));
         catalogue.changing = false;
     }
 
@@ -475,17 +595,16 @@ impl World {
     /// Whether the promise of `fsync` lets the last crash undo what was done to this field.
     fn may_be_lost(&self, catalogue: &Catalogue, field: &str) -> bool {
         let altered = catalogue.altered.get(field);
-        self.config.durability.fsync == Fsync::Everysec
+        self.config().durability.fsync == Fsync::Everysec
             && altered.is_some_and(|altered| *altered + LOST >= self.left.get())
     }
 
     /// The process dies, with its machine or alone.
     fn die(&self) {
-        let Some(process) = self.process.take() else { return };
+        let Some(process) = self.leader().process.take() else { return };
         let is_kill = self.chance(3);
-        self.left.set(self.committed.get());
-        let exact = self.config.durability.fsync == Fsync::Always;
-        self.model.borrow_mut().crash(self.elapsed.get(), self.committed.get(), exact);
+        self.link.cable.take();
+        self.link.is_dialed.set(false);
         self.note_cold(&process);
         // What was sent and not answered may be sent again, with its token.
         for client in &process.clients {
@@ -498,9 +617,22 @@ impl World {
         self.tell(|| format!("dies, kill: {is_kill}"));
         process.work.take();
         drop(process);
-        self.disk.replace(if is_kill { disk.kill() } else { disk.power_cut() });
+        self.leader().revive(is_kill);
         let met = &mut *self.met.borrow_mut();
         *if is_kill { &mut met.kills } else { &mut met.power_cuts } += 1;
+    }
+
+    /// What was acknowledged may be lost as far as `fsync` allows it.
+    fn lose(&self) {
+        self.left.set(self.committed.get());
+        let exact = self.config().durability.fsync == Fsync::Always;
+        self.model.borrow_mut().crash(self.elapsed.get(), self.committed.get(), exact);
+    }
+
+    /// All that was acknowledged from then on may be lost.
+    pub(crate) fn lose_since(&self, then: Duration) {
+        self.left.set(then + LOST);
+        self.model.borrow_mut().crash(self.elapsed.get(), then + LOST, false);
     }
 
     fn note_cold(&self, process: &Process) {
@@ -512,26 +644,24 @@ impl World {
         met.cold_reads += figures.misses.load(Relaxed);
     }
 
-    /// No disk fails.
+    /// No disk of a master fails.
     fn be_calm(&self) {
         self.calm.set(true);
-        let disk = self.disk();
-        disk.set_faults(Faults::default());
-        disk.set_capacity(None);
-        disk.crash_after(None);
+        self.leader().be_calm();
     }
 
     /// Starts a process, perhaps in several attempts, and looks at all that it has found.
     fn restart(&self) {
+        self.lose();
         loop {
             self.be_calm();
-            self.watch_disk();
+            self.watch_disk(self.leader.get());
             let disk = self.disk();
             if self.chance(5) {
                 disk.crash_after(Some(self.draw(1..200)));
             }
-            let started =
-                self.during(Section::Recovery, || Process::start(&self.config, &disk, CLIENTS));
+            let started = self
+                .during(Section::Recovery, || Process::start(self.config(), &disk, CLIENTS, None));
             match started {
                 Ok(process) if !disk.crashed() => {
                     disk.crash_after(None);
@@ -540,15 +670,24 @@ impl World {
                     let written =
                         figures.spilled_tables.load(Relaxed) + figures.merges.load(Relaxed);
                     self.met.borrow_mut().spills_in_recovery += written;
-                    self.process.replace(Some(Rc::new(process)));
+                    self.leader().process.replace(Some(Rc::new(process)));
                     break;
                 }
                 Ok(_) => {}
                 Err(error) => assert!(disk.crashed(), "it does not start: {error}"),
             }
-            self.disk.replace(if self.chance(3) { disk.kill() } else { disk.power_cut() });
+            self.leader().revive(self.chance(3));
         }
         self.met.borrow_mut().starts += 1;
+        self.leads();
+    }
+
+    /// A process has become the master. Looks at all that it has.
+    pub(crate) fn leads(&self) {
+        let process = self.process().expect("the master is up");
+        let end = process.node.durability.positions().0.offset;
+        self.link.begin(self.elapsed.get(), end);
+        self.active.set(self.leader.get());
         self.audit();
         self.calm.set(false);
     }

@@ -3,25 +3,31 @@
 
 use simulator::{Met, Section, run};
 
-/// Steps of a run.
-const STEPS: u32 = 400;
+/// Steps of a run, of one machine and of two.
+const STEPS: [u32; 2] = [400, 1200];
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().expect("a number"))
 }
 
-#[test]
-fn a_server_keeps_its_promises_whatever_befalls_it() {
+/// Runs the seeds that are asked for, or so many. `None`: one seed was asked for.
+fn run_all(machines: usize, default: u64) -> (Met, Option<u64>) {
     let (seed, runs) = (number("TIDEMARK_SEED"), number("TIDEMARK_RUNS"));
-    let steps = number("TIDEMARK_STEPS").map_or(STEPS, |steps| steps as u32);
+    let steps = number("TIDEMARK_STEPS").map_or(STEPS[machines - 1], |steps| steps as u32);
     let first = seed.unwrap_or(0);
-    let runs = runs.unwrap_or(if seed.is_some() { 1 } else { 120 });
+    let runs = runs.unwrap_or(if seed.is_some() { 1 } else { default });
     let mut sum = Met::default();
     for seed in first..first + runs {
-        sum += &run(seed, steps);
+        sum += &run(seed, steps, machines);
     }
     println!("{runs} runs: {sum:?}");
-    if seed.is_none() {
+    (sum, seed.is_none().then_some(runs))
+}
+
+#[test]
+fn a_server_keeps_its_promises_whatever_befalls_it() {
+    let (sum, runs) = run_all(1, 120);
+    if let Some(runs) = runs {
         // A simulator that meets none of this shows nothing.
         let crashes = |section| sum.crashes_in.get(&section).copied().unwrap_or(0);
         use Section::{Commit, Recovery, Snapshot, Spill, Work};
@@ -36,8 +42,22 @@ fn a_server_keeps_its_promises_whatever_befalls_it() {
 }
 
 #[test]
+fn a_replica_has_what_its_master_has_and_takes_its_place() {
+    let (sum, runs) = run_all(2, 40);
+    if let Some(runs) = runs {
+        assert!(sum.promotions > runs / 4 && sum.replica_crashes > runs / 2, "{sum:?}");
+        assert!(sum.full_syncs > runs / 2 && sum.continued > runs, "{sum:?}");
+        assert!(sum.cuts > runs && sum.compared > 100 * runs, "{sum:?}");
+    }
+}
+
+#[test]
 fn a_seed_replays_exactly() {
-    for seed in 0..3 {
-        assert_eq!(run(seed, STEPS), run(seed, STEPS), "seed {seed}");
+    for machines in 1..3 {
+        for seed in 0..3 {
+            let steps = STEPS[machines - 1];
+            let again = run(seed, steps, machines);
+            assert_eq!(run(seed, steps, machines), again, "seed {seed}, {machines} machines");
+        }
     }
 }

@@ -65,6 +65,11 @@ pub trait Disk: Send + Sync + Debug {
     fn lock(&self) -> io::Result<Box<dyn Send + Sync>>;
     /// Bytes that could still be written, as far as the file system tells.
     fn free_bytes(&self) -> io::Result<u64>;
+    /// Where the files are, for what is done with them as a whole; `None`: nowhere, as they are
+    /// simulated.
+    fn place(&self) -> Option<&Path> {
+        None
+    }
 }
 
 /// One open file. Reads and writes name their offset, so that a handle can be shared between
@@ -214,6 +219,10 @@ impl RealDisk {
 impl Disk for RealDisk {
     fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
+    }
+
+    fn place(&self) -> Option<&Path> {
+        Some(&self.folder)
     }
 
     fn create(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {

@@ -53,6 +53,11 @@ pub fn now() -> Instant {
     }
 }
 
+/// How long ago that was; nothing if it is yet to come.
+pub fn since(then: Instant) -> Duration {
+    now().saturating_duration_since(then)
+}
+
 /// Microseconds since 1970.
 pub fn unix_us() -> u64 {
     match simulator() {

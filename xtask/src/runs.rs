@@ -79,6 +79,15 @@ pub(crate) const RUNS: &[Run] = &[
     },
     Run {
         group: "sim",
+        name: "pair",
+        about: "the same of a master and its replica: links, full syncs, promotions",
+        file: "simulator/tests/system.rs",
+        test: "-p simulator --test system a_replica",
+        reads: STEPS,
+        seeds: 100,
+    },
+    Run {
+        group: "sim",
         name: "split",
         about: "shards are split and moved while nodes and commands are killed and messages lost",
         file: "cli/src/cluster/simulation/mod.rs",

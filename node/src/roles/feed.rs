@@ -10,7 +10,8 @@ use replication::{LinkError, LogSource, Sender, Timeouts};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use store::time::now;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// How often a feed looks whether a beat or a deadline is due.
@@ -114,7 +115,7 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
 ) -> Result<(), Ended> {
     let (mut reader, mut writer) = tokio::io::split(stream);
-    let started = Instant::now();
+    let started = now();
     let (times, pinned_bytes) = {
         let config = node.config();
         let settings = &config.replication;
@@ -125,7 +126,7 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
     let mut grown = node.durability.subscribe();
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut heard = Instant::now();
+    let mut heard = now();
     let mut input = vec![0; 16 << 10];
     let (mut out, mut sent) = (Vec::new(), 0);
     // With TLS, what was written may wait in its buffer.
@@ -146,6 +147,21 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
         }
         let end = out.len().min(sent + WRITE_BYTES);
         let read = tokio::select! {
+            // In this order, not in a drawn one, so that a simulator can repeat it. The first two
+            // are seldom ready, and a tick is due also while there is always something to write.
+            biased;
+            _ = ticks.tick() => {
+                fill = true;
+                let unread = more(&mut reader, &mut input).await.map_err(Ended::Io)?;
+                if let Some(feed) = &mut feed {
+                    // The replica may read nothing, and then it is never asked to be filled.
+                    feed.tick(node.durability.shown());
+                    if unread.is_none() {
+                        feed.hears(now_ms(started)).map_err(Ended::Link)?;
+                    }
+                }
+                unread
+            }
             read = reader.read(&mut input) => Some(read.map_err(Ended::Io)?),
             written = push(&mut writer, &out[sent..end]), if sent < out.len() || unflushed => {
                 let written = written.map_err(Ended::Io)?;
@@ -166,24 +182,12 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
                 fill = true;
                 None
             }
-            _ = ticks.tick() => {
-                fill = true;
-                let unread = more(&mut reader, &mut input).await.map_err(Ended::Io)?;
-                if let Some(feed) = &mut feed {
-                    // The replica may read nothing, and then it is never asked to be filled.
-                    feed.tick(node.durability.shown());
-                    if unread.is_none() {
-                        feed.hears(now_ms(started)).map_err(Ended::Link)?;
-                    }
-                }
-                unread
-            }
         };
         if let Some(length) = read {
             if length == 0 {
                 return Ok(());
             }
-            heard = Instant::now();
+            heard = now();
             let (bytes, now) = (input[..length].to_vec(), now_ms(started));
             step(node, &mut feed, move |feed, origin| feed.receive(&bytes, origin, now)).await?;
             fill = true;

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use store::time::{now, since};
 
 /// What it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,9 +46,9 @@ impl Link {
         Link {
             state: LinkState::Connect,
             local: None,
-            heard: Instant::now(),
+            heard: now(),
             in_step: None,
-            down_since: Some(Instant::now()),
+            down_since: Some(now()),
             error: String::new(),
             due: None,
             master_end: 0,
@@ -57,14 +58,14 @@ impl Link {
 
     /// Whether the node had all of the master's changes within the last `ms` milliseconds.
     pub fn is_in_step(&self, ms: u64) -> bool {
-        self.in_step.is_some_and(|at| at.elapsed() <= Duration::from_millis(ms))
+        self.in_step.is_some_and(|at| since(at) <= Duration::from_millis(ms))
     }
 
     /// It is down for this reason until `due`.
     pub(crate) fn fail(&mut self, error: String, due: Instant) {
         self.state = LinkState::Connect;
         self.local = None;
-        self.down_since.get_or_insert_with(Instant::now);
+        self.down_since.get_or_insert_with(now);
         self.error = error;
         self.due = Some(due);
     }

@@ -22,7 +22,8 @@ use dataset::recovery;
 use dataset::recovery::Held;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use store::time::{now, since, sleep};
 use store::{FollowLog, Log};
 
 /// How often a retry looks whether it may try again.
@@ -203,7 +204,7 @@ fn unfinished(host: &Host, node: &Node, error: &store::Error) {
     let is_news = {
         let mut link = node.replication.link.lock();
         let is_news = store::gist(&link.error) != store::gist(&why);
-        link.fail(why.clone(), Instant::now() + RETRY);
+        link.fail(why.clone(), now() + RETRY);
         is_news
     };
     if is_news {
@@ -218,7 +219,7 @@ fn goes_on(node: &Node) -> bool {
 }
 
 /// A replica becomes a master, or a master begins another term.
-fn promote(host: &Host, node: &Arc<Node>, mut log: FollowLog) -> Held {
+pub fn promote(host: &Host, node: &Arc<Node>, mut log: FollowLog) -> Held {
     let (term, end) = (log.term(), log.durable());
     let next = replication::next_term(term, node.replication.promoting(), fastrand::u32(..));
     let attempt = match log.sync() {
@@ -281,14 +282,14 @@ fn reopen_log(host: &Host, node: &Arc<Node>, end: store::Position) -> FollowLog 
 /// for that, and is disconnected then.
 fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
     host.replace_node();
-    let began = Instant::now();
+    let began = now();
     let mut said = Duration::from_secs(5);
     // Running reads finish; then its memory and its folder are free.
     let mut node = node;
     loop {
         // So does a FAILOVER that waits for a replica.
         node.replication.failover.end(&node);
-        let is_over = began.elapsed() >= PATIENCE;
+        let is_over = since(began) >= PATIENCE;
         let keeps_it = |client: &&Arc<Client>| {
             client.kind() == Kind::Replica || is_over && client.away.load(Relaxed)
         };
@@ -300,11 +301,11 @@ fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
             }
             Err(shared) => node = shared,
         }
-        if began.elapsed() > said {
+        if since(began) > said {
             tracing::warn!("the old data set is still in use after {} s", said.as_secs());
             said *= 2;
         }
-        std::thread::sleep(Duration::from_millis(2));
+        sleep(Duration::from_millis(2));
     }
     loop {
         let node = host.node();
@@ -325,9 +326,9 @@ fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
 
 /// Waits so long, or until the server stops, or until `enough`.
 fn wait(host: &Host, time: Duration, enough: impl Fn() -> bool) {
-    let began = Instant::now();
-    while began.elapsed() < time && !host.stop.is_stopped() && !enough() {
-        std::thread::sleep(Duration::from_millis(10));
+    let began = now();
+    while since(began) < time && !host.stop.is_stopped() && !enough() {
+        sleep(Duration::from_millis(10));
     }
 }
 

@@ -27,7 +27,7 @@ pub mod load;
 pub mod log_owner;
 pub mod node;
 pub mod peer;
-pub(crate) mod replica;
+pub mod replica;
 mod replicas;
 pub mod role;
 mod salvage;
@@ -286,6 +286,8 @@ impl Replication {
             }
             let handing_to = handing.map(|handing| handing.offset);
             let mut next = Role { unfit: false, forced, handing: handing_to, ..role.clone() };
+            // What it gives up is not what the next master has.
+            next.synced &= !forced;
             if role.master.is_none() {
                 next = next.among_others();
                 next.synced = handing.is_some_and(|handing| handing.has_all);
@@ -562,6 +564,7 @@ impl Replication {
         let too_few = || wanted > 0 && max_lag_s > 0 && self.feeds.close(max_lag_s) < wanted;
         self.gate.set(match self.fence.now() {
             _ if !self.is_master() || !is_settled => Shut::Replica,
+            Fenced::Unknown if config.cluster.enabled => Shut::FencedInCluster,
             Fenced::Unknown => Shut::Fenced,
             Fenced::Deposed => Shut::Deposed,
             Fenced::No if too_few() => Shut::FewReplicas,
@@ -606,7 +609,7 @@ impl Replication {
     pub fn sends_writers_away(&self) -> bool {
         match self.gate.shut() {
             Shut::Deposed => true,
-            Shut::Fenced => self.fence.groups() > 0,
+            Shut::Fenced | Shut::FencedInCluster => self.fence.groups() > 0,
             Shut::No | Shut::Replica | Shut::FewReplicas | Shut::Leased => false,
         }
     }
@@ -647,5 +650,5 @@ async fn more(
 
 /// Milliseconds of a clock that never goes back.
 pub(crate) fn now_ms(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+    u64::try_from(store::time::since(since).as_millis()).unwrap_or(u64::MAX)
 }

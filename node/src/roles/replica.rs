@@ -15,6 +15,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
+use store::time::{now, sleep};
 use store::{BatchHead, Disk, FollowLog, Manifest, Records, Staging};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -41,7 +42,7 @@ const MOST_SAID: usize = 512;
 const ROUND_BYTES: usize = 4 << 20;
 
 /// How following ended.
-pub(crate) enum FollowEnd {
+pub enum FollowEnd {
     /// The role has changed, or the server stops.
     Ordered,
     /// The folder is to be opened anew.
@@ -173,11 +174,10 @@ impl Here {
                 let applied = node.durability.positions().0;
                 node.durability.followed(applied, self.log.durable());
             }
-            let now = Instant::now();
-            if now >= *self.waits_until.get_or_insert(now + SPILLED_WITHIN) {
+            if now() >= *self.waits_until.get_or_insert_with(|| now() + SPILLED_WITHIN) {
                 break;
             }
-            std::thread::sleep(Duration::from_millis(1));
+            sleep(Duration::from_millis(1));
         }
     }
 
@@ -217,27 +217,43 @@ pub(crate) fn run(
     log: FollowLog,
     master: &Master,
 ) -> (FollowLog, FollowEnd) {
-    let mut here = Here { node, log, told: None, is_whole: false, waits_until: None };
-    here.settled();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
             tracing::error!("no link to the master: {error}");
             std::thread::sleep(RECONNECT);
-            return (here.log, FollowEnd::Ordered);
+            return (log, FollowEnd::Ordered);
         }
     };
-    let course = runtime.block_on(keep_up(host, &mut here, master));
+    let followed = runtime.block_on(follow(host, node, log, master, dial));
     // The master's name may still be looked up, which takes long without an answer. A promotion
     // does not wait for that.
     runtime.shutdown_background();
-    let Here { log, .. } = here;
-    (log, course)
+    followed
+}
+
+/// The same as a task. `dial` gives a connection to the master: a simulator has none by TCP.
+pub async fn follow(
+    host: &Host,
+    node: Arc<Node>,
+    log: FollowLog,
+    master: &Master,
+    dial: impl AsyncFn(&Node, &Master) -> io::Result<Socket>,
+) -> (FollowLog, FollowEnd) {
+    let mut here = Here { node, log, told: None, is_whole: false, waits_until: None };
+    here.settled();
+    let end = keep_up(host, &mut here, master, dial).await;
+    (here.log, end)
 }
 
 /// One link after the other.
 // Long: a loop whose steps each may end it.
-async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> FollowEnd {
+async fn keep_up(
+    host: &Host,
+    here: &mut Here,
+    master: &Master,
+    dial: impl AsyncFn(&Node, &Master) -> io::Result<Socket>,
+) -> FollowEnd {
     let mut orders = here.node.replication.subscribe();
     let node = here.node.clone();
     // The same master, FORCE, is an order, too.
@@ -245,6 +261,7 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> FollowEnd {
     let is_new = |n: &u64| *n != seen || node.replication.master().as_ref() != Some(master);
     let ordered = async {
         tokio::select! {
+            biased;
             _ = orders.wait_for(is_new) => {}
             () = host.stop.wait() => {}
         }
@@ -254,6 +271,7 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> FollowEnd {
     let mut patience = RECONNECT;
     loop {
         let result = tokio::select! {
+            biased;
             () = &mut ordered => {
                 return match here.log.secure() {
                     Ok(()) => FollowEnd::Ordered,
@@ -263,7 +281,7 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> FollowEnd {
                     }
                 };
             }
-            result = link(here, master) => result,
+            result = link(here, master, &dial) => result,
         };
         let error = match result {
             Ok(()) => return FollowEnd::Replace { is_whole: here.is_whole },
@@ -295,7 +313,7 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> FollowEnd {
             _ => false,
         };
         let error = one_line(&error.to_string());
-        let due = Instant::now() + if is_refused { patience } else { RECONNECT };
+        let due = now() + if is_refused { patience } else { RECONNECT };
         here.node.replication.link.lock().fail(error.clone(), due);
         if is_refused {
             tracing::warn!(
@@ -310,6 +328,7 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> FollowEnd {
         }
         said = error;
         tokio::select! {
+            biased;
             () = &mut ordered => return FollowEnd::Ordered,
             is_same = stays_until(&node, due) => {
                 let longer = (patience * 2).min(MOST_RECONNECT);
@@ -323,7 +342,7 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> FollowEnd {
 async fn stays_until(node: &Node, due: Instant) -> bool {
     let version = node.settings.version();
     while node.settings.version() == version {
-        let left = due.saturating_duration_since(Instant::now());
+        let left = due.saturating_duration_since(now());
         if left.is_zero() {
             return true;
         }
@@ -391,23 +410,29 @@ fn foreign(master: &Master) -> LinkError {
     ))
 }
 
+/// A connection to the master, encrypted if it is to be.
+async fn dial(node: &Node, master: &Master) -> io::Result<Socket> {
+    let encrypted = node.config().replication.tls;
+    let stream = TcpStream::connect((master.host.as_str(), master.port)).await?;
+    stream.set_nodelay(true)?;
+    node.replication.link.lock().local = Some(stream.local_addr()?);
+    if encrypted { node.tls.connect(&master.host, stream).await } else { Ok(Socket::Plain(stream)) }
+}
+
 /// A connection to the master that has become a link.
-async fn connect(node: &Node, master: &Master) -> Result<Socket, LinkError> {
-    let (user, password, encrypted) = {
+async fn connect(
+    node: &Node,
+    master: &Master,
+    dial: &impl AsyncFn(&Node, &Master) -> io::Result<Socket>,
+) -> Result<Socket, LinkError> {
+    let (user, password) = {
         let config = node.config();
         let settings = &config.replication;
-        (settings.master_user.clone(), settings.master_auth.clone(), settings.tls)
+        (settings.master_user.clone(), settings.master_auth.clone())
     };
     let replication = &node.replication;
     replication.link.lock().state = LinkState::Connecting;
-    let stream = within(TcpStream::connect((master.host.as_str(), master.port))).await?;
-    stream.set_nodelay(true).map_err(|e| net(&e))?;
-    replication.link.lock().local = Some(stream.local_addr().map_err(|e| net(&e))?);
-    let mut stream = if encrypted {
-        within(node.tls.connect(&master.host, stream)).await?
-    } else {
-        Socket::Plain(stream)
-    };
+    let mut stream = within(dial(node, master)).await?;
     let refused = |verb: &str, reply: &str| other(was_answered(verb, reply));
     let login: &[&str] = match (user.as_str(), password.as_str()) {
         (_, "") => &[],
@@ -453,9 +478,13 @@ async fn connect(node: &Node, master: &Master) -> Result<Socket, LinkError> {
 }
 
 /// One link: returns when the folder is to be opened anew, or with the reason why it ended.
-async fn link(here: &mut Here, master: &Master) -> Result<(), LinkError> {
+async fn link(
+    here: &mut Here,
+    master: &Master,
+    dial: &impl AsyncFn(&Node, &Master) -> io::Result<Socket>,
+) -> Result<(), LinkError> {
     let node = here.node.clone();
-    let mut stream = connect(&node, master).await?;
+    let mut stream = connect(&node, master, dial).await?;
     let (times, ip, port) = {
         let config = node.config();
         let settings = &config.replication;
@@ -467,7 +496,7 @@ async fn link(here: &mut Here, master: &Master) -> Result<(), LinkError> {
         let times = Timeouts { timeout_ms: settings.timeout_s * 1000, ..Timeouts::default() };
         (times, settings.replica_announce_ip.clone(), port)
     };
-    let started = Instant::now();
+    let started = now();
     here.told = None;
     let mut out = Vec::new();
     let mut follower =
@@ -514,7 +543,8 @@ async fn carry(
             out.clear();
         }
         let read = tokio::select! {
-            read = stream.read(&mut input) => Some(read.map_err(|e| net(&e))?),
+            // As in feed.rs.
+            biased;
             _ = ticks.tick() => {
                 let unread = more(stream, &mut input).await.map_err(|e| net(&e))?;
                 if unread.is_none() {
@@ -522,6 +552,7 @@ async fn carry(
                 }
                 unread
             }
+            read = stream.read(&mut input) => Some(read.map_err(|e| net(&e))?),
             () = tokio::task::yield_now(), if follower.is_looking() => {
                 follower.look(here, &mut out)?;
                 None
@@ -628,8 +659,9 @@ mod tests {
             let _ = stream.read_to_end(&mut Vec::new());
         });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let linked =
-            async { tokio::time::timeout(Duration::from_secs(60), link(&mut here, &master)).await };
+        let linked = async {
+            tokio::time::timeout(Duration::from_secs(60), link(&mut here, &master, &dial)).await
+        };
         let ended =
             runtime.block_on(linked).expect("it does not end").expect_err("it brought nothing");
         plays.join().unwrap();

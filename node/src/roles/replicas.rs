@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
+use store::time::{now, since};
 
 /// A replica of ours.
 #[derive(Clone, Debug)]
@@ -36,7 +37,7 @@ impl Fed {
 
     /// It is in step, and was heard of within so many seconds.
     pub fn is_close(&self, max_lag_s: u64) -> bool {
-        self.sending == Sending::Log && self.heard.elapsed().as_secs() <= max_lag_s
+        self.sending == Sending::Log && since(self.heard).as_secs() <= max_lag_s
     }
 }
 
@@ -68,7 +69,7 @@ impl Feeds {
             sending: Sending::Nothing,
             written: 0,
             durable: 0,
-            heard: Instant::now(),
+            heard: now(),
         };
         all.insert(client, fed);
         true

@@ -19,8 +19,8 @@ const UNFINISHED: &str = ".tidemark-dropped.tmp";
 /// Keeps what the log holds from the offset `from` on, up to its end. Gives where it is; none if
 /// that was said before, or if there was nothing to keep. Durable when it returns.
 pub(crate) fn keep(node: &Node, from: u64, end: Position) -> Result<Option<PathBuf>, store::Error> {
-    let folder = node.config().durability.dir.clone();
     let disk = node.store.disk().clone();
+    let Some(folder) = disk.place().map(Path::to_path_buf) else { return Ok(None) };
     let io = |source| store::Error::Io {
         path: folder.clone(),
         doing: "keeping what will be dropped",

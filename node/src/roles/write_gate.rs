@@ -25,6 +25,8 @@ pub(crate) enum Shut {
     FewReplicas,
     /// Sentinel has made another node the master.
     Deposed,
+    /// The same as `Fenced`, of a node of a cluster.
+    FencedInCluster,
     /// Only once its lease is over.
     Leased,
 }
@@ -90,6 +92,7 @@ impl Gate {
             2 => Shut::Fenced,
             3 => Shut::FewReplicas,
             4 => Shut::Deposed,
+            5 => Shut::FencedInCluster,
             _ => Shut::Leased,
         }
     }
@@ -107,6 +110,11 @@ fn text(shut: Shut) -> Option<&'static str> {
     Some(match shut {
         Shut::No => return None,
         // Clients for clusters ask for the topology again, and try again.
+        Shut::FencedInCluster => {
+            "CLUSTERDOWN This master was started again and is fenced, as another node may be the \
+             master by now: until a replica of its topology follows it, or CLUSTERX SETNODES of a \
+             later version, or Sentinel names it."
+        }
         Shut::Leased => {
             "CLUSTERDOWN master lease expired: another node may be the master by now; writes are \
              taken again after a HEARTBEAT that names this one"
@@ -115,8 +123,7 @@ fn text(shut: Shut) -> Option<&'static str> {
         Shut::Fenced => {
             "READONLY This master was started again, or told to follow a server that cannot be \
              followed, and is fenced until its role is known: until Sentinel names it, a replica \
-             follows it where there is no Sentinel, or REPLICAOF NO ONE (in a cluster CLUSTERX \
-             SETNODES of a later version)."
+             follows it where there is no Sentinel, or REPLICAOF NO ONE."
         }
         Shut::FewReplicas => "NOREPLICAS Not enough good replicas to write.",
         Shut::Deposed => {

@@ -171,7 +171,8 @@ fn role(call: &mut Call<'_>) -> Outcome {
             call.reply.bulk(master.host.as_bytes());
             call.reply.int(i64::from(master.port));
             call.reply.bulk(state.as_bytes());
-            call.reply.int(offset);
+            // As in Redis, of one that has not got its master's data yet.
+            call.reply.int(if node.replication.is_fit() { offset } else { -1 });
         }
     }
     Ok(())
@@ -599,7 +600,7 @@ pub(crate) fn info(node: &Node, out: &mut String) {
             master.host,
             master.port,
             if up { "up" } else { "down" },
-            if up { link.heard.elapsed().as_secs() as i64 } else { -1 },
+            if up { store::time::since(link.heard).as_secs() as i64 } else { -1 },
             u8::from(link.state == LinkState::Sync),
             end.offset,
             if is_fit { end.offset } else { 0 },
@@ -609,7 +610,7 @@ pub(crate) fn info(node: &Node, out: &mut String) {
             let _ = write!(out, "master_sync_read_bytes:{}\r\n", link.fetched);
         }
         if !up {
-            let down_s = link.down_since.map_or(0, |since| since.elapsed().as_secs());
+            let down_s = link.down_since.map_or(0, |since| store::time::since(since).as_secs());
             let retry_s = link.due.map_or(0, |due| {
                 due.saturating_duration_since(std::time::Instant::now()).as_secs()
             });
@@ -648,7 +649,7 @@ pub(crate) fn info(node: &Node, out: &mut String) {
             fed.port,
             fed.state(),
             fed.written,
-            fed.heard.elapsed().as_secs(),
+            store::time::since(fed.heard).as_secs(),
             end.offset.saturating_sub(fed.written),
             fed.durable,
         );

@@ -1,0 +1,330 @@
+//! The replica, its link to the master, and what befalls them: a second part of [`World`].
+
+use crate::cable::{Cable, Way};
+use crate::process::{Dial, Process};
+use crate::reply::Reply;
+use crate::workload::Command;
+use crate::world::{AT_ONCE, CALM_STEPS, CLIENTS, World};
+use node::roles::{LinkState, Master};
+use node::runtime::tls::Socket;
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use store::Faults;
+
+/// What is between the replica and its master.
+#[derive(Default)]
+pub(crate) struct LinkTo {
+    pub(crate) cable: RefCell<Option<Cable>>,
+    /// Nothing gets through: to the master, to the replica.
+    cut: Cell<[bool; 2]>,
+    /// It has been asked for since the master began.
+    pub(crate) is_dialed: Cell<bool>,
+    /// What the master had then.
+    floor: Cell<u64>,
+    /// The replica has at least that, of this history: it could take the master's place.
+    is_fit: Cell<bool>,
+    /// Where the master's log ended when, since then: everything that was acknowledged before.
+    pub(crate) marks: RefCell<Vec<(Duration, u64)>>,
+}
+
+impl LinkTo {
+    /// Another process is the master, whose log has so much.
+    pub(crate) fn begin(&self, at: Duration, end: u64) {
+        self.floor.set(end);
+        self.is_dialed.set(false);
+        self.is_fit.set(false);
+        self.marks.replace(vec![(at, end)]);
+    }
+
+    /// Everything that was acknowledged before is in a log that ends there.
+    fn has_all_before(&self, end: u64) -> Duration {
+        let marks = self.marks.borrow();
+        let mark = marks.iter().rev().find(|(_, offset)| *offset <= end);
+        mark.expect("it has what the master began with").0
+    }
+}
+
+impl World {
+    /// One step of the replica's machine, of the network, or of fate.
+    pub(crate) fn of_replica(&self) {
+        let other = 1 - self.leader.get();
+        let Some(process) = self.other().process.borrow().clone() else { return };
+        // What it is sent is read from files on another thread.
+        if let Some(master) = self.process().filter(|_| self.chance(3)) {
+            self.work(&master);
+        }
+        self.on(other, || match self.draw(0..100) {
+            0..=64 => self.follow(),
+            65..=69 => process.maintain(),
+            70..=79 => {
+                let work = process.work.borrow_mut().pop_front();
+                work.into_iter().for_each(|work| work());
+            }
+            80..=85 => process.spill(),
+            86..=88 => process.snapshot(self.chance(2)),
+            89..=91 => self.fate_of_replica(),
+            92 => self.link.cut.set([self.chance(2), self.chance(2)]),
+            93 => self.link.cut.set([false; 2]),
+            94 => {
+                let is_up = self.link.cable.take().is_some();
+                self.met.borrow_mut().cuts += u64::from(is_up);
+            }
+            _ => {}
+        });
+        drop(process);
+        self.mend_replica();
+    }
+
+    /// The replica's process begins anew where its machine has died, or its folder is another.
+    fn mend_replica(&self) {
+        if self.other().disk().crashed() {
+            self.met.borrow_mut().replica_crashes += 1;
+            self.end_replica();
+            self.other().revive(self.chance(3));
+            self.restart_replica();
+        } else if self.replica().is_some_and(|process| process.is_over()) {
+            self.tell(|| "the replica opens its folder anew".to_owned());
+            self.end_replica();
+            self.restart_replica();
+        }
+    }
+
+    fn replica(&self) -> Option<Rc<Process>> {
+        self.other().process.borrow().clone()
+    }
+
+    pub(crate) fn end_replica(&self) {
+        let Some(process) = self.other().process.take() else { return };
+        self.tell(|| "the replica's process ends".to_owned());
+        let replication = &process.node.replication;
+        let met = &mut *self.met.borrow_mut();
+        met.continued += replication.continued.load(Relaxed);
+        met.full_syncs += replication.full_syncs.load(Relaxed);
+        self.link.cable.take();
+        self.link.is_fit.set(false);
+        process.work.take();
+    }
+
+    pub(crate) fn restart_replica(&self) {
+        let other = 1 - self.leader.get();
+        loop {
+            self.other().be_calm();
+            self.watch_disk(other);
+            let disk = self.other().disk();
+            if self.chance(5) {
+                disk.crash_after(Some(self.draw(1..200)));
+            }
+            let master = Master { host: "master".to_owned(), port: 1 + self.leader.get() as u16 };
+            let follows = Some((master, self.dialer()));
+            let started =
+                self.on(other, || Process::start(&self.other().config, &disk, CLIENTS, follows));
+            match started {
+                Ok(process) if !disk.crashed() => {
+                    disk.crash_after(None);
+                    self.other().process.replace(Some(Rc::new(process)));
+                    return;
+                }
+                Ok(_) => {}
+                Err(error) => assert!(disk.crashed(), "the replica does not start: {error}"),
+            }
+            self.other().revive(self.chance(3));
+        }
+    }
+
+    fn fate_of_replica(&self) {
+        let disk = self.other().disk();
+        match self.draw(0..8) {
+            0 | 1 => {
+                let rate = self.draw(1..100) as u32;
+                let mut faults = Faults::default();
+                match self.draw(0..4) {
+                    0 => faults.sync_error = rate,
+                    1 => faults.write_error = rate,
+                    2 => faults.no_space = rate,
+                    _ => faults.sync_dir_error = rate,
+                }
+                disk.set_faults(faults);
+            }
+            2 => disk.set_capacity(Some(disk.used_bytes() + self.draw(0..100_000))),
+            3..=5 => {
+                disk.set_faults(Faults::default());
+                disk.set_capacity(None);
+            }
+            _ => disk.crash_after(Some(self.draw(1..120))),
+        }
+    }
+
+    fn dialer(&self) -> Dial {
+        let world = self.me.clone();
+        Rc::new(move || world.upgrade().expect("the world is there").dial())
+    }
+
+    /// The replica connects to whichever process is the master now.
+    fn dial(&self) -> io::Result<Socket> {
+        let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
+        if self.link.cut.get() != [false; 2] {
+            return Err(refused());
+        }
+        let master = self.process().ok_or_else(refused)?;
+        let (cable, ours) = Cable::new(master.accept());
+        self.link.cable.replace(Some(cable));
+        self.link.is_dialed.set(true);
+        Ok(Socket::Memory(ours))
+    }
+
+    /// The network carries something, and the replica's link gets its turn.
+    pub(crate) fn follow(&self) {
+        // Only one of this stack can have tasks.
+        if self.serving.replace(true) {
+            return;
+        }
+        self.carry();
+        if let Some(process) = self.replica() {
+            self.on(1 - self.leader.get(), || {
+                process.serve();
+                process.follow();
+            });
+            self.look(&process);
+        }
+        self.serving.set(false);
+    }
+
+    fn carry(&self) {
+        let cut = self.link.cut.get();
+        let mut cable = self.link.cable.borrow_mut();
+        let Some(there) = cable.as_mut() else { return };
+        let ways = [Way::ToMaster, Way::ToReplica].into_iter().zip(cut);
+        let is_up = ways.filter(|(_, is_cut)| !is_cut).all(|(way, _)| {
+            let most = 1 << self.draw(4..20);
+            there.carry(way, most)
+        });
+        if !is_up {
+            cable.take();
+        }
+    }
+
+    /// Whether the replica could take the master's place from now on.
+    fn look(&self, process: &Process) {
+        let is_up = process.node.replication.link.lock().state == LinkState::Connected;
+        let has = process.node.durability.positions().0.offset;
+        if self.link.is_dialed.get() && is_up && has >= self.link.floor.get() {
+            self.link.is_fit.set(true);
+        }
+    }
+
+    /// The replica takes the place of the master, which has died, if it can and should.
+    pub(crate) fn fail_over(&self) -> bool {
+        if !self.is_pair() || !self.link.is_fit.get() || self.chance(3) {
+            return false;
+        }
+        let Some(process) = self.replica() else { return false };
+        if self.other().disk().crashed() || process.is_over() {
+            return false;
+        }
+        // The longest that it may have: it applies no more without its master.
+        let has_before = self.link.has_all_before(process.node.durability.positions().0.offset);
+        // What operators changed is left alone: the model does not take it back.
+        let catalogue_is_there = {
+            let workload = self.workload.borrow();
+            !workload.catalogue.changing
+                && self.altered_at.get().is_none_or(|altered| altered < has_before)
+        };
+        if !catalogue_is_there {
+            return false;
+        }
+        self.tell(|| format!("the replica takes over, has all before {has_before:?}"));
+        self.other().be_calm();
+        self.serving.set(true);
+        self.on(1 - self.leader.get(), || process.promote());
+        self.serving.set(false);
+        let is_lost = self.other().disk().crashed() || process.is_over();
+        assert!(!is_lost, "a replica that was fit has not taken over");
+        self.leader.set(1 - self.leader.get());
+        self.met.borrow_mut().promotions += 1;
+        self.lose_since(has_before);
+        self.leads();
+        self.restart_replica();
+        true
+    }
+
+    /// Without any fault: the replica has all that the master has, within a bound.
+    pub(crate) fn catch_up(&self) {
+        self.link.cut.set([false; 2]);
+        self.other().be_calm();
+        self.depth.set(1);
+        for _ in 0..CALM_STEPS {
+            self.mend_replica();
+            let (Some(master), Some(replica)) = (self.process(), self.replica()) else { break };
+            self.on(self.leader.get(), || {
+                self.clients(&master);
+                self.work(&master);
+                self.round(&master);
+            });
+            self.on(1 - self.leader.get(), || {
+                self.follow();
+                let work = replica.work.borrow_mut().pop_front();
+                work.into_iter().for_each(|work| work());
+                replica.spill();
+                replica.maintain();
+            });
+            let end = master.node.durability.shown();
+            let is_up = replica.node.replication.link.lock().state == LinkState::Connected;
+            if is_up && self.link.is_fit.get() && replica.node.durability.shown() == end {
+                self.depth.set(0);
+                return;
+            }
+            self.advance(Duration::from_millis(20));
+        }
+        let (master, replica) = (self.process(), self.replica());
+        let shown = |process: Option<Rc<Process>>| process.map(|it| it.node.durability.shown());
+        let why = self.replica().map(|it| it.node.replication.link.lock().error.clone());
+        panic!(
+            "the replica does not follow: {:?}, the master {:?}, {why:?}",
+            shown(replica),
+            shown(master)
+        );
+    }
+
+    /// The replica answers all that can be asked as the master does.
+    pub(crate) fn compare(&self) {
+        let both = [self.process(), self.replica()].map(|it| it.expect("it is up"));
+        let all = self.workload.borrow().audit(&self.model.borrow());
+        for some in all.chunks(AT_ONCE) {
+            let [ours, theirs] = [0, 1].map(|at| self.answers(&both[at], at, some));
+            for (command, (ours, theirs)) in some.iter().zip(ours.iter().zip(&theirs)) {
+                assert_eq!(theirs, ours, "the replica, and its master: {:?}", command.requests);
+                self.met.borrow_mut().compared += 1;
+            }
+        }
+    }
+
+    /// `at`: 0 the master, 1 the replica.
+    fn answers(&self, process: &Process, at: usize, some: &[Command]) -> Vec<Reply> {
+        let machine = if at == 0 { self.leader.get() } else { 1 - self.leader.get() };
+        let mut client = process.clients[0].borrow_mut();
+        for command in some {
+            client.send(command.clone(), &mut self.model.borrow_mut(), self.elapsed.get());
+        }
+        let mut replies = Vec::new();
+        for _ in 0..CALM_STEPS {
+            self.on(machine, || {
+                process.serve();
+                let work = process.work.borrow_mut().pop_front();
+                work.into_iter().for_each(|work| work());
+                self.round(process);
+            });
+            self.follow();
+            while let Some((_, reply)) = client.take() {
+                replies.push(reply);
+            }
+            if client.asked.is_empty() {
+                return replies;
+            }
+            self.advance(Duration::from_millis(1));
+        }
+        panic!("a read is not answered: {:?}", some[replies.len()].requests);
+    }
+}
