@@ -7,7 +7,7 @@ use crate::import::lines::rate;
 use crate::import::redis::layout::{printable, shown};
 use crate::import::redis::missing::{Row, scanned};
 use crate::import::redis::source::{Remote, Side, Source};
-use crate::import::spaces::Spaces;
+use crate::import::spaces::{Cluster, Spaces};
 use clap::{Args, ValueEnum};
 use dataset::key_patterns::{Kind, Pattern};
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
@@ -33,7 +33,8 @@ Examples:
   tidemark export --to redis://old --row-keys p:{id}
 
 A row that changes meanwhile may come twice, the newer values last. Flags cannot be exported: a \
-filter cannot list its members.")]
+filter cannot list its members. A master of a cluster gives the rows of its own slots: run it on \
+each of them.")]
 pub(super) struct ExportArgs {
     /// Where the server is, and the login.
     #[command(flatten)]
@@ -139,6 +140,14 @@ pub(super) fn run(args: &ExportArgs) -> Result<(), String> {
 fn server(args: &ExportArgs) -> Result<(Remote, Vec<String>), String> {
     let (remote, mut spaces) = Spaces::open(&args.connect)
         .map_err(|e| format!("cannot export {}: {e}", args.connect.address()))?;
+    if let Cluster::Part(masters) = &spaces.cluster {
+        eprintln!(
+            "{} is of a cluster, and gives the rows of its own slots only: run this on each master \
+             ({})",
+            args.connect.address(),
+            masters.join(", ")
+        );
+    }
     let space = &args.space;
     match spaces.fields.remove(space) {
         Some(fields) => Ok((remote, fields)),

@@ -3,7 +3,7 @@
 //! still, when it was away.
 
 use dataset::clock::unix_ms;
-use node::client::connect::within;
+use node::client::connect::{Link, within};
 use node::cluster::Member;
 use node::cluster::confirm::is_final;
 use node::roles::node::Host;
@@ -117,9 +117,20 @@ async fn session(host: &Host, member: &Member) -> io::Result<std::convert::Infal
         health.asked(id, unix_ms());
         let answer = within(PATIENCE, link.call(&[b"PING"])).await?;
         let is_loading = matches!(&answer, OwnedFrame::Error(why) if why.starts_with(LOADING));
-        health.heard(id, unix_ms(), is_loading);
+        let has_data = !is_loading && has_data(&mut link).await?;
+        health.heard(id, unix_ms(), !has_data);
         tokio::time::sleep(pause(host)).await;
     }
+}
+
+/// Whether a node has its shard's data: a replica that has not met its master yet has none, or
+/// those of another shard. One that does not let this node ask counts as one that has.
+async fn has_data(link: &mut Link) -> io::Result<bool> {
+    let role = within(PATIENCE, link.call(&[b"ROLE"])).await?;
+    let OwnedFrame::Array(role) = role else { return Ok(true) };
+    let is_replica = matches!(role.first(), Some(OwnedFrame::BulkString(word)) if word == b"slave");
+    let is_behind = matches!(role.last(), Some(OwnedFrame::Integer(offset)) if *offset < 0);
+    Ok(!(is_replica && is_behind))
 }
 
 /// Between two questions to one node.

@@ -9,16 +9,16 @@ mod hold;
 mod remote;
 #[cfg(test)]
 mod simulation;
+mod status;
 
 use crate::import::spaces::maps;
 use crate::terminal::grouped;
 use clap::{Args, Subcommand};
 use growth::{Wanted, grow};
 use node::client::connect::ConnectArgs;
-use node::cluster::slot::{self, SLOTS};
+use node::cluster::slot;
 use redis_protocol::resp2::types::OwnedFrame;
 use remote::{Remote, addresses, newest};
-use std::fmt::Write as _;
 
 /// Shows a cluster, splits a shard of it, or moves one.
 #[derive(Args, Debug)]
@@ -29,7 +29,7 @@ pub(super) struct ClusterArgs {
 
 #[derive(Subcommand, Debug)]
 enum What {
-    /// Shows all nodes, and whether they know the same topology.
+    /// Shows all nodes, and whether each is what the topology says.
     Status(StatusArgs),
     /// Gives slots of a shard to a new node.
     Split(SplitArgs),
@@ -41,7 +41,11 @@ enum What {
 
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-Exit status 1 if a node does not answer, or knows another topology.")]
+Exit status 1 if a slot has no master, or if a node
+- does not answer, or is another one than its line of the topology says;
+- knows an older topology, or none;
+- is a master that takes no writes: it is fenced, its lease has ended, or it has too few replicas;
+- is a replica whose link to its master is down.")]
 struct StatusArgs {
     #[command(flatten)]
     to: ConnectArgs,
@@ -106,7 +110,7 @@ pub(super) fn run(args: &ClusterArgs) -> Result<(), String> {
     let runtime = runtime.map_err(|e| e.to_string())?;
     runtime.block_on(async {
         match &args.what {
-            What::Status(args) => status(&args.to).await,
+            What::Status(args) => status::status(&args.to).await,
             What::Split(args) => {
                 let asked = args.slots.as_deref().map(slot::parse_ranges).transpose();
                 let slots = asked.map_err(|word| format!("--slots: '{word}' is no slot"))?;
@@ -116,50 +120,6 @@ pub(super) fn run(args: &ClusterArgs) -> Result<(), String> {
             What::Trim(args) => trim(&args.to).await,
         }
     })
-}
-
-async fn status(to: &ConnectArgs) -> Result<(), String> {
-    let topology = newest(to).await?;
-    let mut out = format!("topology {}\n", topology.version);
-    let mut is_fine = true;
-    let mut shown = vec![["node", "role", "slots", "rows", "topology", "state"].map(str::to_owned)];
-    for (member, address) in topology.members().iter().zip(addresses(&topology)) {
-        let (role, slots) = match member.master {
-            None => ("master", topology.slots_of(&member.id).len().to_string()),
-            Some(_) => ("replica", String::new()),
-        };
-        let [rows, version, state] = match facts(to, &address).await {
-            Ok(facts) => facts,
-            Err(why) => [String::new(), String::new(), why],
-        };
-        is_fine &= version == topology.version.to_string();
-        shown.push([address, role.to_owned(), slots, rows, version, state]);
-    }
-    let widths: [usize; 6] = std::array::from_fn(|column| {
-        shown.iter().map(|row| row[column].len()).max().unwrap_or_default()
-    });
-    for row in &shown {
-        let cells = row.iter().zip(widths).map(|(text, width)| format!("{text:<width$}"));
-        let _ = writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
-    }
-    if topology.assigned() < usize::from(SLOTS) {
-        is_fine = false;
-        let _ = writeln!(out, "{} slots have no master", usize::from(SLOTS) - topology.assigned());
-    }
-    super::print(&out)?;
-    if is_fine { Ok(()) } else { Err("the cluster is not whole, or not of one mind".to_owned()) }
-}
-
-/// Rows, version of the topology, and state of a node.
-async fn facts(to: &ConnectArgs, address: &str) -> Result<[String; 3], String> {
-    let mut node = Remote::open(to, address).await?;
-    let version = node.text(&["CLUSTERX", "VERSION"]).await?;
-    let rows = node.text(&["DBSIZE"]).await?.parse().map(grouped).unwrap_or_default();
-    let state = match node.info("replication", "master_link_status").await?.as_str() {
-        "" => "up".to_owned(),
-        link => format!("link to its master: {link}"),
-    };
-    Ok([rows, version, state])
 }
 
 /// All nodes delete what is not their shard's: masters rows, and each node pairs of its ledgers.

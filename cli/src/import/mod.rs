@@ -88,7 +88,11 @@ An import that was ended goes on where it was when the same command is given aga
 Bad lines are counted and the first few shown with their number and reason; the rest of the file \
 goes on, and the exit status is 1.
 With --strict the import stops at the first one. What was sent before stays: importing again is \
-harmless.")]
+harmless.
+
+A master of a cluster takes the rows of its own slots only, so a cluster of several masters is \
+refused: load one master, and divide it then (tidemark cluster split). Flags and events of files \
+may go to any node.")]
 pub struct ImportArgs {
     /// Files to load, plain or gzip; `-` is standard input.
     #[arg(required_unless_present = "from", conflicts_with = "from")]

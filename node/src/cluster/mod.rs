@@ -218,7 +218,7 @@ impl Cluster {
 
     /// CLUSTERX SETNODES. An older version is refused, as is another topology of the same version;
     /// the same one changes nothing. `is_here`: whether a host and port are this node's, for one
-    /// without an id.
+    /// without an id; that is refused if several are, as it must not guess which node it is.
     pub fn set_nodes(
         &self,
         dir: &Path,
@@ -298,9 +298,23 @@ impl Nodes<'_> {
         };
         next.check()?;
         // Names may have to be looked up, which takes its time: only if it is not known.
-        let here = (now.own_id.is_empty() || forced)
-            .then(|| next.members().iter().find(|member| is_here(&member.host, member.port)));
-        let own_id = here.flatten().map(|member| member.id.clone());
+        let mut here = Vec::new();
+        if now.own_id.is_empty() || forced {
+            let members = next.members().iter();
+            here.extend(members.filter(|member| is_here(&member.host, member.port)).take(2));
+        }
+        let own_id = match here[..] {
+            [member] => Some(member.id.clone()),
+            // Which one it is only its id can say.
+            [one, other] if now.own_id.is_empty() => {
+                return Err(format!(
+                    "Invalid cluster nodes info: nodes {} and {} are both at addresses of this \
+                     one: say which it is first (CLUSTERX SETNODEID)",
+                    one.id, other.id
+                ));
+            }
+            _ => None,
+        };
         let next = match own_id {
             Some(id) => next.with_own_id(&id),
             None => next,
@@ -388,6 +402,32 @@ mod tests {
         let failed = again.set_nodes(nothing, &nodes(&two_shards(), 8, false), |_, _| false);
         assert!(matches!(failed, Err(ClusterError::Disk(_))));
         assert_eq!(again.topology().version, 6, "what is not durable is not published");
+    }
+
+    #[test]
+    fn a_node_without_an_id_in_several_lines_refuses_until_it_has_one() {
+        let (folder, cluster) = (tempfile::tempdir().unwrap(), cluster());
+        let (dir, text) = (folder.path(), two_shards());
+        let set = |version, forced| {
+            let set = cluster.set_nodes(dir, &nodes(&text, version, forced), |_, _| true);
+            set.map_err(|error| error.to_string())
+        };
+        let refused = |forced| set(1, forced).unwrap_err();
+        assert!(refused(false).contains("SETNODEID") && refused(true).contains("SETNODEID"));
+        assert!(cluster.check_nodes(dir, &nodes(&text, 1, false), |_, _| true).is_err());
+        assert_eq!(cluster.topology().version, -1, "nothing was taken");
+        cluster.set_own_id(dir, &id('c'), false).unwrap();
+        assert_eq!(set(1, false), Ok(true));
+        assert_eq!(set(1, true), Ok(true));
+        assert_eq!(cluster.topology().own_id, id('c'), "it keeps its id");
+    }
+
+    #[test]
+    fn a_node_without_an_id_in_no_line_takes_the_topology() {
+        let (folder, cluster) = (tempfile::tempdir().unwrap(), cluster());
+        let (dir, text) = (folder.path(), two_shards());
+        assert!(cluster.set_nodes(dir, &nodes(&text, 1, false), |_, _| false).unwrap());
+        assert_eq!((cluster.topology().version, cluster.topology().own()), (1, None));
     }
 
     #[test]

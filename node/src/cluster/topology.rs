@@ -163,6 +163,18 @@ impl Topology {
         Ok(())
     }
 
+    /// Whether this node is a replica of a master that was, by the topology `before`, of another
+    /// shard than this node. Of one that `before` has not nothing is known.
+    pub fn joins_another_shard(&self, before: &Topology) -> bool {
+        let shard_of = |id: &str| {
+            let member = before.members.iter().find(|member| member.id == id)?;
+            Some(member.master.clone().unwrap_or_else(|| member.id.clone()))
+        };
+        let own = shard_of(&self.own_id);
+        let master = self.own_master().and_then(|master| shard_of(&master.id));
+        own.zip(master).is_some_and(|(own, master)| own != master)
+    }
+
     /// A line of the text: one more node.
     fn add(&mut self, line: &str) -> Result<(), String> {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
@@ -423,6 +435,23 @@ pub(crate) mod tests {
         ] {
             assert_eq!(check(&text), Err(format!("{NODES_INFO}: {why}")));
         }
+    }
+
+    #[test]
+    fn a_replica_that_is_given_to_another_shard_is_told_from_one_of_a_failover() {
+        let (a, b, c) = (id('a'), id('b'), id('c'));
+        let next = |master: &str, own: char| {
+            let others = format!("{a} h 1 master -\n{c} h 3 master -\n");
+            Topology::parse(&format!("{others}{b} h 2 slave {master}"), 8, &id(own)).unwrap()
+        };
+        let before = Topology::parse(&two_shards(), 7, &b).unwrap();
+        assert!(next(&c, 'b').joins_another_shard(&before));
+        assert!(!next(&a, 'b').joins_another_shard(&before));
+        assert!(!next(&c, 'a').joins_another_shard(&before), "a master");
+        assert!(!next(&c, 'b').joins_another_shard(&Topology::default()));
+        let swapped = format!("{b} h 2 master -\n{a} h 1 slave {b}");
+        let swapped = Topology::parse(&swapped, 8, &a).unwrap();
+        assert!(!swapped.joins_another_shard(&before), "its own replica");
     }
 
     #[test]

@@ -120,6 +120,7 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
     let sources: Vec<Source> = sources.collect::<Result<_, _>>()?;
     let (mut remote, spaces) = Spaces::open(&args.connect)
         .map_err(|e| format!("cannot import into {}: {e}", args.connect.address()))?;
+    spaces.cluster.check()?;
     let layouts = Arc::new(layouts(args, &spaces, &mut remote)?);
     let target = lineage(&mut remote);
     let mut import = Import {

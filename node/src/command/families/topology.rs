@@ -66,18 +66,22 @@ pub(crate) const TABLE: &[Spec] = &[
                 "Some keys of rows in a slot, under the same limit as COUNTKEYSINSLOT."),
             help_row("cluster|help", "cluster", "5.0.0"),
             spec("cluster|info", 2, ANYTIME, "3.0.0", "",
-                "State of a cluster of one shard: ok, with all slots."),
+                "State of the cluster: ok if each slot has a master; how many slots are served, \
+                 and how many nodes there are. A server that is of no cluster answers as one of \
+                 one shard."),
             spec("cluster|keyslot", 3, flag::STALE, "3.0.0", "key",
                 "The slot of a key, 0 to 16383."),
             spec("cluster|links", 2, flag::STALE, "7.0.0", "",
                 "An empty list: there is no cluster bus."),
             refused("cluster|meet", -4, "3.0.0", "ip port [cluster_bus_port]"),
             spec("cluster|myid", 2, ANYTIME, "3.0.0", "",
-                "The id of this node: the hash of its address."),
+                "The id of this node, empty if it has none yet. A server that is of no cluster \
+                 answers the hash of its address."),
             spec("cluster|myshardid", 2, ANYTIME, "7.2.0", "",
                 "The id of the shard: that of the history of its data."),
             spec("cluster|nodes", 2, ANYTIME, "3.0.0", "",
-                "The master, with all slots, and its replicas, a line each."),
+                "All nodes, a line each, masters with their slots. A server that is of no cluster \
+                 answers as one of one shard: the master has all slots."),
             spec("cluster|replicas", 3, flag::ADMIN | flag::STALE, "5.0.0", "node-id",
                 "The replicas of the master, a line each."),
             refused("cluster|replicate", 3, "3.0.0", "node-id"),
@@ -88,15 +92,17 @@ pub(crate) const TABLE: &[Spec] = &[
             refused("cluster|setslot", -4, "3.0.0",
                 "slot <IMPORTING node-id|MIGRATING node-id|NODE node-id|STABLE>"),
             spec("cluster|shards", 2, ANYTIME, "7.0.0", "",
-                "The one shard: its slots, which are all, and its nodes."),
+                "Each shard: its slots and its nodes. A server that is of no cluster answers with \
+                 one shard, which has all slots."),
             spec("cluster|slaves", 3, flag::ADMIN | flag::STALE, "3.0.0", "node-id",
                 "The same as CLUSTER REPLICAS."),
             spec("cluster|slots", 2, ANYTIME, "3.0.0", "",
-                "The one range of slots, 0 to 16383: the master and its replicas."),
+                "Each range of slots, with its master and the replicas that can be reached. A \
+                 server that is of no cluster answers with one range, 0 to 16383."),
         ],
         ..spec("cluster", -2, 0, "3.0.0", "",
-            "A container for commands about the cluster that this is for clients of clusters: one \
-             shard.")
+            "A container for commands about the cluster. A server that is of no cluster answers \
+             as a cluster of one shard.")
     },
     Spec {
         subcommands: &[
@@ -122,14 +128,15 @@ pub(crate) const TABLE: &[Spec] = &[
                 "The topology is this one, a line per node: id, host, port, master or slave, - or \
                  the id of its master, slots of a master. The node follows its master, or becomes \
                  one. An older version is refused, and another topology of the same version, \
-                 unless FORCE; the same one changes nothing. \
+                 unless FORCE; the same one changes nothing. A node without an id finds its line \
+                 by the address that it listens on or announces. \
                  CHECK: says whether it would be taken and can be written down, also while the \
                  node loads its data, and does nothing. \
                  HANDOVER: to the master that gives slots to replicas of its own, which have all \
                  that was written before they serve them."),
             spec("clusterx|setslot", 6, CONTROLLER, "0.1.0", "slots NODE node-id version",
                 "Slots, \"7\" or \"0-99 200\", are those of this master. The version is the next \
-                 one."),
+                 one. No rows are moved."),
             spec("clusterx|trim", -4, CONTROLLER | flag::WRITE, "0.2.0",
                 "space cursor [COUNT count]",
                 "Deletes some rows of a counter space whose slots are not of this shard any more: \

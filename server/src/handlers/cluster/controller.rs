@@ -18,7 +18,7 @@ use node::roles::node::Node;
 use node::roles::peer::confirm_topology;
 use node::runtime::stall;
 use resp::Args;
-use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
 
 pub(crate) const RUN: &[(&str, Handler)] = &[
@@ -86,7 +86,7 @@ fn set_node_id(call: &mut Call<'_>) -> Outcome {
         let dir = node.config().durability.dir.clone();
         node.cluster.set_own_id(&dir, &id, only_first)?;
         // An id says nothing of the role.
-        obey(&node, false)?;
+        obey(&node, false, false)?;
         reply.ok();
         Ok(())
     })
@@ -133,9 +133,19 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
         let is_news = node.cluster.set_nodes(&dir, &nodes, is_here)?;
         if is_news {
             tracing::info!("topology {version} by {peer}");
+            if node.cluster.topology().own_id.is_empty() {
+                tracing::warn!(
+                    "this node is in no line of topology {version}, so it serves no slot: tell it \
+                     which one it is (CLUSTERX SETNODEID), or set replica_announce_ip and \
+                     replica_announce_port to its address there and give the next version"
+                );
+            }
             node.replication.skipped(node.cluster.topology().skipped(&before));
         }
-        obey(&node, is_news || forced)?;
+        // The data of a replica are its master's. FORCE, told again to one that cannot follow.
+        let gives_up = (is_news && node.cluster.topology().joins_another_shard(&before))
+            || (forced && !node.replication.is_fit());
+        obey(&node, is_news || forced, gives_up)?;
         reply.ok();
         Ok(())
     })
@@ -244,7 +254,7 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
         node.replication.lease(&config, left, is_again);
         // Its role is known again.
         if is_ours && node.replication.is_fenced() {
-            obey(&node, true)?;
+            obey(&node, true, false)?;
         }
         let role = if node.replication.is_master() { "master" } else { "slave" };
         reply.text(&format!("sequence:{}\r\nrole:{role}\r\n", node.durability.shown().offset));
@@ -255,8 +265,9 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
 /// From now on no turn goes by an older topology, and this node becomes what that says
 /// it is. A node that is not among its nodes stays what it is: no slot is its own. `is_news`: the
 /// topology is later than the one that it had. That lifts the fence of a master; the same topology
-/// told once more does not.
-pub(crate) fn obey(node: &Node, is_news: bool) -> Outcome {
+/// told once more does not. `gives_up`: a replica has the data of another shard, and is to have
+/// its new master's instead.
+pub(crate) fn obey(node: &Node, is_news: bool, gives_up: bool) -> Outcome {
     node.wait_for_turns();
     let topology = node.cluster.topology();
     let master = match topology.own_role() {
@@ -264,14 +275,16 @@ pub(crate) fn obey(node: &Node, is_news: bool) -> Outcome {
         Some(Role::ReplicaOf(at)) => Some(Master { host: at.host.clone(), port: at.port }),
         None => return Ok(()),
     };
-    if node.replication.master() == master && !(is_news && node.replication.is_fenced()) {
+    let was_replica = !node.replication.is_master();
+    let gives_up = gives_up && was_replica && master.is_some();
+    let is_same = node.replication.master() == master && !gives_up;
+    if is_same && !(is_news && node.replication.is_fenced()) {
         return Ok(());
     }
     if master.is_some() {
         all_logged(node)?;
     }
-    let was_replica = !node.replication.is_master();
-    order(node, master.clone(), false)?;
+    order(node, master.clone(), gives_up)?;
     match master {
         Some(master) => tracing::info!("a replica of {master} by topology {}", topology.version),
         None => {
@@ -285,19 +298,89 @@ pub(crate) fn obey(node: &Node, is_news: bool) -> Outcome {
     Ok(())
 }
 
-/// Whether clients reach this node there: it listens on the port, or announces it, and the host is
-/// an address of this machine. A socket can be bound to no other.
+/// Whether a host and port of a topology are this node's: an address that it listens on, or the one
+/// that it announces. Another node of this machine has another port or another address.
 pub(crate) fn is_here(node: &Node, host: &str, port: u16) -> bool {
     let config = node.config();
     let settings = &config.replication;
-    let is_port = node.addresses.iter().any(|at| at.port() == port)
-        || port == config.tls.port
-        || port == settings.replica_announce_port;
-    let is_local = |ip: IpAddr| UdpSocket::bind((ip, 0)).is_ok();
-    port != 0
-        && is_port
-        && (host == settings.replica_announce_ip
-            || (host, 0).to_socket_addrs().is_ok_and(|mut at| at.any(|at| is_local(at.ip()))))
+    let reached = Reached::of(
+        &node.addresses,
+        config.tls.port,
+        &settings.replica_announce_ip,
+        settings.replica_announce_port,
+    );
+    reached.has_port(port)
+        && (reached.announces(host, port)
+            || (host.trim_matches(['[', ']']), port)
+                .to_socket_addrs()
+                .is_ok_and(|mut all| all.any(|at| reached.is_at(at, is_local))))
+}
+
+/// Whether it is an address of this machine: a socket can be bound to no other.
+fn is_local(ip: IpAddr) -> bool {
+    UdpSocket::bind((ip, 0)).is_ok()
+}
+
+/// Where clients and other nodes reach a node.
+struct Reached<'a> {
+    /// Where it listens, with TLS and without, or what a port map in front of it has.
+    addresses: Vec<SocketAddr>,
+    /// `replica_announce_ip`, which may be a name; and the ports that go with it.
+    announced: Option<(&'a str, Vec<u16>)>,
+}
+
+impl Reached<'_> {
+    /// `listens` without TLS; a TLS listener has the same IPs. Port 0 and an empty host mean none.
+    fn of<'a>(
+        listens: &[SocketAddr],
+        tls_port: u16,
+        announced_ip: &'a str,
+        announced_port: u16,
+    ) -> Reached<'a> {
+        let at_port = |port: u16| {
+            let some = listens.iter().filter(move |_| port != 0);
+            some.map(move |at| SocketAddr::new(at.ip().to_canonical(), port))
+        };
+        let own = listens.iter().map(|at| SocketAddr::new(at.ip().to_canonical(), at.port()));
+        let mut addresses: Vec<SocketAddr> = own.chain(at_port(tls_port)).collect();
+        if announced_ip.is_empty() {
+            addresses.extend(at_port(announced_port));
+            return Reached { addresses, announced: None };
+        }
+        let ports = match announced_port {
+            0 => addresses.iter().map(SocketAddr::port).collect(),
+            port => vec![port],
+        };
+        if let Ok(ip) = announced_ip.parse::<IpAddr>() {
+            addresses.extend(ports.iter().map(|&port| SocketAddr::new(ip.to_canonical(), port)));
+        }
+        Reached { addresses, announced: Some((announced_ip, ports)) }
+    }
+
+    /// Without it no name need be looked up.
+    fn has_port(&self, port: u16) -> bool {
+        let is_announced = |(_, ports): &(&str, Vec<u16>)| ports.contains(&port);
+        port != 0
+            && (self.addresses.iter().any(|at| at.port() == port)
+                || self.announced.as_ref().is_some_and(is_announced))
+    }
+
+    fn announces(&self, host: &str, port: u16) -> bool {
+        let is_it =
+            |(ip, ports): &(&str, Vec<u16>)| ip.eq_ignore_ascii_case(host) && ports.contains(&port);
+        self.announced.as_ref().is_some_and(is_it)
+    }
+
+    /// 0.0.0.0 listens on each IPv4 address of the machine, and :: on each IPv6 address; any other
+    /// address is only itself.
+    fn is_at(&self, at: SocketAddr, is_local: impl Fn(IpAddr) -> bool) -> bool {
+        let ip = at.ip().to_canonical();
+        let is_it = |own: &SocketAddr| {
+            let is_any = own.ip().is_unspecified() && own.is_ipv4() == ip.is_ipv4();
+            own.port() == at.port() && (own.ip() == ip || is_any && is_local(ip))
+        };
+        !ip.is_unspecified() && self.addresses.iter().any(is_it)
+    }
 }
 
 /// CLUSTER RESET.
@@ -330,4 +413,77 @@ pub(crate) fn reset(call: &mut Call<'_>) -> Outcome {
 /// For CLUSTER REPLICAS and its kin: a node that the topology does not have.
 pub(crate) fn unknown_node(id: &[u8]) -> Refusal {
     refuse!("ERR Unknown node {}", Printable(id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_found(reached: &Reached<'_>, host: &str, port: u16) -> bool {
+        let is_local = |ip: IpAddr| {
+            ["127.0.0.1", "127.0.0.2", "10.0.0.1", "::1"].contains(&ip.to_string().as_str())
+        };
+        let ip = host.parse::<IpAddr>();
+        let is_at = |ip| reached.is_at(SocketAddr::new(ip, port), is_local);
+        reached.has_port(port) && (reached.announces(host, port) || ip.is_ok_and(is_at))
+    }
+
+    fn listening(all: &[&str]) -> Vec<SocketAddr> {
+        all.iter().map(|at| at.parse().unwrap()).collect()
+    }
+
+    /// Three nodes of one machine with one port.
+    #[test]
+    fn nodes_of_one_machine_and_port_are_told_apart_by_their_addresses() {
+        let at = listening(&["127.0.0.2:7000"]);
+        let reached = Reached::of(&at, 0, "", 0);
+        let found = |host| is_found(&reached, host, 7000);
+        assert_eq!(["127.0.0.1", "127.0.0.2", "127.0.0.3"].map(found), [false, true, false]);
+        assert!(!is_found(&reached, "127.0.0.2", 7001) && !is_found(&reached, "127.0.0.2", 0));
+    }
+
+    #[test]
+    fn an_unspecified_address_is_each_of_the_machine_of_its_family() {
+        let at = listening(&["0.0.0.0:7000"]);
+        let reached = Reached::of(&at, 0, "", 0);
+        let found = |host| is_found(&reached, host, 7000);
+        assert_eq!(
+            ["127.0.0.2", "10.0.0.1", "10.0.0.9", "::1"].map(found),
+            [true, true, false, false]
+        );
+        assert!(!found("0.0.0.0"), "it is no address that others reach");
+        let at = listening(&["[::]:7000"]);
+        let reached = Reached::of(&at, 0, "", 0);
+        assert!(is_found(&reached, "::1", 7000) && !is_found(&reached, "127.0.0.1", 7000));
+    }
+
+    #[test]
+    fn a_mapped_address_is_the_ipv4_address() {
+        let at = listening(&["[::ffff:10.0.0.1]:7000"]);
+        let reached = Reached::of(&at, 0, "", 0);
+        assert!(
+            is_found(&reached, "10.0.0.1", 7000) && is_found(&reached, "::ffff:10.0.0.1", 7000)
+        );
+        assert!(!is_found(&reached, "127.0.0.1", 7000));
+    }
+
+    #[test]
+    fn a_tls_listener_has_the_addresses_of_the_others() {
+        let at = listening(&["10.0.0.1:7000"]);
+        let reached = Reached::of(&at, 7443, "", 0);
+        assert!(is_found(&reached, "10.0.0.1", 7443) && !is_found(&reached, "127.0.0.1", 7443));
+    }
+
+    #[test]
+    fn an_announced_address_is_the_node() {
+        let at = listening(&["10.0.0.1:7000"]);
+        let reached = Reached::of(&at, 0, "192.0.2.1", 8000);
+        assert!(is_found(&reached, "192.0.2.1", 8000) && is_found(&reached, "10.0.0.1", 7000));
+        assert!(!is_found(&reached, "192.0.2.1", 7000) && !is_found(&reached, "10.0.0.1", 8000));
+        let reached = Reached::of(&at, 0, "db1.example", 0);
+        assert!(is_found(&reached, "DB1.example", 7000), "the own port");
+        assert!(!is_found(&reached, "db2.example", 7000));
+        let reached = Reached::of(&at, 0, "", 8000);
+        assert!(is_found(&reached, "10.0.0.1", 8000), "a port map at the own address");
+    }
 }

@@ -12,6 +12,7 @@
 
 use crate::handlers::call::{Call, view};
 use crate::handlers::cluster::peers::{self, Address, Answer, Batch, Failure, Link};
+use crate::handlers::cluster::route;
 use crate::handlers::execute::run;
 use crate::handlers::session::{Scratch, Session};
 use dataset::engines::Engines;
@@ -59,7 +60,7 @@ pub(crate) fn reads_here(session: &Session, node: Now<'_>) -> bool {
     let in_step = || node.replication.link.lock().is_in_step(most_ms);
     match (session.is_coordinator, session.reads_replica) {
         (true, reads) => reads && in_step(),
-        (false, true) => true,
+        (false, true) => route::reads_replica(session, node),
         (false, false) => from != ReadFrom::Master && in_step(),
     }
 }

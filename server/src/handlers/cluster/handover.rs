@@ -112,7 +112,7 @@ impl Giver for Own {
         blocking(&self.0, move |node| {
             let dir = node.config().durability.dir.clone();
             node.cluster.gave(&dir, version)?;
-            obey(node, true)
+            obey(node, true, false)
         })
         .await
     }

@@ -32,10 +32,10 @@ pub(crate) struct Router<'a> {
 }
 
 impl<'a> Router<'a> {
-    pub(crate) fn new(topology: &'a Topology, session: &Session) -> Router<'a> {
+    pub(crate) fn new(topology: &'a Topology, session: &Session, node: Now<'_>) -> Router<'a> {
         Router {
             topology,
-            reads_here: session.reads_replica,
+            reads_here: reads_replica(session, node),
             first: None,
             is_parted: false,
             is_spread: false,
@@ -95,6 +95,12 @@ impl<'a> Router<'a> {
     }
 }
 
+/// Whether this node answers reads of its client as a replica. One without its master's data would
+/// say that there is nothing, or what another shard has.
+pub(crate) fn reads_replica(session: &Session, node: Now<'_>) -> bool {
+    session.reads_replica && node.replication.is_fit()
+}
+
 /// Whether this node answers a request. If it is refused since other nodes answer for some of its
 /// ids, and they can be asked, that is noted.
 #[cold]
@@ -111,7 +117,7 @@ pub(crate) fn check(
         session.is_parted.set(is_parted);
         return if is_parted { Err(CROSS_SLOT) } else { Ok(()) };
     }
-    let mut router = Router::new(topology, session);
+    let mut router = Router::new(topology, session, node);
     router.add(spec, args, engines);
     router.outcome()
 }

@@ -302,7 +302,7 @@ fn placed(call: &Call<'_>, transaction: &Transaction) -> Outcome {
     let (Some(topology), Some(engines)) = (&call.session.topology, call.node.loaded()) else {
         return Ok(());
     };
-    let mut router = Router::new(topology, call.session);
+    let mut router = Router::new(topology, call.session, call.node);
     for args in transaction.requests() {
         if let Some((_, spec)) = find(args.at(0))
             && let Ok((spec, _)) = select(spec, args)

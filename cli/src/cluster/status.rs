@@ -1,0 +1,210 @@
+//! `tidemark cluster status`: a line a node, with what keeps it from doing its part.
+
+use super::remote::{Remote, addresses, newest};
+use crate::terminal::grouped;
+use node::client::connect::ConnectArgs;
+use node::cluster::Member;
+use node::cluster::slot::SLOTS;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// What a node answered.
+#[derive(Default)]
+struct Facts {
+    /// Its own id, empty if it has none.
+    id: String,
+    /// Of its topology; -1: it knows none.
+    version: String,
+    rows: String,
+    /// INFO replication.
+    replication: String,
+    /// Of a master: the error that a write gets, empty if it takes writes.
+    refusal: String,
+}
+
+pub(super) async fn status(to: &ConnectArgs) -> Result<(), String> {
+    let topology = newest(to).await?;
+    let mut out = format!("topology {}\n", topology.version);
+    let mut is_fine = true;
+    let mut shown = vec![["node", "role", "slots", "rows", "topology", "state"].map(str::to_owned)];
+    // Which addresses answer with the same id.
+    let mut by_id: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (member, address) in topology.members().iter().zip(addresses(&topology)) {
+        let (role, slots) = match member.master {
+            None => ("master", topology.slots_of(&member.id).len().to_string()),
+            Some(_) => ("replica", String::new()),
+        };
+        let [rows, version, state] = match facts(to, &address).await {
+            Ok(facts) => {
+                let faults = faults(&facts, member, topology.version);
+                is_fine &= faults.is_empty();
+                let state = match faults.is_empty() {
+                    true => health(member).to_owned(),
+                    false => faults.join("; "),
+                };
+                if !facts.id.is_empty() {
+                    by_id.entry(facts.id).or_default().push(address.clone());
+                }
+                [facts.rows, facts.version, state]
+            }
+            Err(why) => {
+                is_fine = false;
+                [String::new(), String::new(), why]
+            }
+        };
+        shown.push([address, role.to_owned(), slots, rows, version, state]);
+    }
+    let widths: [usize; 6] = std::array::from_fn(|column| {
+        shown.iter().map(|row| row[column].len()).max().unwrap_or_default()
+    });
+    for row in &shown {
+        let cells = row.iter().zip(widths).map(|(text, width)| format!("{text:<width$}"));
+        let _ = writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
+    }
+    for (id, addresses) in by_id.iter().filter(|(_, addresses)| addresses.len() > 1) {
+        is_fine = false;
+        let _ = writeln!(out, "{} have the same id: {id}", addresses.join(" and "));
+    }
+    if topology.assigned() < usize::from(SLOTS) {
+        is_fine = false;
+        let _ = writeln!(out, "{} slots have no master", usize::from(SLOTS) - topology.assigned());
+    }
+    crate::print(&out)?;
+    if is_fine { Ok(()) } else { Err("the cluster is not whole, or not of one mind".to_owned()) }
+}
+
+async fn facts(to: &ConnectArgs, address: &str) -> Result<Facts, String> {
+    let mut node = Remote::open(to, address).await?;
+    let version = node.text(&["CLUSTERX", "VERSION"]).await?;
+    let id = node.text(&["CLUSTERX", "MYID"]).await?;
+    let rows = node.text(&["DBSIZE"]).await?.parse().map(grouped).unwrap_or_default();
+    let replication = node.text(&["INFO", "replication"]).await?;
+    let is_master = field(&replication, "role") == "master";
+    let refusal = if is_master { refusal(&mut node).await } else { String::new() };
+    Ok(Facts { id, version, rows, replication, refusal })
+}
+
+/// Why a master takes no writes. INFO does not say it of a lease, so it is asked for a write that
+/// changes nothing: TRIM of a space that cannot exist is refused for that only if writes are taken.
+async fn refusal(node: &mut Remote<'_, ConnectArgs>) -> String {
+    let Err(said) = node.ask(&["CLUSTERX", "TRIM", "", "0"]).await else { return String::new() };
+    let said = said.strip_prefix(&format!("{}: ", node.address)).unwrap_or(&said);
+    // A user without the right to write learns nothing.
+    let is_taken = ["ERR ", "NOPERM ", "LOADING "].iter().any(|word| said.starts_with(word));
+    if is_taken { String::new() } else { said.to_owned() }
+}
+
+/// A field of INFO, empty if it is not there.
+fn field<'a>(info: &'a str, name: &str) -> &'a str {
+    let found = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    found.unwrap_or_default()
+}
+
+/// The state of a node without faults.
+fn health(member: &Member) -> &'static str {
+    if member.master.is_some() { "link to its master: up" } else { "up" }
+}
+
+/// What keeps a node from doing what its line of the newest topology says.
+fn faults(facts: &Facts, member: &Member, version: i64) -> Vec<String> {
+    let Facts { id, replication, refusal, .. } = facts;
+    let mut faults = Vec::new();
+    if id.is_empty() {
+        faults.push("has no id, so serves no slot".to_owned());
+    } else if *id != member.id {
+        faults.push(format!("is another node: {id}"));
+    }
+    match facts.version.parse::<i64>() {
+        Ok(known) if known == version => {}
+        Ok(known) if known > version => faults.push("knows a later topology".to_owned()),
+        Ok(0..) => faults.push("knows an older topology".to_owned()),
+        _ => faults.push("knows no topology".to_owned()),
+    }
+    let is_master = field(replication, "role") == "master";
+    if is_master && field(replication, "repl_fenced") == "1" {
+        faults.push("fenced: takes no writes".to_owned());
+    } else if refusal.starts_with("CLUSTERDOWN master lease expired") {
+        faults.push("its lease has ended: takes no writes".to_owned());
+    } else if !refusal.is_empty() {
+        faults.push(format!("takes no writes: {refusal}"));
+    }
+    match &member.master {
+        None if !is_master => faults.push("is a replica, and no master".to_owned()),
+        Some(_) if is_master => faults.push("follows no master".to_owned()),
+        _ => {}
+    }
+    if !is_master && field(replication, "master_link_status") != "up" {
+        let why = match field(replication, "master_link_error") {
+            "" if field(replication, "master_sync_in_progress") == "1" => "full sync",
+            why => why,
+        };
+        let why = if why.is_empty() { String::new() } else { format!(" ({why})") };
+        faults.push(format!("link to its master: down{why}"));
+    }
+    faults
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MASTER: &str = "role:master\r\nrepl_fenced:0\r\n";
+    const REPLICA: &str = "role:slave\r\nmaster_link_status:up\r\nrepl_fenced:0\r\n";
+
+    fn told(id: &str, version: i64, replication: &str, refusal: &str, is_replica: bool) -> String {
+        let member = Member {
+            id: "a".repeat(40),
+            host: "h".to_owned(),
+            port: 1,
+            master: is_replica.then(|| "b".repeat(40)),
+        };
+        let facts = Facts {
+            id: id.repeat(40),
+            version: version.to_string(),
+            rows: String::new(),
+            replication: replication.to_owned(),
+            refusal: refusal.to_owned(),
+        };
+        faults(&facts, &member, 7).join("; ")
+    }
+
+    #[test]
+    fn a_node_that_does_its_part_has_no_faults() {
+        assert_eq!(told("a", 7, MASTER, "", false), "");
+        assert_eq!(told("a", 7, REPLICA, "", true), "");
+    }
+
+    #[test]
+    fn a_node_that_is_not_that_of_its_line_is_told() {
+        assert_eq!(told("", 7, MASTER, "", false), "has no id, so serves no slot");
+        assert_eq!(told("c", 7, MASTER, "", false), format!("is another node: {}", "c".repeat(40)));
+        assert_eq!(told("a", 6, MASTER, "", false), "knows an older topology");
+        assert_eq!(told("a", 8, MASTER, "", false), "knows a later topology");
+        let none = told("", -1, MASTER, "", false);
+        assert_eq!(none, "has no id, so serves no slot; knows no topology");
+        assert_eq!(told("a", 7, REPLICA, "", false), "is a replica, and no master");
+        assert_eq!(told("a", 7, MASTER, "", true), "follows no master");
+    }
+
+    #[test]
+    fn a_master_that_takes_no_writes_is_told() {
+        let fenced = MASTER.replace("fenced:0", "fenced:1");
+        let refused = "READONLY This master was started again";
+        assert_eq!(told("a", 7, &fenced, refused, false), "fenced: takes no writes");
+        let over = "CLUSTERDOWN master lease expired: another node may be the master by now";
+        assert_eq!(told("a", 7, MASTER, over, false), "its lease has ended: takes no writes");
+        let few = "NOREPLICAS Not enough good replicas to write.";
+        assert_eq!(told("a", 7, MASTER, few, false), format!("takes no writes: {few}"));
+    }
+
+    #[test]
+    fn a_replica_whose_link_is_down_is_told_with_the_reason() {
+        let down = |more: &str| {
+            told("a", 7, &format!("role:slave\r\nmaster_link_status:down\r\n{more}"), "", true)
+        };
+        assert_eq!(down("master_link_error:no route\r\n"), "link to its master: down (no route)");
+        let copies = "master_link_error:\r\nmaster_sync_in_progress:1\r\n";
+        assert_eq!(down(copies), "link to its master: down (full sync)");
+        assert_eq!(down(""), "link to its master: down");
+    }
+}
