@@ -11,8 +11,10 @@
 //! to meet that no seed has to be kept. It goes into the log with its row, in one batch. The first
 //! byte chooses one of `SHARDS` rings, in which the oldest entry goes first when there is no
 //! room, so master, replica and a start let the same ones go. The time is that of the first use, by
-//! the clock of the node that was asked; it is compared with the clock of the one asked again.
+//! the clock of the node that was asked; it is compared with the clock of the one asked again, as far
+//! as that has gone no faster than time since the start.
 
+use crate::clock::unix_s;
 use crate::log_records::{put_number, take_number, unzigzag, zigzag};
 use counter::{Bounds, Change, MAX_FIELDS};
 use hashbrown::HashTable;
@@ -21,6 +23,8 @@ use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Instant;
+use store::time::{now, since};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// Longest token.
@@ -246,6 +250,8 @@ pub struct TokenStats {
 pub struct Tokens {
     /// Of the index, a process's own: so no client can choose tokens that fill one bucket.
     seed: u64,
+    /// When it began, and what the clock said then.
+    began: (Instant, u32),
     most: AtomicUsize,
     keep_s: AtomicU32,
     shards: Box<[Mutex<Shard>]>,
@@ -261,6 +267,7 @@ impl Tokens {
     pub(crate) fn new(most: usize, keep_s: u64) -> Tokens {
         let tokens = Tokens {
             seed: fastrand::u64(..),
+            began: (now(), unix_s()),
             most: AtomicUsize::new(0),
             keep_s: AtomicU32::new(0),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
@@ -292,6 +299,13 @@ impl Tokens {
         if most > 0 { part.max(1) } else { 0 }
     }
 
+    /// By the clock at the start and the time since: a clock that is put forward does not end all
+    /// tokens at once.
+    fn no_later_than_s(&self) -> u32 {
+        let since_s = u32::try_from(since(self.began.0).as_secs()).unwrap_or(u32::MAX);
+        self.began.1.saturating_add(since_s)
+    }
+
     fn bucket(&self) -> impl Fn(u128) -> u64 + use<> {
         let seed = self.seed;
         move |hash| xxh3_64_with_seed(&hash.to_le_bytes(), seed)
@@ -306,6 +320,7 @@ impl Tokens {
     }
 
     fn is_expired(&self, entry: &Entry, now_s: u32) -> bool {
+        let now_s = now_s.min(self.no_later_than_s());
         entry.time_s.saturating_add(self.keep_s.load(Relaxed)) <= now_s
     }
 
@@ -528,6 +543,17 @@ mod tests {
         };
         tokens.encode_all(add).unwrap();
         all
+    }
+
+    /// By NTP, say, or as a virtual machine wakes up.
+    #[test]
+    fn a_clock_that_is_put_forward_ends_no_token() {
+        let (tokens, now_s) = (tokens(1000, 3600), unix_s());
+        tokens.put(used(1, 5, now_s), &[12]);
+        for later_s in [3601, 1 << 28, u32::MAX - now_s] {
+            tokens.sweep(now_s + later_s);
+            assert_eq!(answer(&tokens, used(1, 5, now_s + later_s)), Ok(Some(vec![12])));
+        }
     }
 
     #[test]

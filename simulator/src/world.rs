@@ -293,10 +293,13 @@ impl World {
 
     pub(crate) fn advance(&self, time: Duration) {
         self.elapsed.set(self.elapsed.get() + time);
-        for machine in self.machines.iter().filter(|_| !self.serving.get()) {
-            if let Some(process) = machine.process.borrow().as_ref() {
-                process.advance(time);
-            }
+        if self.serving.get() {
+            return;
+        }
+        for (at, machine) in self.machines.iter().enumerate() {
+            let process = machine.process.borrow().clone();
+            // Its tasks may get a turn.
+            process.iter().for_each(|process| self.on(at, || process.advance(time)));
         }
     }
 

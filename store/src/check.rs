@@ -315,8 +315,9 @@ fn check_log(disk: &dyn Disk, manifest: &Manifest, report: &mut Report) {
             }
             if end.torn_bytes > 0 {
                 let text = format!(
-                    "{} bytes after byte {} are a torn tail, never acknowledged; a start cuts them \
-                     off",
+                    "{} bytes after byte {} are no whole batch; a start cuts them off: a crash \
+                     leaves such a tail, but so does damage of what was written last; if there was \
+                     no crash, check the disk",
                     end.torn_bytes, end.position.byte
                 );
                 report.add(Severity::Note, &last, text);
