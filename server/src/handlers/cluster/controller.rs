@@ -324,9 +324,9 @@ fn is_local(ip: IpAddr) -> bool {
 /// Where clients and other nodes reach a node.
 struct Reached<'a> {
     /// Where it listens, with TLS and without, or what a port map in front of it has.
-    addresses: Vec<SocketAddr>,
+    addresses: Box<[SocketAddr]>,
     /// `replica_announce_ip`, which may be a name; and the ports that go with it.
-    announced: Option<(&'a str, Vec<u16>)>,
+    announced: Option<(&'a str, Box<[u16]>)>,
 }
 
 impl Reached<'_> {
@@ -345,29 +345,30 @@ impl Reached<'_> {
         let mut addresses: Vec<SocketAddr> = own.chain(at_port(tls_port)).collect();
         if announced_ip.is_empty() {
             addresses.extend(at_port(announced_port));
-            return Reached { addresses, announced: None };
+            return Reached { addresses: addresses.into(), announced: None };
         }
-        let ports = match announced_port {
+        let ports: Vec<u16> = match announced_port {
             0 => addresses.iter().map(SocketAddr::port).collect(),
             port => vec![port],
         };
         if let Ok(ip) = announced_ip.parse::<IpAddr>() {
             addresses.extend(ports.iter().map(|&port| SocketAddr::new(ip.to_canonical(), port)));
         }
-        Reached { addresses, announced: Some((announced_ip, ports)) }
+        Reached { addresses: addresses.into(), announced: Some((announced_ip, ports.into())) }
     }
 
     /// Without it no name need be looked up.
     fn has_port(&self, port: u16) -> bool {
-        let is_announced = |(_, ports): &(&str, Vec<u16>)| ports.contains(&port);
+        let is_announced = |(_, ports): &(&str, Box<[u16]>)| ports.contains(&port);
         port != 0
             && (self.addresses.iter().any(|at| at.port() == port)
                 || self.announced.as_ref().is_some_and(is_announced))
     }
 
     fn announces(&self, host: &str, port: u16) -> bool {
-        let is_it =
-            |(ip, ports): &(&str, Vec<u16>)| ip.eq_ignore_ascii_case(host) && ports.contains(&port);
+        let is_it = |(ip, ports): &(&str, Box<[u16]>)| {
+            ip.eq_ignore_ascii_case(host) && ports.contains(&port)
+        };
         self.announced.as_ref().is_some_and(is_it)
     }
 
