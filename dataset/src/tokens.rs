@@ -38,6 +38,8 @@ const AT_ONCE: usize = 1024;
 const SMALL: usize = 64;
 /// Expired entries that one new entry makes room of.
 const SWEPT: usize = 2;
+/// A clock that says less (2020) was not set yet.
+const CLOCK_IS_SET_S: u32 = 1_577_836_800;
 
 /// A token as a command names it.
 #[derive(Clone, Copy)]
@@ -252,6 +254,8 @@ pub struct Tokens {
     seed: u64,
     /// When it began, and what the clock said then.
     began: (Instant, u32),
+    /// Seconds by which it was too early then, as far as it is known.
+    caught_up_s: AtomicU32,
     most: AtomicUsize,
     keep_s: AtomicU32,
     shards: Box<[Mutex<Shard>]>,
@@ -268,6 +272,7 @@ impl Tokens {
         let tokens = Tokens {
             seed: fastrand::u64(..),
             began: (now(), unix_s()),
+            caught_up_s: AtomicU32::new(0),
             most: AtomicUsize::new(0),
             keep_s: AtomicU32::new(0),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
@@ -300,10 +305,14 @@ impl Tokens {
     }
 
     /// By the clock at the start and the time since: a clock that is put forward does not end all
-    /// tokens at once.
+    /// tokens at once. It catches up ([`Tokens::sweep`]); one that was not set yet says nothing.
     fn no_later_than_s(&self) -> u32 {
-        let since_s = u32::try_from(since(self.began.0).as_secs()).unwrap_or(u32::MAX);
-        self.began.1.saturating_add(since_s)
+        let (began, began_s) = self.began;
+        if began_s < CLOCK_IS_SET_S {
+            return u32::MAX;
+        }
+        let since_s = u32::try_from(since(began).as_secs()).unwrap_or(u32::MAX);
+        began_s.saturating_add(since_s).saturating_add(self.caught_up_s.load(Relaxed))
     }
 
     fn bucket(&self) -> impl Fn(u128) -> u64 + use<> {
@@ -398,6 +407,9 @@ impl Tokens {
 
     /// Drops what has expired, some of it at a time. To be called about once a second.
     pub fn sweep(&self, now_s: u32) {
+        if now_s > self.no_later_than_s() {
+            self.caught_up_s.fetch_add(1, Relaxed);
+        }
         // Before the shards: what comes meanwhile says so again.
         if !self.any.swap(false, Relaxed) {
             return;

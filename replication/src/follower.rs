@@ -88,7 +88,7 @@ pub enum Refusal {
     /// Another data set.
     #[error(
         "the master has another data set (lineage {theirs}, ours is {ours}); REPLICAOF host port \
-         FORCE gives ours up for it"
+         FORCE (in a cluster CLUSTERX SETNODES ... FORCE) gives ours up for it"
     )]
     Foreign {
         /// Ours.
@@ -99,7 +99,8 @@ pub enum Refusal {
     /// It has fewer promotions, or lost something.
     #[error(
         "the master's history ends or parts before ours does, and it was not promoted since (its \
-         end {theirs}, ours {ours}); REPLICAOF host port FORCE gives ours up for it"
+         end {theirs}, ours {ours}); REPLICAOF host port FORCE (in a cluster CLUSTERX SETNODES ... \
+         FORCE) gives ours up for it"
     )]
     Behind {
         /// Our offset.

@@ -117,8 +117,10 @@ async fn session(host: &Host, member: &Member) -> io::Result<std::convert::Infal
         health.asked(id, unix_ms());
         let answer = within(PATIENCE, link.call(&[b"PING"])).await?;
         let is_loading = matches!(&answer, OwnedFrame::Error(why) if why.starts_with(LOADING));
-        let has_data = !is_loading && has_data(&mut link).await?;
-        health.heard(id, unix_ms(), !has_data);
+        health.heard(id, unix_ms(), is_loading);
+        if !is_loading && !has_data(&mut link).await? {
+            health.heard(id, unix_ms(), true);
+        }
         tokio::time::sleep(pause(host)).await;
     }
 }

@@ -25,8 +25,7 @@
 //!
 //! A node that is the master again, after another one was, or may have been, begins a term that is
 //! later than theirs ([`Fence::missed`]): else its replicas would take their own history for the
-//! later one, and never follow it. Sentinel may choose it before it has made it a replica. So does
-//! one that knows of no other: Sentinel orders none to be a master that it takes for one.
+//! later one, and never follow it. Sentinel may choose it before it has made it a replica.
 //!
 //! Two Sentinels may name two masters in one epoch: one that has made this node the master and is
 //! not done with its failover takes over the epoch of the next one that it hears of, and goes on
@@ -195,14 +194,17 @@ impl Fence {
     }
 
     /// How many promotions of other nodes there may have been since this one was the master last,
-    /// which is told now to be the master: each has an epoch. 0: none, or it still is. Where there
-    /// are Sentinels, one that has heard of no promotion may have missed some all the same: that
-    /// which has chosen it need not have said yet what it knows. A term that is far later does no
-    /// harm.
+    /// which is told now to be the master: each has an epoch. 0: none, or it still is. One that was
+    /// started again, or whose epoch is doubtful, may have missed some of which it has not heard:
+    /// the Sentinel that has chosen it need not have said yet what it knows. A term that is far
+    /// later does no harm to the node that is chosen. Another one with it would never follow that:
+    /// so a master without a doubt begins none.
     pub(crate) fn missed(&self) -> u64 {
         let heard = self.heard.lock();
         let missed = heard.missed();
-        if missed == 0 && !heard.groups.is_empty() { UNHEARD } else { missed }
+        let is_deaf = heard.is_raised && !heard.groups.is_empty();
+        let in_doubt = is_deaf || heard.groups.iter().any(|group| group.is_doubtful);
+        if missed == 0 && in_doubt { UNHEARD } else { missed }
     }
 
     /// The same, if what Sentinels have said lifts the fence as soon as it is on the disk.
@@ -331,10 +333,12 @@ mod tests {
         assert_eq!(named(&old, true, 7, true), None);
         assert_eq!(named(&old, false, 7, true), Some(Fenced::Deposed));
         assert_eq!(named(&old, true, 7, true), None);
-        // Chosen again, it begins a later term also if it knows of no other.
+        // Chosen again, it begins a later term, though it took itself for the master of epoch 7.
+        assert_eq!((old.now(), old.missed()), (Fenced::Deposed, UNHEARD));
+        // One that was ordered, and told so, is in no doubt.
         old.ordered();
         named(&old, true, 8, true);
-        assert_eq!((old.now(), old.missed()), (Fenced::No, UNHEARD));
+        assert_eq!((old.now(), old.missed()), (Fenced::No, 0));
     }
 
     #[test]

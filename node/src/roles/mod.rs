@@ -186,9 +186,13 @@ impl Replication {
             } else {
                 "a replica follows"
             };
+            let order = if config.cluster.enabled {
+                "CLUSTERX SETNODES of a later version"
+            } else {
+                "REPLICAOF NO ONE"
+            };
             tracing::warn!(
-                "this was one of several nodes: writes are refused until {until}, or REPLICAOF NO \
-                 ONE"
+                "this was one of several nodes: writes are refused until {until}, or {order}"
             );
             self.fence.raise();
         }
@@ -286,8 +290,11 @@ impl Replication {
             }
             let handing_to = handing.map(|handing| handing.offset);
             let mut next = Role { unfit: false, forced, handing: handing_to, ..role.clone() };
-            // What it gives up is not what the next master has.
-            next.synced &= !forced;
+            if forced {
+                // What it gives up is not what the next master has.
+                next = next.among_others();
+                next.synced = false;
+            }
             if role.master.is_none() {
                 next = next.among_others();
                 next.synced = handing.is_some_and(|handing| handing.has_all);
@@ -471,6 +478,11 @@ impl Replication {
     pub fn is_fit(&self) -> bool {
         let role = self.role.load();
         role.master.is_none() || (role.synced && !role.unfit)
+    }
+
+    /// Whether its master's data do not go on from what this replica has.
+    pub fn is_refused(&self) -> bool {
+        self.role.load().unfit
     }
 
     /// Whether a Sentinel's word on another master keeps it from writes.

@@ -144,7 +144,7 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
         }
         // The data of a replica are its master's. FORCE, told again to one that cannot follow.
         let gives_up = (is_news && node.cluster.topology().joins_another_shard(&before))
-            || (forced && !node.replication.is_fit());
+            || (forced && node.replication.is_refused());
         obey(&node, is_news || forced, gives_up)?;
         reply.ok();
         Ok(())

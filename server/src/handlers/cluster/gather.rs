@@ -57,7 +57,8 @@ pub(crate) fn reads_here(session: &Session, node: Now<'_>) -> bool {
         let config = node.config();
         (config.cluster.read_from, config.cluster.max_staleness_ms)
     };
-    let in_step = || node.replication.link.lock().is_in_step(most_ms);
+    let in_step =
+        || node.replication.link.lock().is_in_step(most_ms) && route::has_masters_data(node);
     match (session.is_coordinator, session.reads_replica) {
         (true, reads) => reads && in_step(),
         (false, true) => route::reads_replica(session, node),

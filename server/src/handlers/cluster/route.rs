@@ -95,10 +95,24 @@ impl<'a> Router<'a> {
     }
 }
 
-/// Whether this node answers reads of its client as a replica. One without its master's data would
-/// say that there is nothing, or what another shard has.
+/// Whether this node answers reads of its client as a replica.
 pub(crate) fn reads_replica(session: &Session, node: Now<'_>) -> bool {
-    session.reads_replica && node.replication.is_fit()
+    session.reads_replica && has_masters_data(node)
+}
+
+/// Whether this replica has the data of the master that the topology gives it. Without them it would
+/// say that there is nothing, or what another shard has. A link that is down takes nothing away.
+pub(crate) fn has_masters_data(node: Now<'_>) -> bool {
+    let (topology, replication) = (node.cluster.topology(), &node.replication);
+    // A topology is there before its orders are; by Sentinel's a master may have another name.
+    let is_ordered = || {
+        let told = replication.master();
+        let at = topology.own_master().map(|at| (at.host.as_str(), at.port));
+        told.as_ref().map(|told| (told.host.as_str(), told.port)) == at
+    };
+    replication.is_fit()
+        && replication.has_met_its_master()
+        && (is_ordered() || !node.config().shard.is_empty())
 }
 
 /// Whether this node answers a request. If it is refused since other nodes answer for some of its

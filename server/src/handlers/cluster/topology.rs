@@ -160,7 +160,7 @@ fn map(call: &Call<'_>) -> Result<Map, Refusal> {
         let is_self = member.id == topology.own_id;
         let pulse = call.node.cluster.health.of(&member.id);
         let state = match is_self {
-            true => loaded(call.node.is_loaded()),
+            true => loaded(call.node.is_loaded() && call.node.replication.is_fit()),
             false => pulse.state(unix_ms(), timeout_ms),
         };
         Place {
