@@ -11,8 +11,8 @@
 //! to meet that no seed has to be kept. It goes into the log with its row, in one batch. The first
 //! byte chooses one of `SHARDS` rings, in which the oldest entry goes first when there is no
 //! room, so master, replica and a start let the same ones go. The time is that of the first use, by
-//! the clock of the node that was asked; it is compared with the clock of the one asked again, as far
-//! as that has gone no faster than time since the start.
+//! the clock of the node that was asked; it is compared with the clock of the one asked again, as
+//! far as that has gone no faster than time since the start.
 
 use crate::clock::unix_s;
 use crate::log_records::{put_number, take_number, unzigzag, zigzag};

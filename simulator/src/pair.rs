@@ -57,7 +57,7 @@ impl World {
             self.work(&master);
         }
         self.on(other, || match self.draw(0..100) {
-            0..=64 => self.follow(),
+            0..=64 => (0..3).for_each(|_| self.follow()),
             65..=69 => process.maintain(),
             70..=79 => {
                 let work = process.work.borrow_mut().pop_front();
@@ -72,6 +72,10 @@ impl World {
                 let is_up = self.link.cable.take().is_some();
                 self.met.borrow_mut().cuts += u64::from(is_up);
             }
+            // A link is tried again after a second.
+            96..=98 => self.advance(Duration::from_millis(self.draw(1..1000))),
+            // The master dies while another node could take its place.
+            95 if self.link.is_fit.get() => self.disk().crash_after(Some(self.draw(1..30))),
             _ => {}
         });
         drop(process);
@@ -177,6 +181,10 @@ impl World {
 
     /// The network carries something, and the replica's link gets its turn.
     pub(crate) fn follow(&self) {
+        // A link takes the manifest, of which a sync may hold the lock.
+        if self.other().is_syncing() {
+            return;
+        }
         // Only one of this stack can have tasks.
         if self.serving.replace(true) {
             return;

@@ -11,7 +11,8 @@ use node::config::{Config, Existence, Fsync, IoMethod, LedgerMode};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::{Rc, Weak};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 use store::time::{Simulator, Work, simulate};
 use store::{Faults, SimDisk};
@@ -49,6 +50,8 @@ pub(crate) struct Machine {
     pub(crate) config: Config,
     disk: RefCell<SimDisk>,
     pub(crate) process: RefCell<Option<Rc<Process>>>,
+    /// So many syncs of its disk lie on the stack.
+    syncs: Arc<AtomicU32>,
     /// For what is written beside the log: the role, which does not fail here.
     _folder: Option<TempDir>,
 }
@@ -141,12 +144,17 @@ impl Machine {
             config,
             disk: RefCell::new(SimDisk::new(seed)),
             process: RefCell::default(),
+            syncs: Arc::default(),
             _folder: folder,
         }
     }
 
     pub(crate) fn disk(&self) -> SimDisk {
         self.disk.borrow().clone()
+    }
+
+    pub(crate) fn is_syncing(&self) -> bool {
+        self.syncs.load(Relaxed) > 0
     }
 
     /// It has died, and is there again.
@@ -280,15 +288,19 @@ impl World {
         self.leader().process.borrow().clone()
     }
 
-    fn disk(&self) -> SimDisk {
+    pub(crate) fn disk(&self) -> SimDisk {
         self.leader().disk()
     }
 
     /// What others do while the disk syncs, which takes its time.
     pub(crate) fn watch_disk(&self, at: usize) {
         let slow_ms = if self.chance(4) { 2000 } else { 4 };
-        let disk = self.machines[at].disk();
-        disk.set_meanwhile(move || store::time::sleep(Duration::from_millis(slow_ms)));
+        let (disk, syncs) = (self.machines[at].disk(), self.machines[at].syncs.clone());
+        disk.set_meanwhile(move || {
+            syncs.fetch_add(1, Relaxed);
+            store::time::sleep(Duration::from_millis(slow_ms));
+            syncs.fetch_sub(1, Relaxed);
+        });
     }
 
     pub(crate) fn advance(&self, time: Duration) {
@@ -432,6 +444,10 @@ impl World {
 
     /// Some client reads what has come, and asks for more; then all are served.
     pub(crate) fn clients(&self, process: &Process) {
+        // A feed takes the manifest, of which a sync may hold the lock.
+        if self.is_pair() && self.leader().is_syncing() {
+            return;
+        }
         // Only one of this stack can serve.
         if self.serving.replace(true) {
             return;

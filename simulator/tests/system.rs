@@ -43,7 +43,7 @@ fn a_server_keeps_its_promises_whatever_befalls_it() {
 
 #[test]
 fn a_replica_has_what_its_master_has_and_takes_its_place() {
-    let (sum, runs) = run_all(2, 40);
+    let (sum, runs) = run_all(2, 20);
     if let Some(runs) = runs {
         assert!(sum.promotions > runs / 4 && sum.replica_crashes > runs / 2, "{sum:?}");
         assert!(sum.full_syncs > runs / 2 && sum.continued > runs, "{sum:?}");

@@ -100,8 +100,9 @@ pub(crate) fn reads_replica(session: &Session, node: Now<'_>) -> bool {
     session.reads_replica && has_masters_data(node)
 }
 
-/// Whether this replica has the data of the master that the topology gives it. Without them it would
-/// say that there is nothing, or what another shard has. A link that is down takes nothing away.
+/// Whether this replica has the data of the master that the topology gives it. Without them it
+/// would say that there is nothing, or what another shard has. A link that is down takes nothing
+/// away.
 pub(crate) fn has_masters_data(node: Now<'_>) -> bool {
     let (topology, replication) = (node.cluster.topology(), &node.replication);
     // A topology is there before its orders are; by Sentinel's a master may have another name.
