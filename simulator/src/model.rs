@@ -209,12 +209,16 @@ struct Row {
     may_wait: bool,
     /// A reader was shown it.
     shown: bool,
+    /// What it was before the first change that was answered with an error since the last round
+    /// that went well: the next crash may bring that back, also if a reader was shown the change.
+    unlogged: States,
 }
 
 impl Default for Row {
     fn default() -> Row {
         let past = vec![(Duration::ZERO, vec![State::default()])];
-        Row { past, forgotten: 0, asked: None, may_wait: true, shown: false }
+        let unlogged = States::new();
+        Row { past, forgotten: 0, asked: None, may_wait: true, shown: false, unlogged }
     }
 }
 
@@ -318,6 +322,9 @@ impl Model {
             return Err(format!("{key:?}: {step:?} was answered {reply:?}; it may be {may_be:?}"));
         }
         if step.changes() {
+            if matches!(reply, Reply::Error(_)) && row.unlogged.is_empty() {
+                row.unlogged = row.now().clone();
+            }
             row.asked = None;
             row.push(at, next);
         } else if row.asked.is_some() && row.may_wait {
@@ -330,6 +337,11 @@ impl Model {
     /// A round of commits has failed: what is changed in memory is shown to readers from now on.
     pub(crate) fn round_failed(&mut self) {
         self.rows.values_mut().for_each(|row| row.may_wait = false);
+    }
+
+    /// One has gone well: all that is changed in memory is in the log.
+    pub(crate) fn round_went_well(&mut self) {
+        self.rows.values_mut().for_each(|row| row.unlogged.clear());
     }
 
     /// The process has died. `committed`: when the last round of commits began that went well. A
@@ -352,6 +364,7 @@ impl Model {
                 }
                 row.now().clone().iter().for_each(|state| add(&mut states, state.stepped(&step).0));
             }
+            row.unlogged.drain(..).for_each(|state| add(&mut states, state));
             row.forgotten += row.past.len();
             row.past = vec![(at, states)];
         }

@@ -427,7 +427,9 @@ impl World {
             self.tell(|| format!("round {went_well}"));
             met.rounds += 1;
             met.failed_rounds += u64::from(!went_well);
-            if !went_well {
+            if went_well {
+                self.model.borrow_mut().round_went_well();
+            } else {
                 self.model.borrow_mut().round_failed();
             }
         }
