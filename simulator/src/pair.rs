@@ -141,17 +141,7 @@ impl World {
     fn fate_of_replica(&self) {
         let disk = self.other().disk();
         match self.draw(0..8) {
-            0 | 1 => {
-                let rate = self.draw(1..100) as u32;
-                let mut faults = Faults::default();
-                match self.draw(0..4) {
-                    0 => faults.sync_error = rate,
-                    1 => faults.write_error = rate,
-                    2 => faults.no_space = rate,
-                    _ => faults.sync_dir_error = rate,
-                }
-                disk.set_faults(faults);
-            }
+            0 | 1 => disk.set_faults(self.faults().0),
             2 => disk.set_capacity(Some(disk.used_bytes() + self.draw(0..100_000))),
             3..=5 => {
                 disk.set_faults(Faults::default());

@@ -361,19 +361,25 @@ impl World {
         self.depth.set(0);
     }
 
+    /// One kind of call of a disk fails from now on, at a rate, which is given, too.
+    pub(crate) fn faults(&self) -> (Faults, u32) {
+        let rate = self.draw(1..100) as u32;
+        let mut faults = Faults::default();
+        match self.draw(0..4) {
+            0 => faults.sync_error = rate,
+            1 => faults.write_error = rate,
+            2 => faults.no_space = rate,
+            _ => faults.sync_dir_error = rate,
+        }
+        (faults, rate)
+    }
+
     /// Something goes wrong, or is right again.
     fn fate(&self) {
         let disk = self.disk();
         match self.draw(0..12) {
             0..=2 => {
-                let rate = self.draw(1..100) as u32;
-                let mut faults = Faults::default();
-                match self.draw(0..4) {
-                    0 => faults.sync_error = rate,
-                    1 => faults.write_error = rate,
-                    2 => faults.no_space = rate,
-                    _ => faults.sync_dir_error = rate,
-                }
+                let (mut faults, rate) = self.faults();
                 (faults.short_write, faults.interrupted) = (rate, rate);
                 disk.set_faults(faults);
             }
