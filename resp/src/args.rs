@@ -42,6 +42,12 @@ impl<'a> Args<'a> {
         Args { bytes: self.bytes, spans: self.spans.get(first..).unwrap_or(&[]) }
     }
 
+    /// The arguments in front of `end`.
+    #[inline]
+    pub fn until(&self, end: usize) -> Args<'a> {
+        Args { bytes: self.bytes, spans: self.spans.get(..end).unwrap_or(self.spans) }
+    }
+
     /// All, in order.
     #[inline]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a [u8]> + use<'a> {

@@ -5,6 +5,7 @@ use crate::terminal::grouped;
 use node::client::connect::ConnectArgs;
 use node::cluster::Member;
 use node::cluster::slot::SLOTS;
+use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -20,7 +21,11 @@ struct Facts {
     replication: String,
     /// Of a master: the error that a write gets, empty if it takes writes.
     refusal: String,
+    schema: Schema,
 }
+
+/// What a node has: its kind and name ("view home"), and what it is.
+type Schema = BTreeMap<String, Vec<OwnedFrame>>;
 
 pub(super) async fn status(to: &ConnectArgs) -> Result<(), String> {
     let topology = newest(to).await?;
@@ -29,6 +34,8 @@ pub(super) async fn status(to: &ConnectArgs) -> Result<(), String> {
     let mut shown = vec![["node", "role", "slots", "rows", "topology", "state"].map(str::to_owned)];
     // Which addresses answer with the same id.
     let mut by_id: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    // Of the first node that answers: all are to have the same.
+    let mut first: Option<(String, Schema)> = None;
     for (member, address) in topology.members().iter().zip(addresses(&topology)) {
         let (role, slots) = match member.master {
             None => ("master", topology.slots_of(&member.id).len().to_string()),
@@ -36,7 +43,10 @@ pub(super) async fn status(to: &ConnectArgs) -> Result<(), String> {
         };
         let [rows, version, state] = match facts(to, &address).await {
             Ok(facts) => {
-                let faults = faults(&facts, member, topology.version);
+                let mut faults = faults(&facts, member, topology.version);
+                let (first, schema) =
+                    first.get_or_insert_with(|| (address.clone(), facts.schema.clone()));
+                faults.extend(difference(&facts.schema, schema, first));
                 is_fine &= faults.is_empty();
                 let state = match faults.is_empty() {
                     true => health(member).to_owned(),
@@ -81,7 +91,53 @@ async fn facts(to: &ConnectArgs, address: &str) -> Result<Facts, String> {
     let replication = node.text(&["INFO", "replication"]).await?;
     let is_master = field(&replication, "role") == "master";
     let refusal = if is_master { refusal(&mut node).await } else { String::new() };
-    Ok(Facts { id, version, rows, replication, refusal })
+    let schema = schema(&mut node).await?;
+    Ok(Facts { id, version, rows, replication, refusal, schema })
+}
+
+/// What a page of several shards needs to be the same on all nodes.
+async fn schema(node: &mut Remote<'_, ConnectArgs>) -> Result<Schema, String> {
+    // Of a view and an action all that the list says; of a space what has no part in its contents.
+    let of_space: &[&[u8]] = &[b"kind", b"keys", b"fields", b"ledger"];
+    let mut all = Schema::new();
+    for (kind, kept) in [("space", Some(of_space)), ("view", None), ("action", None)] {
+        let list = node.ask(&[&format!("TM.{kind}"), "LIST"]).await?;
+        let OwnedFrame::Array(list) = list else { continue };
+        for entry in list {
+            let OwnedFrame::Array(parts) = entry else { continue };
+            let mut name = String::new();
+            let mut what = Vec::new();
+            for pair in parts.chunks_exact(2) {
+                match pair {
+                    [OwnedFrame::BulkString(key), OwnedFrame::BulkString(own)]
+                        if key == b"name" =>
+                    {
+                        name = String::from_utf8_lossy(own).into_owned();
+                    }
+                    [OwnedFrame::BulkString(key), value]
+                        if kept.is_none_or(|kept| kept.contains(&&key[..])) =>
+                    {
+                        what.push(value.clone());
+                    }
+                    _ => {}
+                }
+            }
+            all.insert(format!("{kind} '{name}'"), what);
+        }
+    }
+    Ok(all)
+}
+
+/// In what a node's spaces, views and actions differ from those of the first one.
+fn difference(own: &Schema, of_first: &Schema, first: &str) -> Vec<String> {
+    let missing = of_first.keys().filter(|name| !own.contains_key(*name));
+    let missing = missing.map(|name| format!("has no {name}, unlike {first}"));
+    let others = own.iter().filter_map(|(name, what)| match of_first.get(name) {
+        None => Some(format!("has a {name}, unlike {first}")),
+        Some(other) if other != what => Some(format!("its {name} is not that of {first}")),
+        Some(_) => None,
+    });
+    missing.chain(others).collect()
 }
 
 /// Why a master takes no writes. INFO does not say it of a lease, so it is asked for a write that
@@ -164,6 +220,7 @@ mod tests {
             rows: String::new(),
             replication: replication.to_owned(),
             refusal: refusal.to_owned(),
+            schema: Schema::new(),
         };
         faults(&facts, &member, 7).join("; ")
     }
@@ -195,6 +252,22 @@ mod tests {
         assert_eq!(told("a", 7, MASTER, over, false), "its lease has ended: takes no writes");
         let few = "NOREPLICAS Not enough good replicas to write.";
         assert_eq!(told("a", 7, MASTER, few, false), format!("takes no writes: {few}"));
+    }
+
+    #[test]
+    fn nodes_with_other_views_are_told() {
+        let schema = |of: &[(&str, i64)]| {
+            let entry = |(name, what): &(&str, i64)| {
+                (format!("view '{name}'"), vec![OwnedFrame::Integer(*what)])
+            };
+            of.iter().map(entry).collect::<Schema>()
+        };
+        let first = schema(&[("home", 1), ("wall", 2)]);
+        let told = |own: &[(&str, i64)]| difference(&schema(own), &first, "h:1").join("; ");
+        assert_eq!(told(&[("home", 1), ("wall", 2)]), "");
+        assert_eq!(told(&[("home", 1)]), "has no view 'wall', unlike h:1");
+        let both = "has a view 'feed', unlike h:1; its view 'home' is not that of h:1";
+        assert_eq!(told(&[("feed", 3), ("home", 2), ("wall", 2)]), both);
     }
 
     #[test]

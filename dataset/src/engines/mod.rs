@@ -5,8 +5,8 @@
 //! holds is shared by all values that have the space.
 //!
 //! How they are made from configuration and catalogue is in `build`, how a page is read in `page`,
-//! the one path by which data change in `write`, and when a counter of 0 answers for a flag in
-//! `zero_proof`.
+//! what its rows mean in `shape`, the one path by which data change in `write`, and when a counter
+//! of 0 answers for a flag in `zero_proof`.
 
 mod action;
 mod build;
@@ -18,6 +18,7 @@ pub mod listener;
 mod memory;
 mod page;
 mod retire;
+mod shape;
 mod unproven_ids;
 mod write;
 mod zero_proof;

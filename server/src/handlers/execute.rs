@@ -41,7 +41,8 @@ pub(crate) fn execute(
     if is_tracked {
         tracking::begin(session, &node);
     }
-    let outcome = match checked(found, args, session, node) {
+    let (args, allowed) = gather::without_shape(found, args, session, node);
+    let outcome = match allowed.and_then(|()| checked(found, args, session, node)) {
         Err(_) if session.is_parted.take() => {
             answer_in_parts(found, args, &mut reply, session, node, scratch)
         }

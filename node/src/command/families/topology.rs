@@ -155,7 +155,9 @@ pub(crate) const TABLE: &[Spec] = &[
     },
     spec("tm.coordinator", 1, flag::FAST | flag::NO_MULTI | flag::NOSCRIPT, "0.2.0", "",
         "Says that this connection is of a node that joins pages from several shards: an id of \
-         another shard has MOVED in its place, and no other node is asked for it."),
+         another shard has MOVED in its place, and no other node is asked for it. A request \
+         may have shape= and a hash of the names of what is asked for as its last argument; it \
+         is refused if they are others here."),
     spec("readonly", 1, QUICK, "3.0.0", "",
         "In a cluster: a replica answers reads of this connection for its master's slots."),
     spec("readwrite", 1, QUICK, "3.0.0", "", "Takes READONLY back."),

@@ -8,20 +8,20 @@
 //!
 //! A node that is asked by another one asks no further ([`Session::is_coordinator`]): where it does
 //! not serve an id it says MOVED in its place, and the coordinator asks the node that this names,
-//! once.
+//! once. It is told, too, what the coordinator takes the elements of its reply for ([`Shape`]).
 
 use crate::handlers::call::{Call, view};
 use crate::handlers::cluster::peers::{self, Address, Answer, Batch, Failure, Link};
 use crate::handlers::cluster::route;
 use crate::handlers::execute::run;
 use crate::handlers::session::{Scratch, Session};
-use dataset::engines::Engines;
+use dataset::engines::{CounterSpace, Engines};
 use node::client::connect::{put_bulk, put_head};
 use node::cluster::slot::of_text;
-use node::cluster::{Server, Topology};
-use node::command::error::Refusal;
+use node::cluster::{Member, Server, Topology};
+use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::{KeyArgs, Of, Outcome, Spec, flag};
-use node::command::table::bit_of;
+use node::command::table::{Found, bit_of};
 use node::config::ReadFrom;
 use node::roles::node::{Now, Process};
 use resp::{Args, Kept, Protocol, Reply, elements, natural, put_resp3};
@@ -109,6 +109,72 @@ struct Part {
     is_answered: bool,
 }
 
+/// How a part says what its coordinator takes the elements for, as its last argument: in front of
+/// eight bytes, the least first. It is no id and no option of any command.
+const SHAPE: &[u8] = b"shape=";
+
+/// What the elements of a reply mean here, if the names in a request do not say it: nodes may have
+/// views, actions or counters of one name that are not the same.
+fn shape(spec: &Spec, args: Args<'_>, engines: &Engines) -> Option<u64> {
+    let KeyArgs::Ids(of, ..) = spec.keys else { return None };
+    let name = args.at(1);
+    match of {
+        Of::View => engines.view(name).map(|view| {
+            let mut words = args.iter().skip_while(|word| !word.eq_ignore_ascii_case(b"MARK"));
+            let mark = words.nth(1).and_then(|action| engines.action(action));
+            engines.shape_of_view(view, mark)
+        }),
+        Of::Action => engines.action(name).map(|action| engines.shape_of_action(action)),
+        Of::Rows if spec.has(flag::READONLY) => {
+            engines.counter(name).map(CounterSpace::shape_of_rows)
+        }
+        Of::Rows | Of::Pairs | Of::Kin => None,
+    }
+}
+
+/// The request of another node without the shape behind it, and the refusal if it is another one
+/// here: elements would stand for what they are not.
+#[inline]
+pub(crate) fn without_shape<'a>(
+    found: Found,
+    args: Args<'a>,
+    session: &Session,
+    node: Now<'_>,
+) -> (Args<'a>, Outcome) {
+    if session.is_coordinator { compared(found, args, session, node) } else { (args, Ok(())) }
+}
+
+#[cold]
+fn compared<'a>(
+    found: Found,
+    args: Args<'a>,
+    session: &Session,
+    node: Now<'_>,
+) -> (Args<'a>, Outcome) {
+    let last = args.len().saturating_sub(1);
+    let told = args.at(last).strip_prefix(SHAPE);
+    let spec = found.map(|(_, spec)| spec).filter(|spec| spec.has(flag::PER_ID));
+    let (Some(spec), Some(told)) = (spec, told) else { return (args, Ok(())) };
+    let args = args.until(last);
+    let own = node.loaded().and_then(|engines| shape(spec, args, engines));
+    let is_same = own.is_none_or(|own| own.to_le_bytes() == told);
+    (args, if is_same { Ok(()) } else { Err(misshapen(spec, args, session)) })
+}
+
+fn misshapen(spec: &Spec, args: Args<'_>, session: &Session) -> Refusal {
+    let what = match spec.keys {
+        KeyArgs::Ids(Of::View, ..) => "another view",
+        KeyArgs::Ids(Of::Action, ..) => "another action",
+        _ => "other counters in",
+    };
+    let own = session.topology.as_deref().and_then(Topology::own).map(Member::address);
+    refuse!(
+        "ERR {} has {what} '{}' than the node that was asked",
+        own.unwrap_or_default(),
+        Printable(args.at(1))
+    )
+}
+
 /// Which part, or which refusal, an id belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Belongs {
@@ -129,6 +195,8 @@ struct Plan {
     /// Errors of ids that are nowhere, as elements.
     refusals: Vec<Vec<u8>>,
     is_binary: bool,
+    /// What other nodes are told of the shape, if there is something to tell.
+    shape: Option<u64>,
 }
 
 fn element_of(text: &[u8]) -> Vec<u8> {
@@ -169,6 +237,7 @@ impl Plan {
             parts: Vec::new(),
             refusals: Vec::new(),
             is_binary: false,
+            shape: None,
         };
         let is_joined = is_joined(of, args, node);
         let reads_here = !spec.may_write(args) && reads_here(session, node);
@@ -253,7 +322,7 @@ impl Plan {
         (0..self.head).chain(ids).chain(options).map(move |at| args.at(at))
     }
 
-    /// Appends the request of some ids.
+    /// Appends the request of some ids, for another node.
     fn write(
         &self,
         args: Args<'_>,
@@ -261,8 +330,15 @@ impl Plan {
         is_meant: impl Fn(usize, Belongs) -> bool,
         out: &mut Vec<u8>,
     ) {
-        put_head(out, b'*', self.head + count * self.step + self.options.len());
+        let length = self.head + count * self.step + self.options.len();
+        put_head(out, b'*', length + usize::from(self.shape.is_some()));
         self.words(args, is_meant).for_each(|word| put_bulk(out, word));
+        if let Some(shape) = self.shape {
+            let mut word = [0; SHAPE.len() + 8];
+            word[..SHAPE.len()].copy_from_slice(SHAPE);
+            word[SHAPE.len()..].copy_from_slice(&shape.to_le_bytes());
+            put_bulk(out, &word);
+        }
     }
 }
 
@@ -369,6 +445,7 @@ impl Page {
     /// Asks the other nodes for their parts.
     fn ask(&mut self, args: Args<'_>, batch: &Arc<Batch>, topology: &Arc<Topology>, node: Now<'_>) {
         let process = node.process();
+        self.plan.shape = shape(self.spec, args, node.engines());
         let from = if self.spec.may_write(args) {
             ReadFrom::Master
         } else {
