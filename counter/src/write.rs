@@ -14,6 +14,7 @@ use crate::schema::Schema;
 use crate::sizing::{self, Sizing};
 use crate::space::{FIRST_ROWS, GROWTH, GROWTH_PART, LEAST_STEP_ROWS, OutlierRow, Space};
 use crate::table::{At, Table, hash_of};
+use parking_lot::MutexGuard;
 use rolling::{Entry, Range, Refused, Side, Slot, Unreadable};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -299,7 +300,7 @@ impl Space {
             Side::Ahead if id < self.horizon() => self.refuse_retired(origin),
             Side::Ahead => {
                 if entry.is_none() && origin == Origin::Client {
-                    self.check_outliers()?;
+                    self.check_outliers(id)?;
                 }
                 let cells = ahead(entry.as_deref(), state)?;
                 *entry = Some(Arc::new(OutlierRow::after(entry.as_deref(), &cells, &self.quota)?));
@@ -324,11 +325,12 @@ impl Space {
         })
     }
 
-    /// Refuses a further row aside where those take half of the memory: of ids that no table takes,
-    /// however many they are, the others have the rest.
-    fn check_outliers(&self) -> Result<(), Error> {
+    /// Refuses a further row aside where those take half of the memory, or a quarter if no table
+    /// takes it: however many such ids come, others have the room in which a range of them gathers.
+    fn check_outliers(&self, id: u64) -> Result<(), Error> {
         let limit_bytes = self.memory_limit_bytes();
-        match self.outlier_rows() * OutlierRow::bytes(0) > limit_bytes / 2 {
+        let part = if id > self.frontier.reach() { 4 } else { 2 };
+        match self.outlier_rows() * OutlierRow::bytes(0) > limit_bytes / part {
             true => Err(Error::Full { limit_bytes }),
             false => Ok(()),
         }
@@ -580,9 +582,11 @@ impl Space {
     /// whether it did. With `rolling` held.
     fn divide(&self, Range { start, high, .. }: Range, rows: u64, quota: &Quota) -> bool {
         let (tables, schema) = (self.ring.load(), self.schema());
-        let Some(entry) = tables.find(start).filter(|entry| entry.slot().low() < start) else {
-            return false;
-        };
+        let Some(entry) = tables.find(start) else { return false };
+        // A log may have told of the table, and of the range not yet.
+        if entry.slot().low() == start {
+            return true;
+        }
         let rows = rows.clamp(FIRST_ROWS, self.rows_per_table().max(FIRST_ROWS));
         // As dense as those that wait there, and half as many again.
         let span = (high - start).saturating_mul(3) / 2;
@@ -605,16 +609,18 @@ impl Space {
     /// when they came is not while they are read back. `limit_bytes`: the memory limit that is to
     /// hold.
     pub fn gather(&self, limit_bytes: u64) {
-        while !self.outliers.is_empty() && self.advance_within(limit_bytes) {}
+        // The thread of the rewrites may be at work: what it does is waited for.
+        while !self.outliers.is_empty() && self.advance_within(limit_bytes, self.rolling.lock()) {}
     }
 
     /// Opens a range of ids for rows of the outliers, if they are enough, and moves them into
     /// tables.
     pub(crate) fn advance(&self) -> bool {
-        self.advance_within(self.memory_limit_bytes())
+        let Some(rolling) = self.rolling.try_lock() else { return false };
+        self.advance_within(self.memory_limit_bytes(), rolling)
     }
 
-    fn advance_within(&self, limit_bytes: u64) -> bool {
+    fn advance_within(&self, limit_bytes: u64, rolling: MutexGuard<'_, ()>) -> bool {
         // Few rows stand for all their writes, more for some, many for one each: the frontier wants
         // a quorum of either, if there is room for that.
         let rows = self.outliers.len();
@@ -633,11 +639,9 @@ impl Space {
         let is_short = bytes > limit_bytes / OUTLIER_PART;
         // In a full space, too: half of the rows at least move, and a table takes less than they.
         let quota = self.budget.quota(bytes / 2);
-        let advanced = {
-            let Some(_rolling) = self.rolling.try_lock() else { return false };
-            let divide = |range| self.divide(range, rows, &quota);
-            self.outliers.advance(&self.frontier, weight, is_short, divide)
-        };
+        let divide = |range| self.divide(range, rows, &quota);
+        let advanced = self.outliers.advance(&self.frontier, weight, is_short, divide);
+        drop(rolling);
         if advanced {
             while self.drain_outliers() > 0 {}
         }

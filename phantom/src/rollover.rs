@@ -165,7 +165,11 @@ impl Space {
         let pages = self.shape().sizing.pages(pairs).clamp(1, most);
         let divide = |Range { start, .. }| {
             let low = self.table_over(start).map(|(range, _)| range.0);
-            low.is_some_and(|low| matches!(self.divide(low, || Some(start), pages), Ok(Some(_))))
+            // A log may have told of the table, and of the range not yet.
+            let begins = |low| {
+                low == start || matches!(self.divide(low, || Some(start), pages), Ok(Some(_)))
+            };
+            low.is_some_and(begins)
         };
         let is_short = self.outlier_bytes() as u64 > self.filter_bytes_limit() / OUTLIER_PART;
         let weight = |held: &OutlierPairs| held.read().len();

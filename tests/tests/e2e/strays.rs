@@ -225,3 +225,42 @@ fn a_popular_post_keeps_no_traffic_out_beside_many_strays() {
     let server = server.restart();
     verify(&mut server.connection(), "after another");
 }
+
+/// More rows near 2^64 than there is room for: the traffic may leap beside them, wherever to.
+#[test]
+fn rows_near_the_end_of_all_leave_room_for_a_new_range() {
+    const LIMIT: u64 = 8 << 20;
+    let server = TestServer::with(|config| {
+        let post = &mut config.counter[0];
+        (post.rows_per_table, post.memory_limit_bytes, post.spill) = (8192, LIMIT, true);
+    });
+    let c = &mut server.connection();
+    let count = |c: &mut Connection, ids: &mut dyn Iterator<Item = u64>| {
+        let ids: Vec<u64> = ids.collect();
+        let mut refused = 0;
+        for ids in ids.chunks(500) {
+            let mut request = cmd("CNT.MINCRBY");
+            request.arg("post");
+            ids.iter().for_each(|id| _ = request.arg(*id).arg("like").arg(1));
+            let is_error = |reply: &&redis::Value| matches!(reply, redis::Value::ServerError(_));
+            // All of them, or some.
+            refused += match request.query::<Vec<redis::Value>>(c) {
+                Ok(replies) => replies.iter().filter(is_error).count(),
+                Err(_) => ids.len(),
+            };
+        }
+        refused
+    };
+    assert_eq!(count(c, &mut (FIRST..FIRST + 30_000)), 0);
+    let near_the_end = count(c, &mut (0..40_000).map(|i| u64::MAX - i));
+    assert!((20_000..30_000).contains(&near_the_end), "{near_the_end} of 40,000 are refused");
+    for to in [FIRST << 1, FIRST << 4, FIRST << 8] {
+        assert_eq!(count(c, &mut (to..to + 20_000)), 0, "{to}");
+    }
+    assert_eq!(count(c, &mut (FIRST + 30_000..FIRST + 60_000)), 0, "the old range goes on");
+    let mut page = cmd("CNT.GET");
+    page.arg("post").arg(u64::MAX).arg(FIRST << 8).arg(FIRST + 59_999).arg(u64::MAX - 39_999);
+    let rows: Vec<Option<Vec<i64>>> = page.query(c).unwrap();
+    let likes = rows.iter().map(|row| row.as_ref().map(|row| row[0])).collect::<Vec<_>>();
+    assert_eq!(likes, [Some(1), Some(1), Some(1), None]);
+}
