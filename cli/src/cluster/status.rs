@@ -1,6 +1,7 @@
 //! `tidemark cluster status`: a line a node, with what keeps it from doing its part.
 
 use super::remote::{Remote, addresses, newest};
+use crate::import::spaces::names_of;
 use crate::terminal::grouped;
 use node::client::connect::ConnectArgs;
 use node::cluster::Member;
@@ -21,7 +22,8 @@ struct Facts {
     replication: String,
     /// Of a master: the error that a write gets, empty if it takes writes.
     refusal: String,
-    schema: Schema,
+    /// None if this user may not ask for it.
+    schema: Option<Schema>,
 }
 
 /// What a node has: its kind and name ("view home"), and what it is.
@@ -29,40 +31,47 @@ type Schema = BTreeMap<String, Vec<OwnedFrame>>;
 
 pub(super) async fn status(to: &ConnectArgs) -> Result<(), String> {
     let topology = newest(to).await?;
+    let members: Vec<_> = topology.members().iter().zip(addresses(&topology)).collect();
+    let mut told = Vec::with_capacity(members.len());
+    for (_, address) in &members {
+        told.push(facts(to, address).await);
+    }
+    // Of each space, view and action what it is, and where: all nodes are to have the same.
+    let mut known = BTreeMap::new();
+    for ((_, address), facts) in members.iter().zip(&told) {
+        let own = facts.iter().flat_map(|facts| &facts.schema).flatten();
+        own.for_each(|(name, what)| _ = known.entry(name).or_insert((what, address.as_str())));
+    }
     let mut out = format!("topology {}\n", topology.version);
     let mut is_fine = true;
     let mut shown = vec![["node", "role", "slots", "rows", "topology", "state"].map(str::to_owned)];
     // Which addresses answer with the same id.
-    let mut by_id: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    // Of the first node that answers: all are to have the same.
-    let mut first: Option<(String, Schema)> = None;
-    for (member, address) in topology.members().iter().zip(addresses(&topology)) {
+    let mut by_id: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for ((member, address), facts) in members.iter().zip(&told) {
         let (role, slots) = match member.master {
             None => ("master", topology.slots_of(&member.id).len().to_string()),
             Some(_) => ("replica", String::new()),
         };
-        let [rows, version, state] = match facts(to, &address).await {
+        let [rows, version, state] = match facts {
             Ok(facts) => {
-                let mut faults = faults(&facts, member, topology.version);
-                let (first, schema) =
-                    first.get_or_insert_with(|| (address.clone(), facts.schema.clone()));
-                faults.extend(difference(&facts.schema, schema, first));
+                let mut faults = faults(facts, member, topology.version);
+                faults.extend(facts.schema.iter().flat_map(|own| difference(own, &known)));
                 is_fine &= faults.is_empty();
                 let state = match faults.is_empty() {
                     true => health(member).to_owned(),
                     false => faults.join("; "),
                 };
                 if !facts.id.is_empty() {
-                    by_id.entry(facts.id).or_default().push(address.clone());
+                    by_id.entry(&facts.id).or_default().push(address);
                 }
-                [facts.rows, facts.version, state]
+                [facts.rows.clone(), facts.version.clone(), state]
             }
             Err(why) => {
                 is_fine = false;
-                [String::new(), String::new(), why]
+                [String::new(), String::new(), why.clone()]
             }
         };
-        shown.push([address, role.to_owned(), slots, rows, version, state]);
+        shown.push([address.clone(), role.to_owned(), slots, rows, version, state]);
     }
     let widths: [usize; 6] = std::array::from_fn(|column| {
         shown.iter().map(|row| row[column].len()).max().unwrap_or_default()
@@ -96,48 +105,56 @@ async fn facts(to: &ConnectArgs, address: &str) -> Result<Facts, String> {
 }
 
 /// What a page of several shards needs to be the same on all nodes.
-async fn schema(node: &mut Remote<'_, ConnectArgs>) -> Result<Schema, String> {
-    // Of a view and an action all that the list says; of a space what has no part in its contents.
-    let of_space: &[&[u8]] = &[b"kind", b"keys", b"fields", b"ledger"];
+async fn schema(node: &mut Remote<'_, ConnectArgs>) -> Result<Option<Schema>, String> {
     let mut all = Schema::new();
-    for (kind, kept) in [("space", Some(of_space)), ("view", None), ("action", None)] {
-        let list = node.ask(&[&format!("TM.{kind}"), "LIST"]).await?;
+    for kind in ["space", "view", "action"] {
+        let list = match node.ask(&[&format!("TM.{kind}"), "LIST"]).await {
+            Err(why) if why.contains(": NOPERM ") => return Ok(None),
+            list => list?,
+        };
         let OwnedFrame::Array(list) = list else { continue };
         for entry in list {
-            let OwnedFrame::Array(parts) = entry else { continue };
-            let mut name = String::new();
-            let mut what = Vec::new();
-            for pair in parts.chunks_exact(2) {
-                match pair {
-                    [OwnedFrame::BulkString(key), OwnedFrame::BulkString(own)]
-                        if key == b"name" =>
-                    {
-                        name = String::from_utf8_lossy(own).into_owned();
-                    }
-                    [OwnedFrame::BulkString(key), value]
-                        if kept.is_none_or(|kept| kept.contains(&&key[..])) =>
-                    {
-                        what.push(value.clone());
-                    }
-                    _ => {}
-                }
-            }
+            let OwnedFrame::Array(entry) = entry else { continue };
+            let (name, what) = thing(kind, &entry);
             all.insert(format!("{kind} '{name}'"), what);
         }
     }
-    Ok(all)
+    Ok(Some(all))
 }
 
-/// In what a node's spaces, views and actions differ from those of the first one.
-fn difference(own: &Schema, of_first: &Schema, first: &str) -> Vec<String> {
-    let missing = of_first.keys().filter(|name| !own.contains_key(*name));
-    let missing = missing.map(|name| format!("has no {name}, unlike {first}"));
-    let others = own.iter().filter_map(|(name, what)| match of_first.get(name) {
-        None => Some(format!("has a {name}, unlike {first}")),
-        Some(other) if other != what => Some(format!("its {name} is not that of {first}")),
+/// The name of a space, a view or an action, and what is compared of it: of a space what has no
+/// part in its contents.
+fn thing(kind: &str, entry: &[OwnedFrame]) -> (String, Vec<OwnedFrame>) {
+    let of_space = ["kind", "keys", "fields", "ledger"];
+    let (mut name, mut what) = (String::new(), Vec::new());
+    for pair in entry.chunks_exact(2) {
+        let [OwnedFrame::BulkString(key), value] = pair else { continue };
+        let key = String::from_utf8_lossy(key);
+        match (key.as_ref(), value) {
+            ("name", OwnedFrame::BulkString(own)) => {
+                name = String::from_utf8_lossy(own).into_owned();
+            }
+            // Without widths, and without those that were dropped.
+            ("fields", OwnedFrame::BulkString(all)) => {
+                let names = names_of(&String::from_utf8_lossy(all)).join(" ");
+                what.push(OwnedFrame::BulkString(names.into_bytes()));
+            }
+            (key, value) if kind != "space" || of_space.contains(&key) => what.push(value.clone()),
+            _ => {}
+        }
+    }
+    (name, what)
+}
+
+/// In what a node's spaces, views and actions differ from those that others have: by name what each
+/// is, and at which node.
+fn difference(own: &Schema, known: &BTreeMap<&String, (&Vec<OwnedFrame>, &str)>) -> Vec<String> {
+    let told = known.iter().filter_map(|(name, (what, first))| match own.get(*name) {
+        None => Some(format!("has no {name}, unlike {first}")),
+        Some(own) if own != *what => Some(format!("its {name} is not that of {first}")),
         Some(_) => None,
     });
-    missing.chain(others).collect()
+    told.collect()
 }
 
 /// Why a master takes no writes. INFO does not say it of a lease, so it is asked for a write that
@@ -220,7 +237,7 @@ mod tests {
             rows: String::new(),
             replication: replication.to_owned(),
             refusal: refusal.to_owned(),
-            schema: Schema::new(),
+            schema: None,
         };
         faults(&facts, &member, 7).join("; ")
     }
@@ -256,18 +273,23 @@ mod tests {
 
     #[test]
     fn nodes_with_other_views_are_told() {
-        let schema = |of: &[(&str, i64)]| {
-            let entry = |(name, what): &(&str, i64)| {
-                (format!("view '{name}'"), vec![OwnedFrame::Integer(*what)])
-            };
-            of.iter().map(entry).collect::<Schema>()
+        let text = |text: &str| OwnedFrame::BulkString(text.into());
+        let space = |fields, rows| {
+            let words = ["name", "post", "fields", fields, "rows", rows];
+            thing("space", &words.map(text))
         };
-        let first = schema(&[("home", 1), ("wall", 2)]);
-        let told = |own: &[(&str, i64)]| difference(&schema(own), &first, "h:1").join("; ");
-        assert_eq!(told(&[("home", 1), ("wall", 2)]), "");
-        assert_eq!(told(&[("home", 1)]), "has no view 'wall', unlike h:1");
-        let both = "has a view 'feed', unlike h:1; its view 'home' is not that of h:1";
-        assert_eq!(told(&[("feed", 3), ("home", 2), ("wall", 2)]), both);
+        assert_eq!(space("like:12 !old:8 read:16", "5"), space("like:14 read:16", "6"));
+        assert_ne!(space("like:12", "5"), space("read:12", "5"));
+        let what = [1, 2].map(|what| vec![OwnedFrame::Integer(what)]);
+        let [home, wall] = ["view 'home'", "view 'wall'"].map(str::to_owned);
+        let known = [(&home, (&what[0], "h:1")), (&wall, (&what[1], "h:2"))].into();
+        let told = |own: &[(&String, usize)]| {
+            let own = own.iter().map(|(name, of)| ((*name).clone(), what[*of].clone()));
+            difference(&own.collect(), &known).join("; ")
+        };
+        assert_eq!(told(&[(&home, 0), (&wall, 1)]), "");
+        let both = "its view 'home' is not that of h:1; has no view 'wall', unlike h:2";
+        assert_eq!(told(&[(&home, 1)]), both);
     }
 
     #[test]

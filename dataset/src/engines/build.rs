@@ -10,6 +10,7 @@ use crate::engines::action::Beside;
 use crate::engines::forget::{Kin, kin};
 use crate::engines::memory::Memory;
 use crate::engines::page::{Column, Flag, Gate};
+use crate::engines::shape::Known;
 use crate::engines::zero_proof::tie_word;
 use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace, Loose, PairedCounter, View};
 use crate::key_patterns::{Kind, Pattern, PatternError};
@@ -352,6 +353,7 @@ fn view(
         columns: vec![],
         flags: vec![],
         then: vec![],
+        shape: Known::default(),
     };
     for text in &made.counters {
         let (name, field) =

@@ -1,6 +1,7 @@
 //! How a page is read: what a view names, for one viewer and many ids.
 
 use crate::cold::{Unreadable, UnreadableIds};
+use crate::engines::shape::Known;
 use crate::engines::{CounterSpace, Engines, ExistenceSpace, PairedCounter};
 use phantom::{Answer, Answers, BATCH, Member};
 
@@ -48,6 +49,7 @@ pub struct View {
     pub(crate) flags: Vec<Flag>,
     /// Indexes of the views of the further ids of an entry.
     pub(crate) then: Vec<usize>,
+    pub(crate) shape: Known,
 }
 
 impl View {

@@ -4,82 +4,129 @@
 
 use crate::engines::page::Column;
 use crate::engines::{Action, CounterSpace, Engines, View};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use arc_swap::ArcSwapOption;
+use counter::Schema;
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
 
-/// A hash of words: each has the hash of those before as its seed. Builds that differ must agree on
-/// it.
+/// What is no name: what follows is of another kind.
+const FLAGS: &str = " flags";
+const THEN: &str = " then";
+const MARK: &str = " mark";
+const ALSO: &str = " also";
+const OF_MEMBER: &str = " member";
+
+/// The words that are hashed, each behind the end of a line, which no name has. Builds that differ
+/// must agree on them.
 #[derive(Default)]
-struct Shape(u64);
+struct Words(String);
 
-impl Shape {
-    fn word(&mut self, word: &str) {
-        self.0 = xxh3_64_with_seed(word.as_bytes(), self.0);
+impl Words {
+    fn add(&mut self, word: &str) {
+        self.0.push('\n');
+        self.0.push_str(word);
     }
 
-    fn counter(&mut self, space: &CounterSpace, position: usize) {
-        self.word(space.name());
-        self.word(space.schema().fields().get(position).map_or("", |field| field.name.as_str()));
+    fn counter(&mut self, space: &CounterSpace, schema: &Schema, position: usize) {
+        self.add(space.name());
+        self.add(schema.fields().get(position).map_or("", |field| field.name.as_str()));
     }
 
-    fn counters(&mut self, space: &CounterSpace) {
-        for (_, field) in space.schema().living() {
-            self.word(space.name());
-            self.word(&field.name);
-        }
-    }
-
-    fn view(&mut self, view: &View, engines: &Engines) {
-        for column in &view.columns {
-            match *column {
-                Column::All(at) => self.counters(&engines.counters[view.sources[at]]),
-                Column::Field(at, position) => {
-                    self.counter(&engines.counters[view.sources[at]], position);
-                }
-            }
-        }
-        self.word("flags");
-        engines.flags(view).for_each(|space| self.word(space.name()));
+    fn counters(&mut self, space: &CounterSpace, schema: &Schema) {
+        schema.living().for_each(|(position, _)| self.counter(space, schema, position));
     }
 
     fn action(&mut self, action: &Action, engines: &Engines) {
-        self.word(engines.flag_of(action).name());
-        self.counter(engines.counter_of(action), action.field);
+        self.add(engines.flag_of(action).name());
+        let counter = engines.counter_of(action);
+        self.counter(counter, &counter.schema(), action.field);
         for beside in &action.beside {
-            self.word(if beside.of_member { "member" } else { "also" });
-            self.counter(&engines.counters[beside.counter], beside.field);
+            self.add(if beside.of_member { OF_MEMBER } else { ALSO });
+            let counter = &engines.counters[beside.counter];
+            self.counter(counter, &counter.schema(), beside.field);
         }
+    }
+
+    fn hash(&self) -> u64 {
+        xxh3_64(self.0.as_bytes())
+    }
+}
+
+/// The shape of a view alone, as it was found last. A copy of the view may be of other spaces.
+#[derive(Default)]
+pub(crate) struct Known(ArcSwapOption<Found>);
+
+struct Found {
+    /// Of its sources.
+    schemas: Box<[Arc<Schema>]>,
+    shape: u64,
+}
+
+impl Clone for Known {
+    fn clone(&self) -> Known {
+        Known::default()
     }
 }
 
 impl Engines {
     /// Of a view's rows, and of the action that marks its ids.
     pub fn shape_of_view(&self, view: &View, mark: Option<&Action>) -> u64 {
-        let mut shape = Shape::default();
-        shape.view(view, self);
+        let own = self.shape_alone(view);
+        if mark.is_none() && !view.is_joined() {
+            return own;
+        }
+        let mut words = Words(own.to_string());
         for then in self.then(view) {
-            shape.word("then");
-            shape.view(then, self);
+            words.add(THEN);
+            words.add(&self.shape_alone(then).to_string());
         }
         if let Some(action) = mark {
-            shape.word("mark");
-            shape.action(action, self);
+            words.add(MARK);
+            words.action(action, self);
         }
-        shape.0
+        words.hash()
+    }
+
+    fn shape_alone(&self, view: &View) -> u64 {
+        let is_same = |found: &Found| {
+            let mut both = self.sources(view).zip(&found.schemas);
+            both.all(|(space, schema)| Arc::ptr_eq(&space.schema(), schema))
+        };
+        if let Some(found) = &*view.shape.0.load()
+            && is_same(found)
+        {
+            return found.shape;
+        }
+        let schemas: Box<[Arc<Schema>]> = self.sources(view).map(|space| space.schema()).collect();
+        let mut words = Words::default();
+        for column in &view.columns {
+            let (Column::Field(at, _) | Column::All(at)) = *column;
+            let (space, schema) = (&self.counters[view.sources[at]], &schemas[at]);
+            match *column {
+                Column::All(_) => words.counters(space, schema),
+                Column::Field(_, position) => words.counter(space, schema, position),
+            }
+        }
+        words.add(FLAGS);
+        self.flags(view).for_each(|space| words.add(space.name()));
+        let shape = words.hash();
+        view.shape.0.store(Some(Arc::new(Found { schemas, shape })));
+        shape
     }
 
     /// Of what an action does.
     pub fn shape_of_action(&self, action: &Action) -> u64 {
-        let mut shape = Shape::default();
-        shape.action(action, self);
-        shape.0
+        let mut words = Words::default();
+        words.action(action, self);
+        words.hash()
     }
 }
 
 impl CounterSpace {
     /// Of its rows.
     pub fn shape_of_rows(&self) -> u64 {
-        let mut shape = Shape::default();
-        shape.counters(self);
-        shape.0
+        let mut words = Words::default();
+        words.counters(self, &self.schema());
+        words.hash()
     }
 }

@@ -4,7 +4,7 @@
 use crate::acl::category::{CATEGORIES, of as categories};
 use crate::acl::redis_names;
 use crate::acl::redis_names::MODULE_CATEGORIES;
-use crate::command::footprint::{key_positions, mark};
+use crate::command::footprint::key_positions;
 use crate::command::keyspec::Uses;
 use crate::command::spec::{KeyArgs, Spec, flag};
 use crate::command::streams;
@@ -40,7 +40,7 @@ impl Request<'_> {
     /// what would be its first argument: FEED.ACT and the action, for `FEED.GET ... MARK`. Its
     /// permission is needed in addition to the request's own.
     pub(super) fn also_runs(&self) -> Option<(usize, usize)> {
-        let action = mark(self.spec, self.args)?;
+        let action = self.spec.mark(self.args)?;
         Some((table::numbers_named(ACT).start, action))
     }
 }
@@ -478,7 +478,7 @@ impl Selector {
             if let Some(at) = names.find(|at| !self.allows_name(args.at(*at), needs)) {
                 return Err(Denied::Name(at));
             }
-            if let Some(at) = mark(spec, args)
+            if let Some(at) = spec.mark(args)
                 && !self.allows_name(args.at(at), || (false, true))
             {
                 return Err(Denied::Name(at));

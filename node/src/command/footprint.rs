@@ -83,7 +83,7 @@ impl<'a> Footprint<'a> {
 
     /// What an option does beside: the action of `FEED.GET ... MARK`.
     pub fn marked(&self) -> Option<Footprint<'a>> {
-        let name = mark(self.spec, self.args)?;
+        let name = self.spec.mark(self.args)?;
         Some(Footprint { keys: KeyArgs::ids_of(Of::Action), name, ..*self })
     }
 
@@ -387,15 +387,6 @@ fn entries<'a>(
         let parts = args.at(at).split(|byte| *byte == b'/').enumerate();
         parts.filter_map(move |(part, text)| Some((at, part, natural(text)?)))
     })
-}
-
-/// The position of the action that a request of this command does beside: `FEED.GET ... MARK`.
-pub(crate) fn mark(spec: &Spec, args: Args<'_>) -> Option<usize> {
-    if !spec.has(flag::MAY_WRITE) {
-        return None;
-    }
-    let mut words = MEMBER + 1..args.len().saturating_sub(1);
-    words.find(|at| args.at(*at).eq_ignore_ascii_case(b"MARK")).map(|at| at + 1)
 }
 
 /// The position of EXACT in a request that has it as an option.

@@ -113,7 +113,7 @@ pub(crate) const SECOND_KEY: KeyArgs = KeyArgs::Keys(2, 2, 1);
 /// All arguments are keys.
 pub(crate) const ALL_KEYS: KeyArgs = KeyArgs::Keys(1, -1, 1);
 /// The position of the member in front of ids.
-pub(crate) const MEMBER: usize = 2;
+pub const MEMBER: usize = 2;
 
 impl KeyArgs {
     /// Ids behind a name and a member.
@@ -169,9 +169,17 @@ impl Spec {
 
     /// Whether this request may change data, or what others get.
     pub fn may_write(&self, args: Args<'_>) -> bool {
-        self.has(flag::WRITE | flag::MAY_REPLICATE)
-            || (self.has(flag::MAY_WRITE)
-                && args.iter().any(|arg| arg.eq_ignore_ascii_case(b"MARK")))
+        self.has(flag::WRITE | flag::MAY_REPLICATE) || self.mark(args).is_some()
+    }
+
+    /// The position of the action that a request of this command does beside: `FEED.GET ... MARK`.
+    pub fn mark(&self, args: Args<'_>) -> Option<usize> {
+        if !self.has(flag::MAY_WRITE) {
+            return None;
+        }
+        // A view and a viewer may have that name.
+        let mut words = MEMBER + 1..args.len().saturating_sub(1);
+        words.find(|at| args.at(*at).eq_ignore_ascii_case(b"MARK")).map(|at| at + 1)
     }
 
     /// Whether its keys are those of pairs only: BFSET and its kin, which share their keys with

@@ -8,20 +8,20 @@
 //!
 //! A node that is asked by another one asks no further ([`Session::is_coordinator`]): where it does
 //! not serve an id it says MOVED in its place, and the coordinator asks the node that this names,
-//! once. It is told, too, what the coordinator takes the elements of its reply for ([`Shape`]).
+//! once. It is told, too, what the coordinator takes the elements of its reply for ([`shape`]).
 
 use crate::handlers::call::{Call, view};
 use crate::handlers::cluster::peers::{self, Address, Answer, Batch, Failure, Link};
-use crate::handlers::cluster::route;
+use crate::handlers::cluster::{route, shape};
 use crate::handlers::execute::run;
 use crate::handlers::session::{Scratch, Session};
-use dataset::engines::{CounterSpace, Engines};
+use dataset::engines::Engines;
 use node::client::connect::{put_bulk, put_head};
 use node::cluster::slot::of_text;
-use node::cluster::{Member, Server, Topology};
-use node::command::error::{Printable, Refusal, refuse};
+use node::cluster::{Server, Topology};
+use node::command::error::Refusal;
 use node::command::spec::{KeyArgs, Of, Outcome, Spec, flag};
-use node::command::table::{Found, bit_of};
+use node::command::table::bit_of;
 use node::config::ReadFrom;
 use node::roles::node::{Now, Process};
 use resp::{Args, Kept, Protocol, Reply, elements, natural, put_resp3};
@@ -107,72 +107,6 @@ struct Part {
     /// A whole reply; of a node that gave none, an error of ours.
     reply: Vec<u8>,
     is_answered: bool,
-}
-
-/// How a part says what its coordinator takes the elements for, as its last argument: in front of
-/// eight bytes, the least first. It is no id and no option of any command.
-const SHAPE: &[u8] = b"shape=";
-
-/// What the elements of a reply mean here, if the names in a request do not say it: nodes may have
-/// views, actions or counters of one name that are not the same.
-fn shape(spec: &Spec, args: Args<'_>, engines: &Engines) -> Option<u64> {
-    let KeyArgs::Ids(of, ..) = spec.keys else { return None };
-    let name = args.at(1);
-    match of {
-        Of::View => engines.view(name).map(|view| {
-            let mut words = args.iter().skip_while(|word| !word.eq_ignore_ascii_case(b"MARK"));
-            let mark = words.nth(1).and_then(|action| engines.action(action));
-            engines.shape_of_view(view, mark)
-        }),
-        Of::Action => engines.action(name).map(|action| engines.shape_of_action(action)),
-        Of::Rows if spec.has(flag::READONLY) => {
-            engines.counter(name).map(CounterSpace::shape_of_rows)
-        }
-        Of::Rows | Of::Pairs | Of::Kin => None,
-    }
-}
-
-/// The request of another node without the shape behind it, and the refusal if it is another one
-/// here: elements would stand for what they are not.
-#[inline]
-pub(crate) fn without_shape<'a>(
-    found: Found,
-    args: Args<'a>,
-    session: &Session,
-    node: Now<'_>,
-) -> (Args<'a>, Outcome) {
-    if session.is_coordinator { compared(found, args, session, node) } else { (args, Ok(())) }
-}
-
-#[cold]
-fn compared<'a>(
-    found: Found,
-    args: Args<'a>,
-    session: &Session,
-    node: Now<'_>,
-) -> (Args<'a>, Outcome) {
-    let last = args.len().saturating_sub(1);
-    let told = args.at(last).strip_prefix(SHAPE);
-    let spec = found.map(|(_, spec)| spec).filter(|spec| spec.has(flag::PER_ID));
-    let (Some(spec), Some(told)) = (spec, told) else { return (args, Ok(())) };
-    let args = args.until(last);
-    let own = node.loaded().and_then(|engines| shape(spec, args, engines));
-    let is_same = own.is_none_or(|own| own.to_le_bytes() == told);
-    (args, if is_same { Ok(()) } else { Err(misshapen(spec, args, session)) })
-}
-
-fn misshapen(spec: &Spec, args: Args<'_>, session: &Session) -> Refusal {
-    let what = match spec.keys {
-        KeyArgs::Ids(Of::View, ..) => "another view",
-        KeyArgs::Ids(Of::Action, ..) => "another action",
-        _ => "other counters in",
-    };
-    let own = session.topology.as_deref().and_then(Topology::own).map(Member::address);
-    refuse!(
-        "ERR {} has {what} '{}' than the node that was asked",
-        own.unwrap_or_default(),
-        Printable(args.at(1))
-    )
 }
 
 /// Which part, or which refusal, an id belongs to.
@@ -334,10 +268,7 @@ impl Plan {
         put_head(out, b'*', length + usize::from(self.shape.is_some()));
         self.words(args, is_meant).for_each(|word| put_bulk(out, word));
         if let Some(shape) = self.shape {
-            let mut word = [0; SHAPE.len() + 8];
-            word[..SHAPE.len()].copy_from_slice(SHAPE);
-            word[SHAPE.len()..].copy_from_slice(&shape.to_le_bytes());
-            put_bulk(out, &word);
+            shape::put(shape, out);
         }
     }
 }
@@ -367,11 +298,14 @@ pub(crate) struct Gathering {
 pub(crate) type Joined = (Range<usize>, Vec<u8>);
 
 /// Answers a request that [can be parted](can_be_parted): at once, or with what its session
-/// gathers.
+/// gathers. `told`: what another node takes the elements for.
+// Long: all that a command is executed with.
+#[expect(clippy::too_many_arguments, reason = "all that a command is executed with")]
 pub(crate) fn answer(
     number: u16,
     spec: &'static Spec,
     args: Args<'_>,
+    told: Option<u64>,
     reply: &mut Reply<'_>,
     session: &mut Session,
     node: Now<'_>,
@@ -379,9 +313,17 @@ pub(crate) fn answer(
 ) -> Outcome {
     let Some(topology) = session.topology.clone() else { return Ok(()) };
     let mut plan = Plan::new(spec, args, session, node, &topology)?;
+    plan.shape = match shape::own(spec, args, node.engines()) {
+        // Its own part says it.
+        Err(_) if session.is_coordinator => None,
+        shape => shape?,
+    };
     let columns = if plan.is_binary { Some(columns(node.engines(), args.at(1))?) } else { None };
+    if plan.is_binary {
+        shape::is_still(plan.shape, spec, args, node)?;
+    }
     if let Some(part) = plan.parts.iter().position(|part| part.at == At::Here) {
-        let own = own_part(number, spec, args, &plan, part, session, node, scratch);
+        let own = own_part(number, spec, args, told, &plan, part, session, node, scratch);
         if session.suspension.is_asked() {
             return Ok(());
         }
@@ -416,6 +358,7 @@ fn own_part(
     number: u16,
     spec: &'static Spec,
     args: Args<'_>,
+    told: Option<u64>,
     plan: &Plan,
     part: usize,
     session: &mut Session,
@@ -427,7 +370,10 @@ fn own_part(
     let mut bytes = Vec::new();
     let Some(args) = kept.iter().next() else { return bytes };
     let reply = Reply::new(&mut bytes, Protocol::Resp2);
-    if let Err(refusal) = run(spec, u32::from(number), args, reply, session, node, scratch) {
+    let outcome = shape::as_told(told.or(plan.shape), spec, args, session, node, |session| {
+        run(spec, u32::from(number), args, reply, session, node, scratch)
+    });
+    if let Err(refusal) = outcome {
         node.calls.of(session.worker).error(refusal.text());
         bytes = element_of(refusal.text());
     }
@@ -445,7 +391,6 @@ impl Page {
     /// Asks the other nodes for their parts.
     fn ask(&mut self, args: Args<'_>, batch: &Arc<Batch>, topology: &Arc<Topology>, node: Now<'_>) {
         let process = node.process();
-        self.plan.shape = shape(self.spec, args, node.engines());
         let from = if self.spec.may_write(args) {
             ReadFrom::Master
         } else {

@@ -6,5 +6,6 @@ pub(crate) mod handover;
 pub(crate) mod peers;
 pub(crate) mod replication;
 pub(crate) mod route;
+pub(crate) mod shape;
 pub(crate) mod topology;
 pub(crate) mod trim;
