@@ -2,7 +2,7 @@
 //! of it.
 
 use crate::handlers::call::Call;
-use crate::handlers::cluster::{gather, route};
+use crate::handlers::cluster::{gather, route, shape};
 use crate::handlers::redis::{pubsub, tracking, transaction};
 use crate::handlers::session::{Replies, Scratch, Session};
 use crate::handlers::table::handler;
@@ -11,7 +11,7 @@ use dataset::cold::UnreadableIds;
 use dataset::engines::{Engines, WriteError};
 use node::acl::Request;
 use node::command::error::{Refusal, refuse};
-use node::command::spec::{Outcome, Spec, flag};
+use node::command::spec::{KeyArgs, MEMBER, Of, Outcome, Spec, flag};
 use node::command::table::{Found, bit_of, find};
 use node::roles::node::Now;
 use node::runtime::clients::Kind;
@@ -24,6 +24,9 @@ use std::time::{Duration, Instant};
 
 /// Requests with more arguments than these do not leave their buffers to the next one.
 const MANY_ARGS: usize = 4096;
+/// A viewer or member of more bytes, times its ids, may have so many: promise 9.
+const LONG_MEMBER: usize = 1 << 10;
+const MOST_HASHED: usize = 4 << 20;
 
 /// Executes one request, whose name was [`find`]-ed: one reply is appended to `out` (unless the
 /// client wants none). False if it is an error.
@@ -41,10 +44,10 @@ pub(crate) fn execute(
     if is_tracked {
         tracking::begin(session, &node);
     }
-    let (args, allowed) = gather::without_shape(found, args, session, node);
-    let outcome = match allowed.and_then(|()| checked(found, args, session, node)) {
+    let (args, told) = shape::split(found, args, session);
+    let outcome = match checked(found, args, session, node) {
         Err(_) if session.is_parted.take() => {
-            answer_in_parts(found, args, &mut reply, session, node, scratch)
+            answer_in_parts(found, args, told, &mut reply, session, node, scratch)
         }
         Err(refusal) => {
             note_rejected(found, args, session, node);
@@ -53,7 +56,12 @@ pub(crate) fn execute(
         Ok((_, spec)) if session.transaction.is_some() && !spec.has(flag::AT_ONCE) => {
             queue(spec, args, &mut reply, session, node)
         }
-        Ok((numbers, spec)) => run(spec, numbers, args, reply.again(), session, node, scratch),
+        Ok((numbers, spec)) => {
+            let reply = reply.again();
+            shape::as_told(told, spec, args, session, node, |session| {
+                run(spec, numbers, args, reply, session, node, scratch)
+            })
+        }
     };
     reply.set_protocol(session.client.protocol());
     session.notes_missing = false;
@@ -86,15 +94,7 @@ pub(crate) fn execute(
         }
     };
     if session.replies != Replies::On {
-        if !std::mem::take(&mut session.reply_is_push) {
-            reply.rewind(mark);
-            session.gathering.iter_mut().for_each(|gathering| gathering.drop_replies(mark));
-        }
-        session.replies = match session.replies {
-            Replies::SkipNext => Replies::SkipThis,
-            Replies::SkipThis => Replies::On,
-            other => other,
-        };
+        withhold(&mut reply, mark, session);
     }
     if is_tracked {
         tracking::end(found, session, node);
@@ -104,6 +104,20 @@ pub(crate) fn execute(
         session.client.inbox.take(reply.bytes(), None);
     }
     fine
+}
+
+/// CLIENT REPLY OFF or SKIP: takes back what was written from `mark` on.
+#[cold]
+fn withhold(reply: &mut Reply<'_>, mark: usize, session: &mut Session) {
+    if !std::mem::take(&mut session.reply_is_push) {
+        reply.rewind(mark);
+        session.gathering.iter_mut().for_each(|gathering| gathering.drop_replies(mark));
+    }
+    session.replies = match session.replies {
+        Replies::SkipNext => Replies::SkipThis,
+        Replies::SkipThis => Replies::On,
+        other => other,
+    };
 }
 
 /// Finds the command of a request, and whether this client may send it now. Gives its numbers, too
@@ -118,6 +132,11 @@ pub(crate) fn checked(
     let (spec, sub) = select(spec, args)?;
     if args.len() > session.most_args && session.portion.is_none() {
         return Err(too_many(session.most_args));
+    }
+    if let KeyArgs::Ids(of, ..) = spec.keys
+        && args.at(MEMBER).len() > LONG_MEMBER
+    {
+        check_member(of, args)?;
     }
     if !session.access.free {
         let request = Request { spec, number: bit_of(number, sub), args };
@@ -145,19 +164,31 @@ pub(crate) fn checked(
 fn answer_in_parts(
     found: Found,
     args: Args<'_>,
+    told: Option<u64>,
     reply: &mut Reply<'_>,
     session: &mut Session,
     node: Now<'_>,
     scratch: &mut Scratch,
 ) -> Outcome {
     let Some((number, spec)) = found else { return Ok(()) };
-    gather::answer(number, spec, args, reply, session, node, scratch)
+    gather::answer(number, spec, args, told, reply, session, node, scratch)
 }
 
 /// Promise 9: no request keeps others waiting for long.
 #[cold]
 fn too_many(most: usize) -> Refusal {
     refuse!("ERR a request may have {most} arguments (max_request_args)")
+}
+
+/// The same: the member is hashed for each id.
+#[cold]
+fn check_member(of: Of, args: Args<'_>) -> Outcome {
+    let (length, ids) = (args.at(MEMBER).len(), args.len() - MEMBER - 1);
+    if matches!(of, Of::Rows | Of::Kin) || ids <= 1 || length * ids <= MOST_HASHED {
+        return Ok(());
+    }
+    let most = (MOST_HASHED / length).max(1);
+    Err(refuse!("ERR a viewer or member of {length} bytes may come with {most} ids"))
 }
 
 /// For INFO commandstats: a command that was known, and not let in.

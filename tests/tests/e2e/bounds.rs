@@ -147,3 +147,35 @@ fn ids_too_far_ahead_are_refused_if_so_configured_and_else_kept_aside() {
         "new ids are taken as ever"
     );
 }
+
+/// A member is hashed for each id: megabytes of it, times a thousand ids, would take seconds.
+#[test]
+fn a_long_member_comes_with_few_ids() {
+    let server = TestServer::start();
+    let c = &mut server.connection();
+    let member = "m".repeat(8192);
+    let ids: Vec<u64> = (1000..1513).collect();
+    let ask = |c: &mut Connection, command: &str, name: &str, member: &str, ids: &[u64]| {
+        cmd(command).arg(name).arg(member).arg(ids).query::<Value>(c)
+    };
+    for (command, name) in [
+        ("PH.ADD", "liked"),
+        ("PH.EXISTS", "liked"),
+        ("PH.DEL", "liked"),
+        ("FEED.ACT", "like"),
+        ("FEED.UNDO", "like"),
+        ("FEED.GET", "home"),
+    ] {
+        let error = ask(c, command, name, &member, &ids).unwrap_err().to_string();
+        assert!(error.contains("of 8192 bytes may come with 512 ids"), "{command}: {error}");
+        ask(c, command, name, &member, &ids[..512]).unwrap();
+        ask(c, command, name, &member[..1024], &ids).unwrap();
+    }
+    // One id has no such limit, nor have members of one id.
+    let member = "m".repeat(5 << 20);
+    ask(c, "PH.ADD", "liked", &member, &ids[..1]).unwrap();
+    let error = ask(c, "PH.ADD", "liked", &member, &ids[..2]).unwrap_err().to_string();
+    assert!(error.contains("may come with 1 ids"), "{error}");
+    let added = cmd("SADD").arg("liked:1000").arg(&member).arg("2").query::<i64>(c).unwrap();
+    assert_eq!(added, 1, "one of them was there");
+}
