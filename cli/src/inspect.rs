@@ -11,7 +11,7 @@ use store::{Finding, RealDisk, Report, Severity};
 
 /// Verifies a data folder and explains what is wrong, and what to do.
 ///
-/// Exit status 1 if it cannot be started from.
+/// Exit status 1 if anything is damaged or could not be read.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Example:
@@ -69,9 +69,11 @@ pub(super) fn check(args: &CheckArgs) -> Result<(), String> {
     let _ =
         writeln!(out, "{bytes} bytes verified, {batches} batches and {records} records in the log");
     match report.severity() {
-        Severity::Damage => {
-            Err("the folder is damaged: a server would not start from it".to_owned())
-        }
+        Severity::Damage => Err(
+            "the folder is damaged: a server refuses to start from it, or answers errors for what \
+                 lies in damaged blocks"
+                .to_owned(),
+        ),
         Severity::Unread => Err("not everything could be looked at: the system refused".to_owned()),
         Severity::Note if bytes == 0 && !report.findings.iter().any(is_good) => Err(format!(
             "{} is neither a data folder nor a backup: it has no file of either",

@@ -434,8 +434,8 @@ fn check_kept(
         match wrong {
             Some(what) => {
                 let text = format!(
-                    "damaged at byte {}: {what}. A start does not read it; a replica that would \
-                     gets a full sync",
+                    "damaged at byte {}: {what}. A start does not read it; a replica that needs \
+                     it gets a full sync",
                     at.byte
                 );
                 report.add(Severity::Note, &name, text);
