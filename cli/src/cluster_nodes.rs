@@ -35,3 +35,14 @@ pub(crate) fn nodes(text: &str) -> impl Iterator<Item = Node<'_>> {
         Some(Node { id, address, flags, master, slots: slots.to_vec() })
     })
 }
+
+/// A topology's text, made of what CLUSTER NODES answers.
+pub(crate) fn text_of(answer: &str) -> String {
+    let line = |node: Node<'_>| {
+        let (host, port) = node.address.rsplit_once(':')?;
+        let role = if node.is_master() { "master" } else { "slave" };
+        let Node { id, master, slots, .. } = node;
+        Some(format!("{id} {host} {port} {role} {master} {}\n", slots.join(" ")))
+    };
+    nodes(answer).filter_map(line).collect()
+}

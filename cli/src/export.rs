@@ -1,13 +1,13 @@
 //! `tidemark export`: the rows of a counter space, as CSV, as JSON lines, or into a Redis.
 //!
 //! Rows are walked by `CNT.SCAN`, on the disk, too, while writes go on: a row that is there all the
-//! time comes at least once. Flags cannot be exported: a filter cannot list its members.
+//! time comes at least once; of a cluster those of all masters. Flags cannot be exported: a filter
+//! cannot list its members.
 
 use crate::import::lines::rate;
 use crate::import::redis::layout::{printable, shown};
-use crate::import::redis::missing::{Row, scanned};
 use crate::import::redis::source::{Remote, Side, Source};
-use crate::import::spaces::{Cluster, Spaces};
+use crate::import::rows::{AllRows, Cursor, Row};
 use clap::{Args, ValueEnum};
 use dataset::key_patterns::{Kind, Pattern};
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
@@ -17,9 +17,6 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-
-/// Rows that are read at once.
-const COUNT: &[u8] = b"1000";
 
 /// Writes the rows of a counter space as CSV, as JSON lines, or into a Redis.
 #[derive(Args, Debug)]
@@ -33,8 +30,8 @@ Examples:
   tidemark export --to redis://old --row-keys p:{id}
 
 A row that changes meanwhile may come twice, the newer values last. Flags cannot be exported: a \
-filter cannot list its members. A master of a cluster gives the rows of its own slots: run it on \
-each of them.")]
+filter cannot list its members. Of a cluster name any node: the rows of all masters are \
+written.")]
 pub(super) struct ExportArgs {
     /// Where the server is, and the login.
     #[command(flatten)]
@@ -102,7 +99,7 @@ impl Beside {
 /// Runs it.
 pub(super) fn run(args: &ExportArgs) -> Result<(), String> {
     let started = Instant::now();
-    let (mut remote, fields) = server(args)?;
+    let (mut all, fields) = server(args)?;
     let mut target = target(args)?;
     if let Target::Lines(Format::Csv, out, _) = &mut target {
         let header = std::iter::once("id").chain(fields.iter().map(String::as_str));
@@ -112,18 +109,19 @@ pub(super) fn run(args: &ExportArgs) -> Result<(), String> {
     let bar = ProgressBar::no_length().with_style(
         style.unwrap_or_else(|_| ProgressStyle::default_spinner()).with_key("rate", rate),
     );
-    let (mut cursor, mut rows) = (b"0".to_vec(), 0);
-    loop {
-        let request: [&[u8]; 5] = [b"CNT.SCAN", args.space.as_bytes(), &cursor, b"COUNT", COUNT];
-        let reply = remote.ask(&request).map_err(|e| format!("cannot export: {e}"))?;
-        let (next, found) = scanned(reply).ok_or("CNT.SCAN answers what it should not")?;
-        rows += found.len() as u64;
+    let failed = |e: io::Error| format!("cannot export: {e}");
+    let (mut cursor, mut count) = (Some(Cursor::default()), 0);
+    while let Some(at) = cursor {
+        let (found, next) = all.page(&args.space, at).map_err(failed)?;
+        count += found.len() as u64;
         bar.inc(found.len() as u64);
         target.put(&fields, &found)?;
         cursor = next;
-        if cursor == b"0" {
-            break;
-        }
+    }
+    if all.have_moved().map_err(failed)? {
+        return Err("the slots of the cluster have other masters than when this began, so rows \
+                    may be missing: export again"
+            .to_owned());
     }
     if let Target::Lines(_, out, beside) = &mut target {
         written(out.flush())?;
@@ -132,25 +130,17 @@ pub(super) fn run(args: &ExportArgs) -> Result<(), String> {
         }
     }
     bar.finish_and_clear();
-    eprintln!("{} rows in {}", HumanCount(rows), HumanDuration(started.elapsed()));
+    eprintln!("{} rows in {}", HumanCount(count), HumanDuration(started.elapsed()));
     Ok(())
 }
 
-/// A connection, and the counters of the space.
-fn server(args: &ExportArgs) -> Result<(Remote, Vec<String>), String> {
-    let (remote, mut spaces) = Spaces::open(&args.connect)
+/// Its rows, and the counters of the space.
+fn server(args: &ExportArgs) -> Result<(AllRows, Vec<String>), String> {
+    let (all, mut spaces) = AllRows::open(&args.connect)
         .map_err(|e| format!("cannot export {}: {e}", args.connect.address()))?;
-    if let Cluster::Part(masters) = &spaces.cluster {
-        eprintln!(
-            "{} is of a cluster, and gives the rows of its own slots only: run this on each master \
-             ({})",
-            args.connect.address(),
-            masters.join(", ")
-        );
-    }
     let space = &args.space;
     match spaces.fields.remove(space) {
-        Some(fields) => Ok((remote, fields)),
+        Some(fields) => Ok((all, fields)),
         None if spaces.existences.contains(space) => Err(format!(
             "the space '{space}' holds flags, which cannot be exported: a filter cannot list its \
              members"

@@ -395,7 +395,7 @@ async fn order_hand_over<N: Net>(net: &N, from: &str, next: &Topology) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::remote::text_of;
+    use crate::cluster_nodes::text_of;
 
     #[test]
     fn cluster_nodes_become_a_topology() {

@@ -45,7 +45,8 @@ Exit status 1 if a slot has no master, or if a node
 - does not answer, or is another one than its line of the topology says;
 - knows an older topology, or none;
 - is a master that takes no writes: it is fenced, its lease has ended, or it has too few replicas;
-- is a replica whose link to its master is down.")]
+- is a replica whose link to its master is down;
+- has other spaces, views or actions than the first one.")]
 struct StatusArgs {
     #[command(flatten)]
     to: ConnectArgs,

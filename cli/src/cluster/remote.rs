@@ -1,6 +1,6 @@
 //! Nodes of a cluster, as its commands reach them: over the network, or in a simulated one.
 
-use crate::cluster_nodes::{Node, nodes};
+use crate::cluster_nodes::text_of;
 use node::client::connect::{ConnectArgs, Link, within};
 use node::cluster::{Member, Topology};
 use redis_protocol::resp2::types::OwnedFrame;
@@ -113,17 +113,6 @@ impl<N: Net> Remote<'_, N> {
         let found = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         Ok(found.unwrap_or_default().to_owned())
     }
-}
-
-/// A topology's text, made of what CLUSTER NODES answers.
-pub(super) fn text_of(answer: &str) -> String {
-    let line = |node: Node<'_>| {
-        let (host, port) = node.address.rsplit_once(':')?;
-        let role = if node.is_master() { "master" } else { "slave" };
-        let Node { id, master, slots, .. } = node;
-        Some(format!("{id} {host} {port} {role} {master} {}\n", slots.join(" ")))
-    };
-    nodes(answer).filter_map(line).collect()
 }
 
 /// The newest topology that a node of a cluster knows, asked of all nodes that one names. Two of

@@ -3,6 +3,7 @@
 use super::command::{Command, Shape};
 use super::csv::{Columns, Records};
 use super::json;
+use super::lanes::Lanes;
 use super::lines::{Lines, open};
 use super::pipe::{Event, Pipe, Tally};
 use super::spaces::Spaces;
@@ -56,16 +57,9 @@ impl Import<'_> {
         let connect = &self.args.connect;
         let open = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            let tls = connect.tls()?;
-            let (links, spaces) = runtime.block_on(async {
-                let mut links = vec![connect.open(tls.as_ref()).await?];
-                let spaces = Spaces::ask(&mut links[0]).await?;
-                for _ in 1..self.args.connections {
-                    links.push(connect.open(tls.as_ref()).await?);
-                }
-                io::Result::Ok((links, spaces))
-            })?;
-            Ok((Pipe::start(links, runtime)?, spaces))
+            let opened = runtime.block_on(Lanes::open(connect, self.args.connections));
+            let (lanes, spaces) = opened?;
+            Ok((Pipe::start(lanes, runtime)?, spaces))
         };
         open().map_err(|source| ImportError::Connect { address: connect.address(), source })
     }

@@ -20,9 +20,11 @@ mod command;
 mod csv;
 mod files;
 mod json;
+mod lanes;
 pub(super) mod lines;
 mod pipe;
 pub(super) mod redis;
+pub(super) mod rows;
 pub(super) mod spaces;
 
 use clap::{Args, ValueEnum};
@@ -90,9 +92,8 @@ goes on, and the exit status is 1.
 With --strict the import stops at the first one. What was sent before stays: importing again is \
 harmless.
 
-A master of a cluster takes the rows of its own slots only, so a cluster of several masters is \
-refused: load one master, and divide it then (tidemark cluster split). Flags and events of files \
-may go to any node.")]
+Of a cluster name any node: each row goes to the master of its slot, over as many connections as \
+--connections says to each. Its nodes need the same spaces, and the same login.")]
 pub struct ImportArgs {
     /// Files to load, plain or gzip; `-` is standard input.
     #[arg(required_unless_present = "from", conflicts_with = "from")]

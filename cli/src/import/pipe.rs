@@ -4,7 +4,8 @@
 //! output. All commands of an id go through the same connection, so they are executed in the order
 //! of their lines.
 
-use node::client::connect::{Link, closed, read_reply, timely};
+use super::lanes::{Lanes, Route};
+use node::client::connect::{closed, read_reply, timely};
 use node::runtime::tls::Socket;
 use parking_lot::Mutex;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -99,6 +100,7 @@ struct Lane {
 /// See the top of the file.
 pub(super) struct Pipe {
     lanes: Vec<Lane>,
+    route: Route,
     executed: Arc<Executed>,
     events: Receiver<Event>,
     thread: JoinHandle<io::Result<Tally>>,
@@ -106,11 +108,11 @@ pub(super) struct Pipe {
 
 impl Pipe {
     /// Over these connections, which `runtime` has opened.
-    pub(super) fn start(links: Vec<Link>, runtime: tokio::runtime::Runtime) -> io::Result<Pipe> {
+    pub(super) fn start(all: Lanes, runtime: tokio::runtime::Runtime) -> io::Result<Pipe> {
         let (told, events) = channel();
         let (mut lanes, mut ends) = (Vec::new(), Vec::new());
         let executed = Arc::<Executed>::default();
-        for link in links {
+        for link in all.links {
             let (to, chunks) = mpsc::channel(CHUNKS);
             let outstanding = Outstanding::default();
             let replies =
@@ -136,7 +138,7 @@ impl Pipe {
             })
         };
         let thread = std::thread::Builder::new().name("connections".to_owned()).spawn(run)?;
-        Ok(Pipe { lanes, executed, events, thread })
+        Ok(Pipe { lanes, route: all.route, executed, events, thread })
     }
 
     /// What was executed so far, and will be.
@@ -152,10 +154,7 @@ impl Pipe {
         verb: Verb,
         encode: impl FnOnce(&mut Vec<u8>),
     ) {
-        // Ids of one source often have their low bits in common.
-        let mixed = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        let index = mixed as usize % self.lanes.len();
-        let lane = &mut self.lanes[index];
+        let lane = &mut self.lanes[self.route.of(id)];
         if lane.chunk.lines.is_empty() {
             lane.outstanding.lock().push_back(line);
         }
@@ -256,8 +255,12 @@ async fn send(
     Ok(())
 }
 
-/// Errors that the next line would get, too: the import ends with the first.
-const OF_ALL_LINES: [&str; 10] = [
+/// Errors that the next line would get, too: the import ends with the first. Of a cluster whose
+/// slots or masters change, too.
+const OF_ALL_LINES: [&str; 13] = [
+    "MOVED ",
+    "CLUSTERDOWN ",
+    "UNKNOWN outcome",
     "NOAUTH ",
     "NOPERM ",
     "DENIED ",

@@ -3,11 +3,14 @@
 use super::ImportArgs;
 use super::command::Shape;
 use super::redis::source::{Remote, bytes};
-use crate::cluster_nodes::nodes;
+use crate::cluster_nodes::text_of;
 use node::client::connect::{ConnectArgs, Link, refused, timely};
+use node::cluster::slot::SLOTS;
+use node::cluster::{Member, Topology};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::HashMap;
 use std::io;
+use std::sync::Arc;
 
 /// What the server has, as far as it tells us.
 #[derive(Default)]
@@ -22,13 +25,13 @@ pub(crate) struct Spaces {
 }
 
 /// What the server says of its cluster.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub(crate) enum Cluster {
     /// It has all rows: it is of no cluster, or of one with one shard; or it may not be asked.
     #[default]
     Whole,
-    /// It has the rows of its own slots. These are the masters with slots.
-    Part(Vec<String>),
+    /// It has the rows of its own slots, and other masters have theirs.
+    Part(Arc<Topology>),
     /// It knows no topology yet, so it serves no slot.
     Unknown,
 }
@@ -40,31 +43,58 @@ impl Cluster {
         if !String::from_utf8_lossy(&text(info)).contains("cluster_enabled:1") {
             return Ok(Cluster::Whole);
         }
-        Ok(match timely(link.call(&[b"CLUSTER", b"NODES"])).await? {
-            OwnedFrame::Error(reason) if reason.starts_with("CLUSTERDOWN") => Cluster::Unknown,
+        match timely(link.call(&[b"CLUSTER", b"NODES"])).await? {
+            OwnedFrame::Error(reason) if reason.starts_with("CLUSTERDOWN") => Ok(Cluster::Unknown),
             lines => Cluster::of(&String::from_utf8_lossy(&text(lines))),
-        })
+        }
     }
 
     /// By what CLUSTER NODES answers.
-    fn of(lines: &str) -> Cluster {
-        let masters = nodes(lines).filter(|node| node.is_master() && !node.slots.is_empty());
-        let masters: Vec<String> = masters.map(|node| node.address.to_owned()).collect();
-        if masters.len() > 1 { Cluster::Part(masters) } else { Cluster::Whole }
+    fn of(lines: &str) -> io::Result<Cluster> {
+        let topology = Topology::parse(&text_of(lines), 0, "")
+            .map_err(|why| io::Error::other(format!("CLUSTER NODES: {why}")))?;
+        let are_several = masters(&topology).take(2).count() > 1;
+        Ok(if are_several { Cluster::Part(Arc::new(topology)) } else { Cluster::Whole })
     }
 
-    /// Refuses to load what one node of a cluster takes only for its own slots.
+    /// Where rows are: the server itself, or the masters of its cluster that have slots.
+    pub(crate) fn servers(&self, connect: &ConnectArgs) -> Vec<ConnectArgs> {
+        let Cluster::Part(topology) = self else { return vec![connect.clone()] };
+        let to =
+            |of: &Member| ConnectArgs { host: of.host.clone(), port: of.port, ..connect.clone() };
+        masters(topology).map(to).collect()
+    }
+
+    /// By slot, which of [`Cluster::servers`] has its rows; empty where one has all.
+    pub(crate) fn masters_of_slots(&self) -> Vec<u16> {
+        let Cluster::Part(topology) = self else { return Vec::new() };
+        let mut of_slots = vec![0; usize::from(SLOTS)];
+        for (number, master) in masters(topology).enumerate() {
+            for slot in topology.slots_of(&master.id) {
+                of_slots[usize::from(slot)] = number as u16;
+            }
+        }
+        of_slots
+    }
+
+    /// Whether the same nodes have the same slots.
+    pub(crate) fn is_same(&self, other: &Cluster) -> bool {
+        match (self, other) {
+            (Cluster::Part(own), Cluster::Part(other)) => own.agrees_with(other),
+            (Cluster::Whole, Cluster::Whole) | (Cluster::Unknown, Cluster::Unknown) => true,
+            _ => false,
+        }
+    }
+
+    /// Refuses to load where rows have no place.
     pub(super) fn check(&self) -> Result<(), String> {
         match self {
-            Cluster::Whole => Ok(()),
-            Cluster::Part(masters) => Err(format!(
-                "the server is of a cluster of {} masters ({}), and takes the rows of its own \
-                 slots only. Nothing was written. Load into a cluster of one master and divide it \
-                 then (`tidemark cluster split`), or load with a client for clusters, which sends \
-                 each row to the master of its slot",
-                masters.len(),
-                masters.join(", ")
+            Cluster::Part(topology) if topology.assigned() < usize::from(SLOTS) => Err(format!(
+                "{} slots of the cluster have no master, so their rows have no place. Nothing was \
+                 written. Give them to one first (tidemark cluster status)",
+                usize::from(SLOTS) - topology.assigned()
             )),
+            Cluster::Whole | Cluster::Part(_) => Ok(()),
             Cluster::Unknown => Err(
                 "the server is a node of a cluster, and knows no topology yet, so it serves no \
                  slot. Nothing was written. Give it one first (CLUSTERX SETNODES)"
@@ -72,6 +102,15 @@ impl Cluster {
             ),
         }
     }
+}
+
+fn masters(topology: &Topology) -> impl Iterator<Item = &Member> {
+    topology.masters().filter(|one| !topology.slots_of(&one.id).is_empty())
+}
+
+/// Says at which of several servers it was.
+pub(crate) fn of_server(server: &ConnectArgs, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", server.address()))
 }
 
 /// Whether a space with these counters has this one.
@@ -85,14 +124,9 @@ pub(super) fn check_field(space: &str, known: &[String], field: &String) -> Resu
 impl Spaces {
     /// A connection to the server, and what it has.
     pub(crate) fn open(connect: &ConnectArgs) -> io::Result<(Remote, Spaces)> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let tls = connect.tls()?;
-        let (link, spaces) = runtime.block_on(async {
-            let mut link = connect.open(tls.as_ref()).await?;
-            let spaces = Spaces::ask(&mut link).await?;
-            io::Result::Ok((link, spaces))
-        })?;
-        Ok((Remote::of(link, runtime), spaces))
+        let mut remote = Remote::open(connect)?;
+        let spaces = remote.run(Spaces::ask)?;
+        Ok((remote, spaces))
     }
 
     /// Asks. Users without the right to ask hear of what is missing with the first line.
@@ -141,17 +175,13 @@ impl Spaces {
         if !all.is_empty() && !all.contains(name) {
             return Err(format!("the server has no {what} '{name}'; it has: {}", all.join(", ")));
         }
-        match &self.cluster {
-            // A node passes flags and events on to their shards.
-            Cluster::Part(_) if !matches!(shape, Shape::Rows { .. }) => Ok(()),
-            cluster => cluster.check(),
-        }
+        self.cluster.check()
     }
 }
 
 /// The names of a schema, in the order in which CNT.GET answers their values: dropped fields, which
 /// begin with `!`, have none.
-fn names_of(fields: &str) -> Vec<String> {
+pub(crate) fn names_of(fields: &str) -> Vec<String> {
     let name = |field: &str| field.split(':').next().unwrap_or_default().to_owned();
     fields.split_whitespace().filter(|field| !field.starts_with('!')).map(name).collect()
 }
@@ -176,34 +206,33 @@ mod tests {
     use super::*;
 
     fn line(port: u16, flags: &str, master: &str, slots: &str) -> String {
-        format!("{port} 10.0.0.1:{port}@0 {flags} {master} 0 0 1 connected {slots}\n")
+        let id = |port: &str| if port == "-" { "-".to_owned() } else { format!("{port:0>40}") };
+        let (own, master) = (id(&port.to_string()), id(master));
+        format!("{own} 10.0.0.1:{port}@0 {flags} {master} 0 0 1 connected {slots}\n")
     }
 
     #[test]
     fn a_node_has_all_rows_unless_several_masters_have_slots() {
         let own = line(7001, "myself,master", "-", "0-16383");
-        assert_eq!(Cluster::of(""), Cluster::Whole);
         let others = line(7002, "slave", "7001", "") + &line(7003, "master", "-", "");
-        assert_eq!(Cluster::of(&(own + &others)), Cluster::Whole);
+        assert!(matches!(Cluster::of(&(own + &others)), Ok(Cluster::Whole)));
         let own = line(7001, "myself,master", "-", "0-8191");
-        let both = Cluster::of(&(own + &line(7002, "master,fail?", "-", "8192-16383")));
-        let masters = ["10.0.0.1:7001", "10.0.0.1:7002"].map(str::to_owned).to_vec();
-        assert_eq!(both, Cluster::Part(masters));
-    }
-
-    #[test]
-    fn rows_for_a_part_of_a_cluster_are_refused_and_flags_are_not() {
-        let cluster = Cluster::Part(vec!["a:1".to_owned(), "b:1".to_owned()]);
-        let mut spaces = Spaces { cluster, ..Spaces::default() };
-        let args = ImportArgs::default();
-        let rows = Shape::Rows { fields: Vec::new() };
-        let refused = spaces.check(&rows, &args).unwrap_err();
-        assert!(refused.contains("2 masters (a:1, b:1)"), "{refused}");
-        assert!(spaces.check(&Shape::Flags, &args).is_ok());
-        assert!(spaces.check(&Shape::Events, &args).is_ok());
-        spaces.cluster = Cluster::Unknown;
-        assert!(spaces.check(&Shape::Flags, &args).is_err());
-        spaces.cluster = Cluster::Whole;
-        assert!(spaces.check(&rows, &args).is_ok());
+        let of = |slots| Cluster::of(&(own.clone() + &line(7002, "master,fail?", "-", slots)));
+        let (Ok(both), Ok(some)) = (of("8192-16383"), of("8192-16000")) else { panic!() };
+        assert!(matches!(&both, Cluster::Part(all) if all.masters().count() == 2));
+        assert_eq!(both.check(), Ok(()));
+        let refused = some.check().unwrap_err();
+        assert!(refused.starts_with("383 slots of the cluster have no master"), "{refused}");
+        assert!(Cluster::Unknown.check().is_err());
+        let ports = |cluster: &Cluster| {
+            let servers = cluster.servers(&ConnectArgs::default());
+            servers.iter().map(|to| to.port).collect::<Vec<_>>()
+        };
+        assert_eq!(ports(&both), [7001, 7002]);
+        let of_slots = both.masters_of_slots();
+        assert_eq!((of_slots[8191], of_slots[8192], of_slots[16383]), (0, 1, 1));
+        assert_eq!(Cluster::Whole.masters_of_slots(), [0; 0]);
+        assert!(both.is_same(&both) && !both.is_same(&some) && !both.is_same(&Cluster::Whole));
+        assert!(Cluster::of("what is this? no line of a cluster has so many words").is_err());
     }
 }

@@ -353,8 +353,10 @@ fn follow_deletes_what_is_deleted_and_nothing_else() {
         { child }.spawn().unwrap()
     };
     let child = start(&["--until-idle", "4"]);
+    // Rows come by several connections.
     until("all is here", || {
-        row(3, "repost") == "30" && ask(&program, "SISMEMBER liked:6 3") == "1"
+        ["10", "20", "30"].iter().zip(1..).all(|(value, id)| row(id, "repost") == *value)
+            && ask(&program, "SISMEMBER liked:6 3") == "1"
     });
     redis.listens();
     redis.run(&["HDEL one 1"]);
@@ -489,4 +491,56 @@ fn export_replaces_a_file_when_it_is_whole() {
     let text = std::fs::read_to_string(&file).unwrap();
     assert_eq!(text, "id,like,repost,comment,read\n1,5,0,0,0\n");
     assert!(!folder.path().join("rows.csv.partial").exists());
+}
+
+/// What is copied goes to the masters of its slots, also while a shard moves to another node; what
+/// is missing is looked for at all of them, and an export has the rows of all.
+#[test]
+fn a_cluster_takes_a_copy_while_a_shard_moves() {
+    const ROWS: u64 = 6000;
+    let Some(redis) = Redis::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let config = "[cluster]\nenabled = true\n";
+    let [a, b, c] =
+        ["a", "b", "c"].map(|name| Program::start_with(&folder.path().join(name), config));
+    let line = |id: &str, of: &Program, slots: &str| {
+        format!("{} 127.0.0.1 {} master - {slots}\n", id.repeat(40), of.port)
+    };
+    let topology = line("a", &a, "0-8191") + &line("b", &b, "8192-16383");
+    for node in [&a, &b] {
+        let mut command = cmd("CLUSTERX");
+        command.arg("SETNODES").arg(&topology).arg(1);
+        command.query::<()>(&mut node.connection()).unwrap();
+    }
+    redis.rows(ROWS);
+    (1..=300).for_each(|id| redis.run(&[&format!("SADD liked:{id} 7 x")]));
+    let mut copy = import(folder.path(), redis.port, a.port, &["--rate", "2000", "--verify"]);
+    let copy = copy.spawn().unwrap();
+    let rows = |of: &Program| ask(of, "DBSIZE").parse::<u64>().unwrap();
+    until("both masters have rows", || rows(&a) > 300 && rows(&b) > 300);
+    let mut shard = Command::new(harness::program());
+    shard.args(["cluster", "move", "--port", &a.port.to_string()]);
+    shard.args(["--from", &format!("127.0.0.1:{}", b.port)]);
+    shard.args(["--to", &format!("127.0.0.1:{}", c.port)]);
+    done_of(&mut shard, 0, &[]);
+    let words = ["600 flags (0 below the horizon)", "0 keys differ; 0 rows are here only"];
+    let text = ended(&copy.wait_with_output().unwrap(), 0, &words);
+    assert!(text.contains("; trying again for "), "the shard moved in the middle: {text}");
+    assert_eq!(rows(&a) + rows(&c), ROWS);
+    // Nothing is here only.
+    redis.run(&["DEL post:1 post:2 post:3 post:4 post:5", "HDEL post:6 like"]);
+    let words = ["6 rows are here only"];
+    done(import(folder.path(), redis.port, c.port, &["--only-verify"]), 1, &words);
+    let more = ["--delete-missing", "--verify"];
+    let words = ["0 keys differ; 0 rows are here only"];
+    done(import(folder.path(), redis.port, c.port, &more), 0, &words);
+    let mut export = Command::new(harness::program());
+    export.current_dir(folder.path()).args(["export", "--port", &a.port.to_string(), "-o", "all"]);
+    done_of(&mut export, 0, &["5,994 rows"]);
+    let all = std::fs::read_to_string(folder.path().join("all")).unwrap();
+    let mut ids: Vec<u64> =
+        all.lines().filter_map(|line| line.split(',').next()?.parse().ok()).collect();
+    ids.sort_unstable();
+    let rest: Vec<u64> = (7..=ROWS).collect();
+    assert_eq!(ids, rest);
 }

@@ -517,7 +517,15 @@ pub(crate) fn of_patterns(
         }
         Ok(Layout::parse(&text)?.of_space(padded_ids))
     };
-    patterns.split_whitespace().map(one).collect()
+    // A node of a cluster has patterns with hash tags only; its source may know none.
+    let mut all: Vec<String> = patterns.split_whitespace().map(str::to_owned).collect();
+    for tagged in patterns.split_whitespace() {
+        let plain = tagged.replacen("{{id}}", "{id}", 1);
+        if !all.contains(&plain) {
+            all.push(plain);
+        }
+    }
+    all.iter().map(|key| one(key)).collect()
 }
 
 /// Whether a name of a channel or key fits the glob; used to tell keys of several layouts apart.
@@ -572,6 +580,12 @@ mod tests {
         assert_eq!((first.read(b"like:007"), first.refusal(b"like:7")), (None, None));
         assert!(first.refusal(b"like:007").unwrap().contains("begins with zeros"));
         assert_eq!(ours("like:{id}", true).read(b"like:007"), Some((7, &b""[..])));
+        let keys = |patterns| {
+            let all = of_patterns(Kind::Row, "post", patterns, "like", false).unwrap();
+            all.iter().map(|layout| layout.key(7, b"").unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(keys("p:{{id}}"), [&b"p:{7}"[..], b"p:7"], "of a node of a cluster");
+        assert_eq!(keys("p:{id} p:{{id}}"), [&b"p:7"[..], b"p:{7}"]);
     }
 
     /// What another key has is not 0 because the hash lacks it, nor when the hash is gone.

@@ -7,15 +7,13 @@
 
 use super::layout::{Container, Item, Layout};
 use super::reader::{Rate, Read, is_elsewhere};
-use super::source::{Remote, Source, bytes};
+use super::source::{Remote, Source};
+use crate::import::rows::{AllRows, Row};
 use node::client::connect::put_command;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
-
-/// Rows that are listed at once.
-const COUNT: &[u8] = b"1000";
 
 /// Ids whose keys the id does not tell, by layout: keys with zeros in front of the id, and ids in
 /// buckets that hold any. Noted while all keys are read.
@@ -43,9 +41,6 @@ impl Untold {
     }
 }
 
-/// A row here, with its counters in the order of the space.
-pub(crate) type Row = (u64, Vec<i64>);
-
 /// Counters of a row that are not 0 here, and that no source has; or a row of which no source has
 /// anything, be all its counters 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +56,7 @@ pub(crate) struct Missing {
 
 /// See the top of the file.
 pub(crate) struct Finder {
-    ours: Remote,
+    ours: AllRows,
     theirs: Vec<Remote>,
     layouts: Arc<Vec<Layout>>,
     /// The counters of each space, in the order in which CNT.GET answers them.
@@ -88,7 +83,7 @@ enum Said {
 
 impl Finder {
     pub(crate) fn open(
-        ours: Remote,
+        ours: AllRows,
         sources: &[Source],
         layouts: Arc<Vec<Layout>>,
         order: HashMap<String, Vec<String>>,
@@ -98,6 +93,11 @@ impl Finder {
         Ok(Finder { ours, theirs, layouts, order, rate })
     }
 
+    /// The rows that are here.
+    pub(crate) fn ours(&mut self) -> &mut AllRows {
+        &mut self.ours
+    }
+
     /// The counter spaces that layouts go to.
     pub(crate) fn spaces(&self) -> Vec<String> {
         let rows = self.layouts.iter().filter(|layout| !layout.is_flags());
@@ -105,31 +105,6 @@ impl Finder {
         spaces.sort_unstable();
         spaces.dedup();
         spaces
-    }
-
-    /// Some rows of a space here, and the next cursor; `None` behind the last.
-    pub(crate) fn page(
-        &mut self,
-        space: &str,
-        cursor: &[u8],
-    ) -> io::Result<(Vec<Row>, Option<Vec<u8>>)> {
-        let request: [&[u8]; 5] = [b"CNT.SCAN", space.as_bytes(), cursor, b"COUNT", COUNT];
-        let reply = self.ours.ask(&request)?;
-        let (next, rows) = scanned(reply).ok_or_else(strange)?;
-        Ok((rows, Some(next).filter(|next| next != b"0")))
-    }
-
-    /// These rows as they are here; an id without a row has none.
-    pub(crate) fn rows(&mut self, space: &str, ids: &[u64]) -> io::Result<Vec<Row>> {
-        let mut request = vec![b"CNT.GET".to_vec(), space.as_bytes().to_vec()];
-        request.extend(ids.iter().map(|id| id.to_string().into_bytes()));
-        let request: Vec<&[u8]> = request.iter().map(Vec::as_slice).collect();
-        let OwnedFrame::Array(rows) = self.ours.ask(&request)? else { return Err(strange()) };
-        let values = |row| match row {
-            OwnedFrame::Array(all) => all.into_iter().map(number).collect::<Option<Vec<i64>>>(),
-            _ => None,
-        };
-        Ok(ids.iter().copied().zip(rows).filter_map(|(id, r)| Some((id, values(r)?))).collect())
     }
 
     /// What of these rows no source has.
@@ -338,28 +313,4 @@ fn answers(reply: OwnedFrame, count: usize) -> Vec<Said> {
         elsewhere if is_elsewhere(&elsewhere) => vec![Said::Nothing; count],
         _ => vec![Said::There; count],
     }
-}
-
-fn strange() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "CNT.SCAN answers what it should not")
-}
-
-fn number(value: OwnedFrame) -> Option<i64> {
-    match value {
-        OwnedFrame::Integer(value) => Some(value),
-        _ => None,
-    }
-}
-
-/// The next cursor, and the rows of a reply to CNT.SCAN.
-pub(crate) fn scanned(reply: OwnedFrame) -> Option<(Vec<u8>, Vec<Row>)> {
-    let OwnedFrame::Array(mut parts) = reply else { return None };
-    let OwnedFrame::Array(rows) = parts.pop()? else { return None };
-    let row = |row: OwnedFrame| {
-        let OwnedFrame::Array(all) = row else { return None };
-        let mut all = all.into_iter();
-        let id = resp::natural(&bytes(all.next()?)?)?;
-        Some((id, all.map(number).collect::<Option<_>>()?))
-    };
-    Some((bytes(parts.pop()?)?, rows.into_iter().map(row).collect::<Option<_>>()?))
 }

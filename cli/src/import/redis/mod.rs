@@ -18,11 +18,13 @@ mod state;
 mod verify;
 mod writer;
 
+use super::lanes::Lanes;
 use super::lines::rate;
 use super::pipe::{Pipe, Verb};
 use super::spaces::{Spaces, check_field};
 use super::{ImportArgs, SHOWN};
 use crate::import::redis::source::bytes;
+use crate::import::rows::AllRows;
 use dataset::key_patterns::Kind;
 use divided::Divided;
 use follow::Changes;
@@ -520,17 +522,12 @@ impl Import<'_> {
     }
 
     fn pipe(&self) -> io::Result<Pipe> {
-        let connect = &self.args.connect;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let tls = connect.tls()?;
-        let links = runtime.block_on(async {
-            let mut links = Vec::new();
-            for _ in 0..self.args.connections {
-                links.push(connect.open(tls.as_ref()).await?);
-            }
-            io::Result::Ok(links)
-        })?;
-        Pipe::start(links, runtime)
+        // Each time: the masters of a cluster change.
+        let (lanes, spaces) =
+            runtime.block_on(Lanes::open(&self.args.connect, self.args.connections))?;
+        spaces.cluster.check().map_err(io::Error::other)?;
+        Pipe::start(lanes, runtime)
     }
 
     /// Takes what the readers tell until all have ended.
@@ -717,8 +714,8 @@ impl Import<'_> {
     fn verify(&self, ours: Remote, spaces: &Spaces, report: Option<File>) -> Result<(), String> {
         let started = Instant::now();
         let progress = bar(&self.args.from);
-        let connect = || Spaces::open(&self.args.connect).map(|(remote, _)| remote);
-        let again = connect().map_err(|error| format!("cannot verify: {error}"))?;
+        let all = AllRows::open(&self.args.connect).map(|(all, _)| all);
+        let all = all.map_err(|error| format!("cannot verify: {error}"))?;
         let verify = verify::Verify {
             ours,
             layouts: self.layouts.clone(),
@@ -730,7 +727,7 @@ impl Import<'_> {
             told: 0,
             report: verify::Report::default(),
         };
-        let report = verify.run(again, &self.sources, report);
+        let report = verify.run(all, &self.sources, report);
         let report = report.map_err(|error| format!("cannot verify: {error}"))?;
         let verify::Report { rows, flags, unknown, unreadable, differ, missing } = report;
         let _ = writeln!(

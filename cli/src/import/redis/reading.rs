@@ -2,11 +2,11 @@
 
 use super::follow::{Changed, Changes};
 use super::layout::{Ids, Layout};
-use super::missing::{Finder, Row, Untold};
+use super::missing::{Finder, Untold};
 use super::reader::{Rate, Read, Reader};
 use super::source::Source;
 use super::state::Place;
-use crate::import::spaces::Spaces;
+use crate::import::rows::{AllRows, Cursor, Row};
 use node::client::connect::ConnectArgs;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -270,7 +270,7 @@ impl Work {
             let end = last.min(first.saturating_add(IDS - 1));
             let ids: Vec<u64> = (first..=end).collect();
             let finder = whole!(self.finder(&deletes));
-            let rows = whole!(finder.rows(&space, &ids));
+            let rows = whole!(finder.ours().get(&space, &ids));
             whole!(self.delete(&deletes, &space, &rows)?);
             if end == last {
                 return Ok(Ok(true));
@@ -281,7 +281,7 @@ impl Work {
 
     fn finder(&mut self, deletes: &Deletes) -> io::Result<&mut Finder> {
         if self.finder.is_none() {
-            let (ours, spaces) = Spaces::open(&deletes.connect)?;
+            let (ours, spaces) = AllRows::open(&deletes.connect)?;
             let (layouts, rate) = (self.reading.layouts.clone(), self.reading.rate.map(Rate::new));
             self.finder = Some(Finder::open(ours, &deletes.sources, layouts, spaces.fields, rate)?);
         }
@@ -312,14 +312,14 @@ impl Work {
         space: &str,
         may_stop: bool,
     ) -> Result<io::Result<bool>, Gone> {
-        let mut cursor = Some(b"0".to_vec());
+        let mut cursor = Some(Cursor::default());
         while let Some(at) = cursor {
             if may_stop && self.is_stopped() {
                 return Ok(Ok(false));
             }
             // What has changed meanwhile is not kept waiting.
             whole!(self.read_changed()?);
-            let (rows, next) = whole!(whole!(self.finder(deletes)).page(space, &at));
+            let (rows, next) = whole!(whole!(self.finder(deletes)).ours().page(space, at));
             whole!(self.delete(deletes, space, &rows)?);
             cursor = next;
         }

@@ -146,9 +146,17 @@ pub(crate) struct Remote {
 }
 
 impl Remote {
-    /// Of a link that `runtime` has opened.
-    pub(crate) fn of(link: Link, runtime: Runtime) -> Remote {
-        Remote { runtime, link }
+    /// A connection to one of ours.
+    pub(crate) fn open(connect: &ConnectArgs) -> io::Result<Remote> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let tls = connect.tls()?;
+        let link = runtime.block_on(connect.open(tls.as_ref()))?;
+        Ok(Remote { runtime, link })
+    }
+
+    /// Does more than a request on it.
+    pub(crate) fn run<T>(&mut self, work: impl AsyncFnOnce(&mut Link) -> T) -> T {
+        self.runtime.block_on(work(&mut self.link))
     }
 
     /// Sends `count` requests and gives each reply to `take`. A lack of rights ends it: the next

@@ -9,6 +9,7 @@ use super::layout::{Item, Layout, printable, shown};
 use super::missing::{Finder, Missing, Untold};
 use super::reader::{Read, Reader};
 use super::source::{Remote, Source};
+use crate::import::rows::{AllRows, Cursor};
 use indicatif::ProgressBar;
 use node::client::connect::put_command;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -83,11 +84,11 @@ fn each_time<T>(
 }
 
 impl Verify<'_> {
-    /// Compares all; the differences go to the file as well. `again`: one more connection to the
-    /// server.
+    /// Compares all; the differences go to the file as well. `all`: the rows that are
+    /// here.
     pub(crate) fn run(
         mut self,
-        again: Remote,
+        all: AllRows,
         sources: &[Source],
         mut out: Option<File>,
     ) -> io::Result<Report> {
@@ -99,7 +100,7 @@ impl Verify<'_> {
             }
         }
         if !self.allow_extra {
-            for line in self.here_only(again, sources)? {
+            for line in self.here_only(all, sources)? {
                 self.tell(&line, &mut out)?;
             }
         }
@@ -182,14 +183,14 @@ impl Verify<'_> {
     }
 
     /// The other direction: rows that are here, and of which no source has the counters.
-    fn here_only(&mut self, ours: Remote, sources: &[Source]) -> io::Result<Vec<String>> {
+    fn here_only(&mut self, ours: AllRows, sources: &[Source]) -> io::Result<Vec<String>> {
         let (layouts, order) = (self.layouts.clone(), self.order.clone());
         let mut finder = Finder::open(ours, sources, layouts, order, None)?;
         let mut lines = Vec::new();
         for space in finder.spaces() {
-            let (mut suspects, mut cursor) = (Vec::new(), Some(b"0".to_vec()));
+            let (mut suspects, mut cursor) = (Vec::new(), Some(Cursor::default()));
             while let Some(at) = cursor {
-                let (rows, next) = finder.page(&space, &at)?;
+                let (rows, next) = finder.ours().page(&space, at)?;
                 suspects.extend(finder.missing(&space, &rows, &self.untold)?);
                 if suspects.len() > MOST_AGAIN {
                     let told = suspects.drain(MOST_AGAIN..);
@@ -202,7 +203,7 @@ impl Verify<'_> {
                 let mut still = Vec::new();
                 for some in suspects.chunks(AT_ONCE) {
                     let ids: Vec<u64> = some.iter().map(|missing| missing.id).collect();
-                    let rows = finder.rows(&space, &ids)?;
+                    let rows = finder.ours().get(&space, &ids)?;
                     still.extend(finder.missing(&space, &rows, &self.untold)?);
                 }
                 Ok(still)
@@ -261,10 +262,12 @@ impl Verify<'_> {
 
     fn difference(&mut self, one: &One, reply: OwnedFrame, count: bool) -> Option<String> {
         let reply = match reply {
-            OwnedFrame::Error(reason) => return Some(reason),
             OwnedFrame::Array(mut list) if list.len() == 1 => list.remove(0),
             other => other,
         };
+        if let OwnedFrame::Error(reason) = reply {
+            return Some(reason);
+        }
         let layout = &self.layouts[one.layout];
         match &one.item {
             Item::Gone(_) | Item::Missing(_) | Item::Unset(_) => None,

@@ -33,8 +33,17 @@ impl Failure {
 }
 
 /// Errors of the server that pass.
-const PASSING: [&str; 6] =
-    ["LOADING ", "MASTERDOWN ", "READONLY ", "NOREPLICAS ", "MISCONF ", "OOM "];
+const PASSING: [&str; 9] = [
+    "LOADING ",
+    "MASTERDOWN ",
+    "READONLY ",
+    "NOREPLICAS ",
+    "MISCONF ",
+    "OOM ",
+    "MOVED ",
+    "CLUSTERDOWN ",
+    "UNKNOWN outcome",
+];
 
 /// Keys that are not copied as a whole, each counted once.
 pub(super) struct Bad {
