@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!   looked at    word by word, some thousands in a turn; anything unusual: it is not parted
-//!   portion      the same command with a few of the ids, executed as if it had been sent alone
+//!   portion      the same command with a few of the ids, executed as if it had been sent alone:
+//!                as many as took a millisecond or two the last time
 //!   joined       the elements of its reply are sent behind those of the portion before; of a
 //!                number the sum, and of a packed page the bytes, are sent at the end
 //! ```
@@ -23,6 +24,8 @@ use counter::Schema;
 use dataset::engines::Engines;
 use node::client::connect::put_head;
 use node::command::spec::{KeyArgs, Of, Spec, flag};
+use node::command::table::Found;
+use node::roles::node::Now;
 use resp::{Args, Kept, Protocol, Reply, elements, integer, natural};
 use std::collections::HashSet;
 use std::ops::Range;
@@ -30,9 +33,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A request with fewer arguments is done at once: a millisecond or two.
-pub(crate) const MANY: usize = 1024;
-/// Arguments of a portion.
-const PORTION: usize = 512;
+const MANY: usize = 1024;
+/// The same of keys where there is a ledger: one that has to be looked for there takes as long as
+/// hundreds of others.
+const MANY_EXACT: usize = 32;
+/// Arguments of a portion, at most and at least.
+const MOST: usize = 512;
+const LEAST: usize = 8;
+/// A portion that takes longer is followed by a smaller one.
+const LONG: Duration = Duration::from_millis(2);
 /// Arguments that are looked at in one turn.
 const LOOKED_AT: usize = 32 << 10;
 
@@ -77,6 +86,8 @@ pub(crate) struct Portions {
     done: usize,
     /// How long they took.
     pub(crate) took: Duration,
+    /// Arguments of the next one.
+    size: usize,
     /// What rows look like.
     rows_of: RowsOf,
     /// Those of the portion at hand.
@@ -97,6 +108,23 @@ fn shape(spec: &Spec) -> Option<(usize, usize, Joins)> {
         (_, "mget") => Some((1, 1, Joins::Elements)),
         _ => None,
     }
+}
+
+/// Whether each argument may take long.
+fn looks_long(spec: &Spec, engines: &Engines) -> bool {
+    spec.keys.are_keys() && engines.ledgers().next().is_some()
+}
+
+/// Whether a request is long enough to be looked at.
+#[inline]
+pub(crate) fn is_long(found: Found, args: Args<'_>, node: Now<'_>) -> bool {
+    args.len() > MANY || (args.len() > MANY_EXACT && is_long_exact(found, node))
+}
+
+#[cold]
+fn is_long_exact(found: Found, node: Now<'_>) -> bool {
+    let engines = node.loaded();
+    found.is_some_and(|(_, spec)| engines.is_some_and(|engines| looks_long(spec, engines)))
 }
 
 /// What decides what the rows of a reply look like: what was made, and the schema.
@@ -138,6 +166,7 @@ impl Portions {
             named: None,
             done: head,
             took: Duration::ZERO,
+            size: if looks_long(spec, engines) { LEAST } else { MOST },
             rows_of: rows_of(spec, args, engines),
             words: Kept::default(),
             error: None,
@@ -211,7 +240,7 @@ impl Portions {
     }
 
     fn portion(&self) -> Range<usize> {
-        let most = (PORTION / self.step).max(1) * self.step;
+        let most = (self.size / self.step).max(1) * self.step;
         self.done..self.end.min(self.done + most)
     }
 
@@ -222,6 +251,16 @@ impl Portions {
             self.named = None;
             let all = (0..self.head).chain(self.portion()).chain(self.end..args.len());
             self.words.push_all(all.map(|at| args.at(at)));
+        }
+    }
+
+    /// A portion took so long.
+    pub(crate) fn note_time(&mut self, took: Duration) {
+        self.took += took;
+        if took > LONG {
+            self.size = (self.size / 2).max(LEAST);
+        } else if took < LONG / 4 {
+            self.size = (self.size * 2).min(MOST);
         }
     }
 
@@ -532,6 +571,30 @@ mod tests {
         let told = String::from_utf8(told).unwrap();
         let rest = told.strip_prefix("+PONG\r\n*3000\r\n").unwrap();
         assert_eq!(rest, format!("{}$3\r\nend\r\n", ":1\r\n".repeat(IDS as usize)));
+    }
+
+    /// Each may have to be looked for on the disk.
+    #[tokio::test]
+    async fn keys_of_ledgers_are_done_a_few_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.durability.dir = folder.path().to_path_buf();
+        config.existence[0].ledger = dataset::options::LedgerMode::Exact;
+        let node = Host::alone(&config);
+        let mut guest = Guest::new(&node);
+        for (keys, least) in [(40, 3), (500, 6)] {
+            let keys = (0..keys).map(|id| format!("liked:{id}"));
+            let request = request(&words("EXISTS", keys, ""));
+            let (mut told, mut used, mut turns) = (Vec::new(), 0, 0);
+            while used == 0 {
+                let given;
+                (used, given) = guest.step(&request);
+                told.extend_from_slice(&given);
+                turns += 1;
+            }
+            assert_eq!((used, &told[..]), (request.len(), &b":0\r\n"[..]));
+            assert!(turns >= least, "{turns} turns");
+        }
     }
 
     /// Later portions have errors in the places of their ids, whatever happens meanwhile.

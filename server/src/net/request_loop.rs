@@ -7,7 +7,7 @@
 use crate::handlers::prefetch::LookAhead;
 use crate::handlers::session::{Portion, Scratch, Session};
 use crate::handlers::{cold_keys, execute};
-use crate::net::portions::{Look, MANY, Portions};
+use crate::net::portions::{Look, Portions, is_long};
 use dataset::cold;
 use dataset::cold::fetch::{Fetching, Pins};
 use dataset::engines::{Current, Engines};
@@ -278,7 +278,7 @@ impl RequestLoop {
                     request.spans.clone(),
                     request.is_inline,
                 );
-                if args.len() > MANY
+                if is_long(request.found, args, node)
                     && !std::mem::take(&mut is_whole)
                     && let Some(engines) = node.loaded()
                     && let Some(portions) = Portions::of(request, args, session, engines)
@@ -443,10 +443,10 @@ impl RequestLoop {
             self.portions = Some(portions);
             return 0;
         };
-        portions.took += took;
         let is_last;
         (is_last, self.replies, self.kept_out) =
             portions.join(&mut turn.out, from, self.session.most_out);
+        portions.note_time(took);
         if has_cold {
             // The rows of this portion: no other needs them.
             drop(cold::unpin());
