@@ -183,7 +183,11 @@ fn too_many(most: usize) -> Refusal {
 /// The same: the member is hashed for each id.
 #[cold]
 fn check_member(of: Of, args: Args<'_>) -> Outcome {
-    let (length, ids) = (args.at(MEMBER).len(), args.len() - MEMBER - 1);
+    let length = args.at(MEMBER).len();
+    // Those of an entry of several, too; options are none.
+    let rest = args.from(MEMBER + 1);
+    let words = rest.iter().filter(|word| word.first().is_some_and(u8::is_ascii_digit));
+    let ids: usize = words.map(|word| word.split(|byte| *byte == b'/').count()).sum();
     if matches!(of, Of::Rows | Of::Kin) || ids <= 1 || length * ids <= MOST_HASHED {
         return Ok(());
     }

@@ -174,6 +174,8 @@ fn a_long_member_comes_with_few_ids() {
     // One id has no such limit, nor have members of one id.
     let member = "m".repeat(5 << 20);
     ask(c, "PH.ADD", "liked", &member, &ids[..1]).unwrap();
+    let mut page = cmd("FEED.GET");
+    page.arg("home").arg(&member).arg(ids[0]).arg("BINARY").query::<Value>(c).unwrap();
     let error = ask(c, "PH.ADD", "liked", &member, &ids[..2]).unwrap_err().to_string();
     assert!(error.contains("may come with 1 ids"), "{error}");
     let added = cmd("SADD").arg("liked:1000").arg(&member).arg("2").query::<i64>(c).unwrap();
