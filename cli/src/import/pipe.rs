@@ -188,17 +188,34 @@ impl Pipe {
         failed: impl FnOnce(io::Error) -> E,
     ) -> Result<Tally, E> {
         self.flush();
-        // Without its sender a connection ends when all is answered.
-        for lane in &mut self.lanes {
-            lane.to = mpsc::channel(1).0;
-        }
-        // It ends when all connections have ended.
+        self.close();
+        // It ends when all connections have ended, also if `on` has heard enough.
+        let mut outcome = Ok(());
         while let Ok(event) = self.events.recv() {
-            on(event, &self)?;
+            if outcome.is_ok() {
+                outcome = on(event, &self);
+            }
         }
-        match self.thread.join() {
+        let joined = self.thread.join();
+        outcome?;
+        match joined {
             Ok(outcome) => outcome.map_err(failed),
             Err(_) => Err(failed(io::Error::other("the thread of the connections panicked"))),
+        }
+    }
+
+    /// Waits until each connection has sent what it was handed, or has failed.
+    pub(super) fn abandon(mut self) {
+        self.close();
+        self.events.iter().for_each(drop);
+        // It has said what there was to say.
+        let _ = self.thread.join();
+    }
+
+    /// Without its sender a connection ends when all is answered.
+    fn close(&mut self) {
+        for lane in &mut self.lanes {
+            lane.to = mpsc::channel(1).0;
         }
     }
 }

@@ -3,9 +3,10 @@
 
 use crate::import::redis::source::{Remote, bytes};
 use crate::import::spaces::{Cluster, Spaces, of_server};
-use node::client::connect::ConnectArgs;
+use node::client::connect::{ConnectArgs, refused};
 use node::cluster::slot::of_id;
 use redis_protocol::resp2::types::OwnedFrame;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 
 /// Rows that are listed at once.
@@ -16,9 +17,11 @@ pub(crate) type Row = (u64, Vec<i64>);
 
 /// See the top of the file.
 pub(crate) struct AllRows {
-    servers: Vec<Remote>,
+    servers: Vec<(ConnectArgs, Remote)>,
     /// By slot, which of the servers has its rows; empty where one has all.
     masters: Vec<u16>,
+    /// The counters of each space, in the order of its rows, which is the same at all servers.
+    fields: HashMap<String, Vec<String>>,
     connect: ConnectArgs,
     cluster: Cluster,
 }
@@ -47,19 +50,33 @@ impl AllRows {
     /// Connects to all that have rows, and tells what the first one has.
     pub(crate) fn open(connect: &ConnectArgs) -> io::Result<(AllRows, Spaces)> {
         let (remote, spaces) = Spaces::open(connect)?;
-        let cluster = spaces.cluster.clone();
-        let mut all = AllRows {
-            servers: vec![remote],
-            masters: cluster.masters_of_slots(),
-            connect: connect.clone(),
-            cluster,
+        let masters = spaces.cluster.masters_of_slots();
+        let servers = match masters.is_empty() {
+            true => vec![(connect.clone(), remote)],
+            false => {
+                let servers = spaces.cluster.servers(connect).into_iter();
+                servers.map(|to| AllRows::open_one(to, &spaces)).collect::<io::Result<_>>()?
+            }
         };
-        if !all.masters.is_empty() {
-            let open = |to: &ConnectArgs| Remote::open(to).map_err(|error| of_server(to, error));
-            let servers = all.cluster.servers(connect);
-            all.servers = servers.iter().map(open).collect::<io::Result<_>>()?;
+        let (fields, cluster) = (spaces.fields.clone(), spaces.cluster.clone());
+        Ok((AllRows { servers, masters, fields, connect: connect.clone(), cluster }, spaces))
+    }
+
+    /// Rows of masters with other counters would be taken for what they are not.
+    fn open_one(to: ConnectArgs, first: &Spaces) -> io::Result<(ConnectArgs, Remote)> {
+        let open = || {
+            let mut remote = Remote::open(&to)?;
+            let own = remote.run(Spaces::ask)?;
+            Ok((remote, own))
+        };
+        let (remote, own) = open().map_err(|error| of_server(&to, error))?;
+        if own.fields != first.fields {
+            return Err(refused(format!(
+                "{} has other counters than other masters (tidemark cluster status)",
+                to.address()
+            )));
         }
-        Ok((all, spaces))
+        Ok((to, remote))
     }
 
     /// Some rows of a space, and the next cursor; `None` behind the last.
@@ -69,9 +86,12 @@ impl AllRows {
         cursor: Cursor,
     ) -> io::Result<(Vec<Row>, Option<Cursor>)> {
         let Cursor { server: number, at } = cursor;
-        let Some(server) = self.servers.get_mut(number) else { return Ok((Vec::new(), None)) };
+        let Some((to, server)) = self.servers.get_mut(number) else {
+            return Ok((Vec::new(), None));
+        };
         let request: [&[u8]; 5] = [b"CNT.SCAN", space.as_bytes(), &at, b"COUNT", COUNT];
-        let (at, mut rows) = scanned(server.ask(&request)?).ok_or_else(strange)?;
+        let reply = server.ask(&request).map_err(|error| of_server(to, error))?;
+        let (at, mut rows) = scanned(reply).ok_or_else(strange)?;
         rows.retain(|(id, _)| {
             let master = self.masters.get(usize::from(of_id(*id)));
             master.is_none_or(|master| usize::from(*master) == number)
@@ -80,44 +100,92 @@ impl AllRows {
             b"0" => Cursor::of(number + 1),
             _ => Cursor { server: number, at },
         };
+        self.check(space, &rows)?;
         Ok((rows, Some(next).filter(|next| next.server < self.servers.len())))
     }
 
-    /// These rows; an id without a row has none.
+    /// These rows; an id without a row has none, nor has one whose row cannot be read.
     pub(crate) fn get(&mut self, space: &str, ids: &[u64]) -> io::Result<Vec<Row>> {
-        let mut request = vec![b"CNT.GET".to_vec(), space.as_bytes().to_vec()];
-        request.extend(ids.iter().map(|id| id.to_string().into_bytes()));
-        let request: Vec<&[u8]> = request.iter().map(Vec::as_slice).collect();
-        // Any of them answers for ids of all.
-        let Some(server) = self.servers.first_mut() else { return Err(strange()) };
-        let OwnedFrame::Array(all) = server.ask(&request)? else { return Err(strange()) };
-        let mut rows = Vec::with_capacity(all.len());
-        for (id, row) in ids.iter().copied().zip(all) {
-            match row {
-                OwnedFrame::Array(values) => {
-                    let values = values.into_iter().map(number).collect::<Option<_>>();
-                    rows.push((id, values.ok_or_else(strange)?));
+        let mut rows = Vec::with_capacity(ids.len());
+        for (number, (to, server)) in self.servers.iter_mut().enumerate() {
+            let is_there = |id: &u64| {
+                let master = self.masters.get(usize::from(of_id(*id)));
+                master.is_none_or(|master| usize::from(*master) == number)
+            };
+            let ids: Vec<u64> = ids.iter().copied().filter(is_there).collect();
+            if ids.is_empty() {
+                continue;
+            }
+            let mut request = vec![b"CNT.GET".to_vec(), space.as_bytes().to_vec()];
+            request.extend(ids.iter().map(|id| id.to_string().into_bytes()));
+            let request: Vec<&[u8]> = request.iter().map(Vec::as_slice).collect();
+            let reply = server.ask(&request).map_err(|error| of_server(to, error))?;
+            let OwnedFrame::Array(all) = reply else { return Err(strange()) };
+            for (id, row) in ids.into_iter().zip(all) {
+                match row {
+                    OwnedFrame::Array(values) => {
+                        let values = values.into_iter().map(number_of).collect::<Option<_>>();
+                        rows.push((id, values.ok_or_else(strange)?));
+                    }
+                    // Whether there is one is not known.
+                    OwnedFrame::Error(reason) if is_elsewhere(&reason) => {
+                        return Err(of_server(to, io::Error::other(reason)));
+                    }
+                    _ => {}
                 }
-                // Whether there is one is not known.
-                OwnedFrame::Error(reason) => return Err(io::Error::other(reason)),
-                _ => {}
             }
         }
+        self.check(space, &rows)?;
         Ok(rows)
     }
 
-    /// Whether slots have other masters by now, so that a list may lack some of their rows.
-    pub(crate) fn have_moved(&self) -> io::Result<bool> {
-        let (_, spaces) = Spaces::open(&self.connect)?;
-        Ok(!spaces.cluster.is_same(&self.cluster))
+    /// A schema may change while rows are listed.
+    fn check(&self, space: &str, rows: &[Row]) -> io::Result<()> {
+        let Some(fields) = self.fields.get(space) else { return Ok(()) };
+        if rows.iter().all(|(_, values)| values.len() == fields.len()) {
+            return Ok(());
+        }
+        Err(io::Error::other(format!("the counters of '{space}' have changed meanwhile")))
     }
+
+    /// Fails if slots have other masters by now: a list may lack some of their rows.
+    pub(crate) fn check_slots(&self) -> io::Result<()> {
+        let (_, spaces) = Spaces::open(&self.connect)?;
+        match spaces.cluster.is_same(&self.cluster) {
+            true => Ok(()),
+            false => Err(io::Error::other(
+                "slots of the cluster have got other masters meanwhile, so rows may have been \
+                 passed over",
+            )),
+        }
+    }
+
+    /// Which data sets they are: the same through restarts, failovers and splits. Empty where INFO
+    /// is forbidden.
+    pub(crate) fn lineage(&mut self) -> String {
+        let mut all = BTreeSet::new();
+        for (_, server) in &mut self.servers {
+            let info = server.ask(&[b"INFO", b"replication"]).ok().and_then(bytes);
+            let info = String::from_utf8_lossy(&info.unwrap_or_default()).into_owned();
+            let id = info.lines().find_map(|line| line.strip_prefix("master_replid:"));
+            let Some(id) = id else { return String::new() };
+            // Behind it is the term.
+            all.insert(id.chars().take(32).collect::<String>());
+        }
+        all.into_iter().collect::<Vec<_>>().join(",")
+    }
+}
+
+/// Whether a node says that it does not answer for an id now.
+fn is_elsewhere(reason: &str) -> bool {
+    ["MOVED ", "CLUSTERDOWN "].iter().any(|start| reason.starts_with(start))
 }
 
 fn strange() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the server answers what it should not")
 }
 
-fn number(value: OwnedFrame) -> Option<i64> {
+fn number_of(value: OwnedFrame) -> Option<i64> {
     match value {
         OwnedFrame::Integer(value) => Some(value),
         _ => None,
@@ -132,7 +200,7 @@ fn scanned(reply: OwnedFrame) -> Option<(Vec<u8>, Vec<Row>)> {
         let OwnedFrame::Array(all) = row else { return None };
         let mut all = all.into_iter();
         let id = resp::natural(&bytes(all.next()?)?)?;
-        Some((id, all.map(number).collect::<Option<_>>()?))
+        Some((id, all.map(number_of).collect::<Option<_>>()?))
     };
     Some((bytes(parts.pop()?)?, rows.into_iter().map(row).collect::<Option<_>>()?))
 }

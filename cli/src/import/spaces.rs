@@ -27,10 +27,10 @@ pub(crate) struct Spaces {
 /// What the server says of its cluster.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Cluster {
-    /// It has all rows: it is of no cluster, or of one with one shard; or it may not be asked.
+    /// It is of no cluster, or may not be asked: it has all rows.
     #[default]
     Whole,
-    /// It has the rows of its own slots, and other masters have theirs.
+    /// Each master has the rows of its own slots; there may be one only.
     Part(Arc<Topology>),
     /// It knows no topology yet, so it serves no slot.
     Unknown,
@@ -45,16 +45,18 @@ impl Cluster {
         }
         match timely(link.call(&[b"CLUSTER", b"NODES"])).await? {
             OwnedFrame::Error(reason) if reason.starts_with("CLUSTERDOWN") => Ok(Cluster::Unknown),
+            OwnedFrame::Error(reason) => {
+                Err(refused(format!("CLUSTER NODES, which says where rows are: {reason}")))
+            }
             lines => Cluster::of(&String::from_utf8_lossy(&text(lines))),
         }
     }
 
     /// By what CLUSTER NODES answers.
     fn of(lines: &str) -> io::Result<Cluster> {
-        let topology = Topology::parse(&text_of(lines), 0, "")
-            .map_err(|why| io::Error::other(format!("CLUSTER NODES: {why}")))?;
-        let are_several = masters(&topology).take(2).count() > 1;
-        Ok(if are_several { Cluster::Part(Arc::new(topology)) } else { Cluster::Whole })
+        let topology = Topology::parse(&text_of(lines), 0, "");
+        let topology = topology.map_err(|why| refused(format!("CLUSTER NODES: {why}")))?;
+        Ok(Cluster::Part(Arc::new(topology)))
     }
 
     /// Where rows are: the server itself, or the masters of its cluster that have slots.
@@ -77,10 +79,10 @@ impl Cluster {
         of_slots
     }
 
-    /// Whether the same nodes have the same slots.
+    /// Whether the same masters have the same slots.
     pub(crate) fn is_same(&self, other: &Cluster) -> bool {
         match (self, other) {
-            (Cluster::Part(own), Cluster::Part(other)) => own.agrees_with(other),
+            (Cluster::Part(own), Cluster::Part(other)) => own.ranges() == other.ranges(),
             (Cluster::Whole, Cluster::Whole) | (Cluster::Unknown, Cluster::Unknown) => true,
             _ => false,
         }
@@ -90,14 +92,14 @@ impl Cluster {
     pub(super) fn check(&self) -> Result<(), String> {
         match self {
             Cluster::Part(topology) if topology.assigned() < usize::from(SLOTS) => Err(format!(
-                "{} slots of the cluster have no master, so their rows have no place. Nothing was \
-                 written. Give them to one first (tidemark cluster status)",
+                "{} slots of the cluster have no master, so their rows have no place. Give them to \
+                 one first (tidemark cluster status)",
                 usize::from(SLOTS) - topology.assigned()
             )),
             Cluster::Whole | Cluster::Part(_) => Ok(()),
             Cluster::Unknown => Err(
                 "the server is a node of a cluster, and knows no topology yet, so it serves no \
-                 slot. Nothing was written. Give it one first (CLUSTERX SETNODES)"
+                 slot. Give it one first (CLUSTERX SETNODES)"
                     .to_owned(),
             ),
         }
@@ -212,27 +214,32 @@ mod tests {
     }
 
     #[test]
-    fn a_node_has_all_rows_unless_several_masters_have_slots() {
-        let own = line(7001, "myself,master", "-", "0-16383");
-        let others = line(7002, "slave", "7001", "") + &line(7003, "master", "-", "");
-        assert!(matches!(Cluster::of(&(own + &others)), Ok(Cluster::Whole)));
-        let own = line(7001, "myself,master", "-", "0-8191");
-        let of = |slots| Cluster::of(&(own.clone() + &line(7002, "master,fail?", "-", slots)));
-        let (Ok(both), Ok(some)) = (of("8192-16383"), of("8192-16000")) else { panic!() };
-        assert!(matches!(&both, Cluster::Part(all) if all.masters().count() == 2));
-        assert_eq!(both.check(), Ok(()));
-        let refused = some.check().unwrap_err();
-        assert!(refused.starts_with("383 slots of the cluster have no master"), "{refused}");
-        assert!(Cluster::Unknown.check().is_err());
+    fn the_rows_of_a_slot_are_at_its_master() {
         let ports = |cluster: &Cluster| {
             let servers = cluster.servers(&ConnectArgs::default());
             servers.iter().map(|to| to.port).collect::<Vec<_>>()
         };
-        assert_eq!(ports(&both), [7001, 7002]);
+        // Whichever node is asked.
+        let all = line(7001, "master", "-", "0-16383");
+        let others = line(7002, "slave", "7001", "") + &line(7003, "myself,master", "-", "");
+        let one = Cluster::of(&(all.clone() + &others)).unwrap();
+        assert_eq!((ports(&one), one.check()), (vec![7001], Ok(())));
+        assert!(one.is_same(&Cluster::of(&all).unwrap()), "a replica makes no difference");
+        let own = line(7001, "myself,master", "-", "0-8191");
+        let of = |slots| Cluster::of(&(own.clone() + &line(7002, "master,fail?", "-", slots)));
+        let (both, some) = (of("8192-16383").unwrap(), of("8192-16000").unwrap());
+        assert_eq!((ports(&both), both.check()), (vec![7001, 7002], Ok(())));
         let of_slots = both.masters_of_slots();
         assert_eq!((of_slots[8191], of_slots[8192], of_slots[16383]), (0, 1, 1));
+        for (lacks, cluster) in [("383", some.clone()), ("8192", Cluster::of(&own).unwrap())] {
+            let refused = cluster.check().unwrap_err();
+            assert!(refused.starts_with(&format!("{lacks} slots of the cluster")), "{refused}");
+        }
+        assert!(Cluster::Unknown.check().is_err());
         assert_eq!(Cluster::Whole.masters_of_slots(), [0; 0]);
         assert!(both.is_same(&both) && !both.is_same(&some) && !both.is_same(&Cluster::Whole));
-        assert!(Cluster::of("what is this? no line of a cluster has so many words").is_err());
+        for strange in ["", "what is this? no line of a cluster has so many words"] {
+            assert!(Cluster::of(strange).is_err());
+        }
     }
 }

@@ -504,6 +504,7 @@ pub(crate) fn of_patterns(
     patterns: &str,
     first: &str,
     padded_ids: bool,
+    in_cluster: bool,
 ) -> Result<Vec<Layout>, String> {
     let container = match kind {
         Kind::Row => "hash",
@@ -519,7 +520,7 @@ pub(crate) fn of_patterns(
     };
     // A node of a cluster has patterns with hash tags only; its source may know none.
     let mut all: Vec<String> = patterns.split_whitespace().map(str::to_owned).collect();
-    for tagged in patterns.split_whitespace() {
+    for tagged in patterns.split_whitespace().filter(|_| in_cluster) {
         let plain = tagged.replacen("{{id}}", "{id}", 1);
         if !all.contains(&plain) {
             all.push(plain);
@@ -572,7 +573,7 @@ mod tests {
         assert_eq!(cell.glob, "p\\[{*}\\]:*");
         assert_eq!(cell.read(b"p[{17}]:like"), Some((17, &b"like"[..])));
         let ours = |key, padded| {
-            let mut all = of_patterns(Kind::Cell, "post", key, "like", padded).unwrap();
+            let mut all = of_patterns(Kind::Cell, "post", key, "like", padded, false).unwrap();
             all.remove(0)
         };
         let first = ours("like:{id}", false);
@@ -580,12 +581,13 @@ mod tests {
         assert_eq!((first.read(b"like:007"), first.refusal(b"like:7")), (None, None));
         assert!(first.refusal(b"like:007").unwrap().contains("begins with zeros"));
         assert_eq!(ours("like:{id}", true).read(b"like:007"), Some((7, &b""[..])));
-        let keys = |patterns| {
-            let all = of_patterns(Kind::Row, "post", patterns, "like", false).unwrap();
+        let keys = |patterns, in_cluster| {
+            let all = of_patterns(Kind::Row, "post", patterns, "like", false, in_cluster).unwrap();
             all.iter().map(|layout| layout.key(7, b"").unwrap()).collect::<Vec<_>>()
         };
-        assert_eq!(keys("p:{{id}}"), [&b"p:{7}"[..], b"p:7"], "of a node of a cluster");
-        assert_eq!(keys("p:{id} p:{{id}}"), [&b"p:7"[..], b"p:{7}"]);
+        assert_eq!(keys("p:{{id}}", true), [&b"p:{7}"[..], b"p:7"]);
+        assert_eq!(keys("p:{{id}}", false), [b"p:{7}"]);
+        assert_eq!(keys("p:{id} p:{{id}}", true), [&b"p:7"[..], b"p:{7}"]);
     }
 
     /// What another key has is not 0 because the hash lacks it, nor when the hash is gone.

@@ -21,7 +21,7 @@ mod writer;
 use super::lanes::Lanes;
 use super::lines::rate;
 use super::pipe::{Pipe, Verb};
-use super::spaces::{Spaces, check_field};
+use super::spaces::{Cluster, Spaces, check_field};
 use super::{ImportArgs, SHOWN};
 use crate::import::redis::source::bytes;
 use crate::import::rows::AllRows;
@@ -124,7 +124,8 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
         .map_err(|e| format!("cannot import into {}: {e}", args.connect.address()))?;
     spaces.cluster.check()?;
     let layouts = Arc::new(layouts(args, &spaces, &mut remote)?);
-    let target = lineage(&mut remote);
+    let cannot = |e: io::Error| format!("cannot import into {}: {e}", args.connect.address());
+    let target = AllRows::open(&args.connect).map_err(cannot)?.0.lineage();
     let mut import = Import {
         args,
         name: sources
@@ -206,6 +207,7 @@ fn layouts(args: &ImportArgs, spaces: &Spaces, remote: &mut Remote) -> Result<Ve
     let layouts = args.layout.iter().map(named).collect::<Result<Vec<_>, _>>()?;
     let mut layouts: Vec<Layout> = layouts.into_iter().flatten().collect();
     if layouts.is_empty() {
+        let in_cluster = matches!(spaces.cluster, Cluster::Part(_));
         for (section, names) in [("counter", &spaces.counters), ("existence", &spaces.existences)] {
             let keys: &[(&str, Kind)] = match section {
                 "counter" => &[("rows", Kind::Row), ("cells", Kind::Cell)],
@@ -218,7 +220,9 @@ fn layouts(args: &ImportArgs, spaces: &Spaces, remote: &mut Remote) -> Result<Ve
                 let first = fields.and_then(|all| all.first()).map_or("", String::as_str);
                 let padded_ids = setting(remote, &format!("{section}.{name}.padded_ids"))?;
                 let padded_ids = padded_ids.is_some_and(|text| text == "yes" || text == "true");
-                layouts.extend(layout::of_patterns(*kind, name, &patterns, first, padded_ids)?);
+                layouts.extend(layout::of_patterns(
+                    *kind, name, &patterns, first, padded_ids, in_cluster,
+                )?);
             }
         }
     }
@@ -248,16 +252,6 @@ fn layouts(args: &ImportArgs, spaces: &Spaces, remote: &mut Remote) -> Result<Ve
         return Err("the server's spaces have no key patterns: give --layout".to_owned());
     }
     Ok(layouts)
-}
-
-/// Which data set the server has: the same through restarts and failovers. Empty where INFO is
-/// forbidden.
-fn lineage(remote: &mut Remote) -> String {
-    let info = remote.ask(&[b"INFO", b"replication"]).ok().and_then(bytes).unwrap_or_default();
-    let info = String::from_utf8_lossy(&info).into_owned();
-    let id = info.lines().find_map(|line| line.strip_prefix("master_replid:"));
-    // Behind it is the term.
-    id.unwrap_or_default().chars().take(32).collect()
 }
 
 /// What CONFIG GET says of one name.
@@ -381,7 +375,7 @@ impl Import<'_> {
         // What it has sent is executed, whatever it ends with.
         let (bad, unknown) = match received {
             Ok(()) => writer.finish(),
-            Err(failure) => (writer.bad.count, Err(failure)),
+            Err(failure) => (writer.abandon(), Err(failure)),
         };
         bar.finish_and_clear();
         self.summary.bad += bad;
@@ -405,8 +399,7 @@ impl Import<'_> {
         let of = |error: io::Error| {
             Failure::of(&format!("cannot import into {}", connect.address()), &error)
         };
-        let (mut remote, _) = Spaces::open(connect).map_err(of)?;
-        let now = lineage(&mut remote);
+        let now = AllRows::open(connect).map_err(of)?.0.lineage();
         if [&now, &self.target].into_iter().any(String::is_empty) || now == self.target {
             return Ok(());
         }

@@ -323,6 +323,7 @@ impl Work {
             whole!(self.delete(deletes, space, &rows)?);
             cursor = next;
         }
+        whole!(whole!(self.finder(deletes)).ours().check_slots());
         Ok(Ok(true))
     }
 

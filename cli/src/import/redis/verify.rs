@@ -211,6 +211,7 @@ impl Verify<'_> {
             self.report.missing += suspects.len() as u64;
             lines.extend(suspects.iter().map(|one| self.line(&space, one)));
         }
+        finder.ours().check_slots()?;
         Ok(lines)
     }
 

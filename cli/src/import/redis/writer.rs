@@ -182,6 +182,13 @@ impl Writer {
         Ok(())
     }
 
+    /// After a failure: what is on its way is executed first, as another attempt may send newer
+    /// values of the same ids. How many of the keys are bad.
+    pub(super) fn abandon(self) -> u64 {
+        self.pipe.abandon();
+        self.bad.count
+    }
+
     /// Waits for all replies: how many of the keys are bad, and how many flags unknown.
     pub(super) fn finish(self) -> (u64, Result<u64, Failure>) {
         let (names, mut bad) = (self.names, self.bad);
