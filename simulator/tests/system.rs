@@ -51,6 +51,16 @@ fn a_replica_has_what_its_master_has_and_takes_its_place() {
     }
 }
 
+/// What each of them found: `docs/testing/journal.md`. Seeds of one machine, then of two.
+#[test]
+fn seeds_that_have_found_something_find_no_more() {
+    for (machines, seeds) in (1..).zip([[162, 200_389], [1071, 1074]]) {
+        for seed in seeds {
+            run(seed, STEPS[machines - 1], machines);
+        }
+    }
+}
+
 #[test]
 fn a_seed_replays_exactly() {
     for machines in 1..3 {
