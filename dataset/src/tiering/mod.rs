@@ -607,8 +607,8 @@ fn oldest_fresh(space: &CounterSpace, least: u64) -> Option<RangeStats> {
 }
 
 /// Makes room: spills the oldest tables that have not been spilled, or merges where changes take
-/// more than that. Where there is neither, or it makes none, a range of ids makes room whose table
-/// is still open; `None` if there is none but the newest.
+/// more than that. Where there is neither, a range of ids makes room whose table is still open;
+/// `None` if there is none but the newest.
 fn make_room(
     ground: &Ground<'_>,
     space: &CounterSpace,
@@ -618,16 +618,17 @@ fn make_room(
     let fresh = oldest_fresh(space, least);
     let changed =
         most_changed(space).filter(|changed| changed.1 > fresh.map_or(least, |fresh| fresh.bytes));
-    let before = space.memory_bytes();
+    let (before, mut done) = (space.memory_bytes(), None);
     for range in changed.map(|changed| changed.0).into_iter().chain(fresh) {
         let spilled = ground.spill(space, range.low, range.last, 0)?;
+        done = Some(spilled);
         // What a range seems to take may be rows of its neighbour, which a rewrite has no memory to
-        // part: written again and again it would keep writers waiting for ever.
+        // part: it would be written again and again, and a writer would wait for ever.
         if spilled.left > 0 || space.memory_bytes() < before {
-            return Ok(Some(spilled));
+            break;
         }
     }
-    Ok(space.close_range().then(Spilled::default))
+    Ok(done.or_else(|| space.close_range().then(Spilled::default)))
 }
 
 /// Keeps the spaces within their limits while they are filled from the log. Whether the disk took
