@@ -46,7 +46,7 @@ Exit status 1 if a slot has no master, or if a node
 - knows an older topology, or none;
 - is a master that takes no writes: it is fenced, its lease has ended, or it has too few replicas;
 - is a replica whose link to its master is down;
-- has other spaces, views or actions than the first one.")]
+- has other spaces, views or actions than another one.")]
 struct StatusArgs {
     #[command(flatten)]
     to: ConnectArgs,

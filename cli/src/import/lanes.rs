@@ -1,9 +1,8 @@
 //! The import's connections: some to the server or, in a cluster, to each of its masters, which
 //! take the rows of their own slots only.
 
-use super::spaces::{Spaces, of_server};
+use super::spaces::{Places, Spaces, of_server};
 use node::client::connect::{ConnectArgs, Link};
-use node::cluster::slot::of_id;
 use std::io;
 
 /// Connections, and which of them has the commands of an id.
@@ -17,8 +16,7 @@ pub(super) struct Lanes {
 pub(super) struct Route {
     /// Connections to one server; those to another one follow.
     each: usize,
-    /// By slot, the number of its server; empty where one has all.
-    masters: Vec<u16>,
+    places: Places,
 }
 
 impl Lanes {
@@ -34,7 +32,7 @@ impl Lanes {
                 links.push(link.map_err(|error| of_server(&server, error))?);
             }
         }
-        let route = Route { each: usize::from(each), masters: spaces.cluster.masters_of_slots() };
+        let route = Route { each: usize::from(each), places: spaces.cluster.places() };
         Ok((Lanes { links, route }, spaces))
     }
 }
@@ -42,21 +40,21 @@ impl Lanes {
 impl Route {
     /// The number of the connection.
     pub(super) fn of(&self, id: u64) -> usize {
-        let server = self.masters.get(usize::from(of_id(id))).copied().unwrap_or(0);
         // Ids of one source often have their low bits in common.
         let mixed = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        usize::from(server) * self.each + mixed as usize % self.each
+        self.places.of(id) * self.each + mixed as usize % self.each
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use node::cluster::slot::of_id;
 
     #[test]
     fn an_id_goes_to_the_master_of_its_slot_by_one_connection() {
         let masters = (0..16_384).map(|slot| u16::from(slot > 8191)).collect();
-        let route = Route { each: 3, masters };
+        let route = Route { each: 3, places: Places(masters) };
         let mut used = [0; 6];
         for id in (0..3000).chain(u64::MAX - 10..=u64::MAX) {
             let lane = route.of(id);
@@ -64,7 +62,7 @@ mod tests {
             used[lane] += 1;
         }
         assert!(used.iter().all(|count| *count > 300), "{used:?}");
-        let alone = Route { each: 3, masters: Vec::new() };
+        let alone = Route { each: 3, places: Places::default() };
         assert!((0..3000).all(|id| alone.of(id) < 3));
     }
 }

@@ -2,9 +2,8 @@
 //! those of its own slots, and may still have old ones of slots that it has given away.
 
 use crate::import::redis::source::{Remote, bytes};
-use crate::import::spaces::{Cluster, Spaces, of_server};
+use crate::import::spaces::{Cluster, Places, Spaces, of_server};
 use node::client::connect::{ConnectArgs, refused};
-use node::cluster::slot::of_id;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -18,8 +17,7 @@ pub(crate) type Row = (u64, Vec<i64>);
 /// See the top of the file.
 pub(crate) struct AllRows {
     servers: Vec<(ConnectArgs, Remote)>,
-    /// By slot, which of the servers has its rows; empty where one has all.
-    masters: Vec<u16>,
+    places: Places,
     /// The counters of each space, in the order of its rows, which is the same at all servers.
     fields: HashMap<String, Vec<String>>,
     connect: ConnectArgs,
@@ -50,16 +48,16 @@ impl AllRows {
     /// Connects to all that have rows, and tells what the first one has.
     pub(crate) fn open(connect: &ConnectArgs) -> io::Result<(AllRows, Spaces)> {
         let (remote, spaces) = Spaces::open(connect)?;
-        let masters = spaces.cluster.masters_of_slots();
-        let servers = match masters.is_empty() {
-            true => vec![(connect.clone(), remote)],
-            false => {
+        let servers = match spaces.cluster {
+            Cluster::Part(_) => {
                 let servers = spaces.cluster.servers(connect).into_iter();
                 servers.map(|to| AllRows::open_one(to, &spaces)).collect::<io::Result<_>>()?
             }
+            Cluster::Whole | Cluster::Unknown => vec![(connect.clone(), remote)],
         };
-        let (fields, cluster) = (spaces.fields.clone(), spaces.cluster.clone());
-        Ok((AllRows { servers, masters, fields, connect: connect.clone(), cluster }, spaces))
+        let (places, fields) = (spaces.cluster.places(), spaces.fields.clone());
+        let (connect, cluster) = (connect.clone(), spaces.cluster.clone());
+        Ok((AllRows { servers, places, fields, connect, cluster }, spaces))
     }
 
     /// Rows of masters with other counters would be taken for what they are not.
@@ -92,10 +90,7 @@ impl AllRows {
         let request: [&[u8]; 5] = [b"CNT.SCAN", space.as_bytes(), &at, b"COUNT", COUNT];
         let reply = server.ask(&request).map_err(|error| of_server(to, error))?;
         let (at, mut rows) = scanned(reply).ok_or_else(strange)?;
-        rows.retain(|(id, _)| {
-            let master = self.masters.get(usize::from(of_id(*id)));
-            master.is_none_or(|master| usize::from(*master) == number)
-        });
+        rows.retain(|(id, _)| self.places.of(*id) == number);
         let next = match &at[..] {
             b"0" => Cursor::of(number + 1),
             _ => Cursor { server: number, at },
@@ -108,10 +103,7 @@ impl AllRows {
     pub(crate) fn get(&mut self, space: &str, ids: &[u64]) -> io::Result<Vec<Row>> {
         let mut rows = Vec::with_capacity(ids.len());
         for (number, (to, server)) in self.servers.iter_mut().enumerate() {
-            let is_there = |id: &u64| {
-                let master = self.masters.get(usize::from(of_id(*id)));
-                master.is_none_or(|master| usize::from(*master) == number)
-            };
+            let is_there = |id: &u64| self.places.of(*id) == number;
             let ids: Vec<u64> = ids.iter().copied().filter(is_there).collect();
             if ids.is_empty() {
                 continue;

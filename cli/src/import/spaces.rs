@@ -5,7 +5,7 @@ use super::command::Shape;
 use super::redis::source::{Remote, bytes};
 use crate::cluster_nodes::text_of;
 use node::client::connect::{ConnectArgs, Link, refused, timely};
-use node::cluster::slot::SLOTS;
+use node::cluster::slot::{SLOTS, of_id};
 use node::cluster::{Member, Topology};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::HashMap;
@@ -67,16 +67,16 @@ impl Cluster {
         masters(topology).map(to).collect()
     }
 
-    /// By slot, which of [`Cluster::servers`] has its rows; empty where one has all.
-    pub(crate) fn masters_of_slots(&self) -> Vec<u16> {
-        let Cluster::Part(topology) = self else { return Vec::new() };
+    /// Which of [`Cluster::servers`] has which rows.
+    pub(crate) fn places(&self) -> Places {
+        let Cluster::Part(topology) = self else { return Places::default() };
         let mut of_slots = vec![0; usize::from(SLOTS)];
         for (number, master) in masters(topology).enumerate() {
             for slot in topology.slots_of(&master.id) {
                 of_slots[usize::from(slot)] = number as u16;
             }
         }
-        of_slots
+        Places(of_slots)
     }
 
     /// Whether the same masters have the same slots.
@@ -103,6 +103,17 @@ impl Cluster {
                     .to_owned(),
             ),
         }
+    }
+}
+
+/// By slot, the number of the server that has its rows; empty where one has all.
+#[derive(Default)]
+pub(crate) struct Places(pub(super) Vec<u16>);
+
+impl Places {
+    /// The number of the server that has the row of an id.
+    pub(crate) fn of(&self, id: u64) -> usize {
+        self.0.get(usize::from(of_id(id))).map_or(0, |number| usize::from(*number))
     }
 }
 
@@ -229,14 +240,14 @@ mod tests {
         let of = |slots| Cluster::of(&(own.clone() + &line(7002, "master,fail?", "-", slots)));
         let (both, some) = (of("8192-16383").unwrap(), of("8192-16000").unwrap());
         assert_eq!((ports(&both), both.check()), (vec![7001, 7002], Ok(())));
-        let of_slots = both.masters_of_slots();
+        let Places(of_slots) = both.places();
         assert_eq!((of_slots[8191], of_slots[8192], of_slots[16383]), (0, 1, 1));
         for (lacks, cluster) in [("383", some.clone()), ("8192", Cluster::of(&own).unwrap())] {
             let refused = cluster.check().unwrap_err();
             assert!(refused.starts_with(&format!("{lacks} slots of the cluster")), "{refused}");
         }
         assert!(Cluster::Unknown.check().is_err());
-        assert_eq!(Cluster::Whole.masters_of_slots(), [0; 0]);
+        assert_eq!(Cluster::Whole.places().0, [0; 0]);
         assert!(both.is_same(&both) && !both.is_same(&some) && !both.is_same(&Cluster::Whole));
         for strange in ["", "what is this? no line of a cluster has so many words"] {
             assert!(Cluster::of(strange).is_err());

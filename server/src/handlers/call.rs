@@ -4,7 +4,7 @@ use crate::handlers::session::{Come, Replies, Scratch, Session};
 use crate::handlers::suspend::SuspendResult;
 use dataset::commit::MOST_BYTES;
 use dataset::dirty_keys::Mark;
-use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyError, KeyRef, View};
+use dataset::engines::{Action, CounterSpace, Engines, ExistenceSpace, KeyError, KeyRef, View};
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::{Outcome, Spec, flag};
 use node::command::streams;
@@ -291,6 +291,19 @@ impl<'a> Call<'a> {
 #[inline]
 pub(crate) fn view<'a>(engines: &'a Engines, name: &[u8]) -> Result<&'a View, Refusal> {
     engines.view(name).ok_or_else(|| refuse!("ERR no such view '{}'", Printable(name)))
+}
+
+/// The action of this name.
+pub(crate) fn action<'a>(engines: &'a Engines, name: &[u8]) -> Result<&'a Action, Refusal> {
+    engines.action(name).ok_or_else(|| refuse!("ERR no such action '{}'", Printable(name)))
+}
+
+/// The counter space of this name.
+pub(crate) fn counter_space<'a>(
+    engines: &'a Engines,
+    name: &[u8],
+) -> Result<&'a CounterSpace, Refusal> {
+    engines.counter(name).ok_or_else(|| refuse!("ERR no such counter space '{}'", Printable(name)))
 }
 
 /// Reads an id.

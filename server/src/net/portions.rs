@@ -118,13 +118,10 @@ fn looks_long(spec: &Spec, engines: &Engines) -> bool {
 /// Whether a request is long enough to be looked at.
 #[inline]
 pub(crate) fn is_long(found: Found, args: Args<'_>, node: Now<'_>) -> bool {
-    args.len() > MANY || (args.len() > MANY_EXACT && is_long_exact(found, node))
-}
-
-#[cold]
-fn is_long_exact(found: Found, node: Now<'_>) -> bool {
-    let engines = node.loaded();
-    found.is_some_and(|(_, spec)| engines.is_some_and(|engines| looks_long(spec, engines)))
+    let looks_long =
+        |spec| node.loaded().is_some_and(|engines: &Engines| looks_long(spec, engines));
+    args.len() > MANY
+        || (args.len() > MANY_EXACT && found.is_some_and(|(_, spec)| looks_long(spec)))
 }
 
 /// What decides what the rows of a reply look like: what was made, and the schema.
@@ -573,6 +570,21 @@ mod tests {
         assert_eq!(rest, format!("{}$3\r\nend\r\n", ":1\r\n".repeat(IDS as usize)));
     }
 
+    /// The reply to one request; `behind` hears the number of each turn that it takes.
+    fn in_turns(guest: &mut Guest, request: &[u8], mut behind: impl FnMut(u64)) -> String {
+        let mut told = Vec::new();
+        for turn in 1.. {
+            let (used, given) = guest.step(request);
+            told.extend_from_slice(&given);
+            behind(turn);
+            if used > 0 {
+                assert_eq!(used, request.len());
+                break;
+            }
+        }
+        String::from_utf8(told).unwrap()
+    }
+
     /// Each may have to be looked for on the disk.
     #[tokio::test]
     async fn keys_of_ledgers_are_done_a_few_at_a_time() {
@@ -585,14 +597,9 @@ mod tests {
         for (keys, least) in [(40, 3), (500, 6)] {
             let keys = (0..keys).map(|id| format!("liked:{id}"));
             let request = request(&words("EXISTS", keys, ""));
-            let (mut told, mut used, mut turns) = (Vec::new(), 0, 0);
-            while used == 0 {
-                let given;
-                (used, given) = guest.step(&request);
-                told.extend_from_slice(&given);
-                turns += 1;
-            }
-            assert_eq!((used, &told[..]), (request.len(), &b":0\r\n"[..]));
+            let mut turns = 0;
+            let told = in_turns(&mut guest, &request, |turn| turns = turn);
+            assert_eq!(told, ":0\r\n");
             assert!(turns >= least, "{turns} turns");
         }
     }
@@ -609,18 +616,12 @@ mod tests {
             let mut guest = Guest::new(&node);
             let form = |id: u64| form.replace('#', &id.to_string());
             let request = request(&words(head, ids().map(form), ""));
-            let (mut told, mut used, mut turns) = (Vec::new(), 0, 0);
-            while used == 0 {
-                let given;
-                (used, given) = guest.step(&request);
-                told.extend_from_slice(&given);
-                turns += 1;
-                if turns == 2 {
+            let told = in_turns(&mut guest, &request, |turn| {
+                if turn == 2 {
                     // Behind the first portion.
                     node.durability.unable(&store::Error::Refused("the disk is gone".to_owned()));
                 }
-            }
-            let told = String::from_utf8(told).unwrap();
+            });
             assert_eq!(told.matches("-MISCONF").count(), refused, "{head}: {told:.300}");
         }
     }

@@ -120,11 +120,10 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
     let cacert = args.from_cacert.as_deref();
     let sources = args.from.iter().map(|url| Source::parse(Side::From, url, cacert));
     let sources: Vec<Source> = sources.collect::<Result<_, _>>()?;
-    let (mut remote, spaces) = Spaces::open(&args.connect)
-        .map_err(|e| format!("cannot import into {}: {e}", args.connect.address()))?;
+    let cannot = |e: io::Error| format!("cannot import into {}: {e}", args.connect.address());
+    let (mut remote, spaces) = Spaces::open(&args.connect).map_err(cannot)?;
     spaces.cluster.check()?;
     let layouts = Arc::new(layouts(args, &spaces, &mut remote)?);
-    let cannot = |e: io::Error| format!("cannot import into {}: {e}", args.connect.address());
     let target = AllRows::open(&args.connect).map_err(cannot)?.0.lineage();
     let mut import = Import {
         args,

@@ -84,8 +84,7 @@ fn each_time<T>(
 }
 
 impl Verify<'_> {
-    /// Compares all; the differences go to the file as well. `all`: the rows that are
-    /// here.
+    /// Compares all; the differences go to the file as well. `all`: the rows here.
     pub(crate) fn run(
         mut self,
         all: AllRows,

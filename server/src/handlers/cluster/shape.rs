@@ -2,9 +2,9 @@
 //! or counters of one name that are not the same: then a part is refused, by the node that is asked
 //! for it. So it is if they change while it is answered, as by `TM.SPACE ALTER`.
 
-use crate::handlers::call::view;
+use crate::handlers::call::{action, counter_space, view};
 use crate::handlers::session::Session;
-use dataset::engines::{CounterSpace, Engines};
+use dataset::engines::Engines;
 use node::client::connect::put_bulk;
 use node::cluster::{Member, Topology};
 use node::command::error::{Printable, Refusal, refuse};
@@ -22,19 +22,13 @@ const SHAPE: &[u8] = b"shape=";
 pub(super) fn own(spec: &Spec, args: Args<'_>, engines: &Engines) -> Result<Option<u64>, Refusal> {
     let KeyArgs::Ids(of, ..) = spec.keys else { return Ok(None) };
     let name = args.at(1);
-    let action = |name| {
-        engines.action(name).ok_or_else(|| refuse!("ERR no such action '{}'", Printable(name)))
-    };
     Ok(match of {
         Of::View => {
-            let mark = spec.mark(args).map(|at| action(args.at(at))).transpose()?;
+            let mark = spec.mark(args).map(|at| action(engines, args.at(at))).transpose()?;
             Some(engines.shape_of_view(view(engines, name)?, mark))
         }
-        Of::Action => Some(engines.shape_of_action(action(name)?)),
-        Of::Rows if spec.has(flag::READONLY) => {
-            let none = || refuse!("ERR no such counter space '{}'", Printable(name));
-            Some(engines.counter(name).map(CounterSpace::shape_of_rows).ok_or_else(none)?)
-        }
+        Of::Action => Some(engines.shape_of_action(action(engines, name)?)),
+        Of::Rows if spec.has(flag::READONLY) => Some(counter_space(engines, name)?.shape_of_rows()),
         Of::Rows | Of::Pairs | Of::Kin => None,
     })
 }

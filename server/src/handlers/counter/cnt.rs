@@ -1,7 +1,7 @@
 //! Counters by space and id.
 
 use crate::handlers::Handler;
-use crate::handlers::call::{Call, id, integer};
+use crate::handlers::call::{Call, counter_space, id, integer};
 use crate::handlers::execute::{UnreadableRows, but_unreadable};
 use crate::handlers::session::Scratch;
 use counter::{Bounds, Change, Schema};
@@ -9,7 +9,7 @@ use dataset::clock::unix_s;
 use dataset::engines::CounterSpace;
 use dataset::tokens::{MAX_TOKEN_BYTES, Once};
 use node::command::error::no_field;
-use node::command::error::{Printable, Refusal, refuse};
+use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
 use resp::Args;
 
@@ -31,11 +31,7 @@ pub(crate) const READ_TOGETHER: usize = 1024;
 const WRITTEN_TOGETHER: usize = 32;
 
 pub(super) fn space<'a>(call: &Call<'a>) -> Result<&'a CounterSpace, Refusal> {
-    let name = call.args.at(1);
-    call.node
-        .engines()
-        .counter(name)
-        .ok_or_else(|| refuse!("ERR no such counter space '{}'", Printable(name)))
+    counter_space(call.node.engines(), call.args.at(1))
 }
 
 fn field(space: &CounterSpace, schema: &Schema, name: &[u8]) -> Result<usize, Refusal> {

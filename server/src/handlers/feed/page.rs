@@ -1,7 +1,7 @@
 //! The page: what Tidemark exists for.
 
 use crate::handlers::Handler;
-use crate::handlers::call::{Call, id, view};
+use crate::handlers::call::{Call, action, id, view};
 use crate::handlers::execute::UnreadableRows;
 use crate::handlers::log_size;
 use crate::handlers::session::Scratch;
@@ -170,7 +170,7 @@ fn read_words<'a>(call: &mut Call<'a>, view: &View) -> Result<Asked<'a>, Refusal
             if asked.mark.is_some() {
                 return Err(Refusal::SYNTAX);
             }
-            let action = find_action(call, args.next().ok_or(Refusal::SYNTAX)?)?;
+            let action = action(call.node.engines(), args.next().ok_or(Refusal::SYNTAX)?)?;
             if action.is_wide() {
                 return Err(refuse!(
                     "ERR MARK does an action that moves one counter: '{}' moves several, for \
@@ -388,11 +388,6 @@ fn pack(page: &Page, index: usize, row: &mut [u8]) {
     }
 }
 
-fn find_action<'a>(call: &Call<'a>, name: &[u8]) -> Result<&'a Action, Refusal> {
-    let engines = call.node.engines();
-    engines.action(name).ok_or_else(|| refuse!("ERR no such action '{}'", Printable(name)))
-}
-
 fn act(call: &mut Call<'_>) -> Outcome {
     change(call, |call, action, viewer, id| {
         Ok(call.node.engines().act(action, viewer, id, &mut call.scratch.row)?)
@@ -411,7 +406,7 @@ fn change(
     call: &mut Call<'_>,
     one: fn(&mut Call<'_>, &Action, &Member<'_>, u64) -> Result<Change, Refusal>,
 ) -> Outcome {
-    let action = find_action(call, call.args.at(1))?;
+    let action = action(call.node.engines(), call.args.at(1))?;
     let viewer = Member::parse(call.args.at(2));
     call.ids_from(3)?;
     // What it moves beside lies in other stripes: all of them together, in one batch of the log.

@@ -4,7 +4,7 @@
 //! a statistic.
 
 use crate::handlers::Handler;
-use crate::handlers::call::Call;
+use crate::handlers::call::{Call, counter_space};
 use crate::handlers::flags::phantom::no_ledger;
 use crate::handlers::help::help;
 use crate::handlers::redis::keys::disk;
@@ -93,10 +93,6 @@ pub(crate) fn any_space<'a>(engines: &'a Engines, name: &[u8]) -> Result<AnySpac
         Some(space) => Ok(AnySpace::Existence(space)),
         None => Err(refuse!("ERR no such space '{}'", Printable(name))),
     }
-}
-
-fn counter_space<'a>(engines: &'a Engines, name: &[u8]) -> Result<&'a CounterSpace, Refusal> {
-    engines.counter(name).ok_or_else(|| refuse!("ERR no such counter space '{}'", Printable(name)))
 }
 
 fn existence_space<'a>(engines: &'a Engines, name: &[u8]) -> Result<&'a ExistenceSpace, Refusal> {
