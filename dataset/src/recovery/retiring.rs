@@ -7,7 +7,7 @@ use super::commit_source::CommitSource;
 use super::*;
 use crate::engines::ChangeError;
 use crate::options::{Fsync, Options};
-use crate::tiering::remove_retired;
+use crate::tiering::counters::remove_retired;
 use std::collections::BTreeMap;
 use std::time::Instant;
 use store::{Faults, Rounds, SimDisk, Store};

@@ -1,0 +1,311 @@
+//! Writes the rows of a range of a space to cold files: the procedure at the top of `mod.rs`, of
+//! which only the parts are here that know rows.
+
+use super::io_throttle::IoThrottle;
+use super::{Ground, Spilled, discard, no_room};
+use crate::cold::files::Files;
+use crate::cpu_throttle::CpuThrottle;
+use crate::engines::CounterSpace;
+use crate::log_records::RecordKind;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use store::{ColdFile, ColdRows, ColdWriter, FileEntry, Role, Store, Tag};
+
+/// Rows that are looked up together.
+const CHUNK_ROWS: usize = 1024;
+/// Rows between two looks at the pace.
+const PACED_ROWS: usize = 64;
+/// Ids that are sorted together, at least, and into how many pieces those of a range fall: each
+/// piece is a walk of its tables, and takes 16 bytes of memory for each id.
+const PIECE_IDS: usize = 1 << 16;
+const PIECES: usize = 16;
+
+impl Ground<'_> {
+    /// Spills the rows of `low..=last`, together with the files that are there. `rate`: bytes per
+    /// second. No other thread may write files.
+    pub(crate) fn spill(
+        &self,
+        space: &CounterSpace,
+        low: u64,
+        last: u64,
+        rate: u64,
+    ) -> store::Result<Spilled> {
+        space.cold().damaged.note(low, last, self.write(space, low, last, rate))
+    }
+
+    fn write(
+        &self,
+        space: &CounterSpace,
+        low: u64,
+        last: u64,
+        rate: u64,
+    ) -> store::Result<Spilled> {
+        let Ground { store, durability, .. } = *self;
+        let hurries = || self.hurries();
+        let pace = IoThrottle::new(rate, &hurries);
+        let cold = space.cold();
+        let figures = &cold.shared().figures;
+        let files = cold.files();
+        let (low, last, old) = files.cover(low, last);
+        let room = self.room(space, low, last, &old)?;
+        cold.shared().begins();
+        // Writers wait for this one.
+        cold.stuck.store(false, Relaxed);
+        let mut spill = space.begin_spill(low, last);
+
+        let most = space.rows_per_table().saturating_mul(2);
+        let tag =
+            Tag { space: space.number(), kind: RecordKind::Rows as u32, low, high: last, stamp: 0 };
+        // While a log is replayed from before an ALTER, or followed from there, the files are wider
+        // than the schema at that place. What they have beyond it is kept.
+        let columns = old.iter().map(|file| file.head().columns);
+        let width = columns.fold(spill.width, usize::max);
+        let entries = Vec::new();
+        let mut out =
+            Output { store, tag, width, most, room, pace: &pace, bytes: 0, writer: None, entries };
+        let mut before = OldRows::new(old.clone())?;
+        let is_urgent = || self.is_urgent();
+        let turns = CpuThrottle::new(&is_urgent);
+        copy_rows(space, &mut spill, &mut before, &mut out, &turns)?;
+        out.finish()?;
+        let fresh = out.entries.iter().map(|entry| store.open_cold(entry).map(Arc::new));
+        let fresh = fresh.collect::<store::Result<Vec<_>>>()?;
+
+        let durable = self.flush()?;
+        let is_replaced = |file: &&FileEntry| match file.role {
+            Role::Cold => old.iter().any(|old| old.entry().name == file.name),
+            Role::Snapshot => {
+                let (ours, theirs) = (&tag, &file.tag);
+                (theirs.space, theirs.kind) == (ours.space, ours.kind)
+                    && low <= theirs.low
+                    && theirs.high <= last
+            }
+        };
+        let replaced: Vec<String> =
+            store.manifest().files.iter().filter(is_replaced).map(|f| f.name.clone()).collect();
+        durability.parts.forget_range(space.number(), low, last);
+        store.replace_files(out.entries.clone(), &replaced, durable)?;
+        out.entries.clear();
+
+        let kept = files.all().iter().filter(|file| !old.iter().any(|old| Arc::ptr_eq(old, file)));
+        cold.set_files(Files::new(kept.chain(&fresh).cloned().collect()));
+        discard(store, &old);
+
+        space.unbury(&spill);
+        let spilled = drop_spilled(space, &fresh, width, &turns)?;
+        if let Err(error) = space.end_spill(&spill) {
+            // Memory stays taken a while longer.
+            tracing::warn!(
+                "space '{}': tables of spilled rows cannot be made smaller yet: {error}",
+                space.name()
+            );
+        }
+        figures.written_bytes.fetch_add(spilled.bytes, Relaxed);
+        figures.spilled_rows.fetch_add(spilled.left, Relaxed);
+        if old.is_empty() { &figures.spilled_tables } else { &figures.merges }
+            .fetch_add(1, Relaxed);
+        tracing::debug!(
+            "space '{}': {low} to {last}: {spilled:?} in {:.1?}",
+            space.name(),
+            pace.elapsed()
+        );
+        Ok(spilled)
+    }
+
+    /// Bytes that new files of a range may take instead of the `old` ones. An error if the disk has
+    /// too little room for them.
+    fn room(
+        &self,
+        space: &CounterSpace,
+        low: u64,
+        last: u64,
+        old: &[Arc<ColdFile>],
+    ) -> store::Result<u64> {
+        let replaced = old.iter().map(|file| file.entry().bytes).sum::<u64>();
+        // A row takes less in a file than in memory.
+        let ranges = space.ranges();
+        let ours =
+            ranges.iter().filter(|range| range.low <= last && low <= range.last && range.rows > 0);
+        let needed = replaced + ours.map(|range| range.bytes).sum::<u64>();
+        self.room_for(needed, replaced)
+    }
+}
+
+/// The rows of some files in order, one by one.
+struct OldRows {
+    files: std::vec::IntoIter<Arc<ColdFile>>,
+    rows: Option<ColdRows>,
+    width: usize,
+    ids: Vec<u64>,
+    values: Vec<i64>,
+    next: usize,
+}
+
+impl OldRows {
+    fn new(files: Vec<Arc<ColdFile>>) -> store::Result<OldRows> {
+        let files = files.into_iter();
+        let mut rows =
+            OldRows { files, rows: None, width: 0, ids: Vec::new(), values: Vec::new(), next: 0 };
+        rows.fill()?;
+        Ok(rows)
+    }
+
+    fn fill(&mut self) -> store::Result<()> {
+        while self.next == self.ids.len() {
+            self.next = 0;
+            let more = match &mut self.rows {
+                Some(rows) => rows.next(&mut self.ids, &mut self.values)?,
+                None => false,
+            };
+            if !more {
+                self.ids.clear();
+                let Some(file) = self.files.next() else { return Ok(()) };
+                self.width = file.head().columns;
+                self.rows = Some(file.rows());
+            }
+        }
+        Ok(())
+    }
+
+    /// The row that is next.
+    fn peek(&self) -> Option<(u64, &[i64])> {
+        let id = *self.ids.get(self.next)?;
+        Some((id, &self.values[self.next * self.width..][..self.width]))
+    }
+
+    fn skip(&mut self) -> store::Result<()> {
+        self.next += 1;
+        self.fill()
+    }
+}
+
+/// The new files of a range.
+struct Output<'a> {
+    store: &'a Store,
+    tag: Tag,
+    width: usize,
+    /// Rows of one file, at most.
+    most: u64,
+    /// Bytes that they may take.
+    room: u64,
+    pace: &'a IoThrottle<'a>,
+    bytes: u64,
+    writer: Option<ColdWriter>,
+    entries: Vec<FileEntry>,
+}
+
+impl Output<'_> {
+    fn push(&mut self, id: u64, row: &[i64]) -> store::Result<()> {
+        if let Some(mut full) = self.writer.take_if(|writer| writer.rows() >= self.most) {
+            full.end_at(id - 1);
+            self.tag.low = id;
+            self.add(full)?;
+        }
+        let writer = match &mut self.writer {
+            Some(writer) => writer,
+            None => self.writer.insert(self.store.begin_cold(self.tag, self.width)?),
+        };
+        writer.push(id, row)?;
+        if writer.rows() % 4096 != 0 {
+            return Ok(());
+        }
+        if self.bytes + writer.bytes() > self.room {
+            return Err(no_room(self.store));
+        }
+        self.pace.after(self.bytes + writer.bytes());
+        Ok(())
+    }
+
+    fn add(&mut self, writer: ColdWriter) -> store::Result<()> {
+        if let Some(entry) = writer.finish()? {
+            self.bytes += entry.bytes;
+            self.entries.push(entry);
+        }
+        if self.bytes > self.room { Err(no_room(self.store)) } else { Ok(()) }
+    }
+
+    fn finish(&mut self) -> store::Result<()> {
+        self.writer.take().map_or(Ok(()), |writer| self.add(writer))
+    }
+}
+
+/// What was not published is removed at once: the disk may be full because of it.
+impl Drop for Output<'_> {
+    fn drop(&mut self) {
+        self.store.discard(&self.entries);
+    }
+}
+
+/// Copies the rows of a spill's range to its file, in the order of their ids: those in memory as
+/// they are now, and the old ones of which there is no newer one.
+fn copy_rows(
+    space: &CounterSpace,
+    spill: &mut counter::Spill,
+    before: &mut OldRows,
+    out: &mut Output<'_>,
+    turns: &CpuThrottle<'_>,
+) -> store::Result<()> {
+    let is_kept = |older| older >= space.horizon() && !space.is_buried(older);
+    let piece = PIECE_IDS.max(space.rows_per_table() as usize / PIECES);
+    let (mut ids, mut rows, mut found, mut seen) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    while space.next_ids(spill, piece, &mut ids) {
+        turns.step();
+        for ids in ids.chunks(CHUNK_ROWS) {
+            rows.clear();
+            found.clear();
+            space.spill_rows(ids, &mut rows, &mut found);
+            let width_now = rows.len() / ids.len();
+            for (i, &id) in ids.iter().enumerate() {
+                paced(turns, &mut seen);
+                while let Some((older, row)) = before.peek().filter(|row| row.0 <= id) {
+                    paced(turns, &mut seen);
+                    if older < id && is_kept(older) {
+                        out.push(older, row)?;
+                    }
+                    before.skip()?;
+                }
+                if found[i] {
+                    // A field that was added meanwhile stays in memory.
+                    out.push(id, &rows[i * width_now..][..out.width.min(width_now)])?;
+                }
+            }
+        }
+    }
+    while let Some((older, row)) = before.peek() {
+        paced(turns, &mut seen);
+        if is_kept(older) {
+            out.push(older, row)?;
+        }
+        before.skip()?;
+    }
+    Ok(())
+}
+
+/// One more row, of which some go between two looks at the pace.
+fn paced(turns: &CpuThrottle<'_>, seen: &mut usize) {
+    *seen += 1;
+    if seen.is_multiple_of(PACED_ROWS) {
+        turns.step();
+    }
+}
+
+/// Rows that are in memory as they are in the new files leave it.
+fn drop_spilled(
+    space: &CounterSpace,
+    fresh: &[Arc<ColdFile>],
+    width: usize,
+    turns: &CpuThrottle<'_>,
+) -> store::Result<Spilled> {
+    let mut spilled = Spilled::default();
+    let (mut ids, mut values) = (Vec::new(), Vec::new());
+    for file in fresh {
+        let mut walk = file.rows();
+        while walk.next(&mut ids, &mut values)? {
+            spilled.left += space.drop_spilled(&ids, &values, width) as u64;
+            turns.step();
+        }
+        spilled.rows += file.head().rows;
+        spilled.bytes += file.entry().bytes;
+    }
+    Ok(spilled)
+}

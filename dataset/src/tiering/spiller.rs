@@ -1,0 +1,142 @@
+//! The spill thread: looks after each space in turn, and after a failure again a while later.
+
+use super::scrub::Scrubber;
+use super::{counters, forget_dropped, ledgers, look_after_pairs, rebuild};
+use crate::cold::Cold;
+use crate::cold::damage::place_of;
+use crate::cold::quarantine::Quarantine;
+use crate::commit::Durability;
+use crate::engines::Engines;
+use crate::live::Live;
+use crate::poll_backoff::PollBackoff;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use store::time;
+
+/// After a failure it is tried again so much later.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Notes why a spill failed; says it, if that is not what was said last: it is tried again and
+/// again.
+pub(super) fn note_trouble(cold: &Cold, name: &str, error: &store::Error) {
+    cold.figures.failures.fetch_add(1, Relaxed);
+    if let Some((file, offset)) = place_of(error) {
+        cold.damaged.note(&file, offset);
+    }
+    let text = error.to_string();
+    let before = cold.trouble.lock().insert(name.to_owned(), text.clone());
+    if before.is_none_or(|before| store::gist(&before) != error.gist()) {
+        tracing::error!("space '{name}' cannot spill: {text}. {}", error.advice());
+    }
+}
+
+/// When each space is to be looked after again, of those where it failed.
+#[derive(Default)]
+struct Retries {
+    due: HashMap<u32, Instant>,
+    /// The version of the catalogue of which no dropped space has files any more.
+    clean: Option<u64>,
+}
+
+impl Retries {
+    /// Looks after one space, if that is due. Whether there was anything to do.
+    fn look_after(
+        &mut self,
+        cold: &Cold,
+        (number, name): (u32, &str),
+        (stuck, damaged): (&AtomicBool, &Quarantine),
+        look: impl FnOnce() -> store::Result<Option<bool>>,
+    ) -> bool {
+        if self.due.get(&number).is_some_and(|due| time::now() < *due) {
+            return false;
+        }
+        self.due.remove(&number);
+        match look() {
+            Ok(Some(true)) => {
+                stuck.store(false, Relaxed);
+                if !damaged.any() {
+                    cold.trouble.lock().remove(name);
+                }
+                return true;
+            }
+            Ok(Some(false)) => stuck.store(false, Relaxed),
+            Ok(None) => stuck.store(true, Relaxed),
+            Err(error) => {
+                note_trouble(cold, name, &error);
+                stuck.store(true, Relaxed);
+                self.due.insert(number, time::now() + RETRY);
+            }
+        }
+        false
+    }
+
+    /// Removes what dropped spaces have left on the disk, which a crash, or a master's log, may not
+    /// have let their end do. Whether there was anything.
+    fn forget_dropped(&mut self, live: &Live<'_>, engines: &Engines) -> bool {
+        // 0 is no space's number.
+        let is_due = self.due.get(&0).is_none_or(|due| time::now() >= *due);
+        if self.clean == Some(engines.version()) || !is_due {
+            return false;
+        }
+        let outcome = forget_dropped(live);
+        match &outcome {
+            Ok(_) => self.clean = Some(engines.version()),
+            Err(error) => {
+                tracing::warn!("the files of a dropped space cannot be removed: {error}");
+                self.due.insert(0, time::now() + RETRY);
+            }
+        }
+        outcome.is_ok_and(|worked| worked)
+    }
+
+    /// Looks after all spaces. Whether there was anything to do.
+    fn look_after_all(&mut self, live: &Live<'_>) -> bool {
+        let engines = live.current.load();
+        // Each for itself: a space that is dropped meanwhile is in memory no longer than it must.
+        let (counters, existences) = (engines.counters().to_vec(), engines.existences().to_vec());
+        let mut worked = self.forget_dropped(live, &engines);
+        let cold = engines.cold.clone();
+        drop(engines);
+        for space in existences {
+            let (whose, of_space) = ((space.number(), space.name()), space.cold());
+            let state = (&of_space.stuck, &of_space.damaged);
+            worked |= self.look_after(&cold, whose, state, || look_after_pairs(live, &space));
+            if let Some(ledger) = space.ledger() {
+                let state = (&ledger.stuck, &of_space.damaged);
+                let look = || ledgers::look_after(live, &space);
+                worked |= self.look_after(&cold, whose, state, look);
+                let look = || rebuild::look_after(live, &space);
+                worked |= self.look_after(&cold, whose, state, look);
+            }
+        }
+        for space in counters {
+            let (whose, of_space) = ((space.number(), space.name()), space.cold());
+            let state = (&of_space.stuck, &of_space.damaged);
+            worked |= self.look_after(&cold, whose, state, || counters::look_after(live, &space));
+        }
+        worked
+    }
+}
+
+/// The work of the spill thread, step by step.
+#[derive(Default)]
+pub struct Spiller {
+    retries: Retries,
+    scrubber: Scrubber,
+    backoff: PollBackoff,
+}
+
+impl Spiller {
+    /// Looks after all spaces of a data set, if there is one, and scrubs a little. Gives how long
+    /// to sleep before the next step; `None`: there may be more to do.
+    pub fn step(&mut self, live: Option<&Live<'_>>, durability: &Durability) -> Option<Duration> {
+        let worked = live.is_some_and(|live| self.retries.look_after_all(live));
+        let until_due = live.map_or(Duration::MAX, |live| self.scrubber.step(live));
+        if worked {
+            self.backoff.worked();
+            return None;
+        }
+        Some(self.backoff.next(durability.parts.changes()).min(until_due))
+    }
+}
