@@ -26,6 +26,16 @@ pub enum Error {
         /// The limit, [`crate::Options::memory_limit_bytes`].
         limit_bytes: u64,
     },
+    /// Rows of ids far from all others take as much of the space's memory as they may. Others are
+    /// taken.
+    #[error(
+        "too many ids far from the others: their rows take all that they may of the space's \
+         {limit_bytes} bytes"
+    )]
+    TooManyOutliers {
+        /// The limit, [`crate::Options::memory_limit_bytes`].
+        limit_bytes: u64,
+    },
     /// The operating system has no memory for a table.
     #[error("the operating system refused memory for a table")]
     NoMemory,

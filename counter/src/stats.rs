@@ -2,7 +2,7 @@
 //! benchmarks.
 
 use crate::key::PROBES;
-use crate::space::Space;
+use crate::space::{OutlierRow, Space};
 use crate::table::Table;
 use rolling::Tables;
 use std::sync::Arc;
@@ -137,6 +137,11 @@ impl Space {
     /// Rows that wait far ahead of all others.
     pub fn outlier_rows(&self) -> u64 {
         self.outliers.len() as u64
+    }
+
+    /// Bytes of memory that they take.
+    pub fn outlier_bytes(&self) -> u64 {
+        self.outlier_rows() * OutlierRow::bytes(self.schema().width())
     }
 
     /// The same, with their lowest and highest id; `None` if there are none.

@@ -15,7 +15,7 @@ use crate::sizing::{self, Sizing};
 use crate::space::{FIRST_ROWS, GROWTH, GROWTH_PART, LEAST_STEP_ROWS, OutlierRow, Space};
 use crate::table::{At, Table, hash_of};
 use parking_lot::MutexGuard;
-use rolling::{Entry, Range, Refused, Side, Slot, Unreadable};
+use rolling::{Entry, Range, Refused, Side, Slot, UPPER, Unreadable};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -281,7 +281,7 @@ impl Space {
         id: u64,
         state: &mut S,
         inside: impl FnMut(&Table, &mut S) -> Result<(), Error>,
-        ahead: impl FnOnce(Option<&OutlierRow>, &mut S) -> Result<Vec<(usize, i64)>, Error>,
+        ahead: impl FnMut(Option<&OutlierRow>, &mut S) -> Result<Vec<(usize, i64)>, Error>,
     ) -> Result<(), Error> {
         self.write_as(Origin::Client, id, state, inside, ahead)
     }
@@ -292,7 +292,26 @@ impl Space {
         id: u64,
         state: &mut S,
         mut inside: impl FnMut(&Table, &mut S) -> Result<(), Error>,
-        ahead: impl FnOnce(Option<&OutlierRow>, &mut S) -> Result<Vec<(usize, i64)>, Error>,
+        mut ahead: impl FnMut(Option<&OutlierRow>, &mut S) -> Result<Vec<(usize, i64)>, Error>,
+    ) -> Result<(), Error> {
+        loop {
+            let result = self.write_once(origin, id, state, &mut inside, &mut ahead);
+            // The thread that opens ranges may be slower than writers are.
+            let is_full = matches!(result, Err(Error::Full { .. } | Error::TooManyOutliers { .. }));
+            let may_advance = || self.frontier.should_advance(self.outliers.len());
+            if !(is_full && origin == Origin::Client && may_advance() && self.advance()) {
+                return result;
+            }
+        }
+    }
+
+    fn write_once<S>(
+        &self,
+        origin: Origin,
+        id: u64,
+        state: &mut S,
+        mut inside: impl FnMut(&Table, &mut S) -> Result<(), Error>,
+        mut ahead: impl FnMut(Option<&OutlierRow>, &mut S) -> Result<Vec<(usize, i64)>, Error>,
     ) -> Result<(), Error> {
         let write = |side: Side, entry: &mut Option<Arc<OutlierRow>>| match side {
             Side::Inside => self.write_inside(origin, id, entry, |table| inside(table, state)),
@@ -327,13 +346,18 @@ impl Space {
 
     /// Refuses a further row aside where those take half of the memory, or a quarter if no table
     /// takes it: however many such ids come, others have the room in which a range of them gathers.
+    /// That is a quarter in any case: the limit may have been higher when those came.
     fn check_outliers(&self, id: u64) -> Result<(), Error> {
         let limit_bytes = self.memory_limit_bytes();
-        let part = if id > self.frontier.reach() { 4 } else { 2 };
-        match self.outlier_rows() * OutlierRow::bytes(0) > limit_bytes / part {
-            true => Err(Error::Full { limit_bytes }),
-            false => Ok(()),
-        }
+        let is_within =
+            |rows: usize, part: u64| rows as u64 * OutlierRow::bytes(0) <= limit_bytes / part;
+        let (all, upper) = (self.outliers.len(), self.outliers.upper());
+        let is_fine = if id > self.frontier.reach() {
+            is_within(all, 4)
+        } else {
+            is_within(all, 2) || (id < UPPER && is_within(all.saturating_sub(upper), 4))
+        };
+        if is_fine { Ok(()) } else { Err(Error::TooManyOutliers { limit_bytes }) }
     }
 
     /// One write to the table that covers `id`, after storing there what the outliers had of it,

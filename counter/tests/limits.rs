@@ -312,7 +312,8 @@ fn outlying_ids_leave_memory_to_the_others() {
     let refused =
         (0..100_000).find_map(|i| space.set(u64::MAX - i, &[(0, 1)]).err().map(|e| (i, e)));
     let (first, error) = refused.expect("not within the limit");
-    assert!(matches!(error, Error::Full { .. }) && first > 6_000, "{first}: {error}");
+    let is_of_outliers = matches!(error, Error::TooManyOutliers { .. });
+    assert!(is_of_outliers && first > 6_000, "{first}: {error}");
     assert!(space.memory_bytes() < 2 << 20);
     space.set(u64::MAX, &[(0, 2)]).unwrap();
     (0..5000).for_each(|i| _ = space.set((1 << 40) + i * 1000, &[(0, 1)]).unwrap());
@@ -320,6 +321,27 @@ fn outlying_ids_leave_memory_to_the_others() {
     (5000..100_000).for_each(|id| _ = space.set(id, &[(0, 1)]).unwrap());
     (0..1000).for_each(|i| assert!(space.delete(u64::MAX - i).unwrap()));
     (0..900).for_each(|i| _ = space.set(u64::MAX - i, &[(0, 1)]).unwrap());
+}
+
+/// A space's share of the memory may become smaller than that in which they came.
+#[test]
+fn outlying_ids_leave_memory_to_a_new_range_when_the_limit_falls() {
+    let space = Space::new(Options { memory_limit_bytes: 16 << 20, ..options("a:20") }).unwrap();
+    (0..5000).for_each(|id| _ = space.set(id, &[(0, 1)]).unwrap());
+    let far = (0..100_000).take_while(|i| space.set(u64::MAX - i * 1000, &[(0, 1)]).is_ok());
+    let far = far.count() as u64;
+    assert!(far > 20_000, "{far}");
+    let limit = space.memory_bytes() * 5 / 4;
+    space.set_memory_limit_bytes(limit);
+    for i in 0..20_000 {
+        let set = space.set((1 << 52) + i * 1000, &[(0, 1)]);
+        assert!(set.is_ok(), "{i} after {far}: {set:?}, {} of {limit}", space.memory_bytes());
+    }
+    assert!(space.outlier_rows() < far + 5_000, "they have a table");
+    assert!(space.set(1 << 63, &[(0, 1)]).is_err());
+    assert!(space.memory_bytes() <= limit);
+    let mut row = [0];
+    assert!(space.get((1 << 52) + 7_000, &mut row).unwrap() && row == [1]);
 }
 
 /// Clusters of ids, each too small for a range of its own, far from each other, in a space with

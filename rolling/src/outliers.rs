@@ -27,6 +27,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 /// How many entries are visited in one version of the map, or moved while the mutex is held.
 const CHUNK: usize = 256;
 
+/// The first id of the upper half of all ids.
+pub const UPPER: u64 = 1 << 63;
+
 /// Entries of type `V` by id. See the top of the file.
 pub struct Outliers<V> {
     entries: ArcSwap<PersistentTrie<V>>,
@@ -35,6 +38,7 @@ pub struct Outliers<V> {
     /// No entry has a lower id. `u64::MAX` when empty.
     lowest: AtomicU64,
     len: AtomicUsize,
+    upper: AtomicUsize,
 }
 
 impl<V> Default for Outliers<V> {
@@ -44,6 +48,7 @@ impl<V> Default for Outliers<V> {
             writing: Mutex::default(),
             lowest: AtomicU64::new(u64::MAX),
             len: AtomicUsize::new(0),
+            upper: AtomicUsize::new(0),
         }
     }
 }
@@ -90,6 +95,12 @@ impl<V> Outliers<V> {
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// How many entries have an id from [`UPPER`] on: no table takes such ids but where those of the
+    /// traffic are nearly as high.
+    pub fn upper(&self) -> usize {
+        self.upper.load(SeqCst)
     }
 
     /// Looks at the entry of `id` without waiting. Ask here before the tables.
@@ -304,6 +315,7 @@ impl<V> Outliers<V> {
     /// Brings the atomics in line with the map; called with the mutex held.
     fn settle(&self, entries: &PersistentTrie<V>) {
         self.len.store(entries.len(), SeqCst);
+        self.upper.store(entries.upper(), SeqCst);
         self.lowest.store(entries.first().unwrap_or(u64::MAX), SeqCst);
     }
 }

@@ -12,12 +12,15 @@
 //! A change makes new branches from the root to its place, at most 64 of them, and shares all
 //! others with the version before. The form depends on the ids alone, not on their order.
 
+use crate::outliers::UPPER;
 use std::sync::Arc;
 
 /// Values by id. Cheap to clone.
 pub(crate) struct PersistentTrie<V> {
     root: Option<Node<V>>,
     len: usize,
+    /// Of those, how many have an id from [`UPPER`] on.
+    upper: usize,
 }
 
 enum Node<V> {
@@ -33,14 +36,14 @@ struct Branch<V> {
 
 impl<V> Default for PersistentTrie<V> {
     fn default() -> Self {
-        PersistentTrie { root: None, len: 0 }
+        PersistentTrie { root: None, len: 0, upper: 0 }
     }
 }
 
 // Not derived: a derive would ask for `V: Clone`.
 impl<V> Clone for PersistentTrie<V> {
     fn clone(&self) -> Self {
-        PersistentTrie { root: self.root.clone(), len: self.len }
+        PersistentTrie { root: self.root.clone(), len: self.len, upper: self.upper }
     }
 }
 
@@ -57,6 +60,11 @@ impl<V> PersistentTrie<V> {
     /// How many ids have a value.
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// How many of them have an id from [`UPPER`] on.
+    pub(crate) fn upper(&self) -> usize {
+        self.upper
     }
 
     /// The value of `id`.
@@ -100,7 +108,10 @@ impl<V> PersistentTrie<V> {
 
     /// With `value` for `id`, in place of its value before, if it had one.
     pub(crate) fn set(&mut self, id: u64, value: Arc<V>) {
-        self.len += usize::from(self.get(id).is_none());
+        if self.get(id).is_none() {
+            self.len += 1;
+            self.upper += usize::from(id >= UPPER);
+        }
         self.root = Some(match &self.root {
             Some(root) => root.with(id, value),
             None => Node::Leaf(id, value),
@@ -111,6 +122,7 @@ impl<V> PersistentTrie<V> {
     pub(crate) fn remove(&mut self, id: u64) {
         if self.get(id).is_some() {
             self.len -= 1;
+            self.upper -= usize::from(id >= UPPER);
             self.root = self.root.as_ref().and_then(|root| root.without(id));
         }
     }

@@ -161,7 +161,7 @@ impl From<WriteError> for Refusal {
             WriteError::Counter(Counter::Full { .. }) => {
                 refuse!("OOM command not allowed when used memory > 'maxmemory': {error}")
             }
-            WriteError::Counter(Counter::NoMemory)
+            WriteError::Counter(Counter::NoMemory | Counter::TooManyOutliers { .. })
             | WriteError::Phantom(
                 Phantom::RevokedFull
                 | Phantom::ForgottenFull
