@@ -81,6 +81,8 @@ pub struct Ledger {
     pub(crate) space: u32,
     pub(crate) kind: u32,
     pub(crate) options: Options,
+    /// What [`Ledger::set_memory_bytes`] has left of [`Options::memory_pairs`].
+    memory_pairs: AtomicUsize,
     pub(crate) memory: Memory,
     pub(crate) ranges: ArcSwap<Ranges>,
     /// Rises when pairs have moved from memory to a run.
@@ -116,6 +118,7 @@ impl Ledger {
             space,
             kind,
             options,
+            memory_pairs: AtomicUsize::new(options.memory_pairs),
             memory: Memory::new(),
             ranges: ArcSwap::from_pointee(ranges::arrange(Vec::new())),
             version,
@@ -169,9 +172,21 @@ impl Ledger {
         self.memory.len()
     }
 
+    /// Pairs in memory beyond which they are to be flushed.
+    pub(crate) fn most_memory_pairs(&self) -> usize {
+        self.memory_pairs.load(Relaxed)
+    }
+
+    /// From now on pairs are to be flushed when they take so many bytes; never later than
+    /// [`Options::memory_pairs`] says.
+    pub fn set_memory_bytes(&self, bytes: u64) {
+        let pairs = usize::try_from(bytes).unwrap_or(usize::MAX) / MOST_PAIR_BYTES;
+        self.memory_pairs.store(pairs.clamp(1, self.options.memory_pairs), Relaxed);
+    }
+
     /// Whether half as many pairs as are to be flushed have come since then.
     pub fn is_crowded(&self) -> bool {
-        self.weight() > self.options.memory_pairs / 2 * 3
+        self.weight() > self.most_memory_pairs() / 2 * 3
     }
 
     /// Dropped ids that runs may still have pairs of.
@@ -401,18 +416,18 @@ impl Ledger {
 
     /// Whether there are so many pairs in memory that they are to be flushed.
     pub fn is_due(&self) -> bool {
-        self.weight() >= self.options.memory_pairs
+        self.weight() >= self.most_memory_pairs()
     }
 
     /// Whether so many pairs are in memory, because flushes fail or are slow, that no more are to
     /// be taken.
     pub fn is_full(&self) -> bool {
-        self.weight() >= 2 * self.options.memory_pairs
+        self.weight() >= 2 * self.most_memory_pairs()
     }
 
     /// The same of pairs that are to be unset, which may wait for longer than those to be set.
     pub fn is_full_of_unset(&self) -> bool {
-        self.weight() >= 3 * self.options.memory_pairs
+        self.weight() >= 3 * self.most_memory_pairs()
     }
 
     /// Why a flush has merged fewer runs than it should have: one of them cannot be read. Once.

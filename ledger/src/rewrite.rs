@@ -62,12 +62,12 @@ impl Ledger {
     ) -> store::Result<u64> {
         let _files = self.files.lock();
         let ranges = self.ranges.load_full();
-        let Options { upper_part, memory_pairs, .. } = self.options;
+        let upper_part = self.options.upper_part;
         let excess: u64 = ranges.iter().map(|range| ranges::excess(range, upper_part)).sum();
         let mut room = self.options.upper_pairs.saturating_sub(excess);
         let (mut left, mut damaged) = (self.memory.len(), None);
         // Half of what makes a flush due. Pairs that count as several are fewer then.
-        let may_stay = memory_pairs / 2 * left / self.weight().max(1);
+        let may_stay = self.most_memory_pairs() / 2 * left / self.weight().max(1);
         let mut rewrites: Vec<Rewrite> = Vec::new();
         let written = self.waiting(&ranges).into_iter().try_for_each(|(at, pairs)| {
             if flush == Flush::Most && left <= may_stay {

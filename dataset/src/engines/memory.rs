@@ -38,13 +38,20 @@ const SPARE: u64 = 8;
 /// not wait any more, and what a few of them take must be there.
 const MARGIN: u64 = 4;
 
+/// Pairs of ledgers wait in memory until they take so much of the budget (one part in so many), all
+/// ledgers together.
+const WAITING_PAIRS: u64 = 16;
+/// Each may have so many bytes of them in any case: with less it would write all the time.
+const LEAST_OF_PAIRS: u64 = 1 << 20;
+
 /// What a space takes and needs, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Demand {
     used: u64,
     /// With so much more it has room for its next table.
     next: u64,
-    /// What it cannot do without if it spills: its newest table and the next one.
+    /// What it cannot do without if it spills: its newest table and the next one, and what is in no
+    /// table.
     newest: u64,
     /// It is never given more.
     most: u64,
@@ -99,7 +106,8 @@ impl CounterSpace {
         Demand {
             used: self.space.memory_bytes(),
             next: largest + largest / 2,
-            newest: (2 * largest).max(LEAST_OF_COUNTERS),
+            // Rows far from the others are in no table that could spill.
+            newest: (2 * largest).max(LEAST_OF_COUNTERS) + self.space.outlier_bytes(),
             most: self.most_bytes(),
             spills: self.spills(),
         }
@@ -180,6 +188,11 @@ impl Engines {
         for (space, bytes) in self.existences.iter().zip(existences) {
             space.set_filter_bytes(bytes);
         }
+        let ledgers = self.ledgers().count().max(1) as u64;
+        let waiting = self.memory.budget.load(Relaxed) / WAITING_PAIRS / ledgers;
+        for ledger in self.ledgers() {
+            ledger.ledger().set_memory_bytes(waiting.max(LEAST_OF_PAIRS));
+        }
         counters
     }
 
@@ -226,10 +239,12 @@ impl Engines {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::catalogue::Catalogue;
     use crate::commit::Durability;
-    use crate::options::{Fsync, Spill};
+    use crate::options::{Fsync, LedgerMode, Spill};
     use crate::tokens::{Once, Used};
     use counter::Bounds;
+    use ledger::Member;
     use std::sync::Arc;
 
     const MIB: u64 = 1 << 20;
@@ -282,6 +297,28 @@ mod tests {
         let spill = Spill { cache_bytes: 5 * MIB, ..Spill::default() };
         engines.limit_kept(&Options { spill, ..options(1 << 40) });
         assert!(most_cached() == 5 && use_tokens() == 120_000, "as it was told");
+    }
+
+    /// So do pairs of ledgers that wait to be flushed.
+    #[test]
+    fn ledgers_of_a_small_server_are_flushed_earlier() {
+        let mut options = Options { memory_bytes: 64 * MIB, ..Options::default() };
+        (options.existence[0].ledger, options.existence[0].spill) = (LedgerMode::Exact, true);
+        let catalogue = Catalogue::default().completed(&options);
+        let durability = Arc::new(Durability::new(Fsync::No));
+        let engines = Engines::new(&options, &catalogue, durability).unwrap();
+        let ledger = engines.ledgers().next().unwrap().ledger();
+        let mut ids = 1..;
+        for budget in [64 * MIB, 96 * MIB] {
+            engines.share_memory(budget);
+            let is_due = |id| {
+                ledger.set(id, Member::Number(id), true);
+                ledger.is_due()
+            };
+            assert!(ids.by_ref().any(is_due));
+            let bytes = ledger.memory_bytes() as u64;
+            assert!((budget / 16..budget / 15).contains(&bytes), "{bytes}");
+        }
     }
 
     #[test]

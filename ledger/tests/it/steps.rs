@@ -260,3 +260,20 @@ fn id_that_is_dropped_between_two_files_stays_dropped() {
         }
     }
 }
+
+#[test]
+fn a_ledger_with_less_memory_flushes_earlier_and_never_later_than_its_options_say() {
+    let ledger = ledger(&open(&SimDisk::new(1)));
+    let due_after = |bytes| {
+        ledger.set_memory_bytes(bytes);
+        (0..).take_while(|&member| {
+            ledger.set(1, Member::Number(member), true);
+            !ledger.is_due()
+        })
+    };
+    assert_eq!(due_after(64 * 300).count() + 1, 300);
+    assert!(!ledger.is_full());
+    assert_eq!(due_after(u64::MAX).count() + 1, 1000);
+    ledger.set_memory_bytes(0);
+    assert!(ledger.is_due() && ledger.is_full(), "one pair at a time");
+}
