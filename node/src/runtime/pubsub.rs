@@ -11,6 +11,7 @@ use parking_lot::RwLock;
 use resp::{Protocol, Reply};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Longest name of a channel, in bytes; with the next one it bounds what matching a message with
 /// one pattern costs.
@@ -34,6 +35,13 @@ impl Kind {
     pub const ALL: [Kind; 3] = [Kind::Channel, Kind::Pattern, Kind::Shard];
 }
 
+/// Nanoseconds that a listener takes, beside those of the message's bytes, one each.
+const PER_LISTENER: usize = 256;
+/// Nanoseconds for each byte of a channel, or of a pattern, that is made to compare slowly.
+const PER_COMPARED_BYTE: usize = 16;
+/// Bytes that are copied to listeners before others may subscribe.
+const SENT_AT_ONCE: usize = 1 << 20;
+
 type Listeners = BTreeMap<u64, Arc<Client>>;
 
 /// The registry. See the top of the file.
@@ -41,6 +49,10 @@ type Listeners = BTreeMap<u64, Arc<Client>>;
 pub struct Channels {
     /// By kind, then by name.
     listeners: [RwLock<HashMap<Arc<[u8]>, Listeners>>; 3],
+    /// Of all patterns together.
+    pattern_listeners: AtomicUsize,
+    /// Their lengths.
+    pattern_bytes: AtomicUsize,
 }
 
 impl Channels {
@@ -52,8 +64,14 @@ impl Channels {
     pub fn subscribe(&self, kind: Kind, name: &[u8], client: &Arc<Client>) -> Arc<[u8]> {
         let mut all = self.of(kind).write();
         let known = all.get_key_value(name).map(|(name, _)| name.clone());
+        if kind == Kind::Pattern && known.is_none() {
+            self.pattern_bytes.fetch_add(name.len(), Relaxed);
+        }
         let name = known.unwrap_or_else(|| name.into());
-        all.entry(name.clone()).or_default().insert(client.id, client.clone());
+        let before = all.entry(name.clone()).or_default().insert(client.id, client.clone());
+        if kind == Kind::Pattern && before.is_none() {
+            self.pattern_listeners.fetch_add(1, Relaxed);
+        }
         name
     }
 
@@ -78,41 +96,67 @@ impl Channels {
     pub fn unsubscribe(&self, kind: Kind, name: &[u8], id: u64) {
         let mut all = self.of(kind).write();
         if let Some(listeners) = all.get_mut(name) {
-            listeners.remove(&id);
+            if listeners.remove(&id).is_some() && kind == Kind::Pattern {
+                self.pattern_listeners.fetch_sub(1, Relaxed);
+            }
             if listeners.is_empty() {
                 all.remove(name);
+                if kind == Kind::Pattern {
+                    self.pattern_bytes.fetch_sub(name.len(), Relaxed);
+                }
             }
         }
     }
 
+    /// How long [`Channels::publish`] takes at most, in nanoseconds, roughly: to copy the message
+    /// for each listener, and to compare the channel with each pattern.
+    pub fn effort(&self, kind: Kind, channel: &[u8], message: &[u8]) -> usize {
+        let mut listeners = self.count(kind, channel);
+        let mut compared = 0;
+        if kind == Kind::Channel {
+            listeners += self.pattern_listeners.load(Relaxed);
+            let patterns = self.len(Kind::Pattern);
+            compared = patterns * channel.len() + self.pattern_bytes.load(Relaxed);
+        }
+        listeners.saturating_mul(message.len() + PER_LISTENER) + compared * PER_COMPARED_BYTE
+    }
+
     /// Sends a message to all listeners; returns how many got it (one that listens twice gets it
     /// twice). A listener with more than `most` bytes waiting is disconnected instead.
+    /// Takes time in proportion to [`Channels::effort`]; nothing is locked for all of it.
     pub fn publish(&self, kind: Kind, channel: &[u8], message: &[u8], most: usize) -> usize {
-        let mut got = 0;
-        let mut written = Written::default();
         let word: &[u8] = if kind == Kind::Shard { b"smessage" } else { b"message" };
-        if let Some(listeners) = self.of(kind).read().get(channel) {
-            for client in listeners.values() {
-                got +=
-                    usize::from(client.push(written.of(client, &[word, channel, message]), most));
-            }
-        }
+        let mut got = self.send(kind, channel, &[word, channel, message], most);
         if kind == Kind::Channel {
-            for (pattern, listeners) in self.of(Kind::Pattern).read().iter() {
-                if !glob::matches(pattern, channel, false) {
-                    continue;
-                }
-                let mut written = Written::default();
-                for client in listeners.values() {
-                    got +=
-                        usize::from(client.push(
-                            written.of(client, &[b"pmessage", pattern, channel, message]),
-                            most,
-                        ));
+            let patterns: Vec<Arc<[u8]>> = self.of(Kind::Pattern).read().keys().cloned().collect();
+            for pattern in patterns {
+                if glob::matches(&pattern, channel, false) {
+                    let parts: [&[u8]; 4] = [b"pmessage", &pattern, channel, message];
+                    got += self.send(Kind::Pattern, &pattern, &parts, most);
                 }
             }
         }
         got
+    }
+
+    /// Sends the parts of a message to those that listen to this name; returns how many got it.
+    fn send(&self, kind: Kind, name: &[u8], parts: &[&[u8]], most: usize) -> usize {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        let at_once = (SENT_AT_ONCE / length).max(1);
+        let (mut got, mut written, mut from) = (0, Written::default(), 0);
+        loop {
+            // A listener that is told that it listens no more gets nothing afterwards.
+            let all = self.of(kind).read();
+            let Some(listeners) = all.get(name) else { return got };
+            let mut left = at_once;
+            for (id, client) in listeners.range(from..).take(at_once) {
+                got += usize::from(client.push(written.of(client, parts), most));
+                (from, left) = (id + 1, left - 1);
+            }
+            if left > 0 {
+                return got;
+            }
+        }
     }
 
     /// Names that have listeners and match `pattern`, if there is one.

@@ -129,6 +129,45 @@ fn messages_to_oneself_come_behind_all_of_a_transaction() {
     three.expect("*3\r\n:1\r\n>3\r\n$11\r\nunsubscribe\r\n$1\r\na\r\n:0\r\n:0\r\n").expect(&own);
 }
 
+/// One that is long, or goes to many, is delivered by another thread.
+#[test]
+fn a_large_message_overtakes_nothing_and_nothing_overtakes_it() {
+    let server = TestServer::with(|config| config.server.workers = 2);
+    let large = "x".repeat(200 << 10);
+    let texts = [&large[..], "1", &large[1..], "2"];
+    let mut listeners: Vec<Raw> =
+        (0..4).map(|_| listener(&server, false, &["SUBSCRIBE", "a"])).collect();
+    let mut pattern = listener(&server, false, &["PSUBSCRIBE", "[a-b]"]);
+    let mut own = listener(&server, true, &["SUBSCRIBE", "a"]);
+    for text in texts {
+        own.request(&["PUBLISH", "a", text]);
+    }
+    own.request(&["PING"]);
+    for text in texts {
+        // Its own message comes behind the reply.
+        own.expect(":6\r\n").expect(&message('>', &["message", "a", text]));
+    }
+    own.expect("+PONG\r\n");
+    for listener in &mut listeners {
+        for text in texts {
+            listener.expect(&message('*', &["message", "a", text]));
+        }
+    }
+    for text in texts {
+        pattern.expect(&message('*', &["pmessage", "[a-b]", "a", text]));
+    }
+    // In a transaction, too, which touches no data, or does.
+    let mut raw = server.raw();
+    for (command, reply) in [("PING", "+PONG\r\n"), ("EXISTS", ":0\r\n")] {
+        raw.request(&["MULTI"]).expect("+OK\r\n");
+        raw.request(&["PUBLISH", "a", &large]).expect("+QUEUED\r\n");
+        let words: &[&str] = if command == "PING" { &["PING"] } else { &["EXISTS", "post:1"] };
+        raw.request(words).expect("+QUEUED\r\n");
+        raw.request(&["EXEC"]).expect(&format!("*2\r\n:6\r\n{reply}"));
+        listeners[0].expect(&message('*', &["message", "a", &large]));
+    }
+}
+
 /// It silences replies, for clients that want messages alone.
 #[test]
 fn messages_come_though_replies_are_off() {

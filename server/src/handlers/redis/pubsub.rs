@@ -16,6 +16,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// A message that is held against more patterns, or goes to more clients, is the last of its turn.
 const MOST_OF_TURN: usize = 256;
+/// A message that takes more nanoseconds ([`effort`](node::runtime::pubsub::Channels::effort)) is
+/// delivered by another thread.
+const MOST_EFFORT: usize = 1_000_000;
 
 pub(crate) const RUN: &[(&str, Handler)] = &[
     ("subscribe", |c| subscribe(c, Kind::Channel)),
@@ -225,10 +228,21 @@ fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
             call.args.at(2),
         );
     }
-    // Each pattern is looked at: then it is the turn of others.
-    let patterns = if kind == Kind::Channel { call.node.channels.len(Kind::Pattern) } else { 0 };
+    let (channel, message) = (call.args.at(1), call.args.at(2));
     let most = call.node.config().server.max_push_buffer_bytes;
-    let got = call.node.channels.publish(kind, call.args.at(1), call.args.at(2), most);
+    let channels = &call.node.channels;
+    // EXEC has counted it among its arguments.
+    if channels.effort(kind, channel, message) > MOST_EFFORT && !call.session.in_exec {
+        let (channel, message) = (channel.to_vec(), message.to_vec());
+        call.answer_apart(move |node, reply| {
+            reply.count(node.channels.publish(kind, &channel, &message, most));
+            Ok(())
+        });
+        return Ok(());
+    }
+    // Each pattern is looked at: then it is the turn of others.
+    let patterns = if kind == Kind::Channel { channels.len(Kind::Pattern) } else { 0 };
+    let got = channels.publish(kind, channel, message, most);
     // As in Redis since 7.2 its own message comes behind the reply, and behind all of EXEC's.
     call.session.messages_due |= call.session.listens();
     call.session.ends_turn |= patterns + got > MOST_OF_TURN;
