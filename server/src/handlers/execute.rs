@@ -195,6 +195,26 @@ fn check_member(of: Of, args: Args<'_>) -> Outcome {
     Err(refuse!("ERR a viewer or member of {length} bytes may come with {most} ids"))
 }
 
+/// Answers a request that is not executed, as its user may not.
+#[cold]
+pub(crate) fn refuse(
+    found: Found,
+    args: Args<'_>,
+    refusal: &Refusal,
+    session: &mut Session,
+    node: Now<'_>,
+    out: &mut Vec<u8>,
+) {
+    note_rejected(found, args, session, node);
+    node.calls.of(session.worker).error(refusal.text());
+    let mut reply = Reply::new(out, session.client.protocol());
+    let mark = reply.mark();
+    reply.error(refusal.text());
+    if session.replies != Replies::On {
+        withhold(&mut reply, mark, session);
+    }
+}
+
 /// For INFO commandstats: a command that was known, and not let in.
 #[cold]
 fn note_rejected(found: Found, args: Args<'_>, session: &Session, node: Now<'_>) {
@@ -386,11 +406,12 @@ fn queue(
         transaction.spoil();
         return Err(refusal);
     }
-    if !transaction.has_room_for(spec, args, most_args) {
+    if !transaction.has_room_for(spec, args, node, most_args) {
         transaction.spoil();
         return Err(refuse!(
-            "ERR the commands of a transaction may have {most_args} arguments \
-             (max_transaction_args)"
+            "ERR the commands of a transaction may have {most_args} arguments, a set of exact flags \
+             counts as {} (max_transaction_args)",
+            transaction::EXACT_SET
         ));
     }
     if !transaction.may_change_spaces(spec) {

@@ -22,9 +22,11 @@ use crate::handlers::session::{Replies, Session};
 use crate::net::request_loop::Request;
 use counter::Schema;
 use dataset::engines::Engines;
+use node::acl;
 use node::client::connect::put_head;
+use node::command::error::Refusal;
 use node::command::spec::{KeyArgs, Of, Spec, flag};
-use node::command::table::Found;
+use node::command::table::{Found, bit_of};
 use node::roles::node::Now;
 use resp::{Args, Kept, Protocol, Reply, elements, integer, natural};
 use std::collections::HashSet;
@@ -44,6 +46,8 @@ const LEAST: usize = 8;
 const LONG: Duration = Duration::from_millis(2);
 /// Arguments that are looked at in one turn.
 const LOOKED_AT: usize = 32 << 10;
+/// The same of keys that the user may or may not touch: each is held against its patterns.
+const RIGHTS_LOOKED_AT: usize = 1024;
 
 /// Bytes of a reply with packed rows beside these.
 const HEADS: usize = 32;
@@ -66,6 +70,8 @@ pub(crate) enum Look {
     Usual,
     /// It is to be executed as it is.
     Unusual,
+    /// Its user may not touch all of the keys.
+    Refused(Refusal),
 }
 
 /// A long request that is being done. See the top of the file.
@@ -145,11 +151,13 @@ impl Portions {
         let is_alone = session.transaction.is_none()
             && session.topology.is_none()
             && matches!(session.replies, Replies::On | Replies::Off);
-        // What a user may do with each of many keys is looked at before the first is touched.
-        let may_all = session.access.free || !spec.keys.are_keys();
         let belongs_together =
             spec.has(flag::PER_ID) && !can_be_parted(spec, args, session, engines);
-        if request.is_inline || !is_alone || !may_all || belongs_together {
+        // Of several selectors one must allow all of the keys, and they are looked at by and by.
+        let has_selectors =
+            session.access.user.as_ref().is_some_and(|user| !user.selectors().1.is_empty());
+        let may_part_keys = session.access.free || !spec.keys.are_keys() || !has_selectors;
+        if request.is_inline || !is_alone || !may_part_keys || belongs_together {
             return None;
         }
         let mut portions = Portions {
@@ -198,18 +206,46 @@ impl Portions {
     }
 
     /// Looks at some more words.
-    pub(crate) fn look(&mut self, args: Args<'_>, engines: &Engines) -> Look {
-        if !matches!(self.spec.keys, KeyArgs::Ids(..)) {
+    pub(crate) fn look(
+        &mut self,
+        args: Args<'_>,
+        session: &Session,
+        node: Now<'_>,
+        engines: &Engines,
+    ) -> Look {
+        let has_ids = matches!(self.spec.keys, KeyArgs::Ids(..));
+        if !has_ids && session.access.free {
             return Look::Usual;
         }
-        let to = self.end.min(self.looked + LOOKED_AT / self.step * self.step);
-        for at in (self.looked..to).step_by(self.step) {
-            if !self.is_usual(args, at, engines) {
+        let most = if has_ids { LOOKED_AT / self.step * self.step } else { RIGHTS_LOOKED_AT };
+        let from = self.looked;
+        self.looked = self.end.min(from + most);
+        if has_ids {
+            if !(from..self.looked).step_by(self.step).all(|at| self.is_usual(args, at, engines)) {
                 return Look::Unusual;
             }
+        } else if let Err(refusal) = self.check(from..self.looked, args, session, node, engines) {
+            return Look::Refused(refusal);
         }
-        self.looked = to;
-        if to < self.end { Look::More } else { Look::Usual }
+        if self.looked < self.end { Look::More } else { Look::Usual }
+    }
+
+    /// Whether the user may touch these keys. Before the first key of a request is touched all of
+    /// them are looked at.
+    fn check(
+        &self,
+        keys: Range<usize>,
+        args: Args<'_>,
+        session: &Session,
+        node: Now<'_>,
+        engines: &Engines,
+    ) -> Result<(), Refusal> {
+        let mut words = Kept::default();
+        words.push_all((0..self.head).chain(keys).map(|at| args.at(at)));
+        let Some((number, spec)) = self.request.found else { return Ok(()) };
+        let number = bit_of(number, 0);
+        let request = acl::Request { spec, number, args: words.first() };
+        session.access.check(&node.acl, Some(engines), &session.client, &request)
     }
 
     /// Whether an id, and what stands behind it, are what they should be.
@@ -303,8 +339,10 @@ impl Portions {
             out.extend_from_slice(&reply);
             return (true, 1, from);
         }
-        self.done = portion.end;
-        let (ids, is_last) = (portion.len() / self.step, self.done == self.end);
+        // Its rights were changed: what is left would be refused, too, and noted once more.
+        let is_forbidden = reply.starts_with(b"-NOPERM");
+        self.done = if is_forbidden { self.end } else { portion.end };
+        let (ids, is_last) = ((self.done - portion.start) / self.step, self.done == self.end);
         match &mut self.joins {
             Joins::Elements => {
                 if is_first {
@@ -333,7 +371,7 @@ impl Portions {
                 };
                 let width = rows.len() / ((portion.start - self.head) / self.step).max(1);
                 rows.extend_from_slice(bytes_of(packed));
-                let whole = (portion.end - self.head) / self.step * width;
+                let whole = (self.done - self.head) / self.step * width;
                 if !is_first {
                     rows.resize(whole, MISSING);
                 }
@@ -602,6 +640,80 @@ mod tests {
             assert_eq!(told, ":0\r\n");
             assert!(turns >= least, "{turns} turns");
         }
+    }
+
+    /// Another user, and rows for it to delete.
+    async fn guest_of(guest: &mut Guest, rules: &str) {
+        let none = || [].into_iter();
+        let cells = ids().map(|id| format!("post:{id}:like 1"));
+        for request in [
+            words("AUTH default x", none(), ""),
+            words(&format!("ACL SETUSER u reset on >p {rules}"), none(), ""),
+            words("ACL LOG RESET", none(), ""),
+            words("MSET", cells, ""),
+            words("AUTH u p", none(), ""),
+        ] {
+            assert_eq!(answer(guest, &request).await, "+OK\r\n", "{}", request[0]);
+        }
+    }
+
+    fn deletion(last: &str) -> Vec<u8> {
+        request(&words("DEL", ids().map(|id| format!("post:{id}")), last))
+    }
+
+    async fn forbidden(guest: &mut Guest) -> String {
+        let log = String::from_utf8(guest.answers(b"ACL LOG\r\n").await).unwrap();
+        let counts = log.split("count\r\n:").skip(1).map(|rest| rest.split('\r').next().unwrap());
+        counts.collect::<Vec<_>>().join(" ")
+    }
+
+    /// The rights to all keys are looked at before the first is touched.
+    #[tokio::test]
+    async fn keys_that_a_user_may_touch_are_done_in_portions_and_else_none_is() {
+        let (_folder, node) = node();
+        let mut guest = Guest::new(&node);
+        guest_of(&mut guest, "+@all ~post:*").await;
+        let mut turns = 0;
+        let told = in_turns(&mut guest, &deletion("liked:1"), |turn| turns = turn);
+        assert!(told.starts_with("-NOPERM") && told.matches('\n').count() == 1, "{told}");
+        assert!(turns > 2 && forbidden(&mut guest).await == "1", "{turns} turns");
+        // Beyond the limit of what is executed at once the answer is the same.
+        let many = words("DEL", (0..20_000).map(|id| format!("post:{id}")), "liked:1");
+        let told = in_turns(&mut guest, &request(&many), |_| ());
+        assert!(told.starts_with("-NOPERM") && forbidden(&mut guest).await == "2", "{told}");
+        let told = in_turns(&mut guest, &deletion("post:1"), |turn| turns = turn);
+        assert_eq!(told, format!(":{IDS}\r\n"), "none was deleted before");
+        assert!(turns > IDS / 512, "{turns} turns");
+    }
+
+    /// As in Redis one of its selectors must allow all that a request touches.
+    #[tokio::test]
+    async fn a_user_with_selectors_may_not_touch_keys_of_both_in_one_request() {
+        let (_folder, node) = node();
+        let mut guest = Guest::new(&node);
+        guest_of(&mut guest, "+@all ~post:* (+@all ~user:*)").await;
+        let keys = |of: &str| (0..1024).map(|id| format!("{of}:{id}")).collect::<Vec<_>>();
+        let both = words("DEL", [keys("post"), keys("user")].concat().into_iter(), "");
+        assert!(answer(&mut guest, &both).await.starts_with("-NOPERM"));
+        let told = in_turns(&mut guest, &deletion("post:1"), |_| ());
+        assert_eq!(told, format!(":{IDS}\r\n"), "none was deleted before");
+    }
+
+    /// What is left would be refused and noted again and again.
+    #[tokio::test]
+    async fn rights_that_are_taken_away_end_a_long_request() {
+        let (_folder, node) = node();
+        let (mut guest, mut other) = (Guest::new(&node), Guest::new(&node));
+        guest_of(&mut guest, "+@all ~post:*").await;
+        let take = |turn| {
+            if turn == 5 {
+                let taken = other.step(b"ACL SETUSER u -del\r\n").1;
+                assert_eq!(taken, b"+OK\r\n");
+            }
+        };
+        let told = in_turns(&mut guest, &deletion("post:1"), take);
+        assert!(told.starts_with("-NOPERM") && told.matches('\n').count() == 1, "{told}");
+        assert_eq!(forbidden(&mut guest).await, "1");
     }
 
     /// Later portions have errors in the places of their ids, whatever happens meanwhile.

@@ -423,7 +423,8 @@ impl RequestLoop {
         let all = self.scanner.args_in(&buf[bytes.clone()], spans, false);
         if portions.is_first() {
             // They may be loaded anew.
-            let looked = node.loaded().map(|engines| portions.look(all, engines));
+            let session = &self.session;
+            let looked = node.loaded().map(|engines| portions.look(all, session, node, engines));
             match looked.unwrap_or(Look::Unusual) {
                 Look::Usual => {}
                 Look::More => {
@@ -434,6 +435,15 @@ impl RequestLoop {
                     self.is_whole = true;
                     self.scanner.restart();
                     return 0;
+                }
+                Look::Refused(refusal) => {
+                    let found = portions.request.found;
+                    let (session, out) = (&mut self.session, &mut turn.out);
+                    self.kept_out = out.len();
+                    execute::refuse(found, all, &refusal, session, node, out);
+                    self.replies = usize::from(out.len() > self.kept_out);
+                    tallies.errors.add(1);
+                    return self.end_long(bytes.len(), buf.len(), tallies);
                 }
             }
         }
@@ -460,13 +470,19 @@ impl RequestLoop {
             self.portions = Some(portions);
             return 0;
         }
-        tallies.commands.add(1);
         let Request { spans, found, .. } = portions.request;
         let all = self.scanner.args_in(&buf[bytes.clone()], spans, false);
         execute::end_long(found, all, portions.took, &mut self.session, node, &mut turn.out);
+        self.end_long(bytes.len(), buf.len(), tallies)
+    }
+
+    /// A long request of so many bytes is answered, and what stands behind it is next. Gives its
+    /// bytes.
+    fn end_long(&mut self, bytes: usize, received: usize, tallies: &Tallies) -> usize {
+        tallies.commands.add(1);
         self.scanner.restart();
-        self.more = bytes.len() < buf.len();
-        bytes.len()
+        self.more = bytes < received;
+        bytes
     }
 
     /// Executes a portion; gives how long that took. None: it waits for something first.

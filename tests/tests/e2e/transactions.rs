@@ -307,7 +307,8 @@ fn arguments_of_a_request_and_of_a_transaction_are_limited() {
     assert_eq!(raw.ask(&["PING"]), "+QUEUED", "it touches no data");
     assert_eq!(
         raw.ask(&["DEL", "post:1"]),
-        "-ERR the commands of a transaction may have 32768 arguments (max_transaction_args)"
+        "-ERR the commands of a transaction may have 32768 arguments, a set of exact flags \
+         counts as 128 (max_transaction_args)"
     );
     assert!(raw.ask(&["EXEC"]).starts_with("-EXECABORT"));
     raw.request(&["GET", "post:1:like"]).expect("$1\r\n5\r\n");
@@ -317,6 +318,38 @@ fn arguments_of_a_request_and_of_a_transaction_are_limited() {
     let error = "-ERR a request may have 100 arguments (max_request_args)";
     assert_eq!(ask(&mut raw, "DEL", 100), error);
     assert_eq!(ask(&mut raw, "DEL", 99), ":1");
+}
+
+/// Others wait for as long as EXEC takes.
+#[test]
+fn what_takes_long_in_a_transaction_counts_as_many_arguments() {
+    let server = TestServer::with(|config| {
+        config.server.max_transaction_args = 32_768;
+        let liked = &mut config.existence[0];
+        (liked.ledger, liked.spill) = (tidemark_server::config::LedgerMode::Exact, true);
+    });
+    let mut raw = server.raw();
+    let mut queued = |words: &[&str]| {
+        assert_eq!(raw.ask(&["MULTI"]), "+OK");
+        let queued = (0..1000).take_while(|_| raw.ask(words) == "+QUEUED").count();
+        let end = if queued < 1000 { "-EXECABORT" } else { "*1000" };
+        assert!(raw.ask(&["EXEC"]).starts_with(end));
+        (0..1000 * usize::from(queued == 1000)).for_each(|_| _ = raw.line());
+        queued
+    };
+    // Sets whose members are read from files; what is no key is no set.
+    assert_eq!(queued(&["EXISTS", "liked:1"]), 32_768 / 129);
+    assert_eq!(queued(&["SISMEMBER", "read:1", "liked:1"]), 1000);
+    // A message that is held against hostile patterns.
+    let (pattern, channel) = ("?*".repeat(100), "c".repeat(200));
+    assert_eq!(queued(&["PUBLISH", &channel, "x"]), 1000);
+    let mut listener = server.raw();
+    for n in 0..200 {
+        assert_eq!(listener.ask(&["PSUBSCRIBE", &format!("{pattern}{n}")]), "*3");
+        (0..5).for_each(|_| _ = listener.line());
+    }
+    let messages = queued(&["PUBLISH", &channel, "x"]);
+    assert!((15..30).contains(&messages), "{messages}");
 }
 
 /// F11: what is watched twice is watched once, and counts once.

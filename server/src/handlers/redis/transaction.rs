@@ -26,10 +26,11 @@ use dataset::commit::MOST_BYTES;
 use dataset::engines::{Engines, KeyRef, Seen};
 use dataset::watch::Place;
 use node::command::error::Refusal;
-use node::command::footprint::{Footprint, Reach};
+use node::command::footprint::{Footprint, Reach, key_positions};
 use node::command::spec::{Outcome, Spec, flag};
 use node::command::table::find;
-use node::roles::node::Node;
+use node::roles::node::{Node, Now};
+use node::runtime::pubsub::Kind;
 use resp::{Args, Kept, Reply};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::{BTreeSet, HashMap};
@@ -47,6 +48,13 @@ pub(crate) const WATCHED_BYTES: usize = 192;
 /// Changes of spaces that a transaction may have: each takes some tenths of a millisecond, in which
 /// the other clients of its worker wait.
 pub(crate) const MOST_SPACE_CHANGES: usize = 16;
+
+/// Arguments that the set of an id counts as where its members are in a ledger: one that has to be
+/// looked for there is a read of a file or two.
+pub(crate) const EXACT_SET: usize = 128;
+
+/// Nanoseconds that an argument takes, roughly.
+const ARGUMENT_NS: usize = 1000;
 
 pub(crate) const RUN: &[(&str, Handler)] = &[
     ("multi", multi),
@@ -98,12 +106,19 @@ impl Transaction {
         true
     }
 
-    /// Counts the arguments of a command that touches data; whether they are `most` at most, with
-    /// those before.
-    pub(crate) fn has_room_for(&mut self, spec: &Spec, args: Args<'_>, most: usize) -> bool {
+    /// Counts the arguments of a command that touches data, and what takes as long as many; whether
+    /// they are `most` at most, with those before.
+    pub(crate) fn has_room_for(
+        &mut self,
+        spec: &Spec,
+        args: Args<'_>,
+        node: Now<'_>,
+        most: usize,
+    ) -> bool {
         if spec.has(flag::READONLY) || spec.may_write(args) {
             self.data_args += args.len();
         }
+        self.data_args += more_args(spec, args, node);
         self.data_args <= most
     }
 
@@ -136,6 +151,25 @@ impl Transaction {
     pub(crate) fn writes(&self) -> bool {
         self.writes
     }
+}
+
+/// As how many more arguments a command counts than it has: a set whose members are in a ledger, and
+/// a message for many.
+fn more_args(spec: &Spec, args: Args<'_>, node: Now<'_>) -> usize {
+    let effort = |kind| node.channels.effort(kind, args.at(1), args.at(2)) / ARGUMENT_NS;
+    match spec.name {
+        "publish" => return effort(Kind::Channel),
+        "spublish" => return effort(Kind::Shard),
+        _ => {}
+    }
+    let Some(engines) = node.loaded().filter(|engines| engines.ledgers().next().is_some()) else {
+        return 0;
+    };
+    let is_exact = |at: &usize| {
+        matches!(engines.resolve(args.at(*at)), Ok(KeyRef::Pair { space, .. })
+            if space.ledger().is_some())
+    };
+    (EXACT_SET - 1) * key_positions(spec, args).filter(is_exact).count()
 }
 
 /// Ends a transaction and all watching, as at the end of a connection.
