@@ -55,8 +55,8 @@ fn killed_between(folders: &[tempfile::TempDir; 2]) -> [u16; 2] {
     until("the replica has it all", || {
         likes(&new) == OwnedFrame::BulkString(text(1)) && old.info("slave0").contains("lag_bytes=0")
     });
-    // A quiet log is sealed after a second, with a batch that a replica is to have, too. One that was
-    // stopped before that came to it is let go on.
+    // A quiet log is sealed after a second, with a batch that a replica is to have, too. One that
+    // was stopped before that came to it is let go on.
     while !is_asked_when_stopped(&old, &new) {
         fine(&old, "FAILOVER ABORT");
         kill_process(Pid::from_child(&new.child), Signal::CONT).unwrap();

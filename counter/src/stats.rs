@@ -139,9 +139,9 @@ impl Space {
         self.outliers.len() as u64
     }
 
-    /// Bytes of memory that they take.
+    /// Bytes of memory that they take at least: they may have values.
     pub fn outlier_bytes(&self) -> u64 {
-        self.outlier_rows() * OutlierRow::bytes(self.schema().width())
+        self.outlier_rows() * OutlierRow::bytes(0)
     }
 
     /// The same, with their lowest and highest id; `None` if there are none.

@@ -25,6 +25,8 @@ const WRITES_AT_START: usize = 4096;
 /// Up to so many rows aside, a writer that finds it is time moves them itself; more are left to
 /// `maintain`.
 const MOVED_BY_WRITER: usize = 8192;
+/// So many by one that would be refused else: some milliseconds.
+const MOVED_IN_NEED: usize = 1 << 16;
 /// Beyond one part in so many of the space's memory, rows aside get a table wherever they lie.
 const OUTLIER_PART: u64 = 8;
 /// A writer that meets so many extension segments helps with the background work: it has fallen
@@ -298,7 +300,10 @@ impl Space {
             let result = self.write_once(origin, id, state, &mut inside, &mut ahead);
             // The thread that opens ranges may be slower than writers are.
             let is_full = matches!(result, Err(Error::Full { .. } | Error::TooManyOutliers { .. }));
-            let may_advance = || self.frontier.should_advance(self.outliers.len());
+            let may_advance = || {
+                let waiting = self.outliers.len();
+                waiting <= MOVED_IN_NEED && self.frontier.should_advance(waiting)
+            };
             if !(is_full && origin == Origin::Client && may_advance() && self.advance()) {
                 return result;
             }

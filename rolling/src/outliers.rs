@@ -97,8 +97,8 @@ impl<V> Outliers<V> {
         self.len() == 0
     }
 
-    /// How many entries have an id from [`UPPER`] on: no table takes such ids but where those of the
-    /// traffic are nearly as high.
+    /// How many entries have an id from [`UPPER`] on: no table takes such ids but where those of
+    /// the traffic are nearly as high.
     pub fn upper(&self) -> usize {
         self.upper.load(SeqCst)
     }

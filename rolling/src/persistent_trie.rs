@@ -241,6 +241,7 @@ mod tests {
                 plain.range(from..).take(5).map(|(&id, &value)| (id, value)).collect();
             assert_eq!(entries(&map, from, 5), expected, "step {step}");
             assert_eq!(map.len(), plain.len());
+            assert_eq!(map.upper(), plain.range(UPPER..).count());
             if step % 1000 == 0 {
                 versions.push((map.clone(), plain.clone()));
             }
@@ -256,8 +257,9 @@ mod tests {
         let ids = || (0..64).map(|bit| 1u64 << bit).chain([0, u64::MAX]);
         ids().for_each(|id| map.set(id, Arc::new(id)));
         assert_eq!((map.len(), map.first(), map.last()), (66, Some(0), Some(u64::MAX)));
+        assert_eq!(map.upper(), 2);
         ids().for_each(|id| map.remove(id));
-        assert_eq!((map.len(), map.first(), map.last()), (0, None, None));
+        assert_eq!((map.len(), map.upper(), map.first(), map.last()), (0, 0, None, None));
         map.remove(7);
         assert!(map.get(7).is_none());
     }

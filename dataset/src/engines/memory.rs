@@ -106,7 +106,8 @@ impl CounterSpace {
         Demand {
             used: self.space.memory_bytes(),
             next: largest + largest / 2,
-            // Rows far from the others are in no table that could spill.
+            // Rows far from the others are in no table that could spill. They are refused from a
+            // part of the limit on that is less than one, so it does not rise with them for ever.
             newest: (2 * largest).max(LEAST_OF_COUNTERS) + self.space.outlier_bytes(),
             most: self.most_bytes(),
             spills: self.spills(),
@@ -205,7 +206,7 @@ impl Engines {
     /// tables of the others.
     pub(super) fn kept_bytes(&self) -> u64 {
         let counters = self.counters.iter().map(|space| match space.spills() {
-            true => space.largest_table(),
+            true => space.largest_table() + space.outlier_bytes(),
             false => space.memory_bytes(),
         });
         let existences = self.existences.iter().map(|space| match space.spills() {
