@@ -420,14 +420,17 @@ impl Ledger {
     }
 
     /// Whether so many pairs are in memory, because flushes fail or are slow, that no more are to
-    /// be taken.
+    /// be taken. A small ledger has more above what is to be flushed: a request that has begun does
+    /// not wait for a flush.
     pub fn is_full(&self) -> bool {
-        self.weight() >= 2 * self.most_memory_pairs()
+        self.weight()
+            >= self.most_memory_pairs().saturating_mul(4).min(2 * self.options.memory_pairs)
     }
 
     /// The same of pairs that are to be unset, which may wait for longer than those to be set.
     pub fn is_full_of_unset(&self) -> bool {
-        self.weight() >= 3 * self.most_memory_pairs()
+        self.weight()
+            >= self.most_memory_pairs().saturating_mul(6).min(3 * self.options.memory_pairs)
     }
 
     /// Why a flush has merged fewer runs than it should have: one of them cannot be read. Once.
