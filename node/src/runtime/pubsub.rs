@@ -37,8 +37,9 @@ impl Kind {
 
 /// Nanoseconds that a listener takes, beside those of the message's bytes, one each.
 const PER_LISTENER: usize = 256;
-/// Nanoseconds for each byte of a channel, or of a pattern, that is made to compare slowly.
-const PER_COMPARED_BYTE: usize = 16;
+/// Nanoseconds for each byte of a channel, and of a pattern that is made to compare slowly: each
+/// byte with each.
+const PER_COMPARISON: usize = 3;
 /// Bytes that are copied to listeners before others may subscribe.
 const SENT_AT_ONCE: usize = 1 << 20;
 
@@ -112,13 +113,12 @@ impl Channels {
     /// for each listener, and to compare the channel with each pattern.
     pub fn effort(&self, kind: Kind, channel: &[u8], message: &[u8]) -> usize {
         let mut listeners = self.count(kind, channel);
-        let mut compared = 0;
+        let mut comparisons = 0;
         if kind == Kind::Channel {
             listeners += self.pattern_listeners.load(Relaxed);
-            let patterns = self.len(Kind::Pattern);
-            compared = patterns * channel.len() + self.pattern_bytes.load(Relaxed);
+            comparisons = self.pattern_bytes.load(Relaxed) * channel.len().max(1);
         }
-        listeners.saturating_mul(message.len() + PER_LISTENER) + compared * PER_COMPARED_BYTE
+        listeners.saturating_mul(message.len() + PER_LISTENER) + comparisons * PER_COMPARISON
     }
 
     /// Sends a message to all listeners; returns how many got it (one that listens twice gets it
