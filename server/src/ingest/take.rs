@@ -17,10 +17,15 @@ use phantom::Change as Done;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use store::time;
 
 /// After a refusal that passes: how long until the next attempt.
 const AGAIN: Duration = Duration::from_millis(50);
+/// So long it is tried whether one for an id far from all others passes.
+const A_MOMENT: Duration = Duration::from_secs(1);
+/// Such refusals are forgotten when so long none has come.
+const FORGIVEN_AFTER: Duration = Duration::from_secs(60);
 
 /// One place of a message.
 struct Item<'a> {
@@ -42,6 +47,8 @@ pub(super) struct Taker<'a> {
     /// What is to be read next.
     at: Offset,
     letters: Letters,
+    /// Since when ids far from all others have been refused, and when the last one was.
+    crowded: Option<(Instant, Instant)>,
 }
 
 /// How a step ended that made some events.
@@ -66,7 +73,7 @@ impl<'a> Taker<'a> {
         at: Offset,
     ) -> Result<Taker<'a>, Trouble> {
         let letters = Letters::new(source, &host.config().durability.dir);
-        let mut taker = Taker { host, source, partition, stored, at, letters };
+        let mut taker = Taker { host, source, partition, stored, at, letters, crowded: None };
         // What is wrong with the configuration is said before the first message comes.
         taker.may_change().await?;
         if stored != Some(at) {
@@ -225,7 +232,7 @@ impl<'a> Taker<'a> {
                 }
             }
         }
-        let (mut repeated, mut unknown) = (0, 0);
+        let (mut repeated, mut unknown, mut is_crowded) = (0, 0, false);
         let each = |_, done: Result<Done, WriteError>| match done {
             Ok(Done::Unchanged) => {
                 repeated += 1;
@@ -238,6 +245,8 @@ impl<'a> Taker<'a> {
             Ok(_) => ControlFlow::Continue(()),
             Err(error) => {
                 let why = error.to_string();
+                is_crowded =
+                    matches!(error, WriteError::Counter(counter::Error::TooManyOutliers { .. }));
                 step = if passes(&error) { Step::Later(why) } else { Step::Poison(why) };
                 ControlFlow::Break(())
             }
@@ -245,6 +254,12 @@ impl<'a> Taker<'a> {
         let partition = Partition { source: &source.config.name, number: self.partition };
         let made = engines.take_over(partition, &changes, (self.stored, to), reserved, each);
         cold::unpin();
+        if is_crowded
+            && !self.is_crowded_for_long()
+            && let Step::Poison(why) = step
+        {
+            step = Step::Later(why);
+        }
         let made = made.map_err(|Moved| Trouble::Ordered)?;
         source.events.fetch_add(made as u64, Relaxed);
         source.repeated.fetch_add(repeated, Relaxed);
@@ -252,6 +267,18 @@ impl<'a> Taker<'a> {
         self.stored = Some(changes.get(made).map_or(to, |change| change.at));
         let done = if matches!(step, Step::Well) { items.len() } else { places[made] };
         Ok((step, done))
+    }
+
+    /// Whether ids far from all others are refused not just for a moment, in which a range opens
+    /// for them, or other spaces give memory back. Called at each refusal.
+    fn is_crowded_for_long(&mut self) -> bool {
+        let now = time::now();
+        let since = match self.crowded {
+            Some((since, last)) if now - last < FORGIVEN_AFTER => since,
+            _ => now,
+        };
+        self.crowded = Some((since, now));
+        now - since > A_MOMENT
     }
 
     /// Until changes are taken; an error: this node is not to make any.
