@@ -207,6 +207,7 @@ pub(crate) fn refuse(
 ) {
     note_rejected(found, args, session, node);
     node.calls.of(session.worker).error(refusal.text());
+    tracking::end_caching(session);
     let mut reply = Reply::new(out, session.client.protocol());
     let mark = reply.mark();
     reply.error(refusal.text());
@@ -409,9 +410,8 @@ fn queue(
     if !transaction.has_room_for(spec, args, node, most_args) {
         transaction.spoil();
         return Err(refuse!(
-            "ERR the commands of a transaction may have {most_args} arguments, a set of exact flags \
-             counts as {} (max_transaction_args)",
-            transaction::EXACT_SET
+            "ERR the commands of a transaction may have {most_args} arguments, of which messages \
+             and sets of exact flags count as several (max_transaction_args)"
         ));
     }
     if !transaction.may_change_spaces(spec) {

@@ -100,6 +100,9 @@ pub(crate) struct Portions {
     words: Kept,
     /// The first error of a number or of packed rows, which is sent at the end.
     error: Option<Vec<u8>>,
+    /// The rights were taken away meanwhile: the reply to each portion that is left. They are not
+    /// executed, or each would be noted.
+    pub(crate) forbidden: Option<Vec<u8>>,
 }
 
 /// Where the ids of a request begin, how many arguments each has, and what its reply is.
@@ -175,6 +178,7 @@ impl Portions {
             rows_of: rows_of(spec, args, engines),
             words: Kept::default(),
             error: None,
+            forbidden: None,
         };
         portions.read_options(args);
         (portions.end - head).is_multiple_of(step).then_some(portions)
@@ -339,10 +343,11 @@ impl Portions {
             out.extend_from_slice(&reply);
             return (true, 1, from);
         }
-        // Its rights were changed: what is left would be refused, too, and noted once more.
-        let is_forbidden = reply.starts_with(b"-NOPERM");
-        self.done = if is_forbidden { self.end } else { portion.end };
-        let (ids, is_last) = ((self.done - portion.start) / self.step, self.done == self.end);
+        if reply.starts_with(b"-NOPERM") && self.forbidden.is_none() {
+            self.forbidden = Some(reply.clone());
+        }
+        self.done = portion.end;
+        let (ids, is_last) = (portion.len() / self.step, self.done == self.end);
         match &mut self.joins {
             Joins::Elements => {
                 if is_first {
@@ -371,7 +376,7 @@ impl Portions {
                 };
                 let width = rows.len() / ((portion.start - self.head) / self.step).max(1);
                 rows.extend_from_slice(bytes_of(packed));
-                let whole = (self.done - self.head) / self.step * width;
+                let whole = (portion.end - self.head) / self.step * width;
                 if !is_first {
                     rows.resize(whole, MISSING);
                 }
@@ -704,15 +709,22 @@ mod tests {
     async fn rights_that_are_taken_away_end_a_long_request() {
         let (_folder, node) = node();
         let (mut guest, mut other) = (Guest::new(&node), Guest::new(&node));
-        guest_of(&mut guest, "+@all ~post:*").await;
-        let take = |turn| {
-            if turn == 5 {
-                let taken = other.step(b"ACL SETUSER u -del\r\n").1;
+        let mut take = |turn| {
+            if turn == 6 {
+                let taken = other.step(b"ACL SETUSER u -del -mget\r\n").1;
                 assert_eq!(taken, b"+OK\r\n");
             }
         };
-        let told = in_turns(&mut guest, &deletion("post:1"), take);
+        guest_of(&mut guest, "+@all ~post:*").await;
+        let told = in_turns(&mut guest, &deletion("post:1"), &mut take);
         assert!(told.starts_with("-NOPERM") && told.matches('\n').count() == 1, "{told}");
+        assert_eq!(forbidden(&mut guest).await, "1");
+        guest_of(&mut guest, "+@all ~post:*").await;
+        let read = request(&words("MGET", ids().map(|id| format!("post:{id}:like")), ""));
+        let told = in_turns(&mut guest, &read, &mut take);
+        let refused = told.matches("-NOPERM").count();
+        assert!(told.starts_with("*3000\r\n$1\r\n1\r\n") && refused > 100, "{told}");
+        assert_eq!(told.matches("$1\r\n1\r\n").count() + refused, IDS as usize);
         assert_eq!(forbidden(&mut guest).await, "1");
     }
 

@@ -494,6 +494,10 @@ impl RequestLoop {
         turn: &mut TurnBuffers,
         has_cold: bool,
     ) -> Option<Duration> {
+        if let Some(reply) = &portions.forbidden {
+            turn.out.extend_from_slice(reply);
+            return Some(Duration::ZERO);
+        }
         let (found, args, session) = (portions.request.found, portions.args(), &mut self.session);
         let paused = node.pause.now();
         if paused != Paused::Nothing && execute::must_wait(args, session, paused, node) {

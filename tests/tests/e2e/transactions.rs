@@ -307,8 +307,8 @@ fn arguments_of_a_request_and_of_a_transaction_are_limited() {
     assert_eq!(raw.ask(&["PING"]), "+QUEUED", "it touches no data");
     assert_eq!(
         raw.ask(&["DEL", "post:1"]),
-        "-ERR the commands of a transaction may have 32768 arguments, a set of exact flags \
-         counts as 128 (max_transaction_args)"
+        "-ERR the commands of a transaction may have 32768 arguments, of which messages \
+         and sets of exact flags count as several (max_transaction_args)"
     );
     assert!(raw.ask(&["EXEC"]).starts_with("-EXECABORT"));
     raw.request(&["GET", "post:1:like"]).expect("$1\r\n5\r\n");
@@ -341,10 +341,10 @@ fn what_takes_long_in_a_transaction_counts_as_many_arguments() {
     assert_eq!(queued(&["EXISTS", "liked:1"]), 32_768 / 129);
     assert_eq!(queued(&["SISMEMBER", "read:1", "liked:1"]), 1000);
     // A message that is held against hostile patterns.
-    let (pattern, channel) = ("?*".repeat(100), "c".repeat(200));
+    let (pattern, channel) = (format!("*{}b", "a".repeat(198)), "a".repeat(200));
     assert_eq!(queued(&["PUBLISH", &channel, "x"]), 1000);
     let mut listener = server.raw();
-    for n in 0..200 {
+    for n in 0..10 {
         assert_eq!(listener.ask(&["PSUBSCRIBE", &format!("{pattern}{n}")]), "*3");
         (0..5).for_each(|_| _ = listener.line());
     }

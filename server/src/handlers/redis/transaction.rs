@@ -51,7 +51,7 @@ pub(crate) const MOST_SPACE_CHANGES: usize = 16;
 
 /// Arguments that the set of an id counts as where its members are in a ledger: one that has to be
 /// looked for there is a read of a file or two.
-pub(crate) const EXACT_SET: usize = 128;
+const EXACT_SET: usize = 128;
 
 /// Nanoseconds that an argument takes, roughly.
 const ARGUMENT_NS: usize = 1000;
@@ -153,8 +153,8 @@ impl Transaction {
     }
 }
 
-/// As how many more arguments a command counts than it has: a set whose members are in a ledger, and
-/// a message for many.
+/// As how many more arguments a command counts than it has: a set whose members are in a ledger,
+/// and a message for many.
 fn more_args(spec: &Spec, args: Args<'_>, node: Now<'_>) -> usize {
     let effort = |kind| node.channels.effort(kind, args.at(1), args.at(2)) / ARGUMENT_NS;
     match spec.name {
