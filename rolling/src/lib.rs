@@ -35,6 +35,7 @@ mod unreadable;
 pub use bits::ones;
 pub use frontier::{Admission, Frontier, MAX_RANGES, Range};
 pub use memory::{HUGE_PAGE_BYTES, Words, equal_bytes, prefetch, prefetch_to_write};
-pub use outliers::{Outliers, Refused, Side, UPPER};
+pub use outliers::{Outliers, Refused, Side};
+pub use persistent_trie::UPPER;
 pub use ring::{Entry, Loaded, Ring, STRIPES, Slot, Tables};
 pub use unreadable::{Unreadable, UnreadableIds};

@@ -27,9 +27,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 /// How many entries are visited in one version of the map, or moved while the mutex is held.
 const CHUNK: usize = 256;
 
-/// The first id of the upper half of all ids.
-pub const UPPER: u64 = 1 << 63;
-
 /// Entries of type `V` by id. See the top of the file.
 pub struct Outliers<V> {
     entries: ArcSwap<PersistentTrie<V>>,
@@ -97,8 +94,8 @@ impl<V> Outliers<V> {
         self.len() == 0
     }
 
-    /// How many entries have an id from [`UPPER`] on: no table takes such ids but where those of
-    /// the traffic are nearly as high.
+    /// How many entries have an id from [`crate::UPPER`] on: no table takes such ids but where
+    /// those of the traffic are nearly as high.
     pub fn upper(&self) -> usize {
         self.upper.load(SeqCst)
     }

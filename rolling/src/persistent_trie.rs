@@ -12,8 +12,10 @@
 //! A change makes new branches from the root to its place, at most 64 of them, and shares all
 //! others with the version before. The form depends on the ids alone, not on their order.
 
-use crate::outliers::UPPER;
 use std::sync::Arc;
+
+/// The first id of the upper half of all ids.
+pub const UPPER: u64 = 1 << 63;
 
 /// Values by id. Cheap to clone.
 pub(crate) struct PersistentTrie<V> {

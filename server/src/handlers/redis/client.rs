@@ -171,10 +171,13 @@ fn quit(call: &mut Call<'_>) -> Outcome {
 }
 
 fn reset(call: &mut Call<'_>) -> Outcome {
+    let listened = call.session.client.listens();
     call.session.forget(&call.node);
     let client = &call.session.client;
-    // Their senders were told that they arrive.
-    client.inbox.take(call.reply.bytes(), None);
+    if listened {
+        // The senders were told that their messages arrive.
+        client.inbox.take(call.reply.bytes(), None);
+    }
     client.set_protocol(Protocol::Resp2);
     {
         let mut names = client.names.lock();
