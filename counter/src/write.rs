@@ -275,17 +275,28 @@ impl Space {
         Ok(is_bounded.then(|| shape.schema.clone()))
     }
 
-    /// One write, wherever `id` belongs. `inside` does it in a table, and may run several times,
-    /// without effect but for the last; `ahead` says what fields of the row in the outliers become.
-    /// Both get `state`.
+    /// One write of a client, wherever `id` belongs. `inside` does it in a table, `ahead` says what
+    /// fields of the row in the outliers become. Both get `state`, and may run several times,
+    /// without effect but for the last.
     fn write<S>(
         &self,
         id: u64,
         state: &mut S,
-        inside: impl FnMut(&Table, &mut S) -> Result<(), Error>,
-        ahead: impl FnMut(Option<&OutlierRow>, &mut S) -> Result<Vec<(usize, i64)>, Error>,
+        mut inside: impl FnMut(&Table, &mut S) -> Result<(), Error>,
+        mut ahead: impl FnMut(Option<&OutlierRow>, &mut S) -> Result<Vec<(usize, i64)>, Error>,
     ) -> Result<(), Error> {
-        self.write_as(Origin::Client, id, state, inside, ahead)
+        loop {
+            let result = self.write_as(Origin::Client, id, state, &mut inside, &mut ahead);
+            // The thread that opens ranges may be slower than writers are.
+            let is_full = matches!(result, Err(Error::Full { .. } | Error::TooManyOutliers { .. }));
+            let may_advance = || {
+                let waiting = self.outliers.len();
+                waiting <= MOVED_IN_NEED && self.frontier.should_advance(waiting)
+            };
+            if !(is_full && may_advance() && self.advance()) {
+                return result;
+            }
+        }
     }
 
     fn write_as<S>(
@@ -294,29 +305,7 @@ impl Space {
         id: u64,
         state: &mut S,
         mut inside: impl FnMut(&Table, &mut S) -> Result<(), Error>,
-        mut ahead: impl FnMut(Option<&OutlierRow>, &mut S) -> Result<Vec<(usize, i64)>, Error>,
-    ) -> Result<(), Error> {
-        loop {
-            let result = self.write_once(origin, id, state, &mut inside, &mut ahead);
-            // The thread that opens ranges may be slower than writers are.
-            let is_full = matches!(result, Err(Error::Full { .. } | Error::TooManyOutliers { .. }));
-            let may_advance = || {
-                let waiting = self.outliers.len();
-                waiting <= MOVED_IN_NEED && self.frontier.should_advance(waiting)
-            };
-            if !(is_full && origin == Origin::Client && may_advance() && self.advance()) {
-                return result;
-            }
-        }
-    }
-
-    fn write_once<S>(
-        &self,
-        origin: Origin,
-        id: u64,
-        state: &mut S,
-        mut inside: impl FnMut(&Table, &mut S) -> Result<(), Error>,
-        mut ahead: impl FnMut(Option<&OutlierRow>, &mut S) -> Result<Vec<(usize, i64)>, Error>,
+        ahead: impl FnOnce(Option<&OutlierRow>, &mut S) -> Result<Vec<(usize, i64)>, Error>,
     ) -> Result<(), Error> {
         let write = |side: Side, entry: &mut Option<Arc<OutlierRow>>| match side {
             Side::Inside => self.write_inside(origin, id, entry, |table| inside(table, state)),
