@@ -420,17 +420,21 @@ impl Ledger {
     }
 
     /// Whether so many pairs are in memory, because flushes fail or are slow, that no more are to
-    /// be taken. A small ledger has more above what is to be flushed: a request that has begun does
-    /// not wait for a flush.
+    /// be taken.
     pub fn is_full(&self) -> bool {
-        self.weight()
-            >= self.most_memory_pairs().saturating_mul(4).min(2 * self.options.memory_pairs)
+        self.has_flushes(2)
     }
 
     /// The same of pairs that are to be unset, which may wait for longer than those to be set.
     pub fn is_full_of_unset(&self) -> bool {
-        self.weight()
-            >= self.most_memory_pairs().saturating_mul(6).min(3 * self.options.memory_pairs)
+        self.has_flushes(3)
+    }
+
+    /// Whether so many times as many pairs are in memory as are flushed at most; twice that of a
+    /// ledger that flushes fewer, as a request that has begun does not wait for a flush.
+    fn has_flushes(&self, times: usize) -> bool {
+        let of_fewer = self.most_memory_pairs().saturating_mul(2 * times);
+        self.weight() >= of_fewer.min(times * self.options.memory_pairs)
     }
 
     /// Why a flush has merged fewer runs than it should have: one of them cannot be read. Once.
