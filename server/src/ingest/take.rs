@@ -232,7 +232,7 @@ impl<'a> Taker<'a> {
                 }
             }
         }
-        let (mut repeated, mut unknown, mut is_crowded) = (0, 0, false);
+        let (mut repeated, mut unknown) = (0, 0);
         let each = |_, done: Result<Done, WriteError>| match done {
             Ok(Done::Unchanged) => {
                 repeated += 1;
@@ -245,21 +245,17 @@ impl<'a> Taker<'a> {
             Ok(_) => ControlFlow::Continue(()),
             Err(error) => {
                 let why = error.to_string();
-                is_crowded =
-                    matches!(error, WriteError::Counter(counter::Error::TooManyOutliers { .. }));
-                step = if passes(&error) { Step::Later(why) } else { Step::Poison(why) };
+                step = if passes(&error, &mut self.crowded) {
+                    Step::Later(why)
+                } else {
+                    Step::Poison(why)
+                };
                 ControlFlow::Break(())
             }
         };
         let partition = Partition { source: &source.config.name, number: self.partition };
         let made = engines.take_over(partition, &changes, (self.stored, to), reserved, each);
         cold::unpin();
-        if is_crowded
-            && !self.is_crowded_for_long()
-            && let Step::Poison(why) = step
-        {
-            step = Step::Later(why);
-        }
         let made = made.map_err(|Moved| Trouble::Ordered)?;
         source.events.fetch_add(made as u64, Relaxed);
         source.repeated.fetch_add(repeated, Relaxed);
@@ -267,18 +263,6 @@ impl<'a> Taker<'a> {
         self.stored = Some(changes.get(made).map_or(to, |change| change.at));
         let done = if matches!(step, Step::Well) { items.len() } else { places[made] };
         Ok((step, done))
-    }
-
-    /// Whether ids far from all others are refused not just for a moment, in which a range opens
-    /// for them, or other spaces give memory back. Called at each refusal.
-    fn is_crowded_for_long(&mut self) -> bool {
-        let now = time::now();
-        let since = match self.crowded {
-            Some((since, last)) if now - last < FORGIVEN_AFTER => since,
-            _ => now,
-        };
-        self.crowded = Some((since, now));
-        now - since > A_MOMENT
     }
 
     /// Until changes are taken; an error: this node is not to make any.
@@ -325,9 +309,10 @@ fn refusal(node: &Node) -> Option<String> {
 }
 
 /// Whether a refusal is one of the moment: it is right again when there is room, or the disk can be
-/// read.
-fn passes(error: &WriteError) -> bool {
+/// read. `crowded`: of [`Taker`].
+fn passes(error: &WriteError, crowded: &mut Option<(Instant, Instant)>) -> bool {
     match error {
+        WriteError::Counter(counter::Error::TooManyOutliers { .. }) => !has_lasted(crowded),
         WriteError::Counter(error) => matches!(
             error,
             counter::Error::Full { .. } | counter::Error::NoMemory | counter::Error::Unreadable(_)
@@ -342,6 +327,18 @@ fn passes(error: &WriteError) -> bool {
         WriteError::Unreadable(_) | WriteError::LedgerFull(_) => true,
         _ => false,
     }
+}
+
+/// Whether ids far from all others are refused not just for a moment, in which a range opens for
+/// them, or other spaces give memory back. Called at each such refusal.
+fn has_lasted(crowded: &mut Option<(Instant, Instant)>) -> bool {
+    let now = time::now();
+    let since = match *crowded {
+        Some((since, last)) if now - last < FORGIVEN_AFTER => since,
+        _ => now,
+    };
+    *crowded = Some((since, now));
+    now - since > A_MOMENT
 }
 
 /// Has what the events need and lies on the disk read, all of it at the same time, before any
