@@ -38,7 +38,9 @@ pub fn program() -> &'static Path {
 /// Says that a test cannot run here: past libtest, which shows nothing of what passes, and in the
 /// file that `./test` prints at its end.
 pub fn cannot(why: &str) {
-    let name = std::thread::current().name().unwrap_or_default().to_owned();
+    // A test that has a process of its own runs on its main thread.
+    let name = std::env::var("NEXTEST_TEST_NAME")
+        .unwrap_or_else(|_| std::thread::current().name().unwrap_or_default().to_owned());
     let said = format!("SKIPPED: {name}: {why}\n");
     std::io::stderr().write_all(said.as_bytes()).expect("somewhere to say it");
     if let Some(path) = std::env::var_os("TIDEMARK_SKIPPED") {

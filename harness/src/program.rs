@@ -18,18 +18,9 @@ pub const FIRST: u64 = 3_631_614_501_919_378;
 /// (post, member) -> was the like acknowledged?
 pub type Likes = BTreeMap<(u64, u64), bool>;
 
-/// A number from the environment, if it is there.
-pub fn given(name: &str) -> Option<u64> {
-    std::env::var(name)
-        .ok()
-        .map(|given| given.parse().unwrap_or_else(|_| panic!("{name}={given} is no number")))
-}
-
-/// How often the program is to be killed (`TIDEMARK_RUNS`), and the seed of that
-/// (`TIDEMARK_SEED`), which is said.
-pub fn rounds(default: u64) -> (u64, u64) {
-    let (rounds, seed) =
-        (given("TIDEMARK_RUNS").unwrap_or(default), given("TIDEMARK_SEED").unwrap_or(1));
+/// Returns how often to kill the program, and the seed of the kills, which it prints.
+pub fn rounds(full: u64) -> (u64, u64) {
+    let (rounds, seed) = (seeds::rounds(full), seeds::given("TIDEMARK_SEED").unwrap_or(1));
     eprintln!("TIDEMARK_SEED={seed}, {rounds} rounds");
     (rounds, seed)
 }

@@ -390,7 +390,7 @@ mod tests {
         let variables = run.variables([Some(7), None, None, None]).unwrap();
         assert_eq!(
             shown(&run.words(), &variables),
-            "TIDEMARK_SEED=7 TIDEMARK_RUNS=1 cargo test -p replication --test sim -- \
+            "TIDEMARK_SEED=7 TIDEMARK_RUNS=1 cargo test -p replication --test it -- \
              --include-ignored --nocapture"
         );
     }

@@ -577,14 +577,13 @@ fn run(seed: u64, sums: &mut Sums) {
 
 #[test]
 fn what_was_synced_is_what_a_start_finds() {
-    let number = |name| std::env::var(name).ok().map(|n| n.parse::<u64>().expect("a number"));
     let mut sums = Sums::default();
-    let runs = number("TIDEMARK_RUNS");
-    if let Some(first) = number("TIDEMARK_SEED") {
-        return (first..first + runs.unwrap_or(1)).for_each(|seed| run(seed, &mut sums));
+    let seeds = seeds::seeds(40);
+    let runs = seeds.end - seeds.start;
+    seeds.for_each(|seed| run(seed, &mut sums));
+    if seeds::is_replay() {
+        return;
     }
-    let runs = runs.unwrap_or(40);
-    (0..runs).for_each(|seed| run(seed, &mut sums));
     let Sums { rounds, failed, snapshots, failed_snapshots, starts, tables, .. } = sums;
     let Sums { flushes, failed_flushes, .. } = sums;
     println!(

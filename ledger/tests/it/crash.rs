@@ -7,7 +7,7 @@
 //! memory has it at that time, and nothing if it is not there any more; others write while a flush
 //! is under way. `TIDEMARK_RUNS=100000` runs more.
 
-use crate::model::{KIND, SPACE, seeds};
+use crate::model::{KIND, SPACE};
 use ledger::{Flush, Ledger, Member, Options, OwnedMember};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -301,7 +301,7 @@ fn run(seed: u64) {
 
 #[test]
 fn crashes_lose_nothing_that_was_synced_and_set_nothing_that_was_not_sent() {
-    seeds(400).for_each(run);
+    seeds::seeds(400).for_each(run);
 }
 
 #[test]

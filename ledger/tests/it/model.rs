@@ -205,18 +205,9 @@ impl World {
     }
 }
 
-/// `TIDEMARK_SEED`, `TIDEMARK_RUNS`: see docs/testing.md.
-pub(crate) fn seeds(runs: u64) -> std::ops::Range<u64> {
-    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    match (number("TIDEMARK_SEED"), number("TIDEMARK_RUNS")) {
-        (Some(seed), runs) => seed..seed + runs.unwrap_or(1),
-        (None, asked) => 0..asked.unwrap_or(runs),
-    }
-}
-
 #[test]
 fn ledger_answers_as_a_set_does() {
-    for seed in seeds(12) {
+    for seed in seeds::seeds(12) {
         let mut world = World::new(seed);
         (0..15_000).for_each(|_| world.step());
         world.reopen();

@@ -142,8 +142,7 @@ fn restored(plan: &Plan, to: &Path) -> u64 {
 
 #[test]
 fn any_backup_is_restored_to_any_place_that_its_log_has() {
-    let seeds = std::env::var("TIDEMARK_SEED").ok().and_then(|s| s.parse().ok());
-    for seed in seeds.map_or(0..20, |seed: u64| seed..seed + 1) {
+    for seed in seeds::seeds(20) {
         eprintln!("TIDEMARK_SEED={seed}");
         let mut rng = fastrand::Rng::with_seed(seed);
         // In memory: thousands of syncs.

@@ -304,7 +304,7 @@ fn run(seed: u64) -> Ended {
 
 #[test]
 fn what_is_lost_is_no_older_than_was_said() {
-    let seeds = crate::crash::seeds(1500);
+    let seeds = seeds::seeds(1500);
     let total = seeds.end - seeds.start;
     if total == 1 {
         run(seeds.start);

@@ -378,18 +378,9 @@ pub(crate) fn run(seed: u64) -> (u64, u64, u64) {
     (model.crashes, model.losses, model.trace)
 }
 
-/// Seeds of a run: `TIDEMARK_SEED` is the first one, alone the only one; `TIDEMARK_RUNS` how many.
-pub(crate) fn seeds(default: u64) -> std::ops::Range<u64> {
-    let number = |name| std::env::var(name).ok().map(|n| n.parse::<u64>().expect("a number"));
-    match (number("TIDEMARK_SEED"), number("TIDEMARK_RUNS")) {
-        (Some(first), runs) => first..first + runs.unwrap_or(1),
-        (None, runs) => 0..runs.unwrap_or(default),
-    }
-}
-
 #[test]
 fn whatever_was_acknowledged_survives_every_crash() {
-    let seeds = seeds(4000);
+    let seeds = seeds::seeds(4000);
     if seeds.end - seeds.start == 1 {
         println!("seed {}: {:?}", seeds.start, run(seeds.start));
         return;

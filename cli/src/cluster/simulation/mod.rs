@@ -241,21 +241,16 @@ fn run(seed: u64) -> Met {
     world.met.take()
 }
 
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().expect("a number"))
-}
-
 /// Found two masters of a slot once, or none: docs/testing/journal.md.
 const FOUND: [u64; 9] = [234, 517, 1068, 5590, 9598, 14_144, 51_043, 55_525, 62_636];
 
 #[test]
 fn slots_have_one_master_whatever_is_killed() {
-    let (seed, runs) = (number("TIDEMARK_SEED"), number("TIDEMARK_RUNS"));
-    let first = seed.unwrap_or(0);
-    let runs = runs.unwrap_or(if seed.is_some() { 1 } else { 300 });
+    let seeds = seeds::seeds(300);
+    let runs = seeds.end - seeds.start;
     let mut sum = Met::default();
-    let found = FOUND.into_iter().filter(|it| seed.is_none() && *it >= first + runs);
-    for seed in (first..first + runs).chain(found) {
+    let found = FOUND.into_iter().filter(|seed| !seeds::is_replay() && *seed >= runs);
+    for seed in seeds.chain(found) {
         let met = std::panic::catch_unwind(|| run(seed)).unwrap_or_else(|cause| {
             println!("TIDEMARK_SEED={seed}");
             std::panic::resume_unwind(cause)
@@ -271,7 +266,7 @@ fn slots_have_one_master_whatever_is_killed() {
         met.kills_in.into_iter().for_each(|(at, n)| *sum.kills_in.entry(at).or_default() += n);
     }
     println!("{runs} runs: {sum:?}");
-    if seed.is_none() {
+    if !seeds::is_replay() {
         for stage in STAGES {
             let kills = sum.kills_in.get(&stage).copied().unwrap_or(0);
             assert!(kills > runs / 200, "{stage:?}: {sum:?}");

@@ -1,0 +1,618 @@
+//! Backups of the real program: under load, killed in the middle, beside snapshots and spills, on a
+//! full disk; and what `tidemark restore` makes of them, row by row.
+//!
+//! `TIDEMARK_RUNS` (default 4; `cargo xtask play backup`) and `TIDEMARK_SEED`. A full disk needs
+//! the right to mount a tmpfs (`SmallDisk`).
+
+use harness::program::{
+    FIRST, Likes, POSTS, Program, SmallDisk, call, cannot, check, count, info, names, refusal,
+    rounds, text, tidemark, until,
+};
+use node::client::Client;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+/// A server with its data in `data` and backups in `backups`, and more settings.
+fn start(home: &Path, settings: &str) -> Program {
+    start_in(home, "data", settings)
+}
+
+fn start_in(home: &Path, data: &str, settings: &str) -> Program {
+    let config = home.join(format!("{data}.toml"));
+    let backups = home.join("backups");
+    let text = format!(
+        "[durability]\nfsync = \"always\"\n[backup]\ndir = \"{}\"\n{settings}",
+        backups.display()
+    );
+    std::fs::write(&config, text).unwrap();
+    Program::start_as(&[], &home.join(data), &["--config", config.to_str().unwrap()])
+        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+}
+
+/// A field of BACKUP STATUS, as text; empty if it is not there.
+fn status(client: &mut Client, field: &str) -> String {
+    let OwnedFrame::Array(all) = call(client, "BACKUP STATUS") else { panic!("a map") };
+    let said = |frame: &OwnedFrame| match frame {
+        OwnedFrame::BulkString(bytes) => String::from_utf8(bytes.clone()).unwrap(),
+        OwnedFrame::Integer(number) => number.to_string(),
+        other => panic!("{other:?}"),
+    };
+    let pair = all.chunks(2).find(|pair| said(&pair[0]) == field);
+    pair.map(|pair| said(&pair[1])).unwrap_or_default()
+}
+
+/// Makes a backup, and waits for its end.
+fn back_up(client: &mut Client, name: &str) -> String {
+    assert_eq!(refusal(&call(client, &format!("BACKUP TO {name}"))), "");
+    until("the backup ends", || status(client, "state") == "idle");
+    status(client, "last_status")
+}
+
+/// `tidemark restore`: what it says, and whether it went well.
+fn restore(backup: &Path, to: &Path, more: &[&str]) -> (bool, String) {
+    let mut words = vec!["restore", backup.to_str().unwrap(), "--to", to.to_str().unwrap()];
+    words.extend(more);
+    let output = tidemark(&words);
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8(said).unwrap())
+}
+
+fn restored(backup: &Path, to: &Path, more: &[&str]) -> String {
+    let (fine, said) = restore(backup, to, more);
+    assert!(fine, "{said}");
+    let checked = tidemark(&["check", to.to_str().unwrap()]);
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+    said
+}
+
+/// Folders that are backups by their names.
+fn backups(home: &Path) -> Vec<PathBuf> {
+    let root = home.join("backups");
+    let all = if root.is_dir() { names(&root) } else { Vec::new() };
+    let visible = all.into_iter().filter(|name| !name.starts_with('.') && name != "log");
+    visible.map(|name| root.join(name)).filter(|path| path.is_dir()).collect()
+}
+
+/// Killed in the middle of backups, again and again: those that are there are whole, and have what
+/// was acknowledged before they were asked for.
+#[test]
+fn a_backup_has_all_that_was_acknowledged_before_it_though_the_server_is_killed() {
+    let (rounds, seed) = rounds(4);
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path();
+    // By the names of backups: what was acknowledged when they were asked for.
+    let promised: Mutex<Vec<(String, Likes)>> = Mutex::default();
+    let all: Mutex<Likes> = Mutex::default();
+    let mut torn = 0;
+    for round in 0..rounds {
+        // So slow that some are caught half way.
+        let program = start(home, "bytes_per_s = 3_000_000\nkeep_log_s = 3600\n");
+        let port = program.port;
+        check(port, &all.lock().unwrap());
+        let pause = Duration::from_millis(rng.u64(300..1500));
+        let seeds = [rng.u64(..), rng.u64(..)];
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            for (i, seed) in (0..2).zip(seeds) {
+                let (all, is_over) = (&all, &is_over);
+                s.spawn(move || {
+                    // Short bursts, so that what is acknowledged is known soon.
+                    for burst in 0.. {
+                        let first = ((round * 2 + i) * 1_000 + burst) * 100 + 1;
+                        let mut sent = Likes::new();
+                        let Ok(mut client) = Client::connect(("127.0.0.1", port)) else { return };
+                        let mut rng = fastrand::Rng::with_seed(seed ^ burst);
+                        for member in first..first + 40 {
+                            let post = FIRST + rng.u64(0..POSTS) * 4096;
+                            client.push(&[b"FEED.ACT", b"like", &text(member), &text(post)]);
+                            sent.insert((post, member), false);
+                        }
+                        let mut members: Vec<_> = sent.keys().copied().collect();
+                        members.sort_by_key(|(_, member)| *member);
+                        for like in members {
+                            let Ok(OwnedFrame::Array(items)) = client.reply() else { break };
+                            sent.insert(like, items[0] == OwnedFrame::Integer(1));
+                        }
+                        all.lock().unwrap().extend(sent);
+                        if is_over.load(SeqCst) {
+                            return;
+                        }
+                    }
+                });
+            }
+            let (all, promised, is_over) = (&all, &promised, &is_over);
+            s.spawn(move || {
+                let Ok(mut client) = Client::connect(("127.0.0.1", port)) else { return };
+                for n in 0.. {
+                    let name = format!("r{round}-{n}");
+                    let now: Likes = all
+                        .lock()
+                        .unwrap()
+                        .iter()
+                        .filter(|like| *like.1)
+                        .map(|l| (*l.0, true))
+                        .collect();
+                    promised.lock().unwrap().push((name.clone(), now));
+                    if n % 2 == 1 && client.call(&[b"SAVE"]).is_err() {
+                        return;
+                    }
+                    if client.call(&[b"BACKUP", b"TO", name.as_bytes()]).is_err() {
+                        return;
+                    }
+                    while !is_over.load(SeqCst) {
+                        let Ok(OwnedFrame::Array(said)) = client.call(&[b"BACKUP", b"STATUS"])
+                        else {
+                            return;
+                        };
+                        if said.contains(&OwnedFrame::BulkString(b"idle".to_vec())) {
+                            break;
+                        }
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                }
+            });
+            std::thread::sleep(pause);
+            program.kill();
+            is_over.store(true, SeqCst);
+        });
+        torn += u64::from(names(&home.join("backups")).iter().any(|n| n.ends_with(".tmp")));
+        eprintln!("round {round}: {} backups, killed after {pause:?}", backups(home).len());
+    }
+    let sent = all.into_inner().unwrap();
+    let there = backups(home);
+    for (name, mut likes) in promised.into_inner().unwrap() {
+        let backup = home.join("backups").join(&name);
+        if !there.contains(&backup) {
+            continue;
+        }
+        let to = home.join("restored");
+        restored(&backup, &to, &[]);
+        let program = start_in(home, "restored", "");
+        // Flags and counters agree, of what was sent later and may be there, too.
+        let promises = likes.len();
+        likes.extend(
+            sent.keys().filter(|l| !likes.contains_key(l)).map(|l| (*l, false)).collect::<Vec<_>>(),
+        );
+        check(program.port, &likes);
+        eprintln!("{name}: {promises} promised");
+        program.kill();
+        std::fs::remove_dir_all(&to).unwrap();
+    }
+    // What kills have left goes with the next backup.
+    let program = start(home, "");
+    assert_eq!(back_up(&mut program.client(), "last"), "ok");
+    assert!(!names(&home.join("backups")).iter().any(|name| name.ends_with(".tmp")));
+    check(program.port, &sent);
+    program.kill();
+    // All that was ever acknowledged is in the archive of the log, or in the backup.
+    restored(&home.join("backups/last"), &home.join("restored"), &["--until", "latest"]);
+    check(start_in(home, "restored", "").port, &sent);
+    assert!(there.len() as u64 >= rounds, "{} backups of {rounds} rounds", there.len());
+    eprintln!("{} backups, {torn} rounds left a torn one, {} likes", there.len(), sent.len());
+}
+
+/// How many likes the posts have.
+fn likes_of(port: u16) -> i64 {
+    let mut client = Client::connect(("127.0.0.1", port)).unwrap();
+    let posts = (0..POSTS).map(|n| format!("post:{}:like", FIRST + n * 4096));
+    let OwnedFrame::Array(all) =
+        call(&mut client, &format!("MGET {}", posts.collect::<Vec<_>>().join(" ")))
+    else {
+        panic!("an array")
+    };
+    let number = |frame: &OwnedFrame| match frame {
+        OwnedFrame::BulkString(n) => String::from_utf8(n.clone()).unwrap().parse().unwrap(),
+        _ => 0,
+    };
+    all.iter().map(number).sum()
+}
+
+#[test]
+fn a_restore_ends_at_the_position_or_the_time_that_it_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path();
+    let program = start(home, "keep_log_s = 3600\n");
+    let mut client = program.client();
+    // Before the backup, and after it; with a start and a snapshot in between.
+    let mut places = Vec::new();
+    let mut program = Some(program);
+    let mut liked = 0;
+    for phase in 0..6u64 {
+        if phase == 2 {
+            assert_eq!(refusal(&call(&mut client, "SAVE")), "");
+            assert_eq!(back_up(&mut client, "base"), "ok");
+        }
+        if phase == 4 {
+            assert_eq!(refusal(&call(&mut client, "SAVE")), "");
+            program.take().unwrap().kill();
+            let again = start(home, "keep_log_s = 3600\n");
+            client = again.client();
+            program = Some(again);
+        }
+        let mut rng = fastrand::Rng::with_seed(phase);
+        for member in 1..=100 {
+            let post = FIRST + rng.u64(0..POSTS) * 4096;
+            client.push(&[b"FEED.ACT", b"like", &text(phase * 1_000 + member), &text(post)]);
+        }
+        for _ in 0..100 {
+            let OwnedFrame::Array(said) = client.reply().unwrap() else { panic!("no array") };
+            liked += i64::from(said[0] == OwnedFrame::Integer(1));
+        }
+        let offset = count(&mut client, "log_synced_offset");
+        let OwnedFrame::Array(time) = call(&mut client, "TIME") else { panic!("a time") };
+        let said = |frame: &OwnedFrame| match frame {
+            OwnedFrame::BulkString(n) => {
+                String::from_utf8(n.clone()).unwrap().parse::<u64>().unwrap()
+            }
+            other => panic!("{other:?}"),
+        };
+        // To the microsecond: it is cut to what batches have.
+        let (seconds, micros) = (said(&time[0]), said(&time[1]));
+        std::thread::sleep(Duration::from_millis(20));
+        places.push((offset, seconds * 1_000 + micros / 1_000, liked));
+    }
+    let end = count(&mut client, "log_synced_offset");
+    until("the log is kept", || {
+        status(&mut client, "log_offset").parse::<u64>().is_ok_and(|offset| offset >= end)
+    });
+    program.take().unwrap().kill();
+    let base = home.join("backups/base");
+    let to = home.join("restored");
+    let time_of = |ms: u64| {
+        let date = std::process::Command::new("date")
+            .args(["-u", "-d", &format!("@{}", ms / 1000), "+%Y-%m-%dT%H:%M:%S"])
+            .output()
+            .unwrap();
+        format!("{}.{:03}Z", String::from_utf8(date.stdout).unwrap().trim(), ms % 1000)
+    };
+    for (offset, ms, likes) in &places[2..] {
+        for place in [offset.to_string(), time_of(*ms)] {
+            let said = restored(&base, &to, &["--until", &place]);
+            let again = start_in(home, "restored", "");
+            assert_eq!(likes_of(again.port), *likes, "{place}: {said}");
+            // It is a master that takes writes.
+            let like = call(&mut again.client(), &format!("FEED.ACT like 99999999 {FIRST}"));
+            assert_eq!(refusal(&like), "");
+            again.kill();
+            std::fs::remove_dir_all(&to).unwrap();
+        }
+    }
+    for place in [places[0].0.to_string(), time_of(places[0].1 - 2_000), "1".to_owned()] {
+        let (fine, said) = restore(&base, &to, &["--until", &place]);
+        assert!(!fine && said.contains("take an older backup"), "{place}: {said}");
+    }
+    let (fine, said) = restore(&base, &to, &["--until", &(end + 1000).to_string()]);
+    assert!(!fine && said.contains("name more of it with --log"), "{said}");
+    assert!(!to.exists(), "nothing is written before all is verified");
+    // Without the archive the data folder has the log, as long as it is there.
+    std::fs::remove_dir_all(home.join("backups/log")).unwrap();
+    restored(&base, &to, &["--until", "latest", "--log", home.join("data").to_str().unwrap()]);
+    assert_eq!(likes_of(start_in(home, "restored", "").port), liked);
+}
+
+/// Any damaged file of a backup is named, by check and by restore, which then writes nothing.
+#[test]
+fn damage_of_a_backup_is_found_and_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path();
+    let program = start(home, "");
+    let mut client = program.client();
+    for member in 1..500 {
+        call(&mut client, &format!("FEED.ACT like {member} {}", FIRST + member % 7));
+    }
+    assert_eq!(refusal(&call(&mut client, "SAVE")), "");
+    assert_eq!(back_up(&mut client, "one"), "ok");
+    let one = home.join("backups/one");
+    assert!(tidemark(&["check", one.to_str().unwrap()]).status.success());
+    // It is no folder to serve from.
+    let refused = Program::start_as(&[], &one, &[]).err().expect("it must not start").join("\n");
+    assert!(refused.contains("tidemark restore"), "{refused}");
+    for name in names(&one) {
+        if name == "tidemark.lock" {
+            continue;
+        }
+        let path = one.join(&name);
+        let whole = std::fs::read(&path).unwrap();
+        let mut bytes = whole.clone();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 4;
+        // The file of the data folder may be the same.
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, bytes).unwrap();
+        let (fine, said) = restore(&one, &home.join("restored"), &[]);
+        assert!(!fine && said.contains(&name), "{name}: {said}");
+        assert!(!home.join("restored").exists());
+        let checked = tidemark(&["check", one.to_str().unwrap()]);
+        let said = String::from_utf8(checked.stdout).unwrap();
+        assert!(!checked.status.success() && said.contains(&name), "{said}");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, whole).unwrap();
+    }
+    restored(&one, &home.join("restored"), &[]);
+}
+
+/// The disk of the backups is another one, and full: the server goes on, nothing is left there, and
+/// with room the next one succeeds.
+#[test]
+fn a_full_disk_fails_the_backup_and_nothing_else() {
+    let Some(disk) = SmallDisk::mount(48) else {
+        return cannot("a full disk needs the right to mount a tmpfs");
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path();
+    std::os::unix::fs::symlink(disk.path(), home.join("backups")).unwrap();
+    let program = start(home, "bytes_per_s = 0\n");
+    let mut client = program.client();
+    for first in (0..40_000u64).step_by(1000) {
+        for id in first..first + 1000 {
+            client.push(&[b"CNT.SET", b"post", &text(FIRST + id), b"like", &text(id % 4000)]);
+        }
+        (0..1000).for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
+    }
+    assert_eq!(refusal(&call(&mut client, "SAVE")), "");
+    disk.fill(100 << 10);
+    assert_eq!(back_up(&mut client, "one"), "err");
+    let why = status(&mut client, "last_error");
+    assert!(why.contains("No space left"), "{why}");
+    assert_eq!(info(&mut client, "backup_last_status"), "err");
+    assert!(names(disk.path()).iter().all(|n| !n.contains("one")), "{:?}", names(disk.path()));
+    assert_eq!(refusal(&call(&mut client, &format!("FEED.ACT like 1 {FIRST}"))), "");
+    disk.make_room();
+    assert_eq!(back_up(&mut client, "one"), "ok");
+    assert_eq!(info(&mut client, "backup_last_status"), "ok");
+    // Of another file system, so it is copied; and the second shares those copies.
+    let copied: u64 = status(&mut client, "last_bytes_copied").parse().unwrap();
+    let bytes: u64 = status(&mut client, "last_bytes").parse().unwrap();
+    assert!(copied > 100_000 && copied + 4096 > bytes, "{copied} of {bytes}");
+    assert_eq!(back_up(&mut client, "two"), "ok");
+    let again: u64 = status(&mut client, "last_bytes_copied").parse().unwrap();
+    assert!(again < copied, "{again}");
+    restored(&home.join("backups/two"), &home.join("restored"), &[]);
+    let row = call(
+        &mut start_in(home, "restored", "").client(),
+        &format!("HGET post:{} like", FIRST + 39_999),
+    );
+    assert_eq!(row, OwnedFrame::BulkString(text(39_999 % 4000)));
+}
+
+/// Snapshots, spills and merges replace files all the time: what a backup needs stays.
+#[test]
+fn backups_beside_snapshots_and_spills_are_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path();
+    let settings = "bytes_per_s = 0\n[[counter]]\nname = \"post\"\nfields = \"like:24\"\n\
+                    rows = \"post:{id}\"\nrows_per_table = 2000\nspill = true\n";
+    let program = start(home, settings);
+    let port = program.port;
+    let (is_over, floor, made) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    // Each row is set to the number of the pass; a pass is acknowledged as a whole.
+    const ROWS: u64 = 12_000;
+    let mut floors = Vec::new();
+    std::thread::scope(|s| {
+        let (is_over, floor, made) = (&is_over, &floor, &made);
+        s.spawn(move || {
+            let mut client = Client::connect(("127.0.0.1", port)).unwrap();
+            for pass in 1.. {
+                for first in (0..ROWS).step_by(500) {
+                    for id in first..first + 500 {
+                        client.push(&[b"CNT.SET", b"post", &text(1 + id), b"like", &text(pass)]);
+                    }
+                    (0..500).for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
+                }
+                floor.store(pass, SeqCst);
+                if is_over.load(SeqCst) {
+                    return;
+                }
+            }
+        });
+        s.spawn(move || {
+            let mut client = Client::connect(("127.0.0.1", port)).unwrap();
+            while !is_over.load(SeqCst) {
+                for words in ["TM.SPILL post 2", "SAVE", "TM.SPILL post"] {
+                    assert_eq!(refusal(&call(&mut client, words)), "");
+                }
+                made.fetch_add(1, SeqCst);
+            }
+        });
+        let mut client = program.client();
+        while floors.len() < 6 || made.load(SeqCst) < 4 {
+            let name = format!("b{}", floors.len());
+            floors.push((name.clone(), floor.load(SeqCst)));
+            assert_eq!(back_up(&mut client, &name), "ok", "{}", status(&mut client, "last_error"));
+        }
+        is_over.store(true, SeqCst);
+    });
+    program.kill();
+    let mut cold = 0;
+    for (name, floor) in floors {
+        let backup = home.join("backups").join(&name);
+        cold += names(&backup).iter().filter(|name| name.ends_with(".tcold")).count();
+        restored(&backup, &home.join("restored"), &[]);
+        let program = start_in(home, "restored", settings);
+        let mut client = program.client();
+        for id in 0..ROWS {
+            client.push(&[b"CNT.GET", b"post", &text(1 + id)]);
+            if id % 100 == 99 {
+                for id in id - 99..=id {
+                    let OwnedFrame::Array(row) = client.reply().unwrap() else { panic!("a row") };
+                    let value = match &row[0] {
+                        OwnedFrame::Array(row) => row[0].clone(),
+                        other => other.clone(),
+                    };
+                    let value = match value {
+                        OwnedFrame::Integer(n) => n as u64,
+                        OwnedFrame::Null => 0,
+                        other => panic!("{other:?}"),
+                    };
+                    assert!(value >= floor, "{name}: row {id} is {value}, acknowledged {floor}");
+                }
+            }
+        }
+        program.kill();
+        std::fs::remove_dir_all(home.join("restored")).unwrap();
+    }
+    assert!(cold > 6, "{cold} cold files in the backups");
+}
+
+/// A restored node is another one: its replicas take what it has, and not what they had of the old
+/// one.
+#[test]
+fn replicas_of_the_old_node_take_the_data_of_the_restored_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path();
+    let master = start(home, "");
+    let port = master.port;
+    let replica = start_in(home, "replica", "");
+    assert_eq!(refusal(&call(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {port}"))), "");
+    let mut client = master.client();
+    call(&mut client, &format!("CNT.SET post {FIRST} like 1"));
+    assert_eq!(back_up(&mut client, "one"), "ok");
+    call(&mut client, &format!("CNT.SET post {FIRST} like 2"));
+    let value = |program: &Program| program.ask(&format!("HGET post:{FIRST} like"));
+    let is = |n: u64| OwnedFrame::BulkString(text(n));
+    until("the replica has it", || value(&replica) == is(2));
+    master.kill();
+    restored(&home.join("backups/one"), &home.join("restored"), &[]);
+    let config = home.join("data.toml");
+    let options = ["--config", config.to_str().unwrap(), "--port", &port.to_string()];
+    let again = Program::start_as(&[], &home.join("restored"), &options).unwrap();
+    let mut client = again.client();
+    assert_eq!(call(&mut client, &format!("HGET post:{FIRST} like")), is(1));
+    call(&mut client, &format!("CNT.SET post {} like 7", FIRST + 1));
+    until("the replica has what was restored", || {
+        value(&replica) == is(1)
+            && replica.ask(&format!("HGET post:{} like", FIRST + 1)) == is(7)
+            && replica.info("master_link_status") == "up"
+    });
+    let [mine, theirs] = [&again, &replica].map(|program| program.info("master_replid"));
+    assert_eq!(mine, theirs);
+}
+
+/// By the timetable, with retention: the newest ones stay, and all that an operator has made.
+#[test]
+fn backups_are_made_by_a_timetable_and_old_ones_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path();
+    let settings = "every_s = 1\nkeep = 2\nkeep_log_s = 3600\n";
+    let program = start(home, settings);
+    let mut client = program.client();
+    let autos = || {
+        let all = backups(home);
+        let is_auto = |path: &&PathBuf| path.to_str().unwrap().contains("/auto-");
+        all.iter().filter(is_auto).cloned().collect::<Vec<_>>()
+    };
+    until("the first one is there", || !autos().is_empty());
+    let first = autos().remove(0);
+    until("it is idle", || {
+        refusal(&call(&mut client, "BACKUP TO mine")).is_empty()
+            || home.join("backups/mine").exists()
+    });
+    until("the first one is gone", || !first.exists());
+    until("two are kept", || autos().len() == 2);
+    until("the operator's is there", || home.join("backups/mine").join("tidemark.backup").exists());
+    // It belongs to one server.
+    let other = start_in(home, "other", "every_s = 1\n");
+    until("it is refused", || other.info("backup_last_status") == "err");
+    assert!(status(&mut other.client(), "last_error").contains("in use by another process"));
+    drop(other);
+    program.kill();
+    // A timetable goes on where it was: an hour has not gone by.
+    let program = start(home, "every_s = 3600\nkeep = 2\n");
+    let before = autos();
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(autos(), before);
+    assert_ne!(program.info("backup_last_time"), "0");
+    for backup in backups(home) {
+        assert!(tidemark(&["check", backup.to_str().unwrap()]).status.success());
+    }
+}
+
+/// A node with other data, or none, in the same folder takes no backup away, and a replica that has
+/// nothing makes none. What an operator named is an operator's.
+#[test]
+fn a_timetable_removes_only_its_own_backups_of_the_same_history() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path();
+    let timetable = "every_s = 1\nkeep = 2\n";
+    let program = start(home, timetable);
+    call(&mut program.client(), "HSET post:1 like 5");
+    let mut newest = Vec::new();
+    until("two backups are there", || {
+        newest = backups(home);
+        newest.len() == 2
+    });
+    assert!(program.terminate().success());
+    newest = backups(home);
+    let kept = newest[1].clone();
+    let own =
+        home.join("backups").join(format!("{}-mine", kept.file_name().unwrap().to_str().unwrap()));
+    assert!(
+        std::process::Command::new("cp").arg("-a").args([&kept, &own]).status().unwrap().success()
+    );
+
+    let replica = start_in(
+        home,
+        "replica",
+        &format!("{timetable}[replication]\nreplicaof = \"127.0.0.1 1\"\n"),
+    );
+    let mut client = replica.client();
+    until("it does not succeed", || status(&mut client, "last_status") == "err");
+    assert!(status(&mut client, "last_error").contains("no data of its master yet"), "it says why");
+    assert!(replica.terminate().success());
+    let other = start_in(home, "other", timetable);
+    until("it has made its own", || backups(home).len() >= 5);
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(backups(home).len(), 5, "two of each history, and the operator's");
+    assert!(other.terminate().success());
+    let to = home.join("restored");
+    restored(&kept, &to, &[]);
+    assert!(own.is_dir());
+}
+
+/// What is missing is said.
+#[test]
+fn a_restore_says_where_the_log_was_not_found_and_a_check_what_is_no_backup() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path();
+    let program = start(home, "keep_log_s = 3600\n");
+    let mut client = program.client();
+    call(&mut client, "HSET post:1 like 5");
+    assert_eq!(back_up(&mut client, "one"), "ok");
+    call(&mut client, "HSET post:1 like 6");
+    assert!(program.terminate().success());
+    let root = home.join("backups");
+    let latest = |to: &str, log: &Path| {
+        restored(
+            &root.join("one"),
+            &home.join(to),
+            &["--until", "latest", "--log", log.to_str().unwrap()],
+        )
+    };
+    // The folder of backups means the log in it.
+    assert!(!latest("a", &root).contains("note:"));
+    let nothing = home.join("nothing");
+    std::fs::create_dir(&nothing).unwrap();
+    assert!(latest("b", &nothing).contains("note: no log behind the end of the backup was found"));
+    std::fs::create_dir_all(home.join("mounted/lost+found")).unwrap();
+    assert!(!latest("mounted", &root).contains("note:"));
+    for (dir, like) in [("a", "6"), ("b", "5"), ("mounted", "6")] {
+        let program = Program::start(&home.join(dir), "always");
+        assert_eq!(
+            call(&mut program.client(), "HGET post:1 like"),
+            OwnedFrame::BulkString(like.into()),
+            "{dir}"
+        );
+    }
+    for wrong in [&root, &nothing] {
+        let checked = tidemark(&["check", wrong.to_str().unwrap()]);
+        let said = String::from_utf8_lossy(&checked.stderr).into_owned();
+        assert!(
+            !checked.status.success() && said.contains("neither a data folder nor a backup"),
+            "{said}"
+        );
+    }
+}

@@ -1,0 +1,283 @@
+//! The real program, killed (SIGKILL) after the schema of a space was altered and its rows went to
+//! the disk under the new schema. The log is then replayed from a place before the ALTER, beside
+//! cold files that are already wider than the schema at that place.
+//!
+//! `TIDEMARK_RUNS` (default 3) and `TIDEMARK_SEED`.
+
+use harness::program::{Program, call, count, refusal, rounds, text, tidemark, until};
+use node::client::Client;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Rows that are filled in at the beginning of each round.
+const ROWS: u64 = 30_000;
+/// Fields that the configuration gives, and the one that each round adds.
+const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
+
+/// Of each row the values of its fields, by the order in which the fields were added.
+type Truth = BTreeMap<u64, Vec<i64>>;
+
+fn start(dir: &Path) -> Program {
+    let text = "[durability]\nfsync = \"always\"\nsnapshot_every_s = 0\nsnapshot_log_bytes = 0\n\
+                [[counter]]\nname = \"post\"\nfields = \"like:12 repost:8 comment:8 read:16\"\n\
+                rows = \"post:{id}\"\nspill = true\nrows_per_table = 10_000\n\
+                memory_limit_bytes = 1_000_000\n\
+                [[view]]\nname = \"home\"\ncounters = [\"post.like\", \"post.read\"]\n";
+    Program::start_with(dir, text)
+}
+
+/// Sets one field of some rows, and notes that. What is refused for want of memory is tried again:
+/// the next table may have to wait until another one is on the disk.
+fn set(client: &mut Client, truth: &mut Truth, field: (usize, &str), rows: &[(u64, i64)]) {
+    for rows in rows.chunks(500) {
+        let mut left = rows.to_vec();
+        let begin = Instant::now();
+        while !left.is_empty() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "no memory for {:?}", left[0]);
+            for (id, value) in &left {
+                let key = [b"post:", &text(*id)[..]].concat();
+                let value = value.to_string();
+                client.push(&[b"HSET", &key, field.1.as_bytes(), value.as_bytes()]);
+            }
+            let mut refused = Vec::new();
+            for (id, value) in left {
+                match client.reply().unwrap() {
+                    OwnedFrame::Integer(_) => {
+                        let row = truth.entry(id).or_default();
+                        row.resize(row.len().max(field.0 + 1), 0);
+                        row[field.0] = value;
+                    }
+                    reply if refusal(&reply).starts_with("OOM") => refused.push((id, value)),
+                    reply => panic!("{reply:?}"),
+                }
+            }
+            left = refused;
+        }
+    }
+}
+
+/// Each row must be as it was acknowledged.
+fn verify(program: &Program, truth: &Truth, fields: &[String]) {
+    let mut client = program.client();
+    let all: Vec<(&u64, &Vec<i64>)> = truth.iter().collect();
+    for some in all.chunks(500) {
+        for (id, _) in some {
+            let key = [b"post:", &text(**id)[..]].concat();
+            let names = fields.iter().map(|name| name.as_bytes());
+            let words: Vec<&[u8]> = [&b"HMGET"[..], &key].into_iter().chain(names).collect();
+            client.push(&words);
+        }
+        for (id, row) in some {
+            let OwnedFrame::Array(found) = client.reply().unwrap() else { panic!("no row") };
+            let value = |frame: &OwnedFrame| match frame {
+                OwnedFrame::BulkString(n) => std::str::from_utf8(n).unwrap().parse().unwrap(),
+                other => panic!("row {id}: {other:?}"),
+            };
+            let found: Vec<i64> = found.iter().map(value).collect();
+            let mut expected = (*row).clone();
+            expected.resize(fields.len(), 0);
+            assert_eq!(found, expected, "row {id}");
+        }
+    }
+}
+
+fn is_sound(dir: &Path) {
+    let told = tidemark(&["check", dir.join("data").to_str().unwrap()]);
+    assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stdout));
+}
+
+/// F21. A server that was killed after an ALTER and a spill, before any snapshot, starts, and has
+/// every row; and so does a replica with the same memory limit that copies this data.
+#[test]
+fn rows_spilled_after_an_alter_survive_kill_9_and_a_full_sync() {
+    let (rounds, seed) = rounds(3);
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let folder = tempfile::tempdir().unwrap();
+    let [master, replica] = ["master", "replica"].map(|name| folder.path().join(name));
+    let (mut truth, mut fields) = (Truth::new(), FIELDS.map(str::to_owned).to_vec());
+    for round in 0..rounds {
+        let program = start(&master);
+        verify(&program, &truth, &fields);
+        let mut client = program.client();
+        let fresh: Vec<_> = (round * ROWS..(round + 1) * ROWS).map(|id| (id, 1)).collect();
+        set(&mut client, &mut truth, (0, "like"), &fresh);
+        let changed: Vec<_> =
+            (0..(round + 1) * ROWS).step_by(2).map(|id| (id, rng.i64(2..100))).collect();
+        set(&mut client, &mut truth, (0, "like"), &changed);
+
+        let name = format!("extra{round}");
+        let words = format!("TM.SPACE ALTER post ADD {name}:14");
+        assert_eq!(refusal(&call(&mut client, &words)), "", "{words}");
+        let at = fields.len();
+        fields.push(name);
+        let touched: Vec<_> = (0..(round + 1) * ROWS)
+            .step_by(rng.usize(3..12))
+            .map(|id| (id, rng.i64(1..1000)))
+            .collect();
+        set(&mut client, &mut truth, (at, &fields[at]), &touched);
+        assert_eq!(refusal(&call(&mut client, "TM.SPILL post 100")), "");
+        // Some of these are in memory when it is killed, and in the log only.
+        let last: Vec<_> = touched.iter().step_by(50).map(|&(id, n)| (id, n + 7)).collect();
+        set(&mut client, &mut truth, (at, &fields[at]), &last);
+        program.kill();
+        is_sound(&master);
+
+        // Once more, as the first start has merged while the log was replayed.
+        let program = start(&master);
+        verify(&program, &truth, &fields);
+        program.kill();
+        is_sound(&master);
+        let program = start(&master);
+        verify(&program, &truth, &fields);
+        assert!(count(&mut program.client(), "cold_files") > 0);
+        program.kill();
+    }
+
+    let program = start(&master);
+    let mut client = program.client();
+    // F27: rows are counted once, wherever they are.
+    assert_eq!(call(&mut client, "DBSIZE"), OwnedFrame::Integer(truth.len() as i64));
+    let copy = start(&replica);
+    let words = format!("REPLICAOF 127.0.0.1 {}", program.port);
+    assert_eq!(refusal(&copy.ask(&words)), "");
+    until("the replica has everything", || copy.info("master_link_status") == "up");
+    verify(&copy, &truth, &fields);
+    assert!(copy.info("cold_files").parse::<u64>().unwrap() > 0);
+    copy.kill();
+    is_sound(&replica);
+    verify(&start(&replica), &truth, &fields);
+
+    // A log that ends before what the files have seen (F23): it is found, by a check, too.
+    let path = replica.join("data/log-0000000000000001.tlog");
+    let whole = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+    let told = tidemark(&["check", replica.join("data").to_str().unwrap()]);
+    assert_eq!(told.status.code(), Some(1), "{}", String::from_utf8_lossy(&told.stdout));
+    assert!(program.terminate().success());
+}
+
+/// F28. Each ALTER divides small tables, and each spill empties some: a space with a small limit
+/// goes on taking rows all the same. That tables are joined by themselves is shown by
+/// `small_neighbours_become_one_table` in `counter/src/rewrite.rs`.
+#[test]
+fn a_small_space_takes_rows_after_many_alters() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = start(folder.path());
+    let mut client = program.client();
+    let (mut truth, mut fields) = (Truth::new(), FIELDS.map(str::to_owned).to_vec());
+    let mut rng = fastrand::Rng::with_seed(1);
+    for round in 0..24 {
+        // Posts of some users: clusters of ids, far from each other.
+        let fresh: Vec<_> =
+            (0..6_000).map(|i| ((round * 6 + i / 1000) * 100_000_000 + i % 1000, 1)).collect();
+        set(&mut client, &mut truth, (0, "like"), &fresh);
+        let name = format!("extra{round}");
+        let words = format!("TM.SPACE ALTER post ADD {name}:6");
+        assert_eq!(refusal(&call(&mut client, &words)), "", "{words}");
+        fields.push(name);
+        let all: Vec<u64> = truth.keys().copied().collect();
+        let touched: Vec<_> =
+            (0..1_000).map(|_| (all[rng.usize(..all.len())], rng.i64(1..50))).collect();
+        let at = fields.len() - 1;
+        set(&mut client, &mut truth, (at, &fields[at]), &touched);
+    }
+    verify(&program, &truth, &fields);
+    let tables = || {
+        let OwnedFrame::Array(all) = call(&mut program.client(), "TM.TABLES post") else {
+            panic!("no tables")
+        };
+        let is_memory = |table: &OwnedFrame| format!("{table:?}").contains("109, 101, 109, 111");
+        let in_memory = all.iter().filter(|table| is_memory(table)).count();
+        (all.len(), in_memory)
+    };
+    until("small tables are joined", || {
+        let (all, in_memory) = tables();
+        eprintln!("{all} tables and files, {in_memory} in memory");
+        in_memory <= 2 * (all - in_memory) + 6
+    });
+    assert_eq!(call(&mut client, "DBSIZE"), OwnedFrame::Integer(truth.len() as i64));
+}
+
+/// F21 and its kin. Fields are added, widened and dropped, rows set and deleted, tables spilled and
+/// snapshots written, in any order, and the server is killed in the middle of a spill, a snapshot,
+/// or neither: every row is as it was acknowledged, and `tidemark check` finds nothing.
+#[test]
+fn rows_survive_any_order_of_alters_spills_snapshots_and_kills() {
+    let (rounds, seed) = rounds(5);
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let folder = tempfile::tempdir().unwrap();
+    // Position and name of those that were not dropped.
+    let named = |(at, name): (usize, &str)| (at, name.to_owned());
+    let mut fields: Vec<(usize, String)> = FIELDS.into_iter().enumerate().map(named).collect();
+    let (mut truth, mut made, mut next) = (Truth::new(), FIELDS.len(), 0);
+    for _ in 0..rounds {
+        let program = start(folder.path());
+        verify_living(&program, &truth, &fields);
+        let mut client = program.client();
+        let mut alter = |words: &str| {
+            let words = format!("TM.SPACE ALTER post {words}");
+            assert_eq!(refusal(&call(&mut client, &words)), "", "{words}");
+        };
+        for _ in 0..rng.usize(4..10) {
+            let at = rng.usize(..fields.len());
+            match rng.u32(..9) {
+                0 => {
+                    let (name, bits) = (format!("extra{made}"), rng.u32(1..40));
+                    alter(&format!("ADD {name}:{bits}"));
+                    fields.push((made, name));
+                    made += 1;
+                }
+                // The view shows the others.
+                1 if at >= FIELDS.len() => alter(&format!("DROP {}", fields.remove(at).1)),
+                1 | 2 => alter(&format!("WIDEN {}:64", fields[at].1)),
+                3 => {
+                    let gone: Vec<u64> = truth.keys().copied().step_by(rng.usize(2..60)).collect();
+                    let mut client = program.client();
+                    for id in gone {
+                        let reply = call(&mut client, &format!("CNT.DEL post {id}"));
+                        match refusal(&reply) {
+                            "" => drop(truth.remove(&id)),
+                            refused => assert!(refused.starts_with("OOM"), "{refused}"),
+                        }
+                    }
+                }
+                4 => assert_eq!(refusal(&program.ask("SAVE")), ""),
+                5 => assert_eq!(refusal(&program.ask("TM.SPILL post 100")), ""),
+                6 => {
+                    let rows: Vec<_> = truth.keys().copied().step_by(rng.usize(1..20)).collect();
+                    let rows: Vec<_> =
+                        rows.into_iter().map(|id| (id, rng.i64(-5..1 << 20))).collect();
+                    let (position, name) = &fields[at];
+                    set(&mut program.client(), &mut truth, (*position, name), &rows);
+                }
+                _ => {
+                    let fresh: Vec<_> =
+                        (0..rng.u64(1..8_000)).map(|n| (next + n * 3, n as i64)).collect();
+                    next += fresh.len() as u64 * 3;
+                    let (position, name) = &fields[at];
+                    set(&mut program.client(), &mut truth, (*position, name), &fresh);
+                }
+            }
+        }
+        // Killed while that is done.
+        let mut stream = std::net::TcpStream::connect(("127.0.0.1", program.port)).unwrap();
+        let words: &[u8] = [&b"TM.SPILL post 100\r\n"[..], b"SAVE\r\n", b""][rng.usize(..3)];
+        std::io::Write::write_all(&mut stream, words).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(rng.u64(..40)));
+        program.kill();
+        is_sound(folder.path());
+    }
+    let program = start(folder.path());
+    verify_living(&program, &truth, &fields);
+}
+
+/// The same for the fields that are left.
+fn verify_living(program: &Program, truth: &Truth, fields: &[(usize, String)]) {
+    let value = |row: &Vec<i64>, at: usize| row.get(at).copied().unwrap_or(0);
+    let row = |row: &Vec<i64>| fields.iter().map(|(at, _)| value(row, *at)).collect();
+    let living: Truth = truth.iter().map(|(id, values)| (*id, row(values))).collect();
+    let names: Vec<String> = fields.iter().map(|(_, name)| name.clone()).collect();
+    verify(program, &living, &names);
+}

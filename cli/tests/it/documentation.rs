@@ -1,0 +1,358 @@
+//! The command lines of the documentation run as they stand there, against real servers: only
+//! ports and folders are this test's own.
+//!
+//! - `sh` blocks: each line succeeds, and answers no error.
+//! - `console` blocks: lines behind `$ ` run, and print what is shown below them; `...` stands for
+//!   the rest.
+//! - `python` blocks run with redis-py, `toml` blocks are read as a configuration.
+//! - What does not run here stands in [`ELSEWHERE`], with the reason. Other blocks have no command
+//!   lines.
+
+use std::collections::BTreeSet;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// What lines begin with that do not run here, or what a program in Python contains, and why.
+const ELSEWHERE: [(&str, &str); 22] = [
+    ("rclone", "it needs another machine"),
+    ("aws", "it needs a bucket of S3"),
+    ("./run", "it builds, then runs the demo: cli/tests/it/demo.rs"),
+    ("./test", "it runs this test"),
+    ("cargo", "it builds, and most of its runs are long: `./test` has a short one of each"),
+    ("target/release/", "a benchmark: minutes of a quiet machine"),
+    ("apt-get", "it changes the machine: tests/clients/setup"),
+    ("scripts/release", "it builds the packages: deploy/check checks them"),
+    ("dpkg", "it changes the machine: deploy/check and cli/tests/it/packaging.rs"),
+    ("systemctl", "it needs a service manager: deploy/check and cli/tests/it/packaging.rs"),
+    ("journalctl", "it needs a service manager: deploy/check"),
+    ("docker", "it needs Docker: deploy/check checks the file"),
+    ("redis-sentinel", "Sentinels: cli/tests/it/failover.rs"),
+    ("redis-cli -p 27001", "Sentinels: cli/tests/it/failover.rs"),
+    ("from redis.sentinel", "Sentinels: cli/tests/it/failover.rs and tests/clients/failover.py"),
+    ("kill", "the master is killed: cli/tests/it/failover.rs"),
+    ("redis-benchmark -p 6399 -r", "it needs the settings of that page: tests/tests/it/manners.rs"),
+    ("python3 examples/feed", "tests/tests/it/feed_app.rs"),
+    ("redis-cli -h old", "it needs a Redis to leave: tests/tests/it/migrate.rs"),
+    ("tidemark import --from", "the same: tests/tests/it/import_redis.rs"),
+    ("tidemark export --to", "the same: tests/tests/it/import_redis.rs"),
+    ("tidemark cluster", "it needs a cluster: tests/clients/split.py"),
+];
+
+/// How a line of a block that is not run must not begin.
+const COMMANDS: [&str; 11] = [
+    "$ ",
+    "redis-cli",
+    "tidemark ",
+    "cargo ",
+    "curl ",
+    "sudo ",
+    "ACL ",
+    "CONFIG ",
+    "FEED.",
+    "TM.",
+    "./",
+];
+
+struct Block {
+    language: String,
+    lines: Vec<String>,
+}
+
+/// The blocks of a page, those inside lists without their indent.
+fn blocks(page: &str) -> Vec<Block> {
+    let mut found: Vec<Block> = vec![];
+    let mut indent = None;
+    for line in page.lines() {
+        let fence = line.trim_start().strip_prefix("```");
+        match (fence, indent) {
+            (Some(language), None) => {
+                indent = Some(line.len() - line.trim_start().len());
+                found.push(Block { language: language.trim().to_owned(), lines: vec![] });
+            }
+            (Some(_), Some(_)) => indent = None,
+            (None, Some(indent)) => {
+                let line = line.get(indent..).unwrap_or_default();
+                found.last_mut().unwrap().lines.push(line.to_owned());
+            }
+            (None, None) => {}
+        }
+    }
+    assert!(indent.is_none(), "a block does not end");
+    found
+}
+
+/// A line without its comment, and the comment.
+fn command(line: &str) -> (&str, &str) {
+    let (command, comment) = line.split_once("  #").unwrap_or((line, ""));
+    (command.trim(), comment.trim())
+}
+
+fn elsewhere(text: &str) -> Option<&'static str> {
+    ELSEWHERE.iter().map(|(what, _)| *what).find(|what| text.starts_with(what))
+}
+
+/// Ports of the pages, and those of this test.
+struct Ports([(&'static str, String); 4]);
+
+impl Ports {
+    fn free() -> Ports {
+        let listeners: Vec<_> = (0..4).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let port = |n: usize| listeners[n].local_addr().unwrap().port().to_string();
+        Ports([("6399", port(0)), ("6398", port(1)), ("7001", port(2)), ("7002", port(3))])
+    }
+
+    /// The line as it runs here.
+    fn here(&self, line: &str, folder: &Path) -> String {
+        let mut line = line.to_owned();
+        for command in ["import", "export", "ping"] {
+            line = line
+                .replace(&format!("tidemark {command}"), &format!("tidemark {command} -p 6399"));
+        }
+        if line.starts_with("tidemark serve") {
+            let is_main = !line.contains("--port");
+            line += if is_main { " --admin-port 6398 --port 6399" } else { " --admin-port 0" };
+        }
+        // As a person at a terminal sees it.
+        line = line.replace("redis-cli ", "redis-cli --no-raw ");
+        // In two steps: a free port may have a page's port among its digits.
+        for (at, (theirs, _)) in self.0.iter().enumerate() {
+            line = line.replace(theirs, &format!("<{at}>"));
+        }
+        for (at, (_, ours)) in self.0.iter().enumerate() {
+            line = line.replace(&format!("<{at}>"), ours);
+        }
+        let data = folder.join("data").display().to_string();
+        line.replace("/var/lib/tidemark", &data)
+            .replace("/backup", &folder.join("backup").display().to_string())
+    }
+}
+
+/// Servers that a page has started. They end with it.
+struct Servers(Vec<Child>);
+
+impl Drop for Servers {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+struct Page {
+    folder: tempfile::TempDir,
+    ports: Ports,
+    servers: Servers,
+}
+
+impl Page {
+    fn shell(&self, line: &str) -> Command {
+        let mut command = Command::new("sh");
+        let path = std::env::var("PATH").unwrap_or_default();
+        let bin = self.folder.path().join("bin");
+        command
+            .args(["-c", line])
+            .current_dir(self.folder.path())
+            .env("PATH", format!("{}:{path}", bin.display()))
+            .env_remove("REDISCLI_AUTH");
+        command
+    }
+
+    /// Starts a server. One on the usual port takes the place of the one before.
+    fn serve(&mut self, line: &str) {
+        if !line.contains("--port") {
+            self.servers = Servers(vec![]);
+        }
+        let line = self.ports.here(line, self.folder.path());
+        let child = self.shell(&format!("exec {line}")).stderr(Stdio::null()).spawn().unwrap();
+        self.servers.0.push(child);
+        let port = line.rsplit_once("--port ").unwrap().1.split(' ').next().unwrap();
+        let ready = self.shell(&format!("tidemark ping -p {port} --wait 60")).output().unwrap();
+        assert!(ready.status.success(), "{line}: {ready:?}");
+    }
+
+    /// Runs a line; where its comment shows a line of INFO, until that is there. After SHUTDOWN,
+    /// until the server has ended. Answers what it printed.
+    fn run(&mut self, line: &str, comment: &str) -> String {
+        if line.starts_with("tidemark serve") {
+            self.serve(line);
+            return String::new();
+        }
+        let here = self.ports.here(line, self.folder.path());
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            let output = self.shell(&here).output().unwrap();
+            let text = printed(&output);
+            let is_error = text.starts_with("ERR") || text.starts_with("(error)");
+            // SHUTDOWN answers by ending the connection.
+            let ends = line.ends_with("SHUTDOWN");
+            assert!(output.status.success() || ends, "{line}: {output:?}");
+            assert!(!is_error, "{line}: {text}");
+            let has_ended =
+                !ends || self.servers.0.iter_mut().any(|child| child.try_wait().unwrap().is_some());
+            if has_ended && (!comment.contains("master_link_status") || text.contains(comment)) {
+                return text;
+            }
+            assert!(Instant::now() < until, "{line}: no {comment} in {text}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Commands with what they print.
+    fn converse(&mut self, lines: &[String], used: &mut BTreeSet<&'static str>) -> usize {
+        let starts: Vec<usize> = (0..lines.len()).filter(|&n| lines[n].starts_with("$ ")).collect();
+        for (n, &start) in starts.iter().enumerate() {
+            let (line, _) = command(&lines[start][2..]);
+            if let Some(what) = elsewhere(line) {
+                used.insert(what);
+                continue;
+            }
+            let text = self.run(line, "");
+            let shown = &lines[start + 1..starts.get(n + 1).copied().unwrap_or(lines.len())];
+            let is_whole = shown.iter().all(|line| line.trim() != "...");
+            let shown: Vec<&str> = shown.iter().map(|line| line.trim_end()).collect();
+            let shown: Vec<&str> =
+                shown.into_iter().take_while(|line| line.trim() != "...").collect();
+            let (shown, is) = (shown.join("\n"), text.trim_end().replace(" \n", "\n"));
+            let (shown, is) = (shown.trim(), is.trim());
+            let is_same = if is_whole { is == shown } else { is.starts_with(shown) };
+            assert!(is_same, "{line}: prints\n{is}\nand not\n{shown}");
+        }
+        starts.len()
+    }
+
+    fn python(&self, program: &str) {
+        let mut program = program.to_owned();
+        for (theirs, ours) in &self.ports.0 {
+            program = program.replace(theirs, ours);
+        }
+        let python = root().join("target/clients/redis-py-5/bin/python");
+        let output = Command::new("timeout")
+            .arg("60")
+            .arg(&python)
+            .args(["-c", &program])
+            .env("TIDEMARK_PORT", &self.ports.0[0].1)
+            .output()
+            .unwrap_or_else(|e| panic!("{}: {e}: run tests/clients/setup once", python.display()));
+        assert!(output.status.success(), "{program}\n{output:?}");
+    }
+
+    /// A configuration, alone.
+    fn toml(&self, text: &str) {
+        let file = self.folder.path().join("block.toml");
+        std::fs::write(&file, text).unwrap();
+        let output = self.shell("tidemark config --config block.toml").output().unwrap();
+        assert!(output.status.success(), "{text}\n{output:?}");
+    }
+}
+
+fn printed(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+}
+
+/// Runs a page, and notes which of [`ELSEWHERE`] it has. Answers how many lines and programs ran.
+fn run(text: &str, used: &mut BTreeSet<&'static str>) -> usize {
+    let blocks = blocks(text);
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(folder.path().join("bin")).unwrap();
+    std::fs::create_dir_all(folder.path().join("backup")).unwrap();
+    std::os::unix::fs::symlink(harness::program(), folder.path().join("bin/tidemark")).unwrap();
+    let mut page = Page { folder, ports: Ports::free(), servers: Servers(vec![]) };
+    // Files that a reader has: rows to import, and a configuration.
+    let given = "printf 'id,like,repost,comment,read\n3,1,2,3,4\n' | gzip > posts.csv.gz; \
+                 tidemark config > mine.toml";
+    assert!(page.shell(given).status().unwrap().success());
+    page.serve("tidemark serve --dir /var/lib/tidemark");
+    let mut ran = 0;
+    for Block { language, lines } in &blocks {
+        match language.as_str() {
+            "sh" => {
+                let lines = lines.iter().map(|line| command(line));
+                for (line, comment) in lines.filter(|(line, _)| !line.is_empty()) {
+                    if let Some(what) = elsewhere(line) {
+                        used.insert(what);
+                    } else if !line.starts_with('#') {
+                        page.run(line, comment);
+                        ran += 1;
+                    }
+                }
+            }
+            "console" => ran += page.converse(lines, used),
+            "python" => {
+                if let Some(what) = elsewhere(&lines.join("\n")) {
+                    used.insert(what);
+                } else {
+                    page.python(&lines.join("\n"));
+                    ran += 1;
+                }
+            }
+            "toml" => {
+                page.toml(&lines.join("\n"));
+                ran += 1;
+            }
+            _ => {
+                let hidden = lines.iter().find(|line| COMMANDS.iter().any(|c| line.starts_with(c)));
+                assert!(hidden.is_none(), "a command in a block of {language}: {hidden:?}");
+            }
+        }
+    }
+    ran
+}
+
+/// All pages that are written by hand.
+fn pages() -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = ["README.md", "CONTRIBUTING.md", "tests/scripts/README.md"]
+        .iter()
+        .chain(&["examples/README.md", "examples/feed/README.md"])
+        .map(PathBuf::from)
+        .collect();
+    let mut folders = vec![PathBuf::from("docs")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(root().join(&folder)).unwrap() {
+            let path = folder.join(entry.unwrap().file_name());
+            if root().join(&path).is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|ext| ext == "md") {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// The text of a page, with the file that it includes, as mdBook shows it.
+fn included(path: &Path) -> String {
+    let read = |path: &Path| std::fs::read_to_string(root().join(path)).unwrap();
+    let text = read(path);
+    let Some((before, rest)) = text.split_once("{{#include ") else { return text };
+    let (file, after) = rest.split_once("}}").unwrap();
+    [before, &read(&path.parent().unwrap().join(file)), after].concat()
+}
+
+#[test]
+fn command_lines_of_the_documentation_run() {
+    let mut used = BTreeSet::new();
+    let mut all = 0;
+    for path in pages() {
+        let text = included(&path);
+        if text.contains("```") {
+            // Says which page it was, if a line fails.
+            eprintln!("{}", path.display());
+            let ran = run(&text, &mut used);
+            eprintln!("{}: {ran} lines and programs", path.display());
+            all += ran;
+        }
+    }
+    assert!(all >= 60, "{all}");
+    for (what, why) in ELSEWHERE {
+        eprintln!("not here: {what}: {why}");
+        assert!(used.contains(what), "no page has a line with {what}");
+    }
+}

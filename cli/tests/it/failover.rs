@@ -1,0 +1,80 @@
+//! Failovers by the stock redis-sentinel, and FAILOVER beside redis-server's:
+//! `tests/clients/{failover,handover}.py` have the plays, this starts them with the real program.
+//!
+//! `cargo xtask play failover --runs 20` plays 20 rounds.
+
+use std::path::Path;
+use std::process::Command;
+
+fn play(name: &str, more: &[&str]) {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let python = top.join("target/clients/redis-py-new/bin/python");
+    assert!(python.exists(), "run tests/clients/setup first");
+    let status = Command::new(python)
+        .arg(top.join("tests/clients").join(name))
+        .args(["--server", env!("CARGO_BIN_EXE_tidemark")])
+        .args(more)
+        .status()
+        .expect("python runs");
+    assert!(status.success(), "see above");
+}
+
+#[test]
+fn sentinel_fails_over_and_no_write_that_wait_acknowledged_is_lost() {
+    let rounds = seeds::rounds(3).to_string();
+    play("failover.py", &["--rounds", &rounds]);
+}
+
+/// Errors, states, writes that wait, ABORT, TIMEOUT, FORCE.
+#[test]
+fn failover_goes_as_with_redis_word_for_word() {
+    play("handover.py", &[]);
+}
+
+/// Two teams that watch the same node by two names.
+#[test]
+fn sentinels_of_two_groups_do_not_fence_each_others_master() {
+    play("groups.py", &[]);
+}
+
+/// Four shards, of which one is stopped, killed, and loses its slots.
+#[test]
+fn any_node_answers_for_all_shards_and_each_like_counts_once() {
+    play("pages.py", &["--shards", "4"]);
+    play("pages.py", &["--shards", "3"]);
+}
+
+/// A shard is split, and one moves to and fro, by `tidemark cluster`: nodes and the command are
+/// killed in the middle.
+#[test]
+fn a_shard_is_split_and_moves_under_load_and_no_slot_has_two_masters() {
+    let kills = seeds::rounds(1).to_string();
+    let posts = seeds::given("TIDEMARK_STEPS").unwrap_or(10000).to_string();
+    play("split.py", &["--kills", &kills, "--fill", &posts]);
+}
+
+/// Three shards, whose masters three Sentinels choose: killed under load, and a Sentinel is away.
+#[test]
+fn sentinels_are_the_source_of_a_topology() {
+    let rounds = seeds::rounds(2).to_string();
+    play("sentinels.py", &["--rounds", &rounds]);
+}
+
+/// Stock clients of Redis Cluster, three shards, and a script in the place of Kvrocks' controller.
+#[test]
+fn a_cluster_serves_stock_clients_and_leases_fence_old_masters() {
+    let rounds = seeds::rounds(2).to_string();
+    play("cluster.py", &["--rounds", &rounds]);
+}
+
+/// Tests that need etcd, which `./test --all` installs.
+mod full {
+    use super::*;
+
+    /// What Kvrocks' controller does, with a real etcd that elects one of two.
+    #[test]
+    fn kvrocks_controller_fails_over_and_no_write_that_wait_acknowledged_is_lost() {
+        let rounds = seeds::rounds(3).to_string();
+        play("kvrocks.py", &["--rounds", &rounds]);
+    }
+}

@@ -1,0 +1,123 @@
+//! FAILOVER, and kill -9 in the middle: of two that were each other's replica for a moment one is
+//! the master again, and it has everything.
+
+use harness::program::{FIRST, Program, call, refusal, text, until};
+use redis_protocol::resp2::types::OwnedFrame;
+use rustix::process::{Pid, Signal, kill_process};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+fn start(folder: &tempfile::TempDir, port: Option<u16>) -> Program {
+    let port = port.map(|port| port.to_string());
+    let options: Vec<&str> = ["--fsync", "everysec"]
+        .into_iter()
+        .chain(port.iter().flat_map(|p| ["--port", p]))
+        .collect();
+    Program::start_as(&[], folder.path(), &options).unwrap_or_else(|said| panic!("{said:#?}"))
+}
+
+fn fine(program: &Program, words: &str) {
+    assert_eq!(refusal(&call(&mut program.client(), words)), "", "{words}");
+}
+
+fn like() -> String {
+    format!("HINCRBY post:{FIRST} like 1")
+}
+
+fn likes(program: &Program) -> OwnedFrame {
+    program.ask(&format!("HGET post:{FIRST} like"))
+}
+
+/// Stops the replica, and has the master hand its role over. False if it still waits for the
+/// replica to have the log's end.
+fn is_asked_when_stopped(old: &Program, new: &Program) -> bool {
+    fine(old, "WAITAOF 1 1 10000");
+    kill_process(Pid::from_child(&new.child), Signal::STOP).unwrap();
+    fine(old, "FAILOVER");
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while old.info("role") != "slave" {
+        if Instant::now() > deadline {
+            return false;
+        }
+        sleep(Duration::from_millis(10));
+    }
+    true
+}
+
+/// A master that was handing its role to a replica, and that replica, both killed before that has
+/// read what it was asked for. Gives their ports.
+fn killed_between(folders: &[tempfile::TempDir; 2]) -> [u16; 2] {
+    let [mut old, mut new] = [start(&folders[0], None), start(&folders[1], None)];
+    fine(&old, &like());
+    fine(&new, &format!("REPLICAOF 127.0.0.1 {}", old.port));
+    until("the replica has it all", || {
+        likes(&new) == OwnedFrame::BulkString(text(1)) && old.info("slave0").contains("lag_bytes=0")
+    });
+    // A quiet log is sealed after a second, with a batch that a replica is to have, too. One that
+    // was stopped before that came to it is let go on.
+    while !is_asked_when_stopped(&old, &new) {
+        fine(&old, "FAILOVER ABORT");
+        kill_process(Pid::from_child(&new.child), Signal::CONT).unwrap();
+        until("the replica has the seal", || old.info("slave0").contains("lag_bytes=0"));
+    }
+    assert_eq!(old.info("master_failover_state"), "failover-in-progress");
+    old.sigkill();
+    new.sigkill();
+    [old.port, new.port]
+}
+
+#[test]
+fn a_handover_that_was_killed_goes_on() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let ports = killed_between(&folders);
+    let old = start(&folders[0], Some(ports[0]));
+    assert_eq!(
+        (old.info("role"), old.info("master_failover_state")),
+        ("slave".into(), "failover-in-progress".into())
+    );
+    assert!(refusal(&call(&mut old.client(), &like())).starts_with("READONLY"));
+    let new = start(&folders[1], Some(ports[1]));
+    until("the replica takes over", || {
+        new.info("role") == "master" && old.info("master_link_status") == "up"
+    });
+    assert_eq!(old.info("master_failover_state"), "no-failover");
+    until("it takes writes", || refusal(&call(&mut new.client(), &like())).is_empty());
+    until("the old one has them", || likes(&old) == OwnedFrame::BulkString(text(2)));
+    assert_eq!(
+        (old.info("repl_full_syncs"), new.info("repl_full_syncs")),
+        ("0".into(), "0".into())
+    );
+    // It is over: the next start asks for nothing.
+    old.kill();
+    let old = start(&folders[0], Some(ports[0]));
+    assert_eq!(old.info("master_failover_state"), "no-failover");
+    until("it follows", || old.info("master_link_status") == "up");
+}
+
+#[test]
+fn a_handover_that_was_killed_is_aborted_if_the_replica_says_no_or_an_operator_does() {
+    for by_operator in [false, true] {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let ports = killed_between(&folders);
+        let old = start(&folders[0], Some(ports[0]));
+        if by_operator {
+            // It is unknown whether the other has been asked.
+            let refused = old.ask("FAILOVER ABORT");
+            assert!(refusal(&refused).contains("it may be the master by now"), "{refused:?}");
+            fine(&old, "REPLICAOF NO ONE");
+            until("it takes writes", || refusal(&call(&mut old.client(), &like())).is_empty());
+        } else {
+            // The other has lost all, so it can take no role; but for all that is known another
+            // node has it.
+            let empty = tempfile::tempdir().unwrap();
+            let new = start(&empty, Some(ports[1]));
+            until("it is the master again", || old.info("role") == "master");
+            let reply = call(&mut old.client(), &like());
+            assert!(refusal(&reply).contains("fenced until its role is known"), "{reply:?}");
+            fine(&new, &format!("REPLICAOF 127.0.0.1 {}", old.port));
+            until("a replica follows", || refusal(&call(&mut old.client(), &like())).is_empty());
+        }
+        assert_eq!(old.info("master_failover_state"), "no-failover");
+        assert_eq!(likes(&old), OwnedFrame::BulkString(text(2)));
+    }
+}

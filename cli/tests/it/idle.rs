@@ -1,0 +1,50 @@
+//! What a server with nothing to do takes, as a count that does not depend on the machine's mood:
+//! how often its threads wake up.
+
+use harness::program::{FIRST, Program, call};
+use redis_protocol::resp2::types::OwnedFrame;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// Wake-ups a second of all threads together. To be woken costs 20 to 60 us, so this is a third of
+/// a per cent of a core at most.
+const MOST: u64 = 50;
+
+/// How often the threads of a process have given up their processors by themselves.
+fn waits(process: u32) -> u64 {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    // A thread may end meanwhile.
+    let statuses = threads
+        .filter_map(|thread| std::fs::read_to_string(thread.unwrap().path().join("status")).ok());
+    let of = |status: String| {
+        status.lines().find_map(|line| {
+            line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse::<u64>().ok()
+        })
+    };
+    statuses.map(|status| of(status).unwrap()).sum()
+}
+
+#[test]
+fn an_idle_server_seldom_wakes_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start(folder.path(), "everysec");
+    let mut client = program.client();
+    for post in 0..1000 {
+        let liked = call(&mut client, &format!("FEED.ACT like 42 {}", FIRST + post));
+        assert!(!matches!(liked, OwnedFrame::Error(_)), "{liked:?}");
+    }
+    let silent: Vec<TcpStream> =
+        (0..100).map(|_| TcpStream::connect(("127.0.0.1", program.port)).unwrap()).collect();
+    // Until all is written, and it has been quiet for a second.
+    let began = Instant::now();
+    let mut seen = vec![];
+    while seen.last().is_none_or(|&a_second| a_second > MOST) {
+        assert!(began.elapsed() < Duration::from_secs(60), "wake-ups a second: {seen:?}");
+        let before = waits(program.child.id());
+        std::thread::sleep(Duration::from_secs(1));
+        seen.push(waits(program.child.id()) - before);
+    }
+    assert!(seen.iter().any(|&a_second| a_second > 0), "{seen:?}: nothing was counted");
+    eprintln!("wake-ups a second: {seen:?}");
+    drop(silent);
+}

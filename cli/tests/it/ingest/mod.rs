@@ -1,0 +1,426 @@
+//! Events of real brokers are taken over while the server, the broker and the master are killed
+//! (SIGKILL) again and again: each event counts once, and dead letters are those that there were.
+//!
+//! What is expected is counted here, from the events that the broker's stream has: its messages
+//! are numbered, so after a kill of the broker the publisher goes on behind the last one it kept.
+//!
+//! `TIDEMARK_RUNS`: so many thousand events by each broker (default 200). With 1,000 and more there
+//! are ten kills of either side, and two failovers.
+
+mod brokers;
+mod cold;
+mod gaps;
+mod links;
+mod strange;
+
+use brokers::{Broker, Brokers, Counted, Kafka, Nats, Redis};
+use harness::program::{Program, call, refusal};
+use redis_protocol::resp2::types::OwnedFrame;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+const FIRST: u64 = 3_631_614_501_919_378;
+/// Rows that events are about; a multiple of the partitions, which are chosen by the row.
+const ROWS: u64 = 3000;
+const MEMBERS: u64 = 400;
+/// One in so many events is poison.
+const POISON: u64 = 5003;
+
+/// What event `n` is: likes and unlikes that often find it done, reposts, increments, sets.
+enum Event {
+    Like(u64),
+    Unlike(u64),
+    Repost(u64),
+    Increment(i64),
+    Set(i64),
+    Poison(&'static str),
+}
+
+/// Events of a message. The upkeep of the broker of Kafka's protocol looks at each message that it
+/// has: of very many it would do nothing else for many minutes after each start.
+fn together() -> u64 {
+    static TOGETHER: OnceLock<u64> = OnceLock::new();
+    *TOGETHER.get_or_init(|| match seeds::given("TIDEMARK_RUNS") {
+        Some(10_000..) => 40,
+        _ => 4,
+    })
+}
+
+fn row(n: u64) -> u64 {
+    n % ROWS
+}
+
+fn id(row: u64) -> u64 {
+    FIRST + row * 4096
+}
+
+fn event(n: u64) -> Event {
+    let mixed = n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
+    let member = mixed % MEMBERS;
+    if n % POISON == 17 {
+        return Event::Poison(match mixed % 4 {
+            0 => "{\"event\":\"like\",\"id\":18446744073709551616,\"member\":1}",
+            1 => "{\"event\":\"dance\",\"id\":1,\"member\":1}",
+            2 => "{\"event\":\"like\",",
+            _ => "like 7 17",
+        });
+    }
+    match (mixed >> 20) % 16 {
+        0..=7 => Event::Like(member),
+        8..=10 => Event::Unlike(member),
+        11 | 12 => Event::Repost(member),
+        13 | 14 => Event::Increment((mixed >> 30) as i64 % 9 - 2),
+        _ => Event::Set(n as i64),
+    }
+}
+
+/// Event `n` as a line of JSON.
+fn line(n: u64, out: &mut String) {
+    let id = id(row(n));
+    let _ = match event(n) {
+        Event::Like(m) => {
+            writeln!(out, "{{\"event\":\"like\",\"id\":{id},\"member\":{m},\"at\":[1.5]}}")
+        }
+        Event::Unlike(m) => {
+            writeln!(out, "{{\"member\":\"{m}\",\"id\":\"{id}\",\"event\":\"unlike\"}}")
+        }
+        Event::Repost(m) => writeln!(out, "{{\"event\":\"repost\",\"id\":{id},\"member\":{m}}}"),
+        Event::Increment(by) => writeln!(
+            out,
+            "{{\"event\":\"increment\",\"field\":\"post.read\",\"id\":{id},\"value\":{by}}}"
+        ),
+        Event::Set(value) => writeln!(
+            out,
+            "{{\"event\":\"set\",\"field\":\"post.comment\",\"id\":{id},\"value\":{value}}}"
+        ),
+        Event::Poison(text) => writeln!(out, "{text}"),
+    };
+}
+
+/// Message `number` of a partition, of so many partitions.
+fn message(number: u64, partition: u64, of: u64) -> String {
+    let mut text = String::new();
+    for place in 0..together() {
+        line((number * together() + place) * of + partition, &mut text);
+    }
+    text
+}
+
+/// What all events make of the rows, counted in plain sets.
+fn expected(events: u64) -> Vec<[i64; 4]> {
+    let mut rows = vec![[0i64; 4]; ROWS as usize];
+    let mut set = [vec![false; (ROWS * MEMBERS) as usize], vec![false; (ROWS * MEMBERS) as usize]];
+    for n in 0..events {
+        let row = row(n);
+        let counters = &mut rows[row as usize];
+        let mut act = |flags: usize, member: u64, to: bool| {
+            let flag = &mut set[flags][(row * MEMBERS + member) as usize];
+            let changed = *flag != to;
+            *flag = to;
+            if changed && to { 1 } else { -i64::from(changed) }
+        };
+        match event(n) {
+            Event::Like(member) => counters[0] += act(0, member, true),
+            Event::Unlike(member) => counters[0] += act(0, member, false),
+            Event::Repost(member) => counters[1] += act(1, member, true),
+            Event::Set(value) => counters[2] = value,
+            Event::Increment(by) => counters[3] += by,
+            Event::Poison(_) => {}
+        }
+    }
+    rows
+}
+
+/// The places of the poison: partition, message, event.
+fn poison(events: u64, of: u64) -> BTreeSet<(u64, u64, u64)> {
+    let is_poison = |n: &u64| matches!(event(*n), Event::Poison(_));
+    let place = |n: u64| (n % of, n / of / together(), n / of % together());
+    (0..events).filter(is_poison).map(place).collect()
+}
+
+/// Filters that stay nearly empty, so that no event meets a false yes: each is one step or none.
+const SPACES: &str = "view = []
+[durability]
+snapshot_log_bytes = 4_000_000
+[replication]
+fence = false
+[[counter]]
+name = \"post\"
+fields = \"like:16 repost:16 comment:32 read:16\"
+rows = \"post:{id}\"
+[[existence]]
+name = \"liked\"
+false_positive_rate = 1e-7
+pairs_per_table = 67_108_864
+[[existence]]
+name = \"reposted\"
+false_positive_rate = 1e-7
+pairs_per_table = 67_108_864
+[[action]]
+name = \"like\"
+flag = \"liked\"
+counter = \"post.like\"
+[[action]]
+name = \"repost\"
+flag = \"reposted\"
+counter = \"post.repost\"
+";
+
+/// On any free port, or on this one.
+fn serve(dir: &Path, port: u16, sources: &str) -> Program {
+    serve_as(dir, port, &format!("{SPACES}{sources}"))
+}
+
+/// As a replica from the first moment: as a master it would take events over by itself.
+fn follow(dir: &Path, master: &Program, sources: &str) -> Program {
+    let of = format!("[replication]\nreplicaof = \"127.0.0.1 {}\"", master.port);
+    let program = serve_as(dir, 0, &format!("{}{sources}", SPACES.replace("[replication]", &of)));
+    // One that was a master here knows another role.
+    call(&mut program.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port));
+    until_long("the replica follows", || program.info("master_link_status") == "up");
+    program
+}
+
+fn serve_as(dir: &Path, port: u16, text: &str) -> Program {
+    std::fs::create_dir_all(dir).unwrap();
+    let config = dir.join("tidemark.toml");
+    std::fs::write(&config, text).unwrap();
+    let port = port.to_string();
+    let options = ["--config", config.to_str().unwrap(), "--port", &port];
+    Program::start_as(&[], &dir.join("data"), &options)
+        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+}
+
+/// The values of a map, by name.
+fn map(frame: OwnedFrame) -> BTreeMap<String, OwnedFrame> {
+    let OwnedFrame::Array(parts) = frame else { panic!("no map: {frame:?}") };
+    let mut parts = parts.into_iter();
+    let mut all = BTreeMap::new();
+    while let (Some(OwnedFrame::BulkString(name)), Some(value)) = (parts.next(), parts.next()) {
+        all.insert(String::from_utf8(name).unwrap(), value);
+    }
+    all
+}
+
+fn text(frame: &OwnedFrame) -> String {
+    match frame {
+        OwnedFrame::BulkString(text) => String::from_utf8(text.clone()).unwrap(),
+        OwnedFrame::Integer(number) => number.to_string(),
+        OwnedFrame::Null => "-".to_owned(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What TM.INGEST LIST says of the only source; none where there is no reply.
+fn listed(program: &Program) -> Option<BTreeMap<String, OwnedFrame>> {
+    match program.ask("TM.INGEST LIST") {
+        OwnedFrame::Array(mut sources) if sources.len() == 1 => Some(map(sources.remove(0))),
+        _ => None,
+    }
+}
+
+fn field(program: &Program, name: &str) -> String {
+    listed(program).map_or_else(String::new, |all| text(&all[name]))
+}
+
+/// The offsets of the partitions.
+fn offsets(program: &Program) -> Vec<String> {
+    let Some(mut all) = listed(program) else { return Vec::new() };
+    let Some(OwnedFrame::Array(partitions)) = all.remove("partitions") else { return Vec::new() };
+    partitions.into_iter().map(|partition| text(&map(partition)["offset"])).collect()
+}
+
+/// What is there of all rows.
+fn rows(program: &Program) -> Vec<[i64; 4]> {
+    let mut client = program.client();
+    let values = |row: u64| {
+        let OwnedFrame::Array(rows) = call(&mut client, &format!("CNT.GET post {}", id(row)))
+        else {
+            panic!("no row")
+        };
+        let OwnedFrame::Array(values) = &rows[0] else { return [0; 4] };
+        let values: Vec<i64> = values.iter().map(|value| text(value).parse().unwrap()).collect();
+        values.try_into().unwrap()
+    };
+    (0..ROWS).map(values).collect()
+}
+
+/// The letters in a file, each once: a kill may leave one twice.
+fn letters(dir: &Path, messages_from: u64) -> BTreeSet<(u64, u64, u64)> {
+    let text = std::fs::read_to_string(dir.join("data/events.dead")).unwrap_or_default();
+    let letter = |line: &str| {
+        // The last line of a killed process may be cut off.
+        let letter: serde_json::Value = serde_json::from_str(line).ok()?;
+        let offset = letter["offset"].as_str().unwrap().rsplit('-').next().unwrap();
+        let message = offset.parse::<u64>().unwrap() - messages_from;
+        Some((letter["partition"].as_u64().unwrap(), message, letter["event"].as_u64().unwrap()))
+    };
+    text.lines().filter_map(letter).collect()
+}
+
+/// What is done to the servers, in turns.
+#[derive(Clone, Copy, Debug)]
+enum Blow {
+    Server,
+    Broker,
+    Failover,
+}
+
+fn blows(events: u64) -> Vec<Blow> {
+    if events < 1_000_000 {
+        return vec![Blow::Server, Blow::Broker, Blow::Failover, Blow::Server];
+    }
+    let mut all = Vec::new();
+    for n in 0..10 {
+        all.extend([Blow::Server, Blow::Broker]);
+        if n % 5 == 2 {
+            all.push(Blow::Failover);
+        }
+    }
+    all
+}
+
+fn exactly_once<B: Broker>() {
+    let Some(brokers) = Brokers::<B>::here() else { return };
+    let events = seeds::rounds(200) * 1000;
+    let of = B::PARTITIONS;
+    let messages = events / together() / of;
+    let events = messages * together() * of;
+    let folder = tempfile::tempdir().unwrap();
+    let broker = Arc::new(brokers.start(&folder.path().join("broker")));
+    let sources = format!(
+        "[[ingest]]\nname = \"events\"\nurl = \"{}\"\nstream = \"{}\"\n",
+        broker.url(),
+        B::STREAM
+    );
+    let dirs = ["here", "there"].map(|name| folder.path().join(name));
+    let mut used = vec![dirs[0].clone()];
+    let mut at = 0;
+    let mut master = serve(&dirs[0], 0, &sources);
+    let stop = Arc::new(AtomicBool::new(false));
+    let publisher = {
+        let (broker, stop) = (broker.clone(), stop.clone());
+        std::thread::spawn(move || broker.publish_all(messages, &|| stop.load(SeqCst)))
+    };
+    let progress = |master: &Program| -> u64 {
+        let offsets = offsets(master);
+        offsets.iter().filter_map(|offset| B::messages(offset)).sum()
+    };
+    let began = Instant::now();
+    let all = messages * of;
+    let blows = blows(events);
+    for (place, blow) in blows.iter().enumerate() {
+        let due = all * (place as u64 + 1) / (blows.len() as u64 + 1);
+        until_long(&format!("{due} messages are taken"), || progress(&master) >= due);
+        match blow {
+            Blow::Server => {
+                let port = master.port;
+                master.sigkill();
+                master = serve(&dirs[at], port, &sources);
+            }
+            Blow::Broker => broker.kill_and_start(),
+            Blow::Failover => {
+                at = 1 - at;
+                let replica = follow(&dirs[at], &master, &sources);
+                used.push(dirs[at].clone());
+                let now = progress(&master);
+                until_long("the master goes on", || progress(&master) > now || now == all);
+                // One that was a master here may still be connecting to the broker.
+                until_long("a replica is idle", || field(&replica, "state") == "idle");
+                master.sigkill();
+                let order = call(&mut replica.client(), "REPLICAOF NO ONE");
+                assert_eq!(refusal(&order), "");
+                master = replica;
+            }
+        }
+    }
+    publisher.join().unwrap();
+    until_long("all is taken", || progress(&master) == all);
+    let took = began.elapsed();
+    let expected = expected(events);
+    let found = rows(&master);
+    let differing = found.iter().zip(&expected).filter(|(found, expected)| found != expected);
+    assert_eq!(differing.count(), 0, "rows that differ");
+    for name in ["gaps", "poison_dropped", "unknown"] {
+        assert_eq!(field(&master, name), "0", "{name}");
+    }
+    // Once more, from the disk.
+    let port = master.port;
+    master.sigkill();
+    let master = serve(&dirs[at], port, &sources);
+    assert_eq!(rows(&master), expected);
+    assert_eq!(progress(&master), all);
+    let again = take_again::<B>(&master, all, events);
+    used.sort();
+    used.dedup();
+    let mut dead = BTreeSet::new();
+    used.iter().for_each(|dir| dead.extend(letters(dir, B::FIRST)));
+    let of_poison = poison(events, of);
+    assert!(!of_poison.is_empty() && dead == of_poison, "{} {}", dead.len(), of_poison.len());
+    eprintln!(
+        "{}: {events} events in {messages} messages of {of} partitions, {} blows, exact; {:.0} \
+         events/s over all of {took:.1?}; {again}",
+        B::PROGRAM,
+        blows.len(),
+        events as f64 / took.as_secs_f64()
+    );
+    stop.store(true, SeqCst);
+}
+
+/// All of it once more, with nothing in the way but the broker: how fast that goes.
+fn take_again<B: Broker>(master: &Program, all: u64, events: u64) -> String {
+    let ticks = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", master.child.id())).unwrap();
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_ascii_whitespace().collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    };
+    let progress = || -> u64 { offsets(master).iter().filter_map(|o| B::messages(o)).sum() };
+    let (began, before) = (Instant::now(), ticks());
+    for partition in 0..B::PARTITIONS {
+        let first =
+            if B::PROGRAM == Redis::PROGRAM { "0-1".to_owned() } else { B::FIRST.to_string() };
+        let order = format!("TM.INGEST SETOFFSET events {partition} {first}");
+        assert_eq!(refusal(&call(&mut master.client(), &order)), "");
+    }
+    until_long("all is taken again", || progress() == all);
+    let (took, cpu) = (began.elapsed().as_secs_f64(), (ticks() - before) as f64 / 100.0);
+    let events = events as f64;
+    format!(
+        "again alone {:.0} events/s, {:.0} per second of the server's processor time",
+        events / took,
+        events / cpu.max(0.01)
+    )
+}
+
+/// For long runs.
+fn until_long(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < Duration::from_secs(1800), "{what}: not in time");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn events_of_jetstream_count_once_whatever_is_killed() {
+    exactly_once::<Nats>();
+}
+
+#[test]
+fn events_of_another_redis_count_once_whatever_is_killed() {
+    exactly_once::<Redis>();
+}
+
+/// Tests that need a broker of Kafka, which `./test --all` compiles.
+mod full {
+    use super::*;
+
+    #[test]
+    fn events_of_kafka_count_once_whatever_is_killed() {
+        exactly_once::<Kafka>();
+    }
+}

@@ -1,0 +1,170 @@
+//! What brokers do now and then: a stream that is made anew, messages and batches of many MiB, a
+//! stream that is trimmed to nothing; and a list of events that names what is not there.
+
+use super::brokers::{Broker, Brokers, Kafka, Nats, Redis};
+use super::gaps::{
+    add, asked, counter, like, nats, produce, redis_cmd, send, source, until, until_is,
+};
+use super::{field, follow, offsets, serve};
+use harness::program::Program;
+
+/// Its numbers go on where ours are, so only the stream itself tells.
+#[test]
+fn a_jetstream_made_anew_halts_its_source() {
+    let Some(brokers) = Brokers::<Nats>::here() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let broker = brokers.start(&folder.path().join("broker"));
+    let (port, dir) = (broker.port, folder.path().join("here"));
+    let anew = |members| {
+        let deleted =
+            nats(async |context| context.delete_stream(Nats::STREAM).await.unwrap(), port);
+        assert!(deleted.success);
+        Nats::prepare(port);
+        send(port, "events.a", members);
+    };
+    let server = serve(&dir, 0, &source(&broker, ""));
+    send(port, "events.a", 0..5);
+    until("they are counted", || counter(&server, "like") == "5");
+    anew(100..110);
+    until_is(&server, "state", "halted");
+    assert!(field(&server, "last_error").contains("was deleted and made anew"));
+    assert_eq!((counter(&server, "like"), offsets(&server)), ("5".into(), vec!["6".into()]));
+    asked(&server, "TM.INGEST SETOFFSET events 0 1");
+    until("all of the new one is counted", || counter(&server, "like") == "15");
+    assert_eq!(field(&server, "last_error"), "");
+    // While no server runs, and on a replica that takes over.
+    let replica = follow(&folder.path().join("there"), &server, &source(&broker, ""));
+    asked(&server, "WAITAOF 1 1 10000");
+    server.kill();
+    anew(200..230);
+    let server = serve(&dir, 0, &source(&broker, ""));
+    asked(&replica, "REPLICAOF NO ONE");
+    for server in [&server, &replica] {
+        until_is(server, "state", "halted");
+        assert_eq!(counter(server, "like"), "15");
+    }
+}
+
+/// A line of so many bytes.
+fn long(member: u64, bytes: usize) -> Vec<u8> {
+    let line = like(member);
+    let filler = "x".repeat(bytes);
+    line.replace("}", &format!(",\"filler\":\"{filler}\"}}")).into_bytes()
+}
+
+#[test]
+fn a_message_above_the_size_of_a_fetch_is_read_by_itself() {
+    let Some(brokers) = Brokers::<Nats>::here() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let broker = brokers.start(&folder.path().join("broker"));
+    let config = folder.path().join("nats.conf");
+    std::fs::write(&config, "max_payload: 16MB\n").unwrap();
+    broker.down();
+    broker.up_with(&["-c".to_owned(), config.display().to_string()]);
+    let port = broker.port;
+    let sizes = [10, 10, 9 << 20, 10, 12 << 20, 9 << 20, 10];
+    nats(
+        async |context| {
+            for (size, member) in sizes.into_iter().zip(0..) {
+                let message = long(member, size).into();
+                context.publish("events.a", message).await.unwrap().await.unwrap();
+            }
+        },
+        port,
+    );
+    let server = serve(&folder.path().join("here"), 0, &source(&broker, ""));
+    until("all are counted", || counter(&server, "like") == sizes.len().to_string());
+    until("nothing is left", || field(&server, "lag") == "0");
+    assert_eq!(field(&server, "poison"), "0");
+}
+
+/// A line with letters behind it that do not compress.
+fn random(mut line: Vec<u8>, bytes: usize) -> Vec<u8> {
+    let mut rng = fastrand::Rng::with_seed(7);
+    line.pop();
+    line.extend_from_slice(b",\"more\":\"");
+    line.extend(std::iter::repeat_with(|| rng.alphanumeric() as u8).take(bytes));
+    line.extend_from_slice(b"\"}");
+    line
+}
+
+/// What was trimmed was read, which the reader that begins then knows by the last number.
+#[test]
+fn a_stream_of_redis_that_is_trimmed_to_nothing_has_no_gap() {
+    let Some(brokers) = Brokers::<Redis>::here() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let broker = brokers.start(&folder.path().join("broker"));
+    let (dir, config) = (folder.path().join("here"), source(&broker, ""));
+    let server = serve(&dir, 0, &config);
+    (1..=3).for_each(|id| add(&broker, id, &like(id)));
+    until("three are counted", || counter(&server, "like") == "3");
+    redis_cmd(&broker, &["XTRIM", Redis::STREAM, "MAXLEN", "0"]);
+    asked(&server, "WAITAOF 1 0 0");
+    server.kill();
+    let server = serve(&dir, 0, &config);
+    until_is(&server, "state", "running");
+    add(&broker, 4, &like(4));
+    until("the next one is counted", || counter(&server, "like") == "4");
+    assert_eq!(field(&server, "gaps"), "0");
+}
+
+/// Events whose action is not there yet wait for it: they are no poison.
+#[test]
+fn events_of_an_action_that_is_not_there_wait_for_it() {
+    let Some(brokers) = Brokers::<Redis>::here() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let broker = brokers.start(&folder.path().join("broker"));
+    let more = "events = [\"like = act cheer\"]";
+    let server = serve(&folder.path().join("here"), 0, &source(&broker, more));
+    // Before the first message.
+    until_is(&server, "state", "waiting");
+    let said = field(&server, "last_error");
+    assert!(said.contains("there is no action 'cheer'"), "{said}");
+    add(&broker, 1, &like(1));
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert_eq!((field(&server, "poison"), field(&server, "state")), ("0".into(), "waiting".into()));
+    asked(&server, "TM.ACTION CREATE cheer flag liked counter post.like");
+    until("it is counted", || counter(&server, "like") == "1");
+    assert_eq!((field(&server, "poison"), field(&server, "last_error")), ("0".into(), "".into()));
+}
+
+/// Tests that need a broker of Kafka, which `./test --all` compiles.
+mod full {
+    use super::*;
+
+    #[test]
+    fn a_batch_above_the_size_of_a_fetch_is_asked_for_with_more_room() {
+        let Some(brokers) = Brokers::<Kafka>::here() else { return };
+        let folder = tempfile::tempdir().unwrap();
+        let broker = brokers.start(&folder.path().join("broker"));
+        for (member, size) in [(1, 10), (2, 3 << 20), (3, 10)] {
+            produce(broker.port, &[random(long(member, 0), size)]);
+        }
+        let server = serve(&folder.path().join("here"), 0, &source(&broker, ""));
+        until("all are counted", || counter(&server, "like") == "3");
+        // It is asked of the broker now and then.
+        until("nothing is left", || field(&server, "lag") == "0");
+        assert_eq!(field(&server, "state"), "running");
+    }
+
+    /// A broker that is away is said once, not with each attempt.
+    #[test]
+    fn a_kafka_that_is_away_does_not_fill_the_log() {
+        let Some(_) = Brokers::<Kafka>::here() else { return };
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("tidemark.toml");
+        let text = "[[ingest]]\nname = \"e\"\nurl = \"kafka://127.0.0.1:1\"\nstream = \"s\"\n";
+        std::fs::write(&config, text).unwrap();
+        let options = ["--config", config.to_str().unwrap()];
+        let dir = folder.path().join("data");
+        let (server, lines) = Program::start_until(&[], &dir, &options, "ready to accept").unwrap();
+        until_is(&server, "state", "failing");
+        std::thread::sleep(std::time::Duration::from_secs(5));
+        assert!(field(&server, "last_error").starts_with("partition 0: Kafka"));
+        server.kill();
+        let lines: Vec<String> = lines.map_while(Result::ok).collect();
+        let about = |line: &&String| line.contains("connect") || line.contains("ingest");
+        let said = lines.iter().filter(about).count();
+        assert!((1..=3).contains(&said), "{lines:#?}");
+    }
+}

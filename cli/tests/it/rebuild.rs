@@ -1,0 +1,270 @@
+//! The real program while its filters are built anew for other rates, beside likes, unlikes and
+//! readers each of which knows what it has set: no set pair is ever answered with no, before a
+//! `kill -9` in the middle and after it, by the master, by its replica, and once that is promoted.
+//!
+//! `TIDEMARK_RUNS`: kills (default 2), and `TIDEMARK_SEED`.
+
+use harness::program::{Program, call, number_in, refusal, rounds, until};
+use node::client::Client;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+const CONFIG: &str = r#"
+[durability]
+fsync = "always"
+[[counter]]
+name = "post"
+fields = "like:16"
+rows = "post:{id}"
+[[existence]]
+name = "liked"
+pairs = "liked:{id}"
+ledger = "exact"
+spill = true
+false_positive_rate = 0.01
+[[action]]
+name = "like"
+flag = "liked"
+counter = "post.like"
+"#;
+const WRITERS: u64 = 2;
+const BATCH: usize = 64;
+const POSTS: u64 = 4000;
+
+/// (post, member) -> set? Of the members of one writer.
+type Truth = BTreeMap<(u64, u64), bool>;
+
+fn integers(frame: OwnedFrame) -> Vec<i64> {
+    let OwnedFrame::Array(frames) = frame else { panic!("{frame:?}") };
+    let integer = |frame| match frame {
+        OwnedFrame::Integer(n) => n,
+        other => panic!("{other:?}"),
+    };
+    frames.into_iter().map(integer).collect()
+}
+
+fn push(client: &mut Client, words: &[&str], (post, member): (u64, u64)) {
+    let (post, member) = (post.to_string(), member.to_string());
+    let words = words.iter().map(|word| word.as_bytes());
+    client.push(&words.chain([member.as_bytes(), post.as_bytes()]).collect::<Vec<_>>());
+}
+
+/// Likes, unlikes and asks until it is told to stop, or the server is gone: what it was doing then
+/// is no longer known, and left out.
+fn write(port: u16, number: u64, rng: &mut fastrand::Rng, truth: &mut Truth, stop: &AtomicBool) {
+    let mut client = Client::connect(("127.0.0.1", port)).unwrap();
+    while !stop.load(Relaxed) {
+        // Each pair once.
+        let batch: BTreeMap<(u64, u64), bool> = (0..BATCH)
+            .map(|_| {
+                let pair = (1 + rng.u64(..POSTS), rng.u64(..3000) * WRITERS + number);
+                (pair, rng.u8(..) < 180)
+            })
+            .collect();
+        for (&pair, &likes) in &batch {
+            push(&mut client, &[if likes { "FEED.ACT" } else { "FEED.UNDO" }, "like"], pair);
+            push(&mut client, &["PH.EXISTS", "liked"], pair);
+        }
+        let mut replies = batch.iter();
+        while let Some((&pair, &likes)) = replies.next() {
+            let both = client.reply().and_then(|done| Ok((done, client.reply()?)));
+            let Ok((done, is_set)) = both else {
+                truth.remove(&pair);
+                replies.for_each(|(pair, _)| _ = truth.remove(pair));
+                return;
+            };
+            let before = truth.insert(pair, likes);
+            // After a kill it may have been done before.
+            let changes = i64::from(before.unwrap_or(false) != likes);
+            let done = integers(done);
+            assert!(before.is_none() || done == [changes], "{pair:?} {likes}: {done:?}");
+            assert!(!likes || integers(is_set) == [1], "{pair:?} was liked just now");
+        }
+    }
+}
+
+/// Every pair is as it was left; those that are set also without the ledger.
+fn check(client: &mut Client, truths: &[Truth]) {
+    for truth in truths {
+        for pairs in truth.iter().collect::<Vec<_>>().chunks(256) {
+            for &(&pair, _) in pairs {
+                let (post, member) = (pair.0.to_string(), pair.1.to_string());
+                let words = ["PH.EXISTS", "liked", &member, &post, "EXACT"];
+                client.push(&words.map(str::as_bytes));
+                push(client, &["PH.EXISTS", "liked"], pair);
+            }
+            for (pair, set) in pairs {
+                assert_eq!(integers(client.reply().unwrap()), [i64::from(**set)], "{pair:?}");
+                let seems_set = integers(client.reply().unwrap()) == [1];
+                assert!(seems_set || !**set, "{pair:?} was forgotten");
+            }
+        }
+    }
+}
+
+fn figure(program: &Program, name: &str) -> u64 {
+    number_in(&program.info("ledger_liked"), name).unwrap_or(0)
+}
+
+fn alter(program: &Program, rate: &str) {
+    let reply = program.ask(&format!("TM.SPACE ALTER liked SET false_positive_rate {rate}"));
+    assert_eq!(refusal(&reply), "");
+}
+
+/// Whether all tables have this rate, as TM.TABLES says.
+fn have_rate(program: &Program, rate: &str) -> bool {
+    let OwnedFrame::Array(tables) = program.ask("TM.TABLES liked") else { return false };
+    let is = |frame: &OwnedFrame, text: &str| match frame {
+        OwnedFrame::BulkString(bytes) => bytes == text.as_bytes(),
+        _ => false,
+    };
+    let rates = tables.iter().filter_map(|table| {
+        let OwnedFrame::Array(entries) = table else { panic!("{table:?}") };
+        entries.chunks(2).find(|entry| is(&entry[0], "false_positive_rate"))
+    });
+    let have: Vec<bool> = rates.map(|entry| is(&entry[1], rate)).collect();
+    !have.is_empty() && have.iter().all(|has| *has)
+}
+
+/// Writes with some writers while `act` runs.
+fn beside_writers(port: u16, rngs: &mut [fastrand::Rng], truths: &mut [Truth], act: impl FnOnce()) {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for (number, (rng, truth)) in (0..).zip(rngs.iter_mut().zip(truths)) {
+            let stop = &stop;
+            scope.spawn(move || write(port, number, rng, truth, stop));
+        }
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act));
+        stop.store(true, Relaxed);
+        if let Err(panic) = ended {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+fn writers(seed: u64) -> (Vec<fastrand::Rng>, Vec<Truth>) {
+    let rngs = (0..WRITERS).map(|n| fastrand::Rng::with_seed(seed ^ n << 32)).collect();
+    (rngs, (0..WRITERS).map(|_| Truth::new()).collect())
+}
+
+/// Each counter is the number of members, also of likes of which a kill took the reply.
+fn check_counters(client: &mut Client) {
+    for post in 1..=POSTS {
+        let members = call(client, &format!("SCARD liked:{post}"));
+        let OwnedFrame::Integer(members) = members else { panic!("{members:?}") };
+        let likes = match call(client, &format!("HGET post:{post} like")) {
+            OwnedFrame::BulkString(text) => String::from_utf8(text).unwrap().parse().unwrap(),
+            _ => 0i64,
+        };
+        assert_eq!(likes, members, "post {post}");
+    }
+}
+
+#[test]
+fn no_set_pair_is_answered_with_no_while_filters_are_built_anew() {
+    let (kills, seed) = rounds(2);
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = Program::start_with(folder.path(), CONFIG);
+    let (mut rngs, mut truths) = writers(seed);
+    let mut left = 0;
+    for round in 0..=kills {
+        beside_writers(program.port, &mut rngs, &mut truths, || {
+            std::thread::sleep(Duration::from_millis(1500));
+            // Some of them lie on the disk then.
+            program.ask("TM.ROLL liked");
+            assert_eq!(refusal(&program.ask("TM.SPILL liked 2")), "");
+            for rate in ["0.0001", "0.05", "0.001"] {
+                alter(&program, rate);
+                until("all tables are built anew", || have_rate(&program, rate));
+            }
+            assert!(integers(OwnedFrame::Array(vec![program.ask("TM.REBUILD liked")]))[0] > 1);
+            alter(&program, if round % 2 == 0 { "0.0002" } else { "0.01" });
+            std::thread::sleep(Duration::from_millis(fastrand::u64(..60)));
+            if round < kills {
+                program.sigkill();
+            }
+        });
+        if round < kills {
+            program = Program::start_with(folder.path(), CONFIG);
+            left += figure(&program, "rebuild_tables");
+            check(&mut program.client(), &truths);
+        }
+    }
+    let rate = if kills % 2 == 0 { "0.0002" } else { "0.01" };
+    until("all tables are built anew", || have_rate(&program, rate));
+    let mut client = program.client();
+    check(&mut client, &truths);
+    check_counters(&mut client);
+    println!("tables that were left to build after kills: {left}");
+}
+
+/// The replica learns of the rate by the catalogue, and builds its own tables. It is killed as soon
+/// as it has begun.
+#[test]
+fn replica_answers_as_its_master_through_rebuilds_kills_and_promotion() {
+    let (kills, seed) = rounds(2);
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [mut master, mut replica] =
+        [0, 1].map(|n: usize| Program::start_with(folders[n].path(), CONFIG));
+    let follow = |replica: &Program, master: &Program| {
+        let words = format!("REPLICAOF 127.0.0.1 {}", master.port);
+        assert_eq!(refusal(&replica.ask(&words)), "");
+    };
+    let in_step = |replica: &Program, master: &Program| {
+        until("the replica has it all", || {
+            replica.info("master_link_status") == "up"
+                && replica.info("slave_repl_offset") == master.info("master_repl_offset")
+        });
+    };
+    let (mut rngs, mut truths) = writers(seed);
+    let mut left = 0;
+    beside_writers(master.port, &mut rngs, &mut truths, || {
+        std::thread::sleep(Duration::from_millis(500));
+        master.ask("TM.ROLL liked");
+        assert_eq!(refusal(&master.ask("TM.SPILL liked")), "");
+        follow(&replica, &master);
+    });
+    for round in 0..kills {
+        let rate = ["0.0001", "0.02", "0.001"][round as usize % 3];
+        beside_writers(master.port, &mut rngs, &mut truths, || {
+            for _ in 0..3 {
+                std::thread::sleep(Duration::from_millis(500));
+                master.ask("TM.ROLL liked");
+            }
+            // The first table is on the disk of both, the second one in memory of the replica.
+            assert_eq!(refusal(&master.ask("TM.SPILL liked")), "");
+            alter(&master, rate);
+            until("it has begun", || {
+                figure(&replica, "rebuild_tables") > 0 || have_rate(&replica, rate)
+            });
+            replica.sigkill();
+            replica = Program::start_with(folders[1].path(), CONFIG);
+            left += figure(&replica, "rebuild_tables");
+            for program in [&master, &replica] {
+                until("all tables are built anew", || have_rate(program, rate));
+            }
+            let tables = replica.ask("TM.REBUILD liked");
+            assert!(integers(OwnedFrame::Array(vec![tables]))[0] > 1);
+            until("all tables are built anew", || figure(&replica, "rebuild_tables") == 0);
+        });
+        in_step(&replica, &master);
+        for program in [&master, &replica] {
+            check(&mut program.client(), &truths);
+        }
+    }
+    println!("tables that were left to build after kills: {left}");
+    master.sigkill();
+    assert_eq!(refusal(&replica.ask("REPLICAOF NO ONE")), "");
+    let mut client = replica.client();
+    check(&mut client, &truths);
+    check_counters(&mut client);
+    // What it builds and counts as the master goes on from there.
+    alter(&replica, "0.0005");
+    beside_writers(replica.port, &mut rngs, &mut truths, || {
+        until("all tables are built anew", || have_rate(&replica, "0.0005"));
+    });
+    check(&mut client, &truths);
+    check_counters(&mut client);
+}

@@ -1,0 +1,421 @@
+//! The real program as a replica that meets what it has no room, no name or no common past for. It
+//! goes on answering reads, says why its link is down, and gives nothing up that it has not kept
+//! first.
+
+mod stops;
+mod takes_over;
+
+use harness::program::{
+    FIRST, Program, SmallDisk, call, cannot, count, names, refusal, text, until,
+};
+use redis_protocol::resp2::types::OwnedFrame;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const SPACES: &str = r#"[durability]
+snapshot_log_bytes = 0
+snapshot_every_s = 0
+keep_log_bytes = 0
+[[counter]]
+name = "post"
+fields = "like:12 read:16"
+rows = "post:{id}"
+[[existence]]
+name = "liked"
+pairs = "liked:{id}"
+[[view]]
+name = "home"
+counters = ["post"]
+flags = ["liked"]
+[[action]]
+name = "like"
+flag = "liked"
+counter = "post.like"
+"#;
+
+fn start(dir: &Path, config: &str) -> Program {
+    start_as(&[], dir, config)
+}
+
+fn start_as(under: &[&str], dir: &Path, config: &str) -> Program {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(config.as_bytes()).unwrap();
+    let options = ["--fsync", "always", "--config", file.path().to_str().unwrap()];
+    Program::start_as(under, dir, &options)
+        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+}
+
+/// Rows of so many tables, each of which is a file of the snapshot.
+fn fill(program: &Program, tables: u64) {
+    let mut client = program.client();
+    for id in (0..tables * 1000).map(|row| text(FIRST + row * 4096)) {
+        client.push(&[b"CNT.SET", b"post", &id, b"like", b"5", b"read", b"300"]);
+        if client.is_full() {
+            (0..client.waiting()).for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
+        }
+    }
+    (0..client.waiting()).for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
+    fine(program, "SAVE");
+}
+
+fn staged(dir: &Path) -> usize {
+    names(dir)
+        .iter()
+        .filter(|name| name.starts_with("staged-snap") && name.ends_with(".tsnap"))
+        .count()
+}
+
+fn fine(program: &Program, words: &str) {
+    assert_eq!(refusal(&call(&mut program.client(), words)), "", "{words}");
+}
+
+fn like_of(program: &Program, post: u64) -> OwnedFrame {
+    program.ask(&format!("HGET post:{post} like"))
+}
+
+fn bulk(n: u64) -> OwnedFrame {
+    OwnedFrame::BulkString(text(n))
+}
+
+fn follow(replica: &Program, master: &Program) {
+    fine(replica, &format!("REPLICAOF 127.0.0.1 {}", master.port));
+}
+
+fn in_step(replica: &Program, master: &Program) {
+    until("the replica has it all", || {
+        replica.info("master_link_status") == "up"
+            && replica.info("slave_repl_offset") == master.info("master_repl_offset")
+    });
+}
+
+#[test]
+fn a_branch_is_kept_though_the_master_has_removed_the_segment_where_it_parted() {
+    const FIRST_SEGMENT: &str = "log-0000000000000001.tlog";
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [old, new] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
+    fine(&old, &format!("CNT.SET post {FIRST} like 1"));
+    follow(&new, &old);
+    in_step(&new, &old);
+    fine(&new, "REPLICAOF NO ONE");
+    fine(&new, &format!("CNT.SET post {FIRST} like 2"));
+    for i in 1..6 {
+        fine(&old, &format!("CNT.SET post {} like 1{i}", FIRST + i * 4096));
+    }
+    // The longer of the two, so that the position of the other would be in it, if that segment were
+    // there.
+    for i in 100..130 {
+        fine(&new, &format!("CNT.SET post {} like 3", FIRST + i * 4096));
+    }
+    let alone = std::fs::read(folders[0].path().join(FIRST_SEGMENT)).unwrap();
+    fine(&new, "SAVE");
+    until("the segment that both had goes", || !folders[1].path().join(FIRST_SEGMENT).exists());
+
+    follow(&old, &new);
+    until("it has the other's", || like_of(&old, FIRST) == bulk(2));
+    in_step(&old, &new);
+    assert_eq!(like_of(&old, FIRST + 4096), OwnedFrame::Null);
+    let kept: Vec<_> = std::fs::read_dir(folders[0].path())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("dropped-"))
+        .collect();
+    assert_eq!(kept.len(), 1, "{kept:?}");
+    assert!(
+        std::fs::read(kept[0].join(FIRST_SEGMENT)).unwrap().starts_with(&alone),
+        "all that it had alone is there"
+    );
+}
+
+#[test]
+fn a_replica_with_a_full_disk_answers_reads_and_goes_on_when_there_is_room() {
+    let Some(disk) = SmallDisk::mount(16) else {
+        return cannot("a full disk needs the right to mount a tmpfs");
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let (master, replica) = (start(folder.path(), SPACES), start(disk.path(), SPACES));
+    fine(&master, &format!("CNT.SET post {FIRST} like 7"));
+    follow(&replica, &master);
+    in_step(&replica, &master);
+    let full_syncs = replica.info("repl_full_syncs");
+    disk.fill(256 << 10);
+
+    // Through one connection: a node that is opened anew would close it.
+    let mut reader = replica.client();
+    let mut reads = |id: u64| call(&mut reader, &format!("HGET post:{id} like"));
+    let (mut last, mut client) = (FIRST, master.client());
+    until("the replica's disk is full", || {
+        for _ in 0..4_000 {
+            last += 4096;
+            client.push(&[b"CNT.SET", b"post", &text(last), b"like", b"5"]);
+            if client.is_full() {
+                (0..client.waiting())
+                    .for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
+            }
+        }
+        (0..client.waiting()).for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
+        assert_eq!(reads(FIRST), bulk(7));
+        replica.info("master_link_error").contains("no room on the disk")
+    });
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(4) {
+        assert_eq!(reads(FIRST), bulk(7), "for several attempts to go on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(replica.info("master_link_error").contains("no room on the disk"));
+    disk.make_room();
+    in_step(&replica, &master);
+    assert_eq!(reads(last), bulk(5));
+    assert_eq!(replica.info("repl_full_syncs"), full_syncs, "it went on where it was");
+    replica.kill();
+    let replica = start(disk.path(), SPACES);
+    in_step(&replica, &master);
+    assert_eq!(like_of(&replica, last), bulk(5));
+}
+
+/// The file of a data folder that is there says nothing new; the catalogue does, and a replica that
+/// was away has it from its master.
+#[test]
+fn a_space_of_the_file_is_only_warned_of_and_one_of_the_master_comes_to_the_replica() {
+    let more = format!(
+        "{SPACES}[[counter]]\nname = \"extra\"\nfields = \"a:8\"\nrows = \"extra:{{id}}\"\n"
+    );
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
+    fine(&master, &format!("CNT.SET post {FIRST} like 7"));
+    follow(&replica, &master);
+    in_step(&replica, &master);
+    assert!(master.terminate().success());
+    let master = start(folders[0].path(), &more);
+    follow(&replica, &master);
+    in_step(&replica, &master);
+    until("the master takes writes", || {
+        refusal(&call(&mut master.client(), "CNT.SET post 1 like 5")).is_empty()
+    });
+    let missing = call(&mut master.client(), "CNT.SET extra 1 a 5");
+    assert_eq!(refusal(&missing), "ERR no such counter space 'extra'");
+    assert!(replica.terminate().success());
+    fine(&master, "TM.SPACE CREATE extra COUNTER fields a:8 rows extra:{id}");
+    fine(&master, "CNT.SET extra 1 a 5");
+
+    let replica = start(folders[1].path(), SPACES);
+    follow(&replica, &master);
+    in_step(&replica, &master);
+    assert_eq!(like_of(&replica, FIRST), bulk(7));
+    assert_eq!(call(&mut replica.client(), "HGET extra:1 a"), bulk(5));
+    assert_eq!(replica.info("repl_full_syncs"), "0", "it went on where it was");
+    replica.kill();
+    let replica = start(folders[1].path(), SPACES);
+    assert_eq!(call(&mut replica.client(), "HGET extra:1 a"), bulk(5));
+}
+
+/// All that it had is gone, by a command that counts as any other does: no older state of its
+/// master brings it back.
+#[test]
+fn a_replica_whose_rows_were_all_deleted_does_not_obey_a_master_that_has_lost_that() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
+    let old = tempfile::tempdir().unwrap();
+    fine(&master, &format!("CNT.SET post {FIRST} like 5"));
+    follow(&replica, &master);
+    in_step(&replica, &master);
+    // A copy of the folder is the master's state of then.
+    assert!(master.terminate().success());
+    for entry in std::fs::read_dir(folders[0].path()).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), old.path().join(entry.file_name())).unwrap();
+    }
+    let master = start(folders[0].path(), SPACES);
+    fine(&master, "REPLICAOF NO ONE");
+    follow(&replica, &master);
+    in_step(&replica, &master);
+    fine(&master, &format!("DEL post:{FIRST}"));
+    in_step(&replica, &master);
+    assert_eq!(like_of(&replica, FIRST), OwnedFrame::Null);
+    let full_syncs = replica.info("repl_full_syncs");
+    master.kill();
+
+    let master = start(old.path(), SPACES);
+    follow(&replica, &master);
+    let why = "the master's history ends or parts before ours does";
+    until("it refuses", || replica.info("master_link_error").contains(why));
+    assert_eq!(replica.info("slave_priority"), "0");
+    assert_eq!(
+        (like_of(&replica, FIRST), replica.info("repl_full_syncs")),
+        (OwnedFrame::Null, full_syncs)
+    );
+    // An operator knows better; what is given up is kept all the same.
+    fine(&replica, &format!("REPLICAOF 127.0.0.1 {} FORCE", master.port));
+    until("it has what there was", || like_of(&replica, FIRST) == bulk(5));
+    let names =
+        std::fs::read_dir(folders[1].path()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(names.filter(|name| name.to_string_lossy().starts_with("dropped-")).count(), 1);
+}
+
+#[test]
+fn a_full_sync_for_which_there_is_no_room_is_asked_for_less_and_less_often() {
+    let Some(disk) = SmallDisk::mount(16) else {
+        return cannot("a full disk needs the right to mount a tmpfs");
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let config = SPACES.replace("fields =", "rows_per_table = 1000\nfields =");
+    let (master, replica) = (start(folder.path(), &config), start(disk.path(), &config));
+    fill(&master, 30);
+    disk.fill(96 << 10);
+    let mut client = master.client();
+    let mut attempts = {
+        let before = count(&mut client, "total_connections_received");
+        move || count(&mut client, "total_connections_received") - before
+    };
+    let mut reader = replica.client();
+    let began = Instant::now();
+    follow(&replica, &master);
+    for number in 1..=3u32 {
+        until("another attempt", || attempts() >= u64::from(number));
+        let after = Duration::from_secs((1 << (number - 1)) - 1);
+        assert!(began.elapsed() >= after, "{number}: {:?}", began.elapsed());
+        assert_eq!(
+            call(&mut reader, &format!("HGET post:{FIRST} like")),
+            OwnedFrame::Null,
+            "as before"
+        );
+    }
+    assert!(replica.info("master_link_error").contains("no room on the disk"));
+    let left = staged(disk.path());
+    assert!(left > 0, "what has come is kept");
+    disk.make_room();
+    until("the next attempt, after four seconds", || attempts() > 3);
+    in_step(&replica, &master);
+    assert_eq!(like_of(&replica, FIRST), bulk(5));
+}
+
+/// What a link has brought is looked at when the next one goes on with it. On a slow disk that
+/// takes longer than a master waits for a word.
+#[test]
+fn a_full_sync_goes_on_though_what_is_there_takes_long_to_look_at() {
+    if std::process::Command::new("strace").arg("-V").output().is_err() {
+        return cannot("a slow disk needs strace");
+    }
+    const FILES: usize = 15;
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let config = SPACES.replace("fields =", "rows_per_table = 1000\nfields =")
+        + "[replication]\ntimeout_s = 2\n";
+    let master = start(folders[0].path(), &config);
+    fill(&master, FILES as u64 + 3);
+    let slow =
+        ["strace", "-D", "-f", "--seccomp-bpf", "-q", "-o", "/dev/null", "-e", "trace=pread64"];
+    let slow = [&slow[..], &["-e", "inject=pread64:delay_enter=200000"]].concat();
+    let mut replica = start_as(&slow, folders[1].path(), &config);
+    follow(&replica, &master);
+    let began = Instant::now();
+    while staged(folders[1].path()) < FILES {
+        assert!(
+            began.elapsed() < Duration::from_secs(120),
+            "{} files have come",
+            staged(folders[1].path())
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    replica.sigkill();
+    drop(replica);
+    assert!(staged(folders[1].path()) >= FILES, "there is much to look at");
+    let replica = start_as(&slow, folders[1].path(), &config);
+    let began = Instant::now();
+    while staged(folders[1].path()) > 0 {
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "it does not come to an end: {}",
+            replica.info("master_link_error")
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let began = Instant::now();
+    while !(replica.info("master_link_status") == "up" && like_of(&replica, FIRST) == bulk(5)) {
+        assert!(
+            began.elapsed() < Duration::from_secs(120),
+            "{}",
+            replica.info("master_link_error")
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A master says why it does not serve us, in words that are more lines of INFO, and many.
+#[test]
+fn what_a_master_says_is_one_line_of_info() {
+    const FORGED: &str = "no\r\nrole:master\nrole:master\u{85}role:master\u{2028}role:master\r\n";
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        // What it says to TM.REPLICATE, and in place of Welcome.
+        let error = format!("-ERR {}\r\n", FORGED.trim_end().replace('\r', ""));
+        let refused = [&[72][..], b"frames ", FORGED.as_bytes(), &[b'x'; 1 << 20]].concat();
+        let frame = store::frame_head(store::Check::new().u64(0), &refused);
+        let answers = [error.into_bytes(), [b"+OK\r\n", &frame[..], &refused].concat()];
+        for (stream, answer) in listener.incoming().zip(answers.iter().cycle()) {
+            let mut stream = stream.unwrap();
+            // It may have gone.
+            let _ = stream.read(&mut [0; 1000]);
+            let _ = stream.write_all(answer);
+            std::thread::spawn(move || stream.read_to_end(&mut Vec::new()));
+        }
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let replica = start(folder.path(), SPACES);
+    fine(&replica, &format!("REPLICAOF 127.0.0.1 {port}"));
+    for said in ["TM.REPLICATE was answered -ERR no", "the peer refused: frames no"] {
+        until("it is told why", || replica.info("master_link_error").contains(said));
+        let OwnedFrame::BulkString(info) = replica.ask("INFO replication") else {
+            panic!("INFO is text")
+        };
+        let info = String::from_utf8(info).unwrap();
+        let lines = info.split(['\r', '\n', '\u{85}', '\u{2028}']);
+        let roles: Vec<_> = lines.filter(|line| line.starts_with("role:")).collect();
+        assert_eq!(roles, ["role:slave"], "{said}");
+        assert!(info.len() < 4096, "{}", info.len());
+    }
+}
+
+/// As a replica of Redis's, which says so, too.
+#[test]
+fn a_node_told_to_follow_itself_keeps_its_master() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
+    fine(&master, &format!("CNT.SET post {FIRST} like 7"));
+    follow(&replica, &master);
+    in_step(&replica, &master);
+    follow(&replica, &replica);
+    until("it finds out", || replica.info("master_link_error").contains("NOMASTERLINK"));
+    assert_eq!(replica.info("master_link_status"), "down");
+    fine(&master, &format!("CNT.SET post {FIRST} like 8"));
+    follow(&replica, &master);
+    in_step(&replica, &master);
+    assert_eq!(
+        (like_of(&replica, FIRST), replica.info("repl_full_syncs")),
+        (bulk(8), "1".to_owned())
+    );
+}
+
+/// A master with a replica that has everything, and this in the replica's configuration.
+fn in_step_with(more: &str) -> ([tempfile::TempDir; 2], Program, Program) {
+    in_step_as(|_| more.to_owned())
+}
+
+/// The same, with what depends on the master.
+fn in_step_as(more: impl FnOnce(&Program) -> String) -> ([tempfile::TempDir; 2], Program, Program) {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let master = start(folders[0].path(), SPACES);
+    let replica = start(folders[1].path(), &format!("{SPACES}[replication]\n{}\n", more(&master)));
+    fine(&master, &format!("CNT.SET post {FIRST} like 3"));
+    follow(&replica, &master);
+    in_step(&replica, &master);
+    until("the master knows", || master.info("slave0").contains("lag_bytes=0"));
+    (folders, master, replica)
+}
+
+fn is_master(program: &Program, likes: u64) {
+    until("it is the master", || program.info("role") == "master");
+    let more = format!("HINCRBY post:{FIRST} like 1");
+    until("it takes writes", || program.ask(&more) == OwnedFrame::Integer(likes as i64 + 1));
+}

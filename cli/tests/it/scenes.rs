@@ -1,0 +1,431 @@
+//! The real program, and a replica of it: a scene (a counter space, an existence space, a view and
+//! an action) is born, altered, used by four clients under load, replicated, killed, restored and
+//! dropped; again and again.
+//!
+//! - No client ever sees half a change: what one transaction sees of a scene is what there was
+//!   between two commands of its maker.
+//! - What was acknowledged is there, on the master, on its replica, and after kill -9.
+//! - In the end memory and files are back to what they were.
+//!
+//! `TIDEMARK_RUNS` (default 12) says how many scenes, `TIDEMARK_SEED` what happens to them.
+
+use harness::program::{FIRST, Program, call, refusal, rounds, text, until};
+use node::client::Client;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+const CLIENTS: u64 = 4;
+const POSTS: u64 = 50;
+/// Rows beside those of the posts, from the first post on: enough for several tables.
+const FURTHER: std::ops::Range<u64> = 1..1000;
+
+fn start(dir: &Path) -> Program {
+    Program::start_with(dir, "[durability]\nfsync = \"always\"\nsnapshot_every_s = 0\n")
+}
+
+/// A command that must succeed.
+fn ok(client: &mut Client, words: &str) -> OwnedFrame {
+    let reply = call(client, words);
+    assert_eq!(refusal(&reply), "", "{words}");
+    reply
+}
+
+/// What the clients have seen, and are to see.
+#[derive(Default)]
+struct Shared {
+    port: AtomicU16,
+    is_over: AtomicBool,
+    /// Of the scene at hand: (post, member) -> whether it was acknowledged.
+    acts: Mutex<BTreeMap<(u64, u64), bool>>,
+    /// Transactions by how much of a scene they have seen.
+    seen: [AtomicU64; 5],
+    reconnects: AtomicU64,
+}
+
+/// How much of a scene a transaction has seen. It is made as space, flags, view, action, and goes
+/// the other way round.
+fn part_seen(replies: &[OwnedFrame]) -> usize {
+    let [row, flag, page, act] = replies else { panic!("{replies:?}") };
+    // A key of no space is absent; its set is empty.
+    let has_row = match row {
+        OwnedFrame::Array(values) => {
+            assert_eq!(values.len(), 1);
+            true
+        }
+        OwnedFrame::Error(why) => {
+            assert!(why.starts_with("ERR no such counter space"), "{why}");
+            false
+        }
+        other => panic!("{other:?}"),
+    };
+    let has_flag = match flag {
+        OwnedFrame::Array(_) => true,
+        OwnedFrame::Error(why) => {
+            assert!(why.starts_with("ERR no such existence space"), "{why}");
+            false
+        }
+        other => panic!("{other:?}"),
+    };
+    let has_page = match page {
+        OwnedFrame::Array(rows) => {
+            let OwnedFrame::Array(row) = &rows[0] else { panic!("{rows:?}") };
+            // Like, share, perhaps the field that came later, and the flag.
+            assert!(row.len() == 3 || row.len() == 4, "{row:?}");
+            assert!(row.iter().all(|value| matches!(value, OwnedFrame::Integer(_))), "{row:?}");
+            true
+        }
+        OwnedFrame::Error(why) => {
+            assert!(why.starts_with("ERR no such view"), "{why}");
+            false
+        }
+        other => panic!("{other:?}"),
+    };
+    let has_action = match act {
+        OwnedFrame::Array(_) => true,
+        OwnedFrame::Error(why) => {
+            assert!(why.starts_with("ERR no such action"), "{why}");
+            false
+        }
+        other => panic!("{other:?}"),
+    };
+    let parts = [has_row, has_flag, has_page, has_action];
+    let seen = parts.iter().take_while(|is| **is).count();
+    assert!(parts[seen..].iter().all(|is| !is), "half a change: {parts:?}");
+    seen
+}
+
+/// Uses whatever there is of a scene, until all are over.
+fn use_scenes(number: u64, shared: &Shared) {
+    let mut rng = fastrand::Rng::with_seed(number);
+    let mut member = number << 32;
+    'connections: while !shared.is_over.load(Relaxed) {
+        let Ok(mut client) = Client::connect(("127.0.0.1", shared.port.load(Relaxed))) else {
+            std::thread::sleep(Duration::from_millis(5));
+            continue;
+        };
+        shared.reconnects.fetch_add(1, Relaxed);
+        while !shared.is_over.load(Relaxed) {
+            member += 1;
+            let post = FIRST + rng.u64(0..POSTS) * 4096;
+            let (id, who) = (text(post), text(member));
+            shared.acts.lock().unwrap().insert((post, member), false);
+            let requests: [&[&[u8]]; 6] = [
+                &[b"MULTI"],
+                &[b"CNT.GET", b"photo", &id],
+                &[b"PH.EXISTS", b"loved", &who, &id],
+                &[b"FEED.GET", b"wall", &who, &id],
+                &[b"FEED.ACT", b"love", &who, &id],
+                &[b"EXEC"],
+            ];
+            requests.iter().for_each(|words| client.push(words));
+            let mut replies = Vec::new();
+            for _ in 0..requests.len() {
+                let Ok(reply) = client.reply() else { continue 'connections };
+                replies.push(reply);
+            }
+            let replies = match replies.pop() {
+                Some(OwnedFrame::Array(replies)) => replies,
+                // The server is about to go, or has just come.
+                Some(OwnedFrame::Error(why)) => {
+                    assert!(why.contains("LOADING") || why.contains("EXECABORT"), "{why}");
+                    std::thread::sleep(Duration::from_millis(1));
+                    continue;
+                }
+                other => panic!("{other:?}"),
+            };
+            let seen = part_seen(&replies);
+            shared.seen[seen].fetch_add(1, Relaxed);
+            let mut acts = shared.acts.lock().unwrap();
+            match &replies[3] {
+                OwnedFrame::Array(acted) if acted[0] == OwnedFrame::Integer(1) => {
+                    // Of a scene that has gone meanwhile nothing is asked.
+                    acts.entry((post, member)).and_modify(|known| *known = true);
+                }
+                _ => _ = acts.remove(&(post, member)),
+            }
+        }
+    }
+}
+
+/// Every act that was acknowledged is there, and no more than were sent.
+fn check(client: &mut Client, acts: &BTreeMap<(u64, u64), bool>, whose: &str) {
+    let mut counted: BTreeMap<u64, (i64, i64)> = BTreeMap::new();
+    let all: Vec<_> = acts.iter().collect();
+    for some in all.chunks(200) {
+        for ((post, member), _) in some {
+            client.push(&[b"PH.EXISTS", b"loved", &text(*member), &text(*post)]);
+        }
+        for ((post, member), acknowledged) in some {
+            let OwnedFrame::Array(found) = client.reply().unwrap() else { panic!("no array") };
+            let is_set = found[0] == OwnedFrame::Integer(1);
+            assert!(is_set || !**acknowledged, "{whose}: {member} on {post} is lost");
+            let (least, most) = counted.entry(*post).or_default();
+            *least += i64::from(**acknowledged);
+            *most += 1;
+        }
+    }
+    for (post, (least, most)) in counted {
+        let reply = ok(client, &format!("CNT.GET photo {post}"));
+        let OwnedFrame::Array(values) = reply else { panic!("no array") };
+        let likes = match &values[0] {
+            OwnedFrame::Array(row) => match row[0] {
+                OwnedFrame::Integer(likes) => likes,
+                _ => panic!("{row:?}"),
+            },
+            // No row.
+            _ => 0,
+        };
+        // Each client may have sent one that was noted with the scene before.
+        let most = most + CLIENTS.cast_signed();
+        assert!((least..=most).contains(&likes), "{whose}: {post}: {likes} of {least} to {most}");
+    }
+}
+
+/// What a server holds: its spaces, the bytes of their tables, and the numbers of the spaces that
+/// have files.
+fn held(program: &Program, dir: &Path) -> (OwnedFrame, String, Vec<u32>) {
+    let manifest = std::fs::read_to_string(dir.join("data/tidemark.manifest")).unwrap();
+    let mut numbers: Vec<u32> = manifest
+        .lines()
+        .filter_map(|line| line.strip_prefix("file ")?.split(' ').nth(4)?.parse().ok())
+        .collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    (program.ask("CONFIG GET counter.*.rows"), program.info("used_memory"), numbers)
+}
+
+/// How many files of cold tables there are.
+fn cold_files(dir: &Path) -> usize {
+    let names = std::fs::read_dir(dir.join("data")).unwrap();
+    let names = names.map(|entry| entry.unwrap().file_name());
+    names.filter(|name| name.to_string_lossy().ends_with(".tcold")).count()
+}
+
+#[test]
+fn scenes_come_and_go_without_a_trace() {
+    let (rounds, seed) = rounds(12);
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let mut master = start(folders[0].path());
+    let replica = start(folders[1].path());
+    let shared = Shared::default();
+    shared.port.store(master.port, Relaxed);
+    ok(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port));
+    until("it follows", || replica.info("master_link_status") == "up");
+    let before = [held(&master, folders[0].path()), held(&replica, folders[1].path())];
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (1..=CLIENTS)
+            .map(|n| {
+                scope.spawn({
+                    let shared = &shared;
+                    move || use_scenes(n, shared)
+                })
+            })
+            .collect();
+        // However it ends.
+        struct Over<'a>(&'a AtomicBool);
+        impl Drop for Over<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Relaxed);
+            }
+        }
+        let _over = Over(&shared.is_over);
+        for round in 0..rounds {
+            assert!(clients.iter().all(|client| !client.is_finished()), "a client has failed");
+            master = scene(&mut rng, master, &replica, &folders[0], &shared);
+            // Dropped on the replica, too, and on both without a trace.
+            let step = |master: &Program| {
+                let mut client = master.client();
+                ok(&mut client, &format!("HSET user:1 post {round}"));
+                ok(&mut client, "WAIT 1 20000")
+            };
+            assert_eq!(step(&master), OwnedFrame::Integer(1), "round {round}");
+            for (program, folder, before) in
+                [(&master, &folders[0], &before[0]), (&replica, &folders[1], &before[1])]
+            {
+                if round % 8 == 3 {
+                    ok(&mut program.client(), "SAVE");
+                }
+                until("its memory and its files are as they were", || {
+                    let (spaces, bytes, files) = held(program, folder.path());
+                    // A row of `user` is what the rounds have left.
+                    let is_small = bytes.parse::<u64>().unwrap_or(u64::MAX)
+                        <= before.1.parse::<u64>().unwrap_or(0) + (64 << 10);
+                    spaces == before.0 && is_small && files.iter().all(|&number| number <= 5)
+                });
+                // The manifest lets a file go before it is removed.
+                until("cold files are removed", || cold_files(folder.path()) == 0);
+            }
+        }
+    });
+    let seen: Vec<u64> = shared.seen.iter().map(|seen| seen.load(Relaxed)).collect();
+    println!(
+        "{rounds} scenes in {:.0} s; transactions that saw 0 to 4 parts of one: {seen:?}; {} \
+         connections",
+        began.elapsed().as_secs_f64(),
+        shared.reconnects.load(Relaxed)
+    );
+    assert!(seen[0] > 0 && seen[4] > rounds, "they show nothing: {seen:?}");
+}
+
+/// Kills the master, and starts it again with its replica behind it.
+fn killed(
+    mut master: Program,
+    replica: &Program,
+    folder: &tempfile::TempDir,
+    shared: &Shared,
+) -> (Program, Client) {
+    master.sigkill();
+    let master = start(folder.path());
+    shared.port.store(master.port, Relaxed);
+    ok(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port));
+    until("it follows again", || replica.info("master_link_status") == "up");
+    let mut client = master.client();
+    // A master that had a replica waits for it before it writes.
+    until("it writes", || refusal(&call(&mut client, "HSET user:1 post 1")).is_empty());
+    (master, client)
+}
+
+/// What is left of a scene's posts.
+#[derive(Default)]
+struct Gone {
+    /// Its rows and flags were forgotten.
+    forgotten: u64,
+    /// Rows of posts below were retired.
+    horizon: u64,
+}
+
+/// Forgets a post, and retires the older half of the further rows, unless some rows may lie on the
+/// disk.
+fn give_up(
+    client: &mut Client,
+    acts: &BTreeMap<(u64, u64), bool>,
+    spills: bool,
+    rng: &mut fastrand::Rng,
+) -> Gone {
+    let mut gone = Gone::default();
+    let posts: Vec<u64> = acts.keys().map(|(post, _)| *post).collect();
+    if let Some(&post) = rng.choice(&posts) {
+        gone.forgotten = post;
+        ok(client, &format!("TM.FORGET photo {post}"));
+    }
+    if !spills {
+        gone.horizon = FIRST + FURTHER.end / 2;
+        ok(client, &format!("TM.SPACE RETIRE photo {}", gone.horizon));
+    }
+    gone
+}
+
+/// What was given up is gone, and nothing else is.
+fn check_gone(client: &mut Client, acts: &BTreeMap<(u64, u64), bool>, gone: &Gone, whose: &str) {
+    let mut likes: BTreeMap<u64, bool> = BTreeMap::new();
+    for ((post, member), acknowledged) in acts {
+        *likes.entry(*post).or_default() |= acknowledged;
+        if *post == gone.forgotten {
+            let found = ok(client, &format!("PH.EXISTS loved {member} {post}"));
+            let unset = OwnedFrame::Array(vec![OwnedFrame::Integer(0)]);
+            assert_eq!(found, unset, "{whose}: {member} on {post}, which is forgotten");
+        }
+    }
+    let further = FURTHER.map(|n| (FIRST + n, true));
+    for (post, is_liked) in likes.into_iter().chain(further.step_by(37)) {
+        let OwnedFrame::Array(rows) = ok(client, &format!("CNT.GET photo {post}")) else {
+            panic!("no array")
+        };
+        let is_there = rows[0] != OwnedFrame::Null;
+        if post == gone.forgotten || post < gone.horizon {
+            assert!(!is_there, "{whose}: {post} has a row: {rows:?}");
+        } else {
+            assert!(is_there || !is_liked, "{whose}: the row of {post} is lost");
+        }
+    }
+}
+
+/// One scene, from its birth to its end.
+fn scene(
+    rng: &mut fastrand::Rng,
+    mut master: Program,
+    replica: &Program,
+    folder: &tempfile::TempDir,
+    shared: &Shared,
+) -> Program {
+    shared.acts.lock().unwrap().clear();
+    let mut client = master.client();
+    let pause = |rng: &mut fastrand::Rng| std::thread::sleep(Duration::from_millis(rng.u64(0..8)));
+    for words in [
+        "TM.SPACE CREATE photo COUNTER fields like:4,share:8 rows photo:{id} rows_per_table 64",
+        "TM.SPACE CREATE loved EXISTENCE pairs loved:{id} pairs_per_table 2000",
+        "TM.VIEW CREATE wall counters photo flags loved",
+        "TM.ACTION CREATE love flag loved counter photo.like",
+    ] {
+        ok(&mut client, words);
+        pause(rng);
+    }
+    for words in [
+        "TM.SPACE ALTER photo ADD view:20",
+        "TM.SPACE ALTER photo WIDEN like:20",
+        "TM.SPACE ALTER photo NARROW like:6",
+        "TM.SPACE ALTER photo BOUND share {0..}",
+        "TM.SPACE ALTER photo SET memory_limit_bytes 64mb",
+        "TM.SPACE ALTER loved SET spill yes max_tables 40",
+    ] {
+        ok(&mut client, words);
+        pause(rng);
+    }
+    let both = b"photo:{id} photo:{{id}}";
+    let forms: [&[u8]; 6] = [b"TM.SPACE", b"ALTER", b"photo", b"SET", b"rows", both];
+    assert_eq!(refusal(&client.call(&forms).unwrap()), "");
+    FURTHER.for_each(|n| client.push(&[b"CNT.SET", b"photo", &text(FIRST + n), b"share", b"1"]));
+    FURTHER.for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
+    let spills = rng.bool();
+    if spills {
+        ok(&mut client, "TM.SPACE ALTER photo SET spill yes");
+    } else if rng.bool() {
+        ok(&mut client, "TM.SPACE ALTER photo SET keep_tables 1000");
+    }
+    if spills && rng.bool() {
+        // Part of it lies on the disk.
+        for words in ["TM.ROLL photo", "TM.SPILL photo 9", "TM.ROLL loved", "TM.SPILL loved 9"] {
+            ok(&mut client, words);
+        }
+    }
+    if rng.bool() {
+        ok(&mut client, "SAVE");
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    if rng.u32(0..4) == 0 {
+        drop(client);
+        (master, client) = killed(master, replica, folder, shared);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // No act is under way while it is looked at: the action goes first.
+    ok(&mut client, "TM.ACTION DROP love");
+    std::thread::sleep(Duration::from_millis(5));
+    let acts = shared.acts.lock().unwrap().clone();
+    check(&mut client, &acts, "the master");
+    assert_eq!(ok(&mut client, "WAIT 1 20000"), OwnedFrame::Integer(1));
+    check(&mut replica.client(), &acts, "the replica");
+    pause(rng);
+    let is_gone = give_up(&mut client, &acts, spills, rng);
+    if rng.u32(0..8) == 0 {
+        drop(client);
+        (master, client) = killed(master, replica, folder, shared);
+    }
+    check_gone(&mut client, &acts, &is_gone, "the master");
+    assert_eq!(ok(&mut client, "WAIT 1 20000"), OwnedFrame::Integer(1));
+    check_gone(&mut replica.client(), &acts, &is_gone, "the replica");
+    for words in [
+        "TM.VIEW DROP wall",
+        "TM.SPACE DROP loved YES-I-MEAN-loved",
+        "TM.SPACE DROP photo YES-I-MEAN-photo",
+    ] {
+        ok(&mut client, words);
+        pause(rng);
+    }
+    master
+}

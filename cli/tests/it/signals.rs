@@ -1,0 +1,189 @@
+//! Signals: which of them stop the server, and that none loses what was acknowledged (F1).
+
+use harness::program::{FIRST, Program, call, refusal};
+use redis_protocol::resp2::types::OwnedFrame;
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::Write;
+use std::net::TcpStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+fn like(program: &Program) {
+    let reply = call(&mut program.client(), &format!("HINCRBY post:{FIRST} like 1"));
+    assert_eq!(refusal(&reply), "");
+}
+
+fn send(program: &Program, signal: Signal) {
+    kill_process(Pid::from_child(&program.child), signal).unwrap();
+}
+
+/// How it ended, within ten seconds.
+fn ended(program: &mut Program) -> std::process::ExitStatus {
+    let began = Instant::now();
+    loop {
+        if let Some(status) = program.child.try_wait().unwrap() {
+            return status;
+        }
+        assert!(began.elapsed() < Duration::from_secs(10), "it goes on");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// F1: SIGHUP ended the process, and the writes of the last second were gone. So it was with every
+/// other signal that was not handled. Each one here is sent right after a write.
+#[test]
+fn signals_that_are_not_for_stopping_never_end_the_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = Program::start(folder.path(), "everysec");
+    let harmless = [
+        Signal::HUP,
+        Signal::PIPE,
+        Signal::USR1,
+        Signal::USR2,
+        Signal::ALARM,
+        Signal::VTALARM,
+        Signal::PROF,
+        Signal::IO,
+        Signal::XFSZ,
+    ];
+    for signal in harmless {
+        like(&program);
+        send(&program, signal);
+        send(&program, signal);
+        // It is delivered by the time that a later process does something else.
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(program.child.try_wait().unwrap(), None, "{signal:?} has ended it");
+    }
+    let count = OwnedFrame::BulkString(harmless.len().to_string().into_bytes());
+    assert_eq!(program.ask(&format!("HGET post:{FIRST} like")), count);
+}
+
+/// F1: a signal that stops is a clean stop, whichever it is: nothing acknowledged is lost.
+#[test]
+fn signals_that_stop_the_server_lose_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let stops = [Signal::TERM, Signal::INT, Signal::QUIT, Signal::XCPU, Signal::POWER];
+    for (stopped, signal) in stops.into_iter().enumerate() {
+        let mut program = Program::start(folder.path(), "everysec");
+        let held = program.ask(&format!("HGET post:{FIRST} like"));
+        let expected = match stopped {
+            0 => OwnedFrame::Null,
+            n => OwnedFrame::BulkString(n.to_string().into_bytes()),
+        };
+        assert_eq!(held, expected, "before {signal:?}");
+        like(&program);
+        send(&program, signal);
+        let status = ended(&mut program);
+        assert_eq!((status.code(), status.signal()), (Some(0), None), "{signal:?}");
+    }
+    let program = Program::start(folder.path(), "everysec");
+    let all = OwnedFrame::BulkString(stops.len().to_string().into_bytes());
+    assert_eq!(program.ask(&format!("HGET post:{FIRST} like")), all);
+}
+
+/// A client that reads nothing: a stop waits `shutdown_grace_ms`, one second, for its replies.
+fn a_client_that_does_not_read(program: &Program) -> TcpStream {
+    let mut stream = TcpStream::connect(("127.0.0.1", program.port)).unwrap();
+    stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    let requests = format!("HGETALL post:{FIRST}\r\n").repeat(10_000);
+    while stream.write_all(requests.as_bytes()).is_ok() {}
+    stream
+}
+
+/// F1: `timeout`, shells and process managers signal a process and then its group, and scripts
+/// repeat SIGTERM until the process is gone. The second signal ended a server that was about to
+/// stop, and what it had not written to the log was lost.
+#[test]
+fn a_signal_to_stop_that_is_repeated_loses_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let repeated = [
+        // The same request.
+        (Signal::TERM, Duration::from_millis(100)),
+        (Signal::INT, Duration::from_millis(100)),
+        // A script that asks again.
+        (Signal::TERM, Duration::from_millis(700)),
+    ];
+    for (signal, after) in repeated {
+        let mut program = Program::start(folder.path(), "everysec");
+        like(&program);
+        let deaf = a_client_that_does_not_read(&program);
+        send(&program, signal);
+        std::thread::sleep(after);
+        assert_eq!(program.child.try_wait().unwrap(), None, "it waits for replies");
+        send(&program, signal);
+        assert_eq!(ended(&mut program).code(), Some(0), "{signal:?} after {after:?}");
+        drop(deaf);
+    }
+    let program = Program::start(folder.path(), "everysec");
+    let all = OwnedFrame::BulkString(repeated.len().to_string().into_bytes());
+    assert_eq!(program.ask(&format!("HGET post:{FIRST} like")), all);
+}
+
+/// As in Redis: ctrl-C once more, and the process is gone.
+#[test]
+fn a_second_ctrl_c_ends_a_stop_that_takes_its_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = Program::start(folder.path(), "everysec");
+    like(&program);
+    let _deaf = a_client_that_does_not_read(&program);
+    send(&program, Signal::INT);
+    std::thread::sleep(Duration::from_millis(700));
+    send(&program, Signal::INT);
+    assert_eq!(ended(&mut program).code(), Some(1));
+}
+
+/// Writes a certificate that nothing else has signed, and its key.
+fn sign(folder: &Path) -> Vec<u8> {
+    let signed = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    std::fs::write(folder.join("server.pem"), signed.cert.pem()).unwrap();
+    std::fs::write(folder.join("server.key"), signed.signing_key.serialize_pem()).unwrap();
+    signed.cert.pem().into_bytes()
+}
+
+/// Whether a client that trusts only this certificate gets a reply.
+fn is_trusted(port: u16, certificate: &[u8]) -> bool {
+    let folder = tempfile::tempdir().unwrap();
+    let ca_file = folder.path().join("ca.pem");
+    std::fs::write(&ca_file, certificate).unwrap();
+    let tls = tidemark_server::tls::Tls::default();
+    let settings = tidemark_server::config::Tls {
+        ca_file: ca_file.to_str().unwrap().to_owned(),
+        ..Default::default()
+    };
+    tls.configure(&settings).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        tls.connect("localhost", stream).await.is_ok()
+    })
+}
+
+/// F1: what renews certificates (certbot, cert-manager, logrotate's `postrotate`) sends SIGHUP.
+#[test]
+fn sighup_reads_the_certificates_again_and_keeps_the_old_ones_if_they_are_broken() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = sign(folder.path());
+    // Free a moment ago.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let text = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let config = format!(
+        "[tls]\nport = {port}\ncert_file = \"{}\"\nkey_file = \"{}\"\nauth_clients = \"no\"\n",
+        text("server.pem"),
+        text("server.key")
+    );
+    let file = text("tidemark.toml");
+    std::fs::write(&file, config).unwrap();
+    let data = tempfile::tempdir().unwrap();
+    let program = Program::start_as(&[], data.path(), &["--config", &file]).unwrap();
+    assert!(is_trusted(port, &first));
+    let renewed = sign(folder.path());
+    assert!(is_trusted(port, &first), "nothing has told it");
+    send(&program, Signal::HUP);
+    harness::program::until("the new certificate is shown", || is_trusted(port, &renewed));
+    assert!(!is_trusted(port, &first));
+    std::fs::write(folder.path().join("server.pem"), "broken").unwrap();
+    send(&program, Signal::HUP);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(is_trusted(port, &renewed), "what cannot be read changes nothing");
+}

@@ -1,0 +1,422 @@
+//! The real program, killed (SIGKILL) at random times under a mix of changes, snapshots among them:
+//! what belongs together is there as a whole or not at all, and what was acknowledged is there:
+//! with `always` all of it, with `everysec` what was acknowledged a second before, at the latest.
+//!
+//! Each *actor* makes one change after the other, numbered; what it finds after a start says which
+//! was the last one. `TIDEMARK_RUNS` (default 6; 200 before a release) and `TIDEMARK_SEED`.
+
+use dataset::log_records::{RecordKind, RowsWriter};
+use harness::program::{FIRST, Program, call, cannot, names, refusal, rounds, text};
+use node::client::Client;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+use store::{Batch, RealDisk, Store, StoreOptions};
+
+/// What `everysec` may lose.
+const A_SECOND: Duration = Duration::from_secs(1);
+
+/// The client that makes changes, and their kind.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    /// MSET of many cells: of many stripes of the log's queue.
+    Mset,
+    /// EXEC: two cells, and a flag of both posts that is set and unset.
+    Exec,
+    /// EXEC: two rows are there after changes of odd numbers, deleted after even ones.
+    Del,
+    /// A flag that is set and unset.
+    Flag,
+    /// The same with its counter.
+    Act,
+    /// One more field; only now and then, as there may be 64.
+    Alter,
+}
+
+struct Actor {
+    kind: Kind,
+    /// Its first id.
+    at: u64,
+    /// What it has sent, and what was acknowledged, and when.
+    sent: u64,
+    acknowledged: Vec<(u64, Instant)>,
+    /// What was found at the last start.
+    found: u64,
+}
+
+/// A flag, a counter, a row, a cell.
+const IDS: u64 = 32;
+
+/// Requests that are one change, if they are answered: the last reply is to be no error, and what
+/// is in front of it neither.
+fn requests(kind: Kind, at: u64, n: u64) -> Vec<String> {
+    let odd = n % 2 == 1;
+    match kind {
+        Kind::Mset => {
+            let cells = (0..IDS).flat_map(|i| {
+                ["repost", "read"].map(|field| format!("post:{}:{field} {n}", at + i))
+            });
+            vec![format!("MSET {}", cells.collect::<Vec<_>>().join(" "))]
+        }
+        Kind::Exec => vec![
+            "MULTI".into(),
+            format!("SET post:{at}:read {n}"),
+            format!("PH.{} liked 7 {at} {}", if odd { "ADD" } else { "DEL" }, at + 1),
+            format!("SET post:{}:comment {n}", at + 1),
+            "EXEC".into(),
+        ],
+        Kind::Del => {
+            let one = |id: u64| {
+                if odd {
+                    format!("HSET post:{id} read {n} like 3")
+                } else {
+                    format!("DEL post:{id}")
+                }
+            };
+            vec!["MULTI".into(), one(at), one(at + 1), "EXEC".into()]
+        }
+        Kind::Flag => vec![format!("PH.{} liked 7 {at}", if odd { "ADD" } else { "DEL" })],
+        Kind::Act => vec![format!("FEED.{} like 7 {at}", if odd { "ACT" } else { "UNDO" })],
+        Kind::Alter => vec![format!("TM.SPACE ALTER post ADD f{n}:3")],
+    }
+}
+
+impl Actor {
+    fn new(kind: Kind, at: u64) -> Actor {
+        Actor { kind, at, sent: 0, acknowledged: vec![], found: 0 }
+    }
+
+    /// Makes changes until the connection breaks.
+    fn act(&mut self, port: u16, most: u64) {
+        let Ok(mut client) = Client::connect(("127.0.0.1", port)) else { return };
+        for _ in 0..most {
+            let n = self.sent + 1;
+            let requests = requests(self.kind, self.at, n);
+            // From here on it may be found.
+            self.sent = n;
+            for request in &requests {
+                client.push(&request.split(' ').map(str::as_bytes).collect::<Vec<_>>());
+            }
+            for request in &requests {
+                let Ok(reply) = client.reply() else { return };
+                assert_eq!(refusal(&reply), "", "{request}");
+                if let OwnedFrame::Array(replies) = &reply {
+                    replies.iter().for_each(|reply| assert_eq!(refusal(reply), "", "{request}"));
+                }
+            }
+            self.acknowledged.push((n, Instant::now()));
+        }
+    }
+
+    /// What a start after a kill at `killed` has to have found.
+    fn check(&mut self, client: &mut Client, killed: Option<Instant>, what: &str) {
+        let safe = |at: &Instant| killed.is_none_or(|killed| *at + A_SECOND < killed);
+        let least =
+            self.acknowledged.iter().rev().find(|(_, at)| safe(at)).map_or(self.found, |&(n, _)| n);
+        let what = format!("{what}: {:?}: {least} is safe, {} sent", self.kind, self.sent);
+        let in_bounds = |n: u64| assert!((least..=self.sent).contains(&n), "{what}: {n} was found");
+        let mut ask = |words: String| call(client, &words);
+        let number = |reply: &OwnedFrame| match reply {
+            OwnedFrame::Integer(n) => *n as u64,
+            OwnedFrame::BulkString(n) => String::from_utf8_lossy(n).parse().unwrap(),
+            OwnedFrame::Null => 0,
+            other => panic!("{what}: {other:?}"),
+        };
+        let numbers = |reply: OwnedFrame| match reply {
+            OwnedFrame::Array(items) => items.iter().map(number).collect::<Vec<u64>>(),
+            other => panic!("{what}: {other:?}"),
+        };
+        let at = self.at;
+        // Of what says only whether it is there: the last such change that may have been made.
+        let parity = |is_set: bool| {
+            let n = if (self.sent % 2 == 1) == is_set {
+                self.sent
+            } else {
+                self.sent.saturating_sub(1)
+            };
+            assert!(n >= least && (n % 2 == 1) == is_set, "{what}: it is set: {is_set}");
+            n
+        };
+        self.found = match self.kind {
+            Kind::Mset => {
+                let cells = (0..IDS).flat_map(|i| {
+                    ["repost", "read"].map(|field| format!("post:{}:{field}", at + i))
+                });
+                let found = numbers(ask(format!("MGET {}", cells.collect::<Vec<_>>().join(" "))));
+                assert!(found.iter().all(|&n| n == found[0]), "{what}: torn: {found:?}");
+                in_bounds(found[0]);
+                found[0]
+            }
+            Kind::Exec => {
+                let found = numbers(ask(format!("MGET post:{at}:read post:{}:comment", at + 1)));
+                assert_eq!(found[0], found[1], "{what}: torn");
+                let n = found[0];
+                in_bounds(n);
+                let flags = numbers(ask(format!("PH.EXISTS liked 7 {at} {}", at + 1)));
+                assert_eq!(flags, [n % 2; 2], "{what}: {n}: torn from its flags");
+                n
+            }
+            Kind::Del => {
+                let found = [at, at + 1].map(|id| number(&ask(format!("HGET post:{id} read"))));
+                assert_eq!(found[0], found[1], "{what}: torn");
+                if found[0] > 0 {
+                    in_bounds(found[0]);
+                    found[0]
+                } else {
+                    parity(false)
+                }
+            }
+            Kind::Flag => parity(numbers(ask(format!("PH.EXISTS liked 7 {at}"))) == [1]),
+            Kind::Act => {
+                let (set, count) = (
+                    numbers(ask(format!("PH.EXISTS liked 7 {at}"))) == [1],
+                    ask(format!("HGET post:{at} like")),
+                );
+                assert_eq!(
+                    u64::from(set),
+                    number(&count),
+                    "{what}: the flag is torn from its counter"
+                );
+                parity(set)
+            }
+            Kind::Alter => {
+                let OwnedFrame::Array(all) = ask(format!("HKEYS post:{at}")) else {
+                    panic!("{what}: no fields")
+                };
+                let has =
+                    |n: &u64| all.contains(&OwnedFrame::BulkString(format!("f{n}").into_bytes()));
+                let n = (1..=self.sent).take_while(has).last().unwrap_or(0);
+                assert_eq!(
+                    all.len() as u64,
+                    4 + n,
+                    "{what}: fields are missing in between: {all:?}"
+                );
+                in_bounds(n);
+                // A client that was not told that it is there may add it again.
+                self.sent = n;
+                n
+            }
+        };
+        self.acknowledged.clear();
+    }
+}
+
+#[test]
+fn what_belongs_together_is_never_parted_by_kill_9() {
+    let (rounds, seed) = rounds(6);
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let folder = tempfile::tempdir().unwrap();
+    let kinds = [
+        Kind::Mset,
+        Kind::Mset,
+        Kind::Exec,
+        Kind::Exec,
+        Kind::Del,
+        Kind::Flag,
+        Kind::Act,
+        Kind::Alter,
+    ];
+    let mut actors: Vec<Actor> =
+        kinds.iter().zip(0..).map(|(&kind, i)| Actor::new(kind, FIRST + i * 100_000)).collect();
+    let (mut all, mut in_snapshots, mut killed) = (0, 0, None);
+    for round in 0..=rounds {
+        let fsync = if round % 2 == 0 { "always" } else { "everysec" };
+        let program = Program::start(folder.path(), fsync);
+        let mut client = program.client();
+        if round == 0 {
+            // The row whose fields are asked for, and so many ids that it is known which are
+            // normal.
+            let ids: Vec<String> = (0..300).map(|i| (FIRST + i * 3000).to_string()).collect();
+            assert_eq!(
+                refusal(&call(&mut client, &format!("PH.ADD liked 1 {}", ids.join(" ")))),
+                ""
+            );
+            assert_eq!(
+                refusal(&call(&mut client, &format!("HSET post:{} like 1", FIRST + 700_000))),
+                ""
+            );
+        }
+        actors.iter_mut().for_each(|actor| {
+            actor.check(&mut client, killed, &format!("round {round}, seed {seed}"))
+        });
+        if round == rounds {
+            break;
+        }
+        let pause = Duration::from_millis(rng.u64(1..if fsync == "always" { 600 } else { 2500 }));
+        let is_over = &AtomicBool::new(false);
+        let port = program.port;
+        let at = std::thread::scope(|scope| {
+            for actor in &mut actors {
+                let most = match actor.kind {
+                    Kind::Alter if round % 4 > 0 || actor.sent > 50 => 0,
+                    Kind::Alter => 1,
+                    _ => u64::MAX,
+                };
+                scope.spawn(move || actor.act(port, most));
+            }
+            // One after the other, so that most kills come in the middle of one.
+            scope.spawn(move || {
+                let Ok(mut client) = Client::connect(("127.0.0.1", port)) else { return };
+                while !is_over.load(SeqCst) && client.call(&[b"BGSAVE"]).is_ok() {
+                    std::thread::sleep(Duration::from_millis(3));
+                }
+            });
+            std::thread::sleep(pause);
+            is_over.store(true, SeqCst);
+            let at = Instant::now();
+            program.kill();
+            at
+        });
+        killed = (fsync == "everysec").then_some(at);
+        let left = names(folder.path());
+        in_snapshots += u64::from(left.iter().any(|name| name.ends_with(store::TEMPORARY)));
+        let made: usize = actors.iter().map(|actor| actor.acknowledged.len()).sum();
+        eprintln!("round {round}, {fsync}: {made} acknowledged, killed after {pause:?}");
+        all += made as u64;
+    }
+    eprintln!("{all} changes acknowledged; {in_snapshots} of {rounds} kills left a half file");
+    assert!(all > rounds * 10, "the test did not do much: {all} changes");
+}
+
+/// Fields of a row that takes some 600 bytes of the log, however few of them change.
+const WIDE: usize = 60;
+/// Rows of one client, so many that those of two are too much for one batch, and those of one are
+/// not.
+const ROWS: u64 = 58_000;
+
+/// Rows as of old, of both clients: written into the log of a folder that is not open, much
+/// faster than clients could.
+fn append_wide_rows(dir: &Path) {
+    let store =
+        Store::open(Arc::new(RealDisk::open(dir).unwrap()), StoreOptions::default()).unwrap();
+    let (mut log, _) = store.replay(|_| Ok(()), |_| ()).unwrap();
+    for first in (0..2 * ROWS).step_by(10_000) {
+        let mut writer = RowsWriter::new(WIDE);
+        for id in first..(first + 10_000).min(2 * ROWS) {
+            let values: Vec<i64> = (0..WIDE as i64).map(|n| i64::MAX - n).collect();
+            writer.row(id, Some(&values));
+        }
+        let mut batch = Batch::new();
+        batch.push(1, RecordKind::Rows as u8, &writer.finish());
+        log.append(&batch, 1).unwrap();
+    }
+    log.seal(1).unwrap();
+    store.note_durable(&log).unwrap();
+}
+
+/// Sets a field of all rows of one client, by one command or in a transaction. The connection may
+/// break.
+fn set_all(port: u16, first: u64, value: u64, by_exec: bool) -> bool {
+    let Ok(mut client) = Client::connect(("127.0.0.1", port)) else { return false };
+    let value = text(value);
+    let keys: Vec<String> = (first..first + ROWS).map(|id| format!("w:{id}:like")).collect();
+    if !by_exec {
+        let cells = keys.iter().flat_map(|key| [key.as_bytes(), &value]);
+        let words: Vec<&[u8]> = [&b"MSET"[..]].into_iter().chain(cells).collect();
+        return client.call(&words).is_ok_and(|reply| refusal(&reply).is_empty());
+    }
+    client.push(&[b"MULTI"]);
+    let mut replies = 1;
+    for key in &keys {
+        client.push(&[b"SET", key.as_bytes(), &value]);
+        replies += 1;
+        if client.is_full() {
+            for _ in 0..std::mem::take(&mut replies) {
+                if client.reply().is_err() {
+                    return false;
+                }
+            }
+        }
+    }
+    client.push(&[b"EXEC"]);
+    (0..replies).all(|_| client.reply().is_ok())
+        && client.reply().is_ok_and(|reply| refusal(&reply).is_empty())
+}
+
+/// The values of that field, each once.
+fn values(client: &mut Client, first: u64) -> Vec<OwnedFrame> {
+    let mut all = vec![];
+    for from in (first..first + ROWS).step_by(1000) {
+        let keys: Vec<String> =
+            (from..(from + 1000).min(first + ROWS)).map(|id| format!("w:{id}:like")).collect();
+        let OwnedFrame::Array(some) = call(client, &format!("MGET {}", keys.join(" "))) else {
+            panic!("MGET")
+        };
+        for value in some {
+            if !all.contains(&value) {
+                all.push(value);
+            }
+        }
+    }
+    all
+}
+
+/// Two clients' changes that belong together meet in one round of the log, while its sync of
+/// another one takes long, and are too much for one batch of it; kill -9 at each of its writes.
+#[test]
+fn two_that_are_too_much_for_one_batch_are_each_whole_after_kill_9() {
+    if Command::new("strace").arg("-V").output().is_err() {
+        return cannot("a kill at a write needs strace");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("data");
+    let config = folder.path().join("tidemark.toml");
+    let fields: Vec<String> = (4..WIDE).map(|n| format!("f{n}:4")).collect();
+    let text_of = format!(
+        "[server]\nmax_request_args = 1_048_576\nmax_transaction_args = 1_048_576\n[durability]\n\
+         fsync = \"always\"\n[[counter]]\nname = \"post\"\n\
+         fields = \"like:4 repost:4 comment:4 read:4 {}\"\nrows = \"w:{{id}}\"\n\
+         cells = \"w:{{id}}:{{field}}\"\n",
+        fields.join(" ")
+    );
+    std::fs::write(&config, text_of).unwrap();
+    let options = ["--config", config.to_str().unwrap()];
+    let start =
+        || Program::start_as(&[], &dir, &options).unwrap_or_else(|said| panic!("{said:#?}"));
+    assert!(start().terminate().success());
+    append_wide_rows(&dir);
+    let (mut written, mut before) = (0, None);
+    // What is killed is found by the next one, before it does the same.
+    let mut check = |program: &Program, before: Option<(u64, [bool; 2])>| {
+        let Some((value, said)) = before else { return };
+        for (i, said) in said.into_iter().enumerate() {
+            let found = values(&mut program.client(), i as u64 * ROWS);
+            assert_eq!(found.len(), 1, "{value}: parted: {found:?}");
+            let is_new = found[0] == OwnedFrame::BulkString(text(value));
+            eprintln!("{value}, client {i}: acknowledged {said}, there {is_new}");
+            assert!(is_new || !said, "{value}: acknowledged, and lost");
+            written += u64::from(is_new);
+        }
+    };
+    // Five small writes, and one of which the sync takes long; then come the two.
+    for (step, by_exec) in [(8, [false, true]), (9, [true, false])] {
+        let kill = format!("inject=pwrite64:signal=KILL:when={step}");
+        let strace = [
+            ["strace", "-D", "-f", "-q", "-o", "/dev/null", "-e", "trace=fdatasync,pwrite64", "-e"]
+                .as_slice(),
+            &["inject=fdatasync:delay_enter=1500000:when=6+", "-e", &kill],
+        ]
+        .concat();
+        let mut program =
+            Program::start_as(&strace, &dir, &options).unwrap_or_else(|said| panic!("{said:#?}"));
+        check(&program, before);
+        let mut client = program.client();
+        for _ in 0..5 {
+            assert_eq!(refusal(&call(&mut client, "INCR w:4000000000:read")), "");
+        }
+        let (port, value) = (program.port, 1000 + step);
+        let said = std::thread::scope(|scope| {
+            scope.spawn(move || client.call(&[b"INCR", b"w:4000000000:read"]));
+            let both = [0, 1]
+                .map(|i| scope.spawn(move || set_all(port, i * ROWS, value, by_exec[i as usize])));
+            both.map(|one| one.join().unwrap())
+        });
+        before = Some((value, said));
+        program.sigkill();
+    }
+    check(&start(), before);
+    assert!(written > 0, "nothing was written by any of them");
+}

@@ -1,0 +1,245 @@
+//! Increments with tokens are sent until they are answered, by several clients, while the master is
+//! killed (SIGKILL) again and again, and its replica takes over; then all of them are sent once
+//! more, and the new master is killed in the middle. Each counts once.
+//!
+//! With `always` nothing acknowledged is lost by a kill, but by a failover, which is asynchronous:
+//! whatever the replica had, sending all again makes it whole, because a token and its increment
+//! are there together or not at all.
+//!
+//! `TIDEMARK_RUNS`: so many thousand increments (default 8; 1000 before a release).
+
+use harness::program::{FIRST, Program, call, count, refusal, rounds, until};
+use node::client::Client;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+const CLIENTS: u64 = 4;
+/// Rows that are counted on: few, so that clients meet.
+const ROWS: u64 = 500;
+/// Increments that one client sends before it reads the answers.
+const TOGETHER: u64 = 100;
+const RETRY: Duration = Duration::from_millis(20);
+
+/// On any free port, or on this one.
+fn serve(dir: &Path, port: u16) -> Program {
+    std::fs::create_dir_all(dir).unwrap();
+    let config = dir.join("tidemark.toml");
+    // Shards do not fill evenly.
+    let text = "[durability]\nfsync = \"always\"\nsnapshot_log_bytes = 4_000_000\n[replication]\n\
+                fence = false\n[tokens]\nmax_tokens = 4_000_000\n";
+    std::fs::write(&config, text).unwrap();
+    let port = port.to_string();
+    let options = ["--config", config.to_str().unwrap(), "--port", &port];
+    Program::start_as(&[], &dir.join("data"), &options)
+        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+}
+
+/// The row that the n-th increment moves.
+fn row(n: u64) -> u64 {
+    FIRST + n.wrapping_mul(7919) % ROWS * 4096
+}
+
+/// The requests of the n-th increment, and which counters (like, repost, comment, read) of which
+/// rows they move.
+fn increment(n: u64) -> (Vec<String>, Vec<(u64, [i64; 4])>) {
+    let (id, other) = (row(n), row(n + 1));
+    match n % 4 {
+        0 => (
+            vec![format!("CNT.INCRBY post {id} like 1 read 3 TOKEN t{n}")],
+            vec![(id, [1, 0, 0, 3])],
+        ),
+        1 => (
+            vec![format!("CNT.MINCRBY post {id} like 2 {other} comment 1 TOKEN t{n}")],
+            vec![(id, [2, 0, 0, 0]), (other, [0, 0, 1, 0])],
+        ),
+        2 => {
+            (vec![format!("CNT.HINCRBY post:{id} repost -1 TOKEN t{n}")], vec![(id, [0, -1, 0, 0])])
+        }
+        _ => (
+            vec![
+                "MULTI".to_owned(),
+                format!("CNT.INCRBY post {id} like 1 TOKEN t{n}"),
+                format!("CNT.HINCRBY post:{other} read 5 TOKEN t{n}"),
+                "EXEC".to_owned(),
+            ],
+            vec![(id, [1, 0, 0, 0]), (other, [0, 0, 0, 5])],
+        ),
+    }
+}
+
+/// Whether a reply, or a part of it, is an error that says "later". Others are none that may come.
+fn is_refused(reply: &OwnedFrame) -> bool {
+    match reply {
+        OwnedFrame::Array(parts) => parts.iter().any(is_refused),
+        OwnedFrame::Error(text) => {
+            assert!(!text.starts_with("ERR"), "{text}");
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Sends these increments; each until it is answered.
+fn send(port: &AtomicU16, mut from: u64, to: u64, answered: &AtomicU64) {
+    'connection: while from < to {
+        std::thread::sleep(RETRY);
+        let Ok(mut client) = Client::connect(("127.0.0.1", port.load(SeqCst))) else { continue };
+        while from < to {
+            let until = to.min(from + TOGETHER);
+            let requests: Vec<String> = (from..until).flat_map(|n| increment(n).0).collect();
+            for request in &requests {
+                let words: Vec<&[u8]> = request.split(' ').map(str::as_bytes).collect();
+                client.push(&words);
+            }
+            let mut refused = false;
+            for _ in &requests {
+                let Ok(reply) = client.reply() else { continue 'connection };
+                refused |= is_refused(&reply);
+            }
+            if refused {
+                continue 'connection;
+            }
+            answered.fetch_add(until - from, SeqCst);
+            from = until;
+        }
+    }
+}
+
+/// What is there of the rows, in order.
+fn counters(client: &mut Client, expected: &BTreeMap<u64, [i64; 4]>) -> BTreeMap<u64, [i64; 4]> {
+    let row = |id: &u64| {
+        let OwnedFrame::Array(rows) = call(client, &format!("CNT.GET post {id}")) else {
+            panic!("no row")
+        };
+        let OwnedFrame::Array(values) = &rows[0] else { return (*id, [0; 4]) };
+        let values: Vec<i64> = values
+            .iter()
+            .map(|value| match value {
+                OwnedFrame::Integer(value) => *value,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        (*id, values.try_into().unwrap())
+    };
+    expected.keys().map(row).collect()
+}
+
+#[test]
+fn what_is_sent_twice_counts_once_whatever_is_killed() {
+    let all = rounds(8).0 * 1000;
+    let folder = tempfile::tempdir().unwrap();
+    let [here, there] = ["here", "there"].map(|name| folder.path().join(name));
+    let mut master = serve(&here, 0);
+    let replica = serve(&there, 0);
+    let (first_port, replica_port) = (master.port, replica.port);
+    call(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {first_port}"));
+    let mut expected: BTreeMap<u64, [i64; 4]> = BTreeMap::new();
+    for (id, moves) in (0..all).flat_map(|n| increment(n).1) {
+        let row = expected.entry(id).or_default();
+        row.iter_mut().zip(moves).for_each(|(sum, delta)| *sum += delta);
+    }
+    let port = &AtomicU16::new(first_port);
+    let answered = &AtomicU64::new(0);
+    let share = all / CLIENTS;
+    let reached = |part: u64| {
+        until_long("increments are answered", || answered.load(SeqCst) >= all * part / 10);
+    };
+    let senders = |scope: &mut dyn FnMut(u64, u64)| {
+        (0..CLIENTS).for_each(|n| {
+            let to = if n == CLIENTS - 1 { all } else { (n + 1) * share };
+            scope(n * share, to);
+        });
+    };
+    let began = Instant::now();
+    let mut replica = std::thread::scope(|scope| {
+        senders(&mut |from, to| _ = scope.spawn(move || send(port, from, to, answered)));
+        for part in [1, 3, 5] {
+            reached(part);
+            master.sigkill();
+            master = serve(&here, first_port);
+        }
+        reached(6);
+        until_long("the replica follows", || replica.info("master_link_status") == "up");
+        reached(7);
+        master.sigkill();
+        assert_eq!(refusal(&call(&mut replica.client(), "REPLICAOF NO ONE")), "");
+        port.store(replica_port, SeqCst);
+        replica
+    });
+    let once = began.elapsed();
+    // Now all of it once more: what the replica had not got counts, and nothing else.
+    answered.store(0, SeqCst);
+    std::thread::scope(|scope| {
+        senders(&mut |from, to| _ = scope.spawn(move || send(port, from, to, answered)));
+        reached(5);
+        replica.sigkill();
+        replica = serve(&there, replica_port);
+    });
+    let twice = began.elapsed() - once;
+    let mut client = replica.client();
+    assert_eq!(counters(&mut client, &expected), expected);
+    let (tokens, dropped) = (count(&mut client, "tokens"), count(&mut client, "tokens_dropped"));
+    // A quarter of them are two, in two rows; half of the kinds.
+    assert_eq!((tokens, dropped), (all / 4 * 6, 0));
+    let before = count(&mut client, "tokens_repeated");
+    send(port, 0, 1000, answered);
+    assert_eq!(count(&mut client, "tokens_repeated") - before, 1500, "a thousand once more");
+    drop(client);
+    replica.sigkill();
+    let began = Instant::now();
+    let again = serve(&there, replica_port);
+    let took = began.elapsed();
+    let mut client = again.client();
+    assert_eq!(counters(&mut client, &expected), expected);
+    assert_eq!(count(&mut client, "tokens"), tokens);
+    eprintln!(
+        "{all} increments: sent until answered in {once:.1?} (3 kills, a failover), again in \
+         {twice:.1?} (a kill), each counted once; {tokens} tokens take {} bytes; a start with \
+         them took {took:.1?}",
+        harness::program::info(&mut client, "mem_tokens"),
+    );
+}
+
+/// [`until`], for long runs.
+fn until_long(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < Duration::from_secs(900), "{what}: not in time");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A replica drops what its master drops, and knows what its master knows.
+#[test]
+fn a_replica_answers_a_repetition_as_its_master_would() {
+    let folder = tempfile::tempdir().unwrap();
+    let [here, there] = ["here", "there"].map(|name| folder.path().join(name));
+    let (master, replica) = (serve(&here, 0), serve(&there, 0));
+    let mut client = master.client();
+    // One is there before the replica comes, in a snapshot; the other after it.
+    let first = format!("CNT.INCRBY post {FIRST} like 5 read 1 TOKEN first");
+    let second = format!("CNT.HINCRBY post:{FIRST} like 2 TOKEN second");
+    let firsts = call(&mut client, &first);
+    assert_eq!(refusal(&call(&mut client, "SAVE")), "");
+    call(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port));
+    until("the replica follows", || replica.info("master_link_status") == "up");
+    assert_eq!(call(&mut client, &second), OwnedFrame::Integer(7));
+    until("the replica has it", || {
+        replica.ask(&format!("HGET post:{FIRST} like")) == OwnedFrame::BulkString(b"7".to_vec())
+    });
+    drop(client);
+    master.kill();
+    let mut client = replica.client();
+    assert!(refusal(&call(&mut client, &first)).starts_with("READONLY"));
+    call(&mut client, "REPLICAOF NO ONE");
+    until("it takes writes", || refusal(&call(&mut client, &first)).is_empty());
+    assert_eq!(call(&mut client, &first), firsts);
+    assert_eq!(call(&mut client, &second), OwnedFrame::Integer(7));
+    assert_eq!(
+        replica.ask(&format!("HGET post:{FIRST} like")),
+        OwnedFrame::BulkString(b"7".to_vec())
+    );
+}

@@ -1,0 +1,222 @@
+//! A rolling upgrade, as docs/operations.md tells it: a replica of the new version follows the old
+//! master, takes over under load, and the old node becomes its replica with the new program.
+//!
+//! `TIDEMARK_OLD` names the old program: `cargo xtask upgrade` builds it from a commit. Without it
+//! both are this build, which shows the procedure but no difference of versions.
+
+use harness::program::{
+    FIRST, Likes, POSTS, Program, acknowledged, call, check, refusal, text, tidemark, until,
+};
+use node::client::Client;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+/// How long writes may fail around the failover.
+const WINDOW: Duration = Duration::from_secs(3);
+
+fn old_program() -> PathBuf {
+    std::env::var_os("TIDEMARK_OLD").map_or_else(|| harness::program().to_owned(), PathBuf::from)
+}
+
+fn start(program: &Path, dir: &Path, port: u16) -> Program {
+    let port = port.to_string();
+    let options = ["--fsync", "always", "--port", &port];
+    Program::start_other(program, dir, &options).unwrap_or_else(|said| panic!("{said:#?}"))
+}
+
+/// What a client has sent and seen.
+#[derive(Default)]
+struct Seen {
+    likes: Likes,
+    /// When writes failed.
+    failed: Vec<Instant>,
+}
+
+/// Likes, one after the other, until it is over; each again until it is answered. `ports`: the
+/// nodes; `at`: the one that is the master, as far as clients know.
+fn like(ports: [u16; 2], at: &AtomicU16, member: u64, is_over: &AtomicBool) -> Seen {
+    let (mut seen, mut client) = (Seen::default(), None);
+    for n in 0.. {
+        let (post, member) = (FIRST + n % POSTS * 4096, member + n);
+        let words: [&[u8]; 4] = [b"FEED.ACT", b"like", &text(member), &text(post)];
+        seen.likes.insert((post, member), false);
+        loop {
+            let port = at.load(SeqCst);
+            let connected = match client.take() {
+                Some(client) => Ok(client),
+                None => Client::connect(("127.0.0.1", port)),
+            };
+            if let Ok(mut now) = connected
+                && let Ok(OwnedFrame::Array(said)) = now.call(&words)
+            {
+                // 0: sent before, and the reply was lost with the connection; or a false yes.
+                seen.likes.insert((post, member), said[0] == OwnedFrame::Integer(1));
+                client = Some(now);
+                break;
+            }
+            seen.failed.push(Instant::now());
+            // The other one may be the master by now: as a Sentinel would say.
+            let other = ports[usize::from(port == ports[0])];
+            let _ = at.compare_exchange(port, other, SeqCst, SeqCst);
+            if is_over.load(SeqCst) {
+                return seen;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        if is_over.load(SeqCst) {
+            return seen;
+        }
+    }
+    unreachable!("it ends by the flag");
+}
+
+/// Ends the clients when it is dropped, also by a panic: a test that fails must not wait for them.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
+
+fn in_step(program: &Program) -> bool {
+    program.info("master_link_status") == "up" && program.info("master_sync_in_progress") == "0"
+}
+
+#[test]
+fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
+    let (old, new) = (old_program(), harness::program());
+    let folder = tempfile::tempdir().unwrap();
+    let [a, b, fresh] = ["a", "b", "fresh"].map(|name| folder.path().join(name));
+    // Of the old version: a master and its replica, with a snapshot and log behind it.
+    let mut master = start(&old, &a, 0);
+    let replica = start(&old, &b, 0);
+    let ports = [master.port, replica.port];
+    assert_eq!(refusal(&replica.ask(&format!("REPLICAOF 127.0.0.1 {}", ports[0]))), "");
+    until("the replica follows", || in_step(&replica));
+    let at = AtomicU16::new(ports[0]);
+    let is_over = AtomicBool::new(false);
+    let handed: Mutex<Option<Instant>> = Mutex::default();
+    let (seen, nodes) = std::thread::scope(|s| {
+        let clients: Vec<_> = (0..2)
+            .map(|i| {
+                let (at, is_over) = (&at, &is_over);
+                s.spawn(move || like(ports, at, 1 + i * 1_000_000, is_over))
+            })
+            .collect();
+        let over = Over(&is_over);
+        assert_eq!(refusal(&call(&mut master.client(), "SAVE")), "");
+        assert_eq!(refusal(&call(&mut replica.client(), "SAVE")), "");
+
+        // 2. The replica, with the new program on the old folder.
+        assert!(replica.terminate().success());
+        let replica = start(new, &b, ports[1]);
+        until("it follows the old master", || in_step(&replica));
+        assert_eq!(replica.info("repl_full_syncs"), "0", "it went on from its own folder");
+        // One without data gets all of the old master's files.
+        let third = start(new, &fresh, 0);
+        assert_eq!(refusal(&third.ask(&format!("REPLICAOF 127.0.0.1 {}", ports[0]))), "");
+        until("a full sync crosses versions", || in_step(&third));
+        assert_eq!(third.info("repl_full_syncs"), "1");
+        third.kill();
+
+        // 3. The roles are exchanged.
+        *handed.lock().unwrap() = Some(Instant::now());
+        let failover = format!("FAILOVER TO 127.0.0.1 {} TIMEOUT 10000", ports[1]);
+        assert_eq!(refusal(&master.ask(&failover)), "");
+        until("it has taken over", || replica.info("role") == "master");
+        // What the new master writes the old program may not know: then it says so, and waits.
+        until("the old one is a replica", || master.info("role") == "slave");
+        std::thread::sleep(WINDOW);
+        eprintln!(
+            "the old program follows the new one: {}",
+            match master.info("master_link_status") {
+                up if up == "up" => up,
+                _ => master.info("master_link_error"),
+            }
+        );
+
+        // 4. The old master, with the new program on its folder.
+        master.sigterm();
+        assert!(master.child.wait().unwrap().success());
+        let master = start(new, &a, ports[0]);
+        until("it follows", || in_step(&master));
+        assert_eq!(master.info("repl_full_syncs"), "0");
+        std::thread::sleep(Duration::from_millis(500));
+        drop(over);
+        let seen: Vec<Seen> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+        (seen, [master, replica])
+    });
+    let handed = handed.into_inner().unwrap().unwrap();
+    let mut all = Likes::new();
+    let mut failed = Vec::new();
+    for seen in seen {
+        all.extend(seen.likes);
+        failed.extend(seen.failed);
+    }
+    let outside: Vec<_> =
+        failed.iter().filter(|at| **at < handed || **at > handed + WINDOW).collect();
+    let last = failed.iter().max().map(|last| last.saturating_duration_since(handed));
+    eprintln!(
+        "{} likes acknowledged; {} attempts failed around the failover, the last {last:?} after it \
+         was asked for, {} at other times",
+        acknowledged(&all),
+        failed.len(),
+        outside.len()
+    );
+    assert!(outside.is_empty(), "{} writes failed beyond the failover", outside.len());
+    assert!(acknowledged(&all) > 500);
+    // Everywhere, on the disk, and as the new version reads it.
+    let held = check(nodes[1].port, &all);
+    until("the replica has the same", || {
+        check_quietly(nodes[0].port, &all) == Some(held.counts.clone())
+    });
+    for (node, dir) in nodes.into_iter().zip([&a, &b]) {
+        assert!(node.terminate().success());
+        let checked = tidemark(&["check", dir.to_str().unwrap()]);
+        assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+    }
+    goes_back(&old, &b, &all);
+}
+
+/// The posts' counts.
+fn check_quietly(port: u16, likes: &Likes) -> Option<std::collections::BTreeMap<u64, i64>> {
+    let mut client = Client::connect(("127.0.0.1", port)).ok()?;
+    let posts: std::collections::BTreeSet<u64> = likes.keys().map(|like| like.0).collect();
+    let count = |post: u64| {
+        let row = client.call(&[b"HGET", &[b"post:", &text(post)[..]].concat(), b"like"]).ok()?;
+        match row {
+            OwnedFrame::BulkString(n) => Some((post, String::from_utf8(n).ok()?.parse().ok()?)),
+            _ => None,
+        }
+    };
+    posts.into_iter().map(count).collect()
+}
+
+/// The old program on a folder of the new one: it finds everything, or it refuses the folder, names
+/// a file, and changes nothing.
+fn goes_back(old: &Path, dir: &Path, likes: &Likes) {
+    let files = || {
+        let mut all: Vec<_> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
+        all.sort();
+        let read = |path: &PathBuf| (path.clone(), std::fs::read(path).unwrap());
+        all.iter().filter(|path| !path.ends_with("tidemark.lock")).map(read).collect::<Vec<_>>()
+    };
+    let before = files();
+    match Program::start_other(old, dir, &["--fsync", "always"]) {
+        Ok(program) => {
+            // Its role is kept: it may wait for its replica, but reads.
+            check(program.port, likes);
+            eprintln!("the old program reads the folder of the new one");
+        }
+        Err(said) => {
+            let said = said.join("\n");
+            assert!(said.contains(dir.to_str().unwrap()), "it names no file: {said}");
+            assert!(before == files(), "it changed what it refused");
+            eprintln!("the old program refuses the folder of the new one: {said}");
+        }
+    }
+}

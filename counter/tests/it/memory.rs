@@ -1,0 +1,130 @@
+//! What a space says it takes is what it takes: its bytes beside the allocator's and the pages of
+//! its tables.
+
+use counter::{Bounds, Change, ColdBackend, Error, Options, Schema, Space, Unreadable};
+
+fn space(schema: &str) -> Space {
+    Space::new(Options::new(Schema::parse(schema).unwrap())).unwrap()
+}
+
+/// By how much `f` makes the allocator's bytes, and the space's, grow.
+fn growth(space: &Space, f: impl FnOnce()) -> (i64, i64) {
+    let before = space.memory_bytes() as i64;
+    let info = allocation_counter::measure(f);
+    (info.bytes_current, space.memory_bytes() as i64 - before)
+}
+
+/// No more than is said, and not much less.
+fn assert_counted(what: &str, (taken, said): (i64, i64)) {
+    println!("{what}: {taken} bytes taken, {said} said");
+    assert!(taken <= said && said * 2 <= taken * 3, "{what}: {taken} bytes taken, {said} said");
+}
+
+#[test]
+fn values_that_outgrow_26_bits() {
+    let space = space("a:4 b:4");
+    for id in 0..10_000u64 {
+        space.set((1 << 40) + id * 7919 % 10_000, &[(0, 1)]).unwrap();
+    }
+    while space.maintain() {}
+    // Larger than an aux word, so that the arrays do not grow any more.
+    let fill = |value| {
+        (0..10_000u64)
+            .for_each(|id| _ = space.set((1 << 40) + id * 37 % 10_000, &[(0, value)]).unwrap())
+    };
+    fill(1 << 20);
+    assert_counted("giants", growth(&space, || fill(-1)));
+    let (taken, said) = growth(&space, || fill(1));
+    assert!(taken < 0 && said < 0, "{taken} {said}: given back");
+}
+
+#[test]
+fn rows_far_ahead() {
+    let space = space("a:4 b:4 c:9");
+    (0..5000u64).for_each(|id| _ = space.set((1 << 40) + id, &[(0, 1)]).unwrap());
+    while space.maintain() {}
+    let mut out = vec![];
+    let ahead = growth(&space, || {
+        for i in 0..5000u64 {
+            // Too near the end of all ids for a table, and so they stay.
+            space.set((15 << 60) + i * 7919 % 5000, &[(2, 1)]).unwrap();
+            for j in 0..16 {
+                let change = [Change { field: 1, delta: 1 }];
+                space
+                    .add((1 << 40) + (i + j) % 5000, &change, &Bounds::default(), &mut out)
+                    .unwrap();
+            }
+        }
+    });
+    assert!(space.outlier_rows() >= 4999, "{}", space.outlier_rows());
+    assert_counted("rows far ahead", ahead);
+}
+
+/// Keeps nothing, and says that everything was there.
+struct Everything;
+
+impl ColdBackend for Everything {
+    fn get(&self, _: u64, out: &mut [i64]) -> Result<bool, Unreadable> {
+        out.fill(1);
+        Ok(true)
+    }
+
+    fn at_hand(&self, id: u64, out: &mut [i64]) -> Option<bool> {
+        Some(self.get(id, out).unwrap())
+    }
+
+    fn fetch(&self, _: u64) -> Result<(), Unreadable> {
+        Ok(())
+    }
+}
+
+/// Counted against the limit, too: deletions are never refused, but then other writes are.
+#[test]
+fn ids_that_were_deleted_below_the_line() {
+    let space = space("a:4");
+    (0..20_000u64).for_each(|id| _ = space.set(id, &[(0, 1)]).unwrap());
+    space.attach(Box::new(Everything), 10_000, None);
+    // What lies in the tables goes first.
+    (0..10_000u64).for_each(|id| assert!(space.delete(id * 7919 % 10_000).unwrap()));
+    let spill = space.begin_spill(0, 9_999);
+    space.unbury(&spill);
+    assert_eq!(space.tombstones(), (0, 0));
+    let die = || (0..10_000u64).for_each(|id| assert!(space.delete(id * 7919 % 10_000).unwrap()));
+    assert_counted("deleted ids", growth(&space, die));
+    assert_eq!(space.tombstones(), (10_000, 400_000));
+    assert_eq!(space.tombs_of(100, 199).0, 100);
+    assert!(space.tombs_in(100, 199).into_iter().eq(100..200));
+    assert!((0..10_000).all(|id| !space.exists(id).unwrap()));
+    space.set_memory_limit_bytes(space.memory_bytes());
+    assert!(matches!(space.set(1 << 40, &[(0, 1)]), Err(Error::Full { .. })));
+    let spill = space.begin_spill(0, 4_999);
+    let (taken, said) = growth(&space, || space.unbury(&spill));
+    assert_eq!((space.tombstones().0, said), (5_000, -200_000));
+    assert!(taken < -100_000, "{taken}");
+    space.set(1 << 40, &[(0, 1)]).unwrap();
+}
+
+#[test]
+fn tables_of_a_few_rows() {
+    let space = space("like:12 repost:8 comment:8 read:16");
+    (0..5000u64).for_each(|id| _ = space.set((1 << 40) + id, &[(0, 1)]).unwrap());
+    while space.maintain() {}
+    let before = space.tables().len();
+    let (heap, said) = growth(&space, || {
+        for i in 5000..6000u64 {
+            space.set((1 << 40) + i, &[(0, 1)]).unwrap();
+            assert!(space.roll_now().unwrap());
+        }
+    });
+    let tables = space.tables();
+    // The buckets are in maps, of whole pages.
+    let pages = |t: &counter::TableStats| {
+        let buckets = t.capacity / t.bucket_slots as u64;
+        (buckets * 128 + 8).next_multiple_of(4096) as i64 + t.extend_bytes as i64
+    };
+    let mapped: i64 = tables[before..].iter().map(pages).sum();
+    assert!(tables.len() >= before + 1000);
+    assert_counted("small tables", (heap + mapped, said));
+    let sum: u64 = tables.iter().map(|t| t.bytes).sum();
+    assert_eq!(sum, space.memory_bytes(), "all of it is told of tables");
+}

@@ -1,0 +1,222 @@
+//! docs/compatibility.md, printed from the tables below. Each client has a test that shows what the
+//! page says of it; each refusal is asked of a server.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use tidemark_tests::TestServer;
+
+/// A client or tool that was tested.
+struct Tested {
+    name: &'static str,
+    /// The versions that the tests install or that a run was made with.
+    version: &'static str,
+    works: &'static str,
+    /// The functions that show it, in any test of the repository; or how it was shown otherwise.
+    tests: &'static [&'static str],
+}
+
+const CLIENTS: &[Tested] = &[
+    Tested {
+        name: "redis-py",
+        version: "5.2, 8 (RESP2, RESP3, asyncio)",
+        works: "hashes, strings, sets, `bf()`, pipelines, MULTI, pub/sub, Sentinel, cluster \
+                client, caching",
+        tests: &["redis_py_reads_a_page_in_both_protocols", "redis_py_caches_rows_cells_and_flags"],
+    },
+    Tested {
+        name: "node-redis",
+        version: "6 (RESP2, RESP3)",
+        works: "pages, hashes, sets, pipelines, MULTI, pub/sub, Sentinel, cluster client, caching",
+        tests: &["node_redis_and_ioredis_do_all_that_an_application_does"],
+    },
+    Tested {
+        name: "ioredis",
+        version: "6",
+        works: "pages, hashes, sets, pipelines, MULTI, pub/sub, Sentinel, cluster client",
+        tests: &["node_redis_and_ioredis_do_all_that_an_application_does"],
+    },
+    Tested {
+        name: "redigo",
+        version: "1.8 (Debian)",
+        works: "pages, hashes, sets, pipelines, MULTI, pub/sub",
+        tests: &["redigo_does_all_that_an_application_does"],
+    },
+    Tested {
+        name: "go-redis",
+        version: "5 (Debian)",
+        works: "writes through a killed master and a planned failover; cluster client",
+        tests: &["writes_of_stock_clients_fail_for_three_seconds_at_most"],
+    },
+    Tested {
+        name: "Jedis",
+        version: "4.4.8 (tested where `TIDEMARK_JEDIS` names it)",
+        works: "pages; Sentinel and failover were measured by hand",
+        tests: &["the_java_example_shows_a_page"],
+    },
+    Tested {
+        name: "redis-rs",
+        version: "1",
+        works: "the client of most end-to-end tests; Sentinel, cluster client",
+        tests: &["generated_reposts_are_counted_once_per_user"],
+    },
+];
+
+const TOOLS: &[Tested] = &[
+    Tested {
+        name: "redis-cli",
+        version: "7.0 (RESP2, RESP3, `--json`, `--pipe`)",
+        works: "everything; INFO, CONFIG, MONITOR",
+        tests: &["redis_cli_shows_a_page_of_twenty_rows_of_six"],
+    },
+    Tested {
+        name: "redis-benchmark",
+        version: "7.0",
+        works: "pings, pages, pipelines; ids of keys need a digit before `__rand_int__`",
+        tests: &["redis_benchmark_runs_pages_pings_and_pipelines"],
+    },
+    Tested {
+        name: "Redis Sentinel",
+        version: "7.0",
+        works: "monitoring, automatic and planned failover",
+        tests: &["failover.py"],
+    },
+    Tested {
+        name: "redis_exporter (Prometheus)",
+        version: "1.45",
+        works: "scrapes without an error, as a user with few rights",
+        tests: &["the_prometheus_exporter_scrapes_without_an_error"],
+    },
+    Tested {
+        name: "twemproxy (nutcracker)",
+        version: "0.5",
+        works: "counters and sets; keys need hash tags to keep a post on one server",
+        tests: &["counters_work_behind_twemproxy"],
+    },
+    Tested {
+        name: "tcl suite of Redis, flow tests of RedisBloom",
+        version: "8.0.2; of 2026",
+        works: "counts and reasons: [testing.md](testing.md#suites-of-redis-and-redisbloom)",
+        tests: &["expected_failures_have_reasons_and_the_proxy_gives_names_back"],
+    },
+];
+
+/// What is refused by design: a call, how the reply begins, the reason.
+const REFUSED: &[(&str, &str, &str)] = &[
+    ("EXPIRE post:1 60", "ERR EXPIRE is not possible here", "Counters and flags do not expire."),
+    (
+        "SETEX post:1:like 60 5",
+        "ERR SETEX is not possible here",
+        "Counters and flags do not expire.",
+    ),
+    (
+        "SET post:1:like many",
+        "ERR value is not an integer or out of range",
+        "A counter is a 64-bit integer.",
+    ),
+    ("HINCRBYFLOAT post:1 like 0.5", "ERR a counter is an integer", "A counter is an integer."),
+    (
+        "APPEND post:1:like x",
+        "ERR APPEND does not go with a counter",
+        "A counter is a number, not a text.",
+    ),
+    ("HINCRBY post:1 colour 1", "ERR No schema field 'colour'", "A row has its schema's fields."),
+    ("SET session:9 x", "ERR Invalid key 'session:9'", "A key must fit a pattern of a space."),
+    (
+        "HINCRBY liked:1 like 1",
+        "WRONGTYPE Operation against a key holding the wrong kind of value",
+        "What a key holds follows from its name.",
+    ),
+    ("SMEMBERS liked:1", "ERR a filter cannot tell", "A filter cannot list its members."),
+    ("SCARD liked:1", "ERR a filter cannot tell", "A filter cannot count one id's members."),
+    ("DEL liked:1", "ERR the pairs of an id cannot be deleted together", "Use SREM or PH.DEL."),
+    (
+        "RENAME post:1 post:2",
+        "ERR RENAME is not possible here",
+        "Where a row lies follows from its id.",
+    ),
+    ("DUMP liked:1", "ERR DUMP of pairs is not possible here", "A filter cannot list its members."),
+    ("FLUSHALL", "ERR FLUSHALL is not possible here", "Rows are deleted one by one."),
+    ("SELECT 1", "ERR DB index is out of range", "There is one database."),
+    ("EVAL 1 0", "ERR unknown command 'EVAL'", "There is no scripting."),
+    ("LPUSH list 1", "ERR unknown command 'LPUSH'", "Lists, sorted sets, streams are not kept."),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+}
+
+/// All text of the tests: `.rs` files below the crates' test folders and the clients' scripts.
+fn sources(folder: &Path, text: &mut String) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, text);
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            text.push_str(&std::fs::read_to_string(&path).unwrap());
+        } else {
+            // A script counts by its name.
+            let _ = writeln!(text, "fn {}(", path.file_name().unwrap().to_string_lossy());
+        }
+    }
+}
+
+fn section(page: &mut String, title: &str, rows: &[Tested]) {
+    let _ = write!(
+        page,
+        "\n## {title}\n\n| name | version | what works | shown by |\n|---|---|---|---|\n"
+    );
+    for row in rows {
+        let tests: Vec<String> = row.tests.iter().map(|test| format!("`{test}`")).collect();
+        let (name, version, works, tests) = (row.name, row.version, row.works, tests.join("<br>"));
+        let _ = writeln!(page, "| {name} | {version} | {works} | {tests} |");
+    }
+}
+
+/// F19: the page says what tests show: it is what the tables print, every test in it exists, and
+/// a server answers every refusal.
+#[test]
+fn compatibility_page_is_current() {
+    let mut known = String::new();
+    for folder in ["tests/tests", "tests/clients", "cli/tests"] {
+        sources(&root().join(folder), &mut known);
+    }
+    let tested = CLIENTS.iter().chain(TOOLS);
+    for test in tested.flat_map(|row| row.tests) {
+        assert!(known.contains(&format!("fn {test}(")), "no test is called {test}");
+    }
+
+    let mut page = String::from(
+        "# Compatibility\n\nPrinted from the tables in `tests/tests/it/compatibility.rs`; do not \
+         edit.\nClients connect with their default options.\n\
+         Replies are compared with those of Redis 7.0, command by command, by \
+         `tests/clients/verbs`.\n",
+    );
+    section(&mut page, "Clients", CLIENTS);
+    section(&mut page, "Tools", TOOLS);
+    page.push_str(
+        "\n## Refused by design\n\nA test sends each call to a server with the default \
+         configuration, and the reply begins so.\n\n| call | reply | reason |\n|---|---|---|\n",
+    );
+    let server = TestServer::start();
+    server.raw().request(&["FEED.ACT", "like", "7", "1"]).expect("*1\r\n:1\r\n");
+    for (call, begins, reason) in REFUSED {
+        let words: Vec<&str> = call.split(' ').collect();
+        let reply = server.raw().ask(&words);
+        assert!(reply.starts_with(&format!("-{begins}")), "{call}: {reply}");
+        let _ = writeln!(page, "| `{call}` | {begins} | {reason} |");
+    }
+    page.push_str(
+        "\nReads of keys that fit no pattern, and all other commands: \
+         [commands.md](commands.md).\n",
+    );
+
+    let path = root().join("docs/compatibility.md");
+    if std::env::var_os("TIDEMARK_PRINT").is_some() {
+        std::fs::write(&path, &page).unwrap();
+    }
+    assert!(
+        std::fs::read_to_string(&path).unwrap_or_default() == page,
+        "docs/compatibility.md is not what the tables say: write it anew with\n  \
+         TIDEMARK_PRINT=1 cargo test -p tidemark-tests --test it compatibility"
+    );
+}
