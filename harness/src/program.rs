@@ -20,7 +20,8 @@ pub type Likes = BTreeMap<(u64, u64), bool>;
 
 /// Returns how often to kill the program, and the seed of the kills, which it prints.
 pub fn rounds(full: u64) -> (u64, u64) {
-    let (rounds, seed) = (seeds::rounds(full), seeds::given("TIDEMARK_SEED").unwrap_or(1));
+    let (rounds, seed) =
+        (seeds::rounds_at_least(full.min(3), full), seeds::given("TIDEMARK_SEED").unwrap_or(1));
     eprintln!("TIDEMARK_SEED={seed}, {rounds} rounds");
     (rounds, seed)
 }

@@ -32,8 +32,15 @@ pub fn is_replay() -> bool {
 /// Returns the seeds to run, `full` of them from 0 on in the full tier.
 #[must_use]
 pub fn seeds(full: u64) -> Range<u64> {
+    seeds_at_least(1, full)
+}
+
+/// Returns the seeds to run: `full` of them in the full tier, `least` or more in the quick one, for
+/// a test that asserts what all its seeds together have reached.
+#[must_use]
+pub fn seeds_at_least(least: u64, full: u64) -> Range<u64> {
     let first = given("TIDEMARK_SEED");
-    let default = if first.is_some() { 1 } else { of_tier(full) };
+    let default = if first.is_some() { 1 } else { of_tier(full).max(least) };
     let first = first.unwrap_or(0);
     first..first + given("TIDEMARK_RUNS").unwrap_or(default)
 }
@@ -42,6 +49,12 @@ pub fn seeds(full: u64) -> Range<u64> {
 #[must_use]
 pub fn rounds(full: u64) -> u64 {
     given("TIDEMARK_RUNS").unwrap_or_else(|| of_tier(full))
+}
+
+/// Returns the number of rounds, `full` in the full tier and `least` or more in the quick one.
+#[must_use]
+pub fn rounds_at_least(least: u64, full: u64) -> u64 {
+    given("TIDEMARK_RUNS").unwrap_or_else(|| of_tier(full).max(least))
 }
 
 /// Returns the number of steps of a load, `full` in the full tier.

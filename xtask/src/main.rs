@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
     bin_name = "cargo xtask",
     after_long_help = "\
 Examples:
+  cargo xtask test counter                    the tests of one crate
   cargo xtask sim replication --seed 7        replays one seed of the replication simulator
   cargo xtask sim crash --runs 100000         a hundred thousand seeds of crashes
   cargo xtask model commands --steps 20000000 commands beside plain maps, for longer
@@ -42,6 +43,13 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Runs the tests of one crate, as `./test` would.
+    Test {
+        /// The crate's folder: counter, server, cli, tests.
+        folder: String,
+        /// Parts of the tests' names; without them, all.
+        filter: Vec<String>,
+    },
     /// Simulators: a simulated disk, clock or network that fails, driven by a seed.
     #[command(after_help = runs::help("sim"))]
     Sim(Chosen),
@@ -167,6 +175,7 @@ fn carry_out(task: Task) -> Result<(), String> {
         Task::Seeds { minutes } => seeds(Duration::from_secs(minutes * 60)),
         Task::Soak { hours, folder, seed } => soak(&hours, &folder, seed),
         Task::Bench { name, options } => bench(name.as_deref(), &options),
+        Task::Test { folder, filter } => test(&folder, &filter),
         Task::Transcripts { filter, rewrite } => {
             let mut words = vec!["test", "-p", "tidemark", "--test", "transcripts"];
             words.extend(filter.as_deref().map(|filter| ["--", filter]).into_iter().flatten());
@@ -234,6 +243,21 @@ fn cargo(words: &[&str], variables: &[(&str, String)]) -> Result<(), String> {
         command.env_remove("RUSTUP_TOOLCHAIN");
     }
     status(command.current_dir(root()).args(words).envs(variables.iter().map(|(n, v)| (n, v))))
+}
+
+/// Runs the tests of the crate in a folder, by cargo-nextest where it is installed.
+fn test(folder: &str, filter: &[String]) -> Result<(), String> {
+    let file = root().join(folder).join("Cargo.toml");
+    let text =
+        std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+    let manifest: toml::Table = text.parse().map_err(|error| format!("{folder}: {error}"))?;
+    let name = manifest["package"]["name"].as_str().ok_or("a package without a name")?;
+    let nextest = Command::new("cargo").args(["nextest", "--version"]).output();
+    let has_nextest = nextest.is_ok_and(|done| done.status.success());
+    let start: &[&str] = if has_nextest { &["nextest", "run"] } else { &["test"] };
+    let words = [start, &["-p", name, "--no-fail-fast"], if has_nextest { &[] } else { &["--"] }];
+    let filter: Vec<&str> = filter.iter().map(String::as_str).collect();
+    cargo(&[words.concat(), filter].concat(), &[])
 }
 
 fn status(command: &mut Command) -> Result<(), String> {
@@ -409,7 +433,15 @@ mod tests {
         for run in RUNS {
             let text = std::fs::read_to_string(root().join(run.file)).unwrap();
             for name in run.names() {
-                assert!(text.contains(name), "{} does not read {name}", run.file);
+                // The crate `seeds` and `harness::program::rounds` read them for a test.
+                let by: &[&str] = match name {
+                    "TIDEMARK_SEED" => &["seeds::seeds", "rounds("],
+                    "TIDEMARK_RUNS" => &["seeds::seeds", "rounds("],
+                    "TIDEMARK_SECONDS" => &["seeds::seconds("],
+                    _ => &["seeds::steps("],
+                };
+                let is_read = text.contains(name) || by.iter().any(|by| text.contains(by));
+                assert!(is_read, "{} does not read {name}", run.file);
             }
         }
     }

@@ -34,7 +34,7 @@ fn writes_of_stock_clients_fail_for_three_seconds_at_most() {
     assert!(built.success(), "see above");
     let own = std::env::current_exe().unwrap();
     let programs = format!(
-        "go-redis={},redis-rs=env {WRITER}=1 {} redis_rs_writes --exact --nocapture",
+        "go-redis={},redis-rs=env {WRITER}=1 {} outage::redis_rs_writes --exact --nocapture",
         go.display(),
         own.display()
     );

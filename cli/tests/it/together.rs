@@ -392,7 +392,8 @@ fn two_that_are_too_much_for_one_batch_are_each_whole_after_kill_9() {
         }
     };
     // Five small writes, and one of which the sync takes long; then come the two.
-    for (step, by_exec) in [(8, [false, true]), (9, [true, false])] {
+    let steps = [(8, [false, true]), (9, [true, false])];
+    for (step, by_exec) in steps.into_iter().take(seeds::rounds(2) as usize) {
         let kill = format!("inject=pwrite64:signal=KILL:when={step}");
         let strace = [
             ["strace", "-D", "-f", "-q", "-o", "/dev/null", "-e", "trace=fdatasync,pwrite64", "-e"]

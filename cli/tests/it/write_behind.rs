@@ -223,13 +223,13 @@ fn databases_equal_the_server_after_kills_trims_and_a_failover() {
     while_written(ports, || {
         followers.iter_mut().for_each(Follower::start);
         // Kills of consumers, at any moment.
-        for _ in 0..3 {
+        for _ in 0..seeds::rounds(3) {
             moment();
             followers.iter_mut().for_each(Follower::kill);
             followers.iter_mut().for_each(Follower::start);
         }
         // Kills of the server.
-        for _ in 0..2 {
+        for _ in 0..seeds::rounds(2) {
             moment();
             master.kill();
             moment();

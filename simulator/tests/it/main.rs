@@ -9,7 +9,7 @@ const STEPS: [u32; 2] = [400, 1200];
 /// Runs the seeds and returns what they met, with their number unless a seed is replayed.
 fn run_all(machines: usize, full: u64) -> (Met, Option<u64>) {
     let steps = seeds::given("TIDEMARK_STEPS").map_or(STEPS[machines - 1], |steps| steps as u32);
-    let seeds = seeds::seeds(full);
+    let seeds = seeds::seeds_at_least(full.min(6), full);
     let runs = seeds.end - seeds.start;
     let mut sum = Met::default();
     for seed in seeds {
@@ -59,7 +59,7 @@ fn seeds_that_have_found_something_find_no_more() {
 #[test]
 fn a_seed_replays_exactly() {
     for machines in 1..3 {
-        for seed in 0..3 {
+        for seed in seeds::seeds(3) {
             let steps = STEPS[machines - 1];
             let again = run(seed, steps, machines);
             assert_eq!(run(seed, steps, machines), again, "seed {seed}, {machines} machines");

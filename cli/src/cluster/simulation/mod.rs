@@ -246,7 +246,7 @@ const FOUND: [u64; 9] = [234, 517, 1068, 5590, 9598, 14_144, 51_043, 55_525, 62_
 
 #[test]
 fn slots_have_one_master_whatever_is_killed() {
-    let seeds = seeds::seeds(300);
+    let seeds = seeds::seeds_at_least(60, 300);
     let runs = seeds.end - seeds.start;
     let mut sum = Met::default();
     let found = FOUND.into_iter().filter(|seed| !seeds::is_replay() && *seed >= runs);
