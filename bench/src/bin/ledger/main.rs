@@ -1,18 +1,17 @@
-//! Two ways to keep every pair (id, member) on SSD: the `ledger` crate, and fjall, an embedded LSM
-//! tree. Decision 0017 has the figures.
+//! Measures the `ledger` crate: CPU, bytes written and reads for each pair (id, member).
+//! Decision 0017 has the figures.
 //!
-//! `cargo run --release -p tidemark-bench --bin ledger -- --engine own` (or `fjall`), each in a
-//! process of its own; `--kill` tries what is left after `kill -9`.
+//! `cargo run --release -p tidemark-bench --bin ledger`; `--kill N` kills the process N times with
+//! `kill -9` and checks that no durable pair is missing.
 //!
-//! Ids are drawn by Zipf's law, members are random numbers of `--bits` bits. Pairs come in random
-//! order, the worst case for merges, or with `--recent 90` so that 90 % of them are of the newest
-//! hundredth of the ids so far. CPU is that of the whole process, bytes written are what the kernel
-//! says of it.
+//! Ids follow Zipf's law, members are random numbers of `--bits` bits. Pairs arrive in random
+//! order, the worst case for merges; with `--recent 90`, 90 % of them belong to the newest
+//! hundredth of the ids. CPU is that of the whole process; bytes written are the kernel's count.
 
-mod fjall_tree;
 mod own;
 
-use clap::{Parser, ValueEnum};
+use crate::own::Pairs;
+use clap::Parser;
 use std::error::Error;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -21,19 +20,9 @@ use std::time::{Duration, Instant};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Engine {
-    /// The `ledger` crate.
-    Own,
-    /// fjall.
-    Fjall,
-}
-
-/// Fills one of them, and looks pairs up.
+/// Fills a ledger, and looks pairs up.
 #[derive(Clone, Debug, Parser)]
 struct Args {
-    #[arg(long)]
-    engine: Engine,
     /// Pairs in all.
     #[arg(long, default_value_t = 20_000_000)]
     pairs: usize,
@@ -66,7 +55,6 @@ struct Args {
 impl Args {
     /// What a child is told, so that it draws the same pairs.
     fn repeated(&self) -> Vec<String> {
-        let engine = if self.engine == Engine::Own { "own" } else { "fjall" };
         let numbers = [
             ("--pairs", self.pairs),
             ("--per-id", self.per_id),
@@ -74,22 +62,8 @@ impl Args {
             ("--recent", self.recent.into()),
             ("--memory-pairs", self.memory_pairs),
         ];
-        let numbers = numbers.into_iter().flat_map(|(name, n)| [name.to_owned(), n.to_string()]);
-        ["--engine".to_owned(), engine.to_owned()].into_iter().chain(numbers).collect()
+        numbers.into_iter().flat_map(|(name, n)| [name.to_owned(), n.to_string()]).collect()
     }
-}
-
-/// What is measured.
-trait Keeper: Sized {
-    fn open(folder: &Path, args: &Args) -> Outcome<Self>;
-    fn insert(&mut self, id: u64, member: u64) -> Outcome<()>;
-    fn contains(&self, id: u64, member: u64) -> Outcome<bool>;
-    /// Makes durable what was inserted.
-    fn sync(&mut self) -> Outcome<()>;
-    /// Ends what is under way, so that files do not change any more.
-    fn settle(&mut self) -> Outcome<()>;
-    /// Bytes on the disk, and figures of its own.
-    fn figures(&self) -> (u64, String);
 }
 
 /// Draws ids by Zipf's law.
@@ -187,7 +161,7 @@ impl Step {
 }
 
 /// Looks up pairs that are there, and some that are not.
-fn look_up<K: Keeper>(keeper: &K, pairs: &[(u64, u64)], args: &Args) -> Outcome<[String; 2]> {
+fn look_up(keeper: &Pairs, pairs: &[(u64, u64)], args: &Args) -> Outcome<[String; 2]> {
     let mut random = fastrand::Rng::with_seed(1);
     let step = Step::begin();
     for _ in 0..args.lookups {
@@ -206,10 +180,10 @@ fn look_up<K: Keeper>(keeper: &K, pairs: &[(u64, u64)], args: &Args) -> Outcome<
     Ok([found, format!("not found ({there} were there): {}", step.end(args.lookups))])
 }
 
-fn measure<K: Keeper>(folder: &Path, args: &Args) -> Outcome<()> {
+fn measure(folder: &Path, args: &Args) -> Outcome<()> {
     let pairs = pairs(args);
     let resident = of_process("status", "VmRSS:");
-    let mut keeper = K::open(folder, args)?;
+    let mut keeper = Pairs::open(folder, args)?;
     let n = pairs.len();
     let step = Step::begin();
     for &(id, member) in &pairs {
@@ -223,7 +197,6 @@ fn measure<K: Keeper>(folder: &Path, args: &Args) -> Outcome<()> {
         println!("{line}");
     }
     keeper.sync()?;
-    keeper.settle()?;
     println!("with all merges: {:.1} bytes written", step.written() as f64 / n as f64);
     let (bytes, figures) = keeper.figures();
     println!("on disk: {:.2} bytes per pair; {figures}", bytes as f64 / n as f64);
@@ -233,8 +206,8 @@ fn measure<K: Keeper>(folder: &Path, args: &Args) -> Outcome<()> {
 }
 
 /// What a killed process does: it fills the folder, and says what is durable.
-fn child<K: Keeper>(folder: &Path, args: &Args) -> Outcome<()> {
-    let mut keeper = K::open(folder, args)?;
+fn child(folder: &Path, args: &Args) -> Outcome<()> {
+    let mut keeper = Pairs::open(folder, args)?;
     for (i, &(id, member)) in pairs(args).iter().enumerate() {
         keeper.insert(id, member)?;
         if i % 50_000 == 49_999 {
@@ -246,7 +219,7 @@ fn child<K: Keeper>(folder: &Path, args: &Args) -> Outcome<()> {
     Ok(())
 }
 
-fn kill<K: Keeper>(folder: &Path, args: &Args, round: u64) -> Outcome<()> {
+fn kill(folder: &Path, args: &Args, round: u64) -> Outcome<()> {
     let path = folder.join(round.to_string());
     let mut child = Command::new(std::env::current_exe()?)
         .args(args.repeated())
@@ -264,7 +237,7 @@ fn kill<K: Keeper>(folder: &Path, args: &Args, round: u64) -> Outcome<()> {
     child.wait()?;
     let durable = reader.join().map_err(|_| "the reader panicked")?;
     let began = Instant::now();
-    let keeper = K::open(&path, args)?;
+    let keeper = Pairs::open(&path, args)?;
     let opened = began.elapsed();
     let mut missing = 0;
     for &(id, member) in &pairs(args)[..durable] {
@@ -276,22 +249,18 @@ fn kill<K: Keeper>(folder: &Path, args: &Args, round: u64) -> Outcome<()> {
     if missing > 0 { Err("pairs that were durable are missing".into()) } else { Ok(()) }
 }
 
-fn run<K: Keeper>(args: &Args) -> Outcome<()> {
+fn run(args: &Args) -> Outcome<()> {
     if let (true, Some(folder)) = (args.child, &args.folder) {
-        return child::<K>(folder, args);
+        return child(folder, args);
     }
     let base = args.folder.clone().unwrap_or_else(std::env::temp_dir);
     let folder = tempfile::tempdir_in(base)?;
     match args.kill {
-        Some(rounds) => (0..rounds).try_for_each(|round| kill::<K>(folder.path(), args, round)),
-        None => measure::<K>(folder.path(), args),
+        Some(rounds) => (0..rounds).try_for_each(|round| kill(folder.path(), args, round)),
+        None => measure(folder.path(), args),
     }
 }
 
 fn main() -> Outcome<()> {
-    let args = Args::parse();
-    match args.engine {
-        Engine::Own => run::<own::Own>(&args),
-        Engine::Fjall => run::<fjall_tree::Tree>(&args),
-    }
+    run(&Args::parse())
 }

@@ -1,28 +1,28 @@
 //! The `ledger` crate, flushed by the thread that inserts.
 
-use crate::{Args, Keeper, Outcome};
+use crate::{Args, Outcome};
 use ledger::{Answer, Flush, Ledger, Member, Options};
 use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 use store::{RealDisk, Store, StoreOptions};
 
-pub(crate) struct Own {
+pub(crate) struct Pairs {
     store: Store,
     ledger: Ledger,
     asked: Cell<u64>,
     reads: Cell<u64>,
 }
 
-impl Keeper for Own {
-    fn open(folder: &Path, args: &Args) -> Outcome<Own> {
+impl Pairs {
+    pub(crate) fn open(folder: &Path, args: &Args) -> Outcome<Pairs> {
         let store = Store::open(Arc::new(RealDisk::open(folder)?), StoreOptions::default())?;
         let options = Options { memory_pairs: args.memory_pairs, ..Options::default() };
         let ledger = Ledger::open(&store, 1, 15, options)?;
-        Ok(Own { store, ledger, asked: Cell::default(), reads: Cell::default() })
+        Ok(Pairs { store, ledger, asked: Cell::default(), reads: Cell::default() })
     }
 
-    fn insert(&mut self, id: u64, member: u64) -> Outcome<()> {
+    pub(crate) fn insert(&mut self, id: u64, member: u64) -> Outcome<()> {
         self.ledger.set(id, Member::Number(member), true);
         if self.ledger.is_due() {
             self.ledger.flush(&self.store, Flush::Most, || Ok(0))?;
@@ -30,7 +30,7 @@ impl Keeper for Own {
         Ok(())
     }
 
-    fn contains(&self, id: u64, member: u64) -> Outcome<bool> {
+    pub(crate) fn contains(&self, id: u64, member: u64) -> Outcome<bool> {
         let mut answer = self.ledger.ask(id, Member::Number(member));
         self.asked.set(self.asked.get() + 1);
         loop {
@@ -44,16 +44,13 @@ impl Keeper for Own {
         }
     }
 
-    fn sync(&mut self) -> Outcome<()> {
+    pub(crate) fn sync(&mut self) -> Outcome<()> {
         self.ledger.flush(&self.store, Flush::All, || Ok(0))?;
         Ok(())
     }
 
-    fn settle(&mut self) -> Outcome<()> {
-        Ok(())
-    }
-
-    fn figures(&self) -> (u64, String) {
+    /// Bytes on the disk, and a description of the runs.
+    pub(crate) fn figures(&self) -> (u64, String) {
         let stats = self.ledger.stats();
         let pairs = stats.run_pairs as f64;
         let text = format!(
