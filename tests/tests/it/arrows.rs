@@ -229,22 +229,6 @@ fn no_arrow_closes_a_circle() {
     }
 }
 
-/// A crate that a stranger can still read: what is longer is two crates.
-#[test]
-fn no_crate_has_more_than_20_000_lines() {
-    for name in CRATES {
-        let mut files = Vec::new();
-        sources(&top().join(name).join("src"), &mut files);
-        let is_test = |file: &Path| file.iter().any(|part| part == "tests" || part == "tests.rs");
-        let lines = files.iter().filter(|file| !is_test(file)).map(|file| {
-            let text = std::fs::read_to_string(file).unwrap();
-            text.split("\n#[cfg(test)]\nmod tests {").next().unwrap().lines().count()
-        });
-        let lines: usize = lines.sum();
-        assert!(lines <= 20_000, "{name}: {lines} lines without tests");
-    }
-}
-
 #[test]
 fn an_arrow_back_is_found() {
     let arrow = |from: &str, to: &str| (from.to_owned(), BTreeSet::from([to.to_owned()]));
