@@ -18,7 +18,7 @@ fn main() {
     let system = format!("{}-{}", var("CARGO_CFG_TARGET_ARCH"), var("CARGO_CFG_TARGET_OS"));
     let version = var("CARGO_PKG_VERSION");
     println!(
-        "cargo::rustc-env=TIDEMARK_BUILD={version} ({commit}, {system}, {}; tls, io_uring, \
+        "cargo::rustc-env=TIDEMARK_BUILD={version} ({commit}, {system}, {}; tls, \
          jemalloc)",
         var("PROFILE")
     );

@@ -1,12 +1,11 @@
 //! A lookup, step by step: which block must be read next, and what it says.
 //!
-//! The caller reads, in its own way: by a ring of io_uring, by a thread, or at once
-//! ([`Question::read`]).
+//! The caller decides which thread waits for the disk ([`Question::read`]).
 
 use crate::pair::{Member, OwnedMember, hash_of};
 use crate::ranges::Range;
 use std::sync::Arc;
-use store::{BLOCK_BYTES, BlockPlace};
+use store::BLOCK_BYTES;
 
 /// What is known of a pair.
 #[derive(Debug)]
@@ -66,13 +65,8 @@ impl Question {
         self.seen
     }
 
-    /// Where the block lies.
-    pub fn place(&self) -> BlockPlace {
-        self.range.runs[self.run].place(self.block)
-    }
-
-    /// Goes on with the block as it was read.
-    pub fn take(mut self, block: &[u8; BLOCK_BYTES]) -> store::Result<Answer> {
+    /// Searches the block that was read.
+    fn take(mut self, block: &[u8; BLOCK_BYTES]) -> store::Result<Answer> {
         let run = &self.range.runs[self.run];
         if let Some(set) = run.find(self.block, block, self.pair())? {
             return Ok(Answer::Known(set));

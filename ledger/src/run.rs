@@ -25,7 +25,7 @@ use crate::filter::Filter;
 use crate::index::{Firsts, Index};
 use crate::pair::{Member, Pair, Pairs, hash_of};
 use std::sync::Arc;
-use store::{BLOCK_BYTES, BlockPlace, Disk, Error, FileEntry, PageFile, PageWriter, Store, Tag};
+use store::{BLOCK_BYTES, Disk, Error, FileEntry, PageFile, PageWriter, Store, Tag};
 
 const VERSION: u32 = 1;
 const HAS_FILTER: u32 = 1;
@@ -137,10 +137,6 @@ impl Run {
     pub(crate) fn block_from(&self, id: u64, member: Option<Member<'_>>) -> usize {
         // An id may begin in the block before the one that goes on with it.
         self.index.block_of(id, member.unwrap_or(Member::Number(0)))
-    }
-
-    pub(crate) fn place(&self, block: usize) -> BlockPlace {
-        self.file.place(block as u64)
     }
 
     /// What a block, as it was read, says of a pair.

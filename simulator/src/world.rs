@@ -7,7 +7,7 @@ use crate::pair::LinkTo;
 use crate::process::Process;
 use crate::reply::Reply;
 use crate::workload::{Admin, Catalogue, Command, Shape, Workload, list};
-use node::config::{Config, Existence, Fsync, IoMethod, LedgerMode};
+use node::config::{Config, Existence, Fsync, LedgerMode};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::{Rc, Weak};
@@ -121,7 +121,6 @@ fn config(random: &mut fastrand::Rng) -> Config {
     config.server.workers = 1;
     config.server.memory_bytes = 1 << 40;
     config.security.protected_mode = false;
-    config.spill.io_method = IoMethod::Threads;
     config.spill.merge_bytes_per_s = 0;
     config.counter[0].rows_per_table = random.u64(100..500);
     config.counter[0].memory_limit_bytes = random.u64(8..40) << 10;

@@ -22,7 +22,6 @@
 use std::fmt::Debug;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -94,11 +93,6 @@ pub trait DiskFile: Send + Sync + Debug {
     fn drop_cache(&self) -> io::Result<()>;
     /// Tells the system that reads will come in no order, so that it reads nothing ahead.
     fn expect_random(&self) -> io::Result<()>;
-    /// The system's own name of it, by which it reads the file without [`DiskFile::read_at`]; none:
-    /// it cannot.
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
 }
 
 /// Writes all bytes, through short writes and interruptions.
@@ -388,10 +382,6 @@ impl DiskFile for RealFile {
 
     fn expect_random(&self) -> io::Result<()> {
         Ok(rustix::fs::fadvise(&self.file, 0, None, Advice::Random)?)
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.file.as_fd())
     }
 }
 

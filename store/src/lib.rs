@@ -87,7 +87,7 @@
 //! All of it runs on a [`Disk`]: the real one, or the simulated one that tests crash at every step
 //! (`sim`).
 
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod archive;
 mod backup;
@@ -117,7 +117,6 @@ mod staging;
 mod store;
 mod tail;
 pub mod time;
-mod uring;
 
 pub use archive::{ARCHIVE, Archive};
 pub use backup::{
@@ -160,4 +159,3 @@ pub use snapshot_writer::SnapshotWriter;
 pub use staging::{Fetched, LOOK_BYTES, STAGED, Staging};
 pub use store::{Pin, Progress, Store, StoreOptions};
 pub use tail::{Absent, Step, Tail};
-pub use uring::{BlockPlace, Ring};

@@ -6,7 +6,6 @@ mod backup;
 mod cold_alter;
 mod cold_files;
 mod cold_kill;
-mod cold_ring;
 mod demo;
 mod documentation;
 mod exact;

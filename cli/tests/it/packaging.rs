@@ -26,7 +26,7 @@ fn subcommands() -> Vec<String> {
 #[test]
 fn version_names_the_commit_and_the_features() {
     let version = text(&tidemark(&["--version"]));
-    for part in [env!("CARGO_PKG_VERSION"), "commit ", "linux", "tls, io_uring, jemalloc"] {
+    for part in [env!("CARGO_PKG_VERSION"), "commit ", "linux", "tls, jemalloc"] {
         assert!(version.contains(part), "{version}");
     }
     assert_eq!(version.lines().count(), 1);

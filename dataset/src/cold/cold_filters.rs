@@ -14,7 +14,7 @@ use phantom::{Chain, ColdBackend, Member, Note, Pair};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
-use store::{BLOCK_BYTES, BlockPlace, FileEntry, PageFile, Store};
+use store::{BLOCK_BYTES, FileEntry, PageFile, Store};
 
 /// The pages of one table.
 pub struct PairFile {
@@ -85,29 +85,6 @@ impl PairFile {
             }
         }
         Ok(None)
-    }
-
-    /// Where the page lies that this filter of the chain has for it; none: there is no such filter.
-    pub(crate) fn place(&self, pair: &Pair, filter: usize) -> Option<BlockPlace> {
-        self.chain.places(pair).nth(filter).map(|number| self.file.place(number as u64))
-    }
-
-    /// What that page, as it was read, says of it; nothing if the next filter may have it.
-    pub(crate) fn answer(
-        &self,
-        pair: &Pair,
-        filter: usize,
-        page: &[u8; BLOCK_BYTES],
-    ) -> Option<Read> {
-        let mut left = self.chain.places(pair).skip(filter);
-        let number = left.next()?;
-        let told = match self.file.verify_page(number as u64, page) {
-            Ok(()) if self.chain.has(filter, pair, page) => Ok(Some(Values::new())),
-            Ok(()) if left.next().is_some() => return None,
-            Ok(()) => Ok(None),
-            Err(error) => Err(error),
-        };
-        Some(self.noted(pair, told))
     }
 
     /// Reads it, and has it cached. What cannot be read is reported.

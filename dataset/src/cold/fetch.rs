@@ -1,6 +1,5 @@
-//! Reading cold rows and flags for a turn: one job per block or pair, all of them at the same time.
-//! By io_uring from the worker itself (`uring.rs`), or by threads of their own, which also read
-//! what the ring could not, and say what is wrong with it.
+//! Reading cold rows and flags for a turn: one job per block or pair, which threads of their own
+//! read concurrently.
 //!
 //! Turns are served in their order, but one that wants more than `SHARE` goes to the end of the
 //! line after each so many: a request for a million rows does not delay a page.
@@ -8,8 +7,7 @@
 use crate::cold::cold_filters::PairFile;
 use crate::cold::key_hash::KeyHash;
 use crate::cold::ledger::{Lookup, PairLedger};
-use crate::cold::{Cold, Key, PINS, Read, Values, uring};
-use crate::options::IoMethod;
+use crate::cold::{Cold, Key, PINS, Read, Values};
 use ledger::Question;
 use parking_lot::{Condvar, Mutex};
 use phantom::Pair;
@@ -21,7 +19,7 @@ use std::sync::atomic::{
     Ordering::{AcqRel, Relaxed},
 };
 use std::time::Instant;
-use store::{BLOCK_BYTES, Block, BlockPlace, ColdFile, time};
+use store::{BLOCK_BYTES, Block, ColdFile, time};
 use tokio::sync::oneshot;
 
 /// Jobs of a turn that are taken before another's: the page of fifty rows and two flags of each,
@@ -83,31 +81,31 @@ impl Fetching {
 }
 
 /// What is to be read, and for whom.
-pub(crate) struct Job {
-    pub(crate) what: What,
-    pub(crate) turn: Arc<Waiting>,
+struct Job {
+    what: What,
+    turn: Arc<Waiting>,
 }
 
-pub(crate) enum What {
+enum What {
     /// One block, and the rows that are wanted of it.
     Rows { file: Arc<ColdFile>, block: u64, ids: Vec<u64> },
-    /// The page of a pair in this filter of its chain; those before it have not got the pair.
-    Pair { file: Arc<PairFile>, pair: Pair, filter: usize },
-    /// The next block that a ledger's lookup needs.
+    /// A pair, in the pages that its file's filters have for it.
+    Pair { file: Arc<PairFile>, pair: Pair },
+    /// The blocks that a ledger's lookup needs.
     Settle(Lookup),
 }
 
 /// What of a turn is still to be done.
-pub(crate) struct Rest {
-    pub(crate) jobs: std::vec::IntoIter<What>,
-    pub(crate) turn: Arc<Waiting>,
+struct Rest {
+    jobs: std::vec::IntoIter<What>,
+    turn: Arc<Waiting>,
     /// Of its share.
     taken: usize,
 }
 
 /// A turn that waits for its jobs.
-pub(crate) struct Waiting {
-    pub(crate) cold: Arc<Cold>,
+struct Waiting {
+    cold: Arc<Cold>,
     pins: Mutex<Pins>,
     left: AtomicUsize,
     done: Mutex<Option<oneshot::Sender<Pins>>>,
@@ -116,7 +114,6 @@ pub(crate) struct Waiting {
 
 /// The threads that read. They start with the first job, and end with this.
 pub(crate) struct Reads {
-    method: IoMethod,
     threads: usize,
     started: OnceLock<()>,
     queue: Arc<Queue>,
@@ -132,8 +129,8 @@ struct Queue {
 
 /// The turns that wait, in the order in which they are served.
 #[derive(Default)]
-pub(crate) struct Line {
-    pub(crate) turns: VecDeque<Rest>,
+struct Line {
+    turns: VecDeque<Rest>,
     /// Twice as many as were wanted when that was looked at last.
     most: usize,
     closed: bool,
@@ -141,7 +138,7 @@ pub(crate) struct Line {
 
 impl Line {
     /// Puts one at its end. See [`Line::next`] for `left`.
-    pub(crate) fn add(&mut self, rest: Rest, left: &mut Vec<Rest>) {
+    fn add(&mut self, rest: Rest, left: &mut Vec<Rest>) {
         if self.turns.len() >= self.most.max(FEW) {
             let all = std::mem::take(&mut self.turns);
             for rest in all {
@@ -154,7 +151,7 @@ impl Line {
 
     /// The next one. What nothing waits for any more is moved to `left`, for the caller to drop
     /// when it holds no lock: the last turn may have all of [`Cold`].
-    pub(crate) fn next(&mut self, left: &mut Vec<Rest>) -> Option<Job> {
+    fn next(&mut self, left: &mut Vec<Rest>) -> Option<Job> {
         loop {
             let first = self.turns.front_mut()?;
             // The rest of a connection that has gone is not needed.
@@ -176,18 +173,13 @@ impl Line {
 }
 
 impl Reads {
-    pub(crate) fn new(threads: usize, method: IoMethod) -> Reads {
+    pub(crate) fn new(threads: usize) -> Reads {
         let (started, queue, awaited) = Default::default();
-        Reads { method, threads: threads.max(1), started, queue, awaited }
-    }
-
-    /// Whether a worker is to read by its ring.
-    pub(crate) fn may_ring(&self) -> bool {
-        self.method == IoMethod::Auto && uring::is_allowed()
+        Reads { threads: threads.max(1), started, queue, awaited }
     }
 
     /// Has the threads do this, behind what they were told before.
-    pub(crate) fn add(&self, rest: Rest) {
+    fn add(&self, rest: Rest) {
         let jobs = rest.jobs.len();
         let mut left = Vec::new();
         self.queue.line.lock().add(rest, &mut left);
@@ -299,18 +291,6 @@ impl Drop for Waiting {
     }
 }
 
-impl What {
-    /// Where the block or page lies that is to be read next; none: it is for a thread to find out
-    /// what is wrong.
-    pub(crate) fn place(&self) -> Option<BlockPlace> {
-        match self {
-            What::Rows { file, block, .. } => Some(file.place(*block)),
-            What::Pair { file, pair, filter } => file.place(pair, *filter),
-            What::Settle(lookup) => Some(lookup.place()),
-        }
-    }
-}
-
 impl Job {
     /// Reads and waits for the disk.
     fn run(self) {
@@ -322,45 +302,9 @@ impl Job {
                 turn.cold.figures.note_read(turn.asked.elapsed());
                 turn.add(rows);
             }
-            What::Pair { file, pair, .. } => turn.add([(file.key(&pair), file.read(&pair))]),
+            What::Pair { file, pair } => turn.add([(file.key(&pair), file.read(&pair))]),
             What::Settle(lookup) => turn.add([lookup.read()]),
         }
-    }
-
-    /// Gets the block that was read; without it a thread reads it, and says what is wrong. Gives
-    /// what is to be read next, if the job is not done.
-    pub(crate) fn take(self, bytes: Option<&[u8; BLOCK_BYTES]>) -> Option<Job> {
-        let Some(bytes) = bytes else {
-            self.by_thread();
-            return None;
-        };
-        let Job { what, turn } = self;
-        let figures = &turn.cold.figures;
-        figures.note_read(turn.asked.elapsed());
-        figures.reads_by_ring.fetch_add(1, Relaxed);
-        match what {
-            What::Rows { file, block, ids } => {
-                turn.add(rows(&turn.cold, &file, &ids, file.verified(block, bytes)))
-            }
-            What::Pair { file, pair, filter } => match file.answer(&pair, filter, bytes) {
-                Some(read) => turn.add([(file.key(&pair), read)]),
-                None => {
-                    return Some(Job { what: What::Pair { file, pair, filter: filter + 1 }, turn });
-                }
-            },
-            What::Settle(lookup) => match lookup.take(bytes) {
-                Ok(settled) => turn.add([settled]),
-                Err(lookup) => return Some(Job { what: What::Settle(lookup), turn }),
-            },
-        }
-        None
-    }
-
-    /// Has a thread do it.
-    pub(crate) fn by_thread(self) {
-        let Job { what, turn } = self;
-        let cold = turn.cold.clone();
-        cold.reads.add(Rest { jobs: vec![what].into_iter(), turn, taken: 0 });
     }
 }
 
@@ -414,15 +358,11 @@ impl Cold {
             block: rows[0].1,
             ids: rows.iter().map(|row| row.2).collect(),
         });
-        let wanted_pairs =
-            pairs.into_iter().map(|(file, pair)| What::Pair { file, pair, filter: 0 });
+        let wanted_pairs = pairs.into_iter().map(|(file, pair)| What::Pair { file, pair });
         let lookups = lookups.into_iter().map(What::Settle);
         let jobs: Vec<What> = rows.chain(wanted_pairs).chain(lookups).collect();
         let rest = Rest { jobs: jobs.into_iter(), turn, taken: 0 };
-        match uring::here(self) {
-            Some(ring) => ring.lock().serve(rest),
-            None => self.reads.add(rest),
-        }
+        self.reads.add(rest);
         // A read that ends without an answer gets none: then the turn asks for them again.
         async move { end.await.unwrap_or_default() }
     }
@@ -436,7 +376,7 @@ mod tests {
     /// gone.
     #[test]
     fn the_last_turn_takes_the_threads_with_it() {
-        let cold = Cold::new(4096, 1, IoMethod::Threads);
+        let cold = Cold::new(4096, 1);
         let queue = cold.reads.queue.clone();
         let (turn, _) = Waiting::new(&cold, Pins::default(), 1);
         let what = What::Rows { file: file(), block: 0, ids: vec![0] };
@@ -461,7 +401,7 @@ mod tests {
     }
 
     fn turn(line: &mut Line, file: &Arc<ColdFile>, jobs: usize) -> oneshot::Receiver<Pins> {
-        let (turn, end) = Waiting::new(&Cold::new(0, 1, IoMethod::Threads), Pins::default(), jobs);
+        let (turn, end) = Waiting::new(&Cold::new(0, 1), Pins::default(), jobs);
         let rows = |block| What::Rows { file: file.clone(), block, ids: vec![] };
         let jobs: Vec<What> = (0..jobs as u64).map(rows).collect();
         line.add(Rest { jobs: jobs.into_iter(), turn, taken: 0 }, &mut Vec::new());
@@ -470,7 +410,7 @@ mod tests {
 
     #[test]
     fn a_page_notes_what_it_lacks_and_keeps_what_it_found_after_that() {
-        let cold = Cold::new(1 << 20, 1, IoMethod::Threads);
+        let cold = Cold::new(1 << 20, 1);
         let (file, row) = (file(), Some(Values::from_slice(&[70])));
         let keys = [1, 2, 3].map(|id| (7, id));
         cold.cache.insert(keys[0], row.clone());
@@ -546,5 +486,140 @@ mod tests {
             assert!(line.turns.len() <= FEW, "{}", line.turns.len());
         }
         assert_eq!(std::iter::from_fn(|| line.next(&mut Vec::new())).count(), stay.len());
+    }
+
+    /// So many that a block holds few rows.
+    const COLUMNS: usize = 60;
+    const ROWS: u64 = 16_000;
+
+    /// A cold file of more than 1,500 blocks on a real disk.
+    struct Fixture {
+        _folder: tempfile::TempDir,
+        disk: Arc<store::RealDisk>,
+        file: Arc<ColdFile>,
+        cold: Arc<Cold>,
+    }
+
+    fn value(id: u64, column: usize) -> i64 {
+        (id * 61 + column as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) as i64
+    }
+
+    impl Fixture {
+        fn new() -> Fixture {
+            let folder = tempfile::tempdir().unwrap();
+            let disk = Arc::new(store::RealDisk::open(folder.path()).unwrap());
+            let store = store::Store::open(disk.clone(), store::StoreOptions::default()).unwrap();
+            let tag = store::Tag { space: 1, kind: 1, low: 0, high: ROWS, stamp: 0 };
+            let mut writer = store.begin_cold(tag, COLUMNS).unwrap();
+            (0..ROWS).for_each(|id| {
+                writer.push(id, &std::array::from_fn::<_, COLUMNS, _>(|c| value(id, c))).unwrap()
+            });
+            let file = Arc::new(store.open_cold(&writer.finish().unwrap().unwrap()).unwrap());
+            assert!(file.head().blocks > 1500, "{}", file.head().blocks);
+            Fixture { _folder: folder, disk, file, cold: Cold::new(4096, 2) }
+        }
+
+        /// Wants the first row of each of these blocks.
+        fn wanted(&self, blocks: impl Iterator<Item = u64>) -> Fetching {
+            let mut fetching = Fetching::default();
+            blocks.for_each(|block| {
+                fetching.want(&self.file, block, self.file.block_start(block).unwrap())
+            });
+            fetching
+        }
+
+        fn fetch(&self, blocks: std::ops::Range<u64>) -> Pins {
+            wait(self.cold.fetch(self.wanted(blocks)))
+        }
+
+        fn reads(&self) -> u64 {
+            self.cold.figures.reads.load(Relaxed)
+        }
+
+        /// The rows have the values that were written.
+        fn check(&self, pins: &Pins) {
+            for ((file, id), read) in pins {
+                let row = read.as_ref().unwrap().as_ref().unwrap();
+                assert_eq!((*file, row.len()), (self.file.head().identity, COLUMNS));
+                (0..COLUMNS).for_each(|c| assert_eq!(row[c], value(*id as u64, c), "row {id}"));
+            }
+        }
+    }
+
+    fn wait<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+    }
+
+    /// Yields until this holds, with a deadline.
+    fn until(what: &str, mut holds: impl FnMut() -> bool) {
+        let began = Instant::now();
+        while !holds() {
+            assert!(began.elapsed().as_secs() < 60, "{what}");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn threads_read_all_rows_that_a_turn_wants() {
+        let fixture = Fixture::new();
+        let blocks = fixture.file.head().blocks;
+        for (from, to) in [(0, 1), (1, 21), (0, blocks)] {
+            let before = fixture.reads();
+            let pins = fixture.fetch(from..to);
+            assert_eq!((pins.len() as u64, fixture.reads() - before), (to - from, to - from));
+            fixture.check(&pins);
+        }
+    }
+
+    /// A merge removes files that requests may still read.
+    #[test]
+    fn a_removed_file_is_read_to_its_end() {
+        let fixture = Fixture::new();
+        let (path, blocks) = (fixture.file.path().to_owned(), fixture.file.head().blocks);
+        let pins = fixture.cold.fetch(fixture.wanted(0..blocks));
+        fixture.file.retire(fixture.disk.clone());
+        let pins = wait(pins);
+        assert_eq!(pins.len() as u64, blocks);
+        fixture.check(&pins);
+        assert!(path.exists(), "the fixture has it open");
+        let Fixture { _folder, disk, file, cold } = fixture;
+        drop((disk, file, cold));
+        until("the file is not removed", || !path.exists());
+    }
+
+    #[test]
+    fn reads_of_cancelled_requests_stop() {
+        let fixture = Fixture::new();
+        for _ in 0..10 {
+            drop(fixture.cold.fetch(fixture.wanted(0..fixture.file.head().blocks)));
+        }
+        let page = fixture.fetch(7..27);
+        assert_eq!(page.len(), 20);
+        fixture.check(&page);
+        until("something keeps cancelled requests", || Arc::strong_count(&fixture.cold) == 1);
+        assert!(fixture.cold.reads.queue.line.lock().turns.is_empty());
+    }
+
+    #[test]
+    fn a_damaged_block_is_an_error_of_its_own_rows() {
+        let fixture = Fixture::new();
+        let file = std::fs::File::options().write(true).open(fixture.file.path()).unwrap();
+        let block = BLOCK_BYTES as u64;
+        std::os::unix::fs::FileExt::write_all_at(&file, &[0x55; 100], 6 * block).unwrap();
+        file.set_len(11 * block + 100).unwrap();
+        // Block 5 is overwritten, block 10 is cut short, 11 and 12 are gone.
+        let mut pins = fixture.fetch(3..13);
+        let identity = fixture.file.head().identity;
+        for bad in [5, 10, 11, 12] {
+            let id = fixture.file.block_start(bad).unwrap();
+            let why = pins.remove(&(identity, u128::from(id))).unwrap().unwrap_err();
+            assert!(why.contains("is damaged"), "block {bad}: {why}");
+        }
+        assert_eq!(pins.len(), 6);
+        fixture.check(&pins);
+        let figures = &fixture.cold.figures;
+        assert_eq!((figures.corrupt.load(Relaxed), fixture.reads()), (4, 10));
+        let damaged = (identity, u128::from(fixture.file.block_start(5).unwrap()));
+        assert_eq!(fixture.cold.cache.get(&damaged), None);
     }
 }

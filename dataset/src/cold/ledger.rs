@@ -21,7 +21,7 @@ use phantom::Member;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
-use store::{BLOCK_BYTES, BlockPlace, Store};
+use store::Store;
 
 /// No file has an identity as high as that: pins of pairs of ledgers are under it and the space's
 /// number, those of members that are strings under both.
@@ -250,25 +250,6 @@ impl Lookup {
     pub(crate) fn key(&self) -> Key {
         let (id, member) = self.question.pair();
         self.ledger.key(id, member)
-    }
-
-    /// Where the block lies that is to be read next.
-    pub(crate) fn place(&self) -> BlockPlace {
-        self.question.place()
-    }
-
-    /// Goes on with that block: the answer, or the next step.
-    pub(crate) fn take(self, block: &[u8; BLOCK_BYTES]) -> Result<(Key, Read), Lookup> {
-        self.ledger.figures.reads.fetch_add(1, Relaxed);
-        let (key, seen, ledger) = (self.key(), self.question.seen(), self.ledger);
-        match self.question.take(block) {
-            Ok(Answer::Asks(question)) => Err(Lookup { ledger, question }),
-            Ok(Answer::Known(set)) => Ok((key, settled(set, seen))),
-            Err(error) => {
-                ledger.shared.note_failure(&error);
-                Ok((key, Err(error.to_string().into())))
-            }
-        }
     }
 
     /// Reads until the answer is known. Waits for the disk.

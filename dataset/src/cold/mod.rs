@@ -3,7 +3,7 @@
 //! ```text
 //!   turn of a connection -> which ids are cold, and not at hand?  --none--> commands run, as ever
 //!        |  some: the turn stops there                                   ^
-//!        '-> one job per 4 KiB block: io_uring, else threads (fetch.rs) -' pinned for the turn,
+//!        '-> one job per 4 KiB block, read by threads (fetch.rs) -------' pinned for the turn,
 //!                                                                          and in the cache
 //!   a page -> is read, and lacks something --> the same, then it is read again (missing.rs)
 //!   a command -> counter::Space -> misses the row in memory -> ColdBackend::get
@@ -34,11 +34,9 @@ pub mod missing;
 pub mod overlay;
 pub mod quarantine;
 pub mod rebuilds;
-pub mod uring;
 
 pub use rolling::{Unreadable, UnreadableIds};
 
-use crate::options::IoMethod;
 use fetch::Pins;
 use fetch::Reads;
 use key_hash::KeyHash;
@@ -88,8 +86,6 @@ impl quick_cache::Weighter<Key, Row> for Weight {
 pub struct Figures {
     /// Blocks read.
     pub reads: AtomicU64,
-    /// Of these, by io_uring.
-    pub reads_by_ring: AtomicU64,
     /// By a worker in place.
     pub reads_in_place: AtomicU64,
     /// Their time, from the request to the row.
@@ -168,7 +164,7 @@ pub struct Cold {
 
 impl Cold {
     /// Threads start with the first read.
-    pub(crate) fn new(cache_bytes: u64, threads: usize, method: IoMethod) -> Arc<Cold> {
+    pub(crate) fn new(cache_bytes: u64, threads: usize) -> Arc<Cold> {
         let items = (cache_bytes / ROW_BYTES).max(16) as usize;
         let mut options = OptionsBuilder::new();
         options
@@ -181,7 +177,7 @@ impl Cold {
             Cache::with_options(options, Weight, KeyHash::default(), DefaultLifecycle::default());
         Arc::new(Cold {
             cache,
-            reads: Reads::new(threads, method),
+            reads: Reads::new(threads),
             figures: Figures::default(),
             trouble: parking_lot::Mutex::default(),
             damaged: damage::Damaged::default(),
@@ -217,11 +213,6 @@ impl Cold {
     /// Bytes of the cached rows, and the most that they may be.
     pub fn cache_bytes(&self) -> (u64, u64) {
         (self.cache.weight(), self.cache.capacity())
-    }
-
-    /// How it is read: the name that INFO has for it.
-    pub fn io_method(&self) -> &'static str {
-        if self.reads.may_ring() { "io_uring" } else { "threads" }
     }
 
     /// What is at hand of a row: pinned for this turn, or cached.
@@ -292,7 +283,7 @@ mod tests {
     #[test]
     fn the_cache_takes_no_more_than_it_may() {
         const BYTES: u64 = 16 << 20;
-        let cold = Cold::new(BYTES, 1, IoMethod::Threads);
+        let cold = Cold::new(BYTES, 1);
         cold.begins();
         let map = cold.cache.memory_used().map;
         let row = Values::from_slice(&[1, 2, 3, 4]);
@@ -360,7 +351,7 @@ mod tests {
     #[test]
     fn rows_that_are_asked_for_often_stay() {
         const ROWS: u64 = 20_000;
-        let cold = Cold::new(ROWS * ROW_BYTES, 1, IoMethod::Threads);
+        let cold = Cold::new(ROWS * ROW_BYTES, 1);
         cold.begins();
         let row = Values::from_slice(&[1, 2, 3, 4]);
         let ask = |id: u64| {

@@ -94,7 +94,7 @@ impl Engines {
         let spill = &options.spill;
         Engines {
             memory: Arc::new(Memory::new(options.memory_bytes)),
-            cold: Cold::new(options.cache_bytes(), spill.read_threads, spill.io_method),
+            cold: Cold::new(options.cache_bytes(), spill.read_threads),
             counters: Vec::new(),
             existences: Vec::new(),
             views: Vec::new(),

@@ -75,26 +75,6 @@ pub enum Fsync {
     No,
 }
 
-/// How what lies on the disk is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum IoMethod {
-    /// By io_uring where the system allows it, else by threads.
-    Auto,
-    /// By threads.
-    Threads,
-}
-
-impl IoMethod {
-    /// As it is written in files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            IoMethod::Auto => "auto",
-            IoMethod::Threads => "threads",
-        }
-    }
-}
-
 /// What becomes of an expiry that a command asks for: nothing expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -153,17 +133,12 @@ section! {
     /// yet, which count in the space's memory, whatever its limit; while a table is written one
     /// byte per row of it, at least 1 MiB, and 1 MiB of buffers; while many rows are written at
     /// all, 16 MiB of log that is not synced yet, and 32 bytes per change that waits to be logged,
-    /// at most 24 MiB (INFO log_queue_bytes); per worker 128 KiB into which io_uring reads.
+    /// at most 24 MiB (INFO log_queue_bytes).
     Spill {
         /// Most bytes of memory for rows that were read from the disk; 0: an eighth of
         /// server.memory_bytes.
         cache_bytes: u64 = 0,
-        /// How the disk is read: "auto" (each worker reads by itself, by io_uring, where the system
-        /// allows that, else as by "threads"), "threads" (by threads of their own). INFO
-        /// cold_io_method says which it is.
-        io_method: IoMethod = IoMethod::Auto,
-        /// Threads that read from the disk: as many reads as the disk serves well at a time. Where
-        /// io_uring reads they are for what it could not.
+        /// Threads that read from the disk: as many reads as the disk serves well at a time.
         read_threads: usize = 16,
         /// Most bytes that cold files may take on the disk; 0 means as many as it has. At the
         /// limit, as on a full disk, tables stay in memory: then new rows are refused with an OOM

@@ -16,7 +16,7 @@ pub(crate) use dataset::options::Key;
 use dataset::options::check::Lists;
 use dataset::options::defaults;
 pub use dataset::options::{
-    Action, Counter, Existence, Expire, Fsync, IoMethod, LedgerMode, Spill, Tokens, View,
+    Action, Counter, Existence, Expire, Fsync, LedgerMode, Spill, Tokens, View,
 };
 pub use ingest::{Broker, Mapped, Verb};
 pub use ingest::{Ingest, IngestFormat, IngestPoison, IngestStart};

@@ -816,13 +816,6 @@ pub const COLD: &[M] = &[
         s.figure(|f| &f.reads)
     }),
     field(
-        "cold_reads_by_ring",
-        Counter,
-        "tidemark_cold_reads_by_io_uring",
-        "Of these, by io_uring.",
-        |s| s.figure(|f| &f.reads_by_ring),
-    ),
-    field(
         "cold_reads_in_place",
         Counter,
         "tidemark_cold_reads_in_place",

@@ -44,10 +44,7 @@ pub(super) fn status(node: &Arc<Node>) -> Value {
             "refusal": node.durability.refusal().as_deref().map(shown),
         },
         "snapshot": { "error": saved.error.as_deref().map(shown) },
-        "cold": {
-            "error": trouble.as_deref().map(shown),
-            "io_method": engines.map(|e| e.cold.io_method()),
-        },
+        "cold": { "error": trouble.as_deref().map(shown) },
         "backup": backup(sample.backups(), node),
         "replication": replication(node),
         "redis": {

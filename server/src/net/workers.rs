@@ -7,7 +7,6 @@
 use crate::net::connection::Connection;
 use dataset::Engines;
 use dataset::clock::unix_s;
-use dataset::cold::uring::ReadsHere;
 use dataset::poll_backoff::PollBackoff;
 use node::config::{Config, ConfigError};
 use node::roles::node::{Host, Node, Process};
@@ -321,7 +320,6 @@ async fn work(
     mut arrivals: mpsc::UnboundedReceiver<Arrival>,
     load: Arc<AtomicUsize>,
 ) {
-    let _reads = ReadsHere::begin();
     if host.cluster.is_enabled() {
         tokio::spawn(node::runtime::stall::watch());
     }

@@ -26,8 +26,8 @@
 //! Reading one row is one pass over the distances, and one access per column.
 
 use super::bits;
+use crate::cold::BLOCK_BYTES;
 use crate::frame::{Check, u32_at, u64_at};
-use crate::uring::BLOCK_BYTES;
 
 /// The most rows in one block.
 pub const MAX_BLOCK_ROWS: usize = 4096;

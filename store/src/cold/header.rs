@@ -16,7 +16,6 @@ use crate::error::{Error, Result};
 use crate::frame::{Check, u32_at, u64_at};
 use crate::immutable_file::{self, Draft, Naming, identity_of};
 use crate::manifest::{FileEntry, Role, Tag};
-use crate::uring::BlockPlace;
 
 /// Of both formats: the newest version that can be read; the one that is written.
 pub const COLD_VERSION: u32 = 1;
@@ -193,11 +192,6 @@ impl OpenColdFile {
     /// Reads as much as there is from a byte on, at most a buffer full.
     pub(super) fn read_at(&self, buffer: &mut [u8], at: u64) -> Result<usize> {
         read_full_at(&*self.file, buffer, at).map_err(|e| Error::io(&self.path, "reading", e))
-    }
-
-    /// Where a block or page lies, for a [`Ring`](crate::Ring) to read.
-    pub(super) fn place(&self, number: u64) -> BlockPlace {
-        BlockPlace { file: self.file.clone(), at: place(number) }
     }
 
     /// An error that says what is wrong at a byte.

@@ -59,10 +59,10 @@ use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::frame::{Check, u32_at, u64_at};
 use crate::manifest::{FileEntry, Tag};
-use crate::uring::BlockPlace;
 use header::{FileIdentity, Head, OpenColdFile, place, put, put_numbers, seal};
 
-pub use crate::uring::BLOCK_BYTES;
+/// Bytes of a block: one read.
+pub const BLOCK_BYTES: usize = 4096;
 pub use block::{Block, MAX_BLOCK_ROWS, MAX_COLUMNS};
 pub use header::COLD_VERSION;
 #[cfg(any(test, fuzzing))]
@@ -287,13 +287,8 @@ impl ColdFile {
         self.verified(number, &buffer[..n])
     }
 
-    /// Where a block lies, for reads by a [`Ring`](crate::Ring).
-    pub fn place(&self, number: u64) -> BlockPlace {
-        self.shelf.place(number)
-    }
-
     /// Verifies a block that was read.
-    pub fn verified<'a>(&self, number: u64, bytes: &'a [u8]) -> Result<Block<'a>> {
+    fn verified<'a>(&self, number: u64, bytes: &'a [u8]) -> Result<Block<'a>> {
         let block = Block::read(bytes, self.head.identity, number, self.head.columns);
         block.map_err(|what| self.corrupt(number, what))
     }

@@ -45,7 +45,6 @@ use crate::error::{Error, Result};
 use crate::frame::{Check, u32_at, u64_at};
 use crate::immutable_file::Draft;
 use crate::manifest::{FileEntry, Role, Tag};
-use crate::uring::BlockPlace;
 
 /// Most bytes of a note.
 const MAX_NOTE: u64 = 1 << 30;
@@ -279,11 +278,6 @@ impl PageFile {
             return Err(self.shelf.corrupt(place(end), "it has no such page"));
         }
         Ok(())
-    }
-
-    /// Where a page lies, for reads by a [`Ring`](crate::Ring).
-    pub fn place(&self, number: u64) -> BlockPlace {
-        self.shelf.place(number)
     }
 
     /// Verifies a page that was read.

@@ -1,19 +1,12 @@
 //! Old posts on a disk that has no room, or that spoils what it has.
 
 use super::cold::{
-    FIELDS, Truth, by_both_ways, call, fill, fill_from, info, likes, lines, small, spoil, tight,
-    verify, was_read_by,
+    FIELDS, Truth, call, fill, fill_from, info, likes, lines, small, spoil, tight, verify,
+    was_read_ahead,
 };
 use redis::{Connection, Value};
 use std::collections::BTreeMap;
-use tidemark_server::config::IoMethod;
 use tidemark_tests::TestServer;
-
-by_both_ways!(
-    a_spoiled_block_is_an_error_and_never_a_no,
-    a_damaged_file_keeps_no_other_from_being_merged,
-    scrubbing_finds_what_the_disk_has_spoiled
-);
 
 /// As a disk that fills up in the middle of a spill, and of a merge, while the log still has room:
 /// cold files have a limit of their own.
@@ -114,10 +107,10 @@ fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_
 
 /// A block that the disk has spoiled is no row of zeros: pages and commands that need it are
 /// refused, all others are served.
-fn a_spoiled_block_is_an_error_and_never_a_no(method: IoMethod) {
+#[test]
+fn a_spoiled_block_is_an_error_and_never_a_no() {
     let server = TestServer::with(|config| {
         small(config);
-        config.spill.io_method = method;
         // So small that nothing of what follows is read from it.
         config.spill.cache_bytes = 4096;
     });
@@ -178,15 +171,15 @@ fn a_spoiled_block_is_an_error_and_never_a_no(method: IoMethod) {
     let again: Vec<i64> = call(&mut connection, &format!("FEED.ACT like 7 {spoiled}")).unwrap();
     assert_eq!(again, [0]);
     assert!(info(&mut connection, "cold_corrupt_blocks") > 0);
-    was_read_by(&mut connection, method);
+    was_read_ahead(&mut connection);
 }
 
 /// A file that cannot be read keeps its own range from being merged, and no other; what was changed
 /// of it stays in memory, and is served.
-fn a_damaged_file_keeps_no_other_from_being_merged(method: IoMethod) {
+#[test]
+fn a_damaged_file_keeps_no_other_from_being_merged() {
     let server = TestServer::with(|config| {
         tight(config);
-        config.spill.io_method = method;
         // A merge is to find it.
         config.spill.scrub_bytes_per_s = 0;
     });
@@ -246,10 +239,10 @@ fn a_damaged_file_keeps_no_other_from_being_merged(method: IoMethod) {
 /// Nothing asks for what was spoiled, of rows, of filters and of a ledger: the scrubber finds it,
 /// and INFO names the files. The other blocks are served, files are merged, and nothing of the
 /// damaged ones is lost by that. A second pass, after the disk has given back what it had, says so.
-fn scrubbing_finds_what_the_disk_has_spoiled(method: IoMethod) {
+#[test]
+fn scrubbing_finds_what_the_disk_has_spoiled() {
     let server = TestServer::with(|config| {
         small(config);
-        config.spill.io_method = method;
         config.spill.scrub_bytes_per_s = 0;
         config.counter[0].rows_per_table = 10_000;
         config.existence[0].spill = true;

@@ -1,19 +1,12 @@
 //! Flags of old posts on the disk: what was spilled is asked for, set, unset, merged and restarted
 //! like everything else, and no reply is a false negative.
 
-use super::cold::{by_both_ways, call, info, lines, patiently, spoil, was_read_by};
+use super::cold::{call, info, lines, patiently, spoil, was_read_ahead};
 use super::replication::{follow, in_step};
 use redis::{Connection, Value, cmd};
 use std::collections::BTreeMap;
-use tidemark_server::config::{Config, IoMethod};
+use tidemark_server::config::Config;
 use tidemark_tests::{TestServer, eventually};
-
-by_both_ways!(
-    spilled_flags_are_asked_for_changed_merged_and_restarted,
-    a_cold_flag_is_one_read,
-    a_cold_flag_whose_counter_is_0_is_no_read,
-    a_spoiled_page_is_an_error_and_never_a_no
-);
 
 const FIRST: u64 = 1_000_000;
 /// Likes per post.
@@ -114,10 +107,10 @@ fn change(connection: &mut Connection, truth: &mut Truth, round: u64) {
     }
 }
 
-fn spilled_flags_are_asked_for_changed_merged_and_restarted(method: IoMethod) {
+#[test]
+fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
     let mut server = TestServer::with(|config| {
         small(config);
-        config.spill.io_method = method;
     });
     let mut connection = server.connection();
     let mut truth = Truth::new();
@@ -250,10 +243,10 @@ fn a_cold_id(connection: &mut Connection) -> u64 {
 
 /// A check of a flag on the disk is one read of 4 KiB, as the kernel counts them; asked again it is
 /// none.
-fn a_cold_flag_is_one_read(method: IoMethod) {
+#[test]
+fn a_cold_flag_is_one_read() {
     let server = TestServer::with(|config| {
         small(config);
-        config.spill.io_method = method;
     });
     let mut connection = server.connection();
     fill(&mut connection, 0, 6_000, &mut Truth::new());
@@ -268,16 +261,16 @@ fn a_cold_flag_is_one_read(method: IoMethod) {
     let _: Value =
         cmd("PH.EXISTS").arg("liked").arg(777_777).arg(&page).query(&mut connection).unwrap();
     assert_eq!(info(&mut connection, "cold_reads") - before, 50, "they are cached");
-    was_read_by(&mut connection, method);
+    was_read_ahead(&mut connection);
 }
 
 /// A page reads nothing for flags that their counters answer for: the post has no likes, so no flag
 /// is set. What asks for the flag alone does.
-fn a_cold_flag_whose_counter_is_0_is_no_read(method: IoMethod) {
+#[test]
+fn a_cold_flag_whose_counter_is_0_is_no_read() {
     let server = TestServer::with(|config| {
         small(config);
         super::cold::small(config);
-        config.spill.io_method = method;
     });
     let mut connection = server.connection();
     fill_some(&mut connection, (0..12_000).step_by(2).collect(), &mut Truth::new());
@@ -310,14 +303,14 @@ fn a_cold_flag_whose_counter_is_0_is_no_read(method: IoMethod) {
     assert!(ask("FEED.GET home 888", &not_liked).1 > 50);
     let (page, reads) = ask("FEED.GET home 999", &not_liked);
     assert_eq!((page, reads), (Value::Array(vec![unset; 50]), 0));
-    was_read_by(&mut connection, method);
+    was_read_ahead(&mut connection);
 }
 
 /// A page that the disk has spoiled is an error for its flags, and no *no*.
-fn a_spoiled_page_is_an_error_and_never_a_no(method: IoMethod) {
+#[test]
+fn a_spoiled_page_is_an_error_and_never_a_no() {
     let server = TestServer::with(|config| {
         small(config);
-        config.spill.io_method = method;
         // So small that nothing of what follows is read from it.
         config.spill.cache_bytes = 4096;
     });

@@ -7,7 +7,7 @@
 //!     after a restart, and around a kill during a merge
 //! target/release/spill reads --dir DIR --rows 200000000
 //!     one cold row: reads by the kernel's count; 1 to 16 readers beside plain pread
-//!     (--io-method threads: without io_uring; --rocksdb: as many rows in RocksDB, too)
+//!     (--rocksdb: as many rows in RocksDB, too)
 //! target/release/spill hot   --dir DIR --rows 200000000
 //!     hot pages without and with 5 % cold ones
 //! target/release/spill full  --dir DIR
@@ -351,9 +351,8 @@ fn read(
     let cold = (node.info("cold_rows")? as u64).min(rows) / 10 * 9;
     let files = Arc::new(reads::Files::open(dir)?);
     println!(
-        "{number} random reads each, by turns: pread by as many threads, rows inside the server by \
-         {} (readers are tasks of as many threads as there are processors), rows over sockets",
-        node.text("cold_io_method")?
+        "{number} random reads each, by turns: pread by as many threads, rows inside the server \
+         (readers are tasks of as many threads as there are processors), rows over sockets"
     );
     for (kind, peer) in peers {
         println!("  RocksDB, compression {kind}: {:.1} bytes per row", peer.bytes_per_row);

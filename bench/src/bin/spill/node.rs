@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tidemark_server::config::{Config, IoMethod};
+use tidemark_server::config::Config;
 
 /// How the node is configured.
 #[derive(clap::Args, Clone, Debug)]
@@ -30,14 +30,6 @@ pub(crate) struct Setup {
     /// Threads that read.
     #[arg(long, default_value_t = 16, global = true)]
     pub(crate) read_threads: usize,
-    /// How the disk is read.
-    #[arg(long, value_parser = io_method, default_value = "auto", global = true)]
-    pub(crate) io_method: IoMethod,
-}
-
-fn io_method(name: &str) -> Result<IoMethod, String> {
-    let all = [IoMethod::Auto, IoMethod::Threads];
-    all.into_iter().find(|method| method.name() == name).ok_or("auto or threads".to_owned())
 }
 
 /// The process itself: serves the folder until its standard input ends.
@@ -46,7 +38,6 @@ pub(crate) fn serve(dir: &Path, setup: &Setup) -> io::Result<()> {
     config.durability.dir = dir.to_owned();
     config.spill.cache_bytes = setup.cache_mib << 20;
     config.spill.read_threads = setup.read_threads;
-    config.spill.io_method = setup.io_method;
     let space = &mut config.counter[0];
     (space.spill, space.rows_per_table, space.memory_limit_bytes) =
         (true, setup.per_table, setup.limit_mib << 20);
@@ -138,7 +129,6 @@ impl Node {
                 "--read-threads",
                 &setup.read_threads.to_string(),
             ])
-            .args(["--io-method", setup.io_method.name()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;

@@ -68,8 +68,8 @@ pub(crate) struct Measured {
     /// Microseconds that half of them, and 99 of 100, do not exceed.
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
-    /// Bytes that the device gave, and calls of `read` and its like, among which io_uring's do not
-    /// count, per read; by the kernel's count.
+    /// Bytes that the device gave, and calls of `read` and its like, per read; by the kernel's
+    /// count.
     pub(crate) device_bytes: f64,
     pub(crate) calls: f64,
     /// Processor time per read, in microseconds.
@@ -192,7 +192,6 @@ pub(crate) fn inside(engines: &Engines, all: &Rows, pattern: &Pattern) -> io::Re
     measure(std::process::id(), || {
         on_threads(workers, |worker| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-            let _reads = dataset::cold::uring::ReadsHere::begin();
             let readers = (worker..pattern.readers).step_by(workers as usize);
             runtime.block_on(all_of(readers.map(|n| reader(engines, all, pattern, n)).collect()))
         })

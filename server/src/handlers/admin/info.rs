@@ -402,7 +402,6 @@ fn cold(sample: &Sample, out: &mut String) {
     let damaged: Vec<&str> = damaged.map(|(file, _)| file.as_str()).collect();
     lines!(
         out,
-        "cold_io_method" = cold.io_method(),
         "cold_read_usec_mean" = load(&figures.read_ns) / 1000 / reads.max(1),
         "cold_read_usec_p50" = figures.read_us(0.5),
         "cold_read_usec_p99" = figures.read_us(0.99),

@@ -283,7 +283,6 @@ function showDurability(status, last) {
     ["Files", raw("cold_files", v.cold_files, `${count(v.cold_files)}, ${bytes(v.cold_file_bytes)}`)],
     ["Rows; pairs", `${count(v.cold_rows)}; ${count(v.cold_pairs)}`],
     ["Read", raw("cold_reads", v.cold_reads, `${count(v.cold_reads)} blocks, ${rate(last?.cold_reads_per_s)} per second`)],
-    ["Read by", status.cold.io_method],
     ["Cache hits", asked ? `${percent(v.cold_cache_hits / asked)} of ${count(asked)}` : "–"],
     ["Cache", `${bytes(v.cold_cache_bytes)} of ${bytes(v.cold_cache_limit_bytes)}`],
     ["Waits for a merge", `${count(v.merge_backlog_rows)} rows`],
