@@ -18,6 +18,7 @@ mod commands;
 mod compatibility;
 mod config;
 mod connections;
+mod cursors;
 mod dashboard;
 mod exact;
 mod examples;

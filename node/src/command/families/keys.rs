@@ -78,7 +78,7 @@ pub(crate) const TABLE: &[Spec] = &[
         "cursor [MATCH pattern] [COUNT count] [TYPE type]",
         "Some keys of rows, or of their counters where only those have keys, and the cursor for \
          more; 0 begins and ends. A row that is there all the time comes at least once, maybe \
-         twice. Pairs cannot be listed."),
+         twice. Cursors are below 2^50, so a double holds them. Pairs cannot be listed."),
     spec("randomkey", 1, flag::READONLY | flag::NO_MULTI, NO_KEYS, "1.0.0", "",
         "The key of some row, or of one of its counters where only those have keys; nil if there \
          is none."),
