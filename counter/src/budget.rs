@@ -57,6 +57,11 @@ impl Budget {
         self.limit.store(limit, Relaxed);
     }
 
+    /// Bytes that were last refused.
+    pub(crate) fn refused(&self) -> u64 {
+        self.refused.load(Relaxed)
+    }
+
     /// Whether what was refused last would be again.
     pub(crate) fn is_short(&self) -> bool {
         self.used().saturating_add(self.refused.load(Relaxed)) > self.limit()

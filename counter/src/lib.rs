@@ -63,7 +63,7 @@ mod rewrite;
 #[cfg(not(loom))]
 mod rewrite_state;
 #[cfg(not(loom))]
-mod scan;
+pub mod scan;
 mod schema;
 #[cfg(not(loom))]
 mod sizing;

@@ -1,17 +1,19 @@
 //! Scanning: some rows at a time, by a cursor that the caller keeps and the space does not
 //! remember.
 //!
-//! A cursor names a table, by a hash of its seed, range and size, and a bucket of it. If the table
-//! has been rewritten or has gone since, the scan begins anew at the space's first table: rows may
-//! come twice, and none that is there all the time is missed.
+//! A cursor names a table, by a hash of its seed, range and size, and a position in it. If the
+//! table has been rewritten or has gone since, the scan begins anew at the space's first table:
+//! rows may come twice, and none that is there all the time is missed.
 
 use crate::key::{hash_by, seed_of};
 use crate::space::{Space, all_tables};
 use crate::table::Table;
 
-/// A cursor has so many bits: 32 for the bucket, the others for the table.
-const CURSOR_BITS: u32 = 55;
-const BUCKET_BITS: u32 = 32;
+/// Bits of a cursor. With a bit for the disk and a byte for the space beside it, it stays below
+/// 2^50, so a client may keep it as a double.
+pub const CURSOR_BITS: u32 = 41;
+/// Bits of the position in a cursor; the bits above name the table.
+pub const POSITION_BITS: u32 = 18;
 /// Buckets that one call looks at for each row that it is to give, at most.
 const BUCKETS_PER_ROW: u64 = 16;
 
@@ -22,7 +24,7 @@ const NAMES: u64 = 4;
 fn name_of(table: &Table, turn: u64) -> u64 {
     let (low, last) = table.span();
     let shape = low ^ last.rotate_left(17) ^ table.buckets().rotate_left(40);
-    (hash_by(seed_of(table.seed(), turn), shape) >> (64 - (CURSOR_BITS - BUCKET_BITS))).max(1)
+    (hash_by(seed_of(table.seed(), turn), shape) >> (64 - (CURSOR_BITS - POSITION_BITS))).max(1)
 }
 
 /// The table that is meant by a name.
@@ -30,22 +32,28 @@ fn named(tables: &[&Table], name: u64) -> Option<usize> {
     (0..NAMES).find_map(|turn| tables.iter().position(|table| name_of(table, turn) == name))
 }
 
+/// A position counts this many buckets or blocks of `all`, as a power of two: 0 unless there are
+/// more than positions.
+pub fn position_shift(all: u64) -> u32 {
+    (64 - all.leading_zeros()).saturating_sub(POSITION_BITS)
+}
+
 impl Space {
     /// Hands the ids of about `most` rows to `f`, and gives the cursor for the next call: below
-    /// 2^55, 0 at the end. 0 begins.
+    /// 2^41, 0 at the end. 0 begins.
     pub fn scan(&self, cursor: u64, most: u64, mut f: impl FnMut(u64)) -> u64 {
         let shape = self.shape.load_full();
         let width = shape.schema.width();
         let horizon = self.horizon();
-        let (wanted, mut bucket) = (cursor >> BUCKET_BITS, cursor & ((1 << BUCKET_BITS) - 1));
+        let (wanted, position) = (cursor >> POSITION_BITS, cursor & ((1 << POSITION_BITS) - 1));
         let mut given = 0;
         let tables = self.ring.load_full();
         // A table that is drained comes before those that it is drained into, and once: so rows
         // move only ahead of the scan, and it ends.
         let all: Vec<&Table> = all_tables(&tables).collect();
         let start = if cursor == 0 { None } else { named(&all, wanted) };
+        let mut bucket = start.map_or(0, |at| position << position_shift(all[at].buckets()));
         if start.is_none() {
-            bucket = 0;
             self.outliers.for_each(|id, _| {
                 given += 1;
                 f(id);
@@ -54,14 +62,16 @@ impl Space {
         let mut room = Vec::new();
         let mut looked = 0;
         for (i, table) in all.iter().enumerate().skip(start.unwrap_or(0)) {
+            let shift = position_shift(table.buckets());
             while bucket < table.buckets() {
-                if given >= most || looked >= most.saturating_mul(BUCKETS_PER_ROW) {
+                let is_enough = given >= most || looked >= most.saturating_mul(BUCKETS_PER_ROW);
+                if is_enough && (bucket >> shift) << shift == bucket {
                     let name = (0..NAMES)
                         .map(|turn| name_of(table, turn))
                         .find(|&name| named(&all, name) == Some(i));
                     // Without a name of its own, which does not happen, it is given whole.
                     if let Some(name) = name {
-                        return name << BUCKET_BITS | bucket.min((1 << BUCKET_BITS) - 1);
+                        return name << POSITION_BITS | bucket >> shift;
                     }
                 }
                 table.visit(bucket, shape.living, width, &mut room, |id, _, _| {

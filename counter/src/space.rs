@@ -304,6 +304,11 @@ impl Space {
         self.budget.limit()
     }
 
+    /// Bytes that the memory limit last refused to grant.
+    pub fn refused_bytes(&self) -> u64 {
+        self.budget.refused()
+    }
+
     /// Changes the limit: rows that are there stay, whatever it is. A recovery lifts it, so that
     /// what was accepted once is accepted again.
     pub fn set_memory_limit_bytes(&self, limit: u64) {

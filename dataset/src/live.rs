@@ -2,7 +2,6 @@
 
 use crate::clock::unix_us;
 use crate::commit::Durability;
-use crate::commit::dirty_parts::DirtyParts;
 use crate::engines::Current;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::Arc;
@@ -150,8 +149,33 @@ impl Snapshots {
         self.awaited.load(Relaxed) > 0
     }
 
-    /// Changed rows and pairs since the last snapshot, about.
-    pub fn changes(&self, parts: &DirtyParts) -> u64 {
-        parts.changes().saturating_sub(self.changes.load(Relaxed))
+    /// Changed rows and pairs since the last snapshot, about. At least 1 if there are any.
+    pub fn changes(&self, durability: &Durability) -> u64 {
+        let committer = durability.committer();
+        let queued = committer.queued_keys() as u64;
+        let changes = durability.parts.changes().saturating_sub(self.changes.load(Relaxed));
+        // The log thread may be between taking the keys and counting them.
+        let is_under_way = committer.synced() < committer.ticket();
+        (changes + queued).max(u64::from(is_under_way))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::Catalogue;
+    use crate::engines::Engines;
+    use crate::options::{Fsync, Options};
+
+    #[test]
+    fn a_change_counts_before_the_log_thread_has_seen_it() {
+        let options = Options::default();
+        let catalogue = Catalogue::default().completed(&options);
+        let durability = Arc::new(Durability::new(Fsync::No));
+        let engines = Engines::new(&options, &catalogue, durability.clone()).unwrap();
+        let snapshots = Snapshots::default();
+        assert_eq!(snapshots.changes(&durability), 0);
+        engines.set(&engines.counters()[0], 1, &[(0, 1)]).unwrap();
+        assert_eq!(snapshots.changes(&durability), 1);
     }
 }

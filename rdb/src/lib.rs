@@ -45,6 +45,17 @@ pub enum Error {
     /// It holds something that this crate does not read.
     #[error("it holds {0}")]
     Type(&'static str),
+    /// A type that no release known to this crate writes.
+    #[error(
+        "it holds a value of RDB type {number}, written as RDB version {version}, which is \
+         unknown here"
+    )]
+    UnknownType {
+        /// The type, its first byte.
+        number: u8,
+        /// From the footer.
+        version: u16,
+    },
 }
 
 /// What a payload holds.
@@ -126,7 +137,7 @@ impl<'a> Payload<'a> {
             return Err(Error::Footer);
         }
         let (&number, body) = value.split_first().ok_or(Error::Format("it is empty"))?;
-        let (kind, layout) = of_type(number, VALKEY.contains(&version))?;
+        let (kind, layout) = of_type(number, version)?;
         Ok(Payload { kind, layout, body })
     }
 
@@ -213,7 +224,8 @@ impl<'a> Payload<'a> {
 }
 
 /// What a type's number means.
-fn of_type(number: u8, is_valkey: bool) -> Result<(Kind, Layout), Error> {
+fn of_type(number: u8, version: u16) -> Result<(Kind, Layout), Error> {
+    let is_valkey = VALKEY.contains(&version);
     Ok(match number {
         0 => (Kind::String, Layout::String),
         2 => (Kind::Set, Layout::Strings),
@@ -232,7 +244,7 @@ fn of_type(number: u8, is_valkey: bool) -> Result<(Kind, Layout), Error> {
         6 | 7 => return Err(Error::Type("a module's value")),
         9 => return Err(Error::Type("a hash of a Redis before 2.6")),
         15 | 19 | 21 => return Err(Error::Type("a stream")),
-        _ => return Err(Error::Type("a value of an unknown type")),
+        _ => return Err(Error::UnknownType { number, version }),
     })
 }
 

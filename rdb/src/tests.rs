@@ -88,7 +88,12 @@ fn kinds_are_those_of_the_types() {
     for (number, name) in [(1, "a list"), (18, "a list"), (3, "a sorted set"), (21, "a stream")] {
         assert_eq!(elements(&sealed(&[number, 1, 0])), Err(Error::Type(name)));
     }
-    assert_eq!(elements(&sealed(&[200, 1])), Err(Error::Type("a value of an unknown type")));
+    for number in [26, 29, 200] {
+        let unknown = elements(&sealed(&[number, 1])).unwrap_err();
+        assert_eq!(unknown, Error::UnknownType { number, version: 12 });
+        let text = format!("RDB type {number}, written as RDB version 12,");
+        assert!(unknown.to_string().contains(&text), "{unknown}");
+    }
 }
 
 #[test]

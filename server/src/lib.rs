@@ -322,6 +322,11 @@ impl Server {
             Err(_) => outcome = Err(io::Error::other("the log thread panicked")),
         }
         backup::finish(&self.host);
+        // The folder's, once a store was opened.
+        if let Some(store) = self.host.node().store.get() {
+            store.unlock();
+        }
+        self.host.stop.close_kept();
         outcome
     }
 }

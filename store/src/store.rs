@@ -93,7 +93,7 @@ pub struct Store {
     /// kept until one was written well.
     in_doubt: AtomicBool,
     is_new: bool,
-    _lock: Lock,
+    lock: Mutex<Option<Lock>>,
 }
 
 struct Lock(#[allow(dead_code)] Box<dyn Send + Sync>); // held, never looked at
@@ -160,7 +160,7 @@ impl Store {
             log_from: AtomicU64::new(u64::MAX),
             in_doubt: AtomicBool::new(false),
             is_new,
-            _lock: lock,
+            lock: Mutex::new(Some(lock)),
         };
         // The name of the manifest we read may not be durable yet, if the last process died right
         // after the rename.
@@ -170,6 +170,11 @@ impl Store {
             .map_err(|e| Error::io(store.disk.path(""), "syncing the folder", e))?;
         store.sweep()?;
         Ok(store)
+    }
+
+    /// Lets another process have the folder. To be called when nothing is written any more.
+    pub fn unlock(&self) {
+        self.lock.lock().take();
     }
 
     /// Was the folder empty?

@@ -2,7 +2,7 @@
 
 use super::ImportArgs;
 use super::csv::Columns;
-use super::json::{Object, text_of};
+use super::json::{Object, is_there, text_of};
 use super::pipe::{Pipe, Verb};
 use node::client::connect::{put_bulk, put_head};
 use std::borrow::Cow;
@@ -12,6 +12,15 @@ pub(super) enum Shape {
     Rows { fields: Vec<String> },
     Flags,
     Events,
+}
+
+/// What a line became.
+pub(super) enum Pushed {
+    Command,
+    /// An event that is a post of its own: nothing is counted.
+    OriginalPost,
+    /// A row of which all counters are null.
+    NoCounters,
 }
 
 /// How a line becomes a command.
@@ -45,14 +54,13 @@ impl Command {
         Command { of: of.clone(), shape, head, fields }
     }
 
-    /// Turns one line into one command, or says what is wrong with it. False: there is nothing to
-    /// do.
+    /// Turns one line into one command, or says what is wrong with it.
     pub(super) fn push(
         &self,
         columns: &Columns,
         line: u64,
         pipe: &mut Pipe,
-    ) -> Result<bool, String> {
+    ) -> Result<Pushed, String> {
         let expected = match &self.shape {
             Shape::Rows { fields } => fields.len() + 1,
             Shape::Flags => 2,
@@ -84,31 +92,36 @@ impl Command {
                 integer::<u64>("post_id", columns.get(1))?;
                 let (user, _) = integer::<u64>("user_id", columns.get(3))?;
                 if columns.get(2).is_empty() {
-                    return Ok(false);
+                    return Ok(Pushed::OriginalPost);
                 }
                 let (origin, number) = integer::<u64>("origin_post_id", columns.get(2))?;
                 self.push_pair(number, line, user, origin, pipe);
             }
         }
-        Ok(true)
+        Ok(Pushed::Command)
     }
 
-    /// The same for an object: a row may name any of the space's counters.
+    /// The same for an object: a row may name any of the space's counters. One that is null is left
+    /// alone.
     pub(super) fn push_object(
         &self,
         object: &Object,
         line: u64,
         pipe: &mut Pipe,
-    ) -> Result<bool, String> {
+    ) -> Result<Pushed, String> {
         let id = text_of(object, "id")?;
         let (id, number) = integer::<u64>("id", id.as_bytes())?;
         match &self.shape {
             Shape::Rows { .. } => {
                 let mut values: Vec<(&str, Cow<'_, str>)> = Vec::with_capacity(object.len());
-                for name in object.keys().filter(|name| *name != "id") {
+                let counters = || object.keys().filter(|name| *name != "id");
+                for name in counters().filter(|name| is_there(object, name)) {
                     let value = text_of(object, name)?;
                     integer::<i64>(name, value.as_bytes())?;
                     values.push((name, value));
+                }
+                if values.is_empty() && counters().next().is_some() {
+                    return Ok(Pushed::NoCounters);
                 }
                 if values.is_empty() {
                     return Err("it names no counters".to_owned());
@@ -131,7 +144,7 @@ impl Command {
                 self.push_pair(number, line, user.as_bytes(), id, pipe);
             }
         }
-        Ok(true)
+        Ok(Pushed::Command)
     }
 
     fn push_pair(&self, number: u64, line: u64, member: &[u8], id: &[u8], pipe: &mut Pipe) {

@@ -1,6 +1,6 @@
 //! Import of files: CSV with or without a header, JSON lines.
 
-use super::command::{Command, Shape};
+use super::command::{Command, Pushed, Shape};
 use super::csv::{Columns, Records};
 use super::json;
 use super::lanes::Lanes;
@@ -167,13 +167,14 @@ impl Import<'_> {
         &mut self,
         source: &Source,
         line: u64,
-        pushed: Result<bool, String>,
+        pushed: Result<Pushed, String>,
         pipe: &Pipe,
     ) -> Result<(), ImportError> {
         self.summary.lines += 1;
         match pushed {
-            Ok(true) => {}
-            Ok(false) => self.summary.originals += 1,
+            Ok(Pushed::Command) => {}
+            Ok(Pushed::OriginalPost) => self.summary.originals += 1,
+            Ok(Pushed::NoCounters) => self.summary.without_counters += 1,
             Err(reason) => {
                 self.summary.bad += 1;
                 self.bad(source, line, reason)?;

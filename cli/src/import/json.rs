@@ -48,10 +48,15 @@ impl<'de> Deserialize<'de> for Once {
 /// What a line is, by its names.
 pub(super) fn kind_of(object: &Object) -> Kind {
     match () {
-        () if object.contains_key("member") => Kind::Flags,
-        () if object.contains_key("user") => Kind::Events,
+        () if is_there(object, "member") => Kind::Flags,
+        () if is_there(object, "user") => Kind::Events,
         () => Kind::Rows,
     }
+}
+
+/// Whether a line has a value of that name. Serialisers write null for what is absent.
+pub(super) fn is_there(object: &Object, name: &str) -> bool {
+    object.get(name).is_some_and(|value| !value.is_null())
 }
 
 /// A number or a text, as it will be sent.
@@ -63,8 +68,8 @@ pub(super) fn text_of<'o>(object: &'o Object, name: &str) -> Result<Cow<'o, str>
         }
         Some(Value::Number(number)) => Ok(Cow::Owned(number.to_string())),
         Some(Value::String(text)) => Ok(Cow::Borrowed(text)),
+        None | Some(Value::Null) => Err(format!("there is no \"{name}\"")),
         Some(_) => Err(format!("\"{name}\" is neither a number nor a text")),
-        None => Err(format!("there is no \"{name}\"")),
     }
 }
 
@@ -78,6 +83,8 @@ mod tests {
         assert_eq!(kind(r#"{"id": 17, "like": 5}"#), Kind::Rows);
         assert_eq!(kind(r#"{"id": 17, "member": "7"}"#), Kind::Flags);
         assert_eq!(kind(r#"{"user": 7, "id": 17}"#), Kind::Events);
+        assert_eq!(kind(r#"{"user": 7, "id": 17, "member": null}"#), Kind::Events);
+        assert_eq!(kind(r#"{"user": null, "id": 17, "member": null, "like": 5}"#), Kind::Rows);
         for bad in ["{\"id\": 17, \"id\": 18}", "[1]", "17", "{\"id\": 17", "", "{\"id\": 17} {}"] {
             assert!(object(bad.as_bytes()).unwrap_err().starts_with("no JSON object"), "{bad}");
         }
@@ -85,7 +92,7 @@ mod tests {
 
     #[test]
     fn numbers_keep_all_their_digits() {
-        let line = br#"{"a": 18446744073709551615, "b": "007", "c": 1.5, "d": null}"#;
+        let line = br#"{"a": 18446744073709551615, "b": "007", "c": 1.5, "d": [], "f": null}"#;
         let object = object(line).unwrap();
         let text = |name| text_of(&object, name).map(Cow::into_owned);
         assert_eq!(text("a").unwrap(), "18446744073709551615");
@@ -96,5 +103,6 @@ mod tests {
         );
         assert_eq!(text("d").unwrap_err(), "\"d\" is neither a number nor a text");
         assert_eq!(text("e").unwrap_err(), "there is no \"e\"");
+        assert_eq!(text("f").unwrap_err(), "there is no \"f\"");
     }
 }

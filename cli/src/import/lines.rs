@@ -1,6 +1,6 @@
 //! Files, plain or gzip, and their lines, of bounded length.
 
-use flate2::read::MultiGzDecoder;
+use flate2::bufread::GzDecoder;
 use indicatif::{HumanCount, ProgressBar, ProgressState, ProgressStyle};
 use std::fmt;
 use std::fs::File;
@@ -35,10 +35,51 @@ pub(super) fn open(path: &Path) -> io::Result<(ProgressBar, Box<dyn BufRead>)> {
     let mut reader = BufReader::with_capacity(256 << 10, raw);
     let gzip = reader.fill_buf()?.starts_with(&[0x1f, 0x8b]);
     let reader: Box<dyn BufRead> = match gzip {
-        true => Box::new(BufReader::with_capacity(256 << 10, MultiGzDecoder::new(reader))),
+        true => Box::new(BufReader::with_capacity(256 << 10, Gzip::new(reader))),
         false => Box::new(reader),
     };
     Ok((progress, reader))
+}
+
+/// The members of a gzip file, one after the other. Zeros behind a member are skipped, as gzip
+/// does: tapes and some tools pad files with them.
+struct Gzip<R>(Option<GzDecoder<R>>);
+
+impl<R: BufRead> Gzip<R> {
+    fn new(reader: R) -> Gzip<R> {
+        Gzip(Some(GzDecoder::new(reader)))
+    }
+}
+
+impl<R: BufRead> Read for Gzip<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        while let Some(member) = &mut self.0 {
+            let bytes = member.read(out)?;
+            if bytes > 0 || out.is_empty() {
+                return Ok(bytes);
+            }
+            let rest = self.0.take().map(GzDecoder::into_inner);
+            if let Some(mut rest) = rest
+                && !skip_zeros(&mut rest)?
+            {
+                self.0 = Some(GzDecoder::new(rest));
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// Skips zeros; whether nothing else follows.
+fn skip_zeros(reader: &mut impl BufRead) -> io::Result<bool> {
+    loop {
+        let buffer = reader.fill_buf()?;
+        let length = buffer.len();
+        let zeros = buffer.iter().take_while(|byte| **byte == 0).count();
+        reader.consume(zeros);
+        if zeros < length || length == 0 {
+            return Ok(length == 0);
+        }
+    }
 }
 
 /// Lines of bounded length.
@@ -94,6 +135,28 @@ fn skip_line(reader: &mut dyn BufRead) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn gzip(text: &str) -> Vec<u8> {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        io::Write::write_all(&mut encoder, text.as_bytes()).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    #[test]
+    fn zeros_behind_the_last_gzip_member_are_ignored() {
+        let read = |parts: &[&[u8]]| {
+            let all = parts.concat();
+            let mut text = String::new();
+            let gzip = Gzip::new(BufReader::with_capacity(16, &all[..]));
+            BufReader::new(gzip).read_to_string(&mut text).map(|_| text)
+        };
+        let (one, two) = (gzip("1,2\n"), gzip("3,4\n"));
+        assert_eq!(read(&[&one]).unwrap(), "1,2\n");
+        assert_eq!(read(&[&one, &two, &[0; 512]]).unwrap(), "1,2\n3,4\n");
+        assert_eq!(read(&[&one, &[0; 7], &two]).unwrap(), "1,2\n3,4\n");
+        assert!(read(&[&one, &[0; 7], b"x"]).is_err());
+        assert!(read(&[&one[..one.len() - 8], &[0; 8]]).is_err(), "a damaged checksum");
+    }
 
     #[test]
     fn lines_are_bounded_and_numbered() {

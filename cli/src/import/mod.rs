@@ -269,6 +269,8 @@ pub struct Summary {
     pub unknown: u64,
     /// Lines of original posts (no origin): nothing to do.
     pub originals: u64,
+    /// Rows of which all counters are null: left alone.
+    pub without_counters: u64,
     /// Lines that the file or the server said no to.
     pub bad: u64,
 }
@@ -347,10 +349,15 @@ pub fn run(args: &ImportArgs) -> Result<Summary, ImportError> {
         import.file(path)?;
     }
     let (summary, seconds) = (import.summary, started.elapsed());
-    let Summary { rows, flags, events, originals, .. } = summary;
+    let Summary { rows, flags, events, originals, without_counters, .. } = summary;
     let mut text = format!("{} lines in {}", HumanCount(summary.lines), HumanDuration(seconds));
-    let parts =
-        [(rows, "rows set"), (flags, "flags"), (events, "events"), (originals, "original posts")];
+    let parts = [
+        (rows, "rows set"),
+        (flags, "flags"),
+        (events, "events"),
+        (originals, "original posts"),
+        (without_counters, "rows without counters"),
+    ];
     for (count, what) in parts.into_iter().filter(|(count, _)| *count > 0) {
         text += &format!("; {} {what}", HumanCount(count));
     }

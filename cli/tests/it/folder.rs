@@ -565,3 +565,53 @@ fn a_folder_of_version_1_opens_for_ever() {
     program.kill();
     check_v1(&start(folder.path(), config.path()), "from today's snapshot");
 }
+
+/// Scripts stop a server by SHUTDOWN and start it again at once.
+#[test]
+fn shutdown_ends_the_connection_when_the_folder_is_free() {
+    let folder = tempfile::tempdir().unwrap();
+    for round in 0..5 {
+        let mut program = Program::start(folder.path(), "everysec");
+        let mut client = program.client();
+        for id in 0..5_000 {
+            client.push(&[
+                b"HSET",
+                format!("post:{}", FIRST + id).as_bytes(),
+                b"like",
+                &text(round),
+            ]);
+        }
+        fine(&mut client);
+        assert!(client.call(&[b"SHUTDOWN"]).is_err(), "the connection ends without a reply");
+        let disk = RealDisk::open(folder.path()).unwrap();
+        assert!(store::Disk::lock(&disk).is_ok(), "round {round}: the folder is in use");
+        assert!(program.child.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn serve_waits_for_a_server_that_is_about_to_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = RealDisk::open(folder.path()).unwrap();
+    let lock = store::Disk::lock(&disk).unwrap();
+    let waits = Program::start_until(&[], folder.path(), &[], "in use by another process");
+    let (program, lines) = waits.unwrap_or_else(|said| panic!("it did not wait: {said:#?}"));
+    drop(lock);
+    let ready = lines.map_while(Result::ok).find(|line| line.contains("ready to accept"));
+    assert!(ready.is_some());
+    assert!(program.terminate().success());
+}
+
+#[test]
+fn shutdown_save_writes_a_snapshot() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = Program::start(folder.path(), "always");
+    let mut client = program.client();
+    call(&mut client, &format!("HSET post:{FIRST} like 5"));
+    assert!(snapshots(folder.path()).is_empty());
+    assert!(client.call(&[b"SHUTDOWN", b"SAVE"]).is_err(), "the connection ends without a reply");
+    assert!(program.child.wait().unwrap().success());
+    assert!(!snapshots(folder.path()).is_empty());
+    let again = Program::start(folder.path(), "always");
+    assert_eq!(again.ask(&format!("HGET post:{FIRST} like")), OwnedFrame::BulkString(text(5)));
+}

@@ -6,6 +6,7 @@ use crate::cold::{Cold, Key, PINS, Read, Unreadable, Values};
 use crate::log_records::RecordKind;
 use arc_swap::ArcSwap;
 use counter::ColdBackend;
+use counter::scan::{CURSOR_BITS, POSITION_BITS, position_shift};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
@@ -69,6 +70,11 @@ impl Files {
         let last = files.last().map_or(last, |file| file.entry().tag.high.max(last));
         (low, last, files)
     }
+}
+
+/// How a cursor names a file: a part of its identity, never 0.
+fn name_of(file: &ColdFile) -> u64 {
+    (file.head().identity >> (64 - (CURSOR_BITS - POSITION_BITS))).max(1)
 }
 
 /// The cold rows of one space.
@@ -180,6 +186,32 @@ impl ColdSpace {
             }
         }
         Ok(None)
+    }
+
+    /// The cursor of a scan that goes on at `id`: it names a file and a block. `None` if a file
+    /// with the same name comes before.
+    pub fn cursor_at(&self, id: u64) -> Option<u64> {
+        let files = self.files();
+        let at = files.0.partition_point(|file| file.head().last < id);
+        let file = files.0.get(at)?;
+        let name = name_of(file);
+        if files.0[..at].iter().any(|file| name_of(file) == name) {
+            return None;
+        }
+        let block = file.block_of(id.max(file.head().first)).unwrap_or(0);
+        Some(name << POSITION_BITS | block >> position_shift(file.head().blocks))
+    }
+
+    /// Where a scan goes on with this cursor: at the beginning if its file is gone.
+    pub fn id_at(&self, cursor: u64) -> u64 {
+        let files = self.files();
+        let Some(file) = files.0.iter().find(|file| name_of(file) == cursor >> POSITION_BITS)
+        else {
+            return 0;
+        };
+        let position = cursor & ((1 << POSITION_BITS) - 1);
+        let block = position << position_shift(file.head().blocks);
+        file.block_start(block).unwrap_or(file.head().first)
     }
 
     /// The rows of a random block, of all files alike, into `ids` and `values`; gives values per

@@ -144,8 +144,11 @@ impl Engines {
         // In the turn: as long as it lasts the tie is what it is here.
         let is_tied = self.is_tied(flags, counters, action.field);
         let mut count = Count { action, viewer, id, is_tied, is_again: false, is_done: false };
-        let mut change =
-            flags.space.add_with(id, viewer, || self.count_up(&mut turn, &mut count, scratch));
+        let mut count_up = || self.count_up(&mut turn, &mut count, scratch);
+        let mut change = self.with_share(
+            || flags.filter_bytes_limit(),
+            || flags.space.add_with(id, viewer, &mut count_up),
+        );
         if matches!(change, Ok(Change::Unchanged))
             && let Some(is_again) = self.counts_all_the_same(action, id, viewer, is_tied)?
         {
@@ -211,7 +214,7 @@ impl Engines {
         let beside = self.move_beside(action, id, viewer, 1, is_again)?;
         scratch.clear();
         let change = [Delta { field: action.field, delta: 1 }];
-        let added = counters.space.add(id, &change, &Bounds::default(), scratch);
+        let added = self.add_to_row(counters, id, &change, &Bounds::default(), scratch);
         added.inspect_err(|_| beside.put_back(self))?;
         count.is_done = true;
         self.changed(counters.number, id);
@@ -254,7 +257,7 @@ impl Engines {
             let beside = self.move_beside(action, id, viewer, -1, false)?;
             scratch.clear();
             let change = [Delta { field: action.field, delta: -1 }];
-            let taken = counters.space.add(id, &change, &NOT_BELOW_ZERO, scratch);
+            let taken = self.add_to_row(counters, id, &change, &NOT_BELOW_ZERO, scratch);
             taken.inspect_err(|_| beside.put_back(self))?;
             self.changed_row(&mut turn, counters, id);
             Ok(true)

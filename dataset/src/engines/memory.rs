@@ -1,16 +1,17 @@
 //! One budget of memory for all spaces, divided by what they need.
 //!
 //! Each space has a limit, as if it were alone, and acts on it by itself: it spills, or recycles,
-//! or refuses. Here the limits are set anew, many times a second, so that together they keep within
-//! the budget:
+//! or refuses. This file sets the limits many times a second, so that together they keep within
+//! the budget, and once more before a write is refused for want of memory:
 //!
-//! - While there is enough for all, each may grow into all that is free.
-//! - When there is not, the spaces that spill give: those that take most are cut to one level, and
-//!   those below it keep what they have (max-min fairness). What a space that does not spill has
-//!   is its own.
+//! - While there is enough for all, each space may grow into all that is free.
+//! - When there is not, a space that does not spill keeps what it has and may grow by its next
+//!   table. The spaces that spill share the rest: those that take most are cut to one level, and
+//!   those below it keep what they have (max-min fairness). Writers wait until they have spilled.
 //!
 //! A space's own `memory_limit_bytes` is the most that it is ever given.
 
+use super::write::WriteError;
 use super::{CounterSpace, Engines, ExistenceSpace};
 use crate::options::Options;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -62,7 +63,8 @@ struct Demand {
 impl Demand {
     /// What it is given if that is there: room to grow.
     fn wants(&self) -> u64 {
-        self.used.saturating_add(self.next.max(self.used / 4)).min(self.most).max(self.least())
+        let growth = if self.spills { self.next.max(self.used / 4) } else { self.next };
+        self.used.saturating_add(growth).min(self.most).max(self.least())
     }
 
     /// What it is given in any case.
@@ -75,25 +77,39 @@ impl Demand {
     }
 }
 
-/// The limits of spaces that share a budget.
-fn divide(budget: u64, demands: &[Demand]) -> Vec<u64> {
-    let sum = |level| demands.iter().map(|d| d.at(level)).fold(0, u64::saturating_add);
-    let wanted = sum(u64::MAX);
-    if wanted <= budget {
-        let free = budget - wanted;
-        return demands.iter().map(|d| d.wants().saturating_add(free).min(d.most)).collect();
-    }
-    // The highest level that the budget allows: what is given rises with it.
+/// Sum of what the spaces that spill, or those that do not, are given.
+fn sum(demands: &[Demand], spills: bool, given: impl Fn(&Demand) -> u64) -> u64 {
+    let demands = demands.iter().filter(|demand| demand.spills == spills);
+    demands.map(given).fold(0, u64::saturating_add)
+}
+
+/// The highest level at which the spaces that spill, or those that do not, keep within `budget`.
+fn level(budget: u64, demands: &[Demand], spills: bool) -> u64 {
     let (mut low, mut high) = (0, budget);
     while low < high {
         let level = high - (high - low) / 2;
-        if sum(level) <= budget {
+        if sum(demands, spills, |demand| demand.at(level)) <= budget {
             low = level;
         } else {
             high = level - 1;
         }
     }
-    demands.iter().map(|d| d.at(low)).collect()
+    low
+}
+
+/// The limits of spaces that share a budget.
+fn divide(budget: u64, demands: &[Demand]) -> Vec<u64> {
+    let wanted = [true, false].map(|spills| sum(demands, spills, Demand::wants));
+    let wanted = wanted[0].saturating_add(wanted[1]);
+    if wanted <= budget {
+        let free = budget - wanted;
+        return demands.iter().map(|d| d.wants().saturating_add(free).min(d.most)).collect();
+    }
+    let for_others = budget.saturating_sub(sum(demands, true, Demand::least));
+    let of_others = level(for_others, demands, false);
+    let rest = budget.saturating_sub(sum(demands, false, |demand| demand.at(of_others)));
+    let of_spilling = level(rest, demands, true);
+    demands.iter().map(|d| d.at(if d.spills { of_spilling } else { of_others })).collect()
 }
 
 impl CounterSpace {
@@ -103,9 +119,11 @@ impl CounterSpace {
 
     fn demand(&self) -> Demand {
         let largest = self.largest_table();
+        let next = (largest + largest / 2).max(self.space.refused_bytes());
         Demand {
             used: self.space.memory_bytes(),
-            next: largest + largest / 2,
+            // Rows far from the others are refused at a quarter of the limit.
+            next: next.saturating_add(4 * self.space.outlier_bytes()),
             // Rows far from the others are in no table that could spill. They are refused from a
             // part of the limit on that is less than one, so it does not rise with them for ever.
             newest: (2 * largest).max(LEAST_OF_COUNTERS) + self.space.outlier_bytes(),
@@ -197,6 +215,31 @@ impl Engines {
         counters
     }
 
+    /// Runs a write to a space, and again if it was refused for want of memory and the space then
+    /// gets a larger share. The spaces that lose it are above their limits until they have spilled,
+    /// and the next writes wait for that. `limit`: the limit of the space.
+    #[inline]
+    pub(super) fn with_share<T>(
+        &self,
+        limit: impl Fn() -> u64,
+        mut write: impl FnMut() -> Result<T, WriteError>,
+    ) -> Result<T, WriteError> {
+        loop {
+            let result = write();
+            if !result.as_ref().is_err_and(WriteError::is_want_of_memory) || !self.raises(&limit) {
+                return result;
+            }
+        }
+    }
+
+    /// Divides the memory anew. Whether `limit` rises by that.
+    #[cold]
+    fn raises(&self, limit: &dyn Fn() -> u64) -> bool {
+        let before = limit();
+        self.deal();
+        limit() > before
+    }
+
     /// Bytes that all spaces may take together.
     pub(super) fn memory_budget(&self) -> u64 {
         self.memory.budget.load(Relaxed)
@@ -259,8 +302,8 @@ mod tests {
         let kept = Demand { spills: false, ..spilling(8 * MIB) };
         let most = Demand { most: 3 * MIB, ..spilling(MIB) };
         let limits = divide(100 * MIB, &[spilling(40 * MIB), kept, most, spilling(0)]);
-        // 50 + 10 + 2 + 1 are wanted, so 37 are free.
-        assert_eq!(limits, [87 * MIB, 47 * MIB, 3 * MIB, 38 * MIB]);
+        // 50 + 9 + 2 + 1 are wanted, so 38 are free.
+        assert_eq!(limits, [88 * MIB, 47 * MIB, 3 * MIB, 39 * MIB]);
     }
 
     #[test]
@@ -269,11 +312,47 @@ mod tests {
             divide(100 * MIB, &[spilling(90 * MIB), spilling(60 * MIB), spilling(4 * MIB)]);
         assert!(limits[0] == limits[1] && limits[2] == 5 * MIB, "{limits:?}");
         assert!(limits.iter().sum::<u64>() <= 100 * MIB && limits[0] > 47 * MIB - 1, "{limits:?}");
-        // What does not spill cannot give.
+        // What does not spill cannot give, and grows first.
         let kept = Demand { spills: false, ..spilling(70 * MIB) };
         let limits = divide(100 * MIB, &[spilling(60 * MIB), kept]);
-        assert_eq!(limits[1], 70 * MIB, "{limits:?}");
-        assert!(limits[0] <= 30 * MIB && limits[0] > 29 * MIB, "{limits:?}");
+        assert_eq!(limits, [29 * MIB, 71 * MIB]);
+        // The others keep their newest tables.
+        let limits = divide(72 * MIB, &[spilling(60 * MIB), spilling(60 * MIB), kept]);
+        assert_eq!(limits, [MIB, MIB, 70 * MIB]);
+    }
+
+    /// Between two divisions of the memory a burst takes more than the share of its space.
+    #[test]
+    fn a_burst_takes_memory_from_spaces_that_spill() {
+        let mut options = Options { memory_bytes: 20 * MIB, ..Options::default() };
+        for (space, spills) in options.counter.iter_mut().zip([true, false]) {
+            (space.spill, space.rows_per_table) = (spills, 5_000);
+        }
+        options.existence.iter_mut().for_each(|space| space.pairs_per_table = 1 << 12);
+        let catalogue = Catalogue::default().completed(&options);
+        let durability = Arc::new(Durability::new(Fsync::No));
+        let engines = Engines::new(&options, &catalogue, durability).unwrap();
+        let [posts, users] = engines.counters() else { panic!("two counter spaces") };
+        let fill = || (1..).find_map(|id| engines.set(posts, id, &[(0, 3)]).err()).unwrap();
+        let refused = fill();
+        assert!(refused.is_want_of_memory(), "{refused}");
+        engines.deal();
+        let before = posts.memory_limit_bytes();
+        assert!(users.memory_limit_bytes() < MIB, "{}", users.memory_limit_bytes());
+        for id in 1..=100_000 {
+            engines.set(users, id, &[(0, 3)]).unwrap_or_else(|error| {
+                panic!("{id}: {error}; {:?}, {:?}", users.demand(), engines.shares())
+            });
+        }
+        // Far from each other, so in no table: they count against a part of the share.
+        for id in 1..=200 {
+            let far = engines.set(users, id << 40, &[(0, 3)]);
+            far.unwrap_or_else(|error| panic!("{id}: {error}"));
+        }
+        assert!(posts.memory_limit_bytes() < before);
+        assert!(engines.is_spilling(), "the next write waits until the posts have spilled");
+        let taken = users.memory_bytes() + posts.memory_limit_bytes();
+        assert!(taken <= 20 * MIB, "{taken}");
     }
 
     /// What is kept beside the spaces takes a part of the memory, not what would suit a large one.

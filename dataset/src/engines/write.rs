@@ -61,6 +61,18 @@ pub enum WriteError {
     MemberIsNoId,
 }
 
+impl WriteError {
+    /// Whether the space needs more memory than its share.
+    pub(crate) fn is_want_of_memory(&self) -> bool {
+        matches!(
+            self,
+            WriteError::Counter(
+                counter::Error::Full { .. } | counter::Error::TooManyOutliers { .. }
+            ) | WriteError::Phantom(phantom::Error::Full)
+        )
+    }
+}
+
 /// Why a schema was not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum AlterError {
@@ -362,6 +374,37 @@ impl Engines {
         Ok(())
     }
 
+    /// [`counter::Space::add`], within the space's share of the memory.
+    #[inline]
+    pub(super) fn add_to_row(
+        &self,
+        space: &CounterSpace,
+        id: u64,
+        changes: &[Delta],
+        bounds: &Bounds,
+        out: &mut Vec<i64>,
+    ) -> Result<(), WriteError> {
+        let first = out.len();
+        self.with_share(
+            || space.memory_limit_bytes(),
+            || {
+                out.truncate(first);
+                Ok(space.space.add(id, changes, bounds, out)?)
+            },
+        )
+    }
+
+    /// [`counter::Space::set`], within the space's share of the memory.
+    #[inline]
+    fn set_in_row(
+        &self,
+        space: &CounterSpace,
+        id: u64,
+        values: &[(usize, i64)],
+    ) -> Result<usize, WriteError> {
+        self.with_share(|| space.memory_limit_bytes(), || Ok(space.space.set(id, values)?))
+    }
+
     /// Adds to counters of one row; all or nothing. The new values of the changed fields are
     /// appended to `out`.
     #[inline]
@@ -380,7 +423,7 @@ impl Engines {
             // Further down it is refused, or stops there.
             bounds.min.map_or(lowest, |min| lowest.max(min.min(now)))
         });
-        space.space.add(id, changes, bounds, out)?;
+        self.add_to_row(space, id, changes, bounds, out)?;
         self.changed_row(&mut turn, space, id);
         Ok(())
     }
@@ -427,7 +470,7 @@ impl Engines {
         let values = &*space.space.within_bounds(values)?;
         let mut turn = self.turn(id);
         self.before_lowering(&mut turn, space, id, becomes(values));
-        let created = space.space.set(id, values)?;
+        let created = self.set_in_row(space, id, values)?;
         self.changed_row(&mut turn, space, id);
         Ok(if created > 0 { values.len() } else { 0 })
     }
@@ -446,7 +489,7 @@ impl Engines {
         }
         let values = &*space.space.within_bounds(values)?;
         self.before_lowering(&mut turn, space, id, becomes(values));
-        space.space.set(id, values)?;
+        self.set_in_row(space, id, values)?;
         self.changed_row(&mut turn, space, id);
         Ok(true)
     }
@@ -474,7 +517,7 @@ impl Engines {
             values.extend(zeros);
         }
         self.before_lowering(&mut turn, space, id, becomes(&values));
-        space.space.set(id, &values)?;
+        self.set_in_row(space, id, &values)?;
         self.changed_row(&mut turn, space, id);
         Ok(true)
     }
@@ -498,7 +541,7 @@ impl Engines {
             }
         }
         self.before_lowering(&mut turn, space, id, becomes(values));
-        space.space.set(id, values)?;
+        self.set_in_row(space, id, values)?;
         self.changed_row(&mut turn, space, id);
         Ok(true)
     }
@@ -515,7 +558,7 @@ impl Engines {
             return Ok(false);
         }
         self.before_lowering(&mut turn, space, id, becomes(&[(field, 0)]));
-        space.space.set(id, &[(field, 0)])?;
+        self.set_in_row(space, id, &[(field, 0)])?;
         self.changed_row(&mut turn, space, id);
         Ok(true)
     }
@@ -554,11 +597,14 @@ impl Engines {
     ) -> Result<Change, WriteError> {
         space.may_write(member)?;
         let mut turn = self.pair_guard(space, id);
-        let first = || {
+        let mut first = || {
             self.loosen_uncounted(&mut turn, space, id);
             Ok::<(), WriteError>(())
         };
-        let mut change = space.space.add_with(id, member, first)?;
+        let mut change = self.with_share(
+            || space.filter_bytes_limit(),
+            || space.space.add_with(id, member, &mut first),
+        )?;
         if change == Change::Unchanged {
             // It may only seem to be set, or be so without its counter for another reason.
             self.loosen_uncounted(&mut turn, space, id);

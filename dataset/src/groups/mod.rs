@@ -15,9 +15,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 mod records;
+mod waiting;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use records::check_decoder;
+pub use waiting::QueuePlace;
 
 /// Bytes of a pending entry in memory, about: in two ordered maps.
 const PENDING_BYTES: usize = 112;
@@ -180,6 +182,7 @@ struct State {
 #[derive(Default)]
 pub struct Groups {
     state: Mutex<State>,
+    waiting: waiting::WaitQueues,
 }
 
 impl Groups {

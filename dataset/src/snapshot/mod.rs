@@ -106,7 +106,7 @@ impl Schedule {
     /// Whether one is due, and counts as running from now on.
     fn begins(&self, live: &Live<'_>, due: Due) -> bool {
         let (snapshots, durability) = (live.snapshots, live.durability);
-        let changed = snapshots.changes(&durability.parts) > 0;
+        let changed = snapshots.changes(durability) > 0;
         let last_offset = live.store.manifest().replay.offset;
         let log_bytes = durability.positions().1.offset.saturating_sub(last_offset);
         let by_size = due.log_bytes > 0 && log_bytes >= due.log_bytes;

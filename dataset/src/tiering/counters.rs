@@ -10,10 +10,10 @@ use counter::RangeStats;
 use std::sync::Arc;
 use store::ColdFile;
 
-/// A table of fewer bytes is not worth a file, nor a merge; nor is one of less than so many parts
-/// of the limit.
-const LEAST_BYTES: u64 = 64 << 10;
-const LEAST_PART: u64 = 64;
+/// Size from which rows are worth a file of their own: this many bytes, or this part of the limit
+/// if that is less. Smaller runs of rows are written only while there is no larger one.
+const WORTHWHILE_BYTES: u64 = 64 << 10;
+const WORTHWHILE_PART: u64 = 64;
 /// Changed cold rows are merged when they take so much (one part in so many) of the limit.
 const OVERLAY: u64 = 16;
 /// A file is small if it has less than so many parts of a table's rows; so many neighbours become
@@ -55,55 +55,64 @@ pub(crate) fn remove_retired(ground: &Ground<'_>, space: &CounterSpace) -> store
     Ok(true)
 }
 
-/// The oldest neighbouring tables that have not been spilled, with as many rows as one table has,
-/// and more than `least` bytes: of the range of ids that has most of those.
-fn oldest_fresh(space: &CounterSpace, least: u64) -> Option<RangeStats> {
+/// The oldest run of neighbouring tables that have not been spilled, of the range of ids that has
+/// most bytes in such tables. A run has the rows of one table, or as many as make `worthwhile`
+/// bytes if tables are smaller. Without a run of that size, the largest one.
+fn oldest_fresh(space: &CounterSpace, worthwhile: u64) -> Option<RangeStats> {
     let (ranges, files) = (space.ranges(), space.cold().files());
     let is_fresh = |table: &RangeStats| !table.open && !files.overlap(table.low, table.last);
     let oldest = |run: &[RangeStats]| {
         let mut all = run[0];
         for table in &run[1..] {
-            if all.rows + table.rows > space.rows_per_table() {
+            if all.rows + table.rows > space.rows_per_table() && all.bytes > worthwhile {
                 break;
             }
             all.last = table.last;
             all.rows += table.rows;
             all.bytes += table.bytes;
         }
-        (is_fresh(&all) && all.bytes > least && all.rows > 0).then_some(all)
+        (is_fresh(&all) && all.rows > 0).then_some(all)
     };
     let of_range = |tables: &[RangeStats]| {
         let bytes = tables.iter().filter(|table| is_fresh(table)).map(|table| table.bytes);
-        let oldest = tables.chunk_by(|a, b| is_fresh(a) && is_fresh(b)).find_map(oldest)?;
-        Some((bytes.sum::<u64>(), oldest))
+        let mut runs = tables.chunk_by(|a, b| is_fresh(a) && is_fresh(b)).filter_map(oldest);
+        let mut largest = runs.next()?;
+        while largest.bytes <= worthwhile
+            && let Some(run) = runs.next()
+        {
+            largest = if run.bytes > largest.bytes { run } else { largest };
+        }
+        Some((bytes.sum::<u64>(), largest))
     };
     let all = ranges.split_inclusive(|table| table.open).filter_map(of_range);
     all.max_by_key(|(bytes, _)| *bytes).map(|(_, oldest)| oldest)
 }
 
-/// Makes room: spills the oldest tables that have not been spilled, or merges where changes take
-/// more than that. Where there is neither, a range of ids makes room whose table is still open;
-/// `None` if there is none but the newest.
+/// Makes room: spills the oldest tables that have not been spilled, or merges the most changed cold
+/// range if its changes take more memory. If neither gives memory back, closes the open table of
+/// an old range of ids. `None`: nothing could be done.
 pub(super) fn make_room(
     ground: &Ground<'_>,
     space: &CounterSpace,
     limit: u64,
 ) -> store::Result<Option<Spilled>> {
-    let least = LEAST_BYTES.min(limit / LEAST_PART);
-    let fresh = oldest_fresh(space, least);
-    let changed =
-        most_changed(space).filter(|changed| changed.1 > fresh.map_or(least, |fresh| fresh.bytes));
-    let (before, mut done) = (space.memory_bytes(), None);
-    for range in changed.map(|changed| changed.0).into_iter().chain(fresh) {
+    let worthwhile = WORTHWHILE_BYTES.min(limit / WORTHWHILE_PART);
+    let fresh = oldest_fresh(space, worthwhile);
+    let changed = most_changed(space)
+        .filter(|changed| fresh.is_none_or(|fresh| changed.1 > fresh.bytes.max(worthwhile)));
+    if let Some((range, _)) = changed {
+        let before = space.memory_bytes();
         let spilled = ground.spill(space, range.low, range.last, 0)?;
-        done = Some(spilled);
-        // What a range seems to take may be rows of its neighbour, which a rewrite has no memory to
-        // part: it would be written again and again, and a writer would wait for ever.
+        // A range may seem to hold rows of its neighbour, which a rewrite has no memory to
+        // separate. Merging it again and again would let a writer wait for ever.
         if spilled.left > 0 || space.memory_bytes() < before {
-            break;
+            return Ok(Some(spilled));
         }
     }
-    Ok(done.or_else(|| space.close_range().then(Spilled::default)))
+    if let Some(range) = fresh {
+        return ground.spill(space, range.low, range.last, 0).map(Some);
+    }
+    Ok(space.close_range().then(Spilled::default))
 }
 
 /// Merges what was changed of cold rows, where most of it is, once it takes too much of the memory.
@@ -179,4 +188,66 @@ pub(super) fn look_after(live: &Live<'_>, space: &CounterSpace) -> store::Result
         return Ok((made.is_some() || merge_neighbours(live, space)?).then_some(true));
     }
     Ok(Some(space.spills() && (merge_most_changed(live, space)? || merge_neighbours(live, space)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::keep_within;
+    use super::*;
+    use crate::commit::Durability;
+    use crate::engines::Engines;
+    use crate::options::{Fsync, Options};
+    use crate::recovery::recover_from;
+    use store::SimDisk;
+
+    /// Writes one field of these rows, and spills as a replaying server does whenever the space is
+    /// short. Panics at a row that is refused.
+    fn write(engines: &Engines, ground: &Ground<'_>, ids: impl Iterator<Item = u64>, value: i64) {
+        let space = &engines.counters()[0];
+        for (n, id) in ids.enumerate() {
+            if n % 256 == 0 {
+                assert!(keep_within(ground, engines));
+                while engines.maintain() {}
+            }
+            space.set(id, &[(0, value)]).unwrap_or_else(|error| {
+                panic!("row {n}, id {id}: {error}");
+            });
+        }
+    }
+
+    fn with_tables(rows_per_table: u64, limit: u64, test: impl FnOnce(&Engines, &Ground<'_>)) {
+        let mut options = Options { memory_bytes: 64 << 20, ..Options::default() };
+        let made = &mut options.counter[0];
+        made.spill = true;
+        (made.rows_per_table, made.memory_limit_bytes) = (rows_per_table, limit);
+        let durability = Arc::new(Durability::new(Fsync::No));
+        let disk = Arc::new(SimDisk::new(1));
+        let recovered = recover_from(disk, &options, &durability, false, |_| ()).unwrap();
+        let store = &recovered.store;
+        let ground = Ground { store, durability: &durability, most_bytes: 0, live: None };
+        test(&recovered.engines, &ground);
+    }
+
+    /// A table has less than a 64th of the limit, or less than 64 KiB.
+    #[test]
+    fn small_tables_are_spilled_when_memory_is_short() {
+        for (rows_per_table, limit, rows) in [(1024, 900_000, 160_000), (2048, 4_000_000, 600_000)]
+        {
+            with_tables(rows_per_table, limit, |engines, ground| {
+                write(engines, ground, 1..=rows, 5);
+                assert_eq!(engines.counters()[0].all_rows(), rows);
+            });
+        }
+    }
+
+    #[test]
+    fn few_changes_in_each_of_many_cold_tables_are_merged() {
+        const ROWS: u64 = 160_000;
+        with_tables(1024, 900_000, |engines, ground| {
+            write(engines, ground, 1..=ROWS, 5);
+            let scattered = (1..=32).flat_map(|first| (first..=ROWS).step_by(40));
+            write(engines, ground, scattered, 6);
+            assert_eq!(engines.counters()[0].all_rows(), ROWS);
+        });
+    }
 }

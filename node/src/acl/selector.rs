@@ -356,10 +356,13 @@ impl Selector {
         if let Some(flags) = rule.strip_prefix('%') {
             let at = flags.find(['~', '$']).filter(|at| *at > 0).ok_or("Syntax error")?;
             let (flags, pattern) = flags.split_at(at);
-            if !flags.bytes().all(|b| matches!(b, b'r' | b'R' | b'w' | b'W')) {
+            // Each letter once, as in Redis.
+            let (reads, writes) =
+                (flags.matches(['r', 'R']).count(), flags.matches(['w', 'W']).count());
+            if reads > 1 || writes > 1 || reads + writes < flags.len() {
                 return Err("Syntax error");
             }
-            (read, write, rest) = (flags.contains(['r', 'R']), flags.contains(['w', 'W']), pattern);
+            (read, write, rest) = (reads > 0, writes > 0, pattern);
         }
         if rest == "~*" && read && write {
             self.allow_all_keys();

@@ -441,6 +441,16 @@ mod tests {
     }
 
     #[test]
+    fn a_key_permission_names_each_right_once() {
+        for rule in ["%RR~x", "%WWR~x", "%rR~x", "%RWR$x", "%~x", "%R", "%X~x"] {
+            assert!(User::new("u").apply_all(&[rule]).is_err(), "{rule}");
+        }
+        for rule in ["%R~x", "%w~x", "%RW~x", "%wr~x", "%R$x"] {
+            assert!(User::new("u").apply_all(&[rule]).is_ok(), "{rule}");
+        }
+    }
+
+    #[test]
     fn what_describes_a_user_makes_the_same_user() {
         for rules in [
             &[

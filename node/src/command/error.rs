@@ -188,7 +188,9 @@ impl From<rdb::Error> for Refusal {
     fn from(error: rdb::Error) -> Refusal {
         match error {
             rdb::Error::Footer => refuse!("ERR DUMP payload version or checksum are wrong"),
-            rdb::Error::Format(_) | rdb::Error::Type(_) => refuse!("ERR Bad data format: {error}"),
+            rdb::Error::Format(_) | rdb::Error::Type(_) | rdb::Error::UnknownType { .. } => {
+                refuse!("ERR Bad data format: {error}")
+            }
         }
     }
 }

@@ -153,6 +153,10 @@ section! {
         /// The TCP port; 0 switches it off. If another process has it at the start, the server
         /// warns and runs without it: give each node of a machine its own.
         port: u16 = DEFAULT_ADMIN_PORT,
+        /// Names of this server in URLs, in addition to its addresses, localhost and bind. A
+        /// request whose Host header has another name is answered 421.
+        #[live = true]
+        hosts: Vec<String> = vec![],
     }
 }
 

@@ -341,7 +341,7 @@ pub const PERSISTENCE: &[M] = &[
         Gauge,
         "tidemark_snapshot_changes_since_last",
         "Changes since the last snapshot.",
-        |s| s.node.snapshots.changes(&s.node.durability.parts).into(),
+        |s| s.node.snapshots.changes(&s.node.durability).into(),
     ),
     field(
         "rdb_bgsave_in_progress",

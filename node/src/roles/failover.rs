@@ -472,6 +472,9 @@ pub(crate) async fn all_written(node: &Node, gives_up: bool) -> u64 {
             tokio::time::sleep(LOOK).await;
         }
     }
+    while node.long_changes.try_write().is_none() {
+        tokio::time::sleep(LOOK).await;
+    }
     // A TM.MERGE has no turn, and goes on while writes are paused.
     while node.engines().merging.is_locked() {
         tokio::time::sleep(LOOK).await;

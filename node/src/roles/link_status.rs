@@ -28,7 +28,7 @@ pub struct Link {
     pub heard: Instant,
     /// When this node had all of the master's changes, as far as the master had said.
     pub in_step: Option<Instant>,
-    /// Since when it has been down.
+    /// When the link was lost; `None` while it is up, and until it was up for the first time.
     pub down_since: Option<Instant>,
     /// The last reason why it was.
     pub error: String,
@@ -48,7 +48,7 @@ impl Link {
             local: None,
             heard: now(),
             in_step: None,
-            down_since: Some(now()),
+            down_since: None,
             error: String::new(),
             due: None,
             master_end: 0,
@@ -63,10 +63,31 @@ impl Link {
 
     /// It is down for this reason until `due`.
     pub(crate) fn fail(&mut self, error: String, due: Instant) {
+        if self.state == LinkState::Connected {
+            self.down_since = Some(now());
+        }
         self.state = LinkState::Connect;
         self.local = None;
-        self.down_since.get_or_insert_with(now);
         self.error = error;
         self.due = Some(due);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_is_down_since_it_was_lost() {
+        let mut link = Link::new();
+        link.fail("nobody listens".to_owned(), now());
+        assert_eq!(link.down_since, None, "there was none");
+        (link.state, link.down_since) = (LinkState::Connected, None);
+        link.fail("reset".to_owned(), now());
+        let lost = link.down_since;
+        assert!(lost.is_some());
+        link.state = LinkState::Connecting;
+        link.fail("nobody listens".to_owned(), now());
+        assert_eq!(link.down_since, lost);
     }
 }

@@ -4,14 +4,41 @@ use crate::roles::node::Node;
 use crate::runtime::service_manager;
 use dataset::recovery::{Held, RecoverError, open, recover_from};
 use parking_lot::Mutex;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use store::Disk;
 
+/// How long a start waits for another process to give the data folder up, and how often it looks.
+const FOLDER_TIMEOUT: Duration = Duration::from_secs(5);
+const FOLDER_POLL_INTERVAL: Duration = Duration::from_millis(20);
+
 /// Reads the data folder back, with a line of progress now and then.
 pub fn load(node: &Node) -> Result<Held, RecoverError> {
-    load_from(node, open(&node.config().durability.dir)?)
+    let disk = open(&node.config().durability.dir)?;
+    wait_for_folder(node, &*disk);
+    load_from(node, disk)
+}
+
+/// Waits for a while if another process has the folder: a server that was told to stop may still be
+/// writing. If it keeps the folder, opening the store fails.
+fn wait_for_folder(node: &Node, disk: &dyn Disk) {
+    let (began, mut is_said) = (Instant::now(), false);
+    while disk.lock().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        && began.elapsed() < FOLDER_TIMEOUT
+        && !node.stop.is_stopped()
+    {
+        if !is_said {
+            tracing::warn!(
+                "{} is in use by another process: waiting up to {} s for its end",
+                disk.path("").display(),
+                FOLDER_TIMEOUT.as_secs()
+            );
+            is_said = true;
+        }
+        std::thread::sleep(FOLDER_POLL_INTERVAL);
+    }
 }
 
 /// The same, from any disk.

@@ -11,7 +11,7 @@ use crate::runtime::command_stats::AllCalls;
 use crate::runtime::ingest::Ingests;
 use crate::runtime::monitors::Monitors;
 use crate::runtime::open_files::allowed_clients;
-use crate::runtime::pause::Pause;
+use crate::runtime::pause::{Pause, Paused};
 use crate::runtime::pubsub::Channels;
 use crate::runtime::settings::{SetError, Settings};
 use crate::runtime::shutdown::Stop;
@@ -25,13 +25,15 @@ use dataset::changes::ChangeLog;
 use dataset::commit::Durability;
 use dataset::engines::{Current, Engines};
 use dataset::live::{Live, Snapshots};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+/// How often a long change looks whether changes are still paused.
+const PAUSE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 const NOT_LOADED: &str = "a command that asks for data is not admitted before they are loaded";
 
 /// Something that is there once the data are loaded. Until then the dispatcher lets only those
@@ -96,6 +98,8 @@ pub struct Process {
     pub tls: Tls,
     /// One per worker.
     pub tallies: Vec<Tallies>,
+    /// Locked for reading by [`Node::begin_long_change`].
+    pub(crate) long_changes: RwLock<()>,
     /// Only a worker changes its tallies, so a reset notes where they stood.
     totals_base: Mutex<Totals>,
     /// Calls of each command.
@@ -235,6 +239,7 @@ impl Host {
             backups: Backups::default(),
             ingest: Ingests::new(&config.ingest),
             tls: Tls::default(),
+            long_changes: RwLock::default(),
             tallies: (0..workers).map(|_| Tallies::default()).collect(),
             totals_base: Mutex::default(),
             calls: AllCalls::new(workers),
@@ -379,6 +384,24 @@ impl Node {
         self.replication.refusal().map(|text| Refusal::new(text.as_bytes().to_vec()))
     }
 
+    /// Begins a change of many parts that a thread other than a worker makes. A new role, a
+    /// FAILOVER and a hand-over of slots wait until the guard is dropped, so they find all of it or
+    /// nothing. Waits while changes are paused. An error: the node takes no changes.
+    pub fn begin_long_change(&self) -> Result<RwLockReadGuard<'_, ()>, Refusal> {
+        loop {
+            let guard = self.long_changes.read();
+            let is_paused = self.pause.now() != Paused::Nothing;
+            if is_paused && self.stop.is_stopped() {
+                return Err(Refusal::fixed(b"ERR the server is ending"));
+            }
+            if !is_paused {
+                return self.refusal().map_or(Ok(guard), Err);
+            }
+            drop(guard);
+            store::time::sleep(PAUSE_POLL_INTERVAL);
+        }
+    }
+
     /// Makes a changed configuration take effect where copies of it are held. An error: then
     /// nothing changes.
     pub fn apply(&self, before: &Config, after: &Config, certificates: bool) -> Result<(), String> {
@@ -414,8 +437,9 @@ impl Process {
         self.tallies.iter().chain([&self.ingest.tallies]).map(|tallies| &tallies.turn)
     }
 
-    /// Waits until every worker, and ingest, has ended the turn that it may have been in: whatever
-    /// was decided before this call is seen by all changes after it.
+    /// Waits until every worker, and ingest, has ended the turn that it may have been in, and every
+    /// long change has ended: whatever was decided before this call is seen by all changes after
+    /// it.
     pub fn wait_for_turns(&self) {
         for turn in self.turns() {
             let seen = turn.load(SeqCst);
@@ -423,6 +447,7 @@ impl Process {
                 store::time::sleep(Duration::from_micros(50));
             }
         }
+        drop(self.long_changes.write());
     }
 
     /// The configuration as it is now. Do not keep the guard across a wait.

@@ -1,8 +1,10 @@
 //! The one way to stop a server: a signal, the SHUTDOWN command or a test says so, and every waiter
 //! hears it.
 
+use super::tls::Socket;
 use parking_lot::Mutex;
 use rustix::process::Signal;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -23,6 +25,8 @@ struct Shared {
     has_signals: AtomicBool,
     /// One was refused, as something would be lost.
     warned: AtomicBool,
+    /// Sockets of clients that have sent SHUTDOWN, which stay open until the folder is free.
+    kept_open: Mutex<Vec<OwnedFd>>,
     /// The last signal to stop, and when it came.
     signalled: Mutex<Option<(&'static str, Instant)>>,
 }
@@ -65,6 +69,16 @@ impl Stop {
     pub fn now(&self) {
         super::service_manager::stopping();
         self.0.stage.send_replace(Stage::Stopped);
+    }
+
+    /// Keeps a connection open that its worker drops, until [`Stop::close_kept`].
+    pub fn keep_open(&self, socket: &Socket) {
+        self.0.kept_open.lock().extend(socket.duplicate());
+    }
+
+    /// The folder is free: clients that have sent SHUTDOWN see the end of their connections.
+    pub fn close_kept(&self) {
+        self.0.kept_open.lock().clear();
     }
 
     /// Whether it was stopped.

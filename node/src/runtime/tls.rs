@@ -8,6 +8,7 @@ use crate::config::{AuthClients, Tls as Settings};
 use arc_swap::ArcSwapOption;
 use std::future::Future;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -240,6 +241,17 @@ pub enum Socket {
 }
 
 impl Socket {
+    /// Another descriptor of the connection, which is open as long as one of them is. `None`: it
+    /// has none, or there are too many.
+    pub fn duplicate(&self) -> Option<OwnedFd> {
+        let stream = match self {
+            Socket::Plain(stream) => stream,
+            Socket::Tls(stream) => stream.get_ref().0,
+            Socket::Memory(_) => return None,
+        };
+        stream.as_fd().try_clone_to_owned().ok()
+    }
+
     /// Whether the peer has closed its side, as far as the system has said; what it sent before may
     /// still be unread.
     pub fn is_left(&self, cx: &mut Context<'_>) -> bool {

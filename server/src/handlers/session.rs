@@ -124,6 +124,8 @@ pub(crate) struct Session {
     pub(crate) replicates: Option<feed::Place>,
     /// Close once the replies are written.
     pub(crate) leaving: bool,
+    /// Its SHUTDOWN was accepted.
+    pub(crate) shuts_down: bool,
     /// Where its requests are answered, of one moment: set for each turn, if this is a node of a
     /// cluster.
     pub(crate) topology: Option<Arc<Topology>>,
@@ -175,6 +177,7 @@ impl Session {
             later: false,
             replicates: None,
             leaving: false,
+            shuts_down: false,
             topology: None,
             reads_replica: false,
             is_coordinator: false,

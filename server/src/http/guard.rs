@@ -6,8 +6,9 @@
 //! (SLOWLOG GET and CLIENT LIST, category @admin; FEED.GET of that view).
 //!
 //! A web page elsewhere cannot read answers, as no header allows it. A name that its owner points
-//! at 127.0.0.1 (DNS rebinding) would get around that, so requests whose `Host` is a name other
-//! than localhost need the login, too.
+//! at this machine (DNS rebinding) would get around that, so a request whose `Host` is a name other
+//! than localhost, `admin.bind` or one of `admin.hosts` is answered 421. Addresses are safe: the
+//! browser has connected to that address, not to a name.
 
 use super::Answer;
 use base64::Engine as _;
@@ -32,7 +33,6 @@ pub(super) struct Door {
 /// What a request tells of its sender.
 pub(super) struct Asked<'a> {
     pub(super) peer: SocketAddr,
-    pub(super) host: &'a str,
     pub(super) authorization: &'a str,
 }
 
@@ -49,7 +49,7 @@ impl Door {
         command: &[&str],
     ) -> Result<(), Answer> {
         let user = if asked.authorization.is_empty() {
-            let is_free = self.is_local && is_this_machine(asked.host) && node.acl.is_open();
+            let is_free = self.is_local && node.acl.is_open();
             node.acl.get(DEFAULT).filter(|_| is_free).ok_or_else(|| login("log in"))?
         } else {
             let (name, password) = credentials(asked.authorization)
@@ -88,14 +88,18 @@ fn full_name(command: &[&str]) -> String {
     }
 }
 
-/// Whether the `Host` of a request is an address, or localhost.
-fn is_this_machine(host: &str) -> bool {
+/// Whether the `Host` of a request means this server: an address, localhost, or one of `names`. A
+/// request without `Host` comes from no browser.
+pub(super) fn is_own_host<'n>(host: &str, mut names: impl Iterator<Item = &'n str>) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
         _ => host,
     };
-    let name = name.trim_matches(['[', ']']);
-    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+    let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    host.is_empty()
+        || address.parse::<IpAddr>().is_ok()
+        || name.eq_ignore_ascii_case("localhost")
+        || names.any(|own| !own.is_empty() && name.eq_ignore_ascii_case(own))
 }
 
 /// User and password of basic authentication.
@@ -121,14 +125,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_addresses_and_localhost_are_this_machine() {
-        for host in
-            ["127.0.0.1:6398", "localhost:6398", "localhost", "[::1]:6398", "[::1]", "10.0.0.1"]
-        {
-            assert!(is_this_machine(host), "{host}");
+    fn addresses_localhost_and_configured_names_are_own_hosts() {
+        let is_own = |host| is_own_host(host, ["feeds.internal", ""].into_iter());
+        for host in [
+            "",
+            "127.0.0.1:6398",
+            "LocalHost:6398",
+            "localhost",
+            "[::1]:6398",
+            "[::1]",
+            "10.0.0.1",
+            "Feeds.Internal:6398",
+        ] {
+            assert!(is_own(host), "{host}");
         }
-        for host in ["", "evil.example:6398", "evil.example", "127.0.0.1.evil.example", ":80"] {
-            assert!(!is_this_machine(host), "{host}");
+        for host in [
+            "evil.example:6398",
+            "evil.example",
+            "127.0.0.1.evil.example",
+            ":80",
+            "localhost.evil.example",
+            "x.feeds.internal",
+            "evil.example:6398:x",
+        ] {
+            assert!(!is_own(host), "{host}");
         }
     }
 

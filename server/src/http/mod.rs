@@ -182,12 +182,16 @@ async fn route(admin: &Admin, peer: SocketAddr, request: &Request<Incoming>) -> 
     let header = |name: HeaderName| {
         request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     };
+    let config = node.config().clone();
+    let names = config.admin.hosts.iter().chain([&config.admin.bind]).map(String::as_str);
+    if !guard::is_own_host(header(header::HOST), names) {
+        return text(
+            StatusCode::MISDIRECTED_REQUEST,
+            "Host is no name of this server: use its address, or add the name to admin.hosts\n",
+        );
+    }
     let path = request.uri().path();
-    let asked = guard::Asked {
-        peer,
-        host: header(header::HOST),
-        authorization: header(header::AUTHORIZATION),
-    };
+    let asked = guard::Asked { peer, authorization: header(header::AUTHORIZATION) };
     match path {
         "/metrics" => {
             let format = Format::accepted(header(header::ACCEPT));

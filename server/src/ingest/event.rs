@@ -153,12 +153,12 @@ impl<'de> Visitor<'de> for Object<'_> {
         }
         let wrong = |name: &str, what: &str| A::Error::custom(format!("'{name}' is no {what}"));
         let missing = |name: &str| A::Error::custom(format!("there is no '{name}'"));
-        let [name, id, member, field, value] = found;
+        // Serialisers write null for what is absent.
+        let is_there = |scalar: &Scalar<'de>| !matches!(scalar, Scalar::Null);
+        let [name, id, member, field, value] = found.map(|scalar| scalar.filter(is_there));
         let name = match name.ok_or_else(|| missing(&config.event_name))? {
             Scalar::Text(text) => Name::Text(text),
-            Scalar::Number(_) | Scalar::Negative(_) => {
-                return Err(wrong(&config.event_name, "text"));
-            }
+            _ => return Err(wrong(&config.event_name, "text")),
         };
         let id = id.ok_or_else(|| missing(&config.id_name))?;
         let id = id.natural().ok_or_else(|| wrong(&config.id_name, "id: 0 to 2^64-1"))?;
@@ -221,8 +221,9 @@ impl<'de> Visitor<'de> for AsWord {
     }
 }
 
-/// A number without a fraction, or a text.
+/// A number without a fraction, a text, or null.
 enum Scalar<'de> {
+    Null,
     Number(u64),
     Negative(i64),
     Text(Cow<'de, str>),
@@ -234,7 +235,7 @@ impl Scalar<'_> {
         match self {
             Scalar::Number(number) => Some(*number),
             Scalar::Text(text) => resp::natural(text.as_bytes()),
-            Scalar::Negative(_) => None,
+            Scalar::Negative(_) | Scalar::Null => None,
         }
     }
 
@@ -243,6 +244,7 @@ impl Scalar<'_> {
             Scalar::Number(number) => i64::try_from(*number).ok(),
             Scalar::Negative(number) => Some(*number),
             Scalar::Text(text) => resp::integer(text.as_bytes()),
+            Scalar::Null => None,
         }
     }
 }
@@ -262,6 +264,10 @@ impl<'de> Visitor<'de> for AsScalar {
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a text or an integer")
+    }
+
+    fn visit_unit<E>(self) -> Result<Scalar<'de>, E> {
+        Ok(Scalar::Null)
     }
 
     fn visit_u64<E>(self, number: u64) -> Result<Scalar<'de>, E> {
@@ -413,7 +419,12 @@ mod tests {
             ("{\"event\":\"like\",\"id\":\"18446744073709551616\"}", "'id' is no id"),
             ("{\"event\":\"like\",\"id\":\"017\"}", "'id' is no id"),
             ("{\"event\":\"like\",\"id\":1.5}", "floating point"),
-            ("{\"event\":\"like\",\"id\":null}", "null"),
+            ("{\"event\":\"like\",\"id\":null}", "there is no 'id'"),
+            ("{\"event\":null,\"id\":1}", "there is no 'event'"),
+            (
+                "{\"event\":\"like\",\"id\":1,\"member\":null,\"member\":7}",
+                "'member' is there twice",
+            ),
             ("{\"event\":\"like\",\"id\":1,\"id\":2}", "'id' is there twice"),
             ("{\"event\":\"like\",\"id\":1,\"member\":-7}", "'member' is no member"),
             ("{\"event\":\"set\",\"id\":1,\"value\":9223372036854775808}", "'value' is no 64-bit"),
@@ -426,6 +437,28 @@ mod tests {
             assert_eq!(found[1..], [None], "{line}: the next line is one again");
         }
         assert!(all(b"{\"event\":\"\xff\",\"id\":1}", &config, &[])[0].is_err());
+    }
+
+    #[test]
+    fn null_in_an_optional_part_is_as_if_it_were_absent() {
+        let config = Ingest::default();
+        let read = |parts: &str| {
+            let line = format!("{{\"event\":\"x\",\"id\":2{parts}}}");
+            let all = all(line.as_bytes(), &config, &[]);
+            format!("{all:?}")
+        };
+        for (with, without) in [
+            (",\"member\":7,\"field\":null,\"value\":null", ",\"member\":7"),
+            (
+                ",\"member\":null,\"field\":\"post.read\",\"value\":3",
+                ",\"field\":\"post.read\",\"value\":3",
+            ),
+            (",\"field\":\"post.read\",\"value\":null", ",\"field\":\"post.read\""),
+            (",\"member\":null,\"field\":null,\"value\":null", ""),
+        ] {
+            assert_eq!(read(with), read(without));
+            assert!(!read(with).contains("Err"), "{}", read(with));
+        }
     }
 
     fn compact() -> (Ingest, Vec<Mapped>) {

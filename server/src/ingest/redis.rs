@@ -10,6 +10,7 @@ use node::config::Ingest;
 use node::runtime::ingest::Source;
 use node::runtime::tls::Tls;
 use redis_protocol::resp2::types::OwnedFrame;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// Entries of the first read, whose size is unknown.
@@ -158,10 +159,7 @@ impl Reader {
             self.index = Some(behind);
         }
         for (id, fields) in entries {
-            match fields.iter().find(|(name, _)| name == self.payload.as_bytes()) {
-                Some((_, payload)) => chunk.push(id, payload),
-                None => chunk.push(id, &object(&fields)),
-            }
+            chunk.push(id, &events_of(&fields, self.payload.as_bytes()));
         }
         let each = chunk.bytes.len() / chunk.messages.len().max(1);
         let most = CHUNK_MESSAGES.min(4 * self.entries);
@@ -316,19 +314,27 @@ fn read_entries(frame: OwnedFrame, key: &str) -> Result<Vec<Entry>, Trouble> {
     entries.into_iter().map(entry).collect::<Option<_>>().ok_or_else(strange)
 }
 
-/// The fields of an entry as an object of JSON. What is no UTF-8 makes none.
+/// The events of an entry: those in its payload, or the fields as an object of JSON. A field has no
+/// null, so an empty one counts as absent. What is no UTF-8 makes no JSON.
+fn events_of<'f>(fields: &'f [(Vec<u8>, Vec<u8>)], payload: &[u8]) -> Cow<'f, [u8]> {
+    match fields.iter().find(|(name, _)| name == payload) {
+        Some((_, events)) if !events.is_empty() || fields.len() == 1 => Cow::Borrowed(events),
+        _ => Cow::Owned(object(fields)),
+    }
+}
+
 fn object(fields: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
+    if fields.is_empty() {
+        return Vec::new();
+    }
     let mut out = vec![b'{'];
-    for (name, value) in fields {
+    for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {
         if out.len() > 1 {
             out.push(b',');
         }
         put_text(&mut out, name);
         out.push(b':');
         put_text(&mut out, value);
-    }
-    if fields.is_empty() {
-        return Vec::new();
     }
     out.push(b'}');
     out
@@ -344,4 +350,26 @@ fn put_text(out: &mut Vec<u8>, text: &[u8]) {
         }
     }
     out.push(b'"');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_field_of_an_entry_is_as_if_it_were_absent() {
+        let events = |fields: &[(&str, &str)]| {
+            let fields = fields.iter().map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec()));
+            let fields: Vec<_> = fields.collect();
+            String::from_utf8(events_of(&fields, b"payload").into_owned()).unwrap()
+        };
+        let like = "{\"event\":\"like\",\"id\":\"2\",\"member\":\"7\"}";
+        let fields =
+            [("event", "like"), ("id", "2"), ("member", "7"), ("field", ""), ("value", "")];
+        assert_eq!(events(&fields), like);
+        assert_eq!(events(&[&[("payload", "")], &fields[..]].concat()), like);
+        assert_eq!(events(&[("payload", like), ("event", "other")]), like);
+        assert_eq!(events(&[("event", ""), ("id", "")]), "{}", "required, so it is no event");
+        assert_eq!([events(&[]), events(&[("payload", "")])], ["", ""]);
+    }
 }

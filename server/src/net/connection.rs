@@ -99,6 +99,10 @@ fn shrink(input: &mut Vec<u8>) {
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        // Scripts start the next server when this connection ends: not before the folder is free.
+        if self.talk.session.shuts_down && self.host.stop.is_stopped() {
+            self.host.stop.keep_open(&self.stream);
+        }
         self.talk.session.client.leave();
         let node = self.host.now();
         self.meet(&node);

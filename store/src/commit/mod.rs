@@ -420,6 +420,12 @@ impl<K: Copy + Ord> Committer<K> {
         self.crowded.load(Ordering::Relaxed)
     }
 
+    /// Number of keys that wait for the next round. A key that was marked twice may count twice.
+    pub fn queued_keys(&self) -> usize {
+        let stripes = self.stripes.iter().map(|stripe| stripe.lock.lock().borrow().keys.len());
+        stripes.sum::<usize>() + self.joined.try_lock().map_or(0, |joined| joined.units.len())
+    }
+
     /// Bytes of memory that keys take which wait, or have waited: each stripe keeps some room.
     /// Those that belong together are not counted while an [`Exclusive`] is held; the thread
     /// that asks may be the one.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
-use tidemark_tests::TestServer;
+use tidemark_tests::{TestServer, eventually};
 
 #[test]
 fn redis_py_reads_changes_in_both_protocols() {
@@ -17,5 +17,51 @@ fn redis_py_reads_changes_in_both_protocols() {
         let said = String::from_utf8_lossy(&done.stdout);
         let err = String::from_utf8_lossy(&done.stderr);
         assert!(done.status.success() && said == "done\n", "{client}: {said}\n{err}");
+    }
+}
+
+/// Consumers of a group that wait: the first of them gets what comes first, and the next one what
+/// comes then.
+#[test]
+fn who_waits_longest_for_a_group_is_served_first() {
+    let server = TestServer::with(|config| {
+        config.server.workers = 2;
+        config.durability.fsync = tidemark_server::config::Fsync::Always;
+    });
+    let mut c = server.connection();
+    let run = |c: &mut redis::Connection, words: &str| -> redis::Value {
+        let mut words = words.split(' ');
+        redis::cmd(words.next().unwrap()).arg(words.collect::<Vec<_>>()).query(c).unwrap()
+    };
+    run(&mut c, "HSET post:1 like 1");
+    for round in 0..15 {
+        let group = format!("g{round}");
+        run(&mut c, &format!("XGROUP CREATE tm:changes:post {group} $ MKSTREAM"));
+        let mut waiting = Vec::new();
+        for (number, consumer) in ["one", "two", "three"].into_iter().enumerate() {
+            let mut raw = server.raw();
+            let words = format!(
+                "XREADGROUP GROUP {group} {consumer} BLOCK 60000 STREAMS tm:changes:post >"
+            );
+            raw.request(&words.split(' ').collect::<Vec<_>>());
+            waiting.push(raw);
+            eventually("it waits", || {
+                let info: String = redis::cmd("INFO").arg("clients").query(&mut c).unwrap();
+                info.contains(&format!("blocked_clients:{}\r\n", number + 1))
+            });
+        }
+        for served in 1..=3 {
+            run(&mut c, "HINCRBY post:1 like 1");
+            let mut consumers: Vec<String> = Vec::new();
+            eventually("it is delivered", || {
+                let pending: Vec<(String, String, u64, u64)> = redis::cmd("XPENDING")
+                    .arg(&["tm:changes:post", &group, "-", "+", "10"])
+                    .query(&mut c)
+                    .unwrap();
+                consumers = pending.into_iter().map(|(_, consumer, ..)| consumer).collect();
+                consumers.len() == served
+            });
+            assert_eq!(consumers, ["one", "two", "three"][..served], "round {round}");
+        }
     }
 }

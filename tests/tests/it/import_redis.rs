@@ -4,6 +4,7 @@ use crate::beside_redis::redis as start_redis;
 use crate::tls::Authority;
 use redis::{Connection, cmd};
 use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -286,6 +287,45 @@ fn import_follows_deletions() {
     let output = running.wait_with_output().unwrap();
     let text = said(&output);
     assert!(output.status.success() && text.contains("all of its keys were deleted"), "{text}");
+}
+
+/// A set that is deleted while no import runs is in no scan; made again later, it has its new
+/// members only.
+#[test]
+fn renewed_sets_lose_members_from_before_the_import() {
+    let (redis, server) = (start_redis(), TestServer::start());
+    let (mut theirs, mut ours) = (connect(redis.port), server.connection());
+    let folder = tempfile::tempdir().unwrap();
+    run(
+        &mut theirs,
+        &[
+            "CONFIG SET notify-keyspace-events KA",
+            "SADD liked:1 7 8",
+            "SADD liked:2 7",
+            "SADD liked:3 7",
+        ],
+    );
+    done(import(folder.path(), redis.port, server.port(), &[]), &["4 flags"]);
+    run(&mut theirs, &["DEL liked:1", "SREM liked:2 7", "SADD liked:2 8"]);
+    let more = ["--follow", "--renew-sets", "--until-idle", "3"];
+    let mut running = import(folder.path(), redis.port, server.port(), &more).spawn().unwrap();
+    let mut text = BufReader::new(running.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("following changes") {
+        line.clear();
+        assert!(text.read_line(&mut line).unwrap() > 0, "it has ended");
+    }
+    run(&mut theirs, &["SADD liked:1 9", "SADD liked:3 9"]);
+    let members = |ours: &mut Connection, key: &str| -> Vec<i64> {
+        cmd("SMISMEMBER").arg(key).arg(&[7, 8, 9]).query(ours).unwrap()
+    };
+    eventually("new members are here", || {
+        members(&mut ours, "liked:1") == [0, 0, 1] && members(&mut ours, "liked:3") == [1, 0, 1]
+    });
+    assert_eq!(members(&mut ours, "liked:2"), [0, 1, 0]);
+    let mut rest = String::new();
+    text.read_to_string(&mut rest).unwrap();
+    assert!(running.wait().unwrap().success(), "{rest}");
 }
 
 /// The layouts of older applications, packed by the Lua of redis-server itself.

@@ -19,6 +19,7 @@ mod commands;
 mod compatibility;
 mod config;
 mod connections;
+mod cursors;
 mod dashboard;
 mod exact;
 mod examples;

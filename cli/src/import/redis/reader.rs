@@ -6,6 +6,7 @@ use super::source::{Remote, Source, bytes};
 use crate::import::SHOWN;
 use node::client::connect::put_command;
 use redis_protocol::resp2::types::OwnedFrame;
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -80,6 +81,9 @@ pub(crate) struct Reader {
     others: Vec<Other>,
     layouts: Arc<Vec<Layout>>,
     rate: Option<Rate>,
+    /// With --renew-sets: the sets that were read, by layout and id. All members of a set are unset
+    /// when it is read for the first time, be it in the scan or because it has changed.
+    renewed: Option<HashSet<(usize, u64)>>,
 }
 
 impl Reader {
@@ -89,10 +93,13 @@ impl Reader {
         number: usize,
         layouts: Arc<Vec<Layout>>,
         rate: Option<Rate>,
+        renews: bool,
     ) -> io::Result<Reader> {
         let others = sources.iter().enumerate().filter(|(other, _)| *other != number);
         let others = others.map(|(_, source)| Other { source: source.clone(), remote: None });
-        Ok(Reader { remote: sources[number].open()?, others: others.collect(), layouts, rate })
+        let (remote, others) = (sources[number].open()?, others.collect());
+        let renewed = renews.then(HashSet::new);
+        Ok(Reader { remote, others, layouts, rate, renewed })
     }
 
     /// How many keys there are, and which process of the server this is: a cursor of SCAN is one of
@@ -114,13 +121,8 @@ impl Reader {
         check_setting(&mut self.remote, &self.layouts, false)
     }
 
-    /// One step of a scan. `anew`: members of sets that are set already are unset first.
-    pub(crate) fn scan(
-        &mut self,
-        cursor: u64,
-        anew: bool,
-        give: &mut dyn FnMut(Read),
-    ) -> io::Result<Scanned> {
+    /// One step of a scan.
+    pub(crate) fn scan(&mut self, cursor: u64, give: &mut dyn FnMut(Read)) -> io::Result<Scanned> {
         let cursor = cursor.to_string();
         let args: [&[u8]; 4] = [b"SCAN", cursor.as_bytes(), b"COUNT", COUNT];
         let OwnedFrame::Array(mut reply) = self.remote.ask(&args)? else { return Err(strange()) };
@@ -129,7 +131,7 @@ impl Reader {
         };
         let next = bytes(next).as_deref().and_then(resp::natural).ok_or_else(strange)?;
         let mut scanned = Scanned { next, keys: keys.len(), unfit: 0, examples: Vec::new() };
-        let changed = |key| Changed { key, removed: anew };
+        let changed = |key| Changed { key, removed: false };
         let unfit = &mut |key| {
             scanned.unfit += 1;
             if scanned.examples.len() < SHOWN {
@@ -151,11 +153,13 @@ impl Reader {
     ) -> io::Result<()> {
         let layouts = self.layouts.clone();
         let mut jobs = Vec::new();
-        for Changed { key, removed: anew } in keys {
+        for Changed { key, removed } in keys {
             let before = jobs.len();
             for (layout, one) in layouts.iter().enumerate() {
                 if let Some((id, field)) = one.read(&key) {
-                    let (field, anew) = (field.to_vec(), anew && one.is_flags());
+                    let is_first = one.is_flags()
+                        && self.renewed.as_mut().is_some_and(|sets| sets.insert((layout, id)));
+                    let (field, anew) = (field.to_vec(), is_first || removed && one.is_flags());
                     jobs.push(Job { key: key.clone(), layout, id, field, anew, beside: false });
                     // What other keys have of the same members is set again, too.
                     let others = layouts.iter().enumerate().filter(|(number, other)| {

@@ -116,7 +116,7 @@ impl Reading {
         let rate = self.rate.map(Rate::new);
         let begin = || {
             let layouts = self.layouts.clone();
-            let mut reader = Reader::open(&self.sources, self.number, layouts, rate)?;
+            let mut reader = Reader::open(&self.sources, self.number, layouts, rate, self.renews)?;
             let about = reader.about()?;
             io::Result::Ok((reader, about))
         };
@@ -192,7 +192,7 @@ impl Work {
     fn scan(&mut self) -> Result<io::Result<()>, Gone> {
         let Work { reading, reader, .. } = self;
         let mut sender = Sender::new(reading);
-        let scanned = reader.scan(reading.place.cursor, reading.renews, &mut |read| {
+        let scanned = reader.scan(reading.place.cursor, &mut |read| {
             if let Some(deletes) = &reading.deletes {
                 deletes.untold.lock().note(&reading.layouts, &read);
             }

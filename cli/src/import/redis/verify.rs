@@ -92,7 +92,7 @@ impl Verify<'_> {
         mut out: Option<File>,
     ) -> io::Result<Report> {
         for number in 0..sources.len() {
-            let mut reader = Reader::open(sources, number, self.layouts.clone(), None)?;
+            let mut reader = Reader::open(sources, number, self.layouts.clone(), None, false)?;
             let suspects = self.scan(&mut reader, &mut out)?;
             for line in self.read_again(&mut reader, suspects)? {
                 self.tell(&line, &mut out)?;
@@ -127,7 +127,7 @@ impl Verify<'_> {
         let (mut cursor, mut suspects) = (0, BTreeSet::new());
         loop {
             let mut some = Vec::new();
-            let scanned = reader.scan(cursor, false, &mut |read| some.push(read))?;
+            let scanned = reader.scan(cursor, &mut |read| some.push(read))?;
             self.progress.inc(scanned.keys as u64);
             for read in &some {
                 self.untold.note(&self.layouts, read);

@@ -45,12 +45,21 @@ fn exit_status_is_0_only_if_all_lines_are_loaded() {
     let header = file("header.csv", "id,likes,repost\n1,1,1\n");
     let twice = file("twice.csv", "id,like,like\n1,1,2\n");
     let json = file("twice.jsonl", "{\"id\": 9, \"like\": 1, \"like\": 2}\n");
+    let null = file(
+        "null.jsonl",
+        "{\"id\": 46, \"like\": null, \"read\": 3}\n{\"id\": 47, \"like\": null}\n",
+    );
+    let no_id = file("no_id.jsonl", "{\"id\": null, \"like\": 1}\n");
+    let no_value = file("no_value.csv", "id,like\n1,\n");
     let (strange, empty) = (file("strange.csv", "a,b\n1,2\n"), file("empty.csv", ""));
     let gone = folder.path().join("gone.csv").to_str().unwrap().to_owned();
     let cases: &[(&[&str], i32, &str)] = &[
         (&[&rows], 0, "2 lines in"),
         (&["--connections", "1", &rows], 0, "2 rows set; 0 bad lines"),
         (&[&empty], 0, "0 lines in"),
+        (&[&null], 0, "1 rows set; 1 rows without counters; 0 bad lines"),
+        (&[&no_id], 1, "there is no \"id\""),
+        (&[&no_value], 1, "like: \"\" is not an integer"),
         (&["--space", "liked", &flags], 0, "3 flags; 2 changed, 1 repeated, 0 below the horizon"),
         (&["--space", "liked", &flags], 0, "3 flags; 0 changed, 3 repeated"),
         (&["--space", "read", "--kind", "flags", &flags], 0, "3 flags; 2 changed"),

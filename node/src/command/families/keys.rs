@@ -78,7 +78,7 @@ pub(crate) const TABLE: &[Spec] = &[
         "cursor [MATCH pattern] [COUNT count] [TYPE type]",
         "Some keys of rows, or of their counters where only those have keys, and the cursor for \
          more; 0 begins and ends. A row that is there all the time comes at least once, maybe \
-         twice. Pairs cannot be listed."),
+         twice. Cursors are below 2^50, so a double holds them. Pairs cannot be listed."),
     spec("randomkey", 1, flag::READONLY | flag::NO_MULTI, NO_KEYS, "1.0.0", "",
         "The key of some row, or of one of its counters where only those have keys; nil if there \
          is none."),
@@ -105,7 +105,9 @@ pub(crate) const NO_EXPIRY: &str = "Refused: a counter does not expire. Where th
 
 const RESTORE: &str = "Takes what DUMP of Redis 2.6 to 8 and of Valkey gives: a hash of integers \
     for the key of a row, a string that holds an integer for that of a cell, a set for the pairs \
-    of an id, which are added to those that are there if no ledger knows of any. All of the \
+    of an id, which are added to those that are there if no ledger knows of any. Hash templates \
+    of Redis 8.10 (RDB types 29 and 31) are refused, as all types that are not known: the error \
+    names the type and the RDB version. All of the \
     payload is checked before anything changes. With REPLACE the fields that the hash lacks \
     become 0; without it a row or a set that exists, or a cell that is not 0, is refused with \
     BUSYKEY. A ttl above 0, or a field that expires, is refused unless the space has expire = \

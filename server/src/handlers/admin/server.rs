@@ -89,10 +89,20 @@ fn time(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
+/// What SHUTDOWN waits for first, if it is to save.
+const SAVED: &[u8] = b"saved";
+
 fn shutdown(call: &mut Call<'_>) -> Outcome {
+    let come = call.session.suspension.come();
+    let is_saved = matches!(&come, Some(Ok(text)) if text == SAVED);
+    let has = |option: &[u8]| call.args.from(1).iter().any(|o| o.eq_ignore_ascii_case(option));
+    if let Some(Err(refusal)) = come {
+        tracing::error!("SHUTDOWN SAVE: {}", String::from_utf8_lossy(refusal.text()));
+        call.session.client.blocked.end(false);
+        return Err(refuse!("ERR Errors trying to SHUTDOWN. Check logs."));
+    }
     // Else it has waited for replicas.
-    if call.session.suspension.come().is_none() {
-        let has = |option: &[u8]| call.args.from(1).iter().any(|o| o.eq_ignore_ascii_case(option));
+    if come.is_none() || is_saved {
         let known: [&[u8]; 5] = [b"nosave", b"save", b"now", b"force", b"abort"];
         let is_known = |option: &[u8]| known.iter().any(|k| option.eq_ignore_ascii_case(k));
         let aborts = has(b"abort");
@@ -110,10 +120,21 @@ fn shutdown(call: &mut Call<'_>) -> Outcome {
             call.reply.ok();
             return Ok(());
         }
+        if has(b"save") && !is_saved && call.node.is_loaded() && !call.node.stop.is_stopped() {
+            call.session.client.blocked.begin(false);
+            let (node, forced) = (call.node.node().clone(), has(b"force"));
+            call.session.suspension.ask(async move {
+                match node.snapshots.save().await {
+                    Err(why) if !forced => Err(refuse!("ERR {why}")),
+                    _ => Ok(SAVED.to_vec()),
+                }
+            });
+            return Ok(());
+        }
         let how = How { now: has(b"now"), forced: has(b"nosave") || has(b"force"), insists: false };
-        if graceful_shutdown::leave(&call.node, &format!("SHUTDOWN from {peer}"), how)
-            && let Some(until) = call.node.stop.leaves()
-        {
+        let is_obeyed = graceful_shutdown::leave(&call.node, &format!("SHUTDOWN from {peer}"), how);
+        call.session.shuts_down |= is_obeyed;
+        if is_obeyed && let Some(until) = call.node.stop.leaves() {
             call.session.client.blocked.begin(false);
             let stop = call.node.stop.clone();
             call.session.suspension.ask(async move {

@@ -610,7 +610,9 @@ pub(crate) fn info(node: &Node, out: &mut String) {
             let _ = write!(out, "master_sync_read_bytes:{}\r\n", link.fetched);
         }
         if !up {
-            let down_s = link.down_since.map_or(0, |since| store::time::since(since).as_secs());
+            let down_s = link.down_since.map(|since| store::time::since(since).as_secs() as i64);
+            // As in Redis, until there was a link.
+            let down_s = down_s.unwrap_or(-1);
             let retry_s = link.due.map_or(0, |due| {
                 due.saturating_duration_since(std::time::Instant::now()).as_secs()
             });

@@ -8,7 +8,7 @@
 
 use crate::handlers::call::{Call, integer};
 use crate::handlers::cluster::controller::refuse_alone;
-use crate::handlers::counter::scan::step;
+use crate::handlers::counter::scan::{parse_cursor, step};
 use crate::handlers::execute::but_unreadable;
 use crate::handlers::flags::phantom::no_ledger;
 use crate::handlers::redis::keys::{MOST_KEYS, disk};
@@ -29,7 +29,7 @@ const COUNT: u64 = 1000;
 
 pub(crate) fn run(call: &mut Call<'_>) -> Outcome {
     refuse_alone(&call.node)?;
-    let cursor = resp::natural(call.args.at(3)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
+    let cursor = parse_cursor(call.args.at(3))?;
     let most = match call.args.len() {
         4 => COUNT,
         6 if call.args.at(4).eq_ignore_ascii_case(b"count") => match integer(call.args.at(5))? {

@@ -11,22 +11,13 @@ use node::command::spec::Outcome;
 use resp::Reply;
 use tokio::runtime::Handle;
 
-/// A space's cursor for rows on the disk has this bit, 4 bits that say by how many bits its id was
-/// shortened, and 51 bits of that id. So some rows come twice, and nothing need be remembered.
-const ON_DISK: u64 = 1 << 55;
-const ID_BITS: u32 = 51;
-
-fn disk_cursor(id: u64) -> u64 {
-    let shortened = (64 - id.leading_zeros()).saturating_sub(ID_BITS);
-    ON_DISK | u64::from(shortened) << ID_BITS | id >> shortened
-}
-
-fn disk_id(cursor: u64) -> u64 {
-    (cursor & ((1 << ID_BITS) - 1)) << (cursor >> ID_BITS & 0xf)
-}
+/// In a space's cursor: it is for rows on the disk.
+const ON_DISK: u64 = 1 << counter::scan::CURSOR_BITS;
+/// Cursors of a space are below this.
+pub(crate) const CURSOR_LIMIT: u64 = ON_DISK << 1;
 
 /// Hands the ids of about `most` rows to `take`, and gives the cursor for the next call: below
-/// 2^56, 0 at the end. 0 begins. Reads the disk in place where rows lie there.
+/// [`CURSOR_LIMIT`], 0 at the end. 0 begins. Reads the disk in place where rows lie there.
 pub(crate) fn step(
     space: &CounterSpace,
     cursor: u64,
@@ -36,16 +27,26 @@ pub(crate) fn step(
     if cursor & ON_DISK == 0 {
         // First what is in memory: rows leave it for the disk meanwhile.
         return Ok(match space.scan(cursor, most, &mut *take) {
-            0 if space.cold_end() > 0 => disk_cursor(0),
+            0 if space.cold_end() > 0 => ON_DISK,
             next => next,
         });
     }
-    let mut next = Some(disk_id(cursor));
-    // Until the cursor has moved.
-    while let Some(id) = next.filter(|&id| id == disk_id(cursor) || disk_cursor(id) == cursor) {
-        next = space.cold().scan(space, id, most, take).map_err(disk)?;
+    let cold = space.cold();
+    let mut next = cold.id_at(cursor & !ON_DISK);
+    loop {
+        let Some(id) = cold.scan(space, next, most, take).map_err(disk)? else { return Ok(0) };
+        next = id;
+        // Until the cursor has moved.
+        if let Some(moved) = cold.cursor_at(id).filter(|&at| ON_DISK | at != cursor) {
+            return Ok(ON_DISK | moved);
+        }
     }
-    Ok(next.map_or(0, disk_cursor))
+}
+
+/// Reads a cursor that [`step`] has given.
+pub(crate) fn parse_cursor(text: &[u8]) -> Result<u64, Refusal> {
+    let cursor = resp::natural(text).filter(|&cursor| cursor < CURSOR_LIMIT);
+    cursor.ok_or_else(|| refuse!("ERR invalid cursor"))
 }
 
 /// What a CNT.SCAN asks for.
@@ -58,7 +59,7 @@ struct Asked {
 /// CNT.SCAN.
 pub(super) fn run(call: &mut Call<'_>) -> Outcome {
     let space = cnt::space(call)?;
-    let cursor = resp::natural(call.args.at(2)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
+    let cursor = parse_cursor(call.args.at(2))?;
     let (mut most, mut binary) = (None, None);
     let mut options = call.args.from(3).iter();
     while let Some(option) = options.next() {

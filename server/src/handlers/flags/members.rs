@@ -19,11 +19,12 @@ pub(crate) const RUN: &[(&str, Handler)] = &[("ph.members", members), ("ph.scan"
 
 /// Members that are read together.
 const PIECE: usize = 4096;
-/// Bytes of a string by which a cursor of SSCAN names it, and bits of a number.
-const PREFIX: usize = 7;
-const NUMBER_BITS: u32 = 57;
+/// Bytes of a string by which a cursor of SSCAN names it, and bits of a number. All cursors are
+/// below 2^50, so a client may keep them as doubles.
+const PREFIX: usize = 6;
+const NUMBER_BITS: u32 = 43;
 /// In cursors of strings.
-const STRING: u64 = 1 << 61;
+const STRING: u64 = 1 << 49;
 
 /// The words of a request that lists something.
 struct Asked {
@@ -245,7 +246,7 @@ fn cursor_of(member: Member<'_>) -> u64 {
         Member::Bytes(bytes) => {
             let mut prefix = [0; 8];
             let length = bytes.len().min(PREFIX);
-            prefix[1..=length].copy_from_slice(&bytes[..length]);
+            prefix[8 - PREFIX..][..length].copy_from_slice(&bytes[..length]);
             STRING | u64::from_be_bytes(prefix)
         }
     }
@@ -259,10 +260,10 @@ fn last_of(cursor: u64) -> Result<Option<OwnedMember>, Refusal> {
     }
     if cursor & STRING != 0 {
         let prefix = (cursor & !STRING).to_be_bytes();
-        if prefix[0] != 0 {
+        if prefix[..8 - PREFIX] != [0; 8 - PREFIX] {
             return Err(invalid());
         }
-        let mut last = prefix[1..].to_vec();
+        let mut last = prefix[8 - PREFIX..].to_vec();
         last.resize(ledger::MAX_MEMBER_BYTES, 0xff);
         return Ok(Some(OwnedMember::Bytes(last.into())));
     }
@@ -337,7 +338,7 @@ mod tests {
     /// that have it.
     #[test]
     fn cursors_rise_with_members_and_stand_for_all_up_to_them() {
-        let numbers = [0, 1, 2, 9, (1 << 57) - 1, 1 << 57, (1 << 57) + 1, 1 << 63, u64::MAX];
+        let numbers = [0, 1, 2, 9, (1 << 43) - 1, 1 << 43, (1 << 43) + 1, 1 << 63, u64::MAX];
         let strings: [&[u8]; 9] =
             [b"", b"\0", b"a", b"ann", b"ann\0\0\0\0", b"user:12", b"user:123", b"v", &[0xff; 512]];
         let members: Vec<Member<'_>> =
@@ -345,14 +346,15 @@ mod tests {
         assert!(members.is_sorted());
         let cursors: Vec<u64> = members.iter().map(|member| cursor_of(*member)).collect();
         assert!(cursors.is_sorted(), "{cursors:?}");
-        assert!(cursors.iter().all(|cursor| *cursor > 0 && *cursor < 1 << 62));
+        assert!(cursors.iter().all(|cursor| *cursor > 0 && *cursor < 1 << 50));
         for (member, cursor) in members.iter().zip(&cursors) {
             let last = last_of(*cursor).unwrap().unwrap();
             assert!(last.as_member() >= *member, "{member:?}");
             let behind = members.iter().zip(&cursors).filter(|(m, _)| **m > last.as_member());
             assert!(behind.into_iter().all(|(_, next)| next > cursor), "{member:?}");
         }
-        assert!(last_of(u64::MAX).is_err() && last_of(STRING | 1 << 60).is_err());
-        assert!(last_of(STRING | 1 << 55).is_ok() && last_of(9 << NUMBER_BITS).is_err());
+        assert!(last_of(u64::MAX).is_err() && last_of(STRING | 1 << 48).is_err());
+        assert!(last_of(STRING | 1 << 47).is_ok() && last_of(23 << NUMBER_BITS).is_err());
+        assert!(last_of(1 << 50).is_err(), "an older one, or one that was rounded");
     }
 }

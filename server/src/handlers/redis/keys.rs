@@ -414,9 +414,11 @@ fn random_from(engines: &Engines, reply: &mut Reply<'_>) -> Outcome {
 }
 
 /// A cursor is the slot of a space in its lowest byte, and above it the space's own cursor
-/// ([`scan::step`]), 56 bits.
+/// ([`scan::step`]). It is below 2^50: clients that keep numbers as doubles do not round it, and a
+/// cursor that is no smaller was not given here.
 fn scan(call: &mut Call<'_>) -> Outcome {
-    let cursor = resp::natural(call.args.at(1)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
+    let cursor = resp::natural(call.args.at(1)).filter(|&cursor| cursor < scan::CURSOR_LIMIT << 8);
+    let cursor = cursor.ok_or_else(|| refuse!("ERR invalid cursor"))?;
     let (mut pattern, mut most, mut kind) = (None, 10, None);
     let mut options = call.args.from(2).iter();
     while let Some(option) = options.next() {
@@ -464,6 +466,8 @@ fn scan_from(engines: &Engines, cursor: u64, asked: &Asked, reply: &mut Reply<'_
     spaces.sort_by_key(|space| space.slot());
     let (slot, inner) = (cursor & 0xff, cursor >> 8);
     let mut index = spaces.partition_point(|space| u64::from(space.slot()) < slot);
+    // The last space was dropped, or the cursor is not ours: not an end.
+    index = if index < spaces.len() { index } else { 0 };
     // One that was dropped meanwhile has no rows any more.
     let is_there = spaces.get(index).is_some_and(|space| u64::from(space.slot()) == slot);
     let mut inner = if is_there { inner } else { 0 };

@@ -261,6 +261,7 @@ fn pairs(
     }
     let (key, bytes) = (call.args.at(1).to_vec(), call.args.at(3).to_vec());
     let work = move |node: Now<'_>| -> SuspendResult {
+        let _whole = node.node().begin_long_change()?;
         if let KeyRef::Pair { space, id } = node.engines().resolve(&key)? {
             add(node.engines(), space, id, &Payload::open(&bytes)?, members, replaces)?;
         }

@@ -30,7 +30,7 @@ impl Member {
         Ok(Member { group: group.to_vec(), consumer: named(consumer)?, no_ack, protocol })
     }
 
-    fn key(&self, scope: Scope) -> Key {
+    pub(super) fn key(&self, scope: Scope) -> Key {
         (scope, self.group.clone())
     }
 

@@ -6,6 +6,7 @@ use crate::handlers::Handler;
 use crate::handlers::call::{Call, answer};
 use crate::handlers::cluster::replication::{DEMOTED, UNBLOCKED, deadline};
 use dataset::changes::{Id, Place, Scope, Start};
+use dataset::groups::Key;
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::Outcome;
 use node::command::streams::{Options, is_stream};
@@ -74,6 +75,9 @@ struct Asked {
     end: Position,
     /// XREADGROUP: for whom.
     member: Option<Member>,
+    /// XREADGROUP that may wait: its number in the groups' queues, or the highest there is before
+    /// it has a place.
+    number: Option<u64>,
 }
 
 fn parse(call: &Call<'_>) -> Result<Asked, Refusal> {
@@ -112,13 +116,15 @@ fn parse(call: &Call<'_>) -> Result<Asked, Refusal> {
             None => {}
         }
     }
-    Ok(Asked { readings, most, until, end: call.node.durability.certain(), member })
+    let number = member.as_ref().and(until).map(|_| u64::MAX);
+    Ok(Asked { readings, most, until, end: call.node.durability.certain(), member, number })
 }
 
 fn xread(call: &mut Call<'_>) -> Outcome {
     let mut asked = parse(call)?;
     if call.session.in_exec {
         // As in Redis: no wait is possible there.
+        asked.number = None;
         return call.answer_later(move |node, reply| {
             let found = asked.read(Log { node, end: asked.end }, &|| true)?;
             asked.write(found, reply);
@@ -165,7 +171,12 @@ impl Asked {
                         log.collect(reading.scope, place, self.most, goes_on, &mut found)?;
                     }
                 }
-                (What::New, Some(member)) if has_room => {
+                (What::New, Some(member))
+                    if has_room
+                        && self.number.is_none_or(|number| {
+                            log.node.engines().groups.has_turn(&member.key(reading.scope), number)
+                        }) =>
+                {
                     let of = (reading.scope, &reading.key[..]);
                     member.deliver(log, of, self.most, goes_on, &mut found)?;
                 }
@@ -184,26 +195,53 @@ impl Asked {
         Ok(all)
     }
 
-    /// The same, and waits for entries if that is asked for.
+    /// The groups for whose new entries it waits.
+    fn awaited_groups(&self) -> Vec<Key> {
+        let Some(member) = self.member.as_ref().filter(|_| self.until.is_some()) else {
+            return Vec::new();
+        };
+        let new = self.readings.iter().filter(|reading| matches!(reading.what, What::New));
+        new.map(|reading| member.key(reading.scope)).collect()
+    }
+
+    /// The same, and waits for entries if that is asked for. Of several consumers that wait for a
+    /// group, the one that has waited longest is served first.
     async fn follow(
         &mut self,
         node: &Arc<Node>,
         client: &Arc<Client>,
     ) -> Result<Vec<(usize, Found)>, Refusal> {
         let mut end = self.end;
+        let (awaited, groups) = (self.awaited_groups(), node.engines().groups.clone());
+        let mut place = None;
         loop {
+            // Subscribes before it looks at the queues, so that no departure is missed.
+            let mut departures = groups.departures();
+            let number = self.number.unwrap_or(0);
+            let turns = awaited.iter().filter(|key| groups.has_turn(key, number)).count();
+            let is_behind = turns < awaited.len();
             // A group's place may be locked by another thread that reads.
             let is_at_hand = |reading: &Reading| match &reading.what {
                 What::Behind(_, Some(place)) => place.is_at_hand(end),
                 _ => false,
             };
-            let found = if self.readings.iter().all(is_at_hand) {
+            let found = if turns == 0 && is_behind && awaited.len() == self.readings.len() {
+                Vec::new()
+            } else if self.readings.iter().all(is_at_hand) {
                 let moment = node.moment();
                 self.read(Log { node: moment.now(), end }, &|| true)?
             } else {
                 self.read_apart(node, client, end).await?
             };
             let Some(until) = self.until.filter(|_| found.is_empty()) else { return Ok(found) };
+            if place.is_none() && !awaited.is_empty() {
+                let queued = groups.enqueue(awaited.clone());
+                self.number = Some(queued.number());
+                place = Some(queued);
+                if is_behind {
+                    continue;
+                }
+            }
             // The wait is for more than was read.
             client.blocked.begin(true);
             let demoted = async {
@@ -213,10 +251,17 @@ impl Asked {
                     None => std::future::pending().await,
                 }
             };
+            let departed = async {
+                match is_behind {
+                    true => _ = departures.changed().await,
+                    false => std::future::pending().await,
+                }
+            };
             let waited = tokio::select! {
                 biased;
                 () = demoted => return Err(refuse!("{DEMOTED}")),
                 with_error = client.blocked.is_let_go() => Some(with_error),
+                () = departed => None,
                 () = node.durability.certain_beyond(end.offset) => None,
                 () = tokio::time::sleep_until(until) => Some(false),
             };

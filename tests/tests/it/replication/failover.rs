@@ -2,7 +2,7 @@
 
 use super::{follow, in_step, info, likes, number, small};
 use redis::Commands;
-use tidemark_tests::TestServer;
+use tidemark_tests::{TestServer, eventually};
 
 fn port_of(server: &TestServer) -> String {
     server.port().to_string()
@@ -67,6 +67,59 @@ fn failover_hands_the_role_over_and_nothing_is_lost() {
     let state = info(&mut a.connection(), "master_failover_state");
     assert_eq!(state.as_deref(), Some("no-failover"));
     b.connection().hincr::<_, _, _, ()>("post:7", "like", 1).unwrap();
+}
+
+/// A set that replaces another one while the role goes over is there as a whole, or not at all.
+#[test]
+fn restore_during_a_failover_is_whole_or_not_at_all() {
+    const MEMBERS: u64 = 60_000;
+    let exact = |config: &mut tidemark_server::config::Config| {
+        small(config);
+        let liked = config.existence.iter_mut().find(|space| space.name == "liked").unwrap();
+        (liked.ledger, liked.spill) = (tidemark_server::config::LedgerMode::Exact, true);
+    };
+    let source = TestServer::with(exact);
+    for from in (1..=MEMBERS).step_by(5000) {
+        let members: Vec<u64> = (from..from + 5000).collect();
+        source.connection().sadd::<_, _, ()>("liked:1", members).unwrap();
+    }
+    let payload: Vec<u8> =
+        redis::cmd("DUMP").arg("liked:1").query(&mut source.connection()).unwrap();
+    for round in 0..3u64 {
+        let (a, b) = (TestServer::with(exact), TestServer::with(exact));
+        let old: Vec<u64> = (1_000_000..1_001_000).collect();
+        a.connection().sadd::<_, _, ()>("liked:1", old).unwrap();
+        follow(&b, &a);
+        in_step(&a, &b);
+        let port = port_of(&b);
+        std::thread::scope(|scope| {
+            let restored = scope.spawn(|| {
+                let mut restore = redis::cmd("RESTORE");
+                restore.arg("liked:1").arg(0).arg(&payload).arg("REPLACE");
+                restore.query::<()>(&mut a.connection()).map_err(|error| error.to_string())
+            });
+            if round > 0 {
+                let mut c = a.connection();
+                eventually("the old members are gone", || {
+                    !c.sismember::<_, _, bool>("liked:1", 1_000_000).unwrap()
+                });
+            }
+            redis::cmd("FAILOVER")
+                .arg(&["TO", "127.0.0.1", &port, "TIMEOUT", "20000"])
+                .query::<()>(&mut a.connection())
+                .unwrap();
+            if let Err(error) = restored.join().unwrap() {
+                assert!(error.to_lowercase().contains("read only"), "{error}");
+            }
+        });
+        in_step(&b, &a);
+        for server in [&a, &b] {
+            let members: u64 = server.connection().scard("liked:1").unwrap();
+            let is_old: bool = server.connection().sismember("liked:1", 1_000_000).unwrap();
+            let whole = if is_old { 1000 } else { MEMBERS };
+            assert_eq!(members, whole, "round {round}");
+        }
+    }
 }
 
 /// FAILOVER ends while this node becomes a replica of the one that is to take over, or after that:
