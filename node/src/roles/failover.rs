@@ -465,7 +465,7 @@ fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {
 /// Waits until all that was written before writes were paused is in the log, and may be had by
 /// replicas; gives where that ends. While the disk says no it waits for it to say yes, unless
 /// `gives_up`: then for what is there.
-pub(crate) async fn all_written(node: &Node, gives_up: bool) -> u64 {
+pub async fn all_written(node: &Node, gives_up: bool) -> u64 {
     for turn in node.turns() {
         let seen = turn.load(SeqCst);
         while seen % 2 == 1 && turn.load(SeqCst) == seen {

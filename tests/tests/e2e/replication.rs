@@ -4,6 +4,7 @@
 mod failover;
 mod fence;
 mod lag;
+mod offsets;
 mod parting;
 mod role;
 mod stream;

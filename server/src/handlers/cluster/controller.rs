@@ -257,7 +257,10 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
             obey(&node, true, false)?;
         }
         let role = if node.replication.is_master() { "master" } else { "slave" };
-        reply.text(&format!("sequence:{}\r\nrole:{role}\r\n", node.durability.shown().offset));
+        reply.text(&format!(
+            "sequence:{}\r\nrole:{role}\r\n",
+            node.durability.acknowledged_offset()
+        ));
         Ok(())
     })
 }

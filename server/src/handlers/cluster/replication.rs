@@ -138,11 +138,14 @@ pub(crate) fn all_logged(node: &Node) -> Outcome {
 
 fn role(call: &mut Call<'_>) -> Outcome {
     let node = call.node;
-    let offset = i64::try_from(node.durability.shown().offset).unwrap_or(i64::MAX);
+    let offset = i64::try_from(node.durability.acknowledged_offset()).unwrap_or(i64::MAX);
     match node.replication.master() {
         None => {
             let online: Vec<_> = node
                 .replication
+    if !call.may_show_offsets() {
+        return Ok(());
+    }
                 .feeds
                 .reachable()
                 .into_iter()
@@ -583,7 +586,7 @@ pub(crate) fn info(node: &Node, out: &mut String) {
     let replication = &node.replication;
     let config = node.config();
     let settings = &config.replication;
-    let (end, synced) = (node.durability.shown(), node.durability.positions().1);
+    let (end, synced) = (node.durability.acknowledged_offset(), node.durability.positions().1);
     let master = replication.master();
     let _ = write!(out, "role:{}\r\n", if master.is_some() { "slave" } else { "master" });
     if let Some(master) = &master {
@@ -602,8 +605,8 @@ pub(crate) fn info(node: &Node, out: &mut String) {
             if up { "up" } else { "down" },
             if up { store::time::since(link.heard).as_secs() as i64 } else { -1 },
             u8::from(link.state == LinkState::Sync),
-            end.offset,
-            if is_fit { end.offset } else { 0 },
+            end,
+            if is_fit { end } else { 0 },
             synced.offset,
         );
         if link.state == LinkState::Sync {
@@ -626,7 +629,7 @@ pub(crate) fn info(node: &Node, out: &mut String) {
             out,
             "slave_priority:{priority}\r\nslave_read_only:1\r\nreplica_announced:1\r\n\
              slave_lag_bytes:{}\r\n",
-            link.master_end.saturating_sub(end.offset)
+            link.master_end.saturating_sub(end)
         );
     }
     let error = replication.last_error.lock().clone();
@@ -650,7 +653,7 @@ pub(crate) fn info(node: &Node, out: &mut String) {
             fed.state(),
             fed.written,
             store::time::since(fed.heard).as_secs(),
-            end.offset.saturating_sub(fed.written),
+            end.saturating_sub(fed.written),
             fed.durable,
         );
     }
@@ -672,7 +675,7 @@ pub(crate) fn info(node: &Node, out: &mut String) {
         failover,
         replication.term.load(Relaxed) as u32,
         0,
-        end.offset,
+        end,
         replication.term.load(Relaxed),
         u8::from(replication.is_fenced()),
         replication.sentinel_groups(),
