@@ -143,6 +143,8 @@ pub struct Follower {
     master_end: u64,
     /// Of the data that a full sync has brought.
     fetched_bytes: u64,
+    /// Where the master's log ends for good, once it has stepped down for this replica.
+    stepped_down_at: Option<u64>,
 }
 
 impl Follower {
@@ -175,6 +177,7 @@ impl Follower {
             bodies: Vec::new(),
             master_end: 0,
             fetched_bytes: 0,
+            stepped_down_at: None,
         })
     }
 
@@ -192,6 +195,18 @@ impl Follower {
     /// The master's end, as it last said.
     pub fn master_end(&self) -> u64 {
         self.master_end
+    }
+
+    /// Asks the master to accept no more writes: this replica takes its place. Only a replica that
+    /// [follows](Follower::is_following) may ask.
+    pub fn ask_to_step_down(&mut self, out: &mut Vec<u8>) {
+        self.writer.replica_says(out, &ToMaster::StepDown);
+    }
+
+    /// Whether the master has stepped down, and everything in its log is applied here.
+    pub fn has_whole_log(&self, local: &mut impl ReplicaHost) -> bool {
+        let end = self.stepped_down_at;
+        self.pending.is_empty() && end.is_some_and(|end| local.log().written().offset >= end)
     }
 
     /// When the master last said something.
@@ -243,6 +258,10 @@ impl Follower {
                 self.master_end = self.master_end.max(end);
                 // A sign of life, also from a replica that has nothing to acknowledge.
                 self.acknowledge(local, out, now_ms);
+            }
+            (ToReplica::SteppedDown { end }, State::Following) => {
+                self.stepped_down_at = Some(end);
+                self.master_end = self.master_end.max(end);
             }
             (ToReplica::Welcome { verdict, lineage, term, end, segments }, State::Greeted) => {
                 self.master_end = end;

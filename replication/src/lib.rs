@@ -17,6 +17,8 @@
 //!     WantLog: segment                ---->
 //!                                     <----  Segment, Batch, ... until all is there; then it
 //!                                            replaces the old data
+//!     StepDown                        ---->  an order made this replica the master
+//!                                     <----  Batch, ..., SteppedDown: the log's last offset
 //! ```
 //!
 //! What holds:
@@ -39,6 +41,9 @@
 //! - **R5** A promoted node begins a segment with a higher term ([`next_term`]): positions stay
 //!   what they are, and two branches of one history are told apart even where they have the same
 //!   offsets.
+//!
+//! - **R6** After `SteppedDown` the sender accepts no more writes, and the replica has received all
+//!   of its log. So the replica begins its own segment with every acknowledged write before it.
 //!
 //! Both ends are driven by bytes that come in, and by ticks of the caller's clock. A link that
 //! fails in any way is closed; the next one begins with Hello again.

@@ -101,6 +101,10 @@ pub struct Sender {
     said_ms: u64,
     /// The furthest end that it was told of, or sent.
     said_end: u64,
+    /// The replica asks this node to step down for it.
+    asked_to_step_down: bool,
+    /// Where the log ends after that, until the replica has been told so.
+    steps_down_at: Option<u64>,
 }
 
 impl std::fmt::Debug for Sender {
@@ -140,7 +144,19 @@ impl Sender {
             chunk: Vec::new(),
             said_ms: now_ms,
             said_end: 0,
+            asked_to_step_down: false,
+            steps_down_at: None,
         }
+    }
+
+    /// Whether the replica has asked this node to step down, since the last call.
+    pub fn take_step_down(&mut self) -> bool {
+        std::mem::take(&mut self.asked_to_step_down)
+    }
+
+    /// The node has stepped down: the replica is told so after everything before `end`.
+    pub fn stepped_down(&mut self, end: u64) {
+        self.steps_down_at = Some(end);
     }
 
     /// The replica, as far as it is known.
@@ -185,6 +201,11 @@ impl Sender {
                 (self.peer.written, self.peer.durable) = (written, durable);
                 Ok(())
             }
+            ToMaster::StepDown if self.peer.sending == Sending::Log => {
+                self.asked_to_step_down = true;
+                Ok(())
+            }
+            ToMaster::StepDown => protocol("a replica without the log takes no master's place"),
             _ if self.welcome == Some(Verdict::Continue) => protocol("a full sync was not offered"),
             ToMaster::WantManifest => {
                 self.given_up = false;
@@ -288,6 +309,12 @@ impl Sender {
                     }
                 }
             }
+        }
+        if let (Work::Log { tail, .. }, Some(end)) = (&self.work, self.steps_down_at)
+            && tail.position().offset >= end
+        {
+            self.writer.master_says(out, &ToReplica::SteppedDown { end });
+            self.steps_down_at = None;
         }
         let is_due = now_ms.saturating_sub(self.said_ms) >= self.times.heartbeat_ms;
         // In the middle of a file nothing else is heard anyway, and a beat would only part two

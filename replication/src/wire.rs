@@ -44,10 +44,20 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ToMaster {
     Hello(Hello),
-    Ack { written: u64, durable: u64 },
+    Ack {
+        written: u64,
+        durable: u64,
+    },
     WantManifest,
-    WantFile { name: String, from: u64 },
-    WantLog { segment: u64 },
+    WantFile {
+        name: String,
+        from: u64,
+    },
+    WantLog {
+        segment: u64,
+    },
+    /// This replica has been ordered to be the master: its master is to accept no more writes.
+    StepDown,
 }
 
 /// From the master.
@@ -74,6 +84,10 @@ pub(crate) enum ToReplica<'a> {
     /// What was asked for is not there (any more): ask for the manifest again.
     Gone,
     Refused(&'a str),
+    /// The sender accepts no more writes, and its log ends at this offset.
+    SteppedDown {
+        end: u64,
+    },
 }
 
 /// Writes messages, numbers them.
@@ -117,6 +131,7 @@ impl Writer {
                 self.put(out, 4, &[&from.to_le_bytes(), name.as_bytes()])
             }
             ToMaster::WantLog { segment } => self.put(out, 5, &[&segment.to_le_bytes()]),
+            ToMaster::StepDown => self.put(out, 6, &[]),
         }
     }
 
@@ -139,6 +154,7 @@ impl Writer {
             }
             ToReplica::Gone => self.put(out, 71, &[]),
             ToReplica::Refused(text) => self.put(out, 72, &[text.as_bytes()]),
+            ToReplica::SteppedDown { end } => self.put(out, 73, &[&end.to_le_bytes()]),
         }
     }
 }
@@ -225,6 +241,7 @@ pub(crate) fn read_to_master(body: &[u8]) -> Result<ToMaster, String> {
             3 => ToMaster::WantManifest,
             4 => ToMaster::WantFile { from: f.u64()?, name: f.text(255)? },
             5 => ToMaster::WantLog { segment: f.u64()? },
+            6 => ToMaster::StepDown,
             _ => return None,
         };
         f.end()?;
@@ -272,6 +289,11 @@ pub(crate) fn read_to_replica(body: &[u8]) -> Result<ToReplica<'_>, String> {
                 ToReplica::Gone
             }
             72 => ToReplica::Refused(std::str::from_utf8(rest).ok()?),
+            73 => {
+                let end = f.u64()?;
+                f.end()?;
+                ToReplica::SteppedDown { end }
+            }
             _ => return None,
         })
     };
@@ -303,6 +325,7 @@ mod tests {
             ToMaster::WantManifest,
             ToMaster::WantFile { name: "snap-1".to_owned(), from: 3 },
             ToMaster::WantLog { segment: 8 },
+            ToMaster::StepDown,
         ];
         let (mut writer, mut bytes) = (Writer::default(), Vec::new());
         messages.iter().for_each(|m| writer.replica_says(&mut bytes, m));
@@ -331,6 +354,7 @@ mod tests {
             ToReplica::Heartbeat { end: 1, time_ms: 2 },
             ToReplica::Gone,
             ToReplica::Refused("no"),
+            ToReplica::SteppedDown { end: 4 },
         ];
         let (mut writer, mut reader, mut bytes) =
             (Writer::default(), Reader::default(), Vec::new());
@@ -373,7 +397,7 @@ mod tests {
             let body: Vec<u8> = (0..rng.usize(0..80))
                 .map(|i| {
                     if i == 0 {
-                        rng.choice([1, 2, 3, 4, 5, 65, 66, 68, 70, 72, 90]).unwrap_or(0)
+                        rng.choice([1, 2, 3, 4, 5, 6, 65, 66, 68, 70, 72, 73, 90]).unwrap_or(0)
                     } else {
                         rng.u8(..)
                     }

@@ -25,6 +25,31 @@ fn sentinel_fails_over_and_no_write_that_wait_acknowledged_is_lost() {
     play("failover.py", &["--rounds", &rounds]);
 }
 
+fn switch(more: &[&str]) {
+    let rounds = seeds::rounds(2).to_string();
+    play("switches.py", &[&["--rounds", &rounds], more].concat());
+}
+
+#[test]
+fn sentinel_failover_keeps_acknowledged_writes() {
+    switch(&["--by", "sentinel", "--min-replicas", "1"]);
+}
+
+#[test]
+fn sentinel_failover_with_two_replicas_keeps_writes() {
+    switch(&["--by", "sentinel", "--replicas", "2"]);
+}
+
+#[test]
+fn failover_beside_sentinels_keeps_acknowledged_writes() {
+    switch(&["--by", "failover"]);
+}
+
+#[test]
+fn promotion_by_hand_beside_sentinels_keeps_writes() {
+    switch(&["--by", "replicaof"]);
+}
+
 /// Errors, states, writes that wait, ABORT, TIMEOUT, FORCE.
 #[test]
 fn failover_goes_as_with_redis_word_for_word() {

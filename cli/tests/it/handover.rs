@@ -66,6 +66,30 @@ fn killed_between(folders: &[tempfile::TempDir; 2]) -> [u16; 2] {
     [old.port, new.port]
 }
 
+/// The old master hangs: its replica is promoted all the same, and it steps down as it wakes up.
+#[test]
+fn hung_master_delays_a_promotion_and_steps_down_later() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [old, new] = [start(&folders[0], None), start(&folders[1], None)];
+    fine(&old, &like());
+    fine(&new, &format!("REPLICAOF 127.0.0.1 {}", old.port));
+    until("the replica follows", || {
+        new.info("master_link_status") == "up" && likes(&new) == OwnedFrame::BulkString(text(1))
+    });
+    old.freeze(true);
+    let began = Instant::now();
+    fine(&new, "REPLICAOF NO ONE");
+    fine(&new, &like());
+    let waited = began.elapsed();
+    assert!(waited < Duration::from_secs(4), "the promotion took {waited:?}");
+    old.freeze(false);
+    until("the old master steps down", || {
+        old.info("role") == "slave" && old.info("master_link_status") == "up"
+    });
+    assert!(refusal(&call(&mut old.client(), &like())).starts_with("READONLY"));
+    until("it has everything", || likes(&old) == OwnedFrame::BulkString(text(2)));
+}
+
 #[test]
 fn a_handover_that_was_killed_goes_on() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];

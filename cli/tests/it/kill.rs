@@ -259,6 +259,8 @@ fn nothing_merged_is_lost_by_kill_9() {
             let theirs = digests(&mut there.client());
             theirs.is_some() && theirs == digests(&mut client)
         });
+        // Its link is down, so both are masters.
+        call(&mut there.client(), "REPLICAOF 127.0.0.1 1");
         call(&mut there.client(), "REPLICAOF NO ONE");
         let add = format!("PH.ADD liked 1 {FIRST}");
         until("the other site takes writes", || {
@@ -364,6 +366,8 @@ fn a_block_that_a_replica_is_told_of_is_in_its_next_snapshot() {
         );
         in_step(program);
     }
+    // Its link is down, so both are masters.
+    call(&mut there.client(), "REPLICAOF 127.0.0.1 1");
     call(&mut there.client(), "REPLICAOF NO ONE");
     let mut other = there.client();
     let add = format!("PH.ADD liked 2 {}", FIRST - 1);

@@ -39,6 +39,9 @@ const FOLLOWER_SYNCS: Duration = Duration::from_secs(30);
 /// heads of records, and for a little of others.
 pub const MOST_BYTES: usize = MAX_BODY_BYTES / 16 * 15;
 
+/// How long a request that shows the log's end waits for acknowledged writes that the log lacks.
+const LOGGED_WITHIN: Duration = Duration::from_secs(1);
+
 /// How often a reader looks whether a writer's turn, of some microseconds, has ended.
 const TURN_ENDS: Duration = Duration::from_millis(1);
 
@@ -137,9 +140,33 @@ impl Durability {
     }
 
     fn has_unsynced(&self, synced: Ticket) -> bool {
-        let acknowledged =
-            if self.holds_replies() { self.replied.load(SeqCst) } else { self.committer.ticket() };
-        !self.follows.load(SeqCst) && synced < acknowledged
+        !self.follows.load(SeqCst) && synced < self.acknowledged_ticket()
+    }
+
+    /// The round of the last write whose reply may have been sent.
+    fn acknowledged_ticket(&self) -> Ticket {
+        if self.holds_replies() { self.replied.load(SeqCst) } else { self.committer.ticket() }
+    }
+
+    /// Whether [`Durability::shown`] contains every acknowledged write.
+    pub fn has_logged(&self) -> bool {
+        self.follows.load(SeqCst) || self.release.look().durable >= self.acknowledged_ticket()
+    }
+
+    /// Waits until [`Durability::shown`] contains every write acknowledged before this call. Gives
+    /// up after a second, or when the round fails. For tasks of the workers.
+    pub async fn logged(&self) {
+        let ticket = self.acknowledged_ticket();
+        if !self.has_logged() {
+            let _ = tokio::time::timeout(LOGGED_WITHIN, self.shown_offset(ticket)).await;
+        }
+    }
+
+    /// The offset to show to clients: the log's end, or one more while the log lacks an
+    /// acknowledged write. A replica has all of them only when it has reached this offset.
+    pub fn acknowledged_offset(&self) -> u64 {
+        let is_short = !self.has_logged();
+        self.shown().offset + u64::from(is_short)
     }
 
     /// Waits until the log can be written and all that was acknowledged is synced. For tasks.

@@ -738,7 +738,7 @@ const REPLICATION: &[M] = &[
         "tidemark_replication_lag",
         "How far this replica is behind its master; 0 on a master.",
         |s| {
-            let shown = s.node.durability.shown().offset;
+            let shown = s.node.durability.acknowledged_offset();
             s.link().map_or(0, |link| link.master_end.saturating_sub(shown)).into()
         },
     )
@@ -758,7 +758,7 @@ const REPLICATION: &[M] = &[
         Gauge,
         "tidemark_replication_position",
         "End of the log as others may have it.",
-        |s| s.node.durability.shown().offset.into(),
+        |s| s.node.durability.acknowledged_offset().into(),
     )
     .bytes(),
     field(
@@ -1052,7 +1052,7 @@ pub(super) fn write_replicas(
     sample: &Sample,
     encoder: &mut DescriptorEncoder<'_>,
 ) -> std::fmt::Result {
-    let end = sample.node.durability.shown().offset;
+    let end = sample.node.durability.acknowledged_offset();
     let feeds = sample.node.replication.feeds.reachable();
     let replicas: Vec<(String, Replica)> = feeds
         .into_iter()

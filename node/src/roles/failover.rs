@@ -160,21 +160,45 @@ impl Failover {
     }
 
     /// REPLICAOF: as [`crate::roles::Replication::order`]. None while a FAILOVER forbids it.
-    pub fn order(
-        &self,
-        node: &Node,
-        master: Option<Master>,
-        forced: bool,
-    ) -> Option<std::io::Result<bool>> {
+    pub fn order(&self, node: &Node, order: Order) -> Option<std::io::Result<bool>> {
         let _one = self.ordering.lock();
         if self.forbids_orders(&node.replication) {
             return None;
         }
-        let order = Order { master, forced, ..Order::default() };
         let mut stage = self.stage.lock();
         // If nothing comes of the order: what is under way may have ended by then, unheard.
         stage.answered(Asked::Lost);
         Some(self.give(node, order, stage))
+    }
+
+    /// A replica of this node was ordered to be the master: this node accepts no more writes, and
+    /// follows it. The error says why it is not for this node to step down.
+    fn step_down(&self, node: &Node, successor: &Master) -> Result<(), String> {
+        let _one = self.ordering.lock();
+        let replication = &node.replication;
+        match replication.master() {
+            Some(master) if master == *successor => return Ok(()),
+            Some(master) => return Err(format!("it follows {master}")),
+            None => {}
+        }
+        // A FAILOVER that waits for a replica: this one takes over before that.
+        self.end(node);
+        let order = Order { master: Some(successor.clone()), fit: true, ..Order::default() };
+        match self.give(node, order, self.stage.lock()) {
+            Ok(_) => {
+                replication.note_stepped_down();
+                tracing::info!("{successor} takes over: this node accepts no more writes");
+            }
+            Err(error) => {
+                // The next start is fenced anyway, as there are others.
+                replication.raise_fence(&node.config());
+                tracing::error!(
+                    "{successor} takes over, and that cannot be written down: this node is \
+                     fenced: {error}"
+                );
+            }
+        }
+        Ok(())
     }
 
     /// A node that was a master until it was told to follow `master`, and can never do so, is a
@@ -462,10 +486,24 @@ fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {
     }
 }
 
+/// Steps down for a replica that was ordered to be the master, and waits until no change is on its
+/// way to the log. Gives where the log ends.
+pub(crate) async fn step_down(node: Arc<Node>, successor: Master) -> Result<u64, String> {
+    let at = node.clone();
+    let given = apart(move || at.replication.failover.step_down(&at, &successor)).await;
+    given.unwrap_or_else(|error| Err(error.to_string()))?;
+    let replication = &node.replication;
+    while !replication.is_master() && !replication.is_settled() {
+        tokio::time::sleep(LOOK).await;
+    }
+    // Fenced as a master, its log is written by rounds still.
+    Ok(all_written(&node, true).await)
+}
+
 /// Waits until all that was written before writes were paused is in the log, and may be had by
 /// replicas; gives where that ends. While the disk says no it waits for it to say yes, unless
 /// `gives_up`: then for what is there.
-pub(crate) async fn all_written(node: &Node, gives_up: bool) -> u64 {
+pub async fn all_written(node: &Node, gives_up: bool) -> u64 {
     for turn in node.turns() {
         let seen = turn.load(SeqCst);
         while seen % 2 == 1 && turn.load(SeqCst) == seen {

@@ -2,6 +2,7 @@
 //! on another thread, so that the worker's other clients do not wait for them; what was written a
 //! moment ago is at hand.
 
+use crate::roles::failover::step_down;
 use crate::roles::node::Node;
 use crate::roles::{more, now_ms};
 use crate::runtime::apart::apart;
@@ -13,6 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use store::time::now;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::task::JoinHandle;
 
 /// How often a feed looks whether a beat or a deadline is due.
 const TICK: Duration = Duration::from_millis(100);
@@ -108,6 +110,14 @@ async fn push(writer: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> std::io::
     if bytes.is_empty() { writer.flush().await.map(|()| 0) } else { writer.write(bytes).await }
 }
 
+/// Waits for the node to step down.
+async fn done(steps_down: &mut Option<JoinHandle<Result<u64, String>>>) -> Result<u64, String> {
+    match steps_down {
+        Some(task) => task.await.unwrap_or_else(|error| Err(error.to_string())),
+        None => std::future::pending().await,
+    }
+}
+
 // Long: what the arms of its loop wait for shares buffers and moments.
 async fn run<S: AsyncRead + AsyncWrite + Unpin>(
     node: &Arc<Node>,
@@ -131,6 +141,7 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
     let (mut out, mut sent) = (Vec::new(), 0);
     // With TLS, what was written may wait in its buffer.
     let (mut fill, mut unflushed, mut is_known) = (true, false, false);
+    let mut steps_down = None;
     loop {
         if sent == out.len() && fill {
             let mut buffer = std::mem::take(&mut out);
@@ -175,6 +186,16 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
                 }
                 None
             }
+            stepped_down = done(&mut steps_down), if steps_down.is_some() => {
+                steps_down = None;
+                let feed = feed.as_mut().expect("no step is under way");
+                match stepped_down {
+                    Ok(end) => feed.stepped_down(end),
+                    Err(why) => feed.refuse(&mut out, &why),
+                }
+                fill = true;
+                None
+            }
             changed = grown.changed(), if sent == out.len() => {
                 if changed.is_err() {
                     return Ok(());
@@ -192,7 +213,7 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
             step(node, &mut feed, move |feed, origin| feed.receive(&bytes, origin, now)).await?;
             fill = true;
         }
-        if let Some(feed) = &feed {
+        if let Some(feed) = &mut feed {
             if node.replication.feeds.update(client, feed.peer(), heard) {
                 node.durability.acknowledged();
             }
@@ -200,6 +221,12 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
                 is_known = true;
                 // In a cluster the other nodes are asked, too: `peer::ask_to_rule`.
                 node.replication.followed(&node.config(), !node.cluster.is_enabled());
+            }
+            if feed.take_step_down()
+                && let Some(successor) = node.replication.feeds.address_of(client)
+            {
+                // A task of its own: this node steps down even if the link ends.
+                steps_down = Some(tokio::spawn(step_down(node.clone(), successor)));
             }
         }
     }

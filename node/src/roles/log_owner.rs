@@ -6,18 +6,21 @@
 //!   master --REPLICAOF host port--> no write passes the gate, all turns under way have ended,
 //!       last commit (again and again until the disk takes it: acknowledged changes are in memory
 //!       until then) --> replica
-//!   replica --REPLICAOF NO ONE--> writes wait (failover.rs) --> a segment with a higher term is on
-//!       the disk --> they pass the gate
+//!   replica --REPLICAOF NO ONE--> writes wait (failover.rs) --> its master steps down, and it has
+//!       everything (replica.rs) --> a segment with a higher term is on the disk --> they pass the
+//!       gate
 //!   master, after others were --NO ONE, or Sentinel names it--> as if it had been a replica
 //!   replica --full sync complete--> the node is retired, the folder opened anew as another node
 //!       --> replica
 //! ```
 
+use crate::roles::SENTINEL_CHANNEL;
 use crate::roles::load::load;
 use crate::roles::node::{Host, Node};
 use crate::roles::replica;
 use crate::roles::replica::FollowEnd;
-use crate::runtime::clients::{Client, Kind};
+use crate::runtime::clients::{self, Client};
+use crate::runtime::pubsub::Kind;
 use dataset::recovery;
 use dataset::recovery::Held;
 use std::sync::Arc;
@@ -104,6 +107,16 @@ fn closed(node: &Node, log: &Log, outcome: store::Result<()>) -> store::Result<(
 fn settle(node: &Node, is_master: bool, term: u64) {
     if node.replication.settle(&node.config(), is_master, term) {
         node.replication.failover.settled(node);
+        announce(node);
+    }
+}
+
+/// Sentinels learn that this node is the master, if none of them has ordered it.
+fn announce(node: &Node) {
+    for hello in node.replication.take_announcements() {
+        tracing::info!("announced to Sentinels: {hello}");
+        let most = node.config().server.max_output_buffer_bytes;
+        node.channels.publish(Kind::Channel, SENTINEL_CHANNEL, hello.as_bytes(), most);
     }
 }
 
@@ -291,7 +304,7 @@ fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
         node.replication.failover.end(&node);
         let is_over = since(began) >= PATIENCE;
         let keeps_it = |client: &&Arc<Client>| {
-            client.kind() == Kind::Replica || is_over && client.away.load(Relaxed)
+            client.kind() == clients::Kind::Replica || is_over && client.away.load(Relaxed)
         };
         host.clients.list().iter().filter(keeps_it).for_each(|client| client.kill());
         match Arc::try_unwrap(node) {

@@ -31,6 +31,7 @@ pub mod replica;
 mod replicas;
 pub mod role;
 mod salvage;
+mod sentinels;
 #[cfg(test)]
 mod tests;
 mod write_gate;
@@ -40,6 +41,8 @@ pub use link_status::{Link, LinkState};
 pub use replicas::{Fed, Feeds};
 pub use role::Master;
 use role::Role;
+use sentinels::Sentinels;
+pub use sentinels::{CHANNEL as SENTINEL_CHANNEL, Sentinel};
 use write_gate::{Gate, Shut};
 
 use crate::config::Config;
@@ -66,6 +69,24 @@ pub struct Order {
     pub handing: Option<Handing>,
     /// It is to be a master, but may have been replaced while it was away.
     pub fenced: bool,
+    /// How a connected replica becomes a master.
+    pub promotion: Promotion,
+    /// A master that is to be a replica has all that its next master begins with: it may be
+    /// promoted before they have met.
+    pub fit: bool,
+}
+
+/// How a replica becomes a master.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Promotion {
+    /// With what it has.
+    #[default]
+    AtOnce,
+    /// Its master has handed the role over: the replica has everything.
+    HandedOver,
+    /// If its link is up, its master steps down first, and it takes the rest of the log
+    /// (replica.rs).
+    TakesOver,
 }
 
 /// FAILOVER: how far the replica is that is to take over.
@@ -111,6 +132,14 @@ pub struct Replication {
     /// Why something that was asked for since the last order can never be: REPLICAOF a Redis, or
     /// by one. One line; empty: nothing.
     pub last_error: Mutex<String>,
+    /// It is to be a master, and its master steps down for it first.
+    taking_over: AtomicBool,
+    /// It has taken its role over from a living master, and Sentinels are to learn of that.
+    announces: AtomicBool,
+    /// It was a master, and has stepped down for a replica.
+    stepped_down: AtomicBool,
+    /// The Sentinels that watch it.
+    sentinels: Sentinels,
     /// It is the master again, after another one may have been: its log is to begin another term.
     renews: AtomicBool,
     /// The master that Sentinel last put in this node's place.
@@ -145,6 +174,10 @@ impl Replication {
             settled: AtomicBool::new(false),
             unmet: AtomicBool::new(false),
             was_master: AtomicBool::new(false),
+            taking_over: AtomicBool::new(false),
+            announces: AtomicBool::new(false),
+            stepped_down: AtomicBool::new(false),
+            sentinels: Sentinels::default(),
             renews: AtomicBool::new(false),
             last_error: Mutex::default(),
             deposed_by: Mutex::default(),
@@ -271,7 +304,7 @@ impl Replication {
     /// master: what it has written may be in no other history, and much of theirs not in its own.
     /// `told`: see `change`.
     pub fn order(&self, config: &Config, order: Order, told: impl FnOnce()) -> io::Result<bool> {
-        let Order { master, forced, handing, fenced } = order;
+        let Order { master, forced, handing, fenced, promotion, fit } = order;
         let mut told = Some(told);
         let mut tell = || told.take().map_or((), |told| told());
         if master.is_none()
@@ -297,7 +330,7 @@ impl Replication {
             }
             if role.master.is_none() {
                 next = next.among_others();
-                next.synced = handing.is_some_and(|handing| handing.has_all);
+                next.synced = fit || handing.is_some_and(|handing| handing.has_all);
             }
             let is_promoted = master.is_none() && role.master.is_some();
             next.promoting =
@@ -307,6 +340,12 @@ impl Replication {
         };
         let is_new = self.change(config, next, || {
             self.fence.ordered();
+            self.sentinels.ordered();
+            let is_linked = self.link.lock().state == LinkState::Connected;
+            let takes_over = is_master && promotion == Promotion::TakesOver && is_linked;
+            self.taking_over.store(takes_over, SeqCst);
+            self.announces.store(promotion == Promotion::HandedOver, SeqCst);
+            self.stepped_down.store(false, SeqCst);
             if fenced && config.replication.fence {
                 self.fence.raise();
             }
@@ -356,6 +395,67 @@ impl Replication {
         self.orders.send_modify(|n| *n += 1);
     }
 
+    /// Whether its old master is to step down before this node begins its log.
+    pub(crate) fn is_taking_over(&self) -> bool {
+        self.taking_over.load(SeqCst) && self.is_master()
+    }
+
+    /// Waits until it is.
+    pub(crate) async fn takes_over(&self) {
+        // An error means that no sender is left, and `self` is one.
+        let _ = self.subscribe().wait_for(|_| self.is_taking_over()).await;
+    }
+
+    /// The old master has stepped down: `is_ordered` by a Sentinel, which knows of it.
+    pub(crate) fn took_over(&self, is_ordered: bool) {
+        self.announces.store(!is_ordered, SeqCst);
+    }
+
+    /// This node was a master, and has stepped down for a replica that it follows now.
+    pub(crate) fn note_stepped_down(&self) {
+        self.stepped_down.store(true, SeqCst);
+    }
+
+    /// Fences this master: another node is the master, and this one could not note that.
+    pub(crate) fn raise_fence(&self, config: &Config) {
+        self.fence.raise();
+        self.judge(config);
+    }
+
+    /// The hellos by which Sentinels are to learn, once, that this node is the master.
+    pub(crate) fn take_announcements(&self) -> Vec<String> {
+        let is_due = self.announces.swap(false, SeqCst) && self.is_master();
+        if is_due { self.sentinels.announcements() } else { Vec::new() }
+    }
+
+    /// Whether a Sentinel has been heard within the last seconds.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.sentinels.watch()
+    }
+
+    /// Whether a Sentinel has named this node as the master since its last order.
+    pub(crate) fn is_named(&self) -> bool {
+        self.sentinels.have_named()
+    }
+
+    /// How many Sentinels have been heard within the last seconds.
+    pub fn sentinels_heard(&self) -> usize {
+        self.sentinels.count()
+    }
+
+    /// A group of Sentinels that could not learn of a FAILOVER: only one of them is heard.
+    pub fn lonely_group(&self) -> Option<String> {
+        self.sentinels.lonely()
+    }
+
+    /// A Sentinel has published a hello here, and names this node as the master if `is_ours`.
+    pub fn heard(&self, said: Sentinel<'_>, is_ours: bool) {
+        self.sentinels.hear(said);
+        if is_ours && self.is_master() {
+            self.sentinels.name_as_master();
+        }
+    }
+
     /// Whether this master's log is to begin another term.
     pub(crate) fn renews(&self) -> bool {
         self.renews.load(SeqCst) && self.is_master()
@@ -378,6 +478,18 @@ impl Replication {
             self.settled.store(true, SeqCst);
         }
         is_role
+    }
+
+    /// Waits until it has. False: not within this time. Not for workers.
+    pub fn wait_settled(&self, time: Duration) -> bool {
+        let began = store::time::now();
+        while !self.is_settled() {
+            if store::time::since(began) >= time {
+                return false;
+            }
+            store::time::sleep(Duration::from_millis(1));
+        }
+        true
     }
 
     /// Whether it has, since the last order.
@@ -617,12 +729,13 @@ impl Replication {
     }
 
     /// Whether a client whose write was refused is better off with another node: this one is
-    /// fenced, and a Sentinel knows which node is the master.
+    /// fenced, or has stepped down, and a Sentinel knows which node is the master.
     pub fn sends_writers_away(&self) -> bool {
         match self.gate.shut() {
             Shut::Deposed => true,
             Shut::Fenced | Shut::FencedInCluster => self.fence.groups() > 0,
-            Shut::No | Shut::Replica | Shut::FewReplicas | Shut::Leased => false,
+            Shut::Replica => self.stepped_down.load(SeqCst) && self.is_watched(),
+            Shut::No | Shut::FewReplicas | Shut::Leased => false,
         }
     }
 

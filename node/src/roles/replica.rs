@@ -1,5 +1,15 @@
 //! A replica at work: the link to its master, and what comes over it made true in the own log and
 //! the engines.
+//!
+//! **Taking over.** A connected replica that is ordered to be the master loses nothing of its
+//! master's: before it begins its own log it asks the master to step down (`StepDown`). The master
+//! accepts no more writes, follows this node, and says where its log ends (`SteppedDown`); this
+//! node applies all before that. Clients' writes wait here meanwhile. A master that is dead or
+//! hangs is waited for until it was silent for [`SILENT`]; the request stays in its socket, so it
+//! steps down when it wakes up.
+//!
+//! Where Sentinels watch, the request waits up to [`NAMED_WITHIN`] for one of them to name this
+//! node as the master: until then clients know the old master only, and it serves them.
 
 use crate::config::Fsync;
 use crate::roles::node::{Host, Node};
@@ -15,7 +25,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
-use store::time::{now, sleep};
+use store::time::{now, since, sleep};
 use store::{BatchHead, Disk, FollowLog, Manifest, Records, Staging};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -30,6 +40,15 @@ const MOST_RECONNECT: Duration = Duration::from_secs(60);
 const SPILLED_WITHIN: Duration = Duration::from_secs(1);
 /// For a connection to come up, and for each answer of the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
+/// How long a master may be silent that is to step down. It speaks every second.
+const SILENT: Duration = Duration::from_millis(1500);
+/// How long the whole takes at most: a disk may be slow.
+const TAKE_OVER: Duration = Duration::from_secs(10);
+/// How long Sentinels may take to learn that the node they have promoted is a master: they ask it
+/// every second during a failover.
+const NAMED_WITHIN: Duration = Duration::from_millis(1300);
+/// How often a link that takes over looks whether it was named.
+const NAMED_TICK: Duration = Duration::from_millis(5);
 /// How often the link looks whether something is due.
 const TICK: Duration = Duration::from_millis(100);
 /// Unless `fsync` is `always`: what was applied waits no longer for its sync. With the look at it
@@ -270,18 +289,31 @@ async fn keep_up(
     let mut said = String::new();
     let mut patience = RECONNECT;
     loop {
-        let result = tokio::select! {
-            biased;
-            () = &mut ordered => {
-                return match here.log.secure() {
-                    Ok(()) => FollowEnd::Ordered,
-                    Err(error) => {
-                        tracing::error!("the log has lost what was applied: {error}");
-                        FollowEnd::Replace { is_whole: false }
-                    }
-                };
+        let followed = {
+            let linked = link(here, master, &dial);
+            tokio::pin!(linked);
+            tokio::select! {
+                biased;
+                () = &mut ordered => {
+                    let ended = if node.replication.is_taking_over() {
+                        tokio::time::timeout(TAKE_OVER, linked).await.ok()
+                    } else {
+                        None
+                    };
+                    // Any error ends the link, and what has come is applied.
+                    ended.filter(Result::is_ok)
+                }
+                result = &mut linked => Some(result),
             }
-            result = link(here, master, &dial) => result,
+        };
+        let Some(result) = followed else {
+            return match here.log.secure() {
+                Ok(()) => FollowEnd::Ordered,
+                Err(error) => {
+                    tracing::error!("the log has lost what was applied: {error}");
+                    FollowEnd::Replace { is_whole: false }
+                }
+            };
         };
         let error = match result {
             Ok(()) => return FollowEnd::Replace { is_whole: here.is_whole },
@@ -536,6 +568,9 @@ async fn carry(
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut was_following = false;
     let mut counted = false;
+    let takes_over = takes_over(&node);
+    tokio::pin!(takes_over);
+    let mut has_asked = false;
     loop {
         if !out.is_empty() {
             within(stream.write_all(&out)).await?;
@@ -551,6 +586,13 @@ async fn carry(
                     follower.hears(now_ms(started))?;
                 }
                 unread
+            }
+            () = &mut takes_over, if !has_asked && follower.is_following() => {
+                has_asked = true;
+                if replication.is_taking_over() && !node.stop.is_stopped() {
+                    follower.ask_to_step_down(&mut out);
+                }
+                None
             }
             read = stream.read(&mut input) => Some(read.map_err(|e| net(&e))?),
             () = tokio::task::yield_now(), if follower.is_looking() => {
@@ -584,6 +626,21 @@ async fn carry(
             }
         }
         follower.tick(here, &mut out, now_ms(started))?;
+        if has_asked {
+            if follower.has_whole_log(here) {
+                replication.took_over(replication.is_named());
+                return Err(other("the old master has stepped down"));
+            }
+            let silent_ms = now_ms(started).saturating_sub(follower.heard_ms());
+            // The request is to leave first.
+            let is_silent = out.is_empty() && silent_ms >= SILENT.as_millis() as u64;
+            if is_silent || !replication.is_taking_over() || node.stop.is_stopped() {
+                tracing::warn!(
+                    "the old master {master} has not stepped down: it was silent for {silent_ms} ms"
+                );
+                return Err(other("the old master has not stepped down"));
+            }
+        }
         let is_up = follower.is_following() && !was_following;
         if is_up {
             // A reader that sees the link up finds this node fit.
@@ -612,6 +669,26 @@ async fn carry(
             log_owner::forget_full_sync(&node);
             tracing::info!("the link to the master {master} is up, from {}", here.log.written());
         }
+    }
+}
+
+/// Waits until this node is to take over from its master, and clients know that.
+async fn takes_over(node: &Node) {
+    node.replication.takes_over().await;
+    let began = now();
+    let is_due = || {
+        let replication = &node.replication;
+        let silent = since(replication.link.lock().heard);
+        // Another order, or a stop, ends the link without a request.
+        let is_over = !replication.is_taking_over() || node.stop.is_stopped();
+        is_over
+            || replication.is_named()
+            || !replication.is_watched()
+            || silent >= SILENT
+            || since(began) >= NAMED_WITHIN
+    };
+    while !is_due() {
+        tokio::time::sleep(NAMED_TICK).await;
     }
 }
 

@@ -1,5 +1,6 @@
 //! The replicas that are fed from here, as they report themselves: address, position, lag.
 
+use crate::roles::Master;
 use parking_lot::Mutex;
 use replication::{Peer, Sending};
 use std::collections::BTreeMap;
@@ -115,6 +116,13 @@ impl Feeds {
     /// address for ever.
     pub fn reachable(&self) -> Vec<Fed> {
         self.all.lock().values().filter(|fed| fed.port != 0).cloned().collect()
+    }
+
+    /// Where the replica of this connection can be reached.
+    pub(crate) fn address_of(&self, client: u64) -> Option<Master> {
+        let all = self.all.lock();
+        let fed = all.get(&client).filter(|fed| fed.port != 0)?;
+        Some(Master { host: fed.ip.clone(), port: fed.port })
     }
 
     /// The replica in step that is reached there. Waits if the name of the host is to be looked up.

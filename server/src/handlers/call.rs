@@ -160,6 +160,22 @@ impl<'a> Call<'a> {
         came
     }
 
+    /// Whether this request may show the log's end now. If not, the request runs again when the log
+    /// contains every acknowledged write. A request inside EXEC with writes never waits.
+    pub(crate) fn may_show_offsets(&mut self) -> bool {
+        let is_back = self.session.suspension.come().is_some();
+        let may_wait = !self.session.in_exec || self.session.may_leave;
+        if is_back || !may_wait || self.node.durability.has_logged() {
+            return true;
+        }
+        let node = self.node.node().clone();
+        self.session.suspension.ask(async move {
+            node.durability.logged().await;
+            Ok(Vec::new())
+        });
+        false
+    }
+
     /// This request is executed again when something is done on another thread.
     pub(crate) fn again_when(&mut self, done: impl FnOnce(&Node) + Send + 'static) {
         // The last time was for nothing.

@@ -78,7 +78,7 @@ fn backup(status: &Status, node: &Node) -> Value {
 
 fn replication(node: &Node) -> Value {
     let replication = &node.replication;
-    let end = node.durability.shown().offset;
+    let end = node.durability.acknowledged_offset();
     let master = replication.master().map(|master| {
         let link = replication.link.lock();
         let state = match link.state {

@@ -3,7 +3,7 @@
 
 use crate::cold::info;
 use crate::commands::check;
-use crate::replication::{follow, in_step};
+use crate::replication::{detach, follow, in_step};
 use std::collections::HashMap;
 use tidemark_server::config::{Config, Fsync};
 use tidemark_tests::{TestServer, eventually};
@@ -317,7 +317,7 @@ fn what_was_merged_moves_to_the_disk_when_the_space_is_told_to_spill() {
     in_step(&master, &replica);
     let cold = |server: &TestServer| info(&mut server.connection(), "cold_pairs");
     assert_eq!(cold(&master), 0);
-    redis::cmd("REPLICAOF").arg(&["NO", "ONE"]).query::<()>(&mut there.connection()).unwrap();
+    detach(&there);
     like(&there, 3, 1..IDS);
     let blocks: Vec<u64> = (0..200).collect();
     for low in layout(&master) {
@@ -408,7 +408,7 @@ fn the_tables_of_a_log_are_the_same_everywhere() {
         some(&master, 100 + round, &mut now);
     }
     in_step(&master, &there);
-    redis::cmd("REPLICAOF").arg(&["NO", "ONE"]).query::<()>(&mut there.connection()).unwrap();
+    detach(&there);
     std::thread::sleep(std::time::Duration::from_millis(200));
     let mut parted = now - 12_000;
     some(&there, 1000, &mut parted);

@@ -4,9 +4,11 @@
 mod failover;
 mod fence;
 mod lag;
+mod offsets;
 mod parting;
 mod role;
 mod stream;
+mod takeover;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -38,6 +40,13 @@ pub(crate) fn follow_port(replica: &TestServer, port: u16) {
         .arg(port)
         .query::<()>(&mut replica.connection())
         .unwrap();
+}
+
+/// Makes a replica a master beside its old one, which goes on: its link is down before the order.
+pub(crate) fn detach(replica: &TestServer) {
+    for to in [["127.0.0.1", "1"], ["NO", "ONE"]] {
+        redis::cmd("REPLICAOF").arg(&to).query::<()>(&mut replica.connection()).unwrap();
+    }
 }
 
 /// Waits until the replica has all that the master has synced.

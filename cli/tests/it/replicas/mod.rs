@@ -98,6 +98,8 @@ fn a_branch_is_kept_though_the_master_has_removed_the_segment_where_it_parted() 
     fine(&old, &format!("CNT.SET post {FIRST} like 1"));
     follow(&new, &old);
     in_step(&new, &old);
+    // Its link is down, so the old one stays a master beside it.
+    fine(&new, "REPLICAOF 127.0.0.1 1");
     fine(&new, "REPLICAOF NO ONE");
     fine(&new, &format!("CNT.SET post {FIRST} like 2"));
     for i in 1..6 {

@@ -199,8 +199,11 @@ fn sentinels_are_obeyed_while_a_replica_is_to_take_over() {
     for speaks in [false, true] {
         let (played, _folders, old, _new) = Played::instead_of_a_replica(LOADING, "");
         if speaks {
-            let hello = format!("127.0.0.1,26379,{},9,m,127.0.0.1,{},7", "a".repeat(40), old.port);
-            fine(&old, &format!("PUBLISH __sentinel__:hello {hello}"));
+            // FAILOVER is refused beside a single one.
+            for sentinel in ["a", "b"].map(|name| name.repeat(40)) {
+                let hello = format!("127.0.0.1,26379,{sentinel},9,m,127.0.0.1,{},7", old.port);
+                fine(&old, &format!("PUBLISH __sentinel__:hello {hello}"));
+            }
         }
         played.is_asked_by(&old);
         let reply = old.ask("REPLICAOF 127.0.0.1 1");

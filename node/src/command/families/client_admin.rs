@@ -29,7 +29,8 @@ pub(crate) const PAUSE: Spec = spec(
     ALWAYS | flag::ADMIN,
     "2.9.50",
     "timeout [WRITE|ALL]",
-    "For so many milliseconds requests wait unanswered: all, or those that may change something.",
+    "For so many milliseconds requests wait unanswered: all, or those that may change something. \
+     Answers when all writes before it are in the log.",
 );
 
 pub(crate) const UNPAUSE: Spec =

@@ -11,7 +11,8 @@ pub(crate) const NOT_TO_REDIS: &str = "Refused: a Redis server cannot replicate 
 pub(crate) const TABLE: &[Spec] = &[
     spec("replicaof", -3, ADMIN, "5.0.0", "<host port [FORCE]|NO ONE>",
         "Follows a master, or becomes one. Kept in the data folder before it answers. FORCE: the \
-         data are given up for whatever the master has."),
+         data are given up for whatever the master has. NO ONE on a connected replica: its master \
+         steps down and follows it, and no write is lost."),
     spec("slaveof", -3, ADMIN, "1.0.0", "<host port [FORCE]|NO ONE>", "The same as REPLICAOF."),
     spec("role", 1, flag::LOADING | flag::STALE | flag::FAST | flag::NOSCRIPT, "2.8.12", "",
         "Master or slave, the offset, and the replicas or the master."),

@@ -13,9 +13,9 @@ use node::cluster::topology::{MOST_TEXT, NODE_ID, is_id};
 use node::cluster::{Lease, MOST_HOLD_MS, MOST_LEASE_MS, Nodes, Role, Topology, slot};
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::Outcome;
-use node::roles::Master;
 use node::roles::node::Node;
 use node::roles::peer::confirm_topology;
+use node::roles::{Master, Order};
 use node::runtime::stall;
 use resp::Args;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -257,7 +257,10 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
             obey(&node, true, false)?;
         }
         let role = if node.replication.is_master() { "master" } else { "slave" };
-        reply.text(&format!("sequence:{}\r\nrole:{role}\r\n", node.durability.shown().offset));
+        reply.text(&format!(
+            "sequence:{}\r\nrole:{role}\r\n",
+            node.durability.acknowledged_offset()
+        ));
         Ok(())
     })
 }
@@ -284,7 +287,7 @@ pub(crate) fn obey(node: &Node, is_news: bool, gives_up: bool) -> Outcome {
     if master.is_some() {
         all_logged(node)?;
     }
-    order(node, master.clone(), gives_up)?;
+    order(node, Order { master: master.clone(), forced: gives_up, ..Order::default() })?;
     match master {
         Some(master) => tracing::info!("a replica of {master} by topology {}", topology.version),
         None => {
@@ -404,7 +407,7 @@ pub(crate) fn reset(call: &mut Call<'_>) -> Outcome {
         node.cluster.reset(&config.durability.dir)?;
         node.replication.end_lease(&config);
         if !node.replication.is_master() {
-            order(&node, None, false)?;
+            order(&node, Order::default())?;
         }
         reply.ok();
         Ok(())

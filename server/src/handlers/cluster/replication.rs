@@ -8,7 +8,7 @@ use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
 use node::roles::feed::Place;
 use node::roles::node::Node;
-use node::roles::{Fed, Hello, LinkState, Master, failover};
+use node::roles::{Fed, Hello, LinkState, Master, Order, Promotion, Sentinel, failover};
 use node::runtime::apart::apart;
 use node::runtime::clients::Client;
 use resp::Reply;
@@ -44,6 +44,9 @@ fn foreign(call: &mut Call<'_>) -> Outcome {
     let code = if call.spec.name == "psync" { "NOMASTERLINK" } else { "ERR" };
     Err(refuse!("{code} {why}"))
 }
+
+/// How long a replica waits for this node's log to begin, which takes a sync or two.
+const SETTLES_WITHIN: Duration = Duration::from_secs(2);
 
 /// Redis's words.
 const NO_LINK: &str = "NOMASTERLINK Can't SYNC while not connected with my master";
@@ -91,7 +94,13 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
         if may_flush && master.is_some() {
             all_logged(&node)?;
         }
-        let is_new = order(&node, master.clone(), forced)?;
+        let given = Order {
+            master: master.clone(),
+            forced,
+            promotion: Promotion::TakesOver,
+            ..Order::default()
+        };
+        let is_new = order(&node, given)?;
         match (is_new, &master) {
             (false, Some(_)) => reply.simple("OK Already connected to specified master"),
             (false, None) => reply.ok(),
@@ -108,13 +117,10 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// This node is to follow `master`, or no node; durable when this returns. Whether that is new.
-pub(crate) fn order(node: &Node, master: Option<Master>, forced: bool) -> Result<bool, Refusal> {
-    let given = node
-        .replication
-        .failover
-        .order(node, master, forced)
-        .ok_or_else(|| refuse!("{FAILING_OVER}"))?;
+/// This node has this role from now on; durable when this returns. Whether that is new.
+pub(crate) fn order(node: &Node, order: Order) -> Result<bool, Refusal> {
+    let given = node.replication.failover.order(node, order);
+    let given = given.ok_or_else(|| refuse!("{FAILING_OVER}"))?;
     given.map_err(|e| refuse!("ERR the role cannot be written to the data folder: {e}"))
 }
 
@@ -137,8 +143,11 @@ pub(crate) fn all_logged(node: &Node) -> Outcome {
 }
 
 fn role(call: &mut Call<'_>) -> Outcome {
+    if !call.may_show_offsets() {
+        return Ok(());
+    }
     let node = call.node;
-    let offset = i64::try_from(node.durability.shown().offset).unwrap_or(i64::MAX);
+    let offset = i64::try_from(node.durability.acknowledged_offset()).unwrap_or(i64::MAX);
     match node.replication.master() {
         None => {
             let online: Vec<_> = node
@@ -188,7 +197,7 @@ pub(crate) fn heard_sentinel(node: &Arc<Node>, sender: &Client, message: &[u8]) 
     let local = sender.local;
     let text = String::from_utf8_lossy(message);
     let fields: Vec<&str> = text.split(',').collect();
-    let [_, _, _, _, group, ip, port, epoch] = fields[..] else { return };
+    let [at, at_port, run_id, current, group, ip, port, epoch] = fields[..] else { return };
     let (Ok(port), Ok(epoch)) = (port.parse::<u16>(), epoch.parse()) else { return };
     let config = node.config();
     let settings = &config.replication;
@@ -203,6 +212,10 @@ pub(crate) fn heard_sentinel(node: &Arc<Node>, sender: &Client, message: &[u8]) 
         settings.replica_announce_ip.clone()
     };
     let is_ours = port == own_port && ip == own_ip;
+    let current = current.parse::<u64>().unwrap_or(0).max(epoch);
+    let identity = [at, at_port, run_id];
+    let said = Sentinel { identity, group, epoch: current, own: (own_ip, own_port) };
+    node.replication.heard(said, is_ours);
     let hello = Hello { group, is_ours, epoch, address: format!("{ip} {port}") };
     let was_deposed = node.replication.is_deposed();
     let is_news = node.replication.named(&config, &hello);
@@ -451,6 +464,12 @@ impl FailoverAsked {
         if feeds.is_empty() {
             return Err(refuse!("ERR FAILOVER requires connected replicas."));
         }
+        if let Some(group) = replication.lonely_group() {
+            return Err(refuse!(
+                "ERR FAILOVER needs two Sentinels that can be told of the new master, and only one \
+                 watches '{group}': use SENTINEL FAILOVER {group}"
+            ));
+        }
         let (force, timeout) = (self.force, self.timeout);
         if force && (self.to.is_none() || timeout.is_none()) {
             return Err(refuse!(
@@ -530,7 +549,8 @@ impl TakeOver {
             ));
         }
         tracing::info!("the master hands its role to us, by {}", self.peer);
-        order(node, None, false).map(|_| ())
+        let promotion = Promotion::HandedOver;
+        order(node, Order { promotion, ..Order::default() }).map(|_| ())
     }
 }
 
@@ -555,11 +575,20 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
     // Whatever may be refused comes before taking over: a node that is refused is the master again.
     let place = place.or_else(|| Place::take(&node, &call.session.client));
     let place = place.ok_or_else(|| refuse!("ERR max number of replicas reached"))?;
-    if take_over.is_some() || !node.replication.is_replicated() {
+    // A replica that takes over lacks the rest of its master's log until its own log begins.
+    let is_beginning = node.replication.is_master() && !node.replication.is_settled();
+    if take_over.is_some() || is_beginning || !node.replication.is_replicated() {
         let ready = call.suspension(move |node| {
             let noted = node.replication.note_replicated(&node.config());
             noted.map_err(|e| refuse!("ERR the role cannot be written down: {e}"))?;
+            let is_handed = take_over.is_some();
             take_over.map_or(Ok(()), |take_over| take_over.obey(&node))?;
+            if is_handed || is_beginning {
+                let is_settled = node.replication.wait_settled(SETTLES_WITHIN);
+                if !is_settled && !is_handed {
+                    return Err(refuse!("{NO_LINK}"));
+                }
+            }
             Ok(Vec::new())
         });
         match ready {
@@ -583,7 +612,7 @@ pub(crate) fn info(node: &Node, out: &mut String) {
     let replication = &node.replication;
     let config = node.config();
     let settings = &config.replication;
-    let (end, synced) = (node.durability.shown(), node.durability.positions().1);
+    let (end, synced) = (node.durability.acknowledged_offset(), node.durability.positions().1);
     let master = replication.master();
     let _ = write!(out, "role:{}\r\n", if master.is_some() { "slave" } else { "master" });
     if let Some(master) = &master {
@@ -602,8 +631,8 @@ pub(crate) fn info(node: &Node, out: &mut String) {
             if up { "up" } else { "down" },
             if up { store::time::since(link.heard).as_secs() as i64 } else { -1 },
             u8::from(link.state == LinkState::Sync),
-            end.offset,
-            if is_fit { end.offset } else { 0 },
+            end,
+            if is_fit { end } else { 0 },
             synced.offset,
         );
         if link.state == LinkState::Sync {
@@ -628,7 +657,7 @@ pub(crate) fn info(node: &Node, out: &mut String) {
             out,
             "slave_priority:{priority}\r\nslave_read_only:1\r\nreplica_announced:1\r\n\
              slave_lag_bytes:{}\r\n",
-            link.master_end.saturating_sub(end.offset)
+            link.master_end.saturating_sub(end)
         );
     }
     let error = replication.last_error.lock().clone();
@@ -652,7 +681,7 @@ pub(crate) fn info(node: &Node, out: &mut String) {
             fed.state(),
             fed.written,
             store::time::since(fed.heard).as_secs(),
-            end.offset.saturating_sub(fed.written),
+            end.saturating_sub(fed.written),
             fed.durable,
         );
     }
@@ -669,15 +698,17 @@ pub(crate) fn info(node: &Node, out: &mut String) {
         "master_failover_state:{}\r\nmaster_replid:{lineage}{:08x}\r\nmaster_replid2:{:040}\r\n\
          master_repl_offset:{}\r\nsecond_repl_offset:-1\r\nrepl_backlog_active:0\r\n\
          repl_backlog_size:0\r\nrepl_backlog_first_byte_offset:0\r\nrepl_backlog_histlen:0\r\n\
-         repl_term:{:016x}\r\nrepl_fenced:{}\r\nrepl_sentinel_groups:{}\r\nrepl_full_syncs:{}\r\n\
+         repl_term:{:016x}\r\nrepl_fenced:{}\r\nrepl_sentinel_groups:{}\r\nrepl_sentinels:{}\r\n\
+         repl_full_syncs:{}\r\n\
          repl_continued:{}\r\nrepl_max_replicas:{}\r\n",
         failover,
         replication.term.load(Relaxed) as u32,
         0,
-        end.offset,
+        end,
         replication.term.load(Relaxed),
         u8::from(replication.is_fenced()),
         replication.sentinel_groups(),
+        replication.sentinels_heard(),
         replication.full_syncs.load(Relaxed),
         replication.continued.load(Relaxed),
         settings.max_replicas,

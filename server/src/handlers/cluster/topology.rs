@@ -154,7 +154,7 @@ fn map(call: &Call<'_>) -> Result<Map, Refusal> {
     if topology.version < 0 {
         return Err(refuse!("CLUSTERDOWN The cluster is not initialized"));
     }
-    let offset = call.node.durability.shown().offset;
+    let offset = call.node.durability.acknowledged_offset();
     let timeout_ms = call.node.config().cluster.node_timeout_ms;
     let place = |member: &Member| {
         let is_self = member.id == topology.own_id;
@@ -218,7 +218,7 @@ fn places(call: &Call<'_>) -> Vec<Place> {
         state: loaded(is_up),
         pulse: Pulse::default(),
     };
-    let offset = node.durability.shown().offset;
+    let offset = node.durability.acknowledged_offset();
     let port = announced_port.unwrap_or(local.port());
     let own = Place { is_self: true, ..at(ip, port, offset, node.is_loaded()) };
     match follows {

@@ -1,11 +1,12 @@
 //! CLIENT's commands about other clients: LIST, KILL, PAUSE, UNBLOCK.
 
 use crate::handlers::Handler;
-use crate::handlers::call::Call;
+use crate::handlers::call::{Call, answer};
 use node::acl::User;
 use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
 
+use node::roles::failover;
 use node::roles::node::Node;
 use node::runtime::clients::{Client, Kind};
 use node::runtime::pause::{By, Paused};
@@ -203,10 +204,25 @@ fn pause(call: &mut Call<'_>) -> Outcome {
         return Err(refuse!("ERR timeout is negative"));
     };
     let end = Instant::now().checked_add(Duration::from_millis(timeout.min(MAX_PAUSE_MS)));
-    if let Some(end) = end {
-        call.node.pause.begin(By::Command, kind, end);
+    let Some(end) = end else {
+        call.reply.ok();
+        return Ok(());
+    };
+    call.node.pause.begin(By::Command, kind, end);
+    if call.session.in_exec || !call.node.is_loaded() {
+        call.reply.ok();
+        return Ok(());
     }
-    call.reply.ok();
+    // After the reply no further write reaches the log until the pause ends.
+    let (node, protocol) = (call.node.node().clone(), call.reply.protocol());
+    call.answer_when(async move {
+        let written = failover::all_written(&node, true);
+        let _ = tokio::time::timeout_at(end.into(), written).await;
+        answer(protocol, |reply| {
+            reply.ok();
+            Ok(())
+        })
+    });
     Ok(())
 }
 

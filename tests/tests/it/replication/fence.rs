@@ -1,6 +1,6 @@
 //! What confirms a node as the master after a restart or beside Sentinels.
 
-use super::{follow, in_step, number, small};
+use super::{detach, follow, in_step, number, small};
 use redis::Commands;
 use tidemark_tests::{TestServer, eventually};
 
@@ -133,7 +133,7 @@ fn a_master_that_is_chosen_again_is_followed_by_those_that_had_another() {
         let write = |server: &TestServer, key| {
             server.connection().hset::<_, _, _, ()>(key, "like", 1).is_ok()
         };
-        no_one(&new);
+        detach(&new);
         follow(&third, &new);
         eventually("it takes writes", || write(&new, "post:2"));
         in_step(&new, &third);

@@ -1,7 +1,7 @@
 //! Histories that diverge: which node gives way, what is kept of what it had alone, and which may
 //! be promoted meanwhile.
 
-use super::{follow, follow_port, in_step, info, likes, number, relay, small};
+use super::{detach, follow, follow_port, in_step, info, likes, number, relay, small};
 use redis::Commands;
 use std::sync::atomic::Ordering::SeqCst;
 use tidemark_server::config::{Config, Fsync};
@@ -28,7 +28,7 @@ fn a_node_that_gives_its_data_up_is_not_promotable() {
     in_step(&b, &a);
     assert_eq!(priority(&a), 100);
     // Both are masters for a while.
-    redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut a.connection()).unwrap();
+    detach(&a);
     fill(&a, 10..5000).unwrap();
     fill(&b, 10..20).unwrap();
     redis::cmd("WAITAOF").arg(1).arg(0).arg(5000).query::<()>(&mut a.connection()).unwrap();
@@ -180,7 +180,7 @@ fn a_promoted_replica_goes_on_with_its_siblings_and_the_old_master_gives_up_what
     in_step(a, b);
     in_step(a, c);
     assert_eq!(likes(c, 1..2), [Some(1)]);
-    redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut b.connection()).unwrap();
+    detach(b);
     // Both are masters for a while.
     b.connection().hset::<_, _, _, ()>("post:2", "like", 22).unwrap();
     a.connection().hset::<_, _, _, ()>("post:3", "like", 33).unwrap();

@@ -1,0 +1,110 @@
+//! Offsets that clients see contain every acknowledged write: scripts and Sentinel rely on them.
+
+use super::{follow, in_step, likes, number, small};
+use tidemark_server::config::{Config, Fsync};
+use tidemark_tests::{TestServer, eventually};
+
+const POLICIES: [Fsync; 3] = [Fsync::Always, Fsync::Everysec, Fsync::No];
+
+fn with(fsync: Fsync) -> TestServer {
+    TestServer::with(move |config: &mut Config| {
+        small(config);
+        config.durability.fsync = fsync;
+    })
+}
+
+/// The offset that ROLE shows.
+fn role_offset(server: &TestServer) -> u64 {
+    let role: Vec<redis::Value> = redis::cmd("ROLE").query(&mut server.connection()).unwrap();
+    redis::from_redis_value(role[1].clone()).unwrap()
+}
+
+#[test]
+fn offset_contains_every_kind_of_write() {
+    let kinds: &[&[&str]] = &[
+        &["HSET post:1 like 9"],
+        &["INCRBY post:1:like 2"],
+        &["MSET post:2:like 1 post:3:like 2"],
+        &["CNT.INCRBY post 4 like 1 TOKEN once"],
+        &["SADD liked:1 7 8"],
+        &["SREM liked:1 7"],
+        &["PH.ADD liked 9 1 2 3"],
+        &["FEED.ACT like 42 1 2 3"],
+        &["FEED.UNDO like 42 2"],
+        &["MULTI", "HSET post:5 like 1", "SADD liked:5 1", "EXEC"],
+        &["TM.FORGET post 5"],
+        &["DEL post:1"],
+        &["TM.SPACE CREATE photo COUNTER fields like:10 rows photo:{id}"],
+        &["TM.SPACE ALTER photo SET keep_tables 9"],
+        &["TM.VIEW CREATE wall counters photo.like"],
+        &["TM.VIEW DROP wall"],
+        &["TM.SPACE DROP photo YES-I-MEAN-photo"],
+        &["TM.ROLL post"],
+    ];
+    for fsync in POLICIES {
+        let server = with(fsync);
+        let mut client = server.raw();
+        // A quiet log is sealed after a second, which moves its end once more.
+        let mut other = server.raw();
+        for (round, words) in kinds.iter().cycle().take(3 * kinds.len()).enumerate() {
+            other.ask(&["HSET", "post:99", "like", &round.to_string()]);
+            let before = number(&server, "master_repl_offset");
+            let said: Vec<String> = words
+                .iter()
+                .map(|words| client.ask(&words.split(' ').collect::<Vec<_>>()))
+                .collect();
+            let is_change = said.last().is_some_and(|said| !said.starts_with('-'));
+            let shown = number(&server, "master_repl_offset");
+            if round < kinds.len() {
+                assert!(is_change, "{fsync:?} {words:?}: {said:?}");
+                assert!(shown > before, "{fsync:?} {words:?}: {before} before and {shown} after");
+            }
+            // EXEC's reply has lines that nothing has read.
+            client = server.raw();
+            other.ask(&["HSET", "post:99", "read", &round.to_string()]);
+            let role = role_offset(&server);
+            assert!(role > shown, "{fsync:?}: ROLE shows {role} after {shown}");
+        }
+    }
+}
+
+/// An operator's switch by hand: pause the master, wait until both offsets are equal, promote.
+#[test]
+fn equal_offsets_under_a_pause_mean_nothing_is_missing() {
+    for fsync in POLICIES {
+        let (master, replica) = (with(fsync), with(fsync));
+        follow(&replica, &master);
+        master.raw().ask(&["HSET", "post:1000", "like", "1"]);
+        in_step(&master, &replica);
+        for round in 0..6u64 {
+            let mut client = master.raw();
+            for post in 0..30 {
+                let said =
+                    client.ask(&["HSET", &format!("post:{post}"), "like", &round.to_string()]);
+                assert!(said.starts_with(':'), "{said}");
+            }
+            let mut operator = master.raw();
+            assert_eq!(operator.ask(&["CLIENT", "PAUSE", "20000", "WRITE"]), "+OK");
+            eventually("the offsets are equal", || {
+                let shown = number(&master, "master_repl_offset");
+                shown != 0 && shown == number(&replica, "slave_repl_offset")
+            });
+            assert_eq!(likes(&replica, 0..30), [Some(round as i64); 30], "{fsync:?}");
+            assert_eq!(operator.ask(&["CLIENT", "UNPAUSE"]), "+OK");
+        }
+    }
+}
+
+#[test]
+fn pause_answers_when_every_write_is_logged() {
+    for fsync in POLICIES {
+        let server = with(fsync);
+        let mut client = server.raw();
+        for round in 0..5 {
+            client.ask(&["HSET", "post:1", "like", &round.to_string()]);
+            assert_eq!(client.ask(&["CLIENT", "PAUSE", "20000", "WRITE"]), "+OK");
+            assert_eq!(likes(&server.on_copy(server.folder()), 1..2), [Some(round)], "{fsync:?}");
+            assert_eq!(client.ask(&["CLIENT", "UNPAUSE"]), "+OK");
+        }
+    }
+}

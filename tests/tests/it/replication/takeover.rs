@@ -1,0 +1,143 @@
+//! A connected replica takes its master's place by REPLICAOF NO ONE: the master steps down first.
+
+use super::{follow, in_step, info, number, small};
+use redis::Commands;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use tidemark_server::config::{Config, Fsync};
+use tidemark_tests::{TestServer, eventually};
+
+fn no_one(server: &TestServer) {
+    redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut server.connection()).unwrap();
+}
+
+/// Writes with one connection until the server refuses or it is over: increments, and members of a
+/// set of its own. Gives how many of each were acknowledged.
+fn write(server: &TestServer, number: u64, is_over: &AtomicBool) -> [u64; 2] {
+    let (mut connection, mut done) = (server.connection(), [0, 0]);
+    let refused = |error: redis::RedisError| {
+        assert!(error.to_string().to_lowercase().contains("read only"), "{error}");
+    };
+    while !is_over.load(SeqCst) {
+        if let Err(error) = connection.hincr::<_, _, _, i64>("post:7", "like", 1) {
+            refused(error);
+            break;
+        }
+        done[0] += 1;
+        let mut both = redis::pipe();
+        both.atomic().sadd(format!("liked:{number}"), done[0]).sadd("liked:7", done[0]);
+        if let Err(error) = both.query::<()>(&mut connection) {
+            refused(error);
+            break;
+        }
+        done[1] += 1;
+    }
+    done
+}
+
+#[test]
+fn promoted_replica_has_every_acknowledged_write() {
+    for fsync in [Fsync::Always, Fsync::Everysec, Fsync::No] {
+        let with = |config: &mut Config| {
+            small(config);
+            config.durability.fsync = fsync;
+        };
+        let nodes = [TestServer::with(with), TestServer::with(with)];
+        follow(&nodes[1], &nodes[0]);
+        in_step(&nodes[0], &nodes[1]);
+        let full_syncs = nodes.each_ref().map(|node| number(node, "repl_full_syncs"));
+        let mut likes = 0;
+        for round in 0..6 {
+            let (old, new) = (&nodes[round % 2], &nodes[1 - round % 2]);
+            let numbers = [0, 1].map(|writer| 1000 + round as u64 * 10 + writer);
+            let is_over = AtomicBool::new(false);
+            let done: Vec<[u64; 2]> = std::thread::scope(|scope| {
+                let writers = numbers.map(|number| {
+                    let is_over = &is_over;
+                    scope.spawn(move || write(old, number, is_over))
+                });
+                std::thread::sleep(std::time::Duration::from_millis(50));
+                no_one(new);
+                new.connection().hincr::<_, _, _, ()>("post:8", "like", 1).unwrap();
+                // What the old master acknowledges from now on could be in no other history.
+                std::thread::sleep(std::time::Duration::from_millis(50));
+                is_over.store(true, SeqCst);
+                writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+            });
+            likes += done.iter().map(|done| done[0]).sum::<u64>();
+            let mut connection = new.connection();
+            let held: u64 = connection.hget("post:7", "like").unwrap();
+            assert_eq!(held, likes, "{fsync:?}, round {round}");
+            for (number, done) in numbers.iter().zip(&done) {
+                let members: Vec<u64> = (1..=done[1]).collect();
+                for some in members.chunks(1000) {
+                    let set: Vec<bool> = redis::cmd("SMISMEMBER")
+                        .arg(format!("liked:{number}"))
+                        .arg(some)
+                        .query(&mut connection)
+                        .unwrap();
+                    assert!(set.iter().all(|&is_set| is_set), "{fsync:?}, round {round}");
+                }
+            }
+            in_step(new, old);
+            assert_eq!(info(&mut old.connection(), "role").as_deref(), Some("slave"));
+        }
+        let now = nodes.each_ref().map(|node| number(node, "repl_full_syncs"));
+        assert_eq!(now, full_syncs, "each goes on from where it was");
+    }
+}
+
+/// A replica of a replica cannot make the master step down.
+#[test]
+fn end_of_a_chain_is_promoted_with_what_it_has() {
+    let nodes = [(); 3].map(|()| TestServer::with(small));
+    follow(&nodes[1], &nodes[0]);
+    in_step(&nodes[0], &nodes[1]);
+    follow(&nodes[2], &nodes[1]);
+    nodes[0].connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
+    in_step(&nodes[0], &nodes[2]);
+    no_one(&nodes[2]);
+    nodes[2].connection().hset::<_, _, _, ()>("post:1", "like", 2).unwrap();
+    nodes[0].connection().hset::<_, _, _, ()>("post:1", "like", 3).unwrap();
+    in_step(&nodes[0], &nodes[1]);
+    let role = |node: &TestServer| info(&mut node.connection(), "role");
+    assert_eq!(
+        nodes.each_ref().map(role),
+        ["master", "slave", "master"].map(|it| Some(it.to_owned()))
+    );
+}
+
+/// A hello of a Sentinel with this name, which names the master at `port`.
+fn hello(server: &TestServer, name: &str, port: u16) {
+    let text = format!("127.0.0.1,26379,{},9,m,127.0.0.1,{port},3", name.repeat(40));
+    redis::cmd("PUBLISH")
+        .arg("__sentinel__:hello")
+        .arg(text)
+        .query::<()>(&mut server.connection())
+        .unwrap();
+}
+
+#[test]
+fn failover_announces_the_new_master_to_sentinels() {
+    let [old, new] = [(); 2].map(|()| TestServer::with(small));
+    follow(&new, &old);
+    in_step(&old, &new);
+    let failover =
+        || redis::cmd("FAILOVER").query::<()>(&mut old.connection()).map_err(|e| e.to_string());
+    hello(&old, "a", old.port());
+    let refused = failover().unwrap_err();
+    assert!(refused.contains("use SENTINEL FAILOVER m"), "{refused}");
+    for node in [&old, &new] {
+        for name in ["a", "b", "c"] {
+            hello(node, name, old.port());
+        }
+    }
+    let mut ear = new.raw();
+    ear.request(&["SUBSCRIBE", "__sentinel__:hello"]).take(46);
+    failover().unwrap();
+    for name in ["c", "b"] {
+        let wanted =
+            format!("127.0.0.1,26379,{},10,m,127.0.0.1,{},10", name.repeat(40), new.port());
+        eventually("it is announced", || ear.line() == wanted);
+    }
+    new.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
+}
