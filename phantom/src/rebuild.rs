@@ -20,7 +20,8 @@
 //! - **R4** The old filters answer until the end. If the table has gone elsewhere meanwhile, or
 //!   there is no memory for the successor, they stay, and the host begins again.
 //! - **R5** The list has the pairs of outliers, too, and no table has: unset there, one would stay
-//!   set in the new filters. When it is let into a table it is passed on.
+//!   set in the new filters. When it is let into a table it is passed on: moves that were under way
+//!   at 1, and may not have seen the successor, end before the list is read.
 
 use crate::Error;
 use crate::cold::Rewrite;
@@ -106,6 +107,8 @@ impl Space {
         let filter = Filter::new(sizing, sizing.pages(pairs)).map_err(Error::Memory)?;
         let successor = Arc::new(Table::succeeding(&table, rate, filter));
         table.set_successor(Some(successor.clone()));
+        // R5. The host does not wait for moves that a log asks for: they are no writers.
+        self.outliers.pass_writers();
         Ok(Some(Rebuild { range, table, successor, high: self.frontier.high() }))
     }
 

@@ -153,6 +153,12 @@ impl<V> Outliers<V> {
         self.write_admitted(frontier, id, frontier.look_up(id), |_| Ok(()), f)
     }
 
+    /// Waits for the writes and the moves into tables that are under way. Later ones see what this
+    /// thread did before.
+    pub fn pass_writers(&self) {
+        drop(self.writing.lock());
+    }
+
     /// Deletes `id`, wherever it is: `inside` deletes what the tables have of it, and then its
     /// entry here goes, if there is one. Gives both. An id that is deleted says nothing of the
     /// traffic: the frontier stays where it is. If `inside` fails nothing has changed here.

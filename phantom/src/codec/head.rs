@@ -109,16 +109,7 @@ impl Space {
         let Some(newest) = tables.len().checked_sub(1).filter(|_| follow) else {
             return Err(DecodeError::NoRing);
         };
-        let cold_last = tables
-            .iter()
-            .filter(|stored| stored.table.cold().is_some())
-            .map(|stored| stored.last)
-            .max();
         let frontier = Frontier::restore(&ranges, options.max_ahead, options.max_aside);
-        if let Some(last) = cold_last {
-            // The ids up to there were normal when the table was closed.
-            frontier.adopt(last, 0);
-        }
         let lows: Vec<u64> = tables.iter().map(|stored| stored.low).collect();
         let parts = tables.into_iter().enumerate().map(|(i, stored)| {
             let last = lows.get(i + 1).map_or(u64::MAX, |next| next - 1);

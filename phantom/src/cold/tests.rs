@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use xxhash_rust::xxh3::xxh3_64;
 
+mod restarts;
+
 /// A disk: what was written of each table, by its name.
 #[derive(Default)]
 pub(crate) struct Shelf {

@@ -82,6 +82,35 @@ fn outliers_are_in_no_new_filter() {
     assert!((100..200).all(|id| is_set(&space, (id, 1))));
 }
 
+/// R5. A pair that moves into a table when its rebuild begins may not be passed on, and is an
+/// outlier yet when the list is put.
+#[test]
+fn rebuild_begins_behind_moves_of_outliers() {
+    const FAR: u64 = 1 << 40;
+    let (space, list) = (Space::new(options(1e-7)).unwrap(), List::default());
+    (100..200).for_each(|id| set(&space, &list, id, 1));
+    set(&space, &list, FAR, 1);
+    let low = space.layout()[0].low;
+    let (began, begins) = std::sync::mpsc::channel();
+    let is_inside = || {
+        let at_once = begins.recv_timeout(std::time::Duration::from_millis(100));
+        assert!(at_once.is_err(), "it has begun beside a change of outliers");
+        Ok::<(), Error>(())
+    };
+    std::thread::scope(|scope| {
+        let first = || {
+            scope.spawn(|| {
+                let rebuild = space.begin_rebuild(low).unwrap().unwrap();
+                _ = began.send(());
+                drop(rebuild);
+            });
+            is_inside()
+        };
+        assert_eq!(space.add_with(FAR, &Member::Number(2), first).unwrap(), Change::Changed);
+    });
+    assert!(begins.recv().is_ok(), "it begins when that is over");
+}
+
 /// P1 while all tables are built anew again and again, for other rates, beside two writers each of
 /// which knows what it has set and unset. They write as the tables are built, so that neither a
 /// slow nor a fast machine fills the space.
