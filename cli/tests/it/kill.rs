@@ -5,8 +5,8 @@
 //! `TIDEMARK_RUNS` (default 8; 200 before a release) and `TIDEMARK_SEED`.
 
 use harness::program::{
-    FIRST, Likes, POSTS, Program, acknowledged, call, check, like_from, refusal, rounds, text,
-    until,
+    FIRST, Likes, POSTS, Program, acknowledged, call, check, like_from, refusal, rounds,
+    rounds_at_least, text, until,
 };
 use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -22,7 +22,7 @@ const ERA: u64 = 10;
 
 #[test]
 fn nothing_acknowledged_is_lost_by_kill_9() {
-    let (rounds, seed) = rounds(8);
+    let (rounds, seed) = rounds_at_least(8, 8);
     let mut rng = fastrand::Rng::with_seed(seed);
     let folder = tempfile::tempdir().unwrap();
     let mut eras: Vec<Likes> = vec![];

@@ -27,6 +27,8 @@ struct Shared {
     warned: AtomicBool,
     /// Sockets of clients that have sent SHUTDOWN, which stay open until the folder is free.
     kept_open: Mutex<Vec<OwnedFd>>,
+    /// The folder is free: later ones are closed at once.
+    is_folder_free: AtomicBool,
     /// The last signal to stop, and when it came.
     signalled: Mutex<Option<(&'static str, Instant)>>,
 }
@@ -73,12 +75,17 @@ impl Stop {
 
     /// Keeps a connection open that its worker drops, until [`Stop::close_kept`].
     pub fn keep_open(&self, socket: &Socket) {
-        self.0.kept_open.lock().extend(socket.duplicate());
+        let mut kept = self.0.kept_open.lock();
+        if !self.0.is_folder_free.load(Relaxed) {
+            kept.extend(socket.duplicate());
+        }
     }
 
     /// The folder is free: clients that have sent SHUTDOWN see the end of their connections.
     pub fn close_kept(&self) {
-        self.0.kept_open.lock().clear();
+        let mut kept = self.0.kept_open.lock();
+        self.0.is_folder_free.store(true, Relaxed);
+        kept.clear();
     }
 
     /// Whether it was stopped.

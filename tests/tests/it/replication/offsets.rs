@@ -55,7 +55,9 @@ fn offset_contains_every_kind_of_write() {
                 .collect();
             let is_change = said.last().is_some_and(|said| !said.starts_with('-'));
             let shown = number(&server, "master_repl_offset");
-            if round < kinds.len() {
+            // A table that has just opened by itself is empty, and TM.ROLL changes nothing.
+            let is_empty = words[0].starts_with("TM.ROLL") && said == [":0"];
+            if round < kinds.len() && !is_empty {
                 assert!(is_change, "{fsync:?} {words:?}: {said:?}");
                 assert!(shown > before, "{fsync:?} {words:?}: {before} before and {shown} after");
             }
