@@ -54,6 +54,8 @@ struct Demand {
     /// What it cannot do without if it spills: its newest table and the next one, and what is in no
     /// table.
     newest: u64,
+    /// What it cannot give back by spilling: its newest table, and what is in no table.
+    kept: u64,
     /// It is never given more.
     most: u64,
     /// Whether it can give memory back.
@@ -105,7 +107,9 @@ fn divide(budget: u64, demands: &[Demand]) -> Vec<u64> {
         let free = budget - wanted;
         return demands.iter().map(|d| d.wants().saturating_add(free).min(d.most)).collect();
     }
-    let for_others = budget.saturating_sub(sum(demands, true, Demand::least));
+    // A next table that is not there yet is no reason to refuse a write.
+    let kept = sum(demands, true, |demand| demand.kept.min(demand.used));
+    let for_others = budget.saturating_sub(kept);
     let of_others = level(for_others, demands, false);
     let rest = budget.saturating_sub(sum(demands, false, |demand| demand.at(of_others)));
     let of_spilling = level(rest, demands, true);
@@ -127,6 +131,7 @@ impl CounterSpace {
             // Rows far from the others are in no table that could spill. They are refused from a
             // part of the limit on that is less than one, so it does not rise with them for ever.
             newest: (2 * largest).max(LEAST_OF_COUNTERS) + self.space.outlier_bytes(),
+            kept: largest + self.space.outlier_bytes(),
             most: self.most_bytes(),
             spills: self.spills(),
         }
@@ -152,6 +157,7 @@ impl ExistenceSpace {
             used: self.space.memory_bytes(),
             next: next + next / 2,
             newest: newest + next,
+            kept: newest,
             most: self.space.most_filter_bytes(),
             spills: self.space.spills(),
         }
@@ -294,7 +300,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn spilling(used: u64) -> Demand {
-        Demand { used, next: MIB, newest: MIB, most: u64::MAX, spills: true }
+        Demand { used, next: MIB, newest: MIB, kept: MIB, most: u64::MAX, spills: true }
     }
 
     #[test]
@@ -319,6 +325,30 @@ mod tests {
         // The others keep their newest tables.
         let limits = divide(72 * MIB, &[spilling(60 * MIB), spilling(60 * MIB), kept]);
         assert_eq!(limits, [MIB, MIB, 70 * MIB]);
+        // But not those that they may need next.
+        let young = Demand { newest: 20 * MIB, ..spilling(MIB) };
+        let kept = Demand { spills: false, ..spilling(8 * MIB) };
+        assert_eq!(divide(30 * MIB, &[young, kept, young])[1], 9 * MIB);
+    }
+
+    /// Flags have small tables yet, and will have large ones.
+    #[test]
+    fn rows_are_not_refused_for_tables_that_are_not_there_yet() {
+        let mut options = Options { memory_bytes: 12 * MIB, ..Options::default() };
+        options.counter.iter_mut().for_each(|space| space.spill = false);
+        let catalogue = Catalogue::default().completed(&options);
+        let durability = Arc::new(Durability::new(Fsync::No));
+        let engines = Engines::new(&options, &catalogue, durability).unwrap();
+        let wanted = engines.existences().iter().map(|space| space.demand().newest).sum::<u64>();
+        assert!(wanted > 12 * MIB, "{wanted}");
+        engines.deal();
+        let users = &engines.counters()[1];
+        for id in 1..=100_000 {
+            engines
+                .set(users, id, &[(0, 3)])
+                .unwrap_or_else(|error| panic!("{id}: {error}; {} used", engines.memory_bytes()));
+        }
+        assert!(engines.memory_bytes() < 12 * MIB, "{}", engines.memory_bytes());
     }
 
     /// Between two divisions of the memory a burst takes more than the share of its space.
@@ -412,6 +442,7 @@ mod tests {
                 used: below(random, 40),
                 next: below(random, 30),
                 newest: below(random, 30),
+                kept: below(random, 29),
                 most: if random.bool() { u64::MAX } else { below(random, 40) },
                 spills: random.u32(0..4) > 0,
             };
@@ -428,7 +459,9 @@ mod tests {
                 .zip(&limits)
                 .map(|(d, &limit)| limit.min(d.wants()))
                 .fold(0, u64::saturating_add);
-            assert!(cut <= budget.max(least), "{budget} {demands:?} {limits:?}");
+            // Beyond it only by next tables of spaces that spill.
+            let next = sum(&demands, true, |d| d.least().saturating_sub(d.kept.min(d.used)));
+            assert!(cut <= budget.max(least).max(budget + next), "{budget} {demands:?} {limits:?}");
         }
     }
 
