@@ -335,7 +335,8 @@ fn answer_settled(
         let durability = &call.node.durability;
         let is_synced = !call.session.wrote
             && durability.committer().synced() >= durability.committer().ticket();
-        let count = call.node.replication.feeds.count(has(until, durability.shown().offset));
+        let end = durability.acknowledged_offset();
+        let count = call.node.replication.feeds.count(has(until, end));
         write(&mut call.reply, is_synced, count);
         return;
     }
