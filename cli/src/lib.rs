@@ -17,6 +17,7 @@ mod restore;
 mod serve;
 pub mod size;
 mod terminal;
+mod upgrade;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use std::io::Write;
@@ -51,6 +52,7 @@ enum Command {
     Dump(inspect::DumpArgs),
     Restore(restore::RestoreArgs),
     Ping(ping::PingArgs),
+    Upgrade(upgrade::UpgradeArgs),
     Cluster(cluster::ClusterArgs),
     Config(config::ConfigArgs),
     Size(Box<size::SizeArgs>),
@@ -71,6 +73,7 @@ pub fn main() -> ExitCode {
         Command::Dump(args) => inspect::dump(&args),
         Command::Restore(args) => restore::run(&args),
         Command::Ping(args) => ping::run(&args),
+        Command::Upgrade(args) => upgrade::run(&args),
         Command::Cluster(args) => cluster::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Size(args) => size::run(&args),

@@ -3,7 +3,7 @@
 Each round exchanges the roles by one order. Four writers ask Sentinel for the master as clients do, and note each write that was acknowledged.
 At the end every acknowledged write must be there. No node may acknowledge a write that was sent after another node had acknowledged one.
 
-    switches.py --server PATH_TO_TIDEMARK [--by sentinel,failover,replicaof] [--rounds 3] [--replicas 1] [--min-replicas 0] [--redis] [--keep]
+    switches.py --server PATH_TO_TIDEMARK [--by sentinel,failover,replicaof,upgrade] [--rounds 3] [--replicas 1] [--min-replicas 0] [--redis] [--keep]
 
 --redis: the same with redis-server in the nodes' place, to compare.
 """
@@ -139,6 +139,9 @@ def play(args, folder):
             began = time.monotonic()
             if by == "sentinel":
                 watch[round % 3].execute_command("SENTINEL", "FAILOVER", "m")
+            elif by == "upgrade":
+                subprocess.run([args.server, "upgrade", "-p", str(old.port), "--to", f"127.0.0.1:{others[0].port}", "--timeout", "10"],
+                               check=True, stdout=subprocess.DEVNULL)
             elif by == "failover":
                 old.client().execute_command("FAILOVER", "TO", "127.0.0.1", others[0].port, "TIMEOUT", 5000)
             else:

@@ -46,6 +46,11 @@ fn failover_beside_sentinels_keeps_acknowledged_writes() {
 }
 
 #[test]
+fn upgrade_beside_sentinels_keeps_acknowledged_writes() {
+    switch(&["--by", "upgrade"]);
+}
+
+#[test]
 fn promotion_by_hand_beside_sentinels_keeps_writes() {
     switch(&["--by", "replicaof"]);
 }

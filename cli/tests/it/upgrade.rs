@@ -125,9 +125,13 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
 
         // 3. The roles are exchanged.
         *handed.lock().unwrap() = Some(Instant::now());
-        let failover = format!("FAILOVER TO 127.0.0.1 {} TIMEOUT 10000", ports[1]);
-        assert_eq!(refusal(&master.ask(&failover)), "");
-        until("it has taken over", || replica.info("role") == "master");
+        let [from, to] = [ports[0].to_string(), format!("127.0.0.1:{}", ports[1])];
+        let done = tidemark(&["upgrade", "-p", &from, "--to", &to, "--timeout", "10"]);
+        let said = [done.stdout, done.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        assert!(done.status.success() && said.contains("roles        exchanged in"), "{said}");
+        eprintln!("{said}");
+        assert_eq!(replica.info("role"), "master");
         // What the new master writes the old program may not know: then it says so, and waits.
         until("the old one is a replica", || master.info("role") == "slave");
         std::thread::sleep(WINDOW);

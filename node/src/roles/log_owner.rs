@@ -112,7 +112,7 @@ fn settle(node: &Node, is_master: bool, term: u64) {
 }
 
 /// Sentinels learn that this node is the master, if none of them has ordered it.
-fn announce(node: &Node) {
+pub fn announce(node: &Node) {
     for hello in node.replication.take_announcements() {
         tracing::info!("announced to Sentinels: {hello}");
         let most = node.config().server.max_output_buffer_bytes;

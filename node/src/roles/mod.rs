@@ -140,6 +140,8 @@ pub struct Replication {
     stepped_down: AtomicBool,
     /// The Sentinels that watch it.
     sentinels: Sentinels,
+    /// The master that it followed until it was ordered to be one.
+    replaces: Mutex<Option<Master>>,
     /// It is the master again, after another one may have been: its log is to begin another term.
     renews: AtomicBool,
     /// The master that Sentinel last put in this node's place.
@@ -178,6 +180,7 @@ impl Replication {
             announces: AtomicBool::new(false),
             stepped_down: AtomicBool::new(false),
             sentinels: Sentinels::default(),
+            replaces: Mutex::default(),
             renews: AtomicBool::new(false),
             last_error: Mutex::default(),
             deposed_by: Mutex::default(),
@@ -315,6 +318,7 @@ impl Replication {
         }
         let is_master = master.is_none();
         let was_master = self.is_master();
+        let mut replaces = self.master().filter(|_| is_master);
         let next = |role: &Role| {
             // To follow the one that it asks to take over, though: it is not asked any more.
             let is_handing = role.handing.is_some() && handing.is_none();
@@ -340,7 +344,8 @@ impl Replication {
         };
         let is_new = self.change(config, next, || {
             self.fence.ordered();
-            self.sentinels.ordered();
+            self.sentinels.ordered(was_master && !is_master);
+            *self.replaces.lock() = replaces.take();
             let is_linked = self.link.lock().state == LinkState::Connected;
             let takes_over = is_master && promotion == Promotion::TakesOver && is_linked;
             self.taking_over.store(takes_over, SeqCst);
@@ -425,7 +430,10 @@ impl Replication {
     /// The hellos by which Sentinels are to learn, once, that this node is the master.
     pub(crate) fn take_announcements(&self) -> Vec<String> {
         let is_due = self.announces.swap(false, SeqCst) && self.is_master();
-        if is_due { self.sentinels.announcements() } else { Vec::new() }
+        if !is_due {
+            return Vec::new();
+        }
+        self.sentinels.announcements(self.replaces.lock().take())
     }
 
     /// Whether a Sentinel has been heard within the last seconds.
@@ -449,11 +457,15 @@ impl Replication {
     }
 
     /// A Sentinel has published a hello here, and names this node as the master if `is_ours`.
-    pub fn heard(&self, said: Sentinel<'_>, is_ours: bool) {
+    /// `named`: the master's address. True if the Sentinel has missed the announcement, which is to
+    /// be made again ([`Replication::take_announcements`]).
+    pub fn heard(&self, said: Sentinel<'_>, named: &str, is_ours: bool) -> bool {
         self.sentinels.hear(said);
         if is_ours && self.is_master() {
             self.sentinels.name_as_master();
         }
+        let is_missed = self.is_settled() && self.is_master() && self.sentinels.is_replaced(named);
+        is_missed && !self.announces.swap(true, SeqCst)
     }
 
     /// Whether this master's log is to begin another term.

@@ -10,8 +10,11 @@
 //! So after FAILOVER the new master publishes that hello itself, to the Sentinels subscribed here,
 //! in the name of one of them. A Sentinel ignores hellos in its own name: the new master publishes
 //! a second one in the name of another. The epoch is one more than any Sentinel has used, so no
-//! failover that a Sentinel has begun has it.
+//! failover that a Sentinel has begun has it. A node that hands its role over counts that epoch,
+//! too: it may be the master again before a Sentinel has published the next hello. If a Sentinel
+//! names the old master all the same, the new one repeats the announcement with a later epoch.
 
+use crate::roles::Master;
 use crate::roles::fence::{MOST_GROUPS, MOST_NAME};
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
@@ -56,6 +59,8 @@ struct State {
     epochs: Vec<(String, u64)>,
     /// One has named this node as the master since it was ordered to be one.
     has_named: bool,
+    /// The master that this node has replaced, from its announcement until it is named.
+    replaced: Option<Master>,
 }
 
 impl Sentinels {
@@ -82,12 +87,24 @@ impl Sentinels {
 
     /// A Sentinel names this node as the master.
     pub(crate) fn name_as_master(&self) {
-        self.0.lock().has_named = true;
+        let mut state = self.0.lock();
+        (state.has_named, state.replaced) = (true, None);
     }
 
-    /// This node has been ordered to be a master, or a replica.
-    pub(crate) fn ordered(&self) {
-        self.0.lock().has_named = false;
+    /// This node has been ordered to be a master, or a replica. `hands_over`: its next master
+    /// announces itself.
+    pub(crate) fn ordered(&self, hands_over: bool) {
+        let mut state = self.0.lock();
+        (state.has_named, state.replaced) = (false, None);
+        if hands_over {
+            state.raise_epochs();
+        }
+    }
+
+    /// Whether a Sentinel that names this address has not accepted the announcement.
+    pub(crate) fn is_replaced(&self, address: &str) -> bool {
+        let state = self.0.lock();
+        state.replaced.as_ref().is_some_and(|master| master.to_string() == address)
     }
 
     /// Whether one has named this node as the master since its last order.
@@ -113,9 +130,11 @@ impl Sentinels {
         groups.into_iter().find(|(_, heard)| heard.len() == 1).map(|(group, _)| group.to_owned())
     }
 
-    /// Hellos that make the Sentinels of all groups accept this node as the master.
-    pub(crate) fn announcements(&self) -> Vec<String> {
+    /// Hellos that make the Sentinels of all groups accept this node as the master, in the place of
+    /// `replaced`.
+    pub(crate) fn announcements(&self, replaced: Option<Master>) -> Vec<String> {
         let mut state = self.0.lock();
+        state.replaced = replaced.or(state.replaced.take());
         let mut all = Vec::new();
         for (group, heard) in state.live_groups() {
             let of_group = state.epochs.iter().find(|(name, _)| name == group);
@@ -124,12 +143,17 @@ impl Sentinels {
                 all.push(format!("{identity},{epoch},{group},{ip},{port},{epoch}"));
             }
         }
-        state.epochs.iter_mut().for_each(|(_, epoch)| *epoch = epoch.saturating_add(1));
+        state.raise_epochs();
         all
     }
 }
 
 impl State {
+    /// Another announcement is made, here or at another node.
+    fn raise_epochs(&mut self) {
+        self.epochs.iter_mut().for_each(|(_, epoch)| *epoch = epoch.saturating_add(1));
+    }
+
     /// The groups whose Sentinels are heard, the last heard first.
     fn live_groups(&self) -> Vec<(&str, Vec<&Heard>)> {
         let mut groups: Vec<(&str, Vec<&Heard>)> = Vec::new();
@@ -155,7 +179,7 @@ mod tests {
     #[test]
     fn announcement_has_a_later_epoch_and_two_names() {
         let sentinels = Sentinels::default();
-        assert!(sentinels.announcements().is_empty() && !sentinels.watch());
+        assert!(sentinels.announcements(None).is_empty() && !sentinels.watch());
         sentinels.hear(hello("a", "m", 7));
         assert!(sentinels.watch());
         assert_eq!(sentinels.lonely().as_deref(), Some("m"));
@@ -164,8 +188,10 @@ mod tests {
         }
         assert_eq!(sentinels.lonely(), None);
         let wanted = |name, epoch| format!("10.0.0.9,26379,{name},{epoch},m,10.0.0.1,6399,{epoch}");
-        assert_eq!(sentinels.announcements(), [wanted("b", 8), wanted("c", 8)]);
-        assert_eq!(sentinels.announcements()[0], wanted("b", 9), "the last one may be on its way");
+        assert_eq!(sentinels.announcements(None), [wanted("b", 8), wanted("c", 8)]);
+        assert_eq!(sentinels.announcements(None)[0], wanted("b", 9), "the last one may be lost");
+        sentinels.ordered(true);
+        assert_eq!(sentinels.announcements(None)[0], wanted("b", 11), "its successor's is 10");
     }
 
     #[test]

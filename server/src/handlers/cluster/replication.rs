@@ -8,7 +8,7 @@ use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
 use node::roles::feed::Place;
 use node::roles::node::Node;
-use node::roles::{Fed, Hello, LinkState, Master, Order, Promotion, Sentinel, failover};
+use node::roles::{Fed, Hello, LinkState, Master, Order, Promotion, Sentinel, failover, log_owner};
 use node::runtime::apart::apart;
 use node::runtime::clients::Client;
 use resp::Reply;
@@ -215,7 +215,9 @@ pub(crate) fn heard_sentinel(node: &Arc<Node>, sender: &Client, message: &[u8]) 
     let current = current.parse::<u64>().unwrap_or(0).max(epoch);
     let identity = [at, at_port, run_id];
     let said = Sentinel { identity, group, epoch: current, own: (own_ip, own_port) };
-    node.replication.heard(said, is_ours);
+    if node.replication.heard(said, &format!("{ip} {port}"), is_ours) {
+        log_owner::announce(node);
+    }
     let hello = Hello { group, is_ours, epoch, address: format!("{ip} {port}") };
     let was_deposed = node.replication.is_deposed();
     let is_news = node.replication.named(&config, &hello);
@@ -335,7 +337,8 @@ fn answer_settled(
         let durability = &call.node.durability;
         let is_synced = !call.session.wrote
             && durability.committer().synced() >= durability.committer().ticket();
-        let count = call.node.replication.feeds.count(has(until, durability.shown().offset));
+        let end = durability.acknowledged_offset();
+        let count = call.node.replication.feeds.count(has(until, end));
         write(&mut call.reply, is_synced, count);
         return;
     }

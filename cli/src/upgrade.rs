@@ -1,0 +1,185 @@
+//! `tidemark upgrade`: the master's role moves to a replica that runs the new program already, so
+//! that the old master can be upgraded next. No acknowledged write is lost, and Sentinels learn of
+//! the new master (`FAILOVER`).
+
+use clap::Args;
+use node::client::connect::{ConnectArgs, Link, within};
+use redis_protocol::resp2::types::OwnedFrame;
+use std::io;
+use std::time::{Duration, Instant};
+
+/// Moves the master's role to an upgraded replica, without losing a write.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Upgrade the replica first: stop it, replace the program, start it. Then run
+this with the master's address, and upgrade the old master in the same way.
+It makes a snapshot, waits for the replica, exchanges the roles, checks both
+nodes and reports. Before the exchange an error changes nothing.
+
+Examples:
+  tidemark upgrade -p 7001                        its replica becomes the master
+  tidemark upgrade -p 7001 --to 127.0.0.1:7002    this one of several")]
+pub(super) struct UpgradeArgs {
+    #[command(flatten)]
+    master: ConnectArgs,
+    /// The replica that becomes the master; without it the one that is least behind.
+    #[arg(long, value_name = "HOST:PORT")]
+    to: Option<String>,
+    /// Seconds after which a step is given up.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    timeout: u64,
+}
+
+/// How often a node is asked whether it is ready.
+const ASK_EVERY: Duration = Duration::from_millis(5);
+/// A replica that is further behind would make writes wait for long.
+const MAX_LAG_BYTES: u64 = 1 << 20;
+
+pub(super) fn run(args: &UpgradeArgs) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|e| e.to_string())?;
+    runtime.block_on(upgrade(args))
+}
+
+/// INFO replication of a node.
+struct Info(String);
+
+impl Info {
+    async fn of(link: &mut Link) -> io::Result<Info> {
+        match link.ask(&[b"INFO", b"replication"]).await? {
+            OwnedFrame::BulkString(text) => Ok(Info(String::from_utf8_lossy(&text).into_owned())),
+            other => Err(io::Error::other(format!("an unexpected answer: {other:?}"))),
+        }
+    }
+
+    fn get(&self, field: &str) -> &str {
+        let value =
+            |line: &'_ str| line.split_once(':').filter(|(name, _)| *name == field).is_some();
+        let line = self.0.lines().find(|line| value(line));
+        line.and_then(|line| line.split_once(':')).map_or("", |(_, value)| value)
+    }
+
+    fn is_master(&self) -> bool {
+        self.get("role") == "master"
+    }
+
+    /// Replicas that follow the log: host, port and bytes behind.
+    fn replicas(&self) -> Vec<(String, String, u64)> {
+        let lines = self.0.lines().filter(|line| line.starts_with("slave"));
+        let fed = lines.filter_map(|line| line.split_once(":ip=")).filter_map(|(_, rest)| {
+            let rest = format!("ip={rest}");
+            let of = |name: &str| {
+                let part = rest.split(',').find_map(|part| part.strip_prefix(name));
+                part.map(str::to_owned)
+            };
+            let lag = of("lag_bytes=")?.parse().ok()?;
+            (of("state=")? == "online").then_some((of("ip=")?, of("port=")?, lag))
+        });
+        fed.collect()
+    }
+}
+
+/// Asks a node until `ready` gives something.
+async fn until<T>(
+    link: &mut Link,
+    what: &str,
+    timeout: Duration,
+    mut ready: impl FnMut(&Info) -> Result<Option<T>, String>,
+) -> Result<T, String> {
+    let began = Instant::now();
+    loop {
+        let info = within(timeout, Info::of(link)).await.map_err(|e| format!("{what}: {e}"))?;
+        if let Some(done) = ready(&info)? {
+            return Ok(done);
+        }
+        if began.elapsed() >= timeout {
+            return Err(format!("{what}: not within {} s", timeout.as_secs()));
+        }
+        tokio::time::sleep(ASK_EVERY).await;
+    }
+}
+
+async fn upgrade(args: &UpgradeArgs) -> Result<(), String> {
+    let timeout = Duration::from_secs(args.timeout.max(1));
+    let tls = args.master.tls().map_err(|e| e.to_string())?;
+    let open = async |to: &ConnectArgs| {
+        let link = to.open(tls.as_ref()).await;
+        link.map_err(|e| format!("{}: {e}", to.address()))
+    };
+    let mut old = open(&args.master).await?;
+    let info = within(timeout, Info::of(&mut old)).await.map_err(|e| e.to_string())?;
+    if !info.is_master() {
+        return Err(format!("{} is not a master", args.master.address()));
+    }
+    let began = Instant::now();
+    let saved = within(timeout, old.ask(&[b"SAVE"])).await;
+    saved.map_err(|e| format!("the snapshot failed, nothing is changed: {e}"))?;
+    super::print(&format!("snapshot     {:.2} s\n", began.elapsed().as_secs_f64()))?;
+
+    let is_chosen = |host: &str, port: &str| match &args.to {
+        Some(to) => *to == format!("{host}:{port}"),
+        None => true,
+    };
+    let (host, port, lag) = until(&mut old, "a replica in step", timeout, |info| {
+        let mut near = info.replicas();
+        near.retain(|(host, port, lag)| is_chosen(host, port) && *lag <= MAX_LAG_BYTES);
+        near.sort_by_key(|(.., lag)| *lag);
+        Ok(near.into_iter().next())
+    })
+    .await?;
+    super::print(&format!("replica      {host}:{port}, {lag} bytes behind\n"))?;
+    let number = port.parse().map_err(|_| format!("{port} is no port"))?;
+    let mut new =
+        open(&ConnectArgs { host: host.clone(), port: number, ..args.master.clone() }).await?;
+
+    let began = Instant::now();
+    let ms = timeout.as_millis().to_string();
+    let order = ["FAILOVER", "TO", &host, &port, "TIMEOUT", &ms].map(str::as_bytes);
+    let asked = within(timeout, old.ask(&order)).await;
+    asked.map_err(|e| format!("FAILOVER failed, nothing is changed: {e}"))?;
+    until(&mut old, "the exchange of roles", timeout * 2, |info| {
+        let is_over = info.get("master_failover_state") == "no-failover";
+        match info.is_master() {
+            true if is_over => Err("the failover was aborted: the master is the same".to_owned()),
+            is_master => Ok((!is_master && is_over).then_some(())),
+        }
+    })
+    .await?;
+    until(&mut new, "the new master", timeout, |info| Ok(info.is_master().then_some(()))).await?;
+    super::print(&format!("roles        exchanged in {:.2} s\n", began.elapsed().as_secs_f64()))?;
+
+    until(&mut old, "the old master follows", timeout, |info| {
+        Ok((info.get("master_link_status") == "up").then_some(()))
+    })
+    .await?;
+    let sentinels = until(&mut new, "the old master in step", timeout, |info| {
+        if info.get("repl_fenced") == "1" {
+            return Err(format!("{host}:{port} is fenced: it refuses writes"));
+        }
+        let is_followed = info.replicas().iter().any(|(.., lag)| *lag <= MAX_LAG_BYTES);
+        Ok(is_followed.then(|| info.get("repl_sentinels").to_owned()))
+    })
+    .await?;
+    let heard = if sentinels.is_empty() { "0".to_owned() } else { sentinels };
+    super::print(&format!(
+        "old master   {} follows {host}:{port}: upgrade it next\nsentinels    {heard} told\n",
+        args.master.address()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replicas_are_read_from_info() {
+        let text = "role:master\r\nslave0:ip=::1,port=7,state=online,offset=9,lag=0,lag_bytes=3,\
+                    synced_offset=9\r\nslave1:ip=a,port=8,state=send_bulk,lag_bytes=0\r\n\
+                    slave_priority:100\r\n";
+        let info = Info(text.to_owned());
+        assert_eq!(info.replicas(), [("::1".to_owned(), "7".to_owned(), 3)]);
+        assert!(
+            info.is_master() && info.get("slave_priority") == "100" && info.get("x").is_empty()
+        );
+    }
+}
