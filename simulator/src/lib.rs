@@ -21,7 +21,7 @@
 //! - a change of the catalogue that was acknowledged is there;
 //! - every request is answered; every start succeeds.
 //!
-//! In three of seven seeds posts have ids of several ranges, with outliers in the gaps between them.
+//! In three of seven seeds posts have ids of several ranges, with outliers in the gaps between.
 //! Then tables fill up with likes, snapshots are rare, every second start is cut, and filters are
 //! often spilled, and built anew for another rate.
 //!
