@@ -15,6 +15,11 @@
 //!   4  phantom::Space::end_rewrite     the file answers; the memory goes to the next table
 //! ```
 //!
+//! The manifest keeps with each file an offset of the log (`stamp`). Before that offset the log has
+//! nothing of the file's ids that the file has not, so a start passes over those records. A start
+//! finds the ranges of the other tables, and the horizon, in the log and in the snapshot's ring: a
+//! missing file says nothing.
+//!
 //! A step that fails leaves a frozen table that is still in memory and answers as before; the next
 //! attempt goes on with it.
 
@@ -57,8 +62,19 @@ impl Ground<'_> {
         {
             return Err(no_room(self.store));
         }
+        let covered = self.covered(space, low)?;
         let Some(rewrite) = space.begin_rewrite(low).map_err(refused)? else { return Ok(None) };
-        self.write_rewrite(space, rewrite, rate).map(Some)
+        self.write_rewrite(space, rewrite, covered, rate).map(Some)
+    }
+
+    /// Offset of the log up to which the table that begins at `low` has all changes of pairs of
+    /// its ids. 0: some of these pairs are still outliers, and no record says when they move into
+    /// the table.
+    fn covered(&self, space: &ExistenceSpace, low: u64) -> store::Result<u64> {
+        let Some((low, last)) = space.range_over(low) else { return Ok(0) };
+        while space.has_outliers(low, last) && space.move_on() {}
+        let offset = self.settle()?;
+        Ok(if space.has_outliers(low, last) { 0 } else { offset })
     }
 
     /// Writes filters that were built anew in the place of a table's file.
@@ -69,13 +85,16 @@ impl Ground<'_> {
         rate: u64,
     ) -> store::Result<Spilled> {
         let low = rewrite.range().0;
-        space.cold().damaged.note(low, low, self.write_rewrite(space, rewrite, rate))
+        space.cold().damaged.note(low, low, self.write_rewrite(space, rewrite, 0, rate))
     }
 
+    /// `covered`: offset of the log up to which the table has all changes. It has no fewer than
+    /// its old file.
     fn write_rewrite(
         &self,
         space: &ExistenceSpace,
         mut rewrite: phantom::Rewrite,
+        covered: u64,
         rate: u64,
     ) -> store::Result<Spilled> {
         let Ground { store, durability, .. } = *self;
@@ -99,7 +118,7 @@ impl Ground<'_> {
             kind: RecordKind::Table as u32,
             low,
             high: last,
-            stamp: 0,
+            stamp: old.map_or(0, |old| old.covered()).max(covered),
         };
         let mut writer = store.begin_pages(tag)?;
         let is_urgent = || self.is_urgent();
@@ -187,7 +206,7 @@ impl Ground<'_> {
     /// does: else a start would take ids of the gap in the table for outliers. Never in recovery,
     /// where the log decides.
     fn close_range(&self, space: &ExistenceSpace) -> bool {
-        self.live.is_some_and(|live| live.current.load().close_range(space))
+        self.live().is_some_and(|live| live.current.load().close_range(space))
     }
 }
 
