@@ -20,8 +20,7 @@
 //!
 //!   head         0     8  magic "TMPHEAD" 01
 //!                8     8  fingerprint of the seed
-//!               16     8  1 if the frontier is known, else 0; plus 2 if the log tells how it moves
-//!                         on (0.1.0 did not at first)
+//!               16     8  1 if the frontier is known, else 0
 //!               24     8  frontier                   32  8  its window
 //!               40        pairs aside: id 8, hash 16     then 8  XXH3-64 of all before
 //!
@@ -103,6 +102,9 @@ pub struct StoredTable {
     pub(crate) table: Table,
     /// Pages of the first filter of the table that follows, if that is known.
     pub(crate) next_pages: usize,
+    /// Whether it was written after the head that it is restored with: then all pairs of its ids
+    /// that the head has as outliers have moved into it.
+    pub(crate) is_later: bool,
 }
 
 impl StoredTable {

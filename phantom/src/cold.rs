@@ -56,12 +56,17 @@ impl Space {
 
     /// The lowest id of the oldest table that is in memory and not open, and the bytes of its
     /// filters: of the range of ids that has most of those; `None`: there is none.
+    ///
+    /// While a log is replayed the ring may be further on than the frontier. A table that ends
+    /// above the frontier is still being filled then, even if its range has not opened yet.
     pub fn oldest_in_memory(&self) -> Option<(u64, u64)> {
         let tables = self.ring.load();
         let (_newest, old) = tables.entries().split_last()?;
-        let may_leave = |entry: &&Entry<Arc<Table>>| {
-            !entry.table().is_open() && entry.table().pages_in_memory() > 0
+        let is_filled = |entry: &Entry<Arc<Table>>| {
+            !entry.table().is_open() && self.frontier.contains(entry.slot().last())
         };
+        let may_leave =
+            |entry: &&Entry<Arc<Table>>| entry.table().pages_in_memory() > 0 && is_filled(entry);
         let pages = |ids: &&[Entry<Arc<Table>>]| -> usize {
             ids.iter().filter(may_leave).map(|entry| entry.table().pages_in_memory()).sum()
         };

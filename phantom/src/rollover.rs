@@ -401,7 +401,7 @@ impl Space {
     }
 
     /// Says of the tables that are here at how many pairs they are, or were, closed (L2).
-    pub fn put_roll_points(&self, layout: &[Layout]) {
+    fn put_roll_points(&self, layout: &[Layout]) {
         for at in layout.iter().filter(|at| at.roll_at > 0) {
             let Some((range, table)) = self.table_at(at.low) else { continue };
             match self.frontier.is_open(range.1) {

@@ -111,6 +111,13 @@ impl Space {
         range
     }
 
+    /// Whether any of these pairs has an id of `low..=last`.
+    pub fn has_outliers(&self, low: u64, last: u64) -> bool {
+        let mut has_any = false;
+        self.outliers.for_each(|id, _| has_any |= (low..=last).contains(&id));
+        has_any
+    }
+
     /// Unset pairs of the table that has most of them: none may have more than `max_revoked`.
     pub fn most_revoked(&self) -> usize {
         self.ring

@@ -10,8 +10,12 @@ const MEMBERS: u64 = 6;
 const PAGE: usize = 20;
 /// New posts are written in groups of so many, so that tables fill up.
 const NEW: u64 = 60;
-/// Some posts have ids of another range.
-const FAR: u64 = 1 << 40;
+/// Where the ids of each range begin. A few posts of all seeds have ids of the second one.
+const RANGES: [u64; 3] = [0, 1 << 40, 1 << 50];
+const FAR: u64 = RANGES[1];
+/// Ids at the beginning of a range that new posts leave out: those below the first id that opens
+/// the range lie in the gap beneath it.
+const GAP: u64 = 400;
 /// Increments with a token that are sent again.
 const KEPT: usize = 40;
 /// Users, of which neighbours change together.
@@ -76,11 +80,35 @@ pub(crate) struct Catalogue {
     pub(crate) changing: bool,
 }
 
+/// What the commands of a run have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct Habits {
+    /// Ranges that new posts come in.
+    ranges: usize,
+    /// New posts that are written together.
+    group: u64,
+}
+
+impl Default for Habits {
+    fn default() -> Habits {
+        Habits { ranges: 1, group: NEW }
+    }
+}
+
+impl Habits {
+    /// Several ranges of ids, whose tables fill up with likes.
+    pub(crate) fn ranged(random: &mut fastrand::Rng) -> Habits {
+        Habits { ranges: random.usize(2..=RANGES.len()), group: random.u64(NEW..4 * NEW) }
+    }
+}
+
 /// What commands are drawn from.
 #[derive(Debug, Default)]
 pub(crate) struct Workload {
     pub(crate) catalogue: Catalogue,
-    next_post: u64,
+    habits: Habits,
+    /// The next new post of each range, from where that begins.
+    next_posts: [u64; RANGES.len()],
     /// What the last command was about.
     last: Vec<u64>,
     /// The post that was forgotten last.
@@ -109,6 +137,10 @@ fn each(mut text: String, ids: &[u64], step: &Step) -> Command {
 }
 
 impl Workload {
+    pub(crate) fn new(habits: Habits) -> Workload {
+        Workload { habits, ..Workload::default() }
+    }
+
     /// A command that changes no row of which a change is under way; `None`: there is none now.
     // Long: one arm for each command.
     pub(crate) fn draw(&mut self, model: &Model, random: &mut fastrand::Rng) -> Option<Command> {
@@ -116,16 +148,8 @@ impl Workload {
         let (id, member) = (ids[0], random.u64(0..MEMBERS));
         let key = Key::Post(id);
         let command = match random.u32(0..100) {
-            0..=12 => {
-                let from = self.next_post;
-                self.next_post += NEW + random.u64(0..5);
-                let new: Vec<u64> = (from..from + NEW).collect();
-                let is_seen = random.u32(0..3) == 0;
-                let (verb, flag) =
-                    if is_seen { ("PH.ADD seen", SEEN) } else { ("FEED.ACT read", READ) };
-                let set = Step::Set { flag, member, on: true };
-                each(format!("{verb} {member}"), &new, &set)
-            }
+            0..=12 => self.new_posts(member, random)?,
+            50..=57 | 81..=84 if self.habits.ranges > 1 => self.new_posts(member, random)?,
             13..=29 => {
                 let flag = *random.choice(&[LIKE, LIKE, LIKE, REPOST, READ])?;
                 let on = random.u32(0..3) > 0;
@@ -169,7 +193,8 @@ impl Workload {
                 self.forgotten = Some(id);
                 one(&format!("TM.FORGET post {id}"), key, Step::Forget)
             }
-            87..=92 => twins(random),
+            87..=89 => twins(random),
+            90..=92 if self.habits.ranges == 1 => twins(random),
             _ => self.of_operator(random)?,
         };
         let is_free = |(key, step): &(Key, Step)| !step.changes() || !model.is_busy(*key);
@@ -179,6 +204,38 @@ impl Workload {
         may.then_some(command)
     }
 
+    /// A range of ids: mostly the lowest.
+    fn range(&self, random: &mut fastrand::Rng) -> usize {
+        let ranges = self.habits.ranges;
+        if ranges > 1 && random.u32(0..3) == 0 { random.usize(1..ranges) } else { 0 }
+    }
+
+    /// The first id of new posts in a range, and that of the next one.
+    fn bounds(&self, range: usize) -> (u64, u64) {
+        let first = RANGES[range] + if range == 0 { 0 } else { GAP };
+        (first, first + self.next_posts[range])
+    }
+
+    fn new_posts(&mut self, member: u64, random: &mut fastrand::Rng) -> Option<Command> {
+        let range = self.range(random);
+        let (group, (_, end)) = (self.habits.group, self.bounds(range));
+        // Where there are several ranges, also the newest once more, for another member.
+        let again = self.habits.ranges > 1 && self.next_posts[range] >= group && random.bool();
+        let from = if again { end - group } else { end };
+        if !again {
+            self.next_posts[range] += group + random.u64(0..5);
+        }
+        let new: Vec<u64> = (from..from + group).collect();
+        let (read, seen) = (("FEED.ACT read", READ), ("PH.ADD seen", SEEN));
+        let (like, repost) = (("FEED.ACT like", LIKE), ("FEED.ACT repost", REPOST));
+        let (verb, flag) = match self.habits.ranges {
+            1 if random.u32(0..3) == 0 => seen,
+            1 => read,
+            _ => *random.choice(&[like, like, repost, repost, read, seen])?,
+        };
+        Some(each(format!("{verb} {member}"), &new, &Step::Set { flag, member, on: true }))
+    }
+
     /// Some posts, mostly new ones.
     fn posts(&mut self, random: &mut fastrand::Rng) -> Vec<u64> {
         // What was changed a moment ago is read, and changed back.
@@ -186,14 +243,17 @@ impl Workload {
             return self.last.clone();
         }
         let count = 1 + random.usize(0..PAGE);
-        let recent = self.next_post.saturating_sub(100);
-        let end = self.next_post.max(1);
+        let range = self.range(random);
+        let (first, end) = self.bounds(range);
+        let recent = end.saturating_sub(100).max(first);
+        let end = end.max(first + 1);
         let ids = match random.u32(0..40) {
             // Ahead of all others, which will come there.
             0..=4 => end..end + 3 * NEW,
             5 => FAR..FAR + NEW,
+            6..=8 if range > 0 => RANGES[range]..first,
             6..=22 => recent..end,
-            _ => 0..end,
+            _ => first..end,
         };
         let some: BTreeSet<u64> = (0..count).map(|_| random.u64(ids.clone())).collect();
         let mut some: Vec<u64> = some.into_iter().collect();
@@ -296,7 +356,11 @@ impl Workload {
 
     fn of_operator(&mut self, random: &mut fastrand::Rng) -> Option<Command> {
         let catalogue = &mut self.catalogue;
-        let drawn = random.u32(0..15);
+        let drawn = match self.habits.ranges {
+            1 => random.u32(0..15),
+            // More spills and rebuilds.
+            _ => *random.choice(&[0, 2, 3, 5, 7, 8, 9, 10, 11, 12, 13, 10, 11, 14, 14])?,
+        };
         if drawn < 7 && catalogue.changing || matches!(drawn, 7 | 8) && catalogue.saving {
             return None;
         }
@@ -345,6 +409,11 @@ impl Workload {
                 &format!("TM.SPILL {} {}", random.choice(spilling)?, random.u32(1..4)),
                 Admin::Spill,
             ),
+            14 if self.habits.ranges > 1 => {
+                let rate = random.choice(["0.0000001", "0.0000002", "0.0000004"])?;
+                let alter = format!("TM.SPACE ALTER liked SET false_positive_rate {rate}");
+                admin(&alter, Admin::Rebuild)
+            }
             14 => admin("TM.REBUILD liked", Admin::Rebuild),
             _ => return None,
         })

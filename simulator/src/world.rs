@@ -6,7 +6,7 @@ use crate::model::{LOST, Model};
 use crate::pair::LinkTo;
 use crate::process::Process;
 use crate::reply::Reply;
-use crate::workload::{Admin, Catalogue, Command, Shape, Workload, list};
+use crate::workload::{Admin, Catalogue, Command, Habits, Shape, Workload, list};
 use node::config::{Config, Existence, Fsync, LedgerMode};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -87,6 +87,10 @@ pub(crate) struct World {
     pub(crate) model: RefCell<Model>,
     pub(crate) workload: RefCell<Workload>,
     pub(crate) met: RefCell<Met>,
+    /// Of so many times at which a snapshot may begin it does once.
+    snapshot_odds: u32,
+    /// One of so many starts is killed.
+    start_odds: u32,
     /// What happens is printed.
     told: bool,
 }
@@ -111,6 +115,12 @@ impl Simulator for World {
             process.work.borrow_mut().push_back(work);
         }
     }
+}
+
+/// Whether posts have ids of several ranges: in some runs, so that the others are as they were when
+/// their seeds have found something.
+fn is_ranged(seed: u64) -> bool {
+    seed % 7 > 3
 }
 
 /// Tables so small that everything happens all the time.
@@ -180,7 +190,19 @@ impl World {
         let mut random = fastrand::Rng::with_seed(seed);
         // Hashes and terms that the server draws by itself.
         fastrand::seed(seed);
-        let config = config(&mut random);
+        let mut config = config(&mut random);
+        let (mut habits, mut snapshot_odds, mut start_odds) = (Habits::default(), 2, 5);
+        if is_ranged(seed) {
+            habits = Habits::ranged(&mut random);
+            // Old snapshots, and starts that are cut: much is then told by the log alone.
+            start_odds = 2;
+            snapshot_odds = *random.choice(&[2, 8, u32::MAX]).expect("some");
+            // A range opens for 64 pairs.
+            config.existence.iter_mut().for_each(|space| space.max_aside = 1024);
+            let ledger = if random.bool() { LedgerMode::Exact } else { LedgerMode::Off };
+            config.existence[1].ledger = ledger;
+        }
+        let workload = RefCell::new(Workload::new(habits));
         let machines = if machines == 1 {
             vec![Machine::new(seed, config, None)]
         } else {
@@ -213,7 +235,9 @@ impl World {
             altered: Cell::default(),
             altered_at: Cell::default(),
             model: RefCell::default(),
-            workload: RefCell::default(),
+            workload,
+            snapshot_odds,
+            start_odds,
             met: RefCell::default(),
             told: std::env::var_os("TIDEMARK_TRACE").is_some(),
         });
@@ -351,7 +375,7 @@ impl World {
             80..=89 => self.work(&process),
             90..=93 => self.during(Section::Spill, || process.spill()),
             94..=95 => {
-                let due = self.chance(2);
+                let due = self.chance(self.snapshot_odds);
                 self.during(Section::Snapshot, || process.snapshot(due));
             }
             96..=97 => self.fate(),
@@ -668,6 +692,13 @@ impl World {
         met.merges += figures.merges.load(Relaxed);
         met.failed_spills += figures.failures.load(Relaxed);
         met.cold_reads += figures.misses.load(Relaxed);
+        for space in engines.existences() {
+            met.ranges += u64::from(space.has_ranges());
+            met.outliers += u64::from(space.outlier_pairs() > 0);
+            let Some(ledger) = space.ledger() else { continue };
+            met.rebuilt += ledger.rebuilds.tables.load(Relaxed);
+            met.cut_rebuilds += u64::from(ledger.rebuilds.left.load(Relaxed) > 0);
+        }
     }
 
     /// No disk of a master fails.
@@ -683,7 +714,7 @@ impl World {
             self.be_calm();
             self.watch_disk(self.leader.get());
             let disk = self.disk();
-            if self.chance(5) {
+            if self.chance(self.start_odds) {
                 disk.crash_after(Some(self.draw(1..200)));
             }
             let started = self

@@ -55,6 +55,11 @@ impl PairFile {
         self.file.entry()
     }
 
+    /// Offset of the log up to which the file has all changes of pairs of its ids; 0: unknown.
+    pub(crate) fn covered(&self) -> u64 {
+        self.entry().tag.stamp
+    }
+
     pub(crate) fn file(&self) -> &PageFile {
         &self.file
     }
@@ -168,6 +173,18 @@ impl ColdPairs {
 
     pub(crate) fn shared(&self) -> &Arc<Cold> {
         &self.shared
+    }
+
+    /// Offset of the log up to which a file has all changes of this id's pairs; 0: unknown, or no
+    /// file covers the id.
+    pub(crate) fn covered(&self, id: u64) -> u64 {
+        if id >= self.end() {
+            return 0;
+        }
+        let files = self.files.load();
+        let above = files.partition_point(|file| file.entry().tag.low <= id);
+        let file = above.checked_sub(1).map(|at| &files[at]);
+        file.filter(|file| id <= file.entry().tag.high).map_or(0, |file| file.covered())
     }
 
     /// All files, in the order of their ranges.

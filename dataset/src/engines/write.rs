@@ -324,6 +324,13 @@ impl Engines {
         space.space.move_on()
     }
 
+    /// Closes the open table of a range of ids in which nothing new has come for the longest time,
+    /// and logs that; whether there was one.
+    pub(crate) fn close_range(&self, space: &ExistenceSpace) -> bool {
+        let _turn = self.pair_guard(space, 0);
+        space.space.close_range()
+    }
+
     /// From now on our log says where tables begin.
     pub fn lead(&self) {
         self.follows.store(false, SeqCst);

@@ -9,16 +9,19 @@ use crate::recovery::commit_source::{PREFETCHED, pair};
 use crate::ring_records::{decode_block, decode_frontier, decode_layout, decode_ring};
 use crate::tiering::replay_filter::ReplayFilter;
 use phantom::Member;
+use store::Record;
 
 /// Makes one record true. Parts are touched after the change: a snapshot that begins in between
-/// sees it, or writes the part again.
+/// sees it, or writes the part again. `end`: offset of the log behind the record's batch. A start
+/// passes over pairs of tables whose files have all changes up to there; a replica's files never
+/// do.
 pub fn apply_record(
     engines: &Engines,
     parts: &DirtyParts,
-    number: u32,
-    kind: u8,
-    payload: &[u8],
+    record: &Record<'_>,
+    end: u64,
 ) -> Result<(), String> {
+    let &Record { space: number, kind, payload } = record;
     let space = number;
     // Of one that was dropped later in the log, or before the snapshot that was read.
     if engines.is_dropped(number) {
@@ -34,11 +37,16 @@ pub fn apply_record(
     };
     match RecordKind::from_number(kind) {
         Some(RecordKind::Rows) => apply_rows(engines, parts, counter()?, payload),
-        Some(RecordKind::Pairs) => apply_pairs(engines, parts, existence()?, payload),
-        Some(RecordKind::ExactPairs) => apply_exact_pairs(engines, parts, existence()?, payload),
+        Some(RecordKind::Pairs) => apply_pairs(engines, parts, existence()?, payload, end),
+        Some(RecordKind::ExactPairs) => {
+            apply_exact_pairs(engines, parts, existence()?, payload, end)
+        }
         Some(RecordKind::Block) => {
             let (place, state) = decode_block(payload)?;
             let space = existence()?;
+            if end <= space.cold().covered(place.low) {
+                return Ok(());
+            }
             // After the change, as with rows and pairs.
             let made = space.put_block(place, state);
             parts.touch(number, place.low);
@@ -128,6 +136,7 @@ fn apply_exact_pairs(
     parts: &DirtyParts,
     space: &ExistenceSpace,
     payload: &[u8],
+    end: u64,
 ) -> Result<(), String> {
     let number = space.number();
     let ledger = space.ledger().ok_or_else(|| format!("space {number} has no ledger"))?;
@@ -143,6 +152,9 @@ fn apply_exact_pairs(
         }
         // In this order: filters that are built anew are filled from the ledger.
         ledger.ledger().set(pair.id, pair.member, pair.set);
+        if end <= space.cold().covered(pair.id) {
+            return Ok(());
+        }
         let hashed = space.pair(pair.id, &in_filters(pair.member));
         space.put(&hashed, pair.set).map_err(|e| e.to_string())
     })?;
@@ -156,6 +168,7 @@ fn apply_pairs(
     parts: &DirtyParts,
     space: &ExistenceSpace,
     payload: &[u8],
+    end: u64,
 ) -> Result<(), String> {
     let mut pairs = Vec::new();
     read_pairs(payload, |id, member, set| {
@@ -171,6 +184,9 @@ fn apply_pairs(
             }
         }
         for &(id, member, set) in pairs {
+            if end <= space.cold().covered(id) {
+                continue;
+            }
             space.put(&pair(space, id, member), set).map_err(|e| e.to_string())?;
         }
     }

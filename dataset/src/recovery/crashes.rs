@@ -1,13 +1,12 @@
-//! What a start makes of log and snapshots, whatever was changed and however often the disk failed
-//! on the way: what the engines mark, what the commit thread reads of them and keeps after a
-//! failure, what a snapshot walks while others write, and what a start makes of that. All of it is
-//! the server's own code, on the simulated disk. (`store/tests/it/clock.rs` and `crash.rs` have the
-//! store's part.)
+//! A simulation of starts: what a start finds after random changes and crashes on a disk that
+//! fails. The code is the server's own, from the marks of the engines to the files; the disk is
+//! simulated.
+//! (`store/tests/it/clock.rs` and `crash.rs` have the store's part.)
 //!
-//! Each run is one seed: random changes, rounds of the commit thread, snapshots with changes and
-//! rounds between their files, on a disk that fails; and after each of these a power cut or a kill,
-//! on a copy of the disk. What a start finds there is the state after a round: after the last one
-//! that was synced, or one behind it. So nothing is lost that was synced, and no change is there by
+//! Each run has one seed. Clients change two ranges of ids at random, the commit thread writes its
+//! rounds, snapshots and spills run, and clients write between their steps. After each of these a
+//! copy of the disk is killed or loses power, and a start reads it. It must find the state after
+//! the last synced round or a later one: nothing that was synced is lost, and no change is there by
 //! half.
 //!
 //! `cargo xtask sim dataset --runs 5000` runs more of them; `--seed 7` replays one.
@@ -17,13 +16,13 @@ use super::*;
 use crate::cpu_throttle::CpuThrottle;
 use crate::dirty_keys::Mark;
 use crate::engines::ChangeError;
-use crate::engines::ExistenceSpace;
 use crate::engines::events::{Doing, Event, Partition};
+use crate::engines::{CounterSpace, ExistenceSpace};
 use crate::offsets::Offset;
 use crate::options::{Fsync, LedgerMode, Options};
 use crate::recovery::recover_from;
 use crate::snapshot::write::Walk;
-use crate::tiering::remove_dropped;
+use crate::tiering::{SpillLog, filters, remove_dropped};
 use crate::tokens::Once;
 use counter::{Alteration, Bounds, Change};
 use ledger::{Flush, OwnedMember};
@@ -34,18 +33,20 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 use store::{Faults, Rounds, SimDisk, Store};
 
-/// Neighbours, so many that tables begin among them, and two that are far from all others and from
-/// each other.
-const IDS: [u64; 122] = {
-    let mut ids = [0; 122];
+/// Neighbours, so many that tables begin among them; others far above, so many that a range opens
+/// for them; and two that are far from all others and from each other.
+const IDS: [u64; 202] = {
+    let mut ids = [0; 202];
     let mut at = 0;
-    while at < 120 {
-        ids[at] = 1000 + at as u64 * 3;
+    while at < 200 {
+        ids[at] = if at < UPPER { 1000 + at as u64 * 3 } else { (1 << 50) + at as u64 * 3 };
         at += 1;
     }
-    (ids[120], ids[121]) = (1 << 50, u64::MAX);
+    (ids[200], ids[201]) = (1 << 56, u64::MAX);
     ids
 };
+/// Index of the first id of the upper range.
+const UPPER: usize = 120;
 /// Tokens are used in this time, which is longer than they are kept.
 const TIMES_S: u32 = 9000;
 const MEMBERS: [Member<'static>; 5] = [
@@ -63,8 +64,11 @@ fn config() -> Options {
         (existence.seed, existence.false_positive_rate) = (7, 1e-7);
         // Small tables, so that there are several; few enough that none is recycled.
         existence.pairs_per_table = 200;
+        // A range opens for 64 pairs.
+        (existence.max_aside, existence.spill) = (1024, true);
     }
-    (config.existence[0].ledger, config.existence[0].spill) = (LedgerMode::Exact, true);
+    config.existence[0].ledger = LedgerMode::Exact;
+    config.counter.iter_mut().for_each(|counter| counter.rows_per_table = 40);
     config
 }
 
@@ -198,10 +202,10 @@ fn change(current: &Current, ids: &[u64], random: &mut fastrand::Rng) {
     let change = [Change { field, delta: value }];
     let name = format!("f{}", random.u32(0..3));
     match random.u32(0..100) {
-        // A page is marked as read.
+        // A page is marked as read, or as many posts as open a range.
         0..=9 => {
-            let first = random.usize(0..ids.len());
-            let page = ids.iter().skip(first).take(30);
+            let (first, most) = (random.usize(0..ids.len()), [30, 100][random.usize(0..2)]);
+            let page = ids.iter().skip(first).take(most);
             page.for_each(|&id| drop(engines.act(action, member, id, &mut vec![])));
         }
         10..=34 => drop(engines.act(action, member, id, &mut vec![])),
@@ -317,7 +321,11 @@ struct Sums {
     failed_snapshots: u64,
     flushes: u64,
     failed_flushes: u64,
+    spills: u64,
+    failed_spills: u64,
     starts: u64,
+    /// Most ranges of ids of any space of pairs.
+    ranges: usize,
     /// Most tables of any space.
     tables: usize,
 }
@@ -366,6 +374,8 @@ impl Life<'_> {
         // it.
         let seen = seen(&engines);
         self.sums.tables = seen.layouts.iter().map(Vec::len).fold(self.sums.tables, usize::max);
+        let ranges = engines.existences().iter().map(|space| space.course(u64::MAX).ranges.len());
+        self.sums.ranges = ranges.fold(self.sums.ranges, usize::max);
         self.states.push(seen);
         outcome
     }
@@ -476,6 +486,75 @@ fn flush_ledgers(life: &RefCell<Life<'_>>) {
     }
 }
 
+/// All ids get a flag of a space, range by range, and its tables are closed in between.
+fn fill(life: &mut Life<'_>) {
+    let engines = life.current.load();
+    let Some(space) = life.random.choice(engines.existences()) else { return };
+    let member = &MEMBERS[life.random.usize(0..MEMBERS.len())];
+    let (lower, upper) = life.ids.split_at(life.ids.partition_point(|&id| id < IDS[UPPER]));
+    for range in [lower, upper] {
+        range.iter().for_each(|&id| drop(engines.flag(space, id, member)));
+        while engines.maintain() {}
+        if life.random.u32(0..4) > 0 {
+            engines.roll_pairs(space);
+        }
+        let _ = life.round(true);
+    }
+    life.crash();
+}
+
+/// The oldest tables go to the disk, which fails now and then; others write meanwhile.
+fn spill(life: &RefCell<Life<'_>>) {
+    let (current, store, durability, disk, faults) = {
+        let life = life.borrow();
+        (life.current, life.store, life.durability, life.disk, life.faults)
+    };
+    let fails = life.borrow_mut().random.u32(0..3) == 0;
+    let spoil = || disk.set_faults(if fails { faults } else { Faults::default() });
+    let sync = || {
+        disk.set_faults(Faults::default());
+        life.borrow_mut().others_write();
+        let synced = life.borrow_mut().round(true);
+        let end = life.borrow().durability.positions().1.offset;
+        // Behind that.
+        life.borrow_mut().others_write();
+        spoil();
+        synced.map(|()| end)
+    };
+    let ground = Ground { store, durability, most_bytes: 0, log: SpillLog::Stepped(&sync) };
+    let engines = current.load();
+    while engines.maintain() {}
+    for space in engines.existences() {
+        if life.borrow_mut().random.bool() {
+            engines.roll_pairs(space);
+        }
+    }
+    let closed = |space: &CounterSpace| {
+        space.ranges().into_iter().find(|range| !range.open && range.rows > 0)
+    };
+    let rows = engines.counters().iter().filter_map(|space| Some((space, closed(space)?)));
+    type Spill<'a> = Box<dyn FnOnce() -> store::Result<bool> + 'a>;
+    let rows = rows.map(|(space, range)| {
+        let spill = move || ground.spill(space, range.low, range.last, 0).map(|_| true);
+        Box::new(spill) as Spill<'_>
+    });
+    let pairs = engines.existences().iter().map(|space| {
+        Box::new(move || Ok(filters::spill_oldest(&ground, space)?.is_some())) as Spill<'_>
+    });
+    for spill in rows.chain(pairs) {
+        if life.borrow_mut().random.bool() {
+            continue;
+        }
+        spoil();
+        let outcome = spill();
+        disk.set_faults(Faults::default());
+        let life = &mut *life.borrow_mut();
+        life.sums.spills += u64::from(matches!(outcome, Ok(true)));
+        life.sums.failed_spills += u64::from(outcome.is_err());
+        life.crash();
+    }
+}
+
 /// One process on this disk, until it dies.
 // Long: one arm for each kind of change.
 fn live(
@@ -526,15 +605,22 @@ fn live(
     };
     for _ in 0..steps {
         // A snapshot may be the first thing that a process does: of what it has read from the log.
-        let (quiet, flushes, saves) = {
+        let (quiet, fills, flushes, spills, saves) = {
             let random = &mut life.borrow_mut().random;
-            (random.u32(0..5) == 0, random.u32(0..4) == 0, random.u32(0..4) == 0)
+            let mut is_one_of = |many| random.u32(0..many) == 0;
+            (is_one_of(5), is_one_of(5), is_one_of(4), is_one_of(2), is_one_of(4))
         };
         if !quiet {
             life.borrow_mut().others_write();
         }
+        if fills && seed % 4 != 3 {
+            fill(&mut life.borrow_mut());
+        }
         if flushes {
             flush_ledgers(&life);
+        }
+        if spills {
+            spill(&life);
         }
         if !saves {
             continue;
@@ -569,8 +655,9 @@ fn run(seed: u64, sums: &mut Sums) {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut disk = SimDisk::new(seed);
     let mut states = None;
-    for ids in [&IDS[..70], &IDS[..100], &IDS].into_iter().take(random.usize(1..4)) {
-        states = Some(live(seed, ids, &disk, states, &mut random, sums));
+    for upper in [30, 70, 82].into_iter().take(random.usize(1..4)) {
+        let ids = [&IDS[..UPPER * upper / 82], &IDS[UPPER..][..upper]].concat();
+        states = Some(live(seed, &ids, &disk, states, &mut random, sums));
         disk = if random.u32(0..4) == 0 { disk.kill() } else { disk.power_cut() };
     }
 }
@@ -585,11 +672,12 @@ fn what_was_synced_is_what_a_start_finds() {
         return;
     }
     let Sums { rounds, failed, snapshots, failed_snapshots, starts, tables, .. } = sums;
-    let Sums { flushes, failed_flushes, .. } = sums;
+    let Sums { flushes, failed_flushes, spills, failed_spills, ranges, .. } = sums;
     println!(
         "{runs} runs: {rounds} rounds, {failed} of them failed, {snapshots} snapshots, \
          {failed_snapshots} of them failed, {flushes} flushes of a ledger, {failed_flushes} of \
-         them failed, {starts} crashes; up to {tables} tables"
+         them failed, {spills} spills and {failed_spills} that failed, {starts} crashes; up to \
+         {tables} tables, {ranges} ranges"
     );
     assert!(
         rounds > 5 * runs
@@ -598,7 +686,10 @@ fn what_was_synced_is_what_a_start_finds() {
             && failed_snapshots > runs / 20
             && flushes > runs
             && failed_flushes > runs / 20
-            && tables > 1,
+            && spills > runs
+            && failed_spills > runs / 20
+            && tables > 3
+            && ranges > 1,
         "they show nothing"
     );
 }

@@ -115,7 +115,8 @@ impl Site {
         let number = self.liked_space().number();
         site.engines.restore(
             number,
-            phantom::Space::restore(liked.options().clone(), &head, tables).unwrap(),
+            phantom::Space::restore(liked.options().clone(), &head, &liked.layout(), tables)
+                .unwrap(),
             vec![],
         );
         site.liked().lead();
@@ -172,7 +173,7 @@ fn applied(site: &Site, record: &Record<'_>) -> Result<(), String> {
     if record.kind == RecordKind::Catalogue as u8 {
         return Ok(());
     }
-    apply_record(&site.engines, &site.durability.parts, record.space, record.kind, record.payload)
+    apply_record(&site.engines, &site.durability.parts, record, u64::MAX)
 }
 
 /// What the log makes of a site that has nothing; `each` sees it after every batch.

@@ -7,6 +7,8 @@ mod crashes;
 #[cfg(test)]
 mod merges;
 #[cfg(test)]
+mod ranges;
+#[cfg(test)]
 mod retiring;
 
 use crate::catalogue::{Catalogue, Unreadable};
@@ -18,9 +20,10 @@ use crate::log_records::RecordKind;
 use crate::options::Options;
 use crate::snapshot;
 use crate::tiering;
-use crate::tiering::Ground;
+use crate::tiering::{Ground, SpillLog};
 use apply::apply_record;
 use commit_source::CommitSource;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -222,7 +225,7 @@ pub fn recover_from(
         tracing::info!("loaded a snapshot of {rows} rows");
     }
     let (mut failed, mut looks) = (None, Looks::default());
-    let mut apply = |record: &Record<'_>| -> Result<(), String> {
+    let mut apply = |record: &Record<'_>, batch: Range<u64>| -> Result<(), String> {
         if record.kind == RecordKind::Catalogue as u8 {
             known = Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
             learn(&mut engines, &known).map_err(|error| failed.insert(error).to_string())?;
@@ -235,39 +238,57 @@ pub fn recover_from(
         if !RecordKind::is_known(record.kind) {
             return Err(failed.insert(newer(record.kind.into())).to_string());
         }
-        apply_record(&engines, parts, record.space, record.kind, record.payload)?;
+        apply_record(&engines, parts, record, batch.end)?;
         if looks.are_due(record) {
-            looks.looked(keep_within(&store, durability, options, &engines));
+            looks.looked(keep_within(&store, durability, options, &engines, batch.start));
         }
         Ok(())
     };
-    let replayed = if follows {
-        let mut each = |head: &store::BatchHead, body: &[u8]| each_record(head, body, &mut apply);
-        store
-            .replay_following(&mut each, &progress)
-            .map(|(log, end)| (Held::Follows(Box::new(log)), end))
-    } else {
-        store.replay(apply, &progress).map(|(log, end)| (Held::Own(Box::new(log)), end))
-    };
+    let replayed = replay(&store, follows, &mut apply, &progress);
     let (mut log, end) = match (failed, replayed) {
         // Not damage: the configuration does not fit, or a newer release wrote it.
         (Some(error), _) => return Err(error),
         (None, replayed) => replayed?,
     };
-    looks.end(|| keep_within(&store, durability, options, &engines));
+    looks.end(|| keep_within(&store, durability, options, &engines, end.position.offset));
     complete(&mut engines, &known, options, &store, &mut log, follows)?;
     Ok(Recovered { engines, store, log, end })
 }
 
-/// Spills what the spaces have beyond their memory. Whether the disk took it.
+/// Spills what the spaces have beyond their memory, with all of the log up to `applied` in them.
+/// Whether the disk took it.
 fn keep_within(
     store: &Store,
     durability: &Durability,
     options: &Options,
     engines: &Engines,
+    applied: u64,
 ) -> bool {
     let most_bytes = options.spill.max_bytes;
-    tiering::keep_within(&Ground { store, durability, most_bytes, live: None }, engines)
+    let log = SpillLog::Replayed(applied);
+    tiering::keep_within(&Ground { store, durability, most_bytes, log }, engines)
+}
+
+/// Replays the log: `apply` gets each record, and where its batch begins and ends in the log.
+fn replay(
+    store: &Store,
+    follows: bool,
+    mut apply: impl FnMut(&Record<'_>, Range<u64>) -> Result<(), String>,
+    progress: impl FnMut(Progress),
+) -> store::Result<(Held, store::End)> {
+    let mut at = store.manifest().replay.offset;
+    let mut each = |head: &store::BatchHead, body: &[u8]| {
+        let batch = at..at + head.bytes();
+        at = batch.end;
+        each_record(head, body, &mut |record| apply(record, batch.clone()))
+    };
+    Ok(if follows {
+        let (log, end) = store.replay_following(&mut each, progress)?;
+        (Held::Follows(Box::new(log)), end)
+    } else {
+        let (log, end) = store.replay_batches(&mut each, progress)?;
+        (Held::Own(Box::new(log)), end)
+    })
 }
 
 /// Hands the records of a batch to `apply`, all that its head says there are.

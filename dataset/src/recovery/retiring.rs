@@ -7,6 +7,7 @@ use super::commit_source::CommitSource;
 use super::*;
 use crate::engines::ChangeError;
 use crate::options::{Fsync, Options};
+use crate::tiering::SpillLog;
 use crate::tiering::counters::remove_retired;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -77,7 +78,9 @@ fn on_a_bad_disk<R>(disk: &SimDisk, does: impl FnOnce() -> store::Result<R>) -> 
 fn live(disk: &SimDisk, truth: &mut Truth, random: &mut fastrand::Rng, sums: &mut Sums) {
     let (current, store, mut log, durability) = start(disk);
     truth.check(&current.load(), "at a start");
-    let ground = Ground { store: &store, durability: &durability, most_bytes: 0, live: None };
+    let log_of_spills = SpillLog::Replayed(0);
+    let ground =
+        Ground { store: &store, durability: &durability, most_bytes: 0, log: log_of_spills };
     let mut rounds = Rounds::new(durability.committer());
     let mut state = CommitSource::new(&durability, &current);
     for _ in 0..random.u32(4..12) {

@@ -124,7 +124,7 @@ struct Restored {
     tables: Vec<StoredTable>,
     late: HashMap<u64, Late>,
     forgotten: Vec<(u64, u64)>,
-    /// At how many pairs its tables are closed.
+    /// Its ring when the tables had been written; empty without a snapshot of the space.
     ring: Vec<u8>,
 }
 
@@ -138,18 +138,20 @@ impl Restored {
         number: u32,
     ) -> Result<(), RestoreError> {
         let mut files = Vec::new();
+        let snapshot = store.manifest().replay.offset;
         for entry in files_of(store, number) {
             let (file, note) = PairFile::open(store, &entry, options, &engines.cold)?;
             let (low, _) = note.range();
             // Its file in the snapshot was that of a table which has been closed since, and moved.
             self.tables.retain(|table| table.range().0 != low);
-            self.tables.push(note.table(file.clone(), self.late.get(&low))?);
+            let is_later = file.covered() > 0 && file.covered() >= snapshot;
+            self.tables.push(note.table(file.clone(), self.late.get(&low), is_later)?);
             files.push(file);
         }
-        let space = phantom::Space::restore(options.clone(), &self.head, self.tables)?;
+        let layout = decode_ring(&self.ring).map_err(RestoreError::Unsound)?;
+        let space = phantom::Space::restore(options.clone(), &self.head, &layout, self.tables)?;
         space.put_late(&self.late)?;
         space.restore_generations(&self.forgotten);
-        space.put_roll_points(&decode_ring(&self.ring).map_err(RestoreError::Unsound)?);
         engines.restore(number, space, files);
         Ok(())
     }

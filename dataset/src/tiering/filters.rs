@@ -15,6 +15,11 @@
 //!   4  phantom::Space::end_rewrite     the file answers; the memory goes to the next table
 //! ```
 //!
+//! The manifest keeps with each file an offset of the log (`stamp`). Before that offset the log has
+//! nothing of the file's ids that the file has not, so a start passes over those records. A start
+//! finds the ranges of the other tables, and the horizon, in the log and in the snapshot's ring: a
+//! missing file says nothing.
+//!
 //! A step that fails leaves a frozen table that is still in memory and answers as before; the next
 //! attempt goes on with it.
 
@@ -57,8 +62,19 @@ impl Ground<'_> {
         {
             return Err(no_room(self.store));
         }
+        let covered = self.covered(space, low)?;
         let Some(rewrite) = space.begin_rewrite(low).map_err(refused)? else { return Ok(None) };
-        self.write_rewrite(space, rewrite, rate).map(Some)
+        self.write_rewrite(space, rewrite, covered, rate).map(Some)
+    }
+
+    /// Offset of the log up to which the table that begins at `low` has all changes of pairs of
+    /// its ids. 0: some of these pairs are still outliers, and no record says when they move into
+    /// the table.
+    fn covered(&self, space: &ExistenceSpace, low: u64) -> store::Result<u64> {
+        let Some((low, last)) = space.range_over(low) else { return Ok(0) };
+        while space.has_outliers(low, last) && space.move_on() {}
+        let offset = self.settle()?;
+        Ok(if space.has_outliers(low, last) { 0 } else { offset })
     }
 
     /// Writes filters that were built anew in the place of a table's file.
@@ -69,13 +85,16 @@ impl Ground<'_> {
         rate: u64,
     ) -> store::Result<Spilled> {
         let low = rewrite.range().0;
-        space.cold().damaged.note(low, low, self.write_rewrite(space, rewrite, rate))
+        space.cold().damaged.note(low, low, self.write_rewrite(space, rewrite, 0, rate))
     }
 
+    /// `covered`: offset of the log up to which the table has all changes. It has no fewer than
+    /// its old file.
     fn write_rewrite(
         &self,
         space: &ExistenceSpace,
         mut rewrite: phantom::Rewrite,
+        covered: u64,
         rate: u64,
     ) -> store::Result<Spilled> {
         let Ground { store, durability, .. } = *self;
@@ -99,7 +118,7 @@ impl Ground<'_> {
             kind: RecordKind::Table as u32,
             low,
             high: last,
-            stamp: 0,
+            stamp: old.map_or(0, |old| old.covered()).max(covered),
         };
         let mut writer = store.begin_pages(tag)?;
         let is_urgent = || self.is_urgent();
@@ -168,7 +187,7 @@ impl Ground<'_> {
             return Ok(self.spill_pairs(space, low, 0)?.map(|_| true));
         }
         // All tables are open: that of a range of ids makes room.
-        if space.is_short() && space.close_range() {
+        if space.is_short() && self.close_range(space) {
             return Ok(Some(true));
         }
         let (late, most) = space.late();
@@ -179,6 +198,15 @@ impl Ground<'_> {
             return Ok(Some(self.spill_pairs(space, low, rate)?.is_some()));
         }
         Ok(Some(self.drop_recycled(space)?))
+    }
+}
+
+impl Ground<'_> {
+    /// Closes the open table of a range, which may then be spilled. The log has that before a file
+    /// does: else a start would take ids of the gap in the table for outliers. Never in recovery,
+    /// where the log decides.
+    fn close_range(&self, space: &ExistenceSpace) -> bool {
+        self.live().is_some_and(|live| live.current.load().close_range(space))
     }
 }
 
@@ -262,4 +290,68 @@ fn copy_pages(
     }
     writer.put(&pages)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::look_after_pairs;
+    use super::*;
+    use crate::commit::Durability;
+    use crate::engines::Current;
+    use crate::live::{Live, Snapshots};
+    use crate::options::{Existence, Options};
+    use crate::recovery::{Commits, Held, Recovered, recover};
+    use phantom::Member;
+
+    /// A range that the spill thread closes is closed after a kill, too, if nothing else was
+    /// written: its table may be in a file by then.
+    #[test]
+    fn closed_range_is_in_the_log() {
+        const FAR: u64 = 1 << 40;
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = Options { dir: folder.path().to_path_buf(), ..Options::default() };
+        (options.counter, options.view, options.action) = (vec![], vec![], vec![]);
+        options.existence = vec![Existence {
+            name: "liked".to_owned(),
+            pairs_per_table: 400,
+            max_tables: 2,
+            max_aside: 1024,
+            spill: true,
+            ..Existence::default()
+        }];
+        let durability = Arc::new(Durability::new(options.fsync));
+        let Recovered { engines, store, log, .. } =
+            recover(&options, &durability, false, |_| ()).unwrap();
+        let Held::Own(mut log) = log else { panic!("a master's") };
+        engines.lead();
+        let current = Current::new(engines);
+        durability.begin(&log);
+        let mut commits = Commits::new(&durability, &current);
+        let space = current.load().existences()[0].clone();
+        for id in (0..100).chain(FAR..FAR + 100) {
+            current.load().flag(&space, id, &Member::Number(1)).unwrap();
+        }
+        while current.load().maintain() {}
+        commits.round(&mut log).unwrap();
+        assert!(space.has_ranges() && to_spill(&space).is_none(), "{:?}", space.layout());
+        let snapshots = Snapshots::default();
+        let live = Live {
+            current: &current,
+            store: &store,
+            durability: &durability,
+            snapshots: &snapshots,
+            max_cold_bytes: 0,
+            merge_bytes_per_s: 0,
+            scrub_bytes_per_s: 0,
+            is_stopped: &|| false,
+        };
+        assert_eq!(look_after_pairs(&live, &space).unwrap(), Some(true));
+        assert!(!space.has_ranges());
+        commits.round(&mut log).unwrap();
+        drop((commits, log, store));
+        let durability = Arc::new(Durability::new(options.fsync));
+        let restarted = recover(&options, &durability, false, |_| ()).unwrap();
+        restarted.engines.lead();
+        assert!(!restarted.engines.existences()[0].has_ranges());
+    }
 }

@@ -45,7 +45,7 @@ impl Ground<'_> {
 }
 
 /// Writes all that a ledger has in memory.
-pub(super) fn flush_all(ground: &Ground<'_>, space: &ExistenceSpace) -> store::Result<()> {
+pub(crate) fn flush_all(ground: &Ground<'_>, space: &ExistenceSpace) -> store::Result<()> {
     let Some(ledger) = space.ledger() else { return Ok(()) };
     ledger.flush(ground.store, Flush::All, || ground.flush()).map(|_| ())
 }

@@ -26,9 +26,9 @@
 //! those that come after the walk stay in memory, as the file's overlay.
 
 pub(crate) mod counters;
-mod filters;
+pub(crate) mod filters;
 pub mod io_throttle;
-mod ledgers;
+pub(crate) mod ledgers;
 mod rebuild;
 pub mod replay_filter;
 mod rows;
@@ -78,8 +78,19 @@ pub struct Ground<'a> {
     pub(crate) durability: &'a Durability,
     /// Bytes that all cold files may take; 0: as many as the disk has.
     pub(crate) most_bytes: u64,
-    /// None in recovery: all that is in memory comes from the log.
-    pub(crate) live: Option<Live<'a>>,
+    pub(crate) log: SpillLog<'a>,
+}
+
+/// The log whose changes a spill writes to files.
+#[derive(Clone, Copy)]
+pub(crate) enum SpillLog<'a> {
+    /// Written by the commit thread, as the data set is served.
+    Served(Live<'a>),
+    /// Replayed up to this offset.
+    Replayed(u64),
+    /// Written by a test, which syncs it and gives its end.
+    #[cfg(test)]
+    Stepped(&'a dyn Fn() -> store::Result<u64>),
 }
 
 impl<'a> Ground<'a> {
@@ -88,13 +99,20 @@ impl<'a> Ground<'a> {
             store: live.store,
             durability: live.durability,
             most_bytes: live.max_cold_bytes,
-            live: Some(*live),
+            log: SpillLog::Served(*live),
+        }
+    }
+
+    fn live(&self) -> Option<Live<'a>> {
+        match self.log {
+            SpillLog::Served(live) => Some(live),
+            _ => None,
         }
     }
 
     /// Whether this thread is waited for: by a space whose memory is short, or by a stop.
     pub(crate) fn hurries(&self) -> bool {
-        self.live.is_some_and(|live| {
+        self.live().is_some_and(|live| {
             is_waited_for(&live, |space| counters::is_short(space, space.memory_limit_bytes()))
         })
     }
@@ -106,7 +124,7 @@ impl<'a> Ground<'a> {
             let limit = space.memory_limit_bytes();
             space.spills() && space.memory_bytes() > limit - space.spare(limit) / URGENT
         };
-        self.live
+        self.live()
             .is_none_or(|live| live.snapshots.is_awaited() || is_waited_for(&live, is_nearly_full))
     }
 
@@ -114,11 +132,29 @@ impl<'a> Ground<'a> {
     /// which the log is durable, for the manifest: a log that ends before it has lost something
     /// that the file has. 0 while the log is replayed, which is durable as it is.
     pub(crate) fn flush(&self) -> store::Result<u64> {
-        if self.live.is_none() {
-            return Ok(0);
+        match self.log {
+            SpillLog::Served(_) => {
+                self.durability.flush()?;
+                Ok(self.durability.positions().1.offset)
+            }
+            SpillLog::Replayed(_) => Ok(0),
+            #[cfg(test)]
+            SpillLog::Stepped(sync) => sync(),
         }
-        self.durability.flush()?;
-        Ok(self.durability.positions().1.offset)
+    }
+
+    /// Gives an offset of the log up to which all changes are both synced and in memory. Much of
+    /// what is in memory is synced first, so that little lies behind that.
+    fn settle(&self) -> store::Result<u64> {
+        match self.log {
+            SpillLog::Served(_) => {
+                self.durability.flush()?;
+                Ok(self.durability.certain().offset)
+            }
+            SpillLog::Replayed(applied) => Ok(applied),
+            #[cfg(test)]
+            SpillLog::Stepped(sync) => sync(),
+        }
     }
 
     /// Takes files out of the manifest that lie below the horizon, which must be in the log,

@@ -72,7 +72,7 @@ mod tests {
     use crate::commit::Durability;
     use crate::options::{Counter, Options};
     use crate::recovery::recover;
-    use crate::tiering::Ground;
+    use crate::tiering::{Ground, SpillLog};
 
     /// While a record is read its rows may be merged: what the files had at its beginning is not
     /// what lies there now.
@@ -90,8 +90,8 @@ mod tests {
         ids.iter().for_each(|&id| space.put(id, Some(&[1, 2, 3, 4])).unwrap());
         while space.maintain() {}
         // As in recovery, where no log is written.
-        let ground =
-            Ground { store: &opened.store, durability: &durability, most_bytes: 0, live: None };
+        let (store, log) = (&opened.store, SpillLog::Replayed(0));
+        let ground = Ground { store, durability: &durability, most_bytes: 0, log };
         let oldest = space.ranges()[0];
         assert!(oldest.last < 20_000, "a table that is closed");
         ground.spill(space, oldest.low, oldest.last, 0).unwrap();

@@ -218,7 +218,7 @@ impl Here {
                 learned = Some(told);
                 continue;
             }
-            apply_record(&engines, parts, record.space, record.kind, record.payload)?;
+            apply_record(&engines, parts, &record, u64::MAX)?;
         }
         if records != head.records {
             return Err("a batch holds another number of records".to_owned());

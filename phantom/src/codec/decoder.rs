@@ -205,6 +205,6 @@ impl TableDecoder {
             table.revoked.reserve(usize::MAX);
             table.revoked.insert_reserved(hash);
         }
-        Ok(StoredTable { low, last, table, next_pages: 0 })
+        Ok(StoredTable { low, last, table, next_pages: 0, is_later: false })
     }
 }

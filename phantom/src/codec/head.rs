@@ -6,6 +6,7 @@ use crate::filter::Filter;
 use crate::hash::{Pair, Seed};
 use crate::options::Options;
 use crate::space::Space;
+use crate::stats::Layout;
 use crate::table::Table;
 use rolling::{Frontier, MAX_RANGES, Range};
 use std::sync::Arc;
@@ -23,7 +24,7 @@ impl Space {
     pub fn encode_head(&self) -> Vec<u8> {
         let (frontier, seed) = (&self.frontier, self.seed);
         let ranges = Range::encode(&frontier.ranges());
-        let mut fields = vec![seed.fingerprint(), u64::from(!ranges.is_empty()) | 2];
+        let mut fields = vec![seed.fingerprint(), u64::from(!ranges.is_empty())];
         fields.extend(ranges.iter().take(2));
         fields.resize(4, 0);
         let mut bytes = HEAD_MAGIC.to_vec();
@@ -58,92 +59,110 @@ impl Space {
         Ok(true)
     }
 
-    /// A space as it was when [`Space::encode_head`] and [`Space::encode_table`] were called, in
-    /// this order; the log tells the rest, and until
-    /// [`Space::lead`] it is the log that decides where tables begin.
+    /// A space as it was when [`Space::encode_head`], [`Space::encode_table`] and [`Space::layout`]
+    /// were called, in this order. The log has the rest, and decides where tables begin until
+    /// [`Space::lead`].
+    ///
+    /// `tables` may be later than `head` and `layout`, and need not be all: ids that none of them
+    /// covers get an empty table, whose pairs are in the log. Only `layout` and the log say which
+    /// tables were recycled. An empty `layout`: the log begins with the space.
     pub fn restore(
         options: Options,
         head: &[u8],
-        mut tables: Vec<StoredTable>,
+        layout: &[Layout],
+        tables: Vec<StoredTable>,
     ) -> Result<Space, DecodeError> {
-        let corrupt = |offset: usize, what| DecodeError::Corrupt { offset: offset as u64, what };
-        let Some(body) = head.len().checked_sub(CHECK).filter(|&body| body >= HEAD_FIXED) else {
-            return Err(corrupt(0, "a head that is too short"));
-        };
-        let has_ranges = head[..8] == HEAD_MAGIC_RANGES[..];
-        if head[..8] != HEAD_MAGIC[..] && !has_ranges {
-            return Err(corrupt(0, "no head of version 1 or 2"));
-        }
-        if xxh3_64(&head[..body]) != u64_at(head, body) {
-            return Err(corrupt(0, "a checksum that does not match"));
-        }
-        if u64_at(head, 8) != Seed::new(options.seed).fingerprint() {
-            return Err(DecodeError::OtherSeed);
-        }
-        let (is_known, is_told) = (u64_at(head, 16) & 1 == 1, u64_at(head, 16) & 2 == 2);
-        let mut numbers = if is_known { vec![u64_at(head, 24), u64_at(head, 32)] } else { vec![] };
-        let mut pairs = HEAD_FIXED;
-        if has_ranges && body >= HEAD_FIXED + 8 {
-            let lower = usize::try_from(u64_at(head, HEAD_FIXED)).unwrap_or(0).min(MAX_RANGES);
-            let first = HEAD_FIXED + 8;
-            pairs = first + lower * 24;
-            numbers.extend((first..pairs.min(body)).step_by(8).map(|at| u64_at(head, at)));
-        }
-        let ranges = Range::decode(&numbers).ok_or(corrupt(HEAD_FIXED, "ranges that overlap"))?;
-        if pairs > body || !(body - pairs).is_multiple_of(ASIDE_PAIR) {
-            return Err(corrupt(HEAD_FIXED, "half a pair"));
-        }
-        tables.sort_by_key(|stored| stored.low);
-        // Where one is missing it was recycled, and all below it. (The newest of its time says that
-        // it has no end. That below a range of ids was open, and what came above it since is told
-        // by the log.)
-        let is_gap = |pair: &[StoredTable]| {
-            pair[0].last.checked_add(1).is_some_and(|next| next < pair[1].low)
-                && !ranges.iter().any(|range| range.start == pair[1].low)
-        };
-        if let Some(gap) = tables.windows(2).rposition(is_gap) {
-            tables.drain(..=gap);
-        }
-        let follow = tables.windows(2).all(|pair| pair[0].low < pair[1].low);
-        tables.extend(behind_cold(&tables, &options)?);
-        let Some(newest) = tables.len().checked_sub(1).filter(|_| follow) else {
-            return Err(DecodeError::NoRing);
-        };
-        let frontier = Frontier::restore(&ranges, options.max_ahead, options.max_aside);
+        let (ranges, outliers) = decode_head(head, Seed::new(options.seed))?;
+        let tables = without_gaps(tables, &options)?;
+        let newest = tables.len() - 1;
         let lows: Vec<u64> = tables.iter().map(|stored| stored.low).collect();
+        let later = tables.iter().filter(|stored| stored.is_later);
+        let later: Vec<(u64, u64)> = later.map(StoredTable::range).collect();
+        let frontier = Frontier::restore(&ranges, options.max_ahead, options.max_aside);
+        frontier.follow(true);
         let parts = tables.into_iter().enumerate().map(|(i, stored)| {
             let last = lows.get(i + 1).map_or(u64::MAX, |next| next - 1);
             stored.table.set_open(i == newest || frontier.is_open(last));
             (stored.low, Arc::new(stored.table))
         });
-        frontier.follow(is_told);
         let parts = parts.collect();
         let space = Space::from_parts(options, parts, frontier)
-            .map_err(|_| corrupt(0, "options that cannot work"))?;
-        for pair in head[pairs..body].chunks_exact(ASIDE_PAIR) {
-            let hash = u128::from(u64_at(pair, 16)) << 64 | u128::from(u64_at(pair, 8));
-            space.put_outlier(&Pair::from_hash(u64_at(pair, 0), hash));
-        }
+            .map_err(|_| DecodeError::Corrupt { offset: 0, what: "options that cannot work" })?;
+        space.put_layout(layout).map_err(|_| DecodeError::NoMemory)?;
+        let has_moved =
+            |pair: &&Pair| later.iter().any(|&(low, last)| (low..=last).contains(&pair.id));
+        outliers.iter().filter(|pair| !has_moved(pair)).for_each(|pair| space.put_outlier(pair));
         Ok(space)
     }
 }
 
-/// What follows a table that lies elsewhere was empty, or is known to the log. So is all, where
-/// every table was spilled since and its file was recycled: there pairs may come before the log
-/// says where tables begin, those that were written while the snapshot was.
-fn behind_cold(
-    tables: &[StoredTable],
-    options: &Options,
-) -> Result<Option<StoredTable>, DecodeError> {
-    let (low, pages) = match tables.last() {
-        Some(last) if last.table.cold().is_some() => {
-            (last.last.checked_add(1).ok_or(DecodeError::NoRing)?, last.next_pages)
-        }
-        Some(_) => return Ok(None),
-        None => (0, options.first_pages()),
+/// The ranges and the outliers of a head.
+fn decode_head(head: &[u8], seed: Seed) -> Result<(Vec<Range>, Vec<Pair>), DecodeError> {
+    let corrupt = |offset: usize, what| DecodeError::Corrupt { offset: offset as u64, what };
+    let Some(body) = head.len().checked_sub(CHECK).filter(|&body| body >= HEAD_FIXED) else {
+        return Err(corrupt(0, "a head that is too short"));
     };
+    let has_ranges = head[..8] == HEAD_MAGIC_RANGES[..];
+    if head[..8] != HEAD_MAGIC[..] && !has_ranges {
+        return Err(corrupt(0, "no head of version 1 or 2"));
+    }
+    if xxh3_64(&head[..body]) != u64_at(head, body) {
+        return Err(corrupt(0, "a checksum that does not match"));
+    }
+    if u64_at(head, 8) != seed.fingerprint() {
+        return Err(DecodeError::OtherSeed);
+    }
+    let is_known = u64_at(head, 16) & 1 == 1;
+    let mut numbers = if is_known { vec![u64_at(head, 24), u64_at(head, 32)] } else { vec![] };
+    let mut pairs = HEAD_FIXED;
+    if has_ranges && body >= HEAD_FIXED + 8 {
+        let lower = usize::try_from(u64_at(head, HEAD_FIXED)).unwrap_or(0).min(MAX_RANGES);
+        let first = HEAD_FIXED + 8;
+        pairs = first + lower * 24;
+        numbers.extend((first..pairs.min(body)).step_by(8).map(|at| u64_at(head, at)));
+    }
+    let ranges = Range::decode(&numbers).ok_or(corrupt(HEAD_FIXED, "ranges that overlap"))?;
+    if pairs > body || !(body - pairs).is_multiple_of(ASIDE_PAIR) {
+        return Err(corrupt(HEAD_FIXED, "half a pair"));
+    }
+    let outlier = |pair: &[u8]| {
+        let hash = u128::from(u64_at(pair, 16)) << 64 | u128::from(u64_at(pair, 8));
+        Pair::from_hash(u64_at(pair, 0), hash)
+    };
+    let outliers = head[pairs..body].chunks_exact(ASIDE_PAIR).map(outlier).collect();
+    Ok((ranges, outliers))
+}
+
+/// The tables, rising, with an empty one wherever they leave out ids from the first one of all on.
+fn without_gaps(
+    mut tables: Vec<StoredTable>,
+    options: &Options,
+) -> Result<Vec<StoredTable>, DecodeError> {
+    tables.sort_by_key(|stored| stored.low);
+    if tables.windows(2).any(|pair| pair[0].low == pair[1].low) {
+        return Err(DecodeError::NoRing);
+    }
     let rate = options.false_positive_rate;
-    let filter =
-        Filter::new(Table::first_sizing(rate), pages.max(1)).map_err(|_| DecodeError::NoMemory)?;
-    Ok(Some(StoredTable { low, last: u64::MAX, table: Table::new(rate, filter), next_pages: 0 }))
+    let empty = |low: u64, pages: usize| {
+        let filter = Filter::new(Table::first_sizing(rate), pages.max(1));
+        let table = Table::new(rate, filter.map_err(|_| DecodeError::NoMemory)?);
+        Ok(StoredTable { low, last: u64::MAX, table, next_pages: 0, is_later: false })
+    };
+    let mut whole = Vec::with_capacity(tables.len() + 1);
+    // The newest table of its time has no end: what began above it since is in `tables` or the log.
+    let (mut end, mut pages) = (Some(options.first_id), options.first_pages());
+    for stored in tables {
+        if let Some(gap) = end.filter(|&end| end < stored.low) {
+            whole.push(empty(gap, pages)?);
+        }
+        end = stored.last.checked_add(1);
+        pages = stored.next_pages;
+        whole.push(stored);
+    }
+    if let Some(end) = end {
+        whole.push(empty(end, pages)?);
+    }
+    // The newest table takes new pairs.
+    let is_open = whole.last().is_some_and(|newest| newest.table.cold().is_none());
+    is_open.then_some(whole).ok_or(DecodeError::NoRing)
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Answer, Change, Member, Options, Space};
+use crate::{Answer, Change, Layout, Member, Options, Space};
 
 fn options() -> Options {
     Options {
@@ -75,7 +75,7 @@ fn what_is_restored_is_what_was_stored() {
         tables.push(decoder.finish().unwrap());
     }
     tables.reverse();
-    let restored = Space::restore(options(), &head, tables).unwrap();
+    let restored = Space::restore(options(), &head, &space.layout(), tables).unwrap();
     assert_eq!(restored.layout(), space.layout());
     assert_eq!(restored.pairs(), space.pairs());
     assert_eq!(restored.outlier_pairs(), 10);
@@ -102,31 +102,34 @@ fn what_is_restored_is_what_was_stored() {
     assert!(!space.encode_table(3, |_| Ok::<(), ()>(())).unwrap(), "no table begins there");
 }
 
-/// A table that a snapshot lacks was recycled while it was written: with all below it, of which it
-/// may have some. What was the newest then has no end.
+/// Neither a missing table nor a hole between two says that anything was recycled.
 #[test]
-fn a_ring_begins_above_what_is_missing_in_it() {
+fn restored_ring_begins_where_the_layout_says() {
     let (space, ..) = busy();
-    let mut lows: Vec<u64> = space.layout().iter().map(|at| at.low).collect();
-    let restored = |lows: &[u64], endless: u64| {
+    let layout = space.layout();
+    let lows: Vec<u64> = layout.iter().map(|at| at.low).collect();
+    let restored = |lows: &[u64], endless: u64, layout: &[Layout]| {
         let stored = |&low: &u64| {
             let mut stored = decoded(&options(), &encoded(&space, low)).unwrap();
             stored.last = if low == endless { u64::MAX } else { stored.last };
             stored
         };
         let tables = lows.iter().map(stored).collect();
-        let restored = Space::restore(options(), &space.encode_head(), tables).unwrap();
-        restored.layout().iter().map(|at| at.low).collect::<Vec<_>>()
+        let restored = Space::restore(options(), &space.encode_head(), layout, tables).unwrap();
+        restored.layout()
     };
     assert!(lows.len() > 3);
-    assert_eq!(restored(&lows, 1), lows);
-    assert_eq!(restored(&lows[1..], 1), lows[1..]);
     let newest = lows[lows.len() - 1];
-    assert_eq!(restored(&[lows[0], lows[1], newest], 1), [newest]);
-    assert_eq!(restored(&lows[..2], lows[1]), lows[..2]);
-    let missing = lows.remove(1);
-    assert_eq!(restored(&lows, 1), lows[1..], "{missing} is missing");
-    assert_eq!(restored(&lows, lows[0]), lows);
+    for part in [&lows[..], &lows[1..], &[lows[0], lows[1], newest], &lows[..2], &[]] {
+        assert_eq!(restored(part, 1, &layout), layout, "{part:?}");
+        assert_eq!(restored(part, 1, &layout[2..]), layout[2..], "{part:?}, two are recycled");
+        let begins = |from: &[Layout]| restored(part, 1, from)[0].low;
+        assert_eq!(begins(&[]), 0, "{part:?}, the log says the rest");
+    }
+    assert_eq!(restored(&lows[..2], lows[1], &layout), layout, "the newest of its time has no end");
+    let alone = restored(&lows[1..2], 1, &[]);
+    let lows_of = |layout: &[Layout]| layout.iter().map(|at| at.low).collect::<Vec<_>>();
+    assert_eq!(lows_of(&alone), [0, lows[1], lows[2]], "what it leaves out is filled up");
 }
 
 #[test]
@@ -162,18 +165,33 @@ fn damage_is_found_and_named() {
     for at in 0..head.len() {
         let mut damaged = head.clone();
         damaged[at] ^= 1;
-        assert!(Space::restore(options(), &damaged, vec![]).is_err());
-        assert!(Space::restore(options(), &head[..at], vec![]).is_err());
+        assert!(Space::restore(options(), &damaged, &[], vec![]).is_err());
+        assert!(Space::restore(options(), &head[..at], &[], vec![]).is_err());
     }
     // All tables of its time were spilled since, and recycled.
-    let none_left = Space::restore(options(), &head, vec![]).unwrap();
+    let none_left = Space::restore(options(), &head, &[], vec![]).unwrap();
     assert_eq!(none_left.horizon(), 0);
     // What was written beside the snapshot comes before the log says where tables begin.
     let pair = none_left.pair(7, &Member::Number(1));
     assert_eq!(none_left.contains_pair(&pair), Ok(Answer::No));
     assert!(none_left.put(&pair, true).is_ok());
     let twice = (0..2).map(|_| decoded(&options(), &bytes).unwrap()).collect();
-    assert_eq!(Space::restore(options(), &head, twice).err(), Some(DecodeError::NoRing));
+    let twice = Space::restore(options(), &head, &[], twice);
+    assert_eq!(twice.err(), Some(DecodeError::NoRing));
+}
+
+/// Its tables are further on than its frontier: they may still be filled.
+#[test]
+fn restored_table_above_the_frontier_is_not_spilled() {
+    let options = Options { spill: true, ..options() };
+    let space = Space::new(options.clone()).unwrap();
+    let head = space.encode_head();
+    (0..30_000).for_each(|id| _ = space.add(id, &Member::Number(id)).unwrap());
+    let restored = Space::restore(options, &head, &space.layout(), vec![]).unwrap();
+    assert_eq!(restored.layout(), space.layout());
+    assert_eq!(restored.oldest_in_memory(), None);
+    restored.put_frontier(&space.course(0).ranges);
+    assert_eq!(restored.oldest_in_memory().map(|(low, _)| low), Some(0));
 }
 
 /// The pairs of a filter are told by its bits, whatever its header says: it takes no more, and its

@@ -99,11 +99,13 @@ impl Note {
     }
 
     /// A table whose filters `below` has; `late`: what a snapshot had of it besides, if it is of
-    /// these very pages.
+    /// these very pages. `is_later`: the pages were written after the snapshot's head, and no pair
+    /// of their ids was an outlier any more.
     pub fn table(
         self,
         below: Arc<dyn ColdBackend>,
         late: Option<&Late>,
+        is_later: bool,
     ) -> Result<StoredTable, DecodeError> {
         let Header { rate, low, last, early, .. } = self.header;
         let late = late.filter(|late| late.identity == below.identity());
@@ -121,7 +123,7 @@ impl Note {
         }
         let empty = Filter::new(Table::first_sizing(rate), 1).map_err(|_| DecodeError::NoMemory)?;
         let table = Table::elsewhere(rate, empty, cold, Arc::new(revoked), early);
-        Ok(StoredTable { low, last, table, next_pages: self.next_pages })
+        Ok(StoredTable { low, last, table, next_pages: self.next_pages, is_later })
     }
 }
 

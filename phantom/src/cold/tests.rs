@@ -111,11 +111,11 @@ impl Shelf {
             let note = Note::decode(space.options(), &stored.note).unwrap();
             let low = note.range().0;
             tables.retain(|table| table.range().0 != low);
-            tables.push(note.table(stored.clone(), late.get(&low)).unwrap());
+            tables.push(note.table(stored.clone(), late.get(&low), false).unwrap());
         }
-        let restored = Space::restore(space.options().clone(), &head, tables).unwrap();
+        let layout = space.layout();
+        let restored = Space::restore(space.options().clone(), &head, &layout, tables).unwrap();
         restored.put_late(&late).unwrap();
-        restored.put_roll_points(&space.layout());
         restored.lead();
         restored
     }

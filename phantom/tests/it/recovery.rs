@@ -302,9 +302,9 @@ fn a_log_brings_all_back_from_any_earlier_position() {
         traffic.check(&traffic.space, &format!("seed {seed}, live"));
 
         let options = traffic.space.options().clone();
-        let restored = Space::restore(options.clone(), &head, tables).expect("a whole snapshot");
+        let restored =
+            Space::restore(options.clone(), &head, &layout, tables).expect("a whole snapshot");
         restored.restore_generations(&generations);
-        restored.put_roll_points(&layout);
         replay(&restored, &traffic.log[position..], false);
         traffic.check(&restored, &format!("seed {seed}, snapshot and log"));
         // Recovery may begin again from the same position.

@@ -15,7 +15,8 @@ pub(crate) fn copy(space: &Space) -> Space {
         decoder.finish().expect("what was encoded")
     };
     let tables = space.layout().iter().map(|at| table(at.low)).collect();
-    let copy = Space::restore(space.options().clone(), &head, tables).expect("a whole snapshot");
+    let options = space.options().clone();
+    let copy = Space::restore(options, &head, &space.layout(), tables).expect("a whole snapshot");
     copy.restore_generations(&space.forgotten(0, u64::MAX));
     copy.lead();
     copy

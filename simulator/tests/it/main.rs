@@ -21,7 +21,7 @@ fn run_all(machines: usize, full: u64) -> (Met, Option<u64>) {
 
 #[test]
 fn a_server_keeps_its_promises_whatever_befalls_it() {
-    let (sum, runs) = run_all(1, 120);
+    let (sum, runs) = run_all(1, 60);
     if let Some(runs) = runs {
         // A simulator that meets none of this shows nothing.
         let crashes = |section| sum.crashes_in.get(&section).copied().unwrap_or(0);
@@ -32,13 +32,15 @@ fn a_server_keeps_its_promises_whatever_befalls_it() {
         assert!(sum.commands > 100 * runs && sum.starts > 2 * runs, "{sum:?}");
         assert!(sum.merges > runs && sum.spilled_tables > runs, "{sum:?}");
         assert!(sum.spills_in_recovery > runs / 10 && sum.cold_reads > runs, "{sum:?}");
+        assert!(sum.ranges > runs / 2 && sum.outliers > runs, "{sum:?}");
+        assert!(sum.rebuilt > runs / 4 && sum.cut_rebuilds > 0, "{sum:?}");
         assert!(sum.crashes_after_alter > runs / 10 && sum.failed_rounds > runs, "{sum:?}");
     }
 }
 
 #[test]
 fn a_replica_has_what_its_master_has_and_takes_its_place() {
-    let (sum, runs) = run_all(2, 20);
+    let (sum, runs) = run_all(2, 12);
     if let Some(runs) = runs {
         assert!(sum.promotions > runs / 4 && sum.replica_crashes > runs / 2, "{sum:?}");
         assert!(sum.full_syncs > runs / 2 && sum.continued > runs, "{sum:?}");

@@ -97,11 +97,10 @@ impl Master {
             let note = Note::decode(&options, &stored.note).unwrap();
             let low = note.range().0;
             tables.retain(|table| table.range().0 != low);
-            tables.push(note.table(stored.clone(), late.get(&low)).unwrap());
+            tables.push(note.table(stored.clone(), late.get(&low), false).unwrap());
         }
-        let space = Space::restore(options, &past.head, tables).unwrap();
+        let space = Space::restore(options, &past.head, &past.layout, tables).unwrap();
         space.put_late(&late).unwrap();
-        space.put_roll_points(&past.layout);
         for (at, batch) in self.log.iter().enumerate().skip(past.batches) {
             batch.layout.iter().for_each(|layout| space.put_layout(layout).unwrap());
             batch.ranges.iter().for_each(|ranges| space.put_frontier(ranges));
@@ -147,9 +146,9 @@ fn outlier_in_a_gap_survives_a_killed_start() {
     master.fill();
     shelf.write(&master.space, low, || ());
 
-    let (mut killed, rolled) = (false, master.space.layout().len());
+    let mut killed = false;
     master.restart(&shelf, &past, |_, space| {
-        if !killed && space.layout().len() < rolled {
+        if !killed {
             shelf.write(space, low, || ());
             killed = true;
         }
