@@ -192,7 +192,7 @@ pub(super) fn look_after(live: &Live<'_>, space: &CounterSpace) -> store::Result
 
 #[cfg(test)]
 mod tests {
-    use super::super::keep_within;
+    use super::super::{SpillLog, keep_within};
     use super::*;
     use crate::commit::Durability;
     use crate::engines::Engines;
@@ -224,7 +224,8 @@ mod tests {
         let disk = Arc::new(SimDisk::new(1));
         let recovered = recover_from(disk, &options, &durability, false, |_| ()).unwrap();
         let store = &recovered.store;
-        let ground = Ground { store, durability: &durability, most_bytes: 0, live: None };
+        let ground =
+            Ground { store, durability: &durability, most_bytes: 0, log: SpillLog::Replayed(0) };
         test(&recovered.engines, &ground);
     }
 
