@@ -20,7 +20,7 @@
 //! stripe of the committer. So if nothing else is marked of the pair, it is still set, and its
 //! filter, which is rarely in the cache, need not be asked (`told`).
 
-use phantom::{BlockPlace, Member};
+use phantom::Member;
 
 /// What a write has changed. See the top of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,7 +43,6 @@ const ROW: u64 = 1;
 const PAIR: u64 = 2;
 const HASHED_PAIR: u64 = 3;
 const LOOSE: u64 = 4;
-const BLOCK: u64 = 5;
 const TOKEN: u64 = 6;
 const OFFSET: u64 = 7;
 const FORGOTTEN: u64 = 8;
@@ -62,8 +61,6 @@ pub enum Marked {
     Pair(u32, u64, MarkedMember, bool),
     /// This id of the existence space with this number became loose.
     Loose(u32, u64),
-    /// A block of the existence space with this number was joined with another site's: where it is.
-    Block(u32, BlockPlace),
     /// A token with this hash was used on a row.
     Token(u128),
     /// The offset with this number has moved.
@@ -117,11 +114,6 @@ impl Mark {
         Mark::new(LOOSE, space, id, [0; 2])
     }
 
-    /// A block of an existence space that was joined with another site's.
-    pub fn block(space: u32, place: BlockPlace) -> Mark {
-        Mark::new(BLOCK, space, place.low, [(place.link as u64) << 32 | place.block as u64, 0])
-    }
-
     /// A token that was used on this row, beside which the row is marked.
     pub fn token(space: u32, id: u64, hash: u128) -> Mark {
         Mark::new(TOKEN, space, id, [(hash >> 64) as u64, hash as u64])
@@ -167,13 +159,6 @@ impl Mark {
             GROUPS => Marked::Groups,
             TOKEN => Marked::Token(MarkedMember::hash_of(self.member)),
             OFFSET => Marked::Offset(self.member[0] as u32),
-            BLOCK => {
-                let (link, block) = (self.member[0] >> 32, self.member[0] as u32);
-                Marked::Block(
-                    space,
-                    BlockPlace { low: id, link: link as usize, block: block as usize },
-                )
-            }
             _ => Marked::Catalogue,
         }
     }
@@ -242,8 +227,6 @@ mod tests {
                 assert_eq!(Mark::loose(space, id).read(), Marked::Loose(space, id));
                 assert_eq!(Mark::forgotten(space, id).read(), Marked::Forgotten(space, id));
                 assert_eq!(Mark::row(space, id).place(), (space, id));
-                let place = BlockPlace { low: id, link: 15, block: u32::MAX as usize };
-                assert_eq!(Mark::block(space, place).read(), Marked::Block(space, place));
                 let token = Mark::token(space, id, u128::MAX - 2);
                 assert_eq!(token.read(), Marked::Token(u128::MAX - 2));
                 assert_eq!((token.place(), token.row_beside()), ((space, id), None));

@@ -23,7 +23,6 @@ pub fn records(input: &[u8]) {
     crate::groups::check_decoder(input);
     let _ = ring_records::decode_layout(input);
     let _ = ring_records::decode_ring(input);
-    let _ = ring_records::decode_block(input);
     let _ = ring_records::decode_frontier(input);
     if let Ok(forgotten) = decode_forgotten(input) {
         let again = encode_forgotten(forgotten.iter().copied());

@@ -14,10 +14,7 @@
 //!   frontier; an existence space's pairs of ids far ahead.
 //! - 7, loose (existence): ids at which a counter of 0 proves nothing:
 //!   `engines/unproven_ids.rs`.
-//! - 8, block (existence): what TM.MERGE brought: lowest id of the table, filter of its chain,
-//!   number of the block; then, 8 bytes each, the highest id that a pair of it can have, the pages
-//!   of the table's first filter, its words as they are now; then the hashes of the pairs revoked
-//!   there, 16 bytes each.
+//! - 8 was a block of TM.MERGE, which is gone.
 //! - 9, frontier (existence): how far the ids reach that tables take: nothing if they take none
 //!   yet, else the highest, and how far above it an id may jump.
 //! - 10, late (existence), snapshots only: what came late to its tables on the disk, in the phantom
@@ -75,8 +72,6 @@ pub enum RecordKind {
     Head = 6,
     /// Ids of an existence space at which a counter of 0 proves nothing.
     Loose = 7,
-    /// A block of a filter, as TM.MERGE left it.
-    Block = 8,
     /// How far the ids of an existence space reach that its tables take.
     Frontier = 9,
     /// What came late to tables of an existence space that lie on the disk.
@@ -100,8 +95,8 @@ impl RecordKind {
     pub fn from_number(kind: u8) -> Option<RecordKind> {
         use RecordKind::*;
         [
-            Catalogue, Rows, Pairs, Layout, Table, Head, Loose, Block, Frontier, Late, Tokens,
-            Offsets, Groups, Forgotten, ExactPairs, Ring,
+            Catalogue, Rows, Pairs, Layout, Table, Head, Loose, Frontier, Late, Tokens, Offsets,
+            Groups, Forgotten, ExactPairs, Ring,
         ]
         .into_iter()
         .find(|&k| k as u8 == kind)

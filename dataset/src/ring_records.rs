@@ -1,30 +1,7 @@
-//! Records of how the rings of existence spaces stand: layouts, frontiers, and blocks that were
-//! merged.
+//! Records of how the rings of existence spaces stand: layouts and frontiers.
 
 use crate::log_records::{put_number, take_number};
-use phantom::{BlockPlace, Layout, Range};
-
-pub(crate) fn encode_block(place: BlockPlace, state: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(state.len() + 24);
-    [place.low, place.link as u64, place.block as u64]
-        .into_iter()
-        .for_each(|n| put_number(&mut out, n));
-    out.extend_from_slice(state);
-    out
-}
-
-pub(crate) fn decode_block(mut bytes: &[u8]) -> Result<(BlockPlace, &[u8]), String> {
-    let low = take_number(&mut bytes)?;
-    let small = |n: u64| {
-        usize::try_from(n)
-            .ok()
-            .filter(|&n| n <= u32::MAX as usize)
-            .ok_or("no block has that number")
-    };
-    let link = small(take_number(&mut bytes)?)?;
-    let block = small(take_number(&mut bytes)?)?;
-    Ok((BlockPlace { low, link, block }, bytes))
-}
+use phantom::{Layout, Range};
 
 pub(crate) fn encode_ring(layout: &[Layout]) -> Vec<u8> {
     let mut out = Vec::new();

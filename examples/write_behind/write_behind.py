@@ -30,7 +30,7 @@ STREAM = "tm:changes"
 BATCH = 500
 # Names that entries and tables use themselves. A counter that is called so has "counter." before it: in entries by the
 # server, as far as they are its own. Databases take `ID` for `id`.
-OWN = {"space", "id", "deleted", "member", "member_hash", "set", "forgotten", "horizon", "merged", "_entry", "_deleted"}
+OWN = {"space", "id", "deleted", "member", "member_hash", "set", "forgotten", "horizon", "_entry", "_deleted"}
 
 
 def text(value):

@@ -1,4 +1,4 @@
-//! Tables and the rest of a space as bytes: for snapshots, for repair, for joining two sites.
+//! Tables and the rest of a space as bytes: for snapshots.
 //! **Version 1, little-endian.**
 //!
 //! ```text
@@ -30,8 +30,8 @@
 //!                         window
 //! ```
 //!
-//! **There is one decoder**, [`TableDecoder`], for what a disk gives back or another server ships
-//! (single blocks of a stranger: `merge`). A Bloom filter that comes from outside is the most
+//! **There is one decoder**, [`TableDecoder`], for what a disk gives back or another server ships.
+//! A Bloom filter that comes from outside is the most
 //! attacked thing of this product class, so nothing in it is believed: **D1** the size of
 //! everything that is allocated is derived, by the formulas that make a new table, from a rate and
 //! a page count that were checked first; **D2** the sum is held against a limit before the first
@@ -45,21 +45,19 @@ mod head;
 #[cfg(test)]
 mod tests;
 
-use crate::block_layout::{BLOCK_WORDS, block_of};
 use crate::bytes::u64_at;
-use crate::deleted_pairs::DeletedPairs;
-use crate::hash::{Pair, Seed, mix};
+use crate::hash::Seed;
 use crate::sizing::{PAGE_WORDS, RATES};
-use crate::table::contents::Contents;
 use crate::table::{LINKS, Link, Table};
 pub use decoder::TableDecoder;
-use rolling::Unreadable;
 use std::sync::atomic::Ordering::Relaxed;
 use xxhash_rust::xxh3::xxh3_64;
 
 const TABLE_MAGIC: &[u8; 8] = b"TMPHTAB\x01";
 pub(crate) const CHECK: usize = 8;
 const HEADER: usize = 64 + 8 * LINKS;
+/// Words of a stored block: 64 KiB.
+const BLOCK_WORDS: usize = 64 * 1024 / 8;
 const BLOCK_HASHES: usize = 4096;
 
 const _: () = assert!(HEADER == 192);
@@ -156,34 +154,6 @@ pub(crate) fn encode_table<E>(
         sink(&bytes)?;
     }
     Ok(())
-}
-
-/// XXH3-64 of each 64 KiB block of each filter, plus the mixed hashes of the revoked pairs that lie
-/// there, in whatever order: two tables of equal layout differ where these differ.
-pub(crate) fn block_sums(
-    contents: &Contents,
-    revoked: &DeletedPairs,
-) -> Result<Vec<u64>, Unreadable> {
-    let (mut bytes, mut sums) = (Vec::with_capacity(BLOCK_WORDS * 8), vec![]);
-    for (link, part) in contents.chain.parts.iter().enumerate() {
-        for block in 0..part.blocks() {
-            bytes.clear();
-            let words = contents.words(link, block)?;
-            words.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
-            sums.push(xxh3_64(&bytes));
-        }
-    }
-    revoked.for_each(|hash| {
-        let pair = Pair::from_hash(0, hash);
-        let mut first = 0;
-        for part in &contents.chain.parts {
-            if let Some(sum) = sums.get_mut(first + block_of(part.pages, &pair)) {
-                *sum = sum.wrapping_add(mix(pair.high ^ pair.low.rotate_left(17)));
-            }
-            first += part.blocks();
-        }
-    });
-    Ok(sums)
 }
 
 /// A header that was checked (D1, D2).

@@ -9,8 +9,6 @@
 //!   merge:  the same, with the pages that lie elsewhere
 //! ```
 //!
-//! A block of another site's filters is kept beside them in the same way (`blocks`).
-//!
 //! Filters cannot be merged with a changed few pairs but by writing all of their pages anew. So
 //! pairs that are set late are kept exactly (`late`), as those that are unset are, until there are
 //! enough of them. They fill the filters of the chain in turn (`table/contents`), and what has no
@@ -92,13 +90,10 @@ impl Space {
     pub fn lies_elsewhere(&self, pair: &Pair) -> bool {
         let Some((_, table)) = self.table_over(pair.id) else { return false };
         let Some(cold) = table.cold().filter(|cold| cold.memory().is_none()) else { return false };
-        !table.revoked.contains(pair.hash())
-            && !cold.late.contains(pair.hash())
-            && !cold.blocks.have(pair)
+        !table.revoked.contains(pair.hash()) && !cold.late.contains(pair.hash())
     }
 
-    /// Late pairs of all tables, and the most that there may be. A block of another site's table
-    /// counts as 2,048.
+    /// Late pairs of all tables, and the most that there may be.
     pub fn late(&self) -> (usize, usize) {
         let most = self.max_pages() as u64 * 4096 / LATE_PART / LATE_BYTES;
         (self.late.load(Relaxed), most.max(64) as usize)

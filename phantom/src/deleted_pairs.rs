@@ -6,16 +6,13 @@
 //!
 //! It is cut into many shards, so that a reader never waits for more than the few writes of one
 //! insertion, or the move of one shard when that grows (a thousandth of the set). A table without
-//! an unlike has no shards. A shard has the pairs of neighbouring pages, whatever the filter's
-//! size, as pages and shards both go by the upper bits of the hash: a search for those of some
-//! pages looks at no others.
+//! an unlike has no shards.
 
 use crate::filter::page_of;
 use crate::hash::Pair;
 use hashbrown::HashSet;
 use parking_lot::RwLock;
 use std::hash::{BuildHasher, Hasher};
-use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
@@ -101,22 +98,12 @@ impl DeletedPairs {
     /// Takes a place for one more, unless there are already `most`. An insertion must follow, or
     /// [`DeletedPairs::release`].
     pub(crate) fn reserve(&self, most: usize) -> bool {
-        self.reserve_many(1, most)
-    }
-
-    /// Takes `count` places, or none if there would be more than `most`; see
-    /// [`DeletedPairs::reserve`].
-    pub(crate) fn reserve_many(&self, count: usize, most: usize) -> bool {
-        let room = |len: usize| len.checked_add(count).filter(|&len| count == 0 || len <= most);
+        let room = |len: usize| len.checked_add(1).filter(|&len| len <= most);
         self.len.fetch_update(SeqCst, SeqCst, room).is_ok()
     }
 
     pub(crate) fn release(&self) {
-        self.release_many(1);
-    }
-
-    pub(crate) fn release_many(&self, count: usize) {
-        self.len.fetch_sub(count, SeqCst);
+        self.len.fetch_sub(1, SeqCst);
     }
 
     /// Puts `hash` in the place that was reserved.
@@ -158,26 +145,11 @@ impl DeletedPairs {
             hashes.into_iter().for_each(&mut f);
         }
     }
-
-    /// The same for those whose bits lie in these pages of a filter of so many.
-    pub(crate) fn for_each_in(&self, pages: Range<usize>, of: usize, mut f: impl FnMut(u128)) {
-        let Some(shards) = self.shards.get().filter(|_| !pages.is_empty()) else { return };
-        for shard in &shards[shards_of(&pages, of, shards.len())] {
-            let is_in = |hash: &u128| pages.contains(&page_of(&Pair::from_hash(0, *hash), of));
-            let hashes: Vec<u128> = shard.read().iter().copied().filter(is_in).collect();
-            hashes.into_iter().for_each(&mut f);
-        }
-    }
 }
 
 /// As a pair's page: the upper bits of the hash, reduced to so many.
 fn shard_of(hash: u128, shards: usize) -> usize {
     page_of(&Pair::from_hash(0, hash), shards)
-}
-
-/// Which of the shards have the pairs of these pages of a filter of so many.
-fn shards_of(pages: &Range<usize>, of: usize, shards: usize) -> Range<usize> {
-    pages.start * shards / of..(pages.end * shards).div_ceil(of)
 }
 
 #[cfg(test)]
@@ -219,40 +191,6 @@ mod tests {
             });
             let (taken, told) = (taken.bytes_current.unsigned_abs() as usize, revoked.size_bytes());
             assert!(taken < 4 * told, "{taken} bytes are taken for {left}, and {told} are told");
-        }
-    }
-
-    /// A thousand unset pairs of a million are looked at for a block of a thousand, not all of
-    /// them.
-    #[test]
-    fn the_pairs_of_some_pages_are_in_few_shards() {
-        let (mut revoked, mut rng) = (DeletedPairs::default(), fastrand::Rng::with_seed(1));
-        for few in [false, true] {
-            let hashes: Vec<u128> =
-                (0..20_000).map(|_| rng.u128(..)).chain([0, u128::MAX]).collect();
-            hashes.iter().for_each(|&hash| assert!(revoked.insert(hash)));
-            for pages in [1, 2, 15, 16, 17, 1000, 1024, 50_000] {
-                let mut all = vec![];
-                for first in (0..pages).step_by(16) {
-                    let range = first..pages.min(first + 16);
-                    let shards = shards_of(&range, pages, SHARDS).len();
-                    assert!(
-                        shards <= range.len() * SHARDS / pages + 2,
-                        "{shards} shards for {range:?} of {pages}"
-                    );
-                    revoked.for_each_in(range.clone(), pages, |hash| {
-                        assert!(range.contains(&page_of(&Pair::from_hash(0, hash), pages)));
-                        all.push(hash);
-                    });
-                }
-                all.sort_unstable();
-                let mut wanted = hashes.clone();
-                wanted.sort_unstable();
-                assert!(all == wanted, "each is in one block of {pages} pages");
-            }
-            if !few {
-                revoked = DeletedPairs::small();
-            }
         }
     }
 }

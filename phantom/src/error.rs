@@ -1,6 +1,5 @@
 //! What can go wrong. In each case nothing has changed.
 
-use crate::codec::DecodeError;
 use rolling::Unreadable;
 
 /// Why a write was refused, or a space could not be made. In each case nothing has changed.
@@ -34,52 +33,4 @@ pub enum Error {
     /// The system has no memory for a table.
     #[error("no memory for a table")]
     Memory(#[source] std::io::Error),
-}
-
-/// Why a block could not be merged. It has changed nothing.
-#[derive(Debug, thiserror::Error)]
-pub enum MergeError {
-    /// The bytes are no block.
-    #[error(transparent)]
-    Undecodable(#[from] DecodeError),
-    /// No table of ours covers its range.
-    #[error("no table covers the ids {low}..={last}")]
-    NoTable {
-        /// Lowest id of the range.
-        low: u64,
-        /// Highest id of the range (inclusive).
-        last: u64,
-    },
-    /// What our table has there cannot be read.
-    #[error(transparent)]
-    Unreadable(#[from] Unreadable),
-    /// Our table of that range has another error rate or size.
-    #[error("our table of that range has another error rate or another size")]
-    OtherLayout,
-    /// Its ids reach so far above ours that one alone would be kept aside.
-    #[error(
-        "its ids reach up to {highest}, far ahead of ours, which end at {ours}: merge it when \
-         there are such ids here"
-    )]
-    FarAhead {
-        /// The highest that a pair of it may have.
-        highest: u64,
-        /// The highest that counts as normal here.
-        ours: u64,
-    },
-    /// No id counts as normal here yet.
-    #[error(
-        "there are no ids here yet beside which its ids, up to {highest}, could be far ahead: \
-         merge it when there are"
-    )]
-    NoIds {
-        /// The highest that a pair of it may have.
-        highest: u64,
-    },
-    /// The union would be fuller than the error rate allows.
-    #[error("the union would exceed the error rate")]
-    Overfull,
-    /// As for any write.
-    #[error(transparent)]
-    Refused(#[from] Error),
 }

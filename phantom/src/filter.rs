@@ -200,22 +200,6 @@ impl Filter {
         self.words[from.min(end)..end].iter().for_each(|word| word.store(0, Relaxed));
     }
 
-    /// Whether all bits of the pair are set in `words`, which stand for this filter's from `start`
-    /// on and hold the pair's page.
-    #[cfg(test)]
-    pub(crate) fn contains_in(&self, pair: &Pair, words: &[u64], start: usize) -> bool {
-        words_have(&words[self.page(pair) - start..], pair, self.sizing.bits)
-    }
-
-    /// Sets in the words of `range` all bits that `more` has.
-    pub(crate) fn or(&self, range: std::ops::Range<usize>, more: &[u64]) {
-        for (word, &more) in self.words[range].iter().zip(more) {
-            if word.load(Relaxed) & more != more {
-                word.fetch_or(more, Relaxed);
-            }
-        }
-    }
-
     /// How many bits are set.
     pub(crate) fn ones(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.load(Relaxed).count_ones())).sum()
@@ -253,11 +237,6 @@ fn masks(pair: &Pair, bits: usize) -> impl Iterator<Item = (usize, u64)> {
 /// words, as a file has them.
 pub(crate) fn page_has(page: &[u8; PAGE_BYTES], pair: &Pair, bits: usize) -> bool {
     masks(pair, bits).all(|(at, mask)| crate::bytes::u64_at(page, at) & mask == mask)
-}
-
-/// The same of a page's words.
-pub(crate) fn words_have(page: &[u64], pair: &Pair, bits: usize) -> bool {
-    masks(pair, bits).all(|(at, mask)| page[at / 8] & mask == mask)
 }
 
 /// Sets them.

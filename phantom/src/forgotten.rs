@@ -24,8 +24,6 @@ use std::sync::atomic::{
 
 /// Slots of the smallest map. A map has at least two slots per id, so that a search ends soon.
 const FEWEST_SLOTS: usize = 64;
-/// A higher generation than any that was counted: what another site says may not be higher.
-pub(crate) const MOST_GENERATIONS: u64 = 1 << 32;
 
 /// See the top of the file.
 pub(crate) struct Forgotten {

@@ -29,16 +29,12 @@
 //! This crate does no I/O, reads no clock and starts no thread: the host calls [`Space::maintain`]
 //! now and then.
 
-mod block;
-mod block_layout;
 mod bytes;
 mod canaries;
 mod codec;
 mod cold;
 mod deleted_pairs;
 mod error;
-mod export;
-mod fill_ratio;
 mod filter;
 mod forget;
 mod forgotten;
@@ -47,7 +43,6 @@ mod fp_estimator;
 pub mod fuzz;
 mod hash;
 mod lookup;
-mod merge;
 mod options;
 mod origin;
 mod rebuild;
@@ -59,11 +54,9 @@ mod table;
 mod table_pool;
 mod write;
 
-pub use block::{Block, BlockPlace};
 pub use codec::{DecodeError, StoredTable, TableDecoder};
 pub use cold::{Late, Note, Rewrite};
-pub use error::{Error, MergeError};
-pub use export::TableDigest;
+pub use error::Error;
 pub use filter::PAGE_BYTES;
 pub use fp_estimator::Measured;
 pub use hash::{Member, Pair};

@@ -140,7 +140,7 @@ impl Space {
     /// All pairs of the list are there. No rewrite of the space is under way, or begins.
     pub fn end_rebuild(&self, rebuild: Rebuild) -> Rebuilt {
         let (low, table, next) = (rebuild.range.0, &rebuild.table, &rebuild.successor);
-        // No table rolls, and none is merged into.
+        // No table rolls, and none is rewritten.
         let alone = (self.rolling.lock(), self.merging.lock());
         let Some(range) = self.range_of(&rebuild) else { return Rebuilt::Outdated };
         if let Some(cold) = table.cold() {

@@ -152,9 +152,7 @@ impl Space {
 
     /// Opens a range for pairs aside, if they are enough; whether it did.
     fn open_range(&self) -> bool {
-        // While blocks are merged the frontier moves under a stripe, which a table that is divided
-        // waits for.
-        let (Some(_alone), Some(_no_merge)) = (self.rolling.try_lock(), self.merging.try_lock())
+        let (Some(_alone), Some(_no_rewrite)) = (self.rolling.try_lock(), self.merging.try_lock())
         else {
             return false;
         };

@@ -206,29 +206,6 @@ impl Sizing {
         rate(load, self.bits)
     }
 
-    /// What chance does to the rate of `pages` when they are full: by what factor it exceeds the
-    /// one that it was sized for, in a filter that is so many standard deviations off.
-    ///
-    /// A page gets m pairs, give or take √m, so that the logarithm of its rate r deviates by e /
-    /// √m, where e = d ln r / d ln λ: 4.3 / √3353 at 1 %, 6.8 / √2228 at 0.1 %, 8.4 / √1647 at 0.01
-    /// %. That a page's pairs are dealt unevenly to its lines adds to that: a tenth at most, by the
-    /// exact variance over the lines, from 25 % to 0.00001 %. The mean of P pages deviates by 1 /
-    /// √P of it, and is taken for log-normal as they are, which for few pages is more than normal.
-    pub(crate) fn chance(&self, pages: usize, deviations: f64) -> f64 {
-        const STEP: f64 = 1.01;
-        let load = self.pairs_per_page / (LINES / 2) as f64;
-        let slope = (rate(load * STEP, self.bits) / rate(load, self.bits)).ln() / STEP.ln();
-        let of_page = 1.1 * slope / self.pairs_per_page.sqrt();
-        (deviations * of_page / (pages as f64).sqrt()).exp()
-    }
-
-    /// The pairs that were counted when evenly laid ones give `rate` in `pages`: the inverse of
-    /// [`Sizing::rate`].
-    pub(crate) fn pairs_at(&self, target: f64, pages: usize) -> u64 {
-        let load = load_at(target, self.bits);
-        (load * counted(load, self.bits) * (pages * LINES / 2) as f64) as u64
-    }
-
     /// The pairs that were counted when `ones` bits are set in `pages`, most likely: the mean share
     /// of zeros is exp(-λ h / 512), exactly.
     pub(crate) fn pairs_of(&self, ones: u64, pages: usize) -> u64 {
@@ -237,16 +214,6 @@ impl Sizing {
         let load = -zeros.ln() * LINE_BITS as f64 / self.bits as f64;
         (load * counted(load, self.bits) * (pages * LINES / 2) as f64) as u64
     }
-}
-
-/// How many pairs the words of a block stand for, beyond those of `before`, which it had.
-pub(crate) fn pairs_added(sizing: Sizing, before: &[u64], after: &[u64]) -> u64 {
-    let ones = |words: &[u64]| words.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
-    let (pages, before, after) = (after.len() / PAGE_WORDS, ones(before), ones(after));
-    if after == before {
-        return 0;
-    }
-    (sizing.pairs_of(after, pages) - sizing.pairs_of(before, pages)).max(1)
 }
 
 /// How far [`Sizing::pairs_of`] may be off: the number of set bits tells `pairs` with a deviation

@@ -92,7 +92,7 @@ pub struct Space {
     pub(crate) upkeep: TablePool,
     /// Held to roll, or to look at ring and frontier together. Never waited for by a writer.
     pub(crate) rolling: Mutex<()>,
-    /// Held while merging.
+    /// Held while a table takes the place of another: a spill, a merge of late pairs, a rebuild.
     pub(crate) merging: Mutex<()>,
     /// Pairs set of tables that lie elsewhere, of all tables.
     pub(crate) late: Arc<AtomicUsize>,

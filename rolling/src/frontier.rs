@@ -416,16 +416,6 @@ impl Frontier {
         Admission::Inside
     }
 
-    /// Whether `id` is, or would be, counted as normal.
-    pub fn is_near(&self, id: u64) -> bool {
-        let tracking = self.ranges.lock();
-        tracking.below(id).is_some_and(|at| {
-            let Range { high, window, .. } = tracking.ranges[at].range;
-            let is_top = at + 1 == tracking.ranges.len();
-            id.saturating_sub(high) <= window && (!is_top || id <= reach(high).max(high))
-        })
-    }
-
     /// The highest id to which the frontier may go in one step: half of those above it are left.
     pub fn reach(&self) -> u64 {
         reach(self.high().unwrap_or(0))

@@ -7,6 +7,7 @@
 //! | [`Error::Io`] | as Full; a disk that keeps failing is the operator's |
 //! | [`Error::Locked`] | does not start: another process has the folder |
 //! | [`Error::Version`] | does not start: a newer release wrote the file |
+//! | [`Error::OldVersion`] | does not start: an older release wrote the folder |
 //! | [`Error::Refused`] | reports it: the request itself was wrong |
 
 use std::io;
@@ -60,6 +61,20 @@ pub enum Error {
         found: u32,
         /// The newest version that can be read.
         newest: u32,
+    },
+    /// The folder has an older format version, which this release does not read. It is left as it
+    /// is.
+    #[error(
+        "{} has format version {found}, this release reads version {needed} only and does not \
+         convert older folders", .path.display()
+    )]
+    OldVersion {
+        /// The file.
+        path: PathBuf,
+        /// The version it names.
+        found: u32,
+        /// The version that can be read.
+        needed: u32,
     },
     /// The request cannot be done, whatever the disk does.
     #[error("{0}")]
@@ -143,6 +158,10 @@ impl Error {
             Error::Locked { .. } => "Stop the other process, or give this one a folder of its own.",
             Error::Version { .. } => {
                 "Start the release that wrote the file, or a newer one; the file was not touched."
+            }
+            Error::OldVersion { .. } => {
+                "Start the release that wrote the folder, and copy its data into a new folder with \
+                 `tidemark import --from`; the file was not touched."
             }
             Error::Refused(_) => "Correct the request.",
         }

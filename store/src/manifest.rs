@@ -2,7 +2,7 @@
 //! be followed with `cat`.
 //!
 //! ```text
-//!   tidemark manifest 1
+//!   tidemark manifest 2
 //!   lineage 6f0c0d9bb4b24a0d8f1f6f7a5f0c2e11
 //!   number 17
 //!   term 0
@@ -44,8 +44,8 @@ pub const MANIFEST: &str = "tidemark.manifest";
 /// The file that makes a folder a backup (backup.rs).
 pub const BACKUP: &str = "tidemark.backup";
 
-/// The newest version that can be read; the one that is written.
-pub const MANIFEST_VERSION: u32 = 1;
+/// The version that is written, and the only one that is read. 2: logs without blocks of TM.MERGE.
+pub const MANIFEST_VERSION: u32 = 2;
 
 /// The most files a manifest may name. 100,000 lines are 10 MB.
 pub const MAX_FILES: usize = 100_000;
@@ -189,11 +189,11 @@ impl Manifest {
             return Err(bad(0, "not a manifest"));
         }
         let version: u32 = number(first[1]).ok_or_else(|| bad(0, "no version"))?;
-        if version > MANIFEST_VERSION {
-            return Err(BadManifest::Version(version));
+        if version == 0 {
+            return Err(bad(0, "there is no such format version"));
         }
         if version != MANIFEST_VERSION {
-            return Err(bad(0, "there is no such format version"));
+            return Err(BadManifest::Version(version));
         }
         let lineage = lines.fields("lineage", 1)?;
         let lineage = Lineage::parse(lineage[0]).ok_or_else(|| bad(lines.at, "no lineage"))?;
@@ -262,6 +262,9 @@ impl Manifest {
         };
         match Manifest::decode(&bytes) {
             Ok(manifest) => Ok(Some(manifest)),
+            Err(BadManifest::Version(found)) if found < MANIFEST_VERSION => {
+                Err(Error::OldVersion { path, found, needed: MANIFEST_VERSION })
+            }
             Err(BadManifest::Version(found)) => {
                 Err(Error::Version { path, found, newest: MANIFEST_VERSION })
             }
@@ -291,7 +294,7 @@ impl Manifest {
 /// Why text is not a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BadManifest {
-    /// A newer release wrote it.
+    /// A release with another format version wrote it.
     Version(u32),
     /// The byte, and what is wrong there.
     Corrupt(usize, &'static str),

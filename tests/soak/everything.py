@@ -302,7 +302,7 @@ class Soak:
         words = self.random.choice([
             ["TM.ROLL", "post"], ["TM.ROLL", "liked"], ["TM.SPILL", "post"], ["TM.SPILL", "liked"], ["BGSAVE"], ["TM.ADVISE", "post"],
             ["TM.SPACE", "ALTER", "liked", "SET", "false_positive_rate", rate], ["CLIENT", "KILL", "TYPE", "normal"], ["DEBUG", "SLEEP", "0"], ["INFO", "everything"],
-            ["SLOWLOG", "GET"], ["TM.DIGEST", "liked"]])
+            ["SLOWLOG", "GET"], ["TM.TABLES", "liked"]])
         self.note(" ".join(words[:3]))
         node = self.named()
         try:

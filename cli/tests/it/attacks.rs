@@ -371,58 +371,6 @@ fn endless_senders_do_not_starve_others() {
     victim.alive(None);
 }
 
-/// Attack 36: a block to be merged that is not what it says.
-#[test]
-fn forged_blocks_are_refused() {
-    let victim = Victim::start("");
-    let mut client = victim.program.client();
-    for id in 1..200 {
-        call(&mut client, &format!("PH.ADD liked 7 {id}"));
-    }
-    let OwnedFrame::BulkString(table) = call(&mut client, "TM.EXPORT liked 0 0") else {
-        panic!("no table")
-    };
-    let before = victim.resident();
-    let seed = 36;
-    let mut random = fastrand::Rng::with_seed(seed);
-    victim.bystander(None, || {
-        for round in 0..1000 {
-            let mut forged = table.clone();
-            match random.u8(..4) {
-                0 => forged.truncate(random.usize(..forged.len())),
-                1 => forged.extend((0..random.usize(1..100)).map(|_| random.u8(..))),
-                // The head holds all sizes.
-                2 => {
-                    for _ in 0..random.usize(1..4) {
-                        let at = random.usize(..forged.len().min(200));
-                        forged[at] = *random.choice(&[0, 1, 0x7f, 0x80, 0xff]).unwrap();
-                    }
-                }
-                _ => {
-                    let at = random.usize(..forged.len());
-                    forged[at] ^= 1 << random.u8(..8);
-                }
-            }
-            let reply = client.call(&[b"TM.MERGE", b"liked", &forged]).unwrap();
-            assert!(
-                forged == table || !refusal(&reply).is_empty(),
-                "seed {seed}, round {round}: {reply:?}"
-            );
-        }
-    });
-    let grown = victim.resident().saturating_sub(before);
-    assert!(grown < 200 * MB, "{grown}");
-    // Nothing of it has come in: a member that was never set is still not there.
-    assert_eq!(
-        call(&mut client, "PH.EXISTS liked 8 1"),
-        OwnedFrame::Array(vec![OwnedFrame::Integer(0)])
-    );
-    assert_eq!(
-        call(&mut client, "PH.EXISTS liked 7 1"),
-        OwnedFrame::Array(vec![OwnedFrame::Integer(1)])
-    );
-}
-
 /// Attack 37: every command, but those named below, with arguments that make sizes overflow: none
 /// to seven, now and then thousands, and one of them long. (What a request that is made for one
 /// command may cost: `a_reply_that_is_too_long_is_not_made`, and `tests/tests/it/hostile.rs`.)
@@ -612,24 +560,11 @@ fn the_time_of_a_login_tells_nothing() {
     assert!(*most < *least * 3 / 2, "{low:?}");
 }
 
-/// Attack 41: names of a space cannot be aimed at a filter, for its seed is secret and no other has
-/// it.
+/// Attack 41: names of a space cannot be aimed at a filter, for its seed is secret.
 #[test]
-fn seeds_of_filters_are_secret_and_differ() {
+fn seeds_of_filters_are_secret() {
     let victim = Victim::start("");
     let mut client = victim.program.client();
-    for id in 1..50 {
-        for space in ["liked", "read"] {
-            call(&mut client, &format!("PH.ADD {space} 7 {id}"));
-        }
-    }
-    let export =
-        |client: &mut Client, space: &str| match call(client, &format!("TM.EXPORT {space} 0 0")) {
-            OwnedFrame::BulkString(table) => table,
-            other => panic!("{other:?}"),
-        };
-    let (liked, read) = (export(&mut client, "liked"), export(&mut client, "read"));
-    assert_ne!(liked, read, "the same pairs set the same bits: the seeds are equal");
     let OwnedFrame::Array(all) = call(&mut client, "CONFIG GET *") else { panic!("no list") };
     assert!(!all.iter().any(
         |item| matches!(item, OwnedFrame::BulkString(b) if b.windows(4).any(|w| w == b"seed"))

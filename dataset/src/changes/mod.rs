@@ -100,8 +100,6 @@ pub enum Change<'a> {
     Horizon(u64),
     /// All pairs of this id of an existence space were unset.
     Forgotten(u64),
-    /// Pairs with ids from here on came from another site, without their names.
-    Merged(u64),
 }
 
 /// Tells `each` what the body of a batch changes: the entry's number in it, its space, and what it
@@ -138,9 +136,6 @@ pub fn each_change(
             }
             Some(RecordKind::Layout | RecordKind::Ring) if !payload.is_empty() => {
                 take_number(&mut payload).and_then(|low| tell(space, Change::Horizon(low)))
-            }
-            Some(RecordKind::Block) => {
-                take_number(&mut payload).and_then(|low| tell(space, Change::Merged(low)))
             }
             _ => Ok(()),
         };

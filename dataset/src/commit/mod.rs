@@ -22,8 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Duration;
 use store::{
-    CommitOptions, Committer, Health, Log, MAX_BODY_BYTES, Position, Reserved, SyncPolicy, Ticket,
-    time,
+    CommitOptions, Committer, Health, Log, MAX_BODY_BYTES, Position, SyncPolicy, Ticket, time,
 };
 use tokio::sync::watch;
 
@@ -219,20 +218,6 @@ impl Durability {
             may_go().then_some(())
         };
         self.release.wait(asked).await;
-    }
-
-    /// Has everything in the log, and nothing else reserved there until this is dropped: for
-    /// changes with which all that waits is to be in one batch. Not for tasks of the workers.
-    pub fn merging(&self) -> store::Result<Reserved<'_, Mark>> {
-        loop {
-            self.flush()?;
-            if let Some(reserved) = self.committer.reserve(MOST_BYTES) {
-                return Ok(reserved);
-            }
-            if self.follows.load(SeqCst) {
-                return Err(store::Error::Refused("the log is a replica's now".to_owned()));
-            }
-        }
     }
 
     /// Whether replies to writes wait for the disk.

@@ -108,7 +108,6 @@ impl Engines {
             offsets: Arc::default(),
             groups: Arc::default(),
             tracking: Default::default(),
-            merging: Default::default(),
             follows: Default::default(),
             catalogue: Default::default(),
         }

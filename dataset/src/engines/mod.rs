@@ -430,8 +430,6 @@ pub struct Engines {
     pub groups: Arc<Groups>,
     /// Told of changes: a listener that hears nothing until the owner gives its own.
     pub tracking: Listener,
-    /// Held while another site's blocks are merged.
-    pub merging: Arc<parking_lot::Mutex<()>>,
     /// What the cold rows of all spaces share.
     pub cold: Arc<Cold>,
     /// A master's log says where tables begin, of new spaces, too.

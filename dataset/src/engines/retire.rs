@@ -18,7 +18,7 @@ impl Engines {
             // First: where rows go, a counter of 0 proves nothing of a flag (`zero_proof`).
             let is_tied = |tie: Option<(u32, u32)>| tie.is_some_and(|tie| tie.0 == space.number);
             let flags = self.existences.iter().filter(|flags| is_tied(flags.tie()));
-            flags.for_each(|flags| flags.loose.widen(Some(last), None));
+            flags.for_each(|flags| flags.loose.widen(Some(last)));
             space.retire_below(known.horizon);
         }
     }

@@ -14,9 +14,8 @@
 //! the log and in snapshots):
 //!
 //! ```text
-//!   1 if there is a `through`, + 2 if there is a `table`
+//!   1 if there is a `through`, else 0
 //!   through      all ids up to this one
-//!   table        an id: all ids of the existence space's table that covers it
 //!   per id       its distance from the one before; ids rise
 //! ```
 
@@ -49,7 +48,6 @@ pub struct Loose {
 #[derive(Default)]
 struct Now {
     through: Option<u64>,
-    table: Option<u64>,
     ids: AtomicUsize,
     /// A power of two, or none. 0: empty; so id 0 is held by `through`.
     slots: Box<[AtomicU64]>,
@@ -85,10 +83,10 @@ impl Now {
     }
 
     /// Another one with room for `room` ids.
-    fn with(&self, seed: u64, through: Option<u64>, table: Option<u64>, room: usize) -> Now {
+    fn with(&self, seed: u64, through: Option<u64>, room: usize) -> Now {
         let slots = (2 * room).next_power_of_two().max(FEWEST_SLOTS);
         let slots = (0..slots).map(|_| AtomicU64::new(0)).collect();
-        let next = Now { through, table, ids: AtomicUsize::new(0), slots };
+        let next = Now { through, ids: AtomicUsize::new(0), slots };
         self.ids().filter(|&id| Some(id) > through).for_each(|id| next.put(seed, id));
         next
     }
@@ -139,9 +137,8 @@ impl Loose {
     #[inline]
     pub fn read(&self, space: &phantom::Space) -> LooseIds {
         let now = self.now.load();
-        let table = now.table.and_then(|id| space.range_over(id));
-        // After both: what they have forgotten lies below it.
-        LooseIds { now, table, horizon: space.horizon(), seed: self.seed }
+        // After it: what it has forgotten lies below the horizon.
+        LooseIds { now, horizon: space.horizon(), seed: self.seed }
     }
 
     /// Adds an id. Those below `horizon` need not be kept: nothing is known of them anyway. False
@@ -159,7 +156,6 @@ impl Loose {
             self.now.store(Arc::new(now.with(
                 self.seed,
                 Some(now.through.unwrap_or(0)),
-                now.table,
                 now.slots.len() / 2,
             )));
             return true;
@@ -177,7 +173,6 @@ impl Loose {
             now = Arc::new(now.with(
                 self.seed,
                 through,
-                now.table,
                 (ids * 2).clamp(FEWEST_SLOTS / 2, self.most.load(Relaxed)),
             ));
             // With what it holds; the id comes in place, as always.
@@ -212,36 +207,26 @@ impl Loose {
         self.arrived.lock().extend_from_slice(arrived);
     }
 
-    /// What it holds beside single ids: see the top of the file.
-    pub fn ranges(&self) -> (Option<u64>, Option<u64>) {
-        let now = self.now.load();
-        (now.through, now.table)
+    /// Returns the id up to which it holds all ids.
+    pub fn through(&self) -> Option<u64> {
+        self.now.load().through
     }
 
-    /// Adds all ids up to `through`, and all of the table that covers the id `table`.
-    pub fn widen(&self, through: Option<u64>, table: Option<u64>) {
+    /// Adds all ids up to `through`.
+    pub fn widen(&self, through: Option<u64>) {
         let _writing = self.writing.lock();
         let now = self.now.load_full();
-        let (through, table) = (now.through.max(through), now.table.max(table));
-        if (through, table) != (now.through, now.table) {
-            self.now.store(Arc::new(now.with(self.seed, through, table, now.slots.len() / 2)));
+        if through > now.through {
+            self.now.store(Arc::new(now.with(self.seed, through, now.slots.len() / 2)));
         }
-    }
-
-    /// The id of the table of which all ids are in it.
-    pub fn table(&self) -> Option<u64> {
-        self.now.load().table
     }
 
     /// What holds of all ids, and of some: those in `ids`, which rise; or all, if that is `None`.
     pub fn encode(&self, ids: Option<&[u64]>) -> Vec<u8> {
         let now = self.now.load();
         let mut out = Vec::new();
-        put_number(
-            &mut out,
-            u64::from(now.through.is_some()) | u64::from(now.table.is_some()) << 1,
-        );
-        now.through.iter().chain(&now.table).for_each(|&id| put_number(&mut out, id));
+        put_number(&mut out, u64::from(now.through.is_some()));
+        now.through.iter().for_each(|&id| put_number(&mut out, id));
         let mut all;
         let ids = match ids {
             Some(ids) => ids,
@@ -262,12 +247,11 @@ impl Loose {
     /// Makes true what [`Loose::encode`] told.
     pub fn decode(&self, mut bytes: &[u8], horizon: u64) -> Result<(), String> {
         let kinds = take_number(&mut bytes)?;
-        if kinds > 3 {
+        if kinds > 1 {
             return Err(format!("unproven ids with unknown flags {kinds}"));
         }
         let through = if kinds & 1 == 1 { Some(take_number(&mut bytes)?) } else { None };
-        let table = if kinds & 2 == 2 { Some(take_number(&mut bytes)?) } else { None };
-        self.widen(through, table);
+        self.widen(through);
         let mut id = 0u64;
         while !bytes.is_empty() {
             id = id.checked_add(take_number(&mut bytes)?).ok_or("an id of more than 64 bits")?;
@@ -280,7 +264,6 @@ impl Loose {
 /// See [`Loose::read`].
 pub struct LooseIds {
     now: Guard<Arc<Now>>,
-    table: Option<(u64, u64)>,
     /// Below it nothing is known any more; a page that began before it rose may have found
     /// something there.
     horizon: u64,
@@ -291,9 +274,7 @@ impl LooseIds {
     /// Whether a counter of 0 proves nothing at this id.
     #[inline]
     pub fn holds(&self, id: u64) -> bool {
-        id < self.horizon
-            || self.table.is_some_and(|(low, last)| (low..=last).contains(&id))
-            || self.now.holds(self.seed, id)
+        id < self.horizon || self.now.holds(self.seed, id)
     }
 }
 
@@ -355,7 +336,7 @@ mod tests {
         assert!(!holds(&loose, 0));
         assert!(loose.insert(0, 0) && !loose.insert(0, 0) && holds(&loose, 0) && !holds(&loose, 1));
         assert!(holds(&loose, u64::MAX));
-        loose.widen(Some(u64::MAX), None);
+        loose.widen(Some(u64::MAX));
         assert!(holds(&loose, 1) && !loose.insert(1, 0));
     }
 
@@ -363,7 +344,6 @@ mod tests {
     fn it_reads_back_and_may_be_told_again() {
         let loose = Loose::new(64);
         (1..=200).for_each(|id| assert!(loose.insert(id * 7, 0)));
-        loose.widen(None, Some(9));
         let other = Loose::new(64);
         other.insert(2_000, 0);
         for _ in 0..2 {
@@ -372,9 +352,9 @@ mod tests {
         }
         assert!((0..=1400).all(|id| !holds(&loose, id) || holds(&other, id)));
         assert!(holds(&other, 2_000) && holds(&other, u64::MAX));
-        assert_eq!((other.size().1, other.table()), (loose.size().1, Some(9)));
-        assert!(other.decode(&[4], 0).is_err());
-        assert!(other.decode(&[3, 1], 0).is_err());
+        assert_eq!(other.size().1, loose.size().1);
+        assert!(other.decode(&[2], 0).is_err());
+        assert!(other.decode(&[1], 0).is_err());
         assert!(other.decode(&[0, 1, 0x80], 0).is_err());
     }
 }

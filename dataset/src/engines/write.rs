@@ -346,41 +346,6 @@ impl Engines {
         drop(self.turn(0));
     }
 
-    /// Joins a block of another site's table with ours, and has it logged.
-    ///
-    /// A block names its pairs by their hashes and bits, not by their ids, while writers mark the
-    /// same pairs in the stripes of their ids. So it takes all stripes, and they are read in one
-    /// moment: else a batch could have a pair twice, as it was before the merge and after it, or a
-    /// flag among the block's bits of which the counter comes only later.
-    ///
-    /// As all that waits for the log goes with it, the caller sees to it that there is room:
-    /// [`Durability::merging`](crate::commit::Durability::merging).
-    pub fn merge(
-        &self,
-        space: &ExistenceSpace,
-        block: &phantom::Block,
-    ) -> Result<(), phantom::MergeError> {
-        let place = block.place();
-        let enter = || {
-            let alone = self.durability.committer().exclusive();
-            alone.join();
-            space.loosen_table(place.low);
-            alone
-        };
-        let (_alone, changed) = space.space.merge_block(block, enter)?;
-        let mut turn = self.turn(place.low);
-        // With each block, as the log may have one without the others.
-        turn.mark(Mark::loose(space.number, place.low));
-        for hash in changed {
-            // Revoked or not: that is read when it is logged.
-            turn.mark_new(Mark::pair(space.number, place.low, MarkedMember::of_hash(hash), false));
-        }
-        block.forgotten_ids().for_each(|id| turn.mark_new(Mark::forgotten(space.number, id)));
-        self.all_changed();
-        turn.mark(Mark::block(space.number, place));
-        Ok(())
-    }
-
     /// [`counter::Space::add`], within the space's share of the memory.
     #[inline]
     pub(super) fn add_to_row(

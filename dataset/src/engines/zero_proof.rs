@@ -42,7 +42,6 @@
 //!
 //! The rest:
 //!
-//! - TM.MERGE: the whole table is loose for as long as it is there.
 //! - A flag whose actions name different counters has no gate.
 //! - An action ties a flag that was not tied so before: when no writer is left that may not know of
 //!   it, all ids that there are become loose, with all writers kept out, and then the tie holds
@@ -132,22 +131,7 @@ impl ExistenceSpace {
 
     /// Makes every id loose that may have a flag in a table now.
     fn loosen_all(&self) {
-        self.loose.widen(self.space.highest_id(), None);
-    }
-
-    /// The table that begins at `low` is about to get flags that were not counted.
-    pub(crate) fn loosen_table(&self, low: u64) {
-        // Only one table is remembered by its id: the newest, of which the end is not known. If
-        // another was, it has an end now.
-        let ends = [self.loose.table().filter(|&table| table != low), Some(low)];
-        for (_, last) in ends.into_iter().flatten().filter_map(|id| self.space.range_over(id)) {
-            if last < u64::MAX {
-                self.loose.widen(Some(last), None);
-            }
-        }
-        if self.space.range_over(low).is_some_and(|(_, last)| last == u64::MAX) {
-            self.loose.widen(None, Some(low));
-        }
+        self.loose.widen(self.space.highest_id());
     }
 }
 

@@ -6,7 +6,7 @@ use crate::dirty_keys::MarkedMember;
 use crate::engines::{CounterSpace, Engines, ExistenceSpace};
 use crate::log_records::{RecordKind, decode_forgotten, read_exact_pairs, read_pairs, read_rows};
 use crate::recovery::commit_source::{PREFETCHED, pair};
-use crate::ring_records::{decode_block, decode_frontier, decode_layout, decode_ring};
+use crate::ring_records::{decode_frontier, decode_layout, decode_ring};
 use crate::tiering::replay_filter::ReplayFilter;
 use phantom::Member;
 use store::Record;
@@ -40,18 +40,6 @@ pub fn apply_record(
         Some(RecordKind::Pairs) => apply_pairs(engines, parts, existence()?, payload, end),
         Some(RecordKind::ExactPairs) => {
             apply_exact_pairs(engines, parts, existence()?, payload, end)
-        }
-        Some(RecordKind::Block) => {
-            let (place, state) = decode_block(payload)?;
-            let space = existence()?;
-            if end <= space.cold().covered(place.low) {
-                return Ok(());
-            }
-            // After the change, as with rows and pairs.
-            let made = space.put_block(place, state);
-            parts.touch(number, place.low);
-            engines.all_changed();
-            made
         }
         Some(RecordKind::Loose) => {
             let space = existence()?;

@@ -6,7 +6,7 @@ use crate::commit::Durability;
 use crate::dirty_keys::{Mark, Marked, MarkedMember, told};
 use crate::engines::{CounterSpace, Current, Engines, ExistenceSpace, PairedCounter};
 use crate::log_records::{Commit, RecordKind, encode_forgotten};
-use crate::ring_records::{encode_block, encode_frontier, encode_ring};
+use crate::ring_records::{encode_frontier, encode_ring};
 use counter::Schema;
 use ledger::OwnedMember;
 use phantom::{Answer, Member, Pair, Range};
@@ -29,7 +29,6 @@ pub(crate) struct CommitSource<'a> {
     /// Forgotten ids, by space, with their generations.
     forgotten: Vec<(u32, u64, u64)>,
     /// Blocks that were merged, as records.
-    blocks: Vec<(u32, Vec<u8>)>,
     /// The version of the catalogue that the log has.
     version: Option<u64>,
     /// Tokens that were used, as a record has them.
@@ -47,9 +46,9 @@ pub(crate) struct CommitSource<'a> {
 #[derive(Default)]
 struct Logged {
     /// What had become loose outside any turn, beside the ids that were marked: the ids of the last
-    /// batch, and the ranges.
+    /// batch, and the id up to which all are.
     arrived: Vec<u64>,
-    ranges: Option<(Option<u64>, Option<u64>)>,
+    through: Option<Option<u64>>,
     tie: Option<PairedCounter>,
     /// How often its ring had changed, and its frontier.
     course: Option<(u64, Vec<Range>)>,
@@ -81,7 +80,6 @@ impl<'a> CommitSource<'a> {
             unreadable: None,
             loose: Vec::new(),
             forgotten: Vec::new(),
-            blocks: Vec::new(),
             tokens: Vec::new(),
             offsets: Vec::new(),
             groups_moved: false,
@@ -124,14 +122,14 @@ impl<'a> CommitSource<'a> {
                 .iter()
                 .take_while(|&&(number, id)| number == space.number() && Some(id) <= high);
             ids.extend(marked.map(|&(_, id)| id));
-            let ranges = space.loose().ranges();
-            let logged = known.ranges.replace(ranges);
+            let through = space.loose().through();
+            let logged = known.through.replace(through);
             // What became loose before we led, as flags left the aside, is in no log: a reader of
             // the log may have such a flag in a table from the beginning.
-            if logged.is_none() && (space.loose().size().0 > 0 || ranges != (None, None)) {
+            if logged.is_none() && (space.loose().size().0 > 0 || through.is_some()) {
                 batch.push(space.number(), RecordKind::Loose as u8, &space.loose().encode(None));
             }
-            if !ids.is_empty() || logged.is_some_and(|logged| logged != ranges) {
+            if !ids.is_empty() || logged.is_some_and(|logged| logged != through) {
                 ids.sort_unstable();
                 ids.dedup();
                 batch.push(
@@ -182,15 +180,6 @@ impl<'a> CommitSource<'a> {
                 let generation = space.map_or(0, |space| space.generation(id));
                 if generation > 0 {
                     self.forgotten.push((number, id, generation));
-                }
-            }
-            Marked::Block(number, place) => {
-                // Now, not when it is encoded: what is liked until then may have its counter in a
-                // later batch.
-                let state =
-                    engines.existence_by_number(number).and_then(|space| space.block_state(place));
-                if let Some(state) = state {
-                    self.blocks.push((number, encode_block(place, &state)));
                 }
             }
             Marked::Row(space, id) => self.row(views, space, id),
@@ -282,8 +271,7 @@ impl<'a> Views<'a> {
                     s.prefetch(id, &Member::Number(member));
                 }
             }
-            Marked::Block(..)
-            | Marked::Loose(..)
+            Marked::Loose(..)
             | Marked::Forgotten(..)
             | Marked::Token(..)
             | Marked::Offset(..)
@@ -315,7 +303,6 @@ impl Source<Mark> for CommitSource<'_> {
             + self.tokens.len()
             + self.offsets.len()
             + self.forgotten.len() * FORGOTTEN_BYTES
-            + self.blocks.iter().map(|(_, block)| block.len()).sum::<usize>()
     }
 
     fn encode(&mut self, batch: &mut Batch) -> store::Result<()> {
@@ -359,10 +346,6 @@ impl Source<Mark> for CommitSource<'_> {
         }
         self.encode_loose(&engines, batch);
         self.encode_forgotten(batch);
-        // Before the pairs: some of them say what is revoked in a block.
-        for (number, block) in self.blocks.drain(..) {
-            batch.push(number, RecordKind::Block as u8, &block);
-        }
         self.commit.encode(batch);
         if !self.tokens.is_empty() {
             batch.push(0, RecordKind::Tokens as u8, &self.tokens);
@@ -383,7 +366,6 @@ impl Source<Mark> for CommitSource<'_> {
     fn forget(&mut self) {
         self.rest();
         self.unreadable = None;
-        self.blocks.clear();
         self.groups_moved = false;
         self.current.load().groups.give_back();
         // What was encoded may not have been appended.

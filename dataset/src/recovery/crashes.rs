@@ -724,7 +724,7 @@ fn what_becomes_loose_in_the_turn_of_others_is_logged_in_time() {
     round(Faults::default()).unwrap();
     type Others<'a> = &'a dyn Fn(u64);
     let others: [Others<'_>; 2] =
-        [&|id| liked.loose().arrive(id, 0, false), &|id| liked.loose().widen(Some(id), None)];
+        [&|id| liked.loose().arrive(id, 0, false), &|id| liked.loose().widen(Some(id))];
     for (others, ids) in others.into_iter().zip([[80, 81], [100, 101]]) {
         let holds = |id| liked.loose().read(liked).holds(id);
         assert!(ids.iter().all(|&at| !holds(IDS[at])), "they have a gate");

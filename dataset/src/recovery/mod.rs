@@ -5,11 +5,11 @@ mod commit_source;
 #[cfg(test)]
 mod crashes;
 #[cfg(test)]
-mod merges;
-#[cfg(test)]
 mod ranges;
 #[cfg(test)]
 mod retiring;
+#[cfg(test)]
+mod rings;
 
 use crate::catalogue::{Catalogue, Unreadable};
 use crate::clock::unix_ms;

@@ -62,7 +62,6 @@ const COSTS: &[(&str, &[&str])] = &[
     ("O(N) where N is the number of rows in a sample of at most a million", &["tm.advise"]),
     ("O(N) where N is the number of tables", &["tm.tables", "tm.space|list", "tm.rebuild"]),
     ("O(N) where N is the number of rows in the tables", &["tm.spill"]),
-    ("O(N) where N is the number of bytes of the table", &["tm.digest", "tm.export", "tm.merge"]),
     (
         "O(N) where N is the number of rows and bytes of filters that have changed since the last \
          one",

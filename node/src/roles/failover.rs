@@ -513,10 +513,6 @@ pub async fn all_written(node: &Node, gives_up: bool) -> u64 {
     while node.long_changes.try_write().is_none() {
         tokio::time::sleep(LOOK).await;
     }
-    // A TM.MERGE has no turn, and goes on while writes are paused.
-    while node.engines().merging.is_locked() {
-        tokio::time::sleep(LOOK).await;
-    }
     let ticket = node.durability.committer().ticket();
     loop {
         match node.durability.shown_offset(ticket).await {

@@ -177,10 +177,8 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
                     () = over.notified() => {}
                     () = ordered => {
                         host.wait_for_turns();
-                        // A TM.MERGE looks at the gate before each block, and has them logged
-                        // before it lets go.
-                        drop(node.engines().merging.lock());
-                        // So does a change of spaces, views and actions.
+                        // A change of spaces, views and actions looks at the gate first, and is
+                        // logged before it lets go.
                         node.current.pass_changes();
                         node.engines().follow();
                         committer.step_down();

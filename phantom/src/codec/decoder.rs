@@ -1,10 +1,9 @@
 //! The one decoder of tables: D1 to D4 of `codec`.
 
 use super::{
-    BLOCK_HASHES, CHECK, DecodeError, HEADER, Header, StoredTable, TABLE_MAGIC, check_header,
+    BLOCK_HASHES, BLOCK_WORDS, CHECK, DecodeError, HEADER, Header, StoredTable, TABLE_MAGIC,
+    check_header,
 };
-use crate::block_layout::BLOCK_WORDS;
-use crate::fill_ratio::FillRatio;
 use crate::filter::Filter;
 use crate::hash::Seed;
 use crate::options::Options;
@@ -190,14 +189,10 @@ impl TableDecoder {
             let counted = filter.sizing().pairs_of(filter.ones(), filter.pages());
             let slack = uncertainty(counted);
             // More than fit are no reason to refuse a table. Late pairs lie in its chain as they
-            // came, a log that is read again may bring them in another order, and a block that it
-            // tells of has the bits of both. It answers with a higher rate, and says so.
+            // came, and a log that is read again may bring them in another order. It answers with
+            // a higher rate, and says so.
             let pairs = claimed[i].clamp(counted.saturating_sub(slack), counted + slack);
-            // Where they lie so unevenly that no chance explains it, they leave less room than
-            // their number says (`fill_ratio.rs`).
-            let weighed = FillRatio::of(&filter).pairs();
-            let weighed = if weighed > counted + slack { weighed } else { 0 };
-            links.push(Link::uneven(filter, pairs, weighed));
+            links.push(Link::new(filter, pairs));
         }
         let first = links.remove(0);
         let table = Table::from_links(rate, first, links, early);

@@ -207,7 +207,7 @@ fn a_filter_that_is_too_full_says_so() {
     let table = decoder.finish().unwrap().table;
     let first = table.link(0).unwrap();
     assert!(
-        first.load() > first.capacity() && table.expected_rate() > options().false_positive_rate
+        first.pairs() > first.capacity() && table.expected_rate() > options().false_positive_rate
     );
     let next = table.room(|_| true).unwrap();
     assert!(!std::ptr::eq(next, first));

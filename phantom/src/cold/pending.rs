@@ -2,7 +2,6 @@
 //! and what a snapshot has of it ([`Late`]).
 
 use super::Rewrite;
-use crate::block_layout::block_range;
 use crate::bytes::u64_at;
 use crate::codec::{CHECK, DecodeError, Header, StoredTable, check_header, put_header};
 use crate::deleted_pairs::DeletedPairs;
@@ -10,9 +9,8 @@ use crate::filter::Filter;
 use crate::hash::{Pair, Seed};
 use crate::options::Options;
 use crate::space::Space;
+use crate::table::Table;
 use crate::table::elsewhere::{Chain, Cold, ColdBackend, Lower};
-use crate::table::late_blocks::LateBlock;
-use crate::table::{LINKS, Table};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
@@ -112,10 +110,6 @@ impl Note {
         let cold = Cold::new(Lower::Elsewhere(below, self.chain));
         if let Some(late) = late {
             late.set.iter().for_each(|&hash| cold.keep_late(hash));
-            let chain = cold.chain();
-            for (link, block, words) in late.blocks_of(chain.rate, chain.first_pages())? {
-                cold.keep_block(link, block, words);
-            }
         }
         let revoked = DeletedPairs::small();
         for &hash in late.map_or(&self.revoked, |late| &late.revoked) {
@@ -134,8 +128,6 @@ pub struct Late {
     identity: u64,
     set: Vec<u128>,
     revoked: Vec<u128>,
-    /// Place in the chain, number there, words.
-    blocks: Vec<(usize, usize, Vec<u64>)>,
 }
 
 impl Late {
@@ -150,38 +142,13 @@ impl Late {
         let into = match u64_at(bytes, 16) {
             0 => &mut late.set,
             1 => &mut late.revoked,
-            2 if bytes.len() > 40 => {
-                let words = bytes[40..]
-                    .as_chunks()
-                    .0
-                    .iter()
-                    .map(|word| u64::from_le_bytes(*word))
-                    .collect();
-                late.blocks.push((u64_at(bytes, 24) as usize, u64_at(bytes, 32) as usize, words));
-                return Ok(());
-            }
             _ => return Err(corrupt(16, "neither late nor revoked pairs")),
         };
         into.extend(bytes[24..].as_chunks().0.iter().map(|hash| u128::from_le_bytes(*hash)));
         Ok(())
     }
-
-    /// The blocks, if each of them is one that the table of this rate and size can have.
-    fn blocks_of(
-        &self,
-        rate: f64,
-        first_pages: usize,
-    ) -> Result<Vec<(usize, usize, Vec<u64>)>, DecodeError> {
-        let fits = |(link, block, words): &(usize, usize, Vec<u64>)| {
-            let pages = (*link < LINKS).then(|| Table::geometry(rate, first_pages, *link).1);
-            pages.is_some_and(|pages| {
-                !words.is_empty() && block_range(pages, *block).len() == words.len()
-            })
-        };
-        let all = self.blocks.iter().all(fits).then(|| self.blocks.clone());
-        all.ok_or(DecodeError::Corrupt { offset: 24, what: "a block that its table has not" })
-    }
 }
+
 impl Space {
     /// What a snapshot must hold of the cold tables besides their pages, in pieces: [`Late::take`].
     pub fn encode_late<E>(&self, mut sink: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
@@ -198,13 +165,6 @@ impl Space {
                     sink(&bytes)?;
                 }
             }
-            for LateBlock { link, block, words } in cold.blocks.all() {
-                let head = [entry.slot().low(), cold.identity(), 2, link as u64, block as u64];
-                let words = words.iter().copied();
-                sink(
-                    &head.into_iter().chain(words).flat_map(u64::to_le_bytes).collect::<Vec<u8>>(),
-                )?;
-            }
         }
         Ok(())
     }
@@ -213,17 +173,13 @@ impl Space {
     /// into its filters again.
     pub fn put_late(&self, all: &HashMap<u64, Late>) -> Result<(), DecodeError> {
         for (&low, late) in all.iter().filter(|(_, late)| late.identity == 0) {
-            let Some((_, table)) = self.table_at(low).filter(|(_, table)| table.cold().is_none())
-            else {
+            if self.table_at(low).is_none_or(|(_, table)| table.cold().is_some()) {
                 continue;
-            };
+            }
             let revoked: HashSet<u128> = late.revoked.iter().copied().collect();
             let mut set = late.set.iter().filter(|hash| !revoked.contains(hash));
             set.try_for_each(|&hash| self.put(&Pair::from_hash(low, hash), true))
                 .map_err(|_| DecodeError::NoMemory)?;
-            for (link, block, words) in late.blocks_of(table.rate(), table.pages())? {
-                table.join(link, block, words).map_err(|_| DecodeError::NoMemory)?;
-            }
         }
         Ok(())
     }

@@ -9,7 +9,6 @@ use crate::space::Space;
 use crate::table::Table;
 use crate::table::contents::Contents;
 use crate::table::elsewhere::{Cold, ColdBackend, Lower};
-use crate::table::late_blocks::BLOCK_PAIRS;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -41,9 +40,9 @@ impl Rewrite {
         self.contents.chain.pages()
     }
 
-    /// Pairs that were late, and are not any more; blocks count as in [`Space::late`].
+    /// Pairs that were late, and are not any more.
     pub fn late(&self) -> usize {
-        self.contents.late.len() + self.contents.blocks.len() * BLOCK_PAIRS
+        self.contents.late.len()
     }
 
     /// The next page; false: there is none. `read` gives a page as it lies elsewhere.
@@ -98,8 +97,7 @@ impl Space {
                 table.early(),
             ));
             frozen.set_outdated(table.is_outdated());
-            // A merge takes no stripe: C2.
-            let _nobody_merges = self.merging.lock();
+            let _alone = self.merging.lock();
             // C2. Nothing moves between the two: the rewrite of the ring is over at once.
             let Ok(old) = self.ring.rewrite(low, vec![(low, frozen.clone())]) else {
                 return Ok(None);
@@ -144,11 +142,11 @@ impl Space {
     pub fn end_rewrite(&self, rewrite: Rewrite, below: Arc<dyn ColdBackend>) {
         let Some(cold) = rewrite.table.cold() else { return };
         // A merge finds what is late there, or below, once: C1.
-        let _nobody_merges = self.merging.lock();
+        let _alone = self.merging.lock();
         let lower = Lower::Elsewhere(below, Arc::new(rewrite.contents.chain));
         let old = std::mem::replace(&mut *cold.lower.write(), Arc::new(lower));
         // C1.
-        cold.forget_late(&rewrite.contents.late, &rewrite.contents.blocks);
+        cold.forget_late(&rewrite.contents.late);
         // Readers may still be in it: its memory goes to the next table when they are not.
         let retire = |lower: &Lower| match lower {
             Lower::Memory(table) => self.upkeep.retire(table.clone()),

@@ -2,14 +2,11 @@
 //! come late since. How a table gets there is in `cold`, whose rules hold here.
 
 use crate::deleted_pairs::DeletedPairs;
-use crate::fill_ratio::FillRatio;
 use crate::filter::{PAGE_BYTES, page_has, page_of};
 use crate::hash::Pair;
 use crate::sizing::Sizing;
-use crate::table::contents::Lots;
-use crate::table::late_blocks::{BLOCK_PAIRS, LateBlock, LateBlocks};
-use crate::table::{LINKS, Table};
-use parking_lot::{Mutex, RwLock};
+use crate::table::Table;
+use parking_lot::RwLock;
 use rolling::Unreadable;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -60,8 +57,7 @@ impl Chain {
         for link in table.links() {
             let (sizing, pages, first) =
                 (*link.filter.sizing(), link.filter.pages(), chain.pages());
-            // What was merged unevenly leaves less room than its number says.
-            chain.parts.push(Part { sizing, pages, first, pairs: link.load() });
+            chain.parts.push(Part { sizing, pages, first, pairs: link.pairs() });
         }
         chain
     }
@@ -142,26 +138,8 @@ pub(crate) struct Cold {
     pub(crate) lower: RwLock<Arc<Lower>>,
     /// Pairs that were set since.
     pub(crate) late: DeletedPairs,
-    /// Blocks that came since.
-    pub(crate) blocks: LateBlocks,
-    /// How full the filter is into which another site's blocks were last merged.
-    pub(crate) fill: Mutex<Option<ColdFill>>,
-    /// Of all tables of the space: pairs that were set since, and what blocks count for.
+    /// Of all tables of the space: pairs that were set since.
     total: OnceLock<Arc<AtomicUsize>>,
-}
-
-/// How full a filter is that lies elsewhere, with what came late: all of it was read for that.
-pub(crate) struct ColdFill {
-    pub(crate) link: usize,
-    /// Of what lies below.
-    pub(crate) identity: u64,
-    /// Late pairs that there were.
-    pub(crate) late: u64,
-    /// Which of them it takes.
-    pub(crate) lots: Lots,
-    /// Its pairs, with those that come to it.
-    pub(crate) pairs: u64,
-    pub(crate) ratio: FillRatio,
 }
 
 impl Cold {
@@ -169,8 +147,6 @@ impl Cold {
         Cold {
             lower: RwLock::new(Arc::new(lower)),
             late: DeletedPairs::small(),
-            blocks: LateBlocks::default(),
-            fill: Mutex::default(),
             total: OnceLock::new(),
         }
     }
@@ -191,19 +167,6 @@ impl Cold {
         }
     }
 
-    /// Filters of the chain when what came late has been written, at most.
-    pub(crate) fn chain_len(&self) -> usize {
-        let mut chain = Chain::clone(&self.chain());
-        let capacity = |part: &Part| part.sizing.capacity(part.pages);
-        let room = chain.parts.iter().map(|part| capacity(part).saturating_sub(part.pairs));
-        let mut late = (self.late.len() as u64).saturating_sub(room.sum());
-        while late > 0 && chain.links() < LINKS {
-            chain.extend(chain.first_pages(), 0);
-            late = late.saturating_sub(chain.parts.last().map_or(0, capacity));
-        }
-        chain.links().max(self.blocks.links())
-    }
-
     pub(crate) fn identity(&self) -> u64 {
         match &*self.lower() {
             Lower::Memory(_) => 0,
@@ -218,13 +181,13 @@ impl Cold {
         }
     }
 
-    /// Pairs that came late, and for each block as many as take its memory.
+    /// Pairs that came late.
     pub(crate) fn late(&self) -> usize {
-        self.late.len() + self.blocks.len() * BLOCK_PAIRS
+        self.late.len()
     }
 
     pub(crate) fn late_bytes(&self) -> usize {
-        self.late.size_bytes() + self.blocks.len() * BLOCK_PAIRS * LATE_BYTES as usize
+        self.late.size_bytes()
     }
 
     pub(crate) fn pairs(&self) -> u64 {
@@ -239,31 +202,15 @@ impl Cold {
         }
     }
 
-    /// Keeps a block of the filter number `link`, which has as many words as one of its place.
-    pub(crate) fn keep_block(&self, link: usize, block: usize, words: Vec<u64>) {
-        let chain = self.chain();
-        if self
-            .blocks
-            .put((chain.rate, chain.first_pages()), &LateBlock { link, block, words: words.into() })
-            && let Some(total) = self.total.get()
-        {
-            total.fetch_add(BLOCK_PAIRS, Relaxed);
-        }
-    }
-
-    pub(crate) fn forget_late(&self, hashes: &[u128], blocks: &[LateBlock]) {
-        let gone = hashes.iter().filter(|&&hash| self.late.remove(hash)).count()
-            + self.blocks.forget(blocks) * BLOCK_PAIRS;
+    pub(crate) fn forget_late(&self, hashes: &[u128]) {
+        let gone = hashes.iter().filter(|&&hash| self.late.remove(hash)).count();
         if let Some(total) = self.total.get() {
             total.fetch_sub(gone, Relaxed);
         }
     }
 
     pub(crate) fn has(&self, pair: &Pair) -> Result<bool, Unreadable> {
-        if self.blocks.have(pair) {
-            return Ok(true);
-        }
-        // After `late` and blocks were asked: C1.
+        // After `late` was asked: C1.
         match &*self.lower() {
             Lower::Memory(table) => Ok(table.has_in_memory(pair)),
             Lower::Elsewhere(below, _) => below.has(pair),

@@ -8,8 +8,7 @@
 //! A table normally has its first filter only. When that has taken all the pairs that its error
 //! rate allows, although the table was closed early enough by all experience, a further filter is
 //! chained to it. Their rates add up to the configured one at most (`sizing`), however long the
-//! chain. The first filter that has room takes the pairs: another site may have brought an
-//! extension (`merge`) before the filters in front of it were full.
+//! chain. The first filter that has room takes the pairs.
 //!
 //! The filters of an old table may lie elsewhere: `elsewhere`. Then this file has an empty page in
 //! their place.
@@ -20,12 +19,9 @@
 
 pub(crate) mod contents;
 pub(crate) mod elsewhere;
-pub(crate) mod late_blocks;
 
 use crate::Error;
-use crate::block_layout::block_range;
 use crate::deleted_pairs::DeletedPairs;
-use crate::fill_ratio::FillRatio;
 use crate::filter::{Filter, Probe};
 use crate::fp_estimator::FpEstimator;
 use crate::hash::Pair;
@@ -46,75 +42,19 @@ pub(crate) const LINKS: usize = 16;
 #[repr(C)]
 pub(crate) struct Link {
     pub(crate) filter: Filter,
-    /// Those in the filter, and `uneven`.
-    load: AtomicU64,
-    /// By how many pairs the filter is to be taken for fuller, since what was merged does not lie
-    /// evenly (`fill_ratio`).
-    uneven: AtomicU64,
+    pairs: AtomicU64,
     capacity: u64,
-    /// How many pairs it had, and how full its blocks were, when something was last merged.
-    fill: Mutex<Option<(u64, FillRatio)>>,
 }
-
-/// The fill of blocks is measured anew when one part in so many has been added by writes.
-const FILL_IS_STALE: u64 = 128;
 
 impl Link {
     pub(crate) fn new(filter: Filter, pairs: u64) -> Link {
         let capacity = filter.capacity();
-        Link {
-            filter,
-            load: AtomicU64::new(pairs),
-            uneven: AtomicU64::new(0),
-            capacity,
-            fill: Mutex::default(),
-        }
+        Link { filter, pairs: AtomicU64::new(pairs), capacity }
     }
 
-    /// What was stored; `weighed`: the pairs that would give its error rate if they lay evenly.
-    pub(crate) fn uneven(filter: Filter, pairs: u64, weighed: u64) -> Link {
-        let mut link = Link::new(filter, pairs.max(weighed));
-        link.uneven = AtomicU64::new(weighed.saturating_sub(pairs));
-        link
-    }
-
-    /// Runs `f` on how full each block is, by its bits.
-    pub(crate) fn with_fill<R>(&self, f: impl FnOnce(&mut FillRatio) -> R) -> R {
-        self.with_known(|(_, fill)| f(fill))
-    }
-
-    /// The same, together with the number of pairs of which the fill knows.
-    fn with_known<R>(&self, f: impl FnOnce(&mut (u64, FillRatio)) -> R) -> R {
-        let mut fill = self.fill.lock();
-        let pairs = self.pairs();
-        let known = fill.take().filter(|(then, _)| pairs <= then + then / FILL_IS_STALE);
-        let known = fill.insert(known.unwrap_or_else(|| (pairs, FillRatio::of(&self.filter))));
-        known.1.since = pairs.saturating_sub(known.0);
-        f(known)
-    }
-
-    /// Adds to block number `block` the bits of `theirs`, which stand for `added` pairs that it has
-    /// not.
-    pub(crate) fn join(&self, block: usize, theirs: &[u64], added: u64) {
-        self.with_known(|(known, fill)| {
-            self.filter.or(block_range(self.filter.pages(), block), theirs);
-            fill.measure(&self.filter, block);
-            *known += added;
-            let uneven = fill.pairs().saturating_sub(self.pairs() + added);
-            let before = self.uneven.swap(uneven, Relaxed);
-            self.load.fetch_add((added + uneven).wrapping_sub(before), Relaxed);
-        });
-    }
-
-    /// Pairs in it, revoked ones included.
+    /// Pairs in it, revoked ones included: when they reach the capacity it takes no more.
     pub(crate) fn pairs(&self) -> u64 {
-        self.load().saturating_sub(self.uneven.load(Relaxed))
-    }
-
-    /// The pairs that it is as full as if it had, evenly: when they reach the capacity it takes no
-    /// more.
-    pub(crate) fn load(&self) -> u64 {
-        self.load.load(Relaxed)
+        self.pairs.load(Relaxed)
     }
 
     #[cfg(test)]
@@ -254,11 +194,6 @@ impl Table {
         (0..=self.last.load(Acquire)).map_while(|i| self.link(i))
     }
 
-    /// Filters of the chain, wherever they lie.
-    pub(crate) fn chain_len(&self) -> usize {
-        self.cold().map_or_else(|| self.links().count(), Cold::chain_len)
-    }
-
     pub(crate) fn first_filter(&self) -> &Filter {
         &self.first.filter
     }
@@ -382,12 +317,11 @@ impl Table {
     }
 
     /// Whether an open table has so many pairs that it is time to close it: as the first filter
-    /// holds, or in all of the chain. That another site's block has brought an extension is no
-    /// reason, nor how unevenly: a block of one bit, or a few blocks, would close a table (P4).
+    /// holds, or in all of the chain.
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
         let roll_at = self.roll_at.load(Relaxed);
-        self.first.load() >= roll_at
+        self.first.pairs() >= roll_at
             || (self.is_chained() && self.links().map(Link::pairs).sum::<u64>() >= roll_at)
     }
 
@@ -490,7 +424,7 @@ impl Table {
             // yet (T1).
             let link = self.link(at).filter(|_| at <= last);
             match link {
-                Some(link) if link.load() < link.capacity => return Ok(link),
+                Some(link) if link.pairs() < link.capacity => return Ok(link),
                 Some(_) => _ = self.filling.fetch_max(at + 1, Relaxed),
                 None => self.grow(last, &may_grow)?,
             }
@@ -517,15 +451,6 @@ impl Table {
         Filter::new(sizing, pages).map_err(Error::Memory)
     }
 
-    /// Chains `filter`, which [`Table::make`] made for the place behind the last one, unless
-    /// another thread came first.
-    pub(crate) fn extend(&self, i: usize, filter: Filter) {
-        let _growing = self.growing.lock();
-        if self.last.load(Acquire) + 1 == i {
-            self.chain_up(i - 1, filter);
-        }
-    }
-
     /// With `growing` held.
     fn chain_up(&self, last: usize, filter: Filter) {
         assert!(
@@ -539,28 +464,13 @@ impl Table {
     #[inline]
     pub(crate) fn set(link: &Link, pair: &Pair) {
         link.filter.set(pair, &link.filter.probe(pair));
-        link.load.fetch_add(1, Relaxed);
-    }
-
-    /// The `i`-th filter of the chain, which is extended up to there if `may_grow` by so many
-    /// bytes.
-    pub(crate) fn extend_to(
-        &self,
-        i: usize,
-        may_grow: impl Fn(usize) -> bool,
-    ) -> Result<&Link, Error> {
-        loop {
-            if let Some(link) = self.link(i) {
-                return Ok(link);
-            }
-            self.grow(self.last.load(Acquire), &may_grow)?;
-        }
+        link.pairs.fetch_add(1, Relaxed);
     }
 
     /// The error rate that the pairs in the filters give, by the formula.
     pub(crate) fn expected_rate(&self) -> f64 {
         let here =
-            self.links().map(|link| link.filter.sizing().rate(link.load(), link.filter.pages()));
+            self.links().map(|link| link.filter.sizing().rate(link.pairs(), link.filter.pages()));
         here.sum::<f64>() + self.cold().map_or(0.0, |cold| cold.chain().rate())
     }
 }
@@ -638,31 +548,6 @@ mod tests {
             let measured = table.probe(Seed::new(9), 1, 1_000_000).rate().unwrap();
             assert!(measured < rate && measured > rate * 0.93, "{measured} for {rate}");
         }
-    }
-
-    /// A chain that was extended before its filters were full, as by another site's block, is
-    /// filled from the front, and grows only behind the end.
-    #[test]
-    fn every_filter_of_a_chain_is_filled() {
-        let table = empty(0.001, 2).unwrap();
-        for i in 1..4 {
-            assert!(table.extend_to(i, |_| true).is_ok());
-        }
-        let mut member = 0;
-        for i in 0..5 {
-            let full = |link: &Link| link.load() == link.capacity();
-            while !table.link(i).is_some_and(full) {
-                fill(&table, member..member + 1);
-                member += 1;
-            }
-            assert!(
-                table.links().take(i + 1).all(full)
-                    && table.links().skip(i + 1).all(|link| link.load() == 0),
-                "{i}"
-            );
-        }
-        assert_eq!(table.links().count(), 5);
-        assert!((0..member).all(|member| table.state(&pair(1, member)).unwrap() == State::Set));
     }
 
     #[test]

@@ -484,7 +484,7 @@ fn two_ranges_of_ids_roll_side_by_side() {
         assert!((0..1_000_000).all(|i| contains(&space, id(i), i) == Answer::Yes));
         assert_eq!(space.oldest_in_memory().map(|(low, _)| low), Some(0));
         // Both go on after a restart, from a snapshot alone.
-        let copy = crate::sites::copy(&space);
+        let copy = crate::copies::copy(&space);
         copy.lead();
         assert_eq!(
             (copy.layout(), copy.course(0).ranges),

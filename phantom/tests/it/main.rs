@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
 mod behaviour;
+mod copies;
 mod memory;
 mod model;
 mod rates;
 mod recovery;
-mod sites;
 mod threads;

@@ -620,7 +620,7 @@ fn fix_manifest(bytes: &mut Vec<u8>) {
 }
 
 #[test]
-fn a_newer_version_is_refused_and_left_alone() {
+fn another_version_is_refused_and_left_alone() {
     let disk = many_segments(1);
     let last = segment(disk.list_names().iter().filter(|n| n.ends_with(".tlog")).count() as u64);
     let mut bytes = disk.contents(&last).unwrap();
@@ -633,7 +633,10 @@ fn a_newer_version_is_refused_and_left_alone() {
     assert_eq!(disk.contents(&last).unwrap(), bytes);
     let disk = many_segments(1);
     let text = String::from_utf8(disk.contents("tidemark.manifest").unwrap()).unwrap();
-    let text = text.replace("manifest 1\n", "manifest 2\n");
-    disk.put("tidemark.manifest", text.as_bytes());
-    assert!(matches!(open(&disk, options(200)), Err(Error::Version { found: 2, .. })));
+    let newer = text.replace("manifest 2\n", "manifest 3\n");
+    disk.put("tidemark.manifest", newer.as_bytes());
+    assert!(matches!(open(&disk, options(200)), Err(Error::Version { found: 3, .. })));
+    let older = text.replace("manifest 2\n", "manifest 1\n");
+    disk.put("tidemark.manifest", older.as_bytes());
+    assert!(matches!(open(&disk, options(200)), Err(Error::OldVersion { found: 1, .. })));
 }

@@ -176,12 +176,6 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
         "{:?}",
         report.findings
     );
-    // What lies on the disk is compared and exported, too.
-    let digests: Vec<BTreeMap<String, Value>> = call(&mut connection, "TM.DIGEST liked").unwrap();
-    assert_eq!(digests.len(), tables.len());
-    let block: Vec<u8> = call(&mut connection, "TM.EXPORT liked 0 0").unwrap();
-    let merged: u64 = cmd("TM.MERGE").arg("liked").arg(&block).query(&mut connection).unwrap();
-    assert_eq!((merged, info(&mut connection, "overlay_pairs")), (1, 0), "nothing is new");
     for space in ["read", "user"] {
         let told =
             call::<Value>(&mut connection, &format!("TM.SPILL {space}")).unwrap_err().to_string();
@@ -353,15 +347,6 @@ fn a_spoiled_page_is_an_error_and_never_a_no() {
         assert_eq!(told.matches("cannot be read").count(), 1, "{text}: {told}");
     }
     assert!(info(&mut connection, "cold_corrupt_blocks") > 0);
-    // Other tables have their digests.
-    let digests: Vec<BTreeMap<String, Value>> = call(&mut connection, "TM.DIGEST liked").unwrap();
-    let named = |name: &str| digests.iter().filter(|digest| digest.contains_key(name)).count();
-    assert_eq!(named("digest") + named("error"), digests.len());
-    assert!(named("digest") > 0 && named("error") > 0, "{digests:?}");
-    let low = digests.iter().find(|digest| digest.contains_key("error")).unwrap()["low"].clone();
-    let low: u64 = redis::from_redis_value(low).unwrap();
-    let told = call::<Value>(&mut connection, &format!("TM.DIGEST liked {low}")).unwrap_err();
-    assert!(told.to_string().contains("cannot be read"), "{told}");
 }
 
 /// Without room for cold files the newest table goes on, until there is a clear error; nothing is

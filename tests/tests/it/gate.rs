@@ -460,37 +460,3 @@ fn no_flag_is_denied_while_others_move_the_counter() {
         }
     });
 }
-
-/// Flags that come from another site were counted there.
-#[test]
-fn a_merged_table_has_no_gate() {
-    merge(HALF);
-    merge(FILLING);
-}
-
-fn merge(pairs: u64) {
-    let (here, there) = (TestServer::with(configure), TestServer::with(configure));
-    for server in [&here, &there] {
-        fill(server, 1000, pairs);
-    }
-    let like = |server: &TestServer, id: u64, member: u64| -> Vec<i64> {
-        cmd("FEED.ACT").arg("like").arg(member).arg(id).query(&mut server.connection()).unwrap()
-    };
-    // Every fourth seems to be a repetition, and the counter proves that it is none.
-    (1000..1050).for_each(|id| assert_eq!(like(&there, id, 5), [1]));
-    let before = page(&mut here.connection(), 5, &(1000..1050).collect::<Vec<u64>>());
-    assert!(before.iter().all(|row| row[0] == Some(0)), "0 likes: not one false yes");
-    let table: Vec<u8> =
-        cmd("TM.EXPORT").arg("liked").arg(0).arg(0).query(&mut there.connection()).unwrap();
-    cmd("TM.MERGE").arg("liked").arg(table).query::<()>(&mut here.connection()).unwrap();
-    let told: Told = (1000..1050).map(|id| (0, id, 5)).collect();
-    check(&here, &told, "merged");
-    let here = here.killed();
-    check(&here, &told, "and started again");
-    // The next table has its gate again.
-    cmd("TM.ROLL").arg("liked").query::<()>(&mut here.connection()).unwrap();
-    check(&here, &told, "and rolled");
-    let ids: Vec<u64> = (3000..3100).collect();
-    assert!(page(&mut here.connection(), 6, &ids).iter().all(|row| row[0] == Some(0)));
-    check(&here.killed(), &told, "and started once more");
-}

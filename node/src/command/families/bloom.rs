@@ -53,7 +53,7 @@ pub(crate) const TABLE: &[Spec] = &[
         "Capacity, bytes, number of tables, items and expansion rate of the key's space, whose \
          filters hold the items of all its ids together."),
     spec("bf.scandump", 3, READ, "key iterator",
-        "Refused: a filter holds the items of all ids of its table together; see TM.EXPORT."),
+        "Refused: a filter holds the items of all ids of its table together."),
     spec("bf.loadchunk", 4, WRITE, "key iterator data",
-        "Refused: a filter holds the items of all ids of its table together; see TM.MERGE."),
+        "Refused: a filter holds the items of all ids of its table together."),
 ];

@@ -51,9 +51,9 @@ pub(crate) const TABLE: &[Spec] = &[
         "Bytes, tables and items of the key's space, whose filters hold the items of all its ids \
          together."),
     spec("cf.scandump", 3, READ, "key iterator",
-        "Refused: a filter holds the items of all ids of its table together; see TM.EXPORT."),
+        "Refused: a filter holds the items of all ids of its table together."),
     spec("cf.loadchunk", 4, WRITE, "key iterator data",
-        "Refused: a filter holds the items of all ids of its table together; see TM.MERGE."),
+        "Refused: a filter holds the items of all ids of its table together."),
     spec("cf.del", 3, flag::WRITE | flag::FAST, "key item",
         "Removes an item; 1 if it was there, else 0."),
 ];

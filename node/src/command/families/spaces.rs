@@ -100,29 +100,4 @@ pub(crate) const TABLE: &[Spec] = &[
          by table: for one of which the disk has damaged a page. The old filters answer until the \
          new ones have every pair. How many tables that are. A restart forgets it. Another \
          false_positive_rate, by TM.SPACE ALTER, does the same, and is not forgotten."),
-    spec("tm.digest", -2, flag::NAMED | flag::READONLY | flag::NO_MULTI | ADMIN, "space [low]",
-        "What two servers need to compare the tables of an existence space: per table, or for the \
-         one that begins at the id low, range, rate, size and a checksum; with low also the \
-         checksums of its blocks (64 KiB of a filter, and the pairs that are revoked \
-         there). Tables on the disk are read for it, all of them without low; one that is damaged \
-         there has an error in the place of a digest. They have the digest that they would have in \
-         memory. A table with extensions (TM.TABLES) may have another digest on another server \
-         with the same pairs, and after a restart: late pairs lie in its filters as they came."),
-    spec("tm.export", -4, flag::NAMED | flag::READONLY | flag::NO_MULTI | ADMIN,
-        "space low block [block ...]",
-        "These blocks, by their position in TM.DIGEST, of the table of an existence space that \
-         begins at the id low, as one string for TM.MERGE on another server: at most 256. Pairs of \
-         ids far ahead of the others (aside_pairs in TM.SPACE LIST) are in no table yet, so in no \
-         digest and no block."),
-    spec("tm.merge", 3, flag::NAMED | flag::WRITE | flag::NO_MULTI | flag::DENYOOM | ADMIN,
-        "space blocks",
-        "Adds the pairs of exported blocks to our table: what is set in either is set then. Range, \
-         rate, size and the space's seed must be the same, and its ids must not reach far above \
-         ours (so there must be some here). Answers how many blocks were merged; to repair a \
-         table, compare its TM.DIGEST on both servers and move those that differ. One may differ \
-         and be sound: of a pair that was set and unset within one batch of the log only the \
-         server that did so has bits. Blocks for a table on the disk wait in memory for a merge of \
-         its file, as late pairs do. A block is refused where the union would exceed the error \
-         rate, as of two full tables with different pairs, or with the same late ones in \
-         other filters, and where the space has a ledger."),
 ];

@@ -40,7 +40,7 @@ const VALUES: [&str; 14] = [
 ];
 /// Commands of the second client that wait for threads which are not here, or for time, or touch
 /// files, or change users or spaces.
-pub(super) const LEFT_OUT: [&str; 22] = [
+pub(super) const LEFT_OUT: [&str; 20] = [
     "acl",
     "bgsave",
     "client",
@@ -55,8 +55,6 @@ pub(super) const LEFT_OUT: [&str; 22] = [
     "slaveof",
     "sync",
     "tm.advise",
-    "tm.export",
-    "tm.merge",
     "tm.replicate",
     "tm.space",
     "tm.spill",

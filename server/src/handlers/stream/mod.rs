@@ -273,8 +273,8 @@ impl<'a> Log<'a> {
 }
 
 /// The names of an entry's own fields. A counter that is called so gets another name.
-const OWN_FIELDS: [&str; 9] =
-    ["space", "id", "deleted", "member", "member_hash", "set", "forgotten", "horizon", "merged"];
+const OWN_FIELDS: [&str; 8] =
+    ["space", "id", "deleted", "member", "member_hash", "set", "forgotten", "horizon"];
 
 /// Writes an entry, as all commands show it: its id, and its fields with their values. False: it is
 /// of a space that is no more.
@@ -348,11 +348,10 @@ fn write_entry(
             entry(3);
             write_fields(&mut reply, &[("space", space.name()), ("id", &id), ("forgotten", "1")]);
         }
-        Change::Horizon(low) | Change::Merged(low) => {
+        Change::Horizon(low) => {
             let Some(space) = engines.existence_by_number(space) else { return false };
-            let name = if matches!(change, Change::Horizon(_)) { "horizon" } else { "merged" };
             entry(2);
-            write_fields(&mut reply, &[("space", space.name()), (name, &low.to_string())]);
+            write_fields(&mut reply, &[("space", space.name()), ("horizon", &low.to_string())]);
         }
     }
     true

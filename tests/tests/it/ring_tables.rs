@@ -1,0 +1,149 @@
+//! Tables of a ring on several nodes; and what clients of sets and filters ask a filter that it
+//! cannot know.
+
+use crate::commands::check;
+use crate::replication::{follow, in_step};
+use std::collections::HashMap;
+use tidemark_server::config::Fsync;
+use tidemark_tests::TestServer;
+
+/// Ids leap ahead, and tables are closed: a replica, one behind it, one that comes later, and the
+/// master after a kill have the same tables.
+#[test]
+fn the_tables_of_a_log_are_the_same_everywhere() {
+    let small = || {
+        TestServer::with(|config| {
+            for existence in &mut config.existence {
+                (existence.seed, existence.spill) = (7, false);
+            }
+            config.durability.fsync = Fsync::Always;
+            config.existence[0].pairs_per_table = 64_000;
+        })
+    };
+    let (master, replica, behind) = (small(), small(), small());
+    follow(&replica, &master);
+    follow(&behind, &replica);
+    let mut rng = fastrand::Rng::with_seed(4);
+    let mut model = std::collections::BTreeMap::new();
+    let mut now = 1000;
+    let mut some = |server: &TestServer, viewer: u64, now: &mut u64| {
+        let mut pipe = redis::pipe();
+        for _ in 0..300 {
+            *now += rng.u64(0..30);
+            let id =
+                if rng.u32(0..6) == 0 { *now + rng.u64(900..4000) } else { *now - rng.u64(0..900) };
+            pipe.cmd("PH.ADD").arg("liked").arg(viewer).arg(id).ignore();
+            model.insert((viewer, id), 1);
+        }
+        // Of those before, some are taken back.
+        if let Some((&(viewer, id), set)) = model.iter_mut().nth(rng.usize(0..300)) {
+            pipe.cmd("PH.DEL").arg("liked").arg(viewer).arg(id).ignore();
+            *set = 0;
+        }
+        pipe.query::<()>(&mut server.connection()).unwrap();
+    };
+    for round in 0..6 {
+        some(&master, round, &mut now);
+        redis::cmd("TM.ROLL").arg("liked").query::<()>(&mut master.connection()).unwrap();
+        some(&master, 100 + round, &mut now);
+    }
+    let late = small();
+    redis::cmd("SAVE").query::<()>(&mut master.connection()).unwrap();
+    some(&master, 2001, &mut now);
+    follow(&late, &master);
+    [&replica, &behind, &late].into_iter().for_each(|server| in_step(&master, server));
+    let tables = layout(&master);
+    let master = master.killed();
+    for server in [&master, &replica, &behind, &late] {
+        assert_eq!(layout(server), tables);
+        let mut pipe = redis::pipe();
+        model.keys().for_each(|(viewer, id)| {
+            pipe.cmd("PH.EXISTS").arg("liked").arg(viewer).arg(id);
+        });
+        let answers: Vec<Vec<i64>> = pipe.query(&mut server.connection()).unwrap();
+        let answers: Vec<i64> = answers.into_iter().map(|answer| answer[0]).collect();
+        let lost = model.values().zip(&answers).filter(|(set, found)| **set > **found).count();
+        let back = model.values().zip(&answers).filter(|(set, found)| **set < **found).count();
+        assert!(lost == 0 && back <= 3, "{lost} lost, {back} back of {}", answers.len());
+    }
+}
+
+/// Where tables begin and end.
+fn layout(server: &TestServer) -> Vec<(u64, u64)> {
+    let maps: Vec<HashMap<String, redis::Value>> =
+        redis::cmd("TM.TABLES").arg("liked").query(&mut server.connection()).unwrap();
+    let number = |value: &redis::Value| redis::from_redis_value_ref(value).unwrap();
+    maps.iter().map(|map| (number(&map["low"]), number(&map["last"]))).collect()
+}
+
+#[test]
+fn filters_and_sets_under_other_names() {
+    let server = TestServer::start();
+    let unknowable = "-ERR a filter cannot tell how many or which members one id has: it holds \
+                      those of all ids of its table together. Ask for members one by one, keep a \
+                      counter for their number (FEED.ACT moves both), and see TM.TABLES for the \
+                      table\r\n";
+    let wrong_type = "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n";
+    check(
+        &mut server.raw(),
+        &[
+            ("CF.ADD liked:1 a", ":1\r\n"),
+            ("CF.ADD liked:1 a", ":1\r\n"),
+            ("CF.ADDNX liked:1 a", ":0\r\n"),
+            ("CF.ADDNX liked:1 b", ":1\r\n"),
+            ("CF.EXISTS liked:1 a", ":1\r\n"),
+            ("CF.MEXISTS liked:1 a b c", "*3\r\n:1\r\n:1\r\n:0\r\n"),
+            ("CF.COUNT liked:1 a", ":1\r\n"),
+            ("CF.DEL liked:1 a", ":1\r\n"),
+            ("CF.COUNT liked:1 a", ":0\r\n"),
+            ("CF.DEL liked:1 a", ":0\r\n"),
+            ("CF.EXISTS liked:1 a", ":0\r\n"),
+            ("CF.ADD post:1 a", wrong_type),
+            ("BF.INSERT liked:2 ITEMS a b a", "*3\r\n:1\r\n:1\r\n:0\r\n"),
+            (
+                "BF.INSERT liked:2 CAPACITY 1000 ERROR 0.01 EXPANSION 2 NOCREATE NONSCALING ITEMS \
+                 c",
+                "*1\r\n:1\r\n",
+            ),
+            (
+                "BF.INSERT liked:2 ERROR 0.000001 ITEMS c",
+                "-ERR the space 'liked' was made for an error rate of 0.0001\r\n",
+            ),
+            ("BF.INSERT liked:2 ERROR x ITEMS c", "-ERR Bad error rate\r\n"),
+            ("BF.INSERT liked:2 CAPACITY x ITEMS c", "-ERR Bad capacity\r\n"),
+            (
+                "BF.INSERT liked:2 NOCREATE ITEMS",
+                "-ERR wrong number of arguments for 'bf.insert' command\r\n",
+            ),
+            (
+                "BF.INSERT liked:2 NOCREATE CAPACITY",
+                "-ERR wrong number of arguments for 'bf.insert' command\r\n",
+            ),
+            ("BF.INSERT liked:2 a b", "-ERR Unknown argument received\r\n"),
+            ("BF.RESERVE liked:3 0.01 1000 EXPANSION 2", "+OK\r\n"),
+            (
+                "BF.RESERVE liked:2 0.00001 1000",
+                "-ERR the space 'liked' was made for an error rate of 0.0001\r\n",
+            ),
+            ("BF.RESERVE liked:2 0.01 x", "-ERR bad capacity\r\n"),
+            ("BF.SCANDUMP liked:2 0", unknowable),
+            ("BF.LOADCHUNK liked:2 1 x", "-ERR received bad data\r\n"),
+            ("SINTERCARD 2 liked:1 liked:2", unknowable),
+            ("SINTERCARD 1 liked:1 LIMIT 1", unknowable),
+            ("SINTERCARD 0 liked:1", "-ERR numkeys should be greater than 0\r\n"),
+            (
+                "SINTERCARD 2 liked:1",
+                "-ERR Number of keys can't be greater than number of args\r\n",
+            ),
+            ("SINTERCARD 1 liked:1 LIMIT -1", "-ERR LIMIT can't be negative\r\n"),
+            ("SINTERCARD 1 liked:1 liked:2", "-ERR syntax error\r\n"),
+            ("SCARD liked:2", unknowable),
+            ("SMEMBERS liked:2", unknowable),
+            ("SPOP liked:2", unknowable),
+            ("SRANDMEMBER liked:2 3", unknowable),
+            ("SSCAN liked:2 0", unknowable),
+            ("SCARD post:2", wrong_type),
+            ("SCARD nope", ":0\r\n"),
+        ],
+    );
+}
