@@ -8,7 +8,7 @@ use std::fmt::Write;
 /// Bytes of an outlier: a word of the aux dictionary at its usual fill.
 const OUTLIER_BYTES: f64 = 10.5;
 /// Share of a table of flags that is full in the mean: it is closed early, so that late flags fit.
-const FILL: f64 = 0.9;
+const FILL: f64 = 0.91;
 /// Small tables that a counter space begins with.
 const FIRST_TABLES: u64 = 2;
 /// Memory of a server for each byte of its tables: replacements of tables, and more late flags.

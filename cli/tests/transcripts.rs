@@ -200,7 +200,7 @@ fn replies_are_printed_as_redis_cli_prints_them() -> Result<(), Failed> {
         &["PING"],
         &["NOPE"],
         &["TM.VIEW", "LIST"],
-        &["TM.TABLES", "liked"],
+        &["TM.SPACE", "LIST"],
         &["TM.ADVISE", "post"],
         &["TM.TABLES", "post"],
         &["COMMAND", "INFO", "get", "nope"],

@@ -665,7 +665,7 @@ fn run(seed: u64, sums: &mut Sums) {
 #[test]
 fn what_was_synced_is_what_a_start_finds() {
     let mut sums = Sums::default();
-    let seeds = seeds::seeds_at_least(10, 40);
+    let seeds = seeds::seeds_at_least(20, 40);
     let runs = seeds.end - seeds.start;
     seeds.for_each(|seed| run(seed, &mut sums));
     if seeds::is_replay() {

@@ -530,6 +530,7 @@ mod tests {
         config.replication.max_replicas = 1;
         let node = Host::new(config, Vec::new(), Stop::new()).node();
         node.fill(Engines::empty(&node.config().data_set(), node.durability.clone()));
+        assert!(node.replication.settle(&node.config(), true, 1));
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 1));
         let asked = async || {
             let client = node.clients.admit(nowhere, nowhere, usize::MAX).unwrap();

@@ -4,6 +4,11 @@ use std::path::Path;
 use std::process::Command;
 use tidemark_tests::{TestServer, eventually};
 
+fn run(c: &mut redis::Connection, words: &str) -> redis::Value {
+    let mut words = words.split(' ');
+    redis::cmd(words.next().unwrap()).arg(words.collect::<Vec<_>>()).query(c).unwrap()
+}
+
 #[test]
 fn redis_py_reads_changes_in_both_protocols() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
@@ -29,10 +34,6 @@ fn who_waits_longest_for_a_group_is_served_first() {
         config.durability.fsync = tidemark_server::config::Fsync::Always;
     });
     let mut c = server.connection();
-    let run = |c: &mut redis::Connection, words: &str| -> redis::Value {
-        let mut words = words.split(' ');
-        redis::cmd(words.next().unwrap()).arg(words.collect::<Vec<_>>()).query(c).unwrap()
-    };
     run(&mut c, "HSET post:1 like 1");
     for round in 0..15 {
         let group = format!("g{round}");
@@ -64,4 +65,20 @@ fn who_waits_longest_for_a_group_is_served_first() {
             assert_eq!(consumers, ["one", "two", "three"][..served], "round {round}");
         }
     }
+}
+
+/// A snapshot has the groups, as the log before it may be gone.
+#[test]
+fn group_survives_snapshots_and_restarts() {
+    let mut server = TestServer::with(|config| config.durability.keep_log_bytes = 0);
+    run(&mut server.connection(), "XGROUP CREATE tm:changes:post g $ MKSTREAM");
+    // The second snapshot removes the log that the first process has written.
+    for _ in 0..2 {
+        run(&mut server.connection(), "HINCRBY post:1 like 1");
+        run(&mut server.connection(), "SAVE");
+        server = server.restart();
+    }
+    let reply = run(&mut server.connection(), "XINFO GROUPS tm:changes:post");
+    let redis::Value::Array(groups) = reply else { panic!("{reply:?}") };
+    assert_eq!(groups.len(), 1, "{groups:?}");
 }

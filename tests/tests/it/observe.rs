@@ -202,11 +202,11 @@ fn latencies_above_the_threshold_have_a_history() {
     let mut raw = server.raw();
     raw.request(&["LATENCY", "LATEST"]).expect("*0\r\n");
     raw.request(&["CONFIG", "SET", "latency-monitor-threshold", "10"]).expect("+OK\r\n");
-    // Some hundred thousand ids take more than that, and nothing else here does.
-    let ids: Vec<String> = (0..300_000).map(|i| i.to_string()).collect();
+    // A million ids take more than that, and nothing else here does.
+    let ids: Vec<String> = (0..1_000_000).map(|i| i.to_string()).collect();
     let mut page = vec!["CNT.GET", "post"];
     page.extend(ids.iter().map(String::as_str));
-    raw.request(&page).expect(&format!("*300000\r\n{}", "*-1\r\n".repeat(300_000)));
+    raw.request(&page).expect(&format!("*1000000\r\n{}", "*-1\r\n".repeat(1_000_000)));
     raw.request(&["LATENCY", "LATEST"]).expect("*1\r\n*4\r\n$12\r\nfast-command\r\n");
     let (at, latest, highest) = (raw.line(), raw.line(), raw.line());
     assert_eq!(latest, highest);

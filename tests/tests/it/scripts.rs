@@ -121,10 +121,10 @@ struct TestRun {
     rustup: i32,
 }
 
-const NEXTEST_LINES: &str = "        PASS [   0.103s] (1/3) x::it a\n        PASS [  12.004s] (2/3) \
-                             x::it b\n        PASS [   1.500s] (3/3) x::it c\nSKIPPED: c: needs \
-                             strace\nSKIPPED: c: needs a disk\n     Summary [  12.100s] 3 tests \
-                             run: 3 passed, 4 skipped\n";
+const NEXTEST_LINES: &str = "        PASS [   0.103s] (1/3) x::it a\n        PASS [  12.004s] \
+                             (2/3) x::it b\n        PASS [   1.500s] (3/3) x::it c\nSKIPPED: c: \
+                             needs strace\nSKIPPED: c: needs a disk\n     Summary [  12.100s] 3 \
+                             tests run: 3 passed, 4 skipped\n";
 
 const QUICK: TestRun = TestRun {
     lines: NEXTEST_LINES,

@@ -84,6 +84,25 @@ fn promoted_replica_has_every_acknowledged_write() {
     }
 }
 
+/// A master that hands its role over names the end of its log. A replica that lacks a part of it
+/// stays a replica.
+#[test]
+fn replica_that_lacks_the_end_of_the_log_takes_no_role() {
+    let nodes = [TestServer::with(small), TestServer::with(small)];
+    follow(&nodes[1], &nodes[0]);
+    in_step(&nodes[0], &nodes[1]);
+    let mut raw = nodes[1].raw();
+    let refusal = raw.ask(&["TM.REPLICATE", "0"]);
+    let version = refusal.split(' ').nth(5).unwrap();
+    let field = |name: &str| info(&mut nodes[1].connection(), name).unwrap();
+    let (replid, term) = (field("master_replid"), field("repl_term"));
+    let beyond = (number(&nodes[1], "slave_repl_offset") + 1).to_string();
+    let order = ["TM.REPLICATE", version, "FAILOVER", &beyond, &replid[..32], &term];
+    let said = raw.ask(&order);
+    assert!(said.contains("this replica has the log up to"), "{said}");
+    assert_eq!(field("role"), "slave");
+}
+
 /// A replica of a replica cannot make the master step down.
 #[test]
 fn end_of_a_chain_is_promoted_with_what_it_has() {
