@@ -12,8 +12,8 @@
 //! ```
 //!
 //! A lookup asks memory, then the runs of the id's range, newest first: where the filter says yes,
-//! one block is read, which the index names. [`Ledger::ask`] says which block, the caller reads it,
-//! [`Question::take`] goes on: so reads are the caller's, by io_uring or by a thread.
+//! one block is read, which the index names. [`Ledger::ask`] returns that question, and the caller
+//! chooses the thread that reads the block.
 //!
 //! A flush writes the pairs of a range to a new run, merged with as many of the newest runs as the
 //! policy says. A range that has grown is divided. See [`Flush`].

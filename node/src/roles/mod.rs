@@ -458,7 +458,7 @@ impl Replication {
 
     /// A Sentinel has published a hello here, and names this node as the master if `is_ours`.
     /// `named`: the master's address. True if the Sentinel has missed the announcement, which is to
-    /// be made again ([`Replication::take_announcements`]).
+    /// be made again (`take_announcements`).
     pub fn heard(&self, said: Sentinel<'_>, named: &str, is_ours: bool) -> bool {
         self.sentinels.hear(said);
         if is_ours && self.is_master() {

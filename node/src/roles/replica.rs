@@ -5,10 +5,10 @@
 //! master's: before it begins its own log it asks the master to step down (`StepDown`). The master
 //! accepts no more writes, follows this node, and says where its log ends (`SteppedDown`); this
 //! node applies all before that. Clients' writes wait here meanwhile. A master that is dead or
-//! hangs is waited for until it was silent for [`SILENT`]; the request stays in its socket, so it
+//! hangs is waited for until it was silent for 1.5 s; the request stays in its socket, so it
 //! steps down when it wakes up.
 //!
-//! Where Sentinels watch, the request waits up to [`NAMED_WITHIN`] for one of them to name this
+//! Where Sentinels watch, the request waits up to 1.3 s for one of them to name this
 //! node as the master: until then clients know the old master only, and it serves them.
 
 use crate::config::Fsync;

@@ -181,41 +181,51 @@ fn last(out: &str) -> &str {
 /// The last line has the totals, alone, whatever failed before it.
 #[test]
 fn test_script_ends_with_one_line_of_totals() {
-    // Five parts and three tests, one of which could not run.
+    // Seven parts and three tests, one of which could not run.
     let (out, code) = QUICK.run();
-    assert_eq!((last(&out), code), ("7 passed, 0 failed, 1 skipped", 0), "{out}");
+    assert_eq!((last(&out), code), ("9 passed, 0 failed, 1 skipped", 0), "{out}");
     assert!(out.contains("SKIPPED: c: needs strace"), "{out}");
     let slowest: Vec<&str> =
         out.lines().skip_while(|line| *line != "-- the 20 slowest").skip(1).take(3).collect();
     assert_eq!(slowest, ["12.004 s  x::it b", "1.500 s  x::it c", "0.103 s  x::it a"], "{out}");
     let durations = out.lines().rev().nth(1).unwrap_or_default();
-    for part in ["format ", "style ", "plots ", "build ", "lints ", "tests ", "in all "] {
+    for part in [
+        "format ",
+        "style ",
+        "plots ",
+        "build ",
+        "lints ",
+        "documentation ",
+        "examples ",
+        "tests ",
+        "in all ",
+    ] {
         assert!(durations.contains(part), "{durations}");
     }
 
-    // Five more parts.
+    // Three more parts.
     let (out, code) = TestRun { arguments: &["--all"], ..QUICK }.run();
     assert_eq!((last(&out), code), ("12 passed, 0 failed, 1 skipped", 0), "{out}");
     let durations = out.lines().rev().nth(1).unwrap_or_default();
-    for part in ["dependencies ", "oldest Rust ", "documentation ", "deploy "] {
+    for part in ["dependencies ", "oldest Rust ", "deploy "] {
         assert!(durations.contains(part), "{durations}");
     }
 
     // A part that fails keeps none of the others from running.
     let (out, code) = TestRun { lints: 1, setup: 1, ..QUICK }.run();
-    assert_eq!((last(&out), code), ("5 passed, 2 failed, 1 skipped", 1), "{out}");
+    assert_eq!((last(&out), code), ("7 passed, 2 failed, 1 skipped", 1), "{out}");
     assert!(out.contains("FAILED: build, lints"), "{out}");
 
     let lines = "        FAIL [   0.103s] (1/4) x::it a\n     Summary [  12.100s] 4 tests run: 2 \
                  passed (1 slow), 1 failed, 1 timed out, 0 skipped\nerror: test run failed\n";
     let (out, code) = TestRun { lines, tests: 100, ..QUICK }.run();
-    assert_eq!((last(&out), code), ("7 passed, 2 failed, 0 skipped", 1), "{out}");
+    assert_eq!((last(&out), code), ("9 passed, 2 failed, 0 skipped", 1), "{out}");
     assert!(out.contains("x::it a"), "{out}");
 
     // The tests do not compile.
     let (out, code) =
         TestRun { lines: "error: could not compile `x`\n", tests: 101, ..QUICK }.run();
-    assert_eq!((last(&out), code), ("5 passed, 1 failed, 0 skipped", 1), "{out}");
+    assert_eq!((last(&out), code), ("7 passed, 1 failed, 0 skipped", 1), "{out}");
 
     let (_, code) = TestRun { arguments: &["--full"], ..QUICK }.run();
     assert_eq!(code, 2);
@@ -233,18 +243,18 @@ fn test_script_counts_without_nextest_too() {
                 `-p x --lib`\n";
     let stock = TestRun { lines: GOOD, has_nextest: false, ..QUICK };
     let (out, code) = stock.run();
-    assert_eq!((last(&out), code), ("47 passed, 0 failed, 2 skipped", 0), "{out}");
+    assert_eq!((last(&out), code), ("49 passed, 0 failed, 2 skipped", 0), "{out}");
     assert!(out.contains("test d ... ignored"), "{out}");
 
     let (out, code) = TestRun { lines: BAD, tests: 101, ..stock }.run();
-    assert_eq!((last(&out), code), ("7 passed, 1 failed, 0 skipped", 1), "{out}");
+    assert_eq!((last(&out), code), ("9 passed, 1 failed, 0 skipped", 1), "{out}");
     assert!(out.contains("test b ... FAILED"), "{out}");
 
     // A test program that was killed prints no result.
     let killed = "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; \
                   finished in 0.1s\nerror: test failed, to rerun pass `-p x --test y`\n";
     let (out, code) = TestRun { lines: killed, tests: 101, ..stock }.run();
-    assert_eq!((last(&out), code), ("7 passed, 1 failed, 0 skipped", 1), "{out}");
+    assert_eq!((last(&out), code), ("9 passed, 1 failed, 0 skipped", 1), "{out}");
 }
 
 /// A check that cannot be made here is named, and fails nothing.
