@@ -216,7 +216,8 @@ fn test_script_ends_with_one_line_of_totals() {
     assert_eq!((last(&out), code), ("7 passed, 2 failed, 1 skipped", 1), "{out}");
     assert!(out.contains("FAILED: build, lints"), "{out}");
 
-    let lines = "        FAIL [   0.103s] (1/4) x::it a\n     Summary [  12.100s] 4 tests run: 2 \
+    let lines = "        FAIL [   0.103s] (1/4) x::it a\n    test result: FAILED. 0 passed; 1 \
+                 failed; 0 ignored;\n     Summary [  12.100s] 4 tests run: 2 \
                  passed (1 slow), 1 failed, 1 timed out, 0 skipped\nerror: test run failed\n";
     let (out, code) = TestRun { lines, tests: 100, ..QUICK }.run();
     assert_eq!((last(&out), code), ("9 passed, 2 failed, 0 skipped", 1), "{out}");
