@@ -271,7 +271,11 @@ impl Connection {
     #[inline]
     fn hold_back(&mut self, node: &Arc<Node>, turn: &mut TurnBuffers) -> bool {
         let ticket = node.durability.committer().ticket();
-        let wrote = std::mem::take(&mut self.talk.session.wrote) && must_hold(node, ticket);
+        let wrote = std::mem::take(&mut self.talk.session.wrote);
+        if wrote {
+            self.talk.session.last_write = ticket;
+        }
+        let wrote = wrote && must_hold(node, ticket);
         let shown = std::mem::take(&mut self.talk.session.shown);
         let asked = self.talk.session.hold.take();
         if !wrote && shown == 0 && asked.is_none() {
