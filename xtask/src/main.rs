@@ -438,7 +438,7 @@ mod tests {
                     "TIDEMARK_SEED" => &["seeds::seeds", "rounds("],
                     "TIDEMARK_RUNS" => &["seeds::seeds", "rounds("],
                     "TIDEMARK_SECONDS" => &["seeds::seconds("],
-                    _ => &["seeds::steps("],
+                    _ => &[],
                 };
                 let is_read = text.contains(name) || by.iter().any(|by| text.contains(by));
                 assert!(is_read, "{} does not read {name}", run.file);

@@ -5,6 +5,7 @@ use super::said;
 use harness::program::{Program, call, cannot, freeze, refusal, until};
 use harness::within;
 use redis::{Connection, Value, cmd};
+use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -316,8 +317,10 @@ fn import_does_not_go_on_in_another_data_set() {
     let mut program = start("first", port);
     let more = ["--rate", "1000"];
     let mut child = import(folder.path(), redis.port, port, &more).spawn().unwrap();
-    std::thread::sleep(Duration::from_secs(2));
-    assert!(child.try_wait().unwrap().is_none(), "it goes on");
+    let before = std::fs::read_to_string(&state).unwrap();
+    let has_advanced = || std::fs::read_to_string(&state).is_ok_and(|text| text != before);
+    within(Duration::from_secs(60), "the state has advanced again", has_advanced);
+    assert!(child.try_wait().unwrap().is_none(), "it continues");
     // In the middle, too.
     program.sigkill();
     let program = start("second", port);
@@ -423,7 +426,6 @@ fn masters_of_a_cluster_are_read_together() {
     let child = follow.args(["--until-idle", "3"]).spawn().unwrap();
     first.listens();
     second.listens();
-    std::thread::sleep(Duration::from_millis(500));
     second.run(&[&format!("SREM liked:{id} 2")]);
     let is_set = |member: u64| ask(&program, &format!("SISMEMBER liked:{id} {member}"));
     until("it is unset", || is_set(2) == "0");
@@ -458,16 +460,17 @@ fn follow_says_that_the_source_is_silent() {
     let folder = tempfile::tempdir().unwrap();
     let program = Program::start(&folder.path().join("server"), "no");
     redis.run(&[TELLS, "HSET post:1 like 5"]);
-    let child = import(folder.path(), redis.port, program.port, &["--follow"]).spawn().unwrap();
+    let mut child = import(folder.path(), redis.port, program.port, &["--follow"]).spawn().unwrap();
     redis.listens();
     until("all is here", || ask(&program, "HGET post:1 like") == "5");
     freeze(&redis.child, true);
-    // It is said every ten seconds where there is no terminal.
-    std::thread::sleep(Duration::from_secs(14));
+    // Without a terminal it prints a line every ten seconds.
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.contains("the source has not answered for")));
     interrupt(&child);
-    let output = child.wait_with_output().unwrap();
+    let status = child.wait().unwrap();
     freeze(&redis.child, false);
-    ended(&output, 1, &["the source has not answered for"]);
+    assert_eq!(status.code(), Some(1));
 }
 
 /// A file that was there stays as it was until the new one is whole.
