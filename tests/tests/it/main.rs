@@ -38,6 +38,7 @@ mod model;
 mod observe;
 mod page;
 mod path;
+mod pipelines;
 mod ranges;
 mod real_data;
 mod replication;
