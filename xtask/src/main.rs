@@ -386,7 +386,7 @@ fn print() -> Result<(), String> {
     let prints = [("TIDEMARK_PRINT", "1".to_owned())];
     let metrics = ["test", "-p", "node", "--lib", "the_documentation_lists"];
     cargo(&metrics, &prints)?;
-    cargo(&["test", "-p", "tidemark-tests", "--test", "e2e", "compatibility"], &prints)
+    cargo(&["test", "-p", "tidemark-tests", "--test", "it", "compatibility"], &prints)
 }
 
 fn msrv() -> Result<(), String> {

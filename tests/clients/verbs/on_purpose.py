@@ -31,6 +31,9 @@ purpose("a row has the fields of its schema", "(hset|hmset|hincrby|hsetnx) .*", 
 purpose("streams have the arguments that tm:changes takes", "arguments of x.*")
 purpose("no key but tm:changes is a stream: what it is comes before the rest of the request",
         "x(read|readgroup|pending|ack|info stream)( .*)?")
+purpose("the pairs of an id are a set and a bitmap", "getbit liked:.*")
+purpose("an offset is the number of a member, up to 2^64-1", "setbit .*", "ERR bit is not an integer")
+purpose("the type of an argument follows from its name", "arguments of setbit")
 purpose("keys of rows are listed; pairs cannot be", "(keys|scan|randomkey|dbsize)( .*)?")
 purpose("a cursor is a decimal number, as SCAN gives it", "h?scan .*", "ERR invalid cursor")
 purpose("the pairs of an id are a set, whether there are any or not", "(type|object encoding) liked:.*")
