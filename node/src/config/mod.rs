@@ -598,7 +598,8 @@ mod tests {
     fn sizes_have_units_and_lists_are_words() {
         let text = "[server]\nmemory_bytes = \"8gb\"\nbind = \"0.0.0.0 ::1\"\n[[counter]]\n\
                     name = \"post\"\nmemory_limit_bytes = \"64mb\"\nfields = \"like:12\"\n\
-                    rows = \"post:{id}\"\n[[existence]]\nname = \"liked\"\npairs = \"liked:{id}\"\n";
+                    rows = \"post:{id}\"\n[[existence]]\nname = \"liked\"\n\
+                    pairs = \"liked:{id}\"\n";
         let config = parse(text).unwrap();
         assert_eq!(config.server.memory_bytes, 8 << 30);
         assert_eq!(config.server.bind, ["0.0.0.0", "::1"]);

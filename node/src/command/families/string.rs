@@ -26,9 +26,10 @@ pub(crate) const TABLE: &[Spec] = &[
         "The values of counters, nil for those whose row does not exist and for what is no \
          counter; an error in the place of one whose row cannot be read."),
     spec("set", -3, WRITE, ONE_KEY, "1.0.0", "key value [NX|XX] [GET] [KEEPTTL]",
-        "Sets a counter; NX only if it is 0 or its row does not exist, XX only if its row \
-         exists; GET answers the old value. EX, PX, EXAT and PXAT are refused, as a counter does not expire, unless the \
-         space has expire = \"ignore\"; a time that has passed makes the counter 0 there."),
+        "Sets a counter; NX only if it is 0 or its row does not exist, XX only if its row exists; \
+         GET answers the old value. EX, PX, EXAT and PXAT are refused, as a counter does not \
+         expire, unless the space has expire = \"ignore\"; a time that has passed makes the \
+         counter 0 there."),
     spec("setnx", 3, WRITE, ONE_KEY, "1.0.0", "key value",
         "Sets a counter that is 0 or whose row does not exist; answers 1 if it did so, else 0."),
     spec("getset", 3, WRITE | flag::READS, ONE_KEY, "1.0.0", "key value",
