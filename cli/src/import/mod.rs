@@ -81,6 +81,10 @@ Layouts of --from; key= has {id}, fields= may rename (old>new):
                                               hash = id / 1000,
                                               field = id % 1000
   buckets key=likes space=post fields=like    one hash, field = id
+  buckets key=b:{id} space=post fields=like field=user.{id}
+                                              fields are whole old keys
+  string  key=view:{id}:{shard} space=post fields=read sum=0..15
+                                              shards of a counter: their sum
   set     key=liked:{id} space=liked          a set of members a post
   bits    key=likers:{id} space=liked         a bitmap a post: bit = member
                       ... count=post.like     and their number is a counter
@@ -175,7 +179,7 @@ pub struct ImportArgs {
     /// Rows that only the server has are no difference to --verify.
     #[arg(long, requires = "from", conflicts_with = "files")]
     pub allow_extra: bool,
-    /// Write all differences into this file.
+    /// Write all keys with rejected values, and all differences, into this file.
     #[arg(long, value_name = "FILE", requires = "from", conflicts_with = "files")]
     pub report: Option<PathBuf>,
     /// Where it is noted how far the copy has come.

@@ -1,6 +1,7 @@
 //! F20: `tidemark import` as a program: what it says, and its exit status.
 
 mod from;
+mod layouts;
 
 use harness::program::{Program, call};
 use redis_protocol::resp2::types::OwnedFrame;
