@@ -53,6 +53,8 @@ Examples:
   zcat old.csv.gz | tidemark import -         from standard input
   tidemark import --kind rows --fields like,read counts.csv
                                               a file without a header
+  tidemark import --fields 'post_id>id,likes>like' posts.csv
+                                              two columns of many
   export REDISCLI_AUTH=secret
   tidemark import --host db1 --user loader --tls --cacert ca.pem posts.csv
                                               with a login, encrypted
@@ -119,7 +121,8 @@ pub struct ImportArgs {
     /// Rows: the counter space to set. Flags: the existence space.
     #[arg(long, default_value = "post")]
     pub space: String,
-    /// Rows without a header: the fields after the id, in order.
+    /// Rows: the columns to load, as old>new where the name of the field, or `id`, is another one;
+    /// the others are left. Without a header: the fields after the id, in order.
     #[arg(long, value_delimiter = ',')]
     pub fields: Vec<String>,
     /// Events: the action that each one does.

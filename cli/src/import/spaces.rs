@@ -178,7 +178,7 @@ impl Spaces {
 
     /// Whether what a file wants is there.
     pub(super) fn check(&self, shape: &Shape, args: &ImportArgs) -> Result<(), String> {
-        if let Shape::Rows { fields } = shape
+        if let Shape::Rows { fields, .. } = shape
             && let Some(known) = self.fields.get(&args.space)
         {
             let is_twice = |at: usize| fields[..at].contains(&fields[at]);
