@@ -12,15 +12,15 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// A redis-server without a file; killed when dropped.
-struct Redis {
+pub(super) struct Redis {
     child: Child,
-    port: u16,
+    pub(super) port: u16,
     folder: tempfile::TempDir,
 }
 
 impl Redis {
     /// None where it is not installed, which is said.
-    fn start() -> Option<Redis> {
+    pub(super) fn start() -> Option<Redis> {
         let folder = tempfile::tempdir().unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         match Redis::spawn(folder.path(), port) {
@@ -78,12 +78,12 @@ impl Redis {
         self.child = Redis::spawn(self.folder.path(), self.port).unwrap();
     }
 
-    fn connection(&self) -> Connection {
+    pub(super) fn connection(&self) -> Connection {
         redis::Client::open(("127.0.0.1", self.port)).unwrap().get_connection().unwrap()
     }
 
     /// Commands, a line each.
-    fn run(&self, lines: &[&str]) {
+    pub(super) fn run(&self, lines: &[&str]) {
         let mut connection = self.connection();
         for line in lines {
             let words: Vec<&str> = line.split(' ').collect();
@@ -102,7 +102,7 @@ impl Redis {
         }
     }
 
-    fn listens(&self) {
+    pub(super) fn listens(&self) {
         let patterns = || cmd("PUBSUB").arg("NUMPAT").query::<i64>(&mut self.connection()).unwrap();
         until("it listens", || patterns() > 0);
     }
@@ -116,7 +116,7 @@ impl Drop for Redis {
 }
 
 /// `tidemark import --from REDIS --port SERVER ...`, in this folder.
-fn import(folder: &Path, from: u16, to: u16, more: &[&str]) -> Command {
+pub(super) fn import(folder: &Path, from: u16, to: u16, more: &[&str]) -> Command {
     let mut command = Command::new(harness::program());
     command.current_dir(folder).env_remove("REDISCLI_AUTH");
     command.args(["import", "--port", &to.to_string()]);
@@ -125,19 +125,19 @@ fn import(folder: &Path, from: u16, to: u16, more: &[&str]) -> Command {
     command
 }
 
-fn done(mut command: Command, status: i32, words: &[&str]) -> String {
+pub(super) fn done(mut command: Command, status: i32, words: &[&str]) -> String {
     let output = command.output().unwrap();
     ended(&output, status, words)
 }
 
-fn ended(output: &Output, status: i32, words: &[&str]) -> String {
+pub(super) fn ended(output: &Output, status: i32, words: &[&str]) -> String {
     let text = said(output);
     assert_eq!(output.status.code(), Some(status), "{text}");
     words.iter().for_each(|word| assert!(text.contains(word), "{word}: {text}"));
     text
 }
 
-fn ask(program: &Program, line: &str) -> String {
+pub(super) fn ask(program: &Program, line: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     let mut command = cmd(words[0]);
     command.arg(&words[1..]);
@@ -154,7 +154,7 @@ fn interrupt(child: &Child) {
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
 }
 
-const BOUNDED: &str = "view = []\naction = []\n[[counter]]\nname = \"post\"
+pub(super) const BOUNDED: &str = "view = []\naction = []\n[[counter]]\nname = \"post\"
 fields = \"like:12 stock:8{0..100}\"\nrows = \"post:{id}\"\ncells = \"like:{id}\"
 [[existence]]\nname = \"liked\"\npairs = \"liked:{id}\"\n";
 
@@ -332,7 +332,7 @@ fn import_does_not_go_on_in_another_data_set() {
     assert_eq!(ask(&program, "DBSIZE"), "20000");
 }
 
-const TELLS: &str = "CONFIG SET notify-keyspace-events K$ghsxe";
+pub(super) const TELLS: &str = "CONFIG SET notify-keyspace-events K$ghsxe";
 
 /// While it follows: fields of one hash of all ids, FLUSHALL, a source that tells nothing any more,
 /// and one that has lost its keys.
