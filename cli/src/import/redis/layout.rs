@@ -17,7 +17,7 @@
 //! set     key=liked:{id} space=liked count=post.like        their number is a counter, too
 //! ```
 
-use super::packed::{self, Format};
+use super::packed::{self, Checked, Format};
 use super::reader::Read;
 use crate::import::spaces::check_field;
 use counter::Field;
@@ -495,7 +495,7 @@ impl Layout {
     }
 
     /// Counters of a value, each with its value or why it is rejected.
-    fn values(&self, value: &[u8]) -> Result<Vec<(usize, Result<i64, String>)>, String> {
+    fn values(&self, value: &[u8]) -> Result<Vec<(usize, Checked)>, String> {
         let values: Vec<_> = match &self.packing {
             Packing::Decimal => vec![(0, decimal(value))],
             Packing::Struct(format) => format.unpack(value)?.into_iter().enumerate().collect(),
@@ -725,7 +725,7 @@ struct Row<'r> {
 }
 
 impl Row<'_> {
-    fn add(&mut self, at: usize, value: Result<i64, String>) {
+    fn add(&mut self, at: usize, value: Checked) {
         let before = self.values.iter().position(|(other, _)| *other == at);
         let number = before.unwrap_or_else(|| {
             self.values.push((at, Some(0)));
@@ -942,7 +942,7 @@ mod tests {
         assert_eq!(hash.with_lacking(&[(1, Some(7))], false), [(1, 7)]);
         assert_eq!(hash.gone(3, b""), Some(Item::Row(3, vec![(1, 0)])));
         // A key with one counter is compared with the hash.
-        like.note_others(&[plain.clone()]);
+        like.note_others(std::slice::from_ref(&plain));
         assert_eq!(like.row_key(3, b""), Some((b"post:3".to_vec(), &b"like"[..])));
         assert_eq!(read(&like, 3, "", &[bulk("5"), OwnedFrame::Integer(0)]), row(3, &[(0, 5)]));
         let (items, why, _) = read(&like, 3, "", &[bulk("5"), OwnedFrame::Integer(1)]);

@@ -1,6 +1,9 @@
 //! Several counters in one value, as scripts in a Redis pack them: Lua's `struct.pack` and
 //! `cmsgpack.pack`.
 
+/// A counter, or why it is rejected.
+pub(crate) type Checked = Result<i64, String>;
+
 /// A format of `struct.pack`: byte order and alignment, then one letter a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Format(Vec<Piece>);
@@ -65,7 +68,7 @@ impl Format {
     }
 
     /// The integers of a value, or why one of them is none of ours.
-    pub(crate) fn unpack(&self, value: &[u8]) -> Result<Vec<Result<i64, String>>, String> {
+    pub(crate) fn unpack(&self, value: &[u8]) -> Result<Vec<Checked>, String> {
         let (mut at, mut found) = (0usize, Vec::new());
         for piece in &self.0 {
             let (length, align) = match *piece {
@@ -106,9 +109,9 @@ fn integer(bytes: &[u8], signed: bool, big: bool) -> Result<i64, String> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Unpacked {
     /// One or more numbers, or a table of them.
-    List(Vec<Result<i64, String>>),
+    List(Vec<Checked>),
     /// A table with names.
-    Map(Vec<(Vec<u8>, Result<i64, String>)>),
+    Map(Vec<(Vec<u8>, Checked)>),
 }
 
 /// Unpacks a table of integers, or integers one after the other.
