@@ -304,6 +304,9 @@ impl Server {
     /// Waits until something else stops it.
     pub fn join(self) -> io::Result<()> {
         let mut outcome = Ok(());
+        self.host.stop.wait_blocking();
+        self.host.node().snapshots.wake();
+        self.host.backups.wake();
         for thread in self.threads {
             let name = thread.thread().name().unwrap_or("unnamed").to_owned();
             if thread.join().is_err() {
