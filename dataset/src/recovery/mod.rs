@@ -146,6 +146,7 @@ pub fn open(dir: &Path) -> Result<Arc<dyn Disk>, RecoverError> {
 }
 
 /// The same, from any disk.
+// Long: its closures share the engines, the chunk and what went wrong.
 pub fn recover_from(
     disk: Arc<dyn Disk>,
     options: &Options,
