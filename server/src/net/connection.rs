@@ -313,14 +313,17 @@ impl Connection {
     /// Holds the replies of the turn back, if they are to be sent only when something has happened.
     #[inline]
     fn hold_back(&mut self, node: &Arc<Node>, turn: &mut TurnBuffers) -> bool {
-        let ticket = node.durability.committer().ticket();
-        let wrote = std::mem::take(&mut self.talk.session.wrote);
-        if wrote {
-            self.talk.session.last_write = ticket;
+        let session = &mut self.talk.session;
+        if !session.wrote && session.shown == 0 && session.hold.is_none() {
+            return false;
         }
-        let wrote = wrote && must_hold(node, ticket);
-        let shown = std::mem::take(&mut self.talk.session.shown);
-        let asked = self.talk.session.hold.take();
+        let ticket = node.durability.committer().ticket();
+        if session.wrote {
+            session.last_write = ticket;
+        }
+        let wrote = std::mem::take(&mut session.wrote) && must_hold(node, ticket);
+        let shown = std::mem::take(&mut session.shown);
+        let asked = session.hold.take();
         if !wrote && shown == 0 && asked.is_none() {
             return false;
         }

@@ -32,7 +32,7 @@ fn a_server_keeps_its_promises_whatever_befalls_it() {
         assert!(sum.commands > 100 * runs && sum.starts > 2 * runs, "{sum:?}");
         assert!(sum.merges > runs && sum.spilled_tables > runs, "{sum:?}");
         assert!(sum.spills_in_recovery > runs / 10 && sum.cold_reads > runs, "{sum:?}");
-        assert!(sum.ranges > runs / 2 && sum.outliers > runs, "{sum:?}");
+        assert!(sum.ranges > runs / 3 && sum.outliers > runs, "{sum:?}");
         assert!(sum.rebuilt > runs / 4 && sum.cut_rebuilds > 0, "{sum:?}");
         assert!(sum.crashes_after_alter > runs / 10 && sum.failed_rounds > runs, "{sum:?}");
     }

@@ -426,6 +426,8 @@ fn masters_of_a_cluster_are_read_together() {
     let child = follow.args(["--until-idle", "3"]).spawn().unwrap();
     first.listens();
     second.listens();
+    // The copy of two keys ends; nothing shows when.
+    std::thread::sleep(Duration::from_millis(500));
     second.run(&[&format!("SREM liked:{id} 2")]);
     let is_set = |member: u64| ask(&program, &format!("SISMEMBER liked:{id} {member}"));
     until("it is unset", || is_set(2) == "0");
