@@ -268,7 +268,6 @@ impl Engines {
     /// The shares of counter spaces and of existence spaces.
     fn shares(&self) -> (Vec<u64>, Vec<u64>) {
         let beside = self.tokens.stats().bytes
-            + self.existences.iter().map(|s| s.loose.memory_bytes()).sum::<u64>()
             + self.ledgers().map(|l| l.ledger().memory_bytes() as u64).sum::<u64>();
         let budget = self.memory.budget.load(Relaxed).saturating_sub(beside);
         let counters = self.counters.iter().map(CounterSpace::demand);
