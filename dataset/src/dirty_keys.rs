@@ -257,7 +257,7 @@ mod tests {
     fn marks_of_one_pair_are_told_once_whatever_rows_they_name() {
         let number = MarkedMember::Number;
         let like = |counters| Mark::pair(7, 1, number(5), true).with_row(counters).unwrap();
-        // What lies beside them: the same member as a hash and in another space, and a forgotten id.
+        // Marks that sort next to them: the member as a hash, in another space, a forgotten id.
         let others = [
             Mark::pair(7, 1, MarkedMember::Hash([5, 0]), true),
             Mark::pair(8, 1, number(5), false),

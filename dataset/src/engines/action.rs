@@ -318,7 +318,7 @@ mod tests {
     use super::*;
     use crate::catalogue::Catalogue;
     use crate::commit::Durability;
-    use crate::options::{LedgerMode, Options};
+    use crate::options::Options;
     use std::sync::Arc;
 
     /// Every fourth pair that was never set seems to be set, and few unset ones can be kept: with a
@@ -327,7 +327,6 @@ mod tests {
     fn with_a_ledger_a_counter_equals_its_members_whatever_the_filters_say() {
         let mut options = Options::default();
         let liked = &mut options.existence[0];
-        (liked.ledger, liked.spill) = (LedgerMode::Exact, true);
         (liked.false_positive_rate, liked.pairs_per_table, liked.max_revoked) = (0.25, 1000, 10);
         let catalogue = Catalogue::default().completed(&options);
         let engines =
@@ -370,8 +369,7 @@ mod tests {
 
     #[test]
     fn a_member_that_a_ledger_cannot_keep_is_refused_before_anything_changes() {
-        let mut options = Options::default();
-        (options.existence[0].ledger, options.existence[0].spill) = (LedgerMode::Exact, true);
+        let options = Options::default();
         let catalogue = Catalogue::default().completed(&options);
         let engines =
             Engines::new(&options, &catalogue, Arc::new(Durability::new(options.fsync))).unwrap();

@@ -412,7 +412,7 @@ mod tests {
     #[test]
     fn ledgers_of_a_small_server_are_flushed_earlier() {
         let mut options = Options { memory_bytes: 64 * MIB, ..Options::default() };
-        (options.existence[0].ledger, options.existence[0].spill) = (LedgerMode::Exact, true);
+        options.existence[1].ledger = LedgerMode::Off;
         let catalogue = Catalogue::default().completed(&options);
         let durability = Arc::new(Durability::new(Fsync::No));
         let engines = Engines::new(&options, &catalogue, durability).unwrap();

@@ -475,10 +475,10 @@ impl Default for Options {
                     ..Counter::default()
                 },
             ],
-            // Whether a post was liked is asked for ever, whether it was read soon after at most.
+            // Likes are kept for ever and exactly, read marks for a while in filters alone.
             existence: vec![
-                existence("liked"),
-                existence("reposted"),
+                Existence { ledger: LedgerMode::Exact, ..existence("liked") },
+                Existence { ledger: LedgerMode::Exact, ..existence("reposted") },
                 Existence { spill: false, max_tables: RECYCLED_TABLES, ..existence("read") },
             ],
             view: vec![View {

@@ -67,7 +67,7 @@ fn config() -> Options {
         // A range opens for 64 pairs.
         (existence.max_aside, existence.spill) = (1024, true);
     }
-    config.existence[0].ledger = LedgerMode::Exact;
+    config.existence[1].ledger = LedgerMode::Off;
     config.counter.iter_mut().for_each(|counter| counter.rows_per_table = 40);
     config
 }

@@ -243,9 +243,7 @@ fn scrubbing_finds_what_the_disk_has_spoiled() {
         small(config);
         config.spill.scrub_bytes_per_s = 0;
         config.counter[0].rows_per_table = 10_000;
-        config.existence[0].spill = true;
         config.existence[0].pairs_per_table = 16_000;
-        config.existence[0].ledger = tidemark_server::config::LedgerMode::Exact;
     });
     let mut connection = server.connection();
     let mut truth = Truth::new();

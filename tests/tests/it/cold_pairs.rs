@@ -5,7 +5,7 @@ use super::cold::{call, info, lines, patiently, spoil, was_read_ahead};
 use super::replication::{follow, in_step};
 use redis::{Connection, Value, cmd};
 use std::collections::BTreeMap;
-use tidemark_server::config::Config;
+use tidemark_server::config::{Config, LedgerMode};
 use tidemark_tests::{TestServer, eventually};
 
 const FIRST: u64 = 1_000_000;
@@ -13,7 +13,8 @@ const FIRST: u64 = 1_000_000;
 const LIKES: u64 = 8;
 
 fn small(config: &mut Config) {
-    config.existence[0].spill = true;
+    // Filters alone.
+    config.existence[0].ledger = LedgerMode::Off;
     config.existence[0].pairs_per_table = 16_000;
     config.existence[0].max_tables = 3;
     config.durability.snapshot_every_s = 0;
