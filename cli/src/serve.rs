@@ -4,7 +4,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use node::config::{Config, Fsync, LogFormat};
 use node::runtime::shutdown::Stop;
 use std::path::PathBuf;
-use tidemark_server::{listen, run as run_server};
+use tidemark_server::{Sockets, run as run_server};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -80,10 +80,10 @@ pub(super) fn run(args: &ServeArgs) -> Result<(), String> {
     }
     config.validate().map_err(|e| e.to_string())?;
     write_log(config.server.log_format);
-    let listeners = listen(&config).map_err(|e| e.to_string())?;
+    let sockets = Sockets::from_service_manager().map_err(|e| e.to_string())?;
     let stop = Stop::new();
     stop.on_signals().map_err(|e| format!("cannot watch for signals: {e}"))?;
-    run_server(config, listeners, stop).map_err(|e| e.to_string())
+    run_server(config, sockets, stop).map_err(|e| e.to_string())
 }
 
 /// Sends the log to standard error.

@@ -135,8 +135,14 @@ async fn upgrade(args: &UpgradeArgs) -> Result<(), String> {
     let began = Instant::now();
     let ms = timeout.as_millis().to_string();
     let order = ["FAILOVER", "TO", &host, &port, "TIMEOUT", &ms].map(str::as_bytes);
-    let asked = within(timeout, old.ask(&order)).await;
-    asked.map_err(|e| format!("FAILOVER failed, nothing is changed: {e}"))?;
+    // After an earlier switch it takes some seconds until all Sentinels have published a hello.
+    while let Err(error) = within(timeout, old.ask(&order)).await {
+        let error = error.to_string();
+        if !error.contains("needs two Sentinels") || began.elapsed() >= timeout {
+            return Err(format!("FAILOVER failed, nothing is changed: {error}"));
+        }
+        tokio::time::sleep(ASK_EVERY).await;
+    }
     until(&mut old, "the exchange of roles", timeout * 2, |info| {
         let is_over = info.get("master_failover_state") == "no-failover";
         match info.is_master() {

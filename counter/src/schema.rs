@@ -66,7 +66,7 @@ impl Field {
     }
 
     /// What the field becomes when it is set to `value`.
-    pub(crate) fn set(&self, value: i64) -> Result<i64, Error> {
+    pub fn set(&self, value: i64) -> Result<i64, Error> {
         let Bounds { min, max, saturate } = self.bounds.0;
         let within = value.max(min.unwrap_or(i64::MIN)).min(max.unwrap_or(i64::MAX));
         if within == value || saturate { Ok(within) } else { Err(self.named(Error::Bounds)) }

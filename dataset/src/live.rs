@@ -94,6 +94,12 @@ impl Drop for Waits<'_> {
 }
 
 impl Snapshots {
+    /// Wakes the thread that waits for requests: the server stops.
+    pub fn wake(&self) {
+        drop(self.wanted.lock());
+        self.nudge.notify_one();
+    }
+
     /// Asks for a snapshot, unless one is running. Gives how many had ended before it.
     pub fn begin(&self) -> Option<u64> {
         let mut before = None;

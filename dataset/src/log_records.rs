@@ -19,9 +19,7 @@
 //!   engine's own format.
 //! - 11, tokens (space 0): per token 16 bytes of its hash, the second in which it was used, 4 bytes
 //!   of the hash of its increment, n, and n zigzag values that were answered (`tokens.rs`).
-//! - 12, offsets (space 0): per source of events the length of its name, the name, a partition, the
-//!   upper and the lower half of the message to be read next, and how many of its events are taken
-//!   over already (`offsets.rs`).
+//! - 12 was 17 without the hash.
 //! - 13, groups (space 0): where consumer groups of streams go on (`groups/records.rs`).
 //! - 14, forgotten (existence): ids of which all pairs were unset at once: per id, id - id before,
 //!   and how often that has happened. A pair of kind 3 that is named by its member is one of before
@@ -33,6 +31,9 @@
 //!   per id, id - id before, and the identity of the newest run that may still have some.
 //! - 16, ring (existence): where its tables lie, and at how many pairs each is, or was, closed: per
 //!   table low - low before, pages, pairs.
+//! - 17, offsets (space 0): per source of events the length of its name, the name, a partition, the
+//!   upper and the lower half of the message to be read next, how many of its events are taken over
+//!   already, and the hash of the last message that was taken (`offsets.rs`).
 //!
 //! All numbers are LEB128 unless something else is said. Ids rise within a payload, so a like costs
 //! its id's distance from the one before, its member, and nothing for a counter that the same batch
@@ -74,8 +75,6 @@ pub enum RecordKind {
     Late = 10,
     /// Increments that count once: what was answered under which token.
     Tokens = 11,
-    /// How far the events of brokers are taken over.
-    Offsets = 12,
     /// Where consumer groups of streams go on.
     Groups = 13,
     /// Ids of an existence space of which all pairs were unset at once.
@@ -84,6 +83,8 @@ pub enum RecordKind {
     ExactPairs = 15,
     /// The places of an existence space's tables, and at how many pairs each is closed.
     Ring = 16,
+    /// How far the events of brokers are taken over.
+    Offsets = 17,
 }
 
 impl RecordKind {

@@ -19,7 +19,7 @@ pub const MAX_NAME_BYTES: usize = 64;
 /// Most offsets: sources, each with its partitions.
 pub const MAX_OFFSETS: usize = 65_536;
 /// What a record takes at most.
-pub const RECORD_BYTES: usize = MAX_NAME_BYTES + 1 + 5 + 10 + 10 + 10;
+pub const RECORD_BYTES: usize = MAX_NAME_BYTES + 1 + 5 + 10 + 10 + 10 + 10;
 
 /// Where a source is to be read on: a message, and how many of its events are taken over already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,6 +29,10 @@ pub struct Offset {
     pub message: u128,
     /// Of that message.
     pub events: u64,
+    /// Hash of the last message of which events were taken over: of this one if `events` is above
+    /// 0, else of the one before. 0: unknown. A stream that has another message there has lost its
+    /// end since, or is another stream.
+    pub hash: u64,
 }
 
 /// The offset is another one than the caller believed.
@@ -119,6 +123,7 @@ fn put_offset(out: &mut Vec<u8>, source: &str, partition: u32, offset: Offset) {
     put_number(out, (offset.message >> 64) as u64);
     put_number(out, offset.message as u64);
     put_number(out, offset.events);
+    put_number(out, offset.hash);
 }
 
 fn read_offsets(mut bytes: &[u8], mut each: impl FnMut(&str, u32, Offset)) -> Result<(), String> {
@@ -133,7 +138,8 @@ fn read_offsets(mut bytes: &[u8], mut each: impl FnMut(&str, u32, Offset)) -> Re
         let partition = u32::try_from(partition).map_err(|_| "a partition above 2^32-1")?;
         let high = u128::from(take_number(&mut bytes)?) << 64;
         let message = high | u128::from(take_number(&mut bytes)?);
-        each(name, partition, Offset { message, events: take_number(&mut bytes)? });
+        let (events, hash) = (take_number(&mut bytes)?, take_number(&mut bytes)?);
+        each(name, partition, Offset { message, events, hash });
     }
     Ok(())
 }
@@ -157,8 +163,8 @@ mod tests {
     fn offsets_read_back_at_the_ends_of_their_range() {
         let offsets = Offsets::default();
         assert_eq!(offsets.get("likes", 0), None);
-        let most = Offset { message: u128::MAX, events: u64::MAX };
-        let some = Offset { message: (7 << 64) | 9, events: 0 };
+        let most = Offset { message: u128::MAX, events: u64::MAX, hash: u64::MAX };
+        let some = Offset { message: (7 << 64) | 9, events: 0, hash: 5 };
         let longest = "x".repeat(MAX_NAME_BYTES);
         let numbers = [
             offsets.put("likes", u32::MAX, most),

@@ -157,6 +157,13 @@ impl Program {
         }
     }
 
+    /// Waits until the server has executed this many further commands, of all clients.
+    pub fn after_commands(&self, more: u64) {
+        let executed = || self.info("total_commands_processed").parse().unwrap_or(0u64);
+        let from = executed();
+        until("clients' commands are executed", || executed() >= from + more);
+    }
+
     /// kill -9.
     pub fn kill(mut self) {
         self.sigkill();

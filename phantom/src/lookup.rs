@@ -175,10 +175,15 @@ impl Hints<'_> {
     /// As [`Space::prefetch`].
     #[inline]
     pub fn prefetch(&self, id: u64, member: &Member) {
-        let pair = self.space.pair(id, member);
-        if let Some(entry) = self.tables.find(id) {
+        self.prefetch_pair(&self.space.pair(id, member));
+    }
+
+    /// The same for a pair that is hashed already.
+    #[inline]
+    pub fn prefetch_pair(&self, pair: &Pair) {
+        if let Some(entry) = self.tables.find(pair.id) {
             let table = entry.table();
-            table.prefetch(&pair, &table.first_filter().probe(&pair));
+            table.prefetch(pair, &table.first_filter().probe(pair));
         }
     }
 }

@@ -57,12 +57,6 @@ pub fn rounds_at_least(least: u64, full: u64) -> u64 {
     given("TIDEMARK_RUNS").unwrap_or_else(|| of_tier(full).max(least))
 }
 
-/// Returns the number of steps of a load, `full` in the full tier.
-#[must_use]
-pub fn steps(full: u64) -> u64 {
-    given("TIDEMARK_STEPS").unwrap_or_else(|| of_tier(full))
-}
-
 /// Returns the seconds that a test runs for, `full` in the full tier.
 #[must_use]
 pub fn seconds(full: u64) -> u64 {

@@ -70,6 +70,14 @@ pub enum StartError {
         /// What the system said.
         source: io::Error,
     },
+    /// The service manager passed a socket that cannot be served.
+    #[error("cannot listen on the socket \"{name}\" of the service manager: {source}")]
+    Passed {
+        /// Name of the socket (`FileDescriptorName=` of its unit).
+        name: String,
+        /// What is wrong with it.
+        source: io::Error,
+    },
     /// The system refused a thread or a socket.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
@@ -90,6 +98,45 @@ impl From<StartError> for io::Error {
 /// Opens the listening sockets that the configuration names.
 pub fn listen(config: &Config) -> Result<Vec<TcpListener>, StartError> {
     listen_at(config, config.server.port)
+}
+
+/// Listening sockets that were open before the server started. A server opens the ones that are
+/// missing.
+#[derive(Default)]
+pub struct Sockets {
+    /// Sockets for clients.
+    pub clients: Vec<TcpListener>,
+    /// Sockets for clients that use TLS.
+    pub tls: Vec<TcpListener>,
+    /// The socket of the admin port.
+    pub admin: Option<TcpListener>,
+}
+
+impl Sockets {
+    /// Takes the sockets that systemd passed to this process, as sd_listen_fds(3) describes. Each
+    /// serves what its name says: `tls`, `admin`, or clients by any other name. Call it before the
+    /// process has a second thread, as it changes the environment.
+    pub fn from_service_manager() -> Result<Sockets, StartError> {
+        let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+        let mut names = names.split(':');
+        let mut passed = listenfd::ListenFd::from_env();
+        let mut sockets = Sockets::default();
+        for index in 0..passed.len() {
+            let name = names.next().unwrap_or_default();
+            let refused = |source| StartError::Passed { name: name.to_owned(), source };
+            let Some(socket) = passed.take_tcp_listener(index).map_err(refused)? else { continue };
+            match name {
+                "tls" => sockets.tls.push(socket),
+                "admin" if sockets.admin.is_none() => sockets.admin = Some(socket),
+                "admin" => {
+                    let what = "the admin port has one socket";
+                    return Err(refused(io::Error::new(io::ErrorKind::InvalidInput, what)));
+                }
+                _ => sockets.clients.push(socket),
+            }
+        }
+        Ok(sockets)
+    }
 }
 
 fn listen_at(config: &Config, port: u16) -> Result<Vec<TcpListener>, StartError> {
@@ -114,27 +161,35 @@ pub struct Server {
 /// Starts a server on one listening socket (port 0 is fine: [`Server::port`] tells which it
 /// became).
 pub fn start(config: Config, listener: TcpListener) -> Result<Server, StartError> {
-    start_on(config, vec![listener], Stop::new())
+    let sockets = Sockets { clients: vec![listener], ..Sockets::default() };
+    start_on(config, sockets, Stop::new())
 }
 
-/// Starts a server on several listening sockets; `stop` will stop it. Returns when the data are
-/// loaded; clients that come before are told so (`-LOADING`).
-pub fn start_on(
-    config: Config,
-    listeners: Vec<TcpListener>,
-    stop: Stop,
-) -> Result<Server, StartError> {
+/// Starts a server on these listening sockets, and on those that the configuration names and
+/// `sockets` lacks; `stop` will stop it. Returns when the data are loaded. Clients that connect
+/// before are answered `-LOADING`.
+pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, StartError> {
     config.validate()?;
     node::cluster::sentinel::check(&config).map_err(config::ConfigError::Invalid)?;
     recovery::try_spaces(&config.data_set())?;
+    let Sockets { mut clients, mut tls, mut admin } = sockets;
+    if clients.is_empty() {
+        clients = listen(&config)?;
+    }
+    if tls.is_empty() && config.tls.port != 0 {
+        tls = listen_at(&config, config.tls.port)?;
+    } else if !tls.is_empty() && config.tls.port == 0 {
+        let text = "a socket named \"tls\" was passed, but TLS is off: set tls.port and its files";
+        return Err(StartError::Tls(text.to_owned()));
+    }
+    if admin.is_none() {
+        admin = http::listen(&config).map_err(|source| {
+            let address = format!("{}:{} (admin)", config.admin.bind, config.admin.port);
+            StartError::Listen { address, source }
+        })?;
+    }
     let addresses =
-        listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<SocketAddr>>>()?;
-    let encrypted =
-        if config.tls.port == 0 { Vec::new() } else { listen_at(&config, config.tls.port)? };
-    let admin = http::listen(&config).map_err(|source| {
-        let address = format!("{}:{} (admin)", config.admin.bind, config.admin.port);
-        StartError::Listen { address, source }
-    })?;
+        clients.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<SocketAddr>>>()?;
     let host = Arc::new(Host::new(config, addresses, stop));
     host.tls.configure(&host.config().tls).map_err(StartError::Tls)?;
     host.acl.configure(&host.config().security).map_err(StartError::Users)?;
@@ -145,7 +200,7 @@ pub fn start_on(
     });
     let asked = Arc::downgrade(&host);
     host.stop.on_reload(move || _ = asked.upgrade().inspect(|host| host.reload_certificates()));
-    let mut threads = workers::start(&host, listeners, encrypted)?;
+    let mut threads = workers::start(&host, clients, tls)?;
     // Also while the data are loaded: /readyz says so.
     if let Some(listener) = admin {
         threads.push(http::start(&host, listener).inspect_err(|_| host.stop.now())?);
@@ -243,8 +298,8 @@ fn start_background(host: &Arc<Host>, threads: &mut Vec<JoinHandle<()>>) -> Resu
 }
 
 /// Runs a server until `stop` is told to stop.
-pub fn run(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Result<(), StartError> {
-    start_on(config, listeners, stop)?.join().map_err(StartError::Ended)
+pub fn run(config: Config, sockets: Sockets, stop: Stop) -> Result<(), StartError> {
+    start_on(config, sockets, stop)?.join().map_err(StartError::Ended)
 }
 
 /// The engines of a node, as they are now.
@@ -304,6 +359,9 @@ impl Server {
     /// Waits until something else stops it.
     pub fn join(self) -> io::Result<()> {
         let mut outcome = Ok(());
+        self.host.stop.wait_blocking();
+        self.host.node().snapshots.wake();
+        self.host.backups.wake();
         for thread in self.threads {
             let name = thread.thread().name().unwrap_or("unnamed").to_owned();
             if thread.join().is_err() {

@@ -72,6 +72,10 @@ impl World {
                 let is_up = self.link.cable.take().is_some();
                 self.met.borrow_mut().cuts += u64::from(is_up);
             }
+            // In these runs starts take longer and replicas are fit more rarely.
+            96..=97 if self.link.is_fit.get() && self.workload.borrow().has_ranges() => {
+                self.disk().crash_after(Some(self.draw(1..30)));
+            }
             // A link is tried again after a second.
             96..=98 => self.advance(Duration::from_millis(self.draw(1..1000))),
             // The master dies while another node could take its place.

@@ -204,6 +204,11 @@ impl Workload {
         may.then_some(command)
     }
 
+    /// Whether posts have ids of several ranges.
+    pub(crate) fn has_ranges(&self) -> bool {
+        self.habits.ranges > 1
+    }
+
     /// A range of ids: mostly the lowest.
     fn range(&self, random: &mut fastrand::Rng) -> usize {
         let ranges = self.habits.ranges;

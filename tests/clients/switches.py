@@ -135,6 +135,9 @@ def play(args, folder):
                 # It chooses from what it has heard last, up to ten seconds ago.
                 until("the Sentinels see them", lambda: all(
                     len([s for s in w.sentinel_slaves("m") if s["master-link-status"] == "ok" and not s["is_sdown"]]) == args.replicas for w in watch))
+            if by == "failover":
+                # FAILOVER is refused until two Sentinels have published a hello; `tidemark upgrade` waits for that itself.
+                until("the Sentinels have published", lambda: old.info().get("repl_sentinels") == 3)
             time.sleep(0.3)
             began = time.monotonic()
             if by == "sentinel":

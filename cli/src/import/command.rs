@@ -9,7 +9,13 @@ use std::borrow::Cow;
 
 /// How lines of the current file are read.
 pub(super) enum Shape {
-    Rows { fields: Vec<String> },
+    Rows {
+        fields: Vec<String>,
+        /// The columns of the id and of the fields.
+        places: Vec<usize>,
+        /// Number of columns of a line.
+        width: usize,
+    },
     Flags,
     Events,
 }
@@ -42,7 +48,7 @@ impl Command {
             out
         };
         let (name, of, fields) = match &shape {
-            Shape::Rows { fields } => ("CNT.SET", &args.space, &fields[..]),
+            Shape::Rows { fields, .. } => ("CNT.SET", &args.space, &fields[..]),
             Shape::Flags => ("PH.ADD", &args.space, &[][..]),
             Shape::Events => ("FEED.ACT", &args.action, &[][..]),
         };
@@ -62,7 +68,7 @@ impl Command {
         pipe: &mut Pipe,
     ) -> Result<Pushed, String> {
         let expected = match &self.shape {
-            Shape::Rows { fields } => fields.len() + 1,
+            Shape::Rows { width, .. } => *width,
             Shape::Flags => 2,
             Shape::Events => 4,
         };
@@ -70,15 +76,16 @@ impl Command {
             return Err(format!("{} columns, expected {expected}", columns.len()));
         }
         match &self.shape {
-            Shape::Rows { fields } => {
-                let (id, number) = integer::<u64>("id", columns.get(0))?;
-                for (field, value) in fields.iter().zip(columns.iter().skip(1)) {
+            Shape::Rows { fields, places, .. } => {
+                let values = places.iter().skip(1).map(|place| columns.get(*place));
+                let (id, number) = integer::<u64>("id", columns.get(places[0]))?;
+                for (field, value) in fields.iter().zip(values.clone()) {
                     integer::<i64>(field, value)?;
                 }
                 pipe.push(number, line, Verb::Row, |out| {
                     out.extend_from_slice(&self.head);
                     put_bulk(out, id);
-                    for (field, value) in self.fields.iter().zip(columns.iter().skip(1)) {
+                    for (field, value) in self.fields.iter().zip(values) {
                         out.extend_from_slice(field);
                         put_bulk(out, value.trim_ascii());
                     }
@@ -168,6 +175,38 @@ fn integer<'a, T: std::str::FromStr>(what: &str, text: &'a [u8]) -> Result<(&'a 
             text[..text.len().min(40)].escape_ascii()
         )),
     }
+}
+
+/// `old>new`, or a name for both.
+pub(super) fn renamed(name: &str) -> (&str, &str) {
+    name.split_once('>').unwrap_or((name, name))
+}
+
+impl Shape {
+    /// Lines with the id and these fields, in this order.
+    pub(super) fn rows(fields: Vec<String>) -> Shape {
+        let width = fields.len() + 1;
+        Shape::Rows { fields, places: (0..width).collect(), width }
+    }
+}
+
+/// Lines with this header, of which `names` lists the columns to load.
+pub(super) fn named_columns(header: &[String], names: &[String]) -> Result<Shape, String> {
+    let place = |name: &str| {
+        let place = header.iter().position(|column| column == name);
+        place.ok_or_else(|| format!("--fields: there is no column '{name}'"))
+    };
+    let (mut id, mut fields, mut places) = ("id", Vec::new(), Vec::new());
+    for (from, to) in names.iter().map(|name| renamed(name)) {
+        if to == "id" {
+            id = from;
+        } else {
+            fields.push(to.to_owned());
+            places.push(place(from)?);
+        }
+    }
+    places.insert(0, place(id)?);
+    Ok(Shape::Rows { fields, places, width: header.len() })
 }
 
 #[cfg(test)]

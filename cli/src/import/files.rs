@@ -1,6 +1,6 @@
 //! Import of files: CSV with or without a header, JSON lines.
 
-use super::command::{Command, Pushed, Shape};
+use super::command::{Command, Pushed, Shape, named_columns, renamed};
 use super::csv::{Columns, Records};
 use super::json;
 use super::lanes::Lanes;
@@ -110,7 +110,15 @@ impl Import<'_> {
             let number = lines.number;
             let object = match lines.next(reader).map_err(|e| failed(number, e))? {
                 None => return Ok((command, number)),
-                Some(line) => line.map_err(str::to_owned).and_then(json::object),
+                Some(line) => {
+                    let object = line.map_err(str::to_owned).and_then(json::object);
+                    match self.args.kind {
+                        None | Some(Kind::Rows) => {
+                            object.map(|object| json::renamed(object, &self.args.fields))
+                        }
+                        Some(Kind::Flags | Kind::Events) => object,
+                    }
+                }
             };
             let pushed = match object {
                 Err(reason) => Err(reason),
@@ -148,7 +156,14 @@ impl Import<'_> {
                         Some(command) => command.push(columns, records.line, pipe),
                         None => {
                             let (shape, is_header) = self.shape(&source.name, columns, spaces)?;
-                            spaces.check(&shape, self.args).map_err(ImportError::Kind)?;
+                            spaces.check(&shape, self.args).map_err(|why| {
+                                let is_named = !is_header || !self.args.fields.is_empty();
+                                let advice = match why.contains("has no field") && !is_named {
+                                    true => "; --fields 'old>new,...' names the columns to load",
+                                    false => "",
+                                };
+                                ImportError::Kind(format!("{why}{advice}"))
+                            })?;
                             let command = command.insert(Command::new(shape, self.args));
                             if is_header {
                                 continue;
@@ -214,7 +229,7 @@ impl Import<'_> {
     /// What a file of JSON lines holds, by the first object.
     fn of_object(&self, object: &json::Object, spaces: &Spaces) -> Result<Command, ImportError> {
         let shape = match self.args.kind.unwrap_or_else(|| json::kind_of(object)) {
-            Kind::Rows => Shape::Rows { fields: Vec::new() },
+            Kind::Rows => Shape::rows(Vec::new()),
             Kind::Flags => Shape::Flags,
             Kind::Events => Shape::Events,
         };
@@ -236,12 +251,16 @@ impl Import<'_> {
         let kind = match self.args.kind {
             Some(kind) => kind,
             None if first.first().is_some_and(|c| c == "id") => Kind::Rows,
+            None if is_header && self.args.fields.iter().any(|name| renamed(name).1 == "id") => {
+                Kind::Rows
+            }
             None if first == ["created_at", "post_id", "origin_post_id", "user_id"] => Kind::Events,
             None => {
                 return Err(ImportError::Kind(format!(
                     "{name}: the first line is neither `id,<field>,...`, `id,member` nor \
                      `created_at,post_id,origin_post_id,user_id`: say what the lines are with \
-                     --kind rows, --kind flags or --kind events"
+                     --kind rows, --kind flags or --kind events; or, of rows, which columns with \
+                     --fields 'post_id>id,likes>like'"
                 )));
             }
         };
@@ -281,10 +300,12 @@ impl Import<'_> {
                     spaces.existences.join(", ")
                 )));
             }
-            Kind::Rows if !self.args.fields.is_empty() => {
-                Shape::Rows { fields: self.args.fields.clone() }
+            Kind::Rows if !self.args.fields.is_empty() && is_header => {
+                named_columns(&first, &self.args.fields)
+                    .map_err(|why| ImportError::Kind(format!("{name}: {why}")))?
             }
-            Kind::Rows if is_header => Shape::Rows { fields: first[1..].to_vec() },
+            Kind::Rows if !self.args.fields.is_empty() => Shape::rows(self.args.fields.clone()),
+            Kind::Rows if is_header => Shape::rows(first[1..].to_vec()),
             Kind::Rows => {
                 return Err(ImportError::Kind(format!(
                     "{name}: no header names the fields: say them with --fields like,repost,..."

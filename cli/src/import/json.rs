@@ -45,6 +45,23 @@ impl<'de> Deserialize<'de> for Once {
     }
 }
 
+/// The members that `names` lists, as `old>new` or a name, with the id; without names as it is.
+pub(super) fn renamed(mut object: Object, names: &[String]) -> Object {
+    if names.is_empty() {
+        return object;
+    }
+    let mut row = Object::new();
+    for (from, to) in names.iter().map(|name| super::command::renamed(name)) {
+        if let Some(value) = object.remove(from) {
+            row.insert(to.to_owned(), value);
+        }
+    }
+    if let (false, Some(id)) = (row.contains_key("id"), object.remove("id")) {
+        row.insert("id".to_owned(), id);
+    }
+    row
+}
+
 /// What a line is, by its names.
 pub(super) fn kind_of(object: &Object) -> Kind {
     match () {

@@ -53,6 +53,8 @@ Examples:
   zcat old.csv.gz | tidemark import -         from standard input
   tidemark import --kind rows --fields like,read counts.csv
                                               a file without a header
+  tidemark import --fields 'post_id>id,likes>like' posts.csv
+                                              two columns of many
   export REDISCLI_AUTH=secret
   tidemark import --host db1 --user loader --tls --cacert ca.pem posts.csv
                                               with a login, encrypted
@@ -81,6 +83,10 @@ Layouts of --from; key= has {id}, fields= may rename (old>new):
                                               hash = id / 1000,
                                               field = id % 1000
   buckets key=likes space=post fields=like    one hash, field = id
+  buckets key=b:{id} space=post fields=like field=user.{id}
+                                              fields are whole old keys
+  string  key=view:{id}:{shard} space=post fields=read sum=0..15
+                                              shards of a counter: their sum
   set     key=liked:{id} space=liked          a set of members a post
   bits    key=likers:{id} space=liked         a bitmap a post: bit = member
                       ... count=post.like     and their number is a counter
@@ -115,7 +121,8 @@ pub struct ImportArgs {
     /// Rows: the counter space to set. Flags: the existence space.
     #[arg(long, default_value = "post")]
     pub space: String,
-    /// Rows without a header: the fields after the id, in order.
+    /// Rows: the columns to load, as old>new where the name of the field, or `id`, is another one;
+    /// the others are left. Without a header: the fields after the id, in order.
     #[arg(long, value_delimiter = ',')]
     pub fields: Vec<String>,
     /// Events: the action that each one does.
@@ -175,7 +182,7 @@ pub struct ImportArgs {
     /// Rows that only the server has are no difference to --verify.
     #[arg(long, requires = "from", conflicts_with = "files")]
     pub allow_extra: bool,
-    /// Write all differences into this file.
+    /// Write all keys with rejected values, and all differences, into this file.
     #[arg(long, value_name = "FILE", requires = "from", conflicts_with = "files")]
     pub report: Option<PathBuf>,
     /// Where it is noted how far the copy has come.

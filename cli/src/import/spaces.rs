@@ -4,6 +4,7 @@ use super::ImportArgs;
 use super::command::Shape;
 use super::redis::source::{Remote, bytes};
 use crate::cluster_nodes::text_of;
+use counter::Field;
 use node::client::connect::{ConnectArgs, Link, refused, timely};
 use node::cluster::slot::{SLOTS, of_id};
 use node::cluster::{Member, Topology};
@@ -20,6 +21,8 @@ pub(crate) struct Spaces {
     pub(super) actions: Vec<String>,
     /// The counters of each counter space, in the order of its rows.
     pub(crate) fields: HashMap<String, Vec<String>>,
+    /// The same counters as the spaces declare them.
+    pub(crate) declared: HashMap<String, Vec<Field>>,
     /// What it says of its cluster.
     pub(crate) cluster: Cluster,
 }
@@ -157,6 +160,10 @@ impl Spaces {
                 Some("counter") => {
                     let fields = map.get("fields").map(String::as_str).unwrap_or_default();
                     spaces.fields.insert(name.clone(), names_of(fields));
+                    let words = fields.split_whitespace().filter(|word| !word.starts_with('!'));
+                    let declared = words.map(Field::parse).collect::<Result<_, _>>();
+                    let declared = declared.map_err(|e| refused(format!("its schema: {e}")))?;
+                    spaces.declared.insert(name.clone(), declared);
                     spaces.counters.push(name);
                 }
                 Some("existence") => spaces.existences.push(name),
@@ -171,7 +178,7 @@ impl Spaces {
 
     /// Whether what a file wants is there.
     pub(super) fn check(&self, shape: &Shape, args: &ImportArgs) -> Result<(), String> {
-        if let Shape::Rows { fields } = shape
+        if let Shape::Rows { fields, .. } = shape
             && let Some(known) = self.fields.get(&args.space)
         {
             let is_twice = |at: usize| fields[..at].contains(&fields[at]);

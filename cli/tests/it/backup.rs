@@ -565,7 +565,10 @@ fn a_timetable_removes_only_its_own_backups_of_the_same_history() {
     assert!(replica.terminate().success());
     let other = start_in(home, "other", timetable);
     until("it has made its own", || backups(home).len() >= 5);
-    std::thread::sleep(Duration::from_secs(3));
+    for _ in 0..2 {
+        let last = other.info("backup_last_time");
+        until("it has made another", || other.info("backup_last_time") != last);
+    }
     assert_eq!(backups(home).len(), 5, "two of each history, and the operator's");
     assert!(other.terminate().success());
     let to = home.join("restored");

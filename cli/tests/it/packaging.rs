@@ -2,8 +2,13 @@
 //! health checks, readiness, the log as JSON.
 
 use harness::program::Program;
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
-use std::process::{Command, Output};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 fn tidemark(words: &[&str]) -> Output {
@@ -117,6 +122,94 @@ fn the_service_manager_is_told_when_the_server_is_ready_and_when_it_stops() {
     assert!(server.terminate().success());
     let stopping = next();
     assert!(stopping.contains("STOPPING=1"), "{stopping}");
+}
+
+/// Starts the server as systemd does a service with sockets: these are its descriptors 3 and 4,
+/// named `tidemark.socket` and `admin`. Returns when the server is ready.
+fn start_with_sockets(dir: &Path, clients: &TcpListener, admin: &TcpListener) -> Child {
+    let passed = |socket: &TcpListener| Stdio::from(OwnedFd::from(socket.try_clone().unwrap()));
+    let script = "exec 3<&0 4>&1 </dev/null >/dev/null
+        export LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=tidemark.socket:admin
+        exec \"$@\"";
+    let program = harness::program();
+    // The port that the configuration names cannot be opened.
+    let port = clients.local_addr().unwrap().port().to_string();
+    let mut child = Command::new("sh")
+        .args(["-c", script, "sh", program.to_str().unwrap(), "serve", "--port", &port])
+        .args(["--fsync", "always", "--dir", dir.to_str().unwrap()])
+        .stdin(passed(clients))
+        .stdout(passed(admin))
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let mut said = vec![];
+    let is_ready = lines.any(|line| {
+        said.push(line);
+        said[said.len() - 1].contains("ready to accept")
+    });
+    assert!(is_ready, "{said:#?}");
+    std::thread::spawn(move || lines.for_each(drop));
+    child
+}
+
+/// Sends a command on a connection that may have been made before the server was there. A server
+/// that is still loading its data is asked again.
+fn ask(client: &mut TcpStream, command: &str) -> String {
+    client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut replies = BufReader::new(client.try_clone().unwrap());
+    loop {
+        client.write_all(format!("{command}\r\n").as_bytes()).unwrap();
+        let mut reply = String::new();
+        replies.read_line(&mut reply).unwrap();
+        if !reply.starts_with("-LOADING") {
+            return reply;
+        }
+    }
+}
+
+/// Socket activation: a connection that is made while no server runs is answered by the next one,
+/// and a restart refuses none.
+#[test]
+fn sockets_of_the_service_manager_are_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let (clients, admin) =
+        (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
+    for value in ["1", "2"] {
+        let mut early = TcpStream::connect(clients.local_addr().unwrap()).unwrap();
+        let mut server = start_with_sockets(folder.path(), &clients, &admin);
+        assert_eq!(ask(&mut early, "HINCRBY post:7 like 1"), format!(":{value}\r\n"));
+        let mut page = TcpStream::connect(admin.local_addr().unwrap()).unwrap();
+        let reply = ask(&mut page, "GET /readyz HTTP/1.0\r\n");
+        assert!(reply.contains("200 OK"), "{reply}");
+        kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
+        assert!(server.wait().unwrap().success());
+    }
+}
+
+/// A socket that no client could be served on is refused, not ignored.
+#[test]
+fn unusable_sockets_of_the_service_manager_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    for (name, said) in [("tls", "TLS is off"), ("clients", "socket \"clients\"")] {
+        // Descriptor 3 is the socket, or no socket at all.
+        let stdin = match name {
+            "tls" => Stdio::from(OwnedFd::from(socket.try_clone().unwrap())),
+            _ => Stdio::null(),
+        };
+        let script = "exec 3<&0; export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$@\"";
+        let output = Command::new("sh")
+            .args(["-c", script, "sh", harness::program().to_str().unwrap(), "serve"])
+            .args(["--port", "0", "--admin-port", "0", "--dir", folder.path().to_str().unwrap()])
+            .env("LISTEN_FDNAMES", name)
+            .stdin(stdin)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(text.contains(said), "{text}");
+    }
 }
 
 #[test]

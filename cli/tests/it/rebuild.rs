@@ -171,7 +171,7 @@ fn no_set_pair_is_answered_with_no_while_filters_are_built_anew() {
     let mut left = 0;
     for round in 0..=kills {
         beside_writers(program.port, &mut rngs, &mut truths, || {
-            std::thread::sleep(Duration::from_millis(1500));
+            program.after_commands(20_000);
             // Some of them lie on the disk then.
             program.ask("TM.ROLL liked");
             assert_eq!(refusal(&program.ask("TM.SPILL liked 2")), "");
@@ -221,7 +221,7 @@ fn replica_answers_as_its_master_through_rebuilds_kills_and_promotion() {
     let (mut rngs, mut truths) = writers(seed);
     let mut left = 0;
     beside_writers(master.port, &mut rngs, &mut truths, || {
-        std::thread::sleep(Duration::from_millis(500));
+        master.after_commands(7_000);
         master.ask("TM.ROLL liked");
         assert_eq!(refusal(&master.ask("TM.SPILL liked")), "");
         follow(&replica, &master);
@@ -230,7 +230,7 @@ fn replica_answers_as_its_master_through_rebuilds_kills_and_promotion() {
         let rate = ["0.0001", "0.02", "0.001"][round as usize % 3];
         beside_writers(master.port, &mut rngs, &mut truths, || {
             for _ in 0..3 {
-                std::thread::sleep(Duration::from_millis(500));
+                master.after_commands(7_000);
                 master.ask("TM.ROLL liked");
             }
             // The first table is on the disk of both, the second one in memory of the replica.

@@ -440,8 +440,8 @@ impl Engines {
         Ok(if created > 0 { values.len() } else { 0 })
     }
 
-    /// Sets counters of a row that does not exist; false, and nothing is changed, if it does. Two
-    /// callers never both succeed.
+    /// Sets counters that are all 0, or whose row does not exist. Returns false and changes nothing
+    /// otherwise. Of two concurrent callers with values other than 0, one succeeds.
     pub fn set_new(
         &self,
         space: &CounterSpace,
@@ -449,7 +449,9 @@ impl Engines {
         values: &[(usize, i64)],
     ) -> Result<bool, WriteError> {
         let mut turn = self.turn(id);
-        if space.space.exists(id)? {
+        let mut row = vec![0; space.space.schema().width()];
+        let exists = space.space.get(id, &mut row)?;
+        if exists && values.iter().any(|&(field, _)| row.get(field).is_some_and(|now| *now != 0)) {
             return Ok(false);
         }
         let values = &*space.space.within_bounds(values)?;

@@ -2,13 +2,12 @@
 
 use crate::cold::ledger::in_filters;
 use crate::commit::dirty_parts::DirtyParts;
-use crate::dirty_keys::MarkedMember;
 use crate::engines::{CounterSpace, Engines, ExistenceSpace};
 use crate::log_records::{RecordKind, decode_forgotten, read_exact_pairs, read_pairs, read_rows};
 use crate::recovery::commit_source::{PREFETCHED, pair};
 use crate::ring_records::{decode_frontier, decode_layout, decode_ring};
 use crate::tiering::replay_filter::ReplayFilter;
-use phantom::Member;
+use phantom::Pair;
 use store::Record;
 
 /// Makes one record true. Parts are touched after the change: a snapshot that begins in between
@@ -83,29 +82,37 @@ fn apply_rows(
     space: &CounterSpace,
     payload: &[u8],
 ) -> Result<(), String> {
-    // Read twice: where the rows lie is asked for some time before they are changed.
-    let mut ids = Vec::new();
-    read_rows(payload, |id, _| {
+    // Rows are decoded once; a window of them is prefetched while the one before is stored.
+    let (mut ids, mut widths, mut values) = (Vec::new(), Vec::new(), Vec::new());
+    read_rows(payload, |id, row| {
         ids.push(id);
+        widths.push(row.map(<[i64]>::len));
+        values.extend_from_slice(row.unwrap_or(&[]));
         Ok(())
     })?;
     let number = space.number();
     changes(engines, number, ids.iter().copied());
     let mut again = ReplayFilter::new(space);
-    let mut ahead = ids.chunks(PREFETCHED);
-    let mut at = 0;
-    read_rows(payload, |id, values| {
-        if at % PREFETCHED == 0 {
-            space.read().prefetch(ahead.next().unwrap_or_default());
+    let mut rest = &values[..];
+    let mut prefetched = 0;
+    for (at, (&id, width)) in ids.iter().zip(widths).enumerate() {
+        if at.is_multiple_of(PREFETCHED) {
+            let to = (at + 2 * PREFETCHED).min(ids.len());
+            space.read().prefetch(&ids[prefetched..to]);
+            prefetched = to;
         }
-        at += 1;
-        if let (Some(again), Some(values)) = (&mut again, values)
-            && again.is_there(&ids[at - 1..], values)
+        let row = width.map(|width| {
+            let (row, others) = rest.split_at(width);
+            rest = others;
+            row
+        });
+        if let (Some(again), Some(row)) = (&mut again, row)
+            && again.is_there(&ids[at..], row)
         {
-            return Ok(());
+            continue;
         }
-        space.put(id, values).map_err(|e| e.to_string())
-    })?;
+        space.put(id, row).map_err(|e| e.to_string())?;
+    }
     parts.touch_all(ids.iter().map(|&id| (number, id)));
     engines.changed_by_log(number, ids.iter().copied());
     // As under clients: no other thread does it before the data are loaded.
@@ -124,27 +131,61 @@ fn apply_exact_pairs(
 ) -> Result<(), String> {
     let number = space.number();
     let ledger = space.ledger().ok_or_else(|| format!("space {number} has no ledger"))?;
-    let mut ids = Vec::new();
+    let mut pairs = Vec::new();
     read_exact_pairs(payload, |pair, _| {
-        ids.push(pair.id);
+        pairs.push((space.pair(pair.id, &in_filters(pair.member)), pair.set));
         Ok(())
     })?;
-    changes(engines, number, ids.iter().copied());
+    let ids = pairs.iter().map(|(pair, _)| pair.id);
+    changes(engines, number, ids.clone());
+    let mut window = Window::new(space, &pairs);
     read_exact_pairs(payload, |pair, generation| {
+        let (hashed, set) = window.next().ok_or("a record changed while it was read")?;
         if space.generation(pair.id) != generation {
             return Ok(());
         }
         // In this order: filters that are built anew are filled from the ledger.
         ledger.ledger().set(pair.id, pair.member, pair.set);
-        if end <= space.cold().covered(pair.id) {
-            return Ok(());
+        if end > space.cold().covered(pair.id) {
+            space.put(hashed, set).map_err(|e| e.to_string())?;
         }
-        let hashed = space.pair(pair.id, &in_filters(pair.member));
-        space.put(&hashed, pair.set).map_err(|e| e.to_string())
+        Ok(())
     })?;
-    parts.touch_all(ids.iter().map(|&id| (number, id)));
-    engines.changed_by_log(number, ids.iter().copied());
+    parts.touch_all(ids.clone().map(|id| (number, id)));
+    engines.changed_by_log(number, ids);
     Ok(())
+}
+
+/// Pairs in order, each prefetched some time before its turn.
+struct Window<'a> {
+    space: &'a ExistenceSpace,
+    pairs: &'a [(Pair, bool)],
+    /// Pairs that had their turn, and pairs that were prefetched.
+    at: usize,
+    prefetched: usize,
+}
+
+impl<'a> Window<'a> {
+    fn new(space: &'a ExistenceSpace, pairs: &'a [(Pair, bool)]) -> Window<'a> {
+        Window { space, pairs, at: 0, prefetched: 0 }
+    }
+}
+
+impl<'a> Iterator for Window<'a> {
+    type Item = (&'a Pair, bool);
+
+    fn next(&mut self) -> Option<(&'a Pair, bool)> {
+        if self.at.is_multiple_of(PREFETCHED) {
+            let to = (self.at + 2 * PREFETCHED).min(self.pairs.len());
+            let hints = self.space.hints();
+            let next = &self.pairs[self.prefetched..to];
+            next.iter().for_each(|(pair, _)| hints.prefetch_pair(pair));
+            self.prefetched = to;
+        }
+        let (pair, set) = self.pairs.get(self.at)?;
+        self.at += 1;
+        Some((pair, *set))
+    }
 }
 
 fn apply_pairs(
@@ -156,25 +197,17 @@ fn apply_pairs(
 ) -> Result<(), String> {
     let mut pairs = Vec::new();
     read_pairs(payload, |id, member, set| {
-        pairs.push((id, member, set));
+        pairs.push((pair(space, id, member), set));
         Ok(())
     })?;
     let number = space.number();
-    changes(engines, number, pairs.iter().map(|pair| pair.0));
-    for pairs in pairs.chunks(PREFETCHED) {
-        for &(id, member, _) in pairs {
-            if let MarkedMember::Number(member) = member {
-                space.prefetch(id, &Member::Number(member));
-            }
-        }
-        for &(id, member, set) in pairs {
-            if end <= space.cold().covered(id) {
-                continue;
-            }
-            space.put(&pair(space, id, member), set).map_err(|e| e.to_string())?;
+    changes(engines, number, pairs.iter().map(|(pair, _)| pair.id));
+    for (pair, set) in Window::new(space, &pairs) {
+        if end > space.cold().covered(pair.id) {
+            space.put(pair, set).map_err(|e| e.to_string())?;
         }
     }
-    parts.touch_all(pairs.iter().map(|&(id, ..)| (number, id)));
-    engines.changed_by_log(number, pairs.iter().map(|pair| pair.0));
+    parts.touch_all(pairs.iter().map(|(pair, _)| (number, pair.id)));
+    engines.changed_by_log(number, pairs.iter().map(|(pair, _)| pair.id));
     Ok(())
 }

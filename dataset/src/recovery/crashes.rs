@@ -217,7 +217,7 @@ fn take_over(engines: &Engines, ids: &[u64], random: &mut fastrand::Rng) {
     let events: Vec<Event<'_>> = (0..8).map(&mut event).collect();
     let bytes = engines.log_bytes_of_events(events.len());
     let Some(reserved) = engines.durability().committer().reserve(bytes) else { return };
-    let end = Offset { message: at(0).message + 1, events: 0 };
+    let end = Offset { message: at(0).message + 1, events: 0, hash: random.u64(..) };
     let ends = random.bool();
     let each = |_, _| if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
     engines.take_over(partition, &events, (from, end), reserved, each).unwrap();

@@ -1,6 +1,7 @@
 //! Recovery: the data folder is opened and read back at a start.
 
 pub mod apply;
+mod chunk;
 mod commit_source;
 #[cfg(test)]
 mod crashes;
@@ -21,7 +22,7 @@ use crate::options::Options;
 use crate::snapshot;
 use crate::tiering;
 use crate::tiering::{Ground, SpillLog};
-use apply::apply_record;
+use chunk::Chunk;
 use commit_source::CommitSource;
 use std::ops::Range;
 use std::path::Path;
@@ -133,47 +134,9 @@ pub(crate) fn recover(
     recover_from(open(&options.dir)?, options, durability, follows, progress)
 }
 
-/// What the disk did not take while a log is read is not tried again for so long: each attempt
-/// writes all that it has room for.
-const REST: Duration = Duration::from_secs(5);
-
-/// After so many records of a log, or so many of their bytes, it is looked whether the spaces keep
-/// within their memory. To look takes longer than to apply a usual record.
-const LOOK_EVERY: u32 = 32;
-/// The same.
-const LOOK_EVERY_BYTES: usize = 256 << 10;
-
-/// When that is looked at.
-#[derive(Default)]
-struct Looks {
-    /// Records since the last time.
-    unseen: u32,
-    unseen_bytes: usize,
-    resting_until: Option<Instant>,
-}
-
-impl Looks {
-    /// One more record. Whether it is time.
-    fn are_due(&mut self, record: &Record<'_>) -> bool {
-        self.unseen += 1;
-        self.unseen_bytes += record.payload.len();
-        (self.unseen >= LOOK_EVERY || self.unseen_bytes >= LOOK_EVERY_BYTES)
-            && self.resting_until.is_none_or(|end| time::now() >= end)
-    }
-
-    /// At the end for what the last records have added, before any other thread looks.
-    fn end(self, look: impl FnOnce() -> bool) {
-        if self.unseen > 0 {
-            look();
-        }
-    }
-
-    /// It was looked, and the disk took what it was to take.
-    fn looked(&mut self, is_kept: bool) {
-        (self.unseen, self.unseen_bytes) = (0, 0);
-        self.resting_until = (!is_kept).then(|| time::now() + REST);
-    }
-}
+/// Delay after a spill that the disk refused while a log is read: each attempt writes all that the
+/// disk has room for.
+const SPILL_RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// Opens a data folder, which is made if it is missing.
 pub fn open(dir: &Path) -> Result<Arc<dyn Disk>, RecoverError> {
@@ -183,6 +146,7 @@ pub fn open(dir: &Path) -> Result<Arc<dyn Disk>, RecoverError> {
 }
 
 /// The same, from any disk.
+// Long: its closures share the engines, the chunk and what went wrong.
 pub fn recover_from(
     disk: Arc<dyn Disk>,
     options: &Options,
@@ -223,9 +187,21 @@ pub fn recover_from(
         let rows = snapshot::load(&store, &mut engines, parts, &progress)?;
         tracing::info!("loaded a snapshot of {rows} rows");
     }
-    let (mut failed, mut looks) = (None, Looks::default());
-    let mut apply = |record: &Record<'_>, batch: Range<u64>| -> Result<(), String> {
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let (mut failed, mut chunk, mut retry_at) = (None, Chunk::default(), None);
+    // Applies the chunk, and spills what the spaces then have beyond their memory. `applied`: all
+    // batches of the log up to there are applied.
+    let mut flush = |engines: &Engines, chunk: &mut Chunk, applied: u64| -> Result<(), String> {
+        let is_due = |&at: &Instant| time::now() >= at;
+        if chunk.apply(engines, parts, threads)? && retry_at.as_ref().is_none_or(is_due) {
+            let is_kept = keep_within(&store, durability, options, engines, applied);
+            retry_at = (!is_kept).then(|| time::now() + SPILL_RETRY_DELAY);
+        }
+        Ok(())
+    };
+    let mut push = |record: &Record<'_>, batch: Range<u64>| -> Result<(), String> {
         if record.kind == RecordKind::Catalogue as u8 {
+            flush(&engines, &mut chunk, batch.start)?;
             known = Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
             learn(&mut engines, &known).map_err(|error| failed.insert(error).to_string())?;
             return if is_first {
@@ -237,19 +213,26 @@ pub fn recover_from(
         if !RecordKind::is_known(record.kind) {
             return Err(failed.insert(newer(record.kind.into())).to_string());
         }
-        apply_record(&engines, parts, record, batch.end)?;
-        if looks.are_due(record) {
-            looks.looked(keep_within(&store, durability, options, &engines, batch.start));
+        if chunk.is_full() {
+            flush(&engines, &mut chunk, batch.start)?;
         }
+        chunk.push(record, &batch);
         Ok(())
     };
-    let replayed = replay(&store, follows, &mut apply, &progress);
+    let replayed = replay(&store, follows, &mut push, &progress);
     let (mut log, end) = match (failed, replayed) {
         // Not damage: the configuration does not fit, or a newer release wrote it.
         (Some(error), _) => return Err(error),
         (None, replayed) => replayed?,
     };
-    looks.end(|| keep_within(&store, durability, options, &engines, end.position.offset));
+    // The last spill is tried whatever the disk has said before, while no other thread writes.
+    let last = chunk.apply(&engines, parts, threads).map_err(|what| {
+        let path = store.path(&store::segment_name(end.position.segment));
+        store::Error::Corrupt { path, offset: end.position.byte, what }
+    })?;
+    if last {
+        keep_within(&store, durability, options, &engines, end.position.offset);
+    }
     complete(&mut engines, &known, options, &store, &mut log, follows)?;
     Ok(Recovered { engines, store, log, end })
 }
@@ -268,18 +251,18 @@ fn keep_within(
     tiering::keep_within(&Ground { store, durability, most_bytes, log }, engines)
 }
 
-/// Replays the log: `apply` gets each record, and where its batch begins and ends in the log.
+/// Reads the log: `push` gets each record, and where its batch begins and ends in the log.
 fn replay(
     store: &Store,
     follows: bool,
-    mut apply: impl FnMut(&Record<'_>, Range<u64>) -> Result<(), String>,
+    mut push: impl FnMut(&Record<'_>, Range<u64>) -> Result<(), String>,
     progress: impl FnMut(Progress),
 ) -> store::Result<(Held, store::End)> {
     let mut at = store.manifest().replay.offset;
     let mut each = |head: &store::BatchHead, body: &[u8]| {
         let batch = at..at + head.bytes();
         at = batch.end;
-        each_record(head, body, &mut |record| apply(record, batch.clone()))
+        each_record(head, body, &mut |record| push(record, batch.clone()))
     };
     Ok(if follows {
         let (log, end) = store.replay_following(&mut each, progress)?;

@@ -128,7 +128,7 @@ fn applied(site: &Site, record: &Record<'_>) -> Result<(), String> {
     if record.kind == RecordKind::Catalogue as u8 {
         return Ok(());
     }
-    apply_record(&site.engines, &site.durability.parts, record, u64::MAX)
+    super::apply::apply_record(&site.engines, &site.durability.parts, record, u64::MAX)
 }
 
 /// What the log makes of a site that has nothing; `each` sees it after every batch.

@@ -58,10 +58,10 @@ impl Default for Schedule {
 }
 
 impl Schedule {
-    /// Waits a moment for a request. Whether there is one.
-    pub fn wait(&self, snapshots: &Snapshots) -> bool {
+    /// Waits a moment for a request, or for the stop. Whether there is a request.
+    pub fn wait(&self, snapshots: &Snapshots, is_stopped: &dyn Fn() -> bool) -> bool {
         let mut wanted = snapshots.wanted.lock();
-        if !*wanted {
+        if !*wanted && !is_stopped() {
             snapshots.nudge.wait_for(&mut wanted, LOOK_EVERY);
         }
         std::mem::take(&mut *wanted)

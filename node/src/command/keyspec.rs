@@ -46,7 +46,7 @@ const USES: &[(&str, &[&str])] = &[
         &["object|encoding", "object|freq", "object|idletime", "object|refcount", "memory|usage"],
     ),
     (LOOK, &["bf.card", "bf.info", "cf.info"]),
-    (EXCHANGE, &["getex", "hincrbyfloat", "incrbyfloat", "move"]),
+    (EXCHANGE, &["setbit", "getex", "hincrbyfloat", "incrbyfloat", "move"]),
     (
         INSERT,
         &[

@@ -14,10 +14,10 @@ use dataset::Options;
 use dataset::catalogue::{Catalogue, Described};
 pub(crate) use dataset::options::Key;
 use dataset::options::check::Lists;
-use dataset::options::defaults;
 pub use dataset::options::{
     Action, Counter, Existence, Expire, Fsync, LedgerMode, Spill, Tokens, View,
 };
+use dataset::options::{defaults, words};
 pub use ingest::{Broker, Mapped, Verb};
 pub use ingest::{Ingest, IngestFormat, IngestPoison, IngestStart};
 pub(crate) use sections::SECTIONS;
@@ -127,6 +127,43 @@ impl Default for Config {
     }
 }
 
+/// Replaces values that a file gives as Redis's does: sizes with units (`memory_bytes = "8gb"`)
+/// and lists as words (`bind = "0.0.0.0"`).
+fn read_words(written: &mut toml::Table) {
+    let defaults = toml::Table::try_from(Config::default()).unwrap_or_default();
+    let item = |section: &str| match section {
+        "counter" => toml::Table::try_from(Counter::default()).unwrap_or_default(),
+        "existence" => toml::Table::try_from(Existence::default()).unwrap_or_default(),
+        _ => toml::Table::new(),
+    };
+    for (section, values) in written {
+        match values {
+            toml::Value::Table(values) => {
+                let like = defaults.get(section).and_then(toml::Value::as_table);
+                like.into_iter().for_each(|like| read_words_like(like, values));
+            }
+            toml::Value::Array(items) => {
+                let like = item(section);
+                let tables = items.iter_mut().filter_map(toml::Value::as_table_mut);
+                tables.for_each(|values| read_words_like(&like, values));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The same for one table, where `like` has a value of each key's type.
+fn read_words_like(like: &toml::Table, values: &mut toml::Table) {
+    for (key, value) in values {
+        let (Some(like), toml::Value::String(text)) = (like.get(key), &*value) else { continue };
+        if (like.is_array() || key.ends_with("_bytes"))
+            && let Ok(read) = words::parsed(like, key, text)
+        {
+            *value = read;
+        }
+    }
+}
+
 impl Config {
     /// Bytes of memory that the server may take.
     pub fn memory_bytes(&self) -> u64 {
@@ -182,8 +219,15 @@ impl Config {
     /// Reads and checks the text of a file; `path` is named in errors.
     pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
         let wrong = |source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) };
-        let mut config: Config = toml::from_str(text).map_err(wrong)?;
-        let written: toml::Table = toml::from_str(text).map_err(wrong)?;
+        let mut written: toml::Table = toml::from_str(text).map_err(wrong)?;
+        let mut config: Config = match toml::from_str(text) {
+            Ok(config) => config,
+            Err(error) => {
+                read_words(&mut written);
+                // The first error names a line of the file.
+                written.clone().try_into().map_err(|_| wrong(error))?
+            }
+        };
         if !written.contains_key("view") {
             config.view = defaults::views(&config.counter, &config.existence);
         }
@@ -548,6 +592,22 @@ mod tests {
             assert!(error.contains("not backup.dir"), "{error}");
         }
         assert!(parse("[backup]\nkeep = 0\n").is_err());
+    }
+
+    #[test]
+    fn sizes_have_units_and_lists_are_words() {
+        let text = "[server]\nmemory_bytes = \"8gb\"\nbind = \"0.0.0.0 ::1\"\n[[counter]]\n\
+                    name = \"post\"\nmemory_limit_bytes = \"64mb\"\nfields = \"like:12\"\n\
+                    rows = \"post:{id}\"\n[[existence]]\nname = \"liked\"\n\
+                    pairs = \"liked:{id}\"\n";
+        let config = parse(text).unwrap();
+        assert_eq!(config.server.memory_bytes, 8 << 30);
+        assert_eq!(config.server.bind, ["0.0.0.0", "::1"]);
+        assert_eq!(config.counter[0].memory_limit_bytes, 64 << 20);
+        for wrong in ["memory_bytes = \"8tb\"", "port = \"7000\"", "memory_byte = \"8gb\""] {
+            let error = parse(&format!("[server]\n{wrong}\n")).unwrap_err();
+            assert!(error.contains("line 2"), "{wrong}: {error}");
+        }
     }
 
     #[test]

@@ -74,9 +74,9 @@ section! {
         #[redis = "client-query-buffer-limit"]
         #[live = true]
         max_query_buffer_bytes: usize = 64 << 20,
-        /// Most bytes of replies that wait for one client. A client that goes beyond is
-        /// disconnected. Requests of a client that does not read its replies are not read either,
-        /// so only one huge reply, or messages of channels, get here.
+        /// Most bytes of pending replies of one client. Beyond it the server reads none of its
+        /// requests and disconnects it if it takes no reply for 10 seconds. One reply of this size,
+        /// or as many bytes of channel messages, disconnect it at once.
         #[live = true]
         max_output_buffer_bytes: usize = 256 << 20,
         /// Most bytes of messages (channels, MONITOR) that wait for one client. A client that goes

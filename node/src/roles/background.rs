@@ -11,10 +11,10 @@ pub fn snapshots(host: &Host) {
     while !is_stopped() {
         let node = &host.node();
         if !node.is_loaded() {
-            std::thread::sleep(LOOK_EVERY);
+            host.stop.sleep(LOOK_EVERY);
             continue;
         }
-        let asked = schedule.wait(&node.snapshots);
+        let asked = schedule.wait(&node.snapshots, &is_stopped);
         let settings = &node.config().durability;
         let due =
             Due { log_bytes: settings.snapshot_log_bytes, every_s: settings.snapshot_every_s };
@@ -33,7 +33,7 @@ pub fn spills(host: &Host) {
         let rest = spiller.step(node.live(&is_stopped).as_ref(), &node.durability);
         drop(node);
         if let Some(rest) = rest {
-            std::thread::sleep(rest);
+            host.stop.sleep(rest);
         }
     }
 }

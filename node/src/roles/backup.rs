@@ -176,10 +176,16 @@ impl Backups {
         }
     }
 
-    /// Waits a moment for a request.
-    fn wait(&self) -> Option<PathBuf> {
+    /// Wakes the thread that waits for requests: the server stops.
+    pub fn wake(&self) {
+        drop(self.shared.lock());
+        self.nudge.notify_one();
+    }
+
+    /// Waits a moment for a request, or for the stop.
+    fn wait(&self, is_stopped: &dyn Fn() -> bool) -> Option<PathBuf> {
         let mut shared = self.shared.lock();
-        if shared.wanted.is_none() {
+        if shared.wanted.is_none() && !is_stopped() {
             self.nudge.wait_for(&mut shared, LOOK_EVERY);
         }
         shared.wanted.take()
@@ -288,8 +294,9 @@ pub fn look(config: &Config, folder: &Path) -> Result<(), String> {
 /// The backup thread.
 pub fn backups(host: &Host) {
     let keeper = &mut *host.backups.keeper.lock();
-    while !host.stop.is_stopped() {
-        let asked = host.backups.wait();
+    let is_stopped = || host.stop.is_stopped();
+    while !is_stopped() {
+        let asked = host.backups.wait(&is_stopped);
         let node = host.node();
         if node.is_loaded() {
             keeper.step(host, &node, asked);

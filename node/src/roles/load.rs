@@ -82,9 +82,13 @@ pub fn load_from(node: &Node, disk: Arc<dyn Disk>) -> Result<Held, RecoverError>
     for difference in differences {
         tracing::warn!("configuration: {difference}");
     }
-    // INFO tells it from the first moment, not from when the log's thread runs.
+    // INFO shows the log's end from the first moment. A replica's log has no commit rounds: a spill
+    // that waited for one before the replica reaches its master would wait until a promotion.
     let end = recovered.log.end();
-    node.durability.reach(end, end);
+    match recovered.log {
+        Held::Own(_) => node.durability.reach(end, end),
+        Held::Follows(_) => node.durability.followed(end, end),
+    }
     // Before any client is served: a node that asks us to take over hears which history this is.
     node.replication.term.store(recovered.log.term(), Relaxed);
     node.store.fill(recovered.store);

@@ -2,7 +2,7 @@
 //! hears it.
 
 use super::tls::Socket;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rustix::process::Signal;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -17,6 +17,8 @@ pub struct Stop(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     stage: watch::Sender<Stage>,
+    /// Threads that sleep until there is work or the server stops.
+    sleepers: (Mutex<()>, Condvar),
     /// What a signal to stop does.
     leave: OnceLock<Box<Leave>>,
     /// What SIGHUP does.
@@ -71,6 +73,32 @@ impl Stop {
     pub fn now(&self) {
         super::service_manager::stopping();
         self.0.stage.send_replace(Stage::Stopped);
+        self.wake_sleepers();
+    }
+
+    /// Sleeps, on a thread without a runtime, for `at_most` or until the server stops.
+    pub fn sleep(&self, at_most: Duration) {
+        let (lock, woken) = &self.0.sleepers;
+        let mut guard = lock.lock();
+        if !self.is_stopped() {
+            woken.wait_for(&mut guard, at_most);
+        }
+    }
+
+    /// Blocks until the server stops.
+    pub fn wait_blocking(&self) {
+        let (lock, woken) = &self.0.sleepers;
+        let mut guard = lock.lock();
+        while !self.is_stopped() {
+            woken.wait(&mut guard);
+        }
+    }
+
+    fn wake_sleepers(&self) {
+        let (lock, woken) = &self.0.sleepers;
+        // A thread that has seen another stage is asleep by the time the lock is free.
+        drop(lock.lock());
+        woken.notify_all();
     }
 
     /// Keeps a connection open that its worker drops, until [`Stop::close_kept`].
@@ -142,7 +170,9 @@ impl Stop {
 
     /// The wait that was to last until then is over. False if it was not waited for any more.
     pub(crate) fn left(&self, until: Instant) -> bool {
-        self.change(|stage| stage == Stage::Leaves(until), Stage::Stopped, || ())
+        let is_over = self.change(|stage| stage == Stage::Leaves(until), Stage::Stopped, || ());
+        self.wake_sleepers();
+        is_over
     }
 
     /// It goes on after all: `ended` is done before it can be told to stop again. False if it waits

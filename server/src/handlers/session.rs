@@ -112,6 +112,9 @@ pub(crate) struct Session {
     pub(crate) timed: bool,
     /// Since the replies were last sent it was admitted to write.
     pub(crate) wrote: bool,
+    /// Commit ticket that covers the client's writes up to its last turn, or up to the EXEC that
+    /// is executing; 0 before the first write.
+    pub(crate) last_write: Ticket,
     /// What its reads have shown since the replies were last sent is safe with this round: see
     /// `visibility.rs`.
     pub(crate) shown: Ticket,
@@ -172,6 +175,7 @@ impl Session {
             tracks_reads: false,
             timed: false,
             wrote: false,
+            last_write: 0,
             shown: 0,
             hold: None,
             later: false,

@@ -4,7 +4,7 @@
 //! librdkafka would bring a C library of its own threads, queues and groups, whose offsets are not
 //! the truth here. What rskafka lacks: records of transactions that were aborted are read, too.
 
-use super::{CHUNK_BYTES, Chunk, IDLE, Trouble, ends_before, note_gap};
+use super::{CHUNK_BYTES, Chunk, IDLE, Trouble, ends_before, hash_of, note_gap};
 use node::config::Ingest;
 use node::runtime::ingest::{Source, State};
 use rskafka::BackoffConfig;
@@ -97,6 +97,21 @@ impl Reader {
         Ok((reader, next))
     }
 
+    /// The hash of a message; none if the partition begins or ends elsewhere, or has none there.
+    pub(super) async fn hash_of(&self, message: u128) -> Result<Option<u64>, Trouble> {
+        let offset = i64::try_from(message).unwrap_or(i64::MAX);
+        let bytes = 1..CHUNK_BYTES as i32;
+        let (records, _) = match self.client.fetch_records(offset, bytes, 0).await {
+            Ok(fetched) => fetched,
+            Err(Error::ServerError { protocol_error: ProtocolError::OffsetOutOfRange, .. }) => {
+                return Ok(None);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let record = records.into_iter().find(|record| record.offset == offset);
+        Ok(record.map(|record| hash_of(record.record.value.as_deref().unwrap_or_default())))
+    }
+
     async fn end(&self, at: OffsetAt) -> Result<u128, Trouble> {
         Ok(u128::try_from(self.client.get_offset(at).await?).unwrap_or(0))
     }
@@ -145,7 +160,7 @@ impl Reader {
         for record in &records {
             // One without a value is none: a deleted key.
             let value = record.record.value.as_deref().unwrap_or_default();
-            chunk.push(u128::try_from(record.offset).unwrap_or(0), value);
+            chunk.push(u128::try_from(record.offset).unwrap_or(0), value, hash_of(value));
             behind = record.offset + 1;
         }
         chunk.lag = u64::try_from(end - behind).ok();
@@ -179,8 +194,7 @@ impl Reader {
         }
         if first > next {
             note_gap(source, self.partition, u64::try_from(first - next).ok(), next, first);
-            // The last one that is gone, as a message without events.
-            chunk.push(first - 1, b"");
+            chunk.pass_over(first - 1);
             return Ok(());
         }
         Err(Trouble::Broken("Kafka: the offset is out of range, though it is within".to_owned()))

@@ -8,7 +8,9 @@
 //!
 //! The truth is our offset, which is in the log with the rows (`dataset/src/offsets.rs`). A broker
 //! is asked for what comes after it, and is told nothing; so a reader has no state that a kill, a
-//! lost link or another master could leave behind: it is opened anew at our offset.
+//! lost link or another master could leave behind: it is opened anew at our offset. The offset has
+//! the hash of the last message that was taken, which a reader compares with the broker's when it
+//! is opened: a broker that has lost the end of its stream gives the same numbers to others.
 
 mod dead;
 mod event;
@@ -69,10 +71,23 @@ impl From<io::Error> for Trouble {
 #[derive(Default)]
 struct Chunk {
     bytes: Vec<u8>,
-    /// Each with its offset.
-    messages: Vec<(u128, Range<usize>)>,
+    messages: Vec<Message>,
     /// Messages behind these, as far as the broker has said; `None`: it has not.
     lag: Option<u64>,
+}
+
+/// A message of a chunk.
+struct Message {
+    offset: u128,
+    /// In [`Chunk::bytes`].
+    payload: Range<usize>,
+    /// As the data set keeps it; 0 for one that stands for messages which are gone.
+    hash: u64,
+}
+
+/// The hash of a message, or of what makes one; never 0.
+fn hash_of(content: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(content).max(1)
 }
 
 impl Chunk {
@@ -83,10 +98,15 @@ impl Chunk {
         self.lag = None;
     }
 
-    fn push(&mut self, offset: u128, payload: &[u8]) {
+    fn push(&mut self, offset: u128, payload: &[u8], hash: u64) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(payload);
-        self.messages.push((offset, start..self.bytes.len()));
+        self.messages.push(Message { offset, payload: start..self.bytes.len(), hash });
+    }
+
+    /// Passes over messages that are gone, up to this one.
+    fn pass_over(&mut self, last: u128) {
+        self.push(last, b"", 0);
     }
 }
 
@@ -121,10 +141,10 @@ impl Reader {
         is_new: bool,
     ) -> Result<(Reader, Offset), Trouble> {
         let next = at.map(|at| at.message);
-        let (reader, next) = match source.broker {
+        let (mut reader, next) = match source.broker {
             #[cfg(feature = "nats")]
             Broker::Nats => {
-                let (reader, next) = nats::Reader::open(source, next, is_new).await?;
+                let (reader, next) = nats::Reader::open(source, at, is_new).await?;
                 (Reader::Nats(Box::new(reader)), next)
             }
             #[cfg(feature = "kafka")]
@@ -140,10 +160,28 @@ impl Reader {
             _ => return Err(Trouble::Halt("this program was built without it".to_owned())),
         };
         let _ = partition;
+        if let Some(at) = at.filter(|at| at.hash != 0) {
+            reader.check_last(source, at).await?;
+        }
         // Behind a gap no event of the message at hand is taken yet.
         let at = at.filter(|at| source.number(at.message) == source.number(next));
         let at = at.map(|at| Offset { message: next, ..at });
-        Ok((reader, at.unwrap_or(Offset { message: next, events: 0 })))
+        Ok((reader, at.unwrap_or(Offset { message: next, ..Offset::default() })))
+    }
+
+    /// Fails if the broker has another message in the place of the last one that was taken. One
+    /// that it does not keep any more cannot be compared.
+    async fn check_last(&mut self, source: &Source, at: Offset) -> Result<(), Trouble> {
+        let Some(last) = at.message.checked_sub(u128::from(at.events == 0)) else { return Ok(()) };
+        let found = match self {
+            // Its first read compares.
+            #[cfg(feature = "nats")]
+            Reader::Nats(_) => None,
+            #[cfg(feature = "kafka")]
+            Reader::Kafka(reader) => reader.hash_of(last).await?,
+            Reader::Redis(reader) => reader.hash_of(source, last).await?,
+        };
+        compare(source, last, found, at.hash)
     }
 
     /// Waits a while for the messages from `next` on. None may have come.
@@ -201,6 +239,20 @@ fn ends_before(source: &Source, end: u128, next: u128) -> Trouble {
         "the stream ends at {end}, and it was read up to {next} already: it is another one, or has \
          lost its end; TM.INGEST SETOFFSET says where it is to be read from"
     ))
+}
+
+/// Fails if the message that was taken last is another one at the broker, which may not have it any
+/// more.
+fn compare(source: &Source, last: u128, found: Option<u64>, taken: u64) -> Result<(), Trouble> {
+    if found.is_none_or(|hash| hash == taken) {
+        return Ok(());
+    }
+    Err(Trouble::Halt(format!(
+        "the stream has another message at {} than the one that was read there: it has lost its \
+         end and grown again, or is another one; TM.INGEST SETOFFSET says where it is to be read \
+         from",
+        source.shown(last)
+    )))
 }
 
 /// The ingest thread.

@@ -4,10 +4,12 @@
 //! acknowledgements. Whatever is strange about what it delivers (a consumer sequence that jumps, as
 //! after a lost link), the reader ends, and the next one begins at our offset.
 
-use super::{CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, PATIENCE, Trouble, ends_before, note_gap};
+use super::{CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, PATIENCE, Trouble};
+use super::{compare, ends_before, hash_of, note_gap};
 use async_nats::jetstream;
 use async_nats::jetstream::consumer::{AckPolicy, Consumer, DeliverPolicy, pull};
 use async_nats::jetstream::stream::Stream;
+use dataset::offsets::Offset;
 use futures_util::StreamExt as _;
 use node::runtime::ingest::Source;
 use std::fmt::Display;
@@ -38,6 +40,8 @@ pub(super) struct Reader {
     consumer: Consumer<pull::Config>,
     /// The number of the last message that this consumer has delivered.
     delivered: u64,
+    /// The sequence and the hash of the last message that was taken, until the first one comes.
+    last: Option<(u64, u64)>,
     /// The message before was the last one of all that there were.
     is_idle: bool,
 }
@@ -87,7 +91,7 @@ async fn connect(source: &Source) -> Result<async_nats::Client, Trouble> {
 impl Reader {
     pub(super) async fn open(
         source: &Source,
-        next: Option<u128>,
+        at: Option<Offset>,
         is_new: bool,
     ) -> Result<(Reader, u128), Trouble> {
         let config = &source.config;
@@ -97,11 +101,11 @@ impl Reader {
         let mut stream = context.get_stream(&config.stream).await.map_err(broken)?;
         let info = stream.info().await.map_err(broken)?;
         let (state, made) = (info.state.clone(), made_at(info));
-        if let Some(next) = next {
-            check_made(source, next, made)?;
+        if let Some(at) = at {
+            check_made(source, at.message, made)?;
         }
-        let next = match next {
-            Some(next) => source.number(next),
+        let next = match at {
+            Some(at) => source.number(at.message),
             None if is_new => u128::from(state.last_sequence) + 1,
             // An empty stream begins with 1, or behind what it had.
             None => u128::from(state.first_sequence.max(1)),
@@ -110,9 +114,14 @@ impl Reader {
             return Err(ends_before(source, state.last_sequence.into(), next - 1));
         }
         let from = u64::try_from(next).unwrap_or(u64::MAX).max(1);
+        let last = at.filter(|at| at.hash != 0).and_then(|at| {
+            let last = from.checked_sub(u64::from(at.events == 0)).filter(|last| *last > 0);
+            Some((last?, at.hash))
+        });
+        let begin = last.map_or(from, |(last, _)| last);
         let consumer = stream
             .create_consumer(pull::Config {
-                deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: from },
+                deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: begin },
                 ack_policy: AckPolicy::None,
                 filter_subject: config.subject.clone(),
                 inactive_threshold: FORGOTTEN,
@@ -122,8 +131,8 @@ impl Reader {
             })
             .await
             .map_err(broken)?;
-        let is_idle = state.last_sequence < from;
-        let reader = Reader { client, made, stream, consumer, delivered: 0, is_idle };
+        let is_idle = state.last_sequence < begin;
+        let reader = Reader { client, made, stream, consumer, delivered: 0, last, is_idle };
         Ok((reader, made | u128::from(from)))
     }
 
@@ -158,6 +167,16 @@ impl Reader {
             }
             self.delivered = info.consumer_sequence;
             let sequence = u128::from(info.stream_sequence);
+            if let Some((last, hash)) = self.last.take()
+                && sequence == u128::from(last)
+            {
+                compare(source, sequence, Some(hash_of(&message.payload)), hash)?;
+                // Without a part that was taken it is read again, from its beginning.
+                if sequence < next {
+                    chunk.lag = Some(info.pending);
+                    continue;
+                }
+            }
             if sequence < expected {
                 return Err(broken("a message was delivered twice"));
             }
@@ -165,7 +184,7 @@ impl Reader {
                 jumps.push((expected, sequence));
             }
             chunk.lag = Some(info.pending);
-            chunk.push(self.made | sequence, &message.payload);
+            chunk.push(self.made | sequence, &message.payload, hash_of(&message.payload));
             expected = sequence + 1;
         }
         if !jumps.is_empty() {
@@ -214,7 +233,7 @@ impl Reader {
         if first > next && pending == 0 {
             // All that there was is gone.
             note_gap(source, 0, u64::try_from(first - next).ok(), next, first);
-            chunk.push(self.made | (first - 1), b"");
+            chunk.pass_over(self.made | (first - 1));
         }
         chunk.lag = Some(pending);
         Ok(())

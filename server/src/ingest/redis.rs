@@ -4,7 +4,7 @@
 //! whether entries behind our offset were trimmed. How many is known by `entries-added`, from the
 //! second read on.
 
-use super::{CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, Trouble, ends_before, note_gap};
+use super::{CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, Trouble, ends_before, hash_of, note_gap};
 use node::client::connect::{ConnectArgs, Link};
 use node::config::Ingest;
 use node::runtime::ingest::Source;
@@ -103,6 +103,30 @@ impl Reader {
         }
     }
 
+    /// The hash of an entry, if it can be known: one that was trimmed or deleted has none. If the
+    /// stream never had one there, its hash is that of nothing.
+    pub(super) async fn hash_of(
+        &mut self,
+        source: &Source,
+        id: u128,
+    ) -> Result<Option<u64>, Trouble> {
+        let (info, read) = self.look(&source.shown(id.saturating_sub(1))).await?;
+        if let OwnedFrame::Error(why) = info {
+            let is_gone = why.contains("no such key");
+            return if is_gone { Ok(None) } else { Err(Trouble::Broken(why)) };
+        }
+        let (info, entries) = (read_info(info)?, read_entries(read, &self.key)?);
+        if let Some((_, fields)) = entries.first().filter(|(first, _)| *first == id) {
+            return Ok(Some(hash_of_fields(fields)));
+        }
+        let (Some((first_index, _)), Some(first)) = (info.indexes, info.first) else {
+            return Ok(None);
+        };
+        let is_trimmed = first > id && first_index > 0;
+        let is_unknown = is_trimmed || info.deleted >= id || info.last < id;
+        Ok((!is_unknown).then(|| hash_of(b"")))
+    }
+
     pub(super) async fn read(
         &mut self,
         source: &Source,
@@ -137,8 +161,7 @@ impl Reader {
             let lost = self.index.zip(behind).map(|(index, behind)| behind.saturating_sub(index));
             note_gap(source, 0, lost, next, info.last + 1);
             self.index = behind;
-            // As an entry without events.
-            chunk.push(info.last, b"");
+            chunk.pass_over(info.last);
             return Ok(());
         }
         self.look_for_gap(source, next, &info);
@@ -159,7 +182,7 @@ impl Reader {
             self.index = Some(behind);
         }
         for (id, fields) in entries {
-            chunk.push(id, &events_of(&fields, self.payload.as_bytes()));
+            chunk.push(id, &events_of(&fields, self.payload.as_bytes()), hash_of_fields(&fields));
         }
         let each = chunk.bytes.len() / chunk.messages.len().max(1);
         let most = CHUNK_MESSAGES.min(4 * self.entries);
@@ -276,7 +299,18 @@ fn read_info(frame: OwnedFrame) -> Result<Info, Trouble> {
     Ok(Info { first, last, indexes, deleted, entries })
 }
 
+type Fields = [(Vec<u8>, Vec<u8>)];
 type Entry = (u128, Vec<(Vec<u8>, Vec<u8>)>);
+
+/// Of all fields, whichever of them has the events.
+fn hash_of_fields(fields: &Fields) -> u64 {
+    let mut content = Vec::new();
+    for text in fields.iter().flat_map(|(name, value)| [name, value]) {
+        content.extend_from_slice(&(text.len() as u64).to_le_bytes());
+        content.extend_from_slice(text);
+    }
+    hash_of(&content)
+}
 
 /// The entries of the one stream that was asked for.
 fn read_entries(frame: OwnedFrame, key: &str) -> Result<Vec<Entry>, Trouble> {

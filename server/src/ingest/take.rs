@@ -3,7 +3,7 @@
 use super::dead::{Letter, Letters};
 use super::event;
 use super::event::Event;
-use super::{Chunk, Trouble};
+use super::{Chunk, Message, Trouble};
 use dataset::cold;
 use dataset::cold::fetch::Fetching;
 use dataset::engines::events::{Doing, Event as Change, Partition};
@@ -91,29 +91,34 @@ impl<'a> Taker<'a> {
     pub(super) async fn take(&mut self, chunk: &Chunk) -> Result<(), Trouble> {
         let most = self.source.config.batch;
         let mut items = Vec::with_capacity(most);
-        for (message, place) in &chunk.messages {
+        let mut before = self.at.hash;
+        for Message { offset, payload, hash } in &chunk.messages {
             // What is taken already is skipped.
-            let skipped = if *message == self.at.message { self.at.events } else { 0 };
-            let mut rest = &chunk.bytes[place.clone()];
+            let skipped = if *offset == self.at.message { self.at.events } else { 0 };
+            let at = |events| {
+                let hash = if events == 0 { before } else { *hash };
+                Offset { message: *offset, events, hash }
+            };
+            let mut rest = &chunk.bytes[payload.clone()];
             let mut events = 0;
             while let Some((payload, read)) =
                 event::next(&mut rest, &self.source.config, &self.source.mapped)
             {
-                let at = Offset { message: *message, events };
                 events += 1;
-                if at.events < skipped {
+                if events <= skipped {
                     continue;
                 }
-                items.push(Item { at, payload, read, is_buried: false });
+                items.push(Item { at: at(events - 1), payload, read, is_buried: false });
                 if items.len() == most {
-                    let end = Offset { message: *message, events };
-                    self.make(&mut items, end).await?;
+                    self.make(&mut items, at(events)).await?;
                     items.clear();
                 }
             }
+            before = *hash;
         }
-        if let Some((last, _)) = chunk.messages.last() {
-            self.make(&mut items, Offset { message: last + 1, events: 0 }).await?;
+        if let Some(last) = chunk.messages.last() {
+            let end = Offset { message: last.offset + 1, events: 0, hash: last.hash };
+            self.make(&mut items, end).await?;
             self.source.messages.fetch_add(chunk.messages.len() as u64, Relaxed);
         }
         Ok(())

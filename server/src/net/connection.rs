@@ -5,8 +5,10 @@
 //! the beginning of a request that has not come whole (`input`), and replies that the socket did
 //! not take (`pending`).
 //!
-//! A slow client is waited for, at no cost: while replies are pending nothing is read, so neither
-//! side's buffer grows. What one request can make grow has a limit
+//! A client may send a whole pipeline before it reads the first reply, as stock clients do. So
+//! requests are read and executed while replies are pending, up to `max_output_buffer_bytes`. Above
+//! that the connection reads nothing until the client has taken replies, and ends if the client
+//! takes none for [`READER_TIMEOUT`]. What one request can make grow has a limit
 //! ([`Server`](node::config::Server)): a client beyond it is disconnected.
 //!
 //! Between its turns a connection holds no node, only the host, so that it stays when a full sync
@@ -53,6 +55,9 @@ thread_local! {
     });
 }
 
+/// How long a client with a full output buffer may take no byte before it is disconnected.
+const READER_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// How often a waiting client is checked: it may have gone.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -82,6 +87,8 @@ pub(crate) struct Connection {
     written: usize,
     /// TLS holds bytes that the socket did not take.
     unflushed: bool,
+    /// Ends the connection: set while the output buffer is full, moved when the client takes bytes.
+    reader_deadline: Option<Pin<Box<Sleep>>>,
     held: Option<Held>,
     /// The next check of a waiting client. One for all that it waits for: with `always` each turn
     /// does, for milliseconds.
@@ -132,6 +139,7 @@ impl Connection {
             pending: Vec::new(),
             written: 0,
             unflushed: false,
+            reader_deadline: None,
             held: None,
             look: None,
             had_messages: false,
@@ -191,6 +199,9 @@ impl Connection {
         let node: &Arc<Node> = &self.host.now();
         self.meet(node);
         for _ in 0..TURNS_IN_A_ROW {
+            if self.is_behind() && ready!(self.flush_or_read_on(cx)).is_err() {
+                return Poll::Ready(());
+            }
             if let Some(held) = &mut self.held {
                 let Poll::Ready(outcome) = held.may_go.as_mut().poll(cx) else {
                     return self.look_after(cx);
@@ -201,13 +212,8 @@ impl Connection {
                 }
                 continue;
             }
-            if (self.written < self.pending.len() || self.unflushed)
-                && ready!(self.poll_flush(cx)).is_err()
-            {
-                return Poll::Ready(());
-            }
             if self.talk.closing != Closing::No {
-                return Poll::Ready(());
+                return if self.is_behind() { Poll::Pending } else { Poll::Ready(()) };
             }
             if let Some(stalled) = &mut self.talk.stalled {
                 let Poll::Ready(pins) = stalled.as_mut().poll(cx) else {
@@ -224,7 +230,9 @@ impl Connection {
             {
                 return Poll::Ready(());
             }
-            let listens = self.talk.session.listens() && !self.talk.is_amid_reply();
+            // Messages wait in the inbox, which has a limit of its own.
+            let listens =
+                self.talk.session.listens() && !self.talk.is_amid_reply() && !self.is_behind();
             let skips = std::mem::take(&mut self.had_messages);
             if listens && !skips && self.take_messages(cx, turn) {
                 // Messages without a request; below they are written as replies are.
@@ -267,11 +275,50 @@ impl Connection {
         Poll::Pending
     }
 
+    /// Whether the socket has not taken all replies.
+    #[inline]
+    fn is_behind(&self) -> bool {
+        self.written < self.pending.len() || self.unflushed
+    }
+
+    /// Bytes of replies that the socket has not taken.
+    fn unread_bytes(&self) -> usize {
+        self.pending.len() - self.written
+    }
+
+    /// Writes pending replies. Pending: the connection waits for its client to take some. An error:
+    /// the connection is over.
+    #[cold]
+    fn flush_or_read_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ()>> {
+        if let Poll::Ready(outcome) = self.poll_flush(cx) {
+            return Poll::Ready(outcome);
+        }
+        // What the connection waits for besides may come first.
+        if self.held.is_some() || self.talk.stalled.is_some() {
+            return Poll::Ready(Ok(()));
+        }
+        if self.talk.closing != Closing::No {
+            return Poll::Pending;
+        }
+        if self.unread_bytes() < self.talk.session.most_out {
+            return Poll::Ready(Ok(()));
+        }
+        let sleep = || Box::pin(tokio::time::sleep(READER_TIMEOUT));
+        let deadline = self.reader_deadline.get_or_insert_with(sleep);
+        ready!(deadline.as_mut().poll(cx));
+        self.talk.end_by_output(&self.host);
+        Poll::Ready(Err(()))
+    }
+
     /// Holds the replies of the turn back, if they are to be sent only when something has happened.
     #[inline]
     fn hold_back(&mut self, node: &Arc<Node>, turn: &mut TurnBuffers) -> bool {
         let ticket = node.durability.committer().ticket();
-        let wrote = std::mem::take(&mut self.talk.session.wrote) && must_hold(node, ticket);
+        let wrote = std::mem::take(&mut self.talk.session.wrote);
+        if wrote {
+            self.talk.session.last_write = ticket;
+        }
+        let wrote = wrote && must_hold(node, ticket);
         let shown = std::mem::take(&mut self.talk.session.shown);
         let asked = self.talk.session.hold.take();
         if !wrote && shown == 0 && asked.is_none() {
@@ -420,7 +467,7 @@ impl Connection {
         let queued = transaction.as_ref().map_or(0, |transaction| transaction.bytes());
         for (shown, is) in [
             (&client.query_bytes, self.input.len()),
-            (&client.output_bytes, self.pending.len() - self.written),
+            (&client.output_bytes, self.unread_bytes()),
             (&client.queued_bytes, queued),
         ] {
             if shown.load(Relaxed) != is {
@@ -440,6 +487,15 @@ impl Connection {
 
     /// Writes replies; what the socket does not take becomes pending.
     fn write(&mut self, cx: &mut Context<'_>, mut bytes: &[u8]) -> Result<(), ()> {
+        if self.written < self.pending.len() {
+            if self.written > self.pending.len() / 2 {
+                self.pending.drain(..self.written);
+                self.written = 0;
+            }
+            self.pending.extend_from_slice(bytes);
+            self.note();
+            return Ok(());
+        }
         while !bytes.is_empty() {
             match Pin::new(&mut self.stream).poll_write(cx, bytes) {
                 Poll::Ready(Ok(written @ 1..)) => {
@@ -469,6 +525,7 @@ impl Connection {
                 Ok(written @ 1..) => {
                     self.tallies().bytes_out.add(written as u64);
                     self.written += written;
+                    self.reader_deadline = None;
                 }
                 _ => return Poll::Ready(Err(())),
             }

@@ -441,7 +441,7 @@ fn maintain(host: &Host) {
     let mut maintenance = Maintenance::default();
     while !host.stop.is_stopped() {
         if let Some(rest) = maintenance.step(&host.node()) {
-            std::thread::sleep(rest);
+            host.stop.sleep(rest);
         }
     }
 }

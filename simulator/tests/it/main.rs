@@ -21,7 +21,7 @@ fn run_all(machines: usize, full: u64) -> (Met, Option<u64>) {
 
 #[test]
 fn a_server_keeps_its_promises_whatever_befalls_it() {
-    let (sum, runs) = run_all(1, 60);
+    let (sum, runs) = run_all(1, 120);
     if let Some(runs) = runs {
         // A simulator that meets none of this shows nothing.
         let crashes = |section| sum.crashes_in.get(&section).copied().unwrap_or(0);
@@ -42,8 +42,7 @@ fn a_server_keeps_its_promises_whatever_befalls_it() {
 fn a_replica_has_what_its_master_has_and_takes_its_place() {
     let (sum, runs) = run_all(2, 20);
     if let Some(runs) = runs {
-        // One in six seeds has a promotion.
-        assert!(!seeds::is_full() || sum.promotions > runs / 12, "{sum:?}");
+        assert!(!seeds::is_full() || sum.promotions >= runs / 5, "{sum:?}");
         assert!(sum.replica_crashes > runs / 2, "{sum:?}");
         assert!(sum.full_syncs > runs / 2 && sum.continued > runs, "{sum:?}");
         assert!(sum.cuts > runs && sum.compared > 100 * runs, "{sum:?}");

@@ -352,7 +352,7 @@ fn a_replica_takes_its_masters_spaces_over() {
         let replica = replica.stopped().started();
         in_step(&master, &replica);
         assert_eq!(ask(&replica, &["HGET", "shop:1", "like"]).unwrap(), 5, "saved: {is_saved}");
-        assert!(ask(&replica, &["HGET", "post:1", "share"]).is_err(), "it has no such field");
+        assert!(ask(&replica, &["HSET", "post:1", "share", "1"]).is_err(), "it has no such field");
         let page: Vec<Vec<i64>> = redis::cmd("FEED.GET")
             .arg(&["home", "7", "1"])
             .query(&mut replica.connection())

@@ -37,6 +37,7 @@ mod model;
 mod observe;
 mod page;
 mod path;
+mod pipelines;
 mod ranges;
 mod real_data;
 mod replication;

@@ -198,7 +198,12 @@ fn del_of_the_only_counter_of_a_row_deletes_the_row() {
         ("SET post:7:like 1", "+OK\r\n"),
         ("DEL post:7:like", ":1\r\n"),
         ("GET post:7:like", "$1\r\n0\r\n"),
-        ("SET post:7:like 1 NX", "$-1\r\n"),
+        ("SET post:7:like 1 NX", "+OK\r\n"),
+        ("SET post:7:like 2 NX GET", "$1\r\n1\r\n"),
+        ("DEL post:7:like", ":1\r\n"),
+        ("SETNX post:7:like 3", ":1\r\n"),
+        ("MSETNX post:7:like 4 post:8:like 4", ":0\r\n"),
+        ("MSETNX post:7:read 4 post:8:like 4", ":1\r\n"),
     ];
     check(&mut server.raw(), &script);
     let server = server.restart();

@@ -38,7 +38,7 @@ fn altered(raw: &mut Raw) {
                  70000\r\n$5\r\nshare\r\n$1\r\n0\r\n",
             ),
             ("HMGET post:2 like share", "*2\r\n$1\r\n0\r\n$6\r\n123456\r\n"),
-            ("HGET post:1 comment", "-ERR No schema field 'comment' in space 'post'\r\n"),
+            ("HGET post:1 comment", "$-1\r\n"),
             ("GET post:2:share", "$6\r\n123456\r\n"),
             (
                 "MGET post:1:share post:2:share post:3:share",

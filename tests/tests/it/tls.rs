@@ -130,6 +130,12 @@ fn stock_clients_and_ours_speak_tls() {
     let expected = format!("*20000\r\n{}", row.repeat(20_000)).repeat(5);
     let reply = ask(&ours, settings.port, page.repeat(5).as_bytes(), expected.len()).unwrap();
     assert!(reply == expected.as_bytes());
+    // B5: the client sends all of a pipeline before it reads.
+    let row = "*8\r\n$4\r\nlike\r\n$1\r\n5\r\n$6\r\nrepost\r\n$1\r\n0\r\n\
+               $7\r\ncomment\r\n$1\r\n0\r\n$4\r\nread\r\n$1\r\n0\r\n";
+    let (all, expected) = ("HGETALL post:1\r\n".repeat(300_000), row.repeat(300_000));
+    let reply = ask(&ours, settings.port, all.as_bytes(), expected.len()).unwrap();
+    assert!(reply == expected.as_bytes());
     // Another authority's server is not trusted.
     let stranger = Authority::new();
     assert!(ask(&client(&stranger, ""), settings.port, b"PING\r\n", 7).is_err());

@@ -160,7 +160,8 @@ fn every_key_that_was_read_is_told_whatever_command_changes_it() {
         (&["DEL", "post:7"], &row),
         // Nothing changes: nothing is told.
         (&["SADD", "liked:7", "45"], &[]),
-        (&["HSETNX", "post:7", "like", "9"], &[]),
+        (&["HSETNX", "post:7", "like", "9"], &row),
+        (&["HSETNX", "post:7", "like", "10"], &[]),
         (&["FEED.UNDO", "like", "1000", "7"], &[]),
         // Another id, and another space.
         (&["HINCRBY", "post:77", "like", "1"], &[]),

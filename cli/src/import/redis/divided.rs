@@ -25,12 +25,13 @@ impl Divided {
 
     /// Notes what a key of this layout holds.
     pub(super) fn note(&mut self, layout: &Layout, items: &[Item]) {
-        let [Item::Row(id, _)] = items else { return };
-        if layout.is_cell() {
-            match self.ids.get_mut(&layout.space) {
-                Some(ids) => _ = ids.insert(*id),
-                None => _ = self.ids.insert(layout.space.clone(), HashSet::from([*id])),
-            }
+        if !layout.is_cell() {
+            return;
+        }
+        let rows = items.iter().filter_map(Item::row);
+        match self.ids.get_mut(&layout.space) {
+            Some(ids) => ids.extend(rows),
+            None => _ = self.ids.insert(layout.space.clone(), rows.collect()),
         }
     }
 

@@ -10,14 +10,20 @@
 //! buckets key=likes:{id} space=post fields=like per=1000    hash = id / 1000, field = id % 1000
 //! buckets key=likes:{id} space=post fields=like             the field is the id itself
 //! buckets key=likes space=post fields=like                  the same, in one hash
+//! buckets key=b:{id} space=post fields=like field=user.{id}   each field is a whole old key
+//! string  key=view:{id}:{shard} space=post fields=read sum=0..15     shards of a counter
 //! set     key=liked:{id} space=liked                        a set of members a post
 //! bits    key=likers:{id} space=liked                       a bitmap a post: bit = member
 //! set     key=liked:{id} space=liked count=post.like        their number is a counter, too
 //! ```
 
-use super::packed::{self, Format};
+use super::packed::{self, Checked, Format};
+use super::reader::Read;
+use crate::import::spaces::check_field;
+use counter::Field;
 use dataset::key_patterns::{Kind, Match, Pattern};
 use node::runtime::glob;
+use redis_protocol::resp2::types::OwnedFrame;
 
 /// What a key holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,10 +74,33 @@ pub(crate) struct Layout {
     /// The fields were not named: they are all of the space, and a foreign one is an error.
     pub(crate) all_fields: bool,
     pub(crate) packing: Packing,
-    /// Of a hash: positions in [`Layout::fields`] that keys of other layouts have. What the hash
-    /// lacks of them is not 0.
-    elsewhere: Vec<usize>,
+    /// Names of the shards in the place of `{shard}`. A counter is the sum over all of them, and
+    /// the members of a set are those of all.
+    shards: Vec<String>,
+    /// The pattern of a bucket's fields, if these are more than a number.
+    entry: Option<(Pattern, String)>,
+    /// The counters of [`Layout::fields`] as the space declares them.
+    declared: Vec<Field>,
+    /// Whether the fields are all counters of the space.
+    pub(crate) has_all: bool,
+    /// Counters that a layout which names no fields leaves to others that name them.
+    others: Vec<Other>,
+    /// Of keys with one counter: the hash that a row may have, too.
+    row: Option<Pattern>,
 }
+
+/// A counter that another layout names.
+#[derive(Clone, Debug)]
+struct Other {
+    /// In [`Layout::fields`].
+    at: usize,
+    is_cell: bool,
+    /// The layout as it was given, unless its keys are compared with those of the hash one by one.
+    text: Option<String>,
+}
+
+/// Most shards of a counter: each is asked for when one of them has changed.
+const MAX_SHARDS: usize = 256;
 
 /// The ids of which a key may have lost counters, when it has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,9 +116,9 @@ pub(crate) enum Ids {
 pub(crate) enum Item {
     /// Counters by their positions in [`Layout::fields`].
     Row(u64, Vec<(usize, i64)>),
-    /// A hash: the counters that it has. The others of [`Layout::fields`] are 0, if no other key
-    /// has them.
-    Hash(u64, Vec<(usize, i64)>),
+    /// A hash: the counters that it has, without a value for those that are rejected. The others of
+    /// [`Layout::fields`] are 0, if no other key has them.
+    Hash(u64, Vec<(usize, Option<i64>)>),
     /// The key of a row of which nothing else has counters is gone.
     Gone(u64),
     /// No key at all has counters of the row.
@@ -154,6 +183,7 @@ impl Layout {
         let kind = words.next().unwrap_or_default();
         let (mut key, mut space, mut fields, mut per, mut packing) =
             (None, None, Vec::new(), None, Packing::Decimal);
+        let (mut shards, mut entry) = (Vec::new(), None);
         for word in words {
             let (name, value) =
                 word.split_once('=').ok_or_else(|| format!("'{word}' is not NAME=VALUE"))?;
@@ -161,6 +191,8 @@ impl Layout {
                 "key" => key = Some(value),
                 "space" => space = Some(value.to_owned()),
                 "fields" => fields = value.split(',').map(renamed).collect(),
+                "sum" => shards = shards_of(value)?,
+                "field" => entry = Some((pattern_of(value)?, value.to_owned())),
                 "per" => {
                     let number = value.parse::<u64>().ok().filter(|per| *per > 0);
                     per = Some(number.ok_or_else(|| format!("per={value} is no number above 0"))?);
@@ -185,11 +217,13 @@ impl Layout {
             return Err("only buckets have per=".to_owned());
         }
         let key = key.ok_or("key= is missing")?;
-        let kind = if key.contains("{field}") { Kind::Cell } else { Kind::Row };
+        if key.contains("{shard}") == shards.is_empty() {
+            return Err("{shard} in the key and sum=, its values, go together".to_owned());
+        }
         let pattern = match container {
             Container::Buckets(0) if !key.contains('{') => None,
-            // How another's keys write ids is not known: [`Layout::of_space`] says it of ours.
-            _ => Some(Pattern::parse(kind, key).map_err(|error| error.to_string())?.padded(true)),
+            // The other shards of a key with zeros in front of its id are not known.
+            _ => Some(pattern_of(key)?.padded(shards.is_empty())),
         };
         let layout = Layout {
             text: text.split_whitespace().collect::<Vec<_>>().join(" "),
@@ -201,26 +235,43 @@ impl Layout {
             all_fields: fields.is_empty(),
             fields,
             packing,
-            elsewhere: Vec::new(),
+            shards,
+            entry,
+            declared: Vec::new(),
+            has_all: false,
+            others: Vec::new(),
+            row: None,
         };
         layout.check()?;
         Ok(layout)
     }
 
-    /// Whether its keys name the counter.
+    /// Whether its keys, or the fields of its buckets, name the counter.
     fn names_field(&self) -> bool {
-        self.pattern.as_ref().is_some_and(Pattern::has_field)
+        match &self.entry {
+            Some((pattern, _)) => pattern.has_field(),
+            None => self.shards.is_empty() && self.pattern.as_ref().is_some_and(Pattern::has_field),
+        }
     }
 
     fn check(&self) -> Result<(), String> {
         let (container, names_field) = (self.container, self.names_field());
         let is_packed = self.packing != Packing::Decimal;
+        let is_bucket = matches!(container, Container::Buckets(_));
         let is_described = !self.fields.is_empty() || is_packed;
-        let is_value =
-            matches!(container, Container::String | Container::Buckets(_)) && !names_field;
+        let is_value = (container == Container::String || is_bucket) && !names_field;
         let wrong = [
-            (names_field && container != Container::String, "only keys of strings have {field}"),
-            (names_field && is_described, "{field} in the key names the counter: no fields="),
+            (
+                names_field && container != Container::String && self.entry.is_none(),
+                "only keys of strings have {field}",
+            ),
+            (names_field && is_described, "{field} names the counter: no fields="),
+            (self.entry.is_some() && !is_bucket, "only buckets have field="),
+            (!self.shards.is_empty() && is_bucket, "buckets have no shards"),
+            (
+                self.names_field() && self.key.contains("{field}") && is_bucket,
+                "the fields of buckets name the counter, not their keys",
+            ),
             (container == Container::Hash && is_packed, "a hash has a counter a field: no pack="),
             (
                 is_value && !is_packed && self.fields.len() != 1,
@@ -269,43 +320,146 @@ impl Layout {
         }
     }
 
-    /// Notes which of its counters keys of other layouts have.
+    /// Takes the counters over as the space declares them: those that are named, or all of them.
+    pub(crate) fn declare(&mut self, all: &[Field]) -> Result<(), String> {
+        if self.all_fields {
+            self.fields = all.iter().map(|one| (one.name.clone(), one.name.clone())).collect();
+        }
+        let names: Vec<String> = all.iter().map(|one| one.name.clone()).collect();
+        self.fields.iter().try_for_each(|(_, to)| check_field(&self.space, &names, to))?;
+        let declared = |(_, to): &(String, String)| all.iter().find(|one| one.name == *to).cloned();
+        self.declared = self.fields.iter().filter_map(declared).collect();
+        self.has_all = self.fields.len() == all.len();
+        Ok(())
+    }
+
+    /// Notes the counters that others name. A layout that names none itself leaves these alone.
     pub(crate) fn note_others(&mut self, others: &[Layout]) {
-        if self.container != Container::Hash {
+        let is_row = |other: &&Layout| {
+            other.space == self.space && other.container == Container::Hash && other.all_fields
+        };
+        let row = others.iter().find(is_row).filter(|row| row.shards.is_empty());
+        if self.has_one() {
+            self.row = row.and_then(|row| row.pattern.clone());
+        }
+        if self.is_flags() || !self.all_fields {
             return;
         }
-        let is_there = |field: &String| {
-            let mut others = others.iter().filter(|other| {
-                other.space == self.space
-                    && other.container != Container::Hash
-                    && !other.is_flags()
-                    // Which counters of a row have keys of their own, is seen row by row.
-                    && !other.is_cell()
-            });
-            others.any(|other| other.fields.iter().any(|(_, to)| to == field))
-        };
-        let all = self.fields.iter().enumerate();
-        self.elsewhere = all.filter(|(_, (_, to))| is_there(to)).map(|(at, _)| at).collect();
+        for (at, (_, field)) in self.fields.iter().enumerate() {
+            let names = |other: &&Layout| !other.all_fields && other.has(&self.space, field);
+            if let Some(other) = others.iter().find(names) {
+                let text = Some(other.text.clone()).filter(|_| !other.has_one());
+                self.others.push(Other { at, is_cell: other.is_cell(), text });
+            }
+        }
+    }
+
+    /// Whether each of its strings has one counter.
+    fn has_one(&self) -> bool {
+        self.container == Container::String && self.packing == Packing::Decimal
+    }
+
+    /// Whether it has this counter.
+    fn has(&self, space: &str, field: &str) -> bool {
+        self.space == space && !self.is_flags() && self.fields.iter().any(|(_, to)| to == field)
+    }
+
+    /// The counter that two layouts have, if neither leaves it to the other. A hash and keys of
+    /// single counters may share a row.
+    pub(crate) fn conflict(&self, other: &Layout) -> Option<&str> {
+        if self.all_fields != other.all_fields
+            || self.all_fields && self.names_field() != other.names_field()
+        {
+            return None;
+        }
+        let shared = self.fields.iter().find(|(_, to)| other.has(&self.space, to));
+        shared.filter(|_| !self.is_flags()).map(|(_, to)| &to[..])
+    }
+
+    /// Whether what the key lacks of this counter may be in a key of another layout.
+    fn is_elsewhere(&self, at: usize) -> bool {
+        // Which counters of a row have keys of their own is seen row by row.
+        self.others.iter().any(|other| other.at == at && !other.is_cell)
     }
 
     /// The id, or the number of the bucket, and the field that a key of this layout has.
     pub(crate) fn read<'k>(&self, key: &'k [u8]) -> Option<(u64, &'k [u8])> {
         match self.pattern.as_ref().map(|pattern| pattern.read(key)) {
-            Some(Match::Yes(id, field)) => Some((id, field)),
+            Some(Match::Yes(id, name)) if self.takes(name) => Some((id, name)),
             None if self.key.as_bytes() == key => Some((0, &[])),
             _ => None,
         }
     }
 
-    /// The key that has this counter of an id; `None` where the id does not tell the key.
+    /// Whether a key with this text for `{shard}` or `{field}` is one of the layout's.
+    fn takes(&self, name: &[u8]) -> bool {
+        match self.shards.is_empty() {
+            true => name.is_empty() || self.fields.is_empty() || self.position(name).is_some(),
+            false => self.shard(name).is_some(),
+        }
+    }
+
+    /// The place of a shard among all.
+    pub(crate) fn shard(&self, name: &[u8]) -> Option<usize> {
+        self.shards.iter().position(|shard| shard.as_bytes() == name)
+    }
+
+    /// The keys that an id has: one per shard. `None` where the id does not tell them.
+    pub(crate) fn keys(&self, id: u64, field: &[u8]) -> Option<Vec<Vec<u8>>> {
+        match self.shards.is_empty() {
+            true => Some(vec![self.key(id, field)?]),
+            false => self.shards.iter().map(|shard| self.key(id, shard.as_bytes())).collect(),
+        }
+    }
+
+    /// Whether the keys of all shards make one row.
+    pub(crate) fn is_sum(&self) -> bool {
+        !self.is_flags() && !self.shards.is_empty()
+    }
+
+    /// Number of keys that are read together for one item.
+    pub(crate) fn parts(&self) -> usize {
+        let shards = if self.is_sum() { self.shards.len() } else { 1 };
+        shards + usize::from(self.row.is_some())
+    }
+
+    /// The hash, and its field, that may have the counter of a key, too. `field`: the counter that
+    /// the key names.
+    pub(crate) fn row_key<'f>(&'f self, id: u64, field: &'f [u8]) -> Option<(Vec<u8>, &'f [u8])> {
+        let mut key = Vec::new();
+        self.row.as_ref()?.write(id, b"", &mut key);
+        let field = match self.names_field() {
+            true => field,
+            false => self.fields.first()?.1.as_bytes(),
+        };
+        Some((key, field))
+    }
+
+    /// The field of a bucket that has a counter of this id.
+    pub(crate) fn bucket_field(&self, id: u64, field: &[u8]) -> Vec<u8> {
+        let Some((pattern, _)) = &self.entry else {
+            let number = match self.container {
+                Container::Buckets(per) => id.checked_rem(per).unwrap_or(id),
+                _ => id,
+            };
+            return number.to_string().into_bytes();
+        };
+        let mut name = Vec::new();
+        pattern.write(id, field, &mut name);
+        name
+    }
+
+    /// The key that has this counter of an id, or this shard; `None` where the id does not tell the
+    /// key.
     pub(crate) fn key(&self, id: u64, field: &[u8]) -> Option<Vec<u8>> {
         let Some(pattern) = &self.pattern else { return Some(self.key.clone().into_bytes()) };
         let number = match self.container {
             Container::Buckets(per) => id.checked_div(per)?,
             _ => id,
         };
+        let first = self.shards.first().filter(|_| field.is_empty());
         let mut key = Vec::new();
-        pattern.write(number, field, &mut key);
+        pattern.write(number, first.map_or(field, |shard| shard.as_bytes()), &mut key);
         Some(key)
     }
 
@@ -340,14 +494,13 @@ impl Layout {
         self.fields.iter().position(|(from, _)| from.as_bytes() == name)
     }
 
-    /// Counters of a value.
-    fn values(&self, value: &[u8]) -> Result<Vec<(usize, i64)>, String> {
-        let numbered = |values: Vec<i64>| values.into_iter().enumerate().collect::<Vec<_>>();
-        let values = match &self.packing {
-            Packing::Decimal => vec![(0, decimal(value)?)],
-            Packing::Struct(format) => numbered(format.unpack(value)?),
+    /// Counters of a value, each with its value or why it is rejected.
+    fn values(&self, value: &[u8]) -> Result<Vec<(usize, Checked)>, String> {
+        let values: Vec<_> = match &self.packing {
+            Packing::Decimal => vec![(0, decimal(value))],
+            Packing::Struct(format) => format.unpack(value)?.into_iter().enumerate().collect(),
             Packing::Msgpack => match packed::msgpack(value)? {
-                packed::Unpacked::List(values) => numbered(values),
+                packed::Unpacked::List(values) => values.into_iter().enumerate().collect(),
                 packed::Unpacked::Map(named) => named
                     .into_iter()
                     .filter_map(|(name, value)| Some((self.position(&name)?, value)))
@@ -361,81 +514,175 @@ impl Layout {
         Ok(values)
     }
 
-    /// The counters of a hash, from its fields and values in turn.
-    pub(crate) fn hash<'v>(
-        &self,
-        id: u64,
-        all: impl Iterator<Item = (&'v [u8], &'v [u8])>,
-    ) -> Result<Item, String> {
-        let mut values = Vec::with_capacity(self.fields.len());
-        for (name, value) in all {
-            match self.position(name) {
-                Some(at) => values.push((at, decimal(value).map_err(|e| in_field(name, &e))?)),
-                None if self.all_fields => {
-                    return Err(in_field(name, &format!("the space '{}' has none", self.space)));
-                }
-                None => {}
-            }
-        }
-        Ok(Item::Hash(id, values))
-    }
-
-    /// The values of a hash with those that it lacks, unless other keys have them.
-    pub(crate) fn with_lacking(
-        &self,
-        values: &[(usize, i64)],
-        others_have: bool,
-    ) -> Vec<(usize, i64)> {
-        let has = |at| values.iter().any(|value| value.0 == at);
-        let is_elsewhere = |at| others_have || self.elsewhere.contains(&at);
-        let lacking = (0..self.fields.len()).filter(|at| !is_elsewhere(*at) && !has(*at));
-        values.iter().copied().chain(lacking.map(|at| (at, 0))).collect()
-    }
-
     /// Whether each key has one counter of a row, which other keys may have others of.
     pub(crate) fn is_cell(&self) -> bool {
         match self.container {
-            Container::String => self.names_field(),
+            Container::String | Container::Buckets(_) => self.names_field(),
             Container::Card | Container::Ones => true,
             _ => false,
         }
     }
 
-    /// The counters of a string; of `field` if the key names one.
-    pub(crate) fn string(&self, id: u64, field: &[u8], value: &[u8]) -> Result<Item, String> {
-        if !self.names_field() {
-            return Ok(Item::Row(id, self.values(value)?));
-        }
-        let at = self.position(field);
-        let at =
-            at.ok_or_else(|| in_field(field, &format!("the space '{}' has none", self.space)))?;
-        Ok(Item::Row(id, vec![(at, decimal(value)?)]))
+    /// The values of a hash with those that it lacks, unless other keys have them.
+    pub(crate) fn with_lacking(
+        &self,
+        values: &[(usize, Option<i64>)],
+        others_have: bool,
+    ) -> Vec<(usize, i64)> {
+        let has = |at| values.iter().any(|value| value.0 == at);
+        let is_elsewhere = |at| others_have || self.is_elsewhere(at);
+        let lacking = (0..self.fields.len()).filter(|at| !is_elsewhere(*at) && !has(*at));
+        let there = values.iter().filter_map(|&(at, value)| Some((at, value?)));
+        there.chain(lacking.map(|at| (at, 0))).collect()
     }
 
-    /// The counters of one field of a bucket.
-    pub(crate) fn bucket(&self, bucket: u64, field: &[u8], value: &[u8]) -> Result<Item, String> {
-        let number = resp::natural(field).ok_or_else(|| in_field(field, "it is no number"))?;
-        let id = match self.container {
-            Container::Buckets(per) if per > 0 => {
-                if number >= per {
-                    return Err(in_field(field, &format!("per={per}")));
-                }
-                bucket.checked_mul(per).and_then(|low| low.checked_add(number))
+    /// Reads the values of the keys that make one row, a reply per shard. `field`: the counter that
+    /// the key names.
+    pub(crate) fn read_row(&self, id: u64, field: &[u8], parts: &[OwnedFrame], read: &mut Read) {
+        let (parts, row) = parts.split_at(parts.len() - usize::from(self.row.is_some()));
+        if let [OwnedFrame::Integer(1)] = row
+            && parts.iter().any(|part| matches!(part, OwnedFrame::BulkString(_)))
+        {
+            let key = self.row_key(id, field).unwrap_or_default().0;
+            return read.reject(format!("the hash {} has a value for it, too", shown(&key)));
+        }
+        let mut row = Row { layout: self, values: Vec::new(), read };
+        for (number, part) in parts.iter().enumerate() {
+            if let Err(why) = self.read_part(field, part, &mut row) {
+                let shard = self.shards.get(number);
+                row.read.reject(match shard {
+                    Some(shard) => format!("shard '{shard}': {why}"),
+                    None => why,
+                });
+                // Of a sum a part is missing, so nothing is known.
+                return;
             }
-            _ => Some(number),
+        }
+        let Row { mut values, read, .. } = row;
+        for (at, value) in &mut values {
+            match value.map(|value| self.within_bounds(*at, value)) {
+                Some(Ok(within)) => *value = Some(within),
+                Some(Err(why)) => {
+                    read.reject(why);
+                    *value = None;
+                }
+                None => {}
+            }
+        }
+        if values.iter().all(|(_, value)| value.is_none()) {
+            return;
+        }
+        read.items.push(match self.container {
+            Container::Hash => Item::Hash(id, values),
+            _ => Item::Row(id, values.into_iter().filter_map(|(at, n)| Some((at, n?))).collect()),
+        });
+    }
+
+    /// Adds what one key has to the row.
+    fn read_part(&self, field: &[u8], part: &OwnedFrame, row: &mut Row<'_>) -> Result<(), String> {
+        match part {
+            OwnedFrame::Error(reason) => return Err(reason.clone()),
+            OwnedFrame::Integer(count) if *count > 0 => row.add(0, Ok(*count)),
+            OwnedFrame::BulkString(value) if self.names_field() => {
+                let at = self.position(field).ok_or_else(|| self.has_none(field))?;
+                self.leaves(at)
+                    .and_then(|()| decimal(value))
+                    .map(|value| row.add(at, Ok(value)))?;
+            }
+            OwnedFrame::BulkString(value) if self.packing == Packing::Decimal => {
+                row.add(0, Ok(decimal(value)?));
+            }
+            OwnedFrame::BulkString(value) => {
+                self.values(value)?.into_iter().for_each(|(at, value)| row.add(at, value));
+            }
+            OwnedFrame::Array(all) => {
+                for pair in all.chunks_exact(2) {
+                    let [OwnedFrame::BulkString(name), OwnedFrame::BulkString(value)] = pair else {
+                        continue;
+                    };
+                    match self.position(name) {
+                        Some(at) => row.add(at, self.leaves(at).and_then(|()| decimal(value))),
+                        None if self.all_fields => row.read.foreign.push(name.clone()),
+                        None => {}
+                    }
+                }
+            }
+            // Not there.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// An error for a counter whose values another layout names.
+    fn leaves(&self, at: usize) -> Result<(), String> {
+        let mut others = self.others.iter().filter(|other| other.at == at);
+        match others.find_map(|other| other.text.as_ref()) {
+            None => Ok(()),
+            Some(text) => Err(format!("its values are those of {text}")),
+        }
+    }
+
+    fn within_bounds(&self, at: usize, value: i64) -> Result<i64, String> {
+        let Some(declared) = self.declared.get(at) else { return Ok(value) };
+        declared.set(value).map_err(|error| error.to_string())
+    }
+
+    fn has_none(&self, field: &[u8]) -> String {
+        in_field(field, &format!("the space '{}' has none", self.space))
+    }
+
+    /// Reads one field of a bucket.
+    pub(crate) fn read_bucket(&self, bucket: u64, field: &[u8], value: &[u8], read: &mut Read) {
+        match self.id_in_bucket(bucket, field) {
+            Err(why) => read.reject(in_field(field, &why)),
+            Ok((_, name)) if self.names_field() && self.position(name).is_none() => {
+                read.foreign.push(name.to_vec());
+            }
+            Ok((id, name)) => {
+                let mut one = Read::of(Vec::new(), 0, Vec::new());
+                let part = OwnedFrame::BulkString(value.to_vec());
+                self.read_row(id, name, &[part], &mut one);
+                read.items.append(&mut one.items);
+                if let Some(why) = one.bad {
+                    read.reject(in_field(field, &why));
+                }
+            }
+        }
+    }
+
+    /// The id that a field of a bucket is of, and the counter that it names.
+    fn id_in_bucket<'f>(&self, bucket: u64, field: &'f [u8]) -> Result<(u64, &'f [u8]), String> {
+        let per = match self.container {
+            Container::Buckets(per) => per,
+            _ => 0,
         };
-        let id = id.ok_or_else(|| in_field(field, "the id is above 18446744073709551615"))?;
-        let values = self.values(value).map_err(|error| in_field(field, &error))?;
-        Ok(Item::Row(id, values))
+        if let Some((pattern, text)) = &self.entry {
+            let Match::Yes(id, name) = pattern.read(field) else {
+                return Err(format!("it does not fit {text}"));
+            };
+            return match per > 0 && id / per != bucket {
+                true => Err(format!("it is of another bucket (per={per})")),
+                false => Ok((id, name)),
+            };
+        }
+        let number = resp::natural(field).ok_or("it is no number (field= says what it is)")?;
+        let id = match per {
+            0 => Some(number),
+            _ if number >= per => return Err(format!("per={per}")),
+            _ => bucket.checked_mul(per).and_then(|low| low.checked_add(number)),
+        };
+        Ok((id.ok_or("the id is above 18446744073709551615")?, b""))
     }
 
     /// The key is not there any more.
     pub(crate) fn gone(&self, id: u64, field: &[u8]) -> Option<Item> {
+        let is_row = self.has_all && !(0..self.fields.len()).any(|at| self.is_elsewhere(at));
         match self.container {
-            Container::Hash if self.all_fields && self.elsewhere.is_empty() => Some(Item::Gone(id)),
             Container::String if self.names_field() => {
-                Some(Item::Row(id, vec![(self.position(field)?, 0)]))
+                let at = self.position(field).filter(|at| self.leaves(*at).is_ok())?;
+                Some(Item::Row(id, vec![(at, 0)]))
             }
+            Container::Hash | Container::String if is_row => Some(Item::Gone(id)),
             Container::Hash | Container::String | Container::Card | Container::Ones => {
                 Some(Item::Row(id, self.with_lacking(&[], false)))
             }
@@ -454,16 +701,80 @@ impl Layout {
         }
     }
 
-    /// Whether an event may have removed members, or fields of a hash.
+    /// Whether an event may have removed members, fields of a hash, or the last key of a row.
     pub(crate) fn may_remove(&self, event: &[u8]) -> bool {
         match self.container {
             Container::Set => event != b"sadd",
             // Whether a bit was set or cleared is not said.
             Container::Bits => true,
             Container::Hash | Container::Buckets(_) => !matches!(event, b"hset" | b"hincrby"),
-            Container::String | Container::Card | Container::Ones => false,
+            // Its counters are 0 then; the row may have no key any more.
+            Container::String | Container::Card | Container::Ones => {
+                matches!(event, b"del" | b"expired" | b"evicted" | b"rename_from" | b"move_from")
+            }
         }
     }
+}
+
+/// A row that is being read. Values of several shards are added up.
+struct Row<'r> {
+    layout: &'r Layout,
+    /// By position in [`Layout::fields`]; no value if one is rejected.
+    values: Vec<(usize, Option<i64>)>,
+    read: &'r mut Read,
+}
+
+impl Row<'_> {
+    fn add(&mut self, at: usize, value: Checked) {
+        let before = self.values.iter().position(|(other, _)| *other == at);
+        let number = before.unwrap_or_else(|| {
+            self.values.push((at, Some(0)));
+            self.values.len() - 1
+        });
+        let sum = &mut self.values[number].1;
+        let added = match (*sum, value) {
+            (Some(sum), Ok(value)) => {
+                sum.checked_add(value).ok_or_else(|| "the sum is out of range".to_owned())
+            }
+            (None, Ok(_)) => return,
+            (_, Err(why)) => Err(why),
+        };
+        *sum = added.as_ref().ok().copied();
+        if let Err(why) = added {
+            let name = self.layout.fields.get(at).map_or("", |(from, _)| from);
+            self.read.reject(in_field(name.as_bytes(), &why));
+        }
+    }
+}
+
+/// `FIRST..LAST`, or names.
+fn shards_of(value: &str) -> Result<Vec<String>, String> {
+    let wrong = || format!("sum={value} is neither FIRST..LAST nor names, at most {MAX_SHARDS}");
+    let shards: Vec<String> = match value.split_once("..") {
+        None => value.split(',').map(str::to_owned).collect(),
+        Some((first, last)) => {
+            let number = |text: &str| text.parse::<u32>().map_err(|_| wrong());
+            let (first, last) = (number(first)?, number(last)?);
+            (first..=last).take(MAX_SHARDS + 1).map(|shard| shard.to_string()).collect()
+        }
+    };
+    let is_name =
+        |shard: &String| !shard.is_empty() && shards.iter().filter(|s| *s == shard).count() == 1;
+    let is_right = !shards.is_empty() && shards.len() <= MAX_SHARDS && shards.iter().all(is_name);
+    is_right.then_some(shards.clone()).ok_or_else(wrong)
+}
+
+/// The pattern of keys, or of a bucket's fields. How another's keys write ids is not known:
+/// [`Layout::of_space`] says it of ours.
+fn pattern_of(text: &str) -> Result<Pattern, String> {
+    // A shard stands where the name of a counter would.
+    let plain = text.replacen("{shard}", "{field}", 1);
+    let kind = if plain.contains("{field}") { Kind::Cell } else { Kind::Row };
+    let pattern = Pattern::parse(kind, &plain).map_err(|error| {
+        let error = error.to_string();
+        if text.contains("{shard}") { error.replace("{field}", "{shard}") } else { error }
+    })?;
+    Ok(pattern.padded(true))
 }
 
 /// `old>new`, or a name for both.
@@ -493,7 +804,7 @@ fn glob_of(key: &str) -> String {
             (if "*?[]\\^".contains(c) { Some('\\') } else { None }).into_iter().chain([c])
         })
         .collect();
-    escaped.replace("{id}", "*").replace("{field}", "*")
+    ["{id}", "{field}", "{shard}"].iter().fold(escaped, |glob, name| glob.replace(name, "*"))
 }
 
 /// The layouts that the server's own key patterns describe. `first`: the first counter of the
@@ -558,6 +869,35 @@ pub(crate) fn printable(text: &str) -> String {
 mod tests {
     use super::*;
 
+    /// What is read of these replies: items, the reason why one is rejected, foreign fields.
+    fn read(of: &Layout, id: u64, field: &str, parts: &[OwnedFrame]) -> (Vec<Item>, String, usize) {
+        let mut read = Read::of(Vec::new(), 0, Vec::new());
+        of.read_row(id, field.as_bytes(), parts, &mut read);
+        (read.items, read.bad.unwrap_or_default(), read.foreign.len())
+    }
+
+    fn bulk(text: impl AsRef<[u8]>) -> OwnedFrame {
+        OwnedFrame::BulkString(text.as_ref().to_vec())
+    }
+
+    fn pairs(pairs: &[(&str, &str)]) -> OwnedFrame {
+        OwnedFrame::Array(pairs.iter().flat_map(|(a, b)| [bulk(a), bulk(b)]).collect())
+    }
+
+    fn row(id: u64, values: &[(usize, i64)]) -> (Vec<Item>, String, usize) {
+        (vec![Item::Row(id, values.to_vec())], String::new(), 0)
+    }
+
+    fn bucket(of: &Layout, bucket: u64, field: &str) -> (Vec<Item>, String, usize) {
+        let mut read = Read::of(Vec::new(), 0, Vec::new());
+        of.read_bucket(bucket, field.as_bytes(), b"5", &mut read);
+        (read.items, read.bad.unwrap_or_default(), read.foreign.len())
+    }
+
+    fn fields(names: &str) -> Vec<Field> {
+        names.split(' ').map(|word| Field::parse(word).unwrap()).collect()
+    }
+
     fn layout(text: &str) -> Layout {
         Layout::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"))
     }
@@ -577,7 +917,7 @@ mod tests {
             all.remove(0)
         };
         let first = ours("like:{id}", false);
-        assert_eq!(first.string(17, b"", b"5"), Ok(Item::Row(17, vec![(0, 5)])));
+        assert_eq!(read(&first, 17, "", &[bulk("5")]), row(17, &[(0, 5)]));
         assert_eq!((first.read(b"like:007"), first.refusal(b"like:7")), (None, None));
         assert!(first.refusal(b"like:007").unwrap().contains("begins with zeros"));
         assert_eq!(ours("like:{id}", true).read(b"like:007"), Some((7, &b""[..])));
@@ -594,11 +934,25 @@ mod tests {
     #[test]
     fn a_hash_leaves_what_other_keys_have() {
         let mut hash = layout("hash key=post:{id} space=post");
-        hash.fields = ["like", "read"].map(|name| (name.to_owned(), name.to_owned())).to_vec();
-        assert_eq!(hash.with_lacking(&[(1, 7)], false), [(1, 7), (0, 0)]);
-        hash.note_others(&[layout("string key=like:{id} space=post fields=like")]);
-        assert_eq!(hash.with_lacking(&[(1, 7)], false), [(1, 7)]);
+        hash.declare(&fields("like:8 read:8")).unwrap();
+        assert_eq!(hash.with_lacking(&[(1, Some(7))], false), [(1, 7), (0, 0)]);
+        assert_eq!(hash.gone(3, b""), Some(Item::Gone(3)));
+        let (plain, mut like) = (hash.clone(), layout("string key=l:{id} space=post fields=like"));
+        hash.note_others(std::slice::from_ref(&like));
+        assert_eq!(hash.with_lacking(&[(1, Some(7))], false), [(1, 7)]);
         assert_eq!(hash.gone(3, b""), Some(Item::Row(3, vec![(1, 0)])));
+        // A key with one counter is compared with the hash.
+        like.note_others(std::slice::from_ref(&plain));
+        assert_eq!(like.row_key(3, b""), Some((b"post:3".to_vec(), &b"like"[..])));
+        assert_eq!(read(&like, 3, "", &[bulk("5"), OwnedFrame::Integer(0)]), row(3, &[(0, 5)]));
+        let (items, why, _) = read(&like, 3, "", &[bulk("5"), OwnedFrame::Integer(1)]);
+        assert_eq!((items, why), (vec![], "the hash post:3 has a value for it, too".to_owned()));
+        // Others are not: what a hash has beside them is rejected.
+        let mut hash = plain;
+        hash.note_others(&[layout("buckets key=likes space=post fields=like")]);
+        let (items, why, _) = read(&hash, 3, "", &[pairs(&[("like", "1"), ("read", "2")])]);
+        assert_eq!(items, [Item::Hash(3, vec![(0, None), (1, Some(2))])]);
+        assert!(why.contains("its values are those of buckets key=likes"), "{why}");
     }
 
     #[test]
@@ -610,30 +964,112 @@ mod tests {
     #[test]
     fn values_become_rows() {
         let hash = layout("hash key=p:{id} space=post fields=likes>like,read");
-        let pairs = [(&b"likes"[..], &b"5"[..]), (b"color", b"red")];
-        assert_eq!(hash.hash(7, pairs.into_iter()), Ok(Item::Hash(7, vec![(0, 5)])));
-        assert_eq!(hash.with_lacking(&[(0, 5)], false), [(0, 5), (1, 0)]);
-        assert_eq!(hash.with_lacking(&[(0, 5)], true), [(0, 5)]);
-        let bad = [(&b"read"[..], &b"1.5"[..])];
-        let error = hash.hash(7, bad.into_iter()).unwrap_err();
-        assert_eq!(error, "field 'read': \"1.5\" is not an integer or out of range");
+        let given = pairs(&[("likes", "5"), ("color", "red")]);
+        assert_eq!(read(&hash, 7, "", &[given]).0, [Item::Hash(7, vec![(0, Some(5))])]);
+        assert_eq!(hash.with_lacking(&[(0, Some(5))], false), [(0, 5), (1, 0)]);
+        assert_eq!(hash.with_lacking(&[(0, Some(5))], true), [(0, 5)]);
+        assert_eq!(hash.with_lacking(&[(0, None)], false), [(1, 0)]);
+        assert_eq!(read(&hash, 7, "", &[pairs(&[("color", "red")])]), (vec![], String::new(), 0));
+        let (items, why, _) = read(&hash, 7, "", &[pairs(&[("read", "1.5"), ("likes", "2")])]);
+        assert_eq!(items, [Item::Hash(7, vec![(1, None), (0, Some(2))])]);
+        assert_eq!(why, "field 'read': \"1.5\" is not an integer or out of range");
+        let packed = layout("string key=c:{id} space=post fields=like,read pack=struct:<I4I2");
+        let value = bulk(b"\x05\x00\x00\x00\x07\x00");
+        assert_eq!(read(&packed, 7, "", &[value]), row(7, &[(0, 5), (1, 7)]));
+        let msgpack = layout("string key=c:{id} space=post fields=like,read pack=msgpack");
+        let map = bulk(b"\x82\xa4read\x07\xa5color\x01");
+        assert_eq!(read(&msgpack, 7, "", &[map]), row(7, &[(1, 7)]));
+        assert!(read(&msgpack, 7, "", &[bulk(b"\x01\x02\x03")]).1.contains("3 packed values"));
+        let mut bounded = layout("hash key=p:{id} space=post");
+        bounded.declare(&fields("like:8{0..9} read:8{0..9}sat")).unwrap();
+        let given = pairs(&[("like", "10"), ("read", "10"), ("title", "x")]);
+        let (items, why, foreign) = read(&bounded, 7, "", &[given]);
+        assert_eq!((items, foreign), (vec![Item::Hash(7, vec![(0, None), (1, Some(9))])], 1));
+        assert_eq!(why, "the value of 'like' would leave its bounds {0..9}");
+    }
+
+    #[test]
+    fn fields_of_buckets_are_ids_or_old_keys() {
         let buckets = layout("buckets key=likes:{id} space=post fields=like per=1000");
-        assert_eq!(buckets.bucket(3, b"17", b"5"), Ok(Item::Row(3017, vec![(0, 5)])));
-        assert!(buckets.bucket(3, b"1000", b"5").is_err());
-        assert!(buckets.bucket(u64::MAX, b"1", b"5").unwrap_err().contains("the id is above"));
+        assert_eq!(bucket(&buckets, 3, "17"), row(3017, &[(0, 5)]));
+        assert!(!bucket(&buckets, 3, "1000").1.is_empty());
+        assert!(bucket(&buckets, u64::MAX, "1").1.contains("the id is above"));
         let one = layout("buckets key=likes space=post fields=like");
         assert_eq!((one.read(b"likes"), one.read(b"likes:1")), (Some((0, &b""[..])), None));
-        assert_eq!(one.bucket(0, b"17", b"5"), Ok(Item::Row(17, vec![(0, 5)])));
+        assert_eq!(bucket(&one, 0, "17"), row(17, &[(0, 5)]));
         assert_eq!(one.key(17, b""), Some(b"likes".to_vec()));
         let of_ids = layout("buckets key=likes:{id} space=post fields=like");
-        assert_eq!(of_ids.bucket(3, b"17", b"5"), Ok(Item::Row(17, vec![(0, 5)])));
-        let packed = layout("string key=c:{id} space=post fields=like,read pack=struct:<I4I2");
-        let value = b"\x05\x00\x00\x00\x07\x00";
-        assert_eq!(packed.string(7, b"", value), Ok(Item::Row(7, vec![(0, 5), (1, 7)])));
-        let msgpack = layout("string key=c:{id} space=post fields=like,read pack=msgpack");
-        let map = b"\x82\xa4read\x07\xa5color\x01";
-        assert_eq!(msgpack.string(7, b"", map), Ok(Item::Row(7, vec![(1, 7)])));
-        assert!(msgpack.string(7, b"", b"\x01\x02\x03").unwrap_err().contains("3 packed values"));
+        assert_eq!(bucket(&of_ids, 3, "17"), row(17, &[(0, 5)]));
+        let old = layout("buckets key=likes:{id} space=post fields=like field=user.{id}");
+        assert_eq!(bucket(&old, 3, "user.17"), row(17, &[(0, 5)]));
+        assert_eq!(bucket(&old, 3, "17").1, "field '17': it does not fit user.{id}");
+        assert_eq!(old.bucket_field(17, b""), b"user.17");
+        let mut named = layout("buckets key=b:{id} space=post field=p:{id}:{field} per=10");
+        named.declare(&fields("like:8 read:8")).unwrap();
+        assert_eq!(bucket(&named, 1, "p:17:read"), row(17, &[(1, 5)]));
+        assert_eq!(bucket(&named, 1, "p:17:title"), (vec![], String::new(), 1));
+        assert!(bucket(&named, 2, "p:17:read").1.contains("of another bucket (per=10)"));
+        assert_eq!((named.key(17, b""), named.is_cell()), (Some(b"b:1".to_vec()), true));
+    }
+
+    #[test]
+    fn shards_are_summed() {
+        let views = layout("string key=view:{id}:{shard} space=post fields=read sum=0..2");
+        assert_eq!(
+            (views.read(b"view:7:2"), views.glob.as_str()),
+            (Some((7, &b"2"[..])), "view:*:*")
+        );
+        assert_eq!((views.read(b"view:7:3"), views.read(b"view:07:1")), (None, None));
+        assert!(views.refusal(b"view:07:1").is_some());
+        assert_eq!((views.parts(), views.is_cell()), (3, false));
+        let sum = |parts: [OwnedFrame; 3]| read(&views, 7, "2", &parts);
+        assert_eq!(sum([bulk("1"), OwnedFrame::Null, bulk("5")]), row(7, &[(0, 6)]));
+        let (items, why, _) = sum([bulk("1"), bulk("x"), bulk("5")]);
+        assert!(items.is_empty() && why.starts_with("shard '1': \"x\""), "{why}");
+        let most = i64::MAX.to_string();
+        assert_eq!(
+            sum([bulk(&most), bulk("1"), bulk("1")]).1,
+            "field 'read': the sum is out of range"
+        );
+        let hash = layout("hash key=h:{id}.{shard} space=post fields=like,read sum=us,eu");
+        assert_eq!(hash.keys(7, b"").unwrap(), [b"h:7.us", b"h:7.eu"]);
+        let parts =
+            [pairs(&[("like", "1"), ("read", "x")]), pairs(&[("read", "2"), ("like", "3")])];
+        let (items, why, _) = read(&hash, 7, "us", &parts);
+        assert_eq!(items, [Item::Hash(7, vec![(0, Some(4)), (1, None)])]);
+        assert!(why.starts_with("field 'read': \"x\""), "{why}");
+        let set = Layout::parse_all("set key=l:{id}:{shard} space=liked sum=a,b count=post.like");
+        let set = set.unwrap();
+        assert_eq!((set[0].parts(), set[1].parts()), (1, 2));
+        assert_eq!(
+            read(&set[1], 7, "a", &[OwnedFrame::Integer(2), OwnedFrame::Integer(3)]),
+            row(7, &[(0, 5)])
+        );
+    }
+
+    #[test]
+    fn one_counter_has_one_source() {
+        let all = |text: &str| {
+            let mut all = Layout::parse_all(text).unwrap();
+            let last = all.last_mut().unwrap();
+            last.declare(&fields("like:8 read:8")).unwrap();
+            all.pop().unwrap()
+        };
+        let like = all("string key=like:{id} space=post fields=like");
+        for (text, is_refused) in [
+            ("string key=l:{id} space=post fields=like", true),
+            ("set key=l:{id} space=liked count=post.like", true),
+            ("hash key=p:{id} space=post fields=read,like", true),
+            ("hash key=p:{id} space=post fields=read", false),
+            ("string key=l:{id} space=user fields=like", false),
+            ("hash key=p:{id} space=post", false),
+            ("string key=p:{id}:{field} space=post", false),
+        ] {
+            assert_eq!(like.conflict(&all(text)).is_some(), is_refused, "{text}");
+        }
+        let hash = all("hash key=p:{id} space=post");
+        assert_eq!(hash.conflict(&all("hash key=q:{id} space=post")), Some("like"));
+        assert_eq!(hash.conflict(&all("string key=p:{id}:{field} space=post")), None);
     }
 
     #[test]
@@ -648,7 +1084,7 @@ mod tests {
             ("hash key=p:{id} space=post colour=1", "no 'colour='"),
             ("string key=p:{id} space=post", "fields= names"),
             ("string key=p:{id} space=post fields=a,b", "pack= says"),
-            ("string key=p:{id}:{field} space=post fields=a", "{field} in the key"),
+            ("string key=p:{id}:{field} space=post fields=a", "{field} names the counter"),
             ("hash key=p:{id}:{field} space=post", "only keys of strings"),
             ("buckets key=p:{id} space=post fields=a per=0", "above 0"),
             ("string key=p:{id} space=post fields=a pack=zip", "neither msgpack"),
@@ -659,6 +1095,15 @@ mod tests {
             ("string key=p:{id} space=post fields=a,b pack=struct:<I4", "has 1 numbers"),
             ("hash key=p:{id} space=post fields=a>c,b>c", "gives 'c' two values"),
             ("string key=p:{id} space=post fields=a per=7", "only buckets have per="),
+            ("string key=p:{id}:{shard} space=post fields=a", "go together"),
+            ("string key=p:{id} space=post fields=a sum=0..3", "go together"),
+            ("string key=p:{shard}:{id} space=post fields=a sum=0..3", "one {shard}, behind {id}"),
+            ("string key=p:{id}:{shard} space=post fields=a sum=3..0", "neither FIRST..LAST"),
+            ("string key=p:{id}:{shard} space=post fields=a sum=0..256", "at most 256"),
+            ("string key=p:{id}:{shard} space=post fields=a sum=a,b,a", "nor names"),
+            ("buckets key=p:{id}:{shard} space=post fields=a sum=0..3", "have no shards"),
+            ("string key=p:{id} space=post fields=a field=u.{id}", "only buckets have field="),
+            ("buckets key=p:{id} space=post fields=a field=u", "must have one {id}"),
         ] {
             let error = Layout::parse_all(text).map(|_| ()).unwrap_err();
             assert!(error.contains(why), "{text}: {error}");

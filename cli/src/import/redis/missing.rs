@@ -199,12 +199,8 @@ impl Finder {
         let layouts = self.layouts.clone();
         let mut reads = Vec::new();
         for one in &missing {
-            let read = |layout: usize, items| Read {
-                key: layouts[layout].key(one.id, b"").unwrap_or_default(),
-                layout,
-                items,
-                bad: None,
-                is_lost: false,
+            let read = |layout: usize, items| {
+                Read::of(layouts[layout].key(one.id, b"").unwrap_or_default(), layout, items)
             };
             if one.is_whole {
                 reads.push(read(one.layout, vec![Item::Missing(one.id)]));
@@ -231,13 +227,7 @@ impl Finder {
         }
         for ((row, _), (layout, _)) in gone.into_iter().filter(|(_, (_, is_gone))| *is_gone) {
             let (id, key) = (whole[row], layouts[layout].key(whole[row], b"").unwrap_or_default());
-            reads.push(Read {
-                key,
-                layout,
-                items: vec![Item::Unset(id)],
-                bad: None,
-                is_lost: false,
-            });
+            reads.push(Read::of(key, layout, vec![Item::Unset(id)]));
         }
         Ok(reads)
     }
@@ -282,19 +272,21 @@ fn request(layout: &Layout, id: u64, positions: &[usize], out: &mut Vec<u8>) {
     let name = |at: &usize| layout.fields.get(*at).map_or(&b""[..], |(from, _)| from.as_bytes());
     let field = positions.first().map_or(&b""[..], name);
     // Of a bucket that holds any id all were noted.
-    let Some(key) = layout.key(id, field) else { return put_command(out, &[b"PING"]) };
+    let Some(keys) = layout.keys(id, field) else { return put_command(out, &[b"PING"]) };
+    let key = &keys[0];
     match layout.container {
-        Container::Hash => {
-            let mut request: Vec<&[u8]> = vec![b"HMGET", &key];
+        Container::Hash if keys.len() == 1 => {
+            let mut request: Vec<&[u8]> = vec![b"HMGET", key];
             request.extend(positions.iter().map(name));
             put_command(out, &request);
         }
-        Container::Buckets(per) => {
-            let number = id.checked_rem(per).unwrap_or(id).to_string();
-            put_command(out, &[b"HEXISTS", &key, number.as_bytes()]);
+        Container::Buckets(_) => {
+            put_command(out, &[b"HEXISTS", key, &layout.bucket_field(id, field)]);
         }
         _ => {
-            put_command(out, &[b"EXISTS", &key]);
+            let mut request: Vec<&[u8]> = vec![b"EXISTS"];
+            request.extend(keys.iter().map(Vec::as_slice));
+            put_command(out, &request);
         }
     }
 }

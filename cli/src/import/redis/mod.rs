@@ -13,26 +13,27 @@ pub(crate) mod missing;
 mod packed;
 mod reader;
 mod reading;
+mod shapes;
 pub(crate) mod source;
 mod state;
 mod verify;
 mod writer;
 
+use super::ImportArgs;
 use super::lanes::Lanes;
 use super::lines::rate;
 use super::pipe::{Pipe, Verb};
-use super::spaces::{Cluster, Spaces, check_field};
-use super::{ImportArgs, SHOWN};
+use super::spaces::{Cluster, Spaces};
 use crate::import::redis::source::bytes;
 use crate::import::rows::AllRows;
 use dataset::key_patterns::Kind;
 use divided::Divided;
 use follow::Changes;
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
-use layout::{Item, Layout, shown};
+use layout::{Item, Layout};
 use parking_lot::Mutex;
-use reader::Read;
-use reading::{Deletes, Reading, Seen, Told};
+use reader::{Read, Seen};
+use reading::{Deletes, Reading, Told};
 use redis_protocol::resp2::types::OwnedFrame;
 use source::{Remote, Side, Source};
 use state::{Place, SETTLED, State, StateFile};
@@ -62,16 +63,13 @@ const LOST: u64 = 10;
 /// What came of it, over all attempts.
 #[derive(Default)]
 struct Summary {
-    keys: u64,
+    seen: Seen,
     rows: u64,
     flags: u64,
     unknown: u64,
     bad: u64,
     removals: u64,
     deleted: u64,
-    /// Keys of no layout; some of them by name.
-    unfit: u64,
-    examples: Vec<Vec<u8>>,
 }
 
 /// A source, as far as it was read.
@@ -112,6 +110,8 @@ struct Import<'a> {
     is_all: bool,
     /// It went on where an earlier one had ended.
     is_resumed: bool,
+    /// The file of --report.
+    report: Option<Arc<File>>,
 }
 
 /// Runs it; an error also if something was not copied, or differs.
@@ -146,13 +146,13 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
         advanced: false,
         is_all: true,
         is_resumed: false,
+        report: None,
     };
     check_source(&import)?;
-    // Before a copy that may take hours.
-    let report = args.report.as_deref().filter(|_| args.verify || args.only_verify);
-    let report = report
-        .map(|path| File::create(path).map_err(|e| format!("--report: {}: {e}", path.display())));
-    let report = report.transpose()?;
+    if let Some(path) = &args.report {
+        let file = File::create(path).map_err(|e| format!("--report: {}: {e}", path.display()))?;
+        import.report = Some(Arc::new(file));
+    }
     if !args.only_verify {
         stop_on_signals(&import)?;
         import.copy()?;
@@ -163,7 +163,7 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
         import.check_that_something_was_set()?;
     }
     if args.verify || args.only_verify {
-        import.verify(remote, &spaces, report)?;
+        import.verify(remote, &spaces)?;
     }
     match import.summary.bad {
         0 => Ok(()),
@@ -176,6 +176,7 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
 fn check_source(import: &Import<'_>) -> Result<(), String> {
     let mut known = cluster::Known::default();
     for source in &import.sources {
+        source.resolve()?;
         // One that does not answer is tried again by its reader.
         let Ok(mut remote) = source.open() else { continue };
         let info = remote.ask(&[b"INFO"]).ok().and_then(bytes).unwrap_or_default();
@@ -234,16 +235,13 @@ fn layouts(args: &ImportArgs, spaces: &Spaces, remote: &mut Remote) -> Result<Ve
             let (space, all) = (&layout.space, known.join(", "));
             return Err(format!("the server has no {what} space '{space}'; it has: {all}"));
         }
-        if layout.is_flags() {
-            continue;
+        if !layout.is_flags() {
+            layout.declare(spaces.declared.get(&layout.space).map_or(&[][..], Vec::as_slice))?;
         }
-        let all = spaces.fields.get(&layout.space).cloned().unwrap_or_default();
-        if layout.all_fields {
-            layout.fields = all.into_iter().map(|field| (field.clone(), field)).collect();
-        } else {
-            let mut fields = layout.fields.iter();
-            fields.try_for_each(|(_, field)| check_field(&layout.space, &all, field))?;
-        }
+    }
+    // A row may have keys of several of its space's own patterns.
+    if !args.layout.is_empty() {
+        check_conflicts(&layouts)?;
     }
     let all = layouts.clone();
     layouts.iter_mut().for_each(|layout| layout.note_others(&all));
@@ -251,6 +249,22 @@ fn layouts(args: &ImportArgs, spaces: &Spaces, remote: &mut Remote) -> Result<Ve
         return Err("the server's spaces have no key patterns: give --layout".to_owned());
     }
     Ok(layouts)
+}
+
+/// Refuses two layouts with the same counter: the one that is read last would hide the other.
+fn check_conflicts(layouts: &[Layout]) -> Result<(), String> {
+    for (at, one) in layouts.iter().enumerate() {
+        let conflict = |other: &Layout| Some((other.text.clone(), one.conflict(other)?.to_owned()));
+        if let Some((other, field)) = layouts[..at].iter().find_map(conflict) {
+            return Err(format!(
+                "'{field}' of the space '{}' has two sources, --layout \"{other}\" and \"{}\": \
+                 name different fields=; the shards of a counter are one layout, with {{shard}} in \
+                 its key and sum=",
+                one.space, one.text
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// What CONFIG GET says of one name.
@@ -366,7 +380,8 @@ impl Import<'_> {
         let bar = bar(&self.args.from);
         let executed = pipe.executed();
         let (layouts, deletes) = (self.layouts.clone(), self.args.delete_missing);
-        let mut writer = Writer::new(pipe, layouts, deletes, divided, bar.clone());
+        let report = self.report.clone();
+        let mut writer = Writer::new(pipe, layouts, deletes, divided, report, bar.clone());
         self.unset_flushed(&mut writer);
         let received = self.receive(&told, &mut progress, &mut writer, &changes);
         self.summary.removals += writer.lost;
@@ -418,13 +433,7 @@ impl Import<'_> {
         for (&layout, ids) in &self.sets {
             for &id in ids {
                 let key = self.layouts[layout].key(id, b"").unwrap_or_default();
-                writer.push(Read {
-                    key,
-                    layout,
-                    items: vec![Item::Unset(id)],
-                    bad: None,
-                    is_lost: false,
-                });
+                writer.push(Read::of(key, layout, vec![Item::Unset(id)]));
             }
         }
     }
@@ -554,12 +563,9 @@ impl Import<'_> {
                             of.place = place;
                         }
                         Told::Read(reads) => reads.into_iter().for_each(|read| writer.push(read)),
-                        Told::Scanned(place, Seen { keys, unfit, examples }) => {
-                            writer.bar.inc(keys as u64);
-                            self.summary.keys += keys as u64;
-                            self.summary.unfit += unfit;
-                            let room = SHOWN.saturating_sub(self.summary.examples.len());
-                            self.summary.examples.extend(examples.into_iter().take(room));
+                        Told::Scanned(place, seen) => {
+                            writer.bar.inc(seen.keys);
+                            self.summary.seen.merge(seen);
                             if place.done && self.args.follow {
                                 let source = &self.sources[source];
                                 writer.bar.suspend(|| {
@@ -588,7 +594,7 @@ impl Import<'_> {
             }
             if said.elapsed() >= SAY && writer.bar.is_hidden() {
                 said = Instant::now();
-                eprintln!("{} keys. {}", HumanCount(self.summary.keys), writer.bar.message());
+                eprintln!("{} keys. {}", HumanCount(self.summary.seen.keys), writer.bar.message());
             }
         }
     }
@@ -641,8 +647,8 @@ impl Import<'_> {
     }
 
     fn say(&self, started: Instant) {
-        let Summary { keys, rows, flags, unknown, bad, removals, deleted, unfit, .. } =
-            self.summary;
+        let Summary { ref seen, rows, flags, unknown, bad, removals, deleted } = self.summary;
+        let keys = seen.keys;
         let seconds = started.elapsed();
         let rate = keys as f64 / seconds.as_secs_f64().max(0.001);
         let mut text = format!(
@@ -670,13 +676,13 @@ impl Import<'_> {
                 }
             );
         }
-        if unfit > 0 {
-            let some: Vec<String> = self.summary.examples.iter().map(|key| shown(key)).collect();
-            let (some, dots) = (
-                some.join(", "),
-                if unfit > self.summary.examples.len() as u64 { ", ..." } else { "" },
-            );
-            text += &format!("; {} keys fit no pattern ({some}{dots})", HumanCount(unfit));
+        let left = [
+            (&seen.unfit, "keys fit no pattern"),
+            (&seen.foreign, "fields are no counters of their space (fields= renames)"),
+            (&seen.expiring, "keys expire there and not here"),
+        ];
+        for (shapes, what) in left.into_iter().filter(|(shapes, _)| shapes.total > 0) {
+            text += &format!("; {} {what} ({shapes})", HumanCount(shapes.total));
         }
         // A closed standard output is no reason to fail.
         let _ = writeln!(io::stdout(), "{text}; {} bad keys", HumanCount(bad));
@@ -684,7 +690,8 @@ impl Import<'_> {
 
     /// A copy of nothing is no success: the patterns or the address are wrong.
     fn check_that_something_was_set(&self) -> Result<(), String> {
-        let Summary { keys, rows, flags, deleted, bad, .. } = self.summary;
+        let Summary { ref seen, rows, flags, deleted, bad, .. } = self.summary;
+        let keys = seen.keys;
         // One that goes on where another ended, or waits for the first key, may have none to copy.
         let is_begun = self.is_resumed || (self.args.follow && keys == 0);
         if rows + flags + deleted + bad > 0 || is_begun {
@@ -695,6 +702,11 @@ impl Import<'_> {
             0 => {
                 "nothing was copied: the source has no keys (is it the right database?)".to_owned()
             }
+            _ if seen.foreign.total > 0 => format!(
+                "nothing was copied: the fields of its keys are no counters ({}); name them with \
+                 --layout and fields=",
+                seen.foreign
+            ),
             _ => format!(
                 "nothing was copied: none of {} keys fits a pattern ({}); give --layout",
                 HumanCount(keys),
@@ -703,7 +715,7 @@ impl Import<'_> {
         })
     }
 
-    fn verify(&self, ours: Remote, spaces: &Spaces, report: Option<File>) -> Result<(), String> {
+    fn verify(&self, ours: Remote, spaces: &Spaces) -> Result<(), String> {
         let started = Instant::now();
         let progress = bar(&self.args.from);
         let all = AllRows::open(&self.args.connect).map(|(all, _)| all);
@@ -715,11 +727,12 @@ impl Import<'_> {
             progress,
             divided: Divided::default(),
             untold: missing::Untold::default(),
+            is_after_copy: !self.args.only_verify,
             allow_extra: self.args.allow_extra,
             told: 0,
             report: verify::Report::default(),
         };
-        let report = verify.run(all, &self.sources, report);
+        let report = verify.run(all, &self.sources, self.report.as_deref());
         let report = report.map_err(|error| format!("cannot verify: {error}"))?;
         let verify::Report { rows, flags, unknown, unreadable, differ, missing } = report;
         let _ = writeln!(

@@ -1,6 +1,9 @@
 //! Several counters in one value, as scripts in a Redis pack them: Lua's `struct.pack` and
 //! `cmsgpack.pack`.
 
+/// A counter, or why it is rejected.
+pub(crate) type Checked = Result<i64, String>;
+
 /// A format of `struct.pack`: byte order and alignment, then one letter a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Format(Vec<Piece>);
@@ -64,8 +67,8 @@ impl Format {
         self.0.iter().filter(|piece| matches!(piece, Piece::Integer { .. })).count()
     }
 
-    /// The integers of a value.
-    pub(crate) fn unpack(&self, value: &[u8]) -> Result<Vec<i64>, String> {
+    /// The integers of a value, or why one of them is none of ours.
+    pub(crate) fn unpack(&self, value: &[u8]) -> Result<Vec<Checked>, String> {
         let (mut at, mut found) = (0usize, Vec::new());
         for piece in &self.0 {
             let (length, align) = match *piece {
@@ -79,7 +82,7 @@ impl Format {
             })?;
             at += length;
             if let Piece::Integer { signed, big, .. } = *piece {
-                found.push(integer(bytes, signed, big)?);
+                found.push(integer(bytes, signed, big));
             }
         }
         if at != value.len() {
@@ -106,9 +109,9 @@ fn integer(bytes: &[u8], signed: bool, big: bool) -> Result<i64, String> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Unpacked {
     /// One or more numbers, or a table of them.
-    List(Vec<i64>),
+    List(Vec<Checked>),
     /// A table with names.
-    Map(Vec<(Vec<u8>, i64)>),
+    Map(Vec<(Vec<u8>, Checked)>),
 }
 
 /// Unpacks a table of integers, or integers one after the other.
@@ -135,10 +138,11 @@ pub(crate) fn msgpack(value: &[u8]) -> Result<Unpacked, String> {
             let name = match scalar(&mut rest)? {
                 Scalar::Text(text) => text.to_vec(),
                 Scalar::Integer(number) => number.to_string().into_bytes(),
+                Scalar::Other(why) => return Err(why),
             };
-            map.push((name, number(scalar(&mut rest)?)?));
+            map.push((name, number(scalar(&mut rest)?)));
         } else {
-            list.push(number(scalar(&mut rest)?)?);
+            list.push(number(scalar(&mut rest)?));
         }
     }
     if !rest.is_empty() || kind != b'n' && list.len() + map.len() < count {
@@ -152,11 +156,14 @@ const CUT: &str = "msgpack: the value is cut, or has more than one table";
 enum Scalar<'a> {
     Integer(i64),
     Text(&'a [u8]),
+    /// A value that is no counter, and why.
+    Other(String),
 }
 
 fn number(scalar: Scalar<'_>) -> Result<i64, String> {
     match scalar {
         Scalar::Integer(number) => Ok(number),
+        Scalar::Other(why) => Err(why),
         Scalar::Text(text) => resp::integer(text).ok_or_else(|| {
             format!("msgpack: \"{}\" is no integer", text[..text.len().min(40)].escape_ascii())
         }),
@@ -186,7 +193,13 @@ fn scalar<'a>(rest: &mut &'a [u8]) -> Result<Scalar<'a>, String> {
             let length = unsigned(take(2)?) as usize;
             Scalar::Text(take(length)?)
         }
-        0xcc..=0xcf => Scalar::Integer(integer(take(1 << (first - 0xcc))?, false, true)?),
+        0xcc..=0xcf => match integer(take(1 << (first - 0xcc))?, false, true) {
+            Ok(number) => Scalar::Integer(number),
+            Err(why) => Scalar::Other(format!("msgpack: {why}")),
+        },
+        0xc0 | 0xc2 | 0xc3 => {
+            Scalar::Other("msgpack: nil, true and false are no counter".to_owned())
+        }
         0xd0..=0xd3 => Scalar::Integer(integer(take(1 << (first - 0xd0))?, true, true)?),
         // Lua's numbers are doubles; cmsgpack packs whole ones as integers up to 2^53.
         0xca | 0xcb => {
@@ -195,7 +208,7 @@ fn scalar<'a>(rest: &mut &'a [u8]) -> Result<Scalar<'a>, String> {
                 bytes => f64::from_bits(unsigned(bytes)),
             };
             if value.fract() != 0.0 || value.abs() >= 9.2e18 {
-                return Err(format!("msgpack: {value} is no integer"));
+                return Ok(Scalar::Other(format!("msgpack: {value} is no integer")));
             }
             Scalar::Integer(value as i64)
         }
@@ -209,7 +222,10 @@ mod tests {
 
     #[test]
     fn formats_of_struct_are_read() {
-        let unpack = |format: &str, value: &[u8]| Format::parse(format).unwrap().unpack(value);
+        let unpack = |format: &str, value: &[u8]| {
+            let all = Format::parse(format).unwrap().unpack(value)?;
+            all.into_iter().collect::<Result<Vec<i64>, String>>()
+        };
         assert_eq!(
             unpack("<I4 i2b", b"\xff\xff\xff\xff\xfe\xff\x80"),
             Ok(vec![4_294_967_295, -2, -128])
@@ -229,26 +245,29 @@ mod tests {
     #[test]
     fn values_of_cmsgpack_are_read() {
         let list = |bytes: &[u8]| msgpack(bytes);
-        assert_eq!(list(b"\x05\xcd\x01\x2c\xff"), Ok(Unpacked::List(vec![5, 300, -1])));
+        assert_eq!(list(b"\x05\xcd\x01\x2c\xff"), Ok(Unpacked::List(vec![Ok(5), Ok(300), Ok(-1)])));
         assert_eq!(
             list(b"\x93\x05\xce\x00\x01\x11\x70\xd1\xff\x00"),
-            Ok(Unpacked::List(vec![5, 70_000, -256]))
+            Ok(Unpacked::List(vec![Ok(5), Ok(70_000), Ok(-256)]))
         );
-        assert_eq!(list(b"\xdc\x00\x01\xa2\x33\x37"), Ok(Unpacked::List(vec![37])));
+        assert_eq!(list(b"\xdc\x00\x01\xa2\x33\x37"), Ok(Unpacked::List(vec![Ok(37)])));
         assert_eq!(
             list(b"\x81\xa4like\xcb\x40\x14\0\0\0\0\0\0"),
-            Ok(Unpacked::Map(vec![(b"like".to_vec(), 5)]))
+            Ok(Unpacked::Map(vec![(b"like".to_vec(), Ok(5))]))
         );
+        for bad in [&b"\x93\x05"[..], b"\x81\xa4like", b"\x91\x90", b"\x90\x05"] {
+            assert!(list(bad).is_err(), "{bad:?}");
+        }
+        // A value that is no counter leaves the others as they are.
         for bad in [
-            &b"\x93\x05"[..],
-            b"\x81\xa4like",
-            b"\xc0",
-            b"\x91\x90",
+            &b"\xc0"[..],
             b"\xa1x",
             b"\xcb\x3f\xf8\0\0\0\0\0\0",
-            b"\x90\x05",
+            &[0xcf, 255, 255, 255, 255, 255, 255, 255, 255],
         ] {
-            assert!(list(bad).is_err(), "{bad:?}");
+            let two = [&b"\x92"[..], bad, b"\x05"].concat();
+            let Ok(Unpacked::List(values)) = list(&two) else { panic!("{bad:?}") };
+            assert!(values[0].is_err() && values[1] == Ok(5), "{bad:?}");
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::follow::{Changed, check_setting};
 use super::layout::{Container, Item, Layout};
+use super::shapes::Shapes;
 use super::source::{Remote, Source, bytes};
-use crate::import::SHOWN;
 use node::client::connect::put_command;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::HashSet;
@@ -26,16 +26,40 @@ pub(crate) struct Read {
     pub(crate) bad: Option<String>,
     /// It is not there; what it had is not known.
     pub(crate) is_lost: bool,
+    /// Names of fields that are no counters of the space.
+    pub(crate) foreign: Vec<Vec<u8>>,
 }
 
-/// A step of a scan.
-pub(crate) struct Scanned {
-    /// The next cursor.
-    pub(crate) next: u64,
-    pub(crate) keys: usize,
-    /// Those of them that are of no layout; some of them by name.
-    pub(crate) unfit: u64,
-    pub(crate) examples: Vec<Vec<u8>>,
+impl Read {
+    pub(crate) fn of(key: Vec<u8>, layout: usize, items: Vec<Item>) -> Read {
+        Read { key, layout, items, bad: None, is_lost: false, foreign: Vec::new() }
+    }
+
+    /// Notes why a part of it is not read; the first reason is shown.
+    pub(crate) fn reject(&mut self, why: String) {
+        self.bad.get_or_insert(why);
+    }
+}
+
+/// Keys of a scan, and what of them is not copied.
+#[derive(Default)]
+pub(crate) struct Seen {
+    pub(crate) keys: u64,
+    /// Keys of no layout.
+    pub(crate) unfit: Shapes,
+    /// Fields of hashes and buckets that are no counters.
+    pub(crate) foreign: Shapes,
+    /// Keys of layouts that have an expiry.
+    pub(crate) expiring: Shapes,
+}
+
+impl Seen {
+    pub(crate) fn merge(&mut self, other: Seen) {
+        self.keys += other.keys;
+        self.unfit.merge(other.unfit);
+        self.foreign.merge(other.foreign);
+        self.expiring.merge(other.expiring);
+    }
 }
 
 /// A key of a layout.
@@ -44,6 +68,7 @@ struct Job {
     layout: usize,
     /// Or the number of a bucket.
     id: u64,
+    /// The counter or the shard that the key names.
     field: Vec<u8>,
     /// Members that were set are unset first.
     anew: bool,
@@ -84,6 +109,8 @@ pub(crate) struct Reader {
     /// With --renew-sets: the sets that were read, by layout and id. All members of a set are unset
     /// when it is read for the first time, be it in the scan or because it has changed.
     renewed: Option<HashSet<(usize, u64)>>,
+    /// Whether some keys have an expiry.
+    has_expiries: bool,
 }
 
 impl Reader {
@@ -99,7 +126,7 @@ impl Reader {
         let others = others.map(|(_, source)| Other { source: source.clone(), remote: None });
         let (remote, others) = (sources[number].open()?, others.collect());
         let renewed = renews.then(HashSet::new);
-        Ok(Reader { remote, others, layouts, rate, renewed })
+        Ok(Reader { remote, others, layouts, rate, renewed, has_expiries: false })
     }
 
     /// How many keys there are, and which process of the server this is: a cursor of SCAN is one of
@@ -111,9 +138,24 @@ impl Reader {
         };
         // Where INFO is forbidden, each start scans from the beginning.
         let info = self.remote.ask(&[b"INFO", b"server"]).ok().and_then(bytes).unwrap_or_default();
+        self.has_expiries = self.look_for_expiries();
         let info = String::from_utf8_lossy(&info).into_owned();
         let id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
         Ok((keys, id.unwrap_or_default().trim().to_owned()))
+    }
+
+    /// Whether keys have an expiry, as far as it may be asked.
+    fn look_for_expiries(&mut self) -> bool {
+        let info = self.remote.ask(&[b"INFO", b"keyspace"]).ok().and_then(bytes);
+        let info = String::from_utf8_lossy(&info.unwrap_or_default()).into_owned();
+        let expires = |line: &str| {
+            line.split(",expires=").nth(1).is_some_and(|number| !number.starts_with("0,"))
+        };
+        if !info.lines().any(expires) {
+            return false;
+        }
+        let key = self.layouts.first().and_then(|layout| layout.key(0, b"")).unwrap_or_default();
+        self.remote.ask(&[b"PTTL", &key]).is_ok()
     }
 
     /// Whether the source still tells of changes.
@@ -121,8 +163,12 @@ impl Reader {
         check_setting(&mut self.remote, &self.layouts, false)
     }
 
-    /// One step of a scan.
-    pub(crate) fn scan(&mut self, cursor: u64, give: &mut dyn FnMut(Read)) -> io::Result<Scanned> {
+    /// One step of a scan: the next cursor, and what was seen.
+    pub(crate) fn scan(
+        &mut self,
+        cursor: u64,
+        give: &mut dyn FnMut(Read),
+    ) -> io::Result<(u64, Seen)> {
         let cursor = cursor.to_string();
         let args: [&[u8]; 4] = [b"SCAN", cursor.as_bytes(), b"COUNT", COUNT];
         let OwnedFrame::Array(mut reply) = self.remote.ask(&args)? else { return Err(strange()) };
@@ -130,16 +176,34 @@ impl Reader {
             return Err(strange());
         };
         let next = bytes(next).as_deref().and_then(resp::natural).ok_or_else(strange)?;
-        let mut scanned = Scanned { next, keys: keys.len(), unfit: 0, examples: Vec::new() };
+        let keys: Vec<Vec<u8>> = keys.into_iter().filter_map(bytes).collect();
+        let mut seen = Seen { keys: keys.len() as u64, ..Seen::default() };
+        if self.has_expiries {
+            self.count_expiries(&keys, &mut seen.expiring)?;
+        }
+        let Seen { unfit, foreign, .. } = &mut seen;
         let changed = |key| Changed { key, removed: false };
-        let unfit = &mut |key| {
-            scanned.unfit += 1;
-            if scanned.examples.len() < SHOWN {
-                scanned.examples.push(key);
-            }
+        let unfit = &mut |key: Vec<u8>| unfit.add(&key);
+        let give = &mut |mut read: Read| {
+            read.foreign.drain(..).for_each(|name| foreign.add(&name));
+            give(read);
         };
-        self.read(keys.into_iter().filter_map(bytes).map(changed), false, unfit, give)?;
-        Ok(scanned)
+        self.read(keys.into_iter().map(changed), false, unfit, give)?;
+        Ok((next, seen))
+    }
+
+    /// Counts those of these keys that a layout has and that expire.
+    fn count_expiries(&mut self, keys: &[Vec<u8>], expiring: &mut Shapes) -> io::Result<()> {
+        let is_read = |key: &&Vec<u8>| self.layouts.iter().any(|of| of.read(key).is_some());
+        let keys: Vec<&Vec<u8>> = keys.iter().filter(is_read).collect();
+        let mut requests = Vec::new();
+        keys.iter().for_each(|key| put_command(&mut requests, &[b"PTTL", key]));
+        let mut asked = keys.iter();
+        self.remote.batch(&requests, keys.len(), |reply| {
+            if let (Some(key), OwnedFrame::Integer(0..)) = (asked.next(), reply) {
+                expiring.add(key);
+            }
+        })
     }
 
     /// Reads these keys; those of no layout go to `unfit`. `tell_gone`: those that are not there
@@ -161,22 +225,18 @@ impl Reader {
                         && self.renewed.as_mut().is_some_and(|sets| sets.insert((layout, id)));
                     let (field, anew) = (field.to_vec(), is_first || removed && one.is_flags());
                     jobs.push(Job { key: key.clone(), layout, id, field, anew, beside: false });
-                    // What other keys have of the same members is set again, too.
-                    let others = layouts.iter().enumerate().filter(|(number, other)| {
-                        anew && *number != layout && other.is_flags() && other.space == one.space
-                    });
-                    jobs.extend(others.filter_map(|(layout, other)| {
-                        let (key, field) = (other.key(id, b"")?, Vec::new());
-                        Some(Job { key, layout, id, field, anew: false, beside: true })
-                    }));
+                    if anew {
+                        jobs.extend(Job::beside(&layouts, &one.space, id, &key));
+                    }
                 }
             }
             if jobs.len() == before {
                 let refusal = |(layout, of): (usize, &Layout)| Some((layout, of.refusal(&key)?));
                 match layouts.iter().enumerate().find_map(refusal) {
                     Some((layout, why)) => {
-                        let (items, bad) = (Vec::new(), Some(why));
-                        give(Read { key, layout, items, bad, is_lost: false });
+                        let mut read = Read::of(key, layout, Vec::new());
+                        read.reject(why);
+                        give(read);
                     }
                     None => unfit(key),
                 }
@@ -192,29 +252,37 @@ impl Reader {
         jobs.iter().for_each(|job| job.request(&layouts[job.layout], 0, &mut requests));
         let (mut rest, mut elsewhere) = (Vec::new(), Vec::new());
         let mut replied = jobs.iter();
-        self.remote.batch(&requests, jobs.len(), |reply| {
-            let Some(job) = replied.next() else { return };
-            if job.beside && is_elsewhere(&reply) {
-                elsewhere.push((job, reply));
-            } else if let Some(next) = job.take(&layouts[job.layout], 0, reply, tell_gone, give) {
+        let replies = jobs.iter().map(|job| layouts[job.layout].parts()).sum();
+        let mut parts = Vec::new();
+        self.remote.batch(&requests, replies, |reply| {
+            parts.push(reply);
+            let Some(job) = replied.as_slice().first() else { return };
+            if parts.len() < layouts[job.layout].parts() {
+                return;
+            }
+            replied.next();
+            let parts = std::mem::take(&mut parts);
+            if job.beside && parts.iter().any(is_elsewhere) {
+                elsewhere.push((job, parts));
+            } else if let Some(next) = job.take(&layouts[job.layout], 0, parts, tell_gone, give) {
                 rest.push((job, next));
             }
         })?;
         for (job, next) in rest {
             job.read_rest(&layouts[job.layout], next, &mut self.remote, give)?;
         }
-        for (job, reply) in elsewhere {
-            self.read_elsewhere(job, &layouts[job.layout], reply, give)?;
+        for (job, parts) in elsewhere {
+            self.read_elsewhere(job, &layouts[job.layout], parts, give)?;
         }
         Ok(())
     }
 
-    /// A key that this node of a cluster does not have, `refusal` says: from the one that has it.
+    /// A set that this node of a cluster does not have, `refusal` says: from the one that has it.
     fn read_elsewhere(
         &mut self,
         job: &Job,
         layout: &Layout,
-        mut refusal: OwnedFrame,
+        mut refusal: Vec<OwnedFrame>,
         give: &mut dyn FnMut(Read),
     ) -> io::Result<()> {
         let mut request = Vec::new();
@@ -227,9 +295,9 @@ impl Reader {
             let mut found = None;
             remote.batch(&request, 1, |reply| found = Some(reply))?;
             match found {
-                Some(reply) if is_elsewhere(&reply) => refusal = reply,
+                Some(reply) if is_elsewhere(&reply) => refusal = vec![reply],
                 Some(reply) => {
-                    if let Some(next) = job.take(layout, 0, reply, false, give) {
+                    if let Some(next) = job.take(layout, 0, vec![reply], false, give) {
                         job.read_rest(layout, next, remote, give)?;
                     }
                     return Ok(());
@@ -259,22 +327,48 @@ fn strange() -> io::Error {
 }
 
 impl Job {
-    /// The request for what follows `next`, a cursor or an offset; 0 begins.
+    /// Reads the other keys with members of an id, as they are set again when all are unset.
+    fn beside<'l>(
+        layouts: &'l [Layout],
+        space: &'l str,
+        id: u64,
+        key: &'l [u8],
+    ) -> impl Iterator<Item = Job> {
+        let all = layouts.iter().enumerate();
+        let others = all.filter(move |(_, other)| other.is_flags() && other.space == space);
+        others.flat_map(move |(layout, other)| {
+            let keys = other.keys(id, b"").unwrap_or_default().into_iter();
+            let job = move |key| Job { key, layout, id, field: vec![], anew: false, beside: true };
+            keys.filter(move |other| *other != key).map(job)
+        })
+    }
+
+    /// The requests for what follows `next`, a cursor or an offset; 0 begins. One per shard of a
+    /// row.
     fn request(&self, layout: &Layout, next: u64, out: &mut Vec<u8>) {
-        let key = &self.key[..];
         let from = next.to_string();
         let from = from.as_bytes();
-        match layout.container {
-            Container::Hash => put_command(out, &[b"HGETALL", key]),
-            Container::String => put_command(out, &[b"GET", key]),
-            Container::Card => put_command(out, &[b"SCARD", key]),
-            Container::Ones => put_command(out, &[b"BITCOUNT", key]),
-            Container::Set => put_command(out, &[b"SSCAN", key, from, b"COUNT", COUNT]),
-            Container::Buckets(_) => put_command(out, &[b"HSCAN", key, from, b"COUNT", COUNT]),
-            Container::Bits => {
-                let to = (next + BITS_BYTES as u64 - 1).to_string();
-                put_command(out, &[b"GETRANGE", key, from, to.as_bytes()]);
+        let keys = match layout.is_sum() {
+            true => layout.keys(self.id, &self.field).unwrap_or_default(),
+            false => vec![self.key.clone()],
+        };
+        for key in keys {
+            let key = &key[..];
+            match layout.container {
+                Container::Hash => put_command(out, &[b"HGETALL", key]),
+                Container::String => put_command(out, &[b"GET", key]),
+                Container::Card => put_command(out, &[b"SCARD", key]),
+                Container::Ones => put_command(out, &[b"BITCOUNT", key]),
+                Container::Set => put_command(out, &[b"SSCAN", key, from, b"COUNT", COUNT]),
+                Container::Buckets(_) => put_command(out, &[b"HSCAN", key, from, b"COUNT", COUNT]),
+                Container::Bits => {
+                    let to = (next + BITS_BYTES as u64 - 1).to_string();
+                    put_command(out, &[b"GETRANGE", key, from, to.as_bytes()]);
+                }
             }
+        }
+        if let Some((row, field)) = layout.row_key(self.id, &self.field) {
+            put_command(out, &[b"HEXISTS", &row, field]);
         }
     }
 
@@ -289,8 +383,9 @@ impl Job {
         loop {
             let (mut request, mut more) = (Vec::new(), None);
             self.request(layout, next, &mut request);
-            remote
-                .batch(&request, 1, |reply| more = self.take(layout, next, reply, false, give))?;
+            remote.batch(&request, 1, |reply| {
+                more = self.take(layout, next, vec![reply], false, give)
+            })?;
             match more {
                 Some(more) => next = more,
                 None => return Ok(()),
@@ -298,85 +393,88 @@ impl Job {
         }
     }
 
-    /// Takes a reply; gives what follows it, if anything does.
+    /// Takes the replies; gives what follows them, if anything does.
     fn take(
         &self,
         layout: &Layout,
         from: u64,
-        reply: OwnedFrame,
+        mut parts: Vec<OwnedFrame>,
         tell_gone: bool,
         give: &mut dyn FnMut(Read),
     ) -> Option<u64> {
-        let mut read = Read {
-            key: self.key.clone(),
-            layout: self.layout,
-            items: Vec::new(),
-            bad: None,
-            is_lost: false,
-        };
-        let mut next = None;
-        if self.anew && from == 0 && !matches!(reply, OwnedFrame::Error(_)) {
-            read.items.push(Item::Unset(self.id));
+        // A scan meets each shard that is there; the first of them is enough.
+        let own = layout.shard(&self.field).unwrap_or(0);
+        if !tell_gone && layout.is_sum() && parts[..own].iter().any(is_there) {
+            return None;
         }
-        match reply {
-            OwnedFrame::Error(reason) => read.bad = Some(reason),
-            OwnedFrame::Integer(count) if count > 0 => {
-                read.items.push(Item::Row(self.id, vec![(0, count)]));
+        let mut read = Read::of(self.key.clone(), self.layout, Vec::new());
+        let mut next = None;
+        match layout.container {
+            Container::Hash | Container::String | Container::Card | Container::Ones => {
+                layout.read_row(self.id, &self.field, &parts, &mut read);
             }
-            OwnedFrame::BulkString(value) if layout.container == Container::Bits => {
-                read.items.extend(members(self.id, from, &value));
-                next = (value.len() == BITS_BYTES).then(|| from + BITS_BYTES as u64);
-            }
-            OwnedFrame::BulkString(value) => match layout.string(self.id, &self.field, &value) {
-                Ok(item) => read.items.push(item),
-                Err(reason) => read.bad = Some(reason),
-            },
-            OwnedFrame::Array(all) if layout.container == Container::Hash => {
-                let texts: Vec<Vec<u8>> = all.into_iter().filter_map(bytes).collect();
-                let pairs = texts.chunks_exact(2).map(|pair| (&pair[0][..], &pair[1][..]));
-                if !texts.is_empty() {
-                    match layout.hash(self.id, pairs) {
-                        Ok(item) => read.items.push(item),
-                        Err(reason) => read.bad = Some(reason),
+            Container::Set | Container::Bits | Container::Buckets(_) => match parts.pop() {
+                Some(OwnedFrame::Error(reason)) => read.reject(reason),
+                reply => {
+                    if self.anew && from == 0 {
+                        read.items.push(Item::Unset(self.id));
                     }
+                    next = self.take_members(layout, from, reply, &mut read);
                 }
-            }
-            OwnedFrame::Array(mut parts) => {
-                let all = parts.pop();
-                let cursor = parts.pop().and_then(bytes).as_deref().and_then(resp::natural);
-                next = cursor.filter(|cursor| *cursor > 0);
-                if let Some(OwnedFrame::Array(all)) = all {
-                    self.scanned(layout, all, &mut read);
-                }
-            }
-            // Not there.
-            _ => {}
+            },
         }
         if read.items.is_empty() && read.bad.is_none() && next.is_none() && from == 0 {
-            if !tell_gone || self.beside {
+            let is_in_hash = layout.row_key(self.id, b"").is_some()
+                && matches!(parts.last(), Some(OwnedFrame::Integer(1)));
+            if tell_gone && !self.beside && !is_in_hash {
+                read.items.extend(layout.gone(self.id, &self.field));
+                read.is_lost = read.items.is_empty() && read.foreign.is_empty();
+            } else if read.foreign.is_empty() {
                 return None;
             }
-            read.items.extend(layout.gone(self.id, &self.field));
-            read.is_lost = read.items.is_empty();
         }
         give(read);
         next
     }
 
-    /// What SSCAN or HSCAN gave.
-    fn scanned(&self, layout: &Layout, all: Vec<OwnedFrame>, read: &mut Read) {
-        let texts = all.into_iter().filter_map(bytes);
-        if layout.container == Container::Set {
-            read.items.extend(texts.map(|member| Item::Member(self.id, member)));
-            return;
-        }
-        let texts: Vec<Vec<u8>> = texts.collect();
-        for pair in texts.chunks_exact(2) {
-            match layout.bucket(self.id, &pair[0], &pair[1]) {
-                Ok(item) => read.items.push(item),
-                Err(reason) => read.bad = Some(reason),
+    /// Takes members, or fields of a bucket; gives what follows them.
+    fn take_members(
+        &self,
+        layout: &Layout,
+        from: u64,
+        reply: Option<OwnedFrame>,
+        read: &mut Read,
+    ) -> Option<u64> {
+        match reply? {
+            OwnedFrame::BulkString(value) => {
+                read.items.extend(members(self.id, from, &value));
+                (value.len() == BITS_BYTES).then(|| from + BITS_BYTES as u64)
             }
+            OwnedFrame::Array(mut parts) => {
+                let Some(OwnedFrame::Array(all)) = parts.pop() else { return None };
+                let all = all.into_iter().filter_map(bytes);
+                if layout.container == Container::Set {
+                    read.items.extend(all.map(|member| Item::Member(self.id, member)));
+                } else {
+                    let texts: Vec<Vec<u8>> = all.collect();
+                    for pair in texts.chunks_exact(2) {
+                        layout.read_bucket(self.id, &pair[0], &pair[1], read);
+                    }
+                }
+                let cursor = parts.pop().and_then(bytes).as_deref().and_then(resp::natural);
+                cursor.filter(|cursor| *cursor > 0)
+            }
+            _ => None,
         }
+    }
+}
+
+/// Whether a reply is that of a key which is there.
+fn is_there(reply: &OwnedFrame) -> bool {
+    match reply {
+        OwnedFrame::Null | OwnedFrame::Integer(0) => false,
+        OwnedFrame::Array(all) => !all.is_empty(),
+        reply => !is_elsewhere(reply),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::follow::{Changed, Changes};
 use super::layout::{Ids, Layout};
 use super::missing::{Finder, Untold};
-use super::reader::{Rate, Read, Reader};
+use super::reader::{Rate, Read, Reader, Seen};
 use super::source::Source;
 use super::state::Place;
 use crate::import::rows::{AllRows, Cursor, Row};
@@ -39,14 +39,6 @@ pub(super) enum Told {
     Followed(Instant),
     /// It has ended: at the end of all keys, or because it was stopped.
     Ended(io::Result<bool>),
-}
-
-/// The keys of a step of a scan.
-pub(super) struct Seen {
-    pub(super) keys: usize,
-    /// Those of no layout; some of them by name.
-    pub(super) unfit: u64,
-    pub(super) examples: Vec<Vec<u8>>,
 }
 
 /// What deletes rows that are missing at the sources, for all readers.
@@ -199,12 +191,11 @@ impl Work {
             sender.push(read);
         });
         sender.end()?;
-        let scanned = whole!(scanned);
+        let (next, seen) = whole!(scanned);
         let place = &mut reading.place;
-        place.cursor = scanned.next;
-        place.keys += scanned.keys as u64;
-        place.done = scanned.next == 0;
-        let seen = Seen { keys: scanned.keys, unfit: scanned.unfit, examples: scanned.examples };
+        place.cursor = next;
+        place.keys += seen.keys;
+        place.done = next == 0;
         let place = place.clone();
         reading.tell(Told::Scanned(place, seen))?;
         Ok(Ok(()))

@@ -4,6 +4,7 @@ use node::client::connect::{ConnectArgs, Link, is_of_rights, put_command, refuse
 use redis_protocol::resp2::types::OwnedFrame;
 use std::fmt;
 use std::io;
+use std::net::ToSocketAddrs as _;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
@@ -98,6 +99,15 @@ impl Source {
             db,
             side,
         })
+    }
+
+    /// Fails if its host has no address: to try again would not help.
+    pub(crate) fn resolve(&self) -> Result<(), String> {
+        let ConnectArgs { host, port, .. } = &self.connect;
+        match (host.as_str(), *port).to_socket_addrs() {
+            Ok(_) => Ok(()),
+            Err(error) => Err(format!("{}: cannot resolve '{host}': {error}", self.side.option())),
+        }
     }
 
     /// A connection to the database.

@@ -52,6 +52,8 @@ pub(crate) struct Verify<'a> {
     /// What a hash lacks is not compared there.
     pub(super) divided: Divided,
     pub(super) untold: Untold,
+    /// The copy has written into the report which keys are bad.
+    pub(crate) is_after_copy: bool,
     /// Rows that only this server has are no difference.
     pub(crate) allow_extra: bool,
     /// Differences that were shown.
@@ -89,26 +91,26 @@ impl Verify<'_> {
         mut self,
         all: AllRows,
         sources: &[Source],
-        mut out: Option<File>,
+        out: Option<&File>,
     ) -> io::Result<Report> {
         for number in 0..sources.len() {
             let mut reader = Reader::open(sources, number, self.layouts.clone(), None, false)?;
-            let suspects = self.scan(&mut reader, &mut out)?;
+            let suspects = self.scan(&mut reader, out)?;
             for line in self.read_again(&mut reader, suspects)? {
-                self.tell(&line, &mut out)?;
+                self.tell(&line, out)?;
             }
         }
         if !self.allow_extra {
             for line in self.here_only(all, sources)? {
-                self.tell(&line, &mut out)?;
+                self.tell(&line, out)?;
             }
         }
         self.progress.finish_and_clear();
         Ok(self.report)
     }
 
-    fn tell(&mut self, line: &str, out: &mut Option<File>) -> io::Result<()> {
-        if let Some(out) = out {
+    fn tell(&mut self, line: &str, out: Option<&File>) -> io::Result<()> {
+        if let Some(mut out) = out {
             writeln!(out, "{line}")?;
         }
         self.told += 1;
@@ -119,22 +121,18 @@ impl Verify<'_> {
     }
 
     /// Reads all keys; the keys of what differs.
-    fn scan(
-        &mut self,
-        reader: &mut Reader,
-        out: &mut Option<File>,
-    ) -> io::Result<BTreeSet<Vec<u8>>> {
+    fn scan(&mut self, reader: &mut Reader, out: Option<&File>) -> io::Result<BTreeSet<Vec<u8>>> {
         let (mut cursor, mut suspects) = (0, BTreeSet::new());
         loop {
             let mut some = Vec::new();
-            let scanned = reader.scan(cursor, &mut |read| some.push(read))?;
-            self.progress.inc(scanned.keys as u64);
+            let (next, seen) = reader.scan(cursor, &mut |read| some.push(read))?;
+            self.progress.inc(seen.keys);
             for read in &some {
                 self.untold.note(&self.layouts, read);
                 let Some(reason) = &read.bad else { continue };
                 self.report.unreadable += 1;
                 let line = format!("{}: {}", shown(&read.key), printable(reason));
-                if let Some(out) = out {
+                if let Some(mut out) = out.filter(|_| !self.is_after_copy) {
                     writeln!(out, "{line}")?;
                 }
                 if self.report.unreadable <= SHOWN as u64 {
@@ -150,7 +148,7 @@ impl Verify<'_> {
                     self.tell(&format!("{}: {what}", shown(&key)), out)?;
                 }
             }
-            cursor = scanned.next;
+            cursor = next;
             if cursor == 0 {
                 return Ok(suspects);
             }

@@ -8,7 +8,8 @@ use crate::import::pipe::{Event, Pipe, Verb};
 use indicatif::ProgressBar;
 use node::client::connect::put_command;
 use std::collections::{BTreeSet, VecDeque};
-use std::io;
+use std::fs::File;
+use std::io::{self, Write as _};
 use std::sync::Arc;
 
 /// Why an attempt ended.
@@ -50,6 +51,8 @@ pub(super) struct Bad {
     pub(super) count: u64,
     /// By number, of those that are not acknowledged: more errors of them may come.
     keys: BTreeSet<u64>,
+    /// The file of --report.
+    report: Option<Arc<File>>,
     bar: ProgressBar,
 }
 
@@ -59,6 +62,12 @@ impl Bad {
             return;
         }
         self.count += 1;
+        if let Some(mut report) = self.report.as_deref()
+            && let Err(error) = writeln!(report, "{}: {}", shown(key), printable(reason))
+        {
+            self.bar.suspend(|| eprintln!("--report: {error}"));
+            self.report = None;
+        }
         if self.count <= SHOWN as u64 {
             self.bar.suspend(|| eprintln!("{}: {}", shown(key), printable(reason)));
         } else if self.count == SHOWN as u64 + 1 {
@@ -111,9 +120,10 @@ impl Writer {
         layouts: Arc<Vec<Layout>>,
         deletes: bool,
         divided: Divided,
+        report: Option<Arc<File>>,
         bar: ProgressBar,
     ) -> Writer {
-        let bad = Bad { count: 0, keys: BTreeSet::new(), bar: bar.clone() };
+        let bad = Bad { count: 0, keys: BTreeSet::new(), report, bar: bar.clone() };
         let names = VecDeque::new();
         Writer { pipe, layouts, number: 0, names, answered: 0, bad, lost: 0, deletes, divided, bar }
     }

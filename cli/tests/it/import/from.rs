@@ -5,21 +5,22 @@ use super::said;
 use harness::program::{Program, call, cannot, freeze, refusal, until};
 use harness::within;
 use redis::{Connection, Value, cmd};
+use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// A redis-server without a file; killed when dropped.
-struct Redis {
+pub(super) struct Redis {
     child: Child,
-    port: u16,
+    pub(super) port: u16,
     folder: tempfile::TempDir,
 }
 
 impl Redis {
     /// None where it is not installed, which is said.
-    fn start() -> Option<Redis> {
+    pub(super) fn start() -> Option<Redis> {
         let folder = tempfile::tempdir().unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         match Redis::spawn(folder.path(), port) {
@@ -77,12 +78,12 @@ impl Redis {
         self.child = Redis::spawn(self.folder.path(), self.port).unwrap();
     }
 
-    fn connection(&self) -> Connection {
+    pub(super) fn connection(&self) -> Connection {
         redis::Client::open(("127.0.0.1", self.port)).unwrap().get_connection().unwrap()
     }
 
     /// Commands, a line each.
-    fn run(&self, lines: &[&str]) {
+    pub(super) fn run(&self, lines: &[&str]) {
         let mut connection = self.connection();
         for line in lines {
             let words: Vec<&str> = line.split(' ').collect();
@@ -101,7 +102,7 @@ impl Redis {
         }
     }
 
-    fn listens(&self) {
+    pub(super) fn listens(&self) {
         let patterns = || cmd("PUBSUB").arg("NUMPAT").query::<i64>(&mut self.connection()).unwrap();
         until("it listens", || patterns() > 0);
     }
@@ -115,7 +116,7 @@ impl Drop for Redis {
 }
 
 /// `tidemark import --from REDIS --port SERVER ...`, in this folder.
-fn import(folder: &Path, from: u16, to: u16, more: &[&str]) -> Command {
+pub(super) fn import(folder: &Path, from: u16, to: u16, more: &[&str]) -> Command {
     let mut command = Command::new(harness::program());
     command.current_dir(folder).env_remove("REDISCLI_AUTH");
     command.args(["import", "--port", &to.to_string()]);
@@ -124,19 +125,19 @@ fn import(folder: &Path, from: u16, to: u16, more: &[&str]) -> Command {
     command
 }
 
-fn done(mut command: Command, status: i32, words: &[&str]) -> String {
+pub(super) fn done(mut command: Command, status: i32, words: &[&str]) -> String {
     let output = command.output().unwrap();
     ended(&output, status, words)
 }
 
-fn ended(output: &Output, status: i32, words: &[&str]) -> String {
+pub(super) fn ended(output: &Output, status: i32, words: &[&str]) -> String {
     let text = said(output);
     assert_eq!(output.status.code(), Some(status), "{text}");
     words.iter().for_each(|word| assert!(text.contains(word), "{word}: {text}"));
     text
 }
 
-fn ask(program: &Program, line: &str) -> String {
+pub(super) fn ask(program: &Program, line: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     let mut command = cmd(words[0]);
     command.arg(&words[1..]);
@@ -153,7 +154,7 @@ fn interrupt(child: &Child) {
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
 }
 
-const BOUNDED: &str = "view = []\naction = []\n[[counter]]\nname = \"post\"
+pub(super) const BOUNDED: &str = "view = []\naction = []\n[[counter]]\nname = \"post\"
 fields = \"like:12 stock:8{0..100}\"\nrows = \"post:{id}\"\ncells = \"like:{id}\"
 [[existence]]\nname = \"liked\"\npairs = \"liked:{id}\"\n";
 
@@ -316,8 +317,10 @@ fn import_does_not_go_on_in_another_data_set() {
     let mut program = start("first", port);
     let more = ["--rate", "1000"];
     let mut child = import(folder.path(), redis.port, port, &more).spawn().unwrap();
-    std::thread::sleep(Duration::from_secs(2));
-    assert!(child.try_wait().unwrap().is_none(), "it goes on");
+    let before = std::fs::read_to_string(&state).unwrap();
+    let has_advanced = || std::fs::read_to_string(&state).is_ok_and(|text| text != before);
+    within(Duration::from_secs(60), "the state has advanced again", has_advanced);
+    assert!(child.try_wait().unwrap().is_none(), "it continues");
     // In the middle, too.
     program.sigkill();
     let program = start("second", port);
@@ -329,7 +332,7 @@ fn import_does_not_go_on_in_another_data_set() {
     assert_eq!(ask(&program, "DBSIZE"), "20000");
 }
 
-const TELLS: &str = "CONFIG SET notify-keyspace-events K$ghsxe";
+pub(super) const TELLS: &str = "CONFIG SET notify-keyspace-events K$ghsxe";
 
 /// While it follows: fields of one hash of all ids, FLUSHALL, a source that tells nothing any more,
 /// and one that has lost its keys.
@@ -423,7 +426,6 @@ fn masters_of_a_cluster_are_read_together() {
     let child = follow.args(["--until-idle", "3"]).spawn().unwrap();
     first.listens();
     second.listens();
-    std::thread::sleep(Duration::from_millis(500));
     second.run(&[&format!("SREM liked:{id} 2")]);
     let is_set = |member: u64| ask(&program, &format!("SISMEMBER liked:{id} {member}"));
     until("it is unset", || is_set(2) == "0");
@@ -458,16 +460,17 @@ fn follow_says_that_the_source_is_silent() {
     let folder = tempfile::tempdir().unwrap();
     let program = Program::start(&folder.path().join("server"), "no");
     redis.run(&[TELLS, "HSET post:1 like 5"]);
-    let child = import(folder.path(), redis.port, program.port, &["--follow"]).spawn().unwrap();
+    let mut child = import(folder.path(), redis.port, program.port, &["--follow"]).spawn().unwrap();
     redis.listens();
     until("all is here", || ask(&program, "HGET post:1 like") == "5");
     freeze(&redis.child, true);
-    // It is said every ten seconds where there is no terminal.
-    std::thread::sleep(Duration::from_secs(14));
+    // Without a terminal it prints a line every ten seconds.
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.contains("the source has not answered for")));
     interrupt(&child);
-    let output = child.wait_with_output().unwrap();
+    let status = child.wait().unwrap();
     freeze(&redis.child, false);
-    ended(&output, 1, &["the source has not answered for"]);
+    assert_eq!(status.code(), Some(1));
 }
 
 /// A file that was there stays as it was until the new one is whole.

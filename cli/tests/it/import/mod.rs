@@ -1,6 +1,7 @@
 //! F20: `tidemark import` as a program: what it says, and its exit status.
 
 mod from;
+mod layouts;
 
 use harness::program::{Program, call};
 use redis_protocol::resp2::types::OwnedFrame;
@@ -43,6 +44,10 @@ fn exit_status_is_0_only_if_all_lines_are_loaded() {
     let open = file("open.csv", "id,member\n8,1\n8,\"2\n8,3\n");
     let bad = file("bad.csv", "id,like\n1,x\n3,30\n");
     let header = file("header.csv", "id,likes,repost\n1,1,1\n");
+    let other = file("other.csv", "title,likes,post_id\n\"A, B\",5,51\nC,6,52\n");
+    let other_json = file("other.jsonl", "{\"post_id\": 53, \"likes\": 7, \"title\": \"x\"}\n");
+    let shifted = file("shifted.csv", "title,likes,post_id\nA, B,5,54\n");
+    let renamed = ["--fields", "post_id>id,likes>like"];
     let twice = file("twice.csv", "id,like,like\n1,1,2\n");
     let json = file("twice.jsonl", "{\"id\": 9, \"like\": 1, \"like\": 2}\n");
     let null = file(
@@ -87,12 +92,14 @@ fn exit_status_is_0_only_if_all_lines_are_loaded() {
             "no existence space 'post'; it has: liked, reposted, read",
         ),
         (&["--action", "nope", &events], 1, "no action 'nope'; it has: like, repost, read"),
-        (
-            &["--kind", "rows", "--fields", "share", &bad],
-            1,
-            "the space 'post' has no field 'share'",
-        ),
-        (&[&header], 1, "no field 'likes'; it has: like, repost, comment, read"),
+        (&["--kind", "rows", "--fields", "share", &bad], 1, "--fields: there is no column 'share'"),
+        (&["--fields", "like>share", &bad], 1, "the space 'post' has no field 'share'"),
+        (&[renamed[0], renamed[1], &other], 0, "2 rows set; 0 bad lines"),
+        (&[renamed[0], renamed[1], &other_json], 0, "1 rows set; 0 bad lines"),
+        (&[renamed[0], renamed[1], &shifted], 1, "4 columns, expected 3"),
+        (&[&other], 1, "or, of rows, which columns with --fields 'post_id>id,likes>like'"),
+        (&["--fields", "likes>like", &header], 0, "1 rows set; 0 bad lines"),
+        (&[&header], 1, "no field 'likes'; it has: like, repost, comment, read; --fields 'old>new"),
         (&[&twice], 1, "the field 'like' is named twice"),
         (&[&json], 1, "line 1: no JSON object: \"like\" is there twice"),
         (&["--host", "127.0.0.1", "--port", "1", &rows], 2, "cannot be used multiple times"),
@@ -114,6 +121,10 @@ fn exit_status_is_0_only_if_all_lines_are_loaded() {
         ("PH.EXISTS liked blank 5", integers(&[0])),
         ("PH.EXISTS liked 1 8", integers(&[1])),
         ("HGET post:7 like", OwnedFrame::BulkString("70".into())),
+        (
+            "CNT.GET post 51 53",
+            OwnedFrame::Array(vec![integers(&[5, 0, 0, 0]), integers(&[7, 0, 0, 0])]),
+        ),
         ("HGET post:3 like", OwnedFrame::BulkString("30".into())),
         ("HGET post:1 repost", OwnedFrame::BulkString("1".into())),
     ] {

@@ -75,7 +75,7 @@ impl<B: Broker> Brokers<B> {
 /// A broker that runs. Killed when dropped.
 pub(crate) struct Running<B> {
     program: PathBuf,
-    dir: PathBuf,
+    pub(crate) dir: PathBuf,
     pub(crate) port: u16,
     child: Mutex<Option<Child>>,
     kind: PhantomData<B>,

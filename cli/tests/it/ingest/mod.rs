@@ -9,6 +9,7 @@
 
 mod brokers;
 mod cold;
+mod forgot;
 mod gaps;
 mod links;
 mod strange;

@@ -61,6 +61,12 @@ pub(crate) const TABLE: &[Spec] = &[
     Spec { keys: TWO_KEYS, ..spec("smove", 4, flag::WRITE | flag::FAST, "1.0.0",
         "source destination member",
         "Moves a member from one id to another; answers 1, or 0 if it was not there.") },
+    Spec { group: "bitmap", ..spec("setbit", 4, flag::WRITE | flag::DENYOOM, "2.2.0",
+        "key offset value",
+        "Sets or unsets the flag of the member with this number; answers whether it was set.") },
+    Spec { group: "bitmap", ..spec("getbit", 3, READ, "2.2.0", "key offset",
+        "1 if the flag of the member with this number is set, 0 if not, nil if the id lies below \
+         the horizon.") },
 ];
 
 /// Of what a ledger knows.

@@ -26,11 +26,12 @@ pub(crate) const TABLE: &[Spec] = &[
         "The values of counters, nil for those whose row does not exist and for what is no \
          counter; an error in the place of one whose row cannot be read."),
     spec("set", -3, WRITE, ONE_KEY, "1.0.0", "key value [NX|XX] [GET] [KEEPTTL]",
-        "Sets a counter; NX only if its row does not exist, XX only if it does; GET answers the \
-         old value. EX, PX, EXAT and PXAT are refused, as a counter does not expire, unless the \
-         space has expire = \"ignore\"; a time that has passed makes the counter 0 there."),
+        "Sets a counter; NX only if it is 0 or its row does not exist, XX only if its row exists; \
+         GET answers the old value. EX, PX, EXAT and PXAT are refused, as a counter does not \
+         expire, unless the space has expire = \"ignore\"; a time that has passed makes the \
+         counter 0 there."),
     spec("setnx", 3, WRITE, ONE_KEY, "1.0.0", "key value",
-        "Sets a counter if its row does not exist; answers 1, or 0 if it did."),
+        "Sets a counter that is 0 or whose row does not exist; answers 1 if it did so, else 0."),
     spec("getset", 3, WRITE | flag::READS, ONE_KEY, "1.0.0", "key value",
         "Sets a counter; answers its old value."),
     spec("getdel", 2, WRITE | flag::READS, ONE_KEY, "6.2.0", "key",
@@ -42,7 +43,7 @@ pub(crate) const TABLE: &[Spec] = &[
     spec("mset", -3, WRITE, KeyArgs::Keys(1, -1, 2), "1.0.1", "key value [key value ...]",
         "Sets counters, all at once."),
     spec("msetnx", -3, WRITE, KeyArgs::Keys(1, -1, 2), "1.0.1", "key value [key value ...]",
-        "Sets counters, all at once, if none of their rows exists; answers 1, or 0."),
+        "Sets counters, all at once, if each is 0 or has no row; answers 1 if it did so, else 0."),
     spec("substr", 4, flag::READONLY, ONE_KEY, "1.0.0", "key start end", "The same as GETRANGE."),
     spec("strlen", 2, READ, ONE_KEY, "2.2.0", "key",
         "How many characters a counter has in decimal; 0 if its row does not exist."),

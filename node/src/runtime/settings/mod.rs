@@ -199,18 +199,21 @@ pub fn list(
     out
 }
 
-/// A key by either of its names, in any case.
+/// A key by any of its names, in any case: Redis's, ours with its section, or ours alone where one
+/// section has it.
 fn find(name: &str) -> Option<(&'static str, &'static Key)> {
-    let ours = |section: &str, key: &Key| {
+    let all =
+        || SECTIONS.iter().flat_map(|(section, keys)| keys.iter().map(move |key| (*section, key)));
+    let is_ours = |section: &str, key: &Key| {
         name.split_once('.').is_some_and(|(s, k)| {
             s.eq_ignore_ascii_case(section) && k.eq_ignore_ascii_case(key.name)
         })
     };
-    SECTIONS.iter().flat_map(|(section, keys)| keys.iter().map(move |key| (*section, key))).find(
-        |(section, key)| {
-            ours(section, key) || key.redis.iter().any(|r| r.eq_ignore_ascii_case(name))
-        },
-    )
+    let is_redis = |key: &Key| key.redis.iter().any(|redis| redis.eq_ignore_ascii_case(name));
+    let mut alone = all().filter(|(_, key)| key.name.eq_ignore_ascii_case(name));
+    all()
+        .find(|(section, key)| is_ours(section, key) || is_redis(key))
+        .or_else(|| alone.next().filter(|_| alone.next().is_none()))
 }
 
 /// Redis's words.
@@ -429,8 +432,11 @@ mod tests {
     fn a_change_is_whole_or_not_at_all() {
         let settings = Settings::new(Config::default());
         let before = settings.version();
-        change(&settings, &[("MAXCLIENTS", "5"), ("server.idle_timeout_s", "7"), ("save", "")])
+        change(&settings, &[("MAXCLIENTS", "4"), ("server.idle_timeout_s", "7"), ("save", "")])
             .unwrap();
+        assert_eq!(settings.now().server.max_clients, 4);
+        change(&settings, &[("max_clients", "5")]).unwrap();
+        assert!(change(&settings, &[("dir", "/x")]).is_err(), "several sections have one");
         assert!(settings.version() > before);
         let now = settings.now();
         assert_eq!(

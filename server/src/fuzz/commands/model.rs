@@ -316,6 +316,11 @@ impl Model {
         Some(Frame::Array(triples.into_iter().map(one).collect()))
     }
 
+    /// Whether HSETNX and SETNX set this counter.
+    fn is_unset(&self, id: u64, field: usize) -> bool {
+        self.rows.get(&id).is_none_or(|row| row[field] == 0)
+    }
+
     /// TM.FORGET.
     fn forget(&mut self, name: &[u8], id: u64) -> bool {
         let unset = |flags: &mut BTreeSet<(u64, Vec<u8>)>| flags.retain(|(of, _)| *of != id);
@@ -370,7 +375,7 @@ impl Model {
             }
             b"HSETNX" => {
                 let (id, values) = (Model::place(&words[1]).0, Model::values(&words[2..])?);
-                let is_new = !self.rows.contains_key(&id);
+                let is_new = values.iter().all(|&(field, _)| self.is_unset(id, field));
                 if is_new {
                     self.set(id, &values);
                 }
@@ -437,7 +442,7 @@ impl Model {
             }
             b"SET" | b"GETSET" | b"SETNX" => {
                 let ((id, field), value) = (Model::place(&words[1]), number(&words[2])?);
-                let (before, is_new) = (self.value(id, field?), !self.rows.contains_key(&id));
+                let (before, is_new) = (self.value(id, field?), self.is_unset(id, field?));
                 if name != b"SETNX" || is_new {
                     self.set(id, &[(field?, value)]);
                 }

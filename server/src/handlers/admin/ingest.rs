@@ -48,7 +48,7 @@ fn set_offset(call: &mut Call<'_>) -> Outcome {
         refuse!("ERR '{}' is no offset of this source, as {like} is", Printable(call.args.at(4)))
     })?;
     let partition = Partition { source: &source.config.name, number };
-    if !call.node.engines().move_offset(partition, Offset { message, events: 0 }) {
+    if !call.node.engines().move_offset(partition, Offset { message, ..Offset::default() }) {
         return Err(refuse!("ERR there are too many partitions"));
     }
     source.order();

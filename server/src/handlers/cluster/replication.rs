@@ -332,13 +332,14 @@ fn answer_settled(
     write: impl FnOnce(&mut Reply<'_>, bool, usize) + Send + 'static,
 ) {
     if call.session.in_exec {
-        // As in Redis: no wait is possible there, and what this transaction writes is not in the
-        // log yet.
+        // As in Redis, WAIT does not block inside EXEC and counts the replicas that have what the
+        // client wrote before the transaction. WAITAOF is stricter than Redis's: a transaction
+        // that has written is on no disk yet.
         let durability = &call.node.durability;
-        let is_synced = !call.session.wrote
-            && durability.committer().synced() >= durability.committer().ticket();
-        let end = durability.acknowledged_offset();
-        let count = call.node.replication.feeds.count(has(until, end));
+        let ticket = call.session.last_write;
+        let is_synced = !call.session.wrote && durability.committer().synced() >= ticket;
+        let end = durability.shown_at(ticket).and_then(Result::ok);
+        let count = end.map_or(0, |end| call.node.replication.feeds.count(has(until, end)));
         write(&mut call.reply, is_synced, count);
         return;
     }

@@ -1,8 +1,9 @@
 //! Rows as Redis hashes: a row key (`post:17`) is a hash whose fields are the counters of the
 //! schema.
 //!
-//! Other than in Redis a row has all the fields of its schema as soon as it has one, those that
-//! were never set as 0; a field that the schema lacks is an error that names it.
+//! Unlike a Redis hash, a row has all fields of its schema; a field that was never set reads as 0.
+//! HSETNX and HEXISTS therefore take a counter of 0 for absent. Reads answer nil for a field that
+//! the schema lacks, as Redis does; writes answer an error that names it.
 
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
@@ -36,11 +37,6 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
 /// The position of a field as the schema is now.
 fn field(space: &CounterSpace, name: &[u8]) -> Result<usize, Refusal> {
     space.index_of(name).ok_or_else(|| no_field(space.name(), name))
-}
-
-/// The same in the schema of a view.
-fn position(space: &CounterSpace, schema: &Schema, name: &[u8]) -> Result<usize, Refusal> {
-    schema.index_of(name).ok_or_else(|| no_field(space.name(), name))
 }
 
 /// Reads a row into `scratch.row`. Whether there is one, and the view that it was read through: by
@@ -121,12 +117,7 @@ fn hget(call: &mut Call<'_>) -> Outcome {
         return Ok(());
     };
     let (exists, view) = read(call, space, id)?;
-    let field = position(space, view.schema(), call.args.at(2))?;
-    if exists {
-        call.reply.bulk_int(call.scratch.row[field]);
-    } else {
-        call.reply.null();
-    }
+    write_field(call, exists, view.schema(), call.args.at(2));
     Ok(())
 }
 
@@ -140,17 +131,21 @@ fn hmget(call: &mut Call<'_>) -> Outcome {
     let (exists, view) = read(call, space, id)?;
     call.reply.array(names.len());
     for name in names.iter() {
-        let field = position(space, view.schema(), name)?;
-        if exists {
-            call.reply.bulk_int(call.scratch.row[field]);
-        } else {
-            call.reply.null();
-        }
+        write_field(call, exists, view.schema(), name);
     }
     Ok(())
 }
 
-/// So many nils, of a row that there is not.
+/// Answers one field of the row in `scratch.row`; nil if there is no row, or no such field.
+#[inline]
+fn write_field(call: &mut Call<'_>, exists: bool, schema: &Schema, name: &[u8]) {
+    match schema.index_of(name).filter(|_| exists) {
+        Some(field) => call.reply.bulk_int(call.scratch.row[field]),
+        None => call.reply.null(),
+    }
+}
+
+/// Answers the fields of an absent row.
 fn write_absent(call: &mut Call<'_>, fields: usize) {
     call.reply.array(fields);
     (0..fields).for_each(|_| call.reply.null());
@@ -180,9 +175,9 @@ fn hexists(call: &mut Call<'_>) -> Outcome {
         call.reply.int(0);
         return Ok(());
     };
-    // Whether there is such a field is the question here, so its absence is an answer.
-    let known = space.schema().index_of(call.args.at(2)).is_some();
-    call.reply.int(i64::from(known && space.exists(id)?));
+    let (exists, view) = read(call, space, id)?;
+    let field = view.schema().index_of(call.args.at(2)).filter(|_| exists);
+    call.reply.int(i64::from(field.is_some_and(|field| call.scratch.row[field] != 0)));
     Ok(())
 }
 
@@ -235,15 +230,12 @@ fn hstrlen(call: &mut Call<'_>) -> Outcome {
         return Ok(());
     };
     let (exists, view) = read(call, space, id)?;
-    let field = position(space, view.schema(), call.args.at(2))?;
-    let length = if exists {
-        let mut text = Vec::with_capacity(20);
+    let field = view.schema().index_of(call.args.at(2)).filter(|_| exists);
+    let mut text = Vec::with_capacity(20);
+    if let Some(field) = field {
         decimal(call.scratch.row[field], &mut text);
-        text.len()
-    } else {
-        0
-    };
-    call.reply.count(length);
+    }
+    call.reply.count(text.len());
     Ok(())
 }
 
@@ -252,11 +244,9 @@ fn hdel(call: &mut Call<'_>) -> Outcome {
         call.reply.int(0);
         return Ok(());
     };
-    let fields =
-        call.args.from(2).iter().map(|name| field(space, name)).collect::<Result<Vec<_>, _>>()?;
     let _alone = call.node.engines().alone_with(id);
     let mut cleared = 0;
-    for field in fields {
+    for field in call.args.from(2).iter().filter_map(|name| space.index_of(name)) {
         cleared += i64::from(call.node.engines().clear(space, id, field)?);
     }
     call.reply.int(cleared);

@@ -252,7 +252,8 @@ fn set(call: &mut Call<'_>) -> Outcome {
         return Ok(());
     }
     let alone = engines.alone_with(id);
-    let old = value(space, id, field)?;
+    // As for HSETNX, a counter of 0 is absent.
+    let old = value(space, id, field)?.filter(|&old| !absent || old != 0);
     let does = !(absent && old.is_some() || present && old.is_none());
     if does {
         put()?;
@@ -396,8 +397,8 @@ fn msetnx(call: &mut Call<'_>) -> Outcome {
     let bytes = log_size::of(engines, || std::iter::once(call.args))?;
     let Some(_alone) = call.alone(ids(&pairs), bytes) else { return Ok(()) };
     let mut absent = true;
-    for (space, id, ..) in &pairs {
-        absent &= !space.exists(*id)?;
+    for &(space, id, field, _) in &pairs {
+        absent &= value(space, id, field)?.unwrap_or(0) == 0;
     }
     if absent {
         for (space, id, field, value) in pairs {

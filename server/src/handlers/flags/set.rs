@@ -29,6 +29,8 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("sunionstore", unknowable),
     ("sdiffstore", unknowable),
     ("smove", smove),
+    ("setbit", setbit),
+    ("getbit", getbit),
 ];
 
 /// What a filter cannot know. A key that names no pairs is told so first.
@@ -188,5 +190,42 @@ fn smismember(call: &mut Call<'_>) -> Outcome {
     for member in members.iter() {
         write(&mut call.reply, contains(found, &Member::parse(member))?);
     }
+    Ok(())
+}
+
+/// Argument 2 as the number of a member. A bitmap's offset is one, as in `SETBIT liked:17 42 1`.
+fn offset<'a>(call: &Call<'a>) -> Result<Member<'a>, Refusal> {
+    let text = call.args.at(2);
+    resp::natural(text)
+        .map(|_| Member::parse(text))
+        .ok_or_else(|| refuse!("ERR bit offset is not an integer or out of range"))
+}
+
+fn setbit(call: &mut Call<'_>) -> Outcome {
+    let member = offset(call)?;
+    let is_on = match call.args.at(3) {
+        b"0" => false,
+        b"1" => true,
+        _ => return Err(refuse!("ERR bit is not an integer or out of range")),
+    };
+    let (space, id) = call.pairs(1)?;
+    let engines = call.node.engines();
+    let change = if is_on {
+        engines.flag(space, id, &member)?
+    } else {
+        engines.unflag(space, id, &member)?
+    };
+    match change {
+        Change::Unknown => return Err(Refusal::BELOW_HORIZON),
+        Change::Changed => call.reply.int(i64::from(!is_on)),
+        Change::Unchanged => call.reply.int(i64::from(is_on)),
+    }
+    Ok(())
+}
+
+fn getbit(call: &mut Call<'_>) -> Outcome {
+    let member = offset(call)?;
+    let found = call.known_pairs(1)?;
+    write(&mut call.reply, contains(found, &member)?);
     Ok(())
 }

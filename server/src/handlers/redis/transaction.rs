@@ -316,6 +316,10 @@ fn exec(call: &mut Call<'_>) -> Outcome {
         call.reply.null_array();
         return Ok(());
     }
+    // Earlier requests of the same turn may have written.
+    if call.session.wrote {
+        call.session.last_write = call.node.durability.committer().ticket();
+    }
     if transaction.writes {
         // Once for all of them: a disk that fails, or a role that changes, while they are executed
         // does not part them.

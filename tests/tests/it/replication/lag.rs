@@ -88,7 +88,7 @@ fn wait_in_a_transaction_answers_at_once() {
     else {
         panic!("EXEC has a reply for each")
     };
-    assert_eq!(done[..2], [number(1), number(0)], "no replica has what a transaction writes");
+    assert_eq!(done[..2], [number(1), number(1)], "the replica has what was written before");
     let Value::Array(local) = &done[2] else { panic!("WAITAOF has two") };
     assert_eq!(local[0], number(0), "what a transaction writes is on no disk before it has ended");
     eventually("both have synced", || {

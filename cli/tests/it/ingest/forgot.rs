@@ -1,0 +1,143 @@
+//! A broker that lost the end of its stream and gave the same numbers to other messages: the source
+//! halts instead of counting what comes behind our offset only.
+
+use super::brokers::{Broker, Brokers, Kafka, Nats, Redis, Running};
+use super::gaps::{add, asked, counter, like, produce, redis_cmd, send, source, until, until_is};
+use super::{field, listed, offsets, serve};
+use std::path::Path;
+use std::process::Command;
+
+fn copy(from: &Path, to: &Path) {
+    let _ = std::fs::remove_dir_all(to);
+    assert!(Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
+}
+
+/// Lets a broker forget what `loses` writes, and write `instead`.
+fn forget<B: Broker>(broker: &Running<B>, loses: impl FnOnce(), instead: impl FnOnce()) {
+    let kept = broker.dir.with_extension("kept");
+    broker.down();
+    copy(&broker.dir, &kept);
+    broker.up_with(&[]);
+    loses();
+    broker.down();
+    copy(&kept, &broker.dir);
+    broker.up_with(&[]);
+    instead();
+}
+
+#[test]
+fn redis_stream_with_other_entries_halts() {
+    let Some(brokers) = Brokers::<Redis>::here() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let broker = brokers.start(&folder.path().join("broker"));
+    let (dir, config) = (folder.path().join("here"), source(&broker, ""));
+    let server = serve(&dir, 0, &config);
+    (1..=5).for_each(|id| add(&broker, id, &like(id)));
+    until("all is read", || offsets(&server) == ["0-6"]);
+    // The same stream after a pause is read on.
+    asked(&server, "TM.INGEST PAUSE events");
+    until_is(&server, "state", "paused");
+    add(&broker, 6, &like(6));
+    asked(&server, "TM.INGEST RESUME events");
+    until("it is counted", || counter(&server, "like") == "6");
+    asked(&server, "WAITAOF 1 0 0");
+    server.kill();
+    redis_cmd(&broker, &["DEL", Redis::STREAM]);
+    (1..=9).for_each(|id| add(&broker, id, &like(100 + id)));
+    let server = serve(&dir, 0, &config);
+    until_is(&server, "state", "halted");
+    let words = "the stream has another message at 0-6 than the one that was read there";
+    assert!(field(&server, "last_error").contains(words), "{:?}", listed(&server));
+    assert_eq!(counter(&server, "like"), "6");
+    asked(&server, "TM.INGEST SETOFFSET events 0 0-1");
+    until("all of the other stream is read", || counter(&server, "like") == "15");
+    // One that never had our entry, though it begins behind it.
+    asked(&server, "TM.INGEST PAUSE events");
+    until_is(&server, "state", "paused");
+    redis_cmd(&broker, &["DEL", Redis::STREAM]);
+    add(&broker, 20, &like(20));
+    asked(&server, "TM.INGEST RESUME events");
+    until_is(&server, "state", "halted");
+    assert!(field(&server, "last_error").contains("another message at 0-9 "));
+}
+
+/// The hash is that of the message, of which a part may be taken.
+#[test]
+fn message_taken_in_part_is_compared() {
+    let Some(brokers) = Brokers::<Redis>::here() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let broker = brokers.start(&folder.path().join("broker"));
+    let (dir, config) = (folder.path().join("here"), source(&broker, "poison = \"stop\""));
+    let server = serve(&dir, 0, &config);
+    add(&broker, 1, &format!("{}\nno event\n", like(1)));
+    until_is(&server, "state", "halted");
+    assert_eq!(counter(&server, "like"), "1");
+    let resume = || {
+        asked(&server, "TM.INGEST PAUSE events");
+        until_is(&server, "state", "paused");
+        asked(&server, "TM.INGEST RESUME events");
+        until_is(&server, "state", "halted");
+        field(&server, "last_error")
+    };
+    assert!(resume().contains("poison at 0-1, event 1"), "it is the same message");
+    redis_cmd(&broker, &["DEL", Redis::STREAM]);
+    add(&broker, 1, &format!("{}\n{}\n", like(2), like(3)));
+    let why = resume();
+    assert!(why.contains("another message at 0-1 "), "{why}");
+}
+
+#[test]
+fn jetstream_that_lost_its_end_halts() {
+    let Some(brokers) = Brokers::<Nats>::here() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let broker = brokers.start(&folder.path().join("broker"));
+    let port = broker.port;
+    let server = serve(&folder.path().join("here"), 0, &source(&broker, "subject = \"events.a\""));
+    send(port, "events.a", 0..3);
+    until("three are counted", || counter(&server, "like") == "3");
+    let loses = || {
+        send(port, "events.a", 3..6);
+        until("six are counted", || counter(&server, "like") == "6");
+        asked(&server, "TM.INGEST PAUSE events");
+        until_is(&server, "state", "paused");
+    };
+    forget(&broker, loses, || send(port, "events.a", 20..28));
+    asked(&server, "TM.INGEST RESUME events");
+    until_is(&server, "state", "halted");
+    let words = "the stream has another message at 6 than the one that was read there";
+    assert!(field(&server, "last_error").contains(words), "{:?}", listed(&server));
+    assert_eq!(counter(&server, "like"), "6");
+    asked(&server, "TM.INGEST SETOFFSET events 0 4");
+    until("what took their place is read", || counter(&server, "like") == "14");
+    assert_eq!((field(&server, "gaps"), field(&server, "repeated")), ("0".into(), "0".into()));
+}
+
+/// Tests that need a broker of Kafka, which `./test --all` compiles.
+mod full {
+    use super::*;
+
+    #[test]
+    fn kafka_partition_that_lost_its_end_halts() {
+        let Some(brokers) = Brokers::<Kafka>::here() else { return };
+        let folder = tempfile::tempdir().unwrap();
+        let broker = brokers.start(&folder.path().join("broker"));
+        let port = broker.port;
+        let server = serve(&folder.path().join("here"), 0, &source(&broker, ""));
+        let publish = |members: std::ops::Range<u64>| {
+            members.for_each(|member| produce(port, &[like(member).into_bytes()]));
+        };
+        publish(0..3);
+        until("three are counted", || counter(&server, "like") == "3");
+        let loses = || {
+            publish(3..6);
+            until("six are counted", || counter(&server, "like") == "6");
+            asked(&server, "TM.INGEST PAUSE events");
+            until_is(&server, "state", "paused");
+        };
+        forget(&broker, loses, || publish(20..28));
+        asked(&server, "TM.INGEST RESUME events");
+        until_is(&server, "state", "halted");
+        let words = "the stream has another message at 5 than the one that was read there";
+        assert!(field(&server, "last_error").contains(words), "{:?}", listed(&server));
+    }
+}
