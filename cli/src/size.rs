@@ -16,13 +16,18 @@ const MARGIN: f64 = 1.25;
 /// Bytes of a row in a cold file, of the default schema, and of any other: what its bits take
 /// packed.
 const COLD_OVERHEAD_BYTES: f64 = 0.5;
+/// Bytes of a pair in a ledger, for members below 2^40, with runs that wait to be merged.
+const LEDGER_PAIR_BYTES: f64 = 5.0;
+/// Bits of memory of a pair in a ledger: the indexes of its runs.
+const LEDGER_PAIR_BITS: f64 = 0.5;
 /// Bytes of the log that a like takes: a row and a pair, packed.
 const LOG_BYTES_PER_WRITE: f64 = 10.0;
 /// What the process takes beside its tables: buffers, cache, code.
 const PROCESS_BYTES: f64 = 256e6;
-/// Core time of a page of 20 posts without a pipeline, and of a write.
+/// Core time of a page of 20 posts without a pipeline, of a write, and of a like's ledger.
 const PAGE_CORE_S: f64 = 10e-6;
 const WRITE_CORE_S: f64 = 1.5e-6;
+const LEDGER_CORE_S: f64 = 1.4e-6;
 /// Share of a core that is used at the peak.
 const CORE_USE: f64 = 0.5;
 
@@ -61,7 +66,7 @@ pub struct SizeArgs {
     /// Days for which they stay in memory; older ones are on the disk.
     #[arg(long, value_name = "DAYS", default_value_t = 7.0, value_parser = amount)]
     pub memory_days: f64,
-    /// Days for which likes are remembered.
+    /// Days for which the filters of likes stay in memory; older ones are on the disk.
     #[arg(long, value_name = "DAYS", default_value_t = 7.0, value_parser = amount)]
     pub like_days: f64,
     /// Days for which read marks are remembered.
@@ -123,6 +128,21 @@ pub struct Flags {
     pub tables: u64,
     /// Their memory.
     pub bytes: f64,
+    /// Pairs in the ledger: those of all days for which counters are kept. None: no ledger.
+    pub ledger_pairs: Option<f64>,
+}
+
+impl Flags {
+    /// Memory of the ledger.
+    fn ledger_memory(&self) -> f64 {
+        self.ledger_pairs.unwrap_or(0.0) * LEDGER_PAIR_BITS / 8.0
+    }
+
+    /// Bytes on the disk: the ledger, and the filters that are not in memory.
+    pub fn disk_bytes(&self) -> f64 {
+        let pairs = self.ledger_pairs.unwrap_or(0.0);
+        pairs * LEDGER_PAIR_BYTES + (pairs - self.flags).max(0.0) * self.bits / 8.0
+    }
 }
 
 /// What a workload needs.
@@ -188,7 +208,12 @@ impl Plan {
             let tables = (flags / (pairs_per_table as f64 * FILL)).ceil() as u64;
             // The newest table is half full in the mean.
             let bytes = (flags + pairs_per_table as f64 / 2.0) * bits / 8.0;
-            Flags { name, flags, bits, pairs_per_table, tables, bytes }
+            Flags { name, flags, bits, pairs_per_table, tables, bytes, ledger_pairs: None }
+        };
+        let like_days = args.like_days.min(args.retention_days);
+        let liked = Flags {
+            ledger_pairs: Some(posts * args.likes_per_post * args.retention_days),
+            ..flags("liked", args.likes_per_post, like_days)
         };
         // `:` digits CR LF, of half the digits that a width allows; `:0` CR LF for each flag.
         let digits: f64 =
@@ -201,10 +226,7 @@ impl Plan {
             rows_per_table,
             tables,
             row_memory: (rows + rows_per_table as f64 / 2.0) * row_bytes,
-            flags: vec![
-                flags("liked", args.likes_per_post, args.like_days),
-                flags("read", args.reads_per_post, args.read_days),
-            ],
+            flags: vec![liked, flags("read", args.reads_per_post, args.read_days)],
             cold_rows: posts * (args.retention_days - in_memory).max(0.0),
             cold_row_bytes: f64::from(field_bits) / 8.0 + COLD_OVERHEAD_BYTES,
             writes_per_day: posts * (args.likes_per_post + args.reads_per_post),
@@ -239,9 +261,14 @@ impl Plan {
         self.row_memory + self.flags.iter().map(|f| f.bytes).sum::<f64>()
     }
 
+    /// Memory of all ledgers.
+    fn ledger_memory(&self) -> f64 {
+        self.flags.iter().map(Flags::ledger_memory).sum()
+    }
+
     /// Memory of a server.
     fn memory_bytes(&self) -> f64 {
-        self.table_bytes() * MARGIN + PROCESS_BYTES
+        (self.table_bytes() + self.ledger_memory()) * MARGIN + PROCESS_BYTES
     }
 
     // Long: one row of the table after the other.
@@ -264,7 +291,7 @@ impl Plan {
         add("memory of post", bytes(self.row_memory), "(rows + half a table) x bytes".to_owned());
         for f in &self.flags {
             let (per_post, days) = match f.name {
-                "liked" => (args.likes_per_post, args.like_days),
+                "liked" => (args.likes_per_post, args.like_days.min(args.retention_days)),
                 _ => (args.reads_per_post, args.read_days),
             };
             let name = f.name;
@@ -279,9 +306,15 @@ impl Plan {
                 bytes(f.bytes),
                 "(flags + half a table) x bits / 8".to_owned(),
             );
+            if let Some(pairs) = f.ledger_pairs {
+                let formula = format!("posts x {per_post} x {} days", args.retention_days);
+                add("pairs in the ledger", whole(pairs), formula);
+                let formula = format!("pairs x {LEDGER_PAIR_BITS} bits / 8");
+                add("memory of the ledger", bytes(f.ledger_memory()), formula);
+            }
         }
         let memory = self.memory_bytes();
-        let formula = format!("tables x {MARGIN} + {} process", bytes(PROCESS_BYTES));
+        let formula = format!("all memory x {MARGIN} + {} process", bytes(PROCESS_BYTES));
         add("memory of a server", bytes(memory), formula);
 
         let kept = Durability::default();
@@ -292,10 +325,14 @@ impl Plan {
             bytes(cold),
             format!("posts x {} days x {:.1} B", args.retention_days - days, self.cold_row_bytes),
         );
+        let flags: f64 = self.flags.iter().map(Flags::disk_bytes).sum();
+        let formula = format!("pairs x {LEDGER_PAIR_BYTES} B + older flags x bits / 8");
+        add("likes on the disk", bytes(flags), formula);
         let snapshots = 2.0 * self.table_bytes();
         add("snapshots", bytes(snapshots), "at most 2 x tables (old, new)".to_owned());
         add("write-ahead log", bytes(log), "keep_log_bytes + 2 snapshot_log_bytes".to_owned());
-        add("SSD of a server", bytes(cold + snapshots + log), "sum of the three".to_owned());
+        let ssd = cold + flags + snapshots + log;
+        add("SSD of a server", bytes(ssd), "sum of the four".to_owned());
         let written = self.writes_per_day * LOG_BYTES_PER_WRITE;
         let formula = format!("{} writes x {LOG_BYTES_PER_WRITE} B", whole(self.writes_per_day));
         add("log per day", bytes(written), formula);
@@ -312,8 +349,10 @@ impl Plan {
         add("network per replica", bits_per_second(writes * LOG_BYTES_PER_WRITE), formula);
 
         let page_s = PAGE_CORE_S * args.page_posts as f64 / 20.0;
-        let cores = (pages * page_s + writes * WRITE_CORE_S) / CORE_USE;
-        let formula = format!("(pages x {:.0} us + writes x 1.5 us) / {CORE_USE}", page_s * 1e6);
+        let cores = (pages * page_s + self.write_cores(args)) / CORE_USE;
+        let page_us = page_s * 1e6;
+        let formula =
+            format!("(pages x {page_us:.0} us + writes x 1.5 us + likes x 1.4 us) / {CORE_USE}");
         add("cores, peak", format!("{cores:.1}"), formula);
         add("replicas", self.replicas(args).to_string(), self.replica_formula(args));
         let mut out = String::from("\n");
@@ -328,12 +367,18 @@ impl Plan {
         out
     }
 
+    /// Core time of the writes of a second, at the peak.
+    fn write_cores(&self, args: &SizeArgs) -> f64 {
+        let likes_per_day = args.posts_per_day as f64 * args.likes_per_post;
+        let day_s = self.writes_per_day * WRITE_CORE_S + likes_per_day * LEDGER_CORE_S;
+        day_s / 86_400.0 * args.peak
+    }
+
     /// Each server has all data, and applies all writes; replicas share the pages, and one more
     /// takes over when a server fails.
     fn replicas(&self, args: &SizeArgs) -> u64 {
-        let writes = self.writes_per_day / 86_400.0 * args.peak * WRITE_CORE_S;
         let pages = args.pages_per_second * PAGE_CORE_S * args.page_posts as f64 / 20.0;
-        let left = (args.cores * CORE_USE - writes).max(args.cores * 0.05);
+        let left = (args.cores * CORE_USE - self.write_cores(args)).max(args.cores * 0.05);
         ((pages / left).ceil() as u64).max(1)
     }
 
@@ -357,10 +402,14 @@ impl Plan {
             number(self.rows_per_table),
         );
         for f in &self.flags {
+            let kept = match f.ledger_pairs {
+                Some(_) => "ledger = \"exact\"",
+                None => "spill = false",
+            };
             let _ = write!(
                 out,
                 "\n[[existence]]\nname = \"{name}\"\npairs = \"{name}:{{id}}\"\n\
-                 false_positive_rate = {}\npairs_per_table = {}\nmax_tables = {}\nspill = false\n",
+                 false_positive_rate = {}\npairs_per_table = {}\nmax_tables = {}\n{kept}\n",
                 args.false_positive_rate,
                 number(f.pairs_per_table),
                 f.tables.max(1) + 2,

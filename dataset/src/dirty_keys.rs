@@ -42,11 +42,10 @@ const CATALOGUE: u64 = 0;
 const ROW: u64 = 1;
 const PAIR: u64 = 2;
 const HASHED_PAIR: u64 = 3;
-const LOOSE: u64 = 4;
-const TOKEN: u64 = 6;
-const OFFSET: u64 = 7;
-const FORGOTTEN: u64 = 8;
-const GROUPS: u64 = 9;
+const TOKEN: u64 = 4;
+const OFFSET: u64 = 5;
+const FORGOTTEN: u64 = 6;
+const GROUPS: u64 = 7;
 
 /// A mark, read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +58,6 @@ pub enum Marked {
     /// One pair of the existence space with this number, by its id and its other half; whether it
     /// is set, as far as its writer knew.
     Pair(u32, u64, MarkedMember, bool),
-    /// This id of the existence space with this number became loose.
-    Loose(u32, u64),
     /// A token with this hash was used on a row.
     Token(u128),
     /// The offset with this number has moved.
@@ -108,12 +105,6 @@ impl Mark {
         fits.then_some(Mark { what: self.what | u64::from(counters) << COUNTERS_AT, ..self })
     }
 
-    /// An id of an existence space that became loose.
-    #[inline]
-    pub fn loose(space: u32, id: u64) -> Mark {
-        Mark::new(LOOSE, space, id, [0; 2])
-    }
-
     /// A token that was used on this row, beside which the row is marked.
     pub fn token(space: u32, id: u64, hash: u128) -> Mark {
         Mark::new(TOKEN, space, id, [(hash >> 64) as u64, hash as u64])
@@ -154,7 +145,6 @@ impl Mark {
             ROW => Marked::Row(space, id),
             PAIR => pair(MarkedMember::Number(self.member[0])),
             HASHED_PAIR => pair(MarkedMember::Hash(self.member)),
-            LOOSE => Marked::Loose(space, id),
             FORGOTTEN => Marked::Forgotten(space, id),
             GROUPS => Marked::Groups,
             TOKEN => Marked::Token(MarkedMember::hash_of(self.member)),
@@ -224,7 +214,6 @@ mod tests {
         for space in [0, 1, u32::MAX] {
             for id in [0, 1, u64::MAX] {
                 assert_eq!(Mark::row(space, id).read(), Marked::Row(space, id));
-                assert_eq!(Mark::loose(space, id).read(), Marked::Loose(space, id));
                 assert_eq!(Mark::forgotten(space, id).read(), Marked::Forgotten(space, id));
                 assert_eq!(Mark::row(space, id).place(), (space, id));
                 let token = Mark::token(space, id, u128::MAX - 2);
@@ -268,11 +257,11 @@ mod tests {
     fn marks_of_one_pair_are_told_once_whatever_rows_they_name() {
         let number = MarkedMember::Number;
         let like = |counters| Mark::pair(7, 1, number(5), true).with_row(counters).unwrap();
-        // What lies beside them: the same member as a hash and in another space, and a loose id.
+        // Marks that sort next to them: the member as a hash, in another space, a forgotten id.
         let others = [
             Mark::pair(7, 1, MarkedMember::Hash([5, 0]), true),
             Mark::pair(8, 1, number(5), false),
-            Mark::loose(7, 1),
+            Mark::forgotten(7, 1),
             Mark::row(3, 1),
         ];
         let told_of = |of_it: &[Mark]| {

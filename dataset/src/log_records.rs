@@ -12,9 +12,7 @@
 //! - 5, table (existence), snapshots only: a part of a table, in the phantom engine's own format.
 //! - 6, head (both), snapshots only: what belongs to no table, in the engine's own format: the
 //!   frontier; an existence space's pairs of ids far ahead.
-//! - 7, loose (existence): ids at which a counter of 0 proves nothing:
-//!   `engines/unproven_ids.rs`.
-//! - 8 was a block of TM.MERGE, which is gone.
+//! - 7 and 8 are not used.
 //! - 9, frontier (existence): how far the ids reach that tables take: nothing if they take none
 //!   yet, else the highest, and how far above it an id may jump.
 //! - 10, late (existence), snapshots only: what came late to its tables on the disk, in the phantom
@@ -71,8 +69,6 @@ pub enum RecordKind {
     Table = 5,
     /// What belongs to no table of a space.
     Head = 6,
-    /// Ids of an existence space at which a counter of 0 proves nothing.
-    Loose = 7,
     /// How far the ids of an existence space reach that its tables take.
     Frontier = 9,
     /// What came late to tables of an existence space that lie on the disk.
@@ -96,8 +92,8 @@ impl RecordKind {
     pub fn from_number(kind: u8) -> Option<RecordKind> {
         use RecordKind::*;
         [
-            Catalogue, Rows, Pairs, Layout, Table, Head, Loose, Frontier, Late, Tokens, Offsets,
-            Groups, Forgotten, ExactPairs, Ring,
+            Catalogue, Rows, Pairs, Layout, Table, Head, Frontier, Late, Tokens, Offsets, Groups,
+            Forgotten, ExactPairs, Ring,
         ]
         .into_iter()
         .find(|&k| k as u8 == kind)

@@ -122,7 +122,7 @@ impl Space {
             let lookup = self.lookup(member, ids);
             let mut pairs = lookup.pairs();
             let placed = lookup.place(&mut pairs);
-            let answers = placed.answer(|found| found, &mut failed);
+            let answers = placed.answer(&mut failed);
             out.extend((0..ids.len()).map(|i| answers.at(i)));
         }
         UnreadableIds::check(failed)
@@ -142,12 +142,6 @@ impl Space {
         }
         // After the outliers: see the top of the file.
         Lookup { space: self, ids, member, tables: self.ring.load(), outliers }
-    }
-
-    /// Whether the pair is set, and held aside, as its id lies far ahead: exact. It may move into a
-    /// table at any moment ([`Space::on_arrival`]).
-    pub fn is_early(&self, id: u64, member: &Member) -> bool {
-        self.is_outlier(&self.pair(id, member))
     }
 
     #[inline]
@@ -264,12 +258,7 @@ impl Pairs<'_> {
 
     /// Which of these pairs something behind the first filter of their table has: filter by filter,
     /// as the first ones are looked at.
-    fn in_chains(
-        &self,
-        asked: u32,
-        may_be_set: &impl Fn(u32) -> u32,
-        failed: &mut Vec<Unreadable>,
-    ) -> u32 {
+    fn in_chains(&self, asked: u32, failed: &mut Vec<Unreadable>) -> u32 {
         // Those that are looked at, one right behind the other.
         let (mut at, mut lines, mut draws) = ([0u8; BATCH], self.lines, [0; BATCH]);
         let mut found = 0;
@@ -291,7 +280,7 @@ impl Pairs<'_> {
             }
             let left = here & !found;
             if left != 0 && table.cold().is_some() {
-                for i in ones(may_be_set(left)) {
+                for i in ones(left) {
                     match table.seems_set_elsewhere(&self.pairs[i]) {
                         Ok(seems_set) => found |= u32::from(seems_set) << i,
                         Err(unreadable) => failed.push(unreadable),
@@ -304,13 +293,9 @@ impl Pairs<'_> {
 }
 
 impl Placed<'_> {
-    /// The second pass: the answers for the ids. `may_be_set` leaves out of pairs, in bits, those
-    /// that are known to be unset: they are answered with no, or with unknown below the horizon. It
-    /// is asked only of those that the filters in memory have, which are few, and of those that
-    /// would be looked for elsewhere; of these once more if they are found. What is held aside is
-    /// exact, and answered with yes all the same. What cannot be read is answered with no, and
-    /// goes to `failed`.
-    pub fn answer(self, may_be_set: impl Fn(u32) -> u32, failed: &mut Vec<Unreadable>) -> Answers {
+    /// Runs the second pass and returns the answers for the ids. A pair that cannot be read is
+    /// answered with no and added to `failed`.
+    pub fn answer(self, failed: &mut Vec<Unreadable>) -> Answers {
         let Placed { lookup, pairs } = self;
         let Lookup { space, ids, outliers, .. } = *lookup;
         let bits = space.fewest_bits.load(Relaxed);
@@ -329,13 +314,11 @@ impl Placed<'_> {
         }
         let chained = pairs.open & !found & pairs.chained;
         if chained != 0 {
-            found |= pairs.in_chains(chained, &may_be_set, failed);
+            found |= pairs.in_chains(chained, failed);
         }
         let mut yes = outliers;
-        if found != 0 {
-            for i in ones(may_be_set(found)) {
-                yes |= u32::from(pairs.tables[i].found(true, &pairs.pairs[i]) == State::Set) << i;
-            }
+        for i in ones(found) {
+            yes |= u32::from(pairs.tables[i].found(true, &pairs.pairs[i]) == State::Set) << i;
         }
         Answers { yes, unknown: pairs.unknown & !yes }
     }

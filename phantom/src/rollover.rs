@@ -350,11 +350,6 @@ impl Space {
         drop(self.rolling.lock());
     }
 
-    /// Whether a log decides: [`Space::follow`].
-    pub fn follows(&self) -> bool {
-        self.frontier.follows()
-    }
-
     /// Makes the frontier what the log says it was, and lets in what it has reached.
     pub fn put_frontier(&self, ranges: &[Range]) {
         let before = self.frontier.open_ends();

@@ -16,15 +16,12 @@ use crate::table::Table;
 use crate::table_pool::TablePool;
 use parking_lot::{Mutex, RwLock};
 use rolling::{Frontier, Outliers, Ring};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::sync::{Arc, OnceLock};
 
 /// The pairs of one id aside. Of them, too, a reader waits for a few memory writes at most (P5).
 pub(crate) type OutlierPairs = RwLock<Hashes>;
-
-/// See [`Space::on_arrival`].
-type Arrival = Box<dyn Fn(&Space, u64) + Send + Sync>;
 
 /// What may change while a space is used.
 pub(crate) struct Limits {
@@ -88,7 +85,6 @@ pub struct Space {
     pub(crate) outliers: Outliers<OutlierPairs>,
     pub(crate) outlier_pairs: AtomicUsize,
     pub(crate) forgotten: Forgotten,
-    arrival: OnceLock<Arrival>,
     pub(crate) upkeep: TablePool,
     /// Held to roll, or to look at ring and frontier together. Never waited for by a writer.
     pub(crate) rolling: Mutex<()>,
@@ -139,7 +135,6 @@ impl Space {
             frontier,
             outliers: Outliers::default(),
             outlier_pairs: AtomicUsize::new(0),
-            arrival: OnceLock::new(),
             upkeep: TablePool::default(),
             rolling: Mutex::new(()),
             merging: Mutex::new(()),
@@ -266,20 +261,6 @@ impl Space {
     /// No table has a pair of a higher id. `None`: no table has any.
     pub fn highest_id(&self) -> Option<u64> {
         self.frontier.high()
-    }
-
-    /// From now on `arrival` is told the id of each pair that moves from the outliers into a table,
-    /// before it is found there. It runs under locks: it must be short, and must not write to this
-    /// space. To be called once, before the space is used.
-    pub fn on_arrival(&self, arrival: impl Fn(&Space, u64) + Send + Sync + 'static) {
-        assert!(self.arrival.set(Box::new(arrival)).is_ok(), "another receiver is told already");
-    }
-
-    /// Pairs of this id are about to move from the outliers into a table.
-    pub(crate) fn arrives(&self, id: u64) {
-        if let Some(arrival) = self.arrival.get() {
-            arrival(self, id);
-        }
     }
 
     /// Runs `f` on the table of `pair`, alone among its writers.

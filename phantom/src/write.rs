@@ -258,7 +258,6 @@ impl Space {
     ) -> Result<(), Error> {
         // Before they are there, so that a reader that finds one there and asks finds this, too.
         self.news.store(true, SeqCst);
-        self.arrives(id);
         for hash in some {
             let pair = Pair::from_hash(id, hash);
             let first = || Ok::<(), Error>(());

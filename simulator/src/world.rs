@@ -142,7 +142,7 @@ fn config(random: &mut fastrand::Rng) -> Config {
         space.pairs_per_table = random.u64(100..600);
         space.max_tables = random.usize(2..6);
     }
-    config.existence[0].ledger = LedgerMode::Exact;
+    config.existence[1].ledger = LedgerMode::Off;
     config.existence[3].spill = false;
     config
 }

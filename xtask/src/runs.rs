@@ -150,15 +150,6 @@ pub(crate) const RUNS: &[Run] = &[
         seeds: 2,
     },
     Run {
-        group: "model",
-        name: "gate",
-        about: "a paired counter of 0 never denies a flag that is set",
-        file: "tests/tests/it/gate.rs",
-        test: "-p tidemark-tests --test it gate::",
-        reads: SEEDS,
-        seeds: 4,
-    },
-    Run {
         group: "play",
         name: "kill",
         about: "kill -9 of the real program under load",

@@ -275,9 +275,9 @@ impl Tables {
 fn a_folder_with_a_space_that_the_configuration_lacks_starts() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let whole = config(&format!(
-        "{V2_CONFIG}\n[[counter]]\nname = \"extra\"\nfields = \"n:8\"\nrows = \"extra:{{id}}\"\n"
+        "{V3_CONFIG}\n[[counter]]\nname = \"extra\"\nfields = \"n:8\"\nrows = \"extra:{{id}}\"\n"
     ));
-    let lacking = config(V2_CONFIG);
+    let lacking = config(V3_CONFIG);
     let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), whole.path()));
     assert_eq!(refusal(&call(&mut master.client(), "HSET extra:1 n 7")), "");
     assert_eq!(
@@ -336,7 +336,7 @@ fn save_twice(client: &mut Client, dir: &Path) {
 #[test]
 fn what_a_start_reads_from_the_log_is_in_its_next_snapshot() {
     let folder = tempfile::tempdir().unwrap();
-    let config = config(V2_CONFIG);
+    let config = config(V3_CONFIG);
     let program = start(folder.path(), config.path());
     let mut client = program.client();
     let tables = Tables::fill(&mut client);
@@ -353,7 +353,7 @@ fn what_a_start_reads_from_the_log_is_in_its_next_snapshot() {
 #[test]
 fn what_a_replica_is_told_is_in_its_next_snapshot() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let config = config(V2_CONFIG);
+    let config = config(V3_CONFIG);
     let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), config.path()));
     let tables = Tables::fill(&mut master.client());
     assert_eq!(
@@ -422,7 +422,7 @@ fn values(texts: &[&str]) -> OwnedFrame {
 }
 
 /// Small tables, so that the folder is small.
-const V2_CONFIG: &str = r#"[durability]
+const V3_CONFIG: &str = r#"[durability]
 snapshot_log_bytes = 0
 snapshot_every_s = 0
 [[counter]]
@@ -433,6 +433,7 @@ rows_per_table = 300
 [[existence]]
 name = "liked"
 pairs = "liked:{id}"
+ledger = "exact"
 pairs_per_table = 2000
 seed = 77
 [[existence]]
@@ -450,9 +451,9 @@ flag = "liked"
 counter = "post.like"
 "#;
 
-/// The folder of version 1: a cold file, a snapshot of tables, heads and loose ids, and a log
-/// behind it with records of every kind.
-fn write_v2(program: &Program) {
+/// The folder of version 3: a cold file, a snapshot of tables and heads, and a log behind it with
+/// records of every kind.
+fn write_v3(program: &Program) {
     let mut client = program.client();
     let mut done = |words: &str| {
         let reply = call(&mut client, words);
@@ -484,8 +485,8 @@ fn write_v2(program: &Program) {
     done(&format!("PH.ADD liked 77 {}", FIRST + 5000 * 4096));
 }
 
-/// What a server on the folder of version 1 answers: command, reply.
-fn answers_of_v2() -> Vec<(String, OwnedFrame)> {
+/// What a server on the folder of version 3 answers: command, reply.
+fn answers_of_v3() -> Vec<(String, OwnedFrame)> {
     let row = |i: u64| format!("HMGET post:{} like repost comment read", FIRST + i * 4096);
     let flags = |space: &str, member: &str, ids: &[u64]| {
         let ids: Vec<String> = ids.iter().map(|i| (FIRST + i * 4096).to_string()).collect();
@@ -524,8 +525,8 @@ fn answers_of_v2() -> Vec<(String, OwnedFrame)> {
     ]
 }
 
-fn check_v2(program: &Program, when: &str) {
-    for (words, expected) in answers_of_v2() {
+fn check_v3(program: &Program, when: &str) {
+    for (words, expected) in answers_of_v3() {
         assert_eq!(call(&mut program.client(), &words), expected, "{when}: {words}");
     }
 }
@@ -533,14 +534,14 @@ fn check_v2(program: &Program, when: &str) {
 /// What the store's own fixtures do for the files' frames, this does for all that the server puts
 /// into them.
 #[test]
-fn a_folder_of_version_2_opens() {
-    let kept = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/v2");
-    let config = config(V2_CONFIG);
+fn a_folder_of_version_3_opens() {
+    let kept = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/v3");
+    let config = config(V3_CONFIG);
     if std::env::var_os("TIDEMARK_WRITE_FIXTURES").is_some() {
         std::fs::create_dir_all(&kept).unwrap();
         let program = start(&kept, config.path());
-        write_v2(&program);
-        check_v2(&program, "as written");
+        write_v3(&program);
+        check_v3(&program, "as written");
         assert!(program.terminate().success());
         std::fs::remove_file(kept.join("tidemark.lock")).unwrap();
     }
@@ -559,17 +560,17 @@ fn a_folder_of_version_2_opens() {
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
 
     let program = start(folder.path(), config.path());
-    check_v2(&program, "from snapshot and log");
+    check_v3(&program, "from snapshot and log");
     // And as it is written today.
     assert_eq!(refusal(&call(&mut program.client(), "SAVE")), "");
     program.kill();
-    check_v2(&start(folder.path(), config.path()), "from today's snapshot");
+    check_v3(&start(folder.path(), config.path()), "from today's snapshot");
 }
 
 #[test]
-fn a_folder_of_version_1_is_refused() {
+fn a_folder_of_version_2_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let kept = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/v1");
+    let kept = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/v2");
     for entry in std::fs::read_dir(&kept).unwrap() {
         let path = entry.unwrap().path();
         std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
@@ -581,7 +582,7 @@ fn a_folder_of_version_1_is_refused() {
         .unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{told}");
-    assert!(told.contains("has format version 1, this release reads version 2 only"), "{told}");
+    assert!(told.contains("has format version 2, this release reads version 3 only"), "{told}");
     assert!(told.contains("tidemark import --from"), "{told}");
 }
 

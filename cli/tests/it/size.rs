@@ -153,6 +153,17 @@ fn a_tenth_of_a_workload_takes_what_was_computed_for_it() {
     assert!(server.terminate().success());
 }
 
+/// Filters of seven days are in memory; the disk has the other filters, and the ledger of a year.
+#[test]
+fn likes_of_all_days_are_on_the_disk() {
+    let words = "size --posts-per-day 1000000 --likes-per-post 2 --like-days 7";
+    let plan = Plan::of(&Cli::parse_from(words.split(' ')).size).unwrap();
+    let [liked, read] = &plan.flags[..] else { panic!("{:?}", plan.flags) };
+    assert_eq!((liked.ledger_pairs, liked.flags), (Some(730e6), 14e6));
+    near("likes on the disk", 730e6 * 5.0 + 716e6 * liked.bits / 8.0, liked.disk_bytes());
+    assert_eq!((read.ledger_pairs, read.disk_bytes()), (None, 0.0));
+}
+
 #[test]
 fn ten_times_the_posts_take_ten_times_the_memory() {
     let (all, tenth) = (plan(POSTS_PER_DAY), plan(POSTS_PER_DAY / 10));

@@ -14,7 +14,7 @@
 //! - `last`: the highest number that any space has had. Numbers are never used again, so records of
 //!   a space that was dropped are known by theirs.
 //! - `number` of each space. `seed` and `first_id` of an existence space have 64 bits, which TOML's
-//!   integers have not: 16 hexadecimal digits. `tie`: see `engines/zero_proof.rs`.
+//!   integers have not: 16 hexadecimal digits.
 //! - `horizon` of a counter space, if ids were retired: in such digits, too.
 //! - `fields` of a counter space are the schema as it is: dropped fields are marked.
 
@@ -63,10 +63,6 @@ pub struct ExistenceEntry {
     pub number: u32,
     /// What was declared of it. Its seed is secret.
     pub made: Existence,
-    /// The counter that its flags are tied to (number of the counter space, position of the field),
-    /// since it was made or since the ids that there were became loose:
-    /// `engines/zero_proof.rs`.
-    pub tie: Option<(u32, u32)>,
 }
 
 /// The catalogue's own text is wrong: damage that the checksums did not see, or a newer release.
@@ -107,7 +103,7 @@ impl ExistenceEntry {
         if made.seed == 0 {
             made.seed = fastrand::u64(1..);
         }
-        ExistenceEntry { number, made, tie: None }
+        ExistenceEntry { number, made }
     }
 }
 
@@ -159,7 +155,7 @@ impl Catalogue {
             };
             let Existence { seed, false_positive_rate, first_id, .. } = known.made;
             let made = Existence { seed, false_positive_rate, first_id, ..made.clone() };
-            *known = ExistenceEntry { tie: known.tie, ..ExistenceEntry::new(known.number, &made) };
+            *known = ExistenceEntry::new(known.number, &made);
         }
         // A default view or action goes without what the spaces lack, which may have been altered.
         let (counters, existences) = (next.counters(), next.existences());
@@ -175,13 +171,6 @@ impl Catalogue {
         };
         next.action = options.action.iter().filter(is_there).cloned().collect();
         next
-    }
-
-    /// The same without ties.
-    pub(crate) fn untied(&self) -> Catalogue {
-        let mut untied = self.clone();
-        untied.existence.iter_mut().for_each(|known| known.tie = None);
-        untied
     }
 
     /// The counter spaces, as the configuration lists them.
@@ -292,10 +281,6 @@ impl Catalogue {
             for (key, number) in [("seed", known.made.seed), ("first_id", known.made.first_id)] {
                 entry.insert(key.to_owned(), Value::String(format!("{number:016x}")));
             }
-            if let Some((space, field)) = known.tie {
-                let tie = [space, field].map(|number| Value::Integer(number.into()));
-                entry.insert("tie".to_owned(), Value::Array(tie.into()));
-            }
             Value::Table(entry)
         });
         all.insert("existence".to_owned(), Value::Array(existences.collect()));
@@ -321,13 +306,11 @@ impl Catalogue {
         }
         for mut entry in take_list(&mut all, "existence")? {
             let number = take_space(&mut entry)?;
-            let tie = entry.remove("tie").map(Value::try_into::<(u32, u32)>).transpose();
-            let tie = tie.map_err(|e| Unreadable(e.to_string()))?;
             let seed = take_digits(&mut entry, "seed")?;
             let seed = seed.ok_or_else(|| Unreadable("a space has no seed".to_owned()))?;
             let first_id = take_digits(&mut entry, "first_id")?.unwrap_or(0);
             let made = Existence { seed, first_id, ..read(entry)? };
-            catalogue.existence.push(ExistenceEntry { number, made, tie });
+            catalogue.existence.push(ExistenceEntry { number, made });
         }
         for entry in take_list(&mut all, "view")? {
             catalogue.view.push(read(entry)?);

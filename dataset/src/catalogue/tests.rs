@@ -37,7 +37,7 @@ fn an_old_catalogue_is_completed_from_the_configuration() {
     let old = "[[counter]]\nnumber = 1\nname = \"post\"\nfields = \"like:24 !repost:8 read:16\"\n\
                [[counter]]\nnumber = 4\nname = \"lost\"\nfields = \"n:8\"\n\
                [[existence]]\nnumber = 2\nname = \"liked\"\nseed = \"ffffffffffffffff\"\n\
-               false_positive_rate = 0.001\nfirst_id = \"8000000000000000\"\ntie = [1, 0]\n";
+               false_positive_rate = 0.001\nfirst_id = \"8000000000000000\"\n";
     let old = Catalogue::decode(old.as_bytes()).unwrap();
     assert_eq!((old.version, old.last), (0, 4));
     assert_eq!(Catalogue::decode(&old.encode()).unwrap(), old);
@@ -49,7 +49,7 @@ fn an_old_catalogue_is_completed_from_the_configuration() {
     assert_eq!(filled.counter[1].made.rows, "", "the configuration lacks it");
     let liked = &filled.existence[0];
     assert_eq!((liked.made.seed, liked.made.first_id), (u64::MAX, 1 << 63));
-    assert_eq!((liked.made.false_positive_rate, liked.tie), (0.001, Some((1, 0))));
+    assert_eq!(liked.made.false_positive_rate, 0.001);
     assert_eq!(liked.made.pairs, "liked:{id} liked:{{id}}");
     // The defaults go without what there is not.
     assert_eq!(filled.view[0].counters, ["post.like", "post.read"]);

@@ -204,19 +204,18 @@ impl ColdPairs {
     }
 
     /// Notes what must be read before the filters can say whether a pair is set; nothing if it is
-    /// at hand, or in memory, or `asks` says that it is not needed. Whether something must.
+    /// at hand, or in memory. Whether something must.
     pub fn ask(
         &self,
         space: &phantom::Space,
         (id, member): (u64, &Member<'_>),
         fetching: &mut Fetching,
-        asks: impl FnOnce() -> bool,
     ) -> bool {
         if id >= self.end() {
             return false;
         }
         let pair = &space.pair(id, member);
-        if !space.lies_elsewhere(pair) || !asks() {
+        if !space.lies_elsewhere(pair) {
             return false;
         }
         let files = self.files.load();

@@ -269,11 +269,6 @@ impl ColdSpace {
         Ok(())
     }
 
-    /// Whether `id`, which is not in memory, can be told of without a read.
-    pub(crate) fn is_at_hand(&self, id: u64) -> bool {
-        self.files.load().find(id).is_none_or(|place| self.shared.at_hand(&place.key(id)).is_some())
-    }
-
     /// Notes what must be read for `id`, which is not in memory, before a command can run; nothing
     /// if it is at hand.
     pub fn ask(&self, id: u64, fetching: &mut Fetching) {

@@ -12,7 +12,6 @@ use crate::engines::{CounterSpace, Engines, ExistenceSpace};
 use counter::{Bounds, Change as Delta};
 use phantom::{Change, Member};
 use smallvec::SmallVec;
-use store::WriteGuard;
 
 /// What takes from counters stops at 0.
 const NOT_BELOW_ZERO: Bounds = Bounds { min: Some(0), max: None, saturate: true };
@@ -25,6 +24,9 @@ pub struct Action {
     pub(super) counter: usize,
     pub(super) field: usize,
     pub(super) beside: Vec<Beside>,
+    /// Whether the action counts if its flag is set and the id has no row: all actions of the flag
+    /// move the same counter.
+    pub(super) counts_without_row: bool,
 }
 
 /// A counter that moves beside the first one.
@@ -55,18 +57,6 @@ impl Action {
     pub fn counts_member(&self) -> bool {
         self.beside.iter().any(|beside| beside.of_member)
     }
-}
-
-/// An action that is to be counted, once its flag is known not to be set.
-struct Count<'a> {
-    action: &'a Action,
-    viewer: &'a Member<'a>,
-    id: u64,
-    is_tied: bool,
-    /// Its flag was set before, and the row of the id is gone: it counts again for the id only.
-    is_again: bool,
-    /// Its counter has moved.
-    is_done: bool,
 }
 
 /// A counter that has moved beside an action.
@@ -123,10 +113,10 @@ impl Engines {
     }
 
     /// Does an action: if the viewer's flag on `id` is not set, sets it and adds 1 to the counter,
-    /// both or neither. A repetition, or the same action at the same moment on another connection,
-    /// finds it done. What the filter takes for a repetition, but the counter proves to be none,
-    /// counts; and so does an action on an id that has no row, as after DEL, though the flag is
-    /// set: but not for the member, whose counters have it.
+    /// both or neither. A repeated or concurrent action finds the flag set and changes nothing. If
+    /// the filter takes a first action for a repetition, the ledger corrects it; in a space without
+    /// one the action does not count. An action on an id without a row, as after DEL, counts even
+    /// if the flag is set, but not for the member, whose counters already include it.
     #[inline]
     pub fn act(
         &self,
@@ -141,22 +131,22 @@ impl Engines {
         }
         flags.may_write(viewer)?;
         let mut turn = self.pair_guard(flags, id);
-        // In the turn: as long as it lasts the tie is what it is here.
-        let is_tied = self.is_tied(flags, counters, action.field);
-        let mut count = Count { action, viewer, id, is_tied, is_again: false, is_done: false };
-        let mut count_up = || self.count_up(&mut turn, &mut count, scratch);
+        let mut has_counted = false;
+        let mut count = |is_again| {
+            self.count_up(action, viewer, id, is_again, scratch)?;
+            has_counted = true;
+            Ok(())
+        };
         let mut change = self.with_share(
             || flags.filter_bytes_limit(),
-            || flags.space.add_with(id, viewer, &mut count_up),
+            || flags.space.add_with(id, viewer, || count(false)),
         );
         if matches!(change, Ok(Change::Unchanged))
-            && let Some(is_again) = self.counts_all_the_same(action, id, viewer, is_tied)?
+            && let Some(is_again) = self.must_count(action, id, viewer)?
         {
-            count.is_again = is_again;
-            let counted = self.count_up(&mut turn, &mut count, scratch);
-            change = counted.map(|()| Change::Changed);
+            change = count(is_again).map(|()| Change::Changed);
         }
-        let row = count.is_done.then_some(counters.number);
+        let row = has_counted.then_some(counters.number);
         let Ok(change) = change else {
             // The engines promise that nothing has changed then. A row that was moved all the same
             // is not to be missing from the log.
@@ -167,37 +157,26 @@ impl Engines {
             drop(turn);
             return self.count_unknown(action, viewer, id, 1, scratch);
         }
-        if change == Change::Unchanged {
-            self.loosen_uncounted(&mut turn, flags, id);
-        }
         self.mark_pair(&mut turn, flags, id, viewer, change, true, row);
         Ok(change)
     }
 
-    /// Whether an action counts though its flag seems to be set: its ledger says that it is not
-    /// set, or, without one, the counter proves it (`false`); or there is no row, so no action that
-    /// counted: it was deleted since, or the flag was set without (`true`: the member has done it
-    /// before).
-    fn counts_all_the_same(
+    /// Whether an action counts although the filters say that its flag is set. `Some(false)`: the
+    /// ledger says that the flag is not set. `Some(true)`: the id has no row, because the row was
+    /// deleted or the flag was set without the action; the member has done the action before.
+    fn must_count(
         &self,
         action: &Action,
         id: u64,
         viewer: &Member<'_>,
-        is_tied: bool,
     ) -> Result<Option<bool>, WriteError> {
         let (flags, counters) = self.spaces_of(action);
         if !flags.is_true(id, viewer)? {
             return Ok(Some(false));
         }
-        // As declared: a tie that does not hold yet proves nothing, but a row is there or not.
-        if self.ties[action.flag] != Some((counters.number, action.field as u32)) {
-            return Ok(None);
-        }
-        let counted = self.counted(counters, id, action.field);
-        if flags.ledger.is_none() && is_tied && self.is_proof(flags, id, viewer, counted) {
-            return Ok(Some(false));
-        }
-        Ok((counted == Some(0) && !counters.space.exists(id)?).then_some(true))
+        // A row that cannot be read is there.
+        let has_row = || counters.space.exists(id).unwrap_or(true);
+        Ok((action.counts_without_row && !has_row()).then_some(true))
     }
 
     /// Adds 1 to the counter of an action whose flag is about to be set, and moves what moves
@@ -205,30 +184,24 @@ impl Engines {
     #[inline]
     fn count_up(
         &self,
-        turn: &mut WriteGuard<'_, Mark>,
-        count: &mut Count<'_>,
+        action: &Action,
+        viewer: &Member<'_>,
+        id: u64,
+        is_again: bool,
         scratch: &mut Vec<i64>,
     ) -> Result<(), WriteError> {
-        let Count { action, viewer, id, is_tied, is_again, .. } = *count;
-        let (flags, counters) = self.spaces_of(action);
+        let counters = self.counter_of(action);
         let beside = self.move_beside(action, id, viewer, 1, is_again)?;
         scratch.clear();
         let change = [Delta { field: action.field, delta: 1 }];
         let added = self.add_to_row(counters, id, &change, &Bounds::default(), scratch);
         added.inspect_err(|_| beside.put_back(self))?;
-        count.is_done = true;
         self.changed(counters.number, id);
-        if !is_tied {
-            self.loosen_uncounted(turn, flags, id);
-        } else if scratch.first().is_none_or(|&counted| counted <= 0) {
-            flags.loosen(turn, id);
-        }
         Ok(())
     }
 
     /// Undoes an action: if the flag is set, unsets it and takes 1 from the counter, which does not
-    /// go below 0 by that. What the filter takes for a set flag, but the counter proves to be none,
-    /// is left as it is.
+    /// go below 0 by that.
     #[inline]
     pub fn undo(
         &self,
@@ -242,25 +215,14 @@ impl Engines {
             return Ok(Change::Unknown);
         }
         let mut turn = self.pair_guard(flags, id);
-        // In the turn: as long as it lasts the tie is what it is here.
-        let is_tied = self.is_tied(flags, counters, action.field);
         let count = || {
-            if is_tied
-                && flags.ledger.is_none()
-                && self.is_proof(flags, id, viewer, self.counted(counters, id, action.field))
-            {
-                return Ok(false);
-            }
-            self.before_lowering(&mut turn, counters, id, |field, now| {
-                now.saturating_sub(i64::from(field == action.field))
-            });
             let beside = self.move_beside(action, id, viewer, -1, false)?;
             scratch.clear();
             let change = [Delta { field: action.field, delta: -1 }];
             let taken = self.add_to_row(counters, id, &change, &NOT_BELOW_ZERO, scratch);
             taken.inspect_err(|_| beside.put_back(self))?;
             self.changed_row(&mut turn, counters, id);
-            Ok(true)
+            Ok(())
         };
         let change = flags.remove_true(id, viewer, count)?;
         if change == Change::Unknown && flags.counts_below_horizon() {
@@ -356,7 +318,7 @@ mod tests {
     use super::*;
     use crate::catalogue::Catalogue;
     use crate::commit::Durability;
-    use crate::options::{LedgerMode, Options};
+    use crate::options::Options;
     use std::sync::Arc;
 
     /// Every fourth pair that was never set seems to be set, and few unset ones can be kept: with a
@@ -365,7 +327,6 @@ mod tests {
     fn with_a_ledger_a_counter_equals_its_members_whatever_the_filters_say() {
         let mut options = Options::default();
         let liked = &mut options.existence[0];
-        (liked.ledger, liked.spill) = (LedgerMode::Exact, true);
         (liked.false_positive_rate, liked.pairs_per_table, liked.max_revoked) = (0.25, 1000, 10);
         let catalogue = Catalogue::default().completed(&options);
         let engines =
@@ -408,8 +369,7 @@ mod tests {
 
     #[test]
     fn a_member_that_a_ledger_cannot_keep_is_refused_before_anything_changes() {
-        let mut options = Options::default();
-        (options.existence[0].ledger, options.existence[0].spill) = (LedgerMode::Exact, true);
+        let options = Options::default();
         let catalogue = Catalogue::default().completed(&options);
         let engines =
             Engines::new(&options, &catalogue, Arc::new(Durability::new(options.fsync))).unwrap();

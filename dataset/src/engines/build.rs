@@ -9,16 +9,15 @@ use crate::commit::Durability;
 use crate::engines::action::Beside;
 use crate::engines::forget::{Kin, kin};
 use crate::engines::memory::Memory;
-use crate::engines::page::{Column, Flag, Gate};
+use crate::engines::page::Column;
 use crate::engines::shape::Known;
-use crate::engines::zero_proof::tie_word;
-use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace, Loose, PairedCounter, View};
+use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace, View};
 use crate::key_patterns::{Kind, Pattern, PatternError};
 use crate::options::{self, LedgerMode, Options};
 use crate::tokens::Tokens;
 use counter::Schema;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 
 /// Why the engines could not be made from the configuration.
 #[derive(Debug, thiserror::Error)]
@@ -85,7 +84,6 @@ impl Engines {
     ) -> Result<Engines, BuildError> {
         let mut engines = Engines::empty(options, durability);
         engines.adopt(&catalogue.filled(options))?;
-        engines.retie(|_| true);
         Ok(engines)
     }
 
@@ -99,7 +97,6 @@ impl Engines {
             existences: Vec::new(),
             views: Vec::new(),
             actions: Vec::new(),
-            ties: Vec::new(),
             patterns: Vec::new(),
             durability,
             spills: false,
@@ -144,7 +141,6 @@ impl Engines {
         for (space, known) in next.existences.iter().zip(&told.existence) {
             let refused = |source| BuildError::Existence { name: known.made.name.clone(), source };
             space.set_options(&existence_options(&known.made)).map_err(refused)?;
-            space.loose.set_most(known.made.max_loose);
         }
         next.retire();
         *self = next;
@@ -179,7 +175,6 @@ impl Engines {
             made,
             space,
             cold,
-            tied: vec![],
             kin: Kin::default(),
             text_rows,
             expire,
@@ -198,35 +193,31 @@ impl Engines {
         if self.follows.load(SeqCst) {
             space.follow();
         }
-        let space = ExistenceSpace {
+        Ok(ExistenceSpace {
             number: known.number,
             has_members,
             expire,
             space: Arc::new(space),
-            kept_tie: Arc::new(AtomicU64::new(tie_word(known.tie))),
-            loose: Arc::new(Loose::new(made.max_loose)),
             cold: Arc::new(ColdPairs::new(self.cold.clone())),
             ledger: (made.ledger == LedgerMode::Exact)
                 .then(|| PairLedger::new(known.number, self.cold.clone())),
             pace: Arc::default(),
             made,
-        };
-        space.loosen_arrivals();
-        Ok(space)
+        })
     }
 
     /// Makes the views and actions.
     fn connect(&mut self) -> Result<(), BuildError> {
         let (counters, existences) = (&self.counters, &self.existences);
         let actions = self.catalogue.action.iter().map(|a| action(a, counters, existences));
-        let actions: Vec<Action> = actions.collect::<Result<_, _>>()?;
-        let only_tie = |flag: usize| {
-            let mut all = actions.iter().filter(|a| a.flag == flag).map(|a| (a.counter, a.field));
-            let first = all.next()?;
-            all.all(|tie| tie == first).then_some(first)
-        };
-        let ties: Vec<Option<(usize, usize)>> = (0..existences.len()).map(only_tie).collect();
-        let views = self.catalogue.view.iter().map(|v| view(v, counters, existences, &ties));
+        let mut actions: Vec<Action> = actions.collect::<Result<_, _>>()?;
+        let moved = |action: &Action| (action.flag, action.counter, action.field);
+        let all: Vec<_> = actions.iter().map(moved).collect();
+        for action in &mut actions {
+            let this = moved(action);
+            action.counts_without_row = all.iter().all(|one| one.0 != this.0 || *one == this);
+        }
+        let views = self.catalogue.view.iter().map(|v| view(v, counters, existences));
         let mut views = views.collect::<Result<Vec<View>, _>>()?;
         for (index, made) in self.catalogue.view.iter().enumerate() {
             let at = |then: &String| {
@@ -238,16 +229,6 @@ impl Engines {
                 })
             };
             views[index].then = made.then.iter().map(at).collect::<Result<_, _>>()?;
-        }
-        let tie = |&(counter, field): &(usize, usize)| -> PairedCounter {
-            (counters[counter].number, field as u32)
-        };
-        self.ties = ties.iter().map(|t| t.as_ref().map(tie)).collect();
-        for (index, space) in self.counters.iter_mut().enumerate() {
-            let here = |(flag, tie): (usize, &Option<(usize, usize)>)| {
-                tie.filter(|t| t.0 == index).map(|t| (t.1, flag))
-            };
-            space.tied = ties.iter().enumerate().filter_map(here).collect();
         }
         let kin = kin(self.counters.len(), &views, &actions);
         self.counters.iter_mut().zip(kin).for_each(|(space, kin)| space.kin = kin);
@@ -342,7 +323,6 @@ fn view(
     made: &options::View,
     counters: &[CounterSpace],
     existences: &[ExistenceSpace],
-    ties: &[Option<(usize, usize)>],
 ) -> Result<View, BuildError> {
     let missing =
         |missing: String| BuildError::Missing { what: "view", name: made.name.clone(), missing };
@@ -377,13 +357,7 @@ fn view(
     }
     for name in &made.flags {
         let space = existences.iter().position(|s| s.name() == *name);
-        let space = space.ok_or_else(|| missing(format!("existence space '{name}'")))?;
-        // Only a counter that the page reads anyway is asked about the flag.
-        let gate = ties[space].and_then(|(counter, field)| {
-            let source = built.sources.iter().position(|&source| source == counter)?;
-            Some(Gate { tie: (counters[counter].number, field as u32), source, field })
-        });
-        built.flags.push(Flag { space, gate });
+        built.flags.push(space.ok_or_else(|| missing(format!("existence space '{name}'")))?);
     }
     Ok(built)
 }
@@ -413,5 +387,6 @@ fn action(
         find(text).map(|(counter, field)| Beside { counter, field, of_member })
     });
     let beside = beside.collect::<Result<_, _>>()?;
-    Ok(Action { name: made.name.clone(), flag, counter, field, beside })
+    let name = made.name.clone();
+    Ok(Action { name, flag, counter, field, beside, counts_without_row: true })
 }

@@ -6,9 +6,7 @@
 //! marked after that step.
 //!
 //! A writer may still be at work with the engines of before. What it marks of a space that was
-//! dropped is not logged. And where an action has come, it may lower the counter and know of no
-//! flag that is tied to it; so a tie begins to hold only when no such writer is left
-//! ([`Current::settle`], `zero_proof`).
+//! dropped is not logged.
 
 use crate::catalogue::{Catalogue, EditError, ExistenceEntry};
 use crate::dirty_keys::Mark;
@@ -17,7 +15,6 @@ use crate::engines::{BuildError, Current, Engines, existence_options};
 use crate::groups::{Group, Key};
 use counter::{Alteration, Schema};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 
 /// Why nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -52,20 +49,18 @@ impl Current {
         engines.check_room(&next).map_err(|why| E::from(EditError::Invalid(why).into()))?;
         next.version += 1;
         let made = engines.changed_to(&next).map_err(|error| E::from(error.into()))?;
-        made.untie();
         changing.publish(made);
         drop((engines, changing));
         self.changed();
         Ok(())
     }
 
-    /// What a log tells of: makes it true, but for ties, which hold only when the rest of the batch
-    /// is applied ([`Engines::adopt_ties`]).
+    /// Adopts the catalogue of a log record.
     pub fn learn(&self, told: &Catalogue) -> Result<(), BuildError> {
         let changing = self.change();
         let engines = changing.now();
         // A master tells it again when it begins to lead.
-        if engines.catalogue().untied() == told.untied() {
+        if engines.catalogue() == *told {
             return Ok(());
         }
         if told.version > 0 && told.version <= engines.version() {
@@ -112,29 +107,6 @@ impl Current {
             turn.mark(Mark::GROUPS);
         }
         Ok(done)
-    }
-
-    /// To be called now and then, and behind a change: forgets the engines of before when nothing
-    /// is at work with them any more, here and on no worker, as it takes its time to give back a
-    /// space's memory; ties what has waited for that. Whether it is done.
-    pub fn settle(&self) -> bool {
-        if !self.forget_former() {
-            return false;
-        }
-        let engines = self.load();
-        if engines.follows.load(SeqCst) || engines.is_tied_as_declared() {
-            return true;
-        }
-        {
-            let _alone = engines.durability().committer().exclusive();
-            let changing = self.change();
-            if !Arc::ptr_eq(&engines, &changing.now()) {
-                return false;
-            }
-            engines.retie(|_| false);
-        }
-        self.changed();
-        true
     }
 
     /// Tells watchers and trackers, and has the catalogue logged.

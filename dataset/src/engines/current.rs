@@ -56,8 +56,9 @@ impl Current {
         Changing { current: self, _one: self.changing.lock() }
     }
 
-    /// Forgets the values that nothing holds any more. Whether the one of now is the only one left.
-    pub(crate) fn forget_former(&self) -> bool {
+    /// Frees the former values that nothing holds any more; returns whether none is left. Call it
+    /// after a change and about once a second, on no worker: freeing a space's memory takes time.
+    pub fn forget_former(&self) -> bool {
         let mut former = self.former.lock();
         let (held, gone): (Vec<_>, Vec<_>) =
             former.drain(..).partition(|engines| Arc::strong_count(engines) > 1);

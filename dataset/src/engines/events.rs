@@ -63,10 +63,9 @@ pub struct Partition<'a> {
 }
 
 impl Engines {
-    /// Bytes of the log that a row takes at most; and in each existence space its id, which
-    /// becomes loose there if a counter comes down to 0.
+    /// Bytes of the log that a row takes at most.
     pub fn log_bytes_of_row(&self, space: &CounterSpace) -> usize {
-        ID_BYTES + space.schema().width() * VALUE_BYTES + self.existences().len() * ID_BYTES
+        ID_BYTES + space.schema().width() * VALUE_BYTES
     }
 
     /// The same of a pair of any space.

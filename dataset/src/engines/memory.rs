@@ -268,7 +268,6 @@ impl Engines {
     /// The shares of counter spaces and of existence spaces.
     fn shares(&self) -> (Vec<u64>, Vec<u64>) {
         let beside = self.tokens.stats().bytes
-            + self.existences.iter().map(|s| s.loose.memory_bytes()).sum::<u64>()
             + self.ledgers().map(|l| l.ledger().memory_bytes() as u64).sum::<u64>();
         let budget = self.memory.budget.load(Relaxed).saturating_sub(beside);
         let counters = self.counters.iter().map(CounterSpace::demand);
@@ -413,7 +412,7 @@ mod tests {
     #[test]
     fn ledgers_of_a_small_server_are_flushed_earlier() {
         let mut options = Options { memory_bytes: 64 * MIB, ..Options::default() };
-        (options.existence[0].ledger, options.existence[0].spill) = (LedgerMode::Exact, true);
+        options.existence[1].ledger = LedgerMode::Off;
         let catalogue = Catalogue::default().completed(&options);
         let durability = Arc::new(Durability::new(Fsync::No));
         let engines = Engines::new(&options, &catalogue, durability).unwrap();

@@ -5,8 +5,7 @@
 //! holds is shared by all values that have the space.
 //!
 //! How they are made from configuration and catalogue is in `build`, how a page is read in `page`,
-//! what its rows mean in `shape`, the one path by which data change in `write`, and when a counter
-//! of 0 answers for a flag in `zero_proof`.
+//! what its rows mean in `shape`, and the one path by which data change in `write`.
 
 mod action;
 mod build;
@@ -19,19 +18,15 @@ mod memory;
 mod page;
 mod retire;
 mod shape;
-mod unproven_ids;
 mod write;
-mod zero_proof;
 
 pub use action::Action;
 pub use build::{BuildError, existence_options};
 pub use change::ChangeError;
 pub use current::Current;
 pub use page::{Page, View};
-pub use unproven_ids::Loose;
 pub use write::Seen;
 pub use write::{AlterError, WriteError};
-pub use zero_proof::PairedCounter;
 
 use crate::catalogue::Catalogue;
 use crate::cold;
@@ -70,8 +65,6 @@ pub struct CounterSpace {
     /// What was declared of it; but its fields are those of its schema.
     made: Arc<options::Counter>,
     space: Arc<counter::Space>,
-    /// Fields that flags are tied to: position, and index of the existence space.
-    tied: Vec<(usize, usize)>,
     /// Spaces in which an id means the same.
     kin: forget::Kin,
     cold: Arc<ColdSpace>,
@@ -176,9 +169,6 @@ pub struct ExistenceSpace {
     /// What becomes of an expiry that a command asks for.
     pub expire: Expire,
     space: Arc<phantom::Space>,
-    /// What its flags are tied to by the catalogue: see `zero_proof`.
-    kept_tie: Arc<AtomicU64>,
-    loose: Arc<Loose>,
     cold: Arc<ColdPairs>,
     ledger: Option<Arc<PairLedger>>,
     pace: Arc<PairRate>,
@@ -279,21 +269,13 @@ impl ExistenceSpace {
     }
 
     /// Notes what must be read before it can be said whether a pair is set: by the filters, or, if
-    /// that is to be `exact` (as for a write), also by the ledger. Nothing if it is at hand, or
-    /// `asks` says that it is not needed.
-    pub fn ask(
-        &self,
-        (id, member): (u64, &Member<'_>),
-        exact: bool,
-        fetching: &mut Fetching,
-        asks: impl Fn() -> bool,
-    ) {
-        let waits = self.cold.ask(&self.space, (id, member), fetching, &asks);
+    /// that is to be `exact` (as for a write), also by the ledger. Nothing if it is at hand.
+    pub fn ask(&self, (id, member): (u64, &Member<'_>), exact: bool, fetching: &mut Fetching) {
+        let waits = self.cold.ask(&self.space, (id, member), fetching);
         // What the filter says is known once its page is there: then this is called again.
         if exact
             && !waits
             && let Some(ledger) = &self.ledger
-            && asks()
             && matches!(self.space.contains(id, member), Ok(Answer::Yes))
         {
             ledger.ask(id, member, fetching);
@@ -413,8 +395,6 @@ pub struct Engines {
     existences: Vec<ExistenceSpace>,
     views: Vec<View>,
     actions: Vec<Action>,
-    /// What the configuration ties the flags of each existence space to.
-    ties: Vec<Option<PairedCounter>>,
     /// Patterns with what they name and the index of the space. No two match one key.
     patterns: Vec<(Pattern, Kind, usize)>,
     durability: Arc<Durability>,
@@ -434,7 +414,7 @@ pub struct Engines {
     pub cold: Arc<Cold>,
     /// A master's log says where tables begin, of new spaces, too.
     pub(crate) follows: Arc<AtomicBool>,
-    /// But for schemas and ties, which the spaces themselves know.
+    /// But for schemas, which the spaces themselves know.
     catalogue: Arc<Catalogue>,
 }
 
@@ -645,7 +625,6 @@ impl Engines {
     ) {
         if let Some(existence) = self.existences.iter_mut().find(|s| s.number == number) {
             existence.space = Arc::new(space);
-            existence.loosen_arrivals();
             existence.cold.set_files(files);
         }
     }
@@ -656,9 +635,6 @@ impl Engines {
         let mut catalogue = Catalogue::clone(&self.catalogue);
         for (entry, space) in catalogue.counter.iter_mut().zip(&self.counters) {
             entry.made.fields = space.schema().to_string();
-        }
-        for (entry, space) in catalogue.existence.iter_mut().zip(&self.existences) {
-            entry.tie = space.tie();
         }
         catalogue
     }
@@ -732,7 +708,7 @@ impl Engines {
 
     /// The existence spaces of a view's flags.
     pub fn flags(&self, view: &View) -> impl Iterator<Item = &ExistenceSpace> {
-        view.flags.iter().map(|flag| &self.existences[flag.space])
+        view.flags.iter().map(|&space| &self.existences[space])
     }
 
     /// The existence space of an action.
@@ -754,7 +730,7 @@ impl Engines {
             + self.tokens.stats().bytes
             + self.groups.stats().bytes as u64
             + self.ledgers().map(|l| l.ledger().memory_bytes() as u64).sum::<u64>()
-            + self.existences.iter().map(|s| s.memory_bytes() + s.loose.memory_bytes()).sum::<u64>()
+            + self.existences.iter().map(|s| s.memory_bytes()).sum::<u64>()
     }
 
     /// Does some of the work that the spaces have put off. True if there was any: call again.

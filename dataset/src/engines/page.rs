@@ -2,7 +2,7 @@
 
 use crate::cold::{Unreadable, UnreadableIds};
 use crate::engines::shape::Known;
-use crate::engines::{CounterSpace, Engines, ExistenceSpace, PairedCounter};
+use crate::engines::{CounterSpace, Engines};
 use phantom::{Answer, Answers, BATCH, Member};
 
 /// A column of a view; the first number is an index into [`View::sources`].
@@ -14,31 +14,6 @@ pub(crate) enum Column {
     All(usize),
 }
 
-/// A flag of a view.
-#[derive(Clone)]
-pub(crate) struct Flag {
-    /// Index of the existence space.
-    pub(crate) space: usize,
-    pub(crate) gate: Option<Gate>,
-}
-
-impl Flag {
-    /// Its gate, if that holds now.
-    pub(crate) fn gate(&self, space: &ExistenceSpace) -> Option<&Gate> {
-        self.gate.as_ref().filter(|gate| space.tie() == Some(gate.tie))
-    }
-}
-
-/// The counter that answers for a flag where it is 0: see `zero_proof.rs`.
-#[derive(Clone)]
-pub(crate) struct Gate {
-    pub(crate) tie: PairedCounter,
-    /// Index into [`View::sources`].
-    pub(crate) source: usize,
-    /// Position of the field.
-    pub(crate) field: usize,
-}
-
 /// What FEED.GET answers for each id: counters, then flags.
 #[derive(Clone)]
 pub struct View {
@@ -46,7 +21,8 @@ pub struct View {
     /// Counter spaces, each once.
     pub(crate) sources: Vec<usize>,
     pub(crate) columns: Vec<Column>,
-    pub(crate) flags: Vec<Flag>,
+    /// Existence spaces, by their indexes.
+    pub(crate) flags: Vec<usize>,
     /// Indexes of the views of the further ids of an entry.
     pub(crate) then: Vec<usize>,
     pub(crate) shape: Known,
@@ -160,7 +136,7 @@ impl Engines {
     ) -> Option<Result<(), UnreadableIds>> {
         let exact = view.flags.iter().enumerate();
         let exact: Vec<_> = exact
-            .map(|(at, flag)| (at, &self.existences[flag.space]))
+            .map(|(at, &space)| (at, &self.existences[space]))
             .filter(|(_, space)| space.ledger().is_some())
             .collect();
         if exact.is_empty() {
@@ -190,16 +166,6 @@ pub(crate) type UsualPage<'a> = (&'a [[i64; 4]], &'a [[Answers; 2]]);
 /// the stack where it looks, and one of the eight snapshots that a thread may hold without counting
 /// them.
 const TOGETHER: usize = 4;
-
-/// A bit for each of at most [`BATCH`] ids that is among those that could not be read.
-#[inline]
-fn failed_among(failed: &[Unreadable], ids: &[u64]) -> u32 {
-    if failed.is_empty() {
-        return 0;
-    }
-    let is_failed = |id: &u64| failed.iter().any(|unreadable| unreadable.id == *id);
-    ids.iter().enumerate().fold(0, |bits, (at, id)| bits | u32::from(is_failed(id)) << at)
-}
 
 impl Engines {
     /// The views of the further ids of an entry.
@@ -270,13 +236,10 @@ impl Engines {
         page: &mut Page,
         failed: &mut Vec<Unreadable>,
     ) {
-        let part = |at: usize| {
-            let start = at / view.flags.len() * BATCH;
-            (start, &ids[start..ids.len().min(start + BATCH)], &view.flags[at % view.flags.len()])
-        };
         let lookup = |at: usize| {
-            let (_, ids, flag) = part(at);
-            self.existences[flag.space].lookup(viewer, ids)
+            let start = at / view.flags.len() * BATCH;
+            let ids = &ids[start..ids.len().min(start + BATCH)];
+            self.existences[view.flags[at % view.flags.len()]].lookup(viewer, ids)
         };
         let further = |i: usize| (first + i < page.answers.len()).then(|| lookup(first + i));
         // Variables of their own, as an array would be filled by copying 1.6 kB for each.
@@ -300,19 +263,7 @@ impl Engines {
             self.read_counters(view, ids, page, failed);
         }
         for (at, placed) in (first..).zip(placed.into_iter().flatten()) {
-            let (start, ids, flag) = part(at);
-            let space = &self.existences[flag.space];
-            let gate = flag.gate(space);
-            // A row that could not be read is 0 in the page, and proves nothing.
-            let unproven = failed_among(failed, ids);
-            let may_be_set = |found| {
-                gate.map_or(found, |gate| {
-                    let (rows, width) = page.sources[gate.source];
-                    let counted = |i: usize| page.rows[rows + (start + i) * width + gate.field];
-                    space.not_disproved(ids, found, counted) | found & unproven
-                })
-            };
-            page.answers[at] = placed.answer(may_be_set, failed);
+            page.answers[at] = placed.answer(failed);
         }
     }
 

@@ -389,12 +389,6 @@ impl Engines {
         out: &mut Vec<i64>,
     ) -> Result<(), WriteError> {
         let mut turn = self.turn(id);
-        self.before_lowering(&mut turn, space, id, |field, now| {
-            let falls = changes.iter().filter(|change| change.field == field && change.delta < 0);
-            let lowest = falls.fold(now, |now, change| now.saturating_add(change.delta));
-            // Further down it is refused, or stops there.
-            bounds.min.map_or(lowest, |min| lowest.max(min.min(now)))
-        });
         self.add_to_row(space, id, changes, bounds, out)?;
         self.changed_row(&mut turn, space, id);
         Ok(())
@@ -441,7 +435,6 @@ impl Engines {
     ) -> Result<usize, WriteError> {
         let values = &*space.space.within_bounds(values)?;
         let mut turn = self.turn(id);
-        self.before_lowering(&mut turn, space, id, becomes(values));
         let created = self.set_in_row(space, id, values)?;
         self.changed_row(&mut turn, space, id);
         Ok(if created > 0 { values.len() } else { 0 })
@@ -462,7 +455,6 @@ impl Engines {
             return Ok(false);
         }
         let values = &*space.space.within_bounds(values)?;
-        self.before_lowering(&mut turn, space, id, becomes(values));
         self.set_in_row(space, id, values)?;
         self.changed_row(&mut turn, space, id);
         Ok(true)
@@ -490,7 +482,6 @@ impl Engines {
                 schema.living().map(|(field, _)| field).filter(unnamed).map(|f| (f, 0)).collect();
             values.extend(zeros);
         }
-        self.before_lowering(&mut turn, space, id, becomes(&values));
         self.set_in_row(space, id, &values)?;
         self.changed_row(&mut turn, space, id);
         Ok(true)
@@ -514,7 +505,6 @@ impl Engines {
                 return Ok(false);
             }
         }
-        self.before_lowering(&mut turn, space, id, becomes(values));
         self.set_in_row(space, id, values)?;
         self.changed_row(&mut turn, space, id);
         Ok(true)
@@ -531,7 +521,6 @@ impl Engines {
         if !space.space.get(id, &mut row)? || row.get(field).copied().unwrap_or(0) == 0 {
             return Ok(false);
         }
-        self.before_lowering(&mut turn, space, id, becomes(&[(field, 0)]));
         self.set_in_row(space, id, &[(field, 0)])?;
         self.changed_row(&mut turn, space, id);
         Ok(true)
@@ -539,20 +528,7 @@ impl Engines {
 
     /// Deletes a row, and leaves the flags of its id as they are. False if there was none.
     #[inline]
-    pub(super) fn delete_row(&self, space: &CounterSpace, id: u64) -> Result<bool, WriteError> {
-        let mut turn = self.turn(id);
-        self.before_lowering(&mut turn, space, id, |_, _| 0);
-        let deleted = space.space.delete(id)?;
-        if deleted {
-            self.changed_row(&mut turn, space, id);
-        }
-        Ok(deleted)
-    }
-
-    /// Deletes the row of an id for which this node does not answer any more. That its flags are
-    /// left where a counter proves nothing is not noted: they are not asked for here. False if
-    /// there was none.
-    pub fn drop_foreign_row(&self, space: &CounterSpace, id: u64) -> Result<bool, WriteError> {
+    pub fn delete_row(&self, space: &CounterSpace, id: u64) -> Result<bool, WriteError> {
         let mut turn = self.turn(id);
         let deleted = space.space.delete(id)?;
         if deleted {
@@ -571,20 +547,10 @@ impl Engines {
     ) -> Result<Change, WriteError> {
         space.may_write(member)?;
         let mut turn = self.pair_guard(space, id);
-        let mut first = || {
-            self.loosen_uncounted(&mut turn, space, id);
-            Ok::<(), WriteError>(())
-        };
-        let mut change = self.with_share(
-            || space.filter_bytes_limit(),
-            || space.space.add_with(id, member, &mut first),
-        )?;
-        if change == Change::Unchanged {
-            // It may only seem to be set, or be so without its counter for another reason.
-            self.loosen_uncounted(&mut turn, space, id);
-            if !space.is_true(id, member)? {
-                change = Change::Changed;
-            }
+        let mut change =
+            self.with_share(|| space.filter_bytes_limit(), || Ok(space.space.add(id, member)?))?;
+        if change == Change::Unchanged && !space.is_true(id, member)? {
+            change = Change::Changed;
         }
         self.mark_pair(&mut turn, space, id, member, change, true, None);
         Ok(change)
@@ -599,7 +565,7 @@ impl Engines {
         member: &Member<'_>,
     ) -> Result<Change, WriteError> {
         let mut turn = self.pair_guard(space, id);
-        let change = space.remove_true(id, member, || Ok(true))?;
+        let change = space.remove_true(id, member, || Ok(()))?;
         self.mark_pair(&mut turn, space, id, member, change, false, None);
         Ok(change)
     }
@@ -666,16 +632,15 @@ impl ExistenceSpace {
         }
     }
 
-    /// Unsets a pair if it is set, once `first` has run and not found that it is not set after all
-    /// (`false`); with a ledger, if that says so, too. Then there is no bound for pairs that are
-    /// unset: where the filters can keep no more of them, they go on saying yes, and only what is
-    /// exact says no.
+    /// Unsets a pair if it is set, once `first` has run; with a ledger, if that says so, too. Then
+    /// there is no bound for pairs that are unset: where the filters can keep no more of them, they
+    /// go on saying yes, and only what is exact says no.
     #[inline]
     pub(super) fn remove_true(
         &self,
         id: u64,
         member: &Member<'_>,
-        mut first: impl FnMut() -> Result<bool, WriteError>,
+        mut first: impl FnMut() -> Result<(), WriteError>,
     ) -> Result<Change, WriteError> {
         if self.ledger.as_ref().is_some_and(|ledger| ledger.ledger().is_full_of_unset()) {
             return Err(WriteError::LedgerFull(self.name().to_owned()));
@@ -691,7 +656,10 @@ impl ExistenceSpace {
                 Stop::Full(error)
             }
         }
-        let mut check = || Ok(self.is_true(id, member)? && first()?);
+        let mut check = || match self.is_true(id, member)? {
+            true => first().map(|()| true),
+            false => Ok(false),
+        };
         let unsets = || match check() {
             Ok(true) => Ok(()),
             Ok(false) => Err(Stop::NotSet),
@@ -707,9 +675,4 @@ impl ExistenceSpace {
             Err(Stop::Full(error)) => Err(error.into()),
         }
     }
-}
-
-/// What [`Engines::before_lowering`] asks of a write that sets some fields.
-fn becomes(values: &[(usize, i64)]) -> impl Fn(usize, i64) -> i64 {
-    |field, now| values.iter().find(|value| value.0 == field).map_or(now, |value| value.1)
 }

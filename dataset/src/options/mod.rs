@@ -322,11 +322,6 @@ section! {
         /// Ids whose flags were all unset at once (TM.FORGET): 32 to 64 bytes each, until their
         /// table is recycled. At the limit TM.FORGET is refused.
         max_forgotten: usize = 1 << 18,
-        /// Where an action ties the flag to a counter, a counter of 0 answers for the flag; but not
-        /// at ids where that would not be certain, as after an undo. At most so many ids are known
-        /// one by one, 16 bytes each; when there are more, the older half becomes "all ids up to
-        /// here". Ids far ahead, whose flags are held exactly, are none of them.
-        max_loose: usize = 1 << 16,
         /// An id further than this above the highest one is refused ("ERR key too big"); 0 means
         /// never. The first id of a space may be any: where a first row with a low id (a test's)
         /// keeps the real ids out, delete it.
@@ -480,10 +475,10 @@ impl Default for Options {
                     ..Counter::default()
                 },
             ],
-            // Whether a post was liked is asked for ever, whether it was read soon after at most.
+            // Likes are kept for ever and exactly, read marks for a while in filters alone.
             existence: vec![
-                existence("liked"),
-                existence("reposted"),
+                Existence { ledger: LedgerMode::Exact, ..existence("liked") },
+                Existence { ledger: LedgerMode::Exact, ..existence("reposted") },
                 Existence { spill: false, max_tables: RECYCLED_TABLES, ..existence("read") },
             ],
             view: vec![View {

@@ -40,10 +40,6 @@ pub fn apply_record(
         Some(RecordKind::ExactPairs) => {
             apply_exact_pairs(engines, parts, existence()?, payload, end)
         }
-        Some(RecordKind::Loose) => {
-            let space = existence()?;
-            space.loose().decode(payload, space.horizon())
-        }
         Some(RecordKind::Forgotten) => {
             let (space, forgotten) = (existence()?, decode_forgotten(payload)?);
             let ids = forgotten.iter().map(|&(id, _)| id);

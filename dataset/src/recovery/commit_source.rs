@@ -4,7 +4,7 @@
 use crate::cold::Unreadable;
 use crate::commit::Durability;
 use crate::dirty_keys::{Mark, Marked, MarkedMember, told};
-use crate::engines::{CounterSpace, Current, Engines, ExistenceSpace, PairedCounter};
+use crate::engines::{CounterSpace, Current, Engines, ExistenceSpace};
 use crate::log_records::{Commit, RecordKind, encode_forgotten};
 use crate::ring_records::{encode_frontier, encode_ring};
 use counter::Schema;
@@ -24,11 +24,8 @@ pub(crate) struct CommitSource<'a> {
     /// may know an older state of it, which a start would take for newer than the disk's: so the
     /// round fails, and its marks come again.
     unreadable: Option<store::Error>,
-    /// Ids that became loose, by space.
-    loose: Vec<(u32, u64)>,
     /// Forgotten ids, by space, with their generations.
     forgotten: Vec<(u32, u64, u64)>,
-    /// Blocks that were merged, as records.
     /// The version of the catalogue that the log has.
     version: Option<u64>,
     /// Tokens that were used, as a record has them.
@@ -39,19 +36,8 @@ pub(crate) struct CommitSource<'a> {
     groups_moved: bool,
     /// What the log has of the spaces, by their numbers.
     counters: BTreeMap<u32, Arc<Schema>>,
-    existences: BTreeMap<u32, Logged>,
-}
-
-/// What the log has of an existence space.
-#[derive(Default)]
-struct Logged {
-    /// What had become loose outside any turn, beside the ids that were marked: the ids of the last
-    /// batch, and the id up to which all are.
-    arrived: Vec<u64>,
-    through: Option<Option<u64>>,
-    tie: Option<PairedCounter>,
-    /// How often its ring had changed, and its frontier.
-    course: Option<(u64, Vec<Range>)>,
+    /// Of a space of pairs how often its ring had changed, and its frontier.
+    existences: BTreeMap<u32, (u64, Vec<Range>)>,
 }
 
 /// How the rows of one stripe are read: its lock is held, so a list of tables that was taken under
@@ -78,7 +64,6 @@ impl<'a> CommitSource<'a> {
             current,
             commit: Commit::default(),
             unreadable: None,
-            loose: Vec::new(),
             forgotten: Vec::new(),
             tokens: Vec::new(),
             offsets: Vec::new(),
@@ -103,43 +88,6 @@ impl<'a> CommitSource<'a> {
         let width = view.schema().width();
         let read = self.commit.row(number, id, width, |values| view.get(id, values));
         self.note_unreadable(space.name(), read);
-    }
-
-    /// Before the rows: a reader that applies them one by one sees no counter of 0 whose id is not
-    /// yet loose. After the frontiers, as ids above need no record: a reader that has come so far
-    /// holds them as outliers.
-    fn encode_loose(&mut self, engines: &Engines, batch: &mut Batch) {
-        self.loose.sort_unstable();
-        for space in engines.existences() {
-            let known = self.existences.entry(space.number()).or_default();
-            let ranges = known.course.as_ref().map_or(&[][..], |(_, ranges)| ranges);
-            let high = ranges.last().map(|range| range.high);
-            let mut ids = space.loose().take_arrived();
-            known.arrived.clone_from(&ids);
-            let marked =
-                &self.loose[self.loose.partition_point(|&(number, _)| number < space.number())..];
-            let marked = marked
-                .iter()
-                .take_while(|&&(number, id)| number == space.number() && Some(id) <= high);
-            ids.extend(marked.map(|&(_, id)| id));
-            let through = space.loose().through();
-            let logged = known.through.replace(through);
-            // What became loose before we led, as flags left the aside, is in no log: a reader of
-            // the log may have such a flag in a table from the beginning.
-            if logged.is_none() && (space.loose().size().0 > 0 || through.is_some()) {
-                batch.push(space.number(), RecordKind::Loose as u8, &space.loose().encode(None));
-            }
-            if !ids.is_empty() || logged.is_some_and(|logged| logged != through) {
-                ids.sort_unstable();
-                ids.dedup();
-                batch.push(
-                    space.number(),
-                    RecordKind::Loose as u8,
-                    &space.loose().encode(Some(&ids)),
-                );
-            }
-        }
-        buffer::clear(&mut self.loose);
     }
 
     /// Before the pairs: a reader that applies them one by one drops with it what it holds of the
@@ -172,7 +120,6 @@ impl<'a> CommitSource<'a> {
         match marks[at].read() {
             // `encode` sees for itself.
             Marked::Catalogue => {}
-            Marked::Loose(space, id) => self.loose.push((space, id)),
             Marked::Forgotten(number, id) => {
                 // Now, as the rows and pairs that go with it are read. Below the horizon it is not
                 // known any more.
@@ -271,8 +218,7 @@ impl<'a> Views<'a> {
                     s.prefetch(id, &Member::Number(member));
                 }
             }
-            Marked::Loose(..)
-            | Marked::Forgotten(..)
+            Marked::Forgotten(..)
             | Marked::Token(..)
             | Marked::Offset(..)
             | Marked::Groups
@@ -284,10 +230,8 @@ impl<'a> Views<'a> {
 impl Source<Mark> for CommitSource<'_> {
     fn collect(&mut self, marks: &[Mark]) -> usize {
         let rows = marks.iter().filter_map(|mark| Some((mark.row_beside()?, mark.place().1)));
-        // That an id is loose, or forgotten, changes no table.
-        let changes = marks
-            .iter()
-            .filter(|mark| !matches!(mark.read(), Marked::Loose(..) | Marked::Forgotten(..)));
+        // That an id is forgotten changes no table.
+        let changes = marks.iter().filter(|mark| !matches!(mark.read(), Marked::Forgotten(..)));
         self.shared.parts.touch_all(changes.map(Mark::place).chain(rows));
         // Of a space that is no more nothing is read, and nothing logged.
         let engines = self.current.now();
@@ -317,11 +261,6 @@ impl Source<Mark> for CommitSource<'_> {
             self.counters.retain(|&number, _| engines.has(number));
             self.existences.retain(|&number, _| engines.has(number));
         }
-        for space in engines.existences() {
-            let seen = &mut self.existences.entry(space.number()).or_default().tie;
-            changed |= *seen != space.tie();
-            *seen = space.tie();
-        }
         for space in engines.counters() {
             let now = space.schema();
             let seen = self.counters.insert(space.number(), now.clone());
@@ -333,18 +272,17 @@ impl Source<Mark> for CommitSource<'_> {
         }
         // Where pairs go is told before the pairs, and was read after them (L1).
         for space in engines.existences() {
-            let seen = &mut self.existences.entry(space.number()).or_default().course;
-            let now = space.course(seen.as_ref().map_or(u64::MAX, |(changes, _)| *changes));
+            let seen = self.existences.get(&space.number());
+            let now = space.course(seen.map_or(u64::MAX, |(changes, _)| *changes));
             if let Some(layout) = now.layout {
                 batch.push(space.number(), RecordKind::Ring as u8, &encode_ring(&layout));
             }
-            if seen.as_ref().is_none_or(|(_, ranges)| *ranges != now.ranges) {
+            if seen.is_none_or(|(_, ranges)| *ranges != now.ranges) {
                 let ranges = encode_frontier(&now.ranges);
                 batch.push(space.number(), RecordKind::Frontier as u8, &ranges);
             }
-            *seen = Some((now.changes, now.ranges));
+            self.existences.insert(space.number(), (now.changes, now.ranges));
         }
-        self.encode_loose(&engines, batch);
         self.encode_forgotten(batch);
         self.commit.encode(batch);
         if !self.tokens.is_empty() {
@@ -368,12 +306,6 @@ impl Source<Mark> for CommitSource<'_> {
         self.unreadable = None;
         self.groups_moved = false;
         self.current.load().groups.give_back();
-        // What was encoded may not have been appended.
-        for space in self.current.load().existences() {
-            if let Some(known) = self.existences.get(&space.number()) {
-                space.loose().give_back(&known.arrived);
-            }
-        }
         self.version = None;
         self.existences.clear();
         self.counters.clear();
@@ -381,7 +313,6 @@ impl Source<Mark> for CommitSource<'_> {
 
     fn rest(&mut self) {
         self.commit.forget();
-        buffer::clear(&mut self.loose);
         buffer::clear(&mut self.forgotten);
         buffer::clear(&mut self.tokens);
         buffer::clear(&mut self.offsets);

@@ -169,7 +169,6 @@ pub fn recover_from(
             return Ok(engines.adopt_schemas(told)?);
         }
         engines.adopt(&told.filled(options))?;
-        engines.adopt_ties(told);
         engines.attach_cold(&store)?;
         snapshot::attach_pairs(&store, engines)?;
         engines.lift_limits();
@@ -303,21 +302,13 @@ fn complete(
 ) -> Result<(), RecoverError> {
     // A new folder begins with what the configuration has; so does one of a release that knew no
     // other place for it. On a replica only its master says what there is.
-    let before: Vec<u32> = engines.existences().iter().map(|s| s.number()).collect();
     if *known == Catalogue::default() || !follows {
         engines.adopt(&engines.catalogue().completed(options))?;
     }
     engines.attach_cold(store)?;
-    let mut batch = Batch::new();
-    // On a replica only its master's log says when a tie holds.
     engines.follows.store(follows, SeqCst);
-    if !follows {
-        for space in engines.retie(|number| !before.contains(&number)) {
-            batch.push(space.number(), RecordKind::Loose as u8, &space.loose().encode(None));
-        }
-    }
     if let Held::Own(log) = log {
-        log_news(engines, known, batch, log)?;
+        log_news(engines, known, log)?;
     }
     engines.set_limits();
     gather_outliers(engines);
@@ -350,14 +341,10 @@ pub fn catalogue_of(disk: &dyn Disk) -> Result<Option<Catalogue>, RecoverError> 
     Ok(newest?)
 }
 
-fn log_news(
-    engines: &Engines,
-    known: &Catalogue,
-    mut batch: Batch,
-    log: &mut Log,
-) -> store::Result<()> {
+fn log_news(engines: &Engines, known: &Catalogue, log: &mut Log) -> store::Result<()> {
     let now = engines.catalogue();
     if now != *known {
+        let mut batch = Batch::new();
         batch.push(0, RecordKind::Catalogue as u8, &now.encode());
         log.append(&batch, unix_ms())?;
         log.sync()?;

@@ -8,7 +8,7 @@ use crate::cpu_throttle::CpuThrottle;
 use crate::dirty_keys::Mark;
 use crate::engines::ExistenceSpace;
 use crate::log_records::RecordKind;
-use crate::options::{Existence, Fsync, Options};
+use crate::options::{Existence, Fsync, LedgerMode, Options};
 use crate::snapshot;
 use crate::snapshot::write::write_pairs;
 use phantom::{Answer, Member};
@@ -25,7 +25,7 @@ fn configured(change: &impl Fn(&mut Existence)) -> Options {
         // A first table of one block.
         (existence.seed, existence.pairs_per_table) = (7, 160_000);
         // Only tables in memory are recycled.
-        existence.spill = false;
+        (existence.spill, existence.ledger) = (false, LedgerMode::Off);
         change(existence);
     }
     config

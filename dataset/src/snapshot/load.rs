@@ -260,12 +260,6 @@ impl Loading<'_> {
                 self.restored.lock().entry(space).or_default().forgotten.extend(forgotten);
                 Ok(())
             }
-            Some(RecordKind::Loose) => {
-                let existence = engines.existence_by_number(space);
-                let existence =
-                    existence.ok_or_else(|| format!("there is no existence space {space}"))?;
-                existence.loose().decode(chunk, 0)
-            }
             Some(RecordKind::ExactPairs) => {
                 let ledger = engines.existence_by_number(space).and_then(|space| space.ledger());
                 let ledger = ledger.ok_or_else(|| format!("space {space} has no ledger"))?;

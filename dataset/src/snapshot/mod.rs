@@ -12,7 +12,6 @@
 //! | rows | table of a counter space | rows, in chunks that are sorted by id |
 //! | table | table of an existence space | its filters and revoked pairs |
 //! | late | existence space | what came late to its tables on the disk |
-//! | loose | existence space | ids at which a counter of 0 proves nothing of a flag |
 //! | tokens | folder | increments that count once |
 //! | offsets | folder | how far the events of brokers are taken over |
 //! | groups | folder | where consumer groups of streams go on |

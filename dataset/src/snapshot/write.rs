@@ -254,12 +254,9 @@ pub(crate) fn write_pairs<'s>(
     file.write(&head, aside as u64).map_err(text)?;
     add(writer, file)?;
     // After the tables: of none that is in a file it says less than the file does.
-    let ring = (RecordKind::Ring, encode_ring(&space.layout()));
-    for (kind, bytes) in [ring, (RecordKind::Loose, space.loose().encode(None))] {
-        let mut file = writer.file(Tag { kind: kind as u32, ..tag }).map_err(text)?;
-        file.write(&bytes, 0).map_err(text)?;
-        add(writer, file)?;
-    }
+    let mut file = writer.file(Tag { kind: RecordKind::Ring as u32, ..tag }).map_err(text)?;
+    file.write(&encode_ring(&space.layout()), 0).map_err(text)?;
+    add(writer, file)?;
     if let Some(ledger) = space.ledger() {
         let file = writer.file(Tag { kind: RecordKind::ExactPairs as u32, ..tag }).map_err(text)?;
         add(writer, write_ledger(ledger, file, pace).map_err(text)?)?;

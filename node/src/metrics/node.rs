@@ -311,7 +311,6 @@ const MEMORY: &[M] = &[
     .bytes(),
     part("", "counter_tables", |s| s.of_counters(|space| space.memory_bytes()).into()),
     part("", "existence_tables", |s| s.of_existences(|space| space.memory_bytes()).into()),
-    part("", "unproven_ids", |s| s.of_existences(|space| space.loose().memory_bytes()).into()),
     part("mem_tokens", "tokens", |s| s.tokens().bytes.into()),
     part("mem_groups", "groups", |s| s.groups().bytes.into()),
     part("mem_changes_index", "changes_index", |s| s.node.changes.memory_bytes().into()),

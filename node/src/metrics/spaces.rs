@@ -149,13 +149,6 @@ pub const EXISTENCE_SPACES: &[E] = &[
         |s| s.forgotten_ids().into(),
     ),
     E::new(
-        "loose_ids",
-        Gauge,
-        "tidemark_existence_unproven_ids",
-        "Ids whose counter of 0 proves nothing about their flags.",
-        |s| s.loose().size().0.into(),
-    ),
-    E::new(
         "false_positive_rate",
         Gauge,
         "tidemark_existence_false_positive_configured_ratio",

@@ -204,7 +204,7 @@ impl Here {
     fn apply_once(&self, head: &BatchHead, body: &[u8]) -> Result<(), String> {
         let node = &self.node;
         let (mut engines, parts) = (node.engines(), &node.durability.parts);
-        let (mut records, mut learned) = (0, None);
+        let mut records = 0;
         for record in Records::new(body) {
             let record = record?;
             records += 1;
@@ -215,7 +215,6 @@ impl Here {
                 node.current.learn(&told).map_err(|e| e.to_string())?;
                 node.follow_renames(&before);
                 engines = node.engines();
-                learned = Some(told);
                 continue;
             }
             apply_record(&engines, parts, &record, u64::MAX)?;
@@ -223,8 +222,6 @@ impl Here {
         if records != head.records {
             return Err("a batch holds another number of records".to_owned());
         }
-        // Behind what the batch says of loose ids.
-        learned.into_iter().for_each(|told| engines.adopt_ties(&told));
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::cold::tests::Shelf;
-use crate::{Answer, Change, Options};
+use crate::{Answer, Change, Options, Origin};
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeSet;
 use std::ops::Bound::{Excluded, Unbounded};
@@ -69,7 +69,7 @@ fn outliers_are_in_no_new_filter() {
     (100..200).for_each(|id| set(&space, &list, id, 1));
     for viewer in [1, 2] {
         set(&space, &list, FAR, viewer);
-        assert!(space.is_early(FAR, &Member::Number(viewer)));
+        assert_eq!(space.origin(FAR, &Member::Number(viewer)), Origin::Outlier);
     }
     let low = space.layout()[0].low;
     let rebuild = space.begin_rebuild(low).unwrap().unwrap();
@@ -77,7 +77,7 @@ fn outliers_are_in_no_new_filter() {
     assert!(matches!(space.end_rebuild(rebuild), Rebuilt::Done));
     unset(&space, &list, FAR, 1);
     space.put_frontier(&[rolling::Range { start: 0, high: FAR, window: 1 }]);
-    assert!(!space.is_early(FAR, &Member::Number(2)), "it is let in");
+    assert_ne!(space.origin(FAR, &Member::Number(2)), Origin::Outlier, "it is let in");
     assert_eq!([1, 2].map(|viewer| is_set(&space, (FAR, viewer))), [false, true]);
     assert!((100..200).all(|id| is_set(&space, (id, 1))));
 }

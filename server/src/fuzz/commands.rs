@@ -31,13 +31,8 @@ fn node() -> Arc<Node> {
             *counter = Counter { rows_per_table: 64, ..counter.clone() };
         }
         for existence in &mut config.existence {
-            *existence = Existence {
-                pairs_per_table: 2_000,
-                max_tables: 3,
-                seed: 7,
-                max_loose: 8,
-                ..existence.clone()
-            };
+            *existence =
+                Existence { pairs_per_table: 2_000, max_tables: 3, seed: 7, ..existence.clone() };
         }
         config
     });

@@ -109,14 +109,13 @@ fn ask_for(touch: &Touch<'_>, exact: bool, engines: &Engines, fetching: &mut Fet
     match touch {
         Touch::Row(space, id) => ask_row(space, *id, fetching),
         Touch::Pair(space, id, Some(member)) => {
-            space.ask((*id, member), exact, fetching, || true);
+            space.ask((*id, member), exact, fetching);
         }
         Touch::Pair(_, _, None) => {}
         Touch::Shown(view, id, viewer) => {
             engines.sources(view).for_each(|space| ask_row(space, *id, fetching));
-            for (flag, space) in engines.flags(view).enumerate() {
-                let asks = || engines.page_asks(view, flag, *id, viewer);
-                space.ask((*id, viewer), exact, fetching, asks);
+            for space in engines.flags(view) {
+                space.ask((*id, viewer), exact, fetching);
             }
         }
     }

@@ -256,7 +256,6 @@ fn existence(space: &ExistenceSpace) -> Value {
         "pairs_per_s": space.pairs_per_s(),
         "pairs_until_recycled": space.pairs_until_recycled(),
         "recycled_in_s": space.recycled_in_s(),
-        "unproven_ids": space.loose().size().0,
         "false_positives": {
             "configured": space.false_positive_rate(),
             "measured": measured.rate(),

@@ -79,10 +79,7 @@ pub(super) async fn page(
         for space in engines.sources(view).filter(|space| space.is_cold(id)) {
             space.cold().ask(id, &mut fetching);
         }
-        for (flag, space) in engines.flags(view).enumerate() {
-            let asks = || engines.page_asks(view, flag, id, &viewer);
-            space.ask((id, &viewer), false, &mut fetching, asks);
-        }
+        engines.flags(view).for_each(|space| space.ask((id, &viewer), false, &mut fetching));
     }
     // From its answer on nothing is awaited: what is pinned is at hand on this thread.
     if !fetching.is_ready() {
@@ -118,8 +115,7 @@ fn read(engines: &Engines, view: &View, viewer: &Member<'_>, query: &Query) -> V
                 Flag::No => Some(0),
                 Flag::Unknown => None,
             };
-            let proven = !engines.page_asks(view, flag, id, viewer);
-            json!({ "value": value, "from": flag_from(space.origin(id, viewer), proven) })
+            json!({ "value": value, "from": flag_from(space.origin(id, viewer)) })
         });
         json!({
             "id": id.to_string(),
@@ -152,13 +148,11 @@ fn origin_of(origin: Option<&counter::Origin>, field: Option<usize>) -> &'static
     }
 }
 
-/// Where a flag comes from, in one word. `proven`: its counter of 0 answers, whatever the filter
-/// has.
-fn flag_from(origin: phantom::Origin, proven: bool) -> &'static str {
+/// Where a flag comes from, in one word.
+fn flag_from(origin: phantom::Origin) -> &'static str {
     use phantom::Origin::{BelowHorizon, Filter, Outlier, Unset};
     match origin {
         BelowHorizon => "horizon",
-        _ if proven => "zero",
         Outlier => "outlier",
         Unset => "unset",
         Filter { is_cold: true, .. } => "cold",

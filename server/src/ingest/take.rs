@@ -359,7 +359,7 @@ async fn fetch(items: &[Item<'_>], mapped: &[node::config::Mapped], engines: &En
         let space = match doing {
             Doing::Act(action, member) | Doing::Undo(action, member) => {
                 let (flags, counters) = engines.spaces_of(action);
-                flags.ask((event.id, &member), true, &mut fetching, || true);
+                flags.ask((event.id, &member), true, &mut fetching);
                 counters
             }
             Doing::Add(space, ..) | Doing::Set(space, ..) => space,

@@ -634,7 +634,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut config = Config::default();
         config.durability.dir = folder.path().to_path_buf();
-        config.existence[0].ledger = dataset::options::LedgerMode::Exact;
         let node = Host::alone(&config);
         let mut guest = Guest::new(&node);
         for (keys, least) in [(40, 3), (500, 6)] {

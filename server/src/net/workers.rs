@@ -466,7 +466,7 @@ impl Maintenance {
     /// there may be more to do.
     pub fn step(&mut self, node: &Arc<Node>) -> Option<Duration> {
         let engines = node.current.get().map(|current| {
-            current.settle();
+            current.forget_former();
             current.load()
         });
         let engines = engines.as_deref();

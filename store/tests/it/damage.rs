@@ -8,7 +8,9 @@
 
 use std::collections::BTreeMap;
 
-use store::{Error, Faults, Finding, Severity, SimDisk, StoreOptions, Tag, check, dump};
+use store::{
+    Error, Faults, Finding, MANIFEST_VERSION, Severity, SimDisk, StoreOptions, Tag, check, dump,
+};
 
 use crate::basics::{batch, open, options, start};
 
@@ -633,10 +635,13 @@ fn another_version_is_refused_and_left_alone() {
     assert_eq!(disk.contents(&last).unwrap(), bytes);
     let disk = many_segments(1);
     let text = String::from_utf8(disk.contents("tidemark.manifest").unwrap()).unwrap();
-    let newer = text.replace("manifest 2\n", "manifest 3\n");
-    disk.put("tidemark.manifest", newer.as_bytes());
-    assert!(matches!(open(&disk, options(200)), Err(Error::Version { found: 3, .. })));
-    let older = text.replace("manifest 2\n", "manifest 1\n");
-    disk.put("tidemark.manifest", older.as_bytes());
-    assert!(matches!(open(&disk, options(200)), Err(Error::OldVersion { found: 1, .. })));
+    let open_version = |version: u32| {
+        let now = format!("manifest {MANIFEST_VERSION}\n");
+        let other = text.replace(&now, &format!("manifest {version}\n"));
+        disk.put("tidemark.manifest", other.as_bytes());
+        open(&disk, options(200)).err()
+    };
+    let (newer, older) = (MANIFEST_VERSION + 1, MANIFEST_VERSION - 1);
+    assert!(matches!(open_version(newer), Some(Error::Version { found, .. }) if found == newer));
+    assert!(matches!(open_version(older), Some(Error::OldVersion { found, .. }) if found == older));
 }

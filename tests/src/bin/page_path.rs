@@ -18,7 +18,8 @@
 //! | `pages` | 8 pages |
 //! | `stock` | 20 HMGET and 2 PH.EXISTS |
 //! | `hmget`, `hincrby` | 16 HMGET; 16 HINCRBY |
-//! | `likes` | 16 FEED.ACT of new likes |
+//! | `likes` | 16 FEED.ACT of new likes, in a space without a ledger |
+//! | `exact` | the same, in a space with a ledger |
 //!
 //! What the thread of a worker does is counted, from the requests to the replies. Not counted: the
 //! threads that read cold blocks, the sockets between nodes, and what the other nodes do.
@@ -27,7 +28,7 @@
 
 use std::error::Error;
 use std::fmt::Write;
-use tidemark_server::config::Config;
+use tidemark_server::config::{Config, LedgerMode};
 use tidemark_tests::{Raw, TestServer, request};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -120,11 +121,16 @@ fn fill(
 
 /// Servers that are filled as the word says.
 fn start(what: &str, rng: &mut fastrand::Rng) -> Outcome<Vec<TestServer>> {
-    let spills = matches!(what, "young" | "cold" | "cached");
+    let spills = matches!(what, "young" | "cold" | "cached" | "exact");
     let nodes = if what == "coordinator" { 3 } else { 1 };
     let change = |config: &mut Config| {
         config.counter[0].spill = spills;
-        config.existence.iter_mut().for_each(|space| space.spill = spills);
+        for space in &mut config.existence {
+            (space.spill, space.ledger) = (spills, LedgerMode::Off);
+        }
+        if what == "exact" {
+            config.existence[0].ledger = LedgerMode::Exact;
+        }
         config.cluster.enabled = nodes > 1;
         // A tool that counts makes all nodes slow.
         config.cluster.peer_timeout_ms = 60_000;
@@ -196,7 +202,7 @@ fn requests(what: &str, rng: &mut fastrand::Rng) -> Outcome<Vec<u8>> {
         }
         "hmget" => ids(rng).iter().flat_map(|id| hmget(id)).collect(),
         "hincrby" => ids(rng).iter().flat_map(|id| hincrby(id)).collect(),
-        "likes" => (0..16)
+        "likes" | "exact" => (0..16)
             .flat_map(|_| {
                 let viewer = rng.u64(1000..1 << 40).to_string();
                 request(&["FEED.ACT", "like", &viewer, &post(rng.u64(..POSTS))])

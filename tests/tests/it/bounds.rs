@@ -4,6 +4,7 @@
 use super::cold::call;
 use redis::{Connection, Value, cmd};
 use std::collections::HashMap;
+use tidemark_server::config::LedgerMode;
 use tidemark_tests::TestServer;
 
 /// A figure of the space `liked`, by TM.SPACE LIST.
@@ -38,7 +39,11 @@ fn settle(c: &mut Connection, space: &str) {
 
 #[test]
 fn unlikes_beyond_the_bound_are_refused_and_change_neither_flag_nor_counter() {
-    let server = TestServer::with(|config| config.existence[0].max_revoked = 20);
+    // With a ledger there is no such bound.
+    let server = TestServer::with(|config| {
+        let liked = &mut config.existence[0];
+        (liked.max_revoked, liked.ledger) = (20, LedgerMode::Off);
+    });
     let c = &mut server.connection();
     settle(c, "liked");
     for member in 0..50 {

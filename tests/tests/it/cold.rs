@@ -503,8 +503,7 @@ pub(crate) fn likes(connection: &mut Connection, viewer: u64, ids: &[u64]) -> Ve
     rows.iter().map(|row| [row[0], row[4]]).collect()
 }
 
-/// A counter of 0 spares a page the filter: a row that is on the disk has to count as what it is
-/// there.
+/// A page shows flags and counters of posts whose rows are on the disk, and actions change them.
 #[test]
 fn flags_of_spilled_posts_are_shown() {
     let mut server = TestServer::with(|config| {

@@ -164,10 +164,8 @@ fn a_spoiled_block_is_an_error_and_never_a_no() {
         assert_eq!(told.matches("cannot be read").count(), wanted / 2, "{text}: {told}");
     }
     assert_eq!(likes(&mut connection, 7, &[other]), [[1, 0]], "liked by 8, and not by 7 any more");
-    // A flag without its counter needs the row only to know whether a 0 would prove anything: then
-    // it proves nothing.
+    // A flag that is set without its counter needs no row, and neither does a repeated like.
     let _: Value = call(&mut connection, &format!("PH.ADD liked 9 {spoiled}")).unwrap();
-    // A like that was there already needs the row no more than that.
     let again: Vec<i64> = call(&mut connection, &format!("FEED.ACT like 7 {spoiled}")).unwrap();
     assert_eq!(again, [0]);
     assert!(info(&mut connection, "cold_corrupt_blocks") > 0);
@@ -245,9 +243,7 @@ fn scrubbing_finds_what_the_disk_has_spoiled() {
         small(config);
         config.spill.scrub_bytes_per_s = 0;
         config.counter[0].rows_per_table = 10_000;
-        config.existence[0].spill = true;
         config.existence[0].pairs_per_table = 16_000;
-        config.existence[0].ledger = tidemark_server::config::LedgerMode::Exact;
     });
     let mut connection = server.connection();
     let mut truth = Truth::new();

@@ -5,7 +5,7 @@ use super::cold::{call, info, lines, patiently, spoil, was_read_ahead};
 use super::replication::{follow, in_step};
 use redis::{Connection, Value, cmd};
 use std::collections::BTreeMap;
-use tidemark_server::config::Config;
+use tidemark_server::config::{Config, LedgerMode};
 use tidemark_tests::{TestServer, eventually};
 
 const FIRST: u64 = 1_000_000;
@@ -13,7 +13,8 @@ const FIRST: u64 = 1_000_000;
 const LIKES: u64 = 8;
 
 fn small(config: &mut Config) {
-    config.existence[0].spill = true;
+    // Filters alone.
+    config.existence[0].ledger = LedgerMode::Off;
     config.existence[0].pairs_per_table = 16_000;
     config.existence[0].max_tables = 3;
     config.durability.snapshot_every_s = 0;
@@ -255,48 +256,6 @@ fn a_cold_flag_is_one_read() {
     let _: Value =
         cmd("PH.EXISTS").arg("liked").arg(777_777).arg(&page).query(&mut connection).unwrap();
     assert_eq!(info(&mut connection, "cold_reads") - before, 50, "they are cached");
-    was_read_ahead(&mut connection);
-}
-
-/// A page reads nothing for flags that their counters answer for: the post has no likes, so no flag
-/// is set. What asks for the flag alone does.
-#[test]
-fn a_cold_flag_whose_counter_is_0_is_no_read() {
-    let server = TestServer::with(|config| {
-        small(config);
-        super::cold::small(config);
-    });
-    let mut connection = server.connection();
-    fill_some(&mut connection, (0..12_000).step_by(2).collect(), &mut Truth::new());
-    eventually("it spills", || info(&mut connection, "cold_pairs") > 10_000);
-    let low = a_cold_id(&mut connection).next_multiple_of(2);
-    let [liked, not_liked] =
-        [0, 1].map(|odd| (low + odd..low + 100).step_by(2).collect::<Vec<u64>>());
-    for id in &not_liked {
-        call::<Value>(&mut connection, &format!("CNT.INCRBY post {id} repost 1")).unwrap();
-    }
-    let unset = Value::Array([0, 1, 0, 0, 0, 0].map(Value::Int).into());
-    let mut ask = |words: &str, ids: &[u64]| -> (Value, u64) {
-        let before = info(&mut connection, "cold_reads");
-        let ids: String = ids.iter().map(|id| format!(" {id}")).collect();
-        let told = call(&mut connection, &(words.to_owned() + &ids)).unwrap();
-        (told, info(&mut connection, "cold_reads") - before)
-    };
-    let (page, reads) = ask("FEED.GET home 777", &not_liked);
-    assert_eq!((page, reads), (Value::Array(vec![unset.clone(); 50]), 0));
-    assert_eq!(ask("FEED.GET home 777", &liked).1, 50);
-    assert_eq!(
-        ask("PH.EXISTS liked 777", &not_liked).1,
-        50,
-        "the gate, and no cache, has saved the page its reads"
-    );
-    // Counters that must be read, too, are read together with the flags; those that are cached are
-    // proofs again.
-    let (Value::Int(spilled), _) = ask("TM.SPILL post 50", &[]) else { panic!("it spills") };
-    assert!(spilled > 0);
-    assert!(ask("FEED.GET home 888", &not_liked).1 > 50);
-    let (page, reads) = ask("FEED.GET home 999", &not_liked);
-    assert_eq!((page, reads), (Value::Array(vec![unset; 50]), 0));
     was_read_ahead(&mut connection);
 }
 

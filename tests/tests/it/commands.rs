@@ -249,6 +249,7 @@ fn ids_below_the_horizon_are_unknown_and_not_no() {
         for existence in &mut config.existence {
             existence.pairs_per_table = 1000;
             (existence.spill, existence.max_tables) = (false, 2);
+            existence.ledger = tidemark_server::config::LedgerMode::Off;
         }
     });
     let mut raw = server.raw();

@@ -3,7 +3,6 @@
 use super::cold::{call, small};
 use redis::{Commands, Connection, FromRedisValue, cmd};
 use std::collections::BTreeSet;
-use tidemark_server::config::LedgerMode;
 use tidemark_tests::TestServer;
 
 /// Walks to the end by the command that these words begin, with the options behind the cursor.
@@ -29,10 +28,7 @@ fn walk<T: FromRedisValue + Ord>(
 #[test]
 fn all_cursors_fit_a_double_and_lead_to_every_key() {
     const ROWS: u64 = 6_000;
-    let server = TestServer::with(|config| {
-        small(config);
-        (config.existence[0].ledger, config.existence[0].spill) = (LedgerMode::Exact, true);
-    });
+    let server = TestServer::with(small);
     let mut c = server.connection();
     let ids: Vec<u64> = (1..=ROWS).chain(u64::MAX - ROWS + 1..=u64::MAX).collect();
     for ids in ids.chunks(1000) {
@@ -71,9 +67,7 @@ fn all_cursors_fit_a_double_and_lead_to_every_key() {
 /// As a client leaves it that has rounded one from an earlier release.
 #[test]
 fn larger_cursors_are_invalid() {
-    let server = TestServer::with(|config| {
-        (config.existence[0].ledger, config.existence[0].spill) = (LedgerMode::Exact, true);
-    });
+    let server = TestServer::start();
     let mut c = server.connection();
     call::<()>(&mut c, "HSET post:1 like 9").unwrap();
     call::<()>(&mut c, "SADD liked:1 7").unwrap();

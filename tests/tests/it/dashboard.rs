@@ -95,6 +95,7 @@ fn the_dashboard_shows_what_info_tells_and_fits_a_desk_and_a_phone() {
         for existence in &mut config.existence {
             existence.pairs_per_table = 1 << 9;
             (existence.spill, existence.max_tables) = (false, 2);
+            existence.ledger = tidemark_server::config::LedgerMode::Off;
         }
     });
     some_traffic(&server);
@@ -149,6 +150,7 @@ fn the_dashboard_shows_what_is_empty_busy_rolls_and_spills() {
         for existence in &mut config.existence {
             existence.pairs_per_table = 1 << 12;
             (existence.spill, existence.max_tables) = (false, 4);
+            existence.ledger = tidemark_server::config::LedgerMode::Off;
         }
         let posts = config.counter.iter_mut().find(|space| space.name == "post").unwrap();
         posts.spill = true;

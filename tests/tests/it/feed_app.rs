@@ -217,6 +217,7 @@ fn a_post_below_the_horizon_has_a_heart_that_cannot_be_pressed() {
         for existence in &mut config.existence {
             existence.pairs_per_table = 1 << 9;
             (existence.spill, existence.max_tables) = (false, 2);
+            existence.ledger = tidemark_server::config::LedgerMode::Off;
         }
     });
     let app = App::start(server.port(), |_| {});

@@ -25,7 +25,6 @@ mod exact;
 mod examples;
 mod feed_app;
 mod full_sync;
-mod gate;
 mod golden;
 mod hostile;
 mod import;

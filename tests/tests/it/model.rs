@@ -13,7 +13,7 @@ use dataset::Engines;
 use dataset::catalogue::Catalogue;
 use dataset::commit::Durability;
 use dataset::engines::Page;
-use dataset::options::{Fsync, Options};
+use dataset::options::{Fsync, LedgerMode, Options};
 use phantom::{Answer, Change, Member};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -29,6 +29,7 @@ fn tiny() -> Options {
     for existence in &mut config.existence {
         existence.pairs_per_table = 300;
         (existence.spill, existence.max_tables) = (false, 5);
+        existence.ledger = LedgerMode::Off;
         existence.false_positive_rate = RATE;
         existence.max_revoked = 100_000;
         existence.max_aside = 100_000;

@@ -4,7 +4,7 @@
 use crate::commands::check;
 use crate::replication::{follow, in_step};
 use std::collections::HashMap;
-use tidemark_server::config::Fsync;
+use tidemark_server::config::{Fsync, LedgerMode};
 use tidemark_tests::TestServer;
 
 /// Ids leap ahead, and tables are closed: a replica, one behind it, one that comes later, and the
@@ -15,6 +15,7 @@ fn the_tables_of_a_log_are_the_same_everywhere() {
         TestServer::with(|config| {
             for existence in &mut config.existence {
                 (existence.seed, existence.spill) = (7, false);
+                existence.ledger = LedgerMode::Off;
             }
             config.durability.fsync = Fsync::Always;
             config.existence[0].pairs_per_table = 64_000;
@@ -87,61 +88,58 @@ fn filters_and_sets_under_other_names() {
     check(
         &mut server.raw(),
         &[
-            ("CF.ADD liked:1 a", ":1\r\n"),
-            ("CF.ADD liked:1 a", ":1\r\n"),
-            ("CF.ADDNX liked:1 a", ":0\r\n"),
-            ("CF.ADDNX liked:1 b", ":1\r\n"),
-            ("CF.EXISTS liked:1 a", ":1\r\n"),
-            ("CF.MEXISTS liked:1 a b c", "*3\r\n:1\r\n:1\r\n:0\r\n"),
-            ("CF.COUNT liked:1 a", ":1\r\n"),
-            ("CF.DEL liked:1 a", ":1\r\n"),
-            ("CF.COUNT liked:1 a", ":0\r\n"),
-            ("CF.DEL liked:1 a", ":0\r\n"),
-            ("CF.EXISTS liked:1 a", ":0\r\n"),
+            ("CF.ADD read:1 a", ":1\r\n"),
+            ("CF.ADD read:1 a", ":1\r\n"),
+            ("CF.ADDNX read:1 a", ":0\r\n"),
+            ("CF.ADDNX read:1 b", ":1\r\n"),
+            ("CF.EXISTS read:1 a", ":1\r\n"),
+            ("CF.MEXISTS read:1 a b c", "*3\r\n:1\r\n:1\r\n:0\r\n"),
+            ("CF.COUNT read:1 a", ":1\r\n"),
+            ("CF.DEL read:1 a", ":1\r\n"),
+            ("CF.COUNT read:1 a", ":0\r\n"),
+            ("CF.DEL read:1 a", ":0\r\n"),
+            ("CF.EXISTS read:1 a", ":0\r\n"),
             ("CF.ADD post:1 a", wrong_type),
-            ("BF.INSERT liked:2 ITEMS a b a", "*3\r\n:1\r\n:1\r\n:0\r\n"),
+            ("BF.INSERT read:2 ITEMS a b a", "*3\r\n:1\r\n:1\r\n:0\r\n"),
             (
-                "BF.INSERT liked:2 CAPACITY 1000 ERROR 0.01 EXPANSION 2 NOCREATE NONSCALING ITEMS \
+                "BF.INSERT read:2 CAPACITY 1000 ERROR 0.01 EXPANSION 2 NOCREATE NONSCALING ITEMS \
                  c",
                 "*1\r\n:1\r\n",
             ),
             (
-                "BF.INSERT liked:2 ERROR 0.000001 ITEMS c",
-                "-ERR the space 'liked' was made for an error rate of 0.0001\r\n",
+                "BF.INSERT read:2 ERROR 0.000001 ITEMS c",
+                "-ERR the space 'read' was made for an error rate of 0.0001\r\n",
             ),
-            ("BF.INSERT liked:2 ERROR x ITEMS c", "-ERR Bad error rate\r\n"),
-            ("BF.INSERT liked:2 CAPACITY x ITEMS c", "-ERR Bad capacity\r\n"),
+            ("BF.INSERT read:2 ERROR x ITEMS c", "-ERR Bad error rate\r\n"),
+            ("BF.INSERT read:2 CAPACITY x ITEMS c", "-ERR Bad capacity\r\n"),
             (
-                "BF.INSERT liked:2 NOCREATE ITEMS",
+                "BF.INSERT read:2 NOCREATE ITEMS",
                 "-ERR wrong number of arguments for 'bf.insert' command\r\n",
             ),
             (
-                "BF.INSERT liked:2 NOCREATE CAPACITY",
+                "BF.INSERT read:2 NOCREATE CAPACITY",
                 "-ERR wrong number of arguments for 'bf.insert' command\r\n",
             ),
-            ("BF.INSERT liked:2 a b", "-ERR Unknown argument received\r\n"),
-            ("BF.RESERVE liked:3 0.01 1000 EXPANSION 2", "+OK\r\n"),
+            ("BF.INSERT read:2 a b", "-ERR Unknown argument received\r\n"),
+            ("BF.RESERVE read:3 0.01 1000 EXPANSION 2", "+OK\r\n"),
             (
-                "BF.RESERVE liked:2 0.00001 1000",
-                "-ERR the space 'liked' was made for an error rate of 0.0001\r\n",
+                "BF.RESERVE read:2 0.00001 1000",
+                "-ERR the space 'read' was made for an error rate of 0.0001\r\n",
             ),
-            ("BF.RESERVE liked:2 0.01 x", "-ERR bad capacity\r\n"),
-            ("BF.SCANDUMP liked:2 0", unknowable),
-            ("BF.LOADCHUNK liked:2 1 x", "-ERR received bad data\r\n"),
-            ("SINTERCARD 2 liked:1 liked:2", unknowable),
-            ("SINTERCARD 1 liked:1 LIMIT 1", unknowable),
-            ("SINTERCARD 0 liked:1", "-ERR numkeys should be greater than 0\r\n"),
-            (
-                "SINTERCARD 2 liked:1",
-                "-ERR Number of keys can't be greater than number of args\r\n",
-            ),
-            ("SINTERCARD 1 liked:1 LIMIT -1", "-ERR LIMIT can't be negative\r\n"),
-            ("SINTERCARD 1 liked:1 liked:2", "-ERR syntax error\r\n"),
-            ("SCARD liked:2", unknowable),
-            ("SMEMBERS liked:2", unknowable),
-            ("SPOP liked:2", unknowable),
-            ("SRANDMEMBER liked:2 3", unknowable),
-            ("SSCAN liked:2 0", unknowable),
+            ("BF.RESERVE read:2 0.01 x", "-ERR bad capacity\r\n"),
+            ("BF.SCANDUMP read:2 0", unknowable),
+            ("BF.LOADCHUNK read:2 1 x", "-ERR received bad data\r\n"),
+            ("SINTERCARD 2 read:1 read:2", unknowable),
+            ("SINTERCARD 1 read:1 LIMIT 1", unknowable),
+            ("SINTERCARD 0 read:1", "-ERR numkeys should be greater than 0\r\n"),
+            ("SINTERCARD 2 read:1", "-ERR Number of keys can't be greater than number of args\r\n"),
+            ("SINTERCARD 1 read:1 LIMIT -1", "-ERR LIMIT can't be negative\r\n"),
+            ("SINTERCARD 1 read:1 read:2", "-ERR syntax error\r\n"),
+            ("SCARD read:2", unknowable),
+            ("SMEMBERS read:2", unknowable),
+            ("SPOP read:2", unknowable),
+            ("SRANDMEMBER read:2 3", unknowable),
+            ("SSCAN read:2 0", unknowable),
             ("SCARD post:2", wrong_type),
             ("SCARD nope", ":0\r\n"),
         ],

@@ -3,7 +3,7 @@
 use crate::commands::check;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use tidemark_server::config::Fsync;
+use tidemark_server::config::{Fsync, LedgerMode};
 use tidemark_tests::{Raw, TestServer, eventually};
 
 fn always() -> TestServer {
@@ -563,7 +563,10 @@ fn advice_is_given_and_can_be_followed() {
 #[test]
 fn tables_tell_of_themselves() {
     // Only where tables are recycled there is a forecast.
-    let server = TestServer::with(|config| config.existence[0].spill = false);
+    let server = TestServer::with(|config| {
+        let liked = &mut config.existence[0];
+        (liked.spill, liked.ledger) = (false, LedgerMode::Off);
+    });
     let c = &mut server.connection();
     let mut pipe = redis::pipe();
     for id in 0..5000u64 {

@@ -3,7 +3,7 @@
 //! horizon; and nothing that was set is forgotten. No space sets `max_ahead` here.
 
 use redis::{Connection, cmd};
-use tidemark_server::config::Config;
+use tidemark_server::config::{Config, LedgerMode};
 use tidemark_tests::{TestServer, eventually, number, tables};
 
 const FIRST: u64 = 1 << 50;
@@ -14,7 +14,7 @@ fn small(config: &mut Config) {
     let liked = &mut config.existence[0];
     (liked.pairs_per_table, liked.max_tables, liked.false_positive_rate) = (8000, 6, 0.001);
     // So that there is a horizon.
-    liked.spill = false;
+    (liked.spill, liked.ledger) = (false, LedgerMode::Off);
     // And room for the strays.
     liked.memory_limit_bytes = 64 << 20;
     config.counter[0].rows_per_table = 4096;

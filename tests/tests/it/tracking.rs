@@ -534,6 +534,7 @@ fn ids_below_the_horizon_are_invalidated() {
     let server = TestServer::with(|config| {
         for space in &mut config.existence {
             (space.spill, space.max_tables, space.pairs_per_table) = (false, 2, 1000);
+            space.ledger = tidemark_server::config::LedgerMode::Off;
         }
     });
     let mut writer = server.raw();

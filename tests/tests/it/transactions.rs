@@ -325,8 +325,6 @@ fn arguments_of_a_request_and_of_a_transaction_are_limited() {
 fn what_takes_long_in_a_transaction_counts_as_many_arguments() {
     let server = TestServer::with(|config| {
         config.server.max_transaction_args = 32_768;
-        let liked = &mut config.existence[0];
-        (liked.ledger, liked.spill) = (tidemark_server::config::LedgerMode::Exact, true);
     });
     let mut raw = server.raw();
     let mut queued = |words: &[&str]| {

@@ -2,7 +2,7 @@
 //! log. A kill may come in the middle of a start, after it has merged a table.
 
 use super::*;
-use crate::Layout;
+use crate::{Layout, Origin};
 use rolling::Range;
 
 /// A batch of the log: the ring and its frontier if they have changed, then the pairs that were
@@ -135,7 +135,7 @@ fn outlier_in_a_gap_survives_a_killed_start() {
     // Below the first id of the upper range, far above the lower one.
     let outlier = (FAR - 100, 1);
     master.set([outlier]);
-    assert!(master.space.is_early(outlier.0, &member(outlier.1)));
+    assert_eq!(master.space.origin(outlier.0, &member(outlier.1)), Origin::Outlier);
     let low = master.space.range_over(200).unwrap().0;
     let past = master.snapshot();
     // Some late ones for the merge.
@@ -156,6 +156,7 @@ fn outlier_in_a_gap_survives_a_killed_start() {
     assert!(killed);
     let restarted = master.restart(&shelf, &past, |_, _| ());
     master.verify(&restarted, "restarted");
-    assert!(restarted.is_early(outlier.0, &member(outlier.1)), "it is where it was");
+    let origin = restarted.origin(outlier.0, &member(outlier.1));
+    assert_eq!(origin, Origin::Outlier, "it is where it was");
     assert_eq!(restarted.layout(), master.space.layout());
 }

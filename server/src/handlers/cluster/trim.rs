@@ -94,7 +94,7 @@ fn delete(
         if node.cluster.topology().version != topology.version || !node.replication.is_master() {
             return Err(refuse!("ERR the topology has changed: begin again"));
         }
-        let gone = node.engines().drop_foreign_row(space, id);
+        let gone = node.engines().delete_row(space, id);
         deleted += usize::from(but_unreadable(gone, &mut all_read)?);
     }
     all_read?;

@@ -66,32 +66,22 @@ const EXPANSION: RangeInclusive<i64> = 0..=32_768;
 /// own. What BF.ADD alone has begun has none.
 const MADE: Member<'static> = Member::Bytes(b"\0tidemark: a filter was made for this id\0");
 
-/// Whether there is a filter for this id, as far as that is known: it was made, or the counter that
-/// moves with its flags is above 0.
-pub(crate) fn is_made(
-    call: &Call<'_>,
-    space: &ExistenceSpace,
-    id: u64,
-) -> Result<bool, Unreadable> {
+/// Whether BF.RESERVE, BF.INSERT or their kin have made a filter for this id; with a ledger,
+/// whether the id has members.
+fn is_made(space: &ExistenceSpace, id: u64) -> Result<bool, Unreadable> {
     // A ledger lists all members: there none is made up, and an id is known by those that it has.
     if let Some(ledger) = space.ledger() {
         return ledger.has_any(id);
     }
-    let is_kept = space.contains(id, &MADE)? == Answer::Yes;
-    Ok(is_kept || call.node.engines().has_counted(space, id))
+    Ok(space.contains(id, &MADE)? == Answer::Yes)
 }
 
 /// Makes the filter of an id. False if there is one. With a ledger its first member makes it.
 pub(crate) fn make(call: &Call<'_>, space: &ExistenceSpace, id: u64) -> Result<bool, Refusal> {
     if space.ledger().is_some() {
-        return Ok(!is_made(call, space, id)?);
+        return Ok(!is_made(space, id)?);
     }
-    let engines = call.node.engines();
-    let _alone = engines.alone_with(id);
-    if engines.has_counted(space, id) {
-        return Ok(false);
-    }
-    match engines.flag(space, id, &MADE)? {
+    match call.node.engines().flag(space, id, &MADE)? {
         Change::Changed => Ok(true),
         Change::Unchanged => Ok(false),
         Change::Unknown => Err(Refusal::BELOW_HORIZON),
@@ -112,7 +102,7 @@ pub(crate) fn before_items(
     }
     if makes {
         make(call, space, id)?;
-    } else if !is_made(call, space, id)? {
+    } else if !is_made(space, id)? {
         return Err(Refusal::NO_FILTER);
     }
     Ok(())

@@ -89,7 +89,7 @@ fn edit(
 /// Makes a change. When this returns it is in the log.
 fn make(node: &Arc<Node>, change: impl FnOnce(&mut Catalogue) -> Result<(), EditError>) -> Outcome {
     edit(node, || node.refusal().map_or(Ok(()), Err), change)?;
-    node.current.settle();
+    node.current.forget_former();
     node.durability.flush().map_err(|error| {
         refuse!(
             "MISCONF the change is made, and will be logged when the log can be written; if the \
@@ -197,7 +197,9 @@ fn drop_space(call: &mut Call<'_>) -> Outcome {
 fn remove(node: &Arc<Node>, name: &str) {
     node.engines().cold.trouble.lock().remove(name);
     let began = time::now();
-    while !node.current.settle() && time::now() - began < DROPPED_WITHIN && !node.stop.is_stopped()
+    while !node.current.forget_former()
+        && time::now() - began < DROPPED_WITHIN
+        && !node.stop.is_stopped()
     {
         time::sleep(Duration::from_millis(1));
     }

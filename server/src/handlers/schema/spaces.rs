@@ -253,8 +253,6 @@ fn list(call: &mut Call<'_>) -> Outcome {
                 ("pairs_until_recycled", Value::Count(space.pairs_until_recycled())),
                 ("recycled_in_s", number_or_nil(space.recycled_in_s())),
                 ("forgotten_ids", count(space.forgotten_ids())),
-                ("loose_ids", count(space.loose().size().0)),
-                ("loose_through", space.loose().size().1.map_or(Value::Nil, Value::Id)),
             ]
         });
         write_maps(reply, &counters.chain(existences).collect::<Vec<Entries>>());

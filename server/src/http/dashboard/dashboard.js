@@ -194,7 +194,6 @@ function describe(table) {
 const PARTS = [
   ["tidemark_memory_part_bytes{part=\"counter_tables\"}", "counter tables", "--s1"],
   ["tidemark_memory_part_bytes{part=\"existence_tables\"}", "flag tables", "--s4"],
-  ["tidemark_memory_part_bytes{part=\"unproven_ids\"}", "unproven ids", "--s6"],
   ["mem_tokens", "tokens", "--s9"],
   ["cold_cache_bytes", "cache of cold rows", "--s3"],
   ["cold_index_bytes", "index of cold files", "--s7"],
@@ -386,10 +385,10 @@ const clientTable = (told) =>
 const ORIGINS = {
   bits: "the bits of its row", aux: "the aux dictionary: it has outgrown its bits", extend: "the extend dictionary: its table had no slot",
   outlier: "the exact list of ids far ahead", cold: "the disk", none: "no row: 0",
-  zero: "zero proof: the counter is 0, so the flag is not set", filter: "a Bloom filter in memory",
+  filter: "a Bloom filter in memory",
   unset: "the exact list of unset flags", horizon: "nothing: the id lies below the horizon",
 };
-const WORDS = { bits: "bits", aux: "overflow", extend: "extend", outlier: "outlier", cold: "cold file", none: "no row", zero: "zero proof", filter: "filter", unset: "unset", horizon: "below horizon" };
+const WORDS = { bits: "bits", aux: "overflow", extend: "extend", outlier: "outlier", cold: "cold file", none: "no row", filter: "filter", unset: "unset", horizon: "below horizon" };
 
 const origin = (from) => h("span", { class: `from ${from}`, title: ORIGINS[from] }, WORDS[from] ?? from);
 

@@ -73,12 +73,7 @@ fn failover_hands_the_role_over_and_nothing_is_lost() {
 #[test]
 fn restore_during_a_failover_is_whole_or_not_at_all() {
     const MEMBERS: u64 = 60_000;
-    let exact = |config: &mut tidemark_server::config::Config| {
-        small(config);
-        let liked = config.existence.iter_mut().find(|space| space.name == "liked").unwrap();
-        (liked.ledger, liked.spill) = (tidemark_server::config::LedgerMode::Exact, true);
-    };
-    let source = TestServer::with(exact);
+    let source = TestServer::with(small);
     for from in (1..=MEMBERS).step_by(5000) {
         let members: Vec<u64> = (from..from + 5000).collect();
         source.connection().sadd::<_, _, ()>("liked:1", members).unwrap();
@@ -86,7 +81,7 @@ fn restore_during_a_failover_is_whole_or_not_at_all() {
     let payload: Vec<u8> =
         redis::cmd("DUMP").arg("liked:1").query(&mut source.connection()).unwrap();
     for round in 0..3u64 {
-        let (a, b) = (TestServer::with(exact), TestServer::with(exact));
+        let (a, b) = (TestServer::with(small), TestServer::with(small));
         let old: Vec<u64> = (1_000_000..1_001_000).collect();
         a.connection().sadd::<_, _, ()>("liked:1", old).unwrap();
         follow(&b, &a);
