@@ -72,8 +72,10 @@ fn restored(backup: &Path, to: &Path, more: &[&str]) -> String {
 fn backups(home: &Path) -> Vec<PathBuf> {
     let root = home.join("backups");
     let all = if root.is_dir() { names(&root) } else { Vec::new() };
-    let visible = all.into_iter().filter(|name| !name.starts_with('.') && name != "log");
-    visible.map(|name| root.join(name)).filter(|path| path.is_dir()).collect()
+    // One that is being made has a name of its own until it is whole.
+    let is_whole =
+        |name: &String| !name.starts_with('.') && !name.ends_with(".tmp") && name != "log";
+    all.into_iter().filter(is_whole).map(|name| root.join(name)).filter(|path| path.is_dir()).collect()
 }
 
 /// Killed in the middle of backups, again and again: those that are there are whole, and have what
