@@ -359,9 +359,9 @@ impl ExactPairsWriter {
 }
 
 /// Reads an exact-pairs payload: `each` gets the pair, and how often its id was forgotten before.
-pub fn read_exact_pairs(
-    mut bytes: &[u8],
-    mut each: impl FnMut(ledger::Pair<'_>, u64) -> Result<(), String>,
+pub fn read_exact_pairs<'a>(
+    mut bytes: &'a [u8],
+    mut each: impl FnMut(ledger::Pair<'a>, u64) -> Result<(), String>,
 ) -> Result<(), String> {
     let mut ids = Rising(None);
     while !bytes.is_empty() {

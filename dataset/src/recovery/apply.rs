@@ -131,26 +131,24 @@ fn apply_exact_pairs(
 ) -> Result<(), String> {
     let number = space.number();
     let ledger = space.ledger().ok_or_else(|| format!("space {number} has no ledger"))?;
-    let mut pairs = Vec::new();
-    read_exact_pairs(payload, |pair, _| {
+    let (mut exact, mut pairs) = (Vec::new(), Vec::new());
+    read_exact_pairs(payload, |pair, generation| {
         pairs.push((space.pair(pair.id, &in_filters(pair.member)), pair.set));
+        exact.push((pair, generation));
         Ok(())
     })?;
     let ids = pairs.iter().map(|(pair, _)| pair.id);
     changes(engines, number, ids.clone());
-    let mut window = Window::new(space, &pairs);
-    read_exact_pairs(payload, |pair, generation| {
-        let (hashed, set) = window.next().ok_or("a record changed while it was read")?;
+    for ((pair, generation), (hashed, set)) in exact.into_iter().zip(Window::new(space, &pairs)) {
         if space.generation(pair.id) != generation {
-            return Ok(());
+            continue;
         }
         // In this order: filters that are built anew are filled from the ledger.
         ledger.ledger().set(pair.id, pair.member, pair.set);
         if end > space.cold().covered(pair.id) {
             space.put(hashed, set).map_err(|e| e.to_string())?;
         }
-        Ok(())
-    })?;
+    }
     parts.touch_all(ids.clone().map(|id| (number, id)));
     engines.changed_by_log(number, ids);
     Ok(())

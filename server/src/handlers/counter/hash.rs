@@ -136,11 +136,18 @@ fn hmget(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Answers one field of the row in `scratch.row`; nil if there is no row, or no such field.
+/// Returns one field of the row in `scratch.row`, unless there is no row or no such field.
+#[inline]
+fn value_of(call: &Call<'_>, exists: bool, schema: &Schema, name: &[u8]) -> Option<i64> {
+    let field = schema.index_of(name).filter(|_| exists)?;
+    Some(call.scratch.row[field])
+}
+
+/// Answers that field, or nil.
 #[inline]
 fn write_field(call: &mut Call<'_>, exists: bool, schema: &Schema, name: &[u8]) {
-    match schema.index_of(name).filter(|_| exists) {
-        Some(field) => call.reply.bulk_int(call.scratch.row[field]),
+    match value_of(call, exists, schema, name) {
+        Some(value) => call.reply.bulk_int(value),
         None => call.reply.null(),
     }
 }
@@ -176,8 +183,8 @@ fn hexists(call: &mut Call<'_>) -> Outcome {
         return Ok(());
     };
     let (exists, view) = read(call, space, id)?;
-    let field = view.schema().index_of(call.args.at(2)).filter(|_| exists);
-    call.reply.int(i64::from(field.is_some_and(|field| call.scratch.row[field] != 0)));
+    let value = value_of(call, exists, view.schema(), call.args.at(2));
+    call.reply.int(i64::from(value.is_some_and(|value| value != 0)));
     Ok(())
 }
 
@@ -230,10 +237,9 @@ fn hstrlen(call: &mut Call<'_>) -> Outcome {
         return Ok(());
     };
     let (exists, view) = read(call, space, id)?;
-    let field = view.schema().index_of(call.args.at(2)).filter(|_| exists);
     let mut text = Vec::with_capacity(20);
-    if let Some(field) = field {
-        decimal(call.scratch.row[field], &mut text);
+    if let Some(value) = value_of(call, exists, view.schema(), call.args.at(2)) {
+        decimal(value, &mut text);
     }
     call.reply.count(text.len());
     Ok(())
