@@ -48,7 +48,7 @@ impl Run {
             spill: false,
             max_revoked: rng.usize(50..2000),
             max_aside: rng.usize(100..3000),
-            max_forgotten: rng.usize(50..2000),
+            max_forgotten: rng.usize(10..500),
             max_ahead: None,
             first_id: 0,
             seed,

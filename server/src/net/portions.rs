@@ -556,7 +556,6 @@ mod tests {
             ("FEED.ACT love 9", "#", "", "ERR no such action"),
             ("PH.ADD read 8", "#", "EXACT", "ERR"),
             ("FEED.GET home 8", "#", "BINARY BINARY", "ERR syntax"),
-            ("FEED.GET home 8", "#", "EXACT", "ERR EXACT asks ledgers"),
             ("FEED.GET home 8", "#", "1/2", "ERR Invalid id"),
             ("FEED.GET home 8", "BINARY", "", "ERR syntax"),
             ("CNT.GET posts", "#", "", "ERR no such counter space"),

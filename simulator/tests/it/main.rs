@@ -34,7 +34,7 @@ fn a_server_keeps_its_promises_whatever_befalls_it() {
         assert!(sum.spills_in_recovery > runs / 10 && sum.cold_reads > runs, "{sum:?}");
         assert!(sum.ranges > runs / 3 && sum.outliers > runs, "{sum:?}");
         assert!(sum.rebuilt > runs / 4 && sum.cut_rebuilds > 0, "{sum:?}");
-        assert!(sum.crashes_after_alter > runs / 10 && sum.failed_rounds > runs, "{sum:?}");
+        assert!(sum.crashes_after_alter > runs / 10 && sum.failed_rounds > runs / 2, "{sum:?}");
     }
 }
 
@@ -44,7 +44,7 @@ fn a_replica_has_what_its_master_has_and_takes_its_place() {
     if let Some(runs) = runs {
         assert!(!seeds::is_full() || sum.promotions >= runs / 5, "{sum:?}");
         assert!(sum.replica_crashes > runs / 2, "{sum:?}");
-        assert!(sum.full_syncs > runs / 2 && sum.continued > runs, "{sum:?}");
+        assert!(sum.full_syncs > runs / 2 && sum.continued > runs / 2, "{sum:?}");
         assert!(sum.cuts > runs && sum.compared > 100 * runs, "{sum:?}");
     }
 }

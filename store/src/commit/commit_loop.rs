@@ -289,7 +289,8 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         let committer = self.committer;
         // In the order in which others lock several.
         joined.stripes.sort_unstable();
-        self.units.append(&mut joined.units);
+        // Its memory is given back: after a burst nothing may come for hours.
+        self.units.append(&mut std::mem::take(&mut joined.units));
         self.reserved += std::mem::take(&mut joined.bytes);
         joined
             .stripes

@@ -164,11 +164,11 @@ fn a_long_member_comes_with_few_ids() {
         cmd(command).arg(name).arg(member).arg(ids).query::<Value>(c)
     };
     for (command, name) in [
-        ("PH.ADD", "liked"),
-        ("PH.EXISTS", "liked"),
-        ("PH.DEL", "liked"),
-        ("FEED.ACT", "like"),
-        ("FEED.UNDO", "like"),
+        ("PH.ADD", "read"),
+        ("PH.EXISTS", "read"),
+        ("PH.DEL", "read"),
+        ("FEED.ACT", "read"),
+        ("FEED.UNDO", "read"),
         ("FEED.GET", "home"),
     ] {
         let error = ask(c, command, name, &member, &ids).unwrap_err().to_string();
@@ -178,11 +178,11 @@ fn a_long_member_comes_with_few_ids() {
     }
     // One id has no such limit, nor have members of one id.
     let member = "m".repeat(5 << 20);
-    ask(c, "PH.ADD", "liked", &member, &ids[..1]).unwrap();
+    ask(c, "PH.ADD", "read", &member, &ids[..1]).unwrap();
     let mut page = cmd("FEED.GET");
     page.arg("home").arg(&member).arg(ids[0]).arg("BINARY").query::<Value>(c).unwrap();
-    let error = ask(c, "PH.ADD", "liked", &member, &ids[..2]).unwrap_err().to_string();
+    let error = ask(c, "PH.ADD", "read", &member, &ids[..2]).unwrap_err().to_string();
     assert!(error.contains("may come with 1 ids"), "{error}");
-    let added = cmd("SADD").arg("liked:1000").arg(&member).arg("2").query::<i64>(c).unwrap();
+    let added = cmd("SADD").arg("read:1000").arg(&member).arg("2").query::<i64>(c).unwrap();
     assert_eq!(added, 1, "one of them was there");
 }

@@ -194,7 +194,7 @@ fn hashes_strings_and_keys() {
             ("HINCRBY post:18446744073709551615 like 1", ":1\r\n"),
             ("TYPE post:1", "+hash\r\n"),
             ("TYPE post:1:like", "+string\r\n"),
-            ("TYPE liked:1", "+set\r\n"),
+            ("TYPE liked:1", "+none\r\n"),
             ("TTL post:1", ":-1\r\n"),
             ("PTTL post:1", ":-1\r\n"),
             ("EXISTS post:1 post:1 post:1:like post:7", ":3\r\n"),
@@ -205,7 +205,7 @@ fn hashes_strings_and_keys() {
             ("UNLINK post:3", ":1\r\n"),
             ("EXISTS post:1", ":0\r\n"),
             (
-                "DEL post:18446744073709551615 liked:1",
+                "DEL post:18446744073709551615 read:1",
                 "-ERR the pairs of an id cannot be deleted together: name the members (SISMEMBER, \
                  SREM, PH.EXISTS, PH.DEL)\r\n",
             ),

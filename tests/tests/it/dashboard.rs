@@ -293,9 +293,9 @@ fn inspects_a_page(browser: &Browser, server: &TestServer) {
     let values: Vec<Option<i64>> = cells.iter().map(|(raw, _)| raw.parse().ok()).collect();
     assert_eq!(values, page.concat(), "they are those of FEED.GET");
     let from: Vec<&str> = cells.iter().map(|(_, from)| from.as_str()).collect();
-    assert_eq!(from[..6], ["aux", "bits", "bits", "bits", "filter", "zero"], "post 3999");
-    assert_eq!(from[6..12], ["bits", "bits", "bits", "bits", "filter", "zero"], "post 3998");
-    assert_eq!(from[12..18], ["none", "none", "none", "none", "zero", "zero"], "no such post");
+    assert_eq!(from[..6], ["aux", "bits", "bits", "bits", "filter", "filter"], "post 3999");
+    assert_eq!(from[6..12], ["bits", "bits", "bits", "bits", "filter", "filter"], "post 3998");
+    assert_eq!(from[12..18], ["none", "none", "none", "none", "filter", "filter"], "no such post");
     assert_eq!(from[22], "horizon", "post 1, liked");
     assert_eq!(browser.overflowing(), json!([]));
     browser.run(

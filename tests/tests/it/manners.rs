@@ -393,62 +393,64 @@ fn counters_and_flags_may_share_bare_ids() {
 fn filters_are_reserved_once_and_nocreate_is_heard() {
     let server = TestServer::start();
     let script = [
-        ("BF.INSERT liked:1 NOCREATE ITEMS a", "-ERR not found\r\n"),
-        ("BF.EXISTS liked:1 a", ":0\r\n"),
-        ("BF.RESERVE liked:1 0.01 1000", "+OK\r\n"),
-        ("BF.RESERVE liked:1 0.01 1000", "-ERR item exists\r\n"),
-        ("BF.INSERT liked:1 NOCREATE ITEMS a b", "*2\r\n:1\r\n:1\r\n"),
+        ("BF.INSERT read:1 NOCREATE ITEMS a", "-ERR not found\r\n"),
+        ("BF.EXISTS read:1 a", ":0\r\n"),
+        ("BF.RESERVE read:1 0.01 1000", "+OK\r\n"),
+        ("BF.RESERVE read:1 0.01 1000", "-ERR item exists\r\n"),
+        ("BF.INSERT read:1 NOCREATE ITEMS a b", "*2\r\n:1\r\n:1\r\n"),
         // BF.INSERT makes a filter, too.
-        ("BF.INSERT liked:2 ITEMS a", "*1\r\n:1\r\n"),
-        ("BF.INSERT liked:2 NOCREATE ITEMS a c", "*2\r\n:0\r\n:1\r\n"),
-        ("BF.RESERVE liked:2 0.01 1000", "-ERR item exists\r\n"),
-        // And likes do, which their counter tells.
-        ("FEED.ACT like 7 3", "*1\r\n:1\r\n"),
-        ("BF.INSERT liked:3 NOCREATE ITEMS 8", "*1\r\n:1\r\n"),
-        ("CF.RESERVE liked:3 1000", "-ERR item exists\r\n"),
+        ("BF.INSERT read:2 ITEMS a", "*1\r\n:1\r\n"),
+        ("BF.INSERT read:2 NOCREATE ITEMS a c", "*2\r\n:0\r\n:1\r\n"),
+        ("BF.RESERVE read:2 0.01 1000", "-ERR item exists\r\n"),
         (
-            "BF.RESERVE liked:4 0.01 10 NONSCALING EXPANSION 2",
+            "BF.RESERVE read:4 0.01 10 NONSCALING EXPANSION 2",
             "-ERR Nonscaling filters cannot expand\r\n",
         ),
         (
-            "BF.RESERVE liked:4 0.01 10 EXPANSION -1",
+            "BF.RESERVE read:4 0.01 10 EXPANSION -1",
             "-ERR expansion must be in the range [0, 32768]\r\n",
         ),
-        ("BF.RESERVE liked:4 0.01 10 EXPANSION", "-ERR no expansion\r\n"),
-        ("BF.RESERVE liked:4 x 10", "-ERR bad error rate\r\n"),
+        ("BF.RESERVE read:4 0.01 10 EXPANSION", "-ERR no expansion\r\n"),
+        ("BF.RESERVE read:4 x 10", "-ERR bad error rate\r\n"),
         (
-            "BF.RESERVE liked:4 1 10",
+            "BF.RESERVE read:4 1 10",
             "-ERR error rate must be in the range (0.000000, 1.000000)\r\n",
         ),
-        ("BF.RESERVE liked:4 0.01 x", "-ERR bad capacity\r\n"),
-        ("BF.RESERVE liked:4 0.01 0", "-ERR capacity must be in the range [1, 1073741824]\r\n"),
-        ("BF.RESERVE liked:4 0.01 10 NONSCALING", "+OK\r\n"),
-        ("CF.INSERT liked:5 NOCREATE ITEMS a", "-ERR not found\r\n"),
-        ("CF.RESERVE liked:5 1000 BUCKETSIZE 2 MAXITERATIONS 20 EXPANSION 1", "+OK\r\n"),
-        ("CF.RESERVE liked:5 1000", "-ERR item exists\r\n"),
-        ("CF.INSERT liked:5 CAPACITY 100 ITEMS a a b", "*3\r\n:1\r\n:1\r\n:1\r\n"),
-        ("CF.INSERTNX liked:5 NOCREATE ITEMS a c", "*2\r\n:0\r\n:1\r\n"),
-        ("CF.MEXISTS liked:5 a c d", "*3\r\n:1\r\n:1\r\n:0\r\n"),
-        ("CF.COUNT liked:5 a", ":1\r\n"),
+        ("BF.RESERVE read:4 0.01 x", "-ERR bad capacity\r\n"),
+        ("BF.RESERVE read:4 0.01 0", "-ERR capacity must be in the range [1, 1073741824]\r\n"),
+        ("BF.RESERVE read:4 0.01 10 NONSCALING", "+OK\r\n"),
+        ("CF.INSERT read:5 NOCREATE ITEMS a", "-ERR not found\r\n"),
+        ("CF.RESERVE read:5 1000 BUCKETSIZE 2 MAXITERATIONS 20 EXPANSION 1", "+OK\r\n"),
+        ("CF.RESERVE read:5 1000", "-ERR item exists\r\n"),
+        ("CF.INSERT read:5 CAPACITY 100 ITEMS a a b", "*3\r\n:1\r\n:1\r\n:1\r\n"),
+        ("CF.INSERTNX read:5 NOCREATE ITEMS a c", "*2\r\n:0\r\n:1\r\n"),
+        ("CF.MEXISTS read:5 a c d", "*3\r\n:1\r\n:1\r\n:0\r\n"),
+        ("CF.COUNT read:5 a", ":1\r\n"),
         (
-            "CF.RESERVE liked:6 3",
+            "CF.RESERVE read:6 3",
             "-ERR Capacity must be in the range [2 * BUCKETSIZE, 1073741824]\r\n",
         ),
         (
-            "CF.RESERVE liked:6 100 BUCKETSIZE 256",
+            "CF.RESERVE read:6 100 BUCKETSIZE 256",
             "-ERR BUCKETSIZE: value must be in the range [1, 255]\r\n",
         ),
-        ("CF.RESERVE liked:6 100 EXPANSION x", "-ERR Couldn't parse EXPANSION\r\n"),
+        ("CF.RESERVE read:6 100 EXPANSION x", "-ERR Couldn't parse EXPANSION\r\n"),
         (
-            "CF.RESERVE liked:6 100 EXPANSION",
+            "CF.RESERVE read:6 100 EXPANSION",
             "-ERR wrong number of arguments for 'cf.reserve' command\r\n",
         ),
         (
-            "CF.INSERT liked:6 CAPACITY 3 ITEMS a",
+            "CF.INSERT read:6 CAPACITY 3 ITEMS a",
             "-ERR Capacity must be in the range [4, 1073741824]\r\n",
         ),
-        ("CF.INSERT liked:6 a b", "-ERR Unknown argument received\r\n"),
-        ("CF.LOADCHUNK liked:6 1 x", "-ERR Couldn't load chunk!\r\n"),
+        ("CF.INSERT read:6 a b", "-ERR Unknown argument received\r\n"),
+        ("CF.LOADCHUNK read:6 1 x", "-ERR Couldn't load chunk!\r\n"),
+        // With a ledger the first member makes it.
+        ("BF.RESERVE liked:1 0.01 1000", "+OK\r\n"),
+        ("BF.INSERT liked:1 NOCREATE ITEMS 8", "-ERR not found\r\n"),
+        ("FEED.ACT like 7 1", "*1\r\n:1\r\n"),
+        ("BF.INSERT liked:1 NOCREATE ITEMS 8", "*1\r\n:1\r\n"),
+        ("CF.RESERVE liked:1 1000", "-ERR item exists\r\n"),
     ];
     check(&mut server.raw(), &script);
     // It is kept, as the items are.
@@ -456,8 +458,8 @@ fn filters_are_reserved_once_and_nocreate_is_heard() {
     check(
         &mut server.raw(),
         &[
-            ("BF.RESERVE liked:1 0.01 1000", "-ERR item exists\r\n"),
-            ("BF.INSERT liked:1 NOCREATE ITEMS a", "*1\r\n:0\r\n"),
+            ("BF.RESERVE read:1 0.01 1000", "-ERR item exists\r\n"),
+            ("BF.INSERT read:1 NOCREATE ITEMS a", "*1\r\n:0\r\n"),
         ],
     );
 }

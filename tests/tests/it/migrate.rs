@@ -44,7 +44,7 @@ fn fill(theirs: &mut Connection, posts: u64) -> Vec<String> {
         match id % 4 {
             0 => pipe.sadd(&liked, &[id, id + 1, id << 40]),
             1 => pipe.sadd(&liked, &["7".to_owned(), format!("viewer-{id}")]),
-            2 => pipe.sadd(&liked, "a long member, which is compressed, ".repeat(20)),
+            2 => pipe.sadd(&liked, "a long member, which is compressed, ".repeat(14)),
             _ => pipe.sadd(&liked, (id..id + 700).collect::<Vec<_>>()),
         };
         keys.extend([format!("post:{id}"), liked]);
