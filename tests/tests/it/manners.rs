@@ -412,10 +412,7 @@ fn filters_are_reserved_once_and_nocreate_is_heard() {
         ),
         ("BF.RESERVE read:4 0.01 10 EXPANSION", "-ERR no expansion\r\n"),
         ("BF.RESERVE read:4 x 10", "-ERR bad error rate\r\n"),
-        (
-            "BF.RESERVE read:4 1 10",
-            "-ERR error rate must be in the range (0.000000, 1.000000)\r\n",
-        ),
+        ("BF.RESERVE read:4 1 10", "-ERR error rate must be in the range (0.000000, 1.000000)\r\n"),
         ("BF.RESERVE read:4 0.01 x", "-ERR bad capacity\r\n"),
         ("BF.RESERVE read:4 0.01 0", "-ERR capacity must be in the range [1, 1073741824]\r\n"),
         ("BF.RESERVE read:4 0.01 10 NONSCALING", "+OK\r\n"),
