@@ -1,5 +1,5 @@
 //! Failovers by the stock redis-sentinel, and FAILOVER beside redis-server's:
-//! `tests/clients/{failover,handover}.py` have the plays, this starts them with the real program.
+//! `tests/clients/{switches,handover}.py` have the plays, this starts them with the real program.
 //!
 //! `cargo xtask play failover --runs 20` plays 20 rounds.
 
@@ -19,10 +19,11 @@ fn play(name: &str, more: &[&str]) {
     assert!(status.success(), "see above");
 }
 
+/// The master is killed, stopped, and cut off together with a client that goes on writing to it.
 #[test]
 fn sentinel_fails_over_and_no_write_that_wait_acknowledged_is_lost() {
     let rounds = seeds::rounds(3).to_string();
-    play("failover.py", &["--rounds", &rounds]);
+    play("switches.py", &["--by", "kill,stop,cut", "--replicas", "2", "--rounds", &rounds]);
 }
 
 fn switch(more: &[&str]) {
