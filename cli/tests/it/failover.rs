@@ -5,6 +5,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 fn play(name: &str, more: &[&str]) {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -24,6 +25,14 @@ fn play(name: &str, more: &[&str]) {
 fn sentinel_fails_over_and_no_write_that_wait_acknowledged_is_lost() {
     let rounds = seeds::rounds(3).to_string();
     play("switches.py", &["--by", "kill,stop,cut", "--replicas", "2", "--rounds", &rounds]);
+}
+
+/// A master and its replica under random writes; `cargo xtask play kills --seconds 6000`.
+#[test]
+fn nodes_equal_a_model_after_kills_of_either() {
+    let minutes = Duration::from_secs(seeds::seconds(60)).as_secs_f64() / 60.0;
+    let seed = seeds::given("TIDEMARK_SEED").unwrap_or(1);
+    play("kill_loops.py", &["--minutes", &minutes.to_string(), "--seed", &seed.to_string()]);
 }
 
 fn switch(more: &[&str]) {
