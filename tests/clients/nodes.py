@@ -102,11 +102,12 @@ def freeze(process):
 
 
 def until(what, done, seconds=90):
+    """Waits until done() returns something true, and returns that."""
     end = time.time() + seconds
     while time.time() < end:
         try:
-            if done():
-                return
+            if result := done():
+                return result
         except redis.RedisError:
             pass
         time.sleep(0.02)

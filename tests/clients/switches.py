@@ -128,11 +128,11 @@ class Writers:
 
 
 def overlapping(writers, switches):
-    """Writes that an old master acknowledged although they were sent after the new one had accepted one."""
+    """Writes that an old master acknowledged, before the next switch, although they were sent after another node had accepted one."""
     wrong = []
     for (began, old, new), after in zip(switches, [began for began, *_ in switches[1:]] + [float("inf")]):
-        first = min(write.at for write in writers.accepted if write.port == new and write.at > began)
-        wrong += [ack for ack in writers.acked if ack.port == old and first < ack.began < after]
+        first = min(write.at for write in writers.accepted if write.port != old and write.at > began)
+        wrong += [ack for ack in writers.acked if ack.port == old != new and first < ack.began < after]
     return wrong
 
 
@@ -217,7 +217,8 @@ class Play:
 
     def in_step(self):
         """Whether all replicas have what the master has now."""
-        client = redis.Redis(port=self.settled().port, socket_timeout=3, single_connection_client=True)
+        master = until("the nodes and Sentinels agree", self.settled)
+        client = redis.Redis(port=master.port, socket_timeout=3, single_connection_client=True)
         client.hincrby(f"post:{MARKER}", "like", 1)
         return client.wait(self.args.replicas, 1000) == self.args.replicas
 
@@ -230,8 +231,7 @@ class Play:
 
     def round(self, number):
         by = self.orders[number % len(self.orders)]
-        until("the nodes and Sentinels agree", self.settled)
-        old = self.settled()
+        old = until("the nodes and Sentinels agree", self.settled)
         if by == "sentinel" or by in UNPLANNED:
             # A Sentinel chooses by what it has heard last, up to ten seconds ago.
             until("the Sentinels see the replicas", self.sentinels_see_replicas)
@@ -249,12 +249,10 @@ class Play:
         until("the old master follows", lambda: old.info().get("role") == "slave" and old.is_up())
         if stray:
             stray.set()
-        until("the switch is complete", self.settled)
-        if self.settled() is new:
-            self.switches.append((began, old.address, new.address))
-        else:
-            # On a busy machine Sentinels may find the new master silent, and promote another replica.
-            self.second_failovers += 1
+        settled = until("the switch is complete", self.settled)
+        # On a busy machine Sentinels may find the new master silent, and promote another node, even the old master.
+        self.switches.append((began, old.address, settled.address))
+        self.second_failovers += settled is not new
         since = time.monotonic()
         until("writes are acknowledged", lambda: self.writers.acked[-1].began > since)
         time.sleep(0.3)
@@ -301,9 +299,8 @@ class Play:
     def check(self):
         writers = self.writers
         end, acks = writers.end(), writers.acked
-        until("the nodes and Sentinels agree", self.settled)
+        new = until("the nodes and Sentinels agree", self.settled)
         until("the replicas are in step", self.in_step)
-        new = self.settled()
         held = [read(node, [SHARED, *range(FIRST, end)]) for node in self.nodes]
         gone = [ack for ack in acks if held[self.nodes.index(new)][ack.row] < ack.value]
         wrong = {row: value for row, value in held[0].items() if row != SHARED and value not in (0, likes(row))}
