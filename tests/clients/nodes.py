@@ -16,6 +16,11 @@ class Node:
         self.proxy = Proxy(self.port)
         self.process = None
 
+    @property
+    def address(self):
+        """The port at which others reach it."""
+        return self.proxy.port
+
     def start(self, follows=None):
         """follows: the port at which it reaches its master. Heeded when it starts for the first time."""
         conf = os.path.join(self.folder, "conf")
@@ -57,6 +62,21 @@ class Node:
             self.process.wait()
 
 
+def start_sentinels(folder, masters, ports=None, down_after_ms=1000, failover_timeout_ms=10000):
+    """Starts three stock Sentinels with a quorum of two. masters: their ports by name. Returns the ports and the processes of the Sentinels."""
+    ports, processes = ports or [free_port() for _ in range(3)], []
+    for number, port in enumerate(ports):
+        conf = os.path.join(folder, f"sentinel{number}.conf")
+        with open(conf, "w") as f:
+            f.write(f"port {port}\nbind 127.0.0.1\ndir {folder}\n")
+            for name, master in masters.items():
+                f.write(f"sentinel monitor {name} 127.0.0.1 {master} 2\nsentinel down-after-milliseconds {name} {down_after_ms}\n"
+                        f"sentinel failover-timeout {name} {failover_timeout_ms}\n")
+        with open(conf + ".log", "w") as log:
+            processes.append(subprocess.Popen(["redis-sentinel", conf], stdout=log, stderr=log))
+    return ports, processes
+
+
 @contextlib.contextmanager
 def scratch(prefix, keep=False):
     """A folder that goes when all went well, unless it is to be kept."""
@@ -82,11 +102,12 @@ def freeze(process):
 
 
 def until(what, done, seconds=90):
+    """Waits until done() returns something true, and returns that."""
     end = time.time() + seconds
     while time.time() < end:
         try:
-            if done():
-                return
+            if result := done():
+                return result
         except redis.RedisError:
             pass
         time.sleep(0.02)

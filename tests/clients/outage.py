@@ -11,8 +11,7 @@ import argparse, os, subprocess, sys, threading, time
 
 import redis
 
-from nodes import Node, scratch, until
-from proxy import free_port
+from nodes import Node, scratch, start_sentinels, until
 
 # What is promised.
 LIMIT_S = 3.0
@@ -88,13 +87,7 @@ def play(args, folder):
         if not args.redis:
             alone.start()
             until("the single node is up", lambda: alone.client().ping())
-        ports = [free_port() for _ in range(3)]
-        for n, port in enumerate(ports):
-            conf = os.path.join(folder, f"sentinel{n}.conf")
-            with open(conf, "w") as f:
-                f.write(f"port {port}\nbind 127.0.0.1\ndir {folder}\nsentinel monitor m 127.0.0.1 {nodes[0].proxy.port} 2\n"
-                        f"sentinel down-after-milliseconds m {DOWN_AFTER_MS}\nsentinel failover-timeout m 10000\n")
-            sentinels.append(subprocess.Popen(["redis-sentinel", conf], stdout=open(conf + ".log", "w"), stderr=subprocess.STDOUT))
+        ports, sentinels = start_sentinels(folder, {"m": nodes[0].proxy.port}, down_after_ms=DOWN_AFTER_MS)
         watch = [redis.Redis(port=p, decode_responses=True, socket_timeout=3) for p in ports]
         until("sentinels know each other", lambda: all(
             len(w.sentinel_sentinels("m")) == 2 and len(w.sentinel_slaves("m")) == 1 for w in watch))

@@ -10,7 +10,7 @@ import argparse, os, signal, statistics, subprocess, threading, time
 
 import redis
 
-from nodes import Node, scratch, until
+from nodes import Node, scratch, start_sentinels, until
 from proxy import free_port
 from shards import Writers, is_error, shard_of, slots_of
 
@@ -65,14 +65,8 @@ def start(nodes, sentinels, folder):
     for n in range(SHARDS):
         nodes[2 * n + 1].start(nodes[2 * n].port)
     until("replicas are up", lambda: all(node.is_up() for node in nodes[1::2]))
-    for number, port in enumerate(Member.sentinels):
-        conf = os.path.join(folder, f"sentinel{number}.conf")
-        with open(conf, "w") as f:
-            f.write(f"port {port}\nbind 127.0.0.1\ndir {folder}\n")
-            for n in range(SHARDS):
-                f.write(f"sentinel monitor shard{n} 127.0.0.1 {nodes[2 * n].port} 2\nsentinel down-after-milliseconds shard{n} {DOWN_AFTER_MS}\n")
-                f.write(f"sentinel failover-timeout shard{n} 10000\n")
-        sentinels.append(subprocess.Popen(["redis-sentinel", conf], stdout=open(conf + ".log", "w"), stderr=subprocess.STDOUT))
+    masters = {f"shard{n}": nodes[2 * n].port for n in range(SHARDS)}
+    sentinels += start_sentinels(folder, masters, Member.sentinels, DOWN_AFTER_MS)[1]
     whole = ([node.port for node in nodes[::2]], len(nodes))
     until("all nodes know all nodes", lambda: all(node.masters() == whole for node in nodes))
     watch = [redis.Redis(port=port, decode_responses=True, socket_timeout=3) for port in Member.sentinels]

@@ -1,28 +1,42 @@
-"""Planned switches beside three stock redis-sentinels, under writers that never pause.
+"""Switches of the master beside three stock redis-sentinels, under four writers that never pause.
 
-Each round exchanges the roles by one order. Four writers ask Sentinel for the master as clients do, and note each write that was acknowledged.
-At the end every acknowledged write must be there. No node may acknowledge a write that was sent after another node had acknowledged one.
+Planned switches exchange the roles by an order: sentinel (SENTINEL FAILOVER), failover (FAILOVER TO), replicaof (REPLICAOF NO ONE), upgrade (tidemark upgrade).
+Unplanned ones take the master away for five seconds: kill (kill -9), stop (SIGSTOP), cut (its link, while a client on its side goes on writing to it).
 
-    switches.py --server PATH_TO_TIDEMARK [--by sentinel,failover,replicaof,upgrade] [--rounds 3] [--replicas 1] [--min-replicas 0] [--redis] [--keep]
+The writers ask Sentinel for the master, as clients do. With --wait N a write counts as acknowledged when WAIT has found it on N replicas, else when it is
+answered. It is checked that
+- each acknowledged write is on the new master after each switch, and on all nodes once the old master follows;
+- no node acknowledges a write that was sent after its successor had accepted one;
+- the values of one row that all writers increment are distinct, and rise in the order in which the increments were acknowledged and sent;
+- at the end all nodes are equal, and no row holds anything else than what was written into it.
 
---redis: the same with redis-server in the nodes' place, to compare.
+    switches.py --server PATH_TO_TIDEMARK [--by sentinel,failover,...] [--rounds 3] [--replicas 1] [--wait N] [--min-replicas 0] [--redis] [--keep]
+
+--wait: all replicas by default where a switch is unplanned, else 0. --redis: the same with redis-server in the nodes' place, to compare.
 """
-import argparse, os, subprocess, threading, time
+import argparse, collections, itertools, os, signal, statistics, subprocess, threading, time
+from typing import NamedTuple
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
-from nodes import Node, scratch, until
-from proxy import free_port
+from nodes import Node, freeze, scratch, start_sentinels, until
 
-WRITERS, DOWN_AFTER_MS = 4, 1000
-# One row that all writers increment, and rows of their own behind it.
-SHARED, FIRST = 1, 1000
+UNPLANNED = {"kill", "stop", "cut"}
+WRITERS, WAIT_MS, AWAY_S = 4, 500, 5
+# One row that all writers increment, one that only says how far replicas are, and behind them a row for each write.
+SHARED, MARKER, FIRST = 1, 2, 1000
 
 
 class Direct(Node):
     """A node without a proxy, with default settings."""
 
     min_replicas = 0
+
+    @property
+    def address(self):
+        return self.port
 
     def config(self, follows):
         lines = ["[server]", f"port = {self.port}", "[durability]", f'dir = "{self.folder}/data"', "[replication]"]
@@ -35,156 +49,284 @@ class Direct(Node):
         return "\n".join(lines + ([f"replicaof 127.0.0.1 {follows}"] if follows else [])) + "\n"
 
 
+def likes(row):
+    """What is added to a row, so that another row's value is recognized."""
+    return 1 if row == SHARED else row * 7919 % 4093 + 1
+
+
+class Accepted(NamedTuple):
+    """A write that was answered."""
+    at: float
+    port: int
+    is_stray: bool
+
+
+class Ack(NamedTuple):
+    """An acknowledged write, and the value that it answered."""
+    began: float
+    at: float
+    port: int
+    row: int
+    value: int
+
+
 class Writers:
-    def __init__(self, sentinels):
-        self.stop, self.lock = threading.Event(), threading.Lock()
-        # Acknowledged writes: when sent, when answered, by which port, and the row.
-        self.acked, self.shared, self.errors = [], 0, {}
-        self.sentinels = sentinels
-        self.threads = [threading.Thread(target=self.write, args=(n,), daemon=True) for n in range(WRITERS)]
+    def __init__(self, sentinels, wait, timeout_s):
+        self.wait, self.timeout_s = wait, timeout_s
+        self.accepted, self.acked, self.errors = [], [], []
+        self.sentinels, self.rows, self.stop = sentinels, itertools.count(FIRST), threading.Event()
+        self.threads = [threading.Thread(target=self.follow_sentinels, args=(n,), daemon=True) for n in range(WRITERS)]
         for thread in self.threads:
             thread.start()
 
-    def write(self, number):
-        finders = [redis.Redis(port=port, decode_responses=True, socket_timeout=1) for port in self.sentinels]
-        client, sent, port, asked = None, 0, None, number
-        while not self.stop.is_set():
+    def follow_sentinels(self, number):
+        finders = itertools.cycle([redis.Redis(port=port, decode_responses=True, socket_timeout=1) for port in self.sentinels])
+        # As most clients do. redis-py asks SENTINEL MASTERS, where the leader names the old master until all replicas have moved.
+        master = lambda: int(next(finders).sentinel_get_master_addr_by_name("m")[1])
+        self.write(lambda: (port := master(), port), self.stop)
+
+    def stray(self, node):
+        """A writer that knows one node only and does not use its proxy. Returns the event that stops it."""
+        stop = threading.Event()
+        threading.Thread(target=self.write, args=(lambda: (node.port, node.address), stop, True), daemon=True).start()
+        return stop
+
+    def write(self, find, stop, is_stray=False):
+        client = None
+        while not stop.is_set():
             try:
                 if client is None:
-                    # As most clients do. redis-py asks SENTINEL MASTERS, where the leader names the old master until all replicas have moved.
-                    asked += 1
-                    port = int(finders[asked % 3].sentinel_get_master_addr_by_name("m")[1])
-                    client = redis.Redis(port=port, socket_timeout=30)
-                sent += 1
-                row = FIRST + number + WRITERS * sent
-                began = time.monotonic()
-                client.hincrby(f"post:{row}", "like", 1)
-                with self.lock:
-                    self.acked.append((began, time.monotonic(), port, row))
-                client.hincrby(f"post:{SHARED}", "read", 1)
-                with self.lock:
-                    self.shared += 1
+                    port, address = find()
+                    # One connection, never opened again: WAIT speaks of what was written by it.
+                    client = redis.Redis(port=port, socket_timeout=self.timeout_s, single_connection_client=True, retry=Retry(NoBackoff(), 0))
+                for row in (next(self.rows), SHARED):
+                    began = time.monotonic()
+                    value = client.hincrby(f"post:{row}", "like", likes(row))
+                    self.accepted.append(Accepted(time.monotonic(), address, is_stray))
+                    if not self.wait or client.wait(self.wait, WAIT_MS) >= self.wait:
+                        self.acked.append(Ack(began, time.monotonic(), address, row, value))
             except (redis.RedisError, OSError) as error:
-                with self.lock:
-                    said = str(error)[:60]
-                    self.errors[said] = self.errors.get(said, 0) + 1
+                if not is_stray:
+                    self.errors.append(str(error)[:60])
                 client = None
                 time.sleep(0.01)
 
-    def answered_since(self, moment):
-        with self.lock:
-            return [ack for ack in self.acked if ack[0] > moment]
+    def accepted_by(self, port, since):
+        return any(write.port == port and write.at > since for write in self.accepted[-1000:])
+
+    def gaps(self, since):
+        """The longest times without an accepted and without an acknowledged write."""
+        accepted = [write.at for write in self.accepted if not write.is_stray and write.at > since]
+        acked = [ack.at for ack in self.acked if ack.at > since]
+        return [max((b - a for a, b in zip(times, times[1:])), default=0) for times in (sorted(accepted), sorted(acked))]
 
     def end(self):
         self.stop.set()
         for thread in self.threads:
             thread.join()
+        return next(self.rows)
 
 
-def start_sentinels(folder, master):
-    ports, processes = [free_port() for _ in range(3)], []
-    for n, port in enumerate(ports):
-        conf = os.path.join(folder, f"sentinel{n}.conf")
-        with open(conf, "w") as f:
-            f.write(f"port {port}\nbind 127.0.0.1\ndir {folder}\nsentinel monitor m 127.0.0.1 {master} 2\n")
-            f.write(f"sentinel down-after-milliseconds m {DOWN_AFTER_MS}\nsentinel failover-timeout m 6000\n")
-        processes.append(subprocess.Popen(["redis-sentinel", conf], stdout=open(conf + ".log", "w"), stderr=subprocess.STDOUT))
-    return ports, processes
-
-
-def longest_gap(acks):
-    times = sorted(ack[1] for ack in acks)
-    return max((b - a for a, b in zip(times, times[1:])), default=0)
-
-
-def overlapping(acks, switches):
-    """Writes that an old master acknowledged although they were sent after the new one had acknowledged one."""
+def overlapping(writers, switches):
+    """Writes that an old master acknowledged, before the next switch, although they were sent after another node had accepted one."""
     wrong = []
     for (began, old, new), after in zip(switches, [began for began, *_ in switches[1:]] + [float("inf")]):
-        first = min(ack[1] for ack in acks if ack[2] == new and ack[0] > began)
-        wrong += [ack for ack in acks if ack[2] == old and first < ack[0] < after]
+        first = min(write.at for write in writers.accepted if write.port != old and write.at > began)
+        wrong += [ack for ack in writers.acked if ack.port == old != new and first < ack.began < after]
     return wrong
 
 
-def play(args, folder):
-    Direct.min_replicas = args.min_replicas
-    nodes = [Direct(None if args.redis else args.server, folder, n) for n in range(1 + args.replicas)]
-    sentinels = []
-    try:
+def out_of_order(acks):
+    """Increments of the shared row that answered no more than one that was acknowledged before they were sent, or the same as another one."""
+    shared = [ack for ack in acks if ack.row == SHARED]
+    count = collections.Counter(ack.value for ack in shared)
+    wrong = [ack for ack in shared if count[ack.value] > 1]
+    earlier, highest = iter(sorted(shared, key=lambda ack: ack.at)), 0
+    before = next(earlier, None)
+    for ack in sorted(shared, key=lambda ack: ack.began):
+        while before and before.at < ack.began:
+            highest, before = max(highest, before.value), next(earlier, None)
+        wrong += [ack] if ack.value <= highest else []
+    return wrong
+
+
+def read(node, rows):
+    """The values of rows, 0 for one that is absent."""
+    client, held = node.client(timeout_s=60), {}
+    for first in range(0, len(rows), 1000):
+        pipe = client.pipeline(transaction=False)
+        for row in rows[first:first + 1000]:
+            pipe.hget(f"post:{row}", "like")
+        held |= {row: int(value or 0) for row, value in zip(rows[first:], pipe.execute())}
+    return held
+
+
+def lost(node, acks):
+    """Acknowledged writes that the node lacks."""
+    held = read(node, [ack.row for ack in acks])
+    return [ack for ack in acks if held[ack.row] < ack.value]
+
+
+def given_up(args, old):
+    """The log of an old master names the files that have what no other node has. Returns their folder."""
+    with open(os.path.join(old.folder, "log")) as log:
+        said = [line for line in log if "is dropped" in line and "kept in " in line]
+    assert said, f"node {old.number} does not say what it has dropped"
+    folder = said[-1].split("kept in ")[1].split(";")[0].strip()
+    dumps = [subprocess.run([args.server, "dump", os.path.join(folder, name)], capture_output=True, text=True) for name in os.listdir(folder)]
+    assert dumps and all(dump.returncode == 0 and dump.stdout for dump in dumps), [dump.stderr for dump in dumps]
+    return folder
+
+
+class Play:
+    def __init__(self, args, folder):
+        self.args, self.folder, self.orders = args, folder, args.by.split(",")
+        is_unplanned = bool(UNPLANNED & set(self.orders))
+        self.wait = args.wait if args.wait is not None else args.replicas if is_unplanned else 0
+        self.timeout_s = 1 if is_unplanned else 30
+        Direct.min_replicas = args.min_replicas
+        kind = Node if is_unplanned else Direct
+        self.nodes = [kind(None if args.redis else args.server, folder, n) for n in range(1 + args.replicas)]
+        self.sentinels, self.switches, self.dropped, self.second_failovers = [], [], [], 0
+        self.figures = collections.defaultdict(lambda: collections.defaultdict(list))
+
+    def start(self):
+        nodes = self.nodes
         nodes[0].start()
         until("the master is up", lambda: nodes[0].client().ping())
         for node in nodes[1:]:
-            node.start(nodes[0].port)
+            node.start(nodes[0].address)
         until("the replicas follow", lambda: all(node.is_up() for node in nodes[1:]))
-        ports, sentinels = start_sentinels(folder, nodes[0].port)
-        watch = [redis.Redis(port=port, decode_responses=True, socket_timeout=3) for port in ports]
+        ports, self.sentinels = start_sentinels(self.folder, {"m": nodes[0].address}, failover_timeout_ms=6000)
+        self.watch = [redis.Redis(port=port, decode_responses=True, socket_timeout=3) for port in ports]
         until("the Sentinels know all", lambda: all(
-            len(w.sentinel_sentinels("m")) == 2 and len(w.sentinel_slaves("m")) == args.replicas for w in watch))
-        named = lambda: {int(w.sentinel_get_master_addr_by_name("m")[1]) for w in watch}
-        if not args.redis:
+            len(w.sentinel_sentinels("m")) == 2 and len(w.sentinel_slaves("m")) == self.args.replicas for w in self.watch))
+        if not self.args.redis:
             until("each node is watched", lambda: all(node.info().get("repl_sentinels") == 3 for node in nodes))
-        writers, gaps, agreed, switches = Writers(ports), {}, {}, []
-        until("writes are acknowledged", lambda: len(writers.acked) > 50)
-        for round in range(args.rounds):
-            by = args.by.split(",")[round % len(args.by.split(","))]
-            until("the Sentinels agree", lambda: len(named()) == 1)
-            old = next(node for node in nodes if node.port in named())
-            others = [node for node in nodes if node is not old]
-            until("the others follow", lambda: all(node.info().get("master_port") == old.port and node.is_up() for node in others))
-            if by == "sentinel":
-                # It chooses from what it has heard last, up to ten seconds ago.
-                until("the Sentinels see them", lambda: all(
-                    len([s for s in w.sentinel_slaves("m") if s["master-link-status"] == "ok" and not s["is_sdown"]]) == args.replicas for w in watch))
-            if by == "failover":
-                # FAILOVER is refused until two Sentinels have published a hello; `tidemark upgrade` waits for that itself.
-                until("the Sentinels have published", lambda: old.info().get("repl_sentinels") == 3)
-            time.sleep(0.3)
-            began = time.monotonic()
-            if by == "sentinel":
-                watch[round % 3].execute_command("SENTINEL", "FAILOVER", "m")
-            elif by == "upgrade":
-                subprocess.run([args.server, "upgrade", "-p", str(old.port), "--to", f"127.0.0.1:{others[0].port}", "--timeout", "10"],
-                               check=True, stdout=subprocess.DEVNULL)
-            elif by == "failover":
-                old.client().execute_command("FAILOVER", "TO", "127.0.0.1", others[0].port, "TIMEOUT", 5000)
-            else:
-                others[0].client().execute_command("REPLICAOF", "NO", "ONE")
-            until("another master", lambda: named() and old.port not in named() and len(named()) == 1)
-            agreed.setdefault(by, []).append(time.monotonic() - began)
-            new = named().pop()
-            switches.append((began, old.port, new))
-            until("it acknowledges writes", lambda: any(ack[2] == new for ack in writers.answered_since(began)))
-            until("the old master follows", lambda: old.info().get("role") == "slave" and old.is_up())
-            until("one is the master", lambda: [node.port for node in nodes if node.info().get("role") == "master"] == [new])
-            time.sleep(0.3)
-            gap = longest_gap([ack for ack in list(writers.acked) if ack[1] > began - 0.2])
-            gaps.setdefault(by, []).append(gap)
-            print(f"round {round + 1}: {by}: Sentinels agree after {agreed[by][-1]:.2f} s, {gap:.2f} s without an acknowledged write", flush=True)
-        writers.end()
-        new = next(node for node in nodes if node.port in named())
-        client, lost = new.client(timeout_s=60), []
-        acks = writers.acked
-        for first in range(0, len(acks), 1000):
-            pipe = client.pipeline(transaction=False)
-            for ack in acks[first:first + 1000]:
-                pipe.hget(f"post:{ack[3]}", "like")
-            lost += [ack for ack, held in zip(acks[first:first + 1000], pipe.execute()) if held is None or int(held) != 1]
-        shared = int(client.hget(f"post:{SHARED}", "read") or 0)
-        print(f"{args.rounds} switches, {args.replicas} replicas: {len(acks) + writers.shared} writes acknowledged, {len(lost)} rows and "
-              f"{max(0, writers.shared - shared)} increments lost; longest time without one: "
-              + ", ".join(f"{by} {max(all):.2f} s" for by, all in gaps.items())
-              + "; Sentinels agree after " + ", ".join(f"{by} {max(all):.2f} s" for by, all in agreed.items()))
-        print(f"errors: {writers.errors}")
-        assert len(acks) > 100, "hardly anything was written"
-        if not args.redis:
-            overlaps = overlapping(acks, switches)
+        self.writers = Writers(ports, self.wait, self.timeout_s)
+        until("writes are acknowledged", lambda: len(self.writers.acked) > 50)
+
+    def named(self):
+        return {int(w.sentinel_get_master_addr_by_name("m")[1]) for w in self.watch}
+
+    def settled(self):
+        """The node that all name as the master and all others follow, None if there is none."""
+        masters = [node for node in self.nodes if node.info().get("role") == "master"]
+        is_settled = len(masters) == 1 and self.named() == {masters[0].address} and self.others_follow(masters[0])
+        return masters[0] if is_settled else None
+
+    def in_step(self):
+        """Whether all replicas have what the master has now."""
+        master = until("the nodes and Sentinels agree", self.settled)
+        client = redis.Redis(port=master.port, socket_timeout=3, single_connection_client=True)
+        client.hincrby(f"post:{MARKER}", "like", 1)
+        return client.wait(self.args.replicas, 1000) == self.args.replicas
+
+    def others_follow(self, master):
+        return all(node.info().get("master_port") == master.address and node.is_up() for node in self.nodes if node is not master)
+
+    def sentinels_see_replicas(self):
+        good = lambda replica: replica["master-link-status"] == "ok" and not replica["is_sdown"] and not replica["is_disconnected"]
+        return all(sum(map(good, w.sentinel_slaves("m"))) == self.args.replicas for w in self.watch)
+
+    def round(self, number):
+        by = self.orders[number % len(self.orders)]
+        old = until("the nodes and Sentinels agree", self.settled)
+        if by == "sentinel" or by in UNPLANNED:
+            # A Sentinel chooses by what it has heard last, up to ten seconds ago.
+            until("the Sentinels see the replicas", self.sentinels_see_replicas)
+        if by == "failover":
+            # FAILOVER is refused until two Sentinels have published a hello; `tidemark upgrade` waits for that itself.
+            until("the Sentinels have published", lambda: old.info().get("repl_sentinels") == 3)
+        time.sleep(0.3)
+        seen, began = len(self.writers.acked), time.monotonic()
+        stray = self.take_away(by, old) if by in UNPLANNED else self.order(by, old, number)
+        until("another master", lambda: self.named() and old.address not in self.named() and len(self.named()) == 1)
+        agreed = time.monotonic() - began
+        new = next(node for node in self.nodes if node.address in self.named())
+        until("a new master accepts writes", lambda: any(self.writers.accepted_by(node.address, began) for node in self.nodes if node is not old))
+        missing = lost(new, [ack for ack in self.writers.acked[:] if ack.at < began][-1000:])
+        until("the old master follows", lambda: old.info().get("role") == "slave" and old.is_up())
+        if stray:
+            stray.set()
+        settled = until("the switch is complete", self.settled)
+        # On a busy machine Sentinels may find the new master silent, and promote another node, even the old master.
+        self.switches.append((began, old.address, settled.address))
+        self.second_failovers += settled is not new
+        since = time.monotonic()
+        until("writes are acknowledged", lambda: self.writers.acked[-1].began > since)
+        time.sleep(0.3)
+        acks = self.writers.acked[max(0, seen - 1000):]
+        until("the replicas are in step", self.in_step)
+        missing += [ack for node in self.nodes for ack in lost(node, acks)]
+        if by == "cut" and not self.args.redis:
+            self.dropped.append(given_up(self.args, old))
+        gaps = self.writers.gaps(began - 0.2)
+        took = max((write.at - began - AWAY_S for write in self.writers.accepted if write.is_stray and write.at > began), default=0)
+        for name, seconds in zip(("Sentinels agree", "no write accepted", "no write acknowledged", "old master took writes"), (agreed, *gaps, max(0, took))):
+            self.figures[by][name].append(seconds)
+        print(f"round {number + 1}: {by}: " + ", ".join(f"{name} {seconds[-1]:.2f} s" for name, seconds in self.figures[by].items())
+              + f"; {len(self.writers.acked) - seen} acknowledged, {len(missing)} missing", flush=True)
+        assert self.args.redis or not missing, f"acknowledged writes are missing: {missing[:5]}"
+
+    def order(self, by, old, number):
+        replica = next(node for node in self.nodes if node is not old)
+        if by == "sentinel":
+            self.watch[number % 3].execute_command("SENTINEL", "FAILOVER", "m")
+        elif by == "upgrade":
+            subprocess.run([self.args.server, "upgrade", "-p", str(old.port), "--to", f"127.0.0.1:{replica.address}", "--timeout", "10"],
+                           check=True, stdout=subprocess.DEVNULL)
+        elif by == "failover":
+            old.client().execute_command("FAILOVER", "TO", "127.0.0.1", replica.address, "TIMEOUT", 5000)
+        else:
+            replica.client().execute_command("REPLICAOF", "NO", "ONE")
+
+    def take_away(self, by, old):
+        """Takes the master away, to come back by itself. Returns the event that ends the writes of a client that knows no other node."""
+        if by == "kill":
+            old.process.kill()
+            old.process.wait()
+            bring_back = old.start
+        elif by == "stop":
+            freeze(old.process)
+            bring_back = lambda: old.process.send_signal(signal.SIGCONT)
+        else:
+            old.proxy.cut()
+            bring_back = old.proxy.mend
+        threading.Timer(AWAY_S, bring_back).start()
+        return self.writers.stray(old)
+
+    def check(self):
+        writers = self.writers
+        end, acks = writers.end(), writers.acked
+        new = until("the nodes and Sentinels agree", self.settled)
+        until("the replicas are in step", self.in_step)
+        held = [read(node, [SHARED, *range(FIRST, end)]) for node in self.nodes]
+        gone = [ack for ack in acks if held[self.nodes.index(new)][ack.row] < ack.value]
+        wrong = {row: value for row, value in held[0].items() if row != SHARED and value not in (0, likes(row))}
+        overlaps, disorder = overlapping(writers, self.switches), out_of_order(acks)
+        print(f"{self.args.rounds} switches, {self.args.replicas} replicas: {len(acks)} writes acknowledged"
+              f"{f' by WAIT {self.wait}' if self.wait else ''} of {len(writers.accepted)} accepted; {len(gone)} lost, {len(wrong)} wrong, "
+              f"{len(overlaps)} by two masters, {len(disorder)} out of order; "
+              f"{self.second_failovers} times another failover followed ({'redis-server' if self.args.redis else 'tidemark'})")
+        for by, figures in self.figures.items():
+            print(f"  {by}, {len(next(iter(figures.values())))} times: " + ", ".join(
+                f"{name} median {statistics.median(seconds):.2f} max {max(seconds):.2f} s" for name, seconds in figures.items()))
+        print(f"errors: {dict(collections.Counter(writers.errors))}")
+        assert len(acks) > 100 * min(self.args.rounds, 10), "hardly anything was written"
+        assert len(set(self.dropped)) == len(self.dropped), "what was dropped is kept once for each time"
+        if not self.args.redis:
+            assert not gone, f"acknowledged writes are lost: {gone[:5]}"
+            assert not wrong, f"rows hold what was never written: {wrong}"
             assert not overlaps, f"two masters acknowledged: {overlaps[:5]}"
-            assert not lost and shared >= writers.shared, f"acknowledged writes are lost: {lost[:5]}, {writers.shared - shared} increments"
-    finally:
-        for sentinel in sentinels:
+            assert not disorder, f"increments are out of order: {disorder[:5]}"
+            assert all(rows == held[0] for rows in held), "the nodes differ"
+
+    def end(self):
+        for sentinel in self.sentinels:
             sentinel.kill()
             sentinel.wait()
-        for node in nodes:
+        for node in self.nodes:
             node.end()
 
 
@@ -194,12 +336,20 @@ def main():
     parser.add_argument("--by", default="sentinel,failover,replicaof")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--wait", type=int)
     parser.add_argument("--min-replicas", type=int, default=0)
     parser.add_argument("--redis", action="store_true")
     parser.add_argument("--keep", action="store_true")
     args = parser.parse_args()
     with scratch("switches-", args.keep) as folder:
-        play(args, folder)
+        play = Play(args, folder)
+        try:
+            play.start()
+            for number in range(args.rounds):
+                play.round(number)
+            play.check()
+        finally:
+            play.end()
 
 
 main()

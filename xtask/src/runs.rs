@@ -260,10 +260,19 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "play",
         name: "failover",
-        about: "three Sentinels, three nodes behind proxies, redis-py under load",
+        about: "three Sentinels, three nodes behind proxies: the master killed, stopped, cut off",
         file: "cli/tests/it/failover.rs",
         test: "-p tidemark --test it sentinel_fails_over",
         reads: ROUNDS,
+        seeds: 0,
+    },
+    Run {
+        group: "play",
+        name: "kills",
+        about: "a master and its replica against a model, with kill -9 of either and FAILOVER",
+        file: "cli/tests/it/failover.rs",
+        test: "-p tidemark --test it nodes_equal_a_model",
+        reads: [true, false, false, true],
         seeds: 0,
     },
     Run {

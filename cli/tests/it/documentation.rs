@@ -30,7 +30,7 @@ const ELSEWHERE: [(&str, &str); 22] = [
     ("docker", "it needs Docker: deploy/check checks the file"),
     ("redis-sentinel", "Sentinels: cli/tests/it/failover.rs"),
     ("redis-cli -p 27001", "Sentinels: cli/tests/it/failover.rs"),
-    ("from redis.sentinel", "Sentinels: cli/tests/it/failover.rs and tests/clients/failover.py"),
+    ("from redis.sentinel", "Sentinels: cli/tests/it/failover.rs and tests/clients/switches.py"),
     ("kill", "the master is killed: cli/tests/it/failover.rs"),
     ("redis-benchmark -p 6399 -r", "it needs the settings of that page: tests/tests/it/manners.rs"),
     ("python3 examples/feed", "tests/tests/it/feed_app.rs"),

@@ -1,10 +1,11 @@
 //! Failovers by the stock redis-sentinel, and FAILOVER beside redis-server's:
-//! `tests/clients/{failover,handover}.py` have the plays, this starts them with the real program.
+//! `tests/clients/{switches,handover}.py` have the plays, this starts them with the real program.
 //!
 //! `cargo xtask play failover --runs 20` plays 20 rounds.
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 fn play(name: &str, more: &[&str]) {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -19,10 +20,19 @@ fn play(name: &str, more: &[&str]) {
     assert!(status.success(), "see above");
 }
 
+/// The master is killed, stopped, and cut off together with a client that goes on writing to it.
 #[test]
 fn sentinel_fails_over_and_no_write_that_wait_acknowledged_is_lost() {
     let rounds = seeds::rounds(3).to_string();
-    play("failover.py", &["--rounds", &rounds]);
+    play("switches.py", &["--by", "kill,stop,cut", "--replicas", "2", "--rounds", &rounds]);
+}
+
+/// A master and its replica under random writes; `cargo xtask play kills --seconds 6000`.
+#[test]
+fn nodes_equal_a_model_after_kills_of_either() {
+    let minutes = Duration::from_secs(seeds::seconds(60)).as_secs_f64() / 60.0;
+    let seed = seeds::given("TIDEMARK_SEED").unwrap_or(1);
+    play("kill_loops.py", &["--minutes", &minutes.to_string(), "--seed", &seed.to_string()]);
 }
 
 fn switch(more: &[&str]) {

@@ -78,7 +78,7 @@ const TOOLS: &[Tested] = &[
         name: "Redis Sentinel",
         version: "7.0",
         works: "monitoring, automatic and planned failover",
-        tests: &["failover.py"],
+        tests: &["switches.py"],
     },
     Tested {
         name: "redis_exporter (Prometheus)",
