@@ -11,8 +11,8 @@
 //!
 //! `cargo xtask sim dataset --runs 5000` runs more of them; `--seed 7` replays one.
 
-use super::commit_source::CommitSource;
 use super::*;
+use crate::commit::encode::CommitSource;
 use crate::cpu_throttle::CpuThrottle;
 use crate::dirty_keys::Mark;
 use crate::engines::ChangeError;
