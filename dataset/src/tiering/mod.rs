@@ -26,7 +26,7 @@
 //! those that come after the walk stay in memory, as the file's overlay.
 
 pub(crate) mod counters;
-mod dropped;
+pub(crate) mod dropped;
 pub(crate) mod filters;
 mod ground;
 pub mod io_throttle;
@@ -41,7 +41,6 @@ use crate::engines::{CounterSpace, Engines, ExistenceSpace};
 use crate::live::Live;
 use counter::RangeStats;
 pub use dropped::forget_dropped;
-pub(crate) use dropped::remove_dropped;
 pub(crate) use ground::SpillLog;
 pub use ground::{Ground, Spilled};
 use ground::{alone_with, is_short, note_trouble};
