@@ -75,7 +75,11 @@ fn backups(home: &Path) -> Vec<PathBuf> {
     // One that is being made has a name of its own until it is whole.
     let is_whole =
         |name: &String| !name.starts_with('.') && !name.ends_with(".tmp") && name != "log";
-    all.into_iter().filter(is_whole).map(|name| root.join(name)).filter(|path| path.is_dir()).collect()
+    all.into_iter()
+        .filter(is_whole)
+        .map(|name| root.join(name))
+        .filter(|path| path.is_dir())
+        .collect()
 }
 
 /// Killed in the middle of backups, again and again: those that are there are whole, and have what
