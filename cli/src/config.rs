@@ -49,5 +49,5 @@ pub(super) fn run(args: &ConfigArgs) -> Result<(), String> {
         // Patterns that were apart may be one now.
         config.validate().map_err(|e| e.to_string())?;
     }
-    crate::print(&config.print())
+    crate::terminal::print(&config.print())
 }

@@ -35,7 +35,7 @@ pub(super) struct ManArgs {
 pub(super) fn completions(args: &CompletionsArgs, cli: &mut Command) -> Result<(), String> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, cli, "tidemark", &mut script);
-    super::print(&String::from_utf8_lossy(&script))
+    crate::terminal::print(&String::from_utf8_lossy(&script))
 }
 
 /// Runs `tidemark man`.
@@ -46,7 +46,7 @@ pub(super) fn manual(args: &ManArgs, cli: Command) -> Result<(), String> {
         None => {
             let mut page = Vec::new();
             Man::new(cli).render(&mut page).map_err(|e| e.to_string())?;
-            super::print(&String::from_utf8_lossy(&page))
+            crate::terminal::print(&String::from_utf8_lossy(&page))
         }
     }
 }

@@ -20,8 +20,8 @@ mod terminal;
 mod upgrade;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use std::io::Write;
 use std::process::ExitCode;
+use terminal::print;
 
 /// Counters and yes/no flags of feed pages, in one round trip.
 #[derive(Parser, Debug)]
@@ -87,14 +87,6 @@ pub fn main() -> ExitCode {
             eprintln!("tidemark: {text}");
             ExitCode::FAILURE
         }
-    }
-}
-
-/// A reader that has seen enough (`| head`) is no error.
-fn print(text: &str) -> Result<(), String> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(format!("cannot write: {e}")),
-        _ => Ok(()),
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) fn run(args: &PingArgs) -> Result<(), String> {
         loop {
             let attempt = tokio::time::timeout(PATIENCE, ping(&args.to)).await;
             match attempt.unwrap_or_else(|_| Err("no answer within 2 seconds".to_owned())) {
-                Ok(()) => return super::print("PONG\n"),
+                Ok(()) => return crate::terminal::print("PONG\n"),
                 Err(_) if tokio::time::Instant::now() < until => tokio::time::sleep(PAUSE).await,
                 Err(error) => return Err(format!("{}: {error}", args.to.address())),
             }

@@ -83,10 +83,10 @@ pub(super) fn run(args: &RestoreArgs) -> Result<(), String> {
         Ok(())
     };
     let plan = store::plan(&args.backup, &archives, until, &count).map_err(text)?;
-    crate::print(&format!("{} bytes verified\n", read.get()))?;
+    crate::terminal::print(&format!("{} bytes verified\n", read.get()))?;
     let term = |term| replication::next_term(term, 1, fastrand::u32(..));
     store::restore(&plan, &args.to, term, &|_| Ok(())).map_err(text)?;
-    crate::print(&summary(&plan, &args.to, until))
+    crate::terminal::print(&summary(&plan, &args.to, until))
 }
 
 /// What was restored, and up to where.

@@ -239,7 +239,7 @@ impl Plan {
 /// Runs `tidemark size`.
 pub(super) fn run(args: &SizeArgs) -> Result<(), String> {
     let plan = Plan::of(args)?;
-    super::print(&if args.toml { plan.toml(args) } else { plan.text(args) })
+    crate::terminal::print(&if args.toml { plan.toml(args) } else { plan.text(args) })
 }
 
 /// A figure with its unit, three digits: `96.1 GB`.

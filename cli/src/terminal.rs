@@ -2,7 +2,7 @@
 //! tables that fit a terminal of 80 columns.
 
 use std::ffi::OsStr;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 
 /// Paints text, or leaves it as it is.
 #[derive(Clone, Copy, Debug)]
@@ -103,6 +103,14 @@ pub(super) fn table(
         text.push('\n');
     }
     text
+}
+
+/// Prints to standard output. A closed pipe (`| head`) is no error.
+pub(super) fn print(text: &str) -> Result<(), String> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(format!("cannot write: {e}")),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -114,7 +114,7 @@ async fn upgrade(args: &UpgradeArgs) -> Result<(), String> {
     let began = Instant::now();
     let saved = within(timeout, old.ask(&[b"SAVE"])).await;
     saved.map_err(|e| format!("the snapshot failed, nothing is changed: {e}"))?;
-    super::print(&format!("snapshot     {:.2} s\n", began.elapsed().as_secs_f64()))?;
+    crate::terminal::print(&format!("snapshot     {:.2} s\n", began.elapsed().as_secs_f64()))?;
 
     let is_chosen = |host: &str, port: &str| match &args.to {
         Some(to) => *to == format!("{host}:{port}"),
@@ -127,7 +127,7 @@ async fn upgrade(args: &UpgradeArgs) -> Result<(), String> {
         Ok(near.into_iter().next())
     })
     .await?;
-    super::print(&format!("replica      {host}:{port}, {lag} bytes behind\n"))?;
+    crate::terminal::print(&format!("replica      {host}:{port}, {lag} bytes behind\n"))?;
     let number = port.parse().map_err(|_| format!("{port} is no port"))?;
     let mut new =
         open(&ConnectArgs { host: host.clone(), port: number, ..args.master.clone() }).await?;
@@ -152,7 +152,10 @@ async fn upgrade(args: &UpgradeArgs) -> Result<(), String> {
     })
     .await?;
     until(&mut new, "the new master", timeout, |info| Ok(info.is_master().then_some(()))).await?;
-    super::print(&format!("roles        exchanged in {:.2} s\n", began.elapsed().as_secs_f64()))?;
+    crate::terminal::print(&format!(
+        "roles        exchanged in {:.2} s\n",
+        began.elapsed().as_secs_f64()
+    ))?;
 
     until(&mut old, "the old master follows", timeout, |info| {
         Ok((info.get("master_link_status") == "up").then_some(()))
@@ -167,7 +170,7 @@ async fn upgrade(args: &UpgradeArgs) -> Result<(), String> {
     })
     .await?;
     let heard = if sentinels.is_empty() { "0".to_owned() } else { sentinels };
-    super::print(&format!(
+    crate::terminal::print(&format!(
         "old master   {} follows {host}:{port}: upgrade it next\nsentinels    {heard} told\n",
         args.master.address()
     ))

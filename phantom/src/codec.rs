@@ -47,7 +47,7 @@ mod tests;
 
 use crate::bytes::u64_at;
 use crate::hash::Seed;
-use crate::sizing::{PAGE_WORDS, RATES};
+use crate::sizing::{PAGE_WORDS, RATES, Sizing};
 use crate::table::{LINKS, Link, Table};
 pub use decoder::TableDecoder;
 use std::sync::atomic::Ordering::Relaxed;
@@ -222,7 +222,7 @@ pub(crate) fn check_header(
         return too_large(pages.saturating_mul(4096));
     }
     let pages = pages as usize;
-    let mut sizes = (0..links).map(|i| Table::geometry(rate, pages, i).1 as u64);
+    let mut sizes = (0..links).map(|i| Sizing::geometry(rate, pages, i).1 as u64);
     let filters = sizes
         .try_fold(0u64, |sum, pages| sum.checked_add(pages.checked_mul(PAGE_WORDS as u64 * 8)?));
     let bytes =

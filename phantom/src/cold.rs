@@ -11,7 +11,7 @@
 //!
 //! Filters cannot be merged with a changed few pairs but by writing all of their pages anew. So
 //! pairs that are set late are kept exactly (`late`), as those that are unset are, until there are
-//! enough of them. They fill the filters of the chain in turn (`table/contents`), and what has no
+//! enough of them. They fill the filters of the chain in turn (`table/pages`), and what has no
 //! room there is chained behind. A check asks one page of each filter of the chain: of one, if the
 //! table was closed early enough.
 //!
@@ -26,8 +26,7 @@ use crate::filter::PAGE_BYTES;
 use crate::hash::Pair;
 use crate::options::Change;
 use crate::space::Space;
-use crate::table::Table;
-use crate::table::elsewhere::{Cold, LATE_BYTES};
+use crate::table::{Cold, Table};
 use rolling::Entry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -38,8 +37,10 @@ mod rewrite;
 pub use pending::{Late, Note};
 pub use rewrite::Rewrite;
 
-/// Late pairs may take one part in so many of what the tables in memory may.
+/// Late pairs may take 1/16 of the memory of the tables.
 const LATE_PART: u64 = 16;
+/// Memory accounted per late pair: its hash and its share of the set.
+const LATE_BYTES: u64 = 32;
 
 impl Space {
     /// Whether there is no room in memory for the next table, or for as much of what comes late to

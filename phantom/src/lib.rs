@@ -68,4 +68,4 @@ pub use rolling::{Range, Unreadable, UnreadableIds};
 pub use sizing::{RATES, bits_per_pair};
 pub use space::Space;
 pub use stats::{Layout, RingProgress, TableStats};
-pub use table::elsewhere::{Chain, ColdBackend};
+pub use table::cold_table::{Chain, ColdBackend};

@@ -281,7 +281,7 @@ impl Pairs<'_> {
             let left = here & !found;
             if left != 0 && table.cold().is_some() {
                 for i in ones(left) {
-                    match table.seems_set_elsewhere(&self.pairs[i]) {
+                    match table.seems_set_on_disk(&self.pairs[i]) {
                         Ok(seems_set) => found |= u32::from(seems_set) << i,
                         Err(unreadable) => failed.push(unreadable),
                     }

@@ -163,6 +163,16 @@ impl Sizing {
         Sizing { bits, pairs_per_page: load * (LINES / 2) as f64, counted: counted(load, bits) }
     }
 
+    /// Layout and number of pages of the `i`-th filter of a chain. Part of the file format.
+    pub(crate) fn geometry(rate: f64, first_pages: usize, i: usize) -> (Sizing, usize) {
+        let sizing = Sizing::in_chain(rate, i);
+        if i == 0 {
+            return (sizing, first_pages);
+        }
+        let first = Sizing::in_chain(rate, 0).pairs(first_pages);
+        (sizing, sizing.pages((first / 8).max(1) << (i - 1)))
+    }
+
     /// The sizing of the `i`-th filter of a table's chain, 0 being the first, for the configured
     /// `rate` of the whole chain. What was worked out lately, some 0.2 ms each, is kept: a process
     /// has few rates, but a peer that sends tables may name any.

@@ -4,73 +4,50 @@
 //! type (1) | value, as in an RDB file | RDB version (2, little endian) | CRC-64 (8, little endian)
 //! ```
 //!
-//! [`Payload::open`] checks the footer and the type; [`Payload::elements`] walks the value without
-//! building it. Any client can send a right checksum, so nothing in a payload is trusted: no count
-//! or length reserves memory, and what is compressed may take [`MAX_UNPACKED_BYTES`]. The work is
-//! linear in the payload's length, and in what it unpacks to.
+//! [`Payload::open`] checks the footer and the type; [`Payload::elements`] visits the value without
+//! building it. Any client can compute a valid checksum, so the value is untrusted: no count or
+//! length reserves memory, and a compressed string unpacks to at most [`MAX_UNPACKED_BYTES`].
+//! The work is linear in the length of the payload and of its unpacked strings.
 //!
-//! Encodings that are read, by the version that writes them: plain (all), intset (2.2), ziplist
+//! Supported encodings, by the version that writes them: plain (all), intset (2.2), ziplist
 //! (2.6 to 6), listpack (7.0, sets 7.2), hashes with expiring fields (Redis 7.4, Valkey 9.0).
 //! Lists, sorted sets, streams and modules are refused by name.
 
 mod crc64;
+mod error;
 pub mod fuzz;
 mod lzf;
 mod packed;
 mod reader;
 mod write;
 
+pub use error::Error;
+pub use lzf::MAX_UNPACKED_BYTES;
+pub use reader::Element;
 pub use write::{SetDump, dump_hash, dump_string};
 
 use reader::{Reader, Scratch};
 
-/// Most bytes that one compressed string may unpack to.
-pub const MAX_UNPACKED_BYTES: usize = 16 << 20;
-/// The newest RDB version of Redis whose types are known: unreleased in 2025, 8.0 writes 12.
+/// Newest RDB version of Redis whose types are known. Redis 8.0 writes 12.
 pub const REDIS_NEWEST: u16 = 16;
-/// The RDB versions of Valkey 9, which parted from Redis's numbers.
+/// RDB versions of Valkey 9, numbered apart from those of Redis.
 pub const VALKEY: std::ops::RangeInclusive<u16> = 80..=81;
 
 const FOOTER_BYTES: usize = 10;
 
-/// Why a payload is not read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
-    /// It is cut, damaged, or newer than this.
-    #[error("payload version or checksum are wrong")]
-    Footer,
-    /// The footer is right, and what stands before it is not what the type says.
-    #[error("{0}")]
-    Format(&'static str),
-    /// It holds something that this crate does not read.
-    #[error("it holds {0}")]
-    Type(&'static str),
-    /// A type that no release known to this crate writes.
-    #[error(
-        "it holds a value of RDB type {number}, written as RDB version {version}, which is \
-         unknown here"
-    )]
-    UnknownType {
-        /// The type, its first byte.
-        number: u8,
-        /// From the footer.
-        version: u16,
-    },
-}
-
-/// What a payload holds.
+/// Type of the value in a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// One element.
     String,
-    /// Fields and values in turn.
+    /// Alternating fields and values.
     Hash,
     /// Members.
     Set,
 }
 
 impl Kind {
-    /// As TYPE calls it.
+    /// Name of the type, as TYPE returns it.
     pub fn name(self) -> &'static str {
         match self {
             Kind::String => "string",
@@ -80,45 +57,36 @@ impl Kind {
     }
 }
 
-/// What a walk over a payload gives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Element<'a> {
-    /// A string, a member, a field or its value.
-    Text(&'a [u8]),
-    /// The field that came just before expires, alone of its hash. Its value comes next.
-    Expires,
-}
-
-/// How the elements are laid out.
+/// Layout of the elements in the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
     String,
-    /// A count, and so many strings.
+    /// A count, then the strings.
     Strings,
-    /// A count, and so many pairs of strings.
+    /// A count, then the pairs of strings.
     Pairs,
-    /// Redis 7.4 and later: a count, and so many of expiry, field, value; before it the time of the
-    /// first expiry, but for release candidates of 7.4.
+    /// Redis 7.4 and later: a count, then triples of expiry, field and value. The time of the first
+    /// expiry precedes the count, except in release candidates of 7.4.
     ExpiringPairs {
         has_minimum: bool,
     },
-    /// Valkey 9: a count, and so many of field, value, expiry.
+    /// Valkey 9: a count, then triples of field, value and expiry.
     PairsExpiring,
     Intset,
     Ziplist,
     Listpack,
-    /// A listpack of fields, values and expiries in turn.
+    /// A listpack of triples of field, value and expiry.
     ExpiringListpack {
         has_minimum: bool,
     },
 }
 
-/// A payload whose footer is right. See the top of the file.
+/// A payload whose footer is valid.
 #[derive(Clone, Copy, Debug)]
 pub struct Payload<'a> {
     kind: Kind,
     layout: Layout,
-    /// Behind the type, without the footer.
+    /// Value without the type and the footer.
     body: &'a [u8],
 }
 
@@ -141,14 +109,13 @@ impl<'a> Payload<'a> {
         Ok(Payload { kind, layout, body })
     }
 
-    /// What it holds.
+    /// Returns the type of the value.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Gives all elements to `take`, in the order of the payload: the string, the members of a set,
-    /// or each field of a hash and then its value. The first error, of the payload or of `take`,
-    /// ends it.
+    /// Passes all elements to `take` in the order of the payload: the string, the members of a set,
+    /// or the fields and values of a hash. Stops at the first error of the payload or of `take`.
     pub fn elements<E: From<Error>>(
         &self,
         mut take: impl FnMut(Element<'_>) -> Result<(), E>,
@@ -213,7 +180,7 @@ impl<'a> Payload<'a> {
         reader.end().map_err(E::from)
     }
 
-    /// Redis keeps no empty value, and a field without a value is none.
+    /// Rejects an empty value and a field without a value; Redis stores neither.
     fn packed(&self, elements: u64) -> Result<(), Error> {
         match self.kind {
             Kind::Hash if elements % 2 == 1 => Err(Error::Format("a field has no value")),
@@ -223,7 +190,7 @@ impl<'a> Payload<'a> {
     }
 }
 
-/// What a type's number means.
+/// Maps the number of a type to its kind and layout.
 fn of_type(number: u8, version: u16) -> Result<(Kind, Layout), Error> {
     let is_valkey = VALKEY.contains(&version);
     Ok(match number {

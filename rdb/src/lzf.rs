@@ -1,20 +1,24 @@
-//! LZF, as Redis compresses strings of more than 20 bytes: runs of literals, and references back.
+//! LZF decompression. Redis compresses strings of more than 20 bytes with LZF: runs of literals and
+//! back references.
 
-use crate::{Error, MAX_UNPACKED_BYTES};
+use crate::error::Error;
 
-/// Most bytes that three compressed bytes can stand for.
-const MOST_BYTES_PER_REFERENCE: usize = 264;
+/// Largest size of one string after decompression.
+pub const MAX_UNPACKED_BYTES: usize = 16 << 20;
+
+/// Bytes that three compressed bytes can expand to, at most.
+const MAX_BYTES_PER_REFERENCE: usize = 264;
 
 const BROKEN: Error = Error::Format("a compressed string is broken");
 
-/// Unpacks `packed` into `out`, which has `length` bytes then, or fails. A length that so few bytes
-/// cannot stand for is refused before any memory is taken.
+/// Unpacks `packed` into exactly `length` bytes of `out`. A length that `packed` cannot expand to is
+/// refused before `out` grows.
 pub(crate) fn unpack(packed: &[u8], length: u64, out: &mut Vec<u8>) -> Result<(), Error> {
     let length = usize::try_from(length).unwrap_or(usize::MAX);
     if length > MAX_UNPACKED_BYTES {
         return Err(Error::Format("a compressed string is longer than 16777216 bytes"));
     }
-    if length > packed.len().saturating_mul(MOST_BYTES_PER_REFERENCE) {
+    if length > packed.len().saturating_mul(MAX_BYTES_PER_REFERENCE) {
         return Err(BROKEN);
     }
     out.clear();
@@ -35,7 +39,7 @@ pub(crate) fn unpack(packed: &[u8], length: u64, out: &mut Vec<u8>) -> Result<()
             }
             let back = ((control & 31) << 8 | usize::from(next(1)?[0])) + 1;
             let from = out.len().checked_sub(back).ok_or(BROKEN)?;
-            // What is copied may reach into what it writes.
+            // The source may overlap the bytes that this loop appends.
             for at in from..from + count + 2 {
                 out.push(out[at]);
             }

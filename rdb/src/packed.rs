@@ -1,7 +1,7 @@
 //! Small sets and hashes, which Redis serializes as one string: intset, ziplist, listpack.
 
-use crate::reader::{EMPTY, Scratch};
-use crate::{Element, Error};
+use crate::error::Error;
+use crate::reader::{EMPTY, Element, Scratch};
 
 const BROKEN: Error = Error::Format("a packed list is broken");
 /// In a header: the elements were not counted.

@@ -1,9 +1,19 @@
 //! Lengths and strings of an RDB value.
 
-use crate::{Error, lzf};
+use crate::error::Error;
+use crate::lzf;
 
 pub(crate) const CUT: Error = Error::Format("it ends within a value");
 pub(crate) const EMPTY: Error = Error::Format("it has no elements");
+
+/// One step of a walk over a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element<'a> {
+    /// A string, a member, a field or its value.
+    Text(&'a [u8]),
+    /// The preceding field of the hash expires. Its value follows.
+    Expires,
+}
 
 /// Where a string is kept that does not stand in the payload as it is.
 #[derive(Default)]

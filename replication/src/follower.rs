@@ -24,10 +24,11 @@ use store::{
 };
 
 use crate::divergence::{Divergence, divergence, headers};
+use crate::link::{LinkError, Refusal, Timeouts};
+use crate::term::promotions;
 use crate::wire::{
     Hello, MAX_MESSAGE_BYTES, Reader, ToMaster, ToReplica, Verdict, Writer, read_to_replica,
 };
-use crate::{LinkError, Timeouts, promotions};
 use std::sync::Arc;
 
 /// Received batches are synced, at the latest, when there are so many bytes of them.
@@ -80,34 +81,6 @@ pub enum LinkStep {
     Adopt,
     /// The data set is to be opened anew, as it is.
     Reopen,
-}
-
-/// Why a replica does not follow a master.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// Another data set.
-    #[error(
-        "the master has another data set (lineage {theirs}, ours is {ours}); REPLICAOF host port \
-         FORCE (in a cluster CLUSTERX SETNODES ... FORCE) gives ours up for it"
-    )]
-    Foreign {
-        /// Ours.
-        ours: Lineage,
-        /// The master's.
-        theirs: Lineage,
-    },
-    /// It has fewer promotions, or lost something.
-    #[error(
-        "the master's history ends or parts before ours does, and it was not promoted since (its \
-         end {theirs}, ours {ours}); REPLICAOF host port FORCE (in a cluster CLUSTERX SETNODES ... \
-         FORCE) gives ours up for it"
-    )]
-    Behind {
-        /// Our offset.
-        ours: u64,
-        /// The master's.
-        theirs: u64,
-    },
 }
 
 #[derive(Debug)]

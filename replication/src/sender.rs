@@ -10,10 +10,11 @@ use std::sync::Arc;
 
 use store::{Absent, DiskFile, Pin, Position, SegmentHead, Step, Store, Tail, read_full_at};
 
+use crate::link::{LinkError, Timeouts};
+use crate::term::promotions;
 use crate::wire::{
     Hello, MAX_MESSAGE_BYTES, Reader, ToMaster, ToReplica, Verdict, Writer, read_to_master,
 };
-use crate::{LinkError, Timeouts, promotions};
 
 /// A sender adds messages to its output until so many bytes wait there.
 pub const WINDOW_BYTES: usize = 1 << 20;

@@ -1,9 +1,11 @@
-//! The network between a replica and its master: bytes of a link come late, in pieces, on one side
-//! only, or never.
+//! Network between a replica and its master: bytes of a link arrive late, in pieces, in one
+//! direction only, or never.
 
 use crate::client::PIPE_BYTES;
+use std::cell::{Cell, RefCell};
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 
 /// From one end to the other.
@@ -55,5 +57,38 @@ impl Cable {
             Poll::Pending => {}
         }
         true
+    }
+}
+
+/// Network link from the replica to its master.
+#[derive(Default)]
+pub(crate) struct ReplicaLink {
+    pub(crate) cable: RefCell<Option<Cable>>,
+    /// Directions that carry nothing: to the master, to the replica.
+    pub(crate) cut: Cell<[bool; 2]>,
+    /// Whether the replica has dialed the present master.
+    pub(crate) is_dialed: Cell<bool>,
+    /// End of the log when the present master took over.
+    pub(crate) floor: Cell<u64>,
+    /// Whether the replica has the log up to `floor` and could replace the master.
+    pub(crate) is_fit: Cell<bool>,
+    /// Times and ends of the master's log: all that was acknowledged before the time is in it.
+    pub(crate) marks: RefCell<Vec<(Duration, u64)>>,
+}
+
+impl ReplicaLink {
+    /// Starts over with a new master, whose log ends at `end`.
+    pub(crate) fn begin(&self, at: Duration, end: u64) {
+        self.floor.set(end);
+        self.is_dialed.set(false);
+        self.is_fit.set(false);
+        self.marks.replace(vec![(at, end)]);
+    }
+
+    /// Time before which all acknowledged writes are in a log that ends at `end`.
+    pub(crate) fn has_all_before(&self, end: u64) -> Duration {
+        let marks = self.marks.borrow();
+        let mark = marks.iter().rev().find(|(_, offset)| *offset <= end);
+        mark.expect("it has what the master began with").0
     }
 }

@@ -7,45 +7,11 @@ use crate::workload::Command;
 use crate::world::{AT_ONCE, CALM_STEPS, CLIENTS, World};
 use node::roles::{LinkState, Master};
 use node::runtime::tls::Socket;
-use std::cell::{Cell, RefCell};
 use std::io;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use store::Faults;
-
-/// What is between the replica and its master.
-#[derive(Default)]
-pub(crate) struct LinkTo {
-    pub(crate) cable: RefCell<Option<Cable>>,
-    /// Nothing gets through: to the master, to the replica.
-    cut: Cell<[bool; 2]>,
-    /// It has been asked for since the master began.
-    pub(crate) is_dialed: Cell<bool>,
-    /// What the master had then.
-    floor: Cell<u64>,
-    /// The replica has at least that, of this history: it could take the master's place.
-    is_fit: Cell<bool>,
-    /// Where the master's log ended when, since then: everything that was acknowledged before.
-    pub(crate) marks: RefCell<Vec<(Duration, u64)>>,
-}
-
-impl LinkTo {
-    /// Another process is the master, whose log has so much.
-    pub(crate) fn begin(&self, at: Duration, end: u64) {
-        self.floor.set(end);
-        self.is_dialed.set(false);
-        self.is_fit.set(false);
-        self.marks.replace(vec![(at, end)]);
-    }
-
-    /// Everything that was acknowledged before is in a log that ends there.
-    fn has_all_before(&self, end: u64) -> Duration {
-        let marks = self.marks.borrow();
-        let mark = marks.iter().rev().find(|(_, offset)| *offset <= end);
-        mark.expect("it has what the master began with").0
-    }
-}
 
 impl World {
     /// One step of the replica's machine, of the network, or of fate.
@@ -70,7 +36,7 @@ impl World {
             93 => self.link.cut.set([false; 2]),
             94 => {
                 let is_up = self.link.cable.take().is_some();
-                self.met.borrow_mut().cuts += u64::from(is_up);
+                self.counts.borrow_mut().cuts += u64::from(is_up);
             }
             // In these runs starts take longer and replicas are fit more rarely.
             96..=97 if self.link.is_fit.get() && self.workload.borrow().has_ranges() => {
@@ -89,7 +55,7 @@ impl World {
     /// The replica's process begins anew where its machine has died, or its folder is another.
     fn mend_replica(&self) {
         if self.other().disk().crashed() {
-            self.met.borrow_mut().replica_crashes += 1;
+            self.counts.borrow_mut().replica_crashes += 1;
             self.end_replica();
             self.other().revive(self.chance(3));
             self.restart_replica();
@@ -108,9 +74,9 @@ impl World {
         let Some(process) = self.other().process.take() else { return };
         self.tell(|| "the replica's process ends".to_owned());
         let replication = &process.node.replication;
-        let met = &mut *self.met.borrow_mut();
-        met.continued += replication.continued.load(Relaxed);
-        met.full_syncs += replication.full_syncs.load(Relaxed);
+        let counts = &mut *self.counts.borrow_mut();
+        counts.continued += replication.continued.load(Relaxed);
+        counts.full_syncs += replication.full_syncs.load(Relaxed);
         self.link.cable.take();
         self.link.is_fit.set(false);
         process.work.take();
@@ -245,7 +211,7 @@ impl World {
         let is_lost = self.other().disk().crashed() || process.is_over();
         assert!(!is_lost, "a replica that was fit has not taken over");
         self.leader.set(1 - self.leader.get());
-        self.met.borrow_mut().promotions += 1;
+        self.counts.borrow_mut().promotions += 1;
         self.lose_since(has_before);
         self.leads();
         self.restart_replica();
@@ -298,7 +264,7 @@ impl World {
             let [ours, theirs] = [0, 1].map(|at| self.answers(&both[at], at, some));
             for (command, (ours, theirs)) in some.iter().zip(ours.iter().zip(&theirs)) {
                 assert_eq!(theirs, ours, "the replica, and its master: {:?}", command.requests);
-                self.met.borrow_mut().compared += 1;
+                self.counts.borrow_mut().compared += 1;
             }
         }
     }

@@ -1,9 +1,9 @@
 //! The run: what happens next, to which the seed is the only input.
 
-use crate::Met;
+use crate::cable::ReplicaLink;
 use crate::client::{Asked, Client, check};
+use crate::counts::{RunCounts, Section};
 use crate::model::{LOST, Model};
-use crate::pair::LinkTo;
 use crate::process::Process;
 use crate::reply::Reply;
 use crate::workload::{Admin, Catalogue, Command, Habits, Shape, Workload, list};
@@ -27,23 +27,6 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub(crate) const AT_ONCE: usize = 8;
 /// Steps within which a server without faults answers all that it was asked.
 pub(crate) const CALM_STEPS: u32 = 20_000;
-
-/// What a step does: named where a crash came in the middle of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Section {
-    /// Connections: requests and replies.
-    Clients,
-    /// A round of the commit thread.
-    Commit,
-    /// A step of the spill thread that wrote files: a spill, or a merge.
-    Spill,
-    /// A snapshot.
-    Snapshot,
-    /// Work of a command on another thread: TM.SPILL, a change of the catalogue, cold reads.
-    Work,
-    /// A start.
-    Recovery,
-}
 
 /// A machine, and the process on it.
 pub(crate) struct Machine {
@@ -69,7 +52,7 @@ pub(crate) struct World {
     pub(crate) leader: Cell<usize>,
     /// The one of which this is a step.
     active: Cell<usize>,
-    pub(crate) link: LinkTo,
+    pub(crate) link: ReplicaLink,
     /// How many steps lie on the stack: some are made while another one waits.
     pub(crate) depth: Cell<u32>,
     /// Connections are served at this moment.
@@ -86,7 +69,7 @@ pub(crate) struct World {
     pub(crate) altered_at: Cell<Option<Duration>>,
     pub(crate) model: RefCell<Model>,
     pub(crate) workload: RefCell<Workload>,
-    pub(crate) met: RefCell<Met>,
+    pub(crate) counts: RefCell<RunCounts>,
     /// Of so many times at which a snapshot may begin it does once.
     snapshot_odds: u32,
     /// One of so many starts is killed.
@@ -226,7 +209,7 @@ impl World {
             machines,
             leader: Cell::default(),
             active: Cell::default(),
-            link: LinkTo::default(),
+            link: ReplicaLink::default(),
             depth: Cell::default(),
             serving: Cell::default(),
             calm: Cell::new(true),
@@ -238,7 +221,7 @@ impl World {
             workload,
             snapshot_odds,
             start_odds,
-            met: RefCell::default(),
+            counts: RefCell::default(),
             told: std::env::var_os("TIDEMARK_TRACE").is_some(),
         });
         (0..world.machines.len()).for_each(|at| world.watch_disk(at));
@@ -351,9 +334,9 @@ impl World {
         let before = (self.disk().crashed(), self.disk().steps());
         let done = work();
         if !before.0 && self.disk().crashed() && self.disk().steps() > before.1 {
-            *self.met.borrow_mut().crashes_in.entry(section).or_default() += 1;
+            *self.counts.borrow_mut().crashes_in.entry(section).or_default() += 1;
             if self.altered.get() {
-                self.met.borrow_mut().crashes_after_alter += 1;
+                self.counts.borrow_mut().crashes_after_alter += 1;
             }
         }
         done
@@ -414,7 +397,7 @@ impl World {
             7 => {
                 let jump = self.draw(0..600_000_000) as i64;
                 self.jumped_us.set(if self.chance(2) { jump } else { -jump });
-                self.met.borrow_mut().clock_jumps += 1;
+                self.counts.borrow_mut().clock_jumps += 1;
             }
             8..=9 => disk.crash_after(Some(1)),
             _ => disk.crash_after(Some(self.draw(1..120))),
@@ -452,10 +435,10 @@ impl World {
                 let end = process.node.durability.shown().offset;
                 self.link.marks.borrow_mut().push((began, end));
             }
-            let met = &mut *self.met.borrow_mut();
+            let counts = &mut *self.counts.borrow_mut();
             self.tell(|| format!("round {went_well}"));
-            met.rounds += 1;
-            met.failed_rounds += u64::from(!went_well);
+            counts.rounds += 1;
+            counts.failed_rounds += u64::from(!went_well);
             if went_well {
                 self.model.borrow_mut().round_went_well();
             } else {
@@ -524,10 +507,10 @@ impl World {
     /// Compares what was answered with the model.
     fn read(&self, client: &mut Client) {
         while let Some((asked, reply)) = client.take() {
-            self.met.borrow_mut().commands += 1;
+            self.counts.borrow_mut().commands += 1;
             self.tell(|| format!("{:?} -> {reply:?}", asked.command.requests));
             if matches!(reply, Reply::Error(_)) {
-                self.met.borrow_mut().errors += 1;
+                self.counts.borrow_mut().errors += 1;
             }
             if let Shape::Admin(admin) = &asked.command.shape {
                 self.administered(admin, &asked, &reply);
@@ -545,7 +528,7 @@ impl World {
         let workload = &mut *self.workload.borrow_mut();
         let catalogue = &mut workload.catalogue;
         let model = &mut *self.model.borrow_mut();
-        let met = &mut *self.met.borrow_mut();
+        let counts = &mut *self.counts.borrow_mut();
         catalogue.saving &= *admin != Admin::Save;
         if let Reply::Error(text) = reply {
             // A change that is made and not logged is there, and may be gone after a crash: until
@@ -577,18 +560,18 @@ impl World {
                 model.drop_space(*number);
             }
             Admin::Save => {
-                met.saves += 1;
+                counts.saves += 1;
                 self.altered.set(false);
                 return;
             }
             Admin::Spill => {
-                met.spills += 1;
+                counts.spills += 1;
                 return;
             }
             Admin::Roll | Admin::Rebuild => return,
             Admin::List => return self.learn(reply, workload, model),
         }
-        met.altered += 1;
+        counts.altered += 1;
         self.altered.set(true);
         self.altered_at.set(Some(self.elapsed.get()));
         catalogue.changing = false;
@@ -668,8 +651,8 @@ impl World {
         process.work.take();
         drop(process);
         self.leader().revive(is_kill);
-        let met = &mut *self.met.borrow_mut();
-        *if is_kill { &mut met.kills } else { &mut met.power_cuts } += 1;
+        let counts = &mut *self.counts.borrow_mut();
+        *if is_kill { &mut counts.kills } else { &mut counts.power_cuts } += 1;
     }
 
     /// What was acknowledged may be lost as far as `fsync` allows it.
@@ -687,17 +670,17 @@ impl World {
 
     fn note_cold(&self, process: &Process) {
         let Some(engines) = process.node.loaded() else { return };
-        let (figures, met) = (&engines.cold.figures, &mut *self.met.borrow_mut());
-        met.spilled_tables += figures.spilled_tables.load(Relaxed);
-        met.merges += figures.merges.load(Relaxed);
-        met.failed_spills += figures.failures.load(Relaxed);
-        met.cold_reads += figures.misses.load(Relaxed);
+        let (figures, counts) = (&engines.cold.figures, &mut *self.counts.borrow_mut());
+        counts.spilled_tables += figures.spilled_tables.load(Relaxed);
+        counts.merges += figures.merges.load(Relaxed);
+        counts.failed_spills += figures.failures.load(Relaxed);
+        counts.cold_reads += figures.misses.load(Relaxed);
         for space in engines.existences() {
-            met.ranges += u64::from(space.has_ranges());
-            met.outliers += u64::from(space.outlier_pairs() > 0);
+            counts.ranges += u64::from(space.has_ranges());
+            counts.outliers += u64::from(space.outlier_pairs() > 0);
             let Some(ledger) = space.ledger() else { continue };
-            met.rebuilt += ledger.rebuilds.tables.load(Relaxed);
-            met.cut_rebuilds += u64::from(ledger.rebuilds.left.load(Relaxed) > 0);
+            counts.rebuilt += ledger.rebuilds.tables.load(Relaxed);
+            counts.cut_rebuilds += u64::from(ledger.rebuilds.left.load(Relaxed) > 0);
         }
     }
 
@@ -726,7 +709,7 @@ impl World {
                     let figures = &recovered.cold.figures;
                     let written =
                         figures.spilled_tables.load(Relaxed) + figures.merges.load(Relaxed);
-                    self.met.borrow_mut().spills_in_recovery += written;
+                    self.counts.borrow_mut().spills_in_recovery += written;
                     self.leader().process.replace(Some(Rc::new(process)));
                     break;
                 }
@@ -735,7 +718,7 @@ impl World {
             }
             self.leader().revive(self.chance(3));
         }
-        self.met.borrow_mut().starts += 1;
+        self.counts.borrow_mut().starts += 1;
         self.leads();
     }
 
@@ -799,6 +782,6 @@ impl World {
 /// For the report of a failed run.
 impl std::fmt::Display for World {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "at {:?}: {:?}", self.elapsed.get(), self.met.borrow())
+        write!(f, "at {:?}: {:?}", self.elapsed.get(), self.counts.borrow())
     }
 }

@@ -58,6 +58,11 @@ pub fn since(then: Instant) -> Duration {
     now().saturating_duration_since(then)
 }
 
+/// Milliseconds since `then`, by the monotonic clock.
+pub fn elapsed_ms(then: Instant) -> u64 {
+    u64::try_from(since(then).as_millis()).unwrap_or(u64::MAX)
+}
+
 /// Microseconds since 1970.
 pub fn unix_us() -> u64 {
     match simulator() {

@@ -7,22 +7,35 @@
 //! Nothing is kept here: each step can be seen in the topologies of the nodes. So a command that
 //! was ended in the middle is given again, and goes on where it was.
 
-use super::Nodes;
-use super::hold::Hold;
+use super::hold::{Hold, POLL_INTERVAL, random_id};
 use super::remote::{Net, Remote, addresses, newest};
+use clap::Args;
 use node::cluster::slot::SLOTS;
-use node::cluster::topology::ID_BYTES;
 use node::cluster::{Member, Topology};
 use std::fmt::Write as _;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Between two looks at a node that copies rows, and between two attempts to hand over.
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Between two lines that say how far it is.
 const SAY_EVERY: Duration = Duration::from_secs(5);
 /// Attempts to hand over: each waits for writes that are under way.
 const ATTEMPTS: usize = 50;
+
+#[derive(Args, Debug)]
+pub(super) struct GrowthArgs {
+    /// The master of the shard, as clients and nodes reach it.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(super) from: String,
+    /// The node that gets slots: an empty one with `cluster.enabled`, or a replica of the master.
+    #[arg(long = "to", value_name = "HOST:PORT")]
+    pub(super) to_node: String,
+    /// Says what would be done, and does nothing.
+    #[arg(long)]
+    pub(super) plan: bool,
+    /// Longest wait in seconds until the new node has all rows.
+    #[arg(long, value_name = "SECONDS", default_value_t = 24 * 3600)]
+    pub(super) timeout: u64,
+}
 
 /// What the new node is to get.
 pub(super) enum Wanted {
@@ -80,7 +93,11 @@ impl Draft {
 }
 
 /// All of it. Gives what is to be printed.
-pub(super) async fn grow<N: Net>(net: &N, asked: &Nodes, wanted: Wanted) -> Result<String, String> {
+pub(super) async fn grow<N: Net>(
+    net: &N,
+    asked: &GrowthArgs,
+    wanted: Wanted,
+) -> Result<String, String> {
     let topology = newest(net).await?;
     let at = |address: &str| {
         let position = addresses(&topology).iter().position(|known| known == address);
@@ -183,7 +200,7 @@ async fn refuse_stranger<N: Net>(new: &mut Remote<'_, N>, from: &str) -> Result<
 /// What is to be done, once it is known.
 struct Growth<'a, N> {
     net: &'a N,
-    asked: &'a Nodes,
+    asked: &'a GrowthArgs,
     /// The id of the master that gives slots, and that of the node that gets them.
     from: &'a str,
     id: &'a str,
@@ -240,7 +257,7 @@ fn with_replica(
     topology: &Topology,
     id: &str,
     master: &str,
-    asked: &Nodes,
+    asked: &GrowthArgs,
 ) -> Result<Topology, String> {
     let (host, port) = asked.to_node.rsplit_once(':').unwrap_or_default();
     let mut draft = Draft::of(topology);
@@ -275,8 +292,8 @@ fn chosen(wanted: &Wanted, own: &[u16], from: &str) -> Result<Vec<u16>, String> 
     Ok(slots)
 }
 
-fn plan(asked: &Nodes, topology: &Topology, slots: usize, is_replica: bool) -> String {
-    let Nodes { from, to_node, .. } = asked;
+fn plan(asked: &GrowthArgs, topology: &Topology, slots: usize, is_replica: bool) -> String {
+    let GrowthArgs { from, to_node, .. } = asked;
     let mut steps = Vec::new();
     if !is_replica {
         steps.push(format!("topology {}: {to_node} is a replica of {from}", topology.version + 1));
@@ -293,11 +310,6 @@ fn plan(asked: &Nodes, topology: &Topology, slots: usize, is_replica: bool) -> S
         let _ = writeln!(out, "{number}. {step}");
         out
     })
-}
-
-pub(super) fn random_id() -> String {
-    let id = format!("{:032x}{:032x}", fastrand::u128(..), fastrand::u128(..));
-    id[..ID_BYTES].to_owned()
 }
 
 /// All nodes of a topology get it. The error names those that have not.
@@ -335,7 +347,7 @@ async fn follow<N: Net>(
     net: &N,
     hold: &mut Hold<'_, N>,
     new: &mut Remote<'_, N>,
-    asked: &Nodes,
+    asked: &GrowthArgs,
 ) -> Result<(), String> {
     let (began, mut said) = (Instant::now(), Instant::now());
     loop {
@@ -359,7 +371,7 @@ async fn follow<N: Net>(
             let why = if why.is_empty() { why } else { format!(" ({why})") };
             net.say(&format!("{} copies: {rows} of {all} rows{why}", asked.to_node));
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -367,7 +379,7 @@ async fn follow<N: Net>(
 async fn hand_over<N: Net>(
     net: &N,
     hold: &mut Hold<'_, N>,
-    asked: &Nodes,
+    asked: &GrowthArgs,
     next: &Topology,
 ) -> Result<Duration, String> {
     let mut attempt = 0;
@@ -379,7 +391,7 @@ async fn hand_over<N: Net>(
             Ok(()) => return Ok(began.elapsed()),
             Err(why) if attempt == ATTEMPTS => return Err(why),
             Err(why) if why.contains("again") || why.contains("in step") => {
-                tokio::time::sleep(LOOK_EVERY).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
             Err(why) => return Err(why),
         }

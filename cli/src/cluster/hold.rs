@@ -1,18 +1,27 @@
-//! CLUSTERX HOLD: one command at a time changes a cluster.
+//! CLUSTERX HOLD: a lock that lets one command at a time change a cluster.
 
-use super::growth::{LOOK_EVERY, random_id};
 use super::remote::{Net, Remote};
+use node::cluster::topology::ID_BYTES;
 use node::cluster::{Member, Topology};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long it lasts, how often it is renewed, and how long another command's is waited for.
+/// Lifetime of a hold without renewal.
 const HOLD: Duration = Duration::from_secs(5);
-const RENEW_EVERY: Duration = Duration::from_secs(1);
-const HELD: Duration = Duration::from_secs(15);
+const RENEW_INTERVAL: Duration = Duration::from_secs(1);
+/// Longest wait for the hold of another command.
+const MAX_WAIT: Duration = Duration::from_secs(15);
+/// Time between two attempts to take the hold or to hand over slots, and between two polls of a node
+/// that copies rows.
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Keeps other commands from changing the cluster until it is released, or this one is killed and
-/// its time is over.
+/// Returns a random id of a node, or token of a hold.
+pub(super) fn random_id() -> String {
+    let id = format!("{:032x}{:032x}", fastrand::u128(..), fastrand::u128(..));
+    id[..ID_BYTES].to_owned()
+}
+
+/// Keeps other commands from changing the cluster until it is released or expires.
 pub(super) struct Hold<'n, N: Net> {
     net: &'n N,
     token: String,
@@ -21,7 +30,7 @@ pub(super) struct Hold<'n, N: Net> {
 }
 
 impl<N: Net> Hold<'_, N> {
-    /// All masters are asked in the order of their ids, so of two commands one gets all.
+    /// Asks all masters in the order of their ids, so that one of two commands gets all.
     pub(super) async fn begin<'n>(net: &'n N, topology: &Topology) -> Result<Hold<'n, N>, String> {
         let mut masters: Vec<&Member> = topology.masters().collect();
         masters.sort_unstable_by_key(|member| &member.id);
@@ -30,9 +39,9 @@ impl<N: Net> Hold<'_, N> {
         let began = Instant::now();
         loop {
             match hold.ask(HOLD).await {
-                Err(why) if why.contains("another command") && began.elapsed() < HELD => {
+                Err(why) if why.contains("another command") && began.elapsed() < MAX_WAIT => {
                     hold.release().await;
-                    tokio::time::sleep(LOOK_EVERY).await;
+                    tokio::time::sleep(POLL_INTERVAL).await;
                 }
                 Err(why) => {
                     hold.release().await;
@@ -54,10 +63,10 @@ impl<N: Net> Hold<'_, N> {
     }
 
     pub(super) async fn renew(&mut self) -> Result<(), String> {
-        if self.renewed.elapsed() < RENEW_EVERY { Ok(()) } else { self.ask(HOLD).await }
+        if self.renewed.elapsed() < RENEW_INTERVAL { Ok(()) } else { self.ask(HOLD).await }
     }
 
-    /// If a master does not hear of it, it knows when the time is over.
+    /// A master that misses the release lets the hold expire.
     pub(super) async fn release(&mut self) {
         let _ = self.ask(Duration::ZERO).await;
     }

@@ -14,7 +14,7 @@ mod status;
 use crate::import::spaces::maps;
 use crate::terminal::grouped;
 use clap::{Args, Subcommand};
-use growth::{Wanted, grow};
+use growth::{GrowthArgs, Wanted, grow};
 use node::client::connect::ConnectArgs;
 use node::cluster::slot;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -66,7 +66,7 @@ struct SplitArgs {
     #[command(flatten)]
     to: ConnectArgs,
     #[command(flatten)]
-    nodes: Nodes,
+    nodes: GrowthArgs,
     /// The slots, as in `0-99 300`; without it the upper half of those that the shard has.
     #[arg(long, value_name = "SLOTS")]
     slots: Option<String>,
@@ -77,7 +77,7 @@ struct MoveArgs {
     #[command(flatten)]
     to: ConnectArgs,
     #[command(flatten)]
-    nodes: Nodes,
+    nodes: GrowthArgs,
 }
 
 #[derive(Args, Debug)]
@@ -90,22 +90,6 @@ struct TrimArgs {
     to: ConnectArgs,
 }
 
-#[derive(Args, Debug)]
-struct Nodes {
-    /// The master of the shard, as clients and nodes reach it.
-    #[arg(long, value_name = "HOST:PORT")]
-    from: String,
-    /// The node that gets slots: an empty one with `cluster.enabled`, or a replica of the master.
-    #[arg(long = "to", value_name = "HOST:PORT")]
-    to_node: String,
-    /// Says what would be done, and does nothing.
-    #[arg(long)]
-    plan: bool,
-    /// Longest wait in seconds until the new node has all rows.
-    #[arg(long, value_name = "SECONDS", default_value_t = 24 * 3600)]
-    timeout: u64,
-}
-
 pub(super) fn run(args: &ClusterArgs) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| e.to_string())?;
@@ -115,9 +99,11 @@ pub(super) fn run(args: &ClusterArgs) -> Result<(), String> {
             What::Split(args) => {
                 let asked = args.slots.as_deref().map(slot::parse_ranges).transpose();
                 let slots = asked.map_err(|word| format!("--slots: '{word}' is no slot"))?;
-                super::print(&grow(&args.to, &args.nodes, Wanted::Slots(slots)).await?)
+                crate::terminal::print(&grow(&args.to, &args.nodes, Wanted::Slots(slots)).await?)
             }
-            What::Move(args) => super::print(&grow(&args.to, &args.nodes, Wanted::Shard).await?),
+            What::Move(args) => {
+                crate::terminal::print(&grow(&args.to, &args.nodes, Wanted::Shard).await?)
+            }
             What::Trim(args) => trim(&args.to).await,
         }
     })
@@ -149,7 +135,10 @@ async fn trim(to: &ConnectArgs) -> Result<(), String> {
             };
             let name = word("name");
             let deleted = trim_space(&mut node, subcommand, name).await?;
-            super::print(&format!("{address}: {name}: {} {what} deleted\n", grouped(deleted)))?;
+            crate::terminal::print(&format!(
+                "{address}: {name}: {} {what} deleted\n",
+                grouped(deleted)
+            ))?;
         }
     }
     Ok(())

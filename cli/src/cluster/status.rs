@@ -88,7 +88,7 @@ pub(super) async fn status(to: &ConnectArgs) -> Result<(), String> {
         is_fine = false;
         let _ = writeln!(out, "{} slots have no master", usize::from(SLOTS) - topology.assigned());
     }
-    crate::print(&out)?;
+    crate::terminal::print(&out)?;
     if is_fine { Ok(()) } else { Err("the cluster is not whole, or not of one mind".to_owned()) }
 }
 

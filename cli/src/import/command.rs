@@ -1,24 +1,11 @@
 //! How a line becomes a command.
 
-use super::ImportArgs;
+use super::args::{ImportArgs, Shape, renamed};
 use super::csv::Columns;
 use super::json::{Object, is_there, text_of};
 use super::pipe::{Pipe, Verb};
 use node::client::connect::{put_bulk, put_head};
 use std::borrow::Cow;
-
-/// How lines of the current file are read.
-pub(super) enum Shape {
-    Rows {
-        fields: Vec<String>,
-        /// The columns of the id and of the fields.
-        places: Vec<usize>,
-        /// Number of columns of a line.
-        width: usize,
-    },
-    Flags,
-    Events,
-}
 
 /// What a line became.
 pub(super) enum Pushed {
@@ -174,19 +161,6 @@ fn integer<'a, T: std::str::FromStr>(what: &str, text: &'a [u8]) -> Result<(&'a 
             "{what}: \"{}\" is not an integer or out of range",
             text[..text.len().min(40)].escape_ascii()
         )),
-    }
-}
-
-/// `old>new`, or a name for both.
-pub(super) fn renamed(name: &str) -> (&str, &str) {
-    name.split_once('>').unwrap_or((name, name))
-}
-
-impl Shape {
-    /// Lines with the id and these fields, in this order.
-    pub(super) fn rows(fields: Vec<String>) -> Shape {
-        let width = fields.len() + 1;
-        Shape::Rows { fields, places: (0..width).collect(), width }
     }
 }
 

@@ -1,13 +1,14 @@
 //! Import of files: CSV with or without a header, JSON lines.
 
-use super::command::{Command, Pushed, Shape, named_columns, renamed};
+use super::args::{ImportArgs, Kind, Shape, renamed};
+use super::command::{Command, Pushed, named_columns};
 use super::csv::{Columns, Records};
 use super::json;
 use super::lanes::Lanes;
 use super::lines::{Lines, open};
 use super::pipe::{Event, Pipe, Tally};
 use super::spaces::Spaces;
-use super::{ImportArgs, ImportError, Kind, SHOWN, Summary};
+use super::summary::{ImportError, SHOWN, Summary};
 use indicatif::ProgressBar;
 use std::io::{self, BufRead};
 use std::path::Path;

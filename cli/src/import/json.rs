@@ -1,6 +1,6 @@
 //! JSON lines: an object a line.
 
-use super::Kind;
+use super::args::{self, Kind};
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -51,7 +51,7 @@ pub(super) fn renamed(mut object: Object, names: &[String]) -> Object {
         return object;
     }
     let mut row = Object::new();
-    for (from, to) in names.iter().map(|name| super::command::renamed(name)) {
+    for (from, to) in names.iter().map(|name| args::renamed(name)) {
         if let Some(value) = object.remove(from) {
             row.insert(to.to_owned(), value);
         }

@@ -1,7 +1,6 @@
 //! What the server has, as far as it tells us.
 
-use super::ImportArgs;
-use super::command::Shape;
+use super::args::{ImportArgs, Shape};
 use super::redis::source::{Remote, bytes};
 use crate::cluster_nodes::text_of;
 use counter::Field;

@@ -1,115 +1,17 @@
-//! Existence tables that lie on the disk: the page files of a space, and their backend.
-//!
-//! A table's filters are the pages of one file, of which a check reads one (one for each filter of
-//! its chain, if the table was overrun: one after the other, until one has the pair). The cache
-//! does not hold pages, which are hardly ever read twice, but answers: this pair, in this file, yes
-//! or no. How a file comes to be is in `tiering/filters.rs`.
+//! Existence tables on disk: the page files of a space, and the backend of the filter engine.
+//! `tiering/filters.rs` writes the files.
 
+use crate::cold::cache::ColdCache;
 use crate::cold::fetch::Fetching;
+use crate::cold::pair_file::PairFile;
 use crate::cold::quarantine::Quarantine;
-use crate::cold::{Cold, Key, Read, Unreadable, Values};
 use crate::log_records::RecordKind;
 use arc_swap::ArcSwap;
-use phantom::{Chain, ColdBackend, Member, Note, Pair};
+use phantom::{ColdBackend, Member, Pair};
+use rolling::Unreadable;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Weak};
-use std::time::Instant;
-use store::{BLOCK_BYTES, FileEntry, PageFile, Store};
-
-/// The pages of one table.
-pub struct PairFile {
-    file: PageFile,
-    chain: Arc<Chain>,
-    shared: Arc<Cold>,
-    /// Itself, for what is read of it later.
-    this: Weak<PairFile>,
-}
-
-impl PairFile {
-    /// Opens a file that the manifest names, or will name.
-    pub(crate) fn open(
-        store: &Store,
-        entry: &FileEntry,
-        options: &phantom::Options,
-        shared: &Arc<Cold>,
-    ) -> store::Result<(Arc<PairFile>, Note)> {
-        let (file, bytes) = store.open_pages(entry)?;
-        let corrupt =
-            |what: String| store::Error::Corrupt { path: store.path(&entry.name), offset: 0, what };
-        let note = Note::decode(options, &bytes).map_err(|e| corrupt(e.to_string()))?;
-        let chain = note.chain().clone();
-        if note.range() != (entry.tag.low, entry.tag.high) || chain.pages() as u64 != file.pages() {
-            return Err(corrupt("its note is that of another table".to_owned()));
-        }
-        let file = Arc::new_cyclic(|this| PairFile {
-            file,
-            chain,
-            shared: shared.clone(),
-            this: this.clone(),
-        });
-        Ok((file, note))
-    }
-
-    /// As the manifest names it.
-    pub fn entry(&self) -> &FileEntry {
-        self.file.entry()
-    }
-
-    /// Offset of the log up to which the file has all changes of pairs of its ids; 0: unknown.
-    pub(crate) fn covered(&self) -> u64 {
-        self.entry().tag.stamp
-    }
-
-    pub(crate) fn file(&self) -> &PageFile {
-        &self.file
-    }
-
-    /// Bytes of memory that it takes.
-    pub fn memory_bytes(&self) -> usize {
-        self.file.memory_bytes() + size_of::<PairFile>()
-    }
-
-    /// Pairs in it, those that are revoked included.
-    pub fn pairs(&self) -> u64 {
-        self.chain.pairs()
-    }
-
-    pub(crate) fn key(&self, pair: &Pair) -> Key {
-        (self.file.identity(), pair.hash())
-    }
-
-    /// Reads whether a pair is there.
-    pub(crate) fn look(&self, pair: &Pair) -> store::Result<crate::cold::Row> {
-        let mut page = [0; BLOCK_BYTES];
-        for (filter, number) in self.chain.places(pair).enumerate() {
-            let started = Instant::now();
-            self.file.read(number as u64, &mut page)?;
-            self.shared.figures.note_read(started.elapsed());
-            if self.chain.has(filter, pair, &page) {
-                return Ok(Some(Values::new()));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Reads it, and has it cached. What cannot be read is reported.
-    pub(crate) fn read(&self, pair: &Pair) -> Read {
-        self.noted(pair, self.look(pair))
-    }
-
-    fn noted(&self, pair: &Pair, told: store::Result<crate::cold::Row>) -> Read {
-        match told {
-            Ok(row) => {
-                self.shared.cache.insert(self.key(pair), row.clone());
-                Ok(row)
-            }
-            Err(error) => {
-                self.shared.note_failure(&error);
-                Err(error.to_string().into())
-            }
-        }
-    }
-}
+use store::{FileEntry, Store};
 
 impl ColdBackend for PairFile {
     fn has(&self, pair: &Pair) -> Result<bool, Unreadable> {
@@ -142,7 +44,7 @@ pub(crate) fn refused(error: phantom::Error) -> store::Error {
 
 /// The tables of one existence space that lie on the disk, in the order of their ranges.
 pub struct ColdPairs {
-    shared: Arc<Cold>,
+    shared: Arc<ColdCache>,
     files: ArcSwap<Vec<Arc<PairFile>>>,
     /// See [`ColdPairs::end`].
     end: AtomicU64,
@@ -153,7 +55,7 @@ pub struct ColdPairs {
 }
 
 impl ColdPairs {
-    pub(crate) fn new(shared: Arc<Cold>) -> ColdPairs {
+    pub(crate) fn new(shared: Arc<ColdCache>) -> ColdPairs {
         let (files, end, stuck, damaged) = Default::default();
         ColdPairs { shared, files, end, stuck, damaged }
     }
@@ -171,7 +73,7 @@ impl ColdPairs {
         self.end.load(Relaxed)
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Cold> {
+    pub(crate) fn shared(&self) -> &Arc<ColdCache> {
         &self.shared
     }
 

@@ -4,14 +4,13 @@
 //! Turns are served in their order, but one that wants more than `SHARE` goes to the end of the
 //! line after each so many: a request for a million rows does not delay a page.
 
-use crate::cold::cold_filters::PairFile;
-use crate::cold::key_hash::KeyHash;
-use crate::cold::ledger::{Lookup, PairLedger};
-use crate::cold::{Cold, Key, PINS, Read, Values};
-use ledger::Question;
+use crate::cold::cache::{ColdCache, Key, PINS, Pins, Read, Row, Values};
+use crate::cold::ledger::Lookup;
+use crate::cold::pair_file::PairFile;
 use parking_lot::{Condvar, Mutex};
 use phantom::Pair;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{
@@ -36,9 +35,6 @@ const FEW: usize = 1024;
 const WANTED_BYTES: usize =
     size_of::<(Arc<ColdFile>, u64, u64)>() + size_of::<What>() + 2 * size_of::<(Key, Read)>();
 
-/// Rows at hand for one turn; looked for several times each.
-pub type Pins = HashMap<Key, Read, KeyHash>;
-
 /// Rows and pairs that a turn needs and that are not at hand.
 #[derive(Default)]
 pub struct Fetching {
@@ -56,8 +52,8 @@ impl Fetching {
         self.pairs.push((file.clone(), *pair));
     }
 
-    pub(crate) fn want_settled(&mut self, ledger: &Arc<PairLedger>, question: Question) {
-        self.lookups.push(Lookup::new(ledger, question));
+    pub(crate) fn want_lookup(&mut self, lookup: Lookup) {
+        self.lookups.push(lookup);
     }
 
     /// Whether everything is at hand.
@@ -310,7 +306,7 @@ impl Job {
 
 /// The rows that are wanted of a block, which are cached; or why there are none, which is reported.
 fn rows(
-    cold: &Cold,
+    cold: &ColdCache,
     file: &ColdFile,
     ids: &[u64],
     block: store::Result<Block<'_>>,
@@ -320,7 +316,7 @@ fn rows(
     match block {
         Ok(block) => block.get_all(ids, |id, values| {
             let key = (identity, u128::from(id));
-            let row: crate::cold::Row = values.map(Values::from_slice);
+            let row: Row = values.map(Values::from_slice);
             cold.cache.insert(key, row.clone());
             rows.push((key, Ok(row)));
         }),
@@ -333,7 +329,39 @@ fn rows(
     rows
 }
 
+/// Cold rows and flags of all spaces: the cache, and the threads that read.
+pub struct Cold {
+    cache: Arc<ColdCache>,
+    reads: Reads,
+    /// Reason of the last failed spill or merge, by the name of the space.
+    pub trouble: Mutex<BTreeMap<String, String>>,
+}
+
+impl Deref for Cold {
+    type Target = ColdCache;
+
+    fn deref(&self) -> &ColdCache {
+        &self.cache
+    }
+}
+
 impl Cold {
+    /// `threads` start with the first read.
+    pub(crate) fn new(cache_bytes: u64, threads: usize) -> Arc<Cold> {
+        let cache = Arc::new(ColdCache::new(cache_bytes));
+        Arc::new(Cold { cache, reads: Reads::new(threads), trouble: Mutex::default() })
+    }
+
+    /// The cache, for what must not hold the threads.
+    pub(crate) fn cache(&self) -> &Arc<ColdCache> {
+        &self.cache
+    }
+
+    /// Whether a request waits for a cold read.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.reads.awaited.load(Relaxed) > 0
+    }
+
     /// Reads what is wanted, all at the same time. Gives that and what is pinned on this thread
     /// now.
     pub fn fetch(
@@ -413,8 +441,8 @@ mod tests {
         let cold = Cold::new(1 << 20, 1);
         let (file, row) = (file(), Some(Values::from_slice(&[70])));
         let keys = [1, 2, 3].map(|id| (7, id));
-        cold.cache.insert(keys[0], row.clone());
-        cold.cache.insert(keys[2], row.clone());
+        cold.cache.cache.insert(keys[0], row.clone());
+        cold.cache.cache.insert(keys[2], row.clone());
         let want = |fetching: &mut Fetching| fetching.want(&file, 0, 7);
         let missing = cold.note_missing(|| {
             let reads = keys.map(|key| cold.find(&key, want).expect("it is not read in place"));
@@ -620,6 +648,6 @@ mod tests {
         let figures = &fixture.cold.figures;
         assert_eq!((figures.corrupt.load(Relaxed), fixture.reads()), (4, 10));
         let damaged = (identity, u128::from(fixture.file.block_start(5).unwrap()));
-        assert_eq!(fixture.cold.cache.get(&damaged), None);
+        assert_eq!(fixture.cold.cache.cache.get(&damaged), None);
     }
 }

@@ -1,12 +1,13 @@
 //! The cold files of one space, by their ranges: one search finds the block that may hold a row.
 
-use crate::cold::fetch::Fetching;
+use crate::cold::cache::{Key, PINS, Read, Row, Values};
+use crate::cold::fetch::{Cold, Fetching};
 use crate::cold::quarantine::Quarantine;
-use crate::cold::{Cold, Key, PINS, Read, Unreadable, Values};
 use crate::log_records::RecordKind;
 use arc_swap::ArcSwap;
 use counter::ColdBackend;
 use counter::scan::{CURSOR_BITS, POSITION_BITS, position_shift};
+use rolling::Unreadable;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
@@ -302,7 +303,7 @@ impl ColdSpace {
     }
 }
 
-fn copy(row: crate::cold::Row, out: &mut [i64]) -> bool {
+fn copy(row: Row, out: &mut [i64]) -> bool {
     let Some(values) = row else { return false };
     let n = values.len().min(out.len());
     out[..n].copy_from_slice(&values[..n]);

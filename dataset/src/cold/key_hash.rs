@@ -71,7 +71,7 @@ fn folded(x: u64, secret: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cold::Key;
+    use crate::cold::cache::Key;
 
     /// Of ids in a row, of ids far apart, of a few files, and of pairs' hashes: as many share the
     /// upper or lower bits of their hash as of random numbers.

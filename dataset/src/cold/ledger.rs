@@ -10,14 +10,14 @@
 //! A filter has no false no, so a first like costs no read. What was pinned may be outdated by the
 //! time at which the command runs; [`Ledger::settle`] says so, and the pair is then read in place.
 
-use crate::cold::fetch::Fetching;
+use crate::cold::cache::{ColdCache, Key, PINS, Read, Values};
 use crate::cold::quarantine::Quarantine;
 use crate::cold::rebuilds::Rebuilds;
-use crate::cold::{Cold, Key, PINS, Read, Unreadable, Values};
 use crate::dirty_keys::MarkedMember;
 use crate::log_records::RecordKind;
 use ledger::{Answer, Flush, Ledger, OwnedMember, Question};
 use phantom::Member;
+use rolling::Unreadable;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
@@ -43,7 +43,7 @@ pub struct LedgerFigures {
 pub struct PairLedger {
     space: u32,
     ledger: Ledger,
-    shared: Arc<Cold>,
+    shared: Arc<ColdCache>,
     is_attached: AtomicBool,
     /// The last flush failed: no writer need wait for room.
     pub(crate) stuck: AtomicBool,
@@ -72,7 +72,7 @@ pub(crate) fn in_filters(member: ledger::Member<'_>) -> Member<'_> {
 }
 
 impl PairLedger {
-    pub(crate) fn new(space: u32, shared: Arc<Cold>) -> Arc<PairLedger> {
+    pub(crate) fn new(space: u32, shared: Arc<ColdCache>) -> Arc<PairLedger> {
         let ledger = Ledger::new(space, RecordKind::ExactPairs as u32, ledger::Options::default());
         let (is_attached, stuck, figures, rebuilds, damaged) = Default::default();
         Arc::new(PairLedger {
@@ -131,16 +131,17 @@ impl PairLedger {
         }
     }
 
-    /// Notes what must be read before it can be said whether a pair is set to which the filter says
-    /// yes; nothing if it is known.
-    pub fn ask(self: &Arc<Self>, id: u64, member: &Member<'_>, fetching: &mut Fetching) {
+    /// Returns the lookup that decides whether a pair is set that the filter answers with yes; `None`
+    /// if that is known without a read.
+    pub(crate) fn lookup(self: &Arc<Self>, id: u64, member: &Member<'_>) -> Option<Lookup> {
         let named = in_ledger(*member);
         let key = self.key(id, named);
         if PINS.with_borrow(|pins| pins.contains_key(&key)) {
-            return;
+            return None;
         }
-        if let Answer::Asks(question) = self.ledger.ask(id, named) {
-            fetching.want_settled(self, question);
+        match self.ledger.ask(id, named) {
+            Answer::Asks(question) => Some(Lookup { ledger: self.clone(), question }),
+            Answer::Known(_) => None,
         }
     }
 
@@ -242,10 +243,6 @@ pub(crate) struct Lookup {
 }
 
 impl Lookup {
-    pub(crate) fn new(ledger: &Arc<PairLedger>, question: Question) -> Lookup {
-        Lookup { ledger: ledger.clone(), question }
-    }
-
     /// Under which name its answer is pinned.
     pub(crate) fn key(&self) -> Key {
         let (id, member) = self.question.pair();

@@ -5,8 +5,8 @@
 //! notes what is not at hand, and is read again once that has come. What it lacks it takes for
 //! unreadable meanwhile, so no answer is made of it.
 
+use crate::cold::cache::{ColdCache, Key, PINS, Read, pinned};
 use crate::cold::fetch::Fetching;
-use crate::cold::{Cold, Key, PINS, Read};
 use std::cell::RefCell;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, LazyLock};
@@ -26,9 +26,9 @@ thread_local! {
     static NOTES: RefCell<Option<Notes>> = const { RefCell::new(None) };
 }
 
-impl Cold {
+impl ColdCache {
     /// Runs `read`, and gives what it lacked. It is to be run again when that was
-    /// [fetched](Cold::fetch), and what it has read counts only if it lacked nothing.
+    /// [fetched](super::Cold::fetch), and what it has read counts only if it lacked nothing.
     pub fn note_missing(&self, read: impl FnOnce()) -> Fetching {
         /// Should the read panic.
         struct End;
@@ -69,9 +69,4 @@ impl Cold {
             Some(Ok(row))
         })
     }
-}
-
-/// What is pinned of it for the turn at hand.
-pub(super) fn pinned(key: &Key) -> Option<Read> {
-    PINS.with_borrow(|pins| pins.get(key).cloned())
 }

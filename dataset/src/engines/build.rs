@@ -6,66 +6,18 @@ use crate::cold::cold_filters::ColdPairs;
 use crate::cold::files::ColdSpace;
 use crate::cold::ledger::PairLedger;
 use crate::commit::Durability;
-use crate::engines::action::Beside;
-use crate::engines::forget::{Kin, kin};
-use crate::engines::memory::Memory;
-use crate::engines::page::Column;
-use crate::engines::shape::Known;
-use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace, View};
+use crate::engines::action::{Action, Beside};
+use crate::engines::error::BuildError;
+use crate::engines::forget::related_spaces;
+use crate::engines::registry::{Engines, MemoryBudget};
+use crate::engines::spaces::{CounterSpace, ExistenceSpace, RelatedSpaces, is_reserved};
+use crate::engines::view::{CachedShape, Column, View};
 use crate::key_patterns::{Kind, Pattern, PatternError};
 use crate::options::{self, LedgerMode, Options};
 use crate::tokens::Tokens;
 use counter::Schema;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-
-/// Why the engines could not be made from the configuration.
-#[derive(Debug, thiserror::Error)]
-pub enum BuildError {
-    /// A counter space's options were refused.
-    #[error("counter space '{name}': {source}")]
-    Counter {
-        /// The space.
-        name: String,
-        /// What the engine said.
-        source: counter::Error,
-    },
-    /// An existence space's options were refused.
-    #[error("existence space '{name}': {source}")]
-    Existence {
-        /// The space.
-        name: String,
-        /// What the engine said.
-        source: phantom::Error,
-    },
-    /// A key pattern was refused.
-    #[error(transparent)]
-    Pattern(#[from] PatternError),
-    /// A view or an action names something that does not exist.
-    #[error("{what} '{name}': there is no {missing}")]
-    Missing {
-        /// "view" or "action".
-        what: &'static str,
-        /// Its name.
-        name: String,
-        /// What it asks for.
-        missing: String,
-    },
-    /// A field's name is also the name of an option.
-    #[error(
-        "counter space '{space}': a field must not be called '{field}': CNT.INCRBY has an option \
-         of that name"
-    )]
-    Reserved {
-        /// The space.
-        space: String,
-        /// The field.
-        field: String,
-    },
-}
-
-/// Options of CNT.INCRBY, which a field must not be called.
-const RESERVED: [&str; 5] = ["min", "max", "sat", "fail", "token"];
 
 /// Tables that the limit of a space that spills has room for, at least: the newest one, which must
 /// not spill, one that does, and as much again for what was changed of spilled rows.
@@ -91,7 +43,7 @@ impl Engines {
     pub fn empty(options: &Options, durability: Arc<Durability>) -> Engines {
         let spill = &options.spill;
         Engines {
-            memory: Arc::new(Memory::new(options.memory_bytes)),
+            memory: Arc::new(MemoryBudget::new(options.memory_bytes)),
             cold: Cold::new(options.cache_bytes(), spill.read_threads),
             counters: Vec::new(),
             existences: Vec::new(),
@@ -175,7 +127,7 @@ impl Engines {
             made,
             space,
             cold,
-            kin: Kin::default(),
+            related: RelatedSpaces::default(),
             text_rows,
             expire,
         })
@@ -198,9 +150,9 @@ impl Engines {
             has_members,
             expire,
             space: Arc::new(space),
-            cold: Arc::new(ColdPairs::new(self.cold.clone())),
+            cold: Arc::new(ColdPairs::new(self.cold.cache().clone())),
             ledger: (made.ledger == LedgerMode::Exact)
-                .then(|| PairLedger::new(known.number, self.cold.clone())),
+                .then(|| PairLedger::new(known.number, self.cold.cache().clone())),
             pace: Arc::default(),
             made,
         })
@@ -230,8 +182,9 @@ impl Engines {
             };
             views[index].then = made.then.iter().map(at).collect::<Result<_, _>>()?;
         }
-        let kin = kin(self.counters.len(), &views, &actions);
-        self.counters.iter_mut().zip(kin).for_each(|(space, kin)| space.kin = kin);
+        let related = related_spaces(self.counters.len(), &views, &actions);
+        let spaces = self.counters.iter_mut().zip(related);
+        spaces.for_each(|(space, related)| space.related = related);
         (self.actions, self.views) = (actions, views);
         Ok(())
     }
@@ -277,10 +230,6 @@ pub fn existence_options(made: &options::Existence) -> phantom::Options {
         first_id: made.first_id,
         memory_limit_bytes: (made.memory_limit_bytes > 0).then_some(made.memory_limit_bytes),
     }
-}
-
-pub(crate) fn is_reserved(field: &str) -> bool {
-    RESERVED.contains(&field.to_ascii_lowercase().as_str())
 }
 
 /// What spills does so table by table, of those that are full: the limit must have room for some,
@@ -332,7 +281,7 @@ fn view(
         columns: vec![],
         flags: vec![],
         then: vec![],
-        shape: Known::default(),
+        shape: CachedShape::default(),
     };
     for text in &made.counters {
         let (name, field) =

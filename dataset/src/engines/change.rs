@@ -10,8 +10,10 @@
 
 use crate::catalogue::{Catalogue, EditError, ExistenceEntry};
 use crate::dirty_keys::Mark;
-use crate::engines::write::AlterError;
-use crate::engines::{BuildError, Current, Engines, existence_options};
+use crate::engines::build::existence_options;
+use crate::engines::current::Current;
+use crate::engines::error::{AlterError, BuildError};
+use crate::engines::registry::Engines;
 use crate::groups::{Group, Key};
 use counter::{Alteration, Schema};
 use std::sync::Arc;

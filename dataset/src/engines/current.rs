@@ -4,7 +4,7 @@
 //! turn of a worker, a page, a snapshot's list of spaces. A value is held for as long as its holder
 //! works, and no longer: what was dropped is in memory until then.
 
-use crate::engines::Engines;
+use crate::engines::registry::Engines;
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;

@@ -5,8 +5,10 @@
 //! turn, in which writers of these ids wait; readers wait for nothing.
 
 use crate::dirty_keys::Mark;
-use crate::engines::write::WriteError;
-use crate::engines::{Action, CounterSpace, Engines};
+use crate::engines::action::Action;
+use crate::engines::error::WriteError;
+use crate::engines::registry::Engines;
+use crate::engines::spaces::CounterSpace;
 use crate::log_records::{ID_BYTES, PAIR_BYTES, VALUE_BYTES};
 use crate::offsets::{Moved, Offset, RECORD_BYTES};
 use counter::{Bounds, Change as Delta};

@@ -3,32 +3,37 @@
 //! The flags go first, so a reader that finds no row finds no flag set.
 
 use crate::dirty_keys::Mark;
-use crate::engines::write::WriteError;
-use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace, View};
+use crate::engines::action::Action;
+use crate::engines::error::WriteError;
+use crate::engines::registry::Engines;
+use crate::engines::spaces::{CounterSpace, ExistenceSpace, RelatedSpaces};
+use crate::engines::view::View;
 use store::WriteGuard;
 
-/// Spaces that have their ids in common, by their indexes: where an id means the same thing.
-#[derive(Clone, Default)]
-pub(super) struct Kin {
-    counters: Vec<usize>,
-    existences: Vec<usize>,
-}
-
-/// The kin of each of so many counter spaces: what a view shows of one id, and what an action moves
-/// for one id, belongs together.
-pub(super) fn kin(counters: usize, views: &[View], actions: &[Action]) -> Vec<Kin> {
-    let of_views = views
-        .iter()
-        .map(|view| Kin { counters: view.sources.clone(), existences: view.flags.clone() });
+/// Returns the related spaces of each counter space. Spaces are related if a view shows them for one
+/// id, or an action moves them for one id.
+pub(super) fn related_spaces(
+    counters: usize,
+    views: &[View],
+    actions: &[Action],
+) -> Vec<RelatedSpaces> {
+    let of_views = views.iter().map(|view| RelatedSpaces {
+        counters: view.sources.clone(),
+        existences: view.flags.clone(),
+    });
     let of_actions = actions.iter().map(|action| {
         let also = action.beside.iter().filter(|beside| !beside.of_member);
         let also = also.map(|beside| beside.counter);
-        Kin { counters: also.chain([action.counter]).collect(), existences: vec![action.flag] }
+        RelatedSpaces {
+            counters: also.chain([action.counter]).collect(),
+            existences: vec![action.flag],
+        }
     });
-    let alone = (0..counters).map(|counter| Kin { counters: vec![counter], existences: vec![] });
-    let mut groups: Vec<Kin> = Vec::new();
+    let alone =
+        (0..counters).map(|counter| RelatedSpaces { counters: vec![counter], existences: vec![] });
+    let mut groups: Vec<RelatedSpaces> = Vec::new();
     for mut next in of_views.chain(of_actions).chain(alone) {
-        let are_apart = |group: &Kin, next: &Kin| {
+        let are_apart = |group: &RelatedSpaces, next: &RelatedSpaces| {
             let has = |list: &[usize], of: &[usize]| list.iter().any(|index| of.contains(index));
             !has(&group.counters, &next.counters) && !has(&group.existences, &next.existences)
         };
@@ -56,7 +61,7 @@ impl Engines {
         &'a self,
         space: &'a CounterSpace,
     ) -> impl Iterator<Item = &'a CounterSpace> + Clone {
-        space.kin.counters.iter().map(|&index| &self.counters[index])
+        space.related.counters.iter().map(|&index| &self.counters[index])
     }
 
     /// The existence spaces in which an id means the same as in this counter space.
@@ -64,7 +69,7 @@ impl Engines {
         &'a self,
         space: &'a CounterSpace,
     ) -> impl Iterator<Item = &'a ExistenceSpace> + Clone {
-        space.kin.existences.iter().map(|&index| &self.existences[index])
+        space.related.existences.iter().map(|&index| &self.existences[index])
     }
 
     /// Deletes the rows of an id in all counter spaces in which it means the same as in `space`,

@@ -11,23 +11,11 @@
 //!
 //! A space's own `memory_limit_bytes` is the most that it is ever given.
 
-use super::write::WriteError;
-use super::{CounterSpace, Engines, ExistenceSpace};
+use super::error::WriteError;
+use super::registry::Engines;
+use super::spaces::{CounterSpace, ExistenceSpace};
 use crate::options::Options;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-
-/// What all spaces may take together.
-pub(crate) struct Memory {
-    budget: AtomicU64,
-    /// No limit holds at present: see [`Engines::lift_limits`].
-    is_lifted: AtomicBool,
-}
-
-impl Memory {
-    pub(crate) fn new(budget: u64) -> Memory {
-        Memory { budget: AtomicU64::new(budget), is_lifted: AtomicBool::new(false) }
-    }
-}
+use std::sync::atomic::Ordering::Relaxed;
 
 /// A space of counters that spills is always given so much: with less its next tables would be made
 /// smaller and smaller, and so would what it needs.

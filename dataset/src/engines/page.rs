@@ -1,50 +1,10 @@
 //! How a page is read: what a view names, for one viewer and many ids.
 
-use crate::cold::{Unreadable, UnreadableIds};
-use crate::engines::shape::Known;
-use crate::engines::{CounterSpace, Engines};
+use crate::engines::registry::Engines;
+use crate::engines::spaces::CounterSpace;
+use crate::engines::view::{Column, View};
 use phantom::{Answer, Answers, BATCH, Member};
-
-/// A column of a view; the first number is an index into [`View::sources`].
-#[derive(Clone)]
-pub(crate) enum Column {
-    /// One counter, by its position.
-    Field(usize, usize),
-    /// All that the space has at the moment.
-    All(usize),
-}
-
-/// What FEED.GET answers for each id: counters, then flags.
-#[derive(Clone)]
-pub struct View {
-    pub(crate) name: String,
-    /// Counter spaces, each once.
-    pub(crate) sources: Vec<usize>,
-    pub(crate) columns: Vec<Column>,
-    /// Existence spaces, by their indexes.
-    pub(crate) flags: Vec<usize>,
-    /// Indexes of the views of the further ids of an entry.
-    pub(crate) then: Vec<usize>,
-    pub(crate) shape: Known,
-}
-
-impl View {
-    /// Whether an entry has more ids than one.
-    #[inline]
-    pub fn is_joined(&self) -> bool {
-        !self.then.is_empty()
-    }
-
-    /// Its name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Flags per id.
-    pub fn flags(&self) -> usize {
-        self.flags.len()
-    }
-}
+use rolling::{Unreadable, UnreadableIds};
 
 /// A page as it was read: for `ids.len()` ids the columns of a view. Its memory is kept from page
 /// to page.

@@ -3,7 +3,8 @@
 //! The horizon stands in the catalogue, so it is logged, replicated and read back as that is. A
 //! command raises it, or the space's own rule (`keep_tables`).
 
-use crate::engines::{CounterSpace, Engines};
+use crate::engines::registry::Engines;
+use crate::engines::spaces::CounterSpace;
 use counter::RangeStats;
 
 impl Engines {

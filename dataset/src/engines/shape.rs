@@ -2,9 +2,10 @@
 //! their order. Nodes that join their rows compare it, as rows of another shape would be read
 //! wrongly.
 
-use crate::engines::page::Column;
-use crate::engines::{Action, CounterSpace, Engines, View};
-use arc_swap::ArcSwapOption;
+use crate::engines::action::Action;
+use crate::engines::registry::Engines;
+use crate::engines::spaces::CounterSpace;
+use crate::engines::view::{Column, Shape, View};
 use counter::Schema;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
@@ -52,22 +53,6 @@ impl Words {
     }
 }
 
-/// The shape of a view alone, as it was found last. A copy of the view may be of other spaces.
-#[derive(Default)]
-pub(crate) struct Known(ArcSwapOption<Found>);
-
-struct Found {
-    /// Of its sources.
-    schemas: Box<[Arc<Schema>]>,
-    shape: u64,
-}
-
-impl Clone for Known {
-    fn clone(&self) -> Known {
-        Known::default()
-    }
-}
-
 impl Engines {
     /// Of a view's rows, and of the action that marks its ids.
     pub fn shape_of_view(&self, view: &View, mark: Option<&Action>) -> u64 {
@@ -88,7 +73,7 @@ impl Engines {
     }
 
     fn shape_alone(&self, view: &View) -> u64 {
-        let is_same = |found: &Found| {
+        let is_same = |found: &Shape| {
             let mut both = self.sources(view).zip(&found.schemas);
             both.all(|(space, schema)| Arc::ptr_eq(&space.schema(), schema))
         };
@@ -110,7 +95,7 @@ impl Engines {
         words.add(FLAGS);
         self.flags(view).for_each(|space| words.add(space.name()));
         let shape = words.hash();
-        view.shape.0.store(Some(Arc::new(Found { schemas, shape })));
+        view.shape.0.store(Some(Arc::new(Shape { schemas, shape })));
         shape
     }
 

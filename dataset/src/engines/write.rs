@@ -6,11 +6,12 @@
 //! change, so writers of one id never mix, and no commit parts a flag from its counter
 //! (`store/src/commit`).
 
-use crate::cold::Unreadable;
 use crate::dirty_keys::{Mark, MarkedMember};
-use crate::engines::build::is_reserved;
-use crate::engines::page::{Column, View};
-use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace};
+use crate::engines::action::Action;
+use crate::engines::error::{AlterError, WriteError};
+use crate::engines::registry::Engines;
+use crate::engines::spaces::{CounterSpace, ExistenceSpace, is_reserved};
+use crate::engines::view::{Column, View};
 use crate::tokens::{Another, Once, Used};
 use crate::watch::Place;
 use counter::{Alteration, Bounds, Change as Delta};
@@ -25,76 +26,6 @@ pub struct Seen {
     changes: u64,
     sweeps: u64,
     rolls: u64,
-}
-
-/// Why a write was refused. Nothing has changed then.
-#[derive(Debug, thiserror::Error)]
-pub enum WriteError {
-    /// By the counter engine.
-    #[error(transparent)]
-    Counter(#[from] counter::Error),
-    /// By the existence engine.
-    #[error(transparent)]
-    Phantom(#[from] phantom::Error),
-    /// What it depends on lies on the disk, and cannot be read.
-    #[error(transparent)]
-    Unreadable(#[from] Unreadable),
-    /// The token was used before, with other fields, deltas or bounds.
-    #[error("token was used with another increment")]
-    OtherIncrement,
-    /// Tokens are off.
-    #[error("no tokens are kept here: tokens.max_tokens is 0")]
-    NoTokens,
-    /// The space's ledger cannot write what it has in memory to the disk.
-    #[error(
-        "the ledger of '{0}' has no room in memory for more pairs until its disk takes some again"
-    )]
-    LedgerFull(String),
-    /// A member that the space's ledger does not take.
-    #[error(
-        "a member has at most {max} bytes in a space with a ledger",
-        max = ledger::MAX_MEMBER_BYTES
-    )]
-    MemberTooLong,
-    /// By an action that moves counters of its member.
-    #[error("the action moves counters of its member, which must be an id: a decimal number")]
-    MemberIsNoId,
-}
-
-impl WriteError {
-    /// Whether the space needs more memory than its share.
-    pub(crate) fn is_want_of_memory(&self) -> bool {
-        matches!(
-            self,
-            WriteError::Counter(
-                counter::Error::Full { .. } | counter::Error::TooManyOutliers { .. }
-            ) | WriteError::Phantom(phantom::Error::Full)
-        )
-    }
-}
-
-/// Why a schema was not changed.
-#[derive(Debug, thiserror::Error)]
-pub enum AlterError {
-    /// By the counter engine: no such field, too many, and so on.
-    #[error(transparent)]
-    Counter(#[from] counter::Error),
-    /// CNT.INCRBY has an option of that name.
-    #[error("a field must not be called '{0}': CNT.INCRBY has an option of that name")]
-    Reserved(String),
-    /// A view or an action needs the field.
-    #[error("the {what} '{name}' names the field '{field}'")]
-    InUse {
-        /// "view" or "action".
-        what: &'static str,
-        /// Its name.
-        name: String,
-        /// The field.
-        field: String,
-    },
-    /// It was dropped meanwhile.
-    #[error("the space is no more")]
-    Gone,
 }
 
 /// What the committer's stripes are chosen by: the upper half of a multiplication by 2^64 / golden
@@ -177,8 +108,8 @@ impl Engines {
     #[inline]
     pub(super) fn changed(&self, space: u32, id: u64) {
         self.watches.changed(space, id);
-        if let Some(told) = self.tracking.any() {
-            told.changed(self, (space, id));
+        if let Some(listener) = self.tracking.any() {
+            listener.changed(self, (space, id));
         }
     }
 
@@ -188,10 +119,10 @@ impl Engines {
         // A tracker that this does not see began after it, and reads what was changed before it:
         // the other fence is in `Tracking::start`.
         fence(SeqCst);
-        if let Some(told) = self.tracking.any() {
-            told.begin();
-            ids.for_each(|id| told.changed(self, (space, id)));
-            told.end(self);
+        if let Some(listener) = self.tracking.any() {
+            listener.begin();
+            ids.for_each(|id| listener.changed(self, (space, id)));
+            listener.end(self);
         }
     }
 
@@ -199,8 +130,8 @@ impl Engines {
     pub fn all_changed(&self) {
         self.watches.swept();
         fence(SeqCst);
-        if let Some(told) = self.tracking.any() {
-            told.all_changed();
+        if let Some(listener) = self.tracking.any() {
+            listener.all_changed();
         }
     }
 

@@ -13,21 +13,20 @@ use crate::changes::{Id, Place, Scope, Start};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use tokio::sync::watch;
 
 mod records;
 mod waiting;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use records::check_decoder;
-pub use waiting::QueuePlace;
+use waiting::WaitQueues;
+pub use waiting::{Key, QueuePlace};
 
 /// Bytes of a pending entry in memory, about: in two ordered maps.
 const PENDING_BYTES: usize = 112;
 /// Bytes of a consumer or a group in memory, about, beside its name.
 const NAMED_BYTES: usize = 256;
-
-/// A group: the stream, and its name.
-pub type Key = (Scope, Vec<u8>);
 
 /// Where delivery goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,7 +181,7 @@ struct State {
 #[derive(Default)]
 pub struct Groups {
     state: Mutex<State>,
-    waiting: waiting::WaitQueues,
+    waiting: Arc<WaitQueues>,
 }
 
 impl Groups {
@@ -248,6 +247,21 @@ impl Groups {
         for group in self.state.lock().groups.values_mut() {
             *group = Group::new(group.cursor());
         }
+    }
+
+    /// Puts a consumer at the end of the wait queues of these groups.
+    pub fn enqueue(&self, keys: Vec<Key>) -> QueuePlace {
+        self.waiting.enqueue(keys)
+    }
+
+    /// Whether this waiter is the oldest one of a group, or the group has none.
+    pub fn has_turn(&self, key: &Key, number: u64) -> bool {
+        self.waiting.has_turn(key, number)
+    }
+
+    /// Changes whenever a waiter has left its queues, so that another one may have its turn.
+    pub fn departures(&self) -> watch::Receiver<u64> {
+        self.waiting.departures()
     }
 
     /// A group that begins here.

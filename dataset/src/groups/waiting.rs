@@ -1,15 +1,18 @@
-//! Consumers that wait for new entries of a group. The one that has waited longest is served first,
-//! as in Redis: all of them wake when the log grows, and those behind the first stand back.
+//! Wait queues of consumer groups. As in Redis, the consumer that has waited longest is served first:
+//! all waiters wake when the log grows, and all but the first one wait again.
 
-use super::{Groups, Key};
+use crate::changes::Scope;
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use tokio::sync::watch;
 
+/// A group: its stream and its name.
+pub type Key = (Scope, Vec<u8>);
+
 #[derive(Default)]
 struct Queues {
-    /// By group: the numbers of its waiters, which rise.
+    /// Numbers of the waiters of each group, in the order of their arrival.
     waiters: HashMap<Key, BTreeSet<u64>>,
     last: u64,
 }
@@ -18,43 +21,41 @@ struct Queues {
 #[derive(Default)]
 pub(super) struct WaitQueues {
     queues: Mutex<Queues>,
-    /// How many waiters have left.
+    /// Number of waiters that have left.
     left: watch::Sender<u64>,
 }
 
-/// A waiter's place in the queues of some groups, which it leaves when this is dropped.
+/// A waiter in the queues of some groups. It leaves them when this is dropped.
 pub struct QueuePlace {
-    groups: Arc<Groups>,
+    all: Arc<WaitQueues>,
     keys: Vec<Key>,
     number: u64,
 }
 
-impl Groups {
-    /// Takes the last place in the queues of these groups.
-    pub fn enqueue(self: &Arc<Self>, keys: Vec<Key>) -> QueuePlace {
-        let queues = &mut *self.waiting.queues.lock();
+impl WaitQueues {
+    /// Puts a waiter at the end of the queues of these groups.
+    pub(super) fn enqueue(self: &Arc<Self>, keys: Vec<Key>) -> QueuePlace {
+        let queues = &mut *self.queues.lock();
         queues.last += 1;
         for key in &keys {
             queues.waiters.entry(key.clone()).or_default().insert(queues.last);
         }
-        QueuePlace { groups: self.clone(), keys, number: queues.last }
+        QueuePlace { all: self.clone(), keys, number: queues.last }
     }
 
-    /// Whether this waiter is the oldest one of a group, or the group has none.
-    pub fn has_turn(&self, key: &Key, number: u64) -> bool {
-        let queues = self.waiting.queues.lock();
+    pub(super) fn has_turn(&self, key: &Key, number: u64) -> bool {
+        let queues = self.queues.lock();
         let first = queues.waiters.get(key).and_then(BTreeSet::first);
         first.is_none_or(|first| *first >= number)
     }
 
-    /// Changes whenever a waiter has left its queues, so that it may be another one's turn.
-    pub fn departures(&self) -> watch::Receiver<u64> {
-        self.waiting.left.subscribe()
+    pub(super) fn departures(&self) -> watch::Receiver<u64> {
+        self.left.subscribe()
     }
 }
 
 impl QueuePlace {
-    /// What [`Groups::has_turn`] knows the waiter by.
+    /// Number of the waiter, for [`Groups::has_turn`](super::Groups::has_turn).
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -62,7 +63,7 @@ impl QueuePlace {
 
 impl Drop for QueuePlace {
     fn drop(&mut self) {
-        let queues = &mut *self.groups.waiting.queues.lock();
+        let queues = &mut *self.all.queues.lock();
         for key in &self.keys {
             if let Some(waiters) = queues.waiters.get_mut(key) {
                 waiters.remove(&self.number);
@@ -71,18 +72,17 @@ impl Drop for QueuePlace {
                 }
             }
         }
-        self.groups.waiting.left.send_modify(|left| *left += 1);
+        self.all.left.send_modify(|left| *left += 1);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::changes::Scope;
 
     #[test]
     fn the_oldest_waiter_of_each_group_has_the_turn() {
-        let groups = Arc::new(Groups::default());
+        let groups = Arc::new(WaitQueues::default());
         let key = |name: &str| (Scope::All, name.as_bytes().to_vec());
         let (a, b) = (key("a"), key("b"));
         assert!(groups.has_turn(&a, u64::MAX), "nobody waits");
@@ -100,6 +100,6 @@ mod tests {
         assert_eq!(turns(&two), (true, true));
         drop(two);
         assert!(groups.has_turn(&b, u64::MAX) && departures.has_changed().unwrap());
-        assert!(groups.waiting.queues.lock().waiters.is_empty());
+        assert!(groups.queues.lock().waiters.is_empty());
     }
 }

@@ -2,9 +2,9 @@
 
 use crate::cold::ledger::in_filters;
 use crate::commit::dirty_parts::DirtyParts;
+use crate::commit::encode::{PREFETCHED, pair};
 use crate::engines::{CounterSpace, Engines, ExistenceSpace};
 use crate::log_records::{RecordKind, decode_forgotten, read_exact_pairs, read_pairs, read_rows};
-use crate::recovery::commit_source::{PREFETCHED, pair};
 use crate::ring_records::{decode_frontier, decode_layout, decode_ring};
 use crate::tiering::replay_filter::ReplayFilter;
 use phantom::Pair;

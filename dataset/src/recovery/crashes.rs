@@ -11,8 +11,8 @@
 //!
 //! `cargo xtask sim dataset --runs 5000` runs more of them; `--seed 7` replays one.
 
-use super::commit_source::CommitSource;
 use super::*;
+use crate::commit::encode::CommitSource;
 use crate::cpu_throttle::CpuThrottle;
 use crate::dirty_keys::Mark;
 use crate::engines::ChangeError;
@@ -22,7 +22,8 @@ use crate::offsets::Offset;
 use crate::options::{Fsync, LedgerMode, Options};
 use crate::recovery::recover_from;
 use crate::snapshot::write::Walk;
-use crate::tiering::{SpillLog, filters, remove_dropped};
+use crate::tiering::dropped::remove_dropped;
+use crate::tiering::{SpillLog, filters};
 use crate::tokens::Once;
 use counter::{Alteration, Bounds, Change};
 use ledger::{Flush, OwnedMember};

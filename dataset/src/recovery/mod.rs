@@ -2,7 +2,6 @@
 
 pub mod apply;
 mod chunk;
-mod commit_source;
 #[cfg(test)]
 mod crashes;
 #[cfg(test)]
@@ -15,6 +14,7 @@ mod rings;
 use crate::catalogue::{Catalogue, Unreadable};
 use crate::clock::unix_ms;
 use crate::commit::Durability;
+use crate::commit::encode::CommitSource;
 use crate::dirty_keys::Mark;
 use crate::engines::{BuildError, Current, Engines};
 use crate::log_records::RecordKind;
@@ -23,7 +23,6 @@ use crate::snapshot;
 use crate::tiering;
 use crate::tiering::{Ground, SpillLog};
 use chunk::Chunk;
-use commit_source::CommitSource;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 //!
 //! `TIDEMARK_RUNS` says how many seeds.
 
-use super::commit_source::CommitSource;
 use super::*;
+use crate::commit::encode::CommitSource;
 use crate::engines::ChangeError;
 use crate::options::{Fsync, Options};
 use crate::tiering::SpillLog;

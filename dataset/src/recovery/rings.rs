@@ -1,9 +1,9 @@
 //! What the log has of where tables begin, while others write: the log thread's steps are made one
 //! by one, and others write in between.
 
-use super::commit_source::CommitSource;
 use super::*;
 use crate::catalogue::Catalogue;
+use crate::commit::encode::CommitSource;
 use crate::cpu_throttle::CpuThrottle;
 use crate::dirty_keys::Mark;
 use crate::engines::ExistenceSpace;

@@ -1,7 +1,8 @@
 //! The way back: the files that the manifest names become engines, on all cores.
 
 use crate::catalogue::{Catalogue, Unreadable};
-use crate::cold::cold_filters::{PairFile, files_of};
+use crate::cold::PairFile;
+use crate::cold::cold_filters::files_of;
 use crate::cold::ledger::PairLedger;
 use crate::commit::dirty_parts::DirtyParts;
 use crate::engines::{CounterSpace, Engines, existence_options};
@@ -140,7 +141,7 @@ impl Restored {
         let mut files = Vec::new();
         let snapshot = store.manifest().replay.offset;
         for entry in files_of(store, number) {
-            let (file, note) = PairFile::open(store, &entry, options, &engines.cold)?;
+            let (file, note) = PairFile::open(store, &entry, options, engines.cold.cache())?;
             let (low, _) = note.range();
             // Its file in the snapshot was that of a table which has been closed since, and moved.
             self.tables.retain(|table| table.range().0 != low);

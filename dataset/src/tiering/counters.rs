@@ -1,7 +1,7 @@
 //! What of a counter space is spilled or merged, and when: its oldest tables when memory is short,
 //! the changes of cold rows where they are most, small neighbours.
 
-use super::{Ground, Spilled, alone_with, discard};
+use super::ground::{Ground, Spilled, alone_with, discard, is_short};
 use crate::cold::files::Files;
 use crate::cold::overlay::overlay_bytes;
 use crate::engines::CounterSpace;
@@ -22,7 +22,7 @@ const SMALL: u64 = 4;
 const NEIGHBOURS: usize = 4;
 
 /// Whether a range cannot be merged now.
-pub(super) fn is_damaged(space: &CounterSpace, range: &RangeStats) -> bool {
+fn is_damaged(space: &CounterSpace, range: &RangeStats) -> bool {
     space.cold().damaged.has(range.low, range.last)
 }
 
@@ -162,15 +162,6 @@ fn small_neighbours(
             let n = run.iter().take_while(fits).count();
             (n >= NEIGHBOURS).then(|| (run[0].entry().tag.low, run[n - 1].entry().tag.high))
         })
-}
-
-/// Whether a space has used up so much of its memory that it is to spill.
-pub(super) fn is_short(space: &CounterSpace, limit: u64) -> bool {
-    let used = space.memory_bytes();
-    if !space.spills() || used <= limit / 2 {
-        return false;
-    }
-    used > limit - space.spare(limit)
 }
 
 /// Does for a space what is most urgent; whether there was anything. `None`: memory is short, and

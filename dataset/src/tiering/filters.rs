@@ -23,11 +23,13 @@
 //! A step that fails leaves a frozen table that is still in memory and answers as before; the next
 //! attempt goes on with it.
 
+use super::ground::{Ground, Spilled, alone_with, no_room, to_spill};
 use super::io_throttle::IoThrottle;
-use super::{Ground, Spilled, no_room};
-use crate::cold::cold_filters::{PairFile, refused};
+use crate::cold::PairFile;
+use crate::cold::cold_filters::refused;
 use crate::cpu_throttle::CpuThrottle;
 use crate::engines::{Engines, ExistenceSpace};
+use crate::live::Live;
 use crate::log_records::RecordKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -210,20 +212,13 @@ impl Ground<'_> {
     }
 }
 
-/// The lowest id of the table that is to be spilled, as memory is short. None if only the newest is
-/// there, which stays: then it is still to be seen to that late pairs are merged.
-pub(super) fn to_spill(space: &ExistenceSpace) -> Option<u64> {
-    let oldest = || space.oldest_in_memory().map(|(low, _)| low);
-    if space.is_short() { oldest() } else { None }
-}
-
 /// The table with the most late pairs, of those that can be merged, and how many.
 fn most_late(space: &ExistenceSpace) -> Option<(u64, usize)> {
     space.most_late(|low| !space.cold().damaged.has(low, low))
 }
 
 /// Whether there is anything to do for a space.
-pub(crate) fn wants_care(space: &ExistenceSpace) -> bool {
+fn wants_care(space: &ExistenceSpace) -> bool {
     let (late, most) = space.late();
     let horizon = space.horizon();
     to_spill(space).is_some()
@@ -248,6 +243,16 @@ pub(crate) fn merge_late(
     space: &ExistenceSpace,
 ) -> store::Result<Option<Spilled>> {
     most_late(space).map_or(Ok(None), |(low, _)| ground.spill_pairs(space, low, 0))
+}
+
+/// Does the most urgent work for a space. Returns whether there was any; `None` if memory is short and
+/// nothing can be done about it.
+pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Result<Option<bool>> {
+    if !wants_care(space) {
+        return Ok(Some(false));
+    }
+    let Some(_alone) = alone_with(live, space.number()) else { return Ok(Some(false)) };
+    Ground::of(live).look_after_pairs(space, live.merge_bytes_per_s)
 }
 
 /// Keeps the spaces within their limits while they are filled from the log.
@@ -294,11 +299,10 @@ fn copy_pages(
 
 #[cfg(test)]
 mod tests {
-    use super::super::look_after_pairs;
     use super::*;
     use crate::commit::Durability;
     use crate::engines::Current;
-    use crate::live::{Live, Snapshots};
+    use crate::live::Snapshots;
     use crate::options::{Existence, Options};
     use crate::recovery::{Commits, Held, Recovered, recover};
     use phantom::Member;
@@ -345,7 +349,7 @@ mod tests {
             scrub_bytes_per_s: 0,
             is_stopped: &|| false,
         };
-        assert_eq!(look_after_pairs(&live, &space).unwrap(), Some(true));
+        assert_eq!(look_after(&live, &space).unwrap(), Some(true));
         assert!(!space.has_ranges());
         commits.round(&mut log).unwrap();
         drop((commits, log, store));

@@ -1,6 +1,6 @@
 //! Flushes and trims of ledgers, by the thread that spills: one thread at a time writes files.
 
-use super::{Ground, alone_with};
+use super::ground::{Ground, alone_with};
 use crate::engines::{Engines, ExistenceSpace};
 use crate::live::Live;
 use ledger::Flush;

@@ -8,8 +8,9 @@
 //!
 //! A step is short: between two of them this thread flushes ledgers and spills tables.
 
-use super::{Ground, alone_with};
+use super::ground::{Ground, alone_with};
 use crate::cold::cold_filters::refused;
+use crate::cold::ledger::{PairLedger, in_filters};
 use crate::cold::rebuilds::Walk;
 use crate::cpu_throttle::CpuThrottle;
 use crate::engines::ExistenceSpace;
@@ -17,8 +18,24 @@ use crate::live::Live;
 use phantom::Rebuilt;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Pieces of a list that are read in a step.
+/// Pieces of a list that a step reads.
 const PIECES: usize = 16;
+/// Pairs of a piece: about as many as a few blocks have, so that few blocks are decoded twice.
+const PIECE_PAIRS: usize = 512;
+
+/// Puts the next piece of pairs into the new filters. Returns whether it was the last one.
+fn put_piece(walk: &mut Walk, space: &phantom::Space, ledger: &PairLedger) -> store::Result<bool> {
+    let after = walk.after.as_ref().map(|(id, member)| (*id, member.as_member()));
+    let pairs = ledger.ledger().list(walk.rebuild.range(), after, PIECE_PAIRS)?;
+    for pair in pairs.iter() {
+        let member = in_filters(pair.member);
+        space.put_rebuilt(&walk.rebuild, pair.id, &member).map_err(refused)?;
+    }
+    ledger.rebuilds.pairs.fetch_add(pairs.len() as u64, Relaxed);
+    let last = pairs.last().filter(|_| pairs.len() == PIECE_PAIRS);
+    walk.after = last.map(|last| (last.id, last.member.to_owned()));
+    Ok(walk.after.is_none())
+}
 
 /// Begins with a table; `None`: it has gone.
 fn begin(live: &Live<'_>, space: &ExistenceSpace, low: u64) -> store::Result<Option<Walk>> {
@@ -47,7 +64,7 @@ pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Resu
     let pace = CpuThrottle::until(live.is_stopped, &is_awaited);
     for _ in 0..PIECES {
         pace.goes_on()?;
-        if walk.step(space, ledger)? {
+        if put_piece(&mut walk, space, ledger)? {
             drop(now);
             return end(live, space, walk).map(Some);
         }

@@ -1,8 +1,8 @@
 //! Writes the rows of a range of a space to cold files: the procedure at the top of `mod.rs`, of
 //! which only the parts are here that know rows.
 
+use super::ground::{Ground, Spilled, discard, no_room};
 use super::io_throttle::IoThrottle;
-use super::{Ground, Spilled, discard, no_room};
 use crate::cold::files::Files;
 use crate::cpu_throttle::CpuThrottle;
 use crate::engines::CounterSpace;

@@ -1,9 +1,10 @@
 //! The spill thread: looks after each space in turn, and after a failure again a while later.
 
+use super::dropped::forget_dropped;
+use super::ground::note_trouble;
 use super::scrub::Scrubber;
-use super::{counters, forget_dropped, ledgers, look_after_pairs, rebuild};
+use super::{counters, filters, ledgers, rebuild};
 use crate::cold::Cold;
-use crate::cold::damage::place_of;
 use crate::cold::quarantine::Quarantine;
 use crate::commit::Durability;
 use crate::engines::Engines;
@@ -16,20 +17,6 @@ use store::time;
 
 /// After a failure it is tried again so much later.
 const RETRY: Duration = Duration::from_secs(1);
-
-/// Notes why a spill failed; says it, if that is not what was said last: it is tried again and
-/// again.
-pub(super) fn note_trouble(cold: &Cold, name: &str, error: &store::Error) {
-    cold.figures.failures.fetch_add(1, Relaxed);
-    if let Some((file, offset)) = place_of(error) {
-        cold.damaged.note(&file, offset);
-    }
-    let text = error.to_string();
-    let before = cold.trouble.lock().insert(name.to_owned(), text.clone());
-    if before.is_none_or(|before| store::gist(&before) != error.gist()) {
-        tracing::error!("space '{name}' cannot spill: {text}. {}", error.advice());
-    }
-}
 
 /// When each space is to be looked after again, of those where it failed.
 #[derive(Default)]
@@ -101,7 +88,7 @@ impl Retries {
         for space in existences {
             let (whose, of_space) = ((space.number(), space.name()), space.cold());
             let state = (&of_space.stuck, &of_space.damaged);
-            worked |= self.look_after(&cold, whose, state, || look_after_pairs(live, &space));
+            worked |= self.look_after(&cold, whose, state, || filters::look_after(live, &space));
             if let Some(ledger) = space.ledger() {
                 let state = (&ledger.stuck, &of_space.damaged);
                 let look = || ledgers::look_after(live, &space);

@@ -40,14 +40,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
-use user::digest;
+use user::{MAX_RULES_BYTES, digest};
 
 /// The user that a connection has until it logs in as another.
 pub use crate::runtime::clients::DEFAULT_USER as DEFAULT;
 /// Most bytes of a user's name, and of one rule.
 const MAX_WORD: usize = 1024;
-/// Most bytes that describe one user.
-const MAX_DESCRIPTION: usize = 64 << 10;
 
 type Users = BTreeMap<String, Arc<User>>;
 
@@ -288,8 +286,8 @@ fn changed(known: Option<&Arc<User>>, name: &str, rules: &[&str]) -> Result<User
     }
     let mut user = known.map_or_else(|| User::new(name), |user| User::clone(user));
     user.apply_all(rules)?;
-    if user.line().len() > MAX_DESCRIPTION {
-        return Err(format!("a user's rules must not take more than {MAX_DESCRIPTION} bytes"));
+    if user.line().len() > MAX_RULES_BYTES {
+        return Err(format!("a user's rules must not take more than {MAX_RULES_BYTES} bytes"));
     }
     Ok(user)
 }

@@ -1,11 +1,15 @@
 //! One user: switched on or off, passwords, selectors.
 
 use crate::acl::selector::{Denied, Request, Selector};
+use crate::runtime::clients::DEFAULT_USER;
 use crate::runtime::pubsub;
 use dataset::engines::Engines;
 use sha2::{Digest as _, Sha256};
 use std::fmt::Write as _;
 use subtle::{Choice, ConstantTimeEq as _};
+
+/// Largest size of a user's rules.
+pub(super) const MAX_RULES_BYTES: usize = 64 << 10;
 
 /// SHA-256 of a password: all that is kept of it.
 pub(crate) type Digest = [u8; 32];
@@ -44,7 +48,7 @@ impl User {
 
     /// The user default as it is at first: on, without password, allowed everything.
     pub(super) fn default_user() -> User {
-        let mut user = User::new(crate::acl::DEFAULT);
+        let mut user = User::new(DEFAULT_USER);
         user.apply_all(&["on", "nopass", "~*", "&*", "+@all"]).expect("these rules are legal");
         user.as_made = true;
         user
@@ -129,7 +133,7 @@ impl User {
             // A password may be any bytes: what is kept of it is its digest.
             let is_password = rule.starts_with(['>', '<']);
             let spoils = !is_password && rule.chars().any(char::is_control);
-            if rule.len() > crate::acl::MAX_DESCRIPTION || spoils {
+            if rule.len() > MAX_RULES_BYTES || spoils {
                 return Err(in_modifier(&rule, "Syntax error"));
             }
             self.apply(&rule).map_err(|why| in_modifier(&rule, &why))?;
@@ -339,7 +343,7 @@ mod tests {
     #[test]
     fn an_error_does_not_repeat_a_password() {
         let mut user = User::new("u");
-        let too_long = format!(">sec{}", "r".repeat(crate::acl::MAX_DESCRIPTION));
+        let too_long = format!(">sec{}", "r".repeat(MAX_RULES_BYTES));
         for rule in ["<secret", &too_long] {
             let error = user.apply_all(&[rule]).unwrap_err();
             assert!(!error.contains("sec"), "{error}");

@@ -6,6 +6,7 @@
 //! remembers; afterwards, what a read has shown.
 
 use crate::command::spec::{KeyArgs, MEMBER, Of, Spec, flag};
+use crate::command::stream_options;
 use crate::command::streams;
 use dataset::engines::{Action, CounterSpace, Engines, ExistenceSpace, KeyRef, NO_MEMBER, View};
 use phantom::Member;
@@ -401,7 +402,7 @@ pub fn exact(spec: &Spec, args: Args<'_>) -> Option<usize> {
 #[inline]
 pub fn key_positions(spec: &Spec, args: Args<'_>) -> impl Iterator<Item = usize> + use<> {
     let (first, last, step) = match spec.keys {
-        KeyArgs::Streams(_) => match streams::Options::read(spec, args) {
+        KeyArgs::Streams(_) => match stream_options::Options::read(spec, args) {
             Ok(options) => {
                 let last = options.keys.0 + options.keys.1 - 1;
                 // A request has fewer than 2^31 words.

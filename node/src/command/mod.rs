@@ -6,6 +6,7 @@ pub(crate) mod families;
 pub mod footprint;
 pub mod keyspec;
 pub mod spec;
+pub mod stream_options;
 pub mod streams;
 pub mod table;
 pub(crate) mod usage;

@@ -1,8 +1,8 @@
 //! Metrics by command, and errors by their first word.
 
-use super::Kind::Counter;
-use super::text::{Distribution, Durations, write_all};
-use super::{Metric, Value};
+use super::encode::{Distribution, Durations, write_all};
+use super::metric::Kind::Counter;
+use super::metric::{Metric, Value};
 use crate::command::table::with_numbers;
 use crate::roles::node::Node;
 use crate::runtime::command_stats::Sums;
@@ -33,8 +33,6 @@ pub(super) const DURATION: Distribution = Distribution {
     name: "tidemark_command_duration",
     help: "Time of execution of the timed calls, by command: one call in 64 of commands that \
            take constant time.",
-    // By command: see `write`.
-    read: |_| Durations { sum: 0.0, classes: Vec::new() },
 };
 
 pub(super) const ERRORS: [Metric<u64>; 1] = [Metric::new(

@@ -1,8 +1,8 @@
 //! Metrics by source of events. INFO has them in one line per source.
 
-use super::Kind::{Counter, Gauge};
-use super::text::write_all;
-use super::{Metric, Value};
+use super::encode::write_all;
+use super::metric::Kind::{Counter, Gauge};
+use super::metric::{Metric, Value};
 use crate::roles::node::Node;
 use crate::runtime::ingest::{Source, State};
 use prometheus_client::encoding::DescriptorEncoder;

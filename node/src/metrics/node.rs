@@ -1,16 +1,16 @@
 //! Metrics of the whole process and its data set, in the order of INFO's sections.
 
-use super::Kind::{Counter, Gauge};
-use super::text::{Distribution, Durations, write_all};
-use super::{Metric, Value};
+use super::encode::{Distribution, Durations, write_all};
+use super::metric::Kind::{Counter, Gauge};
+use super::metric::{self, Metric, Value};
 use crate::acl::Reason;
-use crate::roles::backup::{Fate, Kept, Status};
+use crate::roles::backup_state::{Fate, Kept, Status};
 use crate::roles::node::Node;
 use crate::roles::{Fed, Link, LinkState};
 use crate::runtime::clients::{Client, Kind as ClientKind};
+use crate::runtime::counters::{LongestTurns, Totals};
 use crate::runtime::process_memory::resident_bytes;
 use crate::runtime::pubsub;
-use crate::runtime::tally::{LongestTurns, Totals};
 use dataset::clock::unix_us;
 use dataset::engines::{CounterSpace, ExistenceSpace};
 use dataset::groups::GroupStats;
@@ -193,7 +193,7 @@ type Read = fn(&Sample) -> Value;
 /// A metric with the same value as a field of INFO.
 const fn field(
     field: &'static str,
-    kind: super::Kind,
+    kind: metric::Kind,
     name: &'static str,
     help: &'static str,
     read: Read,
@@ -202,7 +202,7 @@ const fn field(
 }
 
 /// A metric that INFO has not.
-const fn apart(kind: super::Kind, name: &'static str, help: &'static str, read: Read) -> M {
+const fn apart(kind: metric::Kind, name: &'static str, help: &'static str, read: Read) -> M {
     Metric::new("", kind, name, help, read)
 }
 
@@ -1000,19 +1000,26 @@ fn by_powers_of_two(counts: impl Iterator<Item = u64>, sum: f64) -> Durations {
     Durations { sum, classes }
 }
 
-pub(super) const HISTOGRAMS: &[Distribution] = &[
-    Distribution {
-        name: "tidemark_log_sync_duration",
-        help: "Fsyncs of the log, by duration.",
-        read: |s| {
+/// Reads the durations of a histogram.
+type ReadDurations = fn(&Sample) -> Durations;
+
+pub(super) const HISTOGRAMS: &[(Distribution, ReadDurations)] = &[
+    (
+        Distribution {
+            name: "tidemark_log_sync_duration",
+            help: "Fsyncs of the log, by duration.",
+        },
+        |s| {
             let commits = s.commits();
             by_powers_of_two(commits.syncs_by_us.into_iter(), commits.sync_us as f64 / 1e6)
         },
-    },
-    Distribution {
-        name: "tidemark_cold_read_duration",
-        help: "Reads of cold files, by duration, from the request to the row.",
-        read: |s| match s.node.loaded() {
+    ),
+    (
+        Distribution {
+            name: "tidemark_cold_read_duration",
+            help: "Reads of cold files, by duration, from the request to the row.",
+        },
+        |s| match s.node.loaded() {
             None => by_powers_of_two(std::iter::empty(), 0.0),
             Some(engines) => {
                 let figures = &engines.cold.figures;
@@ -1020,7 +1027,7 @@ pub(super) const HISTOGRAMS: &[Distribution] = &[
                 by_powers_of_two(figures.reads_by_us().into_iter(), sum)
             }
         },
-    },
+    ),
 ];
 
 /// A replica, and the log's end that it is to reach.

@@ -1,8 +1,8 @@
 //! Metrics by space. INFO has them in one line per space.
 
-use super::Kind::{Counter, Gauge};
-use super::text::{Labels, write_all};
-use super::{Metric, Value};
+use super::encode::{Labels, write_all};
+use super::metric::Kind::{Counter, Gauge};
+use super::metric::{Metric, Value};
 use crate::roles::node::Node;
 use dataset::cold::ledger::PairLedger;
 use dataset::engines::{CounterSpace, ExistenceSpace};

@@ -6,22 +6,19 @@
 //! the server stops, work is given up, and nothing is left of it.
 
 use crate::config::Config;
+use crate::roles::backup_state::{Keeper, Kept};
 use crate::roles::node::{Host, Node};
 use crate::runtime::utc;
-use dataset::clock::{unix_ms, unix_us};
+use dataset::clock::unix_ms;
 use dataset::tiering::io_throttle::IoThrottle;
-use parking_lot::{Condvar, Mutex};
 use std::cell::RefCell;
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime};
 use store::{
     ARCHIVE, Archive, Backup, BackupProgress, Disk, Error, Lineage, Position, RealDisk, TEMPORARY,
 };
 
-/// How often it is looked whether something is due.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How often the log is brought to the archive, and the archive looked through for what is old.
 const FOLLOW_EVERY: Duration = Duration::from_secs(2);
 const TRIM_EVERY: Duration = Duration::from_secs(60);
@@ -32,197 +29,6 @@ const RETRY: Duration = Duration::from_secs(60);
 const AUTO: &str = "auto-";
 /// Those of BACKUP TO without a name.
 const MANUAL: &str = "backup-";
-
-/// How a backup ended.
-#[derive(Clone)]
-pub enum Fate {
-    /// Well.
-    Made {
-        /// What it holds.
-        backup: Arc<Backup>,
-        /// Bytes of it that were copied; the others are shared by hard links.
-        copied: u64,
-    },
-    /// By BACKUP STOP, or with the server.
-    Stopped,
-    /// By an error.
-    Failed(Arc<str>),
-}
-
-impl Fate {
-    /// As INFO and BACKUP STATUS call it.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Fate::Made { .. } => "ok",
-            Fate::Stopped => "stopped",
-            Fate::Failed(_) => "err",
-        }
-    }
-}
-
-/// The last backup.
-#[derive(Clone)]
-pub struct Ended {
-    /// Where it is.
-    pub folder: PathBuf,
-    /// How it ended.
-    pub fate: Fate,
-    /// Unix time in seconds.
-    pub ended_s: u64,
-    /// How long it took.
-    pub took: Duration,
-}
-
-/// How the log is kept.
-#[derive(Clone, Default)]
-pub enum Kept {
-    /// It is not.
-    #[default]
-    Off,
-    /// Up to this offset.
-    UpTo(u64),
-    /// It cannot be written.
-    Failed(Arc<str>),
-}
-
-impl Kept {
-    /// As INFO and BACKUP STATUS call it.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Kept::Off => "off",
-            Kept::UpTo(_) => "ok",
-            Kept::Failed(_) => "err",
-        }
-    }
-}
-
-#[derive(Default)]
-struct Shared {
-    /// Requested, and not begun.
-    wanted: Option<PathBuf>,
-    /// Requested or under way, since then.
-    running: Option<(PathBuf, Instant)>,
-    last: Option<Ended>,
-    /// When the last one that ended well did, in Unix time; 0: none has.
-    made_s: u64,
-    kept: Kept,
-}
-
-/// What the thread shares with its callers.
-#[derive(Default)]
-pub struct Backups {
-    shared: Mutex<Shared>,
-    /// The thread's own, and its successor's at the very end.
-    keeper: Mutex<Keeper>,
-    nudge: Condvar,
-    stopped: AtomicBool,
-    copied: AtomicU64,
-    linked: AtomicU64,
-    expected: AtomicU64,
-}
-
-/// For BACKUP STATUS and INFO.
-pub struct Status {
-    /// The one that runs: where to, since when.
-    pub running: Option<(PathBuf, Instant)>,
-    /// Its bytes that were copied.
-    pub copied: u64,
-    /// Its bytes that hard links share.
-    pub linked: u64,
-    /// Its bytes in all, as far as is known.
-    pub expected: u64,
-    /// The one before it.
-    pub last: Option<Ended>,
-    pub(crate) made_s: u64,
-    /// Backups that the timetable keeps.
-    pub kept: Kept,
-}
-
-impl Backups {
-    /// Asks for a backup in this folder; false if one is under way.
-    pub fn begin(&self, folder: PathBuf) -> bool {
-        let mut shared = self.shared.lock();
-        if shared.running.is_some() {
-            return false;
-        }
-        for bytes in [&self.copied, &self.linked, &self.expected] {
-            bytes.store(0, Relaxed);
-        }
-        self.stopped.store(false, Relaxed);
-        shared.running = Some((folder.clone(), Instant::now()));
-        shared.wanted = Some(folder);
-        self.nudge.notify_one();
-        true
-    }
-
-    /// The one that is under way ends soon; false if there is none.
-    pub fn give_up(&self) -> bool {
-        let is_running = self.shared.lock().running.is_some();
-        self.stopped.store(is_running, Relaxed);
-        is_running
-    }
-
-    /// For BACKUP STATUS.
-    pub fn status(&self) -> Status {
-        let shared = self.shared.lock();
-        Status {
-            running: shared.running.clone(),
-            copied: self.copied.load(Relaxed),
-            linked: self.linked.load(Relaxed),
-            expected: self.expected.load(Relaxed),
-            last: shared.last.clone(),
-            made_s: shared.made_s,
-            kept: shared.kept.clone(),
-        }
-    }
-
-    /// Wakes the thread that waits for requests: the server stops.
-    pub fn wake(&self) {
-        drop(self.shared.lock());
-        self.nudge.notify_one();
-    }
-
-    /// Waits a moment for a request, or for the stop.
-    fn wait(&self, is_stopped: &dyn Fn() -> bool) -> Option<PathBuf> {
-        let mut shared = self.shared.lock();
-        if shared.wanted.is_none() && !is_stopped() {
-            self.nudge.wait_for(&mut shared, LOOK_EVERY);
-        }
-        shared.wanted.take()
-    }
-
-    fn ended(&self, folder: PathBuf, took: Duration, outcome: Result<Backup, Error>) {
-        let copied = self.copied.load(Relaxed);
-        let ended_s = unix_us() / 1_000_000;
-        let fate = match outcome {
-            Ok(backup) => {
-                tracing::info!(
-                    "backup {}: up to offset {}, {copied} of {} bytes copied in {:.1} s",
-                    folder.display(),
-                    backup.position.offset,
-                    backup.bytes(),
-                    took.as_secs_f64()
-                );
-                Fate::Made { backup: Arc::new(backup), copied }
-            }
-            Err(_) if self.stopped.load(Relaxed) => {
-                tracing::info!("backup {}: given up", folder.display());
-                Fate::Stopped
-            }
-            Err(error) => {
-                let why = format!("{error}. {}", error.advice_beside());
-                tracing::error!("backup {}: failed: {why}", folder.display());
-                Fate::Failed(why.into())
-            }
-        };
-        let mut shared = self.shared.lock();
-        if let Fate::Made { .. } = fate {
-            shared.made_s = ended_s;
-        }
-        shared.last = Some(Ended { folder, fate, ended_s, took });
-        shared.running = None;
-    }
-}
 
 /// The folder that BACKUP TO means, by its name alone: nothing outside `backup.dir`.
 pub fn place(config: &Config, text: &str) -> Result<PathBuf, String> {
@@ -314,25 +120,6 @@ pub fn finish(host: &Host) {
     if node.is_loaded() && config.keep_log_s > 0 {
         host.backups.keeper.lock().keep_log(&node, &config, &|| false);
     }
-}
-
-/// The lock of a folder.
-type Lock = Box<dyn Send + Sync>;
-
-/// What the thread remembers.
-#[derive(Default)]
-struct Keeper {
-    /// The folder for backups, taken for this process.
-    root: Option<(PathBuf, Lock)>,
-    /// Of the node of that generation.
-    archive: Option<(u64, Archive)>,
-    followed: Option<Instant>,
-    /// Whether it was looked what backups there are.
-    is_known: bool,
-    trimmed: Option<Instant>,
-    /// When the last backup of the timetable was complete, in Unix time; looked for once.
-    last_auto_ms: Option<u64>,
-    not_before: Option<Instant>,
 }
 
 impl Keeper {

@@ -26,18 +26,18 @@
 //! refused because of its role: it waits until then, or until this node is to be a replica after
 //! all. If the disk says no it is refused with what the disk says, until it is mended.
 
+use crate::roles::failover_state::{Asked, Failover, Stage};
+pub use crate::roles::failover_state::{HANDING, WAITING};
 use crate::roles::node::Node;
-use crate::roles::replica::was_answered;
 use crate::roles::{Fed, Handing, Master, Order, Replication};
-use crate::runtime::apart::apart;
+use crate::runtime::blocking_task::apart;
 use crate::runtime::clients::{Client, REPLICA};
 use crate::runtime::pause::{By, Paused};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::MutexGuard;
 use replication::Sending;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// Without a deadline.
@@ -47,55 +47,6 @@ const LOOK: Duration = Duration::from_millis(1);
 /// Between two looks at a disk that says no.
 const RETRY: Duration = Duration::from_millis(100);
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    Nothing,
-    /// The attempt of this number: one that was aborted may not have noticed yet.
-    Waiting(u64),
-    /// The replica is to have the log up to here.
-    Handing {
-        offset: u64,
-        asked: Asked,
-    },
-    /// The replica is not asked any more; the disk is yet to hear of it.
-    Aborting,
-    /// There is none, and this node is to be a master: writes wait until it is.
-    Settling,
-}
-
-/// Whether the replica has been asked to take over.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Asked {
-    /// Or it has said no.
-    No,
-    Now,
-    /// No answer came, or this process cannot know: it began later than the FAILOVER.
-    Lost,
-}
-
-impl Stage {
-    /// What is known of the request that has left, if it is still open.
-    fn answered(&mut self, now: Asked) {
-        if let Stage::Handing { asked: asked @ Asked::Now, .. } = self {
-            *asked = now;
-        }
-    }
-}
-
-/// The FAILOVER that is under way, if one is.
-pub struct Failover {
-    /// Never held across a wait.
-    stage: Mutex<Stage>,
-    /// Held from an order until the disk has it. Not by workers.
-    ordering: Mutex<()>,
-    attempts: AtomicU64,
-    ended: Notify,
-}
-
-/// What INFO says of a replica that has to catch up first.
-pub const WAITING: &str = "waiting-for-sync";
-/// What it says of one that is to take over.
-pub const HANDING: &str = "failover-in-progress";
 /// The code of a refusal by a replica that has not taken over, and will not, whatever it was asked
 /// before.
 pub const NO: &str = "NOFAILOVER";
@@ -119,29 +70,6 @@ pub struct Wanted {
 }
 
 impl Failover {
-    pub(crate) fn new() -> Failover {
-        Failover {
-            stage: Mutex::new(Stage::Nothing),
-            ordering: Mutex::default(),
-            attempts: AtomicU64::new(0),
-            ended: Notify::new(),
-        }
-    }
-
-    /// As INFO calls it.
-    pub fn name(&self) -> &'static str {
-        match *self.stage.lock() {
-            Stage::Nothing | Stage::Settling => "no-failover",
-            Stage::Waiting(_) => WAITING,
-            Stage::Handing { .. } | Stage::Aborting => HANDING,
-        }
-    }
-
-    /// Whether one is.
-    pub fn is_under_way(&self) -> bool {
-        !matches!(*self.stage.lock(), Stage::Nothing | Stage::Settling)
-    }
-
     /// No other order may change the role, unless it is unknown how this goes on, or Sentinels
     /// watch.
     pub fn forbids_orders(&self, replication: &Replication) -> bool {
@@ -152,11 +80,6 @@ impl Failover {
                 asked != Asked::Lost && replication.sentinel_groups() == 0
             }
         }
-    }
-
-    /// At start: one was under way.
-    pub(crate) fn resume(&self, offset: u64) {
-        *self.stage.lock() = Stage::Handing { offset, asked: Asked::Lost };
     }
 
     /// REPLICAOF: as [`crate::roles::Replication::order`]. None while a FAILOVER forbids it.
@@ -253,20 +176,6 @@ impl Failover {
         drop(stage);
         node.durability.acknowledged();
         given
-    }
-
-    /// Until the order that is on its way to the disk is there.
-    pub fn wait_for_order(&self) {
-        drop(self.ordering.lock());
-    }
-
-    /// What the link to the new master is to ask for: that it takes over, if it has all up to this
-    /// offset.
-    pub(crate) fn handover(&self) -> Option<u64> {
-        match *self.stage.lock() {
-            Stage::Handing { offset, .. } => Some(offset),
-            _ => None,
-        }
     }
 
     /// The request is about to leave. None: this node does not hand its role over any more.
@@ -379,6 +288,11 @@ impl Failover {
         node.durability.acknowledged();
         is_news
     }
+}
+
+/// Describes a refusal by the peer of a link.
+pub(crate) fn was_answered(verb: &str, reply: &str) -> String {
+    format!("{verb} was answered {reply}")
 }
 
 /// A request to take over, from before it leaves until it is answered. Dropped without an answer it

@@ -120,17 +120,6 @@ pub fn announce(node: &Node) {
     }
 }
 
-/// Discards what an unfinished full sync has brought: this is a
-/// master, or goes on without one.
-pub(crate) fn forget_full_sync(node: &Node) {
-    if let Err(error) = store::Staging::clear(node.store.disk()) {
-        tracing::warn!(
-            "what is left of a full sync cannot be removed: {error}; remove staged-* \
-                        while the server is stopped"
-        );
-    }
-}
-
 /// Tells the waiter that it is over, also if that is by a panic: else it would wait for ever.
 struct Told<'a>(&'a tokio::sync::Notify);
 
@@ -148,7 +137,7 @@ pub fn lead(node: &Node, log: &Log) {
     node.engines().lead();
     settle(node, true, log.term());
     node.replication.promoted(&node.config());
-    forget_full_sync(node);
+    replica::forget_full_sync(node);
 }
 
 /// Commits, until the role changes or the server stops. An error: it has stopped, or it is to be a

@@ -12,9 +12,11 @@
 //! node as the master: until then clients know the old master only, and it serves them.
 
 use crate::config::Fsync;
+use crate::roles::failover::was_answered;
+use crate::roles::link_io::read_available;
 use crate::roles::node::{Host, Node};
 use crate::roles::role::Master;
-use crate::roles::{LinkState, log_owner, more, now_ms, salvage};
+use crate::roles::{LinkState, salvage};
 use crate::runtime::tls::Socket;
 use dataset::catalogue::Catalogue;
 use dataset::engines::Engines;
@@ -25,7 +27,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
-use store::time::{now, since, sleep};
+use store::time::{elapsed_ms, now, since, sleep};
 use store::{BatchHead, Disk, FollowLog, Manifest, Records, Staging};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -421,11 +423,6 @@ async fn ask(stream: &mut Socket, words: &[&str]) -> Result<Result<(), String>, 
     Ok(if text.starts_with('+') { Ok(()) } else { Err(text) })
 }
 
-/// What is told of a reply that says no.
-pub(crate) fn was_answered(verb: &str, reply: &str) -> String {
-    format!("{verb} was answered {reply}")
-}
-
 /// Whether a server that is asked for its log this way is no Tidemark server.
 fn is_foreign(reply: &str) -> bool {
     reply.to_ascii_lowercase().starts_with("-err unknown command")
@@ -575,12 +572,12 @@ async fn carry(
             out.clear();
         }
         let read = tokio::select! {
-            // As in feed.rs.
+            // As in outgoing_link.rs.
             biased;
             _ = ticks.tick() => {
-                let unread = more(stream, &mut input).await.map_err(|e| net(&e))?;
+                let unread = read_available(stream, &mut input).await.map_err(|e| net(&e))?;
                 if unread.is_none() {
-                    follower.hears(now_ms(started))?;
+                    follower.hears(elapsed_ms(started))?;
                 }
                 unread
             }
@@ -605,30 +602,31 @@ async fn carry(
                 }
                 taken += length;
                 replication.feeds.bytes_in.fetch_add(length as u64, Relaxed);
-                let course = follower.receive(&input[..length], here, &mut out, now_ms(started))?;
+                let course =
+                    follower.receive(&input[..length], here, &mut out, elapsed_ms(started))?;
                 if course != LinkStep::On {
                     return replaced(here, course, counted);
                 }
                 if taken >= ROUND_BYTES {
                     break;
                 }
-                match more(stream, &mut input).await.map_err(|e| net(&e))? {
+                match read_available(stream, &mut input).await.map_err(|e| net(&e))? {
                     Some(read) => length = read,
                     None => break,
                 }
             }
-            let course = follower.settle(here, &mut out, now_ms(started))?;
+            let course = follower.settle(here, &mut out, elapsed_ms(started))?;
             if course != LinkStep::On {
                 return replaced(here, course, counted);
             }
         }
-        follower.tick(here, &mut out, now_ms(started))?;
+        follower.tick(here, &mut out, elapsed_ms(started))?;
         if has_asked {
             if follower.has_whole_log(here) {
                 replication.took_over(replication.is_named());
                 return Err(other("the old master has stepped down"));
             }
-            let silent_ms = now_ms(started).saturating_sub(follower.heard_ms());
+            let silent_ms = elapsed_ms(started).saturating_sub(follower.heard_ms());
             // The request is to leave first.
             let is_silent = out.is_empty() && silent_ms >= SILENT.as_millis() as u64;
             if is_silent || !replication.is_taking_over() || node.stop.is_stopped() {
@@ -663,9 +661,19 @@ async fn carry(
         if is_up {
             was_following = true;
             replication.continued.fetch_add(1, Relaxed);
-            log_owner::forget_full_sync(&node);
+            forget_full_sync(&node);
             tracing::info!("the link to the master {master} is up, from {}", here.log.written());
         }
+    }
+}
+
+/// Discards the files of an unfinished full sync.
+pub(crate) fn forget_full_sync(node: &Node) {
+    if let Err(error) = store::Staging::clear(node.store.disk()) {
+        tracing::warn!(
+            "what is left of a full sync cannot be removed: {error}; remove staged-* \
+                        while the server is stopped"
+        );
     }
 }
 

@@ -7,9 +7,9 @@
 //! network that was cut. So a lease that is over is renewed only by a message that comes a whole
 //! lease after the first late one, when nothing old is left to be read; or by a new election.
 
-use crate::roles::now_ms;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
+use store::time::elapsed_ms;
 
 /// Why writes are refused, if they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,12 +59,12 @@ impl Gate {
     pub(crate) fn lease(&self, time: Duration) {
         let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         self.late_ms.store(0, SeqCst);
-        self.lease_end_ms.store(now_ms(self.began).saturating_add(ms), SeqCst);
+        self.lease_end_ms.store(elapsed_ms(self.began).saturating_add(ms), SeqCst);
     }
 
     /// The same, unless it is over already, and this may be an old message. One at a time.
     pub(crate) fn renew(&self, time: Duration) {
-        let (now, late) = (now_ms(self.began), self.late_ms.load(SeqCst));
+        let (now, late) = (elapsed_ms(self.began), self.late_ms.load(SeqCst));
         let is_over = now >= self.lease_end_ms.load(SeqCst);
         if is_over && late == 0 {
             self.late_ms.store(now.max(1), SeqCst);
@@ -100,7 +100,7 @@ impl Gate {
     #[cold]
     fn text(&self) -> Option<&'static str> {
         match self.shut() {
-            Shut::Leased if now_ms(self.began) < self.lease_end_ms.load(SeqCst) => None,
+            Shut::Leased if elapsed_ms(self.began) < self.lease_end_ms.load(SeqCst) => None,
             shut => text(shut),
         }
     }

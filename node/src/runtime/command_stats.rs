@@ -9,7 +9,7 @@
 //! others had been like them.
 
 use crate::command::table;
-use crate::runtime::tally::Tally;
+use crate::runtime::counters::Tally;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;

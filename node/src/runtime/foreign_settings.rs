@@ -60,6 +60,9 @@ const IDLE: &[(&str, &str)] = &[
     ("zset-max-ziplist-value", "64"),
 ];
 
+/// Error of a setting that cannot change.
+pub(crate) const IMMUTABLE: &str = "can't set immutable config";
+
 /// Most bytes that a client may be owed: what 0, any number, means here.
 const MOST_BUFFER_BYTES: u64 = 2 << 30;
 
@@ -127,7 +130,7 @@ pub(crate) fn why_fixed(name: &str) -> &'static str {
         "loglevel" => "the environment variable RUST_LOG says so when the server starts",
         "maxmemory-policy" => "nothing is evicted",
         "notify-keyspace-events" => "keys have no events here: PUBLISH what others are to hear",
-        _ => super::settings::IMMUTABLE,
+        _ => IMMUTABLE,
     }
 }
 

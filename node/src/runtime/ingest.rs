@@ -2,7 +2,7 @@
 //! operator has told them. The thread that reads them is `crate::ingest`.
 
 use crate::config::{Broker, Ingest, Mapped};
-use crate::runtime::tally::Tallies;
+use crate::runtime::counters::Tallies;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,13 +1,15 @@
 //! State of the process that knows no data: settings, clients, memory limits, channels, monitors,
 //! slow log, command statistics, TLS, shutdown.
 
-pub mod apart;
+pub mod arrival;
 pub mod atomic_file;
 pub(crate) mod blocking;
+pub mod blocking_task;
 pub(crate) mod checked_file;
 pub(crate) mod client_memory;
 pub mod clients;
 pub mod command_stats;
+pub mod counters;
 pub(crate) mod foreign_settings;
 pub mod glob;
 pub(crate) mod inbox;
@@ -21,8 +23,6 @@ pub mod service_manager;
 pub mod settings;
 pub mod shutdown;
 pub mod slowlog;
-pub mod stall;
-pub mod tally;
 pub mod tls;
 pub mod tracking;
 pub mod utc;

@@ -7,7 +7,7 @@ use super::{
 use crate::filter::Filter;
 use crate::hash::Seed;
 use crate::options::Options;
-use crate::sizing::uncertainty;
+use crate::sizing::{Sizing, uncertainty};
 use crate::table::{Link, Table};
 use std::sync::atomic::Ordering::Relaxed;
 use xxhash_rust::xxh3::xxh3_64;
@@ -163,7 +163,7 @@ impl TableDecoder {
     fn header(&mut self, body: &[u8]) -> Result<(), DecodeError> {
         let header = check_header(body, TABLE_MAGIC, self.seed, self.limit_bytes)?;
         let new = |i| {
-            let (sizing, pages) = Table::geometry(header.rate, header.pages, i);
+            let (sizing, pages) = Sizing::geometry(header.rate, header.pages, i);
             Filter::new(sizing, pages).map_err(|_| DecodeError::NoMemory)
         };
         self.filters = (0..header.links).map(new).collect::<Result<_, _>>()?;

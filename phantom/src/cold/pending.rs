@@ -9,8 +9,8 @@ use crate::filter::Filter;
 use crate::hash::{Pair, Seed};
 use crate::options::Options;
 use crate::space::Space;
-use crate::table::Table;
-use crate::table::elsewhere::{Chain, Cold, ColdBackend, Lower};
+use crate::table::cold_table::{Chain, ColdBackend};
+use crate::table::{Cold, Lower, Table};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
@@ -107,7 +107,7 @@ impl Note {
     ) -> Result<StoredTable, DecodeError> {
         let Header { rate, low, last, early, .. } = self.header;
         let late = late.filter(|late| late.identity == below.identity());
-        let cold = Cold::new(Lower::Elsewhere(below, self.chain));
+        let cold = Cold::new(Lower::Disk(below, self.chain));
         if let Some(late) = late {
             late.set.iter().for_each(|&hash| cold.keep_late(hash));
         }
@@ -116,7 +116,7 @@ impl Note {
             revoked.insert(hash);
         }
         let empty = Filter::new(Table::first_sizing(rate), 1).map_err(|_| DecodeError::NoMemory)?;
-        let table = Table::elsewhere(rate, empty, cold, Arc::new(revoked), early);
+        let table = Table::cold_table(rate, empty, cold, Arc::new(revoked), early);
         Ok(StoredTable { low, last, table, next_pages: self.next_pages, is_later })
     }
 }

@@ -6,9 +6,9 @@ use crate::filter::{Filter, PAGE_BYTES};
 use crate::hash::Seed;
 use crate::sizing::PAGE_WORDS;
 use crate::space::Space;
-use crate::table::Table;
-use crate::table::contents::Contents;
-use crate::table::elsewhere::{Cold, ColdBackend, Lower};
+use crate::table::cold_table::ColdBackend;
+use crate::table::pages::Contents;
+use crate::table::{Cold, Lower, Table};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -56,7 +56,7 @@ impl Rewrite {
         }
         match &*self.contents.lower {
             _ if self.at >= self.contents.stored => page.fill(0),
-            Lower::Elsewhere(..) => read(self.at, page)?,
+            Lower::Disk(..) => read(self.at, page)?,
             Lower::Memory(table) => {
                 let chain = &self.contents.chain;
                 let part = chain.link_of(self.at);
@@ -89,7 +89,7 @@ impl Space {
             let empty = Filter::new(*table.first_filter().sizing(), 1).map_err(Error::Memory)?;
             let cold = Cold::new(Lower::Memory(table.clone()));
             cold.count_in(&self.late);
-            let frozen = Arc::new(Table::elsewhere(
+            let frozen = Arc::new(Table::cold_table(
                 table.rate(),
                 empty,
                 cold,
@@ -143,14 +143,14 @@ impl Space {
         let Some(cold) = rewrite.table.cold() else { return };
         // A merge finds what is late there, or below, once: C1.
         let _alone = self.merging.lock();
-        let lower = Lower::Elsewhere(below, Arc::new(rewrite.contents.chain));
+        let lower = Lower::Disk(below, Arc::new(rewrite.contents.chain));
         let old = std::mem::replace(&mut *cold.lower.write(), Arc::new(lower));
         // C1.
         cold.forget_late(&rewrite.contents.late);
         // Readers may still be in it: its memory goes to the next table when they are not.
         let retire = |lower: &Lower| match lower {
             Lower::Memory(table) => self.upkeep.retire(table.clone()),
-            Lower::Elsewhere(..) => {}
+            Lower::Disk(..) => {}
         };
         retire(&old);
         if !Arc::ptr_eq(&old, &rewrite.contents.lower) {

@@ -10,15 +10,14 @@
 //! chained to it. Their rates add up to the configured one at most (`sizing`), however long the
 //! chain. The first filter that has room takes the pairs.
 //!
-//! The filters of an old table may lie elsewhere: `elsewhere`. Then this file has an empty page in
-//! their place.
+//! The filters of an old table may be on disk ([`Cold`]). Then `first` is an empty page.
 //!
 //! - **T1** A pair that was set and not revoked since is found, at every moment.
 //! - **T2** No filter takes more pairs than its rate allows, but for one per writer that was inside
 //!   when it filled up.
 
-pub(crate) mod contents;
-pub(crate) mod elsewhere;
+pub(crate) mod cold_table;
+pub(crate) mod pages;
 
 use crate::Error;
 use crate::deleted_pairs::DeletedPairs;
@@ -26,7 +25,7 @@ use crate::filter::{Filter, Probe};
 use crate::fp_estimator::FpEstimator;
 use crate::hash::Pair;
 use crate::sizing::Sizing;
-use crate::table::elsewhere::Cold;
+use cold_table::{Chain, ColdBackend, Part};
 use parking_lot::{Mutex, RwLock};
 use rolling::Unreadable;
 use std::sync::atomic::{
@@ -82,8 +81,8 @@ pub(crate) struct Table {
     more: [OnceLock<Link>; LINKS - 1],
     growing: Mutex<()>,
     pub(crate) revoked: Arc<DeletedPairs>,
-    /// What stands for its filters if they lie elsewhere. Then `first` is an empty page, so that
-    /// the table looks like one with an extension, and no reader pays for the question.
+    /// Filters on disk, if any. Then `first` is an empty page, so that the table looks like one with
+    /// an extension, and readers of other tables pay for no test.
     cold: Option<Box<Cold>>,
     /// Pairs that were set before the table was closed; 0 while it is open.
     early: AtomicU64,
@@ -137,8 +136,8 @@ impl Table {
         Table { revoked: other.revoked.clone(), ..Table::new(rate, first) }
     }
 
-    /// A table whose filters lie elsewhere; `empty`: one page.
-    pub(crate) fn elsewhere(
+    /// A table whose filters are on disk; `empty` has one page.
+    pub(crate) fn cold_table(
         rate: f64,
         empty: Filter,
         cold: Cold,
@@ -155,22 +154,22 @@ impl Table {
         Sizing::in_chain(rate, 0)
     }
 
-    /// Layout and pages of the `i`-th filter, from what a table is made of: nothing else decides it
-    /// (part of the format).
-    pub(crate) fn geometry(rate: f64, first_pages: usize, i: usize) -> (Sizing, usize) {
-        let sizing = Sizing::in_chain(rate, i);
-        if i == 0 {
-            return (sizing, first_pages);
+    /// Sizes of the filters, as a file of them is laid out.
+    pub(crate) fn layout_of_filters(&self) -> Chain {
+        let mut chain = Chain { rate: self.rate(), parts: Vec::new() };
+        for link in self.links() {
+            let (sizing, pages, first) =
+                (*link.filter.sizing(), link.filter.pages(), chain.pages());
+            chain.parts.push(Part { sizing, pages, first, pairs: link.pairs() });
         }
-        let first = Table::first_sizing(rate).pairs(first_pages);
-        (sizing, sizing.pages((first / 8).max(1) << (i - 1)))
+        chain
     }
 
     pub(crate) fn rate(&self) -> f64 {
         self.cold().map_or(self.rate, |cold| cold.chain().rate)
     }
 
-    /// What stands for its filters if these lie elsewhere.
+    /// Returns the filters on disk, if any.
     #[inline(always)]
     pub(crate) fn cold(&self) -> Option<&Cold> {
         self.cold.as_deref()
@@ -379,9 +378,9 @@ impl Table {
             || self.chain().any(|l| l.filter.contains(pair, &l.filter.spot_again(pair, probe)))
     }
 
-    /// Whether what stands for filters that lie elsewhere has `pair`.
+    /// Whether the filters on disk, or the late pairs, have `pair`.
     #[inline]
-    pub(crate) fn seems_set_elsewhere(&self, pair: &Pair) -> Result<bool, Unreadable> {
+    pub(crate) fn seems_set_on_disk(&self, pair: &Pair) -> Result<bool, Unreadable> {
         self.cold().map_or(Ok(false), |cold| cold.seems_set(pair, &self.revoked))
     }
 
@@ -410,7 +409,7 @@ impl Table {
     pub(crate) fn state(&self, pair: &Pair) -> Result<State, Unreadable> {
         let probe = self.first.filter.probe(pair);
         self.prefetch(pair, &probe);
-        let found = self.filters_contain(pair, &probe) || self.seems_set_elsewhere(pair)?;
+        let found = self.filters_contain(pair, &probe) || self.seems_set_on_disk(pair)?;
         Ok(self.found(found, pair))
     }
 
@@ -444,7 +443,7 @@ impl Table {
 
     /// An empty filter for the `i`-th place of the chain, if `may_grow` by so many bytes.
     pub(crate) fn make(&self, i: usize, may_grow: &dyn Fn(usize) -> bool) -> Result<Filter, Error> {
-        let (sizing, pages) = Table::geometry(self.rate, self.pages(), i);
+        let (sizing, pages) = Sizing::geometry(self.rate, self.pages(), i);
         if i >= LINKS || !may_grow(pages.saturating_mul(4096)) {
             return Err(Error::Full);
         }
@@ -479,6 +478,128 @@ impl Table {
 #[cfg(test)]
 pub(crate) fn empty(rate: f64, pages: usize) -> std::io::Result<Table> {
     Ok(Table::new(rate, Filter::new(Table::first_sizing(rate), pages)?))
+}
+
+/// Source of the filters of a cold table.
+pub(crate) enum Lower {
+    /// The former table, until its filters are written.
+    Memory(Arc<Table>),
+    Disk(Arc<dyn ColdBackend>, Arc<Chain>),
+}
+
+impl Lower {
+    pub(crate) fn chain(&self) -> Arc<Chain> {
+        match self {
+            // Counted now: writers that were inside when the table froze have finished since.
+            Lower::Memory(table) => Arc::new(table.layout_of_filters()),
+            Lower::Disk(_, chain) => chain.clone(),
+        }
+    }
+}
+
+/// Filters of a cold table, and the pairs that were set after they were written (late pairs).
+/// `cold.rs` has the invariants.
+pub(crate) struct Cold {
+    pub(crate) lower: RwLock<Arc<Lower>>,
+    /// Late pairs.
+    pub(crate) late: DeletedPairs,
+    /// Number of late pairs in all tables of the space.
+    total: OnceLock<Arc<AtomicUsize>>,
+}
+
+impl Cold {
+    pub(crate) fn new(lower: Lower) -> Cold {
+        Cold {
+            lower: RwLock::new(Arc::new(lower)),
+            late: DeletedPairs::small(),
+            total: OnceLock::new(),
+        }
+    }
+
+    pub(crate) fn lower(&self) -> Arc<Lower> {
+        self.lower.read().clone()
+    }
+
+    pub(crate) fn chain(&self) -> Arc<Chain> {
+        self.lower().chain()
+    }
+
+    /// Returns the former table while it is in memory.
+    pub(crate) fn memory(&self) -> Option<Arc<Table>> {
+        match &*self.lower() {
+            Lower::Memory(table) => Some(table.clone()),
+            Lower::Disk(..) => None,
+        }
+    }
+
+    pub(crate) fn identity(&self) -> u64 {
+        match &*self.lower() {
+            Lower::Memory(_) => 0,
+            Lower::Disk(below, _) => below.identity(),
+        }
+    }
+
+    /// Includes the late pairs in the total of the space.
+    pub(crate) fn count_in(&self, total: &Arc<AtomicUsize>) {
+        if self.total.set(total.clone()).is_ok() {
+            total.fetch_add(self.late(), Relaxed);
+        }
+    }
+
+    /// Number of late pairs.
+    pub(crate) fn late(&self) -> usize {
+        self.late.len()
+    }
+
+    pub(crate) fn late_bytes(&self) -> usize {
+        self.late.size_bytes()
+    }
+
+    pub(crate) fn pairs(&self) -> u64 {
+        self.chain().pairs() + self.late.len() as u64
+    }
+
+    pub(crate) fn keep_late(&self, hash: u128) {
+        if self.late.insert(hash)
+            && let Some(total) = self.total.get()
+        {
+            total.fetch_add(1, Relaxed);
+        }
+    }
+
+    pub(crate) fn forget_late(&self, hashes: &[u128]) {
+        let gone = hashes.iter().filter(|&&hash| self.late.remove(hash)).count();
+        if let Some(total) = self.total.get() {
+            total.fetch_sub(gone, Relaxed);
+        }
+    }
+
+    pub(crate) fn has(&self, pair: &Pair) -> Result<bool, Unreadable> {
+        // The caller has searched `late` first: C1.
+        match &*self.lower() {
+            Lower::Memory(table) => Ok(table.has_in_memory(pair)),
+            Lower::Disk(below, _) => below.has(pair),
+        }
+    }
+
+    /// Whether the pair is set or revoked.
+    #[cold]
+    pub(crate) fn seems_set(
+        &self,
+        pair: &Pair,
+        revoked: &DeletedPairs,
+    ) -> Result<bool, Unreadable> {
+        let hash = pair.hash();
+        Ok(revoked.contains(hash) || self.late.contains(hash) || self.has(pair)?)
+    }
+}
+
+impl Drop for Cold {
+    fn drop(&mut self) {
+        if let Some(total) = self.total.get() {
+            total.fetch_sub(self.late(), Relaxed);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -560,6 +681,6 @@ mod tests {
             member += 1;
         }
         assert!(matches!(table.room(|_| false), Err(Error::Full)));
-        assert!(table.room(|bytes| bytes == Table::geometry(0.001, 1, 1).1 * 4096).is_ok());
+        assert!(table.room(|bytes| bytes == Sizing::geometry(0.001, 1, 1).1 * 4096).is_ok());
     }
 }

@@ -16,7 +16,7 @@ use node::command::spec::flag;
 use node::command::table::{find, with_numbers};
 use node::config::{Config, Counter, Existence};
 use node::roles::node::{Host, Node};
-use node::runtime::tally::Tallies;
+use node::runtime::counters::Tallies;
 use redis_protocol::resp2::{decode::decode, types::OwnedFrame as Frame};
 use std::sync::{Arc, LazyLock};
 

@@ -9,7 +9,7 @@ use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::{Outcome, Spec, flag};
 use node::command::streams;
 use node::roles::node::{Node, Now};
-use node::runtime::apart::{apart, apart_for};
+use node::runtime::blocking_task::{apart, apart_for};
 use resp::{Args, Protocol, Reply};
 use std::sync::Arc;
 

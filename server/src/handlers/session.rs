@@ -8,8 +8,8 @@ use dataset::watch::Place;
 use node::acl::Access;
 use node::cluster::Topology;
 use node::command::spec::Outcome;
-use node::roles::feed;
 use node::roles::node::{Node, Process};
+use node::roles::outgoing_link;
 use node::runtime::clients::Client;
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -124,7 +124,7 @@ pub(crate) struct Session {
     pub(crate) later: bool,
     /// The connection becomes a replica's once the replies are written, if it is `leaving` then;
     /// else it has asked for that.
-    pub(crate) replicates: Option<feed::Place>,
+    pub(crate) replicates: Option<outgoing_link::Place>,
     /// Close once the replies are written.
     pub(crate) leaving: bool,
     /// Its SHUTDOWN was accepted.

@@ -6,7 +6,7 @@ use super::health;
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace, View};
 use node::command::table::name_of;
 use node::metrics::{self, Sample, buffer_bytes};
-use node::roles::backup::{Fate, Kept, Status};
+use node::roles::backup_state::{Fate, Kept, Status};
 use node::roles::node::Node;
 use node::roles::{Fed, LinkState};
 use node::runtime::clients::{Client, Kind};

@@ -165,7 +165,12 @@ impl Connection {
         }
         let session = &mut self.talk.session;
         if let Some(place) = session.replicates.take().filter(|_| session.leaving) {
-            node::roles::feed::serve(place, self.talk.session.client.peer, &mut self.stream).await;
+            node::roles::outgoing_link::serve(
+                place,
+                self.talk.session.client.peer,
+                &mut self.stream,
+            )
+            .await;
         }
     }
 
@@ -446,7 +451,7 @@ impl Connection {
         }
     }
 
-    fn tallies(&self) -> &node::runtime::tally::Tallies {
+    fn tallies(&self) -> &node::runtime::counters::Tallies {
         &self.host.tallies[self.worker]
     }
 
@@ -560,8 +565,8 @@ mod tests {
     use dataset::Engines;
     use node::config::Config;
     use node::roles::node::Host;
+    use node::runtime::counters::Tallies;
     use node::runtime::shutdown::Stop;
-    use node::runtime::tally::Tallies;
     use std::net::SocketAddr;
 
     /// F31: a buffer that one large request has made follows what is left in it; a small one stays

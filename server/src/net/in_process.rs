@@ -5,7 +5,7 @@ use crate::handlers::session::{Come, Later};
 use crate::net::connection::Connection;
 use crate::net::request_loop::{RequestLoop, TurnBuffers};
 use node::roles::node::{Host, Node};
-use node::runtime::tally::Tallies;
+use node::runtime::counters::Tallies;
 use node::runtime::tls::Socket;
 use std::future::poll_fn;
 use std::sync::Arc;

@@ -321,7 +321,7 @@ async fn work(
     load: Arc<AtomicUsize>,
 ) {
     if host.cluster.is_enabled() {
-        tokio::spawn(node::runtime::stall::watch());
+        tokio::spawn(node::runtime::arrival::watch());
     }
     let stop = host.stop.clone();
     let stopped = stop.wait();

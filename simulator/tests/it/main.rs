@@ -1,17 +1,17 @@
 //! Seeds of the simulator (`simulator/src/lib.rs`).
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
 
-use simulator::{Met, Section, run};
+use simulator::{RunCounts, Section, run};
 
 /// Steps of a run, of one machine and of two.
 const STEPS: [u32; 2] = [400, 1200];
 
 /// Runs the seeds and returns what they met, with their number unless a seed is replayed.
-fn run_all(machines: usize, full: u64) -> (Met, Option<u64>) {
+fn run_all(machines: usize, full: u64) -> (RunCounts, Option<u64>) {
     let steps = seeds::given("TIDEMARK_STEPS").map_or(STEPS[machines - 1], |steps| steps as u32);
     let seeds = seeds::seeds_at_least(full.min(6), full);
     let runs = seeds.end - seeds.start;
-    let mut sum = Met::default();
+    let mut sum = RunCounts::default();
     for seed in seeds {
         sum += &run(seed, steps, machines);
     }

@@ -1,15 +1,13 @@
-//! What both kinds of cold files share: how their heads begin and end, how a file is begun, opened,
-//! compared with what the manifest says of it, read by 4 KiB, and removed.
+//! Header and lifetime of both kinds of cold files, rows and pages: create, open, compare with the
+//! manifest, read by 4 KiB, remove.
 //!
-//! The fields stand where the tops of `mod.rs` (rows) and `pages.rs` (pages) have them: magic,
-//! version, kind, lineage, identity and space first, then, from byte 48 on, the range and the
-//! stamp; the check of all before it at byte 124, and zeros up to 4096. Between them each kind has
-//! its own.
+//! Both headers share their first 72 bytes: magic, version, kind, lineage, identity, space, range
+//! and stamp. A checksum of bytes 0..124 is at byte 124; zeros fill the rest of the block. The bytes
+//! in between differ per kind, see the tops of `mod.rs` (rows) and `pages.rs` (pages).
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use super::BLOCK_BYTES;
 use crate::batch::Lineage;
 use crate::disk::{Disk, DiskFile, read_full_at};
 use crate::error::{Error, Result};
@@ -17,11 +15,13 @@ use crate::frame::{Check, u32_at, u64_at};
 use crate::immutable_file::{self, Draft, Naming, identity_of};
 use crate::manifest::{FileEntry, Role, Tag};
 
-/// Of both formats: the newest version that can be read; the one that is written.
+/// Size of a block in bytes. A lookup reads one block.
+pub const BLOCK_BYTES: usize = 4096;
+/// Version that is written, and the newest that can be read, of both formats.
 pub const COLD_VERSION: u32 = 1;
-/// Where a head's own check lies.
+/// Offset of the header's checksum.
 const CHECKED: usize = 124;
-/// Bytes of a head that are not zeros for ever.
+/// Bytes of the header that are in use; the others are zero.
 const HEAD: usize = 128;
 
 const NAMING: Naming = Naming { prefix: "cold-", suffix: ".tcold" };

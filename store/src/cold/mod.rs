@@ -61,13 +61,11 @@ use crate::frame::{Check, u32_at, u64_at};
 use crate::manifest::{FileEntry, Tag};
 use header::{FileIdentity, Head, OpenColdFile, place, put, put_numbers, seal};
 
-/// Bytes of a block: one read.
-pub const BLOCK_BYTES: usize = 4096;
 pub use block::{Block, MAX_BLOCK_ROWS, MAX_COLUMNS};
-pub use header::COLD_VERSION;
 #[cfg(any(test, fuzzing))]
 pub(crate) use header::cold_name;
 pub(crate) use header::parse_cold_name;
+pub use header::{BLOCK_BYTES, COLD_VERSION};
 pub(crate) use pages::is_pages;
 pub use pages::{PageFile, PageWriter};
 pub use scrub::{Damage, Scrub};

@@ -5,8 +5,9 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::stripes::{Guard, Joined, Stripe};
-use super::{Committed, Committer, Health, SYNC_CLASSES, Source, SyncPolicy, Ticket};
+use super::committer::{Committer, SYNC_CLASSES, SyncPolicy};
+use super::source::{Committed, Health, Source, Ticket};
+use super::stripe::{Guard, Joined, Stripe};
 use crate::batch::MAX_BODY_BYTES;
 use crate::buffer;
 use crate::error::{Error, Result};
@@ -261,7 +262,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
     /// Takes a stripe's keys and reads their state. The caller holds its lock. Gives the bytes that
     /// the source holds.
     fn take(&mut self, index: usize, stripe: &mut Stripe<K>, source: &mut dyn Source<K>) -> usize {
-        stripe.take(&mut self.spare, self.committer);
+        stripe.take(&mut self.spare, &self.committer.queued);
         self.spare.sort_unstable();
         self.spare.dedup();
         let bytes = if self.spare.is_empty() { 0 } else { source.collect(&self.spare) };
@@ -378,7 +379,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
                 self.waiting.push(index);
                 continue;
             }
-            stripe.borrow_mut().take(&mut self.taken, committer);
+            stripe.borrow_mut().take(&mut self.taken, &committer.queued);
             self.taken.sort_unstable();
             self.taken.dedup();
             self.spans.push((index, self.taken.len(), false));
@@ -409,7 +410,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         self.units.sort_unstable();
         for (index, stripe) in stripes {
             let stripe = &mut *stripe.borrow_mut();
-            stripe.take(&mut self.spare, committer);
+            stripe.take(&mut self.spare, &committer.queued);
             stripe.joined = false;
             self.spare.sort_unstable();
             self.spare.dedup();
@@ -489,5 +490,53 @@ fn append_halves<K>(
         }
         None if batch.is_empty() => Ok(()),
         None => log.append(batch, source.now_ms()).map(|_| ()),
+    }
+}
+
+impl<K: Copy + Ord> Committer<K> {
+    /// Runs the commit thread until [`stop`](Committer::stop), then makes one more round and seals the
+    /// log. Returns the log.
+    pub fn run(&self, mut log: Log, source: &mut dyn Source<K>) -> (Log, Result<()>) {
+        let _ends = Ends(self);
+        let mut rounds = Rounds::new(self);
+        if log.has_failed() {
+            // The log could not start. Reports that now and tries again before the first write.
+            let _ = rounds.turn(&mut log, source, time::now(), false);
+        }
+        loop {
+            let stop = self.sleep(&rounds);
+            let last = rounds.turn(&mut log, source, time::now(), stop);
+            if stop {
+                let seals = !self.orders.lock().unsealed;
+                let sealed =
+                    last.and_then(|()| if seals { log.seal(source.now_ms()) } else { Ok(()) });
+                return (log, sealed);
+            }
+        }
+    }
+
+    /// Waits for work. Returns true if the thread must stop.
+    fn sleep(&self, rounds: &Rounds<'_, K>) -> bool {
+        let mut orders = self.orders.lock();
+        let until = rounds.next_look();
+        // While the disk fails, marks do not wake the thread: each attempt costs I/O.
+        while (rounds.is_failing() || !self.nudged.load(Ordering::SeqCst)) && !orders.stop {
+            match until {
+                Some(until) if self.wake.wait_until(&mut orders, until).timed_out() => break,
+                Some(_) => {}
+                None => self.wake.wait(&mut orders),
+            }
+        }
+        orders.stop
+    }
+}
+
+/// Notifies waiters when the commit thread returns or panics.
+struct Ends<'a, K>(&'a Committer<K>);
+
+impl<K> Drop for Ends<'_, K> {
+    fn drop(&mut self) {
+        self.0.orders.lock().ended = true;
+        self.0.progress.notify_all();
     }
 }

@@ -1,41 +1,18 @@
-//! Stripes: where writers mark what they change, one lock for many ids.
+//! The writers' side: turns, in which a writer changes the engines and marks the changed keys.
 //!
-//! A writer is in one stripe at a time, or holds several at once, in which case the rounds read
-//! them together (C6). The rules are numbered at the top of the folder (`mod.rs`).
+//! A turn holds one stripe ([`WriteGuard`]), or several at once ([`Exclusive`]), which the commit
+//! thread then reads together (C6). The invariants are numbered in `mod.rs`.
 
-use std::cell::RefCell;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
-use parking_lot::{MutexGuard, ReentrantMutex, ReentrantMutexGuard};
+use parking_lot::MutexGuard;
 
+use super::committer::{Committer, SyncPolicy};
+use super::source::Ticket;
+use super::stripe::{FIRST_DEDUPE, Guard, Joined, Stripe};
 use super::visibility::CHANGING;
-use super::{Committer, SyncPolicy, Ticket};
 use crate::batch::MAX_BODY_BYTES;
-
-/// What was marked of some ids and is not logged yet.
-pub(super) struct Stripe<K> {
-    pub(super) keys: Vec<K>,
-    /// The key that was [marked](WriteGuard::mark) last, if it is among them: beside the lock, as
-    /// the end of the list is rarely in the cache.
-    pub(super) last: Option<K>,
-    /// Length at which the keys are deduped next.
-    pub(super) dedupe_at: usize,
-    /// So many of its keys are among those of all stripes (C5).
-    counted: usize,
-    /// Something was marked since an [`Exclusive`] began.
-    touched: bool,
-    /// Its keys were deduped since then: they are in another order.
-    mixed: bool,
-    /// To be read in one moment with all stripes of which this is true (C6).
-    pub(super) joined: bool,
-}
-
-/// Re-entrant: a thread that has several stripes enters single ones as usual.
-type Lock<K> = ReentrantMutex<RefCell<Stripe<K>>>;
-pub(super) type Guard<'a, K> = ReentrantMutexGuard<'a, RefCell<Stripe<K>>>;
-
-const FIRST_DEDUPE: usize = 256;
 
 /// With so many keys in a joined stripe the committer is crowded (C5): what all of them hold then
 /// still fits into one batch several times.
@@ -58,33 +35,6 @@ thread_local! {
     /// Whether this thread holds several stripes: then it must not enter others, whose changes
     /// would go into another batch.
     static HOLDS_SEVERAL: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
-}
-
-/// Stripes on cache lines of their own: two each.
-#[repr(C, align(128))]
-pub(super) struct Aligned<K> {
-    /// Only there to be [asked for](Committer::stripe_lines), as is `end`: they lie in the two
-    /// lines.
-    begin: AtomicBool,
-    pub(super) lock: Lock<K>,
-    end: AtomicBool,
-}
-
-/// What is to be read in one moment, into one batch (C6).
-pub(super) struct Joined<K> {
-    /// The stripes that are `joined`.
-    pub(super) stripes: Vec<usize>,
-    /// The keys that belong together, each [`Exclusive`]'s with one another's: their stripes may
-    /// hold others.
-    pub(super) units: Vec<K>,
-    /// What was [reserved](Committer::reserve) for them.
-    pub(super) bytes: usize,
-}
-
-impl<K> Default for Joined<K> {
-    fn default() -> Joined<K> {
-        Joined { stripes: Vec::new(), units: Vec::new(), bytes: 0 }
-    }
 }
 
 /// Room in a batch for changes that belong together, until they are logged, or this is dropped: see
@@ -138,38 +88,6 @@ pub struct Exclusive<'a, K: Copy> {
     reserved: Option<Reserved<'a, K>>,
     /// It changes ids that are not known: readers of any id wait for it.
     concerns_all: std::cell::Cell<bool>,
-}
-
-impl<K> Stripe<K> {
-    /// Gives its keys for a round, in exchange for an empty list.
-    pub(super) fn take(&mut self, keys: &mut Vec<K>, committer: &Committer<K>) {
-        // What a burst has taken is given back by the stripe that gets this list.
-        keys.shrink_to(FIRST_DEDUPE);
-        std::mem::swap(keys, &mut self.keys);
-        (self.last, self.dedupe_at) = (None, FIRST_DEDUPE);
-        committer.queued.fetch_sub(std::mem::take(&mut self.counted), Ordering::Relaxed);
-    }
-}
-
-/// So many stripes, with nothing in them.
-pub(super) fn empty<K>(stripes: usize) -> Box<[Aligned<K>]> {
-    let stripe = || {
-        let empty = Stripe {
-            keys: Vec::new(),
-            last: None,
-            dedupe_at: FIRST_DEDUPE,
-            counted: 0,
-            touched: false,
-            mixed: false,
-            joined: false,
-        };
-        Aligned {
-            begin: AtomicBool::new(false),
-            lock: ReentrantMutex::new(RefCell::new(empty)),
-            end: AtomicBool::new(false),
-        }
-    };
-    (0..stripes).map(|_| stripe()).collect()
 }
 
 impl<'a, K: Copy> Exclusive<'a, K> {

@@ -16,7 +16,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use super::{Committer, Ticket};
+use super::source::Ticket;
 
 /// Groups of ids, a power of two: half a megabyte.
 const SIGHTS: usize = 1 << 16;
@@ -52,6 +52,13 @@ impl Sights {
         (sight, before)
     }
 
+    /// Returns the round of the last change of this id or of all ids.
+    #[inline]
+    pub(super) fn last_change(&self, hash: u64) -> Ticket {
+        fence(Ordering::Acquire);
+        self.of(hash).load(Ordering::Acquire).max(self.all.load(Ordering::Acquire))
+    }
+
     pub(super) fn begin_all(&self) {
         self.all.store(CHANGING, Ordering::Relaxed);
         fence(Ordering::Release);
@@ -64,21 +71,5 @@ impl Sights {
     /// All that was changed so far is in this round at the latest.
     pub(super) fn raise_all(&self, round: Ticket) {
         self.all.fetch_max(round, Ordering::SeqCst);
-    }
-}
-
-impl<K: Copy + Ord> Committer<K> {
-    /// For a reader that has just read this id (by the hash that [`enter`](Committer::enter) gets):
-    /// the round that has to be synced before a power cut does not take what was read; 0 if that is
-    /// so already, or if the round has failed: then its changes are as safe as they can be. Without
-    /// `always` it says nothing. [`Ticket::MAX`]: a writer is changing it. Once no stripe has been
-    /// [busy](Committer::first_busy) since, [`Committer::ticket`] covers it.
-    #[inline]
-    pub fn sight(&self, hash: u64) -> Ticket {
-        fence(Ordering::Acquire);
-        let (of_id, of_all) =
-            (self.sights.of(hash).load(Ordering::Acquire), self.sights.all.load(Ordering::Acquire));
-        let round = of_id.max(of_all);
-        if round <= self.synced().max(self.failed()) { 0 } else { round }
     }
 }

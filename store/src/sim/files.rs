@@ -5,12 +5,8 @@ use std::io;
 use std::path::PathBuf;
 
 use super::SimDisk;
-use super::state::{Change, Inode, NameChange, State, apply, arrive, draw_fate};
+use super::state::{Change, Inode, NameChange, State, apply, arrive, dead, draw_fate};
 use crate::disk::{Disk, DiskFile};
-
-pub(super) fn dead() -> io::Error {
-    io::Error::other("the simulated machine is down")
-}
 
 fn eio() -> io::Error {
     io::Error::from_raw_os_error(5)

@@ -28,27 +28,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use files::dead;
-use state::{Inode, Meanwhile, Random, State};
-
-/// How often an operation goes wrong, each in 1/1024.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Faults {
-    /// A write takes only a part of the bytes.
-    pub short_write: u32,
-    /// A write is interrupted and takes nothing.
-    pub interrupted: u32,
-    /// A write fails with EIO; some of its bytes may have arrived.
-    pub write_error: u32,
-    /// A write, creation or size change fails with ENOSPC.
-    pub no_space: u32,
-    /// A sync of a file fails with EIO.
-    pub sync_error: u32,
-    /// A sync of the folder fails with EIO.
-    pub sync_dir_error: u32,
-    /// A read fails with EIO.
-    pub read_error: u32,
-}
+pub use state::Faults;
+use state::{Inode, Meanwhile, Random, State, dead};
 
 /// The simulated disk. Clones share it.
 #[derive(Clone, Debug)]

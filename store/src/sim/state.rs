@@ -1,11 +1,34 @@
-//! What a simulated disk holds, and what is left of it when the power goes.
+//! State of a simulated disk, and what a power cut leaves of it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::sync::Arc;
 
-use super::Faults;
-
 const SECTOR: usize = 512;
+
+/// How often an operation goes wrong, each in 1/1024.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    /// A write takes only a part of the bytes.
+    pub short_write: u32,
+    /// A write is interrupted and takes nothing.
+    pub interrupted: u32,
+    /// A write fails with EIO; some of its bytes may have arrived.
+    pub write_error: u32,
+    /// A write, creation or size change fails with ENOSPC.
+    pub no_space: u32,
+    /// A sync of a file fails with EIO.
+    pub sync_error: u32,
+    /// A sync of the folder fails with EIO.
+    pub sync_dir_error: u32,
+    /// A read fails with EIO.
+    pub read_error: u32,
+}
+
+/// Error of every operation after the crash.
+pub(super) fn dead() -> io::Error {
+    io::Error::other("the simulated machine is down")
+}
 
 /// What happens to unsynced bytes on a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use super::world::killed;
 use super::{PATIENCE, World, address, number_of};
-use crate::cluster::Nodes;
+use crate::cluster::growth::GrowthArgs;
 use crate::cluster::growth::{Wanted, grow};
 use crate::cluster::remote::Net;
 use node::client::connect::within;
@@ -94,6 +94,6 @@ pub(super) async fn operate(world: Rc<World>) {
 
 /// `tidemark cluster split`, or `move`.
 async fn give(net: Outside, from: usize, to: usize, is_move: bool) -> Result<String, String> {
-    let nodes = Nodes { from: address(from), to_node: address(to), plan: false, timeout: 20 };
+    let nodes = GrowthArgs { from: address(from), to_node: address(to), plan: false, timeout: 20 };
     grow(&net, &nodes, if is_move { Wanted::Shard } else { Wanted::Slots(None) }).await
 }

@@ -4,7 +4,8 @@
 //! Before the first such key of a row is read, none of its counters is here, so the order in which
 //! SCAN names keys does not matter. Takes some 20 bytes a divided row.
 
-use super::layout::{Item, Layout};
+use super::items::Item;
+use super::layout::Layout;
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 

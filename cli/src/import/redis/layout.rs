@@ -17,8 +17,8 @@
 //! set     key=liked:{id} space=liked count=post.like        their number is a counter, too
 //! ```
 
+use super::items::{Item, Read};
 use super::packed::{self, Checked, Format};
-use super::reader::Read;
 use crate::import::spaces::check_field;
 use counter::Field;
 use dataset::key_patterns::{Kind, Match, Pattern};
@@ -109,42 +109,6 @@ pub(crate) enum Ids {
     Between(u64, u64),
     /// All ids of the space: those that the key had are not known.
     Any,
-}
-
-/// What one key has for one id.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Item {
-    /// Counters by their positions in [`Layout::fields`].
-    Row(u64, Vec<(usize, i64)>),
-    /// A hash: the counters that it has, without a value for those that are rejected. The others of
-    /// [`Layout::fields`] are 0, if no other key has them.
-    Hash(u64, Vec<(usize, Option<i64>)>),
-    /// The key of a row of which nothing else has counters is gone.
-    Gone(u64),
-    /// No key at all has counters of the row.
-    Missing(u64),
-    /// All members that the id had are unset; those that it has now follow.
-    Unset(u64),
-    /// A flag.
-    Member(u64, Vec<u8>),
-}
-
-impl Item {
-    /// The id of a row.
-    pub(crate) fn row(&self) -> Option<u64> {
-        match *self {
-            Item::Row(id, _) | Item::Hash(id, _) | Item::Gone(id) | Item::Missing(id) => Some(id),
-            Item::Member(..) | Item::Unset(_) => None,
-        }
-    }
-
-    /// The id.
-    pub(crate) fn id(&self) -> u64 {
-        match *self {
-            Item::Member(id, _) | Item::Unset(id) => id,
-            Item::Row(id, _) | Item::Hash(id, _) | Item::Gone(id) | Item::Missing(id) => id,
-        }
-    }
 }
 
 impl Layout {

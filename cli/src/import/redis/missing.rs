@@ -5,8 +5,9 @@
 //! Members cannot be listed, as a filter does not know them. So of sets only those are found whose
 //! row is missing, too.
 
-use super::layout::{Container, Item, Layout};
-use super::reader::{Rate, Read, is_elsewhere};
+use super::items::{Item, Read};
+use super::layout::{Container, Layout};
+use super::reader::{Rate, is_elsewhere};
 use super::source::{Remote, Source};
 use crate::import::rows::{AllRows, Row};
 use node::client::connect::put_command;

@@ -1,7 +1,8 @@
 //! Reads the keys of the layouts from one Redis: all of them by SCAN, and those that are named.
 
 use super::follow::{Changed, check_setting};
-use super::layout::{Container, Item, Layout};
+use super::items::{Item, Read};
+use super::layout::{Container, Layout};
 use super::shapes::Shapes;
 use super::source::{Remote, Source, bytes};
 use node::client::connect::put_command;
@@ -15,31 +16,6 @@ use std::time::{Duration, Instant};
 const COUNT: &[u8] = b"1000";
 /// Bytes of a bitmap that are read at once.
 const BITS_BYTES: usize = 64 << 10;
-
-/// What was read of a key; of a large one in several parts.
-#[derive(Debug)]
-pub(crate) struct Read {
-    pub(crate) key: Vec<u8>,
-    pub(crate) layout: usize,
-    pub(crate) items: Vec<Item>,
-    /// Why it, or a part of it, is not read.
-    pub(crate) bad: Option<String>,
-    /// It is not there; what it had is not known.
-    pub(crate) is_lost: bool,
-    /// Names of fields that are no counters of the space.
-    pub(crate) foreign: Vec<Vec<u8>>,
-}
-
-impl Read {
-    pub(crate) fn of(key: Vec<u8>, layout: usize, items: Vec<Item>) -> Read {
-        Read { key, layout, items, bad: None, is_lost: false, foreign: Vec::new() }
-    }
-
-    /// Notes why a part of it is not read; the first reason is shown.
-    pub(crate) fn reject(&mut self, why: String) {
-        self.bad.get_or_insert(why);
-    }
-}
 
 /// Keys of a scan, and what of them is not copied.
 #[derive(Default)]

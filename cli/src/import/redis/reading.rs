@@ -1,9 +1,10 @@
 //! A thread that reads one source: all of its keys, and those that have changed.
 
 use super::follow::{Changed, Changes};
+use super::items::Read;
 use super::layout::{Ids, Layout};
 use super::missing::{Finder, Untold};
-use super::reader::{Rate, Read, Reader, Seen};
+use super::reader::{Rate, Reader, Seen};
 use super::source::Source;
 use super::state::Place;
 use crate::import::rows::{AllRows, Cursor, Row};

@@ -2,7 +2,7 @@
 //! `session:*`. A summary shows the most frequent shapes.
 
 use super::layout::shown;
-use crate::import::SHOWN;
+use crate::import::summary::SHOWN;
 use indicatif::HumanCount;
 use std::collections::HashMap;
 use std::fmt;

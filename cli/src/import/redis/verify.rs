@@ -5,9 +5,10 @@
 
 use super::divided::Divided;
 use super::follow::Changed;
-use super::layout::{Item, Layout, printable, shown};
+use super::items::{Item, Read};
+use super::layout::{Layout, printable, shown};
 use super::missing::{Finder, Missing, Untold};
-use super::reader::{Read, Reader};
+use super::reader::Reader;
 use super::source::{Remote, Source};
 use crate::import::rows::{AllRows, Cursor};
 use indicatif::ProgressBar;

@@ -1,10 +1,10 @@
 //! Turns what was read into commands, and hears what the server says of them.
 
 use super::divided::Divided;
-use super::layout::{Item, Layout, printable, shown};
-use super::reader::Read;
-use crate::import::SHOWN;
+use super::items::{Item, Read};
+use super::layout::{Layout, printable, shown};
 use crate::import::pipe::{Event, Pipe, Verb};
+use crate::import::summary::SHOWN;
 use indicatif::ProgressBar;
 use node::client::connect::put_command;
 use std::collections::{BTreeSet, VecDeque};

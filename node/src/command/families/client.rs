@@ -2,30 +2,7 @@
 
 use super::client_admin;
 use super::tracking;
-use crate::command::spec::{NO_KEYS, Spec, flag, help_row};
-
-pub(crate) const ALWAYS: u32 = flag::LOADING | flag::STALE | flag::NOSCRIPT;
-
-pub(crate) const fn spec(
-    name: &'static str,
-    arity: i32,
-    flags: u32,
-    since: &'static str,
-    usage: &'static str,
-    summary: &'static str,
-) -> Spec {
-    Spec {
-        name,
-        arity,
-        flags,
-        keys: NO_KEYS,
-        group: "connection",
-        since,
-        usage,
-        summary,
-        subcommands: &[],
-    }
-}
+use crate::command::spec::{ALWAYS, NO_KEYS, Spec, connection_row as spec, flag, help_row};
 
 #[rustfmt::skip]
 pub(crate) const TABLE: &[Spec] = &[

@@ -1,7 +1,6 @@
 //! The rows of `server/src/handlers/redis/client_admin.rs`.
 
-use super::client::{ALWAYS, spec};
-use crate::command::spec::{Spec, flag};
+use crate::command::spec::{ALWAYS, Spec, connection_row as spec, flag};
 
 pub(crate) const KILL: Spec = spec(
     "client|kill",

@@ -1,7 +1,6 @@
 //! The rows of `server/src/handlers/redis/tracking.rs`.
 
-use super::client::{ALWAYS, spec};
-use crate::command::spec::Spec;
+use crate::command::spec::{ALWAYS, Spec, connection_row as spec};
 
 #[rustfmt::skip]
 pub(crate) const TRACKING: Spec = spec("client|tracking", -3, ALWAYS, "6.0.0",

@@ -1,7 +1,6 @@
 //! CONFIG REWRITE: the lists of spaces, views and actions, as the data folder has them.
 
 use crate::config::{Action, Counter, Existence, Key, View};
-use crate::runtime::settings::put;
 use dataset::catalogue::is_same;
 use toml::{Table, Value};
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, TableLike};
@@ -144,6 +143,17 @@ pub(crate) fn write(
             _ => return Err(format!("'{list}' is no list")),
         }
     }
+    Ok(())
+}
+
+/// Sets a key of a table, and keeps the comment behind the old value.
+pub(super) fn put(table: &mut dyn TableLike, key: &str, value: &Value) -> Result<(), String> {
+    let mut value: toml_edit::Value =
+        value.to_string().parse().map_err(|e: toml_edit::TomlError| e.message().to_owned())?;
+    if let Some(old) = table.get(key).and_then(Item::as_value) {
+        *value.decor_mut() = old.decor().clone();
+    }
+    table.insert(key, Item::Value(value));
     Ok(())
 }
 

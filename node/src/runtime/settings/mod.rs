@@ -8,9 +8,11 @@
 
 mod lists;
 
+use lists::put;
+
 use crate::config::{Config, ConfigError, Key, SECTIONS};
 use crate::runtime::atomic_file;
-use crate::runtime::foreign_settings::{Idle, fixed, read_buffer_limits, why_fixed};
+use crate::runtime::foreign_settings::{IMMUTABLE, Idle, fixed, read_buffer_limits, why_fixed};
 use arc_swap::{ArcSwap, Guard};
 use dataset::options::words::parsed;
 use parking_lot::Mutex;
@@ -216,9 +218,6 @@ fn find(name: &str) -> Option<(&'static str, &'static Key)> {
         .or_else(|| alone.next().filter(|_| alone.next().is_none()))
 }
 
-/// Redis's words.
-pub(crate) const IMMUTABLE: &str = "can't set immutable config";
-
 /// CONFIG SET: all of the pairs take effect, or none. `apply`: see [`Settings::change`].
 pub fn set(
     settings: &Settings,
@@ -327,17 +326,6 @@ fn rewritten(text: &str, config: &Config) -> Result<String, String> {
     }
     lists::write(&mut file, &written, &values, &defaults)?;
     Ok(file.to_string())
-}
-
-/// Sets a key of a table. The comment behind the value that it had stays.
-fn put(table: &mut dyn toml_edit::TableLike, key: &str, value: &Value) -> Result<(), String> {
-    let mut value: toml_edit::Value =
-        value.to_string().parse().map_err(|e: toml_edit::TomlError| e.message().to_owned())?;
-    if let Some(old) = table.get(key).and_then(toml_edit::Item::as_value) {
-        *value.decor_mut() = old.decor().clone();
-    }
-    table.insert(key, toml_edit::Item::Value(value));
-    Ok(())
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ pub use table::Spaces;
 use crate::config::Config;
 use crate::runtime::clients::{BROADCAST, BROKEN_REDIRECT, Client, TRACKING};
 use dataset::engines::Engines;
-use dataset::engines::listener::{Listener, Told};
+use dataset::engines::{ChangeListener, Listener};
 use dataset::watch::Place;
 use parking_lot::{Mutex, RwLock};
 use prefixes::Prefixes;
@@ -44,7 +44,7 @@ use std::sync::atomic::{
 use std::sync::{Arc, Weak};
 use table::{Table, Taken};
 
-impl Told for Tracking {
+impl ChangeListener for Tracking {
     fn changed(&self, engines: &Engines, place: Place) {
         Tracking::changed(self, engines, place);
     }

@@ -6,7 +6,7 @@ use crate::handlers::help::help;
 use node::command::error::{Printable, refuse};
 use node::command::spec::Outcome;
 use node::roles::backup;
-use node::roles::backup::{Fate, Kept, Status};
+use node::roles::backup_state::{Fate, Kept, Status};
 
 pub(crate) const RUN: &[(&str, Handler)] = &[
     ("backup|help", help),

@@ -16,7 +16,7 @@ use node::command::spec::Outcome;
 use node::roles::node::Node;
 use node::roles::peer::confirm_topology;
 use node::roles::{Master, Order};
-use node::runtime::stall;
+use node::runtime::arrival;
 use resp::Args;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
@@ -242,7 +242,7 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
         return Err(refuse!("ERR Invalid election version"));
     }
     // From when it came: the controller counts from when it was sent.
-    let came = stall::came();
+    let came = arrival::came();
     call.answer_later(move |node, reply| {
         let config = node.config();
         let dir = &config.durability.dir;

@@ -11,7 +11,7 @@ use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
 use node::roles::node::Node;
 use node::roles::{Master, failover, peer};
-use node::runtime::apart::apart;
+use node::runtime::blocking_task::apart;
 use node::runtime::pause::{By, Paused};
 use std::io;
 use std::sync::Arc;

@@ -4,6 +4,7 @@ use super::*;
 use crate::roles::role::Epoch;
 use ::replication::Sending;
 use std::net::IpAddr;
+use std::time::Instant;
 
 fn order(replication: &Replication, config: &Config, master: Option<Master>) -> bool {
     replication.order(config, Order { master, ..Order::default() }, || ()).unwrap()

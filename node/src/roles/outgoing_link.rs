@@ -1,18 +1,17 @@
-//! A connection that has become a replica's: [`replication::Sender`] on its socket. Files are read
-//! on another thread, so that the worker's other clients do not wait for them; what was written a
-//! moment ago is at hand.
+//! Link to a replica: [`replication::Sender`] on the socket of its connection. Another thread reads
+//! files, so that the worker's other clients do not wait for them; recent writes are in memory.
 
 use crate::roles::failover::step_down;
+use crate::roles::link_io::read_available;
 use crate::roles::node::Node;
-use crate::roles::{more, now_ms};
-use crate::runtime::apart::apart;
+use crate::runtime::blocking_task::apart;
 use crate::runtime::clients::Client;
 use replication::{LinkError, LogSource, Sender, Timeouts};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
-use store::time::now;
+use store::time::{elapsed_ms, now};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::task::JoinHandle;
 
@@ -146,7 +145,7 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
         if sent == out.len() && fill {
             let mut buffer = std::mem::take(&mut out);
             buffer.clear();
-            let now = now_ms(started);
+            let now = elapsed_ms(started);
             out = step(node, &mut feed, move |feed, origin| {
                 feed.fill(&mut buffer, origin, now)?;
                 Ok(buffer)
@@ -163,12 +162,12 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
             biased;
             _ = ticks.tick() => {
                 fill = true;
-                let unread = more(&mut reader, &mut input).await.map_err(Ended::Io)?;
+                let unread = read_available(&mut reader, &mut input).await.map_err(Ended::Io)?;
                 if let Some(feed) = &mut feed {
                     // The replica may read nothing, and then it is never asked to be filled.
                     feed.tick(node.durability.shown());
                     if unread.is_none() {
-                        feed.hears(now_ms(started)).map_err(Ended::Link)?;
+                        feed.hears(elapsed_ms(started)).map_err(Ended::Link)?;
                     }
                 }
                 unread
@@ -209,7 +208,7 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
                 return Ok(());
             }
             heard = now();
-            let (bytes, now) = (input[..length].to_vec(), now_ms(started));
+            let (bytes, now) = (input[..length].to_vec(), elapsed_ms(started));
             step(node, &mut feed, move |feed, origin| feed.receive(&bytes, origin, now)).await?;
             fill = true;
         }

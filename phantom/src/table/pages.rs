@@ -1,13 +1,13 @@
-//! What the filters of a table hold, wherever they lie, with what came late: for the next rewrite.
+//! Pages of a table's filters plus its late pairs: input of the next rewrite.
 //!
-//! Late pairs go into the first filters of the chain that have room. Their hashes decide which of
-//! them goes into which filter, so that no page gets more than its part of them. The chain gets
-//! longer by as many filters as are needed, and none of it stays empty before one that is not.
+//! Late pairs go into the first filters of the chain that have room. Their hashes decide which pair
+//! goes into which filter, so that late pairs spread evenly over pages. The chain grows by as many
+//! filters as are needed; no filter stays empty before one that is not.
 
 use crate::filter::{PAGE_BYTES, page_has, page_of, page_set};
 use crate::hash::{Pair, mix};
-use crate::table::elsewhere::{Chain, ColdBackend, Lower, Part};
-use crate::table::{LINKS, Table};
+use crate::table::cold_table::{Chain, ColdBackend, Part};
+use crate::table::{LINKS, Lower, Table};
 use rolling::Unreadable;
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ impl Contents {
     /// order, each once.
     fn fresh(&self) -> Result<Vec<u128>, Unreadable> {
         let mut fresh = self.late.clone();
-        let Lower::Elsewhere(below, chain) = &*self.lower else { return Ok(fresh) };
+        let Lower::Disk(below, chain) = &*self.lower else { return Ok(fresh) };
         if chain.links() == 1 && fresh.len() as u64 <= self.room(0) {
             return Ok(fresh);
         }

@@ -1,0 +1,250 @@
+//! Options of `tidemark import`, and how they describe the lines of a file.
+
+use clap::{Args, ValueEnum};
+use node::client::connect::ConnectArgs;
+use std::path::PathBuf;
+
+/// Loads counters, flags or events from files or from a Redis into a server.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Examples:
+  tidemark import posts.csv                   rows: id,like,repost,comment,read
+                                              (the header names the fields)
+  tidemark import --space liked likes.csv     flags: id,member (a line per like)
+  tidemark import reposts.csv.gz              events: created_at,post_id,
+                                              origin_post_id,user_id
+  tidemark import posts.jsonl                 JSON lines: {\"id\": 17, \"like\": 5},
+                                              {\"id\": 17, \"member\": 7} or
+                                              {\"user\": 7, \"id\": 17}
+  zcat old.csv.gz | tidemark import -         from standard input
+  tidemark import --kind rows --fields like,read counts.csv
+                                              a file without a header
+  tidemark import --fields 'post_id>id,likes>like' posts.csv
+                                              two columns of many
+  export REDISCLI_AUTH=secret
+  tidemark import --host db1 --user loader --tls --cacert ca.pem posts.csv
+                                              with a login, encrypted
+  tidemark import --from redis://:secret@old:6379 --verify
+                                              all keys that fit a pattern of
+                                              a space, out of a Redis; then
+                                              compares both
+  tidemark import --from redis://old --follow its changes, too, until Ctrl-C
+  tidemark import --from redis://old --delete-missing
+                                              and deletes rows that it has no
+                                              more
+  tidemark import --from redis://old \\
+    --layout 'string key=like:{id} space=post fields=like' \\
+    --layout 'set key=likers:{id} space=liked'
+                                              other keys than the server's
+
+Layouts of --from; key= has {id}, fields= may rename (old>new):
+  hash    key=post:{id} space=post            a hash a row
+  string  key=like:{id} space=post fields=like
+                                              a key a counter
+  string  key=post:{id}:{field} space=post    the same, named by the key
+  string  key=c:{id} space=post fields=like,read pack=struct:<I4I4
+                                              packed by Lua's struct.pack, or
+                                              pack=msgpack: cmsgpack.pack
+  buckets key=likes:{id} space=post fields=like per=1000
+                                              hash = id / 1000,
+                                              field = id % 1000
+  buckets key=likes space=post fields=like    one hash, field = id
+  buckets key=b:{id} space=post fields=like field=user.{id}
+                                              fields are whole old keys
+  string  key=view:{id}:{shard} space=post fields=read sum=0..15
+                                              shards of a counter: their sum
+  set     key=liked:{id} space=liked          a set of members a post
+  bits    key=likers:{id} space=liked         a bitmap a post: bit = member
+                      ... count=post.like     and their number is a counter
+
+An import that was ended goes on where it was when the same command is given again.
+
+Bad lines are counted and the first few shown with their number and reason; the rest of the file \
+goes on, and the exit status is 1.
+With --strict the import stops at the first one. What was sent before stays: importing again is \
+harmless.
+
+Of a cluster name any node: each row goes to the master of its slot, over as many connections as \
+--connections says to each. Its nodes need the same spaces, and the same login.")]
+pub struct ImportArgs {
+    /// Files to load, plain or gzip; `-` is standard input.
+    #[arg(required_unless_present = "from", conflicts_with = "from")]
+    pub files: Vec<PathBuf>,
+    /// Where the server is, and the login.
+    #[command(flatten)]
+    pub connect: ConnectArgs,
+    /// Connections to use at a time.
+    #[arg(
+        long,
+        default_value_t = 4,
+        value_name = "N",
+        value_parser = clap::value_parser!(u16).range(1..=64)
+    )]
+    pub connections: u16,
+    /// What the lines are; by default the header and the space tell.
+    #[arg(long, value_enum)]
+    pub kind: Option<Kind>,
+    /// Rows: the counter space to set. Flags: the existence space.
+    #[arg(long, default_value = "post")]
+    pub space: String,
+    /// Rows: the columns to load, as old>new where the name of the field, or `id`, is another one;
+    /// the others are left. Without a header: the fields after the id, in order.
+    #[arg(long, value_delimiter = ',')]
+    pub fields: Vec<String>,
+    /// Events: the action that each one does.
+    #[arg(long, default_value = "repost")]
+    pub action: String,
+    /// Stop at the first bad line.
+    #[arg(long)]
+    pub strict: bool,
+    /// A Redis or Valkey to copy from, redis://user:password@host:port/db or rediss:// for TLS;
+    /// only the host is needed; several times for the masters of a cluster.
+    #[arg(long, value_name = "URL")]
+    pub from: Vec<String>,
+    /// TLS of --from: the authorities that its certificate must be signed by (PEM).
+    #[arg(long, value_name = "FILE", requires = "from", conflicts_with = "files")]
+    pub from_cacert: Option<String>,
+    /// How keys of --from hold what (see below); several times. Without it: as the key patterns of
+    /// the server's spaces say.
+    #[arg(long, value_name = "LAYOUT", requires = "from", conflicts_with = "files")]
+    pub layout: Vec<String>,
+    /// Read at most so many keys a second from --from.
+    #[arg(
+        long,
+        value_name = "KEYS",
+        requires = "from",
+        conflicts_with = "files",
+        value_parser = positive
+    )]
+    pub rate: Option<f64>,
+    /// Go on with the changes of --from, as its keyspace notifications tell them, until Ctrl-C.
+    #[arg(long, requires = "from", conflicts_with = "files")]
+    pub follow: bool,
+    /// End --follow when nothing has changed for so many seconds.
+    #[arg(long, value_name = "SECONDS", requires = "follow")]
+    pub until_idle: Option<u64>,
+    /// Compare everything when the copy is complete; the exit status is 1 if something differs.
+    #[arg(long, requires = "from", conflicts_with = "files")]
+    pub verify: bool,
+    /// Compare, and copy nothing.
+    #[arg(long, requires = "from", conflicts_with_all = ["follow", "files"])]
+    pub only_verify: bool,
+    /// Delete what is here and not there: rows of which --from has no key any more and, with
+    /// --follow, members that are removed from its sets (all members of such a set are unset and
+    /// set anew). Without it such rows are only found by --verify.
+    #[arg(long, requires = "from", conflicts_with_all = ["only_verify", "files"])]
+    pub delete_missing: bool,
+    /// With --delete-missing: go on though a source has lost its keys: all, or nine of ten since an
+    /// earlier scan of this command.
+    #[arg(long, requires = "delete_missing", conflicts_with = "files")]
+    pub allow_loss: bool,
+    /// Copy though the sources are not all masters of their cluster.
+    #[arg(long, requires = "from", conflicts_with = "files")]
+    pub allow_part: bool,
+    /// Unset all members of each set before those that it has are set, so that members which were
+    /// removed while no import ran are unset, too. Takes 32 to 64 bytes per set (max_forgotten).
+    #[arg(long, requires = "from", conflicts_with_all = ["only_verify", "files"])]
+    pub renew_sets: bool,
+    /// Rows that only the server has are no difference to --verify.
+    #[arg(long, requires = "from", conflicts_with = "files")]
+    pub allow_extra: bool,
+    /// Write all keys with rejected values, and all differences, into this file.
+    #[arg(long, value_name = "FILE", requires = "from", conflicts_with = "files")]
+    pub report: Option<PathBuf>,
+    /// Where it is noted how far the copy has come.
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = STATE,
+        requires = "from",
+        conflicts_with = "files"
+    )]
+    pub state: PathBuf,
+    /// How many seconds to try again when either side is gone.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = RETRY_S,
+        requires = "from",
+        conflicts_with = "files"
+    )]
+    pub retry: u64,
+}
+
+/// The default of `--state`.
+const STATE: &str = "tidemark-import.state";
+/// The default of `--retry`.
+const RETRY_S: u64 = 60;
+
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| *number > 0.0 && number.is_finite());
+    number.ok_or_else(|| "it must be a number above 0".to_owned())
+}
+
+impl Default for ImportArgs {
+    fn default() -> Self {
+        ImportArgs {
+            files: Vec::new(),
+            connect: ConnectArgs::default(),
+            connections: 4,
+            kind: None,
+            space: "post".to_owned(),
+            fields: Vec::new(),
+            action: "repost".to_owned(),
+            strict: false,
+            from: Vec::new(),
+            from_cacert: None,
+            layout: Vec::new(),
+            rate: None,
+            follow: false,
+            until_idle: None,
+            verify: false,
+            only_verify: false,
+            delete_missing: false,
+            allow_loss: false,
+            allow_part: false,
+            renew_sets: false,
+            allow_extra: false,
+            report: None,
+            state: STATE.into(),
+            retry: RETRY_S,
+        }
+    }
+}
+
+/// What a file's lines are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// `id,field,field,...`: the counters of one id.
+    Rows,
+    /// `id,member`: one flag of one id.
+    Flags,
+    /// `created_at,post_id,origin_post_id,user_id`: one user reposts one post.
+    Events,
+}
+
+/// Meaning of the lines of a file.
+pub(super) enum Shape {
+    Rows {
+        fields: Vec<String>,
+        /// Indexes of the columns of the id and of the fields.
+        places: Vec<usize>,
+        /// Number of columns of a line.
+        width: usize,
+    },
+    Flags,
+    Events,
+}
+
+impl Shape {
+    /// Lines of the id and these fields, in this order.
+    pub(super) fn rows(fields: Vec<String>) -> Shape {
+        let width = fields.len() + 1;
+        Shape::Rows { fields, places: (0..width).collect(), width }
+    }
+}
+
+/// Splits `old>new`. A name without `>` is both.
+pub(super) fn renamed(name: &str) -> (&str, &str) {
+    name.split_once('>').unwrap_or((name, name))
+}

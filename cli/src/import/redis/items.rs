@@ -1,0 +1,62 @@
+//! Content of a source's key: rows, counters and flags of ids.
+
+/// Content of a key for one id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Item {
+    /// Counters, by their positions in `Layout::fields`.
+    Row(u64, Vec<(usize, i64)>),
+    /// Counters of a hash, without a value where it was rejected. The other ones of `Layout::fields`
+    /// are 0 unless another key has them.
+    Hash(u64, Vec<(usize, Option<i64>)>),
+    /// The only key of a row is gone.
+    Gone(u64),
+    /// No key has counters of the row.
+    Missing(u64),
+    /// Unset all members of the id. Its present members follow.
+    Unset(u64),
+    /// A flag.
+    Member(u64, Vec<u8>),
+}
+
+impl Item {
+    /// Returns the id, if this is a row.
+    pub(crate) fn row(&self) -> Option<u64> {
+        match *self {
+            Item::Row(id, _) | Item::Hash(id, _) | Item::Gone(id) | Item::Missing(id) => Some(id),
+            Item::Member(..) | Item::Unset(_) => None,
+        }
+    }
+
+    /// Returns the id.
+    pub(crate) fn id(&self) -> u64 {
+        match *self {
+            Item::Member(id, _) | Item::Unset(id) => id,
+            Item::Row(id, _) | Item::Hash(id, _) | Item::Gone(id) | Item::Missing(id) => id,
+        }
+    }
+}
+
+/// Items of a key. A large key is read in several parts.
+#[derive(Debug)]
+pub(crate) struct Read {
+    pub(crate) key: Vec<u8>,
+    pub(crate) layout: usize,
+    pub(crate) items: Vec<Item>,
+    /// First reason why a part of the key was rejected.
+    pub(crate) bad: Option<String>,
+    /// Whether the key is gone and its former items are unknown.
+    pub(crate) is_lost: bool,
+    /// Names of fields that are not counters of the space.
+    pub(crate) foreign: Vec<Vec<u8>>,
+}
+
+impl Read {
+    pub(crate) fn of(key: Vec<u8>, layout: usize, items: Vec<Item>) -> Read {
+        Read { key, layout, items, bad: None, is_lost: false, foreign: Vec::new() }
+    }
+
+    /// Rejects a part of the key. Keeps the first reason.
+    pub(crate) fn reject(&mut self, why: String) {
+        self.bad.get_or_insert(why);
+    }
+}

@@ -1,0 +1,85 @@
+//! Result of an import: counts of what was loaded, or the error that ended it.
+
+use std::io;
+
+/// Number of bad lines that are printed. Further ones are only counted.
+pub(super) const SHOWN: usize = 5;
+
+/// Counts of a finished import.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Lines read, without headers and empty lines.
+    pub lines: u64,
+    /// Rows set.
+    pub rows: u64,
+    /// Flags sent.
+    pub flags: u64,
+    /// Events sent as actions.
+    pub events: u64,
+    /// Flags and events that changed something.
+    pub changed: u64,
+    /// Flags and events that were set before.
+    pub repeated: u64,
+    /// Flags and events of posts below the horizon, of which the server knows nothing.
+    pub unknown: u64,
+    /// Events without an origin, which are skipped.
+    pub originals: u64,
+    /// Rows whose counters are all null, which are skipped.
+    pub without_counters: u64,
+    /// Lines that are malformed, or that the server refused.
+    pub bad: u64,
+}
+
+/// Why an import ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// A file could not be read.
+    #[error(
+        "{path}: {source} (after line {line}; what was sent until there is loaded, and importing \
+         again is harmless)"
+    )]
+    File {
+        /// Path of the file.
+        path: String,
+        /// Last complete line.
+        line: u64,
+        /// Cause.
+        source: io::Error,
+    },
+    /// The server is unreachable, or refuses the login.
+    #[error("cannot import into {address}: {source}")]
+    Connect {
+        /// Address of the server.
+        address: String,
+        /// Cause.
+        source: io::Error,
+    },
+    /// The connection is lost, or the server refuses every command.
+    #[error(
+        "{address}: {reason} ({path}: the lines up to {acknowledged} were acknowledged; importing \
+         again is harmless)"
+    )]
+    Server {
+        /// Address of the server.
+        address: String,
+        /// Path of the file that was read.
+        path: String,
+        /// Last line up to which all were acknowledged.
+        acknowledged: u64,
+        /// Cause.
+        reason: String,
+    },
+    /// `--strict`, and a line was bad.
+    #[error("{path}, line {line}: {reason}")]
+    Strict {
+        /// Path of the file.
+        path: String,
+        /// Number of the line, from 1.
+        line: u64,
+        /// Reason.
+        reason: String,
+    },
+    /// The kind of the lines is unknown, or the server lacks a space or action that they need.
+    #[error("{0}")]
+    Kind(String),
+}

@@ -1,0 +1,106 @@
+//! The page file of one table's filters.
+//!
+//! A lookup reads one page per filter of the table's chain, until one has the pair; usually there is
+//! one filter. Pages are hardly ever read twice, so the cache holds answers: this pair, in this file,
+//! yes or no.
+
+use crate::cold::cache::{ColdCache, Key, Read, Row, Values};
+use phantom::{Chain, Note, Pair};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+use store::{BLOCK_BYTES, FileEntry, PageFile, Store};
+
+/// The pages of one table's filters.
+pub struct PairFile {
+    pub(super) file: PageFile,
+    chain: Arc<Chain>,
+    pub(super) shared: Arc<ColdCache>,
+    /// Reference to itself, for reads that outlive the borrow.
+    pub(super) this: Weak<PairFile>,
+}
+
+impl PairFile {
+    /// Opens a file that the manifest names or will name.
+    pub(crate) fn open(
+        store: &Store,
+        entry: &FileEntry,
+        options: &phantom::Options,
+        shared: &Arc<ColdCache>,
+    ) -> store::Result<(Arc<PairFile>, Note)> {
+        let (file, bytes) = store.open_pages(entry)?;
+        let corrupt =
+            |what: String| store::Error::Corrupt { path: store.path(&entry.name), offset: 0, what };
+        let note = Note::decode(options, &bytes).map_err(|e| corrupt(e.to_string()))?;
+        let chain = note.chain().clone();
+        if note.range() != (entry.tag.low, entry.tag.high) || chain.pages() as u64 != file.pages() {
+            return Err(corrupt("its note is that of another table".to_owned()));
+        }
+        let file = Arc::new_cyclic(|this| PairFile {
+            file,
+            chain,
+            shared: shared.clone(),
+            this: this.clone(),
+        });
+        Ok((file, note))
+    }
+
+    /// Entry of the file in the manifest.
+    pub fn entry(&self) -> &FileEntry {
+        self.file.entry()
+    }
+
+    /// Log offset up to which the file has all changes of its pairs; 0 if unknown.
+    pub(crate) fn covered(&self) -> u64 {
+        self.entry().tag.stamp
+    }
+
+    pub(crate) fn file(&self) -> &PageFile {
+        &self.file
+    }
+
+    /// Memory in bytes.
+    pub fn memory_bytes(&self) -> usize {
+        self.file.memory_bytes() + size_of::<PairFile>()
+    }
+
+    /// Number of pairs, revoked ones included.
+    pub fn pairs(&self) -> u64 {
+        self.chain.pairs()
+    }
+
+    pub(crate) fn key(&self, pair: &Pair) -> Key {
+        (self.file.identity(), pair.hash())
+    }
+
+    /// Reads the pages of a pair until one has it.
+    pub(crate) fn look(&self, pair: &Pair) -> store::Result<Row> {
+        let mut page = [0; BLOCK_BYTES];
+        for (filter, number) in self.chain.places(pair).enumerate() {
+            let started = Instant::now();
+            self.file.read(number as u64, &mut page)?;
+            self.shared.figures.note_read(started.elapsed());
+            if self.chain.has(filter, pair, &page) {
+                return Ok(Some(Values::new()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reads a pair and caches the answer. Logs a failure.
+    pub(crate) fn read(&self, pair: &Pair) -> Read {
+        self.cached(pair, self.look(pair))
+    }
+
+    fn cached(&self, pair: &Pair, answer: store::Result<Row>) -> Read {
+        match answer {
+            Ok(row) => {
+                self.shared.cache.insert(self.key(pair), row.clone());
+                Ok(row)
+            }
+            Err(error) => {
+                self.shared.note_failure(&error);
+                Err(error.to_string().into())
+            }
+        }
+    }
+}

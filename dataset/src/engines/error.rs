@@ -1,0 +1,119 @@
+//! Why the engines refuse a write, a schema change or a configuration.
+
+use crate::key_patterns::PatternError;
+use rolling::Unreadable;
+
+/// Why a write was refused. It has changed nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// Error of the counter engine.
+    #[error(transparent)]
+    Counter(#[from] counter::Error),
+    /// Error of the existence engine.
+    #[error(transparent)]
+    Phantom(#[from] phantom::Error),
+    /// The write depends on a row or pair on disk that cannot be read.
+    #[error(transparent)]
+    Unreadable(#[from] Unreadable),
+    /// The token was used with other fields, deltas or bounds.
+    #[error("token was used with another increment")]
+    OtherIncrement,
+    /// Tokens are off.
+    #[error("no tokens are kept here: tokens.max_tokens is 0")]
+    NoTokens,
+    /// The ledger's memory is full, and its disk takes no pairs.
+    #[error(
+        "the ledger of '{0}' has no room in memory for more pairs until its disk takes some again"
+    )]
+    LedgerFull(String),
+    /// The member is too long for a ledger.
+    #[error(
+        "a member has at most {max} bytes in a space with a ledger",
+        max = ledger::MAX_MEMBER_BYTES
+    )]
+    MemberTooLong,
+    /// The action moves counters of its member, which is not an id.
+    #[error("the action moves counters of its member, which must be an id: a decimal number")]
+    MemberIsNoId,
+}
+
+impl WriteError {
+    /// Whether the space needs more memory than its share.
+    pub(crate) fn is_want_of_memory(&self) -> bool {
+        matches!(
+            self,
+            WriteError::Counter(
+                counter::Error::Full { .. } | counter::Error::TooManyOutliers { .. }
+            ) | WriteError::Phantom(phantom::Error::Full)
+        )
+    }
+}
+
+/// Why a schema change was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum AlterError {
+    /// Error of the counter engine: no such field, too many fields, and so on.
+    #[error(transparent)]
+    Counter(#[from] counter::Error),
+    /// The field has the name of an option of CNT.INCRBY.
+    #[error("a field must not be called '{0}': CNT.INCRBY has an option of that name")]
+    Reserved(String),
+    /// A view or an action needs the field.
+    #[error("the {what} '{name}' names the field '{field}'")]
+    InUse {
+        /// "view" or "action".
+        what: &'static str,
+        /// Its name.
+        name: String,
+        /// The field.
+        field: String,
+    },
+    /// The space was dropped during the change.
+    #[error("the space is no more")]
+    Gone,
+}
+
+/// Why a configuration or catalogue was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// A counter space's options were refused.
+    #[error("counter space '{name}': {source}")]
+    Counter {
+        /// The space.
+        name: String,
+        /// Error of the engine.
+        source: counter::Error,
+    },
+    /// An existence space's options were refused.
+    #[error("existence space '{name}': {source}")]
+    Existence {
+        /// The space.
+        name: String,
+        /// Error of the engine.
+        source: phantom::Error,
+    },
+    /// A key pattern was refused.
+    #[error(transparent)]
+    Pattern(#[from] PatternError),
+    /// A view or an action names something that does not exist.
+    #[error("{what} '{name}': there is no {missing}")]
+    Missing {
+        /// "view" or "action".
+        what: &'static str,
+        /// Its name.
+        name: String,
+        /// Name that does not exist.
+        missing: String,
+    },
+    /// A field's name is also the name of an option.
+    #[error(
+        "counter space '{space}': a field must not be called '{field}': CNT.INCRBY has an option \
+         of that name"
+    )]
+    Reserved {
+        /// The space.
+        space: String,
+        /// The field.
+        field: String,
+    },
+}

@@ -1,0 +1,307 @@
+//! The spaces of a data set: an engine with its name, its options and its part on disk.
+
+use crate::cold;
+use crate::cold::cold_filters::{ColdPairs, is_crowded};
+use crate::cold::fetch::Fetching;
+use crate::cold::files::ColdSpace;
+use crate::cold::ledger::PairLedger;
+use crate::cold::overlay::{changed_rows, overlay_bytes};
+use crate::log_records::{EXACT_PAIR_BYTES, PAIR_BYTES};
+use crate::options;
+use crate::options::{BelowHorizon, Expire};
+use phantom::{Answer, Member};
+use rolling::{Unreadable, UnreadableIds};
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// Seconds over which the rate of new pairs is averaged.
+const RATE_WINDOW_S: f64 = 60.0;
+
+/// Options of CNT.INCRBY. A field must not have one of these names.
+const RESERVED: [&str; 5] = ["min", "max", "sat", "fail", "token"];
+
+/// Indexes of the spaces in which an id means the same thing.
+#[derive(Clone, Default)]
+pub(super) struct RelatedSpaces {
+    pub(super) counters: Vec<usize>,
+    pub(super) existences: Vec<usize>,
+}
+
+/// A counter space: the engine, its name and number, and its rows on disk.
+#[derive(Clone)]
+pub struct CounterSpace {
+    pub(super) number: u32,
+    /// Place in SCAN's order. No two present spaces share one.
+    pub(super) slot: u8,
+    /// Declared options. The schema has the present fields.
+    pub(super) made: Arc<options::Counter>,
+    pub(super) space: Arc<counter::Space>,
+    /// Spaces in which an id means the same thing.
+    pub(super) related: RelatedSpaces,
+    pub(super) cold: Arc<ColdSpace>,
+    /// Whether GET returns its rows as one text.
+    pub text_rows: bool,
+    /// How it treats an expiry that a command requests.
+    pub expire: Expire,
+}
+
+impl CounterSpace {
+    /// Number in the catalogue and in log records.
+    #[inline]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Name of the space.
+    pub fn name(&self) -> &str {
+        &self.made.name
+    }
+
+    /// Place in an order of the counter spaces that does not change while others come and go.
+    pub fn slot(&self) -> u8 {
+        self.slot
+    }
+
+    /// Declared options, except for the fields: the schema has those.
+    pub fn declared(&self) -> &options::Counter {
+        &self.made
+    }
+
+    /// Whether old tables move to disk when memory runs short.
+    pub fn spills(&self) -> bool {
+        self.made.spill
+    }
+
+    /// Number of rows in memory and on disk. In the ID range of a cold file, new rows are counted as
+    /// changed ones until the next merge tells them apart. Other ranges are exact.
+    pub fn all_rows(&self) -> u64 {
+        let changed = self.changed_rows();
+        (self.space.rows() + self.cold.rows()).saturating_sub(changed + self.space.tombstones().0)
+    }
+
+    /// Bytes of the tables that hold changed cold rows. A merge frees them.
+    pub fn overlay_bytes(&self) -> u64 {
+        overlay_bytes(&self.space, self.cold())
+    }
+
+    /// Approximate number of rows changed since they went to disk.
+    pub fn changed_rows(&self) -> u64 {
+        changed_rows(&self.space, &self.cold)
+    }
+
+    /// Position of the first field.
+    pub(crate) fn first(&self) -> Option<usize> {
+        self.schema().living().next().map(|(position, _)| position)
+    }
+
+    /// Whether a row has only one counter.
+    pub(crate) fn has_one_field(&self) -> bool {
+        self.schema().living().nth(1).is_none()
+    }
+
+    /// Rows on disk.
+    #[inline]
+    pub fn cold(&self) -> &Arc<ColdSpace> {
+        &self.cold
+    }
+
+    /// Reads the cold rows among these concurrently, and pins them to this thread until its next
+    /// call. For code that uses the engines without a connection.
+    pub async fn fetch(&self, ids: &[u64]) {
+        cold::unpin();
+        let mut fetching = Fetching::default();
+        ids.iter().filter(|&&id| self.is_cold(id)).for_each(|&id| self.cold.ask(id, &mut fetching));
+        if !fetching.is_ready() {
+            cold::pin(self.cold.shared().fetch(fetching).await);
+        }
+    }
+}
+
+impl Deref for CounterSpace {
+    type Target = counter::Space;
+
+    #[inline]
+    fn deref(&self) -> &counter::Space {
+        &self.space
+    }
+}
+
+/// An existence space: the engine, its name and number, its tables on disk and its ledger.
+#[derive(Clone)]
+pub struct ExistenceSpace {
+    pub(super) number: u32,
+    /// Declared options.
+    pub(super) made: Arc<options::Existence>,
+    /// Whether it holds pairs of id and member; otherwise ids alone.
+    pub has_members: bool,
+    /// How it treats an expiry that a command requests.
+    pub expire: Expire,
+    pub(super) space: Arc<phantom::Space>,
+    pub(super) cold: Arc<ColdPairs>,
+    pub(super) ledger: Option<Arc<PairLedger>>,
+    pub(super) pace: Arc<PairRate>,
+}
+
+/// Rate of new pairs.
+#[derive(Default)]
+pub(super) struct PairRate {
+    /// First id and number of pairs of the newest table at the last measurement.
+    newest: parking_lot::Mutex<Option<(u64, u64)>>,
+    /// Pairs per second, as the bits of an f64.
+    rate: AtomicU64,
+}
+
+impl ExistenceSpace {
+    /// Whether an action on an id below the horizon moves its counters.
+    #[inline]
+    pub(crate) fn counts_below_horizon(&self) -> bool {
+        self.made.below_horizon == BelowHorizon::Count
+    }
+
+    /// Number in the catalogue and in log records.
+    #[inline]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Name of the space.
+    pub fn name(&self) -> &str {
+        &self.made.name
+    }
+
+    /// Declared options, with later changes.
+    pub fn declared(&self) -> &options::Existence {
+        &self.made
+    }
+
+    /// Whether writers must wait for a merge of late pairs.
+    pub(crate) fn is_crowded(&self) -> bool {
+        is_crowded(&self.space)
+    }
+
+    /// Tables on disk.
+    #[inline]
+    pub fn cold(&self) -> &ColdPairs {
+        &self.cold
+    }
+
+    /// Ledger, if the space is exact.
+    #[inline]
+    pub fn ledger(&self) -> Option<&Arc<PairLedger>> {
+        self.ledger.as_ref()
+    }
+
+    /// Whether a pair that the filters report as set is set. The ledger decides, if there is one.
+    #[inline]
+    pub(crate) fn is_true(&self, id: u64, member: &Member<'_>) -> Result<bool, Unreadable> {
+        self.ledger.as_ref().map_or(Ok(true), |ledger| ledger.contains(id, member))
+    }
+
+    /// As `is_true`, for one pair of many: appends an error to `failed` and returns false.
+    pub(crate) fn is_true_of(
+        &self,
+        id: u64,
+        member: &Member<'_>,
+        failed: &mut Vec<Unreadable>,
+    ) -> bool {
+        self.is_true(id, member).unwrap_or_else(|error| {
+            failed.push(error);
+            false
+        })
+    }
+
+    /// Whether a pair is set. Exact with a ledger.
+    pub fn contains_exactly(&self, id: u64, member: &Member<'_>) -> Result<Answer, Unreadable> {
+        match self.space.contains(id, member)? {
+            Answer::Yes if !self.is_true(id, member)? => Ok(Answer::No),
+            answer => Ok(answer),
+        }
+    }
+
+    /// Corrects the filters' answers by the ledger. An id that cannot be read is in the error, and
+    /// its answer is no.
+    pub fn verify(
+        &self,
+        member: &Member<'_>,
+        ids: &[u64],
+        answers: &mut [Answer],
+    ) -> Result<(), UnreadableIds> {
+        let mut failed = Vec::new();
+        let yes = ids.iter().zip(answers).filter(|(_, answer)| **answer == Answer::Yes);
+        for (&id, answer) in yes {
+            if !self.is_true_of(id, member, &mut failed) {
+                *answer = Answer::No;
+            }
+        }
+        UnreadableIds::check(failed)
+    }
+
+    /// Adds to `fetching` the reads that decide whether a pair is set: of filters and, if `exact` (as
+    /// for a write), of the ledger. Adds nothing if the answer is in memory, cached or pinned.
+    pub fn ask(&self, (id, member): (u64, &Member<'_>), exact: bool, fetching: &mut Fetching) {
+        let waits = self.cold.ask(&self.space, (id, member), fetching);
+        // The caller asks again once the filter's page has been read.
+        if exact
+            && !waits
+            && let Some(ledger) = &self.ledger
+            && matches!(self.space.contains(id, member), Ok(Answer::Yes))
+        {
+            ledger.lookup(id, member).into_iter().for_each(|lookup| fetching.want_lookup(lookup));
+        }
+    }
+
+    /// Largest size of a pair in the log, in bytes.
+    pub fn log_bytes_of_pair(&self) -> usize {
+        if self.ledger.is_some() { EXACT_PAIR_BYTES } else { PAIR_BYTES }
+    }
+
+    /// New pairs per second in the newest table: the mean of about the last minute.
+    pub fn pairs_per_s(&self) -> f64 {
+        f64::from_bits(self.pace.rate.load(Relaxed))
+    }
+
+    /// Seconds until the oldest table is recycled at the present rate. `None` if no pairs come or
+    /// nothing is recycled.
+    pub fn recycled_in_s(&self) -> Option<f64> {
+        let rate = self.pairs_per_s();
+        (rate > 1e-6 && !self.space.spills())
+            .then(|| self.space.pairs_until_recycled() as f64 / rate)
+    }
+
+    /// Updates the rate. Called by one thread, about once a second.
+    pub(super) fn measure(&self, elapsed: Duration) {
+        let tables = self.space.tables();
+        let Some(newest) = tables.last() else { return };
+        let before = self.pace.newest.lock().replace((newest.low, newest.pairs));
+        let Some((low, pairs)) = before else { return };
+        let since = tables.iter().filter(|table| table.low >= low);
+        let since = since.map(|table| table.pairs).sum::<u64>();
+        // The table was emptied or recycled since: skips this measurement.
+        let Some(come) = since.checked_sub(pairs) else { return };
+        let now = come as f64 / elapsed.as_secs_f64().max(1e-3);
+        let before = self.pairs_per_s();
+        let weight =
+            if before == 0.0 { 1.0 } else { 1.0 - (-elapsed.as_secs_f64() / RATE_WINDOW_S).exp() };
+        self.pace.rate.store((before + (now - before) * weight).to_bits(), Relaxed);
+    }
+}
+
+impl Deref for ExistenceSpace {
+    type Target = phantom::Space;
+
+    #[inline]
+    fn deref(&self) -> &phantom::Space {
+        &self.space
+    }
+}
+
+/// Member of all pairs in spaces without members. Clients can name it by an empty argument only, so it
+/// is no viewer's number.
+pub const NO_MEMBER: Member<'static> = Member::Bytes(b"");
+
+/// Whether a field must not have this name.
+pub(crate) fn is_reserved(field: &str) -> bool {
+    RESERVED.contains(&field.to_ascii_lowercase().as_str())
+}

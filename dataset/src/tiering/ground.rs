@@ -1,0 +1,208 @@
+//! What all kinds of spills share: the files and the log that they write to ([`Ground`]), when a
+//! space needs a spill, and how a failure is reported.
+
+use crate::cold::Cold;
+use crate::cold::damage::place_of;
+use crate::commit::Durability;
+use crate::engines::{CounterSpace, ExistenceSpace};
+use crate::live::Live;
+use crate::log_records::RecordKind;
+use parking_lot::MutexGuard;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use store::{ColdFile, FileEntry, Store};
+
+/// Part of the free margin of a space at which its spill stops pausing. Writers wait at half of it.
+const URGENT: u64 = 2;
+
+/// Error of a spill that would exceed the limit of all cold files.
+pub(crate) fn no_room(store: &Store) -> store::Error {
+    let source =
+        std::io::Error::new(std::io::ErrorKind::QuotaExceeded, "spill.max_bytes is reached");
+    store::Error::Full { path: store.path(""), doing: "writing a cold file to", source }
+}
+
+/// Result of a spill.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Spilled {
+    /// Rows in the new files.
+    pub(crate) rows: u64,
+    /// Rows or pairs that left memory.
+    pub left: u64,
+    /// Bytes of the new files.
+    pub(crate) bytes: u64,
+}
+
+/// Files, log and limits of a spill.
+#[derive(Clone, Copy)]
+pub struct Ground<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) durability: &'a Durability,
+    /// Limit of all cold files in bytes; 0: the size of the disk.
+    pub(crate) most_bytes: u64,
+    pub(crate) log: SpillLog<'a>,
+}
+
+/// Log that has the changes which a spill writes to files.
+#[derive(Clone, Copy)]
+pub(crate) enum SpillLog<'a> {
+    /// Log of a served data set, written by the commit thread.
+    Served(Live<'a>),
+    /// Log that recovery has replayed up to this offset.
+    Replayed(u64),
+    /// Log of a test. The function syncs it and returns its end.
+    #[cfg(test)]
+    Stepped(&'a dyn Fn() -> store::Result<u64>),
+}
+
+impl<'a> Ground<'a> {
+    pub(super) fn of(live: &Live<'a>) -> Ground<'a> {
+        Ground {
+            store: live.store,
+            durability: live.durability,
+            most_bytes: live.max_cold_bytes,
+            log: SpillLog::Served(*live),
+        }
+    }
+
+    pub(super) fn live(&self) -> Option<Live<'a>> {
+        match self.log {
+            SpillLog::Served(live) => Some(live),
+            _ => None,
+        }
+    }
+
+    /// Whether a stop, or a space that is short of memory, waits for the spill.
+    pub(crate) fn hurries(&self) -> bool {
+        self.live().is_some_and(|live| {
+            is_waited_for(&live, |space| is_short(space, space.memory_limit_bytes()))
+        })
+    }
+
+    /// Whether the spill must not pause: others wait, or writers soon will. Always true in
+    /// recovery.
+    pub(crate) fn is_urgent(&self) -> bool {
+        let is_nearly_full = |space: &CounterSpace| {
+            let limit = space.memory_limit_bytes();
+            space.spills() && space.memory_bytes() > limit - space.spare(limit) / URGENT
+        };
+        self.live()
+            .is_none_or(|live| live.snapshots.is_awaited() || is_waited_for(&live, is_nearly_full))
+    }
+
+    /// Syncs the log up to every change that a new file may contain, and returns its durable end for
+    /// the manifest: a log that ends earlier has lost changes that the file has. Returns 0 in
+    /// recovery, whose log is durable.
+    pub(crate) fn flush(&self) -> store::Result<u64> {
+        match self.log {
+            SpillLog::Served(_) => {
+                self.durability.flush()?;
+                Ok(self.durability.positions().1.offset)
+            }
+            SpillLog::Replayed(_) => Ok(0),
+            #[cfg(test)]
+            SpillLog::Stepped(sync) => sync(),
+        }
+    }
+
+    /// Syncs the log, then returns the offset up to which all changes are synced and in memory.
+    pub(super) fn settle(&self) -> store::Result<u64> {
+        match self.log {
+            SpillLog::Served(_) => {
+                self.durability.flush()?;
+                Ok(self.durability.certain().offset)
+            }
+            SpillLog::Replayed(applied) => Ok(applied),
+            #[cfg(test)]
+            SpillLog::Stepped(sync) => sync(),
+        }
+    }
+
+    /// Removes files below the horizon from the manifest, after the log has that horizon durably.
+    pub(super) fn take_out<'f>(
+        &self,
+        gone: impl Iterator<Item = &'f FileEntry>,
+    ) -> store::Result<()> {
+        let durable = self.flush()?;
+        let names: Vec<String> = gone.map(|file| file.name.clone()).collect();
+        self.store.replace_files(Vec::new(), &names, durable)
+    }
+
+    /// Bytes available to new files that replace `replaced` bytes. Fails if the disk has less than
+    /// `needed` bytes free.
+    pub(crate) fn room_for(&self, needed: u64, replaced: u64) -> store::Result<u64> {
+        if self.store.disk().free_bytes().is_ok_and(|free| free < needed) {
+            let source = std::io::Error::new(
+                std::io::ErrorKind::StorageFull,
+                format!("it may take {needed} bytes"),
+            );
+            return Err(store::Error::Full {
+                path: self.store.path(""),
+                doing: "beginning a cold file in",
+                source,
+            });
+        }
+        if self.most_bytes == 0 {
+            return Ok(u64::MAX);
+        }
+        let files = self.store.cold_files();
+        let spilled = files.iter().filter(|file| file.tag.kind != RecordKind::ExactPairs as u32);
+        let all = spilled.map(|file| file.bytes).sum::<u64>();
+        Ok((self.most_bytes + replaced).saturating_sub(all))
+    }
+}
+
+/// Deletes files that the manifest no longer names. A later snapshot deletes those that a replica
+/// still fetches.
+pub(super) fn discard(store: &Store, files: &[Arc<ColdFile>]) {
+    let unpinned = files.iter().filter(|file| !store.is_pinned(&file.entry().name));
+    unpinned.for_each(|file| file.retire(store.disk().clone()));
+}
+
+/// Keeps other threads from writing data files until the guard is dropped. Returns `None` if the
+/// space has been dropped.
+pub(super) fn alone_with<'a>(live: &Live<'a>, number: u32) -> Option<MutexGuard<'a, ()>> {
+    let alone = live.snapshots.interrupt();
+    live.current.now().has(number).then_some(alone)
+}
+
+/// Whether a counter space has used so much of its memory that it must spill.
+pub(super) fn is_short(space: &CounterSpace, limit: u64) -> bool {
+    let used = space.memory_bytes();
+    if !space.spills() || used <= limit / 2 {
+        return false;
+    }
+    used > limit - space.spare(limit)
+}
+
+/// Lowest id of the table to spill when memory is short. `None` if only the newest table is in
+/// memory; it stays.
+pub(super) fn to_spill(space: &ExistenceSpace) -> Option<u64> {
+    let oldest = || space.oldest_in_memory().map(|(low, _)| low);
+    if space.is_short() { oldest() } else { None }
+}
+
+/// Whether a stop waits for the spill, or a space does: a counter space if `is_short` says so.
+fn is_waited_for(live: &Live<'_>, is_short: impl Fn(&CounterSpace) -> bool) -> bool {
+    let engines = live.current.load();
+    let (counters, existences) = (engines.counters().iter(), engines.existences().iter());
+    (live.is_stopped)()
+        || counters.filter(|s| !s.cold().stuck.load(Relaxed)).any(is_short)
+        || existences
+            .filter(|s| !s.cold().stuck.load(Relaxed))
+            .any(|s| to_spill(s).is_some() || s.is_crowded())
+}
+
+/// Records the reason of a failed spill. Logs it unless the last attempt failed alike, as spills are
+/// retried for ever.
+pub(super) fn note_trouble(cold: &Cold, name: &str, error: &store::Error) {
+    cold.figures.failures.fetch_add(1, Relaxed);
+    if let Some((file, offset)) = place_of(error) {
+        cold.damaged.note(&file, offset);
+    }
+    let text = error.to_string();
+    let before = cold.trouble.lock().insert(name.to_owned(), text.clone());
+    if before.is_none_or(|before| store::gist(&before) != error.gist()) {
+        tracing::error!("space '{name}' cannot spill: {text}. {}", error.advice());
+    }
+}

@@ -1,0 +1,222 @@
+//! State of backups: the one that runs, the last one, and the log archive.
+
+use dataset::clock::unix_us;
+use parking_lot::{Condvar, Mutex};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use store::{Archive, Backup, Error};
+
+/// Time between two checks for due work.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Outcome of a backup.
+#[derive(Clone)]
+pub enum Fate {
+    /// Complete.
+    Made {
+        /// Its files and position.
+        backup: Arc<Backup>,
+        /// Bytes copied. The rest is shared by hard links.
+        copied: u64,
+    },
+    /// Stopped by BACKUP STOP or by a shutdown.
+    Stopped,
+    /// Failed with this error.
+    Failed(Arc<str>),
+}
+
+impl Fate {
+    /// Name in INFO and BACKUP STATUS.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Fate::Made { .. } => "ok",
+            Fate::Stopped => "stopped",
+            Fate::Failed(_) => "err",
+        }
+    }
+}
+
+/// The last backup.
+#[derive(Clone)]
+pub struct Ended {
+    /// Folder of the backup.
+    pub folder: PathBuf,
+    /// Outcome.
+    pub fate: Fate,
+    /// End, in seconds since 1970.
+    pub ended_s: u64,
+    /// Duration.
+    pub took: Duration,
+}
+
+/// State of the log archive.
+#[derive(Clone, Default)]
+pub enum Kept {
+    /// No archive.
+    #[default]
+    Off,
+    /// Has the log up to this offset.
+    UpTo(u64),
+    /// Cannot be written.
+    Failed(Arc<str>),
+}
+
+impl Kept {
+    /// Name in INFO and BACKUP STATUS.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Kept::Off => "off",
+            Kept::UpTo(_) => "ok",
+            Kept::Failed(_) => "err",
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Shared {
+    /// Folder of a backup that was requested and has not begun.
+    pub(super) wanted: Option<PathBuf>,
+    /// Folder and start of the backup that was requested or runs.
+    pub(super) running: Option<(PathBuf, Instant)>,
+    pub(super) last: Option<Ended>,
+    /// End of the last complete backup, in seconds since 1970; 0: none.
+    pub(super) made_s: u64,
+    pub(super) kept: Kept,
+}
+
+/// State shared by the backup thread and its callers.
+#[derive(Default)]
+pub struct Backups {
+    pub(super) shared: Mutex<Shared>,
+    /// State of the backup thread, and of the last step of a shutdown.
+    pub(super) keeper: Mutex<Keeper>,
+    pub(super) nudge: Condvar,
+    pub(super) stopped: AtomicBool,
+    pub(super) copied: AtomicU64,
+    pub(super) linked: AtomicU64,
+    pub(super) expected: AtomicU64,
+}
+
+/// State for BACKUP STATUS and INFO.
+pub struct Status {
+    /// Folder and start of the running backup.
+    pub running: Option<(PathBuf, Instant)>,
+    /// Bytes copied.
+    pub copied: u64,
+    /// Bytes shared by hard links.
+    pub linked: u64,
+    /// Total bytes, as far as known.
+    pub expected: u64,
+    /// Last finished backup.
+    pub last: Option<Ended>,
+    pub(crate) made_s: u64,
+    /// State of the log archive.
+    pub kept: Kept,
+}
+
+impl Backups {
+    /// Requests a backup into this folder. Returns false if another one runs.
+    pub fn begin(&self, folder: PathBuf) -> bool {
+        let mut shared = self.shared.lock();
+        if shared.running.is_some() {
+            return false;
+        }
+        for bytes in [&self.copied, &self.linked, &self.expected] {
+            bytes.store(0, Relaxed);
+        }
+        self.stopped.store(false, Relaxed);
+        shared.running = Some((folder.clone(), Instant::now()));
+        shared.wanted = Some(folder);
+        self.nudge.notify_one();
+        true
+    }
+
+    /// Stops the running backup. Returns false if there is none.
+    pub fn give_up(&self) -> bool {
+        let is_running = self.shared.lock().running.is_some();
+        self.stopped.store(is_running, Relaxed);
+        is_running
+    }
+
+    /// Returns the present state.
+    pub fn status(&self) -> Status {
+        let shared = self.shared.lock();
+        Status {
+            running: shared.running.clone(),
+            copied: self.copied.load(Relaxed),
+            linked: self.linked.load(Relaxed),
+            expected: self.expected.load(Relaxed),
+            last: shared.last.clone(),
+            made_s: shared.made_s,
+            kept: shared.kept.clone(),
+        }
+    }
+
+    /// Wakes the backup thread, for a shutdown.
+    pub fn wake(&self) {
+        drop(self.shared.lock());
+        self.nudge.notify_one();
+    }
+
+    /// Waits up to [`POLL_INTERVAL`] for a request or a shutdown.
+    pub(super) fn wait(&self, is_stopped: &dyn Fn() -> bool) -> Option<PathBuf> {
+        let mut shared = self.shared.lock();
+        if shared.wanted.is_none() && !is_stopped() {
+            self.nudge.wait_for(&mut shared, POLL_INTERVAL);
+        }
+        shared.wanted.take()
+    }
+
+    pub(super) fn ended(&self, folder: PathBuf, took: Duration, outcome: Result<Backup, Error>) {
+        let copied = self.copied.load(Relaxed);
+        let ended_s = unix_us() / 1_000_000;
+        let fate = match outcome {
+            Ok(backup) => {
+                tracing::info!(
+                    "backup {}: up to offset {}, {copied} of {} bytes copied in {:.1} s",
+                    folder.display(),
+                    backup.position.offset,
+                    backup.bytes(),
+                    took.as_secs_f64()
+                );
+                Fate::Made { backup: Arc::new(backup), copied }
+            }
+            Err(_) if self.stopped.load(Relaxed) => {
+                tracing::info!("backup {}: given up", folder.display());
+                Fate::Stopped
+            }
+            Err(error) => {
+                let why = format!("{error}. {}", error.advice_beside());
+                tracing::error!("backup {}: failed: {why}", folder.display());
+                Fate::Failed(why.into())
+            }
+        };
+        let mut shared = self.shared.lock();
+        if let Fate::Made { .. } = fate {
+            shared.made_s = ended_s;
+        }
+        shared.last = Some(Ended { folder, fate, ended_s, took });
+        shared.running = None;
+    }
+}
+
+/// Lock of a folder.
+pub(super) type Lock = Box<dyn Send + Sync>;
+
+/// State of the backup thread.
+#[derive(Default)]
+pub(super) struct Keeper {
+    /// Folder of all backups, locked for this process.
+    pub(super) root: Option<(PathBuf, Lock)>,
+    /// Log archive, and the generation of its node.
+    pub(super) archive: Option<(u64, Archive)>,
+    pub(super) followed: Option<Instant>,
+    /// Whether the folder's backups were listed.
+    pub(super) is_known: bool,
+    pub(super) trimmed: Option<Instant>,
+    /// End of the last scheduled backup, in milliseconds since 1970.
+    pub(super) last_auto_ms: Option<u64>,
+    pub(super) not_before: Option<Instant>,
+}

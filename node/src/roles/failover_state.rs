@@ -1,0 +1,98 @@
+//! State of a FAILOVER: its stage, and whether the replica was asked to take over.
+
+use parking_lot::Mutex;
+use std::sync::atomic::AtomicU64;
+use tokio::sync::Notify;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    Nothing,
+    /// Waits for a replica to catch up: the number of this attempt. An aborted attempt may still run.
+    Waiting(u64),
+    /// Hands over to a replica that has the log up to `offset`.
+    Handing {
+        offset: u64,
+        asked: Asked,
+    },
+    /// The replica is not asked any more. The role is not on disk yet.
+    Aborting,
+    /// No FAILOVER, but this node becomes a master. Writes wait until it is one.
+    Settling,
+}
+
+/// State of the request to take over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// Not sent, or refused.
+    No,
+    /// Sent and not answered yet.
+    Now,
+    /// Not answered, or sent by an earlier process.
+    Lost,
+}
+
+impl Stage {
+    /// Sets the state of an open request.
+    pub(super) fn answered(&mut self, now: Asked) {
+        if let Stage::Handing { asked: asked @ Asked::Now, .. } = self {
+            *asked = now;
+        }
+    }
+}
+
+/// State of the current FAILOVER, if any.
+pub struct Failover {
+    /// Never held across a wait.
+    pub(super) stage: Mutex<Stage>,
+    /// Held from an order until it is on disk. Never by workers.
+    pub(super) ordering: Mutex<()>,
+    pub(super) attempts: AtomicU64,
+    pub(super) ended: Notify,
+}
+
+/// State in INFO while a replica catches up.
+pub const WAITING: &str = "waiting-for-sync";
+/// State in INFO while a replica takes over.
+pub const HANDING: &str = "failover-in-progress";
+impl Failover {
+    pub(crate) fn new() -> Failover {
+        Failover {
+            stage: Mutex::new(Stage::Nothing),
+            ordering: Mutex::default(),
+            attempts: AtomicU64::new(0),
+            ended: Notify::new(),
+        }
+    }
+
+    /// Name of the state in INFO.
+    pub fn name(&self) -> &'static str {
+        match *self.stage.lock() {
+            Stage::Nothing | Stage::Settling => "no-failover",
+            Stage::Waiting(_) => WAITING,
+            Stage::Handing { .. } | Stage::Aborting => HANDING,
+        }
+    }
+
+    /// Whether a FAILOVER is in progress.
+    pub fn is_under_way(&self) -> bool {
+        !matches!(*self.stage.lock(), Stage::Nothing | Stage::Settling)
+    }
+
+    /// Resumes the FAILOVER of an earlier process.
+    pub(crate) fn resume(&self, offset: u64) {
+        *self.stage.lock() = Stage::Handing { offset, asked: Asked::Lost };
+    }
+
+    /// Waits until the current order is on disk.
+    pub fn wait_for_order(&self) {
+        drop(self.ordering.lock());
+    }
+
+    /// Returns the offset up to which the new master must have the log before it takes over.
+    pub(crate) fn handover(&self) -> Option<u64> {
+        match *self.stage.lock() {
+            Stage::Handing { offset, .. } => Some(offset),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Where the filters of a cold table are on disk.
+//!
+//! A table whose filters were written to a file keeps a [`Chain`]: the size of each filter and the
+//! number of its first page. The caller's [`ColdBackend`] reads the pages.
+
+use crate::filter::{PAGE_BYTES, page_has, page_of};
+use crate::hash::Pair;
+use crate::sizing::Sizing;
+use rolling::Unreadable;
+
+/// Reads the filters of one table. May be called from any thread.
+pub trait ColdBackend: Send + Sync {
+    /// Whether one of the filters has all bits of the pair. May block on a disk read.
+    fn has(&self, pair: &Pair) -> Result<bool, Unreadable>;
+
+    /// Fills `pages` from page number `first` on. May block on several disk reads.
+    fn read(&self, first: usize, pages: &mut [u8]) -> Result<(), Unreadable>;
+
+    /// Returns an identity that is not 0 and that no other backend ever has.
+    fn identity(&self) -> u64;
+}
+
+/// One filter of a chain.
+#[derive(Clone)]
+pub(crate) struct Part {
+    pub(crate) sizing: Sizing,
+    pub(crate) pages: usize,
+    /// Number of the filter's first page in the chain.
+    pub(crate) first: usize,
+    pub(crate) pairs: u64,
+}
+
+/// Filters of a table, stored one after the other.
+#[derive(Clone)]
+pub struct Chain {
+    pub(crate) rate: f64,
+    pub(crate) parts: Vec<Part>,
+}
+
+impl Chain {
+    pub(crate) fn new(rate: f64, first_pages: usize, pairs: &[u64]) -> Chain {
+        let mut chain = Chain { rate, parts: Vec::new() };
+        pairs.iter().for_each(|&pairs| chain.extend(first_pages, pairs));
+        chain
+    }
+
+    pub(crate) fn extend(&mut self, first_pages: usize, pairs: u64) {
+        let (sizing, pages) = Sizing::geometry(self.rate, first_pages, self.parts.len());
+        self.parts.push(Part { sizing, pages, first: self.pages(), pairs });
+    }
+
+    /// Number of pages of all filters.
+    pub fn pages(&self) -> usize {
+        self.parts.last().map_or(0, |part| part.first + part.pages)
+    }
+
+    /// Page numbers of a pair, one per filter. The pair is set if one of the pages has it.
+    pub fn places(&self, pair: &Pair) -> impl Iterator<Item = usize> {
+        self.parts.iter().map(|part| part.first + page_of(pair, part.pages))
+    }
+
+    /// Whether `page`, which belongs to the filter number `filter`, has all bits of the pair.
+    pub fn has(&self, filter: usize, pair: &Pair, page: &[u8; PAGE_BYTES]) -> bool {
+        page_has(page, pair, self.parts[filter].sizing.bits)
+    }
+
+    /// Returns the filter that contains the page.
+    pub(crate) fn link_of(&self, page: usize) -> usize {
+        self.parts.iter().rposition(|part| part.first <= page).unwrap_or(0)
+    }
+
+    /// Number of filters. A lookup reads one page of each.
+    pub fn links(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Number of pairs in all filters.
+    pub fn pairs(&self) -> u64 {
+        self.parts.iter().map(|part| part.pairs).sum()
+    }
+
+    pub(crate) fn first_pages(&self) -> usize {
+        self.parts[0].pages
+    }
+
+    pub(crate) fn first_pairs(&self) -> u64 {
+        self.parts[0].pairs
+    }
+
+    pub(crate) fn first_capacity(&self) -> u64 {
+        self.parts[0].sizing.capacity(self.parts[0].pages)
+    }
+
+    /// False positive rate that the formula predicts for these pairs.
+    pub(crate) fn rate(&self) -> f64 {
+        self.parts.iter().map(|part| part.sizing.rate(part.pairs, part.pages)).sum()
+    }
+}

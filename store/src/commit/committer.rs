@@ -1,0 +1,376 @@
+//! [`Committer`]: the state that writers, readers and the commit thread share.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::source::{Health, Ticket};
+use super::stripe::{self, Aligned, Joined};
+use super::visibility::Sights;
+use crate::error::{Error, Result};
+use crate::log::LogStats;
+use crate::time;
+
+/// Age in milliseconds of the oldest unsynced change that `everysec` allows.
+const LATE_MS: u64 = 1000;
+
+/// When the commit thread syncs an appended batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SyncPolicy {
+    /// Immediately. Replies wait for the sync.
+    Always,
+    /// Within a second. Replies do not wait unless the disk is slower ([`Committer::is_late`]), so a
+    /// power cut or kill loses at most the last second of acknowledged writes.
+    EverySecond,
+    /// When the operating system does, after `unsynced_bytes` written, and at each new segment.
+    No,
+}
+
+/// Options of the commit thread.
+#[derive(Clone, Copy, Debug)]
+pub struct CommitOptions {
+    /// Sync policy.
+    pub policy: SyncPolicy,
+    /// Number of stripes (locks), a power of two. Default 1024.
+    pub stripes: usize,
+    /// Number of distinct keys at which a stripe is crowded (C5). Default 4096.
+    pub crowded_keys: usize,
+    /// Number of keys at which all stripes together are crowded. Stripes with few keys do not
+    /// count. Default 262,144, about 16 MiB, plus up to 8 MiB that do not count.
+    pub queued_keys: usize,
+    /// Time between rounds, except under `always`. A longer time writes fewer bytes for hot rows, and
+    /// a killed process loses as much. Default 50 ms.
+    pub gather: Duration,
+    /// Approximate size at which a batch ends; a round may write several. Default 1 MiB.
+    pub batch_bytes: usize,
+    /// Time from a failure to the next attempt. Default 200 ms.
+    pub retry: Duration,
+    /// Idle time after which the log is sealed. Default 1 s.
+    pub seal_after: Duration,
+}
+
+impl Default for CommitOptions {
+    fn default() -> CommitOptions {
+        CommitOptions {
+            policy: SyncPolicy::EverySecond,
+            stripes: 1024,
+            crowded_keys: 4096,
+            queued_keys: 256 << 10,
+            gather: Duration::from_millis(50),
+            batch_bytes: 1 << 20,
+            retry: Duration::from_millis(200),
+            seal_after: Duration::from_secs(1),
+        }
+    }
+}
+
+/// State shared by writers, readers and the commit thread.
+pub struct Committer<K> {
+    pub(super) options: CommitOptions,
+    pub(super) stripes: Box<[Aligned<K>]>,
+    pub(super) sights: Sights,
+    /// Stripes to read together. Lock order: before the stripes, by a thread that takes several.
+    pub(super) joined: Mutex<Joined<K>>,
+    /// Bytes reserved for atomic groups that are not appended yet.
+    pub(super) reserved: AtomicUsize,
+    /// One bit per stripe that may have keys.
+    pub(super) dirty: Box<[AtomicU64]>,
+    /// Latest round to which a mark made now belongs.
+    pub(super) round: AtomicU64,
+    /// Highest ticket of any mark.
+    pub(super) last_marked: AtomicU64,
+    pub(super) written: AtomicU64,
+    pub(super) durable: AtomicU64,
+    pub(super) synced: AtomicU64,
+    pub(super) failed: AtomicU64,
+    /// Time of the oldest unsynced change, in milliseconds since `origin`.
+    pub(super) unsafe_since: AtomicU64,
+    pub(super) origin: Instant,
+    pub(super) health: AtomicU8,
+    pub(super) crowded: AtomicBool,
+    /// Number of keys in stripes that have many.
+    pub(super) queued: AtomicUsize,
+    /// The [`SyncPolicy`], as a number.
+    pub(super) policy: AtomicU8,
+    /// Set when the commit thread has work; only the thread that sets it notifies.
+    pub(super) nudged: AtomicBool,
+    pub(super) orders: Mutex<Orders>,
+    pub(super) wake: Condvar,
+    pub(super) progress: Condvar,
+    pub(super) stats: Mutex<CommitStats>,
+}
+
+#[derive(Default)]
+pub(super) struct Orders {
+    pub(super) stop: bool,
+    /// Whether `stop` leaves the log unsealed.
+    pub(super) unsealed: bool,
+    /// Whether the commit thread has returned or panicked.
+    pub(super) ended: bool,
+    /// Round up to which a caller of `flush` waits.
+    pub(super) flush: Ticket,
+}
+
+/// Statistics of the commit thread.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CommitStats {
+    /// Number of appended batches.
+    pub batches: u64,
+    /// Number of logged keys.
+    pub keys: u64,
+    /// Number of failed rounds.
+    pub failed_rounds: u64,
+    /// Statistics of the log.
+    pub log: LogStats,
+    /// Longest sync so far, in microseconds.
+    pub slowest_sync_us: u64,
+    /// Total duration of all syncs, in microseconds.
+    pub sync_us: u64,
+    /// Number of syncs shorter than 2^n microseconds.
+    pub syncs_by_us: [u64; SYNC_CLASSES],
+}
+
+/// Length of [`CommitStats::syncs_by_us`]. The last class holds all above four seconds.
+pub(super) const SYNC_CLASSES: usize = 24;
+
+impl<K> std::fmt::Debug for Committer<K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Committer")
+            .field("round", &self.round)
+            .field("durable", &self.durable)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<K> Committer<K> {
+    /// Wakes the commit thread.
+    pub fn nudge(&self) {
+        if !self.nudged.swap(true, Ordering::SeqCst) {
+            // Under the lock the thread either has not read `nudged` yet or is waiting.
+            drop(self.orders.lock());
+            self.wake.notify_one();
+        }
+    }
+
+    /// Wakes the commit thread if the round of this ticket has not begun. For a waiter whose round no
+    /// other thread requests.
+    pub fn hurry(&self, ticket: Ticket) {
+        if self.round.load(Ordering::SeqCst) <= ticket {
+            self.nudge();
+        }
+    }
+}
+
+impl<K: Copy + Ord> Committer<K> {
+    /// A committer. One thread must call [`run`](Committer::run).
+    pub fn new(options: CommitOptions) -> Committer<K> {
+        assert!(options.stripes.is_power_of_two(), "{} stripes", options.stripes);
+        Committer {
+            options,
+            stripes: stripe::empty(options.stripes),
+            sights: Sights::new(options.stripes),
+            joined: Mutex::default(),
+            reserved: AtomicUsize::new(0),
+            dirty: (0..options.stripes.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            round: AtomicU64::new(1),
+            last_marked: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+            durable: AtomicU64::new(0),
+            synced: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            unsafe_since: AtomicU64::new(0),
+            origin: time::now(),
+            health: AtomicU8::new(0),
+            crowded: AtomicBool::new(false),
+            queued: AtomicUsize::new(0),
+            policy: AtomicU8::new(options.policy as u8),
+            nudged: AtomicBool::new(false),
+            orders: Mutex::new(Orders::default()),
+            wake: Condvar::new(),
+            progress: Condvar::new(),
+            stats: Mutex::new(CommitStats::default()),
+        }
+    }
+
+    /// Returns the sync policy.
+    #[inline]
+    pub fn policy(&self) -> SyncPolicy {
+        match self.policy.load(Ordering::Relaxed) {
+            0 => SyncPolicy::Always,
+            1 => SyncPolicy::EverySecond,
+            _ => SyncPolicy::No,
+        }
+    }
+
+    /// Changes the sync policy. Changes marked after this call follow it; a round in progress may
+    /// not.
+    pub fn set_policy(&self, policy: SyncPolicy) {
+        self.policy.store(policy as u8, Ordering::SeqCst);
+        if policy == SyncPolicy::Always {
+            // Changes made under the old policy may be unsynced and have no sight (C9).
+            self.pass_all();
+            self.sights.raise_all(self.round.load(Ordering::SeqCst));
+        }
+        // The old policy's sleep may be longer.
+        self.nudge();
+    }
+
+    /// Ticket that covers all marks made before this call by any thread. It rises with marks only, so
+    /// a caller that marked nothing waits at most for the marks of others.
+    pub fn ticket(&self) -> Ticket {
+        self.last_marked.load(Ordering::SeqCst)
+    }
+
+    /// Last round that is as durable as a reply requires.
+    pub fn durable(&self) -> Ticket {
+        self.durable.load(Ordering::Acquire)
+    }
+
+    /// Last round that is synced, whatever the policy.
+    pub fn synced(&self) -> Ticket {
+        self.synced.load(Ordering::Acquire)
+    }
+
+    /// Last round that was tried; see [`Committed::failed`](super::Committed::failed).
+    pub fn failed(&self) -> Ticket {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// Whether, under `everysec`, a change may be unsynced for more than a second. Then the disk is
+    /// slow, and replies wait until their changes are [`durable`](Committer::durable).
+    pub fn is_late(&self) -> bool {
+        self.policy() == SyncPolicy::EverySecond && self.is_late_at(time::now())
+    }
+
+    /// [`is_late`](Committer::is_late) at a given time, for a simulated clock.
+    pub fn is_late_at(&self, now: Instant) -> bool {
+        self.policy() == SyncPolicy::EverySecond
+            && self.millis(now) >= self.unsafe_since.load(Ordering::Relaxed) + LATE_MS
+    }
+
+    pub(super) fn note_unsafe(&self, since: Instant) {
+        self.unsafe_since.store(self.millis(since), Ordering::Relaxed);
+    }
+
+    fn millis(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.origin).as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Whether the server should hold back writes, as too many keys are pending (C5).
+    pub fn is_crowded(&self) -> bool {
+        self.crowded.load(Ordering::Relaxed)
+    }
+
+    /// Number of pending keys. A key that was marked twice may count twice.
+    pub fn queued_keys(&self) -> usize {
+        let stripes = self.stripes.iter().map(|stripe| stripe.lock.lock().borrow().keys.len());
+        stripes.sum::<usize>() + self.joined.try_lock().map_or(0, |joined| joined.units.len())
+    }
+
+    /// Memory in bytes of the lists of pending keys. While an [`Exclusive`](super::Exclusive) is held,
+    /// possibly by this thread, joined keys are not counted.
+    pub fn queue_bytes(&self) -> usize {
+        let room = |stripe: &Aligned<K>| stripe.lock.lock().borrow().keys.capacity();
+        let stripes = self.stripes.iter().map(room).sum::<usize>();
+        let units = self.joined.try_lock().map_or(0, |joined| joined.units.capacity());
+        (stripes + units) * size_of::<K>()
+    }
+
+    /// Whether the log accepts writes. Callers check before they change anything.
+    pub fn health(&self) -> Health {
+        match self.health.load(Ordering::Relaxed) {
+            0 => Health::Good,
+            1 => Health::Full,
+            _ => Health::Failing,
+        }
+    }
+
+    /// Statistics since the start.
+    pub fn stats(&self) -> CommitStats {
+        *self.stats.lock()
+    }
+
+    /// Writes and syncs all turns that began before this call, and waits for the sync.
+    pub fn flush(&self) -> Result<Ticket> {
+        // An unfinished turn may have changed state that the caller saw and not marked it yet.
+        self.pass_all();
+        let ticket = self.round.load(Ordering::SeqCst);
+        let mut orders = self.orders.lock();
+        orders.flush = orders.flush.max(ticket);
+        self.nudged.store(true, Ordering::SeqCst);
+        self.wake.notify_one();
+        loop {
+            if self.synced() >= ticket {
+                return Ok(ticket);
+            }
+            if self.failed() >= ticket {
+                return Err(Error::Refused(
+                    "the log takes no writes now; see the server's log for the disk's error"
+                        .to_string(),
+                ));
+            }
+            if orders.ended {
+                return Err(Error::Refused("the commit thread has stopped".to_string()));
+            }
+            time::wait_for(&self.progress, &mut orders, Duration::from_millis(100));
+        }
+    }
+
+    /// Requests a sync of all that was written, whatever the policy, and does not wait.
+    pub fn sync_soon(&self) {
+        let ticket = self.round.load(Ordering::SeqCst);
+        if self.written_to_sync() {
+            let mut orders = self.orders.lock();
+            orders.flush = orders.flush.max(ticket);
+            self.nudged.store(true, Ordering::SeqCst);
+            self.wake.notify_one();
+        }
+    }
+
+    /// Whether a marked change is not synced.
+    fn written_to_sync(&self) -> bool {
+        self.last_marked.load(Ordering::SeqCst) > self.synced.load(Ordering::SeqCst)
+    }
+
+    /// Prepares another [`run`](Committer::run). Until then a wait for a commit fails at once.
+    pub fn reopen(&self) {
+        let mut orders = self.orders.lock();
+        (orders.stop, orders.unsealed, orders.ended) = (false, false, false);
+    }
+
+    /// Stops the commit thread: [`run`](Committer::run) returns after one more round.
+    pub fn stop(&self) {
+        let mut orders = self.orders.lock();
+        orders.stop = true;
+        self.nudged.store(true, Ordering::SeqCst);
+        self.wake.notify_one();
+    }
+
+    /// As [`Committer::stop`], but leaves the log unsealed, with client writes only.
+    pub fn step_down(&self) {
+        self.orders.lock().unsealed = true;
+        self.stop();
+    }
+
+    /// Sets [`health`](Committer::health) until the next round. For a caller that has no log.
+    pub fn set_health(&self, health: Health) {
+        let code = match health {
+            Health::Good => 0,
+            Health::Full => 1,
+            Health::Failing => 2,
+        };
+        self.health.store(code, Ordering::Relaxed);
+    }
+
+    /// Round that a reader must wait for before it may show the state of an id that it has just
+    /// read. `hash` is the id's hash, as for [`enter`](Committer::enter). Returns 0 if that round is
+    /// synced or has failed, and [`Ticket::MAX`] while a writer changes the id. Once each stripe was
+    /// seen free ([`Committer::first_busy`]), [`Committer::ticket`] covers that writer. Meaningful
+    /// under `always` only.
+    #[inline]
+    pub fn sight(&self, hash: u64) -> Ticket {
+        let round = self.sights.last_change(hash);
+        if round <= self.synced().max(self.failed()) { 0 } else { round }
+    }
+}

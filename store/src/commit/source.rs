@@ -1,0 +1,89 @@
+//! Interface between the commit thread and the server: what the thread reads and what it reports.
+
+use std::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::log::Position;
+use crate::record::Batch;
+use crate::time;
+
+/// Number of a commit round. Changes marked in the round are safe once
+/// [`Committer::durable`](super::Committer::durable) has reached it.
+pub type Ticket = u64;
+
+/// Whether the log accepts writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// The log accepts writes.
+    Good,
+    /// The disk is full. The server refuses writes until there is room.
+    Full,
+    /// The disk fails. The server refuses writes.
+    Failing,
+}
+
+impl From<&Error> for Health {
+    fn from(error: &Error) -> Health {
+        if matches!(error, Error::Full { .. }) { Health::Full } else { Health::Failing }
+    }
+}
+
+/// Progress of the commit thread.
+#[derive(Clone, Copy, Debug)]
+pub struct Committed {
+    /// Last round that is appended.
+    pub written: Ticket,
+    /// Last round that is as durable as a reply requires: synced with `always`, else appended.
+    pub durable: Ticket,
+    /// Last round that is synced.
+    pub synced: Ticket,
+    /// Last round that was tried. Rounds above `written` (with `always`: above `durable`) up to this
+    /// one failed. A later round logs their changes; their waiters can be notified now.
+    pub failed: Ticket,
+    /// End of the appended part of the log.
+    pub written_to: Position,
+    /// End of the synced part of the log.
+    pub synced_to: Position,
+    /// Whether the log accepts writes.
+    pub health: Health,
+}
+
+/// State that the commit thread logs. The server implements it.
+pub trait Source<K> {
+    /// Copies the present state of these keys (sorted, distinct). Runs under the stripe's lock, so it
+    /// must be quick: copy now, encode later. Returns the approximate encoded size of all copies.
+    fn collect(&mut self, keys: &[K]) -> usize;
+
+    /// Encodes the copies into records and drops them. An error fails the round.
+    fn encode(&mut self, batch: &mut Batch) -> Result<()>;
+
+    /// Drops the copies: the round failed, and a later round collects its keys again.
+    fn forget(&mut self);
+
+    /// Called when the thread is idle: frees unused memory.
+    fn rest(&mut self) {}
+
+    /// Notifies waiters and replicas. Called after each round and each change of health.
+    fn published(&mut self, now: &Committed);
+
+    /// Wall clock for batches, in milliseconds since 1970.
+    fn now_ms(&mut self) -> u64 {
+        time::unix_us() / 1000
+    }
+
+    /// Monotonic clock that measures the duration of a round.
+    fn now(&self) -> Instant {
+        time::now()
+    }
+
+    /// Whether an oversized batch may end between these two neighbouring keys. Default: yes.
+    fn may_part(&self, _before: &K, _after: &K) -> bool {
+        true
+    }
+
+    /// Reports a batch of `_bytes` that was split (C8).
+    fn parted(&mut self, _bytes: usize) {}
+
+    /// Reports a failure of the log. A repeated error is reported once.
+    fn failed(&mut self, _error: &Error) {}
+}
