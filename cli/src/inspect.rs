@@ -1,8 +1,10 @@
 //! `tidemark check` and `tidemark dump`: what a data folder's files say, without a server.
 
 use clap::Args;
+use dataset::recovery::catalogue_of;
 use node::cluster::file;
 use node::cluster::file::Kept;
+use node::config::Config;
 use node::roles::role;
 use node::roles::role::Role;
 use std::io::{self, Write};
@@ -11,18 +13,24 @@ use store::{Finding, RealDisk, Report, Severity};
 
 /// Verifies a data folder and explains what is wrong, and what to do.
 ///
-/// Exit status 1 if anything is damaged or could not be read.
+/// Exit status 1 if anything is damaged or could not be read, or differs from the file of --config.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-Example:
+Examples:
   tidemark check data       every checksum of every file, and whether the files
                             together make a whole
+  tidemark check data --config tidemark.toml
+                            also whether the spaces, fields, views and actions of
+                            the file are those of the data folder
 
 It reads only. On the folder of a running server the newest log segment may look torn: it is being \
 written.")]
 pub(super) struct CheckArgs {
     /// The data folder.
     pub(super) dir: PathBuf,
+    /// Compare this configuration file with the data folder, whose spaces, views and actions hold.
+    #[arg(long, value_name = "FILE")]
+    pub(super) config: Option<PathBuf>,
 }
 
 /// Prints a file of a data folder: manifest, log segment, snapshot or cold file.
@@ -53,6 +61,8 @@ pub(super) fn disk(dir: &std::path::Path) -> Result<RealDisk, String> {
 pub(super) fn check(args: &CheckArgs) -> Result<(), String> {
     let mut report = store::check(&disk(&args.dir)?).map_err(|e| format!("{e}. {}", e.advice()))?;
     check_ours(&args.dir, &mut report);
+    let differences =
+        args.config.as_deref().map(|file| differences(&args.dir, file)).transpose()?;
     let mut out = io::stdout().lock();
     // A reader that has seen enough is no error.
     for finding in &report.findings {
@@ -79,8 +89,20 @@ pub(super) fn check(args: &CheckArgs) -> Result<(), String> {
             "{} is neither a data folder nor a backup: it has no file of either",
             args.dir.display()
         )),
-        _ => Ok(()),
+        _ => match differences.filter(|lines| !lines.is_empty()) {
+            Some(lines) => Err(lines.join("\n")),
+            None => Ok(()),
+        },
     }
+}
+
+/// Returns a line for each difference between a configuration file and a data folder.
+fn differences(dir: &Path, file: &Path) -> Result<Vec<String>, String> {
+    let config = Config::load(file).map_err(|e| e.to_string())?;
+    let catalogue = catalogue_of(&disk(dir)?).map_err(|e| e.to_string())?;
+    let catalogue = catalogue.ok_or_else(|| format!("{} is no data folder", dir.display()))?;
+    let options = config.data_set();
+    Ok(catalogue.completed(&options).differences(&options, &config.lists))
 }
 
 /// What the server keeps beside the store's files.

@@ -97,10 +97,29 @@ impl fmt::Display for Advice {
     }
 }
 
+/// Bits that a value needs in a row; 65 for those that no width can hold.
+fn bits_of(value: i64) -> usize {
+    // Fits in w bits if value + 1 < 2^w (all ones is the escape); a negative value never does.
+    if value < 0 { 65 } else { (64 - (value as u64 + 1).leading_zeros()) as usize }
+}
+
+/// Whether an aux entry of the value takes [`GIANT_BITS`] more.
+fn is_giant(value: i64) -> bool {
+    !(0..(1 << 26) - 1).contains(&value)
+}
+
+/// Bits in the aux dictionary for a value in a field of this width.
+pub(crate) fn aux_bits(value: i64, width: u8) -> f64 {
+    match bits_of(value) <= usize::from(width) {
+        true => 0.0,
+        false => AUX_BITS + if is_giant(value) { GIANT_BITS } else { 0.0 },
+    }
+}
+
 /// How the values of one field are distributed.
 #[derive(Clone)]
 struct Distribution {
-    /// How many bits a value needs; 65 for those that no width can hold.
+    /// Number of values by [`bits_of`].
     by_bits: [u64; 66],
     wide_values: u64,
     sum: f64,
@@ -112,10 +131,8 @@ impl Distribution {
         Distribution { by_bits: [0; 66], wide_values: 0, sum: 0.0, max: i64::MIN };
 
     fn note(&mut self, value: i64) {
-        // Fits in w bits if value + 1 < 2^w (all ones is the escape); a negative value never does.
-        let bits = if value < 0 { 65 } else { (64 - (value as u64 + 1).leading_zeros()) as usize };
-        self.by_bits[bits] += 1;
-        self.wide_values += u64::from(!(0..(1 << 26) - 1).contains(&value));
+        self.by_bits[bits_of(value)] += 1;
+        self.wide_values += u64::from(is_giant(value));
         self.sum += value as f64;
         self.max = self.max.max(value);
     }

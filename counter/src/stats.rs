@@ -1,7 +1,9 @@
 //! What a space says about itself: a plain snapshot per table, for INFO, TM.TABLES and the
 //! benchmarks.
 
+use crate::advise::aux_bits;
 use crate::key::PROBES;
+use crate::layout::Layout;
 use crate::space::{OutlierRow, Space};
 use crate::table::Table;
 use rolling::Tables;
@@ -105,6 +107,19 @@ impl Space {
             stats = stats_of(&tables);
         }
         stats
+    }
+
+    /// Bytes that a row with these values takes in a full table laid out as the newest one: its
+    /// slot, and an aux entry for each value that its field is too narrow for.
+    pub fn row_bytes(&self, row: &[i64]) -> u64 {
+        let schema = self.schema();
+        let remainder_bits = self.ring.load().newest().table().layout().remainder_bits;
+        let (bytes, rows) = Layout::bytes_and_rows(schema.row_bits() + remainder_bits);
+        let aux_bits: f64 = schema
+            .living()
+            .filter_map(|(at, field)| Some(aux_bits(*row.get(at)?, field.width)))
+            .sum();
+        (bytes / rows + aux_bits / 8.0).ceil() as u64
     }
 
     /// The id ranges of all tables, oldest first, with what is in memory of each: cheap enough to

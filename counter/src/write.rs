@@ -131,26 +131,32 @@ impl Space {
         result
     }
 
-    /// Sets fields of a row, all or none; creates the row. Returns how many fields came into being:
-    /// all of the schema's if the row did, else none. Values beyond the declared bounds are refused
-    /// or stop there: see [`Space::within_bounds`].
+    /// Sets fields of a row, all or none; creates the row. Returns the number of `cells` whose
+    /// value was 0 or whose row did not exist. Values beyond the declared bounds are refused or
+    /// stop there: see [`Space::within_bounds`].
     pub fn set(&self, id: u64, cells: &[(usize, i64)]) -> Result<usize, Error> {
         let cells = &*self.within_bounds(cells)?;
-        let mut created = false;
+        let zeros = |old: &dyn Fn(usize) -> i64| {
+            cells.iter().filter(|&&(field, _)| old(field) == 0).count()
+        };
+        let mut created = 0;
         self.write(
             id,
             &mut created,
             |table, created| {
                 let at = table.locate(id);
-                *created = at.is_none();
+                *created = at.map_or(cells.len(), |at| {
+                    let row = table.row(at, id);
+                    zeros(&|field| row.value(field))
+                });
                 table.store(id, at, cells.iter().copied())
             },
             |row, created| {
-                *created = row.is_none();
+                *created = zeros(&|field| outlier_value(row, field));
                 Ok(cells.to_vec())
             },
         )?;
-        Ok(if created { self.shape.load().living.count_ones() as usize } else { 0 })
+        Ok(created)
     }
 
     /// Deletes a row; whether there was one. If that cannot be read nothing has changed.

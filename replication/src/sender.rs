@@ -63,6 +63,8 @@ pub struct Peer {
     pub port: u16,
     /// Whether it has data of this lineage, and had to be refused the log behind them.
     pub refused_log: bool,
+    /// End of its log, if this master's log does not continue from there.
+    pub diverged_at: Option<u64>,
     /// What it gets.
     pub sending: Sending,
     /// Its log is written up to here, and it shows what is in it.
@@ -125,6 +127,7 @@ impl Sender {
             ip: String::new(),
             port: 0,
             refused_log: false,
+            diverged_at: None,
             sending: Sending::Nothing,
             written: 0,
             durable: 0,
@@ -388,6 +391,7 @@ impl Sender {
             &ToReplica::Welcome { verdict, lineage, term, end, segments: &segments },
         );
         self.welcome = Some(verdict);
+        self.peer.diverged_at = (verdict != Verdict::Continue).then_some(hello.position.offset);
         Ok(())
     }
 

@@ -98,7 +98,7 @@ class SoakNode(Node):
             resident = next(int(line.split()[1]) / 1024 for line in file if line.startswith("RssAnon"))
         info = self.client(timeout_s=5).info("everything")
         files = len(os.listdir(f"/proc/{self.process.pid}/fd"))
-        return resident, info["used_memory"] / 2**20, files, info["longest_turn_last_minute_usec"] / 1000
+        return resident, info["used_memory_dataset"] / 2**20, files, info["longest_turn_last_minute_usec"] / 1000
 
 
 def work(number, ports, nodes, seed, state, stop, rest, found):

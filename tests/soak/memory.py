@@ -4,7 +4,7 @@
 Starts a server and, for MINUTES, runs all the kinds of clients that make a server hold memory: pipelines of pages
 and likes, requests of many arguments, MONITOR, slow readers of large replies, subscribers that do not read,
 client-side caches, transactions that are left open, scans, connections that come and go. All of them then close.
-After a quiet minute the process may have at most LIMIT MiB more resident than `used_memory` accounts for.
+After a quiet minute the process may have at most LIMIT MiB more resident than `used_memory_dataset` accounts for.
 
     tests/soak/memory.py target/release/tidemark --minutes 25
 
@@ -188,7 +188,7 @@ def accounted(port):
     text = client.call("INFO", "memory").decode()
     client.close()
     fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    return int(fields["used_memory"]) / 2**20
+    return int(fields["used_memory_dataset"]) / 2**20
 
 
 def load(port):

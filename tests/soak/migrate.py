@@ -172,7 +172,7 @@ class Move:
         seconds = time.time() - started
         client = Client(target.port)
         print(f"{way:<9} {seconds:.1f} s, {self.total / seconds:.0f} keys a second; tidemark "
-              f"{target.resident_mib()} MiB resident, {client.info('used_memory') >> 20} MiB used; killed: {killed}",
+              f"{target.resident_mib()} MiB resident, {client.info('used_memory_dataset') >> 20} MiB in tables; killed: {killed}",
               flush=True)
 
     def end(self, target):

@@ -102,6 +102,35 @@ fn a_log_cut_below_the_replay_position_stops_the_start_and_is_found_by_check() {
     assert_eq!(last, OwnedFrame::BulkString(b"1".to_vec()));
 }
 
+/// O12. The data folder's schema rules; the start names each field that the file declares
+/// otherwise, and `tidemark check --config` fails.
+#[test]
+fn a_file_with_other_fields_is_said_at_start_and_by_check() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(Program::start(folder.path(), "always").terminate().success());
+    let file = folder.path().join("tidemark.toml");
+    let fields = |fields: &str| {
+        let space = format!("[[counter]]\nname = \"post\"\nfields = \"{fields}\"\n");
+        std::fs::write(&file, format!("{space}rows = \"post:{{id}} post:{{{{id}}}}\"\n")).unwrap();
+    };
+    let check = || {
+        let words = ["check", folder.path().to_str().unwrap(), "--config", file.to_str().unwrap()];
+        let check = tidemark(&words);
+        (check.status.code(), String::from_utf8(check.stderr).unwrap())
+    };
+    fields("like:20 repost:8 comment:8 read:16");
+    let line = "the field 'like' of the counter space 'post' is 12 in the data folder, which holds, \
+                and 20 in the file: TM.SPACE ALTER post changes it, CONFIG REWRITE writes what holds";
+    let (status, said) = check();
+    assert!(status == Some(1) && said.contains(line), "{status:?} {said}");
+    let options = ["--config", file.to_str().unwrap()];
+    let (program, _) = Program::start_until(&[], folder.path(), &options, line).unwrap();
+    assert!(program.terminate().success());
+    fields("like:12 repost:8 comment:8 read:16");
+    let (_, said) = check();
+    assert!(!said.contains("field"), "{said}");
+}
+
 #[test]
 fn a_long_start_says_how_far_it_is_and_tells_clients_to_wait() {
     const ROWS: u64 = 9_000_000;

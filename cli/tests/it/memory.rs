@@ -111,7 +111,8 @@ fn what_is_not_accounted_for_stays_below_thirty_megabytes() {
         let began = Instant::now();
         loop {
             std::thread::sleep(Duration::from_secs(2));
-            let (resident, accounted) = (resident(&program), count(&mut client, "used_memory"));
+            let (resident, accounted) =
+                (resident(&program), count(&mut client, "used_memory_dataset"));
             let other = resident.saturating_sub(accounted);
             if other < MOST {
                 seen.push((began.elapsed().as_secs(), resident >> 20, accounted >> 20));

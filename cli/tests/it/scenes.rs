@@ -195,7 +195,7 @@ fn held(program: &Program, dir: &Path) -> (OwnedFrame, String, Vec<u32>) {
         .collect();
     numbers.sort_unstable();
     numbers.dedup();
-    (program.ask("CONFIG GET counter.*.rows"), program.info("used_memory"), numbers)
+    (program.ask("CONFIG GET counter.*.rows"), program.info("used_memory_dataset"), numbers)
 }
 
 /// How many files of cold tables there are.

@@ -26,6 +26,7 @@ use crate::options::check::Lists;
 use crate::options::{Action, Counter, Existence, Options, View, defaults};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
 use toml::{Table, Value};
 
 /// All that a data folder has.
@@ -374,6 +375,16 @@ fn differ<T: Serialize>(list: &str, kind: &str, file: &[T], is: &[T], said: &mut
             if truth.get(key) == Some(value) {
                 continue;
             }
+            if key == "fields"
+                && let Some((file, is)) = value.as_str().zip(truth.get(key).and_then(Value::as_str))
+            {
+                let before = said.len();
+                differ_in_fields(&name(entry), file, is, said);
+                // Else it is their order.
+                if said.len() > before {
+                    continue;
+                }
+            }
             let now = truth.get(key).map(Value::to_string).unwrap_or_default();
             said.push(format!(
                 "the {what} '{}' has {key} = {now} in the data folder, which holds, and {value} in \
@@ -388,6 +399,30 @@ fn differ<T: Serialize>(list: &str, kind: &str, file: &[T], is: &[T], said: &mut
              {command} DROP drops it",
             name(truth)
         ));
+    }
+}
+
+/// Names each field that one of two field lists of a counter space lacks, or declares otherwise.
+fn differ_in_fields(space: &str, file: &str, is: &str, said: &mut Vec<String>) {
+    let fields = |text: &str| -> BTreeMap<String, String> {
+        let fields = text.split([' ', ',']).filter_map(|field| {
+            let (name, declared) = field.split_once(':')?;
+            Some((name.to_owned(), declared.to_owned()))
+        });
+        fields.collect()
+    };
+    let (file, is) = (fields(file), fields(is));
+    let shown = |declared: Option<&String>| declared.map_or("none", String::as_str).to_owned();
+    for name in file.keys().chain(is.keys().filter(|name| !file.contains_key(*name))) {
+        if file.get(name) != is.get(name) {
+            said.push(format!(
+                "the field '{name}' of the counter space '{space}' is {} in the data folder, which \
+                 holds, and {} in the file: TM.SPACE ALTER {space} changes it, CONFIG REWRITE \
+                 writes what holds",
+                shown(is.get(name)),
+                shown(file.get(name))
+            ));
+        }
     }
 }
 

@@ -31,6 +31,26 @@ fn a_configuration_seeds_a_new_folder_and_no_other() {
     assert_eq!(first.differences(&Options::default(), &lists), [""; 0]);
 }
 
+#[test]
+fn fields_that_differ_are_named() {
+    let mut config = Options::default();
+    let first = Catalogue::default().completed(&config);
+    let lists = ["counter".to_owned()];
+    config.counter[0].fields = "like:20 repost:8 comment:8 share:8".into();
+    let said = first.differences(&config, &lists);
+    let names: Vec<&str> = said.iter().filter_map(|line| line.split('\'').nth(1)).collect();
+    assert_eq!(names, ["like", "share", "read"], "{said:?}");
+    let line = "the field 'like' of the counter space 'post' is 12 in the data folder, which \
+                holds, and 20 in the file: TM.SPACE ALTER post changes it, CONFIG REWRITE writes \
+                what holds";
+    assert_eq!(said[0], line);
+    assert!(said[1].contains(" is none in the data folder") && said[2].contains("and none in"));
+    // The same fields in another order.
+    config.counter[0].fields = "repost:8 like:12 comment:8 read:16".into();
+    let said = first.differences(&config, &lists);
+    assert!(said.len() == 1 && said[0].contains("'post' has fields = "), "{said:?}");
+}
+
 /// Of a release that kept no more than numbers, names, schemas and seeds.
 #[test]
 fn an_old_catalogue_is_completed_from_the_configuration() {

@@ -355,8 +355,8 @@ impl Engines {
         Ok(())
     }
 
-    /// Sets counters of one row, which `values` names at most once each. Gives how many were set
-    /// for the first time: all of them if there was no row, else none.
+    /// Sets counters of one row, which `values` names at most once each. Returns the number of
+    /// counters that were 0 or whose row did not exist.
     #[inline]
     pub fn set(
         &self,
@@ -368,7 +368,7 @@ impl Engines {
         let mut turn = self.turn(id);
         let created = self.set_in_row(space, id, values)?;
         self.changed_row(&mut turn, space, id);
-        Ok(if created > 0 { values.len() } else { 0 })
+        Ok(created)
     }
 
     /// Sets counters that are all 0, or whose row does not exist. Returns false and changes nothing

@@ -30,7 +30,7 @@ pub const FAMILIES: &[(&str, &[Spec])] = &[
     ("Server", server::TABLE),
     ("Observation", diagnostics::TABLE),
     ("Replication", replication::TABLE),
-    ("Clusters and modules", topology::TABLE),
+    ("Clusters, modules, functions and scripts", topology::TABLE),
 ];
 
 /// Slots of the lookup: a power of two, several times the number of commands.

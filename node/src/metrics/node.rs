@@ -297,9 +297,16 @@ const fn part(of: &'static str, name: &'static str, read: Read) -> M {
 }
 
 const MEMORY: &[M] = &[
-    field("used_memory", Gauge, "tidemark_memory_used", "Memory of all tables.", |s| {
-        s.node.loaded().map_or(0, |engines| engines.memory_bytes()).into()
-    })
+    field(
+        "used_memory",
+        Gauge,
+        "tidemark_memory_used",
+        "Memory that server.memory_bytes limits: of the process, and at least of the tables.",
+        |s| {
+            let tables = s.node.loaded().map_or(0, |engines| engines.memory_bytes());
+            tables.max(resident_bytes()).into()
+        },
+    )
     .bytes(),
     field(
         "maxmemory",
@@ -760,6 +767,13 @@ const REPLICATION: &[M] = &[
         |s| s.node.durability.acknowledged_offset().into(),
     )
     .bytes(),
+    field(
+        "repl_refusing_replicas",
+        Gauge,
+        "tidemark_replication_refusing_replicas",
+        "Replicas that have data of another history and refuse to follow this master.",
+        |s| s.node.replication.feeds.refusing().into(),
+    ),
     field(
         "repl_fenced",
         Gauge,

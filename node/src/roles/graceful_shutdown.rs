@@ -205,6 +205,7 @@ mod tests {
             ip: String::new(),
             port: 0,
             refused_log: false,
+            diverged_at: None,
             sending: Sending::Log,
             written: 0,
             durable: 0,

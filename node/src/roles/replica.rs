@@ -15,6 +15,7 @@ use crate::config::Fsync;
 use crate::roles::failover::was_answered;
 use crate::roles::link_io::read_available;
 use crate::roles::node::{Host, Node};
+use crate::roles::replicas::REFUSAL_LOG_INTERVAL;
 use crate::roles::role::Master;
 use crate::roles::{LinkState, salvage};
 use crate::runtime::tls::Socket;
@@ -286,6 +287,7 @@ async fn keep_up(
     };
     tokio::pin!(ordered);
     let mut said = String::new();
+    let mut unfit_logged: Option<Instant> = None;
     let mut patience = RECONNECT;
     loop {
         let followed = {
@@ -329,7 +331,8 @@ async fn keep_up(
             tracing::error!("REPLICAOF {master} is taken back: {}", one_line(why));
             continue;
         }
-        if matches!(error, LinkError::Unfit(_)) {
+        let is_unfit = matches!(error, LinkError::Unfit(_));
+        if is_unfit {
             node.replication.refuses(&node.config(), master);
         }
         // Another server may be there one day.
@@ -351,6 +354,13 @@ async fn keep_up(
                 "what the master {master} has is refused here: {error}; tried again in {} s",
                 patience.as_secs()
             );
+        } else if is_unfit {
+            if unfit_logged.is_none_or(|at| since(at) >= REFUSAL_LOG_INTERVAL) {
+                unfit_logged = Some(now());
+                tracing::error!(
+                    "this replica keeps its data and does not follow the master {master}: {error}"
+                );
+            }
         } else if error != said {
             tracing::warn!(
                 "the link to the master {master} is down: {error}; tried again, reads \

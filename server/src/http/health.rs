@@ -43,8 +43,16 @@ fn reason(node: &Node) -> Option<String> {
         return Some("the data are being loaded".to_owned());
     }
     if node.replication.is_master() {
-        let refusal = node.durability.refusal();
-        return refusal.or_else(|| node.replication.refusal().map(str::to_owned));
+        if let Some(why) = node.durability.refusal() {
+            return Some(why);
+        }
+        if let Some(why) = node.replication.refusal() {
+            return Some(why.to_owned());
+        }
+        let end = node.durability.acknowledged_offset();
+        return node.replication.feeds.is_behind_replica(end).then(|| {
+            "a replica has more data than this master and refuses to follow it".to_owned()
+        });
     }
     // A replica takes no writes, but a disk that fails keeps it from following.
     if let Some(why) = node.durability.refusal() {

@@ -39,7 +39,7 @@ purpose("members come in an order of ours", "(smembers|sscan) liked:.*")
 purpose("the pairs of an id are a set, whether there are any or not", "(type|object encoding) liked:.*")
 purpose("how values are packed", "object (encoding|refcount) .*")
 purpose("use of keys is not tracked", "object (idletime|freq) .*", "not tracked")
-purpose("mean bytes of a row of the space", "memory usage .*")
+purpose("bytes of the row in a full table", "memory usage .*")
 purpose("texts of HELP are ours", "[a-z]+ help", "Subcommands are:|<subcommand>")
 purpose("there is one database", "select .*", "ERR DB index is out of range")
 purpose("our commands, and what we say of them", "(command( (docs|info|list|count).*)?)|acl cat( .*)?")
@@ -81,6 +81,8 @@ OTHER_CATEGORIES = {
     "object": "a container is in the category of its commands",
     "pubsub": "a container is in the category of its commands",
     "pubsub|help": "a container is in the category of its commands",
+    "function": "a container is in the category of its commands",
+    "script": "a container is in the category of its commands",
     "debug": "the container alone does nothing",
     "getex": "it changes nothing here",
 }
@@ -88,7 +90,7 @@ OTHER_CATEGORIES = {
 # Names of figures that are lacking, for there is none of it here: forks, scripts, functions, evictions, expiry, an allocator's pools, a clock's internals, I/O threads,
 # Redis's build, its replication backlog (ours is the log), and what would cost each command to count.
 LACKING = re.compile(
-    r"redis_(git_sha1|git_dirty|build_id)|gcc_version|atomicvar_api|monotonic_clock|(configured_)?hz|lru_clock|clients_in_timeout_table"
+    r"mem_fragmentation_.*|redis_(git_sha1|git_dirty|build_id)|gcc_version|atomicvar_api|monotonic_clock|(configured_)?hz|lru_clock|clients_in_timeout_table"
     r"|used_memory_(startup|lua|lua_human|vm_.*|scripts.*|functions)|number_of_.*|allocator_.*|rss_overhead_.*|mem_(not_counted_for_evict|"
     r"replication_backlog|total_replication_buffers|clients_slaves|cluster_links|aof_buffer)|active_defrag_.*|lazyfreed_objects"
     r"|current_.*|rdb_(current_bgsave_time_sec|saves|last_load_.*)|aof_(rewrites.*|last_cow_size)|module_fork_.*"

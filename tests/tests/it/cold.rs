@@ -478,7 +478,7 @@ fn a_full_space_goes_on_by_spilling() {
     let used = |connection: &mut Connection| {
         let text: String = redis::cmd("INFO").arg("memory").query(connection).unwrap();
         text.lines()
-            .find_map(|line| line.strip_prefix("used_memory:"))
+            .find_map(|line| line.strip_prefix("used_memory_dataset:"))
             .unwrap()
             .parse::<u64>()
             .unwrap()

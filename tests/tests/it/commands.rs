@@ -127,6 +127,7 @@ fn hashes_strings_and_keys() {
             ("HEXISTS post:1 read", ":1\r\n"),
             ("HDEL post:1 read nope", ":1\r\n"),
             ("HEXISTS post:1 read", ":0\r\n"),
+            ("HSET post:1 like 4 read 70000", ":1\r\n"),
             ("HSET post:1 like 4 read 70000", ":0\r\n"),
             ("HSET post:2 like 4 read 70000", ":2\r\n"),
             ("HMSET post:3 like 4", "+OK\r\n"),

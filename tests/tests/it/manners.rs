@@ -576,6 +576,18 @@ fn operators_commands_of_redis_are_answered() {
     assert_ne!(before, ":0");
     let object = ask(&mut raw, "DEBUG OBJECT post:1:like");
     assert!(object.starts_with("+Value at:0x") && object.contains(" encoding:int "), "{object}");
+    // R6. Four fields of 44 bits and a part of an id, in a table of one row.
+    let bytes = |raw: &mut Raw| -> u64 {
+        ask(raw, "MEMORY USAGE post:1").strip_prefix(':').unwrap().parse().unwrap()
+    };
+    let small = bytes(&mut raw);
+    assert!((6..=20).contains(&small), "{small}");
+    assert!(object.contains(&format!(" serializedlength:{small} ")), "{object}");
+    // Wider than its field of 12 bits, then wider than an entry for such a value.
+    ask(&mut raw, "SET post:1:like 5000");
+    let wide = bytes(&mut raw);
+    ask(&mut raw, "SET post:1:like -1");
+    assert!(small + 8 <= wide && wide + 20 <= bytes(&mut raw), "{small}, {wide}");
     assert_eq!(ask(&mut raw, "DEBUG OBJECT post:2"), "-ERR no such key");
     assert_eq!(ask(&mut raw, "DEBUG OBJECT session:a"), "-ERR no such key");
     assert_eq!(ask(&mut raw, "DEBUG SET-ACTIVE-EXPIRE 0"), "+OK");

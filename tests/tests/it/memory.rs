@@ -26,6 +26,21 @@ fn info(c: &mut Connection, name: &str) -> u64 {
     line.unwrap_or_else(|| panic!("no {name}")).parse().unwrap()
 }
 
+/// O11. `used_memory` is what `maxmemory` limits, so that their ratio can be an alarm: the memory
+/// of the process, not that of its tables.
+#[test]
+fn used_memory_is_what_maxmemory_limits() {
+    let server = with_budget(64 << 20);
+    let text: String = cmd("INFO").arg("memory").query(&mut server.connection()).unwrap();
+    let field = |name: &str| -> u64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+    };
+    let (resident, tables) = (field("used_memory_rss"), field("used_memory_dataset"));
+    assert!(resident > 2 * tables, "the test shows nothing: {text}");
+    assert_eq!(field("used_memory"), resident);
+}
+
 /// Rows of both counter spaces and likes, with no limit of any space: none is refused, all are
 /// there, and memory stays within the budget.
 #[test]
@@ -43,7 +58,9 @@ fn spaces_share_one_budget_and_refuse_nothing() {
         }
         pipe.exec(&mut c).unwrap();
     }
-    eventually("memory is within the tables' part", || info(&mut c, "used_memory") < BUDGET / 4);
+    eventually("memory is within the tables' part", || {
+        info(&mut c, "used_memory_dataset") < BUDGET / 4
+    });
     for id in (1..200_000).step_by(1987) {
         let liked: Vec<i64> = call(&mut c, &format!("PH.EXISTS liked {} {id}", id % 97)).unwrap();
         let row: Vec<i64> = call(&mut c, &format!("HMGET post:{id} like read")).unwrap();

@@ -522,7 +522,7 @@ fn advice_is_given_and_can_be_followed() {
     let server = TestServer::start();
     assert_eq!(
         server.raw().ask(&["TM.ADVISE", "post"]),
-        "-ERR the space 'post' has no rows to judge by"
+        "-ERR the space 'post' has 0 rows; advice needs at least 1000"
     );
     assert_eq!(server.raw().ask(&["TM.ADVISE", "liked"]), "-ERR no such counter space 'liked'");
     let c = &mut server.connection();
@@ -635,7 +635,7 @@ fn late_answers_keep_their_order() {
     for line in [
         "+PONG",
         "-ERR no such space 'nope'",
-        "-ERR the space 'post' has no rows to judge by",
+        "-ERR the space 'post' has 0 rows; advice needs at least 1000",
         "+PONG",
         "-ERR no such space 'gone'",
         "+PONG",

@@ -1,6 +1,7 @@
 //! Stock clients, as an application has them: redis-py in two generations and both protocols,
 //! redis-cli, redis-benchmark. `tests/clients/setup` installs them (`./test` calls it).
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tidemark_server::config::Config;
@@ -99,6 +100,36 @@ fn redis_cli_shows_a_page_of_twenty_rows_of_six() {
     assert!(cli(&server, &["CONFIG", "GET", "databases"]).contains("databases"));
     assert!(cli(&server, &["TM.TABLES", "post"]).contains("rows"));
     assert!(cli(&server, &["COMMAND", "COUNT"]).trim().parse::<u32>().unwrap() > 40);
+}
+
+/// R7. redis-cli makes its help from COMMAND DOCS.
+#[test]
+fn redis_cli_help_shows_our_commands() {
+    let server = TestServer::start();
+    let docs: Vec<(String, HashMap<String, redis::Value>)> =
+        redis::cmd("COMMAND").arg("DOCS").query(&mut server.connection()).unwrap();
+    for name in ["feed.get", "tm.advise", "tm.space"] {
+        let (_, about) = docs.iter().find(|(command, _)| command == name).unwrap();
+        let summary: String = redis::from_redis_value_ref(&about["summary"]).unwrap();
+        let printed = cli(&server, &["help", name]);
+        assert!(printed.contains(&name.to_uppercase()) && printed.contains(&summary), "{printed}");
+    }
+    let group = cli(&server, &["help", "@feed"]);
+    assert!(group.contains("FEED.GET") && group.contains("FEED.ACT"), "{group}");
+}
+
+/// R5. How often a key is read is not counted; redis-cli says so.
+#[test]
+fn redis_cli_hotkeys_says_that_access_is_not_tracked() {
+    let server = TestServer::start();
+    let port = server.port().to_string();
+    let hot_keys = || Command::new("redis-cli").args(["-p", &port, "--hotkeys"]).output().unwrap();
+    assert!(hot_keys().status.success(), "there is no key to ask about");
+    cli(&server, &["HSET", "post:1", "like", "1"]);
+    let said = hot_keys();
+    let error = String::from_utf8_lossy(&said.stderr);
+    assert!(!said.status.success(), "{error}");
+    assert!(error.contains("ERR An LFU maxmemory policy is not selected"), "{error}");
 }
 
 #[test]

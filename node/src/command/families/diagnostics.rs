@@ -54,7 +54,8 @@ pub(crate) const TABLE: &[Spec] = &[
                 "Where memory goes, under Redis's names."),
             Spec { keys: SECOND_KEY, ..spec("memory|usage", -3, flag::READONLY, "4.0.0",
                 "key [SAMPLES count]",
-                "The mean bytes of a row of the key's space, nil if there is no such row.") },
+                "Bytes that the key's row takes in a full table, with the values that its fields \
+                 are too narrow for; nil if there is no such row.") },
         ],
         ..spec("memory", -2, 0, "4.0.0", "", "A container for commands about memory.")
     },

@@ -31,7 +31,7 @@ pub(crate) const fn spec(
 #[rustfmt::skip]
 pub(crate) const TABLE: &[Spec] = &[
     spec("hset", -4, WRITE, "2.0.0", "key field value [field value ...]",
-        "Sets counters of a row; answers how many were there for the first time."),
+        "Sets counters of a row; answers how many of them were 0 or had no row."),
     spec("hmset", -4, WRITE, "2.0.0", "key field value [field value ...]",
         "Sets counters of a row; answers OK."),
     spec("hsetnx", 4, WRITE, "2.0.0", "key field value",

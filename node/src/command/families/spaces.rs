@@ -85,9 +85,9 @@ pub(crate) const TABLE: &[Spec] = &[
          kept aside comes last: where is 'aside'. In a space that has hardly begun (fewer than 64 \
          ids) that is all."),
     spec("tm.advise", 2, flag::NAMED | flag::READONLY | flag::NO_MULTI, "space",
-        "From the values that are there (a sample of a million rows): the bits per field that take \
-         the fewest bytes in total, and what they save; as a map, with a table for people and the \
-         commands that would do it."),
+        "From the values that are there (a sample of a million rows, at least 1000): the bits per \
+         field that take the fewest bytes in total, and what they save; as a map, with a table for \
+         people and the commands that would do it."),
     spec("tm.roll", 2, flag::NAMED | flag::WRITE | ADMIN, "space",
         "Closes the newest table of a space, though it is not full, and opens the next. 1, or 0 if \
          it is empty."),

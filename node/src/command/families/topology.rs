@@ -172,4 +172,24 @@ pub(crate) const TABLE: &[Spec] = &[
         ],
         ..spec("module", -2, 0, "4.0.0", "", "A container for commands about modules.")
     },
+    Spec {
+        group: "scripting",
+        subcommands: &[
+            help_row("function|help", "scripting", "7.0.0"),
+            Spec { group: "scripting", ..spec("function|list", -2, flag::NOSCRIPT, "7.0.0",
+                "[LIBRARYNAME library-name-pattern] [WITHCODE]",
+                "An empty array: there are no functions.") },
+        ],
+        ..spec("function", -2, 0, "7.0.0", "", "A container for commands about functions.")
+    },
+    Spec {
+        group: "scripting",
+        subcommands: &[
+            Spec { group: "scripting", ..spec("script|exists", -3, flag::NOSCRIPT, "2.6.0",
+                "sha1 [sha1 ...]",
+                "A 0 for each digest: there are no scripts.") },
+            help_row("script|help", "scripting", "5.0.0"),
+        ],
+        ..spec("script", -2, 0, "2.6.0", "", "A container for commands about scripts.")
+    },
 ];

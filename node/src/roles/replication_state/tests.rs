@@ -68,6 +68,7 @@ fn an_order_that_comes_during_a_check_shuts_the_gate() {
         ip: String::new(),
         port: 1,
         refused_log: false,
+        diverged_at: None,
         sending: Sending::Log,
         written: 0,
         durable: 0,

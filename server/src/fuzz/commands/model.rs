@@ -316,7 +316,7 @@ impl Model {
         Some(Frame::Array(triples.into_iter().map(one).collect()))
     }
 
-    /// Whether HSETNX and SETNX set this counter.
+    /// Whether HSETNX and SETNX set this counter, and HSET counts it as new.
     fn is_unset(&self, id: u64, field: usize) -> bool {
         self.rows.get(&id).is_none_or(|row| row[field] == 0)
     }
@@ -369,7 +369,7 @@ impl Model {
                 };
                 let values = Model::values(&words[from..])?;
                 let fields: BTreeSet<usize> = values.iter().map(|(field, _)| *field).collect();
-                let created = if self.rows.contains_key(&id) { 0 } else { fields.len() };
+                let created = fields.iter().filter(|&&field| self.is_unset(id, field)).count();
                 self.set(id, &values);
                 if name == b"HSET" { Frame::Integer(created as i64) } else { ok() }
             }

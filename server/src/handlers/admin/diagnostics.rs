@@ -3,7 +3,8 @@
 use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::help::help;
-use dataset::engines::KeyRef;
+use dataset::cold::Unreadable;
+use dataset::engines::{CounterSpace, KeyRef};
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::Outcome;
 use node::command::table::with_numbers;
@@ -190,17 +191,27 @@ fn memory_usage(call: &mut Call<'_>) -> Outcome {
     }
     match call.node.engines().resolve(call.args.at(2)).ok() {
         Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
-            if space.exists(id)? {
-                let bytes = space.memory_bytes().div_ceil(space.rows().max(1));
-                call.reply.int(i64::try_from(bytes).unwrap_or(i64::MAX));
-            } else {
-                call.reply.null();
+            match row_bytes(call, space, id)? {
+                Some(bytes) => call.reply.int(i64::try_from(bytes).unwrap_or(i64::MAX)),
+                None => call.reply.null(),
             }
         }
         None => call.reply.null(),
         Some(KeyRef::Pair { .. }) => return Err(Refusal::NOT_COUNTED),
     }
     Ok(())
+}
+
+/// Returns the bytes that a row takes in a full table, unless it does not exist.
+fn row_bytes(
+    call: &mut Call<'_>,
+    space: &CounterSpace,
+    id: u64,
+) -> Result<Option<u64>, Unreadable> {
+    let row = &mut call.scratch.row;
+    row.clear();
+    row.resize(space.schema().width(), 0);
+    Ok(space.get(id, row)?.then(|| space.row_bytes(row)))
 }
 
 fn memory_doctor(call: &mut Call<'_>) -> Outcome {
@@ -272,8 +283,8 @@ fn debug_object(call: &mut Call<'_>) -> Outcome {
         return Err(refuse!("ERR no such key"));
     }
     let bytes = match call.node.engines().resolve(call.args.at(2)).ok() {
-        Some(KeyRef::Row { space, .. } | KeyRef::Cell { space, .. }) => {
-            space.memory_bytes().div_ceil(space.rows().max(1))
+        Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
+            row_bytes(call, space, id)?.unwrap_or(0)
         }
         _ => 0,
     };

@@ -195,12 +195,14 @@ fn memory(Sample { node, .. }: &Sample, out: &mut String) {
     let tables = node.loaded().map_or(0, |engines| engines.memory_bytes());
     let limit = node.config().memory_bytes();
     let resident = resident_bytes();
+    // What the limit limits: see `Sharing` in net/workers.rs.
+    let used = resident.max(tables);
     let (peak, system) =
         (kilobytes("/proc/self/status", "VmHWM"), kilobytes("/proc/meminfo", "MemTotal"));
     lines!(
         out,
-        "used_memory" = tables,
-        "used_memory_human" = human(tables),
+        "used_memory" = used,
+        "used_memory_human" = human(used),
         "used_memory_rss" = resident,
         "used_memory_rss_human" = human(resident),
         // What the kernel has seen at most: tables and all else.
@@ -218,8 +220,6 @@ fn memory(Sample { node, .. }: &Sample, out: &mut String) {
         "maxmemory" = limit,
         "maxmemory_human" = human(limit),
         "maxmemory_policy" = "noeviction",
-        "mem_fragmentation_ratio" = format!("{:.2}", resident as f64 / tables.max(1) as f64),
-        "mem_fragmentation_bytes" = resident as i64 - tables as i64,
         "mem_clients_subscriptions" =
             node.clients.list().iter().map(|c| c.kept_bytes.load(Relaxed)).sum::<usize>(),
         "mem_clients_normal" =

@@ -703,7 +703,7 @@ pub(crate) fn info(node: &Node, out: &mut String) {
          master_repl_offset:{}\r\nsecond_repl_offset:-1\r\nrepl_backlog_active:0\r\n\
          repl_backlog_size:0\r\nrepl_backlog_first_byte_offset:0\r\nrepl_backlog_histlen:0\r\n\
          repl_term:{:016x}\r\nrepl_fenced:{}\r\nrepl_sentinel_groups:{}\r\nrepl_sentinels:{}\r\n\
-         repl_full_syncs:{}\r\n\
+         repl_refusing_replicas:{}\r\nrepl_full_syncs:{}\r\n\
          repl_continued:{}\r\nrepl_max_replicas:{}\r\n",
         failover,
         replication.term.load(Relaxed) as u32,
@@ -713,6 +713,7 @@ pub(crate) fn info(node: &Node, out: &mut String) {
         u8::from(replication.is_fenced()),
         replication.sentinel_groups(),
         replication.sentinels_heard(),
+        replication.feeds.refusing(),
         replication.full_syncs.load(Relaxed),
         replication.continued.load(Relaxed),
         settings.max_replicas,

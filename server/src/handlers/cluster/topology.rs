@@ -19,7 +19,7 @@ use dataset::clock::unix_ms;
 use node::cluster::Member;
 use node::cluster::health::{Pulse, State};
 use node::cluster::slot::{SLOTS, of_key, write_range};
-use node::command::error::{Refusal, refuse};
+use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::Outcome;
 use node::roles::node::Node;
 use node::roles::{LinkState, Master};
@@ -64,6 +64,12 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("module|help", help),
     ("module|list", list),
     ("module", help),
+    ("function|help", help),
+    ("function|list", list_functions),
+    ("function", help),
+    ("script|exists", scripts_exist),
+    ("script|help", help),
+    ("script", help),
 ];
 
 fn no_cluster(call: &mut Call<'_>) -> Outcome {
@@ -445,6 +451,32 @@ const BLOOM_VERSION: i64 = 20_405;
 
 fn list(call: &mut Call<'_>) -> Outcome {
     write_modules(&mut call.reply);
+    Ok(())
+}
+
+fn list_functions(call: &mut Call<'_>) -> Outcome {
+    let (mut has_name, mut with_code) = (false, false);
+    let mut options = call.args.from(2).iter();
+    while let Some(option) = options.next() {
+        if !with_code && option.eq_ignore_ascii_case(b"withcode") {
+            with_code = true;
+        } else if !has_name && option.eq_ignore_ascii_case(b"libraryname") {
+            has_name = true;
+            if options.next().is_none() {
+                return Err(refuse!("ERR library name argument was not given"));
+            }
+        } else {
+            return Err(refuse!("ERR Unknown argument {}", Printable(option)));
+        }
+    }
+    call.reply.array(0);
+    Ok(())
+}
+
+fn scripts_exist(call: &mut Call<'_>) -> Outcome {
+    let digests = call.args.len() - 2;
+    call.reply.array(digests);
+    (0..digests).for_each(|_| call.reply.int(0));
     Ok(())
 }
 

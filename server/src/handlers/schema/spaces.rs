@@ -387,6 +387,10 @@ fn existence_tables(space: &ExistenceSpace, all: &mut Vec<Entries>) {
     }));
 }
 
+/// Minimum number of rows for TM.ADVISE. The values of fewer rows do not show how wide those of
+/// later rows are.
+const MIN_ADVICE_ROWS: u64 = 1000;
+
 fn advise(call: &mut Call<'_>) -> Outcome {
     let name = call.args.at(1).to_vec();
     counter_space(call.node.engines(), &name)?;
@@ -395,8 +399,12 @@ fn advise(call: &mut Call<'_>) -> Outcome {
         let advice = space
             .advise_with(space.cold().rows(), |most, f| space.cold().sample(most, f))
             .map_err(disk)?;
-        let Some(advice) = advice else {
-            return Err(refuse!("ERR the space '{}' has no rows to judge by", space.name()));
+        let rows = advice.as_ref().map_or(0, |advice| advice.rows);
+        let Some(advice) = advice.filter(|_| rows >= MIN_ADVICE_ROWS) else {
+            return Err(refuse!(
+                "ERR the space '{}' has {rows} rows; advice needs at least {MIN_ADVICE_ROWS}",
+                space.name()
+            ));
         };
         let changed = advice.fields.iter().filter(|field| field.best != field.width);
         let commands = changed.map(|f| {

@@ -69,7 +69,7 @@ function showTiles(status, spaces, last) {
     tile("Writes per second", "writes_per_s", last?.writes_per_s, rate(last?.writes_per_s), `${rate(last?.commands_per_s)} commands/s`),
     tile("Rows", "rows", rows, count(rows), `in ${spaces.counters.length} counter spaces`),
     tile("Flags", "pairs", pairs, count(pairs), `in ${spaces.existences.length} existence spaces`),
-    tile("Memory of tables", "used_memory", values.used_memory, bytes(values.used_memory), `limits: ${bytes(values.maxmemory)}`),
+    tile("Memory", "used_memory", values.used_memory, bytes(values.used_memory), `limit: ${bytes(values.maxmemory)}`),
     tile("Clients", "connected_clients", values.connected_clients, count(values.connected_clients), `of ${count(values.maxclients)}`),
     tile("Commands", "total_commands_processed", values.total_commands_processed, count(values.total_commands_processed), `${count(values.total_error_replies)} errors`),
   ];
@@ -210,7 +210,7 @@ function showMemory(status, spaces) {
   const other = Math.max(0, resident - accounted);
   const whole = Math.max(resident, accounted, 1);
   const legend = [...parts.filter((part) => part.size > 0), { name: "program, allocator and the rest", color: "--line", size: other }];
-  const limited = h("p", {}, `Tables take ${bytes(values.used_memory)}; the limits of the spaces add up to ${bytes(values.maxmemory)} for rows and filters.`);
+  const limited = h("p", {}, `It uses ${bytes(values.used_memory)} of the ${bytes(values.maxmemory)} that server.memory_bytes allows:`);
   // Only what is in memory: both sums are of the same data.
   const rows = sum(spaces.counters, "rows");
   const pairs = spaces.existences.flatMap((space) => space.tables).filter((t) => t.state !== "cold").reduce((all, t) => all + t.pairs, 0);

@@ -1,6 +1,7 @@
 //! Roles: master or replica, of which master, and what a master asks of its replicas.
 
 use super::{follow, follow_port, in_step, info, likes, number, relay, small};
+use crate::admin::{get, with_admin};
 use redis::Commands;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use tidemark_server::config::{Config, Fsync};
@@ -209,6 +210,38 @@ fn a_master_with_too_few_replicas_refuses_writes() {
     eventually("it was heard again", || !refused(&master));
     set("min-replicas-to-write", "2");
     assert!(refused(&master), "from now on");
+}
+
+/// O8. A master comes back with an empty directory: its replica keeps its data, and the master is
+/// not ready until the replica follows.
+#[test]
+fn an_empty_master_whose_replica_has_data_is_not_ready() {
+    let (master, admin) = with_admin(small);
+    let replica = TestServer::with(small);
+    let mut connection = master.connection();
+    (1..100).for_each(|id| connection.hset(format!("post:{id}"), "like", id).unwrap());
+    follow(&replica, &master);
+    in_step(&master, &replica);
+    assert_eq!(get(admin, "/readyz", &[]).status, 200);
+    let master = master.restart_with(|config| {
+        for file in std::fs::read_dir(&config.durability.dir).unwrap() {
+            std::fs::remove_file(file.unwrap().path()).unwrap();
+        }
+    });
+    follow(&replica, &master);
+    eventually("the replica refuses", || number(&master, "repl_refusing_replicas") == 1);
+    let answer = get(admin, "/readyz", &[]);
+    assert!(answer.status == 503 && answer.body.contains("refuses to follow"), "{}", answer.body);
+    let gauge = "tidemark_replication_refusing_replicas 1\n";
+    assert!(get(admin, "/metrics", &[]).body.contains(gauge));
+    assert_eq!(likes(&replica, 7..8), [Some(7)]);
+    // The master's data are the wanted ones after all.
+    redis::cmd("REPLICAOF")
+        .arg(&["127.0.0.1", &master.port().to_string(), "FORCE"])
+        .exec(&mut replica.connection())
+        .unwrap();
+    eventually("the replica follows", || get(admin, "/readyz", &[]).status == 200);
+    assert_eq!(number(&master, "repl_refusing_replicas"), 0);
 }
 
 /// F13: REPLICAOF a Redis left the node read-only for ever, and INFO said "unknown command". The
