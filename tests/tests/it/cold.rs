@@ -156,9 +156,11 @@ fn spilled_rows_are_read_changed_deleted_merged_and_restarted() {
         let o = 100 * round;
         let mut connection = server.connection();
         let c = &mut connection;
+        // HSET counts a counter that was 0 as new.
+        let is_zero = |i: u64, field: usize| i64::from(truth[&id(i)][field] == 0);
         for (text, reply) in [
             (format!("HINCRBY post:{} like 5", id(o)), truth[&id(o)][0] + 5),
-            (format!("HSET post:{} repost 77", id(o + 1)), 0),
+            (format!("HSET post:{} repost 77", id(o + 1)), is_zero(o + 1, 1)),
             (format!("INCRBY post:{}:read 9", id(o + 2)), truth[&id(o + 2)][3] + 9),
             (format!("DEL post:{}", id(o + 3)), 1),
             (format!("DEL post:{}", id(o + 3)), 0),
@@ -166,7 +168,7 @@ fn spilled_rows_are_read_changed_deleted_merged_and_restarted() {
             (format!("HINCRBY post:{} read 4", id(o + 5) + 1), 4),
             (format!("DEL post:{}", id(o + 6)), 1),
             (format!("HINCRBY post:{} comment 6", id(o + 6)), 6),
-            (format!("HSET post:{} like 0", id(o + 7)), 0),
+            (format!("HSET post:{} like 0", id(o + 7)), is_zero(o + 7, 0)),
         ] {
             assert_eq!(call::<i64>(c, &text).unwrap(), reply, "{text}");
         }

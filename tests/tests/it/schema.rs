@@ -224,7 +224,7 @@ fn declared_bounds_are_altered_and_stay_so() {
             // What lies beyond already may only come back.
             ("HINCRBY post:1 like 1", "-ERR the value of 'like' would leave its bounds {..1}\r\n"),
             ("HINCRBY post:1 like 0", ":2\r\n"),
-            ("HINCRBY post:1 like -2", ":0\r\n"),
+            ("HINCRBY post:1 like -1", ":1\r\n"),
             (
                 "TM.SPACE ALTER post BOUND like {..}",
                 &answer("like:12 stock:20{0..} level:8{0..3}sat"),
