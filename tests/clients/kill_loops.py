@@ -24,7 +24,7 @@ from nodes import Node, scratch, until
 
 WORKERS, BATCH, MEMBERS = 4, 16, 8
 # The ids: a range that grows, and some far from it and from each other.
-DENSE, WINDOW, USERS = 1000, 100, 40
+DENSE, WINDOW, USERS = 1500, 100, 40
 FAR = [base + n for base in (2**40, 2**60, 2**64 - 16) for n in range(16)]
 FIELDS = ("seen", "hits", "score")
 EXACT, FILTERS = ("liked", "tag"), ("liked", "tag", "seen", "mark")
@@ -35,7 +35,7 @@ counter = [{ name = "post", fields = "like:4 seen:4 hits:6 score:8", rows = "pos
 existence = [{ name = "liked", pairs = "liked:{id}", pairs_per_table = 256, ledger = "exact" },
              { name = "tag", pairs = "tag:{id}", pairs_per_table = 256, ledger = "exact" },
              { name = "seen", pairs = "seen:{id}", pairs_per_table = 256 },
-             { name = "mark", pairs = "mark:{id}", pairs_per_table = 256, spill = false, max_tables = 4 }]
+             { name = "mark", pairs = "mark:{id}", pairs_per_table = 256, spill = false, max_tables = 2 }]
 view = [{ name = "home", counters = ["post.like", "post.seen", "post.hits", "post.score"], flags = ["liked", "tag", "seen", "mark"] }]
 action = [{ name = "like", flag = "liked", counter = "post.like" }, { name = "see", flag = "seen", counter = "post.seen" }]
 [server]
@@ -88,7 +88,7 @@ class Worker:
         elif kind < 0.4:
             choice = self.rng.randrange(WORKERS, self.dense)
         else:
-            self.dense = min(DENSE, self.dense + (self.rng.random() < 0.1))
+            self.dense = min(DENSE, self.dense + (self.rng.random() < 0.04))
             choice = self.rng.randrange(max(WORKERS, self.dense - WINDOW), self.dense)
         return choice - choice % WORKERS + self.number
 
@@ -276,10 +276,10 @@ class Operator:
         client = node.client(timeout_s=30)
         while not stop.wait(self.rng.uniform(0, 0.3)):
             words = self.some_words(is_master)
+            self.added += "ADD" in words
             try:
                 client.execute_command(*words)
                 self.totals["operator"] += 1
-                self.added += "ADD" in words
             except redis.ResponseError as error:
                 self.totals[f"operator refused: {' '.join(map(str, words[:3]))}: {str(error)[:60]}"] += 1
             except redis.RedisError:
@@ -356,7 +356,7 @@ def play(args, folder):
                         for name, count in totals.items() if name.startswith(("kill", "again", "wipe")))
             lost = sum(text.endswith("lost") for text in wrong)
             print(f"round {round}: {event}; so far {kills} kills, {totals['ops']} ops, {totals['unanswered']} without an answer, {totals['operator']} by the operator, "
-                  f"{totals['compared']} values compared, {lost} lost, {len(wrong) - lost} wrong, {totals['false positives']} false positives", flush=True)
+                  f"{totals['compared']} values compared, {lost} lost, {len(wrong) - lost} wrong, {totals['false positives']} false positives, {totals['recycled']} recycled", flush=True)
             assert not wrong, "\n".join(wrong[:40])
         print(f"seed {args.seed}, {round} rounds: {dict(sorted(totals.items()))}")
     finally:

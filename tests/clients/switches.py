@@ -1,7 +1,7 @@
 """Switches of the master beside three stock redis-sentinels, under four writers that never pause.
 
 Planned switches exchange the roles by an order: sentinel (SENTINEL FAILOVER), failover (FAILOVER TO), replicaof (REPLICAOF NO ONE), upgrade (tidemark upgrade).
-Unplanned ones take the master away for five seconds: kill (kill -9), stop (SIGSTOP), cut (its link, while a client on its side goes on writing to it).
+Unplanned ones take the master away for five seconds, or longer until there is another one: kill (kill -9), stop (SIGSTOP), cut (its link, while a client on its side goes on writing to it).
 
 The writers ask Sentinel for the master, as clients do. With --wait N a write counts as acknowledged when WAIT has found it on N replicas, else when it is
 answered. It is checked that
@@ -240,12 +240,18 @@ class Play:
             until("the Sentinels have published", lambda: old.info().get("repl_sentinels") == 3)
         time.sleep(0.3)
         seen, began = len(self.writers.acked), time.monotonic()
-        stray = self.take_away(by, old) if by in UNPLANNED else self.order(by, old, number)
+        bring_back = self.take_away(by, old) if by in UNPLANNED else self.order(by, old, number)
+        # A client that knows no other node.
+        stray = self.writers.stray(old) if bring_back else None
         until("another master", lambda: self.named() and old.address not in self.named() and len(self.named()) == 1)
         agreed = time.monotonic() - began
         new = next(node for node in self.nodes if node.address in self.named())
         until("a new master accepts writes", lambda: any(self.writers.accepted_by(node.address, began) for node in self.nodes if node is not old))
         missing = lost(new, [ack for ack in self.writers.acked[:] if ack.at < began][-1000:])
+        if bring_back:
+            time.sleep(max(0, began + AWAY_S - time.monotonic()))
+            bring_back()
+        back = time.monotonic()
         until("the old master follows", lambda: old.info().get("role") == "slave" and old.is_up())
         if stray:
             stray.set()
@@ -262,7 +268,7 @@ class Play:
         if by == "cut" and not self.args.redis:
             self.dropped.append(given_up(self.args, old))
         gaps = self.writers.gaps(began - 0.2)
-        took = max((write.at - began - AWAY_S for write in self.writers.accepted if write.is_stray and write.at > began), default=0)
+        took = max((write.at - back for write in self.writers.accepted if write.is_stray and write.at > began), default=0)
         for name, seconds in zip(("Sentinels agree", "no write accepted", "no write acknowledged", "old master took writes"), (agreed, *gaps, max(0, took))):
             self.figures[by][name].append(seconds)
         print(f"round {number + 1}: {by}: " + ", ".join(f"{name} {seconds[-1]:.2f} s" for name, seconds in self.figures[by].items())
@@ -282,19 +288,16 @@ class Play:
             replica.client().execute_command("REPLICAOF", "NO", "ONE")
 
     def take_away(self, by, old):
-        """Takes the master away, to come back by itself. Returns the event that ends the writes of a client that knows no other node."""
+        """Takes the master away. Returns what brings it back."""
         if by == "kill":
             old.process.kill()
             old.process.wait()
-            bring_back = old.start
-        elif by == "stop":
+            return old.start
+        if by == "stop":
             freeze(old.process)
-            bring_back = lambda: old.process.send_signal(signal.SIGCONT)
-        else:
-            old.proxy.cut()
-            bring_back = old.proxy.mend
-        threading.Timer(AWAY_S, bring_back).start()
-        return self.writers.stray(old)
+            return lambda: old.process.send_signal(signal.SIGCONT)
+        old.proxy.cut()
+        return old.proxy.mend
 
     def check(self):
         writers = self.writers
