@@ -11,8 +11,8 @@ const MAX_BYTES_PER_REFERENCE: usize = 264;
 
 const BROKEN: Error = Error::Format("a compressed string is broken");
 
-/// Unpacks `packed` into exactly `length` bytes of `out`. A length that `packed` cannot expand to is
-/// refused before `out` grows.
+/// Unpacks `packed` into exactly `length` bytes of `out`. A length that `packed` cannot expand to
+/// is refused before `out` grows.
 pub(crate) fn unpack(packed: &[u8], length: u64, out: &mut Vec<u8>) -> Result<(), Error> {
     let length = usize::try_from(length).unwrap_or(usize::MAX);
     if length > MAX_UNPACKED_BYTES {

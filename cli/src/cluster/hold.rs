@@ -11,8 +11,8 @@ const HOLD: Duration = Duration::from_secs(5);
 const RENEW_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest wait for the hold of another command.
 const MAX_WAIT: Duration = Duration::from_secs(15);
-/// Time between two attempts to take the hold or to hand over slots, and between two polls of a node
-/// that copies rows.
+/// Time between two attempts to take the hold or to hand over slots, and between two polls of a
+/// node that copies rows.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Returns a random id of a node, or token of a hold.

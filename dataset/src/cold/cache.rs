@@ -1,9 +1,9 @@
 //! Cache of cold rows and pair answers, and the pins of the current turn.
 //!
 //! The cache holds rows, not blocks: cold traffic is spread over old posts, and a block would bring
-//! six hundred rows for one. A row's key contains its file, so no entry is ever stale: after a merge
-//! the same id has another key. quick_cache: a hit takes some 12 ns, the cache is bounded by weight,
-//! and a single scan of many rows does not evict rows that are read repeatedly.
+//! six hundred rows for one. A row's key contains its file, so no entry is ever stale: after a
+//! merge the same id has another key. quick_cache: a hit takes some 12 ns, the cache is bounded by
+//! weight, and a single scan of many rows does not evict rows that are read repeatedly.
 //!
 //! A pin keeps a row available to the thread for one turn, whatever the cache evicts.
 
@@ -25,8 +25,8 @@ pub(crate) type Key = (u64, u128);
 /// Values of a row. Up to [`INLINE`] values need no heap memory, so that the cache can count its
 /// bytes.
 pub(crate) type Values = SmallVec<[i64; INLINE]>;
-/// Content of a file for an id: its values, or `None` if there is no such row. A pair has no values;
-/// it is set or `None`.
+/// Content of a file for an id: its values, or `None` if there is no such row. A pair has no
+/// values; it is set or `None`.
 pub(crate) type Row = Option<Values>;
 /// A row, or why it cannot be read.
 pub(crate) type Read = Result<Row, Arc<str>>;
@@ -149,8 +149,9 @@ impl ColdCache {
         }
     }
 
-    /// Whether any row or flag of any space may be on disk. Checked several times per command, so it
-    /// is one load. It never returns to false, and is set before a thread can learn of such a row.
+    /// Whether any row or flag of any space may be on disk. Checked several times per command, so
+    /// it is one load. It never returns to false, and is set before a thread can learn of such a
+    /// row.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.any.load(Relaxed)

@@ -1,8 +1,8 @@
-//! Reading cold rows and flags for a turn: one job per block or pair, which threads of their own
-//! read concurrently.
+//! Reads cold rows and flags for turns of connections: one job per block or pair, executed
+//! concurrently by a pool of threads.
 //!
-//! Turns are served in their order, but one that wants more than `SHARE` goes to the end of the
-//! line after each so many: a request for a million rows does not delay a page.
+//! Turns are served in order of arrival. A turn moves to the end of the queue after every `SHARE`
+//! of its jobs, so that a request for a million rows does not delay a page.
 
 use crate::cold::cache::{ColdCache, Key, PINS, Pins, Read, Row, Values};
 use crate::cold::ledger::Lookup;
@@ -21,21 +21,19 @@ use std::time::Instant;
 use store::{BLOCK_BYTES, Block, ColdFile, time};
 use tokio::sync::oneshot;
 
-/// Jobs of a turn that are taken before another's: the page of fifty rows and two flags of each,
-/// and some.
+/// Jobs of a turn before the next turn is served: enough for a page of 50 rows with two flags each.
 const SHARE: usize = 200;
-/// Rows and pairs beyond which a turn is not looked ahead of the request at hand: those behind it
-/// are read with the next one that needs to wait.
+/// Number of rows and pairs at which a turn stops looking ahead in its pipeline. Later requests are
+/// read with the next turn that waits.
 const ENOUGH: usize = 4096;
-/// Turns that may wait before it is looked which of them are still wanted. A disk that hangs comes
-/// to none of them, and clients leave and come back.
-const FEW: usize = 1024;
-/// What one is counted with in the memory of its client: as it is asked for, and as it is at hand,
-/// in a table that is half empty.
+/// Queue length above which cancelled turns are purged: while a disk hangs, clients disconnect and
+/// come back.
+const PURGE_LENGTH: usize = 1024;
+/// Memory accounted per row or pair: the request, and the pin in a half-empty table.
 const WANTED_BYTES: usize =
     size_of::<(Arc<ColdFile>, u64, u64)>() + size_of::<What>() + 2 * size_of::<(Key, Read)>();
 
-/// Rows and pairs that a turn needs and that are not at hand.
+/// Rows and pairs that a turn needs and that are neither cached nor pinned.
 #[derive(Default)]
 pub struct Fetching {
     wanted: Vec<(Arc<ColdFile>, u64, u64)>,
@@ -56,7 +54,7 @@ impl Fetching {
         self.lookups.push(lookup);
     }
 
-    /// Whether everything is at hand.
+    /// Whether nothing is missing.
     pub fn is_ready(&self) -> bool {
         self.len() == 0
     }
@@ -65,41 +63,41 @@ impl Fetching {
         self.wanted.len() + self.pairs.len() + self.lookups.len()
     }
 
-    /// Whether no more is to be read at once.
+    /// Whether the turn should stop looking ahead.
     pub fn is_enough(&self) -> bool {
         self.len() >= ENOUGH
     }
 
-    /// Bytes of memory that it will take until the requests have run.
+    /// Memory in bytes until the requests have run.
     pub fn bytes(&self) -> usize {
         self.len() * WANTED_BYTES
     }
 }
 
-/// What is to be read, and for whom.
+/// A read, and the turn that waits for it.
 struct Job {
     what: What,
     turn: Arc<Waiting>,
 }
 
 enum What {
-    /// One block, and the rows that are wanted of it.
+    /// Some rows of one block.
     Rows { file: Arc<ColdFile>, block: u64, ids: Vec<u64> },
-    /// A pair, in the pages that its file's filters have for it.
+    /// A pair, in its page of each filter.
     Pair { file: Arc<PairFile>, pair: Pair },
-    /// The blocks that a ledger's lookup needs.
+    /// A lookup in a ledger.
     Settle(Lookup),
 }
 
-/// What of a turn is still to be done.
+/// Pending jobs of a turn.
 struct Rest {
     jobs: std::vec::IntoIter<What>,
     turn: Arc<Waiting>,
-    /// Of its share.
+    /// Jobs taken of the current share.
     taken: usize,
 }
 
-/// A turn that waits for its jobs.
+/// A turn that waits for reads.
 struct Waiting {
     cold: Arc<Cold>,
     pins: Mutex<Pins>,
@@ -108,12 +106,12 @@ struct Waiting {
     asked: Instant,
 }
 
-/// The threads that read. They start with the first job, and end with this.
+/// The pool of reader threads. They start with the first job, and end when this is dropped.
 pub(crate) struct Reads {
     threads: usize,
     started: OnceLock<()>,
     queue: Arc<Queue>,
-    /// Turns that wait.
+    /// Number of waiting turns.
     pub(crate) awaited: AtomicUsize,
 }
 
@@ -123,19 +121,19 @@ struct Queue {
     nudge: Condvar,
 }
 
-/// The turns that wait, in the order in which they are served.
+/// Queue of waiting turns, in the order of service.
 #[derive(Default)]
 struct Line {
     turns: VecDeque<Rest>,
-    /// Twice as many as were wanted when that was looked at last.
+    /// Twice the number of turns after the last purge.
     most: usize,
     closed: bool,
 }
 
 impl Line {
-    /// Puts one at its end. See [`Line::next`] for `left`.
+    /// Appends a turn. See [`Line::next`] for `left`.
     fn add(&mut self, rest: Rest, left: &mut Vec<Rest>) {
-        if self.turns.len() >= self.most.max(FEW) {
+        if self.turns.len() >= self.most.max(PURGE_LENGTH) {
             let all = std::mem::take(&mut self.turns);
             for rest in all {
                 if rest.turn.is_left() { left.push(rest) } else { self.turns.push_back(rest) }
@@ -145,12 +143,12 @@ impl Line {
         self.turns.push_back(rest);
     }
 
-    /// The next one. What nothing waits for any more is moved to `left`, for the caller to drop
-    /// when it holds no lock: the last turn may have all of [`Cold`].
+    /// Returns the next job. Moves cancelled turns to `left`. The caller drops them without a lock,
+    /// since the last turn may own [`Cold`].
     fn next(&mut self, left: &mut Vec<Rest>) -> Option<Job> {
         loop {
             let first = self.turns.front_mut()?;
-            // The rest of a connection that has gone is not needed.
+            // Skips the jobs of a closed connection.
             let Some(what) = first.jobs.next().filter(|_| !first.turn.is_left()) else {
                 left.extend(self.turns.pop_front());
                 continue;
@@ -174,7 +172,7 @@ impl Reads {
         Reads { threads: threads.max(1), started, queue, awaited }
     }
 
-    /// Has the threads do this, behind what they were told before.
+    /// Queues a turn and wakes the threads.
     fn add(&self, rest: Rest) {
         let jobs = rest.jobs.len();
         let mut left = Vec::new();
@@ -185,10 +183,10 @@ impl Reads {
             return;
         }
         self.start();
-        // Without the lock, which each that wakes up takes first.
+        // Not under the lock: each woken thread takes it first.
         for _ in 0..jobs.min(self.threads) {
             if !self.queue.nudge.notify_one() {
-                // All are awake, and look for more when they have read.
+                // All threads are awake, and take another job after the current one.
                 break;
             }
         }
@@ -221,7 +219,7 @@ impl Drop for Reads {
 }
 
 impl Queue {
-    /// Does all that is asked for now.
+    /// Executes all queued jobs.
     fn run_all(&self) {
         loop {
             let mut left = Vec::new();
@@ -235,7 +233,7 @@ impl Queue {
 
     fn take(&self) -> Option<Job> {
         loop {
-            // Goes after the lock has gone.
+            // Declared before `line`, so dropped after the lock.
             let mut left = Vec::new();
             let mut line = self.line.lock();
             let job = line.next(&mut left);
@@ -263,18 +261,18 @@ impl Waiting {
         (Arc::new(turn), end)
     }
 
-    /// Whether nothing waits for it any more.
+    /// Whether the turn was cancelled.
     fn is_left(&self) -> bool {
         self.done.lock().as_ref().is_none_or(oneshot::Sender::is_closed)
     }
 
-    /// This is what came of one of its jobs.
+    /// Adds the result of a job, and ends the turn after the last one.
     fn add(&self, reads: impl IntoIterator<Item = (Key, Read)>) {
         self.pins.lock().extend(reads);
         if self.left.fetch_sub(1, AcqRel) == 1 {
             let pins = std::mem::take(&mut *self.pins.lock());
             if let Some(done) = self.done.lock().take() {
-                // A connection that has gone does not want them any more.
+                // Fails if the connection is closed.
                 let _ = done.send(pins);
             }
         }
@@ -288,7 +286,7 @@ impl Drop for Waiting {
 }
 
 impl Job {
-    /// Reads and waits for the disk.
+    /// Reads from disk.
     fn run(self) {
         let Job { what, turn } = self;
         match what {
@@ -304,7 +302,7 @@ impl Job {
     }
 }
 
-/// The rows that are wanted of a block, which are cached; or why there are none, which is reported.
+/// Decodes the wanted rows of a block and caches them. Logs a damaged block.
 fn rows(
     cold: &ColdCache,
     file: &ColdFile,
@@ -352,7 +350,7 @@ impl Cold {
         Arc::new(Cold { cache, reads: Reads::new(threads), trouble: Mutex::default() })
     }
 
-    /// The cache, for what must not hold the threads.
+    /// The cache alone. Files hold it, as they must not keep the threads alive.
     pub(crate) fn cache(&self) -> &Arc<ColdCache> {
         &self.cache
     }
@@ -362,8 +360,7 @@ impl Cold {
         self.reads.awaited.load(Relaxed) > 0
     }
 
-    /// Reads what is wanted, all at the same time. Gives that and what is pinned on this thread
-    /// now.
+    /// Reads all missing rows concurrently. Returns them together with this thread's pins.
     pub fn fetch(
         self: &Arc<Self>,
         fetching: Fetching,
@@ -391,7 +388,7 @@ impl Cold {
         let jobs: Vec<What> = rows.chain(wanted_pairs).chain(lookups).collect();
         let rest = Rest { jobs: jobs.into_iter(), turn, taken: 0 };
         self.reads.add(rest);
-        // A read that ends without an answer gets none: then the turn asks for them again.
+        // A job that panics sends no answer; the turn then requests its rows again.
         async move { end.await.unwrap_or_default() }
     }
 }
@@ -509,9 +506,9 @@ mod tests {
         let file = file();
         let mut line = Line::default();
         let stay: Vec<_> = (0..100).map(|_| turn(&mut line, &file, 1)).collect();
-        for _ in 0..10 * FEW {
+        for _ in 0..10 * PURGE_LENGTH {
             drop(turn(&mut line, &file, 1));
-            assert!(line.turns.len() <= FEW, "{}", line.turns.len());
+            assert!(line.turns.len() <= PURGE_LENGTH, "{}", line.turns.len());
         }
         assert_eq!(std::iter::from_fn(|| line.next(&mut Vec::new())).count(), stay.len());
     }

@@ -131,8 +131,8 @@ impl PairLedger {
         }
     }
 
-    /// Returns the lookup that decides whether a pair is set that the filter answers with yes; `None`
-    /// if that is known without a read.
+    /// Returns the lookup that decides whether a pair is set that the filter answers with yes;
+    /// `None` if that is known without a read.
     pub(crate) fn lookup(self: &Arc<Self>, id: u64, member: &Member<'_>) -> Option<Lookup> {
         let named = in_ledger(*member);
         let key = self.key(id, named);

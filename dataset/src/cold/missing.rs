@@ -1,9 +1,9 @@
-//! What a page finds missing while it is read.
+//! Missing rows of a page, recorded while the page is read.
 //!
-//! Looking for cold rows before a request runs costs as much as the request, and finds nothing to
-//! read where the cache has them. So a page that can be read twice is not looked at: it is read,
-//! notes what is not at hand, and is read again once that has come. What it lacks it takes for
-//! unreadable meanwhile, so no answer is made of it.
+//! A search for cold rows before a request costs as much as the request, and finds nothing to read
+//! while the cache has the rows. So a page is read at once, and records the rows that are neither
+//! cached nor pinned. If there are any, it is read again after they have been fetched. The first
+//! attempt takes such rows for unreadable, so that it returns no answer.
 
 use crate::cold::cache::{ColdCache, Key, PINS, Read, pinned};
 use crate::cold::fetch::Fetching;
@@ -11,26 +11,26 @@ use std::cell::RefCell;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, LazyLock};
 
-/// What a read is told of a row that will be fetched.
+/// Error of a row that will be fetched.
 static TO_FETCH: LazyLock<Arc<str>> = LazyLock::new(|| "it is not read yet".into());
 
 #[derive(Default)]
 struct Notes {
     lacks: Fetching,
-    /// Rows and pairs that were in the cache, and are not counted yet.
+    /// Number of rows and pairs found in the cache.
     hits: u64,
 }
 
 thread_local! {
-    /// Of the page at hand, if it takes notes.
+    /// Notes of the current page, if it records missing rows.
     static NOTES: RefCell<Option<Notes>> = const { RefCell::new(None) };
 }
 
 impl ColdCache {
-    /// Runs `read`, and gives what it lacked. It is to be run again when that was
-    /// [fetched](super::Cold::fetch), and what it has read counts only if it lacked nothing.
+    /// Runs `read` and returns the missing rows. If there are any, the caller discards the result,
+    /// [fetches](super::Cold::fetch) them and calls this again.
     pub fn note_missing(&self, read: impl FnOnce()) -> Fetching {
-        /// Should the read panic.
+        /// Clears the notes if `read` panics.
         struct End;
         impl Drop for End {
             fn drop(&mut self) {
@@ -47,8 +47,9 @@ impl ColdCache {
         lacks
     }
 
-    /// What is at hand of a row or a pair that is read. If nothing is, and the page at hand takes
-    /// notes, `want` notes it there; `None`: it is to be read in place.
+    /// Returns a pinned or cached row or pair. If it is missing and the current page records
+    /// missing rows, `want` adds it there; otherwise returns `None`, and the caller reads it in
+    /// place.
     pub(crate) fn find(&self, key: &Key, want: impl FnOnce(&mut Fetching)) -> Option<Read> {
         if let Some(read) = pinned(key) {
             return Some(read);
@@ -62,7 +63,7 @@ impl ColdCache {
                 return Some(Err(TO_FETCH.clone()));
             };
             notes.hits += 1;
-            // It will be asked for again, and is not to leave the cache meanwhile.
+            // The page will be read again; the cache may evict the row until then.
             if !notes.lacks.is_ready() {
                 PINS.with_borrow_mut(|pins| pins.insert(*key, Ok(row.clone())));
             }

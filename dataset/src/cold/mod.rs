@@ -1,7 +1,8 @@
 //! Rows and flags on disk: which files hold them, how they are read, and the cache.
 //!
 //! ```text
-//!   turn of a connection -> are some ids cold, and neither cached nor pinned?  --no--> run commands
+//!   turn of a connection -> are some ids cold, and neither cached nor pinned?  --no--> run
+//!   commands
 //!        |  yes: the turn stops                                           ^
 //!        '-> one job per 4 KiB block, read by threads (fetch.rs) -------' pinned for the turn,
 //!                                                                          and cached
@@ -13,8 +14,8 @@
 //! Flags of old posts take the same path (`cold_filters.rs`).
 //!
 //! Commands do not know of cold rows. The engine finds them (`counter/src/cold.rs`) among the rows
-//! that the connection has fetched beforehand. A row that is missing there, as its file was replaced
-//! in between, is read in place, which costs the worker one disk read.
+//! that the connection has fetched beforehand. A row that is missing there, as its file was
+//! replaced in between, is read in place, which costs the worker one disk read.
 //!
 //! A row that cannot be read is an error of each call that needs it ([`Unreadable`]); it is never
 //! mistaken for a row that does not exist.

@@ -1,8 +1,8 @@
 //! The page file of one table's filters.
 //!
-//! A lookup reads one page per filter of the table's chain, until one has the pair; usually there is
-//! one filter. Pages are hardly ever read twice, so the cache holds answers: this pair, in this file,
-//! yes or no.
+//! A lookup reads one page per filter of the table's chain, until one has the pair; usually there
+//! is one filter. Pages are hardly ever read twice, so the cache holds answers: this pair, in this
+//! file, yes or no.
 
 use crate::cold::cache::{ColdCache, Key, Read, Row, Values};
 use phantom::{Chain, Note, Pair};

@@ -1,5 +1,5 @@
-//! Encodes marked state as log records for the commit thread. The records of a batch are in an order
-//! in which a reader can apply them one by one.
+//! Encodes marked state as log records for the commit thread. The records of a batch are in an
+//! order in which a reader can apply them one by one.
 
 use crate::cold::Unreadable;
 use crate::commit::Durability;

@@ -6,8 +6,8 @@
 //!   connection: with fsync = always its replies wait until Progress has reached its ticket
 //! ```
 //!
-//! [`store::Committer`] has the rules of commits. `encode.rs` and `ring_records.rs` encode marked state
-//! as records; `recovery/apply.rs` applies recovered records.
+//! [`store::Committer`] has the rules of commits. `encode.rs` and `ring_records.rs` encode marked
+//! state as records; `recovery/apply.rs` applies recovered records.
 //! Here is what is ours beside: what clients are told while the disk says no. Writes are refused
 //! ([`Durability::refusal`]), reads go on, and waiters for a commit are told that it is not safe.
 //! Nothing that was applied is forgotten: it will be in the log when there is room, but it was not

@@ -3,8 +3,8 @@
 //! An action moves one counter of the id in the id's stripe, so a like costs no more than its flag
 //! and its counter. It may move further counters of the id and of the member: *follow* moves the
 //! followers of the one and the followings of the other. These are in other stripes. The caller
-//! holds them all ([`Engines::exclusive`], with room reserved in the log), so that all marks go into
-//! one batch.
+//! holds them all ([`Engines::exclusive`], with room reserved in the log), so that all marks go
+//! into one batch.
 
 use crate::dirty_keys::Mark;
 use crate::engines::action::{Action, Beside};

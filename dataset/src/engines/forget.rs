@@ -10,8 +10,8 @@ use crate::engines::spaces::{CounterSpace, ExistenceSpace, RelatedSpaces};
 use crate::engines::view::View;
 use store::WriteGuard;
 
-/// Returns the related spaces of each counter space. Spaces are related if a view shows them for one
-/// id, or an action moves them for one id.
+/// Returns the related spaces of each counter space. Spaces are related if a view shows them for
+/// one id, or an action moves them for one id.
 pub(super) fn related_spaces(
     counters: usize,
     views: &[View],

@@ -1,15 +1,15 @@
-//! One budget of memory for all spaces, divided by what they need.
+//! One memory budget for all spaces, divided by their demand.
 //!
-//! Each space has a limit, as if it were alone, and acts on it by itself: it spills, or recycles,
-//! or refuses. This file sets the limits many times a second, so that together they keep within
-//! the budget, and once more before a write is refused for want of memory:
+//! Each space has a limit and enforces it: it spills, recycles or refuses. This file sets the
+//! limits several times a second so that their sum stays within the budget, and once more before a
+//! write is refused for lack of memory:
 //!
-//! - While there is enough for all, each space may grow into all that is free.
-//! - When there is not, a space that does not spill keeps what it has and may grow by its next
-//!   table. The spaces that spill share the rest: those that take most are cut to one level, and
-//!   those below it keep what they have (max-min fairness). Writers wait until they have spilled.
+//! - While memory suffices, each space may grow into all free memory.
+//! - Otherwise a space that does not spill keeps its memory and may grow by its next table. Spaces
+//!   that spill share the rest by max-min fairness: the largest ones are cut to one level. Writers
+//!   wait until these have spilled.
 //!
-//! A space's own `memory_limit_bytes` is the most that it is ever given.
+//! No space gets more than its own `memory_limit_bytes`.
 
 use super::error::WriteError;
 use super::registry::Engines;
@@ -17,47 +17,44 @@ use super::spaces::{CounterSpace, ExistenceSpace};
 use crate::options::Options;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A space of counters that spills is always given so much: with less its next tables would be made
-/// smaller and smaller, and so would what it needs.
-const LEAST_OF_COUNTERS: u64 = 2 << 20;
-/// A space of counters begins to spill when so much of its limit (one part in so many) is left, or
-/// less than the next table may take.
-const SPARE: u64 = 8;
-/// Writers wait when all of that is taken but one part in so many: a request that has begun does
-/// not wait any more, and what a few of them take must be there.
-const MARGIN: u64 = 4;
+/// Smallest limit in bytes of a counter space that spills. With less, its tables and so its demand
+/// would shrink again and again.
+const MIN_COUNTER_BYTES: u64 = 2 << 20;
+/// A counter space begins to spill when 1/8 of its limit is left, or less than its next table may
+/// take.
+const SPARE_PART: u64 = 8;
+/// Writers wait when 1/4 of that is left: requests in progress do not wait, and need the rest.
+const MARGIN_PART: u64 = 4;
 
-/// Pairs of ledgers wait in memory until they take so much of the budget (one part in so many), all
-/// ledgers together.
-const WAITING_PAIRS: u64 = 16;
-/// Each may have so many bytes of them in any case: with less it would write all the time.
-const LEAST_OF_PAIRS: u64 = 1 << 20;
+/// Unflushed pairs of all ledgers take up to 1/16 of the budget.
+const LEDGER_PART: u64 = 16;
+/// Smallest limit in bytes of a ledger's unflushed pairs. With less it would flush all the time.
+const MIN_LEDGER_BYTES: u64 = 1 << 20;
 
-/// What a space takes and needs, in bytes.
+/// Memory used and needed by a space, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Demand {
     used: u64,
-    /// With so much more it has room for its next table.
+    /// Additional bytes for the next table.
     next: u64,
-    /// What it cannot do without if it spills: its newest table and the next one, and what is in no
-    /// table.
+    /// Minimum of a space that spills: its newest and next tables, and rows outside of tables.
     newest: u64,
-    /// What it cannot give back by spilling: its newest table, and what is in no table.
+    /// Bytes that a spill cannot free: the newest table, and rows outside of tables.
     kept: u64,
-    /// It is never given more.
+    /// Upper bound of the limit.
     most: u64,
-    /// Whether it can give memory back.
+    /// Whether it can free memory by spilling.
     spills: bool,
 }
 
 impl Demand {
-    /// What it is given if that is there: room to grow.
+    /// Limit that leaves room to grow.
     fn wants(&self) -> u64 {
         let growth = if self.spills { self.next.max(self.used / 4) } else { self.next };
         self.used.saturating_add(growth).min(self.most).max(self.least())
     }
 
-    /// What it is given in any case.
+    /// Minimum limit.
     fn least(&self) -> u64 {
         if self.spills { self.newest } else { self.used }.min(self.most)
     }
@@ -67,13 +64,13 @@ impl Demand {
     }
 }
 
-/// Sum of what the spaces that spill, or those that do not, are given.
+/// Sum of `given` over the spaces that spill, or over those that do not.
 fn sum(demands: &[Demand], spills: bool, given: impl Fn(&Demand) -> u64) -> u64 {
     let demands = demands.iter().filter(|demand| demand.spills == spills);
     demands.map(given).fold(0, u64::saturating_add)
 }
 
-/// The highest level at which the spaces that spill, or those that do not, keep within `budget`.
+/// Highest level at which the spaces that spill, or those that do not, stay within `budget`.
 fn level(budget: u64, demands: &[Demand], spills: bool) -> u64 {
     let (mut low, mut high) = (0, budget);
     while low < high {
@@ -87,7 +84,7 @@ fn level(budget: u64, demands: &[Demand], spills: bool) -> u64 {
     low
 }
 
-/// The limits of spaces that share a budget.
+/// Limits of the spaces that share a budget.
 fn divide(budget: u64, demands: &[Demand]) -> Vec<u64> {
     let wanted = [true, false].map(|spills| sum(demands, spills, Demand::wants));
     let wanted = wanted[0].saturating_add(wanted[1]);
@@ -95,7 +92,7 @@ fn divide(budget: u64, demands: &[Demand]) -> Vec<u64> {
         let free = budget - wanted;
         return demands.iter().map(|d| d.wants().saturating_add(free).min(d.most)).collect();
     }
-    // A next table that is not there yet is no reason to refuse a write.
+    // Does not reserve next tables of spaces that spill: writes are not refused for those.
     let kept = sum(demands, true, |demand| demand.kept.min(demand.used));
     let for_others = budget.saturating_sub(kept);
     let of_others = level(for_others, demands, false);
@@ -114,25 +111,25 @@ impl CounterSpace {
         let next = (largest + largest / 2).max(self.space.refused_bytes());
         Demand {
             used: self.space.memory_bytes(),
-            // Rows far from the others are refused at a quarter of the limit.
+            // Outliers are refused at a quarter of the limit.
             next: next.saturating_add(4 * self.space.outlier_bytes()),
-            // Rows far from the others are in no table that could spill. They are refused from a
-            // part of the limit on that is less than one, so it does not rise with them for ever.
-            newest: (2 * largest).max(LEAST_OF_COUNTERS) + self.space.outlier_bytes(),
+            // Outliers are in no table and cannot spill. They are refused at a part of the limit,
+            // so that it does not rise with them for ever.
+            newest: (2 * largest).max(MIN_COUNTER_BYTES) + self.space.outlier_bytes(),
             kept: largest + self.space.outlier_bytes(),
             most: self.most_bytes(),
             spills: self.spills(),
         }
     }
 
-    /// It begins to spill when so much of a limit is left. The largest table is as large as the
-    /// next one, and its dictionaries grow.
+    /// Free bytes below `limit` at which the space begins to spill. The next table may be as large
+    /// as the largest one, whose dictionaries grow.
     pub(crate) fn spare(&self, limit: u64) -> u64 {
         let largest = self.largest_table();
-        (limit / SPARE).max(largest + largest / 4).min(limit / 2)
+        (limit / SPARE_PART).max(largest + largest / 4).min(limit / 2)
     }
 
-    /// The most that it is ever given.
+    /// Upper bound of the limit.
     fn most_bytes(&self) -> u64 {
         if self.made.memory_limit_bytes == 0 { u64::MAX } else { self.made.memory_limit_bytes }
     }
@@ -153,34 +150,32 @@ impl ExistenceSpace {
 }
 
 impl Engines {
-    /// Other limits hold from now on for what is kept beside the spaces: tokens, and rows that were
-    /// read from the disk.
+    /// Sets the limits of tokens and of the cache of cold rows.
     pub fn limit_kept(&self, options: &Options) {
         self.tokens.set_limits(options.most_tokens(), options.tokens.keep_s);
         self.cold.set_cache_bytes(options.cache_bytes());
     }
 
-    /// From now on all spaces may take so many bytes together.
+    /// Sets the budget of all spaces.
     pub fn share_memory(&self, budget: u64) {
         self.memory.budget.store(budget, Relaxed);
         self.deal();
     }
 
-    /// While data are read back nothing is refused for want of memory: what was accepted once is
-    /// accepted again.
+    /// Lifts all limits during recovery, which must accept every logged write.
     pub fn lift_limits(&self) {
         self.memory.is_lifted.store(true, Relaxed);
         self.counters.iter().for_each(|s| s.set_memory_limit_bytes(u64::MAX));
     }
 
-    /// From now on the limits hold.
+    /// Enforces the limits again.
     pub fn set_limits(&self) {
         self.memory.is_lifted.store(false, Relaxed);
         self.deal();
     }
 
-    /// Whether so much of the budget is used, or of a counter space's own limit, that it may be
-    /// time to spill, if any space does. Asked behind every record of a log that is read back.
+    /// Whether recovery may have to spill: half of the budget or of a counter space's limit is
+    /// used. Called after every replayed record.
     pub(crate) fn is_filling(&self) -> bool {
         if !self.spills && !self.existences.iter().any(|space| space.space.spills()) {
             return false;
@@ -189,29 +184,29 @@ impl Engines {
             || self.counters.iter().any(|s| s.spills() && s.memory_bytes() > s.most_bytes() / 2)
     }
 
-    /// Gives each space its share, by what they take now: those of the counter spaces.
+    /// Sets the limits of all spaces by their present demand. Returns those of the counter spaces.
     pub(crate) fn deal(&self) -> Vec<u64> {
         let (counters, existences) = self.shares();
         if !self.memory.is_lifted.load(Relaxed) {
             for (space, &bytes) in self.counters.iter().zip(&counters) {
                 space.set_memory_limit_bytes(bytes);
-                space.cold.margin.store(space.spare(bytes) / MARGIN, Relaxed);
+                space.cold.margin.store(space.spare(bytes) / MARGIN_PART, Relaxed);
             }
         }
         for (space, bytes) in self.existences.iter().zip(existences) {
             space.set_filter_bytes(bytes);
         }
         let ledgers = self.ledgers().count().max(1) as u64;
-        let waiting = self.memory.budget.load(Relaxed) / WAITING_PAIRS / ledgers;
+        let waiting = self.memory.budget.load(Relaxed) / LEDGER_PART / ledgers;
         for ledger in self.ledgers() {
-            ledger.ledger().set_memory_bytes(waiting.max(LEAST_OF_PAIRS));
+            ledger.ledger().set_memory_bytes(waiting.max(MIN_LEDGER_BYTES));
         }
         counters
     }
 
-    /// Runs a write to a space, and again if it was refused for want of memory and the space then
-    /// gets a larger share. The spaces that lose it are above their limits until they have spilled,
-    /// and the next writes wait for that. `limit`: the limit of the space.
+    /// Executes a write. If it lacks memory, divides the budget again and retries while the `limit`
+    /// of the space rises. Spaces that lose memory are above their limits until they have spilled,
+    /// and later writes wait for that.
     #[inline]
     pub(super) fn with_share<T>(
         &self,
@@ -226,7 +221,7 @@ impl Engines {
         }
     }
 
-    /// Divides the memory anew. Whether `limit` rises by that.
+    /// Divides the budget again. Returns whether `limit` has risen.
     #[cold]
     fn raises(&self, limit: &dyn Fn() -> u64) -> bool {
         let before = limit();
@@ -234,13 +229,13 @@ impl Engines {
         limit() > before
     }
 
-    /// Bytes that all spaces may take together.
+    /// Budget of all spaces in bytes.
     pub(super) fn memory_budget(&self) -> u64 {
         self.memory.budget.load(Relaxed)
     }
 
-    /// Bytes that no space can give back: all that those have that do not spill, and the newest
-    /// tables of the others.
+    /// Bytes that no spill can free: all of the spaces that do not spill, and the newest tables of
+    /// the others.
     pub(super) fn kept_bytes(&self) -> u64 {
         let counters = self.counters.iter().map(|space| match space.spills() {
             true => space.largest_table() + space.outlier_bytes(),
@@ -253,7 +248,7 @@ impl Engines {
         counters.chain(existences).sum()
     }
 
-    /// The shares of counter spaces and of existence spaces.
+    /// Computes the limits of counter spaces and of existence spaces.
     fn shares(&self) -> (Vec<u64>, Vec<u64>) {
         let beside = self.tokens.stats().bytes
             + self.ledgers().map(|l| l.ledger().memory_bytes() as u64).sum::<u64>();
@@ -266,8 +261,7 @@ impl Engines {
         (shares, existences)
     }
 
-    /// What a space of counters has to build its tables for, when it has no limit of its own: an
-    /// equal part.
+    /// Equal part of the budget, for which a counter space without a limit sizes its tables.
     pub(crate) fn equal_part(&self, spaces: usize) -> u64 {
         self.memory.budget.load(Relaxed) / spaces.max(1) as u64
     }

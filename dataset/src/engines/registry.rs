@@ -1,7 +1,7 @@
 //! [`Engines`]: the spaces, views and actions of a data set, and which keys name what.
 //!
-//! The value is immutable. A change of the catalogue makes another value, which replaces this one as
-//! a whole (`current.rs`). Both share the data of the spaces that they have in common.
+//! The value is immutable. A change of the catalogue makes another value, which replaces this one
+//! as a whole (`current.rs`). Both share the data of the spaces that they have in common.
 
 use crate::catalogue::Catalogue;
 use crate::cold::Cold;
@@ -22,35 +22,35 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-/// What a key names.
+/// Target of a key.
 pub enum KeyRef<'a> {
     /// A row of counters.
     Row {
-        /// Where.
+        /// Counter space.
         space: &'a CounterSpace,
-        /// Whose.
+        /// Id of the row.
         id: u64,
     },
     /// One counter.
     Cell {
-        /// Where.
+        /// Counter space.
         space: &'a CounterSpace,
-        /// Whose.
+        /// Id of the row.
         id: u64,
-        /// The position of its field.
+        /// Position of the field.
         field: usize,
     },
     /// All pairs of an id.
     Pair {
-        /// Where.
+        /// Existence space.
         space: &'a ExistenceSpace,
-        /// Whose.
+        /// Id of the pairs.
         id: u64,
     },
 }
 
 impl KeyRef<'_> {
-    /// What becomes of an expiry of what it names.
+    /// How the space treats an expiry.
     pub fn expire(&self) -> Expire {
         match self {
             KeyRef::Row { space, .. } | KeyRef::Cell { space, .. } => space.expire,
@@ -59,22 +59,22 @@ impl KeyRef<'_> {
     }
 }
 
-/// Why a key names nothing.
+/// Why a key has no target.
 #[derive(Debug, PartialEq, Eq)]
 pub enum KeyError<'a> {
-    /// It fits none of these patterns.
+    /// The key fits none of these patterns.
     NoPattern(&'a [u8], &'a [(Pattern, Kind, usize)]),
-    /// It names a row of a space whose rows are texts, where a counter is wanted.
+    /// The key names a whole row where a counter is required.
     WholeRow(&'a [u8]),
-    /// It fits one, but for an id of more than 64 bits.
+    /// The id exceeds 64 bits.
     IdTooBig(&'a [u8]),
-    /// It fits one, but for zeros in front of the id.
+    /// The id begins with zeros.
     IdPadded(&'a [u8]),
     /// The schema has no such field.
     NoField {
-        /// The space's name.
+        /// Name of the space.
         space: &'a str,
-        /// The field that it lacks.
+        /// Missing field.
         field: &'a [u8],
     },
 }
@@ -110,9 +110,7 @@ pub struct Engines {
 }
 
 impl Engines {
-    // --- names ---
-
-    /// What a key names.
+    /// Resolves a key.
     #[inline]
     pub fn resolve<'a, 'k>(&'a self, key: &'k [u8]) -> Result<KeyRef<'a>, KeyError<'k>>
     where
@@ -142,7 +140,8 @@ impl Engines {
         Err(KeyError::NoPattern(key, &self.patterns))
     }
 
-    /// What a key names; to commands that are `about_pairs` only (BFSET and its kin), always pairs.
+    /// Resolves a key for a command. Commands `about_pairs` (BFSET and related ones) always get
+    /// pairs.
     #[inline]
     pub fn resolve_for<'a>(&'a self, about_pairs: bool, key: &[u8]) -> Option<KeyRef<'a>> {
         if about_pairs {
@@ -151,8 +150,8 @@ impl Engines {
         self.resolve(key).ok()
     }
 
-    /// The pairs that a key names, whatever row has the same key: for commands that are about pairs
-    /// only, where counters and pairs without members may have the same keys.
+    /// Resolves a key to pairs, even if a row has the same key: counters and pairs without members
+    /// may share keys.
     pub fn pair_of(&self, key: &[u8]) -> Option<(&ExistenceSpace, u64)> {
         self.patterns.iter().find_map(|(pattern, kind, index)| match (kind, pattern.read(key)) {
             (Kind::Pair, Match::Yes(id, _)) => Some((&self.existences[*index], id)),
@@ -160,7 +159,7 @@ impl Engines {
         })
     }
 
-    /// The row that a key of a row or of a cell names, whether there is such a field or not.
+    /// Returns the row of a row's or cell's key, whether or not the field exists.
     #[inline]
     pub fn row_of(&self, key: &[u8]) -> Option<(&CounterSpace, u64)> {
         self.patterns.iter().find_map(|(pattern, kind, index)| match (pattern.read(key), kind) {
@@ -169,7 +168,7 @@ impl Engines {
         })
     }
 
-    /// The patterns of a counter space's keys of this kind.
+    /// Key patterns of one kind of a counter space.
     pub fn counter_patterns(
         &self,
         space: &CounterSpace,
@@ -181,12 +180,12 @@ impl Engines {
             .map(|(pattern, ..)| pattern)
     }
 
-    /// The patterns of a space's keys, rows before cells, as they are written.
+    /// Key patterns of a space as text, rows before cells.
     pub fn key_patterns(&self, number: u32) -> Vec<String> {
         self.patterns_of(number).map(|(pattern, ..)| pattern.to_string()).collect()
     }
 
-    /// The patterns that name things of a space.
+    /// Key patterns of a space.
     fn patterns_of(&self, number: u32) -> impl Iterator<Item = (&Pattern, Kind, usize)> {
         let number_of = |kind: Kind, index: usize| match kind {
             Kind::Row | Kind::Cell => self.counters[index].number,
@@ -198,8 +197,8 @@ impl Engines {
             .map(|(pattern, kind, index)| (pattern, *kind, *index))
     }
 
-    /// All names by which clients may know what is at a place: the id itself, as FEED.GET takes
-    /// it, and the keys of the row, of its cells, or of the pairs.
+    /// Adds all names under which clients may cache a place: its id, as FEED.GET takes it, and the
+    /// keys of the row and its cells, or of the pairs.
     pub fn names_of(&self, (space, id): Place, names: &mut BTreeSet<Vec<u8>>) {
         names.insert(id.to_string().into_bytes());
         let mut add = |pattern: &Pattern, field: &str| {
@@ -217,31 +216,31 @@ impl Engines {
         }
     }
 
-    /// What the names begin with that [`Engines::names_of`] gives for a space.
+    /// Prefixes of all names that [`Engines::names_of`] adds for a space.
     pub fn name_starts(&self, space: u32) -> Vec<Vec<u8>> {
         let ids = (b'0'..=b'9').map(|digit| vec![digit]);
         ids.chain(self.patterns_of(space).map(|(pattern, ..)| pattern.start().to_vec())).collect()
     }
 
-    /// The counter space of that name.
+    /// Returns the counter space of this name.
     #[inline]
     pub fn counter(&self, name: &[u8]) -> Option<&CounterSpace> {
         self.counters.iter().find(|s| s.name().as_bytes() == name)
     }
 
-    /// The existence space of that name.
+    /// Returns the existence space of this name.
     #[inline]
     pub fn existence(&self, name: &[u8]) -> Option<&ExistenceSpace> {
         self.existences.iter().find(|s| s.name().as_bytes() == name)
     }
 
-    /// The view of that name.
+    /// Returns the view of this name.
     #[inline]
     pub fn view(&self, name: &[u8]) -> Option<&View> {
         self.views.iter().find(|v| v.name.as_bytes() == name)
     }
 
-    /// The action of that name.
+    /// Returns the action of this name.
     #[inline]
     pub fn action(&self, name: &[u8]) -> Option<&Action> {
         self.actions.iter().find(|a| a.name.as_bytes() == name)
@@ -257,12 +256,12 @@ impl Engines {
         &self.actions
     }
 
-    /// The counter that an action moves, as "space.field".
+    /// Counter that an action moves, as "space.field".
     pub fn moved_by(&self, action: &Action) -> String {
         self.counter_name(action.counter, action.field)
     }
 
-    /// The counters that it moves beside, of the id, and of the member.
+    /// Further counters that an action moves, of the id or of the member.
     pub fn moved_beside(&self, action: &Action, of_member: bool) -> Vec<String> {
         let beside = action.beside.iter().filter(|beside| beside.of_member == of_member);
         beside.map(|beside| self.counter_name(beside.counter, beside.field)).collect()
@@ -281,7 +280,7 @@ impl Engines {
         &self.counters
     }
 
-    /// Rows of all counter spaces, in memory and on the disk.
+    /// Number of rows of all counter spaces, in memory and on disk.
     pub fn all_rows(&self) -> u64 {
         self.counters.iter().map(CounterSpace::all_rows).sum()
     }
@@ -292,19 +291,19 @@ impl Engines {
         &self.existences
     }
 
-    /// The counter space of that number.
+    /// Returns the counter space of this number.
     #[inline]
     pub fn counter_by_number(&self, number: u32) -> Option<&CounterSpace> {
         self.counters.iter().find(|s| s.number == number)
     }
 
-    /// The existence space of that number.
+    /// Returns the existence space of this number.
     #[inline]
     pub fn existence_by_number(&self, number: u32) -> Option<&ExistenceSpace> {
         self.existences.iter().find(|s| s.number == number)
     }
 
-    /// Replaces an existence space by what a snapshot held of it, and its files on the disk.
+    /// Replaces an existence space by the content of a snapshot and its files on disk.
     pub(crate) fn restore(
         &mut self,
         number: u32,
@@ -317,8 +316,8 @@ impl Engines {
         }
     }
 
-    /// What the data folder is to know of the spaces, as they are now. While the data set is
-    /// served: [`Current::catalogue`].
+    /// Returns the catalogue with the present schemas. Code that serves the data set uses
+    /// [`Current::catalogue`](crate::engines::Current::catalogue).
     pub fn catalogue(&self) -> Catalogue {
         let mut catalogue = Catalogue::clone(&self.catalogue);
         for (entry, space) in catalogue.counter.iter_mut().zip(&self.counters) {
@@ -327,30 +326,29 @@ impl Engines {
         catalogue
     }
 
-    /// Rises with each change of what there is: [`Catalogue::version`].
+    /// Version of the catalogue, which rises with each change of it.
     #[inline]
     pub fn version(&self) -> u64 {
         self.catalogue.version
     }
 
-    /// Whether there is a space of that number.
+    /// Whether a space of this number exists.
     pub fn has(&self, number: u32) -> bool {
         self.counter_by_number(number).is_some() || self.existence_by_number(number).is_some()
     }
 
-    /// Whether there was a space of that number, which was dropped.
+    /// Whether the space of this number was dropped.
     pub fn is_dropped(&self, number: u32) -> bool {
         (1..=self.catalogue.last).contains(&number) && !self.has(number)
     }
 
-    /// How far changes have come on their way to the disk.
+    /// Progress of changes to disk.
     #[inline]
     pub fn durability(&self) -> &Durability {
         &self.durability
     }
 
-    /// The cold files of rows that the store's manifest names answer from now on, for spaces that
-    /// do not have theirs yet.
+    /// Opens the cold files that the manifest names, for spaces that have not opened theirs.
     pub(crate) fn attach_cold(&self, store: &store::Store) -> store::Result<()> {
         for space in &self.counters {
             space.cold.attach(&space.space, space.number, store)?;
@@ -358,19 +356,19 @@ impl Engines {
         self.ledgers().try_for_each(|ledger| ledger.attach(store))
     }
 
-    /// Whether any row, or flag, may lie on the disk.
+    /// Whether any row or flag may be on disk.
     #[inline]
     pub fn has_cold(&self) -> bool {
         self.cold.any()
     }
 
-    /// The ledgers of spaces that have one.
+    /// All ledgers.
     pub fn ledgers(&self) -> impl Iterator<Item = &Arc<PairLedger>> {
         self.existences.iter().filter_map(|space| space.ledger.as_ref())
     }
 
-    /// Whether writers are to wait, as a space is nearly full and will soon be less so. Asked
-    /// before every write of a pipeline, so one load or two say that nothing spills.
+    /// Whether writers must wait because a space is nearly full and spills. Called before every
+    /// write of a pipeline: if nothing spills it costs one or two loads.
     #[inline]
     pub fn is_spilling(&self) -> bool {
         (self.spills || self.has_cold()) && self.is_any_crowded()
@@ -389,29 +387,29 @@ impl Engines {
             || self.ledgers().any(|ledger| ledger.is_crowded())
     }
 
-    /// The counter spaces of a view.
+    /// Counter spaces of a view.
     pub fn sources(&self, view: &View) -> impl Iterator<Item = &CounterSpace> {
         view.sources.iter().map(|&space| &self.counters[space])
     }
 
-    /// The existence spaces of a view's flags.
+    /// Existence spaces of a view's flags.
     pub fn flags(&self, view: &View) -> impl Iterator<Item = &ExistenceSpace> {
         view.flags.iter().map(|&space| &self.existences[space])
     }
 
-    /// The existence space of an action.
+    /// Existence space of an action.
     #[inline]
     pub fn flag_of(&self, action: &Action) -> &ExistenceSpace {
         &self.existences[action.flag]
     }
 
-    /// The counter space of an action.
+    /// Counter space of an action.
     #[inline]
     pub fn counter_of(&self, action: &Action) -> &CounterSpace {
         &self.counters[action.counter]
     }
 
-    /// Bytes of memory that all tables take.
+    /// Memory of all tables in bytes.
     pub fn memory_bytes(&self) -> u64 {
         let counters: u64 = self.counters.iter().map(|s| s.memory_bytes()).sum();
         counters
@@ -421,7 +419,7 @@ impl Engines {
             + self.existences.iter().map(|s| s.memory_bytes()).sum::<u64>()
     }
 
-    /// Does some of the work that the spaces have put off. True if there was any: call again.
+    /// Does some deferred work of the spaces. Returns true if there may be more.
     pub fn maintain(&self) -> bool {
         let mut worked = false;
         for space in &self.counters {
@@ -435,32 +433,32 @@ impl Engines {
         worked
     }
 
-    /// Asks one existence space for `count` canaries, so that its true error rate is known after a
-    /// while: for an idle thread. It is the next from the `turn`-th on whose rate is
-    /// not known, so that many spaces cost no more than one.
+    /// Tests `count` canaries in one existence space, to measure its error rate when a thread is
+    /// idle. Picks the first space from the `turn`-th on whose rate is unknown, so that many spaces
+    /// cost no more than one.
     pub fn probe(&self, turn: usize, count: u64) {
         let number = self.existences.len();
         let _ =
             (0..number).any(|next| self.existences[(turn % number + next) % number].probe(count));
     }
 
-    /// Whether writers wait for what [`Engines::maintain`] does: [`counter::Space::hurries`].
+    /// Whether writers wait for [`Engines::maintain`].
     pub fn hurries(&self) -> bool {
         self.counters.iter().any(|space| space.hurries())
     }
 
-    /// Looks for tables of counters that have come to rest: [`counter::Space::settle`].
+    /// Looks for idle tables of counters: [`counter::Space::settle`].
     pub fn settle(&self) {
         self.counters.iter().for_each(|space| space.settle());
     }
 
-    /// Measures how fast pairs come. To be called about once a second, by one thread.
+    /// Measures the rate of new pairs. Called about once a second by one thread.
     pub fn measure(&self, elapsed: Duration) {
         self.existences.iter().for_each(|space| space.measure(elapsed));
     }
 }
 
-/// MemoryBudget budget of all spaces together (`memory.rs`).
+/// Memory budget of all spaces together (`memory.rs`).
 pub(crate) struct MemoryBudget {
     pub(super) budget: AtomicU64,
     /// Whether no limit holds, as during recovery: [`Engines::lift_limits`].
@@ -512,7 +510,7 @@ mod tests {
     use crate::commit::Durability;
     use crate::options::Options;
 
-    /// However many spaces there are: idle, they take no more of a processor than one.
+    /// Many idle spaces cost no more CPU time than one.
     #[test]
     fn canaries_go_to_one_space_at_a_time_and_to_all_in_turn() {
         let options = Options::default();

@@ -74,8 +74,8 @@ impl CounterSpace {
         self.made.spill
     }
 
-    /// Number of rows in memory and on disk. In the ID range of a cold file, new rows are counted as
-    /// changed ones until the next merge tells them apart. Other ranges are exact.
+    /// Number of rows in memory and on disk. In the ID range of a cold file, new rows are counted
+    /// as changed ones until the next merge tells them apart. Other ranges are exact.
     pub fn all_rows(&self) -> u64 {
         let changed = self.changed_rows();
         (self.space.rows() + self.cold.rows()).saturating_sub(changed + self.space.tombstones().0)
@@ -238,8 +238,8 @@ impl ExistenceSpace {
         UnreadableIds::check(failed)
     }
 
-    /// Adds to `fetching` the reads that decide whether a pair is set: of filters and, if `exact` (as
-    /// for a write), of the ledger. Adds nothing if the answer is in memory, cached or pinned.
+    /// Adds to `fetching` the reads that decide whether a pair is set: of filters and, if `exact`
+    /// (as for a write), of the ledger. Adds nothing if the answer is in memory, cached or pinned.
     pub fn ask(&self, (id, member): (u64, &Member<'_>), exact: bool, fetching: &mut Fetching) {
         let waits = self.cold.ask(&self.space, (id, member), fetching);
         // The caller asks again once the filter's page has been read.
@@ -297,8 +297,8 @@ impl Deref for ExistenceSpace {
     }
 }
 
-/// Member of all pairs in spaces without members. Clients can name it by an empty argument only, so it
-/// is no viewer's number.
+/// Member of all pairs in spaces without members. Clients can name it by an empty argument only, so
+/// it is no viewer's number.
 pub const NO_MEMBER: Member<'static> = Member::Bytes(b"");
 
 /// Whether a field must not have this name.

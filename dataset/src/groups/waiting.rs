@@ -1,5 +1,5 @@
-//! Wait queues of consumer groups. As in Redis, the consumer that has waited longest is served first:
-//! all waiters wake when the log grows, and all but the first one wait again.
+//! Wait queues of consumer groups. As in Redis, the consumer that has waited longest is served
+//! first: all waiters wake when the log grows, and all but the first one wait again.
 
 use crate::changes::Scope;
 use parking_lot::Mutex;

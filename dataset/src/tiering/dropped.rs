@@ -5,9 +5,9 @@ use crate::engines::Engines;
 use crate::live::Live;
 use store::{FileEntry, Store};
 
-/// Removes the files of dropped spaces, and returns whether there were any. The log must have the drop
-/// durably, since a start looks for the files of all spaces in its catalogue. No other thread may
-/// write files.
+/// Removes the files of dropped spaces, and returns whether there were any. The log must have the
+/// drop durably, since a start looks for the files of all spaces in its catalogue. No other thread
+/// may write files.
 pub(crate) fn remove_dropped(
     store: &Store,
     engines: &Engines,

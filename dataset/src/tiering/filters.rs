@@ -245,8 +245,8 @@ pub(crate) fn merge_late(
     most_late(space).map_or(Ok(None), |(low, _)| ground.spill_pairs(space, low, 0))
 }
 
-/// Does the most urgent work for a space. Returns whether there was any; `None` if memory is short and
-/// nothing can be done about it.
+/// Does the most urgent work for a space. Returns whether there was any; `None` if memory is short
+/// and nothing can be done about it.
 pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Result<Option<bool>> {
     if !wants_care(space) {
         return Ok(Some(false));

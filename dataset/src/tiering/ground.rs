@@ -90,8 +90,8 @@ impl<'a> Ground<'a> {
             .is_none_or(|live| live.snapshots.is_awaited() || is_waited_for(&live, is_nearly_full))
     }
 
-    /// Syncs the log up to every change that a new file may contain, and returns its durable end for
-    /// the manifest: a log that ends earlier has lost changes that the file has. Returns 0 in
+    /// Syncs the log up to every change that a new file may contain, and returns its durable end
+    /// for the manifest: a log that ends earlier has lost changes that the file has. Returns 0 in
     /// recovery, whose log is durable.
     pub(crate) fn flush(&self) -> store::Result<u64> {
         match self.log {
@@ -193,8 +193,8 @@ fn is_waited_for(live: &Live<'_>, is_short: impl Fn(&CounterSpace) -> bool) -> b
             .any(|s| to_spill(s).is_some() || s.is_crowded())
 }
 
-/// Records the reason of a failed spill. Logs it unless the last attempt failed alike, as spills are
-/// retried for ever.
+/// Records the reason of a failed spill. Logs it unless the last attempt failed alike, as spills
+/// are retried for ever.
 pub(super) fn note_trouble(cold: &Cold, name: &str, error: &store::Error) {
     cold.figures.failures.fetch_add(1, Relaxed);
     if let Some((file, offset)) = place_of(error) {

@@ -212,7 +212,8 @@ impl Spec {
     }
 }
 
-/// Flags of a command about connections: allowed while loading and on a stale replica, not in scripts.
+/// Flags of a command about connections: allowed while loading and on a stale replica, not in
+/// scripts.
 pub(crate) const ALWAYS: u32 = flag::LOADING | flag::STALE | flag::NOSCRIPT;
 
 /// A row of the group `connection`, without keys.

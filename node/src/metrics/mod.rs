@@ -1,5 +1,5 @@
-//! Metrics: each one is declared once, with its name, unit, help, and the field of INFO that has the
-//! same value.
+//! Metrics: each one is declared once, with its name, unit, help, and the field of INFO that has
+//! the same value.
 //!
 //! INFO prints its fields from these declarations where it can; `/metrics` of the admin port
 //! encodes all of them. Both read the server's own counters at the time of the request, so a metric

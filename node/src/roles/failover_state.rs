@@ -7,7 +7,8 @@ use tokio::sync::Notify;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     Nothing,
-    /// Waits for a replica to catch up: the number of this attempt. An aborted attempt may still run.
+    /// Waits for a replica to catch up: the number of this attempt. An aborted attempt may still
+    /// run.
     Waiting(u64),
     /// Hands over to a replica that has the log up to `offset`.
     Handing {

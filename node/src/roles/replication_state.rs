@@ -20,109 +20,106 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqC
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// What a node is to be.
+/// A new role for a node.
 #[derive(Default)]
 pub struct Order {
-    /// Whom it is to follow; none: it is to be a master.
+    /// Master to follow; `None` makes the node a master.
     pub master: Option<Master>,
-    /// The data are given up for whatever the master has.
+    /// Whether the node discards its data for the master's.
     pub forced: bool,
-    /// FAILOVER: the master is a replica, and is to take over.
+    /// FAILOVER: `master` is a replica of this node and shall take over.
     pub handing: Option<Handing>,
-    /// It is to be a master, but may have been replaced while it was away.
+    /// Whether the new master starts fenced, as another node may have replaced it.
     pub fenced: bool,
     /// How a connected replica becomes a master.
     pub promotion: Promotion,
-    /// A master that is to be a replica has all that its next master begins with: it may be
-    /// promoted before they have met.
+    /// Whether a former master has all data that its next master starts with, so that it may be
+    /// promoted before it has synced with that master.
     pub fit: bool,
 }
 
 /// How a replica becomes a master.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Promotion {
-    /// With what it has.
+    /// With its present data.
     #[default]
     AtOnce,
-    /// Its master has handed the role over: the replica has everything.
+    /// After a hand-over by its master. The replica has all data.
     HandedOver,
-    /// If its link is up, its master steps down first, and it takes the rest of the log
-    /// (replica.rs).
+    /// If its link is up, its master steps down first and sends the rest of its log (replica.rs).
     TakesOver,
 }
 
-/// FAILOVER: how far the replica is that is to take over.
+/// FAILOVER: progress of the replica that shall take over.
 #[derive(Clone, Copy)]
 pub struct Handing {
-    /// It is to have the log up to here.
+    /// Log offset that the replica must have.
     pub(crate) offset: u64,
-    /// It has all that there is here. Then so has this node of what the replica begins with, and it
-    /// is fit to take its place at once.
+    /// Whether the replica has all data of this node. Then this node may be promoted again at once.
     pub(crate) has_all: bool,
 }
 
-/// A Sentinel's word on which node is the master.
+/// A hello of a Sentinel, which names the master.
 pub struct Hello<'a> {
-    /// What those Sentinels call what they watch.
+    /// Name of the watched group.
     pub group: &'a str,
-    /// Whether it names this node.
+    /// Whether it names this node as the master.
     pub is_ours: bool,
-    /// The configuration epoch that it is of.
+    /// Configuration epoch.
     pub epoch: u64,
-    /// The master's address, for the server's log.
+    /// Address of the named master.
     pub address: String,
 }
 
 /// The replication state of a process.
 pub struct Replication {
     role: ArcSwap<Role>,
-    /// Held while the role changes, its way to the disk included.
+    /// Held while the role changes and is written to disk.
     changing: Mutex<()>,
     gate: Gate,
-    /// Held while the gate is set, so that what was true before an order is not said after it.
-    /// Never across a wait.
+    /// Held while the gate is set, so that no stale state is set after an order. Never across a
+    /// wait.
     gating: Mutex<()>,
     fence: Fence,
-    /// A thread is about to write down what Sentinels have said.
+    /// Whether a thread is about to persist the Sentinels' epochs.
     keeping: AtomicBool,
-    /// The role has been made true: the log is the node's own, or its master's.
+    /// Whether the log matches the role: the node's own log, or its master's.
     settled: AtomicBool,
-    /// It was told in this process whom to follow, and has not been in step with them.
+    /// Whether the node has not yet synced with its master in this process.
     unmet: AtomicBool,
-    /// It was a master until the last order, which has told it to follow another one.
+    /// Whether the last order made a master follow another node.
     was_master: AtomicBool,
-    /// Why something that was asked for since the last order can never be: REPLICAOF a Redis, or
-    /// by one. One line; empty: nothing.
+    /// Permanent error since the last order, such as REPLICAOF of a Redis. One line; empty if none.
     pub last_error: Mutex<String>,
-    /// It is to be a master, and its master steps down for it first.
+    /// Whether it becomes a master after its own master has stepped down.
     taking_over: AtomicBool,
-    /// It has taken its role over from a living master, and Sentinels are to learn of that.
+    /// Whether Sentinels must be notified that it took over from a living master.
     announces: AtomicBool,
-    /// It was a master, and has stepped down for a replica.
+    /// Whether it stepped down for a replica.
     stepped_down: AtomicBool,
-    /// The Sentinels that watch it.
+    /// Sentinels that watch it.
     sentinels: Sentinels,
-    /// The master that it followed until it was ordered to be one.
+    /// Master that it followed before its promotion.
     replaces: Mutex<Option<Master>>,
-    /// It is the master again, after another one may have been: its log is to begin another term.
+    /// Whether its log must begin a new term, as another node may have been the master.
     renews: AtomicBool,
-    /// The master that Sentinel last put in this node's place.
+    /// Master by which Sentinel last replaced this node.
     deposed_by: Mutex<Option<Master>>,
     /// Rises with every change of the role.
     orders: watch::Sender<u64>,
-    /// FAILOVER, if it is under way.
+    /// State of a FAILOVER.
     pub failover: Failover,
-    /// A replica's link to its master.
+    /// State of the link to the master.
     pub link: Mutex<Link>,
-    /// The replicas that are fed.
+    /// Replicas of this node.
     pub feeds: Feeds,
-    /// A HEARTBEAT has given this node a lease, or would have to.
+    /// Whether writes need a lease by HEARTBEAT.
     leased: AtomicBool,
-    /// Of this node, as a replica.
+    /// Number of full syncs of this node as a replica.
     pub full_syncs: AtomicU64,
-    /// Links of ours that went on from where we were.
+    /// Number of links that resumed without a full sync.
     pub continued: AtomicU64,
-    /// Of the newest segment.
+    /// Term of the newest segment.
     pub term: AtomicU64,
 }
 
@@ -157,8 +154,8 @@ impl Replication {
         }
     }
 
-    /// At start: the role that the data folder remembers, or else the configuration's. `is_alone`:
-    /// as a master it has no replica that could have been promoted meanwhile.
+    /// Restores the role at a start, from the data folder or else from the configuration.
+    /// `is_alone`: no replica can have been promoted in the meantime.
     pub fn recall(&self, config: &Config, is_alone: bool) -> io::Result<()> {
         let role = match Role::read(&config.durability.dir)? {
             Some(role) => role,
@@ -174,7 +171,7 @@ impl Replication {
             }
         };
         self.fence.recall(&role.sentinels);
-        // Without any other node there is none that could have become the master meanwhile.
+        // A node that was always alone cannot have been replaced.
         let had_others = role.clone().among_others().replicated;
         if role.master.is_none() && had_others && config.replication.fence {
             let until = if !role.sentinels.is_empty() {
@@ -202,7 +199,7 @@ impl Replication {
                 );
                 self.failover.resume(offset);
             } else {
-                // By now they may have chosen another one.
+                // The Sentinels may have chosen another node.
                 tracing::warn!(
                     "a FAILOVER was under way: Sentinel decides which node is the master"
                 );
@@ -212,12 +209,12 @@ impl Replication {
         Ok(())
     }
 
-    /// Whom this node is to follow.
+    /// Returns the master that this node follows.
     pub fn master(&self) -> Option<Master> {
         self.role.load().master.clone()
     }
 
-    /// Whether it takes writes of its own.
+    /// Whether the role is master.
     pub fn is_master(&self) -> bool {
         self.role.load().master.is_none()
     }
@@ -226,15 +223,14 @@ impl Replication {
         self.orders.subscribe()
     }
 
-    /// Until this node is to be a replica: then it is unknown whether others have what was written
-    /// here.
+    /// Waits until this node becomes a replica. Other nodes may then lack its last writes.
     pub async fn demoted(&self) {
         // An error means that no sender is left, and `self` is one.
         let _ = self.subscribe().wait_for(|_| !self.is_master()).await;
     }
 
-    /// Another role, if `next` gives one: durable when this returns. `told` is done as others begin
-    /// to see it.
+    /// Changes the role if `next` returns one. It is durable when this returns. `told` runs when
+    /// the role becomes visible.
     fn change(
         &self,
         config: &Config,
@@ -253,7 +249,7 @@ impl Replication {
         Ok(true)
     }
 
-    /// As `change`, of what holds whether the disk takes it or not.
+    /// As `change`, for a fact that takes effect even if the disk fails.
     fn note(&self, config: &Config, next: impl Fn(&Role) -> Option<Role>) {
         if let Err(error) = self.change(config, &next, || ()) {
             tracing::error!("the role cannot be written down: {error}");
@@ -264,10 +260,9 @@ impl Replication {
         }
     }
 
-    /// REPLICAOF, and FAILOVER: durable when this returns; the director does the rest. False if
-    /// nothing is new. A master that is to follow is not fit to be promoted before it has met its
-    /// master: what it has written may be in no other history, and much of theirs not in its own.
-    /// `told`: see `change`.
+    /// Executes an order of REPLICAOF or FAILOVER. It is durable when this returns; the thread
+    /// `log` obeys it. Returns false if it changes nothing. A former master must sync with its
+    /// master before it may be promoted, since their histories may differ. `told`: see `change`.
     pub fn order(&self, config: &Config, order: Order, told: impl FnOnce()) -> io::Result<bool> {
         let Order { master, forced, handing, fenced, promotion, fit } = order;
         let mut told = Some(told);
@@ -282,7 +277,7 @@ impl Replication {
         let was_master = self.is_master();
         let mut replaces = self.master().filter(|_| is_master);
         let next = |role: &Role| {
-            // To follow the one that it asks to take over, though: it is not asked any more.
+            // Also ends a FAILOVER to the same node.
             let is_handing = role.handing.is_some() && handing.is_none();
             if role.master == master && !forced && !is_handing {
                 return None;
@@ -290,7 +285,7 @@ impl Replication {
             let handing_to = handing.map(|handing| handing.offset);
             let mut next = Role { unfit: false, forced, handing: handing_to, ..role.clone() };
             if forced {
-                // What it gives up is not what the next master has.
+                // The discarded data are not the next master's.
                 next = next.among_others();
                 next.synced = false;
             }
@@ -330,16 +325,15 @@ impl Replication {
         Ok(is_new)
     }
 
-    /// REPLICAOF NO ONE to a master: by an operator, or by a Sentinel that has deposed it and
-    /// chooses it again before it was made a replica. `None` if it is none; whether it begins
-    /// another term by that.
+    /// REPLICAOF NO ONE on a master, by an operator or by a Sentinel that chooses it again. Returns
+    /// `None` on a replica, otherwise whether it begins a new term.
     fn remains_master(&self, config: &Config, told: &mut dyn FnMut()) -> io::Result<Option<bool>> {
         let missed = self.fence.missed();
         let forget = |role: &Role| {
             let next = Role { sentinels: Vec::new(), ..role.clone() }.renewed(missed);
             (role.master.is_none() && next != *role).then_some(next)
         };
-        // Before another thread writes down once more what they have said.
+        // Before another thread persists the epochs again.
         self.change(config, forget, || {
             self.fence.forget();
             if missed > 0 {
@@ -354,7 +348,7 @@ impl Replication {
         Ok(Some(missed > 0))
     }
 
-    /// As a master again, the director is to begin another term before writes are taken.
+    /// Requests a new term of the log before writes are accepted.
     fn renew(&self) {
         self.renews.store(true, SeqCst);
         self.settled.store(false, SeqCst);
@@ -362,34 +356,34 @@ impl Replication {
         self.orders.send_modify(|n| *n += 1);
     }
 
-    /// Whether its old master is to step down before this node begins its log.
+    /// Whether its master must step down before this node begins its log.
     pub(crate) fn is_taking_over(&self) -> bool {
         self.taking_over.load(SeqCst) && self.is_master()
     }
 
-    /// Waits until it is.
+    /// Waits until [`is_taking_over`](Replication::is_taking_over).
     pub(crate) async fn takes_over(&self) {
         // An error means that no sender is left, and `self` is one.
         let _ = self.subscribe().wait_for(|_| self.is_taking_over()).await;
     }
 
-    /// The old master has stepped down: `is_ordered` by a Sentinel, which knows of it.
+    /// Notes that the old master has stepped down. `is_ordered`: by a Sentinel, which knows of it.
     pub(crate) fn took_over(&self, is_ordered: bool) {
         self.announces.store(!is_ordered, SeqCst);
     }
 
-    /// This node was a master, and has stepped down for a replica that it follows now.
+    /// Notes that this master has stepped down for a replica.
     pub(crate) fn note_stepped_down(&self) {
         self.stepped_down.store(true, SeqCst);
     }
 
-    /// Fences this master: another node is the master, and this one could not note that.
+    /// Fences this master: another node is the master, and the role could not be persisted.
     pub(crate) fn raise_fence(&self, config: &Config) {
         self.fence.raise();
         self.judge(config);
     }
 
-    /// The hellos by which Sentinels are to learn, once, that this node is the master.
+    /// Returns, once, the hellos that notify Sentinels of this master.
     pub(crate) fn take_announcements(&self) -> Vec<String> {
         let is_due = self.announces.swap(false, SeqCst) && self.is_master();
         if !is_due {
@@ -398,7 +392,7 @@ impl Replication {
         self.sentinels.announcements(self.replaces.lock().take())
     }
 
-    /// Whether a Sentinel has been heard within the last seconds.
+    /// Whether a Sentinel was heard within the last seconds.
     pub(crate) fn is_watched(&self) -> bool {
         self.sentinels.watch()
     }
@@ -408,19 +402,19 @@ impl Replication {
         self.sentinels.have_named()
     }
 
-    /// How many Sentinels have been heard within the last seconds.
+    /// Number of Sentinels heard within the last seconds.
     pub fn sentinels_heard(&self) -> usize {
         self.sentinels.count()
     }
 
-    /// A group of Sentinels that could not learn of a FAILOVER: only one of them is heard.
+    /// Returns a group with only one live Sentinel, which could not agree on a FAILOVER.
     pub fn lonely_group(&self) -> Option<String> {
         self.sentinels.lonely()
     }
 
-    /// A Sentinel has published a hello here, and names this node as the master if `is_ours`.
-    /// `named`: the master's address. True if the Sentinel has missed the announcement, which is to
-    /// be made again (`take_announcements`).
+    /// Records a hello that a Sentinel published here. `named`: address of the master; `is_ours`:
+    /// it is this node. Returns true if the Sentinel has missed the announcement, which must be
+    /// repeated (`take_announcements`).
     pub fn heard(&self, said: Sentinel<'_>, named: &str, is_ours: bool) -> bool {
         self.sentinels.hear(said);
         if is_ours && self.is_master() {
@@ -430,31 +424,31 @@ impl Replication {
         is_missed && !self.announces.swap(true, SeqCst)
     }
 
-    /// Whether this master's log is to begin another term.
+    /// Whether this master's log must begin a new term.
     pub(crate) fn renews(&self) -> bool {
         self.renews.load(SeqCst) && self.is_master()
     }
 
-    /// Whether the data are given up for whatever the master has, once.
+    /// Whether the node discards its data for the master's, once.
     pub(crate) fn is_forced(&self) -> bool {
         self.role.load().forced
     }
 
-    /// The director has made the log a master's, or a replica's. False if this node is to be the
-    /// other meanwhile: then it is not settled.
+    /// Notes that the log is now a master's or a replica's. Returns false if the role has changed
+    /// since, so that the log does not match it.
     pub fn settle(&self, config: &Config, is_master: bool, term: u64) -> bool {
         self.term.store(term, Relaxed);
         let _gate = self.gating.lock();
         let is_role = self.is_master() == is_master && !self.renews();
         self.look(config, is_role || self.settled.load(SeqCst));
-        // A reader that sees this finds the gate open.
+        // Stored after the gate is open.
         if is_role {
             self.settled.store(true, SeqCst);
         }
         is_role
     }
 
-    /// Waits until it has. False: not within this time. Not for workers.
+    /// Waits until the log matches the role, at most for `time`. Never call it on a worker.
     pub fn wait_settled(&self, time: Duration) -> bool {
         let began = store::time::now();
         while !self.is_settled() {
@@ -466,13 +460,12 @@ impl Replication {
         true
     }
 
-    /// Whether it has, since the last order.
+    /// Whether the log matches the role.
     pub fn is_settled(&self) -> bool {
         self.settled.load(SeqCst)
     }
 
-    /// The replica is in step with its master, with a complete data set. So the node that was to
-    /// take over has done so.
+    /// Notes that the replica has caught up with its master, which completes a FAILOVER to it.
     pub(crate) fn synced(&self, config: &Config) {
         self.unmet.store(false, SeqCst);
         self.note(config, |role| {
@@ -487,8 +480,8 @@ impl Replication {
         });
     }
 
-    /// The replica has its master's whole data set as it was when a full sync was complete. It may
-    /// never hear of more: that master may be lost since, and no other node have as much.
+    /// Notes that a full sync is complete. The replica may be promoted even if the master is lost
+    /// now.
     pub(crate) fn is_whole(&self, config: &Config, master: &Master) {
         self.note(config, |role| {
             (role.master.as_ref() == Some(master) && !role.synced)
@@ -496,19 +489,19 @@ impl Replication {
         });
     }
 
-    /// As a replica: it has been in step with its current master, in this process.
+    /// Whether it has synced with its present master in this process.
     pub fn has_met_its_master(&self) -> bool {
         !self.unmet.load(SeqCst)
     }
 
-    /// Whether it was a master when it was told, in this process, to follow `master`, and has met
-    /// no other master since.
+    /// Whether it was a master when this process was ordered to follow `master`, and has synced
+    /// with no master since.
     pub(crate) fn was_master_before(&self, master: &Master) -> bool {
         let is_its_master = self.role.load().master.as_ref() == Some(master);
         is_its_master && self.was_master.load(SeqCst) && !self.has_met_its_master()
     }
 
-    /// For INFO. True if that is new.
+    /// Sets the error that INFO shows. Returns true if it is new.
     pub(super) fn note_error(&self, error: String) -> bool {
         let mut last = self.last_error.lock();
         let is_new = *last != error;
@@ -516,34 +509,32 @@ impl Replication {
         is_new
     }
 
-    /// A server that speaks another protocol was told to follow this one, and tries again and
-    /// again: it is logged once.
+    /// Logs once that a server with another protocol tries to follow this one.
     pub fn note_foreign_replica(&self, peer: std::net::IpAddr, why: &str) {
         if self.note_error(format!("a server at {peer} was told to follow this one: {why}")) {
             tracing::warn!("a server at {peer} was told to follow this one: refused, as {why}");
         }
     }
 
-    /// It is to be a master, and its log is still the one of a replica: by how many promotions its
-    /// term is to be later. 0: it is a master's.
+    /// Number of promotions by which the term must rise when the log becomes a master's; 0 if it
+    /// is.
     pub(crate) fn promoting(&self) -> u32 {
         self.role.load().promoting
     }
 
-    /// Its log has a later term.
+    /// Notes that the log has a new term.
     pub(crate) fn renewed(&self) {
         self.renews.store(false, SeqCst);
     }
 
-    /// Its log has begun as a master's.
+    /// Notes that the log is a master's.
     pub(crate) fn promoted(&self, config: &Config) {
         self.note(config, |role| {
             (role.promoting > 0 && !self.renews()).then(|| Role { promoting: 0, ..role.clone() })
         });
     }
 
-    /// The replica gives its data up for its master's, which begin to come. Durable when this
-    /// returns.
+    /// Notes that the replica discards its data for its master's. Durable when this returns.
     pub(crate) fn gives_up(&self, config: &Config) -> io::Result<()> {
         let gives_up = |role: &Role| {
             role.synced.then(|| Role { synced: false, ..role.clone().among_others() })
@@ -551,8 +542,8 @@ impl Replication {
         self.change(config, gives_up, || ()).map(|_| ())
     }
 
-    /// The replica's data and this master's do not fit, and neither gives way: only an operator may
-    /// promote it, also after a restart.
+    /// Notes that the replica's history diverges from its master's. Only an operator may promote
+    /// it, also after a restart.
     pub(crate) fn refuses(&self, config: &Config, master: &Master) {
         self.note(config, |role| {
             (role.master.as_ref() == Some(master) && !role.unfit)
@@ -560,23 +551,23 @@ impl Replication {
         });
     }
 
-    /// Whether this node could be promoted without losing what others have.
+    /// Whether a promotion of this node would lose no data of others.
     pub fn is_fit(&self) -> bool {
         let role = self.role.load();
         role.master.is_none() || (role.synced && !role.unfit)
     }
 
-    /// Whether its master's data do not go on from what this replica has.
+    /// Whether its history diverges from its master's.
     pub fn is_refused(&self) -> bool {
         self.role.load().unfit
     }
 
-    /// Whether a Sentinel's word on another master keeps it from writes.
+    /// Whether it is fenced: it refuses writes, as another node may be the master.
     pub fn is_fenced(&self) -> bool {
         self.fence.now() != Fenced::No
     }
 
-    /// How many groups of Sentinels have spoken.
+    /// Number of groups of Sentinels heard.
     pub fn sentinel_groups(&self) -> usize {
         self.fence.groups()
     }
@@ -586,8 +577,7 @@ impl Replication {
         self.is_master() && self.fence.believes_replicas()
     }
 
-    /// A replica follows: so this node is its master, if that one `knows`; in a cluster that is to
-    /// be confirmed by others.
+    /// Notes that a replica follows. If it `knows` this node as its master, that lifts the fence.
     pub(crate) fn followed(&self, config: &Config, knows: bool) {
         if knows && self.fence.followed() {
             tracing::info!("this node is the master still: writes are taken again");
@@ -595,9 +585,8 @@ impl Replication {
         self.judge(config);
     }
 
-    /// A Sentinel has named the master. True if a start must know it, too, and no thread is about
-    /// to write that down: [`Replication::keep_epochs`] is to be called where the disk may be
-    /// waited for.
+    /// Handles a hello of a Sentinel. Returns true if the caller must persist it by
+    /// [`Replication::keep_epochs`], on a thread that may wait for the disk.
     pub fn named(&self, config: &Config, hello: &Hello<'_>) -> bool {
         if !config.replication.fence {
             return false;
@@ -615,15 +604,15 @@ impl Replication {
         effect.is_news && !self.keeping.swap(true, SeqCst)
     }
 
-    /// It is a master by a topology, as by the one before that it knows, and has not heard of so
-    /// many between them: it is fenced until it is ordered to be one, which begins another term.
+    /// Fences a master that has missed this many topologies, until an order confirms it with a new
+    /// term.
     pub fn skipped(&self, topologies: u64) {
         if topologies > 0 && self.is_master() {
             self.fence.skipped(topologies);
         }
     }
 
-    /// See [`Replication::named`].
+    /// Persists the epochs of Sentinels: [`Replication::named`].
     pub fn keep_epochs(&self, config: &Config) {
         self.keeping.store(false, SeqCst);
         let mut epochs = Vec::new();
@@ -648,8 +637,7 @@ impl Replication {
         }
     }
 
-    /// Looks again whether writes are to be taken. To be called whenever something of that has
-    /// changed, and now and then, as time goes by.
+    /// Decides again whether writes are accepted. Called after each change, and periodically.
     pub fn judge(&self, config: &Config) {
         let _gate = self.gating.lock();
         self.look(config, self.settled.load(SeqCst));
@@ -671,8 +659,8 @@ impl Replication {
         });
     }
 
-    /// As a master it takes writes for so long; `is_again`: it has this lease already, which may be
-    /// over (`write_gate.rs`).
+    /// Grants a lease for writes. `is_again`: renews a lease that may have expired
+    /// (`write_gate.rs`).
     pub fn lease(&self, config: &Config, time: Duration, is_again: bool) {
         let gate = self.gating.lock();
         if is_again {
@@ -686,24 +674,24 @@ impl Replication {
         }
     }
 
-    /// It takes them for as long as it is the master.
+    /// Ends the lease: writes need none.
     pub fn end_lease(&self, config: &Config) {
         self.leased.store(false, SeqCst);
         self.judge(config);
     }
 
-    /// Whether Sentinel has made another node the master.
+    /// Whether Sentinel has promoted another node.
     pub fn is_deposed(&self) -> bool {
         self.fence.now() == Fenced::Deposed
     }
 
-    /// The master that Sentinel has put in this node's place, if it has.
+    /// Returns the master by which Sentinel has replaced this node.
     pub fn deposed_by(&self) -> Option<Master> {
         self.deposed_by.lock().clone().filter(|_| self.is_deposed())
     }
 
-    /// Whether a client whose write was refused is better off with another node: this one is
-    /// fenced, or has stepped down, and a Sentinel knows which node is the master.
+    /// Whether clients with refused writes should look for another node: this one is fenced or has
+    /// stepped down, and a Sentinel knows the master.
     pub fn sends_writers_away(&self) -> bool {
         match self.gate.shut() {
             Shut::Deposed => true,
@@ -713,18 +701,19 @@ impl Replication {
         }
     }
 
-    /// Why a write must be refused now, if it must.
+    /// Returns the error for writes, if they are refused.
     #[inline]
     pub fn refusal(&self) -> Option<&'static str> {
         self.gate.refusal()
     }
 
-    /// Whether a restart of this node knows that there are others.
+    /// Whether the role on disk says that there are other nodes.
     pub fn is_replicated(&self) -> bool {
         self.role.load().replicated
     }
 
-    /// From now on a restart of this node must not take it for granted that it is the master.
+    /// Persists that there are other nodes, so that a restart does not assume that this is the
+    /// master.
     pub fn note_replicated(&self, config: &Config) -> io::Result<()> {
         let replicated =
             |role: &Role| (!role.replicated).then(|| Role { replicated: true, ..role.clone() });

@@ -81,8 +81,8 @@ pub(crate) struct Table {
     more: [OnceLock<Link>; LINKS - 1],
     growing: Mutex<()>,
     pub(crate) revoked: Arc<DeletedPairs>,
-    /// Filters on disk, if any. Then `first` is an empty page, so that the table looks like one with
-    /// an extension, and readers of other tables pay for no test.
+    /// Filters on disk, if any. Then `first` is an empty page, so that the table looks like one
+    /// with an extension, and readers of other tables pay for no test.
     cold: Option<Box<Cold>>,
     /// Pairs that were set before the table was closed; 0 while it is open.
     early: AtomicU64,

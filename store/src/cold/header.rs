@@ -2,8 +2,8 @@
 //! manifest, read by 4 KiB, remove.
 //!
 //! Both headers share their first 72 bytes: magic, version, kind, lineage, identity, space, range
-//! and stamp. A checksum of bytes 0..124 is at byte 124; zeros fill the rest of the block. The bytes
-//! in between differ per kind, see the tops of `mod.rs` (rows) and `pages.rs` (pages).
+//! and stamp. A checksum of bytes 0..124 is at byte 124; zeros fill the rest of the block. The
+//! bytes in between differ per kind, see the tops of `mod.rs` (rows) and `pages.rs` (pages).
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};

@@ -494,8 +494,8 @@ fn append_halves<K>(
 }
 
 impl<K: Copy + Ord> Committer<K> {
-    /// Runs the commit thread until [`stop`](Committer::stop), then makes one more round and seals the
-    /// log. Returns the log.
+    /// Runs the commit thread until [`stop`](Committer::stop), then makes one more round and seals
+    /// the log. Returns the log.
     pub fn run(&self, mut log: Log, source: &mut dyn Source<K>) -> (Log, Result<()>) {
         let _ends = Ends(self);
         let mut rounds = Rounds::new(self);

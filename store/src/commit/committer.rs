@@ -20,8 +20,8 @@ const LATE_MS: u64 = 1000;
 pub enum SyncPolicy {
     /// Immediately. Replies wait for the sync.
     Always,
-    /// Within a second. Replies do not wait unless the disk is slower ([`Committer::is_late`]), so a
-    /// power cut or kill loses at most the last second of acknowledged writes.
+    /// Within a second. Replies do not wait unless the disk is slower ([`Committer::is_late`]), so
+    /// a power cut or kill loses at most the last second of acknowledged writes.
     EverySecond,
     /// When the operating system does, after `unsynced_bytes` written, and at each new segment.
     No,
@@ -39,8 +39,8 @@ pub struct CommitOptions {
     /// Number of keys at which all stripes together are crowded. Stripes with few keys do not
     /// count. Default 262,144, about 16 MiB, plus up to 8 MiB that do not count.
     pub queued_keys: usize,
-    /// Time between rounds, except under `always`. A longer time writes fewer bytes for hot rows, and
-    /// a killed process loses as much. Default 50 ms.
+    /// Time between rounds, except under `always`. A longer time writes fewer bytes for hot rows,
+    /// and a killed process loses as much. Default 50 ms.
     pub gather: Duration,
     /// Approximate size at which a batch ends; a round may write several. Default 1 MiB.
     pub batch_bytes: usize,
@@ -153,8 +153,8 @@ impl<K> Committer<K> {
         }
     }
 
-    /// Wakes the commit thread if the round of this ticket has not begun. For a waiter whose round no
-    /// other thread requests.
+    /// Wakes the commit thread if the round of this ticket has not begun. For a waiter whose round
+    /// no other thread requests.
     pub fn hurry(&self, ticket: Ticket) {
         if self.round.load(Ordering::SeqCst) <= ticket {
             self.nudge();
@@ -216,8 +216,8 @@ impl<K: Copy + Ord> Committer<K> {
         self.nudge();
     }
 
-    /// Ticket that covers all marks made before this call by any thread. It rises with marks only, so
-    /// a caller that marked nothing waits at most for the marks of others.
+    /// Ticket that covers all marks made before this call by any thread. It rises with marks only,
+    /// so a caller that marked nothing waits at most for the marks of others.
     pub fn ticket(&self) -> Ticket {
         self.last_marked.load(Ordering::SeqCst)
     }
@@ -268,8 +268,8 @@ impl<K: Copy + Ord> Committer<K> {
         stripes.sum::<usize>() + self.joined.try_lock().map_or(0, |joined| joined.units.len())
     }
 
-    /// Memory in bytes of the lists of pending keys. While an [`Exclusive`](super::Exclusive) is held,
-    /// possibly by this thread, joined keys are not counted.
+    /// Memory in bytes of the lists of pending keys. While an [`Exclusive`](super::Exclusive) is
+    /// held, possibly by this thread, joined keys are not counted.
     pub fn queue_bytes(&self) -> usize {
         let room = |stripe: &Aligned<K>| stripe.lock.lock().borrow().keys.capacity();
         let stripes = self.stripes.iter().map(room).sum::<usize>();
@@ -364,10 +364,10 @@ impl<K: Copy + Ord> Committer<K> {
     }
 
     /// Round that a reader must wait for before it may show the state of an id that it has just
-    /// read. `hash` is the id's hash, as for [`enter`](Committer::enter). Returns 0 if that round is
-    /// synced or has failed, and [`Ticket::MAX`] while a writer changes the id. Once each stripe was
-    /// seen free ([`Committer::first_busy`]), [`Committer::ticket`] covers that writer. Meaningful
-    /// under `always` only.
+    /// read. `hash` is the id's hash, as for [`enter`](Committer::enter). Returns 0 if that round
+    /// is synced or has failed, and [`Ticket::MAX`] while a writer changes the id. Once each stripe
+    /// was seen free ([`Committer::first_busy`]), [`Committer::ticket`] covers that writer.
+    /// Meaningful under `always` only.
     #[inline]
     pub fn sight(&self, hash: u64) -> Ticket {
         let round = self.sights.last_change(hash);

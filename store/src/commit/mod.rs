@@ -45,8 +45,8 @@
 //!
 //! A writer holds its stripe for as long as its change takes, the commit thread for as long as
 //! reading the state of the stripe's few keys takes. Readers take no stripe (promise 1).
-//! `stripes.rs` has the writers' side, `commit_loop.rs` the commit thread's, `committer.rs` the state
-//! that they share.
+//! `stripes.rs` has the writers' side, `commit_loop.rs` the commit thread's, `committer.rs` the
+//! state that they share.
 //!
 //! Why a ticket is a round and not a count: it is then one load for the writer, no shared counter
 //! is incremented, and every stripe may be empty. The commit thread first raises the round, then

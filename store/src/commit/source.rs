@@ -37,8 +37,8 @@ pub struct Committed {
     pub durable: Ticket,
     /// Last round that is synced.
     pub synced: Ticket,
-    /// Last round that was tried. Rounds above `written` (with `always`: above `durable`) up to this
-    /// one failed. A later round logs their changes; their waiters can be notified now.
+    /// Last round that was tried. Rounds above `written` (with `always`: above `durable`) up to
+    /// this one failed. A later round logs their changes; their waiters can be notified now.
     pub failed: Ticket,
     /// End of the appended part of the log.
     pub written_to: Position,
@@ -50,8 +50,9 @@ pub struct Committed {
 
 /// State that the commit thread logs. The server implements it.
 pub trait Source<K> {
-    /// Copies the present state of these keys (sorted, distinct). Runs under the stripe's lock, so it
-    /// must be quick: copy now, encode later. Returns the approximate encoded size of all copies.
+    /// Copies the present state of these keys (sorted, distinct). Runs under the stripe's lock, so
+    /// it must be quick: copy now, encode later. Returns the approximate encoded size of all
+    /// copies.
     fn collect(&mut self, keys: &[K]) -> usize;
 
     /// Encodes the copies into records and drops them. An error fails the round.

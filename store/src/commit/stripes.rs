@@ -14,31 +14,30 @@ use super::stripe::{FIRST_DEDUPE, Guard, Joined, Stripe};
 use super::visibility::CHANGING;
 use crate::batch::MAX_BODY_BYTES;
 
-/// With so many keys in a joined stripe the committer is crowded (C5): what all of them hold then
-/// still fits into one batch several times.
+/// Number of keys at which a joined stripe is crowded (C5). The keys of all joined stripes then fit
+/// into one batch several times.
 const JOINED_KEYS: usize = 256;
 
-/// Most bytes that may be [reserved](Committer::reserve) together: what is not is for heads of
-/// records and for what a source logs unasked.
+/// Limit of all [reservations](Committer::reserve) in bytes. The rest of a batch is for record
+/// headers and for records that the source adds.
 const RESERVED_BYTES: usize = MAX_BODY_BYTES / 32 * 31;
 
-/// Beyond so many bytes of changes that wait other writers wait for the log, too: meanwhile nothing
-/// is added to what has to go with them.
+/// Bytes of joined changes above which all writers wait for the log, so that no change joins them.
 const HEAVY_BYTES: usize = MAX_BODY_BYTES / 4;
 
-/// Changes of one stripe that take no more than this need not be [`Joined`]: they are read in one
-/// moment anyway, and a batch has room for them.
+/// Bytes up to which the changes of a single stripe need not be [`Joined`]: one lock covers them,
+/// and any batch has room.
 const LIGHT_BYTES: usize = 64 << 10;
 
 #[cfg(debug_assertions)]
 thread_local! {
-    /// Whether this thread holds several stripes: then it must not enter others, whose changes
-    /// would go into another batch.
+    /// Whether this thread holds several stripes. It must not enter others, whose changes would go
+    /// into another batch.
     static HOLDS_SEVERAL: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Room in a batch for changes that belong together, until they are logged, or this is dropped: see
-/// [`Committer::reserve`].
+/// Room in a batch for an atomic group ([`Committer::reserve`]). Released when the group is logged,
+/// or when this is dropped unused.
 pub struct Reserved<'a, K> {
     committer: &'a Committer<K>,
     bytes: usize,
@@ -51,42 +50,39 @@ impl<K> Drop for Reserved<'_, K> {
 }
 
 impl<'a, K: Copy + Ord> Reserved<'a, K> {
-    /// [`Committer::several`], for changes that take no more than what was reserved: it stays so
-    /// until they are logged.
+    /// [`Committer::several`], for a group of at most the reserved size.
     pub fn several(self, hashes: impl IntoIterator<Item = u64>) -> Exclusive<'a, K> {
         let several = self.committer.several(hashes);
         several.with(self)
     }
 
-    /// [`Committer::exclusive`], for changes that take no more than what was reserved: it stays so
-    /// until they are logged.
+    /// [`Committer::exclusive`], for a group of at most the reserved size.
     pub fn exclusive(self) -> Exclusive<'a, K> {
         let all = self.committer.exclusive();
         all.with(self)
     }
 }
 
-/// A writer's stay in its stripe: nothing of the stripe is read for the log meanwhile.
+/// A writer's turn in one stripe. The commit thread reads the stripe only after it ends.
 pub struct WriteGuard<'a, K> {
     committer: &'a Committer<K>,
     stripe: Guard<'a, K>,
     index: usize,
-    /// With `always`: where readers look, and what stood there before.
+    /// With `always`: the sight of the id, and its value before the turn.
     sight: Option<(&'a AtomicU64, Ticket)>,
     has_marked: bool,
     concerns_all: bool,
 }
 
-/// A stay in several stripes at once, or in all: no other writer changes anything there meanwhile,
-/// and all that is marked goes into one batch (C6). The thread that has it may enter these stripes
-/// as usual, and no others.
+/// An exclusive turn in several stripes or in all. Other writers of these stripes wait, and all
+/// marks go into one batch (C6). Its thread may enter these stripes, and no others.
 pub struct Exclusive<'a, K: Copy> {
     committer: &'a Committer<K>,
     joined: MutexGuard<'a, Joined<K>>,
-    /// Each with how many keys it had.
+    /// Index and lock of each stripe, and its number of keys when the turn began.
     stripes: Vec<(usize, Guard<'a, K>, usize)>,
     reserved: Option<Reserved<'a, K>>,
-    /// It changes ids that are not known: readers of any id wait for it.
+    /// Whether the turn may change any id, so that readers of all ids wait for it.
     concerns_all: std::cell::Cell<bool>,
 }
 
@@ -96,9 +92,9 @@ impl<'a, K: Copy> Exclusive<'a, K> {
         self
     }
 
-    /// All that waits in its stripes is to be read in one moment, into one batch, with what is
-    /// marked now: then no other writer's change is in the log with one half, or as it was before,
-    /// because the state that is read here shows it, too.
+    /// Joins all pending keys of the stripes with this turn's marks, so that one batch has them
+    /// all. The state read for this turn shows other writers' pending changes, too; without
+    /// joining, the log could have half of such a change.
     pub fn join(&self) {
         for (_, stripe, _) in &self.stripes {
             let stripe = &mut *stripe.borrow_mut();
@@ -121,7 +117,7 @@ impl<K: Copy> Drop for Exclusive<'_, K> {
         let bytes = self.reserved.as_ref().map_or(0, |reserved| reserved.bytes);
         match touched().take(2).count() {
             0 => return,
-            // One alone is read in one moment anyway.
+            // One lock covers a single stripe.
             1 if bytes <= LIGHT_BYTES => return,
             _ => {}
         }
@@ -129,7 +125,7 @@ impl<K: Copy> Drop for Exclusive<'_, K> {
         let mut most = 0;
         for (index, stripe, before) in touched() {
             let mut stripe = stripe.borrow_mut();
-            // If it is unknown which of them are ours, all are.
+            // After a dedupe our keys are unknown, so all keys join.
             let ours = if stripe.mixed { 0 } else { *before };
             units.extend_from_slice(&stripe.keys[ours..]);
             if !std::mem::replace(&mut stripe.joined, true) {
@@ -137,11 +133,11 @@ impl<K: Copy> Drop for Exclusive<'_, K> {
             }
             most = most.max(stripe.keys.len());
         }
-        // From here on it is the commit thread's to give back.
+        // The commit thread releases the reservation.
         self.reserved.take().into_iter().for_each(std::mem::forget);
         self.joined.bytes += bytes;
         if most >= JOINED_KEYS || self.joined.bytes > HEAVY_BYTES {
-            // Writers wait until it is logged.
+            // Writers wait until the group is logged.
             committer.crowded.store(true, Ordering::Relaxed);
             committer.nudge();
         }
@@ -149,8 +145,7 @@ impl<K: Copy> Drop for Exclusive<'_, K> {
 }
 
 impl<K: Copy + Ord> WriteGuard<'_, K> {
-    /// Says that the state behind `key` was changed in this turn. Marking a key that was not
-    /// changed does no harm.
+    /// Marks a key whose state this turn has changed. Marking an unchanged key is harmless.
     #[inline]
     pub fn mark(&mut self, key: K) {
         self.has_marked = true;
@@ -163,15 +158,14 @@ impl<K: Copy + Ord> WriteGuard<'_, K> {
         }
     }
 
-    /// Where the next key will lie, if there is room for it: for a caller that prefetches this line
-    /// while the change is made.
+    /// Passes the address of the next key to `hint`, if it is allocated, for a prefetch.
     #[inline]
     pub fn before_mark(&mut self, hint: impl Fn(&MaybeUninit<K>)) {
         self.stripe.borrow_mut().keys.spare_capacity_mut().first().into_iter().for_each(hint);
     }
 
-    /// As [`mark`](WriteGuard::mark), for a key that is hardly ever marked twice between two
-    /// rounds: the stripe goes on remembering the one before.
+    /// As [`mark`](WriteGuard::mark), for a key that is rarely marked twice in a round: it does not
+    /// replace the stripe's last key.
     #[inline]
     pub fn mark_new(&mut self, key: K) {
         self.has_marked = true;
@@ -180,21 +174,20 @@ impl<K: Copy + Ord> WriteGuard<'_, K> {
         self.committer.push(stripe, self.index, key);
     }
 
-    /// Says, before anything is changed, that readers of any id will see it: a schema, a ring.
+    /// Declares, before the change, that readers of all ids will see it (a schema, a ring).
     pub fn concerns_all(&mut self) {
         self.committer.sights.begin_all();
         self.concerns_all = true;
     }
 
-    /// Ends the turn; the ticket is for all that was marked in it.
+    /// Ends the turn. The ticket covers all its marks.
     pub fn leave(self) -> Ticket {
         self.committer.round.load(Ordering::SeqCst)
     }
 }
 
 impl<K> Drop for WriteGuard<'_, K> {
-    /// Still under the stripe's lock: what was marked is in the round that is read here, or an
-    /// earlier one.
+    /// Runs under the stripe's lock, so the marks are in this round or an earlier one.
     #[inline]
     fn drop(&mut self) {
         if self.sight.is_none() && !self.concerns_all {
@@ -205,7 +198,7 @@ impl<K> Drop for WriteGuard<'_, K> {
             if self.has_marked {
                 sight.store(round, Ordering::Release);
             } else if sight.load(Ordering::Relaxed) == CHANGING {
-                // Unless a turn within this one has changed something.
+                // Otherwise a nested turn has changed the id.
                 sight.store(before, Ordering::Release);
             }
         }
@@ -216,16 +209,15 @@ impl<K> Drop for WriteGuard<'_, K> {
 }
 
 impl<K: Copy + Ord> Committer<K> {
-    // Inlined, so that the key goes from registers to the list, whose end is rarely in the cache:
-    // loaded from where its caller has just stored it, word by word, it would wait for all stores
-    // before it.
+    // Inlined, so that the key goes from registers to the list. Reloading a key that the caller has
+    // just stored would wait for the stores before it.
     #[inline(always)]
     fn push(&self, stripe: &mut Stripe<K>, index: usize, key: K) {
         if stripe.keys.is_empty() {
             self.begin_list(index);
         }
         stripe.keys.push(key);
-        // As in `leave`: after the bit. Written once a round, so it costs the others nothing.
+        // Loaded after the dirty bit is set, as in `leave`. Written once per round.
         let round = self.round.load(Ordering::SeqCst);
         if self.last_marked.load(Ordering::Relaxed) < round {
             self.last_marked.fetch_max(round, Ordering::SeqCst);
@@ -235,11 +227,11 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
-    /// The first key of a stripe in a round is about to come. Before the round is read, in `leave`.
+    /// Prepares a stripe for its first key of a round, before `leave` loads the round.
     #[inline(never)]
     fn begin_list(&self, index: usize) {
         self.set_dirty(index);
-        // With `always` a reply waits for it.
+        // With `always` a reply waits for this round.
         if self.policy() == SyncPolicy::Always {
             self.nudge();
         }
@@ -250,11 +242,11 @@ impl<K: Copy + Ord> Committer<K> {
         stripe.keys.sort_unstable();
         stripe.keys.dedup();
         stripe.mixed = true;
-        // At least as many pushes as there are keys go by until the next time: amortised, a mark
-        // sorts O(log n) keys.
+        // The next dedupe comes after at least as many marks as there are keys, so a mark costs
+        // O(log n) amortised.
         let keys = stripe.keys.len();
         stripe.dedupe_at = (keys * 2).max(FIRST_DEDUPE);
-        // Modulo 2^64: it may have become fewer.
+        // Wraps: the number of keys may have dropped.
         let more = keys.wrapping_sub(std::mem::replace(&mut stripe.counted, keys));
         let queued = self.queued.fetch_add(more, Ordering::Relaxed).wrapping_add(more);
         let most = if stripe.joined { JOINED_KEYS } else { self.options.crowded_keys };
@@ -264,9 +256,10 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
-    /// Enters the stripe of an id, by a hash of it (the id's, not the pair's: what belongs together
-    /// must share a stripe). The change is made and marked before [`WriteGuard::leave`]. A thread
-    /// is in one turn at a time, unless it has their stripes: see [`Committer::several`].
+    /// Enters the stripe of an id, given a hash of the id. Counters and flags of an id must share a
+    /// stripe, so pairs use the id's hash, too. The caller changes and marks, then calls
+    /// [`WriteGuard::leave`]. A thread has one turn at a time, except for stripes that it holds by
+    /// [`Committer::several`].
     #[inline]
     pub fn enter(&self, hash: u64) -> WriteGuard<'_, K> {
         let index = self.stripe_of(hash);
@@ -285,10 +278,9 @@ impl<K: Copy + Ord> Committer<K> {
         (hash as usize) & (self.stripes.len() - 1)
     }
 
-    /// Enters the stripes of several ids, by the hashes that [`Committer::enter`] would get: for
-    /// changes that belong together. Other writers of these stripes wait until it ends, and so do
-    /// other callers that want several. A thread that has some must not ask for more: it would wait
-    /// for itself.
+    /// Enters the stripes of several ids, by their hashes, for an atomic group. Other writers of
+    /// these stripes, and other exclusive turns, wait until it ends. A second call by the same
+    /// thread would deadlock.
     pub fn several(&self, hashes: impl IntoIterator<Item = u64>) -> Exclusive<'_, K> {
         let mut indexes: Vec<usize> = hashes.into_iter().map(|hash| self.stripe_of(hash)).collect();
         indexes.sort_unstable();
@@ -296,20 +288,20 @@ impl<K: Copy + Ord> Committer<K> {
         self.hold(indexes)
     }
 
-    /// Enters all stripes: for changes whose ids are not known beforehand. Costs
-    /// some ten nanoseconds per stripe.
+    /// Enters all stripes, for changes of unknown ids. Costs about 10 ns per stripe.
     pub fn exclusive(&self) -> Exclusive<'_, K> {
         self.hold(0..self.stripes.len())
     }
 
     fn hold(&self, indexes: impl IntoIterator<Item = usize>) -> Exclusive<'_, K> {
-        // Only the holder of this lock waits for a stripe while it holds another one: no deadlock.
+        // Prevents deadlock: only the holder of this lock waits for a stripe while it holds
+        // another.
         let joined = self.joined.lock();
         let enter = |index: usize| {
             let guard = self.stripes[index].lock.lock();
             let mut stripe = guard.borrow_mut();
             (stripe.touched, stripe.mixed) = (false, false);
-            // What is marked from here on is pushed from here on.
+            // Makes the next mark push its key, even if it equals the last one.
             stripe.last = None;
             let keys = stripe.keys.len();
             drop(stripe);
@@ -327,47 +319,46 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
-    /// Room for changes that belong together (C6) and take so many bytes of the log, at most: all
-    /// that is to be read in one moment is one batch, which has a limit (C8). `None`: there is none
-    /// until the commit thread has logged what waits, or what was reserved is given back. To be
-    /// asked before the stripes are entered: a caller that has to ask again waits for the disk, and
-    /// must hold nothing meanwhile.
+    /// Reserves room in a batch for an atomic group (C6) of at most `bytes`, since a batch has a
+    /// limit (C8). Returns `None` if there is no room until pending groups are logged or released.
+    /// Callers reserve before they enter stripes: one that has to retry waits for the disk and must
+    /// hold no lock.
     pub fn reserve(&self, bytes: usize) -> Option<Reserved<'_, K>> {
         let room = |reserved: usize| self.fits(reserved, bytes).then(|| reserved + bytes);
         self.reserved.fetch_update(Ordering::SeqCst, Ordering::SeqCst, room).ok()?;
         Some(Reserved { committer: self, bytes })
     }
 
-    /// Whether so much could be [reserved](Committer::reserve) now.
+    /// Whether [`reserve`](Committer::reserve) would succeed now.
     pub fn has_room(&self, bytes: usize) -> bool {
         self.fits(self.reserved.load(Ordering::SeqCst), bytes)
     }
 
-    /// What fits into no batch is not to wait for ever.
+    /// A group that fits into no batch is admitted alone; otherwise it would wait for ever.
     fn fits(&self, reserved: usize, bytes: usize) -> bool {
         reserved == 0 || reserved.saturating_add(bytes) <= RESERVED_BYTES
     }
 
-    /// Where the stripe of `hash` lies, which will be [entered](Committer::enter) soon: for a
-    /// caller that prefetches these two cache lines.
+    /// Addresses of the stripe's two cache lines, for a prefetch before
+    /// [`enter`](Committer::enter).
     #[inline]
     pub fn stripe_lines(&self, hash: u64) -> [&AtomicBool; 2] {
         let stripe = &self.stripes[self.stripe_of(hash)];
         [&stripe.begin, &stripe.end]
     }
 
-    /// Lets all turns end that are under way. The thread must be in none, or hold all stripes.
+    /// Waits for all current turns. The thread must be in none, or hold all stripes.
     pub fn pass_all(&self) {
         for stripe in &self.stripes {
             drop(stripe.lock.lock());
         }
     }
 
-    /// The first stripe from this one on that is entered now; for a caller that waits until each
-    /// was seen free, without a lock.
+    /// Returns the first busy stripe from index `from` on. A caller without a lock polls until it
+    /// has seen each stripe free.
     pub fn first_busy(&self, from: usize) -> Option<usize> {
         let busy = (from..self.stripes.len()).find(|&index| self.stripes[index].lock.is_locked());
-        // What was done in those that are free is seen from here on.
+        // Makes the changes in the free stripes visible to this thread.
         fence(Ordering::Acquire);
         busy
     }

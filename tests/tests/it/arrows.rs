@@ -1,7 +1,8 @@
-//! Which part may use which. Crates depend on each other as docs/arrows.md lists, and neither crates
-//! nor the files of a crate form a circle.
+//! Which part may use which. Crates depend on each other as docs/arrows.md lists, and neither
+//! crates nor the files of a crate form a circle.
 //!
-//! A file uses another one if its code names an item there, in a `use` or in a path that begins with
+//! A file uses another one if its code names an item there, in a `use` or in a path that begins
+//! with
 //! `crate`, `super`, `self`, a child module or an imported module. A name is followed through
 //! re-exports to the file that defines it. So `pub use child::Item` in a `mod.rs` is an entry of a
 //! table of contents and no arrow, unless the `mod.rs` itself uses `Item`. Code for tests does not

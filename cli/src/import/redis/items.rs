@@ -5,8 +5,8 @@
 pub(crate) enum Item {
     /// Counters, by their positions in `Layout::fields`.
     Row(u64, Vec<(usize, i64)>),
-    /// Counters of a hash, without a value where it was rejected. The other ones of `Layout::fields`
-    /// are 0 unless another key has them.
+    /// Counters of a hash, without a value where it was rejected. The other ones of
+    /// `Layout::fields` are 0 unless another key has them.
     Hash(u64, Vec<(usize, Option<i64>)>),
     /// The only key of a row is gone.
     Gone(u64),
