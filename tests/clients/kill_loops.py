@@ -324,7 +324,8 @@ def play(args, folder):
     master, replica = nodes = [Member(args.server, folder, n) for n in range(2)]
     workers = [Worker(n, random.Random(args.seed * 1000 + n), totals) for n in range(WORKERS)]
     operators = [Operator(random.Random(args.seed * 1000 + 100 + n), totals) for n in range(2)]
-    events = {"kill master": 5, "kill replica": 3, "kill both": 1, "again master": 1, "again replica": 1, "wipe replica": 1, "term master": 1, "term replica": 1, "failover": 2}
+    events = {"kill master": 5, "kill replica": 3, "kill both": 1, "again master": 1, "again replica": 1, "wipe replica": 1,
+              "term master": 1, "term replica": 1, "failover": 2}
     try:
         master.start()
         until("the master is up", lambda: master.client().ping())
@@ -355,8 +356,9 @@ def play(args, folder):
             kills = sum(count * (2 if name in ("kill both", "again master", "again replica") else 1)
                         for name, count in totals.items() if name.startswith(("kill", "again", "wipe")))
             lost = sum(text.endswith("lost") for text in wrong)
-            print(f"round {round}: {event}; so far {kills} kills, {totals['ops']} ops, {totals['unanswered']} without an answer, {totals['operator']} by the operator, "
-                  f"{totals['compared']} values compared, {lost} lost, {len(wrong) - lost} wrong, {totals['false positives']} false positives, {totals['recycled']} recycled", flush=True)
+            print(f"round {round}: {event}; so far {kills} kills, {totals['ops']} ops, {totals['unanswered']} without an answer, "
+                  f"{totals['operator']} by the operator, {totals['compared']} values compared, {lost} lost, {len(wrong) - lost} wrong, "
+                  f"{totals['false positives']} false positives, {totals['recycled']} recycled", flush=True)
             assert not wrong, "\n".join(wrong[:40])
         print(f"seed {args.seed}, {round} rounds: {dict(sorted(totals.items()))}")
     finally:

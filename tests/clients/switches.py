@@ -1,7 +1,8 @@
 """Switches of the master beside three stock redis-sentinels, under four writers that never pause.
 
-Planned switches exchange the roles by an order: sentinel (SENTINEL FAILOVER), failover (FAILOVER TO), replicaof (REPLICAOF NO ONE), upgrade (tidemark upgrade).
-Unplanned ones take the master away for five seconds, or longer until there is another one: kill (kill -9), stop (SIGSTOP), cut (its link, while a client on its side goes on writing to it).
+Planned switches exchange the roles by an order: sentinel (SENTINEL FAILOVER), failover (FAILOVER TO), replicaof (REPLICAOF NO ONE), upgrade
+(tidemark upgrade). Unplanned ones take the master away for five seconds, or longer until there is another one: kill (kill -9), stop (SIGSTOP),
+cut (its link, while a client on its side goes on writing to it).
 
 The writers ask Sentinel for the master, as clients do. With --wait N a write counts as acknowledged when WAIT has found it on N replicas, else when it is
 answered. It is checked that
