@@ -104,11 +104,11 @@ impl<'a> Reply<'a> {
         self.out.extend_from_slice(&buf[at - 1..]);
     }
 
-    /// An array of `rows` arrays of `width` integers, which `write` puts one after the other,
-    /// header and integers; none of them has a bit that is not in `bits`. For a row of which
-    /// `refused` has a text, that is the answer, as an error. Room is asked for once for many rows.
-    /// With more than `most` bytes in the buffer the rest is left out: the client is about to be
-    /// closed.
+    /// Writes `rows` arrays of `width` integers, elements of an array whose header the caller has
+    /// written. `write` puts the header and the integers of one row; no integer has a bit that is
+    /// not in `bits`. If `refused` gives a text for a row, the row becomes this error. Reserves
+    /// memory once for many rows. Stops once the buffer holds more than `most` bytes: the client is
+    /// about to be closed.
     #[inline]
     pub fn int_rows<'t>(
         &mut self,
@@ -119,7 +119,6 @@ impl<'a> Reply<'a> {
         mut write: impl FnMut(usize, &mut IntRow<'_>),
         refused: impl Fn(usize) -> Option<&'t [u8]>,
     ) {
-        self.array(rows);
         let null =
             if self.protocol == Protocol::Resp3 { (b"_\r\n\0\0", 3) } else { (b"$-1\r\n", 5) };
         let head = SMALL.get(width).map(|word| word ^ u64::from(b':' ^ b'*'));
@@ -594,7 +593,7 @@ mod tests {
                     },
                     |_| None
                 )),
-                format!("*1\r\n*4\r\n:{value}\r\n$-1\r\n:1\r\n:0\r\n")
+                format!("*4\r\n:{value}\r\n$-1\r\n:1\r\n:0\r\n")
             );
             let mut out = Vec::new();
             decimal(value, &mut out);
@@ -628,7 +627,6 @@ mod tests {
                     );
                 });
                 let expected = written(Protocol::Resp2, |r| {
-                    r.array(rows);
                     for (row, values) in data.iter().enumerate() {
                         r.array(6);
                         values.iter().for_each(|&value| r.int(value));
@@ -649,7 +647,6 @@ mod tests {
             let refused = |row: usize| (row % 5 == 3).then_some(&b"ERR no"[..]);
             for protocol in [Protocol::Resp2, Protocol::Resp3] {
                 let expected = written(protocol, |r| {
-                    r.array(rows);
                     for row in 0..rows {
                         if refused(row).is_some() {
                             r.error("ERR no");

@@ -247,8 +247,8 @@ fn a_reply_that_is_too_long_is_not_made() {
     call(&mut client, "HSET 1 field0 1");
     let many = 300_000;
     let before = victim.resident();
-    // Some 60 to 200 MB each, if they were made, and as much again for the rows. What comes in
-    // portions is made as far as it is read.
+    // Some 60 to 200 MB each, if they were made, and as much again for the rows. A long
+    // array is made as far as it is read.
     for (head, id, first) in [
         ("MGET", "1", "*300000"),
         ("CNT.GET wide", "1", "*300000"),

@@ -1,5 +1,6 @@
 //! One command being executed: its arguments, its reply, and what it may ask for.
 
+use crate::handlers::items::Step;
 use crate::handlers::session::{Come, Replies, Scratch, Session};
 use crate::handlers::suspend::SuspendResult;
 use dataset::commit::MOST_BYTES;
@@ -32,6 +33,11 @@ pub(crate) struct Call<'a> {
     pub(crate) spec: &'static Spec,
     /// The whole request, the name first.
     pub(crate) args: Args<'a>,
+    /// The request with the items of this turn: see [`Turn`](crate::handlers::items::Turn).
+    pub(crate) part: Args<'a>,
+    pub(crate) step: Step,
+    /// The step behind the items that this turn has checked.
+    pub(crate) checked: Option<Step>,
     pub(crate) reply: Reply<'a>,
     pub(crate) session: &'a mut Session,
     pub(crate) node: Now<'a>,
@@ -292,14 +298,16 @@ impl<'a> Call<'a> {
         id(self.args.at(index))
     }
 
-    /// Reads all arguments from `first` on as ids, into `scratch.ids`.
+    /// Reads all arguments from `first` on as ids, into `scratch.ids` ([`Call::check_each`]).
     #[inline]
-    pub(crate) fn ids_from(&mut self, first: usize) -> Outcome {
-        self.scratch.ids.clear();
-        for text in self.args.from(first).iter() {
-            self.scratch.ids.push(id(text)?);
-        }
-        Ok(())
+    pub(crate) fn read_ids(&mut self, first: usize) -> Outcome {
+        let words = self.args.from(first);
+        self.check_each(words.len(), |call, items| {
+            for text in words.until(items.end).from(items.start).iter() {
+                call.scratch.ids.push(id(text)?);
+            }
+            Ok(())
+        })
     }
 }
 

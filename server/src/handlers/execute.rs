@@ -3,9 +3,10 @@
 
 use crate::handlers::call::Call;
 use crate::handlers::cluster::{gather, route, shape};
+use crate::handlers::items::{Answer, Answered, Step, Turn};
 use crate::handlers::redis::{pubsub, tracking, transaction};
 use crate::handlers::session::{Replies, Scratch, Session};
-use crate::handlers::table::handler;
+use crate::handlers::table::{Run, handler};
 use crate::handlers::visibility;
 use dataset::cold::UnreadableIds;
 use dataset::engines::{Engines, WriteError};
@@ -45,7 +46,7 @@ pub(crate) fn execute(
         tracking::begin(session, &node);
     }
     let (args, told) = shape::split(found, args, session);
-    let outcome = match checked(found, args, session, node) {
+    let outcome = match checked(found, args, session.most_args, session, node) {
         Err(_) if session.is_parted.take() => {
             answer_in_parts(found, args, told, &mut reply, session, node, scratch)
         }
@@ -80,16 +81,12 @@ pub(crate) fn execute(
     let fine = match outcome {
         Ok(()) => true,
         Err(refusal) => {
-            node.calls.of(session.worker).error(refusal.text());
             reply.rewind(mark);
             // A connection that is closed without a word gets none.
             if !session.leaving {
                 reply.error(refusal.text());
             }
-            // Its library asks Sentinel for the master before it connects again.
-            if refusal.text().starts_with(b"READONLY ") && node.replication.sends_writers_away() {
-                session.leaving = true;
-            }
+            note_refusal(&refusal, session, node);
             false
         }
     };
@@ -99,16 +96,25 @@ pub(crate) fn execute(
     if is_tracked {
         tracking::end(found, session, node);
     }
-    if session.messages_due && session.portion.is_none() {
+    if session.messages_due {
         session.messages_due = false;
         session.client.inbox.take(reply.bytes(), None);
     }
     fine
 }
 
+/// Notes an error that a client gets.
+pub(crate) fn note_refusal(refusal: &Refusal, session: &mut Session, node: Now<'_>) {
+    node.calls.of(session.worker).error(refusal.text());
+    // Its library asks Sentinel for the master before it connects again.
+    if refusal.text().starts_with(b"READONLY ") && node.replication.sends_writers_away() {
+        session.leaving = true;
+    }
+}
+
 /// CLIENT REPLY OFF or SKIP: takes back what was written from `mark` on.
 #[cold]
-fn withhold(reply: &mut Reply<'_>, mark: usize, session: &mut Session) {
+pub(crate) fn withhold(reply: &mut Reply<'_>, mark: usize, session: &mut Session) {
     if !std::mem::take(&mut session.reply_is_push) {
         reply.rewind(mark);
         session.gathering.iter_mut().for_each(|gathering| gathering.drop_replies(mark));
@@ -125,13 +131,14 @@ fn withhold(reply: &mut Reply<'_>, mark: usize, session: &mut Session) {
 pub(crate) fn checked(
     found: Found,
     args: Args<'_>,
+    most_args: usize,
     session: &mut Session,
     node: Now<'_>,
 ) -> Result<(u32, &'static Spec), Refusal> {
     let Some((number, spec)) = found else { return Err(unknown(args, session)) };
     let (spec, sub) = select(spec, args)?;
-    if args.len() > session.most_args && session.portion.is_none() {
-        return Err(too_many(session.most_args));
+    if args.len() > most_args {
+        return Err(too_many(most_args));
     }
     if let KeyArgs::Ids(of, ..) = spec.keys
         && args.at(MEMBER).len() > LONG_MEMBER
@@ -195,30 +202,9 @@ fn check_member(of: Of, args: Args<'_>) -> Outcome {
     Err(refuse!("ERR a viewer or member of {length} bytes may come with {most} ids"))
 }
 
-/// Answers a request that is not executed, as its user may not.
-#[cold]
-pub(crate) fn refuse(
-    found: Found,
-    args: Args<'_>,
-    refusal: &Refusal,
-    session: &mut Session,
-    node: Now<'_>,
-    out: &mut Vec<u8>,
-) {
-    note_rejected(found, args, session, node);
-    node.calls.of(session.worker).error(refusal.text());
-    tracking::end_caching(session);
-    let mut reply = Reply::new(out, session.client.protocol());
-    let mark = reply.mark();
-    reply.error(refusal.text());
-    if session.replies != Replies::On {
-        withhold(&mut reply, mark, session);
-    }
-}
-
 /// For INFO commandstats: a command that was known, and not let in.
 #[cold]
-fn note_rejected(found: Found, args: Args<'_>, session: &Session, node: Now<'_>) {
+pub(crate) fn note_rejected(found: Found, args: Args<'_>, session: &Session, node: Now<'_>) {
     if let Some((number, spec)) = found {
         let sub = select(spec, args).map_or(0, |(_, sub)| sub);
         node.calls.of(session.worker).rejected(bit_of(number, sub));
@@ -230,9 +216,6 @@ fn note_rejected(found: Found, args: Args<'_>, session: &Session, node: Now<'_>)
 pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node: Now<'_>) -> bool {
     let Some((number, spec)) = find(args.at(0)) else { return false };
     let Ok((spec, sub)) = select(spec, args) else { return false };
-    if args.len() > session.most_args {
-        return false;
-    }
     let request = Request { spec, number: bit_of(number, sub), args };
     if !session.access.allows(&node.acl, node.loaded(), &request) {
         return false;
@@ -266,6 +249,7 @@ pub(crate) fn waits_for_room(found: Found, session: &Session, node: Now<'_>) -> 
 }
 
 /// Executes a command that was checked.
+#[inline]
 pub(crate) fn run(
     spec: &'static Spec,
     numbers: u32,
@@ -275,58 +259,74 @@ pub(crate) fn run(
     node: Now<'_>,
     scratch: &mut Scratch,
 ) -> Outcome {
+    run_turn(spec, numbers, Turn::whole(args), reply, session, node, scratch).map(|_| ())
+}
+
+/// Executes a command that was checked, or a turn of it.
+pub(crate) fn run_turn(
+    spec: &'static Spec,
+    numbers: u32,
+    turn: Turn<'_>,
+    reply: Reply<'_>,
+    session: &mut Session,
+    node: Now<'_>,
+    scratch: &mut Scratch,
+) -> Answered {
+    let Turn { args, part, step } = turn;
     session.client.last_command.store(numbers, Relaxed);
     // EXEC is shown behind what it executes.
     let is_watched = node.monitors.any() && !spec.has(flag::ADMIN | flag::SKIP_MONITOR);
-    // A request that comes back from a suspension was shown and counted when it left, and one that
-    // is done in portions with the first of them.
-    let goes_on = session.portion.as_ref().is_some_and(|portion| portion.goes_on);
-    let is_back = session.suspension.is_back() || goes_on;
-    if is_watched && spec.name != "exec" && !is_back {
-        show(args, session, node);
+    // The first call of a request shows and counts it, not one after a suspension.
+    let is_first = step.begins_request() && !session.suspension.is_back();
+    if is_watched && spec.name != "exec" && is_first {
+        show(part, session, node);
     }
     let (calls, number) = (node.calls.of(session.worker), bit_of(numbers as u16, numbers >> 16));
-    // What an earlier request was about is not what this one shows.
-    scratch.ids.clear();
-    if session.tracks_reads && spec.has(flag::READONLY) {
-        tracking::remember(spec, args, session, node);
+    if step.begins_request() {
+        // What an earlier request was about is not what this one shows.
+        scratch.ids.clear();
     }
-    let mut call = Call { spec, args, reply, session, node, scratch };
+    if session.tracks_reads && spec.has(flag::READONLY) {
+        tracking::remember(spec, part, session, node);
+    }
+    let mut call = Call { spec, args, part, step, checked: None, reply, session, node, scratch };
     if spec.has(flag::WRITE)
         && let Err(refusal) = call.admit_write()
     {
         calls.rejected(number);
         return Err(refusal);
     }
-    let timed = is_back
-        || call.session.portion.is_some()
-        || calls.begins(number)
-        || call.session.timed
-        || !spec.has(flag::FAST)
-        || args.len() > slowlog::MANY_ARGS;
+    let timed = step == Step::Whole
+        && (!is_first
+            || calls.begins(number)
+            || call.session.timed
+            || !spec.has(flag::FAST)
+            || args.len() > slowlog::MANY_ARGS);
+    if step == Step::Check(0) {
+        calls.begins(number);
+    }
     let began = timed.then(Instant::now);
-    let outcome = handler(number)(&mut call);
+    let answer = match handler(number) {
+        Run::Once(handler) => handler(&mut call).map(|()| Answer::Done),
+        Run::Long(handler) => handler(&mut call),
+    };
     if call.session.suspension.is_asked() {
-        return Ok(());
+        return Ok(Answer::Done);
     }
     if is_watched && spec.name == "exec" {
         show(args, session, node);
     }
     if let Some(began) = began {
-        let took = began.elapsed();
-        match &mut session.portion {
-            Some(portion) => portion.took = took,
-            None => note_took(spec, number, args, took, session, node),
-        }
+        note_took(spec, number, args, began.elapsed(), session, node);
     }
-    visibility::note(spec, args, &scratch.ids, session, node.loaded());
-    if args.len() > MANY_ARGS {
+    visibility::note(spec, turn, &scratch.ids, session, node.loaded());
+    if step == Step::Whole && args.len() > MANY_ARGS {
         scratch.shrink();
     }
-    if outcome.is_err() {
+    if answer.is_err() {
         calls.failed(number);
     }
-    outcome
+    answer
 }
 
 /// For MONITOR.
@@ -335,26 +335,7 @@ fn show(args: Args<'_>, session: &Session, node: Now<'_>) {
     node.monitors.show(&session.client, args, node.config().server.max_push_buffer_bytes);
 }
 
-/// A long request has been executed, and its reply is written: notes how long all of its portions
-/// took, and what was put off until its end.
-pub(crate) fn end_long(
-    found: Found,
-    args: Args<'_>,
-    took: Duration,
-    session: &mut Session,
-    node: Now<'_>,
-    out: &mut Vec<u8>,
-) {
-    if let Some((number, spec)) = found {
-        note_took(spec, bit_of(number, 0), args, took, session, node);
-    }
-    tracking::end_caching(session);
-    if std::mem::take(&mut session.messages_due) {
-        session.client.inbox.take(out, None);
-    }
-}
-
-fn note_took(
+pub(crate) fn note_took(
     spec: &Spec,
     number: usize,
     args: Args<'_>,
@@ -472,17 +453,15 @@ impl UnreadableRows {
     }
 }
 
-/// Of a command that deletes one of many rows: one that cannot be read does not keep the others,
-/// and is its error in the end. The first of them goes to `all_read`.
+/// For a command that deletes many rows: a row that cannot be read does not stop the others. Keeps
+/// the first such error in `unreadable`, for the end of the command.
 pub(crate) fn but_unreadable(
     deleted: Result<bool, WriteError>,
-    all_read: &mut Result<(), WriteError>,
+    unreadable: &mut Option<WriteError>,
 ) -> Result<bool, WriteError> {
     match deleted {
         Err(error @ WriteError::Unreadable(_)) => {
-            if all_read.is_ok() {
-                *all_read = Err(error);
-            }
+            unreadable.get_or_insert(error);
             Ok(false)
         }
         other => other,

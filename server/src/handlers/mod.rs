@@ -13,7 +13,9 @@ pub(crate) mod execute;
 pub(crate) mod feed;
 pub(crate) mod flags;
 pub(crate) mod help;
+pub(crate) mod items;
 pub(crate) mod log_size;
+pub(crate) mod long_request;
 pub(crate) mod prefetch;
 pub(crate) mod redis;
 pub(crate) mod schema;
@@ -23,4 +25,4 @@ pub(crate) mod suspend;
 pub(crate) mod table;
 pub(crate) mod visibility;
 
-pub(crate) use table::Handler;
+pub(crate) use table::{Handler, LongHandler};

@@ -1,9 +1,10 @@
 //! What a connection remembers between commands, and what a worker lends to them.
 
 use crate::handlers::cluster::gather::{Gathering, Joined};
+use crate::handlers::feed::page::Asked;
 use crate::handlers::redis::{pubsub, tracking, transaction};
 use crate::handlers::suspend::Suspension;
-use dataset::engines::{Page, Seen};
+use dataset::engines::{Page, Seen, WriteError};
 use dataset::watch::Place;
 use node::acl::Access;
 use node::cluster::Topology;
@@ -16,7 +17,6 @@ use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 use store::Ticket;
 
 /// Which replies a client wants (CLIENT REPLY).
@@ -59,14 +59,6 @@ impl Come {
     }
 }
 
-/// A portion of a long request.
-pub(crate) struct Portion {
-    /// It was shown and counted with the first one.
-    pub(crate) goes_on: bool,
-    /// What its execution took.
-    pub(crate) took: Duration,
-}
-
 /// What a connection remembers between commands.
 pub(crate) struct Session {
     pub(crate) client: Arc<Client>,
@@ -87,8 +79,6 @@ pub(crate) struct Session {
     pub(crate) suspension: Suspension,
     /// The request at hand was not looked at for cold rows: it is to note those that it lacks.
     pub(crate) notes_missing: bool,
-    /// The request at hand is a portion of a long one: see `net/portions.rs`.
-    pub(crate) portion: Option<Portion>,
     /// What EXEC was told for all its commands when it asked whether changes are taken.
     pub(crate) admitted: Option<Outcome>,
     /// The turn ends after this request: it has kept all writers out, and they are to come in; or
@@ -163,7 +153,6 @@ impl Session {
             may_leave: false,
             suspension: Suspension::default(),
             notes_missing: false,
-            portion: None,
             admitted: None,
             ends_turn: false,
             subscriptions: pubsub::Subscriptions::default(),
@@ -237,8 +226,8 @@ impl Session {
     }
 }
 
-/// Buffers that commands work in; they belong to the worker and keep their memory from one command
-/// to the next.
+/// Buffers that commands work in. The worker's are reused from one command to the next; a long
+/// request has its own from its first turn to its last.
 #[derive(Default)]
 pub(crate) struct Scratch {
     pub(crate) ids: Vec<u64>,
@@ -252,6 +241,16 @@ pub(crate) struct Scratch {
     /// Of a page whose entries have several ids: the further ones of all entries, and what is shown
     /// of them.
     pub(crate) further: Vec<(Vec<u64>, Page)>,
+    /// Options among the ids of a page.
+    pub(crate) asked: Asked,
+    /// Number of elements announced in the head of the reply.
+    pub(crate) elements: usize,
+    /// Items counted so far, for a reply that is a number.
+    pub(crate) count: usize,
+    /// The first row that could not be read, for a reply that is a number.
+    pub(crate) unreadable: Option<WriteError>,
+    /// Rows of a packed page that takes several turns.
+    pub(crate) packed: Vec<u8>,
 }
 
 impl Scratch {
@@ -259,5 +258,13 @@ impl Scratch {
     #[cold]
     pub(crate) fn shrink(&mut self) {
         *self = Scratch::default();
+    }
+
+    /// Bytes of memory that a long request keeps between its turns.
+    pub(crate) fn bytes(&self) -> usize {
+        let further: usize = self.further.iter().map(|(ids, _)| ids.capacity()).sum();
+        (self.ids.capacity() + further) * size_of::<u64>()
+            + self.changes.capacity() * size_of::<::counter::Change>()
+            + self.packed.capacity()
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{admin, cluster, counter, feed, flags, redis, schema, stream};
 use crate::handlers::call::Call;
+use crate::handlers::items::Answered;
 use node::command::spec::Outcome;
 use node::command::table::{bits, with_numbers};
 use std::collections::HashMap;
@@ -10,16 +11,23 @@ use std::sync::LazyLock;
 /// What a command does. It writes one reply, or returns a refusal: then whatever it wrote is
 /// forgotten and the refusal sent.
 pub(crate) type Handler = fn(&mut Call<'_>) -> Outcome;
+/// The handler of a command over many items, which may yield the worker (`items.rs`).
+pub(crate) type LongHandler = fn(&mut Call<'_>) -> Answered;
+
+/// A command's handler.
+#[derive(Clone, Copy)]
+pub(crate) enum Run {
+    Once(Handler),
+    Long(LongHandler),
+}
 
 /// What each family has for its commands and subcommands.
 const FAMILIES: &[&[(&str, Handler)]] = &[
-    feed::forget::RUN,
     feed::page::RUN,
     feed::weibo::RUN,
     counter::cnt::RUN,
     counter::hash::RUN,
     counter::string::RUN,
-    flags::phantom::RUN,
     flags::members::RUN,
     flags::set::RUN,
     flags::bloom::RUN,
@@ -51,10 +59,24 @@ const FAMILIES: &[&[(&str, Handler)]] = &[
     cluster::topology::RUN,
 ];
 
-static HANDLERS: LazyLock<Vec<Handler>> = LazyLock::new(|| {
-    let rows = FAMILIES.iter().copied().flatten();
-    let named: HashMap<&str, Handler> = rows.clone().copied().collect();
-    assert_eq!((named.len(), named.len()), (rows.count(), bits()), "one handler for each command");
+const LONG: &[&[(&str, LongHandler)]] = &[
+    feed::forget::LONG,
+    feed::page::LONG,
+    counter::cnt::LONG,
+    counter::string::LONG,
+    flags::phantom::LONG,
+    flags::set::LONG,
+    flags::bloom::LONG,
+    flags::cuckoo::LONG,
+    redis::keys::LONG,
+];
+
+static HANDLERS: LazyLock<Vec<Run>> = LazyLock::new(|| {
+    let once = FAMILIES.iter().copied().flatten().map(|&(name, run)| (name, Run::Once(run)));
+    let long = LONG.iter().copied().flatten().map(|&(name, run)| (name, Run::Long(run)));
+    let rows: Vec<(&str, Run)> = once.chain(long).collect();
+    let named: HashMap<&str, Run> = rows.iter().copied().collect();
+    assert_eq!((named.len(), named.len()), (rows.len(), bits()), "one handler for each command");
     let of = |name: &str| *named.get(name).unwrap_or_else(|| panic!("{name} has no handler"));
     with_numbers().map(|(_, spec)| of(spec.name)).collect()
 });
@@ -62,6 +84,6 @@ static HANDLERS: LazyLock<Vec<Handler>> = LazyLock::new(|| {
 /// The handler of the command or subcommand with this number among all of them
 /// ([`bit_of`](node::command::table::bit_of)).
 #[inline]
-pub(crate) fn handler(number: usize) -> Handler {
+pub(crate) fn handler(number: usize) -> Run {
     HANDLERS[number]
 }

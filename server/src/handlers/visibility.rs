@@ -4,11 +4,11 @@
 //!
 //! Asked here for all commands, after they have read, by the ids that they name.
 
+use crate::handlers::items::{Step, Turn};
 use crate::handlers::session::Session;
 use dataset::engines::Engines;
 use node::command::footprint::{Footprint, Reach};
 use node::command::spec::{KeyArgs, Spec, flag};
-use resp::Args;
 use store::Ticket;
 
 /// Notes what the request has shown. `ids`: those that it has read as such, if its arguments are
@@ -16,7 +16,7 @@ use store::Ticket;
 #[inline]
 pub(crate) fn note(
     spec: &Spec,
-    args: Args<'_>,
+    turn: Turn<'_>,
     ids: &[u64],
     session: &mut Session,
     engines: Option<&Engines>,
@@ -24,19 +24,19 @@ pub(crate) fn note(
     if let Some(engines) =
         engines.filter(|engines| engines.durability().holds_reads() && spec.has(flag::READONLY))
     {
-        session.shown = session.shown.max(shown(spec, args, ids, engines));
+        session.shown = session.shown.max(shown(spec, turn, ids, engines));
     }
 }
 
 /// The round with which it is safe.
-fn shown(spec: &Spec, args: Args<'_>, ids: &[u64], engines: &Engines) -> Ticket {
+fn shown(spec: &Spec, turn: Turn<'_>, ids: &[u64], engines: &Engines) -> Ticket {
     let mut last = 0;
     let mut note = |id| last = last.max(engines.sight(id));
-    let reach = if matches!(spec.keys, KeyArgs::Ids(..)) {
+    let reach = if matches!(spec.keys, KeyArgs::Ids(..)) && turn.step == Step::Whole {
         ids.iter().copied().for_each(note);
         Reach::Named
     } else {
-        Footprint::new(spec, args, engines).ids(&mut note)
+        Footprint::new(spec, turn.part, engines).ids(&mut note)
     };
     // What walks what is there has shown anything.
     if reach == Reach::Everything { Ticket::MAX } else { last }

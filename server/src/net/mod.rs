@@ -2,6 +2,5 @@
 
 pub(crate) mod connection;
 pub(crate) mod in_process;
-pub(crate) mod portions;
 pub(crate) mod request_loop;
 pub(crate) mod workers;

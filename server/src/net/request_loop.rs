@@ -4,10 +4,11 @@
 //! memory that it will need is asked for, then they are executed. So the waits for memory of a
 //! pipeline's small commands overlap (`handlers/prefetch`).
 
+use crate::handlers::items::{Step, Turn};
+use crate::handlers::long_request::{LongRequest, execute_turn, is_long};
 use crate::handlers::prefetch::LookAhead;
-use crate::handlers::session::{Portion, Scratch, Session};
+use crate::handlers::session::{Scratch, Session};
 use crate::handlers::{cold_keys, execute};
-use crate::net::portions::{Look, Portions, is_long};
 use dataset::cold;
 use dataset::cold::Pins;
 use dataset::cold::fetch::Fetching;
@@ -105,6 +106,38 @@ enum Halt {
     Refused(Malformed),
 }
 
+/// What a request waits for before it is executed.
+enum Wait {
+    /// Clients are paused.
+    Pause,
+    /// A space that is nearly full makes room.
+    Room,
+    /// Rows from the disk.
+    Rows(Fetching),
+}
+
+/// Whether a request waits before it is executed.
+#[inline]
+fn waits(
+    found: Found,
+    args: resp::Args<'_>,
+    session: &mut Session,
+    node: Now<'_>,
+    has_cold: bool,
+) -> Option<Wait> {
+    let paused = node.pause.now();
+    if paused != Paused::Nothing && execute::must_wait(args, session, paused, node) {
+        return Some(Wait::Pause);
+    }
+    if execute::waits_for_room(found, session, node) {
+        return Some(Wait::Room);
+    }
+    if has_cold {
+        return cold_keys::before(found, args, session, node.engines()).map(Wait::Rows);
+    }
+    None
+}
+
 /// What a client may send now; how much may wait for it is noted.
 fn limits(config: &Config, session: &mut Session) -> Limits {
     session.client.set_entered(session.access.user.is_some());
@@ -137,10 +170,8 @@ pub(crate) struct RequestLoop {
     /// The next request has to wait: clients are paused, or it is suspended, or it needs rows from
     /// the disk, which this gives.
     pub(crate) stalled: Option<Pin<Box<dyn Future<Output = Pins> + Send>>>,
-    /// The long request that stands first in the input, of which some portions may be done.
-    portions: Option<Box<Portions>>,
-    /// That one is not to be parted.
-    is_whole: bool,
+    /// The first request in the input, if it takes several turns.
+    long: Option<Box<(Request, LongRequest)>>,
     /// Bytes of the replies of the turn at hand that stay if the others become errors.
     pub(crate) kept_out: usize,
     /// Rows that were read for the requests that come next.
@@ -169,8 +200,7 @@ impl RequestLoop {
             replies: 0,
             closing: Closing::No,
             stalled: None,
-            portions: None,
-            is_whole: false,
+            long: None,
             kept_out: 0,
             pins: Pins::default(),
             pinned_bytes: 0,
@@ -256,10 +286,9 @@ impl RequestLoop {
         let mut at = 0;
         (self.replies, self.kept_out) = (0, 0);
         self.more = false;
-        if let Some(portions) = self.portions.take() {
-            return self.go_on(portions, node, tallies, buf, turn, has_cold);
+        if let Some(long) = self.long.take() {
+            return self.continue_long(long, node, tallies, buf, turn, has_cold);
         }
-        let mut is_whole = std::mem::take(&mut self.is_whole);
         loop {
             if self.is_outdated(&node) && !self.look_again(&node) {
                 return buf.len();
@@ -280,43 +309,26 @@ impl RequestLoop {
                     request.is_inline,
                 );
                 if is_long(request.found, args, node)
-                    && !std::mem::take(&mut is_whole)
+                    && !request.is_inline
                     && let Some(engines) = node.loaded()
-                    && let Some(portions) = Portions::of(request, args, session, engines)
+                    && let Some(long) = LongRequest::new(request.found, args, session, engines)
                 {
                     tallies.commands.add(index as u64);
                     // In a turn of its own: its replies may become errors, in their own way.
                     if self.replies > 0 || index > 0 {
                         self.scanner.restart();
                     } else {
-                        self.portions = Some(Box::new(portions));
+                        let bytes = 0..request.bytes.len();
+                        self.long = Some(Box::new((Request { bytes, ..request.clone() }, long)));
                     }
                     self.more = true;
                     return request.bytes.start;
                 }
                 // The request before this one may have been what pauses.
-                let paused = node.pause.now();
-                if paused != Paused::Nothing && execute::must_wait(args, session, paused, node) {
-                    let process = node.process();
-                    session.client.paused.store(true, Relaxed);
+                if let Some(wait) = waits(request.found, args, session, node, has_cold) {
                     tallies.commands.add(index as u64);
                     self.scanner.restart();
-                    self.stall(async move { process.pause.eased().await });
-                    return request.bytes.start;
-                }
-                if execute::waits_for_room(request.found, session, node) {
-                    tallies.commands.add(index as u64);
-                    self.scanner.restart();
-                    self.wait_for_room(node);
-                    return request.bytes.start;
-                }
-                if has_cold
-                    && let Some(fetching) =
-                        cold_keys::before(request.found, args, session, node.engines())
-                {
-                    tallies.commands.add(index as u64);
-                    self.scanner.restart();
-                    self.fetch(node, &buf[request.bytes.end..], fetching);
+                    self.wait(wait, node, &buf[request.bytes.end..]);
                     return request.bytes.start;
                 }
                 if !execute::execute(request.found, args, session, node, out, scratch) {
@@ -325,13 +337,7 @@ impl RequestLoop {
                 if session.suspension.is_asked() {
                     tallies.commands.add(index as u64);
                     self.scanner.restart();
-                    if let Some(fetching) = session.suspension.take_lacks() {
-                        self.fetch(node, &buf[request.bytes.end..], *fetching);
-                    } else {
-                        let suspension = session.suspension.leave();
-                        session.client.away.store(true, Relaxed);
-                        self.stall(suspension);
-                    }
+                    self.suspend(node, &buf[request.bytes.end..]);
                     return request.bytes.start;
                 }
                 self.replies += usize::from(out.len() > before);
@@ -391,25 +397,44 @@ impl RequestLoop {
         self.more = true;
     }
 
-    /// The request at hand is executed when the space that is nearly full has room, or there is
-    /// none to be had.
+    /// The request at hand is executed when this has come. `behind`: the requests behind it.
     #[cold]
-    fn wait_for_room(&mut self, node: Now<'_>) {
-        let node = node.node().clone();
-        self.session.client.away.store(true, Relaxed);
-        self.stall(async move {
-            while node.is_spilling() && !node.stop.is_stopped() {
-                tokio::time::sleep(ROOM_EVERY).await;
+    fn wait(&mut self, wait: Wait, node: Now<'_>, behind: &[u8]) {
+        match wait {
+            Wait::Pause => {
+                let process = node.process();
+                self.session.client.paused.store(true, Relaxed);
+                self.stall(async move { process.pause.eased().await });
             }
-        });
+            Wait::Room => {
+                let node = node.node().clone();
+                self.session.client.away.store(true, Relaxed);
+                self.stall(async move {
+                    while node.is_spilling() && !node.stop.is_stopped() {
+                        tokio::time::sleep(ROOM_EVERY).await;
+                    }
+                });
+            }
+            Wait::Rows(fetching) => self.fetch(node, behind, fetching),
+        }
     }
 
-    /// Does what is next of a long request: a look at it, or a portion. Gives the bytes that are
-    /// done with: all of the request, or none.
+    /// The request at hand is executed again when what it has asked for has come.
     #[cold]
-    fn go_on(
+    fn suspend(&mut self, node: Now<'_>, behind: &[u8]) {
+        if let Some(fetching) = self.session.suspension.take_lacks() {
+            return self.fetch(node, behind, *fetching);
+        }
+        let suspension = self.session.suspension.leave();
+        self.session.client.away.store(true, Relaxed);
+        self.stall(suspension);
+    }
+
+    /// Executes the next turn of a long request. Gives its bytes if it is done, or 0.
+    #[cold]
+    fn continue_long(
         &mut self,
-        mut portions: Box<Portions>,
+        mut long: Box<(Request, LongRequest)>,
         node: Now<'_>,
         tallies: &Tallies,
         buf: &[u8],
@@ -420,46 +445,28 @@ impl RequestLoop {
         if self.is_outdated(&node) && !self.look_again(&node) {
             return buf.len();
         }
-        let Request { bytes, spans, .. } = portions.request.clone();
-        let all = self.scanner.args_in(&buf[bytes.clone()], spans, false);
-        if portions.is_first() {
-            // They may be loaded anew.
-            let session = &self.session;
-            let looked = node.loaded().map(|engines| portions.look(all, session, node, engines));
-            match looked.unwrap_or(Look::Unusual) {
-                Look::Usual => {}
-                Look::More => {
-                    self.portions = Some(portions);
-                    return 0;
-                }
-                Look::Unusual => {
-                    self.is_whole = true;
-                    self.scanner.restart();
-                    return 0;
-                }
-                Look::Refused(refusal) => {
-                    let found = portions.request.found;
-                    let (session, out) = (&mut self.session, &mut turn.out);
-                    self.kept_out = out.len();
-                    execute::refuse(found, all, &refusal, session, node, out);
-                    self.replies = usize::from(out.len() > self.kept_out);
-                    tallies.errors.add(1);
-                    return self.end_long(bytes.len(), buf.len(), tallies);
-                }
-            }
-        }
-        portions.begin(all);
-        let from = turn.out.len();
-        let Some(took) = self.do_portion(&portions, node, tallies, turn, has_cold) else {
-            self.portions = Some(portions);
+        let (Request { bytes, spans, .. }, request) = &mut *long;
+        let args = self.scanner.args_in(&buf[bytes.clone()], spans.clone(), false);
+        let (kept, step) = (request.part(args), request.step);
+        let part = kept.first();
+        let has_cold = has_cold && matches!(step, Step::Do(_));
+        if let Some(wait) = waits(request.found, part, &mut self.session, node, has_cold) {
+            self.wait(wait, node, &[]);
+            self.long = Some(long);
             return 0;
-        };
-        let is_last;
-        (is_last, self.replies, self.kept_out) =
-            portions.join(&mut turn.out, from, self.session.most_out);
-        portions.note_time(took);
+        }
+        let from = turn.out.len();
+        let words = Turn { args, part, step };
+        let is_done = execute_turn(request, words, &mut self.session, node, &mut turn.out);
+        if self.session.suspension.is_asked() {
+            self.suspend(node, &[]);
+            self.long = Some(long);
+            return 0;
+        }
+        let written = request.written(step, is_done, &turn.out[from..]);
+        (self.replies, self.kept_out) = (written.0, from + written.1);
         if has_cold {
-            // The rows of this portion: no other needs them.
+            // The rows of this turn: no other needs them.
             drop(cold::unpin());
             self.pinned_bytes = 0;
         }
@@ -467,88 +474,25 @@ impl RequestLoop {
             return buf.len();
         }
         self.session.ends_turn = false;
-        if !is_last {
-            self.portions = Some(portions);
+        if !is_done {
+            self.long = Some(long);
             return 0;
         }
-        let Request { spans, found, .. } = portions.request;
-        let all = self.scanner.args_in(&buf[bytes.clone()], spans, false);
-        execute::end_long(found, all, portions.took, &mut self.session, node, &mut turn.out);
-        self.end_long(bytes.len(), buf.len(), tallies)
-    }
-
-    /// A long request of so many bytes is answered, and what stands behind it is next. Gives its
-    /// bytes.
-    fn end_long(&mut self, bytes: usize, received: usize, tallies: &Tallies) -> usize {
         tallies.commands.add(1);
         self.scanner.restart();
-        self.more = bytes < received;
-        bytes
-    }
-
-    /// Executes a portion; gives how long that took. None: it waits for something first.
-    fn do_portion(
-        &mut self,
-        portions: &Portions,
-        node: Now<'_>,
-        tallies: &Tallies,
-        turn: &mut TurnBuffers,
-        has_cold: bool,
-    ) -> Option<Duration> {
-        if let Some(reply) = &portions.forbidden {
-            turn.out.extend_from_slice(reply);
-            return Some(Duration::ZERO);
-        }
-        let (found, args, session) = (portions.request.found, portions.args(), &mut self.session);
-        let paused = node.pause.now();
-        if paused != Paused::Nothing && execute::must_wait(args, session, paused, node) {
-            let process = node.process();
-            session.client.paused.store(true, Relaxed);
-            self.stall(async move { process.pause.eased().await });
-            return None;
-        }
-        if execute::waits_for_room(found, session, node) {
-            self.wait_for_room(node);
-            return None;
-        }
-        if has_cold {
-            let mut fetching = Fetching::default();
-            cold_keys::ask(found, args, session, node.engines(), &mut fetching);
-            if !fetching.is_ready() {
-                self.fetch(node, &[], fetching);
-                return None;
-            }
-        }
-        let TurnBuffers { out, scratch, .. } = turn;
-        if !portions.is_first() && node.loaded().is_some_and(|now| portions.is_reshaped(now)) {
-            Reply::new(out, session.client.protocol())
-                .error("ERR the rows are others now: spaces or views were changed meanwhile");
-            return Some(Duration::ZERO);
-        }
-        session.portion = Some(Portion { goes_on: !portions.is_first(), took: Duration::ZERO });
-        let is_fine = execute::execute(found, args, session, node, out, scratch);
-        let portion = session.portion.take();
-        if session.suspension.is_asked() {
-            let suspension = session.suspension.leave();
-            session.client.away.store(true, Relaxed);
-            self.stall(suspension);
-            return None;
-        }
-        tallies.errors.add(u64::from(!is_fine));
-        portion.map(|portion| portion.took)
+        self.more = bytes.len() < buf.len();
+        bytes.len()
     }
 
     /// Whether it is in the middle of a reply, where no message may stand.
     pub(crate) fn is_amid_reply(&self) -> bool {
-        self.portions.as_ref().is_some_and(|portions| portions.is_amid())
+        self.long.as_ref().is_some_and(|long| long.1.is_amid_reply())
     }
 
     /// What the turn has changed is not safe: replies that come later than the turn say so.
     pub(crate) fn fail(&mut self, text: &str) {
-        if let Some(portions) = &mut self.portions {
-            let mut error = Vec::new();
-            Reply::new(&mut error, self.session.client.protocol()).error(text);
-            portions.fail(error);
+        if let Some(long) = &mut self.long {
+            long.1.fail(text);
         }
     }
 
@@ -628,7 +572,7 @@ impl RequestLoop {
 
     /// Bytes that the scanner takes: what it knows of a request that has not come whole.
     pub(crate) fn scanner_bytes(&self) -> usize {
-        self.scanner.bytes() + self.portions.as_ref().map_or(0, |portions| portions.bytes())
+        self.scanner.bytes() + self.long.as_ref().map_or(0, |long| long.1.bytes())
     }
 
     /// Whether settings or users have changed since it looked.

@@ -109,7 +109,7 @@ fn a_reply_beyond_the_output_limit_ends_its_connection() {
     raw.request(&["EXEC"]);
     assert_eq!(raw.rest(), "");
     alive(&server);
-    // Alone it comes in portions, as fast as the client reads.
+    // Alone it is made as fast as the client reads.
     let mut raw = server.raw();
     raw.request(&page).expect("*40000\r\n");
     raw.expect(&"*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n".repeat(40_000));

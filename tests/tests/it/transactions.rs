@@ -294,7 +294,7 @@ fn arguments_of_a_request_and_of_a_transaction_are_limited() {
     raw.request(&["SET", "post:1:like", "5"]).expect("+OK\r\n");
     assert_eq!(ask(&mut raw, "WATCH", 16_384), error);
     assert_eq!(ask(&mut raw, "SUBSCRIBE", 16_384), error);
-    // What is done in portions has no such limit.
+    // A request that takes several turns has no such limit.
     assert_eq!(ask(&mut raw, "EXISTS", 100_000), ":1");
     // In a transaction such a request spoils it, and so do many that are too long together.
     assert_eq!(raw.ask(&["MULTI"]), "+OK");

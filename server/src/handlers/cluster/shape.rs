@@ -19,7 +19,7 @@ const SHAPE: &[u8] = b"shape=";
 
 /// What the elements mean here, if the names in the request do not say it. An error: there is no
 /// such view, action or counter space.
-pub(super) fn own(spec: &Spec, args: Args<'_>, engines: &Engines) -> Result<Option<u64>, Refusal> {
+pub(crate) fn own(spec: &Spec, args: Args<'_>, engines: &Engines) -> Result<Option<u64>, Refusal> {
     let KeyArgs::Ids(of, ..) = spec.keys else { return Ok(None) };
     let name = args.at(1);
     Ok(match of {

@@ -88,17 +88,16 @@ fn delete(
     topology: &Topology,
     node: Now<'_>,
 ) -> Result<usize, Refusal> {
-    let (mut deleted, mut all_read) = (0, Ok(()));
+    let (mut deleted, mut unreadable) = (0, None);
     for &id in ids {
         // A slot may come back, with another copy of its rows.
         if node.cluster.topology().version != topology.version || !node.replication.is_master() {
             return Err(refuse!("ERR the topology has changed: begin again"));
         }
         let gone = node.engines().delete_row(space, id);
-        deleted += usize::from(but_unreadable(gone, &mut all_read)?);
+        deleted += usize::from(but_unreadable(gone, &mut unreadable)?);
     }
-    all_read?;
-    Ok(deleted)
+    unreadable.map_or(Ok(deleted), |error| Err(error.into()))
 }
 
 /// CLUSTERX TRIMPAIRS.

@@ -1,9 +1,10 @@
 //! Counters by space and id.
 
-use crate::handlers::Handler;
 use crate::handlers::call::{Call, counter_space, id, integer};
 use crate::handlers::execute::{UnreadableRows, but_unreadable};
+use crate::handlers::items::Answered;
 use crate::handlers::session::Scratch;
+use crate::handlers::{Handler, LongHandler};
 use counter::{Bounds, Change, Schema};
 use dataset::clock::unix_s;
 use dataset::engines::CounterSpace;
@@ -14,14 +15,14 @@ use node::command::spec::Outcome;
 use resp::Args;
 
 pub(crate) const RUN: &[(&str, Handler)] = &[
-    ("cnt.get", get),
     ("cnt.incrby", incrby),
     ("cnt.hincrby", hincrby),
-    ("cnt.mincrby", mincrby),
     ("cnt.set", set),
-    ("cnt.del", del),
     ("cnt.scan", super::scan::run),
 ];
+
+pub(crate) const LONG: &[(&str, LongHandler)] =
+    &[("cnt.get", get), ("cnt.mincrby", mincrby), ("cnt.del", del)];
 
 /// Rows that are read together, so that their waits for memory overlap: the values of more need not
 /// be in memory at a time.
@@ -38,19 +39,19 @@ fn field(space: &CounterSpace, schema: &Schema, name: &[u8]) -> Result<usize, Re
     schema.index_of(name).ok_or_else(|| no_field(space.name(), name))
 }
 
-fn get(call: &mut Call<'_>) -> Outcome {
+fn get(call: &mut Call<'_>) -> Answered {
     let space = space(call)?;
-    call.ids_from(2)?;
+    call.read_ids(2)?;
     let most = call.session.most_out;
-    let tallies = &call.node.tallies[call.session.worker];
-    let Scratch { ids, rows, found, .. } = &mut *call.scratch;
-    call.reply.array(ids.len());
     let mut unreadable = UnreadableRows::default();
     let mut read = space.read();
-    for ids in ids.chunks(READ_TOGETHER) {
+    call.answer_each(call.scratch.ids.len(), READ_TOGETHER, |call, items| {
         if call.reply.mark() > most {
-            break;
+            return Ok(());
         }
+        let tallies = &call.node.tallies[call.session.worker];
+        let Scratch { ids, rows, found, .. } = &mut *call.scratch;
+        let ids = &ids[items];
         rows.clear();
         found.clear();
         unreadable.note(read.get_batch(ids, rows, found));
@@ -71,8 +72,8 @@ fn get(call: &mut Call<'_>) -> Outcome {
                 call.reply.int(row[position]);
             }
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// A client's token.
@@ -184,30 +185,36 @@ fn triples<'a>(call: &Call<'a>) -> Result<(Args<'a>, Option<&'a [u8]>), Refusal>
     if length.is_multiple_of(3) { Ok((all, None)) } else { Err(call.wrong_arity()) }
 }
 
-fn mincrby(call: &mut Call<'_>) -> Outcome {
+fn mincrby(call: &mut Call<'_>) -> Answered {
     let space = space(call)?;
     let (triples, used) = triples(call)?;
-    let schema = space.schema();
+    if call.step.begins_request() {
+        call.scratch.changes.clear();
+    }
     // All is read before anything changes: a typing error in the last triple must not leave the
     // first ones done.
-    let Scratch { ids, changes, row, .. } = &mut *call.scratch;
-    ids.clear();
-    changes.clear();
-    for at in (0..triples.len() / 3).map(|n| 3 * n) {
-        ids.push(id(triples.at(at))?);
-        let field = field(space, &schema, triples.at(at + 1))?;
-        changes.push(Change { field, delta: integer(triples.at(at + 2))? });
-    }
+    call.check_each(triples.len() / 3, |call, items| {
+        let schema = space.schema();
+        let Scratch { ids, changes, .. } = &mut *call.scratch;
+        for at in items.map(|item| 3 * item) {
+            ids.push(id(triples.at(at))?);
+            let field = field(space, &schema, triples.at(at + 1))?;
+            changes.push(Change { field, delta: integer(triples.at(at + 2))? });
+        }
+        Ok(())
+    })?;
     let bounds = Bounds { min: None, max: None, saturate: false };
-    if used.is_some() {
+    if used.is_some() && call.step.begins_items() {
+        let Scratch { ids, changes, .. } = &*call.scratch;
         let mut cells: Vec<(u64, usize)> =
-            ids.iter().zip(&*changes).map(|(&id, change)| (id, change.field)).collect();
+            ids.iter().zip(changes).map(|(&id, change)| (id, change.field)).collect();
         refuse_repeated(&mut cells)?;
     }
     let once = used.map(|token| once(token, true));
     let engines = call.node.engines();
-    call.reply.array(ids.len());
-    for (ids, changes) in ids.chunks(WRITTEN_TOGETHER).zip(changes.chunks(WRITTEN_TOGETHER)) {
+    call.answer_each(triples.len() / 3, WRITTEN_TOGETHER, |call, items| {
+        let Scratch { ids, changes, row, .. } = &mut *call.scratch;
+        let (ids, changes) = (&ids[items.clone()], &changes[items]);
         space.read().prefetch(ids);
         ids.iter().for_each(|&id| engines.hint(id));
         for (&id, change) in ids.iter().zip(changes) {
@@ -222,8 +229,8 @@ fn mincrby(call: &mut Call<'_>) -> Outcome {
                 Err(refusal) => call.reply.error(refusal.text()),
             }
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 fn set(call: &mut Call<'_>) -> Outcome {
@@ -291,16 +298,11 @@ impl std::ops::Deref for Values {
     }
 }
 
-fn del(call: &mut Call<'_>) -> Outcome {
+fn del(call: &mut Call<'_>) -> Answered {
     let space = space(call)?;
-    call.ids_from(2)?;
-    let mut deleted = 0;
-    let mut all_read = Ok(());
-    for &id in &call.scratch.ids {
-        let gone = but_unreadable(call.node.engines().delete(space, id), &mut all_read)?;
-        deleted += usize::from(gone);
-    }
-    all_read?;
-    call.reply.count(deleted);
-    Ok(())
+    call.read_ids(2)?;
+    call.count_each(call.scratch.ids.len(), |call, item| {
+        let gone = call.node.engines().delete(space, call.scratch.ids[item]);
+        Ok(but_unreadable(gone, &mut call.scratch.unreadable)?)
+    })
 }

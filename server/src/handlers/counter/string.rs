@@ -1,23 +1,23 @@
 //! Single counters as Redis strings: a cell key (`post:17:like`) is a string that holds an integer.
 
-use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::cnt::READ_TOGETHER;
 use crate::handlers::execute::UnreadableRows;
+use crate::handlers::items::Answered;
 use crate::handlers::log_size;
 use crate::handlers::redis::keys::{has_passed, refuse_expiry};
 use crate::handlers::session::Scratch;
+use crate::handlers::{Handler, LongHandler};
 use counter::Schema;
 use dataset::cold::Unreadable;
 use dataset::engines::{CounterSpace, KeyError, KeyRef, WriteError};
 use dataset::options::Expire;
 use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
-use resp::{Reply, decimal};
+use resp::{Args, Reply, decimal};
 
 pub(crate) const RUN: &[(&str, Handler)] = &[
     ("get", get),
-    ("mget", mget),
     ("set", set),
     ("setnx", setnx),
     ("getset", getset),
@@ -38,6 +38,8 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("decr", decr),
     ("decrby", decrby),
 ];
+
+pub(crate) const LONG: &[(&str, LongHandler)] = &[("mget", mget)];
 
 /// In the place of a field: all of them, as one text.
 const WHOLE_ROW: usize = usize::MAX;
@@ -110,9 +112,14 @@ fn get(call: &mut Call<'_>) -> Outcome {
 
 /// Keys that follow each other in one space are read together, so that they wait for memory once.
 /// What names no counter has nil in its place, as in Redis.
-fn mget(call: &mut Call<'_>) -> Outcome {
+fn mget(call: &mut Call<'_>) -> Answered {
     let keys = call.args.from(1);
-    call.reply.array(keys.len());
+    call.answer_each(keys.len(), usize::MAX, |call, items| {
+        get_all(call, keys.until(items.end).from(items.start))
+    })
+}
+
+fn get_all(call: &mut Call<'_>, keys: Args<'_>) -> Outcome {
     call.scratch.ids.clear();
     call.scratch.fields.clear();
     let mut unreadable = UnreadableRows::default();

@@ -1,23 +1,21 @@
 //! A post goes, with all that was said of it.
 
-use crate::handlers::Handler;
+use crate::handlers::LongHandler;
 use crate::handlers::call::Call;
+use crate::handlers::items::Answered;
 use crate::handlers::schema::spaces::{AnySpace, any_space};
-use node::command::spec::Outcome;
 
-pub(crate) const RUN: &[(&str, Handler)] = &[("tm.forget", forget)];
+pub(crate) const LONG: &[(&str, LongHandler)] = &[("tm.forget", forget)];
 
-fn forget(call: &mut Call<'_>) -> Outcome {
+fn forget(call: &mut Call<'_>) -> Answered {
     let engines = call.node.engines();
     let space = any_space(engines, call.args.at(1))?;
-    call.ids_from(2)?;
-    let mut forgotten = 0;
-    for &id in &call.scratch.ids {
-        forgotten += usize::from(match space {
+    call.read_ids(2)?;
+    call.count_each(call.args.len() - 2, |call, item| {
+        let id = call.scratch.ids[item];
+        Ok(match space {
             AnySpace::Counter(space) => engines.forget(space, id)?,
             AnySpace::Existence(space) => engines.forget_flags(space, id)?,
-        });
-    }
-    call.reply.count(forgotten);
-    Ok(())
+        })
+    })
 }

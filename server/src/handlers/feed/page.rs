@@ -1,11 +1,13 @@
 //! The page: what Tidemark exists for.
 
-use crate::handlers::Handler;
 use crate::handlers::call::{Call, action, id, view};
 use crate::handlers::execute::UnreadableRows;
+use crate::handlers::flags::phantom::write_change;
+use crate::handlers::items::{Answer as Handled, Answered, FEW, Step};
 use crate::handlers::log_size;
 use crate::handlers::session::Scratch;
 use crate::handlers::suspend::Suspension;
+use crate::handlers::{Handler, LongHandler};
 use dataset::cold::UnreadableIds;
 use dataset::engines::{Action, Page, View};
 use node::command::error::Printable;
@@ -13,26 +15,46 @@ use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
 use phantom::{Answer, BATCH, Change, Member};
 use resp::IntRow;
+use std::ops::Range;
 
-pub(crate) const RUN: &[(&str, Handler)] =
-    &[("feed.get", get), ("feed.row", row), ("feed.act", act), ("feed.undo", undo)];
+pub(crate) const RUN: &[(&str, Handler)] = &[("feed.row", row)];
 
-/// Ids of a page that is looked at before it is made: it may be too long to be sent, and its memory
-/// is not kept.
-const LONG: usize = 4096;
+pub(crate) const LONG: &[(&str, LongHandler)] =
+    &[("feed.get", get), ("feed.act", act), ("feed.undo", undo)];
 
-/// What a page is asked for beside its ids.
-struct Asked<'a> {
+/// A page of more ids may be too long to be sent.
+const LARGE: usize = 4096;
+
+/// Options of a page.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Asked {
     binary: bool,
-    exact: bool,
-    mark: Option<&'a Action>,
+    pub(crate) exact: bool,
+    /// Position of the action's name behind MARK.
+    mark: Option<usize>,
 }
 
-fn get(call: &mut Call<'_>) -> Outcome {
+fn get(call: &mut Call<'_>) -> Answered {
     let view = view(call.node.engines(), call.args.at(1))?;
     let viewer = Member::parse(call.args.at(2));
-    let asked = read_words(call, view)?;
-    show(call, view, viewer, asked)
+    if call.step.begins_request() {
+        call.scratch.asked = Asked::default();
+        if view.is_joined() {
+            let parts = call.node.engines().then(view).count();
+            call.scratch.further.resize_with(parts, Default::default);
+            call.scratch.further.iter_mut().for_each(|(ids, _)| ids.clear());
+        }
+    }
+    call.check_each(call.args.len() - 3, |call, items| {
+        read_words(call, view, items.start + 3..items.end + 3)
+    })?;
+    let ids = call.scratch.ids.len();
+    if ids == 0 {
+        return Err(call.wrong_arity());
+    }
+    let is_slow = call.scratch.asked.exact && call.step != Step::Whole;
+    let together = if is_slow { FEW } else { usize::MAX };
+    call.do_each(ids, together, |call, items| show(call, view, &viewer, items))
 }
 
 /// What a page has of one post, asked for by its key: the page of a client that sends each request
@@ -60,29 +82,66 @@ fn row(call: &mut Call<'_>) -> Outcome {
     }
     call.scratch.ids.clear();
     call.scratch.ids.push(id);
-    let mark = call.reply.mark();
-    show(call, view, Member::parse(call.args.at(3)), Asked { binary: false, exact, mark: None })?;
-    if call.session.suspension.is_asked() {
-        return Ok(());
+    call.scratch.asked = Asked { exact, ..Asked::default() };
+    if let Some(refused) = read(call, view, &Member::parse(call.args.at(3)), 0..1)? {
+        write_rows(call, view, 1, &refused);
     }
-    // The row alone.
-    let head = b"*1\r\n".len();
-    call.reply.bytes().drain(mark..mark + head);
     Ok(())
 }
 
-/// Answers with the rows of the ids that were read.
-fn show<'a>(call: &mut Call<'a>, view: &'a View, viewer: Member<'a>, asked: Asked<'a>) -> Outcome {
-    let engines = call.node.engines();
-    let is_long = call.scratch.ids.len() > LONG;
-    if is_long {
+/// Answers with some of the rows of a page: the first ones begin the reply, and the last ones
+/// complete it.
+fn show(call: &mut Call<'_>, view: &View, viewer: &Member<'_>, items: Range<usize>) -> Outcome {
+    let (asked, ids) = (call.scratch.asked, call.scratch.ids.len());
+    let is_whole = call.step == Step::Whole;
+    if items.start == 0 && ids > LARGE && (asked.binary || is_whole) {
         check_length(call, view, asked.binary)?;
     }
+    let Some(mut refused) = read(call, view, viewer, items.clone())? else { return Ok(()) };
+    if let Some(at) = asked.mark {
+        let action = action(call.node.engines(), call.args.at(at))?;
+        mark(call, action, viewer, &mut refused);
+    }
+    if asked.binary {
+        pack_rows(call.scratch, view, &items);
+        if items.end == ids {
+            // A packed page has no place for errors.
+            if !refused.is_empty() {
+                call.reply.array(2);
+            }
+            call.reply.bulk(&call.scratch.packed);
+            refused.first().into_iter().for_each(|(_, refusal)| call.reply.error(refusal.text()));
+        }
+    } else {
+        let beyond = usize::from(refused.last().is_some_and(|&(at, _)| at == ids));
+        if items.start == 0 {
+            call.begin_array(ids + beyond);
+        }
+        write_rows(call, view, items.len() + beyond, &refused);
+    }
+    if view.is_joined() && is_whole {
+        // All of them were shown: `visibility.rs`.
+        let Scratch { ids, further, .. } = &mut *call.scratch;
+        further.iter().for_each(|(more, _)| ids.extend(more));
+    }
+    Ok(())
+}
+
+/// Reads what a page shows of some of its ids; gives the rows that could not be read, with their
+/// errors. `None`: the request runs again when its cold rows have been read.
+fn read(
+    call: &mut Call<'_>,
+    view: &View,
+    viewer: &Member<'_>,
+    items: Range<usize>,
+) -> Result<Option<Vec<(usize, Refusal)>>, Refusal> {
+    let engines = call.node.engines();
     let (mut failed, mut is_verified) = (Vec::new(), false);
+    let Scratch { ids, page, further, asked, .. } = &mut *call.scratch;
     let mut read = |view, ids: &[u64], page: &mut Page| {
-        let mut all_read = engines.feed_get(view, &viewer, ids, page);
+        let mut all_read = engines.feed_get(view, viewer, ids, page);
         if asked.exact
-            && let Some(verified) = engines.verify_page(view, &viewer, ids, page)
+            && let Some(verified) = engines.verify_page(view, viewer, ids, page)
         {
             is_verified = true;
             all_read = all_read.and(verified);
@@ -91,16 +150,17 @@ fn show<'a>(call: &mut Call<'a>, view: &'a View, viewer: Member<'a>, asked: Aske
             failed.push(ids);
         }
     };
-    let Scratch { ids, page, further, .. } = &mut *call.scratch;
+    let range = items.clone();
     let read_all = || {
-        read(view, ids, page);
-        engines.then(view).zip(further).for_each(|(part, (ids, page))| read(part, ids, page));
+        read(view, &ids[range.clone()], page);
+        let further = engines.then(view).zip(further);
+        further.for_each(|(part, (ids, page))| read(part, &ids[range.clone()], page));
     };
     if std::mem::take(&mut call.session.notes_missing) {
         let missing = engines.cold.note_missing(read_all);
         if !missing.is_ready() {
             call.session.suspension = Suspension::Lacks(Box::new(missing));
-            return Ok(());
+            return Ok(None);
         }
     } else {
         read_all();
@@ -114,63 +174,37 @@ fn show<'a>(call: &mut Call<'a>, view: &'a View, viewer: Member<'a>, asked: Aske
             view.name()
         ));
     }
-    let mut refused =
-        if failed.is_empty() { Vec::new() } else { unreadable_rows(call, view, &failed) };
-    if let Some(action) = asked.mark {
-        mark(call, action, &viewer, &mut refused);
-    }
-    if !asked.binary {
-        write_rows(call, view, &refused);
-    } else if let Some((_, refusal)) = refused.first() {
-        // A packed page has no place for errors.
-        call.reply.array(2);
-        write_packed(call, view);
-        call.reply.error(refusal.text());
-    } else {
-        write_packed(call, view);
-    }
-    if view.is_joined() {
-        // All of them were shown: `visibility.rs`.
-        let Scratch { ids, further, .. } = &mut *call.scratch;
-        further.iter().for_each(|(more, _)| ids.extend(more));
-    }
-    if is_long {
-        call.scratch.page = Page::default();
-        call.scratch.further.clear();
-    }
-    Ok(())
+    Ok(Some(match failed.is_empty() {
+        true => Vec::new(),
+        false => unreadable_rows(call, view, items, &failed),
+    }))
 }
 
-/// Reads the ids and options of a page.
+/// Reads ids and options of a page.
 #[inline]
-fn read_words<'a>(call: &mut Call<'a>, view: &View) -> Result<Asked<'a>, Refusal> {
-    let mut asked = Asked { binary: false, exact: false, mark: None };
+fn read_words(call: &mut Call<'_>, view: &View, words: Range<usize>) -> Outcome {
     let is_joined = view.is_joined();
-    call.scratch.ids.clear();
-    if is_joined {
-        let parts = call.node.engines().then(view).count();
-        call.scratch.further.resize_with(parts, Default::default);
-        call.scratch.further.iter_mut().for_each(|(ids, _)| ids.clear());
-    }
-    let mut args = call.args.from(3).iter();
-    while let Some(arg) = args.next() {
-        if is_joined && arg.first().is_some_and(u8::is_ascii_digit) {
+    for at in words {
+        let arg = call.args.at(at);
+        let asked = &mut call.scratch.asked;
+        if asked.mark == Some(at) {
+            // The action's name.
+        } else if is_joined && arg.first().is_some_and(u8::is_ascii_digit) {
             read_entry(call.scratch, view, arg)?;
         } else if let Some(id) = resp::natural(arg) {
             call.scratch.ids.push(id);
         } else if arg.eq_ignore_ascii_case(b"BINARY") {
-            if asked.binary {
+            if std::mem::replace(&mut asked.binary, true) {
                 return Err(Refusal::SYNTAX);
             }
-            asked.binary = true;
         } else if arg.eq_ignore_ascii_case(b"EXACT") {
             asked.exact = true;
         } else if arg.eq_ignore_ascii_case(b"MARK") {
             // Once: what a user may do is asked of the first.
-            if asked.mark.is_some() {
+            if asked.mark.replace(at + 1).is_some() || at + 1 == call.args.len() {
                 return Err(Refusal::SYNTAX);
             }
-            let action = action(call.node.engines(), args.next().ok_or(Refusal::SYNTAX)?)?;
+            let action = action(call.node.engines(), call.args.at(at + 1))?;
             if action.is_wide() {
                 return Err(refuse!(
                     "ERR MARK does an action that moves one counter: '{}' moves several, for \
@@ -178,15 +212,11 @@ fn read_words<'a>(call: &mut Call<'a>, view: &View) -> Result<Asked<'a>, Refusal
                     action.name()
                 ));
             }
-            asked.mark = Some(action);
         } else {
             return Err(id(arg).err().unwrap_or(Refusal::SYNTAX));
         }
     }
-    if call.scratch.ids.is_empty() {
-        return Err(call.wrong_arity());
-    }
-    Ok(asked)
+    Ok(())
 }
 
 /// An entry of several ids, `1001/77`: the view's own, then those of its further views.
@@ -214,7 +244,7 @@ fn read_entry(scratch: &mut Scratch, view: &View, text: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// A page may be too long to be sent: looked at before it is made.
+/// Refuses a page that would be too long to be sent, before it is made.
 #[cold]
 fn check_length(call: &Call<'_>, view: &View, binary: bool) -> Outcome {
     let (engines, most) = (call.node.engines(), call.session.most_out);
@@ -240,6 +270,7 @@ pub(crate) fn too_long(most: usize) -> Refusal {
 fn unreadable_rows(
     call: &Call<'_>,
     view: &View,
+    items: Range<usize>,
     failed: &[UnreadableIds],
 ) -> Vec<(usize, Refusal)> {
     let mut unreadable = UnreadableRows::default();
@@ -247,10 +278,10 @@ fn unreadable_rows(
     let Scratch { ids, further, .. } = &*call.scratch;
     let further = if view.is_joined() { &further[..] } else { &[] };
     let mut refused = Vec::new();
-    for (index, &id) in ids.iter().enumerate() {
-        let entry = std::iter::once(id).chain(further.iter().map(|(ids, _)| ids[index]));
+    for (row, item) in items.enumerate() {
+        let entry = std::iter::once(ids[item]).chain(further.iter().map(|(ids, _)| ids[item]));
         let first = entry.filter_map(|id| unreadable.refusal(id)).next();
-        refused.extend(first.map(|refusal| (index, refusal.clone())));
+        refused.extend(first.map(|refusal| (row, refusal.clone())));
     }
     refused
 }
@@ -291,9 +322,9 @@ fn pages<'a>(scratch: &'a Scratch, view: &View) -> impl Iterator<Item = &'a Page
     std::iter::once(&scratch.page).chain(further.iter().map(|(_, page)| page))
 }
 
-fn write_rows(call: &mut Call<'_>, view: &View, refused: &[(usize, Refusal)]) {
-    let (ids, page) = (&call.scratch.ids, &call.scratch.page);
-    let rows = ids.len() + usize::from(refused.last().is_some_and(|&(at, _)| at == ids.len()));
+/// Writes the rows that were read. Those of `refused` are errors.
+fn write_rows(call: &mut Call<'_>, view: &View, rows: usize, refused: &[(usize, Refusal)]) {
+    let page = &call.scratch.page;
     let most = call.session.most_out;
     let is_whole = refused.is_empty() && !view.is_joined();
     if let (Some((counters, flags)), true) = (page.usual(), is_whole) {
@@ -333,32 +364,31 @@ fn known(answer: Answer) -> Option<bool> {
     }
 }
 
-fn write_packed(call: &mut Call<'_>, view: &View) {
+/// Packs the rows that were read, behind those before.
+fn pack_rows(scratch: &mut Scratch, view: &View, items: &Range<usize>) {
+    let mut packed = std::mem::take(&mut scratch.packed);
     let width = |page: &Page| page.counters() * 8 + page.flags();
-    let pages = pages(call.scratch, view);
-    let all: usize = pages.clone().map(width).sum();
-    let bytes = call.scratch.ids.len() * all;
-    let usual = call.scratch.page.usual().filter(|_| !view.is_joined());
-    call.reply.bulk_with(bytes, |out| {
-        let start = out.len();
-        out.resize(start + bytes, 0);
-        let out = &mut out[start..];
-        if let Some((counters, flags)) = usual {
-            let rows = out.as_chunks_mut().0.iter_mut().zip(counters);
-            for (index, (row, counters)) in rows.enumerate() {
-                let ([first, second], at) = (flags[index / BATCH], index % BATCH);
-                *row = pack_usual(counters, [first.yes >> at & 1, second.yes >> at & 1]);
-            }
-            return;
+    let all: usize = pages(scratch, view).map(width).sum();
+    packed.resize(items.start * all, 0);
+    packed.resize(items.end * all, 0);
+    let out = &mut packed[items.start * all..];
+    let usual = scratch.page.usual().filter(|_| !view.is_joined());
+    if let Some((counters, flags)) = usual {
+        let rows = out.as_chunks_mut().0.iter_mut().zip(counters);
+        for (index, (row, counters)) in rows.enumerate() {
+            let ([first, second], at) = (flags[index / BATCH], index % BATCH);
+            *row = pack_usual(counters, [first.yes >> at & 1, second.yes >> at & 1]);
         }
+    } else {
         let mut before = 0;
-        for page in pages {
+        for page in pages(scratch, view) {
             for (index, row) in out.chunks_exact_mut(all.max(1)).enumerate() {
                 pack(page, index, &mut row[before..before + width(page)]);
             }
             before += width(page);
         }
-    });
+    }
+    scratch.packed = packed;
 }
 
 /// What [`pack`] makes of the usual row.
@@ -388,44 +418,46 @@ fn pack(page: &Page, index: usize, row: &mut [u8]) {
     }
 }
 
-fn act(call: &mut Call<'_>) -> Outcome {
+fn act(call: &mut Call<'_>) -> Answered {
     change(call, |call, action, viewer, id| {
         Ok(call.node.engines().act(action, viewer, id, &mut call.scratch.row)?)
     })
 }
 
-fn undo(call: &mut Call<'_>) -> Outcome {
+fn undo(call: &mut Call<'_>) -> Answered {
     change(call, |call, action, viewer, id| {
         Ok(call.node.engines().undo(action, viewer, id, &mut call.scratch.row)?)
     })
 }
 
-/// Does or undoes an action for each id. All ids are read before the first is changed; what the
-/// engines refuse (no memory) is answered in the place of that id, as the others may have changed.
+/// Does or undoes an action for each id. What the engines refuse (no memory) is answered in the
+/// place of that id, as the others may have changed.
 fn change(
     call: &mut Call<'_>,
     one: fn(&mut Call<'_>, &Action, &Member<'_>, u64) -> Result<Change, Refusal>,
-) -> Outcome {
+) -> Answered {
     let action = action(call.node.engines(), call.args.at(1))?;
     let viewer = Member::parse(call.args.at(2));
-    call.ids_from(3)?;
+    call.read_ids(3)?;
     // What it moves beside lies in other stripes: all of them together, in one batch of the log.
-    let _alone = if action.is_wide() {
-        let bytes = log_size::of(call.node.engines(), || std::iter::once(call.args))?;
+    let _alone = if action.is_wide() && call.checked.is_none() {
+        let part = call.part;
+        let bytes = log_size::of(call.node.engines(), || std::iter::once(part))?;
         let member = resp::natural(call.args.at(2)).filter(|_| action.counts_member());
-        let ids = call.scratch.ids.iter().copied().chain(member).collect();
-        let Some(alone) = call.alone(ids, bytes) else { return Ok(()) };
+        let ids = &call.scratch.ids;
+        let ids = ids[call.items_of_turn(ids.len())].iter().copied().chain(member).collect();
+        let Some(alone) = call.alone(ids, bytes) else { return Ok(Handled::Done) };
         alone
     } else {
         None
     };
-    call.reply.array(call.scratch.ids.len());
-    for index in 0..call.scratch.ids.len() {
-        let id = call.scratch.ids[index];
-        match one(call, action, &viewer, id) {
-            Ok(change) => crate::handlers::flags::phantom::write_change(&mut call.reply, change),
-            Err(refusal) => call.reply.error(refusal.text()),
+    call.answer_each(call.scratch.ids.len(), FEW, |call, items| {
+        for item in items {
+            match one(call, action, &viewer, call.scratch.ids[item]) {
+                Ok(change) => write_change(&mut call.reply, change),
+                Err(refusal) => call.reply.error(refusal.text()),
+            }
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }

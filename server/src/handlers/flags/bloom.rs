@@ -1,21 +1,21 @@
 //! The members of one id as a RedisBloom filter: `BF.ADD liked:17 7`. Filters need not be reserved;
 //! their size and error rate are the space's.
 
-use crate::handlers::Handler;
 use crate::handlers::call::Call;
+use crate::handlers::flags::set::has_changed;
+use crate::handlers::items::{Answered, FEW};
+use crate::handlers::{Handler, LongHandler};
 use dataset::cold::Unreadable;
 use dataset::engines::ExistenceSpace;
 use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
-use phantom::{Answer, Change, Member};
-use resp::{Protocol, Reply};
+use phantom::{Answer, Member};
+use resp::{Args, Protocol, Reply};
 use std::ops::RangeInclusive;
 
 pub(crate) const RUN: &[(&str, Handler)] = &[
     ("bf.add", add),
-    ("bf.madd", madd),
     ("bf.exists", exists),
-    ("bf.mexists", mexists),
     ("bf.insert", insert),
     ("bf.reserve", reserve),
     ("bf.card", card),
@@ -24,13 +24,11 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("bf.loadchunk", load),
 ];
 
+pub(crate) const LONG: &[(&str, LongHandler)] = &[("bf.madd", madd), ("bf.mexists", mexists)];
+
 pub(crate) fn add_one(call: &Call<'_>, item: &[u8]) -> Result<bool, Refusal> {
     let (space, id) = call.pairs(1)?;
-    match call.node.engines().flag(space, id, &Member::parse(item))? {
-        Change::Changed => Ok(true),
-        Change::Unchanged => Ok(false),
-        Change::Unknown => Err(Refusal::BELOW_HORIZON),
-    }
+    has_changed(call.node.engines().flag(space, id, &Member::parse(item))?)
 }
 
 pub(crate) fn add(call: &mut Call<'_>) -> Outcome {
@@ -39,23 +37,23 @@ pub(crate) fn add(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-fn madd(call: &mut Call<'_>) -> Outcome {
-    add_many(call, 2)
+fn madd(call: &mut Call<'_>) -> Answered {
+    call.pairs(1)?;
+    let words = call.args.from(2);
+    call.answer_each(words.len(), FEW, |call, items| {
+        add_all(call, words.until(items.end).from(items.start));
+        Ok(())
+    })
 }
 
-/// Adds the arguments from `first` on.
-fn add_many(call: &mut Call<'_>, first: usize) -> Outcome {
-    call.pairs(1)?;
-    let items = call.args.from(first);
-    call.reply.array(items.len());
+/// As in RedisBloom, an error concerns one item.
+fn add_all(call: &mut Call<'_>, items: Args<'_>) {
     for item in items.iter() {
-        // As in RedisBloom: an error concerns one item.
         match add_one(call, item) {
             Ok(added) => call.reply.bool(added),
             Err(refusal) => call.reply.error(refusal.text()),
         }
     }
-    Ok(())
 }
 
 /// What a number may be, as RedisBloom has it.
@@ -81,11 +79,7 @@ pub(crate) fn make(call: &Call<'_>, space: &ExistenceSpace, id: u64) -> Result<b
     if space.ledger().is_some() {
         return Ok(!is_made(space, id)?);
     }
-    match call.node.engines().flag(space, id, &MADE)? {
-        Change::Changed => Ok(true),
-        Change::Unchanged => Ok(false),
-        Change::Unknown => Err(Refusal::BELOW_HORIZON),
-    }
+    has_changed(call.node.engines().flag(space, id, &MADE)?)
 }
 
 /// Of BF.INSERT and CF.INSERT, before the items, which begin at argument `at`: there are some, and
@@ -175,7 +169,10 @@ fn insert(call: &mut Call<'_>) -> Outcome {
         }
     }
     before_items(call, space, id, at, makes)?;
-    add_many(call, at)
+    let items = call.args.from(at);
+    call.reply.array(items.len());
+    add_all(call, items);
+    Ok(())
 }
 
 fn reserve(call: &mut Call<'_>) -> Outcome {
@@ -288,12 +285,18 @@ pub(crate) fn exists(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn mexists(call: &mut Call<'_>) -> Outcome {
+pub(crate) fn mexists(call: &mut Call<'_>) -> Answered {
+    contains_each(call, write)
+}
+
+/// Answers for each member of a key whether it is set.
+pub(super) fn contains_each(call: &mut Call<'_>, write: fn(&mut Reply<'_>, Answer)) -> Answered {
     let found = call.known_pairs(1)?;
-    let items = call.args.from(2);
-    call.reply.array(items.len());
-    for item in items.iter() {
-        write(&mut call.reply, contains(found, &Member::parse(item))?);
-    }
-    Ok(())
+    let members = call.args.from(2);
+    call.answer_each(members.len(), FEW, |call, items| {
+        for item in items {
+            write(&mut call.reply, contains(found, &Member::parse(members.at(item)))?);
+        }
+        Ok(())
+    })
 }

@@ -3,11 +3,11 @@
 //! Other than there an item is in the filter once, however often it was added, so one CF.DEL
 //! removes it; and what was never added is not removed together with what looks like it.
 
-use crate::handlers::Handler;
 use crate::handlers::call::Call;
 use crate::handlers::flags::bloom::{
     CAPACITY, add_one, before_items, contains, exists, make, mexists, read_within,
 };
+use crate::handlers::{Handler, LongHandler};
 use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
 use phantom::{Answer, Change, Member};
@@ -17,7 +17,6 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("cf.add", add),
     ("cf.addnx", crate::handlers::flags::bloom::add),
     ("cf.exists", exists),
-    ("cf.mexists", mexists),
     ("cf.count", count),
     ("cf.reserve", reserve),
     ("cf.insert", insert),
@@ -27,6 +26,8 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("cf.loadchunk", crate::handlers::flags::bloom::load),
     ("cf.del", del),
 ];
+
+pub(crate) const LONG: &[(&str, LongHandler)] = &[("cf.mexists", mexists)];
 
 fn add(call: &mut Call<'_>) -> Outcome {
     add_one(call, call.args.at(2))?;

@@ -1,10 +1,11 @@
 //! The members of one id as a Redis set: a pair key (`liked:17`) is the set of members that liked
 //! 17. It can be asked and changed; listed only where a ledger knows its members (`members.rs`).
 
-use crate::handlers::Handler;
 use crate::handlers::call::Call;
-use crate::handlers::flags::bloom::contains;
+use crate::handlers::flags::bloom::{self, contains};
 use crate::handlers::flags::members;
+use crate::handlers::items::{Answer as Handled, Answered};
+use crate::handlers::{Handler, LongHandler};
 use dataset::engines::WriteError;
 use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
@@ -12,10 +13,7 @@ use phantom::{Answer, Change, Member};
 use resp::{self, Reply};
 
 pub(crate) const RUN: &[(&str, Handler)] = &[
-    ("sadd", sadd),
-    ("srem", srem),
     ("sismember", sismember),
-    ("smismember", smismember),
     ("scard", members::count),
     ("smembers", members::all),
     ("spop", some_members),
@@ -32,6 +30,9 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("setbit", setbit),
     ("getbit", getbit),
 ];
+
+pub(crate) const LONG: &[(&str, LongHandler)] =
+    &[("sadd", sadd), ("srem", srem), ("smismember", smismember)];
 
 /// What a filter cannot know. A key that names no pairs is told so first.
 pub(crate) fn unknowable(call: &mut Call<'_>) -> Outcome {
@@ -101,40 +102,36 @@ fn intercard(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-fn sadd(call: &mut Call<'_>) -> Outcome {
+fn sadd(call: &mut Call<'_>) -> Answered {
     let (space, id) = call.pairs(1)?;
-    if space.ledger().is_some() {
-        // None is added if one cannot be.
-        let mut members = call.args.from(2).iter();
-        members.try_for_each(|member| space.may_write(&Member::parse(member)))?;
-    }
-    let mut added = 0;
-    for member in call.args.from(2).iter() {
-        match call.node.engines().flag(space, id, &Member::parse(member))? {
-            Change::Changed => added += 1,
-            Change::Unchanged => {}
-            Change::Unknown => return Err(Refusal::BELOW_HORIZON),
-        }
-    }
-    call.reply.int(added);
-    Ok(())
+    let members = call.args.from(2);
+    // None is added if one cannot be.
+    call.check_each(members.len(), |_, items| {
+        let mut items = items.filter(|_| space.ledger().is_some());
+        Ok(items.try_for_each(|item| space.may_write(&Member::parse(members.at(item))))?)
+    })?;
+    call.count_each(members.len(), |call, item| {
+        has_changed(call.node.engines().flag(space, id, &Member::parse(members.at(item)))?)
+    })
 }
 
-fn srem(call: &mut Call<'_>) -> Outcome {
+fn srem(call: &mut Call<'_>) -> Answered {
     let Some((space, id)) = call.known_pairs(1)? else {
         call.reply.int(0);
-        return Ok(());
+        return Ok(Handled::Done);
     };
-    let mut removed = 0;
-    for member in call.args.from(2).iter() {
-        match call.node.engines().unflag(space, id, &Member::parse(member))? {
-            Change::Changed => removed += 1,
-            Change::Unchanged => {}
-            Change::Unknown => return Err(Refusal::BELOW_HORIZON),
-        }
+    let members = call.args.from(2);
+    call.count_each(members.len(), |call, item| {
+        has_changed(call.node.engines().unflag(space, id, &Member::parse(members.at(item)))?)
+    })
+}
+
+pub(super) fn has_changed(change: Change) -> Result<bool, Refusal> {
+    match change {
+        Change::Changed => Ok(true),
+        Change::Unchanged => Ok(false),
+        Change::Unknown => Err(Refusal::BELOW_HORIZON),
     }
-    call.reply.int(removed);
-    Ok(())
 }
 
 fn smove(call: &mut Call<'_>) -> Outcome {
@@ -183,14 +180,8 @@ fn sismember(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-fn smismember(call: &mut Call<'_>) -> Outcome {
-    let found = call.known_pairs(1)?;
-    let members = call.args.from(2);
-    call.reply.array(members.len());
-    for member in members.iter() {
-        write(&mut call.reply, contains(found, &Member::parse(member))?);
-    }
-    Ok(())
+fn smismember(call: &mut Call<'_>) -> Answered {
+    bloom::contains_each(call, write)
 }
 
 /// Argument 2 as the number of a member. A bitmap's offset is one, as in `SETBIT liked:17 42 1`.

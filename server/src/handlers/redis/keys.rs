@@ -1,11 +1,12 @@
 //! Keys of any kind.
 
-use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
 use crate::handlers::counter::scan;
 use crate::handlers::execute::but_unreadable;
 use crate::handlers::help::help;
+use crate::handlers::items::Answered;
 use crate::handlers::stream;
+use crate::handlers::{Handler, LongHandler};
 use dataset::clock::unix_us;
 use dataset::cold::Unreadable;
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef, NO_MEMBER, WriteError};
@@ -20,16 +21,12 @@ use phantom::{Answer, Change};
 use resp::Reply;
 
 pub(crate) const RUN: &[(&str, Handler)] = &[
-    ("del", del),
-    ("unlink", del),
-    ("exists", exists),
     ("type", kind),
     ("ttl", ttl),
     ("pttl", ttl),
     ("expiretime", ttl),
     ("pexpiretime", ttl),
     ("persist", persist),
-    ("touch", exists),
     ("expire", expire),
     ("pexpire", expire),
     ("expireat", expire),
@@ -48,6 +45,9 @@ pub(crate) const RUN: &[(&str, Handler)] = &[
     ("object|refcount", refcount),
     ("object", help),
 ];
+
+pub(crate) const LONG: &[(&str, LongHandler)] =
+    &[("del", del), ("unlink", del), ("exists", exists), ("touch", exists)];
 
 /// Whether any pair of an id is set; `None`: a filter cannot tell.
 pub(crate) fn has_pairs(space: &ExistenceSpace, id: u64) -> Result<Option<bool>, Unreadable> {
@@ -70,49 +70,44 @@ fn lookup<'a>(call: &Call<'a>, key: &[u8]) -> Option<KeyRef<'a>> {
     call.node.engines().resolve(key).ok()
 }
 
-fn del(call: &mut Call<'_>) -> Outcome {
+fn del(call: &mut Call<'_>) -> Answered {
     let engines = call.node.engines();
-    // All keys are read before the first is deleted.
-    for key in call.args.from(1).iter() {
-        if let Some(KeyRef::Pair { space, .. }) = lookup(call, key)
-            && space.has_members
-            && space.ledger().is_none()
-        {
-            return Err(many_pairs("deleted"));
+    let keys = call.args.from(1);
+    call.check_each(keys.len(), |call, items| {
+        for key in items.map(|item| keys.at(item)) {
+            if let Some(KeyRef::Pair { space, .. }) = lookup(call, key)
+                && space.has_members
+                && space.ledger().is_none()
+            {
+                return Err(many_pairs("deleted"));
+            }
+            if is_stream(call, key) {
+                return Err(stream::READ_ONLY);
+            }
         }
-        if is_stream(call, key) {
-            return Err(stream::READ_ONLY);
-        }
-    }
-    let mut deleted = 0;
-    let mut all_read = Ok(());
-    for key in call.args.from(1).iter() {
-        let gone = lookup(call, key).map_or(Ok(false), |key| delete_key(engines, &key));
-        deleted += i64::from(but_unreadable(gone, &mut all_read)?);
-    }
-    all_read?;
-    call.reply.int(deleted);
-    Ok(())
+        Ok(())
+    })?;
+    call.count_each(keys.len(), |call, item| {
+        let key = lookup(call, keys.at(item));
+        let gone = key.map_or(Ok(false), |key| delete_key(engines, &key));
+        Ok(but_unreadable(gone, &mut call.scratch.unreadable)?)
+    })
 }
 
-fn exists(call: &mut Call<'_>) -> Outcome {
-    let mut found = 0;
-    for key in call.args.from(1).iter() {
-        let before = found;
-        match lookup(call, key) {
-            Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
-                found += i64::from(space.exists(id)?)
-            }
+fn exists(call: &mut Call<'_>) -> Answered {
+    let keys = call.args.from(1);
+    call.count_each(keys.len(), |call, item| {
+        let key = keys.at(item);
+        let found = match lookup(call, key) {
+            Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => space.exists(id)?,
             Some(KeyRef::Pair { space, id }) => {
-                let has_pairs = has_pairs(space, id)?.ok_or_else(|| many_pairs("asked for"))?;
-                found += i64::from(has_pairs);
+                has_pairs(space, id)?.ok_or_else(|| many_pairs("asked for"))?
             }
-            None => found += i64::from(is_stream(call, key)),
-        }
-        call.note_found(found > before);
-    }
-    call.reply.int(found);
-    Ok(())
+            None => is_stream(call, key),
+        };
+        call.note_found(found);
+        Ok(found)
+    })
 }
 
 fn kind(call: &mut Call<'_>) -> Outcome {

@@ -292,7 +292,7 @@ pub(crate) fn end(found: Found, session: &mut Session, node: Now<'_>) {
     // What it gets of its own changes comes behind its own reply.
     session.messages_due |= node.tracking.end(node.loaded());
     let is_client = found.is_some_and(|(_, spec)| spec.name == "client");
-    if session.transaction.is_none() && session.portion.is_none() && !is_client {
+    if session.transaction.is_none() && !is_client {
         end_caching(session);
     }
 }

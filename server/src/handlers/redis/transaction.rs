@@ -431,8 +431,8 @@ fn one(call: &mut Call<'_>, args: Args<'_>, aside: &mut Duration) {
     let mark = call.reply.mark();
     let full = mark > call.session.most_out;
     // What was allowed when it was queued need not be now.
-    let outcome =
-        checked(find(args.at(0)), args, call.session, node).and_then(|(numbers, spec)| {
+    let outcome = checked(find(args.at(0)), args, call.session.most_args, call.session, node)
+        .and_then(|(numbers, spec)| {
             let (session, scratch): (&mut Session, &mut Scratch) =
                 (&mut *call.session, &mut *call.scratch);
             if spec.has(flag::FAST | flag::ADMIN) || spec.keys.are_keys() || spec.may_write(args) {
