@@ -20,8 +20,8 @@ Examples:
   tidemark check data       every checksum of every file, and whether the files
                             together make a whole
   tidemark check data --config tidemark.toml
-                            also whether the spaces, fields, views and actions of
-                            the file are those of the data folder
+                            also whether spaces, fields, views and actions
+                            of the file are those of the data folder
 
 It reads only. On the folder of a running server the newest log segment may look torn: it is being \
 written.")]

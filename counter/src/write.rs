@@ -131,13 +131,14 @@ impl Space {
         result
     }
 
-    /// Sets fields of a row, all or none; creates the row. Returns the number of `cells` whose
-    /// value was 0 or whose row did not exist. Values beyond the declared bounds are refused or
+    /// Sets fields of a row, all or none; creates the row. Returns the number of different fields
+    /// in `cells` whose value was 0 or whose row did not exist. Values beyond the declared bounds are refused or
     /// stop there: see [`Space::within_bounds`].
     pub fn set(&self, id: u64, cells: &[(usize, i64)]) -> Result<usize, Error> {
         let cells = &*self.within_bounds(cells)?;
         let zeros = |old: &dyn Fn(usize) -> i64| {
-            cells.iter().filter(|&&(field, _)| old(field) == 0).count()
+            let add = |fields: u64, &(field, _)| fields | u64::from(old(field) == 0) << field;
+            cells.iter().fold(0, add).count_ones() as usize
         };
         let mut created = 0;
         self.write(
@@ -145,10 +146,10 @@ impl Space {
             &mut created,
             |table, created| {
                 let at = table.locate(id);
-                *created = at.map_or(cells.len(), |at| {
-                    let row = table.row(at, id);
-                    zeros(&|field| row.value(field))
-                });
+                *created = match at.map(|at| table.row(at, id)) {
+                    Some(row) => zeros(&|field| row.value(field)),
+                    None => zeros(&|_| 0),
+                };
                 table.store(id, at, cells.iter().copied())
             },
             |row, created| {

@@ -10,6 +10,7 @@ pub struct Args<'a> {
 }
 
 impl<'a> Args<'a> {
+    #[inline]
     pub(super) fn new(bytes: &'a [u8], spans: &'a [Span]) -> Args<'a> {
         Args { bytes, spans }
     }

@@ -157,7 +157,7 @@ fn rows_aside_stay_writable_in_a_full_space_during_a_walk() {
         space.set_memory_limit_bytes(used + 8);
         assert_eq!(
             (space.set(far(0), &[(1, 1)]), space.set(far(1), &[(1, 1)])),
-            (Ok(0), Err(full(used + 8)))
+            (Ok(1), Err(full(used + 8)))
         );
         assert_eq!(space.memory_bytes(), used + 8);
         // What needs no memory works, however low the limit is.

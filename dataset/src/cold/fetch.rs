@@ -338,6 +338,7 @@ pub struct Cold {
 impl Deref for Cold {
     type Target = ColdCache;
 
+    #[inline]
     fn deref(&self) -> &ColdCache {
         &self.cache
     }

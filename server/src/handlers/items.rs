@@ -33,6 +33,7 @@ pub(crate) enum Step {
 
 impl Step {
     /// Whether no earlier call has worked on this request.
+    #[inline]
     pub(crate) fn begins_request(self) -> bool {
         matches!(self, Step::Whole | Step::Check(0))
     }

@@ -117,7 +117,7 @@ enum Wait {
 }
 
 /// Whether a request waits before it is executed.
-#[inline]
+#[inline(always)]
 fn waits(
     found: Found,
     args: resp::Args<'_>,

@@ -278,6 +278,7 @@ impl<K: Copy + Ord> Committer<K> {
     }
 
     /// Whether the log accepts writes. Callers check before they change anything.
+    #[inline]
     pub fn health(&self) -> Health {
         match self.health.load(Ordering::Relaxed) {
             0 => Health::Good,

@@ -2,8 +2,8 @@
 //! schema.
 //!
 //! Unlike a Redis hash, a row has all fields of its schema; a field that was never set reads as 0.
-//! HSET, HSETNX and HEXISTS therefore take a counter of 0 for absent. Reads answer nil for a field that
-//! the schema lacks, as Redis does; writes answer an error that names it.
+//! HSET, HSETNX and HEXISTS therefore take a counter of 0 for absent. Reads answer nil for a field
+//! that the schema lacks, as Redis does; writes answer an error that names it.
 
 use crate::handlers::Handler;
 use crate::handlers::call::{Call, integer};
