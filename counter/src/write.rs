@@ -132,8 +132,8 @@ impl Space {
     }
 
     /// Sets fields of a row, all or none; creates the row. Returns the number of different fields
-    /// in `cells` whose value was 0 or whose row did not exist. Values beyond the declared bounds are refused or
-    /// stop there: see [`Space::within_bounds`].
+    /// in `cells` whose value was 0 or whose row did not exist. Values beyond the declared bounds
+    /// are refused or stop there: see [`Space::within_bounds`].
     pub fn set(&self, id: u64, cells: &[(usize, i64)]) -> Result<usize, Error> {
         let cells = &*self.within_bounds(cells)?;
         let zeros = |old: &dyn Fn(usize) -> i64| {

@@ -119,8 +119,9 @@ fn a_file_with_other_fields_is_said_at_start_and_by_check() {
         (check.status.code(), String::from_utf8(check.stderr).unwrap())
     };
     fields("like:20 repost:8 comment:8 read:16");
-    let line = "the field 'like' of the counter space 'post' is 12 in the data folder, which holds, \
-                and 20 in the file: TM.SPACE ALTER post changes it, CONFIG REWRITE writes what holds";
+    let line = "the field 'like' of the counter space 'post' is 12 in the data folder, which \
+                holds, and 20 in the file: TM.SPACE ALTER post changes it, CONFIG REWRITE writes \
+                what holds";
     let (status, said) = check();
     assert!(status == Some(1) && said.contains(line), "{status:?} {said}");
     let options = ["--config", file.to_str().unwrap()];

@@ -62,8 +62,8 @@ section! {
         #[redis = "proto-max-bulk-len"]
         #[live = true]
         max_bulk_bytes: usize = 512 << 20,
-        /// Most arguments of one request that is executed in one go, as MSET is. A request beyond it
-        /// is refused. The other clients of a worker wait while it is executed: with the default 20
+        /// Most arguments of one request that is executed in one go, as MSET is. A request beyond
+        /// it is refused. The other clients of a worker wait while it is executed: with the default 20
         /// ms at most. Requests for many ids (CNT.GET, CNT.MINCRBY, CNT.DEL, FEED.*, PH.*, DEL,
         /// EXISTS, MGET, SADD, ...) yield to others after 512 ids or 2 ms, and may have 2^20
         /// arguments; in a transaction or a cluster they are executed in one go.
