@@ -62,10 +62,10 @@ section! {
         #[redis = "proto-max-bulk-len"]
         #[live = true]
         max_bulk_bytes: usize = 512 << 20,
-        /// Most arguments of one request that is executed in one go, as MSET is. A request beyond
-        /// it is refused. The other clients of a worker wait while it is executed: with the default 20
-        /// ms at most. Requests for many ids (CNT.GET, CNT.MINCRBY, CNT.DEL, FEED.*, PH.*, DEL,
-        /// EXISTS, MGET, SADD, ...) yield to others after 512 ids or 2 ms, and may have 2^20
+        /// Maximum number of arguments of a request that is executed in one go, such as MSET. A
+        /// longer request is refused. Other clients of the same worker wait for it: at most 20 ms
+        /// with the default. Requests for many ids (CNT.GET, CNT.MINCRBY, CNT.DEL, FEED.*, PH.*,
+        /// DEL, EXISTS, MGET, SADD, ...) yield to others after 512 ids or 2 ms, and may have 2^20
         /// arguments; in a transaction or a cluster they are executed in one go.
         #[live = true]
         max_request_args: usize = 16_384,
