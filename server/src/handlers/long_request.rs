@@ -53,8 +53,10 @@ pub(crate) fn is_long(found: Found, args: Args<'_>, node: Now<'_>) -> bool {
     args.len() > LONG_LEDGER_ARGS && (args.len() > LONG_ARGS || is_of_ledger(found, node))
 }
 
+/// Whether its keys may be sets with a ledger, each of which may take a read of the disk. MGET
+/// reads counters only.
 fn is_of_ledger(found: Found, node: Now<'_>) -> bool {
-    found.is_some_and(|(_, spec)| spec.keys.are_keys())
+    found.is_some_and(|(_, spec)| spec.keys.are_keys() && spec.name != "mget")
         && node.loaded().is_some_and(|engines: &Engines| engines.ledgers().next().is_some())
 }
 

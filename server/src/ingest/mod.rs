@@ -382,9 +382,11 @@ fn failed(source: &Source, partition: u32, trouble: &Trouble) {
         Trouble::Broken(why) => (State::Failing, why),
         Trouble::Halt(why) => (State::Halted, why),
     };
+    // The reason first: TM.INGEST LIST shows no failing source without one.
+    let is_new = source.note_trouble(partition, why);
     source.stand(partition, state);
     source.lag_is_unknown(partition);
-    if source.note_trouble(partition, why) {
+    if is_new {
         tracing::warn!("ingest '{}', partition {partition}: {why}", source.config.name);
     }
 }
