@@ -143,7 +143,9 @@ impl Keeper {
         } else if self.is_due(node.store.lineage(), &config) {
             let root = std::path::absolute(&config.dir).unwrap_or_else(|_| config.dir.clone());
             let folder = root.join(format!("{AUTO}{}", utc::name(unix_ms())));
-            if node.backups.begin(folder.clone()) {
+            // The name has the second, in which another server may have made one here: then the
+            // next look tries again.
+            if folder.symlink_metadata().is_err() && node.backups.begin(folder.clone()) {
                 node.backups.shared.lock().wanted = None;
                 self.make(host, node, folder, Some(config.keep));
             }
