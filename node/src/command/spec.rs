@@ -212,31 +212,35 @@ impl Spec {
     }
 }
 
-/// Flags of a command about connections: allowed while loading and on a stale replica, not in
-/// scripts.
+/// Flags of a command that is allowed while loading and on a stale replica, not in scripts.
 pub(crate) const ALWAYS: u32 = flag::LOADING | flag::STALE | flag::NOSCRIPT;
 
-/// A row of the group `connection`, without keys.
-pub(crate) const fn connection_row(
-    name: &'static str,
-    arity: i32,
-    flags: u32,
-    since: &'static str,
-    usage: &'static str,
-    summary: &'static str,
-) -> Spec {
-    Spec {
-        name,
-        arity,
-        flags,
-        keys: NO_KEYS,
-        group: "connection",
-        since,
-        usage,
-        summary,
-        subcommands: &[],
-    }
+/// Defines `spec`, which makes a row of this group. `$keys`: where its commands have their keys.
+macro_rules! rows_of {
+    ($group:literal, $keys:expr) => {
+        const fn spec(
+            name: &'static str,
+            arity: i32,
+            flags: u32,
+            since: &'static str,
+            usage: &'static str,
+            summary: &'static str,
+        ) -> $crate::command::spec::Spec {
+            $crate::command::spec::Spec {
+                name,
+                arity,
+                flags,
+                keys: $keys,
+                group: $group,
+                since,
+                usage,
+                summary,
+                subcommands: &[],
+            }
+        }
+    };
 }
+pub(crate) use rows_of;
 
 /// A HELP row for a table of subcommands.
 pub(crate) const fn help_row(name: &'static str, group: &'static str, since: &'static str) -> Spec {

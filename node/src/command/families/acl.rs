@@ -1,8 +1,6 @@
 //! The rows of `server/src/handlers/admin/acl.rs`.
 
-use crate::command::spec::{NO_KEYS, Spec, flag, help_row};
-
-pub(crate) const ALWAYS: u32 = flag::NOSCRIPT | flag::LOADING | flag::STALE;
+use crate::command::spec::{ALWAYS, NO_KEYS, Spec, flag, help_row};
 
 pub(crate) const ADMIN: u32 = ALWAYS | flag::ADMIN;
 

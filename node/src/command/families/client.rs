@@ -2,7 +2,9 @@
 
 use super::client_admin;
 use super::tracking;
-use crate::command::spec::{ALWAYS, NO_KEYS, Spec, connection_row as spec, flag, help_row};
+use crate::command::spec::{ALWAYS, NO_KEYS, Spec, flag, help_row, rows_of};
+
+rows_of!("connection", NO_KEYS);
 
 #[rustfmt::skip]
 pub(crate) const TABLE: &[Spec] = &[

@@ -1,6 +1,8 @@
 //! The rows of `server/src/handlers/redis/client_admin.rs`.
 
-use crate::command::spec::{ALWAYS, Spec, connection_row as spec, flag};
+use crate::command::spec::{ALWAYS, NO_KEYS, Spec, flag, rows_of};
+
+rows_of!("connection", NO_KEYS);
 
 pub(crate) const KILL: Spec = spec(
     "client|kill",

@@ -1,7 +1,8 @@
 //! The rows of `server/src/handlers/admin/diagnostics.rs`.
 
-use super::server::spec;
-use crate::command::spec::{SECOND_KEY, Spec, flag, help_row};
+use crate::command::spec::{NO_KEYS, SECOND_KEY, Spec, flag, help_row, rows_of};
+
+rows_of!("server", NO_KEYS);
 
 pub(crate) const LOOK: u32 = flag::ADMIN | flag::LOADING | flag::STALE | flag::NOSCRIPT;
 

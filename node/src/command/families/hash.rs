@@ -1,32 +1,12 @@
 //! The rows of `server/src/handlers/counter/hash.rs`.
 
-use crate::command::spec::{ONE_KEY, Spec, flag};
+use crate::command::spec::{ONE_KEY, Spec, flag, rows_of};
 
 pub(crate) const READ: u32 = flag::READONLY | flag::FAST;
 
 pub(crate) const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
 
-/// A row of the table for a command with one key.
-pub(crate) const fn spec(
-    name: &'static str,
-    arity: i32,
-    flags: u32,
-    since: &'static str,
-    usage: &'static str,
-    summary: &'static str,
-) -> Spec {
-    Spec {
-        name,
-        arity,
-        flags,
-        keys: ONE_KEY,
-        group: "hash",
-        since,
-        usage,
-        summary,
-        subcommands: &[],
-    }
-}
+rows_of!("hash", ONE_KEY);
 
 #[rustfmt::skip]
 pub(crate) const TABLE: &[Spec] = &[

@@ -1,31 +1,10 @@
 //! The rows of `server/src/handlers/redis/pubsub.rs`.
 
-use crate::command::spec::{NO_KEYS, Spec, flag, help_row};
-
-pub(crate) const ALWAYS: u32 = flag::LOADING | flag::STALE | flag::NOSCRIPT;
+use crate::command::spec::{ALWAYS, NO_KEYS, Spec, flag, help_row, rows_of};
 
 pub(crate) const LISTEN: u32 = ALWAYS | flag::PUBSUB | flag::LISTENER;
 
-pub(crate) const fn spec(
-    name: &'static str,
-    arity: i32,
-    flags: u32,
-    since: &'static str,
-    usage: &'static str,
-    summary: &'static str,
-) -> Spec {
-    Spec {
-        name,
-        arity,
-        flags,
-        keys: NO_KEYS,
-        group: "pubsub",
-        since,
-        usage,
-        summary,
-        subcommands: &[],
-    }
-}
+rows_of!("pubsub", NO_KEYS);
 
 #[rustfmt::skip]
 pub(crate) const TABLE: &[Spec] = &[

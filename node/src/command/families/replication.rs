@@ -1,7 +1,8 @@
 //! The rows of `server/src/handlers/cluster/replication.rs`.
 
-use super::server::spec;
-use crate::command::spec::{Spec, flag};
+use crate::command::spec::{NO_KEYS, Spec, flag, rows_of};
+
+rows_of!("server", NO_KEYS);
 
 pub(crate) const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::STALE;
 

@@ -4,29 +4,9 @@ use super::acl;
 use super::backup;
 use super::command;
 use super::config;
-use crate::command::spec::{NO_KEYS, Spec, flag};
+use crate::command::spec::{NO_KEYS, Spec, flag, rows_of};
 
-/// A row of the group "server", without keys: those of `diagnostics` and `replication`, too.
-pub(crate) const fn spec(
-    name: &'static str,
-    arity: i32,
-    flags: u32,
-    since: &'static str,
-    usage: &'static str,
-    summary: &'static str,
-) -> Spec {
-    Spec {
-        name,
-        arity,
-        flags,
-        keys: NO_KEYS,
-        group: "server",
-        since,
-        usage,
-        summary,
-        subcommands: &[],
-    }
-}
+rows_of!("server", NO_KEYS);
 
 pub(crate) const ALWAYS: u32 = flag::LOADING | flag::STALE;
 

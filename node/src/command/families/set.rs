@@ -1,27 +1,8 @@
 //! The rows of `server/src/handlers/flags/set.rs`.
 
-use crate::command::spec::{ALL_KEYS, ONE_KEY, SECOND_KEY, Spec, TWO_KEYS, flag};
+use crate::command::spec::{ALL_KEYS, ONE_KEY, SECOND_KEY, Spec, TWO_KEYS, flag, rows_of};
 
-pub(crate) const fn spec(
-    name: &'static str,
-    arity: i32,
-    flags: u32,
-    since: &'static str,
-    usage: &'static str,
-    summary: &'static str,
-) -> Spec {
-    Spec {
-        name,
-        arity,
-        flags,
-        keys: ONE_KEY,
-        group: "set",
-        since,
-        usage,
-        summary,
-        subcommands: &[],
-    }
-}
+rows_of!("set", ONE_KEY);
 
 pub(crate) const READ: u32 = flag::READONLY | flag::FAST;
 

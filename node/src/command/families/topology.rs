@@ -1,27 +1,8 @@
 //! The rows of `server/src/handlers/cluster/topology.rs`.
 
-use crate::command::spec::{NO_KEYS, Spec, flag, help_row};
+use crate::command::spec::{NO_KEYS, Spec, flag, help_row, rows_of};
 
-pub(crate) const fn spec(
-    name: &'static str,
-    arity: i32,
-    flags: u32,
-    since: &'static str,
-    usage: &'static str,
-    summary: &'static str,
-) -> Spec {
-    Spec {
-        name,
-        arity,
-        flags,
-        keys: NO_KEYS,
-        group: "cluster",
-        since,
-        usage,
-        summary,
-        subcommands: &[],
-    }
-}
+rows_of!("cluster", NO_KEYS);
 
 /// A subcommand that changes a cluster.
 pub(crate) const fn refused(

@@ -1,6 +1,8 @@
 //! The rows of `server/src/handlers/redis/tracking.rs`.
 
-use crate::command::spec::{ALWAYS, Spec, connection_row as spec};
+use crate::command::spec::{ALWAYS, NO_KEYS, Spec, rows_of};
+
+rows_of!("connection", NO_KEYS);
 
 #[rustfmt::skip]
 pub(crate) const TRACKING: Spec = spec("client|tracking", -3, ALWAYS, "6.0.0",
