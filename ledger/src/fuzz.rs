@@ -133,7 +133,7 @@ pub fn run(input: &[u8]) {
         assert!(list.iter().map(|pair| (pair.id, pair.member.to_owned())).eq(set.cloned()));
     }
     ledger.set(5, Member::Number(5), true);
-    let flushed = ledger.flush(&store, Flush::All, || Ok(0));
+    let flushed = ledger.flush(&store, Flush::All, 0, || Ok(0));
     assert!(spoiled || flushed.is_ok());
     if flushed.is_ok() {
         assert!(ledger.contains(5, Member::Number(5)).is_ok_and(|set| set) || spoiled);

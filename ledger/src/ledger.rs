@@ -189,6 +189,11 @@ impl Ledger {
         self.weight() > self.most_memory_pairs() / 2 * 3
     }
 
+    /// Whether runs may still have pairs of dropped ids of a range.
+    pub(crate) fn has_drops(&self, low: u64, high: u64) -> bool {
+        self.dropped_ids() > 0 && self.dropped.read().range(low..=high).next().is_some()
+    }
+
     /// Dropped ids that runs may still have pairs of.
     pub fn dropped_ids(&self) -> usize {
         self.drops.load(Relaxed)
@@ -341,6 +346,16 @@ impl Ledger {
         self.memory.remove_id(id);
         // A flush that has begun meanwhile may have copied some of them.
         self.note_drop(id, None);
+    }
+
+    /// Offset of the log up to which runs have all changes of an id's pairs, drops included; 0 if
+    /// that is not known. What a record that ends there, or a snapshot that begins there, says of
+    /// the id must not be repeated: in memory it would count for newer than the runs.
+    pub fn covered(&self, id: u64) -> u64 {
+        let ranges = self.ranges.load();
+        let runs = &ranges[ranges::at(&ranges, id)].runs;
+        let answering = runs.iter().filter(|run| run.answers_for(id));
+        answering.map(|run| run.covered()).max().unwrap_or(0)
     }
 
     /// Ids whose pairs were dropped, each with the identity up to which runs do not count, as long

@@ -36,6 +36,15 @@ pub enum Flush {
     Most,
 }
 
+/// What a flush takes from memory.
+#[derive(Clone, Copy)]
+struct FromMemory {
+    /// How many, about.
+    pairs: usize,
+    /// See [`Ledger::flush`].
+    covered: u64,
+}
+
 /// What a range is to become, and the files of that.
 struct Rewrite {
     /// Number of the range.
@@ -50,14 +59,18 @@ struct Rewrite {
 }
 
 impl Ledger {
-    /// Moves pairs from memory to runs. `log`: flushes the log, and gives the offset up to which it
-    /// is durable. Gives the number of pairs. Where a run cannot be read, only newer ones are
-    /// merged, and [`Ledger::take_unreadable`] says so. A range that cannot be written keeps its
-    /// pairs in memory; that error is given after all others were flushed.
+    /// Moves pairs from memory to runs. Returns the number of pairs. Where a run cannot be read,
+    /// only newer ones are merged, and [`Ledger::take_unreadable`] says so. A range that cannot be
+    /// written keeps its pairs in memory; that error is returned after all others were flushed.
+    ///
+    /// - `covered`: offset of the log up to which all changes are in memory or in runs, and synced
+    ///   ([`Ledger::covered`]). Of an offset that is not known: 0.
+    /// - `log`: syncs the log, and returns the offset up to which it is durable.
     pub fn flush(
         &self,
         store: &Store,
         flush: Flush,
+        covered: u64,
         log: impl FnOnce() -> store::Result<u64>,
     ) -> store::Result<u64> {
         let _files = self.files.lock();
@@ -75,7 +88,8 @@ impl Ledger {
             }
             // What the ranges with most pairs take is not there for others.
             let here = room + ranges::excess(&ranges[at], upper_part);
-            match self.rewrite_readable(store, &ranges, at, pairs, here) {
+            let from_memory = FromMemory { pairs, covered };
+            match self.rewrite_readable(store, &ranges, at, from_memory, here) {
                 Ok(rewrite) => {
                     let stays = rewrite.merged < ranges[at].runs.len();
                     room = room.saturating_sub(if stays { pairs as u64 } else { 0 });
@@ -172,10 +186,11 @@ impl Ledger {
         store: &Store,
         ranges: &Ranges,
         at: usize,
-        pairs: usize,
+        from_memory: FromMemory,
         room: u64,
     ) -> store::Result<Rewrite> {
         let Options { runs: most, upper_part, .. } = self.options;
+        let pairs = from_memory.pairs;
         let runs = &ranges[at].runs;
         let sizes: Vec<u64> = runs.iter().map(|run| run.pairs()).collect();
         let mut readable = runs.len();
@@ -183,10 +198,11 @@ impl Ledger {
             let most = most.saturating_sub(runs.len() - readable).max(1);
             let sizes = &sizes[..readable];
             let merged = ranges::to_merge(sizes, pairs as u64, most, upper_part, room);
-            let error = match self.rewrite(store, ranges, (at, merged), Some(pairs), &|_| true) {
-                Ok(rewrite) => return Ok(rewrite),
-                Err(error) => error,
-            };
+            let error =
+                match self.rewrite(store, ranges, (at, merged), Some(from_memory), &|_| true) {
+                    Ok(rewrite) => return Ok(rewrite),
+                    Err(error) => error,
+                };
             match runs[..merged].iter().position(|run| is_about(&error, run)) {
                 Some(unreadable) => readable = unreadable,
                 None => return Err(error),
@@ -195,20 +211,27 @@ impl Ledger {
         }
     }
 
-    /// Steps 1 and 2 for the range number `at`, of which so many runs are merged; `from_memory`:
-    /// about how many pairs come from there, if any are to.
+    /// Steps 1 and 2 for the range number `at`, of which so many runs are merged.
     fn rewrite(
         &self,
         store: &Store,
         ranges: &Ranges,
         (at, merged): (usize, usize),
-        from_memory: Option<usize>,
+        from_memory: Option<FromMemory>,
         keep: &dyn Fn(Pair<'_>) -> bool,
     ) -> store::Result<Rewrite> {
         let range = &ranges[at];
         let is_lowest = merged == range.runs.len();
-        let total = from_memory.unwrap_or(0) as u64
+        let (low, high) = (range.low, ranges::high(ranges, at));
+        let total = from_memory.map_or(0, |from| from.pairs) as u64
             + range.runs[..merged].iter().map(|run| run.pairs()).sum::<u64>();
+        // A run that did not answer for all of these ids says nothing of the others.
+        let answering = range.runs.iter().filter(|run| run.answers_for(low));
+        let answering = answering.filter(|run| run.answers_for(high)).map(|run| run.covered());
+        // Which runs a drop counts for is in memory only: while older runs have such pairs, a
+        // restart must read the drop, and what was set since, from the log.
+        let flushed = from_memory.filter(|_| is_lowest || !self.has_drops(low, high));
+        let flushed = flushed.map(|from| from.covered);
         let pieces = if is_lowest { total.div_ceil(self.options.range_pairs).max(1) } else { 1 };
         let mut output = Output {
             ledger: self,
@@ -216,9 +239,9 @@ impl Ledger {
             tag: Tag {
                 space: self.space,
                 kind: self.kind,
-                low: range.low,
-                high: ranges::high(ranges, at),
-                stamp: 0,
+                low,
+                high,
+                stamp: answering.chain(flushed).max().unwrap_or(0),
             },
             is_lowest,
             piece: total.div_ceil(pieces),
@@ -232,8 +255,8 @@ impl Ledger {
         let mut pairs = Pairs::default();
         let written = (|| {
             output.begin()?;
-            if let Some(about) = from_memory {
-                pairs = self.copy_memory((range.low, output.tag.high), about);
+            if let Some(from) = from_memory {
+                pairs = self.copy_memory((low, high), from.pairs);
             }
             let copied = std::mem::take(&mut pairs);
             let mut sources = vec![Source::of_pairs(copied, Some(output.identity))];

@@ -101,6 +101,18 @@ impl Run {
         self.file.identity()
     }
 
+    /// Offset of the log up to which this run and the older ones of its range have all changes of
+    /// the ids that it answers for; 0 if that is not known.
+    pub(crate) fn covered(&self) -> u64 {
+        self.entry().tag.stamp
+    }
+
+    /// Whether the id lies in the range that this run was written for.
+    pub(crate) fn answers_for(&self, id: u64) -> bool {
+        let tag = self.entry().tag;
+        (tag.low..=tag.high).contains(&id)
+    }
+
     /// Pairs in it, unset ones included.
     pub fn pairs(&self) -> u64 {
         self.counts.pairs

@@ -665,3 +665,34 @@ fn shutdown_save_writes_a_snapshot() {
     let again = Program::start(folder.path(), "always");
     assert_eq!(again.ask(&format!("HGET post:{FIRST} like")), OwnedFrame::BulkString(text(5)));
 }
+
+/// Replaying 16 MiB of log or more would take longer than reading a snapshot.
+#[test]
+fn a_stop_with_a_long_log_writes_a_snapshot() {
+    for (saves, stop) in
+        [(false, &["SHUTDOWN", "NOSAVE"][..]), (true, &["SHUTDOWN"]), (true, &["SIGTERM"])]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let mut program = Program::start(folder.path(), "everysec");
+        let mut client = program.client();
+        let members: Vec<Vec<u8>> = (0..100).map(|n| format!("{n:0>120}").into_bytes()).collect();
+        for id in FIRST..FIRST + 1500 {
+            let key = format!("liked:{id}").into_bytes();
+            let words = [&b"SADD"[..], &key].into_iter();
+            client.push(&words.chain(members.iter().map(Vec::as_slice)).collect::<Vec<_>>());
+        }
+        fine(&mut client);
+        match stop {
+            ["SIGTERM"] => assert!(program.terminate().success()),
+            words => {
+                let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+                assert!(client.call(&words).is_err(), "the connection ends without a reply");
+                assert!(program.child.wait().unwrap().success());
+            }
+        }
+        assert_eq!(!snapshots(folder.path()).is_empty(), saves, "{stop:?}");
+        let again = Program::start(folder.path(), "everysec");
+        let last = format!("SISMEMBER liked:{} {:0>120}", FIRST + 1499, 99);
+        assert_eq!(again.ask(&last), OwnedFrame::Integer(1));
+    }
+}

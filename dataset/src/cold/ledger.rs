@@ -109,11 +109,12 @@ impl PairLedger {
         &self,
         store: &Store,
         flush: Flush,
+        covered: u64,
         log: impl FnOnce() -> store::Result<u64>,
     ) -> store::Result<u64> {
         // Before the first run is there.
         self.shared.begins();
-        let flushed = self.ledger.flush(store, flush, log);
+        let flushed = self.ledger.flush(store, flush, covered, log);
         if let Some(error) = self.ledger.take_unreadable() {
             self.shared.note_failure(&error);
         }

@@ -10,15 +10,51 @@ use crate::tiering::replay_filter::ReplayFilter;
 use phantom::Pair;
 use store::Record;
 
+/// One of several threads that apply the same records, each for ids of its own.
+#[derive(Clone, Copy)]
+pub(super) struct Share {
+    /// Below `of`.
+    pub(super) number: u64,
+    pub(super) of: u64,
+}
+
+impl Share {
+    /// All ids.
+    pub(super) const ALL: Share = Share { number: 0, of: 1 };
+
+    fn has(self, id: u64) -> bool {
+        // The upper half of the product: neighbouring ids go to different threads.
+        self.of == 1 || (id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % self.of == self.number
+    }
+}
+
 /// Makes one record true. Parts are touched after the change: a snapshot that begins in between
 /// sees it, or writes the part again. `end`: offset of the log behind the record's batch. A start
-/// passes over pairs of tables whose files have all changes up to there; a replica's files never
-/// do.
+/// passes over pairs that files of tables, or of ledgers, have as they were at that offset or
+/// later; a replica's files never do.
 pub fn apply_record(
     engines: &Engines,
     parts: &DirtyParts,
     record: &Record<'_>,
     end: u64,
+) -> Result<(), String> {
+    apply_share(engines, parts, record, end, Share::ALL)
+}
+
+/// Whether [`apply_share`] may be called by several threads, in any order between them: the record
+/// is of many ids, and what it does to one does not depend on others.
+pub(super) fn is_shared(kind: u8) -> bool {
+    let kind = RecordKind::from_number(kind);
+    matches!(kind, Some(RecordKind::Rows | RecordKind::Pairs | RecordKind::ExactPairs))
+}
+
+/// [`apply_record`] for the ids of a share.
+pub(super) fn apply_share(
+    engines: &Engines,
+    parts: &DirtyParts,
+    record: &Record<'_>,
+    end: u64,
+    share: Share,
 ) -> Result<(), String> {
     let &Record { space: number, kind, payload } = record;
     let space = number;
@@ -35,10 +71,10 @@ pub fn apply_record(
             .ok_or_else(|| format!("there is no existence space {space}"))
     };
     match RecordKind::from_number(kind) {
-        Some(RecordKind::Rows) => apply_rows(engines, parts, counter()?, payload),
-        Some(RecordKind::Pairs) => apply_pairs(engines, parts, existence()?, payload, end),
+        Some(RecordKind::Rows) => apply_rows(engines, parts, counter()?, payload, share),
+        Some(RecordKind::Pairs) => apply_pairs(engines, parts, existence()?, (payload, end), share),
         Some(RecordKind::ExactPairs) => {
-            apply_exact_pairs(engines, parts, existence()?, payload, end)
+            apply_exact_pairs(engines, parts, existence()?, (payload, end), share)
         }
         Some(RecordKind::Forgotten) => {
             let (space, forgotten) = (existence()?, decode_forgotten(payload)?);
@@ -46,8 +82,10 @@ pub fn apply_record(
             changes(engines, number, ids.clone());
             forgotten.iter().for_each(|&(id, times)| space.put_generation(id, times));
             // Again, if a snapshot had it: what was set since follows in this log.
-            if let Some(ledger) = space.ledger() {
-                ids.clone().for_each(|id| ledger.ledger().drop_id(id));
+            if let Some(ledger) = space.ledger().map(|ledger| ledger.ledger()) {
+                ids.clone()
+                    .filter(|&id| end > ledger.covered(id))
+                    .for_each(|id| ledger.drop_id(id));
             }
             engines.changed_by_log(number, ids);
             Ok(())
@@ -81,13 +119,16 @@ fn apply_rows(
     parts: &DirtyParts,
     space: &CounterSpace,
     payload: &[u8],
+    share: Share,
 ) -> Result<(), String> {
     // Rows are decoded once; a window of them is prefetched while the one before is stored.
     let (mut ids, mut widths, mut values) = (Vec::new(), Vec::new(), Vec::new());
     read_rows(payload, |id, row| {
-        ids.push(id);
-        widths.push(row.map(<[i64]>::len));
-        values.extend_from_slice(row.unwrap_or(&[]));
+        if share.has(id) {
+            ids.push(id);
+            widths.push(row.map(<[i64]>::len));
+            values.extend_from_slice(row.unwrap_or(&[]));
+        }
         Ok(())
     })?;
     let number = space.number();
@@ -115,7 +156,7 @@ fn apply_rows(
     }
     parts.touch_all(ids.iter().map(|&id| (number, id)));
     engines.changed_by_log(number, ids.iter().copied());
-    // As under clients: no other thread does it before the data are loaded.
+    // No thread does it in the background before the data are loaded.
     while space.wants_maintenance() && space.maintain() {}
     Ok(())
 }
@@ -126,15 +167,17 @@ fn apply_exact_pairs(
     engines: &Engines,
     parts: &DirtyParts,
     space: &ExistenceSpace,
-    payload: &[u8],
-    end: u64,
+    (payload, end): (&[u8], u64),
+    share: Share,
 ) -> Result<(), String> {
     let number = space.number();
-    let ledger = space.ledger().ok_or_else(|| format!("space {number} has no ledger"))?;
+    let ledger = space.ledger().ok_or_else(|| format!("space {number} has no ledger"))?.ledger();
     let (mut exact, mut pairs) = (Vec::new(), Vec::new());
     read_exact_pairs(payload, |pair, generation| {
-        pairs.push((space.pair(pair.id, &in_filters(pair.member)), pair.set));
-        exact.push((pair, generation));
+        if share.has(pair.id) {
+            pairs.push((space.pair(pair.id, &in_filters(pair.member)), pair.set));
+            exact.push((pair, generation));
+        }
         Ok(())
     })?;
     let ids = pairs.iter().map(|(pair, _)| pair.id);
@@ -144,7 +187,9 @@ fn apply_exact_pairs(
             continue;
         }
         // In this order: filters that are built anew are filled from the ledger.
-        ledger.ledger().set(pair.id, pair.member, pair.set);
+        if end > ledger.covered(pair.id) {
+            ledger.set(pair.id, pair.member, pair.set);
+        }
         if end > space.cold().covered(pair.id) {
             space.put(hashed, set).map_err(|e| e.to_string())?;
         }
@@ -190,12 +235,14 @@ fn apply_pairs(
     engines: &Engines,
     parts: &DirtyParts,
     space: &ExistenceSpace,
-    payload: &[u8],
-    end: u64,
+    (payload, end): (&[u8], u64),
+    share: Share,
 ) -> Result<(), String> {
     let mut pairs = Vec::new();
     read_pairs(payload, |id, member, set| {
-        pairs.push((pair(space, id, member), set));
+        if share.has(id) {
+            pairs.push((pair(space, id, member), set));
+        }
         Ok(())
     })?;
     let number = space.number();

@@ -1,11 +1,16 @@
 //! Part of a log that is replayed together.
 //!
-//! Records of different spaces change different engines, so the spaces of a chunk are divided among
-//! the cores. All records of one space are applied by one thread in the order of the log: an engine
-//! that decides by what came before (where a table begins, say) decides as it did. No client and no
-//! other thread sees the engines meanwhile.
+//! Rows and pairs of different ids change independently, so each thread applies those of its own
+//! ids, in the order of the log. A record that changes a space as a whole (where its tables lie,
+//! say) comes after all records of that space before it, and before all others:
+//!
+//! ```text
+//!             round 1        round 2   round 3
+//!   space 1   rows rows      -         -
+//!   space 2   pairs pairs    ring      pairs
+//! ```
 
-use super::apply::apply_record;
+use super::apply::{Share, apply_share, is_shared};
 use crate::commit::dirty_parts::DirtyParts;
 use crate::engines::Engines;
 use parking_lot::Mutex;
@@ -14,7 +19,11 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use store::Record;
 
 /// Bytes of records at which a chunk is full.
-pub(super) const CHUNK_BYTES: usize = 256 << 10;
+pub(super) const CHUNK_BYTES: usize = 512 << 10;
+/// Bytes of records from which on a round is worth another thread.
+const SHARED_BYTES: usize = 16 << 10;
+/// Threads beyond which more gain little, as each of them decodes all records.
+const MOST_THREADS: usize = 8;
 
 /// Records to be applied.
 #[derive(Default)]
@@ -60,17 +69,53 @@ impl Chunk {
         let any = !self.records.is_empty();
         // A stable sort: records of one space stay in order.
         self.records.sort_by_key(|record| record.space);
-        let mut spaces: Vec<_> = self.records.chunk_by(|a, b| a.space == b.space).collect();
-        let bytes_of =
-            |space: &[PendingRecord]| space.iter().map(|r| r.payload.len()).sum::<usize>();
-        spaces.sort_by_key(|space| std::cmp::Reverse(bytes_of(space)));
+        let spaces = self.records.chunk_by(|a, b| a.space == b.space);
+        let mut stretches: Vec<_> = spaces
+            .map(|space| space.chunk_by(|a, b| is_shared(a.kind) && is_shared(b.kind)))
+            .collect();
+        let applied = loop {
+            let round: Vec<_> = stretches.iter_mut().filter_map(Iterator::next).collect();
+            if round.is_empty() {
+                break Ok(any);
+            }
+            if let Err(what) = self.apply_round(&round, engines, parts, threads) {
+                break Err(what);
+            }
+        };
+        drop(stretches);
+        self.records.clear();
+        self.bytes.clear();
+        applied
+    }
+
+    /// Applies stretches of records of different spaces.
+    fn apply_round(
+        &self,
+        stretches: &[&[PendingRecord]],
+        engines: &Engines,
+        parts: &DirtyParts,
+        threads: usize,
+    ) -> Result<(), String> {
+        let bytes: usize = stretches.iter().flat_map(|s| s.iter()).map(|r| r.payload.len()).sum();
+        let threads = if bytes < SHARED_BYTES { 1 } else { threads.min(MOST_THREADS) };
+        let shares = |stretch: &[PendingRecord]| match stretch {
+            [first, ..] if is_shared(first.kind) => threads as u64,
+            _ => 1,
+        };
+        let tasks: Vec<(&[PendingRecord], Share)> = stretches
+            .iter()
+            .flat_map(|&stretch| {
+                let of = shares(stretch);
+                (0..of).map(move |number| (stretch, Share { number, of }))
+            })
+            .collect();
         let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
         let work = || {
-            while let Some(&space) = spaces.get(next.fetch_add(1, Relaxed)) {
-                for PendingRecord { space, kind, payload, batch } in space {
+            while let Some(&(stretch, share)) = tasks.get(next.fetch_add(1, Relaxed)) {
+                for PendingRecord { space, kind, payload, batch } in stretch {
                     let payload = &self.bytes[payload.clone()];
                     let record = Record { space: *space, kind: *kind, payload };
-                    if let Err(what) = apply_record(engines, parts, &record, batch.end) {
+                    if let Err(what) = apply_share(engines, parts, &record, batch.end, share) {
                         failed.lock().get_or_insert(format!("{what} (batch at {})", batch.start));
                         return;
                     }
@@ -78,13 +123,109 @@ impl Chunk {
             }
         };
         std::thread::scope(|scope| {
-            for _ in 1..threads.min(spaces.len()) {
+            for _ in 1..threads.min(tasks.len()) {
                 scope.spawn(work);
             }
             work();
         });
-        self.records.clear();
-        self.bytes.clear();
-        failed.into_inner().map_or(Ok(any), Err)
+        failed.into_inner().map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commit::Durability;
+    use crate::engines::Current;
+    use crate::options::{Existence, Options};
+    use crate::recovery::{Commits, Held, Recovered, recover_from};
+    use phantom::Member;
+    use std::sync::Arc;
+    use store::{SimDisk, Store, StoreOptions};
+
+    fn options() -> Options {
+        let mut options = Options::default();
+        for existence in &mut options.existence {
+            let shape = Existence { seed: 7, pairs_per_table: 4000, ..existence.clone() };
+            *existence = Existence { false_positive_rate: 1e-7, max_aside: 1024, ..shape };
+        }
+        options.counter.iter_mut().for_each(|counter| counter.rows_per_table = 4096);
+        options
+    }
+
+    fn start(disk: &SimDisk) -> (Recovered, Arc<Durability>) {
+        let durability = Arc::new(Durability::new(options().fsync));
+        let disk = Arc::new(disk.clone());
+        (recover_from(disk, &options(), &durability, false, |_| ()).unwrap(), durability)
+    }
+
+    const IDS: u64 = 20_000;
+
+    /// All rows, and who has liked what.
+    fn content(engines: &Engines) -> (Vec<Vec<i64>>, Vec<(u64, bool)>) {
+        let (rows, likes) = (&engines.counters()[0], &engines.existences()[0]);
+        let row = |id| {
+            let mut row = vec![0; rows.schema().width()];
+            rows.get(id, &mut row).unwrap();
+            row
+        };
+        let has = |id: u64, member| likes.is_true(id, &Member::Number(member)).unwrap();
+        let pairs = (0..IDS).flat_map(|id| (0..3).map(move |member| (id, member)));
+        ((0..IDS).map(row).collect(), pairs.map(|(id, member)| (id, has(id, member))).collect())
+    }
+
+    /// Tables are begun, likes come and go, and posts are forgotten, in batches that are large
+    /// enough to be shared: on any number of threads the end is the same.
+    #[test]
+    fn threads_that_share_records_leave_what_one_leaves() {
+        let disk = SimDisk::new(1);
+        let (Recovered { engines, log, .. }, durability) = start(&disk);
+        let Held::Own(mut log) = log else { panic!("a master's") };
+        engines.lead();
+        let current = Current::new(engines);
+        durability.begin(&log);
+        let mut commits = Commits::new(&durability, &current);
+        let mut random = fastrand::Rng::with_seed(3);
+        let engines = current.load();
+        let like = &engines.actions()[0];
+        for first in (0..IDS).step_by(2000) {
+            for _ in 0..20_000 {
+                let (id, member) = (random.u64(..first + 2000), Member::Number(random.u64(..3)));
+                match random.u8(..8) {
+                    0 => _ = engines.undo(like, &member, id, &mut vec![]).unwrap(),
+                    _ => _ = engines.act(like, &member, id, &mut vec![]).unwrap(),
+                }
+            }
+            for _ in 0..20 {
+                engines.forget_flags(&engines.existences()[0], random.u64(..first + 1)).unwrap();
+            }
+            while engines.maintain() {}
+            commits.round(&mut log).unwrap();
+        }
+        drop((commits, log));
+        let expected = content(&engines);
+        for threads in [1, 2, 8] {
+            let store = Store::open(Arc::new(disk.clone()), StoreOptions::default()).unwrap();
+            let (Recovered { engines, .. }, durability) = start(&SimDisk::new(2));
+            let (mut chunk, mut shared) = (Chunk::default(), 0);
+            store
+                .replay(
+                    |record| {
+                        if engines.counters().iter().any(|space| space.number() == record.space)
+                            || engines.existence_by_number(record.space).is_some()
+                        {
+                            shared += usize::from(record.payload.len() >= SHARED_BYTES);
+                            chunk.push(record, &(1..2));
+                        }
+                        Ok(())
+                    },
+                    |_| (),
+                )
+                .unwrap();
+            assert!(shared > 10, "{shared} records that are worth a thread");
+            assert!(chunk.apply(&engines, &durability.parts, threads).unwrap());
+            engines.lead();
+            assert!(content(&engines) == expected, "{threads} threads");
+        }
     }
 }

@@ -422,6 +422,9 @@ fn flush_ledgers(life: &RefCell<Life<'_>>) {
     let (disk, faults) = (life.borrow().disk, life.borrow().faults);
     let spoil = || disk.set_faults(if fails { faults } else { Faults::default() });
     for ledger in current.load().ledgers() {
+        let synced = life.borrow_mut().round(true);
+        let covered = synced.map_or(0, |()| life.borrow().durability.certain().offset);
+        life.borrow_mut().others_write();
         spoil();
         let log = || {
             disk.set_faults(Faults::default());
@@ -433,7 +436,7 @@ fn flush_ledgers(life: &RefCell<Life<'_>>) {
         let trims = life.borrow_mut().random.u32(0..5) == 0;
         let outcome = match trims {
             true => ledger.ledger().trim(store, (0, u64::MAX), |_| true, log).map(drop),
-            false => ledger.flush(store, how, log).map(|_| ()),
+            false => ledger.flush(store, how, covered, log).map(|_| ()),
         };
         disk.set_faults(Faults::default());
         let life = &mut *life.borrow_mut();

@@ -3,12 +3,12 @@
 use crate::catalogue::{Catalogue, Unreadable};
 use crate::cold::PairFile;
 use crate::cold::cold_filters::files_of;
-use crate::cold::ledger::PairLedger;
 use crate::commit::dirty_parts::DirtyParts;
 use crate::engines::{CounterSpace, Engines, existence_options};
 use crate::log_records::{RecordKind, decode_drops, decode_forgotten, read_exact_pairs, read_rows};
 use crate::ring_records::decode_ring;
 use counter::LoadRange;
+use ledger::Ledger;
 use parking_lot::Mutex;
 use phantom::{Late, StoredTable, TableDecoder};
 use std::collections::HashMap;
@@ -264,7 +264,7 @@ impl Loading<'_> {
             Some(RecordKind::ExactPairs) => {
                 let ledger = engines.existence_by_number(space).and_then(|space| space.ledger());
                 let ledger = ledger.ok_or_else(|| format!("space {space} has no ledger"))?;
-                take_ledger(ledger, chunk)
+                take_ledger(ledger.ledger(), chunk, file.tag.stamp)
             }
             Some(RecordKind::Tokens) => engines.tokens.decode(chunk),
             Some(RecordKind::Offsets) => engines.offsets.decode(chunk),
@@ -310,16 +310,20 @@ impl Loading<'_> {
     }
 }
 
-/// A part of what a ledger had in memory.
-fn take_ledger(ledger: &PairLedger, chunk: &[u8]) -> Result<(), String> {
+/// A part of what a ledger had in memory, in a snapshot that began at this offset of the log.
+fn take_ledger(ledger: &Ledger, chunk: &[u8], begin: u64) -> Result<(), String> {
+    let is_news = |id: u64| begin > ledger.covered(id);
     match chunk.split_first() {
         Some((0, drops)) => {
             let drops = decode_drops(drops)?;
-            drops.iter().for_each(|&(id, up_to)| ledger.ledger().restore_drop(id, up_to));
+            let news = drops.iter().filter(|drop| is_news(drop.0));
+            news.for_each(|&(id, up_to)| ledger.restore_drop(id, up_to));
             Ok(())
         }
         Some((1, pairs)) => read_exact_pairs(pairs, |pair, _| {
-            ledger.ledger().set(pair.id, pair.member, pair.set);
+            if is_news(pair.id) {
+                ledger.set(pair.id, pair.member, pair.set);
+            }
             Ok(())
         }),
         first => Err(format!("a chunk of a ledger begins with {:?}", first.map(|f| f.0))),

@@ -32,7 +32,7 @@ impl Ground<'_> {
         let Some(ledger) = space.ledger() else { return Ok(()) };
         let log = || self.flush();
         match due {
-            Due::Flush => ledger.flush(self.store, Flush::Most, log).map(|_| ()),
+            Due::Flush => ledger.flush(self.store, Flush::Most, self.settle()?, log).map(|_| ()),
             // A range at a time: the disk needs room for one more of it only, and pairs are flushed
             // in between.
             Due::Trim => {
@@ -47,7 +47,7 @@ impl Ground<'_> {
 /// Writes all that a ledger has in memory.
 pub(crate) fn flush_all(ground: &Ground<'_>, space: &ExistenceSpace) -> store::Result<()> {
     let Some(ledger) = space.ledger() else { return Ok(()) };
-    ledger.flush(ground.store, Flush::All, || ground.flush()).map(|_| ())
+    ledger.flush(ground.store, Flush::All, ground.settle()?, || ground.flush()).map(|_| ())
 }
 
 /// Removes the pairs of ids that are not to be kept from the range of the ledger that has `first`,

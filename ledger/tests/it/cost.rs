@@ -48,10 +48,10 @@ fn pairs_take_few_bytes_and_lookups_few_reads() {
         for &(id, member) in &pairs {
             ledger.set(id, Member::Number(member), true);
             if ledger.is_due() {
-                ledger.flush(&store, Flush::Most, || Ok(0)).unwrap();
+                ledger.flush(&store, Flush::Most, 0, || Ok(0)).unwrap();
             }
         }
-        ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+        ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
         let stats = ledger.stats();
         let n = stats.run_pairs as f64;
         assert!(stats.run_pairs <= 600_000 && n > 599_000.0, "{stats:?}");
@@ -93,7 +93,7 @@ fn strings_share_their_beginnings() {
         ledger.set(n % 20, Member::Bytes(format!("user:{:09}", n * 7).as_bytes()), true);
     }
     assert!(ledger.stats().memory_bytes > 100_000 * 40);
-    ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+    ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
     let stats = ledger.stats();
     let bytes = stats.run_bytes as f64 / 100_000.0;
     assert!(bytes < 6.0, "{bytes} bytes per string of 14");

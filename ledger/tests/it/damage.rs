@@ -12,7 +12,7 @@ fn flipped_bits_are_errors_of_their_own_pairs() {
     let ledger = Ledger::open(&store, SPACE, KIND, Options::default()).unwrap();
     let pairs: Vec<(u64, u64)> = (0..20_000).map(|n| (n / 60 * 9, n * n * 31)).collect();
     pairs.iter().for_each(|&(id, member)| ledger.set(id, Member::Number(member), true));
-    ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+    ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
     let name = store.cold_files()[0].name.clone();
     let bytes = store.cold_files()[0].bytes;
     drop((ledger, store));
@@ -63,7 +63,7 @@ fn damaged_run_keeps_no_pairs_in_memory() {
         Options { memory_pairs: 1000, range_pairs: 2000, upper_pairs: 0, ..Options::default() };
     let ledger = Ledger::open(&store, SPACE, KIND, options).unwrap();
     (0..6000).for_each(|n| ledger.set(n / 3, Member::Number(n * 7), true));
-    ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+    ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
     assert_eq!(ledger.stats().ranges, 3);
     let first = store.cold_files().into_iter().find(|file| file.tag.low == 0).unwrap();
     assert!(disk.flip_bit(&first.name, 8 * 5000));
@@ -72,7 +72,7 @@ fn damaged_run_keeps_no_pairs_in_memory() {
     (0..600).for_each(|n| ledger.set(1500 + n % 500, Member::Number(50_000 + n), true));
     // They become a run above the damaged one, and more of them are merged with that.
     for round in 0..6 {
-        ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+        ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
         let error = ledger.take_unreadable();
         let is_of_it =
             matches!(&error, Some(Error::Corrupt { path, .. }) if path.ends_with(&first.name));
@@ -81,7 +81,7 @@ fn damaged_run_keeps_no_pairs_in_memory() {
         assert!(stats.memory_pairs == 0 && stats.most_runs <= options.runs, "{stats:?}");
         (0..3000).for_each(|n| ledger.set(n % 500, Member::Number(50_000 + n), true));
     }
-    ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+    ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
     for n in 0..3000 {
         assert!(ledger.contains(n % 500, Member::Number(50_000 + n)).unwrap());
     }

@@ -125,7 +125,7 @@ impl World {
     }
 
     fn flush(&mut self, flush: Flush) {
-        self.ledger.flush(&self.store, flush, || Ok(0)).unwrap();
+        self.ledger.flush(&self.store, flush, 0, || Ok(0)).unwrap();
         let stats = self.ledger.stats();
         assert!(stats.most_runs <= self.options.runs, "seed {}: {stats:?}", self.seed);
         // The lowest run of a range has no pairs that are unset (L3).
@@ -224,7 +224,7 @@ fn members_of_an_id_come_in_pages() {
     (0..30_000).for_each(|n| ledger.set(7, Member::Number(n * 3), true));
     ledger.set(6, Member::Number(1), true);
     ledger.set(8, Member::Bytes(b"x"), true);
-    ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+    ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
     (0..30_000).step_by(2).for_each(|n| ledger.set(7, Member::Number(n * 3), false));
     let page = ledger.list((7, 7), Some((7, Member::Number(50_000))), 3).unwrap();
     let members: Vec<_> = page.iter().map(|pair| pair.member).collect();
@@ -252,7 +252,7 @@ fn drops_are_forgotten_range_by_range() {
     for id in 0..40 {
         (0..100).for_each(|member| ledger.set(id, Member::Number(member), true));
     }
-    ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+    ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
     assert!(ledger.stats().ranges >= 4);
     (0..2).chain(30..34).for_each(|id| ledger.drop_id(id));
     let (before, pairs) = (ledger.stats().written_pairs, ledger.stats().run_pairs);

@@ -30,13 +30,13 @@ fn answer_is_stale_after_a_flush_and_memory_comes_first() {
     let member = Member::Number(5);
     ledger.set(1, Member::Number(4), true);
     ledger.set(1, Member::Number(9), true);
-    ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+    ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
     let (set, seen) = asked(&ledger, 1, member);
     assert!(!set);
     assert_eq!(ledger.settle(1, member, set, seen), Some(false));
     ledger.set(1, member, true);
     assert_eq!(ledger.settle(1, member, set, seen), Some(true));
-    ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+    ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
     assert_eq!(ledger.settle(1, member, set, seen), None, "it has moved to a run meanwhile");
     assert!(asked(&ledger, 1, member).0);
 
@@ -52,14 +52,14 @@ fn block_of_a_question_is_at_its_place_until_the_last_reader_has_gone() {
     let store = open(&disk);
     let ledger = ledger(&store);
     (0..4000).for_each(|n| ledger.set(n / 7, Member::Number(n * n), true));
-    ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+    ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
     let Answer::Asks(question) = ledger.ask(100, Member::Number(700 * 700)) else { panic!() };
     let names = |disk: &SimDisk| {
         disk.list_names().into_iter().filter(|n| n.ends_with(".tcold")).collect::<Vec<_>>()
     };
     let before = names(&disk);
     (0..4000).for_each(|n| ledger.set(n / 7, Member::Number(n * n), n % 2 == 1));
-    ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+    ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
     assert!(before.iter().all(|name| disk.contents(name).is_some()), "it is being asked");
     assert!(matches!(question.read().unwrap(), Answer::Known(true)));
     assert!(before.iter().all(|name| disk.contents(name).is_none()), "its reader has gone");
@@ -85,8 +85,8 @@ fn readers_beside_flushes_find_what_was_set() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Relaxed) {
-                ledger.flush(&store, Flush::Most, || Ok(0)).unwrap();
-                ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+                ledger.flush(&store, Flush::Most, 0, || Ok(0)).unwrap();
+                ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
             }
         });
         scope.spawn(|| {
@@ -130,7 +130,7 @@ fn changes_in_the_middle_of_a_flush_stay() {
             set(3, 11, true);
             Ok(0)
         };
-        assert_eq!(ledger.flush(&store, Flush::All, changes).unwrap(), 30, "round {round}");
+        assert_eq!(ledger.flush(&store, Flush::All, 0, changes).unwrap(), 30, "round {round}");
         for again in 0..2 {
             assert!(!has(1, 3) && has(1, 4) && has(1, 5), "unset after it was copied");
             assert!((0..12).all(|n| !has(2, n)), "dropped after it was copied");
@@ -138,7 +138,7 @@ fn changes_in_the_middle_of_a_flush_stay() {
             let there = ledger.list((0, 9), None, 99).unwrap();
             assert_eq!(there.iter().filter(|pair| pair.id > 1).count(), 2, "round {round}");
             match again {
-                0 => drop(ledger.flush(&store, Flush::All, || Ok(0)).unwrap()),
+                0 => drop(ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap()),
                 _ => ledger.trim(&store, (0, u64::MAX), |_| true, || Ok(0)).map(drop).unwrap(),
             }
         }
@@ -158,7 +158,7 @@ fn drops_beside_flushes_take_all_before_and_nothing_after() {
         scope.spawn(|| {
             let mut n = 0;
             while !over.load(Relaxed) {
-                ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+                ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
                 n += 1;
                 if n % 16 == 0 {
                     ledger.trim(&store, (0, u64::MAX), |_| true, || Ok(0)).unwrap();
@@ -190,20 +190,20 @@ fn full_disk_leaves_everything_as_it_was() {
         assert_eq!(there.len(), n);
     };
     (0..3000).for_each(|n| ledger.set(n, Member::Number(n), true));
-    ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+    ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
     (3000..6000).for_each(|n| ledger.set(n, Member::Number(n), true));
     disk.set_capacity(Some(disk.used_bytes() + 60_000));
     let before = disk.list_names();
-    assert!(ledger.flush(&store, Flush::All, || Ok(0)).is_err());
+    assert!(ledger.flush(&store, Flush::All, 0, || Ok(0)).is_err());
     assert_eq!(disk.list_names(), before);
     assert!(ledger.is_full());
     check(6000);
     disk.set_capacity(None);
     let no_log = || Err(store::Error::Refused("the log cannot be written".to_owned()));
-    assert!(ledger.flush(&store, Flush::All, no_log).is_err());
+    assert!(ledger.flush(&store, Flush::All, 0, no_log).is_err());
     assert_eq!(disk.list_names(), before, "what the log may not have is in no file");
     check(6000);
-    ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+    ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
     assert!(!ledger.is_due());
     check(6000);
 }
@@ -222,10 +222,10 @@ fn pair_that_changes_and_changes_back_in_a_flush_stays_in_memory() {
             ledger.set(1, member, set);
             Ok(0)
         };
-        ledger.flush(&store, Flush::All, log).unwrap();
+        ledger.flush(&store, Flush::All, 0, log).unwrap();
         assert_eq!(ledger.in_memory(1, member), Some(set));
         assert_eq!(ledger.in_memory(1, Member::Number(6)), None);
-        ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+        ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
         assert_eq!(ledger.in_memory(1, member), None);
         assert_eq!(ledger.contains(1, member).unwrap(), set);
     }
@@ -239,7 +239,7 @@ fn id_that_is_dropped_between_two_files_stays_dropped() {
         let options = Options { range_pairs: 1_000_000, ..Options::default() };
         let ledger = Ledger::open(&store, SPACE, KIND, options).unwrap();
         (0..6000).for_each(|n| ledger.set(n / 60, Member::Number(n), true));
-        ledger.flush(&store, Flush::All, || Ok(0)).unwrap();
+        ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
         drop(ledger);
         // Six files of it.
         let options = Options { range_pairs: 1000, ..options };

@@ -1,4 +1,5 @@
-//! Told to stop, by SHUTDOWN or by a signal, a master first gives its replicas what was written
+//! Told to stop, by SHUTDOWN or by a signal, a node with much to replay first writes a snapshot, as
+//! Redis does, while it goes on: the next start is to be short. Then a master gives its replicas what was written
 //! last, as Redis does: one of them may be the master before this one is back. Writes are paused
 //! meanwhile, and reads go on. It waits until all that are in step have everything, for
 //! `server.shutdown_timeout_s` at most, or until SHUTDOWN ABORT, after which all goes on. A replica
@@ -13,6 +14,7 @@ use crate::roles::failover;
 use crate::roles::failover::FAR;
 use crate::roles::node::Node;
 use crate::runtime::pause::{By, Paused};
+use crate::runtime::service_manager;
 use replication::Sending;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,9 +30,47 @@ pub struct How {
     pub insists: bool,
 }
 
+/// A log that is shorter than this is replayed in a fraction of a second.
+const WORTH_LOG_BYTES: u64 = 16 << 20;
+/// Memory for each byte of the log, beyond which writing all of it would take longer than replaying
+/// the log does.
+const WORTH_RATIO: u64 = 4;
+
+/// Whether a stop writes a snapshot first: reading it will take less time than replaying the log
+/// that it stands for, by more than writing it takes.
+pub fn saves_first(node: &Node) -> bool {
+    let Some(store) = node.store.get().filter(|_| node.is_loaded()) else { return false };
+    let begin = store.manifest().replay.offset;
+    let log_bytes = node.durability.shown().offset.saturating_sub(begin);
+    log_bytes >= WORTH_LOG_BYTES && node.engines().memory_bytes() <= WORTH_RATIO * log_bytes
+}
+
+/// Writes a snapshot, as the server is told to stop. The error is that of the snapshot.
+pub async fn save(node: &Node, cause: &str) -> Result<(), String> {
+    tracing::info!("{cause}: writing a snapshot, then stopping");
+    service_manager::status("writing a snapshot before the stop");
+    node.snapshots.save().await
+}
+
 /// A signal to stop came. If it is refused, it is followed as soon as nothing would be lost by
-/// that, unless SHUTDOWN ABORT comes first.
+/// that, unless SHUTDOWN ABORT comes first. A second signal does not wait for the snapshot.
 pub fn signalled(node: &Arc<Node>, signal: &str) {
+    if saves_first(node) && node.stop.begin_save() {
+        let (node, signal) = (node.clone(), signal.to_owned());
+        tokio::spawn(async move {
+            if let Err(why) = save(&node, &signal).await {
+                tracing::warn!("{signal}: no snapshot, so the next start replays the log: {why}");
+            }
+            if node.stop.end_save() {
+                stop_by(&node, &signal);
+            }
+        });
+    } else {
+        stop_by(node, signal);
+    }
+}
+
+fn stop_by(node: &Arc<Node>, signal: &str) {
     let forced = node.stop.is_warned();
     if !leave(node, signal, How { now: false, forced, insists: true }) {
         tokio::spawn(follow_later(node.clone(), signal.to_owned()));
@@ -93,7 +133,7 @@ pub fn leave(node: &Arc<Node>, cause: &str, how: How) -> bool {
 
 /// SHUTDOWN ABORT. False if there is nothing to abort.
 pub fn abort(node: &Node) -> bool {
-    node.stop.forget_warning() | stay(node)
+    node.stop.forget_warning() | node.stop.end_save() | stay(node)
 }
 
 /// The stop that waits for replicas does not take place. False if there is none.

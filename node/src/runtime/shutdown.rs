@@ -27,6 +27,8 @@ struct Shared {
     has_signals: AtomicBool,
     /// One was refused, as something would be lost.
     warned: AtomicBool,
+    /// One waits for a snapshot.
+    saves: AtomicBool,
     /// Sockets of clients that have sent SHUTDOWN, which stay open until the folder is free.
     kept_open: Mutex<Vec<OwnedFd>>,
     /// The folder is free: later ones are closed at once.
@@ -130,6 +132,16 @@ impl Stop {
     /// A signal was refused, as something would be lost: a second one is obeyed.
     pub(crate) fn warn(&self) {
         self.0.warned.store(true, Relaxed);
+    }
+
+    /// A signal waits for a snapshot. False if one does, or did before the server went on.
+    pub(crate) fn begin_save(&self) -> bool {
+        !self.0.saves.swap(true, Relaxed)
+    }
+
+    /// No signal waits for a snapshot any more. Whether one did.
+    pub(crate) fn end_save(&self) -> bool {
+        !self.is_stopped() && self.0.saves.swap(false, Relaxed)
     }
 
     /// Whether one was.

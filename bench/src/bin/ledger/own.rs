@@ -25,7 +25,7 @@ impl Pairs {
     pub(crate) fn insert(&mut self, id: u64, member: u64) -> Outcome<()> {
         self.ledger.set(id, Member::Number(member), true);
         if self.ledger.is_due() {
-            self.ledger.flush(&self.store, Flush::Most, || Ok(0))?;
+            self.ledger.flush(&self.store, Flush::Most, 0, || Ok(0))?;
         }
         Ok(())
     }
@@ -45,7 +45,7 @@ impl Pairs {
     }
 
     pub(crate) fn sync(&mut self) -> Outcome<()> {
-        self.ledger.flush(&self.store, Flush::All, || Ok(0))?;
+        self.ledger.flush(&self.store, Flush::All, 0, || Ok(0))?;
         Ok(())
     }
 

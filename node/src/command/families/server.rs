@@ -36,9 +36,10 @@ pub(crate) const TABLE: &[Spec] = &[
     spec("shutdown", -1, ALWAYS | flag::ADMIN | flag::NO_MULTI | flag::NOSCRIPT, "1.0.0",
         "[NOSAVE|SAVE] [NOW] [FORCE] [ABORT]",
         "Stops the server. A master first waits until its replicas have everything \
-         (shutdown_timeout_s), but for NOW. ABORT ends that. SAVE writes a snapshot first; if \
-         that fails the server goes on, but for FORCE. The connection ends when another server \
-         may have the data folder."),
+         (shutdown_timeout_s), but for NOW. ABORT ends that. A snapshot is written first if \
+         replaying the log would take long, and not with NOSAVE. SAVE writes one; if that fails \
+         the server goes on, but for FORCE. The connection ends when another server may have the \
+         data folder."),
     spec("time", 1, ALWAYS | flag::FAST, "2.6.0", "",
         "Seconds since 1970, and microseconds in this second."),
 ];

@@ -120,11 +120,16 @@ fn shutdown(call: &mut Call<'_>) -> Outcome {
             call.reply.ok();
             return Ok(());
         }
-        if has(b"save") && !is_saved && call.node.is_loaded() && !call.node.stop.is_stopped() {
+        let cause = format!("SHUTDOWN from {peer}");
+        let saves = match has(b"save") {
+            true => call.node.is_loaded() && !call.node.stop.is_stopped(),
+            false => !has(b"nosave") && graceful_shutdown::saves_first(&call.node),
+        };
+        if saves && !is_saved {
             call.session.client.blocked.begin(false);
-            let (node, forced) = (call.node.node().clone(), has(b"force"));
+            let (node, forced) = (call.node.node().clone(), has(b"force") || !has(b"save"));
             call.session.suspension.ask(async move {
-                match node.snapshots.save().await {
+                match graceful_shutdown::save(&node, &cause).await {
                     Err(why) if !forced => Err(refuse!("ERR {why}")),
                     _ => Ok(SAVED.to_vec()),
                 }
@@ -132,7 +137,7 @@ fn shutdown(call: &mut Call<'_>) -> Outcome {
             return Ok(());
         }
         let how = How { now: has(b"now"), forced: has(b"nosave") || has(b"force"), insists: false };
-        let is_obeyed = graceful_shutdown::leave(&call.node, &format!("SHUTDOWN from {peer}"), how);
+        let is_obeyed = graceful_shutdown::leave(&call.node, &cause, how);
         call.session.shuts_down |= is_obeyed;
         if is_obeyed && let Some(until) = call.node.stop.leaves() {
             call.session.client.blocked.begin(false);
