@@ -8,25 +8,8 @@ use crate::log_records::{RecordKind, decode_forgotten, read_exact_pairs, read_pa
 use crate::ring_records::{decode_frontier, decode_layout, decode_ring};
 use crate::tiering::replay_filter::ReplayFilter;
 use phantom::Pair;
+use std::ops::RangeInclusive;
 use store::Record;
-
-/// One of several threads that apply the same records, each for ids of its own.
-#[derive(Clone, Copy)]
-pub(super) struct Share {
-    /// Below `of`.
-    pub(super) number: u64,
-    pub(super) of: u64,
-}
-
-impl Share {
-    /// All ids.
-    pub(super) const ALL: Share = Share { number: 0, of: 1 };
-
-    fn has(self, id: u64) -> bool {
-        // The upper half of the product: neighbouring ids go to different threads.
-        self.of == 1 || (id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % self.of == self.number
-    }
-}
 
 /// Makes one record true. Parts are touched after the change: a snapshot that begins in between
 /// sees it, or writes the part again. `end`: offset of the log behind the record's batch. A start
@@ -38,43 +21,16 @@ pub fn apply_record(
     record: &Record<'_>,
     end: u64,
 ) -> Result<(), String> {
-    apply_share(engines, parts, record, end, Share::ALL)
-}
-
-/// Whether [`apply_share`] may be called by several threads, in any order between them: the record
-/// is of many ids, and what it does to one does not depend on others.
-pub(super) fn is_shared(kind: u8) -> bool {
-    let kind = RecordKind::from_number(kind);
-    matches!(kind, Some(RecordKind::Rows | RecordKind::Pairs | RecordKind::ExactPairs))
-}
-
-/// [`apply_record`] for the ids of a share.
-pub(super) fn apply_share(
-    engines: &Engines,
-    parts: &DirtyParts,
-    record: &Record<'_>,
-    end: u64,
-    share: Share,
-) -> Result<(), String> {
     let &Record { space: number, kind, payload } = record;
-    let space = number;
     // Of one that was dropped later in the log, or before the snapshot that was read.
     if engines.is_dropped(number) {
         return Ok(());
     }
-    let counter = || {
-        engines.counter_by_number(space).ok_or_else(|| format!("there is no counter space {space}"))
-    };
-    let existence = || {
-        engines
-            .existence_by_number(space)
-            .ok_or_else(|| format!("there is no existence space {space}"))
-    };
+    let existence = || existence(engines, number);
     match RecordKind::from_number(kind) {
-        Some(RecordKind::Rows) => apply_rows(engines, parts, counter()?, payload, share),
-        Some(RecordKind::Pairs) => apply_pairs(engines, parts, existence()?, (payload, end), share),
-        Some(RecordKind::ExactPairs) => {
-            apply_exact_pairs(engines, parts, existence()?, (payload, end), share)
+        Some(RecordKind::Rows | RecordKind::Pairs | RecordKind::ExactPairs) => {
+            let changes = Changes::decode(engines, record, end)?;
+            changes.map_or(Ok(()), |changes| changes.apply(engines, parts, &(0..=u64::MAX)))
         }
         Some(RecordKind::Forgotten) => {
             let (space, forgotten) = (existence()?, decode_forgotten(payload)?);
@@ -108,45 +64,163 @@ pub(super) fn apply_share(
     }
 }
 
+fn existence(engines: &Engines, number: u32) -> Result<&ExistenceSpace, String> {
+    let space = engines.existence_by_number(number);
+    space.ok_or_else(|| format!("there is no existence space {number}"))
+}
+
+/// A decoded record that changes many ids, each independently of the others.
+pub(super) struct Changes<'a> {
+    /// They rise.
+    ids: Vec<u64>,
+    end: u64,
+    of: Kind<'a>,
+}
+
+enum Kind<'a> {
+    Rows {
+        space: &'a CounterSpace,
+        /// Of each id where its values end in `values`; none if there is no such row.
+        ends: Vec<Option<u32>>,
+        values: Vec<i64>,
+    },
+    Pairs {
+        space: &'a ExistenceSpace,
+        pairs: Vec<(Pair, bool)>,
+        /// With a ledger: each pair as that has it, and how often its id was forgotten before.
+        exact: Vec<(ledger::Pair<'a>, u64)>,
+    },
+}
+
+impl<'a> Changes<'a> {
+    /// Decodes a record, which ends at this offset of the log. `None`: it is not of this kind, or
+    /// its space was dropped.
+    pub(super) fn decode(
+        engines: &'a Engines,
+        record: &Record<'a>,
+        end: u64,
+    ) -> Result<Option<Changes<'a>>, String> {
+        let &Record { space: number, kind, payload } = record;
+        if !Changes::has(kind) || engines.is_dropped(number) {
+            return Ok(None);
+        }
+        let mut ids = Vec::new();
+        let of = if kind == RecordKind::Rows as u8 {
+            let space = engines.counter_by_number(number);
+            let space = space.ok_or_else(|| format!("there is no counter space {number}"))?;
+            let (mut ends, mut values) = (Vec::new(), Vec::new());
+            read_rows(payload, |id, row| {
+                ids.push(id);
+                values.extend_from_slice(row.unwrap_or(&[]));
+                ends.push(row.map(|_| values.len() as u32));
+                Ok(())
+            })?;
+            Kind::Rows { space, ends, values }
+        } else {
+            let space = existence(engines, number)?;
+            let (mut pairs, mut exact) = (Vec::new(), Vec::new());
+            if kind == RecordKind::Pairs as u8 {
+                read_pairs(payload, |id, member, set| {
+                    ids.push(id);
+                    pairs.push((pair(space, id, member), set));
+                    Ok(())
+                })?;
+            } else if space.ledger().is_none() {
+                return Err(format!("space {number} has no ledger"));
+            } else {
+                read_exact_pairs(payload, |pair, generation| {
+                    ids.push(pair.id);
+                    pairs.push((space.pair(pair.id, &in_filters(pair.member)), pair.set));
+                    exact.push((pair, generation));
+                    Ok(())
+                })?;
+            }
+            Kind::Pairs { space, pairs, exact }
+        };
+        Ok(Some(Changes { ids, end, of }))
+    }
+
+    /// Whether records of this kind are such.
+    pub(super) fn has(kind: u8) -> bool {
+        let kind = RecordKind::from_number(kind);
+        matches!(kind, Some(RecordKind::Rows | RecordKind::Pairs | RecordKind::ExactPairs))
+    }
+
+    /// The ids that it changes. They rise.
+    pub(super) fn ids(&self) -> &[u64] {
+        &self.ids
+    }
+
+    /// The lowest ids of the space's tables. They rise.
+    pub(super) fn tables(&self) -> Vec<u64> {
+        match self.of {
+            Kind::Rows { space, .. } => space.ranges().iter().map(|table| table.low).collect(),
+            Kind::Pairs { space, .. } => space.layout().iter().map(|table| table.low).collect(),
+        }
+    }
+
+    /// Makes it true for some ids.
+    pub(super) fn apply(
+        &self,
+        engines: &Engines,
+        parts: &DirtyParts,
+        ids: &RangeInclusive<u64>,
+    ) -> Result<(), String> {
+        let from = self.ids.partition_point(|id| id < ids.start());
+        let to = self.ids.partition_point(|id| id <= ids.end());
+        let ids = &self.ids[from..to];
+        let number = match self.of {
+            Kind::Rows { space, .. } => space.number(),
+            Kind::Pairs { space, .. } => space.number(),
+        };
+        changes(engines, number, ids.iter().copied());
+        match &self.of {
+            Kind::Rows { space, ends, values } => {
+                let start = ends[..from].iter().rev().flatten().next().map_or(0, |&end| end);
+                put_rows(space, ids, &ends[from..to], start as usize, values)
+            }
+            Kind::Pairs { space, pairs, exact } if exact.is_empty() => {
+                put_pairs(space, &pairs[from..to], self.end)
+            }
+            Kind::Pairs { space, pairs, exact } => {
+                put_exact_pairs(space, &pairs[from..to], &exact[from..to], self.end)
+            }
+        }?;
+        parts.touch_all(ids.iter().map(|&id| (number, id)));
+        engines.changed_by_log(number, ids.iter().copied());
+        // No thread does it in the background before the data are loaded.
+        if let Kind::Rows { space, .. } = self.of {
+            while space.wants_maintenance() && space.maintain() {}
+        }
+        Ok(())
+    }
+}
+
 /// Before a change, and after it by [`Engines::changed_by_log`]: a reader in between, and one that
 /// sees the change, will find that there was one.
 fn changes(engines: &Engines, number: u32, ids: impl Iterator<Item = u64>) {
     ids.for_each(|id| engines.watches.changed(number, id));
 }
 
-fn apply_rows(
-    engines: &Engines,
-    parts: &DirtyParts,
+/// Each row of `ids` ends in `values` where `ends` says, and begins where the one before ends, the
+/// first one at `start`.
+fn put_rows(
     space: &CounterSpace,
-    payload: &[u8],
-    share: Share,
+    ids: &[u64],
+    ends: &[Option<u32>],
+    mut start: usize,
+    values: &[i64],
 ) -> Result<(), String> {
-    // Rows are decoded once; a window of them is prefetched while the one before is stored.
-    let (mut ids, mut widths, mut values) = (Vec::new(), Vec::new(), Vec::new());
-    read_rows(payload, |id, row| {
-        if share.has(id) {
-            ids.push(id);
-            widths.push(row.map(<[i64]>::len));
-            values.extend_from_slice(row.unwrap_or(&[]));
-        }
-        Ok(())
-    })?;
-    let number = space.number();
-    changes(engines, number, ids.iter().copied());
     let mut again = ReplayFilter::new(space);
-    let mut rest = &values[..];
     let mut prefetched = 0;
-    for (at, (&id, width)) in ids.iter().zip(widths).enumerate() {
+    for (at, (&id, end)) in ids.iter().zip(ends).enumerate() {
+        // A window of rows is prefetched while the one before is stored.
         if at.is_multiple_of(PREFETCHED) {
             let to = (at + 2 * PREFETCHED).min(ids.len());
             space.read().prefetch(&ids[prefetched..to]);
             prefetched = to;
         }
-        let row = width.map(|width| {
-            let (row, others) = rest.split_at(width);
-            rest = others;
-            row
-        });
+        let row = end.map(|end| &values[std::mem::replace(&mut start, end as usize)..end as usize]);
         if let (Some(again), Some(row)) = (&mut again, row)
             && again.is_there(&ids[at..], row)
         {
@@ -154,35 +228,19 @@ fn apply_rows(
         }
         space.put(id, row).map_err(|e| e.to_string())?;
     }
-    parts.touch_all(ids.iter().map(|&id| (number, id)));
-    engines.changed_by_log(number, ids.iter().copied());
-    // No thread does it in the background before the data are loaded.
-    while space.wants_maintenance() && space.maintain() {}
     Ok(())
 }
 
 /// The filters learn of a pair, and the ledger. Not those of an id that was forgotten since: their
 /// names in the filters would be those of other pairs.
-fn apply_exact_pairs(
-    engines: &Engines,
-    parts: &DirtyParts,
+fn put_exact_pairs(
     space: &ExistenceSpace,
-    (payload, end): (&[u8], u64),
-    share: Share,
+    pairs: &[(Pair, bool)],
+    exact: &[(ledger::Pair<'_>, u64)],
+    end: u64,
 ) -> Result<(), String> {
-    let number = space.number();
-    let ledger = space.ledger().ok_or_else(|| format!("space {number} has no ledger"))?.ledger();
-    let (mut exact, mut pairs) = (Vec::new(), Vec::new());
-    read_exact_pairs(payload, |pair, generation| {
-        if share.has(pair.id) {
-            pairs.push((space.pair(pair.id, &in_filters(pair.member)), pair.set));
-            exact.push((pair, generation));
-        }
-        Ok(())
-    })?;
-    let ids = pairs.iter().map(|(pair, _)| pair.id);
-    changes(engines, number, ids.clone());
-    for ((pair, generation), (hashed, set)) in exact.into_iter().zip(Window::new(space, &pairs)) {
+    let Some(ledger) = space.ledger().map(|ledger| ledger.ledger()) else { return Ok(()) };
+    for (&(pair, generation), (hashed, set)) in exact.iter().zip(Window::new(space, pairs)) {
         if space.generation(pair.id) != generation {
             continue;
         }
@@ -194,8 +252,6 @@ fn apply_exact_pairs(
             space.put(hashed, set).map_err(|e| e.to_string())?;
         }
     }
-    parts.touch_all(ids.clone().map(|id| (number, id)));
-    engines.changed_by_log(number, ids);
     Ok(())
 }
 
@@ -231,28 +287,11 @@ impl<'a> Iterator for Window<'a> {
     }
 }
 
-fn apply_pairs(
-    engines: &Engines,
-    parts: &DirtyParts,
-    space: &ExistenceSpace,
-    (payload, end): (&[u8], u64),
-    share: Share,
-) -> Result<(), String> {
-    let mut pairs = Vec::new();
-    read_pairs(payload, |id, member, set| {
-        if share.has(id) {
-            pairs.push((pair(space, id, member), set));
-        }
-        Ok(())
-    })?;
-    let number = space.number();
-    changes(engines, number, pairs.iter().map(|(pair, _)| pair.id));
-    for (pair, set) in Window::new(space, &pairs) {
+fn put_pairs(space: &ExistenceSpace, pairs: &[(Pair, bool)], end: u64) -> Result<(), String> {
+    for (pair, set) in Window::new(space, pairs) {
         if end > space.cold().covered(pair.id) {
             space.put(pair, set).map_err(|e| e.to_string())?;
         }
     }
-    parts.touch_all(pairs.iter().map(|(pair, _)| (number, pair.id)));
-    engines.changed_by_log(number, pairs.iter().map(|(pair, _)| pair.id));
     Ok(())
 }

@@ -10,11 +10,11 @@
 //!   space 2   pairs pairs    ring      pairs
 //! ```
 
-use super::apply::{Share, apply_share, is_shared};
+use super::apply::{Changes, apply_record};
 use crate::commit::dirty_parts::DirtyParts;
 use crate::engines::Engines;
-use parking_lot::Mutex;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use store::Record;
 
@@ -22,8 +22,8 @@ use store::Record;
 pub(super) const CHUNK_BYTES: usize = 512 << 10;
 /// Bytes of records from which on a round is worth another thread.
 const SHARED_BYTES: usize = 16 << 10;
-/// Threads beyond which more gain little, as each of them decodes all records.
-const MOST_THREADS: usize = 8;
+/// Ids by which it is decided which thread has which.
+const SAMPLES: usize = 1024;
 
 /// Records to be applied.
 #[derive(Default)]
@@ -71,7 +71,7 @@ impl Chunk {
         self.records.sort_by_key(|record| record.space);
         let spaces = self.records.chunk_by(|a, b| a.space == b.space);
         let mut stretches: Vec<_> = spaces
-            .map(|space| space.chunk_by(|a, b| is_shared(a.kind) && is_shared(b.kind)))
+            .map(|space| space.chunk_by(|a, b| Changes::has(a.kind) && Changes::has(b.kind)))
             .collect();
         let applied = loop {
             let round: Vec<_> = stretches.iter_mut().filter_map(Iterator::next).collect();
@@ -97,39 +97,94 @@ impl Chunk {
         threads: usize,
     ) -> Result<(), String> {
         let bytes: usize = stretches.iter().flat_map(|s| s.iter()).map(|r| r.payload.len()).sum();
-        let threads = if bytes < SHARED_BYTES { 1 } else { threads.min(MOST_THREADS) };
-        let shares = |stretch: &[PendingRecord]| match stretch {
-            [first, ..] if is_shared(first.kind) => threads as u64,
-            _ => 1,
+        let threads = if bytes < SHARED_BYTES { 1 } else { threads };
+        let record = |pending: &PendingRecord| Record {
+            space: pending.space,
+            kind: pending.kind,
+            payload: &self.bytes[pending.payload.clone()],
         };
-        let tasks: Vec<(&[PendingRecord], Share)> = stretches
-            .iter()
-            .flat_map(|&stretch| {
-                let of = shares(stretch);
-                (0..of).map(move |number| (stretch, Share { number, of }))
-            })
-            .collect();
-        let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
-        let work = || {
-            while let Some(&(stretch, share)) = tasks.get(next.fetch_add(1, Relaxed)) {
-                for PendingRecord { space, kind, payload, batch } in stretch {
-                    let payload = &self.bytes[payload.clone()];
-                    let record = Record { space: *space, kind: *kind, payload };
-                    if let Err(what) = apply_share(engines, parts, &record, batch.end, share) {
-                        failed.lock().get_or_insert(format!("{what} (batch at {})", batch.start));
-                        return;
-                    }
+        let at = |batch: &Range<u64>, what: String| format!("{what} (batch at {})", batch.start);
+
+        let records: Vec<&PendingRecord> = stretches.iter().copied().flatten().collect();
+        let decoded: Vec<OnceLock<Changes<'_>>> = records.iter().map(|_| OnceLock::new()).collect();
+        on_threads(threads, records.len(), |n| {
+            let PendingRecord { batch, .. } = records[n];
+            match Changes::decode(engines, &record(records[n]), batch.end) {
+                Ok(Some(changes)) => _ = decoded[n].set(changes),
+                Ok(None) => {}
+                Err(what) => return Err(at(batch, what)),
+            }
+            Ok(())
+        })?;
+
+        let mut tasks = Vec::new();
+        let mut rest = &decoded[..];
+        for stretch in stretches {
+            let (of_stretch, others) = rest.split_at(stretch.len());
+            rest = others;
+            let changes: Vec<&Changes<'_>> = of_stretch.iter().filter_map(OnceLock::get).collect();
+            tasks.extend(
+                divided(&changes, threads).into_iter().map(|ids| (stretch, of_stretch, ids)),
+            );
+        }
+        on_threads(threads, tasks.len(), |n| {
+            let (stretch, decoded, ids) = &tasks[n];
+            for (pending, changes) in stretch.iter().zip(*decoded) {
+                let batch = &pending.batch;
+                match changes.get() {
+                    Some(changes) => changes.apply(engines, parts, ids),
+                    None => apply_record(engines, parts, &record(pending), batch.end),
                 }
+                .map_err(|what| at(batch, what))?;
             }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..threads.min(tasks.len()) {
-                scope.spawn(work);
-            }
-            work();
-        });
-        failed.into_inner().map_or(Ok(()), Err)
+            Ok(())
+        })
     }
+}
+
+/// Ranges of ids, one for each thread, of which each has about as many changes. No two have ids of
+/// one table: its writers would wait for each other's cache lines.
+fn divided(changes: &[&Changes<'_>], threads: usize) -> Vec<RangeInclusive<u64>> {
+    let Some(first) = changes.first().filter(|_| threads > 1) else { return vec![0..=u64::MAX] };
+    let all: usize = changes.iter().map(|changes| changes.ids().len()).sum();
+    let ids = changes.iter().flat_map(|changes| changes.ids().iter().copied());
+    let mut sample: Vec<u64> = ids.step_by(all / SAMPLES + 1).collect();
+    sample.sort_unstable();
+    let tables = first.tables();
+    let begin = |id: u64| tables[..tables.partition_point(|&low| low <= id)].last().copied();
+    let middles = (1..threads).filter_map(|n| sample.get(n * sample.len() / threads));
+    let mut starts: Vec<u64> =
+        [0].into_iter().chain(middles.filter_map(|&id| begin(id))).collect();
+    starts.dedup();
+    let ends = starts[1..].iter().map(|start| start - 1).chain([u64::MAX]);
+    starts.iter().zip(ends).map(|(&start, end)| start..=end).collect()
+}
+
+/// Does so many tasks on up to `threads` threads. Returns the first error.
+fn on_threads(
+    threads: usize,
+    tasks: usize,
+    task: impl Fn(usize) -> Result<(), String> + Sync,
+) -> Result<(), String> {
+    let (next, failed) = (AtomicUsize::new(0), OnceLock::new());
+    let work = || {
+        loop {
+            let n = next.fetch_add(1, Relaxed);
+            if n >= tasks || failed.get().is_some() {
+                return;
+            }
+            if let Err(what) = task(n) {
+                _ = failed.set(what);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.min(tasks) {
+            scope.spawn(work);
+        }
+        work();
+    });
+    failed.into_inner().map_or(Ok(()), Err)
 }
 
 #[cfg(test)]
