@@ -676,12 +676,13 @@ fn a_stop_with_a_long_log_writes_a_snapshot() {
         let mut program = Program::start(folder.path(), "everysec");
         let mut client = program.client();
         let members: Vec<Vec<u8>> = (0..100).map(|n| format!("{n:0>120}").into_bytes()).collect();
-        for id in FIRST..FIRST + 1500 {
+        for id in FIRST..FIRST + 2000 {
             let key = format!("liked:{id}").into_bytes();
             let words = [&b"SADD"[..], &key].into_iter();
             client.push(&words.chain(members.iter().map(Vec::as_slice)).collect::<Vec<_>>());
         }
         fine(&mut client);
+        until("a long log", || count(&mut client, "log_bytes") > 20 << 20);
         match stop {
             ["SIGTERM"] => assert!(program.terminate().success()),
             words => {
@@ -692,7 +693,7 @@ fn a_stop_with_a_long_log_writes_a_snapshot() {
         }
         assert_eq!(!snapshots(folder.path()).is_empty(), saves, "{stop:?}");
         let again = Program::start(folder.path(), "everysec");
-        let last = format!("SISMEMBER liked:{} {:0>120}", FIRST + 1499, 99);
+        let last = format!("SISMEMBER liked:{} {:0>120}", FIRST + 1999, 99);
         assert_eq!(again.ask(&last), OwnedFrame::Integer(1));
     }
 }
