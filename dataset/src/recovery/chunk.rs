@@ -153,8 +153,7 @@ fn divided(changes: &[&Changes<'_>], threads: usize) -> Vec<RangeInclusive<u64>>
     let tables = first.tables();
     let begin = |id: u64| tables[..tables.partition_point(|&low| low <= id)].last().copied();
     let middles = (1..threads).filter_map(|n| sample.get(n * sample.len() / threads));
-    let mut starts: Vec<u64> =
-        [0].into_iter().chain(middles.filter_map(|&id| begin(id))).collect();
+    let mut starts: Vec<u64> = [0].into_iter().chain(middles.filter_map(|&id| begin(id))).collect();
     starts.dedup();
     let ends = starts[1..].iter().map(|start| start - 1).chain([u64::MAX]);
     starts.iter().zip(ends).map(|(&start, end)| start..=end).collect()

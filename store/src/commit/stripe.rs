@@ -28,6 +28,9 @@ pub(super) struct Stripe<K> {
 type Lock<K> = ReentrantMutex<RefCell<Stripe<K>>>;
 pub(super) type Guard<'a, K> = ReentrantMutexGuard<'a, RefCell<Stripe<K>>>;
 
+/// Number of keys for which a stripe keeps memory.
+const KEPT_KEYS: usize = 32;
+
 /// Number of keys at which a stripe is first deduped.
 pub(super) const FIRST_DEDUPE: usize = 256;
 
@@ -59,8 +62,8 @@ impl<K> Default for Joined<K> {
 impl<K> Stripe<K> {
     /// Swaps the keys of a stripe with an empty list, and subtracts them from `queued`.
     pub(super) fn take(&mut self, keys: &mut Vec<K>, queued: &AtomicUsize) {
-        // Frees the memory of a burst.
-        keys.shrink_to(FIRST_DEDUPE);
+        // Frees the memory of a burst: there are thousands of stripes.
+        keys.shrink_to(KEPT_KEYS);
         std::mem::swap(keys, &mut self.keys);
         (self.last, self.dedupe_at) = (None, FIRST_DEDUPE);
         queued.fetch_sub(std::mem::take(&mut self.counted), Ordering::Relaxed);

@@ -324,7 +324,7 @@ fn keys_that_wait_are_bounded_in_all_stripes_together() {
                 meeting.set(i % 16 % spread + i / spread * 16, 1);
                 meeting.committer.is_crowded()
             });
-            assert!(meeting.committer.queue_bytes() <= 4 * 2 * 1024 + 4 * 256 * 16);
+            assert!(meeting.committer.queue_bytes() <= 4 * 2 * 1024 + 4 * 32 * 16);
             thread.round().unwrap();
             assert!(!meeting.committer.is_crowded());
             n
@@ -336,7 +336,7 @@ fn keys_that_wait_are_bounded_in_all_stripes_together() {
         (0..16).for_each(|key| _ = meeting.set(key, 3));
         thread.round().unwrap();
         assert!(
-            meeting.committer.queue_bytes() <= 4 * 256 * 16,
+            meeting.committer.queue_bytes() <= 4 * 32 * 16,
             "{}",
             meeting.committer.queue_bytes()
         );
