@@ -20,12 +20,16 @@
 //!
 //! # Recovery
 //!
-//! The ledger has no log, and no position of its own. Memory is part of the caller's snapshot
+//! The ledger has no log. Memory is part of the caller's snapshot
 //! ([`Ledger::walk_memory`], [`Ledger::drops`]), as all state is; the manifest names the runs; and
 //! replay begins where the snapshot says. A flush flushes the log before its files are named, so
 //! files never show what the log has not, and pairs leave memory only after that: so a snapshot
 //! and the runs of its manifest have every pair that was logged before the place where replay
-//! begins. Records are states: that some of them are in a run already changes nothing.
+//! begins.
+//!
+//! A run also notes up to which offset of the log it and the older runs of its range have all
+//! changes. Replay, and a snapshot that was begun before that offset, must not repeat these:
+//! [`Ledger::covered`].
 //!
 //! # Rules
 //!
