@@ -306,6 +306,8 @@ struct Life<'a> {
     /// What may be found after a crash: the state after the last round that was synced, and those
     /// behind it.
     states: Vec<Seen>,
+    /// A spill or a flush is under way: nothing else may write or remove files.
+    writes_files: bool,
     faults: Faults,
     random: &'a mut fastrand::Rng,
     sums: &'a mut Sums,
@@ -323,7 +325,7 @@ impl Life<'_> {
         if outcome.is_ok() && self.log.durable().offset == self.log.written().offset {
             self.states.clear();
             // What the log has is safe.
-            if self.random.bool() {
+            if self.random.bool() && !self.writes_files {
                 let engines = self.current.load();
                 drop(remove_dropped(self.store, &engines, &self.durability.parts));
             }
@@ -421,6 +423,7 @@ fn flush_ledgers(life: &RefCell<Life<'_>>) {
     let fails = life.borrow_mut().random.u32(0..3) == 0;
     let (disk, faults) = (life.borrow().disk, life.borrow().faults);
     let spoil = || disk.set_faults(if fails { faults } else { Faults::default() });
+    life.borrow_mut().writes_files = true;
     for ledger in current.load().ledgers() {
         let synced = life.borrow_mut().round(true);
         let covered = synced.map_or(0, |()| life.borrow().durability.certain().offset);
@@ -444,6 +447,7 @@ fn flush_ledgers(life: &RefCell<Life<'_>>) {
         life.sums.failed_flushes += u64::from(outcome.is_err());
         life.crash();
     }
+    life.borrow_mut().writes_files = false;
 }
 
 /// All ids get a flag of a space, range by range, and its tables are closed in between.
@@ -501,6 +505,7 @@ fn spill(life: &RefCell<Life<'_>>) {
     let pairs = engines.existences().iter().map(|space| {
         Box::new(move || Ok(filters::spill_oldest(&ground, space)?.is_some())) as Spill<'_>
     });
+    life.borrow_mut().writes_files = true;
     for spill in rows.chain(pairs) {
         if life.borrow_mut().random.bool() {
             continue;
@@ -513,6 +518,7 @@ fn spill(life: &RefCell<Life<'_>>) {
         life.sums.failed_spills += u64::from(outcome.is_err());
         life.crash();
     }
+    life.borrow_mut().writes_files = false;
 }
 
 /// One process on this disk, until it dies.
@@ -544,6 +550,7 @@ fn live(
         rounds: Rounds::new(durability.committer()),
         state: CommitSource::new(durability, &current),
         states: vec![found],
+        writes_files: false,
         faults: Faults {
             sync_error: rate,
             write_error: rate / 2,
