@@ -5,18 +5,28 @@
 //! encodes all of them. Both read the server's own counters at the time of the request, so a metric
 //! costs nothing until it is requested.
 
+mod cold;
 mod commands;
 mod encode;
+mod groups;
 mod ingest;
 mod metric;
-mod node;
+mod persistence;
+mod replication;
+mod sample;
+mod server;
 mod spaces;
+mod stats;
 mod text;
 
+pub use cold::COLD;
 pub use ingest::SOURCES;
 pub use metric::{Described, Kind, Metric, lines, pairs};
-pub use node::{CLIENTS, COLD, CONNECTION_BYTES, PERSISTENCE, STATS, Sample, buffer_bytes};
+pub use persistence::PERSISTENCE;
+pub use sample::{CONNECTION_BYTES, Sample, buffer_bytes};
+pub use server::CLIENTS;
 pub use spaces::{COUNTER_SPACES, EXISTENCE_SPACES, LEDGERS};
+pub use stats::STATS;
 pub use text::{Format, encode};
 
 use metric::Value;
@@ -24,7 +34,7 @@ use metric::Value;
 /// Values of all metrics that are not per space, command or replica, by their fields of INFO. A
 /// metric without a field has its name and label in `/metrics`.
 pub fn values(sample: &Sample) -> impl Iterator<Item = (String, serde_json::Value)> {
-    node::GROUPS.iter().copied().flatten().map(|metric| {
+    groups::GROUPS.iter().copied().flatten().map(|metric| {
         let name = match (metric.field, metric.label) {
             ("", Some((key, value))) => format!("{}{{{key}=\"{value}\"}}", metric.full_name()),
             ("", None) => metric.full_name(),
@@ -43,8 +53,8 @@ pub fn all() -> Vec<Described> {
     fn some<S: ?Sized>(metrics: &[Metric<S>], labels: &str) -> Vec<Described> {
         metrics.iter().map(|metric| metric.describe(labels)).collect()
     }
-    let mut all: Vec<Described> = node::GROUPS.iter().flat_map(|group| some(group, "")).collect();
-    all.extend(node::HISTOGRAMS.iter().map(|(histogram, _)| histogram.describe()));
+    let mut all: Vec<Described> = groups::GROUPS.iter().flat_map(|group| some(group, "")).collect();
+    all.extend(groups::HISTOGRAMS.iter().map(|(histogram, _)| histogram.describe()));
     all.extend(some(COUNTER_SPACES, "space=\"...\""));
     all.extend(some(EXISTENCE_SPACES, "space=\"...\""));
     all.extend(some(LEDGERS, "space=\"...\""));
@@ -52,7 +62,7 @@ pub fn all() -> Vec<Described> {
     all.extend(some(commands::COMMANDS, "command=\"...\""));
     all.extend([commands::DURATION.describe()]);
     all.extend(some(&commands::ERRORS, "error=\"...\""));
-    all.extend(some(&[node::REPLICA_LAG, node::REPLICA_HEARD], "replica=\"...\""));
+    all.extend(some(&[replication::REPLICA_LAG, replication::REPLICA_HEARD], "replica=\"...\""));
     all
 }
 

@@ -1,7 +1,8 @@
 //! The text of `/metrics`, through the Prometheus project's own encoder.
 
 use super::encode::write_all;
-use super::{commands, ingest, node, spaces};
+use super::sample::Sample;
+use super::{commands, groups, ingest, replication, spaces};
 use crate::roles::node::Node;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -63,14 +64,14 @@ impl fmt::Debug for All {
 
 impl Collector for All {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result {
-        let sample = node::Sample::new(self.0.clone());
-        for group in node::GROUPS {
+        let sample = Sample::new(self.0.clone());
+        for group in groups::GROUPS {
             write_all(group, &mut encoder, &[((), &sample)])?;
         }
-        for (histogram, read) in node::HISTOGRAMS {
+        for (histogram, read) in groups::HISTOGRAMS {
             histogram.write(&mut encoder, &[((), read(&sample))])?;
         }
-        node::write_replicas(&sample, &mut encoder)?;
+        replication::write_replicas(&sample, &mut encoder)?;
         spaces::write(&self.0, &mut encoder)?;
         ingest::write(&self.0, &mut encoder)?;
         commands::write(&self.0, &mut encoder)

@@ -1,0 +1,195 @@
+//! Metrics of INFO's section Cold.
+
+use super::metric::Kind::{Counter, Gauge};
+use super::sample::{M, apart, field};
+
+/// Section Cold.
+pub const COLD: &[M] = &[
+    field("cold_files", Gauge, "tidemark_cold_files", "Cold files.", |s| s.cold().files.into()),
+    field("cold_rows", Gauge, "tidemark_cold_rows", "Rows in cold files.", |s| {
+        s.cold().rows.into()
+    }),
+    field("cold_pairs", Gauge, "tidemark_cold_pairs", "Pairs in cold files.", |s| {
+        s.cold().pairs.into()
+    }),
+    field("cold_file_bytes", Gauge, "tidemark_cold_file", "Bytes of the cold files.", |s| {
+        s.cold().bytes.into()
+    })
+    .bytes(),
+    field("cold_index_bytes", Gauge, "tidemark_cold_index", "Memory of their index.", |s| {
+        s.cold().index_bytes.into()
+    })
+    .bytes(),
+    field("cold_reads", Counter, "tidemark_cold_reads", "Blocks read from cold files.", |s| {
+        s.figure(|f| &f.reads)
+    }),
+    field(
+        "cold_reads_in_place",
+        Counter,
+        "tidemark_cold_reads_in_place",
+        "Of these, while the worker waited.",
+        |s| s.figure(|f| &f.reads_in_place),
+    ),
+    field(
+        "cold_read_errors",
+        Counter,
+        "tidemark_cold_read_errors",
+        "Reads that the disk refused.",
+        |s| s.figure(|f| &f.errors),
+    ),
+    field(
+        "cold_corrupt_blocks",
+        Counter,
+        "tidemark_cold_corrupt_blocks",
+        "Blocks with a wrong checksum.",
+        |s| s.figure(|f| &f.corrupt),
+    ),
+    field(
+        "cold_cache_bytes",
+        Gauge,
+        "tidemark_cold_cache",
+        "Bytes in the cache of cold rows.",
+        |s| s.cache().0.into(),
+    )
+    .bytes(),
+    field(
+        "cold_cache_limit_bytes",
+        Gauge,
+        "tidemark_cold_cache_limit",
+        "Most bytes of that cache.",
+        |s| s.cache().1.into(),
+    )
+    .bytes(),
+    field(
+        "cold_cache_hits",
+        Counter,
+        "tidemark_cold_cache_hits",
+        "Cold rows found in the cache.",
+        |s| s.figure(|f| &f.hits),
+    ),
+    field(
+        "cold_cache_misses",
+        Counter,
+        "tidemark_cold_cache_misses",
+        "Cold rows not found there.",
+        |s| s.figure(|f| &f.misses),
+    ),
+    field(
+        "overlay_rows",
+        Gauge,
+        "tidemark_overlay_rows",
+        "Cold rows changed since their spill.",
+        |s| s.cold().changed.into(),
+    ),
+    field("overlay_bytes", Gauge, "tidemark_overlay", "Memory of these rows.", |s| {
+        s.cold().overlay_bytes.into()
+    })
+    .bytes(),
+    field(
+        "overlay_deleted",
+        Gauge,
+        "tidemark_overlay_deleted",
+        "Cold rows deleted and not merged yet.",
+        |s| s.cold().deleted.into(),
+    ),
+    field(
+        "overlay_pairs",
+        Gauge,
+        "tidemark_overlay_pairs",
+        "Pairs set since their table's spill.",
+        |s| s.cold().late.into(),
+    ),
+    field(
+        "merge_backlog_rows",
+        Gauge,
+        "tidemark_merge_backlog_rows",
+        "Rows that wait for a merge.",
+        |s| (s.cold().changed + s.cold().deleted).into(),
+    ),
+    field(
+        "spilled_tables",
+        Counter,
+        "tidemark_spilled_tables",
+        "Tables written to cold files.",
+        |s| s.figure(|f| &f.spilled_tables),
+    ),
+    field("spilled_rows", Counter, "tidemark_spilled_rows", "Rows written to cold files.", |s| {
+        s.figure(|f| &f.spilled_rows)
+    }),
+    field(
+        "spilled_pairs",
+        Counter,
+        "tidemark_spilled_pairs",
+        "Pairs written to cold files.",
+        |s| s.figure(|f| &f.spilled_pairs),
+    ),
+    field("merges", Counter, "tidemark_merges", "Merges of cold files.", |s| {
+        s.figure(|f| &f.merges)
+    }),
+    field(
+        "spill_written_bytes",
+        Counter,
+        "tidemark_spill_written",
+        "Bytes that spills and merges wrote.",
+        |s| s.figure(|f| &f.written_bytes),
+    )
+    .bytes(),
+    field(
+        "spill_failures",
+        Counter,
+        "tidemark_spill_failures",
+        "Spills and merges that failed.",
+        |s| s.figure(|f| &f.failures),
+    ),
+    field(
+        "cold_damaged_files",
+        Gauge,
+        "tidemark_cold_damaged_files",
+        "Cold files of which a part cannot be read.",
+        |s| s.damaged().len().into(),
+    ),
+    field(
+        "cold_damaged_blocks",
+        Gauge,
+        "tidemark_cold_damaged_blocks",
+        "Parts of cold files that cannot be read.",
+        |s| s.damaged().iter().map(|(_, parts)| *parts).sum::<usize>().into(),
+    ),
+    field(
+        "scrub_read_bytes",
+        Counter,
+        "tidemark_scrub_read",
+        "Bytes of cold files that scrubbing has read.",
+        |s| s.figure(|f| &f.scrubbed_bytes),
+    )
+    .bytes(),
+    field(
+        "scrub_left_bytes",
+        Gauge,
+        "tidemark_scrub_left",
+        "Bytes that the scrub under way has still to read; 0 if there is none.",
+        |s| s.figure(|f| &f.scrub_left_bytes),
+    )
+    .bytes(),
+    field(
+        "scrub_passes",
+        Counter,
+        "tidemark_scrub_passes",
+        "How often scrubbing has read all cold files.",
+        |s| s.figure(|f| &f.scrub_passes),
+    ),
+    field(
+        "scrub_last_pass_time",
+        Gauge,
+        "tidemark_scrub_last_pass_timestamp",
+        "Unix time at which scrubbing had read all cold files; 0: not since the start.",
+        |s| s.figure(|f| &f.scrub_last_s),
+    )
+    .seconds(),
+    apart(
+        Gauge,
+        "tidemark_spill_last_succeeded",
+        "0 if the last spill or merge of a space failed.",
+        |s| s.node.loaded().is_none_or(|e| e.cold.trouble.lock().is_empty()).into(),
+    ),
+];

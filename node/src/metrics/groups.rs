@@ -1,0 +1,55 @@
+//! All metrics that are not by space or command, in the order of INFO's sections.
+
+use super::cold::COLD;
+use super::encode::{Distribution, Durations};
+use super::persistence::PERSISTENCE;
+use super::replication::REPLICATION;
+use super::sample::{M, Sample};
+use super::server::{CLIENTS, MEMORY, SERVER};
+use super::stats::STATS;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// What is not by space, command or replica.
+pub(super) const GROUPS: &[&[M]] =
+    &[SERVER, CLIENTS, MEMORY, PERSISTENCE, STATS, REPLICATION, COLD];
+
+/// Classes of durations whose upper bounds are powers of two of microseconds.
+fn by_powers_of_two(counts: impl Iterator<Item = u64>, sum: f64) -> Durations {
+    let mut classes: Vec<(f64, u64)> =
+        counts.enumerate().map(|(bit, count)| ((1u64 << bit) as f64 / 1e6, count)).collect();
+    // The last class has no end.
+    if let Some(last) = classes.last_mut() {
+        last.0 = f64::INFINITY;
+    }
+    Durations { sum, classes }
+}
+
+/// Reads the durations of a histogram.
+type ReadDurations = fn(&Sample) -> Durations;
+
+pub(super) const HISTOGRAMS: &[(Distribution, ReadDurations)] = &[
+    (
+        Distribution {
+            name: "tidemark_log_sync_duration",
+            help: "Fsyncs of the log, by duration.",
+        },
+        |s| {
+            let commits = s.commits();
+            by_powers_of_two(commits.syncs_by_us.into_iter(), commits.sync_us as f64 / 1e6)
+        },
+    ),
+    (
+        Distribution {
+            name: "tidemark_cold_read_duration",
+            help: "Reads of cold files, by duration, from the request to the row.",
+        },
+        |s| match s.node.loaded() {
+            None => by_powers_of_two(std::iter::empty(), 0.0),
+            Some(engines) => {
+                let figures = &engines.cold.figures;
+                let sum = figures.read_ns.load(Relaxed) as f64 / 1e9;
+                by_powers_of_two(figures.reads_by_us().into_iter(), sum)
+            }
+        },
+    ),
+];

@@ -1,0 +1,185 @@
+//! Metrics of INFO's section Persistence.
+
+use super::metric::Kind::{Counter, Gauge};
+use super::sample::{M, apart, field};
+use crate::roles::backup_state::{Fate, Kept};
+
+/// Section Persistence.
+pub const PERSISTENCE: &[M] = &[
+    field("loading", Gauge, "tidemark_loading", "1 while the data are loaded.", |s| {
+        (!s.node.is_loaded()).into()
+    }),
+    apart(
+        Gauge,
+        "tidemark_log_writable",
+        "1 if writes are taken; 0 if the disk refuses the log, and writes are answered MISCONF.",
+        |s| s.node.durability.refusal().is_none().into(),
+    ),
+    field(
+        "rdb_changes_since_last_save",
+        Gauge,
+        "tidemark_snapshot_changes_since_last",
+        "Changes since the last snapshot.",
+        |s| s.node.snapshots.changes(&s.node.durability).into(),
+    ),
+    field(
+        "rdb_bgsave_in_progress",
+        Gauge,
+        "tidemark_snapshot_running",
+        "1 while a snapshot is written.",
+        |s| s.saved().running.into(),
+    ),
+    apart(Gauge, "tidemark_snapshot_last_succeeded", "1 if the last snapshot succeeded.", |s| {
+        s.saved().error.is_none().into()
+    }),
+    field(
+        "rdb_last_save_time",
+        Gauge,
+        "tidemark_snapshot_last_success_timestamp",
+        "Unix time of the last snapshot that succeeded, or of the start.",
+        |s| s.saved().last_s.into(),
+    )
+    .seconds(),
+    field(
+        "rdb_last_bgsave_time_sec",
+        Gauge,
+        "tidemark_snapshot_last_duration",
+        "How long the last snapshot took.",
+        |s| s.saved().took.as_secs().into(),
+    )
+    .seconds(),
+    field(
+        "snapshot_bytes_written",
+        Gauge,
+        "tidemark_snapshot_last_written",
+        "Bytes that the last snapshot wrote.",
+        |s| s.saved().bytes.into(),
+    )
+    .bytes(),
+    field(
+        "backup_in_progress",
+        Gauge,
+        "tidemark_backup_running",
+        "1 while a backup is made.",
+        |s| s.backups().running.is_some().into(),
+    ),
+    field(
+        "backup_bytes_done",
+        Gauge,
+        "tidemark_backup_done",
+        "Bytes of the backup under way, or the last one, that are there: copied or linked.",
+        |s| (s.backups().copied + s.backups().linked).into(),
+    )
+    .bytes(),
+    field(
+        "backup_bytes_copied",
+        Gauge,
+        "tidemark_backup_copied",
+        "Bytes of them that were copied.",
+        |s| s.backups().copied.into(),
+    )
+    .bytes(),
+    field(
+        "backup_bytes_expected",
+        Gauge,
+        "tidemark_backup_expected",
+        "Bytes that it has when it is complete.",
+        |s| s.backups().expected.into(),
+    )
+    .bytes(),
+    apart(Gauge, "tidemark_backup_last_succeeded", "0 if the last backup failed.", |s| {
+        let last = s.backups().last.as_ref();
+        (!last.is_some_and(|last| matches!(last.fate, Fate::Failed(_)))).into()
+    }),
+    field(
+        "backup_last_time",
+        Gauge,
+        "tidemark_backup_last_success_timestamp",
+        "Unix time of the last backup that succeeded; 0 if there is none.",
+        |s| s.backups().made_s.into(),
+    )
+    .seconds(),
+    apart(
+        Gauge,
+        "tidemark_backup_log_kept",
+        "0 while the log that is to be kept beside the backups cannot be.",
+        |s| (!matches!(s.backups().kept, Kept::Failed(_))).into(),
+    ),
+    field(
+        "backup_log_offset",
+        Gauge,
+        "tidemark_backup_log_position",
+        "End of the log that is kept beside the backups; 0 if it is not, or cannot be.",
+        |s| match s.backups().kept {
+            Kept::UpTo(offset) => offset.into(),
+            Kept::Off | Kept::Failed(_) => 0u64.into(),
+        },
+    )
+    .bytes(),
+    field(
+        "log_written_segment",
+        Gauge,
+        "tidemark_log_segment",
+        "Number of the newest log segment.",
+        |s| s.positions().0.segment.into(),
+    ),
+    field(
+        "log_written_offset",
+        Gauge,
+        "tidemark_log_written_position",
+        "End of the log, written.",
+        |s| s.positions().0.offset.into(),
+    )
+    .bytes(),
+    field(
+        "log_synced_offset",
+        Gauge,
+        "tidemark_log_synced_position",
+        "End of the log, synced.",
+        |s| s.positions().1.offset.into(),
+    )
+    .bytes(),
+    field("log_records", Counter, "tidemark_log_records", "Records appended to the log.", |s| {
+        s.commits().log.records.into()
+    }),
+    field("log_bytes", Counter, "tidemark_log_appended", "Bytes appended to the log.", |s| {
+        s.commits().log.bytes.into()
+    })
+    .bytes(),
+    field("log_batches", Counter, "tidemark_log_batches", "Batches of group commit.", |s| {
+        s.commits().batches.into()
+    }),
+    field("log_marks", Counter, "tidemark_log_keys", "Distinct keys in these batches.", |s| {
+        s.commits().keys.into()
+    }),
+    field("log_queue_bytes", Gauge, "tidemark_log_queue", "Changes that wait for the log.", |s| {
+        s.node.durability.committer().queue_bytes().into()
+    })
+    .bytes(),
+    field("log_syncs", Counter, "tidemark_log_syncs", "Successful fsyncs of log segments.", |s| {
+        s.commits().log.syncs.into()
+    }),
+    field(
+        "log_sync_usec",
+        Counter,
+        "tidemark_log_sync_time",
+        "Time that fsyncs of the log took.",
+        |s| s.commits().sync_us.into(),
+    )
+    .microseconds(),
+    field(
+        "log_slowest_sync_usec",
+        Gauge,
+        "tidemark_log_slowest_sync",
+        "Longest fsync since the start.",
+        |s| s.commits().slowest_sync_us.into(),
+    )
+    .microseconds(),
+    field(
+        "log_failed_rounds",
+        Counter,
+        "tidemark_log_failed_rounds",
+        "Group commits that the disk refused.",
+        |s| s.commits().failed_rounds.into(),
+    ),
+];

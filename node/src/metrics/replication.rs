@@ -1,0 +1,127 @@
+//! Metrics of INFO's section Replication, and of each replica.
+
+use super::encode::write_all;
+use super::metric::Kind::{Counter, Gauge};
+use super::metric::{Metric, Value};
+use super::sample::{M, Sample, apart, field};
+use crate::roles::{Fed, LinkState};
+use prometheus_client::encoding::DescriptorEncoder;
+use std::sync::atomic::Ordering::Relaxed;
+
+pub(super) const REPLICATION: &[M] = &[
+    apart(Gauge, "tidemark_replication_is_master", "1 on a master, 0 on a replica.", |s| {
+        s.node.replication.is_master().into()
+    }),
+    apart(
+        Gauge,
+        "tidemark_replication_link_up",
+        "1 if the link to the master is up; 1 on a master, which has none.",
+        |s| s.link().is_none_or(|link| link.state == LinkState::Connected).into(),
+    ),
+    apart(
+        Gauge,
+        "tidemark_replication_lag",
+        "How far this replica is behind its master; 0 on a master.",
+        |s| {
+            let shown = s.node.durability.acknowledged_offset();
+            s.link().map_or(0, |link| link.master_end.saturating_sub(shown)).into()
+        },
+    )
+    .bytes(),
+    apart(
+        Gauge,
+        "tidemark_replication_link_silence",
+        "Time since the master was heard; 0 on a master.",
+        |s| Value::Rate(s.link().map_or(0.0, |link| link.heard.elapsed().as_secs_f64())),
+    )
+    .seconds(),
+    field("connected_slaves", Gauge, "tidemark_replicas", "Connected replicas.", |s| {
+        s.node.replication.feeds.reachable().len().into()
+    }),
+    field(
+        "master_repl_offset",
+        Gauge,
+        "tidemark_replication_position",
+        "End of the log as others may have it.",
+        |s| s.node.durability.acknowledged_offset().into(),
+    )
+    .bytes(),
+    field(
+        "repl_refusing_replicas",
+        Gauge,
+        "tidemark_replication_refusing_replicas",
+        "Replicas that have data of another history and refuse to follow this master.",
+        |s| s.node.replication.feeds.refusing().into(),
+    ),
+    field(
+        "repl_fenced",
+        Gauge,
+        "tidemark_replication_fenced",
+        "1 if this node refuses writes because another may be the master.",
+        |s| s.node.replication.is_fenced().into(),
+    ),
+    apart(
+        Counter,
+        "tidemark_cluster_peer_requests",
+        "Parts of pages that other nodes were asked for.",
+        |s| s.node.cluster.asked.load(Relaxed).into(),
+    ),
+    apart(
+        Counter,
+        "tidemark_cluster_peer_requests_failed",
+        "Those that came to nothing: no answer in time, or no connection.",
+        |s| s.node.cluster.unanswered.load(Relaxed).into(),
+    ),
+    apart(
+        Gauge,
+        "tidemark_cluster_nodes_failed",
+        "Nodes of the topology that do not answer this one.",
+        |s| (s.node.cluster_failed() as u64).into(),
+    ),
+    field(
+        "repl_full_syncs",
+        Counter,
+        "tidemark_replication_full_syncs",
+        "Full syncs of this node from its master.",
+        |s| s.node.replication.full_syncs.load(Relaxed).into(),
+    ),
+];
+
+/// A replica, and the log's end that it is to reach.
+pub(super) struct Replica {
+    fed: Fed,
+    end: u64,
+}
+
+pub(super) const REPLICA_LAG: Metric<Replica> = Metric::new(
+    "",
+    Gauge,
+    "tidemark_replica_lag",
+    "How far each replica is behind.",
+    |r: &Replica| r.end.saturating_sub(r.fed.written).into(),
+)
+.bytes();
+pub(super) const REPLICA_HEARD: Metric<Replica> = Metric::new(
+    "",
+    Gauge,
+    "tidemark_replica_silence",
+    "Time since each replica was heard.",
+    |r: &Replica| Value::Rate(r.fed.heard.elapsed().as_secs_f64()),
+)
+.seconds();
+
+/// Metrics by replica, which are named by their addresses.
+pub(super) fn write_replicas(
+    sample: &Sample,
+    encoder: &mut DescriptorEncoder<'_>,
+) -> std::fmt::Result {
+    let end = sample.node.durability.acknowledged_offset();
+    let feeds = sample.node.replication.feeds.reachable();
+    let replicas: Vec<(String, Replica)> = feeds
+        .into_iter()
+        .map(|fed| (format!("{}:{}", fed.ip, fed.port), Replica { fed, end }))
+        .collect();
+    let samples: Vec<_> =
+        replicas.iter().map(|(name, replica)| (("replica", name.as_str()), replica)).collect();
+    write_all(&[REPLICA_LAG, REPLICA_HEARD], encoder, &samples)
+}

@@ -1,0 +1,134 @@
+//! Metrics of INFO's sections Server, Clients and Memory.
+
+use super::metric::Kind::{Counter, Gauge};
+use super::metric::Value;
+use super::sample::{CONNECTION_BYTES, M, Read, apart, buffer_bytes, field};
+use crate::runtime::clients::{Client, Kind as ClientKind};
+use crate::runtime::process_memory::resident_bytes;
+use dataset::clock::unix_us;
+use std::sync::atomic::Ordering::Relaxed;
+
+pub(super) const SERVER: &[M] = &[
+    apart(Gauge, "process_start_time", "Unix time at which the process started.", |s| {
+        Value::Rate(unix_us() as f64 / 1e6 - s.node.started.elapsed().as_secs_f64())
+    })
+    .seconds(),
+    apart(Counter, "process_cpu", "Processor time of the process, user and system.", |_| {
+        let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        Value::Rate(used.tv_sec as f64 + used.tv_nsec as f64 / 1e9)
+    })
+    .seconds(),
+    field(
+        "used_memory_rss",
+        Gauge,
+        "process_resident_memory",
+        "Memory of the process that is in RAM.",
+        |_| resident_bytes().into(),
+    )
+    .bytes(),
+    apart(Gauge, "process_open_fds", "Open file descriptors.", |_| {
+        std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count).saturating_sub(1).into()
+    }),
+    apart(Gauge, "process_max_fds", "Limit of open file descriptors.", |_| {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        limit.current.unwrap_or(u64::MAX).into()
+    }),
+    field("uptime_in_seconds", Gauge, "tidemark_uptime", "Time since the start.", |s| {
+        s.node.started.elapsed().as_secs().into()
+    })
+    .seconds(),
+    field("io_threads_active", Gauge, "tidemark_workers", "Worker threads.", |s| {
+        s.node.tallies.len().into()
+    }),
+];
+
+/// Section Clients.
+pub const CLIENTS: &[M] = &[
+    field("connected_clients", Gauge, "tidemark_clients", "Connected clients.", |s| {
+        s.clients().len().into()
+    }),
+    field(
+        "maxclients",
+        Gauge,
+        "tidemark_clients_limit",
+        "Most clients (server.max_clients).",
+        |s| s.node.config().server.max_clients.into(),
+    ),
+    field(
+        "blocked_clients",
+        Gauge,
+        "tidemark_clients_blocked",
+        "Clients that wait in WAIT, WAITAOF or a pause.",
+        |s| s.count_clients(Client::is_blocked),
+    ),
+    field(
+        "tracking_clients",
+        Gauge,
+        "tidemark_clients_tracking",
+        "Clients with CLIENT TRACKING.",
+        |s| s.node.tracking.clients().into(),
+    ),
+    field(
+        "pubsub_clients",
+        Gauge,
+        "tidemark_clients_pubsub",
+        "Clients that are subscribed.",
+        |s| s.count_clients(|c| c.kind() == ClientKind::Pubsub),
+    ),
+    field(
+        "watching_clients",
+        Gauge,
+        "tidemark_clients_watching",
+        "Clients with watched keys.",
+        |s| s.count_clients(|c| c.watching.load(Relaxed) > 0),
+    ),
+    field("acl_users", Gauge, "tidemark_acl_users", "ACL users.", |s| {
+        s.node.acl.all().len().into()
+    }),
+    field("slowlog_entries", Gauge, "tidemark_slowlog_entries", "Entries of SLOWLOG.", |s| {
+        s.node.slow.entries().into()
+    }),
+];
+
+const PARTS: &str = "Memory by part. What the process has beyond their sum is the program \
+                     and the allocator's reserve.";
+
+/// A part of the memory.
+const fn part(of: &'static str, name: &'static str, read: Read) -> M {
+    field(of, Gauge, "tidemark_memory_part", PARTS, read).bytes().label("part", name)
+}
+
+pub(super) const MEMORY: &[M] = &[
+    field(
+        "used_memory",
+        Gauge,
+        "tidemark_memory_used",
+        "Memory that server.memory_bytes limits: of the process, and at least of the tables.",
+        |s| {
+            let tables = s.node.loaded().map_or(0, |engines| engines.memory_bytes());
+            tables.max(resident_bytes()).into()
+        },
+    )
+    .bytes(),
+    field(
+        "maxmemory",
+        Gauge,
+        "tidemark_memory_limit",
+        "Memory that it may take (server.memory_bytes).",
+        |s| s.node.config().memory_bytes().into(),
+    )
+    .bytes(),
+    part("", "counter_tables", |s| s.of_counters(|space| space.memory_bytes()).into()),
+    part("", "existence_tables", |s| s.of_existences(|space| space.memory_bytes()).into()),
+    part("mem_tokens", "tokens", |s| s.tokens().bytes.into()),
+    part("mem_groups", "groups", |s| s.groups().bytes.into()),
+    part("mem_changes_index", "changes_index", |s| s.node.changes.memory_bytes().into()),
+    part("cold_cache_bytes", "cold_cache", |s| s.cache().0.into()),
+    part("cold_index_bytes", "cold_index", |s| s.cold().index_bytes.into()),
+    part("mem_clients_normal", "clients", |s| {
+        s.clients().iter().map(|c| buffer_bytes(c)).sum::<usize>().into()
+    }),
+    part("mem_connections", "connections", |s| (s.clients().len() * CONNECTION_BYTES).into()),
+    part("mem_tracking_table", "tracking_table", |s| s.node.tracking.memory_bytes().into()),
+    part("mem_aof_buffer", "log_queue", |s| s.node.durability.committer().queue_bytes().into()),
+];
