@@ -17,6 +17,8 @@
 //! exists exactly for the fields whose bits are the escape, and for the non-zero ones that have no
 //! bits here; both change under the lock of the row's bucket. **T4** A write that fails has changed
 //! nothing.
+//!
+//! Long: all of it works on the private segments of one table.
 
 use crate::Error;
 use crate::aux_dictionary::{Aux, Shard};

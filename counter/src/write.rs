@@ -5,6 +5,8 @@
 //! id), then changes the row under the lock of one bucket. A table that has become full is rolled
 //! by the writer that filled it: opening one costs some microseconds, its memory is mapped, not
 //! touched.
+//!
+//! Long: the ways of one write share where it goes and why it stops.
 
 use crate::Error;
 use crate::budget::Quota;

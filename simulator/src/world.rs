@@ -1,4 +1,6 @@
 //! The run: what happens next, to which the seed is the only input.
+//!
+//! Long: the faults and the steps of one world draw from one source of chance.
 
 use crate::cable::ReplicaLink;
 use crate::client::{Asked, Client, check};

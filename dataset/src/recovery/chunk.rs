@@ -215,7 +215,7 @@ mod tests {
 
     const IDS: u64 = 20_000;
 
-    /// All rows, and who has liked what.
+    /// All rows, and for each post which members have liked it.
     fn content(engines: &Engines) -> (Vec<Vec<i64>>, Vec<(u64, bool)>) {
         let (rows, likes) = (&engines.counters()[0], &engines.existences()[0]);
         let row = |id| {

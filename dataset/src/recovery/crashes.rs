@@ -10,6 +10,8 @@
 //! half.
 //!
 //! `cargo xtask sim dataset --runs 5000` runs more of them; `--seed 7` replays one.
+//!
+//! Long: one process from its start to its crash, and what its clients know.
 
 use super::*;
 use crate::commit::encode::CommitSource;

@@ -1,9 +1,11 @@
-//! Told to stop, by SHUTDOWN or by a signal, a node with much to replay first writes a snapshot, as
-//! Redis does, while it goes on: the next start is to be short. Then a master gives its replicas what was written
-//! last, as Redis does: one of them may be the master before this one is back. Writes are paused
-//! meanwhile, and reads go on. It waits until all that are in step have everything, for
-//! `server.shutdown_timeout_s` at most, or until SHUTDOWN ABORT, after which all goes on. A replica
-//! does not wait: it has nothing that its master has not.
+//! What happens between the order to stop, by SHUTDOWN or by a signal, and the stop.
+//!
+//! A node with a long log first writes a snapshot, as Redis does, and serves meanwhile: the next
+//! start is short then. A master then gives its replicas what was written last, as one of them may
+//! be the master before this one is back. Writes are paused meanwhile, and reads go on. It waits
+//! until all that are in step have everything, for `server.shutdown_timeout_s` at most, or until
+//! SHUTDOWN ABORT, after which all goes on. A replica does not wait: it has nothing that its master
+//! has not.
 //!
 //! A FAILOVER that is under way, or comes meanwhile, is waited for, too: else the replica that is
 //! to take over might never hear of it, and there would be no master until this node is back. Redis

@@ -10,6 +10,8 @@
 //!
 //! Where Sentinels watch, the request waits up to 1.3 s for one of them to name this
 //! node as the master: until then clients know the old master only, and it serves them.
+//!
+//! Long: the steps of one link, in their order.
 
 use crate::config::Fsync;
 use crate::roles::failover::was_answered;

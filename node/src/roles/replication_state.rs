@@ -3,6 +3,8 @@
 //! The role is on disk before any client or thread sees it. The disk may be slow, so a worker never
 //! changes the role (`Call::answer_later`), and readers never wait. The gate is one atomic: it is
 //! shut on a replica, on a fenced master, and on a master with too few replicas.
+//!
+//! Long: most of it are short questions to one state.
 
 use crate::config::Config;
 use crate::roles::failover_state::Failover;

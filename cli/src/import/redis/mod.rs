@@ -4,6 +4,8 @@
 //! hold into commands, which go out over several connections ([`super::pipe`]). All is set and
 //! nothing added, so each part may be done twice: after an end of either side the import goes on
 //! where it was, or from the beginning.
+//!
+//! Long: the phases of one import share its counts and its connections.
 
 mod cluster;
 mod divided;
@@ -17,6 +19,7 @@ mod reading;
 mod shapes;
 pub(crate) mod source;
 mod state;
+mod values;
 mod verify;
 mod writer;
 

@@ -1,0 +1,266 @@
+//! What the values of a key say of its rows and flags, by the key's [`Layout`].
+
+use super::items::{Item, Read};
+use super::layout::{Container, Layout, Packing, decimal, in_field, shown};
+use super::packed::{self, Checked};
+use dataset::key_patterns::Match;
+use redis_protocol::resp2::types::OwnedFrame;
+
+/// A row that is being read. Values of several shards are added up.
+struct Row<'r> {
+    layout: &'r Layout,
+    /// By position in [`Layout::fields`]; no value if one is rejected.
+    values: Vec<(usize, Option<i64>)>,
+    read: &'r mut Read,
+}
+
+impl Row<'_> {
+    fn add(&mut self, at: usize, value: Checked) {
+        let before = self.values.iter().position(|(other, _)| *other == at);
+        let number = before.unwrap_or_else(|| {
+            self.values.push((at, Some(0)));
+            self.values.len() - 1
+        });
+        let sum = &mut self.values[number].1;
+        let added = match (*sum, value) {
+            (Some(sum), Ok(value)) => {
+                sum.checked_add(value).ok_or_else(|| "the sum is out of range".to_owned())
+            }
+            (None, Ok(_)) => return,
+            (_, Err(why)) => Err(why),
+        };
+        *sum = added.as_ref().ok().copied();
+        if let Err(why) = added {
+            let name = self.layout.fields.get(at).map_or("", |(from, _)| from);
+            self.read.reject(in_field(name.as_bytes(), &why));
+        }
+    }
+}
+
+impl Layout {
+    /// What a field of a hash or of a bucket holds.
+    pub(super) fn position(&self, name: &[u8]) -> Option<usize> {
+        self.fields.iter().position(|(from, _)| from.as_bytes() == name)
+    }
+
+    /// Counters of a value, each with its value or why it is rejected.
+    fn values(&self, value: &[u8]) -> Result<Vec<(usize, Checked)>, String> {
+        let values: Vec<_> = match &self.packing {
+            Packing::Decimal => vec![(0, decimal(value))],
+            Packing::Struct(format) => format.unpack(value)?.into_iter().enumerate().collect(),
+            Packing::Msgpack => match packed::msgpack(value)? {
+                packed::Unpacked::List(values) => values.into_iter().enumerate().collect(),
+                packed::Unpacked::Map(named) => named
+                    .into_iter()
+                    .filter_map(|(name, value)| Some((self.position(&name)?, value)))
+                    .collect(),
+            },
+        };
+        if values.len() > self.fields.len() {
+            let (found, named) = (values.len(), self.fields.len());
+            return Err(format!("{found} packed values, and fields= names {named}"));
+        }
+        Ok(values)
+    }
+
+    /// Whether each key has one counter of a row, which other keys may have others of.
+    pub(crate) fn is_cell(&self) -> bool {
+        match self.container {
+            Container::String | Container::Buckets(_) => self.names_field(),
+            Container::Card | Container::Ones => true,
+            _ => false,
+        }
+    }
+
+    /// The values of a hash with those that it lacks, unless other keys have them.
+    pub(crate) fn with_lacking(
+        &self,
+        values: &[(usize, Option<i64>)],
+        others_have: bool,
+    ) -> Vec<(usize, i64)> {
+        let has = |at| values.iter().any(|value| value.0 == at);
+        let is_elsewhere = |at| others_have || self.is_elsewhere(at);
+        let lacking = (0..self.fields.len()).filter(|at| !is_elsewhere(*at) && !has(*at));
+        let there = values.iter().filter_map(|&(at, value)| Some((at, value?)));
+        there.chain(lacking.map(|at| (at, 0))).collect()
+    }
+
+    /// Reads the values of the keys that make one row, a reply per shard. `field`: the counter that
+    /// the key names.
+    pub(crate) fn read_row(&self, id: u64, field: &[u8], parts: &[OwnedFrame], read: &mut Read) {
+        let (parts, row) = parts.split_at(parts.len() - usize::from(self.row.is_some()));
+        if let [OwnedFrame::Integer(1)] = row
+            && parts.iter().any(|part| matches!(part, OwnedFrame::BulkString(_)))
+        {
+            let key = self.row_key(id, field).unwrap_or_default().0;
+            return read.reject(format!("the hash {} has a value for it, too", shown(&key)));
+        }
+        let mut row = Row { layout: self, values: Vec::new(), read };
+        for (number, part) in parts.iter().enumerate() {
+            if let Err(why) = self.read_part(field, part, &mut row) {
+                let shard = self.shards.get(number);
+                row.read.reject(match shard {
+                    Some(shard) => format!("shard '{shard}': {why}"),
+                    None => why,
+                });
+                // Of a sum a part is missing, so nothing is known.
+                return;
+            }
+        }
+        let Row { mut values, read, .. } = row;
+        for (at, value) in &mut values {
+            match value.map(|value| self.within_bounds(*at, value)) {
+                Some(Ok(within)) => *value = Some(within),
+                Some(Err(why)) => {
+                    read.reject(why);
+                    *value = None;
+                }
+                None => {}
+            }
+        }
+        if values.iter().all(|(_, value)| value.is_none()) {
+            return;
+        }
+        read.items.push(match self.container {
+            Container::Hash => Item::Hash(id, values),
+            _ => Item::Row(id, values.into_iter().filter_map(|(at, n)| Some((at, n?))).collect()),
+        });
+    }
+
+    /// Adds what one key has to the row.
+    fn read_part(&self, field: &[u8], part: &OwnedFrame, row: &mut Row<'_>) -> Result<(), String> {
+        match part {
+            OwnedFrame::Error(reason) => return Err(reason.clone()),
+            OwnedFrame::Integer(count) if *count > 0 => row.add(0, Ok(*count)),
+            OwnedFrame::BulkString(value) if self.names_field() => {
+                let at = self.position(field).ok_or_else(|| self.has_none(field))?;
+                self.leaves(at)
+                    .and_then(|()| decimal(value))
+                    .map(|value| row.add(at, Ok(value)))?;
+            }
+            OwnedFrame::BulkString(value) if self.packing == Packing::Decimal => {
+                row.add(0, Ok(decimal(value)?));
+            }
+            OwnedFrame::BulkString(value) => {
+                self.values(value)?.into_iter().for_each(|(at, value)| row.add(at, value));
+            }
+            OwnedFrame::Array(all) => {
+                for pair in all.chunks_exact(2) {
+                    let [OwnedFrame::BulkString(name), OwnedFrame::BulkString(value)] = pair else {
+                        continue;
+                    };
+                    match self.position(name) {
+                        Some(at) => row.add(at, self.leaves(at).and_then(|()| decimal(value))),
+                        None if self.all_fields => row.read.foreign.push(name.clone()),
+                        None => {}
+                    }
+                }
+            }
+            // Not there.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// An error for a counter whose values another layout names.
+    fn leaves(&self, at: usize) -> Result<(), String> {
+        let mut others = self.others.iter().filter(|other| other.at == at);
+        match others.find_map(|other| other.text.as_ref()) {
+            None => Ok(()),
+            Some(text) => Err(format!("its values are those of {text}")),
+        }
+    }
+
+    fn within_bounds(&self, at: usize, value: i64) -> Result<i64, String> {
+        let Some(declared) = self.declared.get(at) else { return Ok(value) };
+        declared.set(value).map_err(|error| error.to_string())
+    }
+
+    fn has_none(&self, field: &[u8]) -> String {
+        in_field(field, &format!("the space '{}' has none", self.space))
+    }
+
+    /// Reads one field of a bucket.
+    pub(crate) fn read_bucket(&self, bucket: u64, field: &[u8], value: &[u8], read: &mut Read) {
+        match self.id_in_bucket(bucket, field) {
+            Err(why) => read.reject(in_field(field, &why)),
+            Ok((_, name)) if self.names_field() && self.position(name).is_none() => {
+                read.foreign.push(name.to_vec());
+            }
+            Ok((id, name)) => {
+                let mut one = Read::of(Vec::new(), 0, Vec::new());
+                let part = OwnedFrame::BulkString(value.to_vec());
+                self.read_row(id, name, &[part], &mut one);
+                read.items.append(&mut one.items);
+                if let Some(why) = one.bad {
+                    read.reject(in_field(field, &why));
+                }
+            }
+        }
+    }
+
+    /// The id that a field of a bucket is of, and the counter that it names.
+    fn id_in_bucket<'f>(&self, bucket: u64, field: &'f [u8]) -> Result<(u64, &'f [u8]), String> {
+        let per = match self.container {
+            Container::Buckets(per) => per,
+            _ => 0,
+        };
+        if let Some((pattern, text)) = &self.entry {
+            let Match::Yes(id, name) = pattern.read(field) else {
+                return Err(format!("it does not fit {text}"));
+            };
+            return match per > 0 && id / per != bucket {
+                true => Err(format!("it is of another bucket (per={per})")),
+                false => Ok((id, name)),
+            };
+        }
+        let number = resp::natural(field).ok_or("it is no number (field= says what it is)")?;
+        let id = match per {
+            0 => Some(number),
+            _ if number >= per => return Err(format!("per={per}")),
+            _ => bucket.checked_mul(per).and_then(|low| low.checked_add(number)),
+        };
+        Ok((id.ok_or("the id is above 18446744073709551615")?, b""))
+    }
+
+    /// The key is not there any more.
+    pub(crate) fn gone(&self, id: u64, field: &[u8]) -> Option<Item> {
+        let is_row = self.has_all && !(0..self.fields.len()).any(|at| self.is_elsewhere(at));
+        match self.container {
+            Container::String if self.names_field() => {
+                let at = self.position(field).filter(|at| self.leaves(*at).is_ok())?;
+                Some(Item::Row(id, vec![(at, 0)]))
+            }
+            Container::Hash | Container::String if is_row => Some(Item::Gone(id)),
+            Container::Hash | Container::String | Container::Card | Container::Ones => {
+                Some(Item::Row(id, self.with_lacking(&[], false)))
+            }
+            // Which ids or members it had is not known.
+            Container::Set | Container::Bits | Container::Buckets(_) => None,
+        }
+    }
+
+    /// The classes of keyspace notifications that tell of changes: of the type, of keys as such,
+    /// of expiry and of eviction.
+    pub(crate) fn classes(&self) -> &'static str {
+        match self.container {
+            Container::Hash | Container::Buckets(_) => "ghxe",
+            Container::String | Container::Bits | Container::Ones => "g$xe",
+            Container::Set | Container::Card => "gsxe",
+        }
+    }
+
+    /// Whether an event may have removed members, fields of a hash, or the last key of a row.
+    pub(crate) fn may_remove(&self, event: &[u8]) -> bool {
+        match self.container {
+            Container::Set => event != b"sadd",
+            // Whether a bit was set or cleared is not said.
+            Container::Bits => true,
+            Container::Hash | Container::Buckets(_) => !matches!(event, b"hset" | b"hincrby"),
+            // Its counters are 0 then; the row may have no key any more.
+            Container::String | Container::Card | Container::Ones => {
+                matches!(event, b"del" | b"expired" | b"evicted" | b"rename_from" | b"move_from")
+            }
+        }
+    }
+}
