@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   sockets -> connection (one task per client, on one of the worker threads)
-//!                -> resp::Scanner -> handlers -> dataset (the one path of writes)
+//!                -> resp::Scanner -> commands -> dataset (the one path of writes)
 //!                -> counter, phantom
 //!                <- resp::Reply   <-
 //! ```
@@ -15,16 +15,17 @@
 //! `tidemark serve` does the same.
 #![forbid(unsafe_code)]
 
+mod commands;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-mod handlers;
 mod http;
 mod ingest;
 mod net;
 mod sentinel;
+mod session;
 mod watch;
 
-pub use handlers::admin::commands_page;
+pub use commands::reference;
 pub use net::in_process::{Local, serve};
 pub use net::workers::Maintenance;
 pub use node::config;
@@ -169,6 +170,7 @@ pub fn start(config: Config, listener: TcpListener) -> Result<Server, StartError
 /// `sockets` lacks; `stop` will stop it. Returns when the data are loaded. Clients that connect
 /// before are answered `-LOADING`.
 pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, StartError> {
+    commands::families::install();
     config.validate()?;
     node::cluster::sentinel::check(&config).map_err(config::ConfigError::Invalid)?;
     recovery::try_spaces(&config.data_set())?;
