@@ -209,8 +209,8 @@ impl Spec {
         self.group == "weibo" && self.name.starts_with("bf")
     }
 
-    /// Whether its keys may be sets with a ledger, each of which may take a read of the disk. Strings
-    /// are counters.
+    /// Whether its keys may be sets with a ledger, each of which may take a read of the disk.
+    /// Strings are counters.
     pub fn may_read_sets(&self) -> bool {
         self.keys.are_keys() && self.group != "string"
     }

@@ -44,8 +44,7 @@ pub(crate) const COMMANDS: &[Command] = &[
         "[shardchannel [shardchannel ...]]", Once(|c| unsubscribe(c, Kind::Shard)),
         "Listens no more to these shard channels, or to any.").since("7.0.0").linear("channels"),
     PUBSUB.row("publish", 3, PUBLISH, "channel message", Once(|c| publish(c, Kind::Channel)),
-        "Sends a message to the channel's subscribers on this server; answers how many there \
-         are.")
+        "Sends a message to the channel's subscribers on this server; answers how many there are.")
         .cost(
             "O(N+M) where N is the number of listeners of the channel and M the number of \
              patterns"),

@@ -56,9 +56,9 @@ pub(crate) const COMMANDS: &[Command] = &[
         "Forgets what was queued, and what is watched.").since("2.0.0").linear("queued commands"),
     TRANSACTIONS.row("watch", -2, flag::FAST | flag::STALE | flag::NOSCRIPT | flag::AT_ONCE,
         "key [key ...]", Once(watch),
-        "The next EXEC does nothing if one of these keys has changed by then. A cell's key \
-         watches its whole row; a change of a space's schema, or a roll, counts as a change of all \
-         its keys.").keys(ALL_KEYS).since("2.2.0").linear("keys").uses("RO"),
+        "The next EXEC does nothing if one of these keys has changed by then. A cell's key watches \
+         its whole row; a change of a space's schema, or a roll, counts as a change of all its \
+         keys.").keys(ALL_KEYS).since("2.2.0").linear("keys").uses("RO"),
     TRANSACTIONS.row("unwatch", 1, ALWAYS | flag::FAST, "", Once(unwatch),
         "Forgets what is watched.").since("2.2.0"),
 ];

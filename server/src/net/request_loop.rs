@@ -2,7 +2,7 @@
 //!
 //! Requests are taken a few at a time, in three passes: all are scanned, then for each of them the
 //! memory that it will need is asked for, then they are executed. So the waits for memory of a
-//! pipeline's small commands overlap (`handlers/prefetch`).
+//! pipeline's small commands overlap (`commands/prefetch.rs`).
 
 use crate::commands::long_request::{LongRequest, execute_turn, is_long};
 use crate::commands::prefetch::LookAhead;

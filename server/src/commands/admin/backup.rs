@@ -20,10 +20,10 @@ pub(crate) const BACKUP: Command =
         SERVER.row("backup|stop", 2, ALWAYS | flag::ADMIN, "", Once(stop),
             "Gives up the backup that is being made; nothing is left of it."),
         SERVER.row("backup|to", 3, ADMIN | flag::NO_MULTI, "dir", Once(to),
-            "Begins a backup in a new folder below backup.dir, with a name like nightly/monday, or a \
-             name of its own for that folder itself (.). Reads and writes go on; BACKUP STATUS and \
-             INFO persistence tell when it is done. It holds all that was acknowledged before, and \
-             more. tidemark restore makes a data folder of it."),
+            "Begins a backup in a new folder below backup.dir, with a name like nightly/monday, or \
+             a name of its own for that folder itself (.). Reads and writes go on; BACKUP STATUS \
+             and INFO persistence tell when it is done. It holds all that was acknowledged before, \
+             and more. tidemark restore makes a data folder of it."),
     ]);
 
 fn to(call: &mut Call<'_>) -> Outcome {

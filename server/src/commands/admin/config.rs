@@ -14,23 +14,23 @@ const ADMIN: u32 = ALWAYS | flag::ADMIN;
 pub(crate) const CONFIG: Command =
     SERVER.container("config", "A container for commands about the configuration.", &[
         SERVER.row("config|get", -3, ADMIN, "parameter [parameter ...]", Once(get),
-            "Settings whose names match the patterns; our own by section and key (server.port), and \
-             those that Redis's tools ask for. Passwords are shown only to users that may do \
+            "Settings whose names match the patterns; our own by section and key (server.port), \
+             and those that Redis's tools ask for. Passwords are shown only to users that may do \
              everything.").linear("settings"),
         SERVER.help("config|help").since("5.0.0"),
         SERVER.row("config|resetstat", 2, ADMIN, "", Once(resetstat),
             "Begins the counts of INFO stats, commandstats, latencystats and errorstats anew."),
         SERVER.row("config|rewrite", 2, ADMIN, "", Once(rewrite),
-            "Writes what has changed into the configuration file, and keeps the rest of it: settings, \
-             users, and the fields of counter spaces as TM.SPACE ALTER left them, so that a new node \
-             starts with the file. When it answers, the file is safe on the disk.").since("2.8.0")
-            .linear("settings"),
+            "Writes what has changed into the configuration file, and keeps the rest of it: \
+             settings, users, and the fields of counter spaces as TM.SPACE ALTER left them, so \
+             that a new node starts with the file. When it answers, the file is safe on the disk.")
+            .since("2.8.0").linear("settings"),
         SERVER.row("config|set", -4, ADMIN, "parameter value [parameter value ...]", Once(set),
             "Changes settings while the server runs: all of them, or none. The configuration file \
              marks those that can be changed with *. client-output-buffer-limit sets \
-             max_output_buffer_bytes (normal) and max_push_buffer_bytes (pubsub). Names of Redis that \
-             tune what does not exist here (hz, maxmemory-samples, hash-max-listpack-entries and their \
-             like) take any value and have no effect.").linear("settings")
+             max_output_buffer_bytes (normal) and max_push_buffer_bytes (pubsub). Names of Redis \
+             that tune what does not exist here (hz, maxmemory-samples, hash-max-listpack-entries \
+             and their like) take any value and have no effect.").linear("settings")
             .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"]),
     ]);
 

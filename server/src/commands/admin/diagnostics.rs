@@ -16,9 +16,9 @@ const LOOK: u32 = ALWAYS | flag::ADMIN;
 pub(crate) const COMMANDS: &[Command] = &[
     SERVER.container("slowlog", "A container for commands about slow commands.", &[
         SERVER.row("slowlog|get", -2, LOOK, "[count]", Once(slow_get),
-            "The newest entries (10; -1: all): number, time, microseconds, arguments, the \
-             client's address and name. Commands of constant time with few arguments are timed \
-             only while slowlog-log-slower-than lies below 10000.").since("2.2.12")
+            "The newest entries (10; -1: all): number, time, microseconds, arguments, the client's \
+             address and name. Commands of constant time with few arguments are timed only while \
+             slowlog-log-slower-than lies below 10000.").since("2.2.12")
             .linear("entries").tips(&["request_policy:all_nodes", "nondeterministic_output"]),
         SERVER.help("slowlog|help").since("6.2.0"),
         SERVER.row("slowlog|len", 2, LOOK, "", Once(slow_len),
@@ -37,9 +37,9 @@ pub(crate) const COMMANDS: &[Command] = &[
         SERVER.help("latency|help"),
         SERVER.row("latency|histogram", -2, LOOK,
             "[command [command ...]]", Once(latency_histogram),
-            "Per command its calls, and how many of them took at most so many microseconds: \
-             powers of two. One call in 64 of commands of constant time is timed, and stands for \
-             the others.").since("7.0.0").linear("commands that were timed")
+            "Per command its calls, and how many of them took at most so many microseconds: powers \
+             of two. One call in 64 of commands of constant time is timed, and stands for the \
+             others.").since("7.0.0").linear("commands that were timed")
             .tips(&["request_policy:all_nodes", "response_policy:special",
                 "nondeterministic_output"]),
         SERVER.row("latency|history", 3, LOOK, "event", Once(latency_history),

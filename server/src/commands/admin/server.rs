@@ -21,9 +21,9 @@ pub(crate) const COMMANDS: &[Command] = &[
     command::COMMAND,
     config::CONFIG,
     SERVER.row("dbsize", 1, READ, "", Once(dbsize),
-        "How many rows there are. Pairs are not counted. Of a space that spills, rows in the \
-         range of a file that are new or deleted since it was written are counted when they are \
-         merged with it.").linear("spaces")
+        "How many rows there are. Pairs are not counted. Of a space that spills, rows in the range \
+         of a file that are new or deleted since it was written are counted when they are merged \
+         with it.").linear("spaces")
         .tips(&["request_policy:all_shards", "response_policy:agg_sum"]),
     SERVER.row("flushall", -1, flag::WRITE, "[ASYNC|SYNC]", Once(no_flush),
         NO_FLUSH).tips(&["request_policy:all_shards", "response_policy:all_succeeded"]),
@@ -58,8 +58,8 @@ pub(crate) const COMMANDS: &[Command] = &[
 
 #[rustfmt::skip]
 const NO_FLUSH: &str =
-    "Refused: rows are deleted one by one, pairs are unset one by one; an empty server is one \
-     with a new data folder.";
+    "Refused: rows are deleted one by one, pairs are unset one by one; an empty server is one with \
+     a new data folder.";
 
 fn dbsize(call: &mut Call<'_>) -> Outcome {
     let rows = call.node.engines().all_rows();

@@ -27,7 +27,8 @@ const ANYTIME: u32 = flag::LOADING | flag::STALE;
 
 #[rustfmt::skip]
 pub(crate) const CLUSTERX: Command =
-    CLUSTER.container("clusterx", "A container for what a controller tells a node of a cluster, as Kvrocks has it.", &[
+    CLUSTER.container("clusterx",
+        "A container for what a controller tells a node of a cluster, as Kvrocks has it.", &[
         CLUSTER.row("clusterx|heartbeat", 5, CONTROLLER,
             "master-node-id lease-milliseconds election-version", Once(heartbeat),
             "The master of this shard takes writes for so long, any other node of it none. Answers \
@@ -47,27 +48,28 @@ pub(crate) const CLUSTERX: Command =
         // The handler refuses all but CHECK while the data are loaded.
         CLUSTER.row("clusterx|setnodes", -4, CONTROLLER | flag::LOADING,
             "nodes version [CHECK|FORCE|HANDOVER]", Once(set_nodes),
-            "The topology is this one, a line per node: id, host, port, master or slave, - or the id \
-             of its master, slots of a master. The node follows its master, or becomes one. An older \
-             version is refused, and another topology of the same version, unless FORCE; the same one \
-             changes nothing. A node without an id finds its line by the address that it listens on or \
-             announces. CHECK: says whether it would be taken and can be written down, also while the \
-             node loads its data, and does nothing. HANDOVER: to the master that gives slots to \
-             replicas of its own, which have all that was written before they serve them.")
+            "The topology is this one, a line per node: id, host, port, master or slave, - or the \
+             id of its master, slots of a master. The node follows its master, or becomes one. An \
+             older version is refused, and another topology of the same version, unless FORCE; the \
+             same one changes nothing. A node without an id finds its line by the address that it \
+             listens on or announces. CHECK: says whether it would be taken and can be written \
+             down, also while the node loads its data, and does nothing. HANDOVER: to the master \
+             that gives slots to replicas of its own, which have all that was written before they \
+             serve them.")
             .since("0.1.0"),
         CLUSTER.row("clusterx|setslot", 6, CONTROLLER, "slots NODE node-id version", Once(set_slot),
-            "Slots, \"7\" or \"0-99 200\", are those of this master. The version is the next one. No \
-             rows are moved.").since("0.1.0"),
+            "Slots, \"7\" or \"0-99 200\", are those of this master. The version is the next one. \
+             No rows are moved.").since("0.1.0"),
         CLUSTER.row("clusterx|trim", -4, CONTROLLER | flag::WRITE,
             "space cursor [COUNT count]", Once(trim::run),
             "Deletes some rows of a counter space whose slots are not of this shard any more: the \
-             cursor for the next call (0: that was all), and how many were deleted. Begin with cursor \
-             0."),
+             cursor for the next call (0: that was all), and how many were deleted. Begin with \
+             cursor 0."),
         CLUSTER.row("clusterx|trimpairs", 4, CONTROLLER, "space id", Once(trim::pairs),
-            "Removes the pairs of ids whose slots are not of this shard any more from a part of the \
-             ledger of an existence space, on this node: the id for the next call (0: that was all), \
-             and how many were removed. Begin with id 0. Filters forget them when they are built anew. \
-             Each replica does it for itself."),
+            "Removes the pairs of ids whose slots are not of this shard any more from a part of \
+             the ledger of an existence space, on this node: the id for the next call (0: that was \
+             all), and how many were removed. Begin with id 0. Filters forget them when they are \
+             built anew. Each replica does it for itself."),
         CLUSTER.row("clusterx|version", 2, ANYTIME, "", Once(version),
             "The version of the topology, -1 if there is none.").since("0.1.0"),
     ]).since("0.1.0");

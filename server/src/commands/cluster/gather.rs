@@ -28,6 +28,7 @@ use std::cell::LazyCell;
 
 /// Requests of one turn that wait for other nodes; the next ones wait for their replies.
 const MOST_TOGETHER: usize = 512;
+
 /// Whether a request can be done in parts.
 pub(crate) fn can_be_parted(
     spec: &Spec,

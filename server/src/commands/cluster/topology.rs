@@ -40,7 +40,9 @@ const fn refused(name: &'static str, arity: i32, usage: &'static str) -> Command
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     CLUSTER.row("asking", 1, flag::FAST, "", Once(accepted), ACCEPTED),
-    CLUSTER.container("cluster", "A container for commands about the cluster. A server that is of no cluster answers as a cluster of one shard.", &[
+    CLUSTER.container("cluster",
+        "A container for commands about the cluster. A server that is of no cluster answers as a \
+         cluster of one shard.", &[
         refused("cluster|addslots", -3, "slot [slot ...]"),
         refused("cluster|addslotsrange", -4,
             "start-slot end-slot [start-slot end-slot ...]").since("7.0.0"),
@@ -70,8 +72,8 @@ pub(crate) const COMMANDS: &[Command] = &[
             "An empty list: there is no cluster bus.").since("7.0.0"),
         refused("cluster|meet", -4, "ip port [cluster_bus_port]"),
         CLUSTER.row("cluster|myid", 2, ANYTIME, "", Once(my_id),
-            "The id of this node, empty if it has none yet. A server that is of no cluster \
-             answers the hash of its address."),
+            "The id of this node, empty if it has none yet. A server that is of no cluster answers \
+             the hash of its address."),
         CLUSTER.row("cluster|myshardid", 2, ANYTIME, "", Once(my_shard_id),
             "The id of the shard: that of the history of its data.").since("7.2.0"),
         CLUSTER.row("cluster|nodes", 2, ANYTIME, "", Once(nodes),

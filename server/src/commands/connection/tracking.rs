@@ -39,14 +39,14 @@ pub(crate) const TRACKING_INFO: Command =
 #[rustfmt::skip]
 pub(crate) const CACHING: Command =
     CONNECTION.row("client|caching", 3, ALWAYS, "<YES|NO>", Once(caching),
-        "Whether the keys of the next command, or transaction, are tracked: YES with OPTIN, NO with \
-         OPTOUT.");
+        "Whether the keys of the next command, or transaction, are tracked: YES with OPTIN, NO \
+         with OPTOUT.");
 
 #[rustfmt::skip]
 pub(crate) const GET_REDIRECTION: Command =
     CONNECTION.row("client|getredir", 2, ALWAYS, "", Once(get_redirection),
-        "The client that gets the invalidations of this one; 0 if it gets them itself, -1 if it does \
-         not track.");
+        "The client that gets the invalidations of this one; 0 if it gets them itself, -1 if it \
+         does not track.");
 
 /// Whether this user may be told of all changed keys that begin so.
 fn may_hear(user: Option<&node::acl::User>, prefix: &[u8]) -> bool {

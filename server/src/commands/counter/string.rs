@@ -38,8 +38,8 @@ pub(crate) const COMMANDS: &[Command] = &[
     STRING.row("getset", 3, WRITE | flag::READS, "key value", Once(getset),
         "Sets a counter; answers its old value."),
     STRING.row("getdel", 2, WRITE | flag::READS, "key", Once(getdel),
-        "Makes a counter 0, or deletes the row if that is its only field, as DEL does; answers \
-         its old value.").since("6.2.0").uses("RW access delete"),
+        "Makes a counter 0, or deletes the row if that is its only field, as DEL does; answers its \
+         old value.").since("6.2.0").uses("RW access delete"),
     STRING.row("getex", -2, READ, "key [PERSIST]", Once(getex),
         "The same as GET. Options that would let it expire are refused, unless the space has \
          expire = \"ignore\".").since("6.2.0").uses("RW access update"),

@@ -39,9 +39,9 @@ pub(crate) const COMMANDS: &[Command] = &[
          one element more. With BINARY the reply is then an array of the string and the first \
          error.").keys(KeyArgs::ids_of(Of::View)).linear("ids"),
     FEED.row("feed.row", -4, READ | flag::NAMED, "key view viewer [EXACT]", Once(row),
-        "What FEED.GET shows of one id, asked for by the key of its row: the view's counters, \
-         then its flags as the viewer set them. In a cluster a client sends it to the node of the \
-         key, so a page is a pipeline of these, and no node asks another one.")
+        "What FEED.GET shows of one id, asked for by the key of its row: the view's counters, then \
+         its flags as the viewer set them. In a cluster a client sends it to the node of the key, \
+         so a page is a pipeline of these, and no node asks another one.")
         .keys(KeyArgs::Shown).since("0.2.0"),
     FEED.row("feed.act", -4, flag::WRITE | flag::DENYOOM | flag::FAST | flag::NAMED | flag::PER_ID,
         "action viewer id [id ...]", Long(act),

@@ -28,8 +28,8 @@ pub(crate) const COMMANDS: &[Command] = &[
     BLOOM.row("bf.mexists", -3, READ, "key item [item ...]", Long(mexists),
         "Per item 1, or 0, also if the id lies below the horizon.").linear("members"),
     BLOOM.row("bf.insert", -4, WRITE,
-        "key [CAPACITY capacity] [ERROR error] [EXPANSION expansion] [NOCREATE] [NONSCALING] \
-         ITEMS item [item ...]", Once(insert),
+        "key [CAPACITY capacity] [ERROR error] [EXPANSION expansion] [NOCREATE] [NONSCALING] ITEMS \
+         item [item ...]", Once(insert),
         "Adds items as BF.MADD does. NOCREATE: only if BF.RESERVE or BF.INSERT has named the key \
          before, or the counter that moves with its flags is above 0. CAPACITY, EXPANSION and \
          NONSCALING are checked and have no effect: a filter never fills. An ERROR below the \

@@ -31,14 +31,14 @@ pub(crate) const COMMANDS: &[Command] = &[
         "1 if the item is there, as it is there once, 0 if not, or if the id lies below the \
          horizon."),
     CUCKOO.row("cf.reserve", -3, WRITE,
-        "key capacity [BUCKETSIZE bucketsize] [MAXITERATIONS maxiterations] [EXPANSION \
-         expansion]", Once(reserve),
-        "OK, or 'item exists' if the key was reserved, or named by CF.INSERT, before. Filters \
-         need not be reserved: the numbers are checked and have no effect.").uses("RW insert"),
+        "key capacity [BUCKETSIZE bucketsize] [MAXITERATIONS maxiterations] [EXPANSION expansion]",
+        Once(reserve),
+        "OK, or 'item exists' if the key was reserved, or named by CF.INSERT, before. Filters need \
+         not be reserved: the numbers are checked and have no effect.").uses("RW insert"),
     CUCKOO.row("cf.insert", -4, WRITE,
         "key [CAPACITY capacity] [NOCREATE] ITEMS item [item ...]", Once(insert),
-        "Adds items; per item 1 whether it was there or not. NOCREATE as in BF.INSERT; CAPACITY \
-         is checked and has no effect.").uses("RW insert"),
+        "Adds items; per item 1 whether it was there or not. NOCREATE as in BF.INSERT; CAPACITY is \
+         checked and has no effect.").uses("RW insert"),
     CUCKOO.row("cf.insertnx", -4, WRITE,
         "key [CAPACITY capacity] [NOCREATE] ITEMS item [item ...]", Once(insert),
         "Adds items; per item 1 if it was not there, else 0. Options as in CF.INSERT.")

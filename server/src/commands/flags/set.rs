@@ -68,8 +68,8 @@ pub(crate) const COMMANDS: &[Command] = &[
 
 #[rustfmt::skip]
 const LISTED: &str =
-    "Of a space with a ledger, from the disk: it takes a read for some hundred members. Refused \
-     in other spaces: a filter cannot tell how many or which members one id has. A key of no space \
+    "Of a space with a ledger, from the disk: it takes a read for some hundred members. Refused in \
+     other spaces: a filter cannot tell how many or which members one id has. A key of no space \
      has none.";
 
 #[rustfmt::skip]

@@ -19,13 +19,13 @@ const GENERIC: Group = Group::new("generic", "1.0.0", ONE_KEY);
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     GENERIC.row("del", -2, flag::WRITE, "key [key ...]", Long(del),
-        "Deletes rows. A cell becomes 0 and its row stays, unless it is the row's only field: \
-         then the row is deleted. Answers how many rows there were and cells were not 0. The pairs \
-         of an id are deleted together with a ledger only, which knows whether there are any; an \
-         id of a space without members is unset. Flags of a row's id stay set, unless the space \
-         has delete_forgets = true: TM.FORGET unsets them. Where they stay, the next FEED.ACT on \
-         the id counts all the same, by any viewer; later ones of viewers whose flag is set do \
-         not.").keys(ALL_KEYS).linear("keys").uses("RM delete")
+        "Deletes rows. A cell becomes 0 and its row stays, unless it is the row's only field: then \
+         the row is deleted. Answers how many rows there were and cells were not 0. The pairs of \
+         an id are deleted together with a ledger only, which knows whether there are any; an id \
+         of a space without members is unset. Flags of a row's id stay set, unless the space has \
+         delete_forgets = true: TM.FORGET unsets them. Where they stay, the next FEED.ACT on the \
+         id counts all the same, by any viewer; later ones of viewers whose flag is set do not.")
+        .keys(ALL_KEYS).linear("keys").uses("RM delete")
         .tips(&["request_policy:multi_shard", "response_policy:agg_sum"]),
     GENERIC.row("unlink", -2, flag::WRITE | flag::FAST, "key [key ...]", Long(del),
         "The same as DEL.").keys(ALL_KEYS).since("4.0.0").linear("keys").uses("RM delete")

@@ -83,8 +83,8 @@ pub(crate) const COMMANDS: &[Command] = &[
          people and the commands that would do it.")
         .linear("rows in a sample of at most a million"),
     SCHEMA.row("tm.roll", 2, ADMIN | flag::WRITE | flag::NAMED, "space", Once(roll),
-        "Closes the newest table of a space, though it is not full, and opens the next. 1, or 0 \
-         if it is empty."),
+        "Closes the newest table of a space, though it is not full, and opens the next. 1, or 0 if \
+         it is empty."),
     SCHEMA.row("tm.spill", -2, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
         "space [tables]", Once(spill),
         "Moves the oldest tables of a space to the disk, as happens by itself when memory runs \

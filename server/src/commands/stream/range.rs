@@ -13,8 +13,8 @@ use resp::Reply;
 #[rustfmt::skip]
 pub(crate) const READS: &[Command] = &[
     STREAM.row("xrange", -4, flag::READONLY, "key start end [COUNT count]", Once(xrange),
-        "The entries from one id to another; `-` is the oldest that is there. An error if they \
-         are more than 10000: use COUNT.")
+        "The entries from one id to another; `-` is the oldest that is there. An error if they are \
+         more than 10000: use COUNT.")
         .cost(READ_COST),
     STREAM.row("xrevrange", -4, flag::READONLY, "key end start [COUNT count]", Once(xrange),
         "The same from the last one down.")
@@ -27,8 +27,8 @@ pub(crate) const READS: &[Command] = &[
 #[rustfmt::skip]
 pub(crate) const REFUSED: &[Command] = &[
     STREAM.row("xadd", -5, flag::WRITE | flag::DENYOOM | flag::FAST,
-        "key [NOMKSTREAM] [<MAXLEN|MINID> [=|~] threshold [LIMIT count]] <*|id> field value \
-         [field value ...]", Once(read_only), NOT_WRITABLE).tips(&["nondeterministic_output"]),
+        "key [NOMKSTREAM] [<MAXLEN|MINID> [=|~] threshold [LIMIT count]] <*|id> field value [field \
+         value ...]", Once(read_only), NOT_WRITABLE).tips(&["nondeterministic_output"]),
     STREAM.row("xdel", -3, flag::WRITE | flag::FAST, "key id [id ...]", Once(read_only),
         NOT_WRITABLE).uses("RW delete"),
     STREAM.row("xtrim", -4, flag::WRITE,
