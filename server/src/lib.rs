@@ -159,6 +159,12 @@ pub struct Server {
     log: JoinHandle<store::Result<()>>,
 }
 
+/// A process with this configuration, which knows all commands.
+pub fn host(config: Config, addresses: Vec<SocketAddr>, stop: Stop) -> Host {
+    commands::families::install();
+    Host::new(config, addresses, stop)
+}
+
 /// Starts a server on one listening socket (port 0 is fine: [`Server::port`] tells which it
 /// became).
 pub fn start(config: Config, listener: TcpListener) -> Result<Server, StartError> {
@@ -170,7 +176,6 @@ pub fn start(config: Config, listener: TcpListener) -> Result<Server, StartError
 /// `sockets` lacks; `stop` will stop it. Returns when the data are loaded. Clients that connect
 /// before are answered `-LOADING`.
 pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, StartError> {
-    commands::families::install();
     config.validate()?;
     node::cluster::sentinel::check(&config).map_err(config::ConfigError::Invalid)?;
     recovery::try_spaces(&config.data_set())?;
@@ -192,7 +197,7 @@ pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, 
     }
     let addresses =
         clients.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<SocketAddr>>>()?;
-    let host = Arc::new(Host::new(config, addresses, stop));
+    let host = Arc::new(host(config, addresses, stop));
     host.tls.configure(&host.config().tls).map_err(StartError::Tls)?;
     host.acl.configure(&host.config().security).map_err(StartError::Users)?;
     let asked = Arc::downgrade(&host);

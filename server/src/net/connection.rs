@@ -565,7 +565,6 @@ mod tests {
     use super::*;
     use dataset::Engines;
     use node::config::Config;
-    use node::roles::node::Host;
     use node::runtime::counters::Tallies;
     use node::runtime::shutdown::Stop;
     use std::net::SocketAddr;
@@ -594,8 +593,7 @@ mod tests {
         let mut config = Config::default();
         config.durability.dir = folder.path().to_path_buf();
         config.replication.max_replicas = 1;
-        crate::commands::families::install();
-        let node = Host::new(config, Vec::new(), Stop::new()).node();
+        let node = crate::host(config, Vec::new(), Stop::new()).node();
         node.fill(Engines::empty(&node.config().data_set(), node.durability.clone()));
         assert!(node.replication.settle(&node.config(), true, 1));
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 1));

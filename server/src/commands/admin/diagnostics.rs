@@ -11,6 +11,9 @@ use std::time::Duration;
 
 const SERVER: Group = Group::new("server", "2.8.13", NO_KEYS);
 const LOOK: u32 = ALWAYS | flag::ADMIN;
+/// Tips for a report that each node gives of itself.
+const REPORT_OF_EACH: &[&str] =
+    &["request_policy:all_nodes", "response_policy:special", "nondeterministic_output"];
 
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
@@ -32,26 +35,22 @@ pub(crate) const COMMANDS: &[Command] = &[
     SERVER.container("latency", "A container for commands about latency.", &[
         SERVER.row("latency|doctor", 2, LOOK, "", Once(latency_doctor),
             "What the latencies so far say, in words.")
-            .tips(&["request_policy:all_nodes", "response_policy:special",
-                "nondeterministic_output"]),
+            .tips(REPORT_OF_EACH),
         SERVER.help("latency|help"),
         SERVER.row("latency|histogram", -2, LOOK,
             "[command [command ...]]", Once(latency_histogram),
             "Per command its calls, and how many of them took at most so many microseconds: powers \
              of two. One call in 64 of commands of constant time is timed, and stands for the \
              others.").since("7.0.0").linear("commands that were timed")
-            .tips(&["request_policy:all_nodes", "response_policy:special",
-                "nondeterministic_output"]),
+            .tips(REPORT_OF_EACH),
         SERVER.row("latency|history", 3, LOOK, "event", Once(latency_history),
             "Times and milliseconds of an event (command, fast-command) above \
              latency-monitor-threshold.")
-            .tips(&["request_policy:all_nodes", "response_policy:special",
-                "nondeterministic_output"]),
+            .tips(REPORT_OF_EACH),
         SERVER.row("latency|latest", 2, LOOK, "", Once(latency_latest),
             "Per event its name, the time and the milliseconds of the latest one, and the most \
              milliseconds.")
-            .tips(&["request_policy:all_nodes", "response_policy:special",
-                "nondeterministic_output"]),
+            .tips(REPORT_OF_EACH),
         SERVER.row("latency|reset", -2, LOOK, "[event [event ...]]", Once(latency_reset),
             "Forgets these events, or all; answers how many.")
             .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"]),

@@ -27,6 +27,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 
 const CLUSTER: Group = Group::new("cluster", "3.0.0", NO_KEYS);
+const MODULE: Group = Group::new("server", "4.0.0", NO_KEYS);
+const SCRIPTING: Group = Group::new("scripting", "7.0.0", NO_KEYS);
 const CONTROLLER: u32 = flag::ADMIN | flag::STALE | flag::NO_MULTI | flag::NOSCRIPT;
 const QUICK: u32 = flag::LOADING | flag::STALE | flag::FAST;
 const ANYTIME: u32 = flag::LOADING | flag::STALE;
@@ -107,23 +109,22 @@ pub(crate) const COMMANDS: &[Command] = &[
     CLUSTER.row("readonly", 1, QUICK, "", Once(read_only),
         "In a cluster: a replica answers reads of this connection for its master's slots."),
     CLUSTER.row("readwrite", 1, QUICK, "", Once(read_write), "Takes READONLY back."),
-    CLUSTER.container("module", "A container for commands about modules.", &[
-        CLUSTER.help("module|help").group("server").since("5.0.0"),
-        CLUSTER.row("module|list", 2, flag::ADMIN | flag::NOSCRIPT, "", Once(list),
-            "bf, for clients that look for RedisBloom: its commands are built in.").group("server")
-            .since("4.0.0"),
-    ]).group("server").since("4.0.0"),
-    CLUSTER.container("function", "A container for commands about functions.", &[
-        CLUSTER.help("function|help").group("scripting").since("7.0.0"),
-        CLUSTER.row("function|list", -2, flag::NOSCRIPT,
+    MODULE.container("module", "A container for commands about modules.", &[
+        MODULE.help("module|help").since("5.0.0"),
+        MODULE.row("module|list", 2, flag::ADMIN | flag::NOSCRIPT, "", Once(list),
+            "bf, for clients that look for RedisBloom: its commands are built in."),
+    ]),
+    SCRIPTING.container("function", "A container for commands about functions.", &[
+        SCRIPTING.help("function|help"),
+        SCRIPTING.row("function|list", -2, flag::NOSCRIPT,
             "[LIBRARYNAME library-name-pattern] [WITHCODE]", Once(list_functions),
-            "An empty array: there are no functions.").group("scripting").since("7.0.0"),
-    ]).group("scripting").since("7.0.0"),
-    CLUSTER.container("script", "A container for commands about scripts.", &[
-        CLUSTER.row("script|exists", -3, flag::NOSCRIPT, "sha1 [sha1 ...]", Once(scripts_exist),
-            "A 0 for each digest: there are no scripts.").group("scripting").since("2.6.0"),
-        CLUSTER.help("script|help").group("scripting").since("5.0.0"),
-    ]).group("scripting").since("2.6.0"),
+            "An empty array: there are no functions."),
+    ]),
+    SCRIPTING.container("script", "A container for commands about scripts.", &[
+        SCRIPTING.row("script|exists", -3, flag::NOSCRIPT, "sha1 [sha1 ...]", Once(scripts_exist),
+            "A 0 for each digest: there are no scripts.").since("2.6.0"),
+        SCRIPTING.help("script|help").since("5.0.0"),
+    ]).since("2.6.0"),
 ];
 
 const ACCEPTED: &str = "Accepted from clients for clusters; changes nothing.";

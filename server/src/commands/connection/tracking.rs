@@ -4,13 +4,12 @@
 
 use crate::commands::call::{Call, integer};
 use crate::commands::command::{Command, Group, Run::Once};
+use crate::session::Session;
 use crate::session::tracked::{Tracked, bytes_of};
 use node::command::error::{Refusal, refuse};
 use node::command::footprint::{Footprint, Touch};
 use node::command::spec::{ALWAYS, NO_KEYS, Outcome, Spec};
 use node::command::table::Found;
-
-use crate::session::Session;
 use node::roles::node::{Node, Now};
 use node::runtime::clients::{BROKEN_REDIRECT, Client};
 use node::runtime::tracking::{MAX_PREFIX, Options, Overlap, Spaces, find_overlap};
