@@ -79,7 +79,7 @@ pub fn main() -> ExitCode {
         Command::Size(args) => size::run(&args),
         Command::Completions(args) => generate::completions(&args, &mut Cli::command()),
         Command::Man(args) => generate::manual(&args, Cli::command()),
-        Command::Commands => print(&tidemark_server::commands_page::reference()),
+        Command::Commands => print(&tidemark_server::reference::reference()),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   sockets -> connection (one task per client, on one of the worker threads)
-//!                -> resp::Scanner -> handlers -> dataset (the one path of writes)
+//!                -> resp::Scanner -> commands -> dataset (the one path of writes)
 //!                -> counter, phantom
 //!                <- resp::Reply   <-
 //! ```
@@ -15,16 +15,17 @@
 //! `tidemark serve` does the same.
 #![forbid(unsafe_code)]
 
+mod commands;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-mod handlers;
 mod http;
 mod ingest;
 mod net;
 mod sentinel;
+mod session;
 mod watch;
 
-pub use handlers::admin::commands_page;
+pub use commands::reference;
 pub use net::in_process::{Local, serve};
 pub use net::workers::Maintenance;
 pub use node::config;
@@ -158,6 +159,12 @@ pub struct Server {
     log: JoinHandle<store::Result<()>>,
 }
 
+/// A process with this configuration, which knows all commands.
+pub fn host(config: Config, addresses: Vec<SocketAddr>, stop: Stop) -> Host {
+    commands::families::install();
+    Host::new(config, addresses, stop)
+}
+
 /// Starts a server on one listening socket (port 0 is fine: [`Server::port`] tells which it
 /// became).
 pub fn start(config: Config, listener: TcpListener) -> Result<Server, StartError> {
@@ -190,7 +197,7 @@ pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, 
     }
     let addresses =
         clients.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<SocketAddr>>>()?;
-    let host = Arc::new(Host::new(config, addresses, stop));
+    let host = Arc::new(host(config, addresses, stop));
     host.tls.configure(&host.config().tls).map_err(StartError::Tls)?;
     host.acl.configure(&host.config().security).map_err(StartError::Users)?;
     let asked = Arc::downgrade(&host);

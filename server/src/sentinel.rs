@@ -1,7 +1,7 @@
 //! Follows Sentinels, where they are the source of the topology (`[[shard]]`): asks each of them
 //! once a second, and at once when it says that a master has changed.
 
-use crate::handlers::cluster::controller::is_here;
+use crate::commands::cluster::controller::is_here;
 use node::client::connect::{ConnectArgs, Link, closed, put_command, within};
 use node::cluster::sentinel::{Place, Said, Sentinels, places};
 use node::cluster::topology::MOST_NODES;

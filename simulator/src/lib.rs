@@ -3,7 +3,7 @@
 //! clock.
 //!
 //! ```text
-//!   workload --requests--> client --pipe--> connection, handlers, data set --> simulated disk
+//!   workload --requests--> client --pipe--> connection, commands, data set --> simulated disk
 //!                            |                 ^ one step of one thread
 //!   model   <--replies-------'                 |
 //!                         world: which step is next, when the disk fails, when the machine dies

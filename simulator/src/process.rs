@@ -106,7 +106,7 @@ impl Process {
         clients: usize,
         follows: Option<(Master, Dial)>,
     ) -> Result<Process, RecoverError> {
-        let host = Arc::new(Host::new(config.clone(), Vec::new(), Stop::new()));
+        let host = Arc::new(tidemark_server::host(config.clone(), Vec::new(), Stop::new()));
         host.acl.configure(&config.security).expect("users that can be read");
         let node = host.node();
         let master = follows.as_ref().map(|(master, _)| master.clone());

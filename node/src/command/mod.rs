@@ -1,12 +1,9 @@
 //! Facts about commands: names, arity, flags, key specifications, ACL categories, error texts.
 
-pub mod docs;
 pub mod error;
-pub(crate) mod families;
 pub mod footprint;
 pub mod keyspec;
 pub mod spec;
 pub mod stream_options;
 pub mod streams;
 pub mod table;
-pub(crate) mod usage;

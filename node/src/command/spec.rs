@@ -10,7 +10,7 @@ pub mod flag {
     /// Reads data.
     pub const READONLY: u32 = 1 << 1;
     /// May need more memory.
-    pub(crate) const DENYOOM: u32 = 1 << 2;
+    pub const DENYOOM: u32 = 1 << 2;
     /// For operators.
     pub const ADMIN: u32 = 1 << 3;
     /// Takes constant time, or a little per argument.
@@ -18,13 +18,13 @@ pub mod flag {
     /// Also while data are being loaded.
     pub const LOADING: u32 = 1 << 5;
     /// Also on a replica that has lost its master.
-    pub(crate) const STALE: u32 = 1 << 6;
+    pub const STALE: u32 = 1 << 6;
     /// Also before a client has logged in.
-    pub(crate) const NO_AUTH: u32 = 1 << 7;
+    pub const NO_AUTH: u32 = 1 << 7;
     /// Not from scripts.
-    pub(crate) const NOSCRIPT: u32 = 1 << 8;
+    pub const NOSCRIPT: u32 = 1 << 8;
     /// About channels.
-    pub(crate) const PUBSUB: u32 = 1 << 9;
+    pub const PUBSUB: u32 = 1 << 9;
     /// Not between MULTI and EXEC: its reply comes later.
     pub const NO_MULTI: u32 = 1 << 10;
     /// Changes no data here, but something that others get.
@@ -60,9 +60,9 @@ pub mod flag {
     pub const MAY_WRITE: u32 = 1 << 26;
     /// Its first argument (behind the name of a subcommand, or a key) names a space, view or
     /// action.
-    pub(crate) const NAMED: u32 = 1 << 27;
+    pub const NAMED: u32 = 1 << 27;
     /// It writes, and also tells what was stored.
-    pub(crate) const READS: u32 = 1 << 28;
+    pub const READS: u32 = 1 << 28;
     /// Its reply has one element for each id: a node of a cluster joins it from those of others.
     pub const PER_ID: u32 = 1 << 29;
 }
@@ -103,21 +103,21 @@ pub enum Of {
 }
 
 /// No keys.
-pub(crate) const NO_KEYS: KeyArgs = KeyArgs::None;
+pub const NO_KEYS: KeyArgs = KeyArgs::None;
 /// One key, the first argument.
 pub const ONE_KEY: KeyArgs = KeyArgs::Keys(1, 1, 1);
 /// Two keys, the first arguments.
-pub(crate) const TWO_KEYS: KeyArgs = KeyArgs::Keys(1, 2, 1);
+pub const TWO_KEYS: KeyArgs = KeyArgs::Keys(1, 2, 1);
 /// One key, behind the name of a subcommand or a number of keys.
-pub(crate) const SECOND_KEY: KeyArgs = KeyArgs::Keys(2, 2, 1);
+pub const SECOND_KEY: KeyArgs = KeyArgs::Keys(2, 2, 1);
 /// All arguments are keys.
-pub(crate) const ALL_KEYS: KeyArgs = KeyArgs::Keys(1, -1, 1);
+pub const ALL_KEYS: KeyArgs = KeyArgs::Keys(1, -1, 1);
 /// The position of the member in front of ids.
 pub const MEMBER: usize = 2;
 
 impl KeyArgs {
     /// Ids behind a name and a member.
-    pub(crate) const fn ids_of(of: Of) -> KeyArgs {
+    pub const fn ids_of(of: Of) -> KeyArgs {
         KeyArgs::Ids(of, MEMBER + 1, 1)
     }
 
@@ -138,24 +138,45 @@ impl KeyArgs {
 
 /// Why a command did nothing.
 pub type Outcome = Result<(), Refusal>;
+
+/// What a command costs, as COMMAND DOCS says it.
+#[derive(Clone, Copy)]
+pub enum Cost {
+    /// Constant time.
+    Constant,
+    /// Time that is linear in the number of these.
+    Linear(&'static str),
+    /// As it is said here.
+    Other(&'static str),
+}
+
 /// One command. See the top of the file.
+#[derive(Clone, Copy)]
 pub struct Spec {
     /// In lower case; of a subcommand `command|subcommand`.
     pub name: &'static str,
     /// How many arguments, the name included; negative: at least so many.
     pub arity: i32,
     /// Bits of [`flag`].
-    pub(crate) flags: u32,
+    pub flags: u32,
     /// Where its keys are.
     pub keys: KeyArgs,
     /// The family: Redis's group, and the ACL category of the same name.
-    pub(crate) group: &'static str,
+    pub group: &'static str,
     /// The Redis version that brought it, or ours.
-    pub(crate) since: &'static str,
+    pub since: &'static str,
     /// What follows the name.
     pub usage: &'static str,
     /// What it does, in a sentence or a few.
     pub summary: &'static str,
+    /// What it costs.
+    pub cost: Cost,
+    /// What it does with its first key and with the others, in the words of
+    /// [`KeySpec::uses`](crate::command::keyspec::KeySpec::uses); empty where the flags say it.
+    pub uses: (&'static str, &'static str),
+    /// For clients of clusters: how to send it to several servers, how to join the replies, and
+    /// whether these are the same each time.
+    pub tips: &'static [&'static str],
     /// If not empty, the first argument chooses one of these; without it the command answers.
     pub subcommands: &'static [Spec],
 }
@@ -188,6 +209,12 @@ impl Spec {
         self.group == "weibo" && self.name.starts_with("bf")
     }
 
+    /// Whether its keys may be sets with a ledger, each of which may take a read of the disk.
+    /// Strings are counters.
+    pub fn may_read_sets(&self) -> bool {
+        self.keys.are_keys() && self.group != "string"
+    }
+
     /// Whether it takes so many arguments, its name included.
     #[inline]
     pub fn fits(&self, args: usize) -> bool {
@@ -213,46 +240,6 @@ impl Spec {
 }
 
 /// Flags of a command that is allowed while loading and on a stale replica, not in scripts.
-pub(crate) const ALWAYS: u32 = flag::LOADING | flag::STALE | flag::NOSCRIPT;
-
-/// Defines `spec`, which makes a row of this group. `$keys`: where its commands have their keys.
-macro_rules! rows_of {
-    ($group:literal, $keys:expr) => {
-        const fn spec(
-            name: &'static str,
-            arity: i32,
-            flags: u32,
-            since: &'static str,
-            usage: &'static str,
-            summary: &'static str,
-        ) -> $crate::command::spec::Spec {
-            $crate::command::spec::Spec {
-                name,
-                arity,
-                flags,
-                keys: $keys,
-                group: $group,
-                since,
-                usage,
-                summary,
-                subcommands: &[],
-            }
-        }
-    };
-}
-pub(crate) use rows_of;
-
-/// A HELP row for a table of subcommands.
-pub(crate) const fn help_row(name: &'static str, group: &'static str, since: &'static str) -> Spec {
-    Spec {
-        name,
-        arity: 2,
-        flags: flag::LOADING | flag::STALE,
-        keys: NO_KEYS,
-        group,
-        since,
-        usage: "",
-        summary: "Print this help.",
-        subcommands: &[],
-    }
-}
+pub const ALWAYS: u32 = flag::LOADING | flag::STALE | flag::NOSCRIPT;
+/// Flags of a read that takes constant time.
+pub const READ: u32 = flag::READONLY | flag::FAST;

@@ -9,6 +9,8 @@
 mod choices;
 mod model;
 
+use crate::commands::connection::client;
+use crate::commands::families::install;
 use crate::net::request_loop::{Closing, RequestLoop, TurnBuffers};
 use choices::{Choices, FLAGS, KNOWN, LEFT_OUT, WORDS};
 use model::{Model, error};
@@ -36,7 +38,13 @@ fn node() -> Arc<Node> {
         }
         config
     });
-    Host::alone(&CONFIG)
+    alone(&CONFIG)
+}
+
+/// A node without sockets, of a process that knows all commands.
+pub(crate) fn alone(config: &Config) -> Arc<Node> {
+    install();
+    Host::alone(config)
 }
 
 /// A client without a socket, which waits for what its replies wait for.
@@ -108,7 +116,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        self.talk.session.forget(&self.node);
+        client::forget(&mut self.talk.session, &self.node);
         self.node.clients.remove(self.talk.session.client.id);
     }
 }

@@ -10,7 +10,7 @@
 //! than localhost, `admin.bind` or one of `admin.hosts` is answered 421. Addresses are safe: the
 //! browser has connected to that address, not to a name.
 
-use super::Answer;
+use super::answer::{Answer, wrong};
 use base64::Engine as _;
 use hyper::StatusCode;
 use hyper::header::{self, HeaderValue};
@@ -72,7 +72,7 @@ impl Door {
         };
         match node.acl.dry_run(&user, &Request { spec, number, args }, node.loaded().as_deref()) {
             None => Ok(()),
-            Some(why) => Err(super::wrong(StatusCode::FORBIDDEN, &why)),
+            Some(why) => Err(wrong(StatusCode::FORBIDDEN, &why)),
         }
     }
 }
@@ -112,7 +112,7 @@ fn credentials(authorization: &str) -> Option<(String, String)> {
 }
 
 fn login(why: &str) -> Answer {
-    let mut answer = super::wrong(StatusCode::UNAUTHORIZED, why);
+    let mut answer = wrong(StatusCode::UNAUTHORIZED, why);
     let realm = HeaderValue::from_static(
         "Basic realm=\"Tidemark: a user with +@admin\", charset=\"UTF-8\"",
     );

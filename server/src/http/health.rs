@@ -1,6 +1,6 @@
 //! `/readyz`: whether this node should get traffic.
 
-use super::{Answer, text};
+use super::answer::{Answer, text};
 use hyper::StatusCode;
 use node::roles::LinkState;
 use node::roles::node::Node;

@@ -1,10 +1,9 @@
 //! The last ten minutes: pages and writes per second, and how long they took.
 
-use super::Admin;
 use dataset::clock::unix_ms;
 use node::command::spec::flag;
 use node::command::table::{numbers_named, with_numbers};
-use node::roles::node::Node;
+use node::roles::node::{Host, Node};
 use node::runtime::command_stats::percentile_us;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -46,16 +45,16 @@ struct Sums {
 }
 
 /// Samples until the future is dropped.
-pub(super) async fn record(admin: &Admin) {
+pub(super) async fn record(host: &Host, history: &History) {
     let mut ticks = tokio::time::interval(EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut before = None;
     loop {
         ticks.tick().await;
-        let node = admin.host.node();
+        let node = host.node();
         let now = sums(&node);
         if let Some(before) = &before {
-            let mut points = admin.history.0.lock();
+            let mut points = history.0.lock();
             if points.len() == SAMPLES {
                 points.pop_front();
             }

@@ -1,7 +1,7 @@
 //! `/api/page`: the page that FEED.GET answers, and where each value comes from.
 
-use super::guard::Asked;
-use super::{Admin, Answer, json, wrong};
+use super::answer::{Answer, json, wrong};
+use super::guard::{Asked, Door};
 use dataset::cold;
 use dataset::cold::fetch::Fetching;
 use dataset::engines::{CounterSpace, Engines, Page, View};
@@ -52,7 +52,7 @@ impl Query {
 }
 
 pub(super) async fn page(
-    admin: &Admin,
+    door: &Door,
     node: Arc<Node>,
     asked: &Asked<'_>,
     query: Option<&str>,
@@ -64,7 +64,7 @@ pub(super) async fn page(
     let ids: Vec<String> = query.ids.iter().map(u64::to_string).collect();
     let mut command = vec!["FEED.GET", &query.view, &query.viewer];
     command.extend(ids.iter().map(String::as_str));
-    if let Err(refusal) = admin.door.admits(&node, asked, &command).await {
+    if let Err(refusal) = door.admits(&node, asked, &command).await {
         return refusal;
     }
     let Some(engines) = node.loaded() else {

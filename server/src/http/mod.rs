@@ -4,6 +4,7 @@
 //! run its code nor wait for it. Everything is read-only. What shows clients, keys or data is
 //! guarded by the ACL ([`guard`]).
 
+mod answer;
 mod api;
 mod dashboard;
 mod guard;
@@ -11,13 +12,13 @@ mod health;
 mod history;
 mod inspect;
 
+use answer::{Answer, body, json, text};
 use guard::Door;
 use history::History;
-use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
+use hyper::body::Incoming;
 use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use node::metrics::{self, Format};
 use node::roles::node::Host;
@@ -28,8 +29,6 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
-
-type Answer = Response<Full<Bytes>>;
 
 /// Most connections at a time; one more ends the oldest of them.
 const MAX_CONNECTIONS: usize = 64;
@@ -92,7 +91,7 @@ pub(crate) fn start(host: &Arc<Host>, listener: TcpListener) -> io::Result<JoinH
             tokio::select! {
                 () = stop.wait() => {}
                 () = accept(&admin, listener) => {}
-                () = history::record(&admin) => {}
+                () = history::record(&admin.host, &admin.history) => {}
             }
         });
     })?;
@@ -210,30 +209,10 @@ async fn route(admin: &Admin, peer: SocketAddr, request: &Request<Incoming>) -> 
             Ok(()) => json(&api::clients(&node)),
             Err(refusal) => refusal,
         },
-        "/api/page" => inspect::page(admin, node, &asked, request.uri().query()).await,
+        "/api/page" => inspect::page(&admin.door, node, &asked, request.uri().query()).await,
         _ => match dashboard::file(path) {
             Some((media, content)) => body(StatusCode::OK, media, content),
             None => text(StatusCode::NOT_FOUND, "there is no such page\n"),
         },
     }
-}
-
-fn body(status: StatusCode, media: &'static str, content: impl Into<Bytes>) -> Answer {
-    let mut response = Response::new(Full::new(content.into()));
-    *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media));
-    response
-}
-
-fn text(status: StatusCode, content: impl Into<Bytes>) -> Answer {
-    body(status, "text/plain; charset=utf-8", content)
-}
-
-fn json(value: &serde_json::Value) -> Answer {
-    body(StatusCode::OK, "application/json", value.to_string())
-}
-
-/// An answer to a request that is wrong, in the form of the JSON pages.
-fn wrong(status: StatusCode, why: &str) -> Answer {
-    body(status, "application/json", serde_json::json!({ "error": why }).to_string())
 }

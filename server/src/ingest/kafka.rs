@@ -4,7 +4,7 @@
 //! librdkafka would bring a C library of its own threads, queues and groups, whose offsets are not
 //! the truth here. What rskafka lacks: records of transactions that were aborted are read, too.
 
-use super::{CHUNK_BYTES, Chunk, IDLE, Trouble, ends_before, hash_of, note_gap};
+use super::reading::{CHUNK_BYTES, Chunk, IDLE, Trouble, ends_before, hash_of, note_gap};
 use node::config::Ingest;
 use node::runtime::ingest::{Source, State};
 use rskafka::BackoffConfig;

@@ -18,6 +18,7 @@ mod event;
 mod kafka;
 #[cfg(feature = "nats")]
 mod nats;
+mod reading;
 mod redis;
 mod take;
 
@@ -25,11 +26,12 @@ use dataset::offsets::Offset;
 use node::config::{Broker, Ingest, IngestStart};
 use node::roles::node::Host;
 use node::runtime::ingest::{Source, State};
+use reading::{Chunk, Trouble, compare, in_time};
 use std::io;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
+use take::may_read;
 use tokio::task::JoinSet;
 
 /// How often it is looked whether a source may be read.
@@ -41,75 +43,6 @@ const RETRY_MOST: Duration = Duration::from_secs(5);
 const PARTITIONS_EVERY: Duration = Duration::from_secs(30);
 /// Partitions of a topic that are read, at most: each has a task and a buffer here.
 const MOST_PARTITIONS: usize = 4096;
-/// Bytes of messages that one read may bring, about: so much is held per partition.
-const CHUNK_BYTES: usize = 1 << 20;
-/// Messages of one read.
-const CHUNK_MESSAGES: usize = 4096;
-/// How long a broker may be silent when it is asked; and one that was silent so long before.
-const PATIENCE: Duration = Duration::from_secs(10);
-const PATIENCE_MOST: Duration = Duration::from_secs(320);
-/// How long a reader waits for the next message.
-const IDLE: Duration = Duration::from_secs(1);
-
-/// Why a partition is not read on.
-enum Trouble {
-    /// It is not to be: another role, a pause, another offset, the end.
-    Ordered,
-    /// The broker; it is tried again.
-    Broken(String),
-    /// An operator has to decide.
-    Halt(String),
-}
-
-impl From<io::Error> for Trouble {
-    fn from(error: io::Error) -> Trouble {
-        Trouble::Broken(error.to_string())
-    }
-}
-
-/// Messages that were read together.
-#[derive(Default)]
-struct Chunk {
-    bytes: Vec<u8>,
-    messages: Vec<Message>,
-    /// Messages behind these, as far as the broker has said; `None`: it has not.
-    lag: Option<u64>,
-}
-
-/// A message of a chunk.
-struct Message {
-    offset: u128,
-    /// In [`Chunk::bytes`].
-    payload: Range<usize>,
-    /// As the data set keeps it; 0 for one that stands for messages which are gone.
-    hash: u64,
-}
-
-/// The hash of a message, or of what makes one; never 0.
-fn hash_of(content: &[u8]) -> u64 {
-    xxhash_rust::xxh3::xxh3_64(content).max(1)
-}
-
-impl Chunk {
-    fn clear(&mut self) {
-        self.bytes.clear();
-        self.bytes.shrink_to(2 * CHUNK_BYTES);
-        self.messages.clear();
-        self.lag = None;
-    }
-
-    fn push(&mut self, offset: u128, payload: &[u8], hash: u64) {
-        let start = self.bytes.len();
-        self.bytes.extend_from_slice(payload);
-        self.messages.push(Message { offset, payload: start..self.bytes.len(), hash });
-    }
-
-    /// Passes over messages that are gone, up to this one.
-    fn pass_over(&mut self, last: u128) {
-        self.push(last, b"", 0);
-    }
-}
-
 /// A reader of one partition.
 enum Reader {
     #[cfg(feature = "nats")]
@@ -201,60 +134,6 @@ impl Reader {
     }
 }
 
-/// What a broker answers, if it does in time: one that hangs, or a link that lost its other end
-/// without a word, is left, and tried anew. One that is only slow has twice as long then: what was
-/// asked of it may keep it busy though no reader waits for the answer.
-async fn in_time<T>(source: &Source, answer: impl Future<Output = T>) -> Result<T, Trouble> {
-    let patience = Duration::from_secs(source.patience_s.load(Relaxed)).max(PATIENCE);
-    tokio::time::timeout(IDLE + patience, answer).await.map_err(|_| {
-        source.patience_s.store((2 * patience).min(PATIENCE_MOST).as_secs(), Relaxed);
-        Trouble::Broken(format!("the broker does not answer in {} s", (IDLE + patience).as_secs()))
-    })
-}
-
-/// Messages were lost before they were read: the broker keeps them no more. `lost`: how many, if
-/// that can be said. Never silent, whatever is done.
-fn note_gap(source: &Source, partition: u32, lost: Option<u64>, from: u128, to: u128) {
-    source.gaps.fetch_add(1, Relaxed);
-    source.gap_messages.fetch_add(lost.unwrap_or(0), Relaxed);
-    let many = lost.map_or_else(|| "an unknown number of".to_owned(), |lost| lost.to_string());
-    let of = match source.broker {
-        Broker::Kafka => format!(" of partition {partition}"),
-        Broker::Nats | Broker::Redis => String::new(),
-    };
-    let text = format!(
-        "gap: {many} messages{of} from {} to before {} are lost: the broker removed them before \
-         they were read",
-        source.shown(from),
-        source.shown(to)
-    );
-    source.note_error(&text);
-    tracing::error!("ingest '{}': {text}", source.config.name);
-}
-
-/// What is said of a broker whose stream ends before our offset.
-fn ends_before(source: &Source, end: u128, next: u128) -> Trouble {
-    let (end, next) = (source.shown(end), source.shown(next));
-    Trouble::Halt(format!(
-        "the stream ends at {end}, and it was read up to {next} already: it is another one, or has \
-         lost its end; TM.INGEST SETOFFSET says where it is to be read from"
-    ))
-}
-
-/// Fails if the message that was taken last is another one at the broker, which may not have it any
-/// more.
-fn compare(source: &Source, last: u128, found: Option<u64>, taken: u64) -> Result<(), Trouble> {
-    if found.is_none_or(|hash| hash == taken) {
-        return Ok(());
-    }
-    Err(Trouble::Halt(format!(
-        "the stream has another message at {} than the one that was read there: it has lost its \
-         end and grown again, or is another one; TM.INGEST SETOFFSET says where it is to be read \
-         from",
-        source.shown(last)
-    )))
-}
-
 /// The ingest thread.
 pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -290,15 +169,6 @@ async fn measure(source: Arc<Source>) {
         source.rate.store(now.wrapping_sub(before), Relaxed);
         before = now;
     }
-}
-
-/// Whether this node may read the source now; and if not, why.
-fn may_read(host: &Host, source: &Source) -> Result<(), State> {
-    let node = host.now();
-    if !node.is_loaded() || !node.replication.is_master() || !node.replication.is_settled() {
-        return Err(State::Idle);
-    }
-    if source.is_paused() { Err(State::Paused) } else { Ok(()) }
 }
 
 /// Reads all partitions of a source, for ever; those, too, that come later.

@@ -4,8 +4,8 @@
 //! acknowledgements. Whatever is strange about what it delivers (a consumer sequence that jumps, as
 //! after a lost link), the reader ends, and the next one begins at our offset.
 
-use super::{CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, PATIENCE, Trouble};
-use super::{compare, ends_before, hash_of, note_gap};
+use super::reading::{CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, PATIENCE, Trouble};
+use super::reading::{compare, ends_before, hash_of, note_gap};
 use async_nats::jetstream;
 use async_nats::jetstream::consumer::{AckPolicy, Consumer, DeliverPolicy, pull};
 use async_nats::jetstream::stream::Stream;

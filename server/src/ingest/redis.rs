@@ -4,7 +4,9 @@
 //! whether entries behind our offset were trimmed. How many is known by `entries-added`, from the
 //! second read on.
 
-use super::{CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, Trouble, ends_before, hash_of, note_gap};
+use super::reading::{
+    CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, Trouble, ends_before, hash_of, note_gap,
+};
 use node::client::connect::{ConnectArgs, Link};
 use node::config::Ingest;
 use node::runtime::ingest::Source;

@@ -3,7 +3,7 @@
 use super::dead::{Letter, Letters};
 use super::event;
 use super::event::Event;
-use super::{Chunk, Message, Trouble};
+use super::reading::{Chunk, Message, Trouble};
 use dataset::cold;
 use dataset::cold::fetch::Fetching;
 use dataset::engines::events::{Doing, Event as Change, Partition};
@@ -273,7 +273,7 @@ impl<'a> Taker<'a> {
     /// Until changes are taken; an error: this node is not to make any.
     async fn may_change(&self) -> Result<(), Trouble> {
         loop {
-            if super::may_read(self.host, self.source).is_err() {
+            if may_read(self.host, self.source).is_err() {
                 return Err(Trouble::Ordered);
             }
             let node = self.host.node();
@@ -371,4 +371,13 @@ async fn fetch(items: &[Item<'_>], mapped: &[node::config::Mapped], engines: &En
     if !fetching.is_ready() {
         cold::pin(engines.cold.fetch(fetching).await);
     }
+}
+
+/// Whether this node may read the source now; and if not, why.
+pub(super) fn may_read(host: &Host, source: &Source) -> Result<(), State> {
+    let node = host.now();
+    if !node.is_loaded() || !node.replication.is_master() || !node.replication.is_settled() {
+        return Err(State::Idle);
+    }
+    if source.is_paused() { Err(State::Paused) } else { Ok(()) }
 }

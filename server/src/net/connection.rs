@@ -15,8 +15,9 @@
 //! puts another data set in the place of the one that it was served from. What it waits for may
 //! hold the old one for a while.
 
-use crate::handlers::session::{Come, Session};
+use crate::commands::connection::client;
 use crate::net::request_loop::{Closing, RequestLoop, TurnBuffers};
+use crate::session::{Come, Session};
 use node::roles::node::{Host, Node};
 use node::runtime::clients::Client;
 use node::runtime::tls::Socket;
@@ -113,7 +114,7 @@ impl Drop for Connection {
         self.talk.session.client.leave();
         let node = self.host.now();
         self.meet(&node);
-        self.talk.session.forget(&node);
+        client::forget(&mut self.talk.session, &node);
         self.talk.session.client.buffers.set(0);
     }
 }
@@ -564,7 +565,6 @@ mod tests {
     use super::*;
     use dataset::Engines;
     use node::config::Config;
-    use node::roles::node::Host;
     use node::runtime::counters::Tallies;
     use node::runtime::shutdown::Stop;
     use std::net::SocketAddr;
@@ -593,7 +593,7 @@ mod tests {
         let mut config = Config::default();
         config.durability.dir = folder.path().to_path_buf();
         config.replication.max_replicas = 1;
-        let node = Host::new(config, Vec::new(), Stop::new()).node();
+        let node = crate::host(config, Vec::new(), Stop::new()).node();
         node.fill(Engines::empty(&node.config().data_set(), node.durability.clone()));
         assert!(node.replication.settle(&node.config(), true, 1));
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 1));

@@ -1,9 +1,9 @@
 //! A client without a socket, on the caller's thread: requests in, replies out, by the very turn
 //! that a connection runs. For tests and measurements of that path alone.
 
-use crate::handlers::session::{Come, Later};
 use crate::net::connection::Connection;
 use crate::net::request_loop::{RequestLoop, TurnBuffers};
+use crate::session::{Come, Later};
 use node::roles::node::{Host, Node};
 use node::runtime::counters::Tallies;
 use node::runtime::tls::Socket;

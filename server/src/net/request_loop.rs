@@ -2,13 +2,13 @@
 //!
 //! Requests are taken a few at a time, in three passes: all are scanned, then for each of them the
 //! memory that it will need is asked for, then they are executed. So the waits for memory of a
-//! pipeline's small commands overlap (`handlers/prefetch`).
+//! pipeline's small commands overlap (`commands/prefetch.rs`).
 
-use crate::handlers::items::{Step, Turn};
-use crate::handlers::long_request::{LongRequest, execute_turn, is_long};
-use crate::handlers::prefetch::LookAhead;
-use crate::handlers::session::{Scratch, Session};
-use crate::handlers::{cold_keys, execute};
+use crate::commands::long_request::{LongRequest, execute_turn, is_long};
+use crate::commands::prefetch::LookAhead;
+use crate::commands::turn::{Step, Turn};
+use crate::commands::{cold_keys, execute};
+use crate::session::{Scratch, Session};
 use dataset::cold;
 use dataset::cold::Pins;
 use dataset::cold::fetch::Fetching;

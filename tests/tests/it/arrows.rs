@@ -35,10 +35,6 @@ const CRATES: [&str; 16] = [
     "store",
 ];
 
-/// Directories, as `crate/directory`, whose files still form a circle. Remove an entry with its
-/// circle.
-const EXCEPTIONS: [&str; 3] = ["server/handlers", "server/http", "server/ingest"];
-
 fn top() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
@@ -326,24 +322,16 @@ fn arrows_between_crates_are_those_of_the_page() {
 
 #[test]
 fn no_files_form_a_circle() {
-    let (mut wrong, mut excepted) = (String::new(), BTreeSet::new());
+    let mut wrong = String::new();
     for name in CRATES {
         let arrows = Files::of(name).arrows();
         let circle = circle(&arrows);
         for file in &circle {
-            let path = format!("{name}/{file}");
-            match EXCEPTIONS.iter().find(|folder| Path::new(&path).starts_with(folder)) {
-                Some(folder) => _ = excepted.insert(*folder),
-                None => {
-                    let to: Vec<_> = arrows[file].intersection(&circle).cloned().collect();
-                    wrong += &format!("\n{path} -> {}", to.join(", "));
-                }
-            }
+            let to: Vec<_> = arrows[file].intersection(&circle).cloned().collect();
+            wrong += &format!("\n{name}/{file} -> {}", to.join(", "));
         }
     }
     assert!(wrong.is_empty(), "files form a circle; move what they share below them:{wrong}");
-    let gone: Vec<_> = EXCEPTIONS.iter().filter(|folder| !excepted.contains(*folder)).collect();
-    assert!(gone.is_empty(), "these have no circle any more, remove the exceptions: {gone:?}");
 }
 
 fn arrows_of(texts: &[(&str, &str)]) -> Arrows {

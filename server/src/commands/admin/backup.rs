@@ -1,0 +1,104 @@
+//! BACKUP: what it is asked, and what it answers. The work is in `node/src/roles/backup.rs`.
+
+use crate::commands::call::Call;
+use crate::commands::command::{Command, Group, Run::Once};
+use node::command::error::{Printable, refuse};
+use node::command::spec::{ALWAYS, NO_KEYS, Outcome, flag};
+use node::roles::backup;
+use node::roles::backup_state::{Fate, Kept, Status};
+
+const SERVER: Group = Group::new("server", "0.1.0", NO_KEYS);
+const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::STALE;
+
+#[rustfmt::skip]
+pub(crate) const BACKUP: Command =
+    SERVER.container("backup", "A container for commands about backups.", &[
+        SERVER.help("backup|help"),
+        SERVER.row("backup|status", 2, ALWAYS | flag::ADMIN, "", Once(status),
+            "The backup that is being made, how the last one went, and up to where the log is kept \
+             beside them, as a map."),
+        SERVER.row("backup|stop", 2, ALWAYS | flag::ADMIN, "", Once(stop),
+            "Gives up the backup that is being made; nothing is left of it."),
+        SERVER.row("backup|to", 3, ADMIN | flag::NO_MULTI, "dir", Once(to),
+            "Begins a backup in a new folder below backup.dir, with a name like nightly/monday, or \
+             a name of its own for that folder itself (.). Reads and writes go on; BACKUP STATUS \
+             and INFO persistence tell when it is done. It holds all that was acknowledged before, \
+             and more. tidemark restore makes a data folder of it."),
+    ]);
+
+fn to(call: &mut Call<'_>) -> Outcome {
+    let text = call.args.at(2);
+    let config = call.node.config();
+    let folder = std::str::from_utf8(text).ok();
+    let folder = folder.ok_or_else(|| refuse!("ERR '{}' is no name of a folder", Printable(text)));
+    let folder = backup::place(&config, folder?).map_err(|why| refuse!("ERR {why}"))?;
+    // A folder of another machine may take its time.
+    call.answer_later(move |node, reply| {
+        backup::look(&node.config(), &folder).map_err(|why| refuse!("ERR {why}"))?;
+        if !node.backups.begin(folder) {
+            return Err(refuse!("ERR Background backup already in progress"));
+        }
+        reply.simple("Background backup started");
+        Ok(())
+    })
+}
+
+fn stop(call: &mut Call<'_>) -> Outcome {
+    if !call.node.backups.give_up() {
+        return Err(refuse!("ERR No backup in progress"));
+    }
+    call.reply.ok();
+    Ok(())
+}
+
+/// A value of the map.
+enum Said {
+    Text(String),
+    Number(u64),
+}
+
+fn status(call: &mut Call<'_>) -> Outcome {
+    let Status { running, copied, linked, expected, last, kept, .. } = call.node.backups.status();
+    let (text, number) = (|text: &str| Said::Text(text.to_owned()), Said::Number);
+    let mut said = vec![("state", text(if running.is_some() { "running" } else { "idle" }))];
+    if let Some((folder, since)) = running {
+        said.push(("folder", Said::Text(folder.display().to_string())));
+        said.push(("seconds", number(since.elapsed().as_secs())));
+        said.push(("bytes", number(copied + linked)));
+        said.push(("bytes_expected", number(expected)));
+        said.push(("bytes_copied", number(copied)));
+    }
+    if let Some(last) = last {
+        said.push(("last_status", text(last.fate.name())));
+        said.push(("last_folder", Said::Text(last.folder.display().to_string())));
+        said.push(("last_ended", number(last.ended_s)));
+        said.push(("last_seconds", number(last.took.as_secs())));
+        match &last.fate {
+            Fate::Made { backup, copied } => {
+                said.push(("last_offset", number(backup.position.offset)));
+                said.push(("last_time_ms", number(backup.time_ms)));
+                said.push(("last_bytes", number(backup.bytes())));
+                said.push(("last_bytes_copied", number(*copied)));
+            }
+            Fate::Stopped => {}
+            Fate::Failed(why) => said.push(("last_error", text(why))),
+        }
+    } else {
+        said.push(("last_status", text("none")));
+    }
+    said.push(("log", text(kept.name())));
+    match kept {
+        Kept::Off => {}
+        Kept::UpTo(offset) => said.push(("log_offset", number(offset))),
+        Kept::Failed(why) => said.push(("log_error", text(&why))),
+    }
+    call.reply.map(said.len());
+    for (name, value) in said {
+        call.reply.bulk(name.as_bytes());
+        match value {
+            Said::Text(text) => call.reply.bulk(text.as_bytes()),
+            Said::Number(number) => call.reply.int(i64::try_from(number).unwrap_or(i64::MAX)),
+        }
+    }
+    Ok(())
+}

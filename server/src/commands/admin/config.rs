@@ -1,0 +1,114 @@
+//! CONFIG: the settings while the server runs ([`node::runtime::settings`]).
+
+use crate::commands::call::Call;
+use crate::commands::command::{Command, Group, Run::Once};
+use node::command::error::{Refusal, refuse};
+use node::command::spec::{ALWAYS, NO_KEYS, Outcome, flag};
+use node::config::Config;
+use node::runtime::{glob, settings};
+
+const SERVER: Group = Group::new("server", "2.0.0", NO_KEYS);
+const ADMIN: u32 = ALWAYS | flag::ADMIN;
+
+#[rustfmt::skip]
+pub(crate) const CONFIG: Command =
+    SERVER.container("config", "A container for commands about the configuration.", &[
+        SERVER.row("config|get", -3, ADMIN, "parameter [parameter ...]", Once(get),
+            "Settings whose names match the patterns; our own by section and key (server.port), \
+             and those that Redis's tools ask for. Passwords are shown only to users that may do \
+             everything.").linear("settings"),
+        SERVER.help("config|help").since("5.0.0"),
+        SERVER.row("config|resetstat", 2, ADMIN, "", Once(resetstat),
+            "Begins the counts of INFO stats, commandstats, latencystats and errorstats anew."),
+        SERVER.row("config|rewrite", 2, ADMIN, "", Once(rewrite),
+            "Writes what has changed into the configuration file, and keeps the rest of it: \
+             settings, users, and the fields of counter spaces as TM.SPACE ALTER left them, so \
+             that a new node starts with the file. When it answers, the file is safe on the disk.")
+            .since("2.8.0").linear("settings"),
+        SERVER.row("config|set", -4, ADMIN, "parameter value [parameter value ...]", Once(set),
+            "Changes settings while the server runs: all of them, or none. The configuration file \
+             marks those that can be changed with *. client-output-buffer-limit sets \
+             max_output_buffer_bytes (normal) and max_push_buffer_bytes (pubsub). Names of Redis \
+             that tune what does not exist here (hz, maxmemory-samples, hash-max-listpack-entries \
+             and their like) take any value and have no effect.").linear("settings")
+            .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"]),
+    ]);
+
+/// Most bytes of a name or a value that is set.
+const MAX_LENGTH: usize = 64 << 10;
+/// Most names, values or patterns in a request.
+const MAX_ARGS: usize = 1024;
+/// Most bytes of the patterns of a request together: each of them is held against each name.
+const MAX_PATTERNS: usize = 8 << 10;
+
+fn get(call: &mut Call<'_>) -> Outcome {
+    let patterns = call.args.from(2);
+    if patterns.len() > MAX_ARGS || patterns.iter().map(<[u8]>::len).sum::<usize>() > MAX_PATTERNS {
+        return Err(refuse!(
+            "ERR there may be {MAX_ARGS} patterns, of {MAX_PATTERNS} bytes together"
+        ));
+    }
+    // A user with all rights could set them, too; for others a password would be the way to that.
+    let may_everything =
+        call.session.access.user.as_ref().is_some_and(|user| user.may_everything());
+    let mut config = Config::clone(&call.node.config());
+    config.describe(&call.node.engines().catalogue());
+    let mut found = settings::list(&call.node.settings, &config, call.node.port(), may_everything);
+    found.retain(|(name, _)| patterns.iter().any(|p| glob::matches(p, name.as_bytes(), true)));
+    call.reply.map(found.len());
+    for (name, value) in found {
+        call.reply.bulk(name.as_bytes());
+        call.reply.bulk(value.as_bytes());
+    }
+    Ok(())
+}
+
+fn set(call: &mut Call<'_>) -> Outcome {
+    let args = call.args.from(2);
+    if !args.len().is_multiple_of(2) {
+        return Err(Refusal::SYNTAX);
+    }
+    if args.len() > MAX_ARGS || args.iter().any(|a| a.len() > MAX_LENGTH) {
+        return Err(refuse!("ERR too many or too long arguments"));
+    }
+    let text = |index| String::from_utf8_lossy(args.at(index)).into_owned();
+    let pairs: Vec<(String, String)> =
+        (0..args.len()).step_by(2).map(|at| (text(at), text(at + 1))).collect();
+    let node = call.node;
+    // The same name again: the files are new.
+    let certificates = pairs.iter().any(|(name, _)| name.to_ascii_lowercase().starts_with("tls"));
+    settings::set(&node.settings, &pairs, node.port(), |before, after| {
+        node.apply(before, after, certificates)
+    })
+    .map_err(|e| refuse!("{e}"))?;
+    for (name, _) in &pairs {
+        tracing::info!(
+            "CONFIG SET {} by {}",
+            node::command::error::Printable(name.as_bytes()),
+            call.session.client.peer
+        );
+    }
+    call.reply.ok();
+    Ok(())
+}
+
+fn rewrite(call: &mut Call<'_>) -> Outcome {
+    call.answer_later(|node, reply| {
+        let complete = |config: &mut Config| {
+            config.describe(&node.current.catalogue());
+            if config.security.acl_file.is_empty() {
+                config.security.users = node.acl.lines(&config.security);
+            }
+        };
+        node.settings.rewrite(complete).map_err(|e| refuse!("{e}"))?;
+        tracing::info!("CONFIG REWRITE: done");
+        reply.ok();
+        Ok(())
+    })
+}
+
+fn resetstat(call: &mut Call<'_>) -> Outcome {
+    call.node.reset_totals();
+    call.reply.ok();
+    Ok(())
+}

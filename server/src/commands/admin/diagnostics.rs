@@ -1,0 +1,370 @@
+//! Commands for operators: SLOWLOG, LATENCY, MONITOR, MEMORY, DEBUG.
+
+use crate::commands::call::Call;
+use crate::commands::command::{Command, Group, Run::Once};
+use dataset::cold::Unreadable;
+use dataset::engines::{CounterSpace, KeyRef};
+use node::command::error::{Printable, Refusal, refuse};
+use node::command::spec::{ALWAYS, NO_KEYS, Outcome, SECOND_KEY, flag};
+use node::command::table::with_numbers;
+use std::time::Duration;
+
+const SERVER: Group = Group::new("server", "2.8.13", NO_KEYS);
+const LOOK: u32 = ALWAYS | flag::ADMIN;
+/// Tips for a report that each node gives of itself.
+const REPORT_OF_EACH: &[&str] =
+    &["request_policy:all_nodes", "response_policy:special", "nondeterministic_output"];
+
+#[rustfmt::skip]
+pub(crate) const COMMANDS: &[Command] = &[
+    SERVER.container("slowlog", "A container for commands about slow commands.", &[
+        SERVER.row("slowlog|get", -2, LOOK, "[count]", Once(slow_get),
+            "The newest entries (10; -1: all): number, time, microseconds, arguments, the client's \
+             address and name. Commands of constant time with few arguments are timed only while \
+             slowlog-log-slower-than lies below 10000.").since("2.2.12")
+            .linear("entries").tips(&["request_policy:all_nodes", "nondeterministic_output"]),
+        SERVER.help("slowlog|help").since("6.2.0"),
+        SERVER.row("slowlog|len", 2, LOOK, "", Once(slow_len),
+            "How many entries there are.").since("2.2.12")
+            .tips(&["request_policy:all_nodes", "response_policy:agg_sum",
+                "nondeterministic_output"]),
+        SERVER.row("slowlog|reset", 2, LOOK, "", Once(slow_reset),
+            "Forgets all entries.").since("2.2.12").linear("entries")
+            .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"]),
+    ]).since("2.2.12"),
+    SERVER.container("latency", "A container for commands about latency.", &[
+        SERVER.row("latency|doctor", 2, LOOK, "", Once(latency_doctor),
+            "What the latencies so far say, in words.")
+            .tips(REPORT_OF_EACH),
+        SERVER.help("latency|help"),
+        SERVER.row("latency|histogram", -2, LOOK,
+            "[command [command ...]]", Once(latency_histogram),
+            "Per command its calls, and how many of them took at most so many microseconds: powers \
+             of two. One call in 64 of commands of constant time is timed, and stands for the \
+             others.").since("7.0.0").linear("commands that were timed")
+            .tips(REPORT_OF_EACH),
+        SERVER.row("latency|history", 3, LOOK, "event", Once(latency_history),
+            "Times and milliseconds of an event (command, fast-command) above \
+             latency-monitor-threshold.")
+            .tips(REPORT_OF_EACH),
+        SERVER.row("latency|latest", 2, LOOK, "", Once(latency_latest),
+            "Per event its name, the time and the milliseconds of the latest one, and the most \
+             milliseconds.")
+            .tips(REPORT_OF_EACH),
+        SERVER.row("latency|reset", -2, LOOK, "[event [event ...]]", Once(latency_reset),
+            "Forgets these events, or all; answers how many.")
+            .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"]),
+    ]),
+    SERVER.row("monitor", 1, LOOK | flag::NO_MULTI, "", Once(monitor),
+        "Shows every command of every client, but for those of operators, until the connection \
+         ends or is RESET.").since("1.0.0")
+        .cost("what all commands of all clients cost, once more"),
+    SERVER.container("memory", "A container for commands about memory.", &[
+        SERVER.row("memory|doctor", 2, flag::STALE, "", Once(memory_doctor),
+            "Whether the memory limits are near, in words.").since("4.0.0")
+            .tips(&["request_policy:all_shards", "response_policy:special",
+                "nondeterministic_output"]),
+        SERVER.help("memory|help").since("4.0.0"),
+        SERVER.row("memory|malloc-stats", 2, flag::STALE, "", Once(memory_malloc),
+            "The allocator, jemalloc: its statistics are not compiled in.").since("4.0.0")
+            .tips(&["request_policy:all_shards", "response_policy:special",
+                "nondeterministic_output"]),
+        SERVER.row("memory|purge", 2, flag::STALE, "", Once(memory_purge),
+            "OK: nothing is kept back.").since("4.0.0")
+            .tips(&["request_policy:all_shards", "response_policy:all_succeeded"]),
+        SERVER.row("memory|stats", 2, flag::STALE, "", Once(memory_stats),
+            "Where memory goes, under Redis's names.").since("4.0.0")
+            .tips(&["request_policy:all_shards", "response_policy:special",
+                "nondeterministic_output"]),
+        SERVER.row("memory|usage", -3, flag::READONLY, "key [SAMPLES count]", Once(memory_usage),
+            "Bytes that the key's row takes in a full table, with the values that its fields are \
+             too narrow for; nil if there is no such row.").keys(SECOND_KEY).since("4.0.0")
+            .uses("RO"),
+    ]).since("4.0.0"),
+    SERVER.container("debug", "A container for what helps tests.", &[
+        SERVER.help("debug|help").since("1.0.0"),
+        SERVER.row("debug|object", 3, LOOK | flag::READONLY, "key", Once(debug_object),
+            "How a key's value is held, in the form of Redis.").keys(SECOND_KEY).since("1.0.0"),
+        SERVER.row("debug|set-active-expire", 3, LOOK, "<0|1>", Once(debug_ok),
+            "OK: nothing expires.").since("3.0.0"),
+        SERVER.row("debug|reload", -2, LOOK | flag::NO_MULTI,
+            "[option [option ...]]", Once(debug_reload),
+            "Writes a snapshot and answers OK when it is complete; nothing is read back.")
+            .since("1.0.0"),
+        SERVER.row("debug|sleep", 3, LOOK | flag::NO_MULTI, "seconds", Once(debug_sleep),
+            "Answers after so many seconds (an hour at most). Only this connection waits.")
+            .since("1.0.0"),
+    ]).since("1.0.0"),
+];
+
+fn slow_get(call: &mut Call<'_>) -> Outcome {
+    let most = match call.args.len() {
+        2 => 10,
+        3 => match resp::integer(call.args.at(2)) {
+            Some(-1) => usize::MAX,
+            count => count
+                .and_then(|count| usize::try_from(count).ok())
+                .ok_or_else(|| refuse!("ERR count should be greater than or equal to -1"))?,
+        },
+        _ => return Err(call.wrong_subcommand()),
+    };
+    let entries = call.node.slow.newest(most);
+    call.reply.array(entries.len());
+    for entry in entries {
+        call.reply.array(6);
+        call.reply.int(i64::try_from(entry.id).unwrap_or(i64::MAX));
+        call.reply.int(i64::try_from(entry.at_s).unwrap_or(i64::MAX));
+        call.reply.int(i64::try_from(entry.took_us).unwrap_or(i64::MAX));
+        call.reply.array(entry.args.len());
+        entry.args.iter().for_each(|arg| call.reply.bulk(arg));
+        call.reply.bulk(entry.peer.as_bytes());
+        call.reply.bulk(&entry.name);
+    }
+    Ok(())
+}
+
+fn slow_len(call: &mut Call<'_>) -> Outcome {
+    call.reply.count(call.node.slow.entries());
+    Ok(())
+}
+
+fn slow_reset(call: &mut Call<'_>) -> Outcome {
+    call.node.slow.reset();
+    call.reply.ok();
+    Ok(())
+}
+
+fn latency_history(call: &mut Call<'_>) -> Outcome {
+    let events = call.node.slow.events();
+    let name = String::from_utf8_lossy(call.args.at(2));
+    let history = events.get(&*name).map(|event| event.history.clone()).unwrap_or_default();
+    call.reply.array(history.len());
+    for (at_s, ms) in history {
+        call.reply.array(2);
+        call.reply.int(at_s as i64);
+        call.reply.int(ms as i64);
+    }
+    Ok(())
+}
+
+fn latency_latest(call: &mut Call<'_>) -> Outcome {
+    let events = call.node.slow.events();
+    call.reply.array(events.len());
+    for (name, event) in events {
+        let (at_s, ms) = event.history.back().copied().unwrap_or_default();
+        call.reply.array(4);
+        call.reply.bulk(name.as_bytes());
+        call.reply.int(at_s as i64);
+        call.reply.int(ms as i64);
+        call.reply.int(event.highest_ms as i64);
+    }
+    Ok(())
+}
+
+fn latency_reset(call: &mut Call<'_>) -> Outcome {
+    let names = call.args.from(2);
+    let reset = call
+        .node
+        .slow
+        .reset_events(|event| names.is_empty() || names.iter().any(|n| n == event.as_bytes()));
+    call.reply.count(reset);
+    Ok(())
+}
+
+fn latency_histogram(call: &mut Call<'_>) -> Outcome {
+    let wanted = crate::commands::admin::command::asked_names(call)?;
+    // A command with subcommands stands for all of them.
+    let is_wanted = |name: &str| {
+        let command = name.split('|').next().unwrap_or_default();
+        wanted.is_empty()
+            || wanted
+                .iter()
+                .any(|w| [name, command].iter().any(|n| w.eq_ignore_ascii_case(n.as_bytes())))
+    };
+    let known = with_numbers().filter(|(_, spec)| is_wanted(spec.name));
+    let told: Vec<_> =
+        known.map(|(number, spec)| (spec.name, call.node.calls.sums(number))).collect();
+    let told: Vec<_> = told
+        .iter()
+        .map(|(name, sums)| (name, sums.calls, sums.distribution()))
+        .filter(|t| !t.2.is_empty())
+        .collect();
+    call.reply.map(told.len());
+    for (name, calls, distribution) in told {
+        call.reply.bulk(name.as_bytes());
+        call.reply.map(2);
+        call.reply.bulk(b"calls");
+        call.reply.int(i64::try_from(calls).unwrap_or(i64::MAX));
+        call.reply.bulk(b"histogram_usec");
+        call.reply.map(distribution.len());
+        for (limit_us, count) in distribution {
+            call.reply.int(i64::try_from(limit_us).unwrap_or(i64::MAX));
+            call.reply.int(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    }
+    Ok(())
+}
+
+fn latency_doctor(call: &mut Call<'_>) -> Outcome {
+    let threshold = call.node.config().server.latency_threshold_ms;
+    let events = call.node.slow.events();
+    let text = if threshold == 0 {
+        "Latency monitoring is off: CONFIG SET latency-monitor-threshold <milliseconds> turns it \
+         on."
+        .to_owned()
+    } else if events.is_empty() {
+        format!("No command has taken {threshold} ms or more.")
+    } else {
+        let lines = events.iter().map(|(name, event)| {
+            format!(
+                "{name}: {} seconds with at least {threshold} ms, at most {} ms. ",
+                event.history.len(),
+                event.highest_ms
+            )
+        });
+        lines.collect::<String>() + "SLOWLOG GET shows the commands."
+    };
+    call.reply.text(&text);
+    Ok(())
+}
+
+fn monitor(call: &mut Call<'_>) -> Outcome {
+    if !call.session.monitoring {
+        call.session.monitoring = true;
+        call.node.monitors.add(&call.session.client);
+    }
+    call.reply.ok();
+    Ok(())
+}
+
+fn memory_usage(call: &mut Call<'_>) -> Outcome {
+    match call.args.len() {
+        3 => {}
+        5 if call.args.at(3).eq_ignore_ascii_case(b"samples") => {
+            if crate::commands::call::integer(call.args.at(4))? < 0 {
+                return Err(Refusal::SYNTAX);
+            }
+        }
+        _ => return Err(Refusal::SYNTAX),
+    }
+    match call.node.engines().resolve(call.args.at(2)).ok() {
+        Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
+            match row_bytes(call, space, id)? {
+                Some(bytes) => call.reply.int(i64::try_from(bytes).unwrap_or(i64::MAX)),
+                None => call.reply.null(),
+            }
+        }
+        None => call.reply.null(),
+        Some(KeyRef::Pair { .. }) => return Err(Refusal::NOT_COUNTED),
+    }
+    Ok(())
+}
+
+/// Returns the bytes that a row takes in a full table, unless it does not exist.
+fn row_bytes(
+    call: &mut Call<'_>,
+    space: &CounterSpace,
+    id: u64,
+) -> Result<Option<u64>, Unreadable> {
+    let row = &mut call.scratch.row;
+    row.clear();
+    row.resize(space.schema().width(), 0);
+    Ok(space.get(id, row)?.then(|| space.row_bytes(row)))
+}
+
+fn memory_doctor(call: &mut Call<'_>) -> Outcome {
+    let mut text = String::new();
+    for space in call.node.engines().counters() {
+        let (used, limit) = (space.memory_bytes(), space.memory_limit_bytes());
+        if used > limit / 10 * 9 {
+            text += &format!(
+                "The space '{}' takes {used} of the {limit} bytes that it may (its share of \
+                 server.memory_bytes, or its memory_limit_bytes). ",
+                space.name()
+            );
+        }
+    }
+    if text.is_empty() {
+        text.push_str("All spaces are well below their memory limits.");
+    }
+    call.reply.text(text.trim_end());
+    Ok(())
+}
+
+fn memory_malloc(call: &mut Call<'_>) -> Outcome {
+    call.reply.text(
+        "jemalloc: its statistics are not compiled in; TM.SPACE LIST tells what the tables take.",
+    );
+    Ok(())
+}
+
+fn memory_purge(call: &mut Call<'_>) -> Outcome {
+    call.reply.ok();
+    Ok(())
+}
+
+fn memory_stats(call: &mut Call<'_>) -> Outcome {
+    let engines = call.node.engines();
+    let (resident, tables) =
+        (node::runtime::process_memory::resident_bytes(), engines.memory_bytes());
+    let keys = engines.all_rows();
+    let rows: u64 = engines.counters().iter().map(|s| s.memory_bytes()).sum();
+    let all = [
+        ("peak.allocated", node::runtime::process_memory::kilobytes("/proc/self/status", "VmHWM")),
+        ("total.allocated", resident),
+        ("overhead.total", resident.saturating_sub(tables)),
+        ("keys.count", keys),
+        ("keys.bytes-per-key", rows / keys.max(1)),
+        ("dataset.bytes", tables),
+    ];
+    call.reply.map(all.len());
+    for (name, value) in all {
+        call.reply.bulk(name.as_bytes());
+        call.reply.int(i64::try_from(value).unwrap_or(i64::MAX));
+    }
+    Ok(())
+}
+
+fn debug_ok(call: &mut Call<'_>) -> Outcome {
+    crate::commands::call::integer(call.args.at(2))?;
+    call.reply.ok();
+    Ok(())
+}
+
+fn debug_reload(call: &mut Call<'_>) -> Outcome {
+    crate::commands::admin::server::save(call)
+}
+
+fn debug_object(call: &mut Call<'_>) -> Outcome {
+    let (exists, encoding) = crate::commands::keys::keyspace::is_there(call, 2)?;
+    if !exists {
+        return Err(refuse!("ERR no such key"));
+    }
+    let bytes = match call.node.engines().resolve(call.args.at(2)).ok() {
+        Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
+            row_bytes(call, space, id)?.unwrap_or(0)
+        }
+        _ => 0,
+    };
+    call.reply.simple(&format!(
+        "Value at:0x0 refcount:1 encoding:{encoding} serializedlength:{bytes} lru:0 \
+         lru_seconds_idle:0"
+    ));
+    Ok(())
+}
+
+fn debug_sleep(call: &mut Call<'_>) -> Outcome {
+    let text = call.args.at(2);
+    let seconds = std::str::from_utf8(text)
+        .ok()
+        .and_then(|t| t.parse::<f64>().ok())
+        .filter(|s| (0.0..=3600.0).contains(s));
+    let Some(seconds) = seconds else {
+        return Err(refuse!("ERR '{}' is no number of seconds from 0 to 3600", Printable(text)));
+    };
+    call.answer_when(async move {
+        tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
+        b"+OK\r\n".to_vec()
+    });
+    Ok(())
+}

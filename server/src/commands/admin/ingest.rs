@@ -1,0 +1,158 @@
+//! TM.INGEST: sources of events. The work is in `crate::ingest`.
+
+use crate::commands::call::Call;
+use crate::commands::command::{Command, Group, Run::Once};
+use dataset::engines::events::Partition;
+use dataset::offsets::Offset;
+use node::command::error::{Printable, Refusal, refuse};
+use node::command::spec::{NO_KEYS, Outcome, flag};
+use node::runtime::ingest::{Source, Standing};
+use resp::Reply;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+const SCHEMA: Group = Group::new("schema", "0.1.0", NO_KEYS);
+const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT;
+
+#[rustfmt::skip]
+pub(crate) const COMMANDS: &[Command] = &[
+    SCHEMA.container("tm.ingest", "A container for commands about sources of events.", &[
+        SCHEMA.help("tm.ingest|help"),
+        SCHEMA.row("tm.ingest|list", 2, ADMIN | flag::STALE, "", Once(list),
+            "All sources of events, a map each: where they are read, how they stand, what they \
+             have brought since the start, what went wrong last; and per partition the message \
+             that is to be read next."),
+        SCHEMA.row("tm.ingest|pause", 3, ADMIN | flag::STALE,
+            "source", Once(|call| pause(call, true)),
+            "No more events of this source are taken over by this node, until TM.INGEST RESUME or \
+             a restart. What was taken over is complete up to an event."),
+        SCHEMA.row("tm.ingest|resume", 3, ADMIN | flag::STALE,
+            "source", Once(|call| pause(call, false)),
+            "Goes on with a source that was paused, and tries one again that has halted."),
+        SCHEMA.row("tm.ingest|setoffset", 5, ADMIN | flag::WRITE | flag::NO_MULTI,
+            "source partition offset", Once(set_offset),
+            "Which message of a partition (0 where there are none) is to be read next, whatever \
+             was read: messages before it are passed over, those from it on count, again if they \
+             were read already."),
+    ]),
+];
+
+fn source(call: &Call<'_>) -> Result<Arc<Source>, Refusal> {
+    let name = call.args.at(2);
+    let found = call.node.ingest.find(name).cloned();
+    found.ok_or_else(|| refuse!("ERR no such source of events '{}'", Printable(name)))
+}
+
+fn pause(call: &mut Call<'_>, paused: bool) -> Outcome {
+    source(call)?.pause(paused);
+    call.reply.ok();
+    Ok(())
+}
+
+fn set_offset(call: &mut Call<'_>) -> Outcome {
+    let source = source(call)?;
+    let number = resp::natural(call.args.at(3)).and_then(|number| u32::try_from(number).ok());
+    let number = number.ok_or_else(|| {
+        refuse!("ERR '{}' is no partition: a number from 0", Printable(call.args.at(3)))
+    })?;
+    if !source.may_have(number) {
+        return Err(refuse!("ERR the source '{}' has no partition {number}", source.config.name));
+    }
+    let message = source.read_offset(call.args.at(4)).ok_or_else(|| {
+        let like = source.shown(17);
+        refuse!("ERR '{}' is no offset of this source, as {like} is", Printable(call.args.at(4)))
+    })?;
+    let partition = Partition { source: &source.config.name, number };
+    if !call.node.engines().move_offset(partition, Offset { message, ..Offset::default() }) {
+        return Err(refuse!("ERR there are too many partitions"));
+    }
+    source.order();
+    call.reply.ok();
+    Ok(())
+}
+
+fn list(call: &mut Call<'_>) -> Outcome {
+    let node = call.node;
+    let engines = node.loaded();
+    call.reply.array(node.ingest.sources.len());
+    for source in &node.ingest.sources {
+        let mut partitions: BTreeMap<u32, (Standing, Option<Offset>)> = BTreeMap::new();
+        for (number, standing) in &*source.partitions.lock() {
+            partitions.entry(*number).or_default().0 = *standing;
+        }
+        let offsets = engines.map(|engines| engines.offsets.list()).unwrap_or_default();
+        for (_, number, offset) in
+            offsets.into_iter().filter(|(name, ..)| **name == *source.config.name)
+        {
+            partitions.entry(number).or_default().1 = Some(offset);
+        }
+        write(&mut call.reply, source, &partitions);
+    }
+    Ok(())
+}
+
+fn write(
+    reply: &mut Reply<'_>,
+    source: &Source,
+    partitions: &BTreeMap<u32, (Standing, Option<Offset>)>,
+) {
+    let standing = source.standing();
+    let last_error = source.last_error();
+    let texts = [
+        ("name", source.config.name.as_str()),
+        ("url", &source.config.url),
+        ("stream", &source.config.stream),
+        ("state", standing.state.name()),
+        ("last_error", &last_error),
+    ];
+    let count = |cell: &AtomicU64| cell.load(Relaxed);
+    let numbers = [
+        ("events_per_s", count(&source.rate)),
+        ("events", count(&source.events)),
+        ("messages", count(&source.messages)),
+        ("repeated", count(&source.repeated)),
+        ("unknown", count(&source.unknown)),
+        ("poison", count(&source.poison)),
+        ("poison_dropped", count(&source.poison_dropped)),
+        ("gaps", count(&source.gaps)),
+        ("gap_messages", count(&source.gap_messages)),
+        ("reconnects", count(&source.reconnects)),
+    ];
+    reply.map(texts.len() + numbers.len() + 2);
+    for (name, text) in texts {
+        reply.bulk(name.as_bytes());
+        reply.bulk(text.as_bytes());
+    }
+    write_lag(reply, standing);
+    for (name, number) in numbers {
+        reply.bulk(name.as_bytes());
+        reply.int(i64::try_from(number).unwrap_or(i64::MAX));
+    }
+    reply.bulk(b"partitions");
+    reply.array(partitions.len());
+    for (number, (standing, offset)) in partitions {
+        reply.map(5);
+        reply.bulk(b"partition");
+        reply.int(i64::from(*number));
+        write_lag(reply, *standing);
+        reply.bulk(b"state");
+        reply.bulk(standing.state.name().as_bytes());
+        reply.bulk(b"offset");
+        match offset {
+            Some(offset) => reply.bulk(source.shown(offset.message).as_bytes()),
+            None => reply.null(),
+        }
+        reply.bulk(b"events_of_message");
+        reply.int(offset.map_or(0, |offset| i64::try_from(offset.events).unwrap_or(i64::MAX)));
+    }
+}
+
+/// Nil: the broker has not been asked yet.
+fn write_lag(reply: &mut Reply<'_>, standing: Standing) {
+    reply.bulk(b"lag");
+    match standing.lag {
+        Some(lag) => reply.int(i64::try_from(lag).unwrap_or(i64::MAX)),
+        None => reply.null(),
+    }
+}

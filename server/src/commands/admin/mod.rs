@@ -1,0 +1,12 @@
+//! Users, settings, statistics, diagnostics, the command list, shutdown.
+
+pub(crate) mod acl;
+pub(crate) mod backup;
+pub(crate) mod command;
+mod command_docs;
+pub(crate) mod config;
+pub(crate) mod diagnostics;
+pub(crate) mod info;
+pub(crate) mod ingest;
+pub(crate) mod server;
+mod usage;

@@ -1,0 +1,198 @@
+//! The server as a whole: INFO, COMMAND, SHUTDOWN and their like.
+
+use super::{acl, backup, command, config};
+use crate::commands::admin::info;
+use crate::commands::call::Call;
+use crate::commands::call::answer;
+use crate::commands::command::{Command, Group, Run::Once};
+use dataset::clock::unix_us;
+use node::command::error::{Refusal, refuse};
+use node::command::spec::{ALWAYS, NO_KEYS, Outcome, READ, flag};
+use node::roles::graceful_shutdown;
+use node::roles::graceful_shutdown::How;
+
+const SERVER: Group = Group::new("server", "1.0.0", NO_KEYS);
+const ANYTIME: u32 = flag::LOADING | flag::STALE;
+const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT;
+
+#[rustfmt::skip]
+pub(crate) const COMMANDS: &[Command] = &[
+    acl::ACL,
+    command::COMMAND,
+    config::CONFIG,
+    SERVER.row("dbsize", 1, READ, "", Once(dbsize),
+        "How many rows there are. Pairs are not counted. Of a space that spills, rows in the range \
+         of a file that are new or deleted since it was written are counted when they are merged \
+         with it.").linear("spaces")
+        .tips(&["request_policy:all_shards", "response_policy:agg_sum"]),
+    SERVER.row("flushall", -1, flag::WRITE, "[ASYNC|SYNC]", Once(no_flush),
+        NO_FLUSH).tips(&["request_policy:all_shards", "response_policy:all_succeeded"]),
+    SERVER.row("flushdb", -1, flag::WRITE, "[ASYNC|SYNC]", Once(no_flush),
+        NO_FLUSH).tips(&["request_policy:all_shards", "response_policy:all_succeeded"]),
+    SERVER.row("info", -1, ANYTIME, "[section [section ...]]", Once(info::info),
+        "What the server knows of itself.").linear("spaces")
+        .tips(&["request_policy:all_shards", "response_policy:special", "nondeterministic_output"]),
+    SERVER.row("bgsave", -1, ADMIN, "[SCHEDULE]", Once(bgsave),
+        "Begins a snapshot. Reads and writes go on; INFO persistence and LASTSAVE tell when it is \
+         done.").linear("rows and bytes of filters that have changed since the last one"),
+    SERVER.row("bgrewriteaof", 1, ADMIN, "", Once(bgrewriteaof),
+        "Begins a snapshot, as BGSAVE does: what the log before it has is not needed any more."),
+    SERVER.row("lastsave", 1, ANYTIME | flag::FAST, "", Once(lastsave),
+        "When the last snapshot was complete, in seconds since 1970.")
+        .tips(&["nondeterministic_output"]),
+    SERVER.row("save", 1, ADMIN | flag::NO_MULTI, "", Once(save),
+        "Writes a snapshot, and answers when it is complete. Other clients do not wait.")
+        .linear("rows and bytes of filters that have changed since the last one"),
+    backup::BACKUP,
+    SERVER.row("shutdown", -1, ALWAYS | flag::ADMIN | flag::NO_MULTI,
+        "[NOSAVE|SAVE] [NOW] [FORCE] [ABORT]", Once(shutdown),
+        "Stops the server. A master first waits until its replicas have everything \
+         (shutdown_timeout_s), but for NOW. ABORT ends that. A snapshot is written first if \
+         replaying the log would take long, and not with NOSAVE. SAVE writes one; if that fails \
+         the server goes on, but for FORCE. The connection ends when another server may have the \
+         data folder."),
+    SERVER.row("time", 1, ANYTIME | flag::FAST, "", Once(time),
+        "Seconds since 1970, and microseconds in this second.").since("2.6.0")
+        .tips(&["nondeterministic_output"]),
+];
+
+#[rustfmt::skip]
+const NO_FLUSH: &str =
+    "Refused: rows are deleted one by one, pairs are unset one by one; an empty server is one with \
+     a new data folder.";
+
+fn dbsize(call: &mut Call<'_>) -> Outcome {
+    let rows = call.node.engines().all_rows();
+    call.reply.int(i64::try_from(rows).unwrap_or(i64::MAX));
+    Ok(())
+}
+
+fn no_flush(call: &mut Call<'_>) -> Outcome {
+    let option = call.args.at(1);
+    let known = [&b"async"[..], b"sync"].iter().any(|word| option.eq_ignore_ascii_case(word));
+    if call.args.len() > 2 || call.args.len() == 2 && !known {
+        return Err(Refusal::SYNTAX);
+    }
+    Err(refuse!(
+        "ERR {} is not possible here: delete rows (DEL, CNT.DEL), unset pairs (SREM, PH.DEL), or \
+         start with a new data folder",
+        call.spec.name.to_ascii_uppercase()
+    ))
+}
+
+fn bgsave(call: &mut Call<'_>) -> Outcome {
+    if call.args.from(1).iter().any(|option| !option.eq_ignore_ascii_case(b"SCHEDULE"))
+        || call.args.len() > 2
+    {
+        return Err(Refusal::SYNTAX);
+    }
+    if call.node.snapshots.begin().is_none() {
+        return Err(refuse!("ERR Background save already in progress"));
+    }
+    call.reply.simple("Background saving started");
+    Ok(())
+}
+
+fn bgrewriteaof(call: &mut Call<'_>) -> Outcome {
+    if call.node.snapshots.begin().is_none() {
+        return Err(refuse!("ERR Background append only file rewriting already in progress"));
+    }
+    call.reply.simple("Background append only file rewriting started");
+    Ok(())
+}
+
+fn lastsave(call: &mut Call<'_>) -> Outcome {
+    call.reply.int(call.node.snapshots.saved.borrow().last_s as i64);
+    Ok(())
+}
+
+pub(crate) fn save(call: &mut Call<'_>) -> Outcome {
+    let (snapshots, protocol) = (call.node.snapshots.clone(), call.reply.protocol());
+    call.answer_when(async move {
+        let saved = snapshots.save().await;
+        answer(protocol, |reply| {
+            saved.map_err(|error| refuse!("ERR {error}"))?;
+            reply.ok();
+            Ok(())
+        })
+    });
+    Ok(())
+}
+
+fn time(call: &mut Call<'_>) -> Outcome {
+    let now = unix_us();
+    call.reply.array(2);
+    call.reply.bulk((now / 1_000_000).to_string().as_bytes());
+    call.reply.bulk((now % 1_000_000).to_string().as_bytes());
+    Ok(())
+}
+
+/// What SHUTDOWN waits for first, if it is to save.
+const SAVED: &[u8] = b"saved";
+
+fn shutdown(call: &mut Call<'_>) -> Outcome {
+    let come = call.session.suspension.come();
+    let is_saved = matches!(&come, Some(Ok(text)) if text == SAVED);
+    let has = |option: &[u8]| call.args.from(1).iter().any(|o| o.eq_ignore_ascii_case(option));
+    if let Some(Err(refusal)) = come {
+        tracing::error!("SHUTDOWN SAVE: {}", String::from_utf8_lossy(refusal.text()));
+        call.session.client.blocked.end(false);
+        return Err(refuse!("ERR Errors trying to SHUTDOWN. Check logs."));
+    }
+    // Else it has waited for replicas.
+    if come.is_none() || is_saved {
+        let known: [&[u8]; 5] = [b"nosave", b"save", b"now", b"force", b"abort"];
+        let is_known = |option: &[u8]| known.iter().any(|k| option.eq_ignore_ascii_case(k));
+        let aborts = has(b"abort");
+        let contradicts =
+            has(b"save") && has(b"nosave") || aborts && known[..4].iter().any(|k| has(k));
+        if contradicts || !call.args.from(1).iter().all(is_known) {
+            return Err(Refusal::SYNTAX);
+        }
+        let peer = call.session.client.peer;
+        if aborts {
+            if !graceful_shutdown::abort(&call.node) {
+                return Err(refuse!("ERR No shutdown in progress."));
+            }
+            tracing::warn!("SHUTDOWN ABORT from {peer}: not stopping");
+            call.reply.ok();
+            return Ok(());
+        }
+        let cause = format!("SHUTDOWN from {peer}");
+        let saves = match has(b"save") {
+            true => call.node.is_loaded() && !call.node.stop.is_stopped(),
+            false => !has(b"nosave") && graceful_shutdown::saves_first(&call.node),
+        };
+        if saves && !is_saved {
+            call.session.client.blocked.begin(false);
+            let (node, forced) = (call.node.node().clone(), has(b"force") || !has(b"save"));
+            call.session.suspension.ask(async move {
+                match graceful_shutdown::save(&node, &cause).await {
+                    Err(why) if !forced => Err(refuse!("ERR {why}")),
+                    _ => Ok(SAVED.to_vec()),
+                }
+            });
+            return Ok(());
+        }
+        let how = How { now: has(b"now"), forced: has(b"nosave") || has(b"force"), insists: false };
+        let is_obeyed = graceful_shutdown::leave(&call.node, &cause, how);
+        call.session.shuts_down |= is_obeyed;
+        if is_obeyed && let Some(until) = call.node.stop.leaves() {
+            call.session.client.blocked.begin(false);
+            let stop = call.node.stop.clone();
+            call.session.suspension.ask(async move {
+                stop.waited(until).await;
+                Ok(Vec::new())
+            });
+            return Ok(());
+        }
+    }
+    call.session.client.blocked.end(false);
+    if !call.node.stop.is_stopped() {
+        return Err(refuse!("ERR Errors trying to SHUTDOWN. Check logs."));
+    }
+    // As Redis: no reply, the connection closes.
+    call.session.leaving = true;
+    call.session.replies = crate::session::Replies::Off;
+    Ok(())
+}

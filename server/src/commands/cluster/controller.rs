@@ -1,0 +1,487 @@
+//! CLUSTERX: a controller tells this node the topology. Syntax, replies and error texts are those
+//! of Kvrocks, so that its controller drives this server, too.
+//!
+//! A node obeys the topology: as a master it follows no node, as a replica its master. So SETNODES
+//! is a failover, too. All of it is durable before it is answered.
+
+use crate::commands::call::Call;
+use crate::commands::cluster::roles::{obey, refuse_alone};
+use crate::commands::cluster::{handover, trim};
+use crate::commands::command::{Command, Group, Run::Once};
+use crate::commands::replication::order;
+use node::cluster::topology::{MOST_TEXT, NODE_ID, is_id};
+use node::cluster::{Lease, MOST_HOLD_MS, MOST_LEASE_MS, Nodes, Topology, slot};
+use node::command::error::{Printable, Refusal, refuse};
+use node::command::spec::{NO_KEYS, Outcome, flag};
+use node::roles::Order;
+use node::roles::node::Node;
+use node::roles::peer::confirm_topology;
+use node::runtime::arrival;
+use resp::Args;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::time::Duration;
+
+const CLUSTER: Group = Group::new("cluster", "0.2.0", NO_KEYS);
+const CONTROLLER: u32 = flag::ADMIN | flag::STALE | flag::NO_MULTI | flag::NOSCRIPT;
+const ANYTIME: u32 = flag::LOADING | flag::STALE;
+
+#[rustfmt::skip]
+pub(crate) const CLUSTERX: Command =
+    CLUSTER.container("clusterx",
+        "A container for what a controller tells a node of a cluster, as Kvrocks has it.", &[
+        CLUSTER.row("clusterx|heartbeat", 5, CONTROLLER,
+            "master-node-id lease-milliseconds election-version", Once(heartbeat),
+            "The master of this shard takes writes for so long, any other node of it none. Answers \
+             where the log ends, and the role. An older election is refused.").since("0.1.0"),
+        CLUSTER.help("clusterx|help").since("0.1.0"),
+        CLUSTER.row("clusterx|hold", 4, CONTROLLER, "token milliseconds", Once(hold),
+            "For so long, at most a minute, the command with this token changes the cluster, and \
+             every other one is refused HOLD; 0: it has ended. Nothing else is refused."),
+        CLUSTER.row("clusterx|migrate", -4, CONTROLLER, "slot node-id [options]", Once(migrate),
+            "Refused: filters cannot say what a slot holds. Slots go to a replica of their master, \
+             with SETNODES ... HANDOVER, as `tidemark cluster split` does it."),
+        CLUSTER.row("clusterx|myid", 2, ANYTIME, "", Once(my_id),
+            "The id of this node, empty if it has none.").since("0.1.0"),
+        CLUSTER.row("clusterx|setnodeid", -3, CONTROLLER, "node-id [NX]", Once(set_node_id),
+            "This node is the one with this id, of 40 characters. NX: not if it has another id.")
+            .since("0.1.0"),
+        // The handler refuses all but CHECK while the data are loaded.
+        CLUSTER.row("clusterx|setnodes", -4, CONTROLLER | flag::LOADING,
+            "nodes version [CHECK|FORCE|HANDOVER]", Once(set_nodes),
+            "The topology is this one, a line per node: id, host, port, master or slave, - or the \
+             id of its master, slots of a master. The node follows its master, or becomes one. An \
+             older version is refused, and another topology of the same version, unless FORCE; the \
+             same one changes nothing. A node without an id finds its line by the address that it \
+             listens on or announces. CHECK: says whether it would be taken and can be written \
+             down, also while the node loads its data, and does nothing. HANDOVER: to the master \
+             that gives slots to replicas of its own, which have all that was written before they \
+             serve them.")
+            .since("0.1.0"),
+        CLUSTER.row("clusterx|setslot", 6, CONTROLLER, "slots NODE node-id version", Once(set_slot),
+            "Slots, \"7\" or \"0-99 200\", are those of this master. The version is the next one. \
+             No rows are moved.").since("0.1.0"),
+        CLUSTER.row("clusterx|trim", -4, CONTROLLER | flag::WRITE,
+            "space cursor [COUNT count]", Once(trim::run),
+            "Deletes some rows of a counter space whose slots are not of this shard any more: the \
+             cursor for the next call (0: that was all), and how many were deleted. Begin with \
+             cursor 0."),
+        CLUSTER.row("clusterx|trimpairs", 4, CONTROLLER, "space id", Once(trim::pairs),
+            "Removes the pairs of ids whose slots are not of this shard any more from a part of \
+             the ledger of an existence space, on this node: the id for the next call (0: that was \
+             all), and how many were removed. Begin with id 0. Filters forget them when they are \
+             built anew. Each replica does it for itself."),
+        CLUSTER.row("clusterx|version", 2, ANYTIME, "", Once(version),
+            "The version of the topology, -1 if there is none.").since("0.1.0"),
+    ]).since("0.1.0");
+
+/// What a controller changes, which has no say where Sentinel is the source of the topology.
+fn refuse_beside_sentinel(node: &Node) -> Outcome {
+    refuse_alone(node)?;
+    if !node.config().shard.is_empty() {
+        return Err(refuse!("ERR the topology comes from Sentinel ([[shard]])"));
+    }
+    Ok(())
+}
+
+fn word(args: Args<'_>, at: usize) -> String {
+    String::from_utf8_lossy(args.at(at)).into_owned()
+}
+
+fn id_of(args: Args<'_>, at: usize, why: &str) -> Result<String, Refusal> {
+    let id = word(args, at);
+    if is_id(&id) { Ok(id) } else { Err(refuse!("ERR {why}")) }
+}
+
+fn version(call: &mut Call<'_>) -> Outcome {
+    refuse_alone(&call.node)?;
+    let version = call.node.cluster.topology().version;
+    call.reply.bulk(version.to_string().as_bytes());
+    Ok(())
+}
+
+fn my_id(call: &mut Call<'_>) -> Outcome {
+    refuse_alone(&call.node)?;
+    call.reply.bulk(call.node.cluster.topology().own_id.as_bytes());
+    Ok(())
+}
+
+fn set_node_id(call: &mut Call<'_>) -> Outcome {
+    let id = id_of(call.args, 2, NODE_ID)?;
+    let only_first = call.args.len() > 3;
+    if call.args.len() > 4 || only_first && !call.args.at(3).eq_ignore_ascii_case(b"nx") {
+        return Err(Refusal::SYNTAX);
+    }
+    refuse_beside_sentinel(&call.node)?;
+    call.answer_later(move |node, reply| {
+        let dir = node.config().durability.dir.clone();
+        node.cluster.set_own_id(&dir, &id, only_first)?;
+        // An id says nothing of the role.
+        obey(&node, false, false)?;
+        reply.ok();
+        Ok(())
+    })
+}
+
+fn set_nodes(call: &mut Call<'_>) -> Outcome {
+    let version = resp::integer(call.args.at(3)).ok_or_else(|| refuse!("ERR Invalid version"))?;
+    let option = if call.args.len() > 4 { call.args.at(4) } else { b"" };
+    let forced = option.eq_ignore_ascii_case(b"force");
+    let hands_over = option.eq_ignore_ascii_case(b"handover");
+    let is_check = option.eq_ignore_ascii_case(b"check");
+    if call.args.len() > 5 || call.args.len() == 5 && !forced && !hands_over && !is_check {
+        return Err(refuse!("ERR Invalid setnodes options"));
+    }
+    // What it knows it knows from the start: nodes that begin together need not wait for the
+    // slowest.
+    if !is_check && !call.node.is_loaded() {
+        return Err(Refusal::LOADING);
+    }
+    refuse_beside_sentinel(&call.node)?;
+    if call.args.at(2).len() > MOST_TEXT {
+        return Err(refuse!("ERR Invalid cluster nodes info: more than {MOST_TEXT} bytes"));
+    }
+    let text = word(call.args, 2);
+    if hands_over {
+        handover::begin(call, text, version);
+        return Ok(());
+    }
+    let peer = call.session.client.peer;
+    call.answer_later(move |node, reply| {
+        let dir = node.config().durability.dir.clone();
+        let is_here = |host: &str, port: u16| is_here(&node, host, port);
+        let lacks_data = !node.replication.is_fit();
+        let nodes = Nodes { text: &text, version, forced, lacks_data };
+        if is_check {
+            node.cluster.check_nodes(&dir, &nodes, is_here)?;
+            reply.ok();
+            return Ok(());
+        }
+        let before = node.cluster.topology();
+        if node.replication.is_fenced() && !forced {
+            refuse_what_others_refuse(&node, &text, version)?;
+        }
+        let is_news = node.cluster.set_nodes(&dir, &nodes, is_here)?;
+        if is_news {
+            tracing::info!("topology {version} by {peer}");
+            if node.cluster.topology().own_id.is_empty() {
+                tracing::warn!(
+                    "this node is in no line of topology {version}, so it serves no slot: tell it \
+                     which one it is (CLUSTERX SETNODEID), or set replica_announce_ip and \
+                     replica_announce_port to its address there and give the next version"
+                );
+            }
+            node.replication.skipped(node.cluster.topology().skipped(&before));
+        }
+        // The data of a replica are its master's. FORCE, told again to one that cannot follow.
+        let gives_up = (is_news && node.cluster.topology().joins_another_shard(&before))
+            || (forced && node.replication.is_refused());
+        obey(&node, is_news || forced, gives_up)?;
+        reply.ok();
+        Ok(())
+    })
+}
+
+/// See [`confirm_topology`]; on a thread that may wait.
+fn refuse_what_others_refuse(node: &Node, text: &str, version: i64) -> Outcome {
+    let own_id = node.cluster.topology().own_id.clone();
+    // If it is none it is refused anyway.
+    let Ok(next) = Topology::parse(text, version, &own_id) else { return Ok(()) };
+    // One at a time: each of the others is sent all of the text.
+    let _one = node.cluster.confirming.lock();
+    if !node.replication.is_fenced() {
+        return Ok(());
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| refuse!("ERR {error}"))?;
+    let confirmed = runtime.block_on(confirm_topology(node, &next));
+    // The name of a node may still be looked up.
+    runtime.shutdown_background();
+    confirmed
+}
+
+fn migrate(call: &mut Call<'_>) -> Outcome {
+    refuse_beside_sentinel(&call.node)?;
+    Err(refuse!(
+        "ERR slots are not copied one by one: a replica of their master gets them, see `tidemark \
+         cluster split`"
+    ))
+}
+
+fn set_slot(call: &mut Call<'_>) -> Outcome {
+    let slots = word(call.args, 2);
+    let ranges = slot::parse_ranges(&slots);
+    let ranges = ranges.map_err(|word| refuse!("ERR Invalid slot range: `{word}`."))?;
+    if ranges.is_empty() {
+        return Err(refuse!("ERR No slots to parse."));
+    }
+    if !call.args.at(3).eq_ignore_ascii_case(b"node") {
+        return Err(refuse!("ERR Invalid setslot options"));
+    }
+    let id = id_of(call.args, 4, "Invalid node id")?;
+    let version = resp::integer(call.args.at(5)).ok_or(Refusal::NOT_AN_INTEGER)?;
+    if version < 0 {
+        return Err(refuse!("ERR Invalid version"));
+    }
+    refuse_beside_sentinel(&call.node)?;
+    call.answer_later(move |node, reply| {
+        if node.replication.is_fenced() {
+            return Err(refuse!("ERR this node is fenced: tell it the whole topology (SETNODES)"));
+        }
+        let dir = node.config().durability.dir.clone();
+        let next = node.cluster.change(&dir, |now| now.with_slots(&ranges, &id, version).map(Some));
+        next?;
+        node.wait_for_turns();
+        reply.ok();
+        Ok(())
+    })
+}
+
+/// Of several commands that change the cluster one does, and the others wait.
+fn hold(call: &mut Call<'_>) -> Outcome {
+    let ms = resp::natural(call.args.at(3)).ok_or(Refusal::NOT_AN_INTEGER)?;
+    refuse_beside_sentinel(&call.node)?;
+    if call.args.at(2).len() > MOST_TOKEN || ms > MOST_HOLD_MS {
+        return Err(refuse!(
+            "ERR a token has at most {MOST_TOKEN} bytes, and a hold {MOST_HOLD_MS} milliseconds"
+        ));
+    }
+    if !call.node.cluster.hold(call.args.at(2), Duration::from_millis(ms)) {
+        return Err(refuse!("ERR another command changes the cluster"));
+    }
+    call.reply.ok();
+    Ok(())
+}
+
+/// Bytes of a HOLD's token.
+const MOST_TOKEN: usize = 64;
+
+/// No lease.
+const NONE: (Duration, bool) = (Duration::ZERO, false);
+
+/// The controller's word on which node is the master of this shard, for so long. What it asks with
+/// it is answered: how far this node is, and its role.
+fn heartbeat(call: &mut Call<'_>) -> Outcome {
+    let master = id_of(call.args, 2, "Invalid node id")?;
+    let number = |at| resp::natural(call.args.at(at)).ok_or(Refusal::NOT_AN_INTEGER);
+    let (ms, election) = (number(3)?, number(4)?);
+    refuse_beside_sentinel(&call.node)?;
+    if !(1..=MOST_LEASE_MS).contains(&ms) {
+        return Err(refuse!("ERR Invalid lease: must be 1 to {MOST_LEASE_MS} milliseconds"));
+    }
+    if election == 0 {
+        return Err(refuse!("ERR Invalid election version"));
+    }
+    // From when it came: the controller counts from when it was sent.
+    let came = arrival::came();
+    call.answer_later(move |node, reply| {
+        let config = node.config();
+        let dir = &config.durability.dir;
+        let known = node.cluster.lease().map(|lease| lease.election);
+        node.cluster.heartbeat(dir, Lease { election, ms })?;
+        let is_ours = node.cluster.topology().own_id == master;
+        let left = Duration::from_millis(ms).saturating_sub(came.elapsed());
+        let (left, is_again) = if is_ours { (left, known == Some(election)) } else { NONE };
+        node.replication.lease(&config, left, is_again);
+        // Its role is known again.
+        if is_ours && node.replication.is_fenced() {
+            obey(&node, true, false)?;
+        }
+        let role = if node.replication.is_master() { "master" } else { "slave" };
+        reply.text(&format!(
+            "sequence:{}\r\nrole:{role}\r\n",
+            node.durability.acknowledged_offset()
+        ));
+        Ok(())
+    })
+}
+
+/// Whether a host and port of a topology are this node's: an address that it listens on, or the one
+/// that it announces. Another node of this machine has another port or another address.
+pub(crate) fn is_here(node: &Node, host: &str, port: u16) -> bool {
+    let config = node.config();
+    let settings = &config.replication;
+    let reached = Reached::of(
+        &node.addresses,
+        config.tls.port,
+        &settings.replica_announce_ip,
+        settings.replica_announce_port,
+    );
+    reached.has_port(port)
+        && (reached.announces(host, port)
+            || (host.trim_matches(['[', ']']), port)
+                .to_socket_addrs()
+                .is_ok_and(|mut all| all.any(|at| reached.is_at(at, is_local))))
+}
+
+/// Whether it is an address of this machine: a socket can be bound to no other.
+fn is_local(ip: IpAddr) -> bool {
+    UdpSocket::bind((ip, 0)).is_ok()
+}
+
+/// Where clients and other nodes reach a node.
+struct Reached<'a> {
+    /// Where it listens, with TLS and without, or what a port map in front of it has.
+    addresses: Box<[SocketAddr]>,
+    /// `replica_announce_ip`, which may be a name; and the ports that go with it.
+    announced: Option<(&'a str, Box<[u16]>)>,
+}
+
+impl Reached<'_> {
+    /// `listens` without TLS; a TLS listener has the same IPs. Port 0 and an empty host mean none.
+    fn of<'a>(
+        listens: &[SocketAddr],
+        tls_port: u16,
+        announced_ip: &'a str,
+        announced_port: u16,
+    ) -> Reached<'a> {
+        let at_port = |port: u16| {
+            let some = listens.iter().filter(move |_| port != 0);
+            some.map(move |at| SocketAddr::new(at.ip().to_canonical(), port))
+        };
+        let own = listens.iter().map(|at| SocketAddr::new(at.ip().to_canonical(), at.port()));
+        let mut addresses: Vec<SocketAddr> = own.chain(at_port(tls_port)).collect();
+        if announced_ip.is_empty() {
+            addresses.extend(at_port(announced_port));
+            return Reached { addresses: addresses.into(), announced: None };
+        }
+        let ports: Vec<u16> = match announced_port {
+            0 => addresses.iter().map(SocketAddr::port).collect(),
+            port => vec![port],
+        };
+        if let Ok(ip) = announced_ip.parse::<IpAddr>() {
+            addresses.extend(ports.iter().map(|&port| SocketAddr::new(ip.to_canonical(), port)));
+        }
+        Reached { addresses: addresses.into(), announced: Some((announced_ip, ports.into())) }
+    }
+
+    /// Without it no name need be looked up.
+    fn has_port(&self, port: u16) -> bool {
+        let is_announced = |(_, ports): &(&str, Box<[u16]>)| ports.contains(&port);
+        port != 0
+            && (self.addresses.iter().any(|at| at.port() == port)
+                || self.announced.as_ref().is_some_and(is_announced))
+    }
+
+    fn announces(&self, host: &str, port: u16) -> bool {
+        let is_it = |(ip, ports): &(&str, Box<[u16]>)| {
+            ip.eq_ignore_ascii_case(host) && ports.contains(&port)
+        };
+        self.announced.as_ref().is_some_and(is_it)
+    }
+
+    /// 0.0.0.0 listens on each IPv4 address of the machine, and :: on each IPv6 address; any other
+    /// address is only itself.
+    fn is_at(&self, at: SocketAddr, is_local: impl Fn(IpAddr) -> bool) -> bool {
+        let ip = at.ip().to_canonical();
+        let is_it = |own: &SocketAddr| {
+            let is_any = own.ip().is_unspecified() && own.is_ipv4() == ip.is_ipv4();
+            own.port() == at.port() && (own.ip() == ip || is_any && is_local(ip))
+        };
+        !ip.is_unspecified() && self.addresses.iter().any(is_it)
+    }
+}
+
+/// CLUSTER RESET.
+pub(crate) fn reset(call: &mut Call<'_>) -> Outcome {
+    let how = call.args.at(2);
+    let known = [&b"hard"[..], b"soft"].iter().any(|word| how.eq_ignore_ascii_case(word));
+    if call.args.len() > 3 || call.args.len() == 3 && !known {
+        return Err(Refusal::SYNTAX);
+    }
+    if !call.node.cluster.is_enabled() {
+        return Err(refuse!("ERR This instance has cluster support disabled"));
+    }
+    call.answer_later(|node, reply| {
+        let engines = node.engines();
+        let has_pairs = engines.existences().iter().any(|space| space.pairs() > 0);
+        if engines.all_rows() > 0 || has_pairs {
+            return Err(refuse!("ERR Can't reset cluster while database is not empty"));
+        }
+        let config = node.config();
+        node.cluster.reset(&config.durability.dir)?;
+        node.replication.end_lease(&config);
+        if !node.replication.is_master() {
+            order(&node, Order::default())?;
+        }
+        reply.ok();
+        Ok(())
+    })
+}
+
+/// For CLUSTER REPLICAS and its kin: a node that the topology does not have.
+pub(crate) fn unknown_node(id: &[u8]) -> Refusal {
+    refuse!("ERR Unknown node {}", Printable(id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_found(reached: &Reached<'_>, host: &str, port: u16) -> bool {
+        let is_local = |ip: IpAddr| {
+            ["127.0.0.1", "127.0.0.2", "10.0.0.1", "::1"].contains(&ip.to_string().as_str())
+        };
+        let ip = host.parse::<IpAddr>();
+        let is_at = |ip| reached.is_at(SocketAddr::new(ip, port), is_local);
+        reached.has_port(port) && (reached.announces(host, port) || ip.is_ok_and(is_at))
+    }
+
+    fn listening(all: &[&str]) -> Vec<SocketAddr> {
+        all.iter().map(|at| at.parse().unwrap()).collect()
+    }
+
+    /// Three nodes of one machine with one port.
+    #[test]
+    fn nodes_of_one_machine_and_port_are_told_apart_by_their_addresses() {
+        let at = listening(&["127.0.0.2:7000"]);
+        let reached = Reached::of(&at, 0, "", 0);
+        let found = |host| is_found(&reached, host, 7000);
+        assert_eq!(["127.0.0.1", "127.0.0.2", "127.0.0.3"].map(found), [false, true, false]);
+        assert!(!is_found(&reached, "127.0.0.2", 7001) && !is_found(&reached, "127.0.0.2", 0));
+    }
+
+    #[test]
+    fn an_unspecified_address_is_each_of_the_machine_of_its_family() {
+        let at = listening(&["0.0.0.0:7000"]);
+        let reached = Reached::of(&at, 0, "", 0);
+        let found = |host| is_found(&reached, host, 7000);
+        assert_eq!(
+            ["127.0.0.2", "10.0.0.1", "10.0.0.9", "::1"].map(found),
+            [true, true, false, false]
+        );
+        assert!(!found("0.0.0.0"), "it is no address that others reach");
+        let at = listening(&["[::]:7000"]);
+        let reached = Reached::of(&at, 0, "", 0);
+        assert!(is_found(&reached, "::1", 7000) && !is_found(&reached, "127.0.0.1", 7000));
+    }
+
+    #[test]
+    fn a_mapped_address_is_the_ipv4_address() {
+        let at = listening(&["[::ffff:10.0.0.1]:7000"]);
+        let reached = Reached::of(&at, 0, "", 0);
+        assert!(
+            is_found(&reached, "10.0.0.1", 7000) && is_found(&reached, "::ffff:10.0.0.1", 7000)
+        );
+        assert!(!is_found(&reached, "127.0.0.1", 7000));
+    }
+
+    #[test]
+    fn a_tls_listener_has_the_addresses_of_the_others() {
+        let at = listening(&["10.0.0.1:7000"]);
+        let reached = Reached::of(&at, 7443, "", 0);
+        assert!(is_found(&reached, "10.0.0.1", 7443) && !is_found(&reached, "127.0.0.1", 7443));
+    }
+
+    #[test]
+    fn an_announced_address_is_the_node() {
+        let at = listening(&["10.0.0.1:7000"]);
+        let reached = Reached::of(&at, 0, "192.0.2.1", 8000);
+        assert!(is_found(&reached, "192.0.2.1", 8000) && is_found(&reached, "10.0.0.1", 7000));
+        assert!(!is_found(&reached, "192.0.2.1", 7000) && !is_found(&reached, "10.0.0.1", 8000));
+        let reached = Reached::of(&at, 0, "db1.example", 0);
+        assert!(is_found(&reached, "DB1.example", 7000), "the own port");
+        assert!(!is_found(&reached, "db2.example", 7000));
+        let reached = Reached::of(&at, 0, "", 8000);
+        assert!(is_found(&reached, "10.0.0.1", 8000), "a port map at the own address");
+    }
+}

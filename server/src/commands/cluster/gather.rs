@@ -1,0 +1,296 @@
+//! Requests whose ids are of several shards. This node does its own part at once, asks other nodes
+//! for theirs ([`peers`]), and joins the elements of their replies in the order of the ids.
+//!
+//! A part is the same command with fewer ids. What a client asks for in one turn goes out together;
+//! the replies of the turn are held until all parts have come or are late, while other clients of
+//! the worker go on. An id whose part failed has an error in its place: a page is partial, never
+//! refused, unless all nodes refuse it.
+//!
+//! A node that is asked by another one asks no further ([`Session::is_coordinator`]): where it does
+//! not serve an id it says MOVED in its place, and the coordinator asks the node that this names,
+//! once. It is told, too, what the coordinator takes the elements of its reply for ([`shape`]).
+
+use crate::commands::call::view;
+use crate::commands::cluster::gathering::{At, Belongs, Page, Part, Plan, element_of};
+use crate::commands::cluster::{route, shape};
+use crate::commands::run::run;
+use crate::session::{Scratch, Session};
+use dataset::engines::Engines;
+use node::cluster::slot::of_text;
+use node::cluster::{Server, Topology};
+use node::command::error::Refusal;
+use node::command::spec::{KeyArgs, Of, Outcome, Spec, flag};
+use node::command::table::bit_of;
+use node::config::ReadFrom;
+use node::roles::node::Now;
+use resp::{Args, Kept, Protocol, Reply, natural};
+use std::cell::LazyCell;
+
+/// Requests of one turn that wait for other nodes; the next ones wait for their replies.
+const MOST_TOGETHER: usize = 512;
+
+/// Whether a request can be done in parts.
+pub(crate) fn can_be_parted(
+    spec: &Spec,
+    args: Args<'_>,
+    session: &Session,
+    engines: &Engines,
+) -> bool {
+    let KeyArgs::Ids(of, ..) = spec.keys else { return false };
+    // What such an action moves belongs together.
+    let counts_member =
+        || engines.action(args.at(1)).is_some_and(dataset::engines::Action::counts_member);
+    spec.has(flag::PER_ID)
+        && session.transaction.is_none()
+        && !session.in_exec
+        && !(of == Of::Action && counts_member())
+}
+
+/// Whether this node, as a replica, answers reads of ids for its master.
+pub(crate) fn reads_here(session: &Session, node: Now<'_>) -> bool {
+    let (from, most_ms) = {
+        let config = node.config();
+        (config.cluster.read_from, config.cluster.max_staleness_ms)
+    };
+    let in_step =
+        || node.replication.link.lock().is_in_step(most_ms) && route::has_masters_data(node);
+    match (session.is_coordinator, session.reads_replica) {
+        (true, reads) => reads && in_step(),
+        (false, true) => route::reads_replica(session, node),
+        (false, false) => from != ReadFrom::Master && in_step(),
+    }
+}
+
+/// Whether this node answers for all ids of such a request, as for those of a part.
+pub(crate) fn are_all_here(
+    spec: &Spec,
+    args: Args<'_>,
+    session: &Session,
+    node: Now<'_>,
+    topology: &Topology,
+) -> bool {
+    let KeyArgs::Ids(of, head, step) = spec.keys else { return false };
+    let is_joined = is_joined(of, args, node);
+    let reads_here = LazyCell::new(|| !spec.may_write(args) && reads_here(session, node));
+    let is_here = |slot| topology.server_of(slot).is_here(|| *reads_here);
+    let mut words = args.from(head).iter().step_by(step);
+    words.all(|word| {
+        slot_of(word, is_joined, topology).is_none_or(|(slot, is_one)| is_one && is_here(slot))
+    })
+}
+
+/// Whether a page has several ids for each entry.
+fn is_joined(of: Of, args: Args<'_>, node: Now<'_>) -> bool {
+    of == Of::View && node.engines().view(args.at(1)).is_some_and(dataset::engines::View::is_joined)
+}
+
+/// The slot of an argument's first id, and whether its others are of the same shard; `None`: it is
+/// an option.
+fn slot_of(word: &[u8], is_joined: bool, topology: &Topology) -> Option<(u16, bool)> {
+    if natural(word).is_some() {
+        return Some((of_text(word), true));
+    }
+    if !is_joined || !word.first()?.is_ascii_digit() {
+        return None;
+    }
+    let mut slots = word.split(|byte| *byte == b'/').map(of_text);
+    let first = slots.next()?;
+    let shard = topology.number_of(first);
+    Some((first, slots.all(|slot| topology.number_of(slot) == shard)))
+}
+
+impl Plan {
+    fn new(
+        spec: &Spec,
+        args: Args<'_>,
+        session: &Session,
+        node: Now<'_>,
+        topology: &Topology,
+    ) -> Result<Plan, Refusal> {
+        let KeyArgs::Ids(of, head, step) = spec.keys else { return Err(Refusal::SYNTAX) };
+        let mut plan = Plan {
+            head,
+            step,
+            ids: Vec::with_capacity(args.len()),
+            options: Vec::new(),
+            parts: Vec::new(),
+            refusals: Vec::new(),
+            is_binary: false,
+            shape: None,
+        };
+        let is_joined = is_joined(of, args, node);
+        let reads_here = !spec.may_write(args) && reads_here(session, node);
+        let mut of_master = vec![None; topology.members().len()];
+        let mut at = head;
+        while at < args.len() {
+            let word = args.at(at);
+            match slot_of(word, is_joined, topology).filter(|_| at + step <= args.len()) {
+                Some((slot, is_one)) => {
+                    let of = if is_one {
+                        plan.place(slot, session, topology, reads_here, &mut of_master)
+                    } else {
+                        plan.refuse(b"CROSSSLOT the ids of an entry are of several shards")
+                    };
+                    plan.ids.push((at as u32, of));
+                    at += step;
+                }
+                None if of == Of::View && word.eq_ignore_ascii_case(b"BINARY") => {
+                    if plan.is_binary {
+                        return Err(Refusal::SYNTAX);
+                    }
+                    plan.is_binary = true;
+                    at += 1;
+                }
+                None => {
+                    // The name of the action may be anything.
+                    let is_mark = of == Of::View && word.eq_ignore_ascii_case(b"MARK");
+                    for option in at..(at + 1 + usize::from(is_mark)).min(args.len()) {
+                        plan.options.push(option as u32);
+                    }
+                    at += 1 + usize::from(is_mark);
+                }
+            }
+        }
+        Ok(plan)
+    }
+
+    /// The part of an id in this slot. `of_master`: the parts that are known.
+    fn place(
+        &mut self,
+        slot: u16,
+        session: &Session,
+        topology: &Topology,
+        reads_here: bool,
+        of_master: &mut [Option<u32>],
+    ) -> Belongs {
+        let Some(master) = topology.number_of(slot) else {
+            return self.refuse(b"CLUSTERDOWN Hash slot not served");
+        };
+        if let Some(part) = of_master[master] {
+            self.parts[part as usize].count += 1;
+            return Belongs::Part(part);
+        }
+        let at = match topology.server_of(slot) {
+            server if server.is_here(|| reads_here) => At::Here,
+            Server::OwnMaster(to) | Server::Other(to) if session.is_coordinator => {
+                return self.refuse(format!("MOVED {slot} {}:{}", to.host, to.port).as_bytes());
+            }
+            _ => At::Shard(master),
+        };
+        let part = self.parts.len() as u32;
+        of_master[master] = Some(part);
+        self.parts.push(Part { at, count: 1, number: 0, reply: Vec::new(), is_answered: false });
+        Belongs::Part(part)
+    }
+}
+
+/// Answers a request that [can be parted](can_be_parted): at once, or with what its session
+/// gathers. `told`: what another node takes the elements for.
+// Long: all that a command is executed with.
+#[expect(clippy::too_many_arguments, reason = "all that a command is executed with")]
+pub(crate) fn answer(
+    number: u16,
+    spec: &'static Spec,
+    args: Args<'_>,
+    told: Option<u64>,
+    reply: &mut Reply<'_>,
+    session: &mut Session,
+    node: Now<'_>,
+    scratch: &mut Scratch,
+) -> Outcome {
+    let Some(topology) = session.topology.clone() else { return Ok(()) };
+    let mut plan = Plan::new(spec, args, session, node, &topology)?;
+    plan.shape = match shape::own(spec, args, node.engines()) {
+        // Its own part says it.
+        Err(_) if session.is_coordinator => None,
+        shape => shape?,
+    };
+    let columns = if plan.is_binary { Some(columns(node.engines(), args.at(1))?) } else { None };
+    if plan.is_binary {
+        shape::is_still(plan.shape, spec, args, node)?;
+    }
+    if let Some(part) = plan.parts.iter().position(|part| part.at == At::Here) {
+        let own = own_part(number, spec, args, told, &plan, part, session, node, scratch);
+        if session.suspension.is_asked() {
+            return Ok(());
+        }
+        plan.parts[part].reply = own;
+        plan.parts[part].is_answered = true;
+    } else {
+        node.calls.of(session.worker).begins(bit_of(number, 0));
+    }
+    let mut request = Kept::default();
+    request.push(args);
+    let (protocol, place) = (session.client.protocol(), 0..0);
+    let mut page = Page { spec, request, plan, columns, place, protocol, again: Vec::new() };
+    if page.plan.parts.iter().all(|part| part.is_answered) {
+        page.write(reply.bytes());
+        return Ok(());
+    }
+    let gathering = session.gathering.get_or_insert_default();
+    page.ask(args, &gathering.batch, &topology, node);
+    session.wrote_elsewhere |= spec.may_write(args);
+    let mark = reply.mark();
+    reply.null();
+    page.place = mark..reply.mark();
+    gathering.pages.push(page);
+    session.ends_turn |= gathering.pages.len() >= MOST_TOGETHER;
+    Ok(())
+}
+
+/// What this node has to say of its ids.
+// Long: all that a command is executed with.
+#[expect(clippy::too_many_arguments, reason = "all that a command is executed with")]
+fn own_part(
+    number: u16,
+    spec: &'static Spec,
+    args: Args<'_>,
+    told: Option<u64>,
+    plan: &Plan,
+    part: usize,
+    session: &mut Session,
+    node: Now<'_>,
+    scratch: &mut Scratch,
+) -> Vec<u8> {
+    let mut kept = Kept::default();
+    kept.push_all(plan.words(args, |_, of| of == Belongs::Part(part as u32)));
+    let mut bytes = Vec::new();
+    let Some(args) = kept.iter().next() else { return bytes };
+    let reply = Reply::new(&mut bytes, Protocol::Resp2);
+    let outcome = shape::as_told(told.or(plan.shape), spec, args, session, node, |session| {
+        run(spec, u32::from(number), args, reply, session, node, scratch)
+    });
+    if let Err(refusal) = outcome {
+        node.calls.of(session.worker).error(refusal.text());
+        bytes = element_of(refusal.text());
+    }
+    bytes
+}
+
+/// How many counters and flags an entry of a view has, and its further ones.
+fn columns(engines: &Engines, name: &[u8]) -> Result<Vec<(usize, usize)>, Refusal> {
+    let view = view(engines, name)?;
+    let views = std::iter::once(view).chain(engines.then(view));
+    Ok(views.map(|view| (engines.columns(view).len(), view.flags())).collect())
+}
+
+/// Whether this node answers a request. If it is refused since other nodes answer for some of its
+/// ids, and they can be asked, that is noted.
+#[cold]
+pub(crate) fn check(
+    topology: &Topology,
+    spec: &Spec,
+    args: Args<'_>,
+    session: &Session,
+    node: Now<'_>,
+    engines: &Engines,
+) -> Outcome {
+    if can_be_parted(spec, args, session, engines) {
+        let is_parted = !are_all_here(spec, args, session, node, topology);
+        session.is_parted.set(is_parted);
+        return if is_parted { Err(route::CROSS_SLOT) } else { Ok(()) };
+    }
+    let mut router = route::Router::new(topology, session, node);
+    router.add(spec, args, engines);
+    router.outcome()
+}

@@ -1,0 +1,384 @@
+//! What of a turn waits for other nodes: how requests were divided, what each node was asked for,
+//! and how the replies are joined ([`gather`](super::gather)).
+
+use crate::commands::cluster::peers::{self, Address, Answer, Batch, Failure, Link};
+use node::client::connect::{put_bulk, put_head};
+use node::cluster::Topology;
+use node::command::spec::Spec;
+use node::config::ReadFrom;
+use node::roles::node::{Now, Process};
+use resp::{Args, Kept, Protocol, Reply, elements, put_resp3};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What a row is in a packed page if it could not be had: -1 in all columns.
+pub(crate) const MISSING: u8 = 0xff;
+
+/// Where the ids of a part are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum At {
+    Here,
+    /// The shard of the master at this position.
+    Shard(usize),
+}
+
+/// Ids that one node answers for.
+pub(super) struct Part {
+    pub(super) at: At,
+    /// How many.
+    pub(super) count: usize,
+    /// The number of its answer in the batch.
+    pub(super) number: usize,
+    /// A whole reply; of a node that gave none, an error of ours.
+    pub(super) reply: Vec<u8>,
+    pub(super) is_answered: bool,
+}
+
+/// Which part, or which refusal, an id belongs to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Belongs {
+    Part(u32),
+    Refusal(u32),
+}
+
+/// How a request is divided.
+pub(super) struct Plan {
+    /// Arguments in front of the ids, and those of each id.
+    pub(super) head: usize,
+    pub(super) step: usize,
+    /// The position of each id among the arguments, and what it belongs to.
+    pub(super) ids: Vec<(u32, Belongs)>,
+    /// Positions of arguments that all parts have.
+    pub(super) options: Vec<u32>,
+    pub(super) parts: Vec<Part>,
+    /// Errors of ids that are nowhere, as elements.
+    pub(super) refusals: Vec<Vec<u8>>,
+    pub(super) is_binary: bool,
+    /// What other nodes are told of the shape, if there is something to tell.
+    pub(super) shape: Option<u64>,
+}
+
+pub(super) fn element_of(text: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    Reply::new(&mut bytes, Protocol::Resp2).error(text);
+    bytes
+}
+
+impl Plan {
+    pub(super) fn refuse(&mut self, text: &[u8]) -> Belongs {
+        self.refusals.push(element_of(text));
+        Belongs::Refusal(self.refusals.len() as u32 - 1)
+    }
+
+    /// The arguments of the request with these ids only.
+    pub(super) fn words<'a>(
+        &self,
+        args: Args<'a>,
+        is_meant: impl Fn(usize, Belongs) -> bool,
+    ) -> impl Iterator<Item = &'a [u8]> {
+        let ids = self.ids.iter().enumerate();
+        let ids = ids.filter(move |(id, (_, of))| is_meant(*id, *of)).map(|(_, (at, _))| *at);
+        let ids = ids.flat_map(move |at| at as usize..at as usize + self.step);
+        let options = self.options.iter().map(|at| *at as usize);
+        (0..self.head).chain(ids).chain(options).map(move |at| args.at(at))
+    }
+
+    /// Appends the request of some ids, for another node.
+    fn write(
+        &self,
+        args: Args<'_>,
+        count: usize,
+        is_meant: impl Fn(usize, Belongs) -> bool,
+        out: &mut Vec<u8>,
+    ) {
+        let length = self.head + count * self.step + self.options.len();
+        put_head(out, b'*', length + usize::from(self.shape.is_some()));
+        self.words(args, is_meant).for_each(|word| put_bulk(out, word));
+        if let Some(shape) = self.shape {
+            put_shape(shape, out);
+        }
+    }
+}
+
+/// How a part says it, as its last argument: in front of eight bytes, the least first. It is no id
+/// and no option of any command.
+pub(super) const SHAPE: &[u8] = b"shape=";
+
+/// Appends it to a part.
+fn put_shape(shape: u64, out: &mut Vec<u8>) {
+    let mut word = [0; SHAPE.len() + 8];
+    word[..SHAPE.len()].copy_from_slice(SHAPE);
+    word[SHAPE.len()..].copy_from_slice(&shape.to_le_bytes());
+    put_bulk(out, &word);
+}
+
+/// A request that waits for other nodes.
+pub(super) struct Page {
+    pub(super) spec: &'static Spec,
+    pub(super) request: Kept,
+    pub(super) plan: Plan,
+    /// Counters and flags of a view and its further ones, if the page is to be packed.
+    pub(super) columns: Option<Vec<(usize, usize)>>,
+    /// Where its reply comes among the replies of the turn, in the place of this.
+    pub(super) place: Range<usize>,
+    pub(super) protocol: Protocol,
+    /// Elements of ids that were asked for again.
+    pub(super) again: Vec<(usize, Vec<u8>)>,
+}
+
+/// What of a turn waits for other nodes.
+#[derive(Default)]
+pub(crate) struct Gathering {
+    pub(super) batch: Arc<Batch>,
+    pub(super) pages: Vec<Page>,
+}
+
+/// A reply, and the bytes among the replies of the turn that it replaces.
+pub(crate) type Joined = (Range<usize>, Vec<u8>);
+
+impl Page {
+    /// Asks the other nodes for their parts.
+    pub(super) fn ask(
+        &mut self,
+        args: Args<'_>,
+        batch: &Arc<Batch>,
+        topology: &Arc<Topology>,
+        node: Now<'_>,
+    ) {
+        let process = node.process();
+        let from = if self.spec.may_write(args) {
+            ReadFrom::Master
+        } else {
+            node.config().cluster.read_from
+        };
+        for part in 0..self.plan.parts.len() {
+            let At::Shard(master) = self.plan.parts[part].at else { continue };
+            // This node is a replica of that shard that may not answer: only its master may.
+            let is_own = topology
+                .own_master()
+                .is_some_and(|own| std::ptr::eq(own, &raw const topology.members()[master]));
+            let from = if is_own { ReadFrom::Master } else { from };
+            let link = peers::with(|peers| peers.of_shard(topology, master, from, &process));
+            let count = self.plan.parts[part].count;
+            let of = Belongs::Part(part as u32);
+            self.plan.parts[part].number = link.ask(&process, batch, |out| {
+                self.plan.write(args, count, |_, other| other == of, out);
+            });
+        }
+    }
+
+    /// What a part that failed is answered with.
+    fn error_of(&self, failure: &Failure) -> Vec<u8> {
+        let args = self.request.iter().next();
+        let changes = args.is_some_and(|args| self.spec.may_write(args));
+        let text = match (failure, changes) {
+            (Failure::Unsent(why) | Failure::Lost(why), false) => format!("CLUSTERDOWN {why}"),
+            (Failure::Unsent(why), true) => format!("CLUSTERDOWN {why}; nothing was changed"),
+            (Failure::Lost(why), true) => {
+                let once = args.is_some_and(|args| counts_once(self.spec, args));
+                let advice = if once {
+                    "it can be sent again, and counts once"
+                } else {
+                    "it may have been counted"
+                };
+                format!("UNKNOWN outcome: {why}; {advice}")
+            }
+        };
+        element_of(text.as_bytes())
+    }
+
+    fn take(&mut self, answers: &mut [Answer]) {
+        for part in 0..self.plan.parts.len() {
+            if self.plan.parts[part].is_answered {
+                continue;
+            }
+            let none = Err(Failure::Unsent(String::new()));
+            let answer = std::mem::replace(&mut answers[self.plan.parts[part].number], none);
+            let (is_answered, reply) = match answer {
+                Ok(reply) => (true, reply),
+                Err(failure) => (false, self.error_of(&failure)),
+            };
+            let part = &mut self.plan.parts[part];
+            part.is_answered = is_answered;
+            part.reply = reply;
+        }
+    }
+
+    /// Each id's element, in order, and an error that concerns all of them.
+    fn elements(&self) -> (Vec<&[u8]>, Option<&[u8]>) {
+        let mut replies: Vec<_> = self.plan.parts.iter().map(|p| elements(&p.reply)).collect();
+        let mut again = self.again.iter().peekable();
+        let mut all = Vec::with_capacity(self.plan.ids.len());
+        for (id, (_, of)) in self.plan.ids.iter().enumerate() {
+            let element = match *of {
+                Belongs::Refusal(at) => &self.plan.refusals[at as usize][..],
+                Belongs::Part(part) => match &mut replies[part as usize] {
+                    Some(reply) => reply.next().unwrap_or(b"-ERR a node answered too few rows\r\n"),
+                    // An error: of each of its ids.
+                    None => &self.plan.parts[part as usize].reply[..],
+                },
+            };
+            all.push(match again.next_if(|(at, _)| *at == id) {
+                Some((_, element)) => element,
+                None => element,
+            });
+        }
+        let beyond = replies.into_iter().flatten().find_map(|mut reply| reply.next());
+        (all, beyond)
+    }
+
+    /// Asks again for the ids that have moved.
+    fn ask_again(&self, process: &Arc<Process>, batch: &Arc<Batch>) -> Vec<(usize, Vec<usize>)> {
+        let mut by_link: Vec<(Arc<Link>, Vec<usize>)> = Vec::new();
+        for (id, element) in self.elements().0.into_iter().enumerate() {
+            let Some(address) = moved_to(element) else { continue };
+            match by_link.iter_mut().find(|(link, _)| link.address == address) {
+                Some((_, ids)) => ids.push(id),
+                None => {
+                    let link = peers::with(|peers| peers.moved_to(address, process));
+                    by_link.extend(link.map(|link| (link, vec![id])));
+                }
+            }
+        }
+        let Some(args) = self.request.iter().next() else { return Vec::new() };
+        let ask = |(link, ids): (Arc<Link>, Vec<usize>)| {
+            let is_meant = |id: usize, _| ids.binary_search(&id).is_ok();
+            let number = link.ask(process, batch, |out| {
+                self.plan.write(args, ids.len(), is_meant, out);
+            });
+            (number, ids)
+        };
+        by_link.into_iter().map(ask).collect()
+    }
+
+    fn take_again(&mut self, asked: Vec<(usize, Vec<usize>)>, answers: &[Answer]) {
+        for (number, ids) in asked {
+            match &answers[number] {
+                Ok(reply) => {
+                    let mut rows = elements(reply);
+                    for id in ids {
+                        let row = rows.as_mut().map_or(Some(&reply[..]), Iterator::next);
+                        self.again.extend(row.map(|row| (id, row.to_vec())));
+                    }
+                }
+                Err(failure) => {
+                    let error = self.error_of(failure);
+                    self.again.extend(ids.into_iter().map(|id| (id, error.clone())));
+                }
+            }
+        }
+        self.again.sort_by_key(|(id, _)| *id);
+    }
+
+    /// The whole reply.
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
+        let parts = &self.plan.parts;
+        let refused = |part: &Part| part.is_answered && part.reply.starts_with(b"-");
+        if let Some(first) = parts.first()
+            && self.plan.refusals.is_empty()
+            && self.again.is_empty()
+            && parts.iter().all(refused)
+        {
+            // Nothing was done anywhere: what is wrong is the request.
+            out.extend_from_slice(&first.reply);
+            return;
+        }
+        let (elements, beyond) = self.elements();
+        if let Some(columns) = &self.columns {
+            return write_packed(columns, &elements, beyond, out);
+        }
+        put_head(out, b'*', elements.len() + usize::from(beyond.is_some()));
+        for element in elements.into_iter().chain(beyond) {
+            match self.protocol {
+                Protocol::Resp2 => out.extend_from_slice(element),
+                Protocol::Resp3 => put_resp3(element, out),
+            }
+        }
+    }
+}
+
+/// Whether a change counts once, however often it is sent.
+fn counts_once(spec: &Spec, args: Args<'_>) -> bool {
+    let has_token = args.len() > 2 && args.at(args.len() - 2).eq_ignore_ascii_case(b"TOKEN");
+    spec.name != "cnt.mincrby" || has_token
+}
+
+/// The node that a MOVED names.
+fn moved_to(element: &[u8]) -> Option<Address> {
+    let rest = element.strip_prefix(b"-MOVED ")?.strip_suffix(b"\r\n")?;
+    Address::of_master(std::str::from_utf8(rest).ok()?.split(' ').nth(1)?)
+}
+
+/// Rows as FEED.GET ... BINARY has them. One that could not be had is [`MISSING`], and the first
+/// error follows.
+fn write_packed(
+    columns: &[(usize, usize)],
+    rows: &[&[u8]],
+    beyond: Option<&[u8]>,
+    out: &mut Vec<u8>,
+) {
+    let width: usize = columns.iter().map(|(counters, flags)| counters * 8 + flags).sum();
+    let first_error = rows.iter().copied().find(|row| row.starts_with(b"-")).or(beyond);
+    if first_error.is_some() {
+        put_head(out, b'*', 2);
+    }
+    put_head(out, b'$', rows.len() * width);
+    for row in rows {
+        let end = out.len() + width;
+        // An error has none.
+        let mut cells = elements(row).into_iter().flatten();
+        for (counters, flags) in columns {
+            for cell in cells.by_ref().take(*counters) {
+                let value = resp::integer(&cell[1..cell.len() - 2]).unwrap_or(-1);
+                out.extend_from_slice(&value.to_le_bytes());
+            }
+            out.extend(cells.by_ref().take(*flags).map(|cell| match cell {
+                b":0\r\n" => 0,
+                b":1\r\n" => 1,
+                _ => MISSING,
+            }));
+        }
+        out.resize(end, MISSING);
+    }
+    out.extend_from_slice(b"\r\n");
+    out.extend_from_slice(first_error.unwrap_or_default());
+}
+
+impl Gathering {
+    /// What was written from `mark` on is not wanted.
+    pub(crate) fn drop_replies(&mut self, mark: usize) {
+        self.pages.iter_mut().filter(|page| page.place.start >= mark).for_each(|page| {
+            page.place = 0..0;
+        });
+    }
+
+    /// The replies, when all parts have come or are late.
+    pub(crate) async fn joined(mut self, process: Arc<Process>) -> Vec<Joined> {
+        let mut answers = self.batch.answers().await;
+        let again = Arc::new(Batch::default());
+        let mut asked = Vec::with_capacity(self.pages.len());
+        for page in &mut self.pages {
+            page.take(&mut answers);
+            let has_moved = page.plan.parts.iter().any(|part| has_moved(&part.reply));
+            asked.push(if has_moved { page.ask_again(&process, &again) } else { Vec::new() });
+        }
+        if asked.iter().any(|asked| !asked.is_empty()) {
+            let answers = again.answers().await;
+            for (page, asked) in self.pages.iter_mut().zip(asked) {
+                page.take_again(asked, &answers);
+            }
+        }
+        let wanted = self.pages.into_iter().filter(|page| !page.place.is_empty());
+        let join = |page: Page| {
+            let mut bytes = Vec::new();
+            page.write(&mut bytes);
+            (page.place, bytes)
+        };
+        wanted.map(join).collect()
+    }
+}
+
+fn has_moved(reply: &[u8]) -> bool {
+    // Errors are rare, and so are negative numbers.
+    reply.contains(&b'-') && reply.windows(7).any(|bytes| bytes == b"-MOVED ")
+}

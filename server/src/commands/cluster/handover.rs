@@ -1,0 +1,142 @@
+//! CLUSTERX SETNODES ... HANDOVER: this master gives slots to replicas of it. The order of the
+//! steps is [`node::cluster::handover`]'s; here is what each does on a node with clients.
+
+use crate::commands::call::{Call, answer};
+use crate::commands::cluster::roles::obey;
+use node::client::connect::Link;
+use node::cluster::handover::{Giver, hand_over};
+use node::cluster::topology::VERSION;
+use node::cluster::{Cluster, Member, Topology};
+use node::command::error::{Refusal, refuse};
+use node::command::spec::Outcome;
+use node::roles::node::Node;
+use node::roles::{Master, failover, peer};
+use node::runtime::blocking_task::apart;
+use node::runtime::pause::{By, Paused};
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// No pause of a hand-over ends by the clock.
+const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
+/// A replica that has less than all but so many bytes of the log is not in step.
+const CLOSE: u64 = 1 << 20;
+
+/// CLUSTERX SETNODES ... HANDOVER. It goes on if the client leaves.
+pub(crate) fn begin(call: &mut Call<'_>, text: String, version: i64) {
+    let (node, protocol) = (call.node.node().clone(), call.reply.protocol());
+    let peer = call.session.client.peer;
+    let work = tokio::spawn(async move {
+        let outcome = hand_over(&Own(node), &text, version).await;
+        match &outcome {
+            Ok(paused) => tracing::info!(
+                "topology {version} by {peer}: slots are handed over; requests waited for {} ms",
+                paused.as_millis()
+            ),
+            Err(refusal) => tracing::warn!(
+                "topology {version} by {peer}: {}",
+                String::from_utf8_lossy(refusal.text())
+            ),
+        }
+        outcome
+    });
+    call.answer_when(async move {
+        let outcome = work.await.unwrap_or_else(|error| Err(refuse!("ERR {error}")));
+        answer(protocol, |reply| {
+            outcome?;
+            reply.ok();
+            Ok(())
+        })
+    });
+}
+
+/// This node.
+struct Own(Arc<Node>);
+
+impl Giver for Own {
+    type Link = Link;
+    type Fed = Master;
+
+    fn cluster(&self) -> &Cluster {
+        &self.0.cluster
+    }
+
+    fn may_give(&self) -> Outcome {
+        let role = &self.0.replication;
+        if !role.is_master() || role.is_fenced() || role.failover.is_under_way() {
+            return Err(refuse!("ERR only a master hands slots over"));
+        }
+        let refused = role.refusal();
+        refused.map_or(Ok(()), |why| {
+            Err(refuse!("ERR only a master that takes writes hands slots over: {why}"))
+        })
+    }
+
+    async fn reach(&self, member: &Member) -> io::Result<Link> {
+        peer::reach(&self.0.process(), member).await
+    }
+
+    async fn tell(link: &mut Link, next: &Topology, option: &[u8]) -> io::Result<()> {
+        peer::set_nodes(link, next, option).await
+    }
+
+    fn fed(&self, taker: &Member) -> Result<Master, Refusal> {
+        feed_of(&self.0, taker)
+    }
+
+    fn pause(&self, kind: Paused) {
+        self.0.pause.begin(By::Slots, kind, Instant::now() + FOR_EVER);
+    }
+
+    fn go_on(&self) {
+        self.0.pause.end(By::Slots);
+    }
+
+    async fn caught_up(&self, fed: &Master) {
+        failover::caught_up(&self.0, Some(fed)).await;
+    }
+
+    async fn adopt(&self, version: i64, next: Topology) -> Outcome {
+        blocking(&self.0, move |node| {
+            node.wait_for_turns();
+            let dir = node.config().durability.dir.clone();
+            node.cluster.give(&dir, |at| {
+                if at.version == version { Ok(Some(next)) } else { Err(VERSION.to_owned()) }
+            })?;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn gave(&self, version: i64) -> Outcome {
+        blocking(&self.0, move |node| {
+            let dir = node.config().durability.dir.clone();
+            node.cluster.gave(&dir, version)?;
+            obey(node, true, false)
+        })
+        .await
+    }
+}
+
+/// The replica as this node feeds it. An error: it is not in step.
+fn feed_of(node: &Node, taker: &Member) -> Result<Master, Refusal> {
+    let Member { host, port, .. } = taker;
+    let end = node.durability.shown().offset;
+    let fed = node.replication.feeds.in_step_at(host, *port);
+    let fed = fed.filter(|fed| fed.written + CLOSE >= end);
+    fed.map(|fed| Master { host: fed.ip, port: fed.port }).ok_or_else(|| {
+        refuse!(
+            "ERR {host}:{port} is not in step with this node: wait until it is (if it is, \
+             replica_announce_ip of that node differs from its address in the topology)"
+        )
+    })
+}
+
+async fn blocking(
+    node: &Arc<Node>,
+    work: impl FnOnce(&Node) -> Outcome + Send + 'static,
+) -> Outcome {
+    let node = node.clone();
+    let work = apart(move || work(&node));
+    work.await.unwrap_or_else(|error| Err(refuse!("ERR {error}")))
+}

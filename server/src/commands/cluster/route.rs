@@ -1,0 +1,132 @@
+//! Whether this node of a cluster answers a request, or which one does: by the slots of its keys
+//! and ids, in the words of Redis.
+
+use crate::session::Session;
+use dataset::engines::Engines;
+use node::cluster::slot::{of_id, of_key, tag_of};
+use node::cluster::{Server, Topology};
+use node::command::error::{Printable, Refusal, refuse};
+use node::command::footprint::{Footprint, Placed};
+use node::command::spec::{Outcome, Spec};
+use node::roles::node::Now;
+use resp::Args;
+
+pub(super) const CROSS_SLOT: Refusal =
+    Refusal::fixed(b"CROSSSLOT Keys in request don't hash to the same slot");
+
+/// Where a request is answered, or the requests of a transaction together.
+pub(crate) struct Router<'a> {
+    topology: &'a Topology,
+    /// The client has sent READONLY: a replica answers its reads.
+    reads_here: bool,
+    first: Option<u16>,
+    /// Its keys have several slots.
+    is_parted: bool,
+    /// Its ids have several slots; whether this node answers for all of them, and whether one node
+    /// does.
+    is_spread: bool,
+    are_all_here: bool,
+    are_together: bool,
+    unplaced: Option<Refusal>,
+}
+
+impl<'a> Router<'a> {
+    pub(crate) fn new(topology: &'a Topology, session: &Session, node: Now<'_>) -> Router<'a> {
+        Router {
+            topology,
+            reads_here: reads_replica(session, node),
+            first: None,
+            is_parted: false,
+            is_spread: false,
+            are_all_here: true,
+            are_together: true,
+            unplaced: None,
+        }
+    }
+
+    /// One more request.
+    pub(crate) fn add(&mut self, spec: &Spec, args: Args<'_>, engines: &Engines) {
+        let changes = spec.may_write(args);
+        Footprint::new(spec, args, engines).placed(|placed| match placed {
+            Placed::Id(id) => self.place(of_id(id), false, changes),
+            Placed::Key(key) => match untagged(key) {
+                Some(refusal) => _ = self.unplaced.get_or_insert(refusal),
+                None => self.place(of_key(key), true, changes),
+            },
+        });
+    }
+
+    fn place(&mut self, slot: u16, is_key: bool, changes: bool) {
+        let server = self.topology.server_of(slot);
+        self.are_all_here &= server.is_here(|| self.reads_here && !changes);
+        let first = *self.first.get_or_insert(slot);
+        if first != slot {
+            self.is_parted |= is_key;
+            self.is_spread = true;
+            self.are_together &= self.topology.server_of(first) == server;
+        }
+    }
+
+    /// The refusal, if this node does not answer.
+    pub(crate) fn outcome(self) -> Outcome {
+        if let Some(refusal) = self.unplaced {
+            return Err(refusal);
+        }
+        let Some(slot) = self.first else { return Ok(()) };
+        // As in Redis: also where one node has all of them, as they may part.
+        if self.is_parted {
+            return Err(CROSS_SLOT);
+        }
+        if self.are_all_here {
+            return Ok(());
+        }
+        if self.is_spread && !self.are_together {
+            return Err(CROSS_SLOT);
+        }
+        match self.topology.server_of(slot) {
+            Server::None => Err(refuse!("CLUSTERDOWN Hash slot not served")),
+            Server::OwnMaster(at) | Server::Other(at) => {
+                Err(refuse!("MOVED {slot} {}:{}", at.host, at.port))
+            }
+            // One of a transaction's commands is a read, another one a write.
+            Server::Own => Ok(()),
+        }
+    }
+}
+
+/// Whether this node answers reads of its client as a replica.
+pub(crate) fn reads_replica(session: &Session, node: Now<'_>) -> bool {
+    session.reads_replica && has_masters_data(node)
+}
+
+/// Whether this replica has the data of the master that the topology gives it. Without them it
+/// would say that there is nothing, or what another shard has. A link that is down takes nothing
+/// away.
+pub(crate) fn has_masters_data(node: Now<'_>) -> bool {
+    let (topology, replication) = (node.cluster.topology(), &node.replication);
+    // A topology is there before its orders are; by Sentinel's a master may have another name.
+    let is_ordered = || {
+        let told = replication.master();
+        let at = topology.own_master().map(|at| (at.host.as_str(), at.port));
+        told.as_ref().map(|told| (told.host.as_str(), told.port)) == at
+    };
+    replication.is_fit()
+        && replication.has_met_its_master()
+        && (is_ordered() || !node.config().shard.is_empty())
+}
+
+/// Why a key has no place: its slot would not be that of its id.
+fn untagged(key: &[u8]) -> Option<Refusal> {
+    let padded = |tag: &[u8]| tag.len() > 1 && tag[0] == b'0' && tag.iter().all(u8::is_ascii_digit);
+    match tag_of(key) {
+        None => Some(refuse!(
+            "ERR Invalid key '{}': in cluster mode a key has its id in braces, as in post:{{1001}}",
+            Printable(key)
+        )),
+        Some(tag) if padded(tag) => Some(refuse!(
+            "ERR Invalid key '{}': in cluster mode an id has no zeros in front",
+            Printable(key)
+        )),
+        Some(_) => None,
+    }
+}

@@ -1,0 +1,97 @@
+//! What nodes that join the elements of their replies take them for. Nodes may have views, actions
+//! or counters of one name that are not the same: then a part is refused, by the node that is asked
+//! for it. So it is if they change while it is answered, as by `TM.SPACE ALTER`.
+
+use crate::commands::call::{action, counter_space, view};
+use crate::commands::cluster::gathering::SHAPE;
+use crate::session::Session;
+use dataset::engines::Engines;
+use node::cluster::{Member, Topology};
+use node::command::error::{Printable, Refusal, refuse};
+use node::command::spec::{KeyArgs, Of, Outcome, Spec, flag};
+use node::command::table::Found;
+use node::roles::node::Now;
+use resp::Args;
+
+/// What the elements mean here, if the names in the request do not say it. An error: there is no
+/// such view, action or counter space.
+pub(crate) fn own(spec: &Spec, args: Args<'_>, engines: &Engines) -> Result<Option<u64>, Refusal> {
+    let KeyArgs::Ids(of, ..) = spec.keys else { return Ok(None) };
+    let name = args.at(1);
+    Ok(match of {
+        Of::View => {
+            let mark = spec.mark(args).map(|at| action(engines, args.at(at))).transpose()?;
+            Some(engines.shape_of_view(view(engines, name)?, mark))
+        }
+        Of::Action => Some(engines.shape_of_action(action(engines, name)?)),
+        Of::Rows if spec.has(flag::READONLY) => Some(counter_space(engines, name)?.shape_of_rows()),
+        Of::Rows | Of::Pairs | Of::Kin => None,
+    })
+}
+
+/// Takes it off a request, if that is a part.
+#[inline]
+pub(crate) fn split<'a>(
+    found: Found,
+    args: Args<'a>,
+    session: &Session,
+) -> (Args<'a>, Option<u64>) {
+    if session.is_coordinator { split_part(found, args) } else { (args, None) }
+}
+
+#[cold]
+fn split_part(found: Found, args: Args<'_>) -> (Args<'_>, Option<u64>) {
+    let last = args.len().saturating_sub(1);
+    let told = args.at(last).strip_prefix(SHAPE).and_then(|bytes| bytes.try_into().ok());
+    match (found, told) {
+        (Some((_, spec)), Some(told)) if spec.has(flag::PER_ID) => {
+            (args.until(last), Some(u64::from_le_bytes(told)))
+        }
+        _ => (args, None),
+    }
+}
+
+/// Does the work of a part, unless its elements are taken for what they are not here.
+#[inline]
+pub(crate) fn as_told(
+    told: Option<u64>,
+    spec: &Spec,
+    args: Args<'_>,
+    session: &mut Session,
+    node: Now<'_>,
+    work: impl FnOnce(&mut Session) -> Outcome,
+) -> Outcome {
+    let Some(told) = told else { return work(session) };
+    let before = own(spec, args, node.engines())?;
+    if before.is_some_and(|own| own != told) {
+        return Err(misshapen(spec, args, session));
+    }
+    work(session)?;
+    is_still(before, spec, args, node)
+}
+
+/// Refuses what was done under two shapes.
+pub(super) fn is_still(shape: Option<u64>, spec: &Spec, args: Args<'_>, node: Now<'_>) -> Outcome {
+    if own(spec, args, node.engines())? == shape {
+        return Ok(());
+    }
+    Err(refuse!("ERR what '{}' means has just changed: send it again", Printable(args.at(1))))
+}
+
+#[cold]
+fn misshapen(spec: &Spec, args: Args<'_>, session: &Session) -> Refusal {
+    let what = match spec.keys {
+        KeyArgs::Ids(Of::View, ..) => "another view",
+        KeyArgs::Ids(Of::Action, ..) => "another action",
+        _ => "other counters in",
+    };
+    let beside = spec
+        .mark(args)
+        .map_or(String::new(), |action| format!(", or action '{}',", Printable(args.at(action))));
+    let own = session.topology.as_deref().and_then(Topology::own).map(Member::address);
+    refuse!(
+        "ERR {} has {what} '{}'{beside} than the node that was asked",
+        own.unwrap_or_default(),
+        Printable(args.at(1))
+    )
+}

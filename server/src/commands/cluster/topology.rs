@@ -1,0 +1,560 @@
+//! CLUSTER. A node of a cluster answers from its topology.
+//!
+//! Any other server answers as a cluster of one shard: this node, or the master that it follows,
+//! owns all slots, and replicas are replicas of it. So clients for clusters connect by default. For
+//! all others this is a standalone server: HELLO says so, and INFO's `cluster_enabled` is 0, which
+//! no client for clusters looks at before it asks for the slots. A node's id is then the hash of
+//! its address, so it is the same in the words of each node, and after a restart.
+//!
+//! There is no cluster bus: a controller says what changes a cluster, and what Redis has for that
+//! is refused.
+
+use crate::commands::call::Call;
+use crate::commands::cluster::{controller, roles};
+use crate::commands::command::{Command, Group, Run::Once};
+use crate::commands::keys::walk::{every_key, refuse_many_keys};
+use ::replication::Sending;
+use dataset::clock::unix_ms;
+use node::cluster::Member;
+use node::cluster::health::{Pulse, State};
+use node::cluster::slot::{SLOTS, of_key, write_range};
+use node::command::error::{Printable, Refusal, refuse};
+use node::command::spec::{NO_KEYS, Outcome, flag};
+use node::roles::node::Node;
+use node::roles::{LinkState, Master};
+use resp::Reply;
+use std::collections::{BTreeSet, HashMap};
+use std::fmt::Write as _;
+
+const CLUSTER: Group = Group::new("cluster", "3.0.0", NO_KEYS);
+const MODULE: Group = Group::new("server", "4.0.0", NO_KEYS);
+const SCRIPTING: Group = Group::new("scripting", "7.0.0", NO_KEYS);
+const CONTROLLER: u32 = flag::ADMIN | flag::STALE | flag::NO_MULTI | flag::NOSCRIPT;
+const QUICK: u32 = flag::LOADING | flag::STALE | flag::FAST;
+const ANYTIME: u32 = flag::LOADING | flag::STALE;
+
+/// A subcommand that changes a cluster by its bus.
+const fn refused(name: &'static str, arity: i32, usage: &'static str) -> Command {
+    let flags = flag::ADMIN | flag::STALE;
+    CLUSTER.row(name, arity, flags, usage, Once(no_cluster), "Refused: there is no cluster bus.")
+}
+
+#[rustfmt::skip]
+pub(crate) const COMMANDS: &[Command] = &[
+    CLUSTER.row("asking", 1, flag::FAST, "", Once(accepted), ACCEPTED),
+    CLUSTER.container("cluster",
+        "A container for commands about the cluster. A server that is of no cluster answers as a \
+         cluster of one shard.", &[
+        refused("cluster|addslots", -3, "slot [slot ...]"),
+        refused("cluster|addslotsrange", -4,
+            "start-slot end-slot [start-slot end-slot ...]").since("7.0.0"),
+        refused("cluster|bumpepoch", 2, ""),
+        CLUSTER.row("cluster|count-failure-reports", 3, flag::ADMIN | flag::STALE,
+            "node-id", Once(failure_reports),
+            "0: no node reports another one."),
+        CLUSTER.row("cluster|countkeysinslot", 3, flag::STALE, "slot", Once(count_keys),
+            "How many keys of rows are in a slot, if there are at most 10000 rows in all: else an \
+             error that says so."),
+        refused("cluster|delslots", -3, "slot [slot ...]"),
+        refused("cluster|delslotsrange", -4,
+            "start-slot end-slot [start-slot end-slot ...]").since("7.0.0"),
+        refused("cluster|failover", -2, "[FORCE|TAKEOVER]"),
+        refused("cluster|flushslots", 2, ""),
+        refused("cluster|forget", 3, "node-id"),
+        CLUSTER.row("cluster|getkeysinslot", 4, flag::STALE, "slot count", Once(get_keys),
+            "Some keys of rows in a slot, under the same limit as COUNTKEYSINSLOT."),
+        CLUSTER.help("cluster|help").since("5.0.0"),
+        CLUSTER.row("cluster|info", 2, ANYTIME, "", Once(info),
+            "State of the cluster: ok if each slot has a master; how many slots are served, and \
+             how many nodes there are. A server that is of no cluster answers as one of one \
+             shard."),
+        CLUSTER.row("cluster|keyslot", 3, flag::STALE, "key", Once(key_slot),
+            "The slot of a key, 0 to 16383."),
+        CLUSTER.row("cluster|links", 2, flag::STALE, "", Once(links),
+            "An empty list: there is no cluster bus.").since("7.0.0"),
+        refused("cluster|meet", -4, "ip port [cluster_bus_port]"),
+        CLUSTER.row("cluster|myid", 2, ANYTIME, "", Once(my_id),
+            "The id of this node, empty if it has none yet. A server that is of no cluster answers \
+             the hash of its address."),
+        CLUSTER.row("cluster|myshardid", 2, ANYTIME, "", Once(my_shard_id),
+            "The id of the shard: that of the history of its data.").since("7.2.0"),
+        CLUSTER.row("cluster|nodes", 2, ANYTIME, "", Once(nodes),
+            "All nodes, a line each, masters with their slots. A server that is of no cluster \
+             answers as one of one shard: the master has all slots."),
+        CLUSTER.row("cluster|replicas", 3, flag::ADMIN | flag::STALE, "node-id", Once(replicas),
+            "The replicas of the master, a line each.").since("5.0.0"),
+        refused("cluster|replicate", 3, "node-id"),
+        CLUSTER.row("cluster|reset", -2, CONTROLLER, "[HARD|SOFT]", Once(controller::reset),
+            "Forgets the topology, on a node without rows: it is of no cluster, and a master."),
+        refused("cluster|saveconfig", 2, ""),
+        refused("cluster|set-config-epoch", 3, "config-epoch"),
+        refused("cluster|setslot", -4,
+            "slot <IMPORTING node-id|MIGRATING node-id|NODE node-id|STABLE>"),
+        CLUSTER.row("cluster|shards", 2, ANYTIME, "", Once(shards),
+            "Each shard: its slots and its nodes. A server that is of no cluster answers with one \
+             shard, which has all slots.").since("7.0.0"),
+        CLUSTER.row("cluster|slaves", 3, flag::ADMIN | flag::STALE, "node-id", Once(replicas),
+            "The same as CLUSTER REPLICAS."),
+        CLUSTER.row("cluster|slots", 2, ANYTIME, "", Once(slots),
+            "Each range of slots, with its master and the replicas that can be reached. A server \
+             that is of no cluster answers with one range, 0 to 16383."),
+    ]),
+    controller::CLUSTERX,
+    CLUSTER.row("tm.coordinator", 1, flag::FAST | flag::NOSCRIPT | flag::NO_MULTI,
+        "", Once(coordinator),
+        "Says that this connection is of a node that joins pages from several shards: an id of \
+         another shard has MOVED in its place, and no other node is asked for it. A request may \
+         have shape= and a hash of the names of what is asked for as its last argument; it is \
+         refused if they are others here.").since("0.2.0"),
+    CLUSTER.row("readonly", 1, QUICK, "", Once(read_only),
+        "In a cluster: a replica answers reads of this connection for its master's slots."),
+    CLUSTER.row("readwrite", 1, QUICK, "", Once(read_write), "Takes READONLY back."),
+    MODULE.container("module", "A container for commands about modules.", &[
+        MODULE.help("module|help").since("5.0.0"),
+        MODULE.row("module|list", 2, flag::ADMIN | flag::NOSCRIPT, "", Once(list),
+            "bf, for clients that look for RedisBloom: its commands are built in."),
+    ]),
+    SCRIPTING.container("function", "A container for commands about functions.", &[
+        SCRIPTING.help("function|help"),
+        SCRIPTING.row("function|list", -2, flag::NOSCRIPT,
+            "[LIBRARYNAME library-name-pattern] [WITHCODE]", Once(list_functions),
+            "An empty array: there are no functions."),
+    ]),
+    SCRIPTING.container("script", "A container for commands about scripts.", &[
+        SCRIPTING.row("script|exists", -3, flag::NOSCRIPT, "sha1 [sha1 ...]", Once(scripts_exist),
+            "A 0 for each digest: there are no scripts.").since("2.6.0"),
+        SCRIPTING.help("script|help").since("5.0.0"),
+    ]).since("2.6.0"),
+];
+
+const ACCEPTED: &str = "Accepted from clients for clusters; changes nothing.";
+
+fn no_cluster(call: &mut Call<'_>) -> Outcome {
+    if call.node.cluster.is_enabled() {
+        return Err(refuse!(
+            "ERR there is no cluster bus: a controller changes the topology, by CLUSTERX"
+        ));
+    }
+    Err(refuse!("ERR This instance has cluster support disabled"))
+}
+
+fn accepted(call: &mut Call<'_>) -> Outcome {
+    call.reply.ok();
+    Ok(())
+}
+
+fn read_only(call: &mut Call<'_>) -> Outcome {
+    call.session.reads_replica = true;
+    accepted(call)
+}
+
+fn read_write(call: &mut Call<'_>) -> Outcome {
+    call.session.reads_replica = false;
+    accepted(call)
+}
+
+/// A node as clients reach it.
+struct Place {
+    /// 40 characters.
+    id: String,
+    ip: String,
+    port: u16,
+    is_self: bool,
+    /// The id of its master, if it is a replica.
+    master: Option<String>,
+    /// Where it is in the log, as far as this node knows.
+    offset: u64,
+    state: State,
+    /// When it was asked, and answered.
+    pulse: Pulse,
+}
+
+impl Place {
+    /// As CLUSTER SHARDS calls it.
+    fn health(&self) -> &'static str {
+        match self.state {
+            State::Online => "online",
+            State::Loading => "loading",
+            State::Failed => "fail",
+        }
+    }
+
+    fn is_replica_of(&self, master: &Place) -> bool {
+        self.master.as_ref() == Some(&master.id)
+    }
+}
+
+/// Nodes, and the slots of their masters.
+struct Map {
+    version: i64,
+    places: Vec<Place>,
+    /// First and last slot, and the position of the master.
+    ranges: Vec<(u16, u16, usize)>,
+}
+
+impl Map {
+    fn slots_of(&self, at: usize) -> impl Iterator<Item = (u16, u16)> + '_ {
+        let ranges = self.ranges.iter().filter(move |(.., master)| *master == at);
+        ranges.map(|(first, last, _)| (*first, *last))
+    }
+
+    fn replicas_of<'a>(&'a self, master: &'a Place) -> impl Iterator<Item = &'a Place> {
+        self.places.iter().filter(move |place| place.is_replica_of(master))
+    }
+
+    fn named(&self, id: &[u8]) -> Result<(usize, &Place), Refusal> {
+        let is_it = |(_, place): &(usize, &Place)| place.id.as_bytes().eq_ignore_ascii_case(id);
+        self.places.iter().enumerate().find(is_it).ok_or_else(|| controller::unknown_node(id))
+    }
+}
+
+/// Of a cluster, or of the one shard that this server is by itself.
+fn map(call: &Call<'_>) -> Result<Map, Refusal> {
+    if !call.node.cluster.is_enabled() {
+        return Ok(Map { version: 1, places: places(call), ranges: vec![(0, SLOTS - 1, 0)] });
+    }
+    let topology = call.node.cluster.topology();
+    if topology.version < 0 {
+        return Err(refuse!("CLUSTERDOWN The cluster is not initialized"));
+    }
+    let offset = call.node.durability.acknowledged_offset();
+    let timeout_ms = call.node.config().cluster.node_timeout_ms;
+    let place = |member: &Member| {
+        let is_self = member.id == topology.own_id;
+        let pulse = call.node.cluster.health.of(&member.id);
+        let state = match is_self {
+            true => loaded(call.node.is_loaded() && call.node.replication.is_fit()),
+            false => pulse.state(unix_ms(), timeout_ms),
+        };
+        Place {
+            id: member.id.clone(),
+            ip: member.host.clone(),
+            port: member.port,
+            is_self,
+            master: member.master.clone(),
+            offset: if is_self { offset } else { 0 },
+            state,
+            pulse,
+        }
+    };
+    let places: Vec<Place> = topology.members().iter().map(place).collect();
+    let numbers: HashMap<&str, usize> =
+        places.iter().enumerate().map(|(at, place)| (place.id.as_str(), at)).collect();
+    let ranges = topology.ranges();
+    let ranges =
+        ranges.iter().filter_map(|(a, b, of)| Some((*a, *b, *numbers.get(of.id.as_str())?)));
+    let ranges = ranges.collect();
+    Ok(Map { version: topology.version, places, ranges })
+}
+
+fn loaded(is_loaded: bool) -> State {
+    if is_loaded { State::Online } else { State::Loading }
+}
+
+fn id_of(name: &str) -> String {
+    let half = |seed| xxhash_rust::xxh3::xxh3_128_with_seed(name.as_bytes(), seed);
+    let mut id = format!("{:032x}{:032x}", half(0), half(1));
+    id.truncate(40);
+    id
+}
+
+/// Without a cluster: the master first, then the replicas that are known here.
+fn places(call: &Call<'_>) -> Vec<Place> {
+    let node = call.node;
+    let config = node.config();
+    let settings = &config.replication;
+    // What this client has reached it by, unless that is said otherwise.
+    let local = call.session.client.local;
+    let announced_port = Some(settings.replica_announce_port).filter(|&port| port != 0);
+    let ip = match settings.replica_announce_ip.as_str() {
+        "" => local.ip().to_canonical().to_string(),
+        ip => ip.to_owned(),
+    };
+    let follows = node.replication.master().or_else(|| node.replication.deposed_by());
+    let at = |ip: String, port: u16, offset: u64, is_up: bool| Place {
+        id: id_of(&format!("{ip} {port}")),
+        ip,
+        port,
+        is_self: false,
+        master: None,
+        offset,
+        state: loaded(is_up),
+        pulse: Pulse::default(),
+    };
+    let offset = node.durability.acknowledged_offset();
+    let port = announced_port.unwrap_or(local.port());
+    let own = Place { is_self: true, ..at(ip, port, offset, node.is_loaded()) };
+    match follows {
+        Some(Master { host, port }) => {
+            let link = node.replication.link.lock();
+            let master = at(host, port, link.master_end, link.state == LinkState::Connected);
+            let own = Place { master: Some(master.id.clone()), ..own };
+            vec![master, own]
+        }
+        None => {
+            let of_replica = |fed: node::roles::Fed| Place {
+                master: Some(own.id.clone()),
+                ..at(fed.ip, fed.port, fed.written, fed.sending == Sending::Log)
+            };
+            let feeds = node.replication.feeds.reachable();
+            let replicas: Vec<_> = feeds.into_iter().map(of_replica).collect();
+            [own].into_iter().chain(replicas).collect()
+        }
+    }
+}
+
+fn slots(call: &mut Call<'_>) -> Outcome {
+    let map = map(call)?;
+    let reply = &mut call.reply;
+    reply.array(map.ranges.len());
+    for &(first, last, master) in &map.ranges {
+        let master = &map.places[master];
+        // Clients send reads to each replica that is listed.
+        let replicas: Vec<_> =
+            map.replicas_of(master).filter(|place| place.state == State::Online).collect();
+        reply.array(3 + replicas.len());
+        reply.int(i64::from(first));
+        reply.int(i64::from(last));
+        for place in [master].into_iter().chain(replicas) {
+            reply.array(4);
+            reply.bulk(place.ip.as_bytes());
+            reply.int(i64::from(place.port));
+            reply.bulk(place.id.as_bytes());
+            reply.array(0);
+        }
+    }
+    Ok(())
+}
+
+fn shards(call: &mut Call<'_>) -> Outcome {
+    let map = map(call)?;
+    let local_port = call.session.client.local.port();
+    let is_tls = local_port == call.node.config().tls.port;
+    let reply = &mut call.reply;
+    let masters = || map.places.iter().enumerate().filter(|(_, place)| place.master.is_none());
+    reply.array(masters().count());
+    for (at, master) in masters() {
+        let nodes: Vec<&Place> = [master].into_iter().chain(map.replicas_of(master)).collect();
+        reply.map(2);
+        reply.bulk(b"slots");
+        reply.array(2 * map.slots_of(at).count());
+        for (first, last) in map.slots_of(at) {
+            reply.int(i64::from(first));
+            reply.int(i64::from(last));
+        }
+        reply.bulk(b"nodes");
+        reply.array(nodes.len());
+        nodes.into_iter().for_each(|place| write_shard_node(reply, place, is_tls));
+    }
+    Ok(())
+}
+
+fn write_shard_node(reply: &mut Reply<'_>, place: &Place, is_tls: bool) {
+    reply.map(7);
+    reply.bulk(b"id");
+    reply.bulk(place.id.as_bytes());
+    reply.bulk(if is_tls { b"tls-port" } else { b"port" });
+    reply.int(i64::from(place.port));
+    for (name, value) in [("ip", &place.ip), ("endpoint", &place.ip)] {
+        reply.bulk(name.as_bytes());
+        reply.bulk(value.as_bytes());
+    }
+    reply.bulk(b"role");
+    reply.bulk(if place.master.is_none() { b"master" } else { b"replica" });
+    reply.bulk(b"replication-offset");
+    reply.int(i64::try_from(place.offset).unwrap_or(i64::MAX));
+    reply.bulk(b"health");
+    reply.bulk(place.health().as_bytes());
+}
+
+/// A line of CLUSTER NODES, without its end.
+fn line(map: &Map, at: usize) -> String {
+    let place = &map.places[at];
+    let myself = if place.is_self { "myself," } else { "" };
+    let role = if place.master.is_none() { "master" } else { "slave" };
+    // What this node alone finds is no agreement: Redis's word for that.
+    let failed = if place.state == State::Failed { ",fail?" } else { "" };
+    let of = place.master.as_deref().unwrap_or("-");
+    let is_connected = place.is_self || place.state == State::Online;
+    let link = if is_connected { "connected" } else { "disconnected" };
+    let Place { id, ip, port, pulse: Pulse { asked_ms, heard_ms, .. }, .. } = place;
+    let mut line = format!(
+        "{id} {ip}:{port}@0 {myself}{role}{failed} {of} {asked_ms} {heard_ms} {} {link}",
+        map.version
+    );
+    for (first, last) in map.slots_of(at) {
+        let _ = write!(line, " {}", write_range(first, last));
+    }
+    line
+}
+
+fn nodes(call: &mut Call<'_>) -> Outcome {
+    let map = map(call)?;
+    let lines: String = (0..map.places.len()).map(|at| line(&map, at) + "\n").collect();
+    call.reply.text(&lines);
+    Ok(())
+}
+
+fn replicas(call: &mut Call<'_>) -> Outcome {
+    let map = map(call)?;
+    let (_, master) = map.named(call.args.at(2))?;
+    if master.master.is_some() {
+        return Err(refuse!("ERR The specified node is not a master"));
+    }
+    let places = map.places.iter().enumerate();
+    let replicas = places.filter(|(_, place)| place.is_replica_of(master));
+    let lines: Vec<_> = replicas.map(|(at, _)| line(&map, at)).collect();
+    call.reply.array(lines.len());
+    lines.iter().for_each(|line| call.reply.bulk(line.as_bytes()));
+    Ok(())
+}
+
+fn info(call: &mut Call<'_>) -> Outcome {
+    let map = map(call)?;
+    let size = |(first, last, _): &(u16, u16, usize)| u32::from(last - first) + 1;
+    let assigned: u32 = map.ranges.iter().map(size).sum();
+    let is_failed = |range: &&(u16, u16, usize)| map.places[range.2].state == State::Failed;
+    let failed: u32 = map.ranges.iter().filter(is_failed).map(size).sum();
+    let masters: BTreeSet<usize> = map.ranges.iter().map(|(.., master)| *master).collect();
+    call.reply.text(&format!(
+        "cluster_state:{}\r\ncluster_slots_assigned:{assigned}\r\ncluster_slots_ok:{}\r\n\
+         cluster_slots_pfail:{failed}\r\ncluster_slots_fail:0\r\ncluster_known_nodes:{}\r\n\
+         cluster_size:{}\r\ncluster_current_epoch:{version}\r\ncluster_my_epoch:{version}\r\n\
+         cluster_stats_messages_sent:0\r\ncluster_stats_messages_received:0\r\n\
+         total_cluster_links_buffer_limit_exceeded:0\r\n",
+        if assigned == u32::from(SLOTS) { "ok" } else { "fail" },
+        assigned - failed,
+        map.places.len(),
+        masters.len(),
+        version = map.version,
+    ));
+    Ok(())
+}
+
+fn my_id(call: &mut Call<'_>) -> Outcome {
+    let own_id = if call.node.cluster.is_enabled() {
+        call.node.cluster.topology().own_id.clone()
+    } else {
+        let own = places(call).into_iter().find(|place| place.is_self);
+        own.map(|place| place.id).unwrap_or_default()
+    };
+    call.reply.bulk(own_id.as_bytes());
+    Ok(())
+}
+
+fn my_shard_id(call: &mut Call<'_>) -> Outcome {
+    let lineage = call.node.store.get().map(|store| store.lineage().to_string());
+    call.reply.bulk(id_of(&lineage.unwrap_or_default()).as_bytes());
+    Ok(())
+}
+
+fn links(call: &mut Call<'_>) -> Outcome {
+    call.reply.array(0);
+    Ok(())
+}
+
+fn failure_reports(call: &mut Call<'_>) -> Outcome {
+    map(call)?.named(call.args.at(2))?;
+    call.reply.int(0);
+    Ok(())
+}
+
+fn key_slot(call: &mut Call<'_>) -> Outcome {
+    call.reply.int(i64::from(of_key(call.args.at(2))));
+    Ok(())
+}
+
+fn slot(text: &[u8]) -> Result<Option<u16>, Refusal> {
+    let slot = crate::commands::call::integer(text)?;
+    Ok(u16::try_from(slot).ok().filter(|&slot| slot < SLOTS))
+}
+
+fn keys_in(node: &Node, wanted: u16) -> Result<BTreeSet<Vec<u8>>, Refusal> {
+    let mut found = BTreeSet::new();
+    every_key(&node.engines(), None, &mut |key| {
+        if of_key(&key) == wanted {
+            found.insert(key);
+        }
+    })?;
+    Ok(found)
+}
+
+fn count_keys(call: &mut Call<'_>) -> Outcome {
+    let wanted = slot(call.args.at(2))?.ok_or_else(|| refuse!("ERR Invalid slot"))?;
+    refuse_many_keys(&call.node)?;
+    call.answer_later(move |node, reply| {
+        reply.count(keys_in(&node, wanted)?.len());
+        Ok(())
+    })
+}
+
+fn get_keys(call: &mut Call<'_>) -> Outcome {
+    let (wanted, most) = (slot(call.args.at(2))?, crate::commands::call::integer(call.args.at(3))?);
+    let (Some(wanted), Ok(most)) = (wanted, usize::try_from(most)) else {
+        return Err(refuse!("ERR Invalid slot or number of keys"));
+    };
+    refuse_many_keys(&call.node)?;
+    call.answer_later(move |node, reply| {
+        let found = keys_in(&node, wanted)?;
+        let count = found.len().min(most);
+        reply.array(count);
+        found.iter().take(count).for_each(|key| reply.bulk(key));
+        Ok(())
+    })
+}
+
+/// The version of RedisBloom whose commands these are, as a module says it.
+const BLOOM_VERSION: i64 = 20_405;
+
+fn list(call: &mut Call<'_>) -> Outcome {
+    write_modules(&mut call.reply);
+    Ok(())
+}
+
+fn list_functions(call: &mut Call<'_>) -> Outcome {
+    let (mut has_name, mut with_code) = (false, false);
+    let mut options = call.args.from(2).iter();
+    while let Some(option) = options.next() {
+        if !with_code && option.eq_ignore_ascii_case(b"withcode") {
+            with_code = true;
+        } else if !has_name && option.eq_ignore_ascii_case(b"libraryname") {
+            has_name = true;
+            if options.next().is_none() {
+                return Err(refuse!("ERR library name argument was not given"));
+            }
+        } else {
+            return Err(refuse!("ERR Unknown argument {}", Printable(option)));
+        }
+    }
+    call.reply.array(0);
+    Ok(())
+}
+
+fn scripts_exist(call: &mut Call<'_>) -> Outcome {
+    let digests = call.args.len() - 2;
+    call.reply.array(digests);
+    (0..digests).for_each(|_| call.reply.int(0));
+    Ok(())
+}
+
+/// As MODULE LIST and HELLO have it.
+pub(crate) fn write_modules(reply: &mut Reply<'_>) {
+    reply.array(1);
+    reply.map(4);
+    reply.bulk(b"name");
+    reply.bulk(b"bf");
+    reply.bulk(b"ver");
+    reply.int(BLOOM_VERSION);
+    reply.bulk(b"path");
+    reply.bulk(b"");
+    reply.bulk(b"args");
+    reply.array(0);
+}
+
+/// TM.COORDINATOR.
+fn coordinator(call: &mut Call<'_>) -> Outcome {
+    roles::refuse_alone(&call.node)?;
+    call.session.is_coordinator = true;
+    call.reply.ok();
+    Ok(())
+}

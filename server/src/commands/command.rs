@@ -1,0 +1,164 @@
+//! What a command is here: its row and its handler, in one place of its family's file.
+//!
+//! A family's file begins with a [`Group`], what its commands have in common, and a list of
+//! [`Command`]s. `families.rs` lists all families; [`install`] makes their rows known to the
+//! process and their handlers to [`handler`]. A handler's file uses this one and not that list.
+
+use crate::commands::call::Call;
+use crate::commands::help::help;
+use crate::commands::turn::Answered;
+use node::command::spec::{Cost, KeyArgs, NO_KEYS, Outcome, Spec, flag};
+use node::command::table;
+use std::sync::OnceLock;
+
+/// Executes a command. It writes one reply, or returns a refusal: then whatever it wrote is
+/// discarded and the refusal sent.
+pub(crate) type Handler = fn(&mut Call<'_>) -> Outcome;
+/// Executes a command over many items; it may yield the worker (`items.rs`).
+pub(crate) type LongHandler = fn(&mut Call<'_>) -> Answered;
+
+/// A command's handler.
+#[derive(Clone, Copy)]
+pub(crate) enum Run {
+    Once(Handler),
+    Long(LongHandler),
+}
+
+/// A command: its row and its handler.
+#[derive(Clone, Copy)]
+pub(crate) struct Command {
+    pub(crate) spec: Spec,
+    pub(crate) run: Run,
+    pub(crate) subcommands: &'static [Command],
+}
+
+/// What the commands of a family have in common, unless a row says otherwise.
+pub(crate) struct Group {
+    /// As in [`Spec::group`].
+    name: &'static str,
+    since: &'static str,
+    keys: KeyArgs,
+}
+
+impl Group {
+    pub(crate) const fn new(name: &'static str, since: &'static str, keys: KeyArgs) -> Group {
+        Group { name, since, keys }
+    }
+
+    /// A command of this group.
+    pub(crate) const fn row(
+        &self,
+        name: &'static str,
+        arity: i32,
+        flags: u32,
+        usage: &'static str,
+        run: Run,
+        summary: &'static str,
+    ) -> Command {
+        let spec = Spec {
+            name,
+            arity,
+            flags,
+            keys: self.keys,
+            group: self.name,
+            since: self.since,
+            usage,
+            summary,
+            cost: Cost::Constant,
+            uses: ("", ""),
+            tips: &[],
+            subcommands: &[],
+        };
+        Command { spec, run, subcommands: &[] }
+    }
+
+    /// A command that does nothing itself; without a subcommand it prints their help.
+    pub(crate) const fn container(
+        &self,
+        name: &'static str,
+        summary: &'static str,
+        subcommands: &'static [Command],
+    ) -> Command {
+        self.row(name, -2, 0, "", Run::Once(help), summary).keys(NO_KEYS).with(subcommands)
+    }
+
+    /// The subcommand HELP.
+    pub(crate) const fn help(&self, name: &'static str) -> Command {
+        let flags = flag::LOADING | flag::STALE;
+        self.row(name, 2, flags, "", Run::Once(help), "Print this help.").keys(NO_KEYS)
+    }
+}
+
+impl Command {
+    pub(crate) const fn keys(mut self, keys: KeyArgs) -> Command {
+        self.spec.keys = keys;
+        self
+    }
+
+    pub(crate) const fn group(mut self, group: &'static str) -> Command {
+        self.spec.group = group;
+        self
+    }
+
+    pub(crate) const fn since(mut self, since: &'static str) -> Command {
+        self.spec.since = since;
+        self
+    }
+
+    /// Its time is linear in the number of these.
+    pub(crate) const fn linear(mut self, items: &'static str) -> Command {
+        self.spec.cost = Cost::Linear(items);
+        self
+    }
+
+    pub(crate) const fn cost(mut self, cost: &'static str) -> Command {
+        self.spec.cost = Cost::Other(cost);
+        self
+    }
+
+    /// What it does with its keys, where the flags do not say it ([`Spec::uses`]).
+    pub(crate) const fn uses(self, uses: &'static str) -> Command {
+        self.two_uses(uses, uses)
+    }
+
+    /// What it does with its first key, and with the others.
+    pub(crate) const fn two_uses(mut self, first: &'static str, others: &'static str) -> Command {
+        self.spec.uses = (first, others);
+        self
+    }
+
+    pub(crate) const fn tips(mut self, tips: &'static [&'static str]) -> Command {
+        self.spec.tips = tips;
+        self
+    }
+
+    pub(crate) const fn with(mut self, subcommands: &'static [Command]) -> Command {
+        self.subcommands = subcommands;
+        self
+    }
+
+    /// Its row, with those of its subcommands, for the rest of the process.
+    fn whole_row(&self) -> Spec {
+        let subcommands: Vec<Spec> = self.subcommands.iter().map(|sub| sub.spec).collect();
+        Spec { subcommands: Vec::leak(subcommands), ..self.spec }
+    }
+}
+
+/// Handlers of all commands and subcommands, by their numbers ([`table::bit_of`]).
+static HANDLERS: OnceLock<Vec<Run>> = OnceLock::new();
+
+/// Makes these commands the ones of this process. Only the first call does something.
+pub(crate) fn install<'a>(commands: impl Iterator<Item = &'a Command> + Clone) {
+    HANDLERS.get_or_init(|| {
+        table::install(|| commands.clone().map(Command::whole_row).collect());
+        let with_subcommands =
+            |command: &'a Command| [command].into_iter().chain(command.subcommands);
+        commands.flat_map(with_subcommands).map(|command| command.run).collect()
+    });
+}
+
+/// The handler of the command or subcommand with this number among all of them.
+#[inline]
+pub(crate) fn handler(number: usize) -> Run {
+    HANDLERS.get().map_or(&[][..], Vec::as_slice)[number]
+}

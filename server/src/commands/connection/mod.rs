@@ -1,0 +1,5 @@
+//! What a client says of its connection: login, names, tracking.
+
+pub(crate) mod client;
+pub(crate) mod client_admin;
+pub(crate) mod tracking;

@@ -1,0 +1,342 @@
+//! Rows as Redis hashes: a row key (`post:17`) is a hash whose fields are the counters of the
+//! schema.
+//!
+//! Unlike a Redis hash, a row has all fields of its schema; a field that was never set reads as 0.
+//! HSET, HSETNX and HEXISTS therefore take a counter of 0 for absent. Reads answer nil for a field
+//! that the schema lacks, as Redis does; writes answer an error that names it.
+
+use crate::commands::call::{Call, integer};
+use crate::commands::command::{Command, Group, Run::Once};
+use crate::commands::counter::cnt::read_values;
+use counter::{Bounds, Change, Read, Schema};
+use dataset::cold::Unreadable;
+use dataset::engines::CounterSpace;
+use node::command::error::Refusal;
+use node::command::error::no_field;
+use node::command::spec::{ONE_KEY, Outcome, READ, flag};
+use resp::decimal;
+
+const HASH: Group = Group::new("hash", "2.0.0", ONE_KEY);
+const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
+
+#[rustfmt::skip]
+pub(crate) const COMMANDS: &[Command] = &[
+    HASH.row("hset", -4, WRITE, "key field value [field value ...]", Once(hset),
+        "Sets counters of a row; answers how many of them were 0 or had no row.").linear("fields"),
+    HASH.row("hmset", -4, WRITE, "key field value [field value ...]", Once(hmset),
+        "Sets counters of a row; answers OK.").linear("fields"),
+    HASH.row("hsetnx", 4, WRITE, "key field value", Once(hsetnx),
+        "Sets a counter that is 0 or whose row does not exist; answers 1 if it did so, else 0.")
+        .uses("RW insert"),
+    HASH.row("hincrby", 4, WRITE | flag::READS, "key field increment", Once(hincrby),
+        "Adds to a counter, which begins at 0; answers its new value."),
+    HASH.row("hget", 3, READ, "key field", Once(hget),
+        "The value of a counter; nil if the row or the field does not exist."),
+    HASH.row("hmget", -3, READ, "key field [field ...]", Once(hmget),
+        "The values of counters; nil for each whose row or field does not exist.").linear("fields"),
+    HASH.row("hgetall", 2, flag::READONLY, "key", Once(hgetall),
+        "All fields with their values; nothing if the row does not exist.").linear("fields")
+        .tips(&["nondeterministic_output_order"]),
+    HASH.row("hexists", 3, READ, "key field", Once(hexists),
+        "1 if the counter is not 0; 0 if it is, or has no row or no such field.").uses("RO"),
+    HASH.row("hlen", 2, READ, "key", Once(hlen),
+        "How many fields the row has; 0 if it does not exist.").uses("RO"),
+    HASH.row("hkeys", 2, flag::READONLY, "key", Once(hkeys),
+        "The names of the row's fields; none if it does not exist.").linear("fields")
+        .tips(&["nondeterministic_output_order"]),
+    HASH.row("hvals", 2, flag::READONLY, "key", Once(hvals),
+        "The values of the row's fields; none if it does not exist.").linear("fields")
+        .tips(&["nondeterministic_output_order"]),
+    HASH.row("hstrlen", 3, READ, "key field", Once(hstrlen),
+        "How many characters the counter's value has in decimal; 0 if the row does not exist.")
+        .since("3.2.0").uses("RO"),
+    HASH.row("hdel", -3, WRITE, "key field [field ...]", Once(hdel),
+        "Makes counters 0, their row stays unless that is its only field; answers how many were \
+         not 0. DEL deletes a row.").linear("fields").uses("RW delete"),
+    HASH.row("hscan", -3, flag::READONLY,
+        "key cursor [MATCH pattern] [COUNT count] [NOVALUES]", Once(hscan),
+        "All fields of a row with their values, or without, at once: the cursor is always 0.")
+        .since("2.8.0").linear("fields").tips(&["nondeterministic_output"]),
+    HASH.row("hincrbyfloat", 4, WRITE, "key field increment", Once(no_fraction),
+        "Refused: a counter is an integer.").since("2.6.0").uses("RW access update"),
+];
+
+/// The position of a field as the schema is now.
+fn field(space: &CounterSpace, name: &[u8]) -> Result<usize, Refusal> {
+    space.index_of(name).ok_or_else(|| no_field(space.name(), name))
+}
+
+/// Reads a row into `scratch.row`. Whether there is one, and the view that it was read through: by
+/// its schema the row is to be understood.
+fn read<'a>(
+    call: &mut Call<'_>,
+    space: &'a CounterSpace,
+    id: u64,
+) -> Result<(bool, Read<'a>), Unreadable> {
+    let mut view = space.read();
+    let row = &mut call.scratch.row;
+    row.clear();
+    row.resize(view.schema().width(), 0);
+    let found = view.get(id, row)?;
+    call.note_found(found);
+    Ok((found, view))
+}
+
+fn hset(call: &mut Call<'_>) -> Outcome {
+    // As in Redis, before the key is looked at.
+    if !call.args.len().is_multiple_of(2) {
+        return Err(call.wrong_arity());
+    }
+    let (space, id) = call.row(1)?;
+    let values = read_values(call, space, 2, Refusal::HASH_NOT_AN_INTEGER)?;
+    let created = call.node.engines().set(space, id, &values)?;
+    call.reply.count(created);
+    Ok(())
+}
+
+fn hmset(call: &mut Call<'_>) -> Outcome {
+    // As in Redis, before the key is looked at.
+    if !call.args.len().is_multiple_of(2) {
+        return Err(call.wrong_arity());
+    }
+    let (space, id) = call.row(1)?;
+    let values = read_values(call, space, 2, Refusal::HASH_NOT_AN_INTEGER)?;
+    call.node.engines().set(space, id, &values)?;
+    call.reply.ok();
+    Ok(())
+}
+
+fn hsetnx(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.row(1)?;
+    let values = read_values(call, space, 2, Refusal::HASH_NOT_AN_INTEGER)?;
+    let created = call.node.engines().set_new(space, id, &values)?;
+    call.reply.int(i64::from(created));
+    Ok(())
+}
+
+fn hincrby(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.row(1)?;
+    let delta = integer(call.args.at(3))?;
+    let field = field(space, call.args.at(2))?;
+    add(call, space, id, field, delta)
+}
+
+/// Adds to one counter and answers its new value.
+pub(crate) fn add(
+    call: &mut Call<'_>,
+    space: &CounterSpace,
+    id: u64,
+    field: usize,
+    delta: i64,
+) -> Outcome {
+    let row = &mut call.scratch.row;
+    row.clear();
+    let bounds = Bounds { min: None, max: None, saturate: false };
+    call.node.engines().add(space, id, &[Change { field, delta }], &bounds, row)?;
+    call.reply.int(row.first().copied().unwrap_or(0));
+    Ok(())
+}
+
+fn hget(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id)) = call.known_row(1)? else {
+        call.note_found(false);
+        call.reply.null();
+        return Ok(());
+    };
+    let (exists, view) = read(call, space, id)?;
+    write_field(call, exists, view.schema(), call.args.at(2));
+    Ok(())
+}
+
+fn hmget(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id)) = call.known_row(1)? else {
+        call.note_found(false);
+        write_absent(call, call.args.len() - 2);
+        return Ok(());
+    };
+    let names = call.args.from(2);
+    let (exists, view) = read(call, space, id)?;
+    call.reply.array(names.len());
+    for name in names.iter() {
+        write_field(call, exists, view.schema(), name);
+    }
+    Ok(())
+}
+
+/// Returns one field of the row in `scratch.row`, unless there is no row or no such field.
+#[inline]
+fn value_of(call: &Call<'_>, exists: bool, schema: &Schema, name: &[u8]) -> Option<i64> {
+    let field = schema.index_of(name).filter(|_| exists)?;
+    Some(call.scratch.row[field])
+}
+
+/// Answers that field, or nil.
+#[inline]
+fn write_field(call: &mut Call<'_>, exists: bool, schema: &Schema, name: &[u8]) {
+    match value_of(call, exists, schema, name) {
+        Some(value) => call.reply.bulk_int(value),
+        None => call.reply.null(),
+    }
+}
+
+/// Answers the fields of an absent row.
+fn write_absent(call: &mut Call<'_>, fields: usize) {
+    call.reply.array(fields);
+    (0..fields).for_each(|_| call.reply.null());
+}
+
+fn hgetall(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id)) = call.known_row(1)? else {
+        call.note_found(false);
+        call.reply.map(0);
+        return Ok(());
+    };
+    let (exists, view) = read(call, space, id)?;
+    if !exists {
+        call.reply.map(0);
+        return Ok(());
+    }
+    call.reply.map(view.schema().living().count());
+    for (position, field) in view.schema().living() {
+        call.reply.bulk(field.name.as_bytes());
+        call.reply.bulk_int(call.scratch.row[position]);
+    }
+    Ok(())
+}
+
+fn hexists(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id)) = call.known_row(1)? else {
+        call.reply.int(0);
+        return Ok(());
+    };
+    let (exists, view) = read(call, space, id)?;
+    let value = value_of(call, exists, view.schema(), call.args.at(2));
+    call.reply.int(i64::from(value.is_some_and(|value| value != 0)));
+    Ok(())
+}
+
+fn hlen(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id)) = call.known_row(1)? else {
+        call.reply.int(0);
+        return Ok(());
+    };
+    call.reply.count(if space.exists(id)? { space.schema().living().count() } else { 0 });
+    Ok(())
+}
+
+fn hkeys(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id)) = call.known_row(1)? else {
+        call.reply.array(0);
+        return Ok(());
+    };
+    if !space.exists(id)? {
+        call.reply.array(0);
+        return Ok(());
+    }
+    let schema = space.schema();
+    call.reply.array(schema.living().count());
+    for (_, field) in schema.living() {
+        call.reply.bulk(field.name.as_bytes());
+    }
+    Ok(())
+}
+
+fn hvals(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id)) = call.known_row(1)? else {
+        call.reply.array(0);
+        return Ok(());
+    };
+    let (exists, view) = read(call, space, id)?;
+    if !exists {
+        call.reply.array(0);
+        return Ok(());
+    }
+    call.reply.array(view.schema().living().count());
+    for (position, _) in view.schema().living() {
+        call.reply.bulk_int(call.scratch.row[position]);
+    }
+    Ok(())
+}
+
+fn hstrlen(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id)) = call.known_row(1)? else {
+        call.reply.int(0);
+        return Ok(());
+    };
+    let (exists, view) = read(call, space, id)?;
+    let mut text = Vec::with_capacity(20);
+    if let Some(value) = value_of(call, exists, view.schema(), call.args.at(2)) {
+        decimal(value, &mut text);
+    }
+    call.reply.count(text.len());
+    Ok(())
+}
+
+fn hdel(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id)) = call.known_row(1)? else {
+        call.reply.int(0);
+        return Ok(());
+    };
+    let _alone = call.node.engines().alone_with(id);
+    let mut cleared = 0;
+    for field in call.args.from(2).iter().filter_map(|name| space.index_of(name)) {
+        cleared += i64::from(call.node.engines().clear(space, id, field)?);
+    }
+    call.reply.int(cleared);
+    Ok(())
+}
+
+fn write_none_scanned(call: &mut Call<'_>) {
+    call.reply.array(2);
+    call.reply.bulk(b"0");
+    call.reply.array(0);
+}
+
+fn hscan(call: &mut Call<'_>) -> Outcome {
+    resp::natural(call.args.at(2))
+        .ok_or_else(|| node::command::error::refuse!("ERR invalid cursor"))?;
+    let Some((space, id)) = call.known_row(1)? else {
+        write_none_scanned(call);
+        return Ok(());
+    };
+    let (exists, view) = read(call, space, id)?;
+    if !exists {
+        // As in Redis, before the options are looked at.
+        write_none_scanned(call);
+        return Ok(());
+    }
+    let (mut pattern, mut with_values) = (None, true);
+    let mut options = call.args.from(3).iter();
+    while let Some(option) = options.next() {
+        if option.eq_ignore_ascii_case(b"novalues") {
+            with_values = false;
+            continue;
+        }
+        let value = options.next().ok_or(Refusal::SYNTAX)?;
+        if option.eq_ignore_ascii_case(b"match") {
+            crate::commands::pubsub::check_pattern(value)?;
+            pattern = Some(value);
+        } else if !option.eq_ignore_ascii_case(b"count") || integer(value)? < 1 {
+            return Err(Refusal::SYNTAX);
+        }
+    }
+    let wanted = |name: &str| {
+        pattern.is_none_or(|p| node::runtime::glob::matches(p, name.as_bytes(), false))
+    };
+    let fields: Vec<_> = view.schema().living().filter(|(_, field)| wanted(&field.name)).collect();
+    call.reply.array(2);
+    call.reply.bulk(b"0");
+    call.reply.array(fields.len() * if with_values { 2 } else { 1 });
+    for (position, field) in fields {
+        call.reply.bulk(field.name.as_bytes());
+        if with_values {
+            call.reply.bulk_int(call.scratch.row[position]);
+        }
+    }
+    Ok(())
+}
+
+fn no_fraction(call: &mut Call<'_>) -> Outcome {
+    call.row(1)?;
+    Err(node::command::error::refuse!("ERR a counter is an integer: use HINCRBY"))
+}

@@ -1,0 +1,519 @@
+//! Single counters as Redis strings: a cell key (`post:17:like`) is a string that holds an integer.
+
+use crate::commands::call::{Call, integer};
+use crate::commands::command::{Command, Group, Run::Long, Run::Once};
+use crate::commands::counter::cnt::READ_TOGETHER;
+use crate::commands::keys::keyspace::{has_passed, refuse_expiry};
+use crate::commands::log_size;
+use crate::commands::turn::Answered;
+use crate::commands::unreadable::UnreadableRows;
+use crate::session::Scratch;
+use counter::Schema;
+use dataset::cold::Unreadable;
+use dataset::engines::{CounterSpace, KeyError, KeyRef, WriteError};
+use dataset::options::Expire;
+use node::command::error::{Refusal, refuse};
+use node::command::spec::{ALL_KEYS, KeyArgs, ONE_KEY, Outcome, READ, flag};
+use resp::{Args, Reply, decimal};
+
+const STRING: Group = Group::new("string", "1.0.0", ONE_KEY);
+const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
+
+#[rustfmt::skip]
+pub(crate) const COMMANDS: &[Command] = &[
+    STRING.row("get", 2, READ, "key", Once(get),
+        "The value of a counter, nil if its row does not exist, or the key is of no space."),
+    STRING.row("mget", -2, READ, "key [key ...]", Long(mget),
+        "The values of counters, nil for those whose row does not exist and for what is no \
+         counter; an error in the place of one whose row cannot be read.").keys(ALL_KEYS)
+        .linear("keys").tips(&["request_policy:multi_shard"]),
+    STRING.row("set", -3, WRITE, "key value [NX|XX] [GET] [KEEPTTL]", Once(set),
+        "Sets a counter; NX only if it is 0 or its row does not exist, XX only if its row exists; \
+         GET answers the old value. EX, PX, EXAT and PXAT are refused, as a counter does not \
+         expire, unless the space has expire = \"ignore\"; a time that has passed makes the \
+         counter 0 there.").uses("RW access update variable_flags"),
+    STRING.row("setnx", 3, WRITE, "key value", Once(setnx),
+        "Sets a counter that is 0 or whose row does not exist; answers 1 if it did so, else 0.")
+        .uses("OW insert"),
+    STRING.row("getset", 3, WRITE | flag::READS, "key value", Once(getset),
+        "Sets a counter; answers its old value."),
+    STRING.row("getdel", 2, WRITE | flag::READS, "key", Once(getdel),
+        "Makes a counter 0, or deletes the row if that is its only field, as DEL does; answers its \
+         old value.").since("6.2.0").uses("RW access delete"),
+    STRING.row("getex", -2, READ, "key [PERSIST]", Once(getex),
+        "The same as GET. Options that would let it expire are refused, unless the space has \
+         expire = \"ignore\".").since("6.2.0").uses("RW access update"),
+    STRING.row("mset", -3, WRITE, "key value [key value ...]", Once(mset),
+        "Sets counters, all at once.").keys(KeyArgs::Keys(1, -1, 2)).since("1.0.1").linear("keys")
+        .uses("OW update").tips(&["request_policy:multi_shard", "response_policy:all_succeeded"]),
+    STRING.row("msetnx", -3, WRITE, "key value [key value ...]", Once(msetnx),
+        "Sets counters, all at once, if each is 0 or has no row; answers 1 if it did so, else 0.")
+        .keys(KeyArgs::Keys(1, -1, 2)).since("1.0.1").linear("keys").uses("OW insert")
+        .tips(&["request_policy:multi_shard", "response_policy:agg_min"]),
+    STRING.row("substr", 4, flag::READONLY, "key start end", Once(getrange),
+        "The same as GETRANGE."),
+    STRING.row("strlen", 2, READ, "key", Once(strlen),
+        "How many characters a counter has in decimal; 0 if its row does not exist.")
+        .since("2.2.0").uses("RO"),
+    STRING.row("append", 3, WRITE, "key value", Once(no_text),
+        NO_TEXT).since("2.0.0").uses("RW insert"),
+    STRING.row("setrange", 4, WRITE, "key offset value", Once(no_text), NO_TEXT).since("2.2.0"),
+    STRING.row("getrange", 4, READ, "key start end", Once(getrange),
+        "The characters from start to end of a counter in decimal; negative positions count from \
+         the end.").since("2.4.0"),
+    STRING.row("incrbyfloat", 3, WRITE, "key increment", Once(no_fraction),
+        "Refused: a counter is an integer.").since("2.6.0").uses("RW access update"),
+    STRING.row("setex", 4, WRITE, "key seconds value", Once(setex),
+        SET_EXPIRES).since("2.0.0").uses("OW update"),
+    STRING.row("psetex", 4, WRITE, "key milliseconds value", Once(setex),
+        SET_EXPIRES).since("2.6.0").uses("OW update"),
+    STRING.row("incr", 2, WRITE | flag::READS, "key", Once(incr),
+        "Adds 1 to a counter; answers its new value."),
+    STRING.row("incrby", 3, WRITE | flag::READS, "key increment", Once(incrby),
+        "Adds to a counter; answers its new value."),
+    STRING.row("decr", 2, WRITE | flag::READS, "key", Once(decr),
+        "Takes 1 from a counter; answers its new value."),
+    STRING.row("decrby", 3, WRITE | flag::READS, "key decrement", Once(decrby),
+        "Takes from a counter; answers its new value."),
+];
+
+const NO_TEXT: &str = "Refused: a counter is a number, not a text.";
+
+#[rustfmt::skip]
+const SET_EXPIRES: &str =
+    "Refused: a counter does not expire. Where the space has expire = \"ignore\" it is SET, and \
+     the counter stays.";
+
+/// In the place of a field: all of them, as one text.
+const WHOLE_ROW: usize = usize::MAX;
+
+/// What GET may be asked for: a cell, or a row of a space whose rows are texts. `None`: a key of no
+/// space; but the clients of Weibo's service, which has rows as texts, want an error for one.
+#[inline]
+fn readable<'a>(
+    call: &Call<'a>,
+    key: &[u8],
+) -> Result<Option<(&'a CounterSpace, u64, usize)>, Refusal> {
+    match call.node.engines().resolve(key) {
+        Ok(KeyRef::Cell { space, id, field }) => Ok(Some((space, id, field))),
+        Ok(KeyRef::Row { space, id }) if space.text_rows => Ok(Some((space, id, WHOLE_ROW))),
+        Ok(_) => Err(Refusal::WRONG_TYPE),
+        Err(error) => absent(call, error),
+    }
+}
+
+/// Whether clients of Weibo's service are served.
+fn is_strict(call: &Call<'_>) -> bool {
+    call.node.engines().counters().iter().any(|space| space.text_rows)
+}
+
+#[cold]
+fn absent<T>(call: &Call<'_>, error: KeyError<'_>) -> Result<Option<T>, Refusal> {
+    if is_strict(call) || matches!(error, KeyError::NoField { .. }) {
+        return Err(error.into());
+    }
+    Ok(None)
+}
+
+/// Answers a cell or a whole row, of which `row` has the values if it exists.
+fn write_one(reply: &mut Reply<'_>, schema: &Schema, field: usize, row: Option<&[i64]>) {
+    match row {
+        _ if field == WHOLE_ROW => {
+            let mut text = Vec::new();
+            for (position, field) in schema.living().filter(|_| row.is_some()) {
+                if !text.is_empty() {
+                    text.push(b',');
+                }
+                text.extend_from_slice(field.name.as_bytes());
+                text.push(b':');
+                decimal(row.and_then(|row| row.get(position)).copied().unwrap_or(0), &mut text);
+            }
+            reply.bulk(&text);
+        }
+        // The field may be newer than the row's width.
+        Some(row) => reply.bulk_int(row.get(field).copied().unwrap_or(0)),
+        None => reply.null(),
+    }
+}
+
+fn get(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id, field)) = readable(call, call.args.at(1))? else {
+        call.note_found(false);
+        call.reply.null();
+        return Ok(());
+    };
+    let mut view = space.read();
+    let row = &mut call.scratch.row;
+    row.clear();
+    row.resize(view.schema().width(), 0);
+    let found = view.get(id, row)?;
+    let tallies = &call.node.tallies[call.session.worker];
+    if found { &tallies.hits } else { &tallies.misses }.add(1);
+    write_one(&mut call.reply, view.schema(), field, found.then_some(row));
+    Ok(())
+}
+
+/// Keys that follow each other in one space are read together, so that they wait for memory once.
+/// What names no counter has nil in its place, as in Redis.
+fn mget(call: &mut Call<'_>) -> Answered {
+    let keys = call.args.from(1);
+    call.answer_each(keys.len(), usize::MAX, |call, items| {
+        get_all(call, keys.until(items.end).from(items.start))
+    })
+}
+
+fn get_all(call: &mut Call<'_>, keys: Args<'_>) -> Outcome {
+    call.scratch.ids.clear();
+    call.scratch.fields.clear();
+    let mut unreadable = UnreadableRows::default();
+    let is_strict = is_strict(call);
+    let mut run: Option<&CounterSpace> = None;
+    for key in keys.iter() {
+        let found = match readable(call, key) {
+            Ok(found) => found,
+            Err(refusal) if is_strict => return Err(refusal),
+            Err(_) => None,
+        };
+        if let Some(before) = run
+            && found.is_none_or(|(space, ..)| !std::ptr::eq(before, space))
+        {
+            write_cells(call, before, &mut unreadable);
+        }
+        run = found.map(|(space, ..)| space);
+        let Some((_, id, field)) = found else {
+            call.note_found(false);
+            call.reply.null();
+            continue;
+        };
+        call.scratch.ids.push(id);
+        call.scratch.fields.push(field);
+    }
+    if let Some(last) = run {
+        write_cells(call, last, &mut unreadable);
+    }
+    Ok(())
+}
+
+/// Answers the cells and rows whose ids and fields are in the scratch, and forgets them.
+fn write_cells(call: &mut Call<'_>, space: &CounterSpace, unreadable: &mut UnreadableRows) {
+    let most = call.session.most_out;
+    let tallies = &call.node.tallies[call.session.worker];
+    let Scratch { ids, fields, rows, found, .. } = &mut *call.scratch;
+    let mut read = space.read();
+    for (ids, fields) in ids.chunks(READ_TOGETHER).zip(fields.chunks(READ_TOGETHER)) {
+        if call.reply.mark() > most {
+            break;
+        }
+        rows.clear();
+        found.clear();
+        unreadable.note(read.get_batch(ids, rows, found));
+        let hits = found.iter().filter(|found| **found).count();
+        tallies.hits.add(hits as u64);
+        tallies.misses.add((ids.len() - hits) as u64);
+        let width = read.schema().width();
+        for (index, (&field, &found)) in fields.iter().zip(found.iter()).enumerate() {
+            if !found && let Some(refusal) = unreadable.refusal(ids[index]) {
+                call.reply.error(refusal.text());
+                continue;
+            }
+            let row = found.then(|| &rows[index * width..][..width]);
+            write_one(&mut call.reply, read.schema(), field, row);
+        }
+    }
+    ids.clear();
+    fields.clear();
+}
+
+fn no_text(call: &mut Call<'_>) -> Outcome {
+    call.cell(call.args.at(1))?;
+    Err(refuse!(
+        "ERR {} does not go with a counter: it is a number, not a text",
+        call.spec.name.to_ascii_uppercase()
+    ))
+}
+
+fn no_fraction(call: &mut Call<'_>) -> Outcome {
+    call.cell(call.args.at(1))?;
+    Err(refuse!("ERR a counter is an integer: use INCRBY"))
+}
+
+/// The value of a cell, if its row exists.
+pub(crate) fn value(
+    space: &CounterSpace,
+    id: u64,
+    field: usize,
+) -> Result<Option<i64>, Unreadable> {
+    let mut row = vec![0; space.schema().width()];
+    let found = space.get(id, &mut row)?;
+    Ok(found.then(|| row.get(field).copied().unwrap_or(0)))
+}
+
+/// The same of a cell that may be none.
+fn known_value(cell: Option<(&CounterSpace, u64, usize)>) -> Result<Option<i64>, Unreadable> {
+    cell.map_or(Ok(None), |(space, id, field)| value(space, id, field))
+}
+
+fn write(call: &mut Call<'_>, value: Option<i64>) {
+    match value {
+        Some(value) => call.reply.bulk_int(value),
+        None => call.reply.null(),
+    }
+}
+
+fn set(call: &mut Call<'_>) -> Outcome {
+    let (mut absent, mut present, mut get, mut keep) = (false, false, false, false);
+    let mut expiry = None;
+    let mut options = call.args.from(3).iter();
+    while let Some(option) = options.next() {
+        let is = |name: &[u8]| option.eq_ignore_ascii_case(name);
+        if is(b"nx") && !present {
+            absent = true;
+        } else if is(b"xx") && !absent {
+            present = true;
+        } else if is(b"get") {
+            get = true;
+        } else if is_expiry(option)
+            && !keep
+            // The same one may come twice, as in Redis.
+            && expiry.is_none_or(|(name, _): (&[u8], _)| option.eq_ignore_ascii_case(name))
+        {
+            expiry = Some((option, options.next().ok_or(Refusal::SYNTAX)?));
+        } else if is(b"keepttl") && expiry.is_none() {
+            keep = true;
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+    }
+    let (space, id, field) = call.cell(call.args.at(1))?;
+    let is_over = match expiry {
+        Some((unit, time)) => check_expiry(call, space, unit, time)?,
+        None => false,
+    };
+    let new = integer(call.args.at(2))?;
+    let engines = call.node.engines();
+    // A counter that expires at once is deleted, as in Redis.
+    let put = || match is_over {
+        true => engines.clear(space, id, field).map(|_| ()),
+        false => engines.set(space, id, &[(field, new)]).map(|_| ()),
+    };
+    if !absent && !present && !get {
+        put()?;
+        call.reply.ok();
+        return Ok(());
+    }
+    let alone = engines.alone_with(id);
+    // As for HSETNX, a counter of 0 is absent.
+    let old = value(space, id, field)?.filter(|&old| !absent || old != 0);
+    let does = !(absent && old.is_some() || present && old.is_none());
+    if does {
+        put()?;
+    }
+    drop(alone);
+    match (get, does) {
+        (true, _) => write(call, old),
+        (false, true) => call.reply.ok(),
+        (false, false) => call.reply.null(),
+    }
+    Ok(())
+}
+
+/// Whether a word of SET or GETEX gives a time.
+fn is_expiry(word: &[u8]) -> bool {
+    [&b"ex"[..], b"px", b"exat", b"pxat"].iter().any(|name| word.eq_ignore_ascii_case(name))
+}
+
+/// An error unless the space ignores this expiry. Whether its time has passed, which only one of
+/// the clock can have.
+fn check_expiry(
+    call: &Call<'_>,
+    space: &CounterSpace,
+    unit: &[u8],
+    time: &[u8],
+) -> Result<bool, Refusal> {
+    if space.expire == Expire::Refuse {
+        return Err(refuse_expiry(call));
+    }
+    let time = integer(time)?;
+    let is = |name: &[u8]| unit.eq_ignore_ascii_case(name);
+    let time_ms = if is(b"px") || is(b"pxat") { Some(time) } else { time.checked_mul(1000) };
+    let Some(time_ms) = time_ms.filter(|_| time > 0) else {
+        return Err(refuse!("ERR invalid expire time in '{}' command", call.spec.name));
+    };
+    Ok(has_passed(time_ms, is(b"exat") || is(b"pxat")))
+}
+
+fn setex(call: &mut Call<'_>) -> Outcome {
+    let (space, id, field) = call.cell(call.args.at(1))?;
+    let unit: &[u8] = if call.spec.name == "psetex" { b"px" } else { b"ex" };
+    check_expiry(call, space, unit, call.args.at(2))?;
+    let value = integer(call.args.at(3))?;
+    call.node.engines().set(space, id, &[(field, value)])?;
+    call.reply.ok();
+    Ok(())
+}
+
+fn setnx(call: &mut Call<'_>) -> Outcome {
+    let (space, id, field) = call.cell(call.args.at(1))?;
+    let value = integer(call.args.at(2))?;
+    let set = call.node.engines().set_new(space, id, &[(field, value)])?;
+    call.reply.int(i64::from(set));
+    Ok(())
+}
+
+fn getset(call: &mut Call<'_>) -> Outcome {
+    let (space, id, field) = call.cell(call.args.at(1))?;
+    let new = integer(call.args.at(2))?;
+    let alone = call.node.engines().alone_with(id);
+    let old = value(space, id, field)?;
+    call.node.engines().set(space, id, &[(field, new)])?;
+    drop(alone);
+    write(call, old);
+    Ok(())
+}
+
+fn getdel(call: &mut Call<'_>) -> Outcome {
+    let Some((space, id, field)) = call.known_cell(call.args.at(1))? else {
+        call.reply.null();
+        return Ok(());
+    };
+    let alone = call.node.engines().alone_with(id);
+    let old = value(space, id, field)?;
+    call.node.engines().clear(space, id, field)?;
+    drop(alone);
+    write(call, old);
+    Ok(())
+}
+
+fn getex(call: &mut Call<'_>) -> Outcome {
+    let expiry = match call.args.len() {
+        2 => None,
+        3 if call.args.at(2).eq_ignore_ascii_case(b"persist") => None,
+        4 if is_expiry(call.args.at(2)) => Some((call.args.at(2), call.args.at(3))),
+        _ => return Err(Refusal::SYNTAX),
+    };
+    // What is not there needs no expiry.
+    if let Some((unit, time)) = expiry
+        && let Some((space, ..)) = readable(call, call.args.at(1))?
+        && check_expiry(call, space, unit, time)?
+    {
+        // A command that reads deletes nothing.
+        return Err(refuse!(
+            "ERR GETEX with a time that has passed deletes nothing here: GETDEL does"
+        ));
+    }
+    get(call)
+}
+
+/// The cells and values of MSET.
+fn pairs<'a>(call: &Call<'a>) -> Result<Vec<(&'a CounterSpace, u64, usize, i64)>, Refusal> {
+    let args = call.args.from(1);
+    if !args.len().is_multiple_of(2) {
+        return Err(call.wrong_arity());
+    }
+    let pair = |at: usize| {
+        let (space, id, field) = call.cell(args.at(at))?;
+        let value = [(field, integer(args.at(at + 1))?)];
+        // Refused before anything changes: MSET is all or nothing.
+        let value = space.within_bounds(&value).map_err(WriteError::from)?[0].1;
+        Ok((space, id, field, value))
+    };
+    (0..args.len()).step_by(2).map(pair).collect()
+}
+
+fn ids(pairs: &[(&CounterSpace, u64, usize, i64)]) -> Vec<u64> {
+    pairs.iter().map(|&(_, id, ..)| id).collect()
+}
+
+fn mset(call: &mut Call<'_>) -> Outcome {
+    let pairs = pairs(call)?;
+    let engines = call.node.engines();
+    let bytes = log_size::of(engines, || std::iter::once(call.args))?;
+    let _alone = if pairs.len() > 1 {
+        let Some(alone) = call.alone(ids(&pairs), bytes) else { return Ok(()) };
+        alone
+    } else {
+        None
+    };
+    for (space, id, field, value) in pairs {
+        engines.set(space, id, &[(field, value)])?;
+    }
+    call.reply.ok();
+    Ok(())
+}
+
+fn msetnx(call: &mut Call<'_>) -> Outcome {
+    let pairs = pairs(call)?;
+    let engines = call.node.engines();
+    let bytes = log_size::of(engines, || std::iter::once(call.args))?;
+    let Some(_alone) = call.alone(ids(&pairs), bytes) else { return Ok(()) };
+    let mut absent = true;
+    for &(space, id, field, _) in &pairs {
+        absent &= value(space, id, field)?.unwrap_or(0) == 0;
+    }
+    if absent {
+        for (space, id, field, value) in pairs {
+            engines.set(space, id, &[(field, value)])?;
+        }
+    }
+    call.reply.int(i64::from(absent));
+    Ok(())
+}
+
+fn strlen(call: &mut Call<'_>) -> Outcome {
+    let found = call.known_cell(call.args.at(1))?;
+    let value = known_value(found)?;
+    call.note_found(value.is_some());
+    call.reply.count(value.map_or(0, |value| value.to_string().len()));
+    Ok(())
+}
+
+fn getrange(call: &mut Call<'_>) -> Outcome {
+    let (start, end) = (integer(call.args.at(2))?, integer(call.args.at(3))?);
+    let found = call.known_cell(call.args.at(1))?;
+    let value = known_value(found)?;
+    call.note_found(value.is_some());
+    let text = value.map(|value| value.to_string()).unwrap_or_default();
+    call.reply.bulk(range(text.as_bytes(), start, end));
+    Ok(())
+}
+
+/// The bytes from `start` to `end`, both included; negative ones count from the end.
+fn range(text: &[u8], start: i64, end: i64) -> &[u8] {
+    let length = i64::try_from(text.len()).unwrap_or(i64::MAX);
+    if start < 0 && end < 0 && start > end {
+        return b"";
+    }
+    let place = |at: i64| if at < 0 { at.saturating_add(length).max(0) } else { at };
+    let (start, end) = (place(start), place(end).min(length - 1));
+    if length == 0 || start > end {
+        return b"";
+    }
+    usize::try_from(start)
+        .ok()
+        .zip(usize::try_from(end).ok())
+        .and_then(|(start, end)| text.get(start..=end))
+        .unwrap_or_default()
+}
+
+fn add(call: &mut Call<'_>, delta: i64) -> Outcome {
+    let (space, id, field) = call.cell(call.args.at(1))?;
+    crate::commands::counter::hash::add(call, space, id, field, delta)
+}
+
+fn incr(call: &mut Call<'_>) -> Outcome {
+    add(call, 1)
+}
+
+fn incrby(call: &mut Call<'_>) -> Outcome {
+    add(call, integer(call.args.at(2))?)
+}
+
+fn decr(call: &mut Call<'_>) -> Outcome {
+    add(call, -1)
+}
+
+fn decrby(call: &mut Call<'_>) -> Outcome {
+    let delta = integer(call.args.at(2))?;
+    // -2^63 has no opposite.
+    add(call, delta.checked_neg().ok_or(Refusal::DECREMENT)?)
+}

@@ -1,0 +1,490 @@
+//! The page: what Tidemark exists for.
+
+use crate::commands::call::{Call, action, id, view};
+use crate::commands::command::{Command, Group, Run::Long, Run::Once};
+use crate::commands::flags::phantom::write_change;
+use crate::commands::items::FEW;
+use crate::commands::log_size;
+use crate::commands::turn::{Answer as Handled, Answered, Step};
+use crate::commands::unreadable::UnreadableRows;
+use crate::session::scratch::{Asked, Scratch};
+use crate::session::suspend::Suspension;
+use dataset::cold::UnreadableIds;
+use dataset::engines::{Action, Page, View};
+use node::command::error::Printable;
+use node::command::error::{Refusal, refuse};
+use node::command::spec::{KeyArgs, NO_KEYS, Of, Outcome, READ, flag};
+use phantom::{Answer, BATCH, Change, Member};
+use resp::IntRow;
+use std::ops::Range;
+
+const FEED: Group = Group::new("feed", "0.1.0", NO_KEYS);
+
+#[rustfmt::skip]
+pub(crate) const COMMANDS: &[Command] = &[
+    FEED.row("feed.get", -4, READ | flag::MAY_WRITE | flag::NAMED | flag::PER_ID,
+        "view viewer id [id ...] [BINARY] [EXACT] [MARK action]", Long(get),
+        "For each id an array: the view's counters, then its flags as the viewer set them (1, 0, \
+         or nil if the id lies below the horizon). If the view names others for further ids \
+         (then), an entry is several ids, post/author, and the rows of all of them stand in one. \
+         BINARY answers one string instead: per id the counters as little-endian i64, then the \
+         flags as signed bytes (1, 0, -1 for unknown); in Python struct.iter_unpack('<4q2b', \
+         reply) for four counters and two flags. EXACT asks the ledgers of the view's flags \
+         (ledger = \"exact\") for what the filters say yes to, so that no flag is shown by \
+         mistake: a read of the disk for each that is set. MARK also does an action for all ids, \
+         after reading them: the page shows what held before; it needs the right to FEED.ACT. Its \
+         action moves one counter, not several; of an entry of several ids it is done for the \
+         first. An id whose mark is refused has the error in the place of its row; if all are \
+         refused (MISCONF: the log cannot be written), the page is whole and the error follows as \
+         one element more. With BINARY the reply is then an array of the string and the first \
+         error.").keys(KeyArgs::ids_of(Of::View)).linear("ids"),
+    FEED.row("feed.row", -4, READ | flag::NAMED, "key view viewer [EXACT]", Once(row),
+        "What FEED.GET shows of one id, asked for by the key of its row: the view's counters, then \
+         its flags as the viewer set them. In a cluster a client sends it to the node of the key, \
+         so a page is a pipeline of these, and no node asks another one.")
+        .keys(KeyArgs::Shown).since("0.2.0"),
+    FEED.row("feed.act", -4, flag::WRITE | flag::DENYOOM | flag::FAST | flag::NAMED | flag::PER_ID,
+        "action viewer id [id ...]", Long(act),
+        "Does an action: sets the viewer's flag and adds 1 to the counter, for each id. Per id 1, \
+         or 0 if it was done before, or nil if the id lies below the horizon. A repeated action \
+         counts once. An action may move more counters, of the id and of the viewer, all or none. \
+         Where the id has no row (none yet, or DEL has deleted it), the first action counts even \
+         if its viewer's flag is set, for the id and not again for the viewer; the flags of others \
+         stay as they are.").keys(KeyArgs::ids_of(Of::Action)).linear("ids"),
+    FEED.row("feed.undo", -4, flag::WRITE | flag::FAST | flag::NAMED | flag::PER_ID,
+        "action viewer id [id ...]", Long(undo),
+        "Undoes an action: unsets the viewer's flag and takes 1 from the counter, which does not \
+         go below 0 by that. Per id 1, or 0 if it was not done, or nil if the id lies below the \
+         horizon.").keys(KeyArgs::ids_of(Of::Action)).linear("ids"),
+];
+
+/// A page of more ids may be too long to be sent.
+const LARGE: usize = 4096;
+
+fn get(call: &mut Call<'_>) -> Answered {
+    let view = view(call.node.engines(), call.args.at(1))?;
+    let viewer = Member::parse(call.args.at(2));
+    if call.step.begins_request() {
+        call.scratch.asked = Asked::default();
+        if view.is_joined() {
+            let parts = call.node.engines().then(view).count();
+            call.scratch.further.resize_with(parts, Default::default);
+            call.scratch.further.iter_mut().for_each(|(ids, _)| ids.clear());
+        }
+    }
+    call.check_each(call.args.len() - 3, |call, items| {
+        read_words(call, view, items.start + 3..items.end + 3)
+    })?;
+    let ids = call.scratch.ids.len();
+    if ids == 0 {
+        return Err(call.wrong_arity());
+    }
+    let is_slow = call.scratch.asked.exact && call.step != Step::Whole;
+    let together = if is_slow { FEW } else { usize::MAX };
+    call.do_each(ids, together, |call, items| show(call, view, &viewer, items))
+}
+
+/// What a page has of one post, asked for by its key: the page of a client that sends each request
+/// to the node of its key is a pipeline of these.
+fn row(call: &mut Call<'_>) -> Outcome {
+    let view = view(call.node.engines(), call.args.at(2))?;
+    if view.is_joined() {
+        return Err(refuse!(
+            "ERR an entry of the view '{}' has several ids: ask for it with FEED.GET",
+            view.name()
+        ));
+    }
+    let (space, id) = call.row(1)?;
+    let mut sources = call.node.engines().sources(view).peekable();
+    if sources.peek().is_some() && !sources.any(|source| std::ptr::eq(source, space)) {
+        return Err(refuse!(
+            "ERR the view '{}' shows nothing of the counter space '{}'",
+            view.name(),
+            space.name()
+        ));
+    }
+    let exact = call.args.len() > 4;
+    if call.args.len() > 5 || exact && !call.args.at(4).eq_ignore_ascii_case(b"EXACT") {
+        return Err(Refusal::SYNTAX);
+    }
+    call.scratch.ids.clear();
+    call.scratch.ids.push(id);
+    call.scratch.asked = Asked { exact, ..Asked::default() };
+    if let Some(refused) = read(call, view, &Member::parse(call.args.at(3)), 0..1)? {
+        write_rows(call, view, 1, &refused);
+    }
+    Ok(())
+}
+
+/// Answers with some of the rows of a page: the first ones begin the reply, and the last ones
+/// complete it.
+fn show(call: &mut Call<'_>, view: &View, viewer: &Member<'_>, items: Range<usize>) -> Outcome {
+    let (asked, ids) = (call.scratch.asked, call.scratch.ids.len());
+    let is_whole = call.step == Step::Whole;
+    if items.start == 0 && ids > LARGE && (asked.binary || is_whole) {
+        check_length(call, view, asked.binary)?;
+    }
+    let Some(mut refused) = read(call, view, viewer, items.clone())? else { return Ok(()) };
+    if let Some(at) = asked.mark {
+        let action = action(call.node.engines(), call.args.at(at))?;
+        mark(call, action, viewer, &mut refused);
+    }
+    if asked.binary {
+        pack_rows(call.scratch, view, &items);
+        if items.end == ids {
+            // A packed page has no place for errors.
+            if !refused.is_empty() {
+                call.reply.array(2);
+            }
+            call.reply.bulk(&call.scratch.packed);
+            refused.first().into_iter().for_each(|(_, refusal)| call.reply.error(refusal.text()));
+        }
+    } else {
+        let beyond = usize::from(refused.last().is_some_and(|&(at, _)| at == ids));
+        if items.start == 0 {
+            call.begin_array(ids + beyond);
+        }
+        write_rows(call, view, items.len() + beyond, &refused);
+    }
+    if view.is_joined() && is_whole {
+        // All of them were shown: `visibility.rs`.
+        let Scratch { ids, further, .. } = &mut *call.scratch;
+        further.iter().for_each(|(more, _)| ids.extend(more));
+    }
+    Ok(())
+}
+
+/// Reads what a page shows of some of its ids; gives the rows that could not be read, with their
+/// errors. `None`: the request runs again when its cold rows have been read.
+fn read(
+    call: &mut Call<'_>,
+    view: &View,
+    viewer: &Member<'_>,
+    items: Range<usize>,
+) -> Result<Option<Vec<(usize, Refusal)>>, Refusal> {
+    let engines = call.node.engines();
+    let (mut failed, mut is_verified) = (Vec::new(), false);
+    let Scratch { ids, page, further, asked, .. } = &mut *call.scratch;
+    let mut read = |view, ids: &[u64], page: &mut Page| {
+        let mut all_read = engines.feed_get(view, viewer, ids, page);
+        if asked.exact
+            && let Some(verified) = engines.verify_page(view, viewer, ids, page)
+        {
+            is_verified = true;
+            all_read = all_read.and(verified);
+        }
+        if let Err(ids) = all_read {
+            failed.push(ids);
+        }
+    };
+    let range = items.clone();
+    let read_all = || {
+        read(view, &ids[range.clone()], page);
+        let further = engines.then(view).zip(further);
+        further.for_each(|(part, (ids, page))| read(part, &ids[range.clone()], page));
+    };
+    if std::mem::take(&mut call.session.notes_missing) {
+        let missing = engines.cold.note_missing(read_all);
+        if !missing.is_ready() {
+            call.session.suspension = Suspension::Lacks(Box::new(missing));
+            return Ok(None);
+        }
+    } else {
+        read_all();
+    }
+    if asked.binary && !failed.is_empty() {
+        return Err(failed.swap_remove(0).into());
+    }
+    if asked.exact && !is_verified {
+        return Err(refuse!(
+            "ERR EXACT asks ledgers, and no flag of the view '{}' has one (ledger exact)",
+            view.name()
+        ));
+    }
+    Ok(Some(match failed.is_empty() {
+        true => Vec::new(),
+        false => unreadable_rows(call, view, items, &failed),
+    }))
+}
+
+/// Reads ids and options of a page.
+#[inline]
+fn read_words(call: &mut Call<'_>, view: &View, words: Range<usize>) -> Outcome {
+    let is_joined = view.is_joined();
+    for at in words {
+        let arg = call.args.at(at);
+        let asked = &mut call.scratch.asked;
+        if asked.mark == Some(at) {
+            // The action's name.
+        } else if is_joined && arg.first().is_some_and(u8::is_ascii_digit) {
+            read_entry(call.scratch, view, arg)?;
+        } else if let Some(id) = resp::natural(arg) {
+            call.scratch.ids.push(id);
+        } else if arg.eq_ignore_ascii_case(b"BINARY") {
+            if std::mem::replace(&mut asked.binary, true) {
+                return Err(Refusal::SYNTAX);
+            }
+        } else if arg.eq_ignore_ascii_case(b"EXACT") {
+            asked.exact = true;
+        } else if arg.eq_ignore_ascii_case(b"MARK") {
+            // Once: what a user may do is asked of the first.
+            if asked.mark.replace(at + 1).is_some() || at + 1 == call.args.len() {
+                return Err(Refusal::SYNTAX);
+            }
+            let action = action(call.node.engines(), call.args.at(at + 1))?;
+            if action.is_wide() {
+                return Err(refuse!(
+                    "ERR MARK does an action that moves one counter: '{}' moves several, for \
+                     FEED.ACT",
+                    action.name()
+                ));
+            }
+        } else {
+            return Err(id(arg).err().unwrap_or(Refusal::SYNTAX));
+        }
+    }
+    Ok(())
+}
+
+/// An entry of several ids, `1001/77`: the view's own, then those of its further views.
+fn read_entry(scratch: &mut Scratch, view: &View, text: &[u8]) -> Outcome {
+    let mut parts = text.split(|byte| *byte == b'/');
+    let Scratch { ids, further, .. } = scratch;
+    let wanted = 1 + further.len();
+    let wrong = || {
+        refuse!(
+            "ERR Invalid entry '{}': the view '{}' takes {wanted} ids each, with / between them",
+            Printable(text),
+            view.name()
+        )
+    };
+    let lists = std::iter::once(ids).chain(further.iter_mut().map(|(ids, _)| ids));
+    let mut read = 0;
+    for list in lists {
+        let Some(part) = parts.next() else { break };
+        list.push(resp::natural(part).ok_or_else(wrong)?);
+        read += 1;
+    }
+    if read < wanted || parts.next().is_some() {
+        return Err(wrong());
+    }
+    Ok(())
+}
+
+/// Refuses a page that would be too long to be sent, before it is made.
+#[cold]
+fn check_length(call: &Call<'_>, view: &View, binary: bool) -> Outcome {
+    let (engines, most) = (call.node.engines(), call.session.most_out);
+    let views = std::iter::once(view).chain(engines.then(view));
+    // In integers each takes four bytes at least.
+    let least = |view: &View| {
+        let (counters, flags) = (engines.columns(view).len(), view.flags());
+        if binary { counters * 8 + flags } else { (counters + flags) * 4 }
+    };
+    if call.scratch.ids.len().saturating_mul(views.map(least).sum()) > most {
+        return Err(too_long(most));
+    }
+    Ok(())
+}
+
+/// Of a page of more bytes than a reply may have.
+pub(crate) fn too_long(most: usize) -> Refusal {
+    refuse!("ERR the page takes more than {most} bytes (max_output_buffer_bytes)")
+}
+
+/// Rows of which something could not be read, with the error: it costs this row only.
+#[cold]
+fn unreadable_rows(
+    call: &Call<'_>,
+    view: &View,
+    items: Range<usize>,
+    failed: &[UnreadableIds],
+) -> Vec<(usize, Refusal)> {
+    let mut unreadable = UnreadableRows::default();
+    failed.iter().for_each(|ids| unreadable.note_all(ids));
+    let Scratch { ids, further, .. } = &*call.scratch;
+    let further = if view.is_joined() { &further[..] } else { &[] };
+    let mut refused = Vec::new();
+    for (row, item) in items.enumerate() {
+        let entry = std::iter::once(ids[item]).chain(further.iter().map(|(ids, _)| ids[item]));
+        let first = entry.filter_map(|id| unreadable.refusal(id)).next();
+        refused.extend(first.map(|refusal| (row, refusal.clone())));
+    }
+    refused
+}
+
+/// Does an action for all ids of a page. The page is read: marking comes after what it shows. A
+/// mark that is refused (no memory) costs its own id's row only; a log that takes no changes costs
+/// none: its error stands behind the last row.
+#[inline]
+fn mark(
+    call: &mut Call<'_>,
+    action: &Action,
+    viewer: &Member<'_>,
+    refused: &mut Vec<(usize, Refusal)>,
+) {
+    if let Err(refusal) = call.admit_write() {
+        refused.push((call.scratch.ids.len(), refusal));
+        return;
+    }
+    let engines = call.node.engines();
+    let Scratch { ids, row, .. } = &mut *call.scratch;
+    let unreadable: Vec<usize> = refused.iter().map(|(at, _)| *at).collect();
+    let mut unreadable = unreadable.into_iter().peekable();
+    for (index, &id) in ids.iter().enumerate() {
+        if unreadable.next_if_eq(&index).is_some() {
+            continue;
+        }
+        if let Err(error) = engines.act(action, viewer, id, row) {
+            refused.push((index, error.into()));
+        }
+    }
+    refused.sort_by_key(|(at, _)| *at);
+    refused.dedup_by_key(|(at, _)| *at);
+}
+
+/// The pages of a view with those of its further views.
+fn pages<'a>(scratch: &'a Scratch, view: &View) -> impl Iterator<Item = &'a Page> + Clone {
+    let further = if view.is_joined() { &scratch.further[..] } else { &[] };
+    std::iter::once(&scratch.page).chain(further.iter().map(|(_, page)| page))
+}
+
+/// Writes the rows that were read. Those of `refused` are errors.
+fn write_rows(call: &mut Call<'_>, view: &View, rows: usize, refused: &[(usize, Refusal)]) {
+    let page = &call.scratch.page;
+    let most = call.session.most_out;
+    let is_whole = refused.is_empty() && !view.is_joined();
+    if let (Some((counters, flags)), true) = (page.usual(), is_whole) {
+        let width = page.counters() + view.flags();
+        let write = |index: usize, row: &mut IntRow<'_>| {
+            let ([first, second], at) = (flags[index / BATCH], index % BATCH);
+            row.usual(&counters[index], [first.yes >> at & 1 != 0, second.yes >> at & 1 != 0]);
+        };
+        return call.reply.int_rows(rows, width, page.bits(), most, write, |_| None);
+    }
+    let pages = pages(call.scratch, view);
+    let width = pages.clone().map(|page| page.counters() + page.flags()).sum();
+    let bits = pages.clone().fold(0, |bits, page| bits | page.bits());
+    let write = |index: usize, row: &mut IntRow<'_>| {
+        row.header();
+        for page in pages.clone() {
+            match page.counters_of(index) {
+                Some(counters) => counters.iter().for_each(|&value| row.int(value)),
+                None => {
+                    (0..page.counters()).for_each(|column| row.int(page.counter(index, column)));
+                }
+            }
+            page.flags_of(index).for_each(|answer| row.flag(known(answer)));
+        }
+    };
+    call.reply.int_rows(rows, width, bits, most, write, |row| {
+        let at = refused.binary_search_by_key(&row, |(at, _)| *at).ok()?;
+        Some(refused[at].1.text())
+    });
+}
+
+fn known(answer: Answer) -> Option<bool> {
+    match answer {
+        Answer::Yes => Some(true),
+        Answer::No => Some(false),
+        Answer::Unknown => None,
+    }
+}
+
+/// Packs the rows that were read, behind those before.
+fn pack_rows(scratch: &mut Scratch, view: &View, items: &Range<usize>) {
+    let mut packed = std::mem::take(&mut scratch.packed);
+    let width = |page: &Page| page.counters() * 8 + page.flags();
+    let all: usize = pages(scratch, view).map(width).sum();
+    packed.resize(items.start * all, 0);
+    packed.resize(items.end * all, 0);
+    let out = &mut packed[items.start * all..];
+    let usual = scratch.page.usual().filter(|_| !view.is_joined());
+    if let Some((counters, flags)) = usual {
+        let rows = out.as_chunks_mut().0.iter_mut().zip(counters);
+        for (index, (row, counters)) in rows.enumerate() {
+            let ([first, second], at) = (flags[index / BATCH], index % BATCH);
+            *row = pack_usual(counters, [first.yes >> at & 1, second.yes >> at & 1]);
+        }
+    } else {
+        let mut before = 0;
+        for page in pages(scratch, view) {
+            for (index, row) in out.chunks_exact_mut(all.max(1)).enumerate() {
+                pack(page, index, &mut row[before..before + width(page)]);
+            }
+            before += width(page);
+        }
+    }
+    scratch.packed = packed;
+}
+
+/// What [`pack`] makes of the usual row.
+#[inline]
+fn pack_usual(counters: &[i64; 4], flags: [u32; 2]) -> [u8; 34] {
+    let mut row = [0; 34];
+    for (place, counter) in row.as_chunks_mut().0.iter_mut().zip(counters) {
+        *place = counter.to_le_bytes();
+    }
+    row[32..].copy_from_slice(&flags.map(|flag| flag as u8));
+    row
+}
+
+/// What a page has of one id, as bytes.
+#[inline]
+fn pack(page: &Page, index: usize, row: &mut [u8]) {
+    let (counters, flags) = row.split_at_mut(page.counters() * 8);
+    for (column, place) in counters.as_chunks_mut().0.iter_mut().enumerate() {
+        *place = page.counter(index, column).to_le_bytes();
+    }
+    for (place, answer) in flags.iter_mut().zip(page.flags_of(index)) {
+        *place = match answer {
+            Answer::Yes => 1,
+            Answer::No => 0,
+            Answer::Unknown => 0xff,
+        };
+    }
+}
+
+fn act(call: &mut Call<'_>) -> Answered {
+    change(call, |call, action, viewer, id| {
+        Ok(call.node.engines().act(action, viewer, id, &mut call.scratch.row)?)
+    })
+}
+
+fn undo(call: &mut Call<'_>) -> Answered {
+    change(call, |call, action, viewer, id| {
+        Ok(call.node.engines().undo(action, viewer, id, &mut call.scratch.row)?)
+    })
+}
+
+/// Does or undoes an action for each id. What the engines refuse (no memory) is answered in the
+/// place of that id, as the others may have changed.
+fn change(
+    call: &mut Call<'_>,
+    one: fn(&mut Call<'_>, &Action, &Member<'_>, u64) -> Result<Change, Refusal>,
+) -> Answered {
+    let action = action(call.node.engines(), call.args.at(1))?;
+    let viewer = Member::parse(call.args.at(2));
+    call.read_ids(3)?;
+    // What it moves beside lies in other stripes: all of them together, in one batch of the log.
+    let _alone = if action.is_wide() && call.checked.is_none() {
+        let part = call.part;
+        let bytes = log_size::of(call.node.engines(), || std::iter::once(part))?;
+        let member = resp::natural(call.args.at(2)).filter(|_| action.counts_member());
+        let ids = &call.scratch.ids;
+        let ids = ids[call.items_of_turn(ids.len())].iter().copied().chain(member).collect();
+        let Some(alone) = call.alone(ids, bytes) else { return Ok(Handled::Done) };
+        alone
+    } else {
+        None
+    };
+    call.answer_each(call.scratch.ids.len(), FEW, |call, items| {
+        for item in items {
+            match one(call, action, &viewer, call.scratch.ids[item]) {
+                Ok(change) => write_change(&mut call.reply, change),
+                Err(refusal) => call.reply.error(refusal.text()),
+            }
+        }
+        Ok(())
+    })
+}

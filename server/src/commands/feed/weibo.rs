@@ -1,0 +1,112 @@
+//! What the clients of Weibo's own services send beyond Redis's commands: MINCR on cells, and the
+//! bf verbs, of which a key names an id without a member. That GET answers a row as one text is the
+//! space's setting (`text_rows`, see `string.rs`).
+
+use crate::commands::call::Call;
+use crate::commands::command::{Command, Group, Run::Once};
+use counter::{Bounds, Change};
+use dataset::engines::{CounterSpace, ExistenceSpace, NO_MEMBER};
+use node::command::error::Refusal;
+use node::command::spec::{ALL_KEYS, ONE_KEY, Outcome, READ, flag};
+use phantom::Answer;
+
+const WEIBO: Group = Group::new("weibo", "0.1.0", ALL_KEYS);
+const WRITE: u32 = flag::WRITE | flag::READS | flag::DENYOOM | flag::FAST;
+
+#[rustfmt::skip]
+pub(crate) const COMMANDS: &[Command] = &[
+    WEIBO.row("mincr", -2, WRITE, "key [key ...]", Once(mincr),
+        "Adds 1 to each of these counters. Per key the new value, or an error (an overflow, no \
+         memory) that concerns only this key; one that names no counter refuses all.")
+        .linear("keys"),
+    WEIBO.row("bfset", 2, WRITE, "key", Once(bfset),
+        "Sets the pair of this id and no member; answers what it was: 1 set, 0 not, -1 below the \
+         oldest table (nothing is set then), -2 no such key.").keys(ONE_KEY),
+    WEIBO.row("bfget", 2, READ, "key", Once(bfget),
+        "Whether it is set: 1, 0, -1 below the oldest table, -2 no such key.").keys(ONE_KEY),
+    WEIBO.row("bfmset", -2, WRITE, "key [key ...]", Once(bfmset),
+        "BFSET for many keys.").linear("keys"),
+    WEIBO.row("bfmget", -2, READ, "key [key ...]", Once(bfmget),
+        "BFGET for many keys.").linear("keys"),
+];
+
+const BELOW_OLDEST: i64 = -1;
+const ILLEGAL_KEY: i64 = -2;
+
+fn mincr(call: &mut Call<'_>) -> Outcome {
+    let keys = call.args.from(1);
+    let cells = keys
+        .iter()
+        .map(|key| call.cell(key))
+        .collect::<Result<Vec<(&CounterSpace, u64, usize)>, Refusal>>()?;
+    call.reply.array(cells.len());
+    let bounds = Bounds { min: None, max: None, saturate: false };
+    for (space, id, field) in cells {
+        let row = &mut call.scratch.row;
+        row.clear();
+        let added = call.node.engines().add(space, id, &[Change { field, delta: 1 }], &bounds, row);
+        match added.map_err(Refusal::from) {
+            Ok(()) => call.reply.int(call.scratch.row.first().copied().unwrap_or(0)),
+            Err(refusal) => call.reply.error(refusal.text()),
+        }
+    }
+    Ok(())
+}
+
+/// The id of a key, if it is one of pairs.
+fn pair<'a>(call: &Call<'a>, key: &[u8]) -> Option<(&'a ExistenceSpace, u64)> {
+    call.node.engines().pair_of(key)
+}
+
+fn set(call: &mut Call<'_>, key: &[u8]) -> Outcome {
+    use phantom::Change;
+    let before = match pair(call, key) {
+        None => ILLEGAL_KEY,
+        Some((space, id)) => match call.node.engines().flag(space, id, &NO_MEMBER)? {
+            Change::Changed => 0,
+            Change::Unchanged => 1,
+            Change::Unknown => BELOW_OLDEST,
+        },
+    };
+    call.reply.int(before);
+    Ok(())
+}
+
+fn get(call: &mut Call<'_>, key: &[u8]) -> Outcome {
+    call.reply.int(match pair(call, key) {
+        None => ILLEGAL_KEY,
+        Some((space, id)) => match space.contains(id, &NO_MEMBER)? {
+            Answer::Yes => 1,
+            Answer::No => 0,
+            Answer::Unknown => BELOW_OLDEST,
+        },
+    });
+    Ok(())
+}
+
+fn bfset(call: &mut Call<'_>) -> Outcome {
+    set(call, call.args.at(1))
+}
+
+fn bfget(call: &mut Call<'_>) -> Outcome {
+    get(call, call.args.at(1))
+}
+
+fn bfmset(call: &mut Call<'_>) -> Outcome {
+    let keys = call.args.from(1);
+    call.reply.array(keys.len());
+    for key in keys.iter() {
+        let mark = call.reply.mark();
+        if let Err(refusal) = set(call, key) {
+            call.reply.rewind(mark);
+            call.reply.error(refusal.text());
+        }
+    }
+    Ok(())
+}
+
+fn bfmget(call: &mut Call<'_>) -> Outcome {
+    let keys = call.args.from(1);
+    call.reply.array(keys.len());
+    keys.iter().try_for_each(|key| get(call, key))
+}

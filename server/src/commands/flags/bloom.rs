@@ -1,0 +1,327 @@
+//! The members of one id as a RedisBloom filter: `BF.ADD liked:17 7`. Filters need not be reserved;
+//! their size and error rate are the space's.
+
+use crate::commands::call::Call;
+use crate::commands::command::{Command, Group, Run::Long, Run::Once};
+use crate::commands::flags::phantom::{has_changed, unknowable};
+use crate::commands::items::FEW;
+use crate::commands::turn::Answered;
+use dataset::cold::Unreadable;
+use dataset::engines::ExistenceSpace;
+use node::command::error::{Refusal, refuse};
+use node::command::spec::{ONE_KEY, Outcome, READ, flag};
+use phantom::{Answer, Member};
+use resp::{Args, Protocol, Reply};
+use std::ops::RangeInclusive;
+
+const BLOOM: Group = Group::new("bloom", "1.0.0", ONE_KEY);
+const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
+
+#[rustfmt::skip]
+pub(crate) const COMMANDS: &[Command] = &[
+    BLOOM.row("bf.add", 3, WRITE, "key item", Once(add),
+        "Adds an item; 1 if it was not there, else 0.").uses("RW insert"),
+    BLOOM.row("bf.madd", -3, WRITE, "key item [item ...]", Long(madd),
+        "Adds items; per item 1 if it was not there, else 0.").linear("members").uses("RW insert"),
+    BLOOM.row("bf.exists", 3, READ, "key item", Once(exists),
+        "1 if the item is there, 0 if not, or if the id lies below the horizon."),
+    BLOOM.row("bf.mexists", -3, READ, "key item [item ...]", Long(mexists),
+        "Per item 1, or 0, also if the id lies below the horizon.").linear("members"),
+    BLOOM.row("bf.insert", -4, WRITE,
+        "key [CAPACITY capacity] [ERROR error] [EXPANSION expansion] [NOCREATE] [NONSCALING] ITEMS \
+         item [item ...]", Once(insert),
+        "Adds items as BF.MADD does. NOCREATE: only if BF.RESERVE or BF.INSERT has named the key \
+         before, or the counter that moves with its flags is above 0. CAPACITY, EXPANSION and \
+         NONSCALING are checked and have no effect: a filter never fills. An ERROR below the \
+         space's rate is refused.").linear("members").uses("RW insert"),
+    BLOOM.row("bf.reserve", -4, WRITE,
+        "key error_rate capacity [EXPANSION expansion] [NONSCALING]", Once(reserve),
+        "OK, or 'item exists' if BF.RESERVE or BF.INSERT has named the key before. Filters need \
+         not be reserved: capacity and expansion are checked and have no effect, as they are the \
+         space's. An error rate below the space's is refused.").uses("RW insert"),
+    BLOOM.row("bf.card", 2, READ, "key", Once(card),
+        "How many items all ids of the key's space have together: a filter cannot tell how many \
+         one id has. 0 for a key of no space.").uses("RO"),
+    BLOOM.row("bf.info", -2, READ, "key [CAPACITY|SIZE|FILTERS|ITEMS|EXPANSION]", Once(info),
+        "Capacity, bytes, number of tables, items and expansion rate of the key's space, whose \
+         filters hold the items of all its ids together.").uses("RO"),
+    BLOOM.row("bf.scandump", 3, READ, "key iterator", Once(unknowable),
+        "Refused: a filter holds the items of all ids of its table together."),
+    BLOOM.row("bf.loadchunk", 4, WRITE, "key iterator data", Once(load),
+        "Refused: a filter holds the items of all ids of its table together."),
+];
+
+pub(crate) fn add_one(call: &Call<'_>, item: &[u8]) -> Result<bool, Refusal> {
+    let (space, id) = call.pairs(1)?;
+    has_changed(call.node.engines().flag(space, id, &Member::parse(item))?)
+}
+
+pub(crate) fn add(call: &mut Call<'_>) -> Outcome {
+    let added = add_one(call, call.args.at(2))?;
+    call.reply.bool(added);
+    Ok(())
+}
+
+fn madd(call: &mut Call<'_>) -> Answered {
+    call.pairs(1)?;
+    let words = call.args.from(2);
+    call.answer_each(words.len(), FEW, |call, items| {
+        add_all(call, words.until(items.end).from(items.start));
+        Ok(())
+    })
+}
+
+/// As in RedisBloom, an error concerns one item.
+fn add_all(call: &mut Call<'_>, items: Args<'_>) {
+    for item in items.iter() {
+        match add_one(call, item) {
+            Ok(added) => call.reply.bool(added),
+            Err(refusal) => call.reply.error(refusal.text()),
+        }
+    }
+}
+
+/// What a number may be, as RedisBloom has it.
+pub(crate) const CAPACITY: RangeInclusive<i64> = 1..=1 << 30;
+const EXPANSION: RangeInclusive<i64> = 0..=32_768;
+
+/// Remembers that an id's filter was made by BF.RESERVE, BF.INSERT or their kin: a member of its
+/// own. What BF.ADD alone has begun has none.
+const MADE: Member<'static> = Member::Bytes(b"\0tidemark: a filter was made for this id\0");
+
+/// Whether BF.RESERVE, BF.INSERT or their kin have made a filter for this id; with a ledger,
+/// whether the id has members.
+fn is_made(space: &ExistenceSpace, id: u64) -> Result<bool, Unreadable> {
+    // A ledger lists all members: there none is made up, and an id is known by those that it has.
+    if let Some(ledger) = space.ledger() {
+        return ledger.has_any(id);
+    }
+    Ok(space.contains(id, &MADE)? == Answer::Yes)
+}
+
+/// Makes the filter of an id. False if there is one. With a ledger its first member makes it.
+pub(crate) fn make(call: &Call<'_>, space: &ExistenceSpace, id: u64) -> Result<bool, Refusal> {
+    if space.ledger().is_some() {
+        return Ok(!is_made(space, id)?);
+    }
+    has_changed(call.node.engines().flag(space, id, &MADE)?)
+}
+
+/// Of BF.INSERT and CF.INSERT, before the items, which begin at argument `at`: there are some, and
+/// the filter is made, or was (`makes` is false with NOCREATE).
+pub(crate) fn before_items(
+    call: &Call<'_>,
+    space: &ExistenceSpace,
+    id: u64,
+    at: usize,
+    makes: bool,
+) -> Outcome {
+    if at >= call.args.len() {
+        return Err(call.wrong_arity());
+    }
+    if makes {
+        make(call, space, id)?;
+    } else if !is_made(space, id)? {
+        return Err(Refusal::NO_FILTER);
+    }
+    Ok(())
+}
+
+/// An error rate, which the space's filters must keep.
+fn read_rate(space: &ExistenceSpace, text: &[u8], bad: &'static [u8]) -> Outcome {
+    let number = std::str::from_utf8(text).ok().and_then(|text| text.parse::<f64>().ok());
+    let wanted = number.ok_or(Refusal::fixed(bad))?;
+    if !(wanted > 0.0 && wanted < 1.0) {
+        return Err(refuse!("ERR error rate must be in the range (0.000000, 1.000000)"));
+    }
+    let ours = space.false_positive_rate();
+    if wanted < ours {
+        return Err(refuse!(
+            "ERR the space '{}' was made for an error rate of {ours}",
+            space.name()
+        ));
+    }
+    Ok(())
+}
+
+/// A number within a range, or RedisBloom's two words about it.
+pub(crate) fn read_within(
+    text: &[u8],
+    range: &RangeInclusive<i64>,
+    bad: &'static [u8],
+    outside: &str,
+) -> Result<i64, Refusal> {
+    let number = resp::integer(text).ok_or(Refusal::fixed(bad))?;
+    if !range.contains(&number) {
+        return Err(refuse!("{outside} must be in the range [{}, {}]", range.start(), range.end()));
+    }
+    Ok(number)
+}
+
+fn insert(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.pairs(1)?;
+    let mut makes = true;
+    let mut at = 2;
+    while at < call.args.len() {
+        let word = call.args.at(at);
+        let is = |name: &[u8]| word.eq_ignore_ascii_case(name);
+        let value = || {
+            if at + 1 < call.args.len() {
+                Ok(call.args.at(at + 1))
+            } else {
+                Err(call.wrong_arity())
+            }
+        };
+        if is(b"ITEMS") {
+            at += 1;
+            break;
+        } else if is(b"ERROR") {
+            read_rate(space, value()?, b"ERR Bad error rate")?;
+            at += 2;
+        } else if is(b"CAPACITY") {
+            read_within(value()?, &CAPACITY, b"ERR Bad capacity", "ERR capacity")?;
+            at += 2;
+        } else if is(b"EXPANSION") {
+            read_within(value()?, &EXPANSION, b"ERR Bad expansion", "ERR expansion")?;
+            at += 2;
+        } else if is(b"NOCREATE") {
+            makes = false;
+            at += 1;
+        } else if is(b"NONSCALING") {
+            at += 1;
+        } else {
+            return Err(refuse!("ERR Unknown argument received"));
+        }
+    }
+    before_items(call, space, id, at, makes)?;
+    let items = call.args.from(at);
+    call.reply.array(items.len());
+    add_all(call, items);
+    Ok(())
+}
+
+fn reserve(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.pairs(1)?;
+    if call.args.len() > 7 {
+        return Err(call.wrong_arity());
+    }
+    read_rate(space, call.args.at(2), b"ERR bad error rate")?;
+    read_within(call.args.at(3), &CAPACITY, b"ERR bad capacity", "ERR capacity")?;
+    let mut options = call.args.from(4).iter();
+    let (mut scales, mut expansion) = (true, None);
+    while let Some(word) = options.next() {
+        if word.eq_ignore_ascii_case(b"EXPANSION") {
+            let value = options.next().ok_or_else(|| refuse!("ERR no expansion"))?;
+            let value = read_within(value, &EXPANSION, b"ERR bad expansion", "ERR expansion")?;
+            expansion = Some(value);
+        } else if word.eq_ignore_ascii_case(b"NONSCALING") {
+            scales = false;
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+    }
+    if !scales && expansion.is_some_and(|expansion| expansion > 0) {
+        return Err(refuse!("ERR Nonscaling filters cannot expand"));
+    }
+    if !make(call, space, id)? {
+        return Err(refuse!("ERR item exists"));
+    }
+    call.reply.ok();
+    Ok(())
+}
+
+/// What BF.INFO tells: of the whole space, whose filters hold the items of all ids together.
+fn facts(space: &ExistenceSpace) -> [(&'static str, &'static str, i64); 5] {
+    let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+    let options = space.declared();
+    let capacity = options.pairs_per_table.saturating_mul(options.max_tables as u64);
+    [
+        ("capacity", "Capacity", number(capacity)),
+        ("size", "Size", number(space.memory_bytes())),
+        ("filters", "Number of filters", number(space.tables().len() as u64)),
+        ("items", "Number of items inserted", number(space.pairs())),
+        // Each table is twice the one before, up to `pairs_per_table`.
+        ("expansion", "Expansion rate", 2),
+    ]
+}
+
+fn info(call: &mut Call<'_>) -> Outcome {
+    if call.args.len() > 3 {
+        return Err(call.wrong_arity());
+    }
+    let (space, _) = call.known_pairs(1)?.ok_or(Refusal::NO_FILTER)?;
+    let facts = facts(space);
+    if call.args.len() == 2 {
+        call.reply.map(facts.len());
+        for (_, name, value) in facts {
+            call.reply.simple(name);
+            call.reply.int(value);
+        }
+        return Ok(());
+    }
+    let wanted = call.args.at(2);
+    let found = facts.iter().find(|(word, ..)| wanted.eq_ignore_ascii_case(word.as_bytes()));
+    let (_, name, value) = found.ok_or_else(|| refuse!("ERR Invalid information value"))?;
+    // A map where there are maps, else the value alone.
+    if call.reply.protocol() == Protocol::Resp3 {
+        call.reply.map(1);
+        call.reply.simple(name);
+    } else {
+        call.reply.array(1);
+    }
+    call.reply.int(*value);
+    Ok(())
+}
+
+fn card(call: &mut Call<'_>) -> Outcome {
+    let pairs = call.known_pairs(1)?.map_or(0, |(space, _)| space.pairs());
+    call.reply.int(i64::try_from(pairs).unwrap_or(i64::MAX));
+    Ok(())
+}
+
+/// BF.LOADCHUNK and CF.LOADCHUNK, in RedisBloom's words for what they cannot read.
+pub(crate) fn load(call: &mut Call<'_>) -> Outcome {
+    call.pairs(1)?;
+    crate::commands::call::integer(call.args.at(2))?;
+    Err(if call.spec.name == "bf.loadchunk" {
+        refuse!("ERR received bad data")
+    } else {
+        refuse!("ERR Couldn't load chunk!")
+    })
+}
+
+/// Whether an id has a member; that of a key of no space has none.
+pub(crate) fn contains(
+    pairs: Option<(&ExistenceSpace, u64)>,
+    member: &Member<'_>,
+) -> Result<Answer, Unreadable> {
+    pairs.map_or(Ok(Answer::No), |(space, id)| space.contains(id, member))
+}
+
+/// Clients of RedisBloom expect one of two answers: what is not known any more is not there.
+pub(crate) fn write(reply: &mut Reply<'_>, answer: Answer) {
+    reply.bool(answer == Answer::Yes);
+}
+
+pub(crate) fn exists(call: &mut Call<'_>) -> Outcome {
+    let found = call.known_pairs(1)?;
+    let member = Member::parse(call.args.at(2));
+    write(&mut call.reply, contains(found, &member)?);
+    Ok(())
+}
+
+pub(crate) fn mexists(call: &mut Call<'_>) -> Answered {
+    contains_each(call, write)
+}
+
+/// Answers for each member of a key whether it is set.
+pub(super) fn contains_each(call: &mut Call<'_>, write: fn(&mut Reply<'_>, Answer)) -> Answered {
+    let found = call.known_pairs(1)?;
+    let members = call.args.from(2);
+    call.answer_each(members.len(), FEW, |call, items| {
+        for item in items {
+            write(&mut call.reply, contains(found, &Member::parse(members.at(item)))?);
+        }
+        Ok(())
+    })
+}

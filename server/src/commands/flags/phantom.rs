@@ -1,0 +1,147 @@
+//! Flags by space, member and id: one member, many ids, the feed's shape.
+
+use crate::commands::call::{Call, id};
+use crate::commands::command::{Command, Group, Run::Long};
+use crate::commands::items::FEW;
+use crate::commands::turn::{Answered, Step};
+use crate::commands::unreadable::UnreadableRows;
+use crate::session::Scratch;
+use dataset::engines::ExistenceSpace;
+use node::command::error::{Printable, Refusal, refuse};
+use node::command::spec::{KeyArgs, Of, Outcome, READ, flag};
+use phantom::{Answer, Change, Member};
+use resp::Reply;
+
+const PHANTOM: Group = Group::new("phantom", "0.1.0", KeyArgs::ids_of(Of::Pairs));
+
+#[rustfmt::skip]
+pub(crate) const COMMANDS: &[Command] = &[
+    PHANTOM.row("ph.add", -4, flag::WRITE | flag::DENYOOM | flag::FAST | flag::NAMED | flag::PER_ID,
+        "space member id [id ...]", Long(add),
+        "Sets the member's flag on each id. Per id 1, or 0 if it was set, or nil if the id lies \
+         below the horizon.").linear("ids"),
+    PHANTOM.row("ph.exists", -4, READ | flag::NAMED | flag::PER_ID,
+        "space member id [id ...] [EXACT]", Long(exists),
+        "Per id 1 if the member's flag is set, 0 if not, nil if the id lies below the horizon (it \
+         is not known any more). EXACT asks the space's ledger for what the filters say yes to, so \
+         that no 1 is a false positive.").linear("ids"),
+    PHANTOM.row("ph.del", -4, flag::WRITE | flag::FAST | flag::NAMED | flag::PER_ID,
+        "space member id [id ...]", Long(del),
+        "Unsets the member's flag on each id. Per id 1, or 0 if it was not set, or nil if the id \
+         lies below the horizon.").linear("ids"),
+];
+
+pub(super) fn space<'a>(call: &Call<'a>) -> Result<&'a ExistenceSpace, Refusal> {
+    let name = call.args.at(1);
+    match call.node.engines().existence(name) {
+        Some(space) if space.has_members => Ok(space),
+        Some(space) => Err(Refusal::no_members(space)),
+        None => Err(refuse!("ERR no such existence space '{}'", Printable(name))),
+    }
+}
+
+/// What a filter alone cannot tell.
+pub(crate) fn no_ledger(space: &ExistenceSpace) -> Refusal {
+    refuse!(
+        "ERR the space '{}' has no ledger, which knows its pairs exactly: make one with ledger \
+         exact",
+        space.name()
+    )
+}
+
+/// 1, 0, or nil for unknown.
+pub(crate) fn write_change(reply: &mut Reply<'_>, change: Change) {
+    match change {
+        Change::Changed => reply.int(1),
+        Change::Unchanged => reply.int(0),
+        Change::Unknown => reply.null(),
+    }
+}
+
+fn exists(call: &mut Call<'_>) -> Answered {
+    let space = space(call)?;
+    let member = Member::parse(call.args.at(2));
+    if call.step.begins_request() {
+        call.scratch.asked.exact = false;
+    }
+    let words = call.args.from(3);
+    call.check_each(words.len(), |call, items| {
+        for word in items.map(|item| words.at(item)) {
+            if word.eq_ignore_ascii_case(b"EXACT") && !call.scratch.asked.exact {
+                call.scratch.asked.exact = true;
+            } else {
+                call.scratch.ids.push(id(word)?);
+            }
+        }
+        Ok(())
+    })?;
+    let exact = call.scratch.asked.exact;
+    if call.scratch.ids.is_empty() {
+        return Err(call.wrong_arity());
+    }
+    if exact && space.ledger().is_none() {
+        return Err(no_ledger(space));
+    }
+    let together = if exact && call.step != Step::Whole { FEW } else { usize::MAX };
+    call.answer_each(call.scratch.ids.len(), together, |call, items| {
+        let Scratch { ids, answers, .. } = &mut *call.scratch;
+        let ids = &ids[items];
+        answers.clear();
+        let mut unreadable = UnreadableRows::default();
+        unreadable.note(space.contains_batch(&member, ids, answers));
+        if exact {
+            unreadable.note(space.verify(&member, ids, answers));
+        }
+        for (&id, answer) in ids.iter().zip(answers.iter()) {
+            match answer {
+                Answer::Yes => call.reply.int(1),
+                Answer::No => match unreadable.refusal(id) {
+                    Some(refusal) => call.reply.error(refusal.text()),
+                    None => call.reply.int(0),
+                },
+                Answer::Unknown => call.reply.null(),
+            }
+        }
+        Ok(())
+    })
+}
+
+fn add(call: &mut Call<'_>) -> Answered {
+    change(call, |call, space, id, member| Ok(call.node.engines().flag(space, id, member)?))
+}
+
+fn del(call: &mut Call<'_>) -> Answered {
+    change(call, |call, space, id, member| Ok(call.node.engines().unflag(space, id, member)?))
+}
+
+fn change(
+    call: &mut Call<'_>,
+    one: fn(&Call<'_>, &ExistenceSpace, u64, &Member<'_>) -> Result<Change, Refusal>,
+) -> Answered {
+    let space = space(call)?;
+    let member = Member::parse(call.args.at(2));
+    call.read_ids(3)?;
+    call.answer_each(call.scratch.ids.len(), FEW, |call, items| {
+        for item in items {
+            match one(call, space, call.scratch.ids[item], &member) {
+                Ok(change) => write_change(&mut call.reply, change),
+                Err(refusal) => call.reply.error(refusal.text()),
+            }
+        }
+        Ok(())
+    })
+}
+
+/// What a filter cannot know. A key that names no pairs is told so first.
+pub(crate) fn unknowable(call: &mut Call<'_>) -> Outcome {
+    call.pairs(1)?;
+    Err(Refusal::NOT_COUNTED)
+}
+
+pub(super) fn has_changed(change: Change) -> Result<bool, Refusal> {
+    match change {
+        Change::Changed => Ok(true),
+        Change::Unchanged => Ok(false),
+        Change::Unknown => Err(Refusal::BELOW_HORIZON),
+    }
+}

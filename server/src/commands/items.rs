@@ -1,0 +1,125 @@
+//! The loop of commands over many items: ids, keys or members of a set.
+//!
+//! A handler checks all items before it does the first. For a short request both happen in one
+//! call. A long request yields the worker in between: the handler returns [`Answer::Continue`]
+//! after [`TURN_ITEMS`] items or [`TURN_TIME`], and the request loop calls it again with that step
+//! (`long_request.rs`). The request's own [`Scratch`](crate::session::Scratch) keeps
+//! what the handler has read, summed up and packed so far.
+
+use crate::commands::call::Call;
+use crate::commands::turn::{Answer, Answered, Step};
+use node::command::error::Refusal;
+use node::command::spec::Outcome;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// Maximum number of items per turn of a long request.
+pub(crate) const TURN_ITEMS: usize = 512;
+/// Time after which a turn of a long request does no more items.
+const TURN_TIME: Duration = Duration::from_millis(2);
+/// Items between two looks at the clock.
+pub(crate) const FEW: usize = 8;
+
+impl Call<'_> {
+    /// Checks the items of this turn. [`Call::do_each`] does none before all are checked.
+    #[inline]
+    pub(crate) fn check_each(
+        &mut self,
+        items: usize,
+        check: impl FnOnce(&mut Self, Range<usize>) -> Outcome,
+    ) -> Outcome {
+        let from = match self.step {
+            Step::Whole => return check(self, 0..items),
+            Step::Check(from) => from,
+            Step::Do(_) => return Ok(()),
+        };
+        let end = items.min(from + TURN_ITEMS);
+        self.checked = Some(if end < items { Step::Check(end) } else { Step::Do(0) });
+        check(self, from..end)
+    }
+
+    /// Does the items, `together` at a time, until the turn's budget is spent.
+    #[inline]
+    pub(crate) fn do_each(
+        &mut self,
+        items: usize,
+        together: usize,
+        mut work: impl FnMut(&mut Self, Range<usize>) -> Outcome,
+    ) -> Answered {
+        if let Step::Check(_) = self.step {
+            if self.checked.is_none() {
+                self.check_each(items, |_, _| Ok(()))?;
+            }
+            return Ok(Answer::Continue(self.checked.unwrap_or(Step::Do(0))));
+        }
+        let Range { start: mut at, end: last } = self.items_of_turn(items);
+        let began = (self.step != Step::Whole).then(Instant::now);
+        while at < last {
+            let end = last.min(at.saturating_add(together));
+            work(self, at..end)?;
+            at = end;
+            if began.is_some_and(|began| began.elapsed() >= TURN_TIME) {
+                break;
+            }
+        }
+        Ok(if at < items { Answer::Continue(Step::Do(at)) } else { Answer::Done })
+    }
+
+    /// The items of this turn: its last ones may have to wait for the next turn.
+    #[inline]
+    pub(crate) fn items_of_turn(&self, items: usize) -> Range<usize> {
+        match self.step {
+            Step::Do(from) => from..items.min(from + TURN_ITEMS),
+            Step::Check(_) => 0..0,
+            Step::Whole => 0..items,
+        }
+    }
+
+    /// As [`Call::do_each`]; the reply is an array with an element for each item, which `work`
+    /// writes.
+    #[inline]
+    pub(crate) fn answer_each(
+        &mut self,
+        items: usize,
+        together: usize,
+        work: impl FnMut(&mut Self, Range<usize>) -> Outcome,
+    ) -> Answered {
+        if self.step.begins_items() {
+            self.begin_array(items);
+        }
+        self.do_each(items, together, work)
+    }
+
+    /// As [`Call::do_each`] of one item at a time; the reply is the number of items for which
+    /// `work` returns true.
+    #[inline]
+    pub(crate) fn count_each(
+        &mut self,
+        items: usize,
+        mut work: impl FnMut(&mut Self, usize) -> Result<bool, Refusal>,
+    ) -> Answered {
+        if self.step.begins_items() {
+            (self.scratch.count, self.scratch.unreadable) = (0, None);
+        }
+        let answer = self.do_each(items, FEW, |call, items| {
+            for item in items {
+                call.scratch.count += usize::from(work(call, item)?);
+            }
+            Ok(())
+        })?;
+        if matches!(answer, Answer::Done) {
+            if let Some(error) = self.scratch.unreadable.take() {
+                return Err(error.into());
+            }
+            self.reply.count(self.scratch.count);
+        }
+        Ok(answer)
+    }
+
+    /// Begins a reply of so many elements.
+    #[inline]
+    pub(crate) fn begin_array(&mut self, elements: usize) {
+        self.reply.array(elements);
+        self.scratch.elements = elements;
+    }
+}

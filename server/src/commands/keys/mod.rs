@@ -1,0 +1,5 @@
+//! Keys of any kind.
+
+pub(crate) mod keyspace;
+pub(crate) mod restore;
+pub(crate) mod walk;

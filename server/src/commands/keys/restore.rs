@@ -1,0 +1,340 @@
+//! DUMP and RESTORE: values as Redis serializes them, so that MIGRATE, RedisShake and their like
+//! move data in and out.
+//!
+//! A payload is read as a whole before anything changes. A hash goes to the key of a row, a string
+//! that holds an integer to that of a cell, a set to that of an id's pairs. A row or a cell that
+//! exists is refused with `BUSYKEY`, as in Redis; only a cell of 0 is free, as its row came to be
+//! with another cell. Pairs are added to those that are there, where no ledger can tell whether an
+//! id has any.
+
+use crate::commands::call::{Call, integer};
+use crate::commands::command::{Command, Group, Run::Once};
+use crate::commands::counter::string::value;
+use crate::commands::flags::members::dump_members;
+use crate::commands::keys::keyspace::{delete_key, has_pairs, has_passed, refuse_expiry};
+use crate::session::suspend::SuspendResult;
+use dataset::cold::Unreadable;
+use dataset::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
+use dataset::options::Expire;
+use node::command::error::{Printable, Refusal, no_field, refuse};
+use node::command::spec::{ONE_KEY, Outcome, flag};
+use node::roles::node::Now;
+use phantom::{Change, Member};
+use rdb::{Element, Kind, Payload};
+
+const GENERIC: Group = Group::new("generic", "2.6.0", ONE_KEY);
+
+#[rustfmt::skip]
+pub(crate) const COMMANDS: &[Command] = &[
+    GENERIC.row("dump", 2, flag::READONLY, "key", Once(dump),
+        "A row as a hash, a cell as a string, serialized so that any Redis since 2.6 and any \
+         Valkey restores it; nil if there is no such row. With a ledger the members of an id as a \
+         set; without one they are refused, as a filter cannot list them.").linear("fields")
+        .tips(&["nondeterministic_output"]),
+    GENERIC.row("restore", -4, flag::WRITE | flag::DENYOOM,
+        "key ttl serialized-value [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]",
+        Once(restore),
+        "Takes what DUMP of Redis 2.6 to 8 and of Valkey gives: a hash of integers for the key of \
+         a row, a string that holds an integer for that of a cell, a set for the pairs of an id, \
+         which are added to those that are there if no ledger knows of any. Hash templates of \
+         Redis 8.10 (RDB types 29 and 31) are refused, as all types that are not known: the error \
+         names the type and the RDB version. All of the payload is checked before anything \
+         changes. With REPLACE the fields that the hash lacks become 0; without it a row or a set \
+         that exists, or a cell that is not 0, is refused with BUSYKEY. A ttl above 0, or a field \
+         that expires, is refused unless the space has expire = \"ignore\"; there a ttl that has \
+         passed (ABSTTL) restores nothing, and with REPLACE deletes what is there, as in Redis. A \
+         set is refused between MULTI and EXEC.")
+        .linear("bytes of the payload, and of members of a set").uses("OW update"),
+    GENERIC.row("restore-asking", -4, flag::WRITE | flag::DENYOOM,
+        "key ttl serialized-value [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]",
+        Once(restore),
+        "The same as RESTORE, as MIGRATE of a cluster sends it.").group("server").since("3.0.0")
+        .linear("bytes of the payload, and of members of a set").uses("OW update"),
+];
+
+/// So many members are added in place; more of them, or to tables on the disk, on another thread
+/// (promise 9).
+const MEMBERS_IN_PLACE: usize = 256;
+
+const BUSY_KEY: Refusal = Refusal::fixed(b"BUSYKEY Target key name already exists.");
+
+fn dump(call: &mut Call<'_>) -> Outcome {
+    let payload = match call.known(call.args.at(1))? {
+        Some(KeyRef::Row { space, id }) => {
+            let mut view = space.read();
+            let mut row = vec![0; view.schema().width()];
+            view.get(id, &mut row)?.then(|| {
+                let fields: Vec<_> = view.schema().living().collect();
+                rdb::dump_hash(fields.iter().map(|(at, field)| (field.name.as_bytes(), row[*at])))
+            })
+        }
+        Some(KeyRef::Cell { space, id, field }) => value(space, id, field)?.map(rdb::dump_string),
+        Some(KeyRef::Pair { space, id }) if space.ledger().is_some() => {
+            let number = space.number();
+            return dump_members(call, number, id);
+        }
+        Some(KeyRef::Pair { .. }) => {
+            return Err(refuse!(
+                "ERR DUMP of pairs is not possible here: a filter cannot list the members of an \
+                 id, only a ledger can (ledger exact)"
+            ));
+        }
+        None => None,
+    };
+    call.note_found(payload.is_some());
+    match payload {
+        Some(payload) => call.reply.bulk(&payload),
+        None => call.reply.null(),
+    }
+    Ok(())
+}
+
+/// What follows the payload: whether to replace what is there, and whether the ttl is a time of the
+/// clock. The rest is about eviction.
+fn options(call: &Call<'_>) -> Result<(bool, bool), Refusal> {
+    let (mut replace, mut absolute, mut idle, mut frequency) = (false, false, false, false);
+    let mut words = call.args.from(4).iter();
+    while let Some(word) = words.next() {
+        let is = |name: &[u8]| word.eq_ignore_ascii_case(name);
+        if is(b"replace") {
+            replace = true;
+        } else if is(b"idletime") && !frequency {
+            if integer(words.next().ok_or(Refusal::SYNTAX)?)? < 0 {
+                return Err(refuse!("ERR Invalid IDLETIME value, must be >= 0"));
+            }
+            idle = true;
+        } else if is(b"freq") && !idle {
+            if !(0..=255).contains(&integer(words.next().ok_or(Refusal::SYNTAX)?)?) {
+                return Err(refuse!("ERR Invalid FREQ value, must be >= 0 and <= 255"));
+            }
+            frequency = true;
+        } else if is(b"absttl") {
+            absolute = true;
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+    }
+    Ok((replace, absolute))
+}
+
+/// Errors name the key: MIGRATE sends many in one command, and shows one error.
+fn restore(call: &mut Call<'_>) -> Outcome {
+    let Err(refusal) = put(call) else { return Ok(()) };
+    let text = String::from_utf8_lossy(refusal.text());
+    let key = Printable(call.args.at(1)).to_string();
+    // Tools compare the text of BUSYKEY.
+    if refusal.text() == BUSY_KEY.text() || text.contains(&key) {
+        return Err(refusal);
+    }
+    Err(refuse!("{text} (key '{key}')"))
+}
+
+fn put(call: &mut Call<'_>) -> Outcome {
+    if let Some(added) = call.session.suspension.come() {
+        added?;
+        call.reply.ok();
+        return Ok(());
+    }
+    let (replace, absolute) = options(call)?;
+    let key = call.node.engines().resolve(call.args.at(1))?;
+    // As in Redis, before the rest is looked at; it is asked again where it is changed.
+    if !replace && is_busy(&key)? {
+        return Err(BUSY_KEY);
+    }
+    let ttl = integer(call.args.at(2))?;
+    if ttl < 0 {
+        return Err(refuse!("ERR Invalid TTL value, must be >= 0"));
+    }
+    let payload = Payload::open(call.args.at(3))?;
+    if ttl > 0 && key.expire() == Expire::Refuse {
+        return Err(refuse_expiry(call));
+    }
+    let wanted = match key {
+        KeyRef::Row { .. } => Kind::Hash,
+        KeyRef::Cell { .. } => Kind::String,
+        KeyRef::Pair { .. } => Kind::Set,
+    };
+    if payload.kind() != wanted {
+        return Err(refuse!(
+            "ERR Bad data format: it holds a {}, and '{}' is the key of a {}",
+            payload.kind().name(),
+            Printable(call.args.at(1)),
+            wanted.name()
+        ));
+    }
+    if ttl > 0 && has_passed(ttl, absolute) {
+        // It would expire at once: as in Redis it does not come to be; what it replaces is gone.
+        if replace {
+            delete_key(call.node.engines(), &key)?;
+        }
+        call.reply.ok();
+        return Ok(());
+    }
+    let put = match key {
+        KeyRef::Row { space, id } => {
+            let values = row(space, &payload)?;
+            call.node.engines().put_row(space, id, &values, replace)?
+        }
+        KeyRef::Cell { space, id, field } => {
+            let value = (field, cell(&payload)?);
+            call.node.engines().put_cell(space, id, value, replace)?
+        }
+        KeyRef::Pair { space, id } => return pairs(call, space, id, &payload, replace),
+    };
+    if !put {
+        return Err(BUSY_KEY);
+    }
+    call.reply.ok();
+    Ok(())
+}
+
+/// Whether there is something that RESTORE without REPLACE must not touch.
+fn is_busy(key: &KeyRef<'_>) -> Result<bool, Unreadable> {
+    match *key {
+        KeyRef::Row { space, id } => space.exists(id),
+        KeyRef::Cell { space, id, field } => {
+            Ok(value(space, id, field)?.is_some_and(|now| now != 0))
+        }
+        KeyRef::Pair { space, id } => Ok(has_pairs(space, id)? == Some(true)),
+    }
+}
+
+/// The counters that a hash names, by position.
+fn row(space: &CounterSpace, payload: &Payload<'_>) -> Result<Vec<(usize, i64)>, Refusal> {
+    let mut values: Vec<(usize, i64)> = Vec::new();
+    let mut field: Option<(usize, Vec<u8>)> = None;
+    payload.elements(|element| {
+        let Element::Text(element) = element else {
+            return match &field {
+                Some((_, name)) if space.expire == Expire::Refuse => Err(refuse_field_expiry(name)),
+                _ => Ok(()),
+            };
+        };
+        let Some((position, name)) = field.take() else {
+            let position = space.index_of(element);
+            let position = position.ok_or_else(|| no_field(space.name(), element))?;
+            if values.iter().any(|value| value.0 == position) {
+                return Err(refuse!(
+                    "ERR Bad data format: the field '{}' is there twice",
+                    Printable(element)
+                ));
+            }
+            field = Some((position, element.to_vec()));
+            return Ok(());
+        };
+        let value = resp::integer(element).ok_or_else(|| {
+            refuse!(
+                "ERR hash value is not an integer: the field '{}' has '{}'",
+                Printable(&name),
+                Printable(element)
+            )
+        })?;
+        values.push((position, value));
+        Ok(())
+    })?;
+    Ok(values)
+}
+
+#[cold]
+fn refuse_field_expiry(name: &[u8]) -> Refusal {
+    refuse!(
+        "ERR the field '{}' expires: counters, rows and pairs do not (expire = \"ignore\" in the \
+         space's configuration ignores it)",
+        Printable(name)
+    )
+}
+
+/// The number that a string holds.
+fn cell(payload: &Payload<'_>) -> Result<i64, Refusal> {
+    let mut value = None;
+    payload.elements(|element| {
+        let Element::Text(text) = element else { return Ok(()) };
+        let number = resp::integer(text).ok_or_else(|| {
+            refuse!("ERR value is not an integer or out of range: '{}'", Printable(text))
+        })?;
+        value = Some(number);
+        Ok::<(), Refusal>(())
+    })?;
+    value.ok_or(Refusal::NOT_AN_INTEGER)
+}
+
+/// Adds the members of a set, once those that are there have gone if a ledger tells of any.
+fn pairs(
+    call: &mut Call<'_>,
+    space: &ExistenceSpace,
+    id: u64,
+    payload: &Payload<'_>,
+    replace: bool,
+) -> Outcome {
+    if !space.has_members {
+        return Err(Refusal::no_members(space));
+    }
+    if call.session.in_exec {
+        // Its log record was reserved by the number of arguments.
+        return Err(refuse!(
+            "ERR RESTORE of a set is not possible between MULTI and EXEC: send it alone"
+        ));
+    }
+    let mut members = 0;
+    payload.elements(|_| {
+        members += 1;
+        Ok::<(), Refusal>(())
+    })?;
+    let replaces = replace && space.ledger().is_some() && has_pairs(space, id)? == Some(true);
+    if members <= MEMBERS_IN_PLACE && !space.cold().any() {
+        add(call.node.engines(), space, id, payload, members, replaces)?;
+        call.reply.ok();
+        return Ok(());
+    }
+    let (key, bytes) = (call.args.at(1).to_vec(), call.args.at(3).to_vec());
+    let work = move |node: Now<'_>| -> SuspendResult {
+        let _whole = node.node().begin_long_change()?;
+        if let KeyRef::Pair { space, id } = node.engines().resolve(&key)? {
+            add(node.engines(), space, id, &Payload::open(&bytes)?, members, replaces)?;
+        }
+        Ok(Vec::new())
+    };
+    // The request is executed again when all are there, and answered then.
+    call.suspension(work);
+    Ok(())
+}
+
+/// Pairs are independent of each other, and one that is set stays: what is refused half way may be
+/// sent again as a whole.
+fn add(
+    engines: &Engines,
+    space: &ExistenceSpace,
+    id: u64,
+    payload: &Payload<'_>,
+    members: usize,
+    replaces: bool,
+) -> Outcome {
+    // Before anything changes.
+    if id < space.horizon() {
+        return Err(Refusal::BELOW_HORIZON);
+    }
+    payload.elements(|element| match element {
+        Element::Text(member) => space.may_write(&Member::parse(member)).map_err(Refusal::from),
+        _ => Ok(()),
+    })?;
+    if replaces {
+        engines.forget_flags(space, id)?;
+    }
+    let mut added = 0;
+    payload.elements(|element| {
+        let Element::Text(member) = element else { return Ok(()) };
+        let change = engines.flag(space, id, &Member::parse(member));
+        match change.map_err(Refusal::from) {
+            Ok(Change::Unknown) => Err(Refusal::BELOW_HORIZON),
+            Ok(_) => {
+                added += 1;
+                Ok(())
+            }
+            Err(refusal) if added == 0 => Err(refusal),
+            Err(refusal) => Err(refuse!(
+                "{} ({added} of {members} members are set; sending all again is harmless)",
+                String::from_utf8_lossy(refusal.text())
+            )),
+        }
+    })
+}

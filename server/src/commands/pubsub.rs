@@ -1,0 +1,257 @@
+//! Channels: SUBSCRIBE, PUBLISH and their like.
+
+use crate::commands::call::Call;
+use crate::commands::command::{Command, Group, Run::Once};
+use crate::session::subscriptions::bytes_of;
+use crate::session::{Replies, Session};
+use node::command::error::{Refusal, refuse};
+use node::command::spec::{ALWAYS, NO_KEYS, Outcome, Spec, flag};
+use node::roles::node::Node;
+use node::runtime::pubsub::{Kind, MAX_CHANNEL, MAX_PATTERN};
+use resp::Reply;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A message that is held against more patterns, or goes to more clients, is the last of its turn.
+const MOST_OF_TURN: usize = 256;
+/// A message that takes more nanoseconds ([`effort`](node::runtime::pubsub::Channels::effort)) is
+/// delivered by another thread.
+const MOST_EFFORT: usize = 1_000_000;
+
+const PUBSUB: Group = Group::new("pubsub", "2.0.0", NO_KEYS);
+const LISTEN: u32 = ALWAYS | flag::PUBSUB | flag::LISTENER;
+const PUBLISH: u32 = flag::PUBSUB | flag::LOADING | flag::STALE | flag::FAST | flag::MAY_REPLICATE;
+const LOOK: u32 = ALWAYS | flag::PUBSUB;
+
+#[rustfmt::skip]
+pub(crate) const COMMANDS: &[Command] = &[
+    PUBSUB.row("subscribe", -2, LISTEN,
+        "channel [channel ...]", Once(|c| subscribe(c, Kind::Channel)),
+        "Listens to channels.").linear("channels"),
+    PUBSUB.row("unsubscribe", -1, LISTEN,
+        "[channel [channel ...]]", Once(|c| unsubscribe(c, Kind::Channel)),
+        "Listens no more to these channels, or to any.").linear("channels"),
+    PUBSUB.row("psubscribe", -2, LISTEN,
+        "pattern [pattern ...]", Once(|c| subscribe(c, Kind::Pattern)),
+        "Listens to all channels that match a pattern.").linear("patterns"),
+    PUBSUB.row("punsubscribe", -1, LISTEN,
+        "[pattern [pattern ...]]", Once(|c| unsubscribe(c, Kind::Pattern)),
+        "Listens no more to these patterns, or to any.").linear("patterns"),
+    PUBSUB.row("ssubscribe", -2, LISTEN,
+        "shardchannel [shardchannel ...]", Once(|c| subscribe(c, Kind::Shard)),
+        "Listens to shard channels.").since("7.0.0").linear("channels"),
+    PUBSUB.row("sunsubscribe", -1, LISTEN,
+        "[shardchannel [shardchannel ...]]", Once(|c| unsubscribe(c, Kind::Shard)),
+        "Listens no more to these shard channels, or to any.").since("7.0.0").linear("channels"),
+    PUBSUB.row("publish", 3, PUBLISH, "channel message", Once(|c| publish(c, Kind::Channel)),
+        "Sends a message to the channel's subscribers on this server; answers how many there are.")
+        .cost(
+            "O(N+M) where N is the number of listeners of the channel and M the number of \
+             patterns"),
+    PUBSUB.row("spublish", 3, PUBLISH, "shardchannel message", Once(|c| publish(c, Kind::Shard)),
+        "The same for a shard channel.").since("7.0.0").linear("listeners of the channel"),
+    PUBSUB.container("pubsub", "A container for commands about channels.", &[
+        PUBSUB.row("pubsub|channels", -2, LOOK, "[pattern]", Once(|c| names(c, Kind::Channel)),
+            "Channels with listeners.").since("2.8.0").linear("channels"),
+        PUBSUB.help("pubsub|help").since("6.2.0"),
+        PUBSUB.row("pubsub|numpat", 2, LOOK, "", Once(numpat),
+            "How many patterns have listeners.").since("2.8.0"),
+        PUBSUB.row("pubsub|numsub", -2, LOOK,
+            "[channel [channel ...]]", Once(|c| counts(c, Kind::Channel)),
+            "Per channel how many listen to it by name.").since("2.8.0").linear("channels"),
+        PUBSUB.row("pubsub|shardchannels", -2, LOOK, "[pattern]", Once(|c| names(c, Kind::Shard)),
+            "Shard channels with listeners.").since("7.0.0").linear("channels"),
+        PUBSUB.row("pubsub|shardnumsub", -2, LOOK,
+            "[shardchannel [shardchannel ...]]", Once(|c| counts(c, Kind::Shard)),
+            "Per shard channel how many listen to it.").since("7.0.0").linear("channels"),
+    ]).since("2.8.0"),
+];
+
+/// What confirms a subscription, and its end.
+fn words(kind: Kind) -> (&'static [u8], &'static [u8]) {
+    match kind {
+        Kind::Channel => (b"subscribe", b"unsubscribe"),
+        Kind::Pattern => (b"psubscribe", b"punsubscribe"),
+        Kind::Shard => (b"ssubscribe", b"sunsubscribe"),
+    }
+}
+
+fn note(session: &mut Session) {
+    session.listening = session.subscriptions.any();
+    for (count, names) in session.client.subscriptions.iter().zip(&session.subscriptions.names) {
+        count.store(names.len(), Relaxed);
+    }
+    session.note_kept();
+}
+
+fn confirm(reply: &mut Reply<'_>, word: &[u8], name: Option<&[u8]>, count: usize) {
+    reply.push(3);
+    reply.bulk(word);
+    match name {
+        Some(name) => reply.bulk(name),
+        None => reply.null(),
+    }
+    reply.count(count);
+}
+
+fn check_name(kind: Kind, name: &[u8]) -> Outcome {
+    let (what, most) =
+        if kind == Kind::Pattern { ("pattern", MAX_PATTERN) } else { ("channel", MAX_CHANNEL) };
+    if name.len() > most { Err(refuse!("ERR a {what} may have {most} bytes")) } else { Ok(()) }
+}
+
+/// Whether a client's pattern is short enough to be held against many names.
+pub(crate) fn check_pattern(pattern: &[u8]) -> Outcome {
+    check_name(Kind::Pattern, pattern)
+}
+
+fn subscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
+    let names = call.args.from(1);
+    let (most, most_bytes) = {
+        let server = &call.node.config().server;
+        (server.max_subscriptions, server.max_subscription_bytes)
+    };
+    let own = &call.session.subscriptions;
+    if own.of(kind).len() + names.len() > most {
+        return Err(refuse!(
+            "ERR a client may have {most} subscriptions of a kind (max_subscriptions)"
+        ));
+    }
+    names.iter().try_for_each(|name| check_name(kind, name))?;
+    let new = names.iter().filter(|name| !own.of(kind).contains(*name));
+    if own.bytes() + new.map(bytes_of).sum::<usize>() > most_bytes {
+        return Err(refuse!(
+            "ERR a client's subscriptions may take {most_bytes} bytes (max_subscription_bytes)"
+        ));
+    }
+    for name in names.iter() {
+        if !call.session.subscriptions.of(kind).contains(name) {
+            let name = call.node.channels.subscribe(kind, name, &call.session.client);
+            call.session.subscriptions.insert(kind, name);
+        }
+        confirm(
+            &mut call.reply,
+            words(kind).0,
+            Some(name),
+            call.session.subscriptions.counted(kind),
+        );
+    }
+    note_pushed(call.session);
+    Ok(())
+}
+
+fn unsubscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
+    let own = &mut call.session.subscriptions;
+    let names: Vec<Arc<[u8]>> = match call.args.len() {
+        1 => own.of(kind).iter().cloned().collect(),
+        _ => call.args.from(1).iter().map(Arc::from).collect(),
+    };
+    let mut ended = Vec::with_capacity(names.len());
+    for name in names {
+        if own.remove(kind, &name) {
+            call.node.channels.unsubscribe(kind, &name, call.session.client.id);
+        }
+        ended.push((name, own.counted(kind)));
+    }
+    let left = own.counted(kind);
+    // What came before is not to arrive after it has ended; but no message is an element of what
+    // EXEC answers.
+    if call.session.in_exec {
+        call.session.messages_due = true;
+    } else {
+        call.session.client.inbox.take(call.reply.bytes(), None);
+    }
+    if ended.is_empty() {
+        confirm(&mut call.reply, words(kind).1, None, left);
+    }
+    for (name, left) in ended {
+        confirm(&mut call.reply, words(kind).1, Some(&name), left);
+    }
+    note_pushed(call.session);
+    Ok(())
+}
+
+/// Ends all of a connection's subscriptions without a word: RESET, and its end.
+pub(crate) fn forget(session: &mut Session, node: &Node) {
+    let own = std::mem::take(&mut session.subscriptions);
+    for (kind, names) in Kind::ALL.into_iter().zip(own.names) {
+        for name in names {
+            node.channels.unsubscribe(kind, &name, session.client.id);
+        }
+    }
+    note(session);
+}
+
+/// What [`subscribe`] and [`unsubscribe`] answer are pushes.
+fn note_pushed(session: &mut Session) {
+    note(session);
+    session.reply_is_push = session.replies != Replies::On && !session.in_exec;
+}
+
+fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
+    check_name(kind, call.args.at(1))?;
+    if call.args.at(1) == b"__sentinel__:hello" {
+        crate::commands::replication::heard_sentinel(
+            &call.node,
+            &call.session.client,
+            call.args.at(2),
+        );
+    }
+    let (channel, message) = (call.args.at(1), call.args.at(2));
+    let most = call.node.config().server.max_push_buffer_bytes;
+    let channels = &call.node.channels;
+    // EXEC has counted it among its arguments.
+    if channels.effort(kind, channel, message) > MOST_EFFORT && !call.session.in_exec {
+        let (channel, message) = (channel.to_vec(), message.to_vec());
+        call.answer_apart(move |node, reply| {
+            reply.count(node.channels.publish(kind, &channel, &message, most));
+            Ok(())
+        });
+        return Ok(());
+    }
+    // Each pattern is looked at: then it is the turn of others.
+    let patterns = if kind == Kind::Channel { channels.len(Kind::Pattern) } else { 0 };
+    let got = channels.publish(kind, channel, message, most);
+    // As in Redis since 7.2 its own message comes behind the reply, and behind all of EXEC's.
+    call.session.messages_due |= call.session.listens();
+    call.session.ends_turn |= patterns + got > MOST_OF_TURN;
+    call.reply.count(got);
+    Ok(())
+}
+
+fn names(call: &mut Call<'_>, kind: Kind) -> Outcome {
+    if call.args.len() > 3 {
+        return Err(call.wrong_subcommand());
+    }
+    let pattern = (call.args.len() == 3).then(|| call.args.at(2));
+    pattern.map_or(Ok(()), check_pattern)?;
+    let names = call.node.channels.names(kind, pattern);
+    call.reply.array(names.len());
+    names.iter().for_each(|name| call.reply.bulk(name));
+    Ok(())
+}
+
+fn counts(call: &mut Call<'_>, kind: Kind) -> Outcome {
+    let names = call.args.from(2);
+    call.reply.array(names.len() * 2);
+    for name in names.iter() {
+        call.reply.bulk(name);
+        call.reply.count(call.node.channels.count(kind, name));
+    }
+    Ok(())
+}
+
+fn numpat(call: &mut Call<'_>) -> Outcome {
+    call.reply.count(call.node.channels.len(Kind::Pattern));
+    Ok(())
+}
+
+/// Refuses what a client that listens must not send in RESP2: it could not tell replies from
+/// messages.
+pub(crate) fn refuse_while_listening(spec: &Spec) -> Refusal {
+    refuse!(
+        "ERR Can't execute '{}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are \
+         allowed in this context",
+        spec.name
+    )
+}

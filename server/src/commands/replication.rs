@@ -1,0 +1,748 @@
+//! Replication: REPLICAOF, ROLE, WAIT, and what a replica says to become one.
+
+use crate::commands::call::answer;
+use crate::commands::call::{Call, integer};
+use crate::commands::command::{Command, Group, Run::Once};
+use ::replication::{Sending, promotions};
+use node::command::error::{Refusal, refuse};
+use node::command::spec::{ALWAYS, NO_KEYS, Outcome, flag};
+use node::roles::node::Node;
+use node::roles::outgoing_link::Place;
+use node::roles::{Fed, Hello, LinkState, Master, Order, Promotion, Sentinel, failover, log_owner};
+use node::runtime::blocking_task::apart;
+use node::runtime::clients::Client;
+use resp::Reply;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use tokio::time::Instant;
+
+const SERVER: Group = Group::new("server", "1.0.0", NO_KEYS);
+const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::STALE;
+
+#[rustfmt::skip]
+pub(crate) const COMMANDS: &[Command] = &[
+    SERVER.row("replicaof", -3, ADMIN, "<host port [FORCE]|NO ONE>", Once(replicaof),
+        "Follows a master, or becomes one. Kept in the data folder before it answers. FORCE: the \
+         data are given up for whatever the master has. NO ONE on a connected replica: its master \
+         steps down and follows it, and no write is lost.").since("5.0.0"),
+    SERVER.row("slaveof", -3, ADMIN, "<host port [FORCE]|NO ONE>", Once(replicaof),
+        "The same as REPLICAOF."),
+    SERVER.row("role", 1, ALWAYS | flag::FAST, "", Once(role),
+        "Master or slave, the offset, and the replicas or the master.").since("2.8.12")
+        .linear("replicas"),
+    SERVER.row("wait", 3, flag::NOSCRIPT, "numreplicas timeout", Once(wait),
+        "Answers when so many replicas have all that was written before, or after so many \
+         milliseconds (0: never): with how many have it.").group("generic").since("3.0.0")
+        .tips(&["request_policy:all_shards", "response_policy:agg_min"]),
+    SERVER.row("waitaof", 4, flag::NOSCRIPT, "numlocal numreplicas timeout", Once(waitaof),
+        "Waits for disks, the own one and those of replicas: answers with 1 or 0 for it, and with \
+         how many replicas have all synced.").group("generic").since("7.2.0"),
+    SERVER.row("failover", -1, ADMIN,
+        "[TO host port [FORCE]] [ABORT] [TIMEOUT milliseconds]", Once(failover),
+        "Pauses writes until a replica has everything, and makes it the master; this node follows \
+         it. ABORT ends that, unless the replica was asked and its answer is missing.")
+        .since("6.2.0"),
+    SERVER.row("tm.replicate", -2, ADMIN | flag::NO_MULTI,
+        "protocol [FAILOVER offset lineage term]", Once(replicate),
+        "Turns the connection into a replica's. For Tidemark's own replicas. FAILOVER: takes over \
+         first, if this node has that history, up to the offset.").since("0.1.0")
+        .cost("what the replica lacks: its files, or the log since it was away"),
+    SERVER.row("replconf", -1, ADMIN, "[option value [option value ...]]", Once(foreign),
+        NOT_TO_REDIS).since("3.0.0"),
+    SERVER.row("psync", -3, ADMIN | flag::NO_MULTI, "replicationid offset", Once(foreign),
+        NOT_TO_REDIS).since("2.8.0"),
+    SERVER.row("sync", 1, ADMIN | flag::NO_MULTI, "", Once(foreign), NOT_TO_REDIS),
+];
+
+const NOT_TO_REDIS: &str = "Refused: a Redis server cannot replicate from Tidemark.";
+
+/// What a Redis sends that was told to follow this server. After NOMASTERLINK to PSYNC it tries
+/// again in a second; after another error it sends SYNC, fails, and connects anew at once, without
+/// end.
+fn foreign(call: &mut Call<'_>) -> Outcome {
+    let why = "only a Tidemark server can replicate from Tidemark; to copy rows to Redis, read \
+               them with SCAN and HGETALL and write them with redis-cli --pipe";
+    if call.spec.name != "replconf" {
+        call.node.replication.note_foreign_replica(call.session.client.peer.ip(), why);
+    }
+    let code = if call.spec.name == "psync" { "NOMASTERLINK" } else { "ERR" };
+    Err(refuse!("{code} {why}"))
+}
+
+/// How long a replica waits for this node's log to begin, which takes a sync or two.
+const SETTLES_WITHIN: Duration = Duration::from_secs(2);
+
+/// Redis's words.
+const NO_LINK: &str = "NOMASTERLINK Can't SYNC while not connected with my master";
+/// The same.
+const FAILING_OVER: &str = "ERR REPLICAOF not allowed while failing over.";
+
+/// Where the topology says what a node is, no other command does; Redis's words. Sentinel says it
+/// by commands.
+fn refuse_in_cluster(node: &Node, command: &str) -> Outcome {
+    let is_told = node.cluster.is_enabled() && node.config().shard.is_empty();
+    if is_told && node.cluster.topology().own().is_some() {
+        return Err(refuse!("ERR {command} not allowed in cluster mode."));
+    }
+    Ok(())
+}
+
+fn replicaof(call: &mut Call<'_>) -> Outcome {
+    refuse_in_cluster(&call.node, "REPLICAOF")?;
+    if call.node.replication.failover.forbids_orders(&call.node.replication) {
+        return Err(refuse!("{FAILING_OVER}"));
+    }
+    let word = |index: usize| String::from_utf8_lossy(call.args.at(index)).into_owned();
+    let (host, port) = (word(1), word(2));
+    let forced = call.args.len() == 4 && call.args.at(3).eq_ignore_ascii_case(b"force");
+    if call.args.len() > 4 || (call.args.len() == 4 && !forced) {
+        return Err(Refusal::SYNTAX);
+    }
+    let is_nobody = host.eq_ignore_ascii_case("no") && port.eq_ignore_ascii_case("one");
+    let master = if is_nobody && !forced {
+        None
+    } else {
+        // As Redis reads numbers: no sign, no zero in front.
+        if !integer(call.args.at(2)).is_ok_and(|port| u16::try_from(port).is_ok()) {
+            return Err(refuse!("ERR Invalid master port"));
+        }
+        Some(
+            Master::parse(&format!("{host} {port}"))
+                .ok_or_else(|| refuse!("ERR Invalid master host"))?,
+        )
+    };
+    let peer = call.session.client.peer;
+    // While EXEC keeps writers out, a wait for their commit is impossible.
+    let may_flush = !call.session.in_exec || call.session.may_leave;
+    call.answer_later(move |node, reply| {
+        if may_flush && master.is_some() {
+            all_logged(&node)?;
+        }
+        let given = Order {
+            master: master.clone(),
+            forced,
+            promotion: Promotion::TakesOver,
+            ..Order::default()
+        };
+        let is_new = order(&node, given)?;
+        match (is_new, &master) {
+            (false, Some(_)) => reply.simple("OK Already connected to specified master"),
+            (false, None) => reply.ok(),
+            (true, Some(master)) => {
+                tracing::info!("REPLICAOF {master} by {peer}");
+                reply.ok();
+            }
+            (true, None) => {
+                tracing::info!("REPLICAOF NO ONE by {peer}");
+                reply.ok();
+            }
+        }
+        Ok(())
+    })
+}
+
+/// This node has this role from now on; durable when this returns. Whether that is new.
+pub(crate) fn order(node: &Node, order: Order) -> Result<bool, Refusal> {
+    let given = node.replication.failover.order(node, order);
+    let given = given.ok_or_else(|| refuse!("{FAILING_OVER}"))?;
+    given.map_err(|e| refuse!("ERR the role cannot be written to the data folder: {e}"))
+}
+
+/// A master that is to follow another node has all that was acknowledged in its log; the error: the
+/// disk does not take it. What is written from now on until the order is given is tried until it is
+/// there (`node/src/roles/log_owner.rs`).
+pub(crate) fn all_logged(node: &Node) -> Outcome {
+    let is_writer = || node.replication.is_master() && node.replication.is_settled();
+    if !is_writer() {
+        return Ok(());
+    }
+    match node.durability.committer().flush() {
+        // Another order was first.
+        Err(_) if is_writer() => {
+            let why = node.durability.refusal().unwrap_or_default();
+            Err(refuse!("ERR what was written is not in the log yet, and would be lost: {why}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn role(call: &mut Call<'_>) -> Outcome {
+    if !call.may_show_offsets() {
+        return Ok(());
+    }
+    let node = call.node;
+    let offset = i64::try_from(node.durability.acknowledged_offset()).unwrap_or(i64::MAX);
+    match node.replication.master() {
+        None => {
+            let online: Vec<_> = node
+                .replication
+                .feeds
+                .reachable()
+                .into_iter()
+                .filter(|f| f.sending == Sending::Log)
+                .collect();
+            call.reply.array(3);
+            call.reply.bulk(b"master");
+            call.reply.int(offset);
+            call.reply.array(online.len());
+            for fed in online {
+                call.reply.array(3);
+                call.reply.bulk(fed.ip.as_bytes());
+                call.reply.bulk(fed.port.to_string().as_bytes());
+                call.reply.bulk(fed.written.to_string().as_bytes());
+            }
+        }
+        Some(master) => {
+            let state = match node.replication.link.lock().state {
+                LinkState::Connect => "connect",
+                LinkState::Connecting => "connecting",
+                LinkState::Sync => "sync",
+                LinkState::Connected => "connected",
+            };
+            call.reply.array(5);
+            call.reply.bulk(b"slave");
+            call.reply.bulk(master.host.as_bytes());
+            call.reply.int(i64::from(master.port));
+            call.reply.bulk(state.as_bytes());
+            // As in Redis, of one that has not got its master's data yet.
+            call.reply.int(if node.replication.is_fit() { offset } else { -1 });
+        }
+    }
+    Ok(())
+}
+
+/// Sentinel's hello names the master that it watches:
+/// `ip,port,runid,epoch,name,master-ip,master-port,master's epoch`. It is this node if that is the
+/// address at which Sentinel reaches it, or the one that it announces.
+///
+/// A node that is deposed by it disconnects its clients: until Sentinel makes it a replica, ten
+/// seconds later, they would get nothing but -READONLY from it.
+pub(crate) fn heard_sentinel(node: &Arc<Node>, sender: &Client, message: &[u8]) {
+    let local = sender.local;
+    let text = String::from_utf8_lossy(message);
+    let fields: Vec<&str> = text.split(',').collect();
+    let [at, at_port, run_id, current, group, ip, port, epoch] = fields[..] else { return };
+    let (Ok(port), Ok(epoch)) = (port.parse::<u16>(), epoch.parse()) else { return };
+    let config = node.config();
+    let settings = &config.replication;
+    let own_port = if settings.replica_announce_port == 0 {
+        local.port()
+    } else {
+        settings.replica_announce_port
+    };
+    let own_ip = if settings.replica_announce_ip.is_empty() {
+        local.ip().to_string()
+    } else {
+        settings.replica_announce_ip.clone()
+    };
+    let is_ours = port == own_port && ip == own_ip;
+    let current = current.parse::<u64>().unwrap_or(0).max(epoch);
+    let identity = [at, at_port, run_id];
+    let said = Sentinel { identity, group, epoch: current, own: (own_ip, own_port) };
+    if node.replication.heard(said, &format!("{ip} {port}"), is_ours) {
+        log_owner::announce(node);
+    }
+    let hello = Hello { group, is_ours, epoch, address: format!("{ip} {port}") };
+    let was_deposed = node.replication.is_deposed();
+    let is_news = node.replication.named(&config, &hello);
+    if !was_deposed && node.replication.is_deposed() && node.replication.is_master() {
+        let users = node.clients.part_with_users(sender.id);
+        tracing::info!("{users} clients disconnected: Sentinel tells them which is the master");
+    }
+    if is_news {
+        let node = node.clone();
+        // One at a time, and not on a worker: the disk may be slow.
+        drop(apart(move || node.replication.keep_epochs(&node.config())));
+    }
+}
+
+/// When a WAIT ends, at the latest: 0 milliseconds are for ever.
+pub(crate) fn deadline(text: &[u8]) -> Result<Instant, Refusal> {
+    let ms = resp::integer(text)
+        .ok_or_else(|| refuse!("ERR timeout is not an integer or out of range"))?;
+    let ms = u64::try_from(ms).map_err(|_| refuse!("ERR timeout is negative"))?;
+    Ok(Instant::now()
+        + if ms == 0 { failover::FAR } else { Duration::from_millis(ms).min(failover::FAR) })
+}
+
+fn count(text: &[u8]) -> Result<usize, Refusal> {
+    let n = integer(text)?;
+    usize::try_from(n).map_err(|_| refuse!("ERR value is out of range, must be positive"))
+}
+
+/// What is waited for.
+#[derive(Clone, Copy)]
+enum Until {
+    /// Replicas have it, and show it.
+    Written,
+    /// It is on the disks: here, and of replicas.
+    Durable,
+}
+
+/// Has this replica all up to there?
+fn has(until: Until, offset: u64) -> impl Fn(&Fed) -> bool {
+    move |fed| match until {
+        Until::Written => fed.written >= offset,
+        Until::Durable => fed.durable >= offset,
+    }
+}
+
+/// Waits for this node and for the replicas, until the deadline. Gives whether this node has done
+/// its part, and how many replicas have.
+async fn settled(
+    node: &Node,
+    ticket: store::Ticket,
+    until: Until,
+    replicas: usize,
+    deadline: Instant,
+) -> (bool, usize) {
+    // Where the log ends with all of it. What a replica has written it has from here: a waiter for
+    // that need not wait for this node first.
+    let own = async {
+        match until {
+            Until::Written if replicas > 0 => {
+                node.durability.committer().hurry(ticket);
+                None
+            }
+            Until::Written => node.durability.shown_offset(ticket).await.ok(),
+            Until::Durable => Some(node.durability.synced_offset(ticket).await),
+        }
+    };
+    let Ok(end) = tokio::time::timeout_at(deadline, own).await else { return (false, 0) };
+    let now =
+        || match end.map_or_else(|| node.durability.shown_at(ticket), |offset| Some(Ok(offset))) {
+            Some(Ok(offset)) => Some((true, node.replication.feeds.count(has(until, offset)))),
+            Some(Err(())) => Some((false, 0)),
+            None => None,
+        };
+    let done = || now().filter(|&(is_there, count)| !is_there || count >= replicas);
+    let over = tokio::time::timeout_at(deadline, node.durability.until(done)).await;
+    over.ok().or_else(now).unwrap_or((false, 0))
+}
+
+/// Redis's words, which are not the same for both commands.
+fn refuse_on_replica(call: &Call<'_>, what: &str, since: &str) -> Outcome {
+    if !call.node.replication.is_master() {
+        return Err(refuse!(
+            "ERR {what} cannot be used with replica instances. Please also note that {since}writes \
+             to replicas are just local and are not propagated."
+        ));
+    }
+    Ok(())
+}
+
+/// Replicas of this node say nothing of what other nodes were asked to write.
+fn refuse_elsewhere(call: &Call<'_>, what: &str) -> Outcome {
+    if call.session.wrote_elsewhere {
+        return Err(refuse!(
+            "ERR {what} says nothing of ids of other shards, and this connection has changed some \
+             of them: change them at their master, and wait there (RESET begins anew)"
+        ));
+    }
+    Ok(())
+}
+
+/// Why a client waits no longer, in Redis's words.
+pub(crate) const DEMOTED: &str =
+    "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)";
+pub(crate) const UNBLOCKED: &str = "UNBLOCKED client unblocked via CLIENT UNBLOCK";
+
+/// Answers with what `write` makes of it, once it is known.
+fn answer_settled(
+    call: &mut Call<'_>,
+    until: Until,
+    replicas: usize,
+    deadline: Instant,
+    write: impl FnOnce(&mut Reply<'_>, bool, usize) + Send + 'static,
+) {
+    if call.session.in_exec {
+        // As in Redis, WAIT does not block inside EXEC and counts the replicas that have what the
+        // client wrote before the transaction. WAITAOF is stricter than Redis's: a transaction
+        // that has written is on no disk yet.
+        let durability = &call.node.durability;
+        let ticket = call.session.last_write;
+        let is_synced = !call.session.wrote && durability.committer().synced() >= ticket;
+        let end = durability.shown_at(ticket).and_then(Result::ok);
+        let count = end.map_or(0, |end| call.node.replication.feeds.count(has(until, end)));
+        write(&mut call.reply, is_synced, count);
+        return;
+    }
+    let (node, protocol) = (call.node.node().clone(), call.reply.protocol());
+    // What any writer has marked until now, so what this client has written, too.
+    let ticket = node.durability.committer().ticket();
+    let client = call.session.client.clone();
+    call.answer_when(async move {
+        client.blocked.begin(true);
+        let ended = tokio::select! {
+            biased;
+            () = node.replication.demoted() => Err(DEMOTED),
+            known = settled(&node, ticket, until, replicas, deadline) => Ok(known),
+            with_error = client.blocked.is_let_go() => match with_error {
+                true => Err(UNBLOCKED),
+                false => Ok(settled(&node, ticket, until, replicas, Instant::now()).await),
+            },
+        };
+        client.blocked.end(matches!(ended, Err(DEMOTED)));
+        answer(protocol, |reply| {
+            let (local, count) = ended.map_err(|why| refuse!("{why}"))?;
+            write(reply, local, count);
+            Ok(())
+        })
+    });
+}
+
+fn wait(call: &mut Call<'_>) -> Outcome {
+    let since =
+        "since Redis 4.0 if a replica is configured to be writable (which is not the default) ";
+    refuse_on_replica(call, "WAIT", since)?;
+    refuse_elsewhere(call, "WAIT")?;
+    let (replicas, deadline) = (count(call.args.at(1))?, deadline(call.args.at(2))?);
+    answer_settled(call, Until::Written, replicas, deadline, |reply, _, count| {
+        reply.int(count as i64)
+    });
+    Ok(())
+}
+
+fn waitaof(call: &mut Call<'_>) -> Outcome {
+    let local = count(call.args.at(1))?;
+    if local > 1 {
+        return Err(refuse!("ERR value is out of range, value must between 0 and 1"));
+    }
+    refuse_on_replica(call, "WAITAOF", "")?;
+    refuse_elsewhere(call, "WAITAOF")?;
+    let (replicas, deadline) = (count(call.args.at(2))?, deadline(call.args.at(3))?);
+    answer_settled(call, Until::Durable, replicas, deadline, |reply, local, count| {
+        reply.array(2);
+        reply.int(i64::from(local));
+        reply.int(count as i64);
+    });
+    Ok(())
+}
+
+/// Redis's words.
+fn failover(call: &mut Call<'_>) -> Outcome {
+    refuse_in_cluster(&call.node, "FAILOVER")?;
+    let words = call.args.len();
+    let is = |at: usize, word: &[u8]| call.args.at(at).eq_ignore_ascii_case(word);
+    if words == 2 && is(1, b"abort") {
+        return call.answer_later(|node, reply| {
+            let aborted = node.replication.failover.abort(&node, "FAILOVER ABORT");
+            aborted.map_err(|why| Refusal::new(why.into_bytes()))?;
+            reply.ok();
+            Ok(())
+        });
+    }
+    let (mut to, mut force, mut timeout) = (None, false, None);
+    let mut at = 1;
+    while at < words {
+        if is(at, b"timeout") && at + 1 < words && timeout.is_none() {
+            let ms = u64::try_from(integer(call.args.at(at + 1))?).ok().filter(|&ms| ms > 0);
+            let ms = ms.ok_or_else(|| refuse!("ERR FAILOVER timeout must be greater than 0"))?;
+            timeout = Some(Duration::from_millis(ms).min(failover::FAR));
+            at += 2;
+        } else if is(at, b"to") && at + 2 < words && to.is_none() {
+            let word = |at: usize| String::from_utf8_lossy(call.args.at(at)).into_owned();
+            integer(call.args.at(at + 2))?;
+            to = Some((word(at + 1), word(at + 2)));
+            at += 3;
+        } else if is(at, b"force") && !force {
+            force = true;
+            at += 1;
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+    }
+    let asked = FailoverAsked { to, force, timeout, peer: call.session.client.peer };
+    // What comes behind it in this turn is to wait already: so it begins on the worker.
+    let may_leave = !call.session.in_exec || call.session.may_leave;
+    if asked.begin(&call.node, !may_leave)? {
+        call.reply.ok();
+    } else {
+        call.again_when(|node| node.replication.failover.wait_for_order());
+    }
+    Ok(())
+}
+
+/// What FAILOVER asks for.
+struct FailoverAsked {
+    to: Option<(String, String)>,
+    force: bool,
+    timeout: Option<Duration>,
+    peer: SocketAddr,
+}
+
+impl FailoverAsked {
+    /// False: an order is on its way to the disk, and this is to wait for it.
+    fn begin(&self, node: &Arc<Node>, may_wait: bool) -> Result<bool, Refusal> {
+        let replication = &node.replication;
+        let is_late = || refuse!("ERR FAILOVER already in progress.");
+        if replication.failover.is_under_way() {
+            return Err(is_late());
+        }
+        if !replication.is_master() {
+            return Err(refuse!("ERR FAILOVER is not valid when server is a replica."));
+        }
+        if replication.is_fenced() {
+            return Err(refuse!(
+                "ERR FAILOVER is not valid on a fenced node: {}.",
+                failover::FENCED
+            ));
+        }
+        let feeds = replication.feeds.reachable();
+        if feeds.is_empty() {
+            return Err(refuse!("ERR FAILOVER requires connected replicas."));
+        }
+        if let Some(group) = replication.lonely_group() {
+            return Err(refuse!(
+                "ERR FAILOVER needs two Sentinels that can be told of the new master, and only one \
+                 watches '{group}': use SENTINEL FAILOVER {group}"
+            ));
+        }
+        let (force, timeout) = (self.force, self.timeout);
+        if force && (self.to.is_none() || timeout.is_none()) {
+            return Err(refuse!(
+                "ERR FAILOVER with force option requires both a timeout and target HOST and IP."
+            ));
+        }
+        let to = match &self.to {
+            None => None,
+            Some((host, port)) => {
+                let found =
+                    feeds.iter().find(|fed| fed.ip == *host && Ok(fed.port) == port.parse());
+                let fed = found.ok_or_else(|| {
+                    refuse!("ERR FAILOVER target HOST and PORT is not a replica.")
+                })?;
+                if fed.sending != Sending::Log {
+                    return Err(refuse!("ERR FAILOVER target replica is not online."));
+                }
+                Some(Master { host: host.clone(), port: fed.port })
+            }
+        };
+        match failover::begin(node, failover::Wanted { to, force, timeout }, may_wait) {
+            Some(true) => tracing::info!("FAILOVER by {}", self.peer),
+            Some(false) => return Err(is_late()),
+            None => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+/// What a master sends that hands its role to us, on the link on which it will follow us.
+struct TakeOver {
+    offset: u64,
+    lineage: String,
+    term: u64,
+    peer: SocketAddr,
+}
+
+impl TakeOver {
+    fn read(call: &Call<'_>) -> Result<Option<TakeOver>, Refusal> {
+        if call.args.len() == 2 {
+            return Ok(None);
+        }
+        if call.args.len() != 6 || !call.args.at(2).eq_ignore_ascii_case(b"failover") {
+            return Err(Refusal::SYNTAX);
+        }
+        let offset = u64::try_from(integer(call.args.at(3))?).unwrap_or(u64::MAX);
+        let word = |at: usize| String::from_utf8_lossy(call.args.at(at)).into_owned();
+        let term = u64::from_str_radix(&word(5), 16).map_err(|_| Refusal::SYNTAX)?;
+        Ok(Some(TakeOver { offset, lineage: word(4), term, peer: call.session.client.peer }))
+    }
+
+    /// This node is to be a master; durable when this returns.
+    fn obey(&self, node: &Node) -> Outcome {
+        let (ours, is_master) = (node.replication.term.load(Relaxed), node.replication.is_master());
+        // It asks again if our answer was lost: by then we may have been promoted, and have handed
+        // the role on.
+        let is_after = promotions(ours) > promotions(self.term);
+        if self.lineage != node.store.lineage().to_string() || !(ours == self.term || is_after) {
+            return Err(refuse!(
+                "{} this replica has another history than the node that hands its role over",
+                failover::NO
+            ));
+        }
+        if is_master || is_after {
+            return Ok(());
+        }
+        // It was sent when we followed them, and read when another order had named our master.
+        if !node.replication.has_met_its_master() {
+            return Err(refuse!("{NO_LINK}"));
+        }
+        let ours = node.durability.shown().offset;
+        if ours < self.offset {
+            return Err(refuse!(
+                "{} this replica has the log up to {ours} only, not up to {}",
+                failover::NO,
+                self.offset
+            ));
+        }
+        tracing::info!("the master hands its role to us, by {}", self.peer);
+        let promotion = Promotion::HandedOver;
+        order(node, Order { promotion, ..Order::default() }).map(|_| ())
+    }
+}
+
+fn replicate(call: &mut Call<'_>) -> Outcome {
+    let node = call.node;
+    if integer(call.args.at(1))? != i64::from(::replication::PROTOCOL) {
+        return Err(refuse!(
+            "ERR this server speaks version {} of the replication protocol",
+            ::replication::PROTOCOL
+        ));
+    }
+    let place = call.session.replicates.take();
+    // A replica of itself would be in step with a master that there is not.
+    let is_self = node.replication.link.lock().local == Some(call.session.client.peer);
+    let take_over = TakeOver::read(call)?;
+    if is_self && take_over.is_some() {
+        return Err(refuse!("{} a node cannot take over from itself", failover::NO));
+    }
+    if is_self || !node.replication.is_fit() {
+        return Err(refuse!("{NO_LINK}"));
+    }
+    // Whatever may be refused comes before taking over: a node that is refused is the master again.
+    let place = place.or_else(|| Place::take(&node, &call.session.client));
+    let place = place.ok_or_else(|| refuse!("ERR max number of replicas reached"))?;
+    // A replica that takes over lacks the rest of its master's log until its own log begins.
+    let is_beginning = node.replication.is_master() && !node.replication.is_settled();
+    if take_over.is_some() || is_beginning || !node.replication.is_replicated() {
+        let ready = call.suspension(move |node| {
+            let noted = node.replication.note_replicated(&node.config());
+            noted.map_err(|e| refuse!("ERR the role cannot be written down: {e}"))?;
+            let is_handed = take_over.is_some();
+            take_over.map_or(Ok(()), |take_over| take_over.obey(&node))?;
+            if is_handed || is_beginning {
+                let is_settled = node.replication.wait_settled(SETTLES_WITHIN);
+                if !is_settled && !is_handed {
+                    return Err(refuse!("{NO_LINK}"));
+                }
+            }
+            Ok(Vec::new())
+        });
+        match ready {
+            Some(ready) => _ = ready?,
+            None => {
+                call.session.replicates = Some(place);
+                return Ok(());
+            }
+        }
+    }
+    call.session.client.flags.fetch_or(node::runtime::clients::REPLICA, Relaxed);
+    call.reply.ok();
+    call.session.replicates = Some(place);
+    call.session.leaving = true;
+    Ok(())
+}
+
+/// INFO replication, under Redis's names.
+// Long: one line of the reply after the other.
+pub(crate) fn info(node: &Node, out: &mut String) {
+    let replication = &node.replication;
+    let config = node.config();
+    let settings = &config.replication;
+    let (end, synced) = (node.durability.acknowledged_offset(), node.durability.positions().1);
+    let master = replication.master();
+    let _ = write!(out, "role:{}\r\n", if master.is_some() { "slave" } else { "master" });
+    if let Some(master) = &master {
+        let link = replication.link.lock().clone();
+        let up = link.state == LinkState::Connected;
+        // A node without a complete data set must not be promoted: Sentinel looks at its priority,
+        // and Kvrocks' controller at its offset, which may be that of a log that is to be dropped.
+        let is_fit = replication.is_fit() && node.is_loaded();
+        let _ = write!(
+            out,
+            "master_host:{}\r\nmaster_port:{}\r\nmaster_link_status:{}\r\n\
+             master_last_io_seconds_ago:{}\r\nmaster_sync_in_progress:{}\r\n\
+             slave_read_repl_offset:{}\r\nslave_repl_offset:{}\r\nslave_synced_offset:{}\r\n",
+            master.host,
+            master.port,
+            if up { "up" } else { "down" },
+            if up { store::time::since(link.heard).as_secs() as i64 } else { -1 },
+            u8::from(link.state == LinkState::Sync),
+            end,
+            if is_fit { end } else { 0 },
+            synced.offset,
+        );
+        if link.state == LinkState::Sync {
+            let _ = write!(out, "master_sync_read_bytes:{}\r\n", link.fetched);
+        }
+        if !up {
+            let down_s = link.down_since.map(|since| store::time::since(since).as_secs() as i64);
+            // As in Redis, until there was a link.
+            let down_s = down_s.unwrap_or(-1);
+            let retry_s = link.due.map_or(0, |due| {
+                due.saturating_duration_since(std::time::Instant::now()).as_secs()
+            });
+            let _ = write!(
+                out,
+                "master_link_down_since_seconds:{down_s}\r\nmaster_link_error:{}\r\n\
+                 master_link_retry_seconds:{retry_s}\r\n",
+                link.error
+            );
+        }
+        let priority = if is_fit { settings.replica_priority } else { 0 };
+        let _ = write!(
+            out,
+            "slave_priority:{priority}\r\nslave_read_only:1\r\nreplica_announced:1\r\n\
+             slave_lag_bytes:{}\r\n",
+            link.master_end.saturating_sub(end)
+        );
+    }
+    let error = replication.last_error.lock().clone();
+    if !error.is_empty() {
+        let _ = write!(out, "repl_last_error:{error}\r\n");
+    }
+    let feeds = replication.feeds.reachable();
+    let _ = write!(out, "connected_slaves:{}\r\n", feeds.len());
+    if settings.min_replicas_to_write > 0 {
+        let close =
+            feeds.iter().filter(|fed| fed.is_close(settings.min_replicas_max_lag_s)).count();
+        let _ = write!(out, "min_slaves_good_slaves:{close}\r\n");
+    }
+    for (number, fed) in feeds.iter().enumerate() {
+        let _ = write!(
+            out,
+            "slave{number}:ip={},port={},state={},offset={},lag={},lag_bytes={},synced_offset={}\r\
+             \n",
+            fed.ip,
+            fed.port,
+            fed.state(),
+            fed.written,
+            store::time::since(fed.heard).as_secs(),
+            end.saturating_sub(fed.written),
+            fed.durable,
+        );
+    }
+    // Of one moment: while the order to hand over is on its way to the disk, this node is a master
+    // that waits.
+    let failover = match replication.failover.name() {
+        failover::HANDING if master.is_none() => failover::WAITING,
+        name => name,
+    };
+    let lineage =
+        node.store.get().map_or_else(|| "0".repeat(32), |store| store.lineage().to_string());
+    let _ = write!(
+        out,
+        "master_failover_state:{}\r\nmaster_replid:{lineage}{:08x}\r\nmaster_replid2:{:040}\r\n\
+         master_repl_offset:{}\r\nsecond_repl_offset:-1\r\nrepl_backlog_active:0\r\n\
+         repl_backlog_size:0\r\nrepl_backlog_first_byte_offset:0\r\nrepl_backlog_histlen:0\r\n\
+         repl_term:{:016x}\r\nrepl_fenced:{}\r\nrepl_sentinel_groups:{}\r\nrepl_sentinels:{}\r\n\
+         repl_refusing_replicas:{}\r\nrepl_full_syncs:{}\r\n\
+         repl_continued:{}\r\nrepl_max_replicas:{}\r\n",
+        failover,
+        replication.term.load(Relaxed) as u32,
+        0,
+        end,
+        replication.term.load(Relaxed),
+        u8::from(replication.is_fenced()),
+        replication.sentinel_groups(),
+        replication.sentinels_heard(),
+        replication.feeds.refusing(),
+        replication.full_syncs.load(Relaxed),
+        replication.continued.load(Relaxed),
+        settings.max_replicas,
+    );
+}

@@ -1,0 +1,222 @@
+//! Spaces, views and actions come, change and go while they are used.
+//!
+//! A change is made on another thread, and answered when it is in the log, safely: it may take
+//! memory, and the log's disk its time. Inside EXEC it is made at once.
+
+use crate::commands::call::Call;
+use dataset::catalogue::{Catalogue, EditError};
+use dataset::tiering::forget_dropped;
+use node::command::error::{Printable, Refusal, refuse};
+use node::command::spec::Outcome;
+use node::roles::node::Node;
+use std::sync::Arc;
+use std::time::Duration;
+use store::time;
+
+/// Most words behind a name.
+const MAX_WORDS: usize = 256;
+/// Most bytes of one of them: all that may be declared fits one batch of the log.
+const MAX_WORD_BYTES: usize = 2048;
+/// Words of a change that the server's log shows.
+const SHOWN_WORDS: usize = 16;
+/// How long DROP waits for what still uses the space; then its memory goes with the last of them.
+const DROPPED_WITHIN: Duration = Duration::from_secs(10);
+
+/// Argument `index` as text.
+fn text(call: &Call<'_>, index: usize) -> Result<String, Refusal> {
+    let bytes = call.args.at(index);
+    if bytes.len() > MAX_WORD_BYTES {
+        return Err(refuse!("ERR a name, or an option, may have {MAX_WORD_BYTES} bytes at most"));
+    }
+    let text = str::from_utf8(bytes);
+    text.map(str::to_owned).map_err(|_| refuse!("ERR '{}' is no text", Printable(bytes)))
+}
+
+/// The arguments from `first` on as options and their values.
+pub(crate) fn pairs(call: &Call<'_>, first: usize) -> Result<Vec<(String, String)>, Refusal> {
+    let words = call.args.len() - first;
+    if !words.is_multiple_of(2) {
+        return Err(call.wrong_arity());
+    }
+    if words > MAX_WORDS {
+        return Err(refuse!("ERR there may be {} options at most", MAX_WORDS / 2));
+    }
+    let pair = |at: usize| Ok((text(call, at)?.to_ascii_lowercase(), text(call, at + 1)?));
+    (first..call.args.len()).step_by(2).map(pair).collect()
+}
+
+/// The options of CREATE from word 3 on, and whether REPLACE stands before them.
+fn options(call: &Call<'_>) -> Result<(bool, Vec<(String, String)>), Refusal> {
+    let replaces = call.args.at(3).eq_ignore_ascii_case(b"replace");
+    Ok((replaces, pairs(call, 3 + usize::from(replaces))?))
+}
+
+/// Refuses to take away what events of a broker are for: they would be poison.
+pub(crate) fn check_events(call: &Call<'_>, what: &str, is: impl Fn(&str) -> bool) -> Outcome {
+    match call.node.ingest.source_for(is) {
+        None => Ok(()),
+        Some(source) => Err(refuse!(
+            "ERR the {what} is used by events of the ingest source '{source}': change its \
+             configuration first"
+        )),
+    }
+}
+
+/// Makes a change, in memory.
+fn edit(
+    node: &Node,
+    may: impl FnOnce() -> Outcome,
+    change: impl FnOnce(&mut Catalogue) -> Result<(), EditError>,
+) -> Outcome {
+    let before = node.current.catalogue();
+    node.current.edit(may, change)?;
+    node.follow_renames(&before);
+    Ok(())
+}
+
+/// Makes a change. When this returns it is in the log.
+fn make(node: &Arc<Node>, change: impl FnOnce(&mut Catalogue) -> Result<(), EditError>) -> Outcome {
+    edit(node, || node.refusal().map_or(Ok(()), Err), change)?;
+    node.current.forget_former();
+    node.durability.flush().map_err(|error| {
+        refuse!(
+            "MISCONF the change is made, and will be logged when the log can be written; if the \
+             server stops before that, it is lost: {error}"
+        )
+    })
+}
+
+/// Makes a change, and answers.
+pub(crate) fn change(
+    call: &mut Call<'_>,
+    change: impl FnOnce(&mut Catalogue) -> Result<(), EditError> + Send + 'static,
+) -> Outcome {
+    let words: Vec<String> =
+        call.args.iter().take(SHOWN_WORDS).map(|word| Printable(word).to_string()).collect();
+    let by = format!("{} by {}", words.join(" "), call.session.client.peer);
+    if call.session.in_exec {
+        // Its reply waits for the log as that of any write there.
+        edit(&call.node, || Ok(()), change)?;
+        call.reply.ok();
+        return Ok(());
+    }
+    call.answer_apart(move |node, reply| {
+        make(node, change)?;
+        tracing::info!("{by}: done");
+        reply.ok();
+        Ok(())
+    });
+    Ok(())
+}
+
+/// Whether a counter, as space.field, is of this space.
+fn is_of(counter: &str, space: &str) -> bool {
+    counter.split_once('.').is_some_and(|(of, _)| of == space)
+}
+
+pub(super) fn create_space(call: &mut Call<'_>) -> Outcome {
+    let kind = call.args.at(3);
+    let is_counter = kind.eq_ignore_ascii_case(b"counter");
+    if !is_counter && !kind.eq_ignore_ascii_case(b"existence") {
+        return Err(refuse!("ERR '{}' is no kind of space: counter or existence", Printable(kind)));
+    }
+    let (name, pairs) = (text(call, 2)?, pairs(call, 4)?);
+    change(call, move |now| match is_counter {
+        true => now.create_counter(&name, &pairs),
+        false => now.create_existence(&name, &pairs),
+    })
+}
+
+pub(super) fn rename_space(call: &mut Call<'_>) -> Outcome {
+    let (from, to) = (text(call, 2)?, text(call, 3)?);
+    check_events(call, &format!("space '{from}'"), |target| is_of(target, &from))?;
+    let cold = call.node.engines().cold.clone();
+    change(call, move |now| {
+        now.rename(&from, &to)?;
+        cold.trouble.lock().remove(&from);
+        Ok(())
+    })
+}
+
+/// Gives up the rows of ids below one. Not beyond the highest id: a mistyped one must not take all
+/// that comes later along.
+pub(super) fn retire(call: &mut Call<'_>) -> Outcome {
+    let (name, horizon) = (text(call, 2)?, call.id(3)?);
+    let space = call.node.engines().counter(name.as_bytes());
+    let space = space.ok_or_else(|| EditError::NoSuch("counter space", name.clone()))?;
+    let Some(highest) = space.frontier() else {
+        return Err(refuse!(
+            "ERR the space '{name}' has no table of rows yet: nothing was retired"
+        ));
+    };
+    if horizon > highest {
+        return Err(refuse!(
+            "ERR {horizon} lies above {highest}, the highest id of '{name}': nothing was retired"
+        ));
+    }
+    change(call, move |now| now.retire(&name, horizon))
+}
+
+pub(super) fn drop_space(call: &mut Call<'_>) -> Outcome {
+    let name = text(call, 2)?;
+    let engines = call.node.engines();
+    if engines.counter(name.as_bytes()).is_none() && engines.existence(name.as_bytes()).is_none() {
+        return Err(EditError::NoSuch("space", name).into());
+    }
+    if call.args.at(3) != format!("YES-I-MEAN-{name}").as_bytes() {
+        return Err(refuse!(
+            "ERR TM.SPACE DROP removes the space and all that is in it, for good: to confirm, say \
+             TM.SPACE DROP {name} YES-I-MEAN-{name}"
+        ));
+    }
+    check_events(call, &format!("space '{name}'"), |target| is_of(target, &name))?;
+    let peer = call.session.client.peer;
+    call.answer_apart(move |node, reply| {
+        make(node, |now| now.drop_space(&name))?;
+        tracing::warn!("the space '{name}' was dropped by {peer}");
+        remove(node, &name);
+        reply.ok();
+        Ok(())
+    });
+    Ok(())
+}
+
+/// Gives back what a dropped space has taken.
+fn remove(node: &Arc<Node>, name: &str) {
+    node.engines().cold.trouble.lock().remove(name);
+    let began = time::now();
+    while !node.current.forget_former()
+        && time::now() - began < DROPPED_WITHIN
+        && !node.stop.is_stopped()
+    {
+        time::sleep(Duration::from_millis(1));
+    }
+    let is_stopped = || node.stop.is_stopped();
+    let removed = node.live(&is_stopped).map_or(Ok(false), |live| forget_dropped(&live));
+    if let Err(error) = removed {
+        tracing::warn!(
+            "the files of the dropped space '{name}' cannot be removed yet, trying again: {error}"
+        );
+    }
+}
+
+pub(super) fn create_view(call: &mut Call<'_>) -> Outcome {
+    let (name, (replaces, pairs)) = (text(call, 2)?, options(call)?);
+    change(call, move |now| now.create_view(&name, &pairs, replaces))
+}
+
+pub(super) fn drop_view(call: &mut Call<'_>) -> Outcome {
+    let name = text(call, 2)?;
+    change(call, move |now| now.drop_view(&name))
+}
+
+pub(super) fn create_action(call: &mut Call<'_>) -> Outcome {
+    let (name, (replaces, pairs)) = (text(call, 2)?, options(call)?);
+    change(call, move |now| now.create_action(&name, &pairs, replaces))
+}
+
+pub(super) fn drop_action(call: &mut Call<'_>) -> Outcome {
+    let name = text(call, 2)?;
+    check_events(call, &format!("action '{name}'"), |target| target == name)?;
+    change(call, move |now| now.drop_action(&name))
+}

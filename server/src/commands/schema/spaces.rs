@@ -1,0 +1,555 @@
+//! Spaces and their tables, for people.
+//!
+//! What walks rows or filters is done on another thread ([`Call::answer_later`]): no page waits for
+//! a statistic.
+
+use crate::commands::call::{Call, counter_space, disk};
+use crate::commands::command::{Command, Group, Run::Once};
+use crate::commands::flags::phantom::no_ledger;
+use crate::commands::schema::changes;
+use crate::commands::schema::changes::{change, check_events, pairs};
+use counter::{Alteration, Field, FieldBounds};
+use dataset::engines::{CounterSpace, Engines, ExistenceSpace};
+use node::command::error::{Printable, Refusal, refuse};
+use node::command::spec::{NO_KEYS, Outcome, flag};
+use resp::Reply;
+
+/// Canaries that TM.TABLES asks each table for; they add up over calls.
+const CANARIES: u64 = 1 << 16;
+
+const SCHEMA: Group = Group::new("schema", "0.1.0", NO_KEYS);
+const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT;
+
+#[rustfmt::skip]
+pub(crate) const COMMANDS: &[Command] = &[
+    SCHEMA.container("tm.space", "A container for commands about spaces.", &[
+        SCHEMA.row("tm.space|alter", -5, ADMIN | flag::WRITE | flag::NAMED,
+            "space <ADD field:bits|WIDEN field:bits|NARROW field:bits|BOUND field bounds|DROP \
+             field|SET option value [option value ...]>", Once(alter),
+            "SET changes options of a space of either kind, as the configuration names them \
+             (memory_limit_bytes, max_tables, rows_per_table, max_ahead, spill, rows, pairs, ...), \
+             all or none, and answers OK. The others change the schema of a counter space, at once \
+             and without a pause: a new field is 0 in all rows; WIDEN gives a field more bits \
+             inside a row, NARROW fewer (what does not fit is kept beside, exactly); BOUND \
+             declares the values that a field may be written with, whatever the command ({0..}, \
+             {..100}, {-5..5}; {..} for any; ADD takes them behind the bits, stock:20{0..}): a \
+             write beyond is refused, or stops at the bound if 'sat' follows, and values that lie \
+             beyond already stay until they are written; DROP removes a field and its values. \
+             Older tables are rewritten in the background. Answers the new schema, dropped fields \
+             with a '!'; behind it, on a line each that begins with 'warning: ', the views whose \
+             pages have more or fewer values from now on, as they show the whole space (counters = \
+             [\"post\"], not its fields by name). A space has at most 64 fields in its life, \
+             dropped ones included."),
+        SCHEMA.row("tm.space|create", -4, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
+            "space <COUNTER|EXISTENCE> [option value [option value ...]]",
+            Once(changes::create_space),
+            "Makes a space, for all connections at once. The options are the keys of [[counter]] \
+             or [[existence]] in the configuration, with its checks and errors: fields and keys \
+             that no other space has, say. A counter space needs fields. Answered when it is safe \
+             in the log."),
+        SCHEMA.row("tm.space|drop", 4, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
+            "space confirmation", Once(changes::drop_space),
+            "Removes a space and all that is in it, from memory and from the disk, for good. Asks \
+             for its name twice: TM.SPACE DROP post YES-I-MEAN-post. Refused while a view or an \
+             action names it. Rules of users ($name) stay, and grant what is made under that name \
+             later."),
+        SCHEMA.help("tm.space|help"),
+        SCHEMA.row("tm.space|list", 2, flag::STALE | flag::NO_MULTI, "", Once(list),
+            "All spaces, a map each: what they hold and how much memory that takes; for existence \
+             spaces also the horizon, and in how many seconds the oldest table will be recycled if \
+             pairs go on coming as in the last minute (nil: none come).").linear("tables"),
+        SCHEMA.row("tm.space|rename", 4, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
+            "space newname", Once(changes::rename_space),
+            "Gives a space another name in commands, views, actions and rules of users ($name). \
+             Its keys stay as they are: TM.SPACE ALTER SET changes them."),
+        SCHEMA.row("tm.space|retire", 4, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
+            "space id", Once(changes::retire),
+            "Gives up the rows of all ids below this one, for good, with their memory and their \
+             files: the horizon of a counter space. Reads find no row there (nil, or 0 in a page), \
+             FEED.ACT answers nil, other writes are refused. An id above the highest one is \
+             refused. keep_tables does it by itself."),
+    ]),
+    SCHEMA.row("tm.tables", -1, flag::STALE | flag::NO_MULTI | flag::NAMED, "[space]", Once(tables),
+        "The tables of a space (or of all), oldest first, a map each: id range, rows or pairs, \
+         fill, bytes; for counter spaces the buckets that a hit touches and the sizes of the aux \
+         and extend dictionaries; for existence spaces the configured, the expected and the \
+         measured false-positive rate, and when it will be recycled; the first one begins at the \
+         horizon. Cold files of a space come before its tables: where is 'disk' for them. What is \
+         kept aside comes last: where is 'aside'. In a space that has hardly begun (fewer than 64 \
+         ids) that is all.").linear("tables"),
+    SCHEMA.row("tm.advise", 2, flag::READONLY | flag::NO_MULTI | flag::NAMED, "space", Once(advise),
+        "From the values that are there (a sample of a million rows, at least 1000): the bits per \
+         field that take the fewest bytes in total, and what they save; as a map, with a table for \
+         people and the commands that would do it.")
+        .linear("rows in a sample of at most a million"),
+    SCHEMA.row("tm.roll", 2, ADMIN | flag::WRITE | flag::NAMED, "space", Once(roll),
+        "Closes the newest table of a space, though it is not full, and opens the next. 1, or 0 if \
+         it is empty."),
+    SCHEMA.row("tm.spill", -2, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
+        "space [tables]", Once(spill),
+        "Moves the oldest tables of a space to the disk, as happens by itself when memory runs \
+         short: one, or so many, but never the newest. What was changed of rows or pairs that are \
+         there already is merged. How many rows, or pairs, have left memory.")
+        .linear("rows in the tables"),
+    SCHEMA.row("tm.rebuild", 2, ADMIN | flag::NO_MULTI | flag::NAMED, "space", Once(rebuild),
+        "Builds the filters of an existence space anew from its ledger, in the background, table \
+         by table: for one of which the disk has damaged a page. The old filters answer until the \
+         new ones have every pair. How many tables that are. A restart forgets it. Another \
+         false_positive_rate, by TM.SPACE ALTER, does the same, and is not forgotten.")
+        .linear("tables"),
+];
+
+/// A value in one of the maps.
+pub(crate) enum Value {
+    Count(u64),
+    /// Ids may need 64 bits, which RESP's integers lack: they are strings.
+    Id(u64),
+    Number(f64),
+    Text(String),
+    Texts(Vec<String>),
+    Nil,
+}
+
+pub(crate) fn count(value: usize) -> Value {
+    Value::Count(value as u64)
+}
+
+fn number_or_nil(value: Option<f64>) -> Value {
+    value.map_or(Value::Nil, Value::Number)
+}
+
+pub(crate) type Entries = Vec<(&'static str, Value)>;
+
+fn write_map(reply: &mut Reply<'_>, entries: &[(&str, Value)]) {
+    reply.map(entries.len());
+    for (name, value) in entries {
+        reply.bulk(name.as_bytes());
+        match value {
+            Value::Count(n) => reply.int(i64::try_from(*n).unwrap_or(i64::MAX)),
+            Value::Id(id) => reply.bulk(id.to_string().as_bytes()),
+            Value::Number(x) => reply.double(*x),
+            Value::Text(text) => reply.bulk(text.as_bytes()),
+            Value::Texts(texts) => {
+                reply.array(texts.len());
+                texts.iter().for_each(|text| reply.bulk(text.as_bytes()));
+            }
+            Value::Nil => reply.null(),
+        }
+    }
+}
+
+pub(crate) fn write_maps(reply: &mut Reply<'_>, maps: &[Entries]) {
+    reply.array(maps.len());
+    maps.iter().for_each(|entries| write_map(reply, entries));
+}
+
+/// A space of either kind.
+pub(crate) enum AnySpace<'a> {
+    Counter(&'a CounterSpace),
+    Existence(&'a ExistenceSpace),
+}
+
+pub(crate) fn any_space<'a>(engines: &'a Engines, name: &[u8]) -> Result<AnySpace<'a>, Refusal> {
+    if let Some(space) = engines.counter(name) {
+        return Ok(AnySpace::Counter(space));
+    }
+    match engines.existence(name) {
+        Some(space) => Ok(AnySpace::Existence(space)),
+        None => Err(refuse!("ERR no such space '{}'", Printable(name))),
+    }
+}
+
+fn existence_space<'a>(engines: &'a Engines, name: &[u8]) -> Result<&'a ExistenceSpace, Refusal> {
+    engines
+        .existence(name)
+        .ok_or_else(|| refuse!("ERR no such existence space '{}'", Printable(name)))
+}
+
+/// `field:bits`, or `field bits`.
+fn alteration(call: &Call<'_>) -> Result<Alteration, Refusal> {
+    let what = call.args.at(3);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let sized = || -> Result<(String, u8), Refusal> {
+        let (name, bits) = match call.args.len() {
+            5 => match call.args.at(4).iter().position(|&b| b == b':') {
+                Some(at) => (&call.args.at(4)[..at], &call.args.at(4)[at + 1..]),
+                None => {
+                    return Err(refuse!("ERR '{}' is not field:bits", Printable(call.args.at(4))));
+                }
+            },
+            6 => (call.args.at(4), call.args.at(5)),
+            _ => return Err(call.wrong_arity()),
+        };
+        let width = resp::natural(bits).and_then(|bits| u8::try_from(bits).ok());
+        let width = width.ok_or_else(|| {
+            refuse!("ERR '{}' is no number of bits from 1 to 64", Printable(bits))
+        })?;
+        Ok((text(name), width))
+    };
+    let declared = |error| refuse!("ERR {error}");
+    if what.eq_ignore_ascii_case(b"ADD") {
+        let word = match call.args.len() {
+            5 => text(call.args.at(4)),
+            6 => format!("{}:{}", text(call.args.at(4)), text(call.args.at(5))),
+            _ => return Err(call.wrong_arity()),
+        };
+        let Field { name, width, bounds, .. } = Field::parse(&word).map_err(declared)?;
+        Ok(Alteration::Add { name, width, bounds })
+    } else if what.eq_ignore_ascii_case(b"BOUND") {
+        if call.args.len() != 6 {
+            return Err(call.wrong_arity());
+        }
+        let bounds = FieldBounds::parse(&text(call.args.at(5))).map_err(declared)?;
+        Ok(Alteration::Bound { name: text(call.args.at(4)), bounds })
+    } else if what.eq_ignore_ascii_case(b"WIDEN") {
+        sized().map(|(name, width)| Alteration::Widen { name, width })
+    } else if what.eq_ignore_ascii_case(b"NARROW") {
+        // The engine knows one change of width, in both directions.
+        sized().map(|(name, width)| Alteration::Widen { name, width })
+    } else if what.eq_ignore_ascii_case(b"DROP") {
+        if call.args.len() != 5 {
+            return Err(call.wrong_arity());
+        }
+        Ok(Alteration::Drop { name: text(call.args.at(4)) })
+    } else {
+        Err(Refusal::SYNTAX)
+    }
+}
+
+/// Refuses WIDEN that would narrow, and NARROW that would widen: a mistyped number must not cost
+/// memory, or bits, unnoticed.
+fn check_direction(call: &Call<'_>, space: &CounterSpace, change: &Alteration) -> Outcome {
+    let Alteration::Widen { name, width } = change else { return Ok(()) };
+    let schema = space.schema();
+    let Some(now) = schema.living().find(|(_, field)| field.name == *name) else {
+        // The engine says so.
+        return Ok(());
+    };
+    let (widens, now) = (call.args.at(3).eq_ignore_ascii_case(b"WIDEN"), now.1.width);
+    let wrong = if widens { *width < now } else { *width > now };
+    if wrong {
+        let (asked, other) = if widens { ("WIDEN", "NARROW") } else { ("NARROW", "WIDEN") };
+        return Err(refuse!(
+            "ERR {asked} does not take the field '{name}' from {now} to {width} bits: use {other}"
+        ));
+    }
+    Ok(())
+}
+
+fn alter(call: &mut Call<'_>) -> Outcome {
+    if call.args.at(3).eq_ignore_ascii_case(b"set") {
+        return set(call);
+    }
+    let engines = call.node.engines();
+    let space = counter_space(engines, call.args.at(2))?;
+    let change = alteration(call)?;
+    check_direction(call, space, &change)?;
+    if let Alteration::Drop { name } = &change {
+        let counter = format!("{}.{name}", space.name());
+        check_events(call, &format!("counter '{counter}'"), |target| target == counter)?;
+    }
+    // What waits for the log is read under the new schema: rows of more fields than there was room
+    // reserved for.
+    let Some(_room) = call.room_beside_none() else { return Ok(()) };
+    let altered = call.node.current.alter(space.number(), &change);
+    let schema = altered.map_err(|error| refuse!("ERR {error}"))?;
+    tracing::info!("the schema of '{}' is now: {schema}", space.name());
+    let mut answer = schema.to_string();
+    if matches!(change, Alteration::Add { .. } | Alteration::Drop { .. }) {
+        for view in engines.views().iter().filter(|view| engines.shows_whole(view, space)) {
+            let values = engines.columns(view).len() + view.flags();
+            let warning = format!(
+                "the view '{}' shows the whole space '{}': its pages have {values} values per id \
+                 from now on",
+                view.name(),
+                space.name()
+            );
+            tracing::warn!(
+                "{warning}; name the fields in `counters` of [[view]] to keep pages as they are"
+            );
+            answer += &format!("\nwarning: {warning}");
+        }
+    }
+    call.reply.bulk(answer.as_bytes());
+    Ok(())
+}
+
+/// Changes options of a space of either kind.
+fn set(call: &mut Call<'_>) -> Outcome {
+    let name = call.args.at(2);
+    any_space(call.node.engines(), name)?;
+    let (name, pairs) = (String::from_utf8_lossy(name).into_owned(), pairs(call, 4)?);
+    change(call, move |now| now.set(&name, &pairs))
+}
+
+fn list(call: &mut Call<'_>) -> Outcome {
+    call.answer_later(|node, reply| {
+        let engines = node.engines();
+        let counters = engines.counters().iter().map(|space| {
+            vec![
+                ("name", Value::Text(space.name().to_owned())),
+                ("kind", Value::Text("counter".to_owned())),
+                ("keys", Value::Texts(engines.key_patterns(space.number()))),
+                ("fields", Value::Text(space.schema().to_string())),
+                ("rows", Value::Count(space.all_rows())),
+                ("cold_rows", Value::Count(space.cold().rows())),
+                ("cold_files", count(space.cold().files().all().len())),
+                ("aside_rows", Value::Count(space.outlier_rows())),
+                ("tables", count(space.ranges().len())),
+                ("memory_bytes", Value::Count(space.memory_bytes())),
+                ("memory_limit_bytes", Value::Count(space.declared().memory_limit_bytes)),
+                ("memory_share_bytes", Value::Count(space.memory_limit_bytes())),
+                ("horizon", Value::Id(space.horizon())),
+            ]
+        });
+        let existences = engines.existences().iter().map(|space| {
+            let ledger = if space.ledger().is_some() { "exact" } else { "off" };
+            vec![
+                ("name", Value::Text(space.name().to_owned())),
+                ("kind", Value::Text("existence".to_owned())),
+                ("keys", Value::Texts(engines.key_patterns(space.number()))),
+                ("false_positive_rate", Value::Number(space.false_positive_rate())),
+                ("ledger", Value::Text(ledger.to_owned())),
+                ("pairs", Value::Count(space.pairs())),
+                ("aside_pairs", count(space.outlier_pairs())),
+                ("most_revoked", count(space.most_revoked())),
+                ("tables", count(space.layout().len())),
+                ("memory_bytes", Value::Count(space.memory_bytes())),
+                ("memory_limit_bytes", Value::Count(space.declared().memory_limit_bytes)),
+                ("memory_share_bytes", Value::Count(space.filter_bytes_limit())),
+                ("horizon", Value::Id(space.horizon())),
+                ("pairs_per_s", Value::Number(space.pairs_per_s())),
+                ("pairs_until_recycled", Value::Count(space.pairs_until_recycled())),
+                ("recycled_in_s", number_or_nil(space.recycled_in_s())),
+                ("forgotten_ids", count(space.forgotten_ids())),
+            ]
+        });
+        write_maps(reply, &counters.chain(existences).collect::<Vec<Entries>>());
+        Ok(())
+    })
+}
+
+fn tables(call: &mut Call<'_>) -> Outcome {
+    if call.args.len() > 2 {
+        return Err(call.wrong_arity());
+    }
+    let name = (call.args.len() == 2).then(|| call.args.at(1).to_vec());
+    if let Some(name) = &name {
+        any_space(call.node.engines(), name)?;
+    }
+    call.answer_later(move |node, reply| {
+        let wanted = |space: &str| name.as_ref().is_none_or(|name| space.as_bytes() == name);
+        let mut all = Vec::new();
+        node.engines()
+            .counters()
+            .iter()
+            .filter(|s| wanted(s.name()))
+            .for_each(|s| counter_tables(s, &mut all));
+        node.engines()
+            .existences()
+            .iter()
+            .filter(|s| wanted(s.name()))
+            .for_each(|s| existence_tables(s, &mut all));
+        write_maps(reply, &all);
+        Ok(())
+    })
+}
+
+fn counter_tables(space: &CounterSpace, all: &mut Vec<Entries>) {
+    all.extend(space.cold().files().all().iter().map(|file| {
+        let (head, entry) = (file.head(), file.entry());
+        vec![
+            ("space", Value::Text(space.name().to_owned())),
+            ("where", Value::Text("disk".to_owned())),
+            ("low", Value::Id(entry.tag.low)),
+            ("last", Value::Id(entry.tag.high)),
+            ("rows", Value::Count(head.rows)),
+            ("file", Value::Text(entry.name.clone())),
+            ("bytes", Value::Count(entry.bytes)),
+            ("bytes_per_row", Value::Number(entry.bytes as f64 / head.rows as f64)),
+            ("index_bytes", count(file.memory_bytes())),
+        ]
+    }));
+    all.extend(space.tables().into_iter().map(|table| {
+        vec![
+            ("space", Value::Text(space.name().to_owned())),
+            ("where", Value::Text("memory".to_owned())),
+            ("low", Value::Id(table.low)),
+            ("last", Value::Id(table.last)),
+            ("rows", Value::Count(table.rows)),
+            ("capacity", Value::Count(table.capacity)),
+            ("fill", Value::Number(table.fill)),
+            ("probes_mean", Value::Number(table.probes_mean)),
+            ("probes_p99", Value::Count(table.probes_p99)),
+            ("probes_max", Value::Count(table.probes_max)),
+            ("past_share", Value::Number(table.past_share)),
+            ("aux_entries", Value::Count(table.aux_entries)),
+            ("aux_bytes", Value::Count(table.aux_bytes)),
+            ("extend_rows", Value::Count(table.extend_rows)),
+            ("extend_bytes", Value::Count(table.extend_bytes)),
+            ("draining_rows", Value::Count(table.draining_rows)),
+            ("draining_bytes", Value::Count(table.draining_bytes)),
+            ("bytes", Value::Count(table.bytes)),
+            ("bytes_per_row", Value::Number(table.bytes_per_row)),
+            ("slot_bits", Value::Count(u64::from(table.slot_bits))),
+            ("fields", Value::Text(table.schema)),
+        ]
+    }));
+    let outliers = space.outlier_range();
+    all.extend(outliers.map(|range| {
+        vec![
+            ("space", Value::Text(space.name().to_owned())),
+            ("where", Value::Text("aside".to_owned())),
+            ("low", Value::Id(range.low)),
+            ("last", Value::Id(range.last)),
+            ("rows", Value::Count(range.rows)),
+        ]
+    }));
+}
+
+fn existence_tables(space: &ExistenceSpace, all: &mut Vec<Entries>) {
+    let files = space.cold().files();
+    for (index, table) in space.tables_probed(CANARIES).into_iter().enumerate() {
+        // The others follow it, at an unknown rate.
+        let recycled_in_s = if index == 0 { space.recycled_in_s() } else { None };
+        // A table on the disk has none: each canary would be a read.
+        let known = (!table.is_cold).then_some(table.measured);
+        all.push(vec![
+            ("space", Value::Text(space.name().to_owned())),
+            ("where", Value::Text(if table.is_cold { "disk" } else { "memory" }.to_owned())),
+            ("low", Value::Id(table.low)),
+            ("last", Value::Id(table.last)),
+            ("pairs", Value::Count(table.pairs)),
+            ("capacity", Value::Count(table.capacity)),
+            ("roll_at", Value::Count(table.roll_at)),
+            ("fill", Value::Number(table.fill)),
+            ("bits_set", number_or_nil(table.bits_set)),
+            ("extensions", count(table.extensions)),
+            ("revoked", count(table.revoked)),
+            ("bytes", count(table.bytes)),
+            ("false_positive_rate", Value::Number(table.configured_rate)),
+            ("expected_rate", Value::Number(table.expected_rate)),
+            ("measured_rate", number_or_nil(table.measured.rate())),
+            ("measured_at_least", number_or_nil(known.map(|measured| measured.at_least()))),
+            ("measured_at_most", number_or_nil(known.map(|measured| measured.at_most()))),
+            ("canaries", known.map_or(Value::Nil, |measured| Value::Count(measured.canaries))),
+            ("recycled_in_s", number_or_nil(recycled_in_s)),
+        ]);
+        let file = files.iter().find(|file| table.is_cold && file.entry().tag.low == table.low);
+        if let (Some(file), Some(entries)) = (file, all.last_mut()) {
+            entries.extend([
+                ("late", count(table.late)),
+                ("file", Value::Text(file.entry().name.clone())),
+                ("file_bytes", Value::Count(file.entry().bytes)),
+                ("index_bytes", count(file.memory_bytes())),
+            ]);
+        }
+    }
+    all.extend(space.outlier_range().map(|(low, last, pairs)| {
+        vec![
+            ("space", Value::Text(space.name().to_owned())),
+            ("where", Value::Text("aside".to_owned())),
+            ("low", Value::Id(low)),
+            ("last", Value::Id(last)),
+            ("pairs", Value::Count(pairs)),
+        ]
+    }));
+}
+
+/// Minimum number of rows for TM.ADVISE. The values of fewer rows do not show how wide those of
+/// later rows are.
+const MIN_ADVICE_ROWS: u64 = 1000;
+
+fn advise(call: &mut Call<'_>) -> Outcome {
+    let name = call.args.at(1).to_vec();
+    counter_space(call.node.engines(), &name)?;
+    call.answer_later(move |node, reply| {
+        let space = counter_space(node.engines(), &name)?;
+        let advice = space
+            .advise_with(space.cold().rows(), |most, f| space.cold().sample(most, f))
+            .map_err(disk)?;
+        let rows = advice.as_ref().map_or(0, |advice| advice.rows);
+        let Some(advice) = advice.filter(|_| rows >= MIN_ADVICE_ROWS) else {
+            return Err(refuse!(
+                "ERR the space '{}' has {rows} rows; advice needs at least {MIN_ADVICE_ROWS}",
+                space.name()
+            ));
+        };
+        let changed = advice.fields.iter().filter(|field| field.best != field.width);
+        let commands = changed.map(|f| {
+            let how = if f.best > f.width { "WIDEN" } else { "NARROW" };
+            format!("TM.SPACE ALTER {} {how} {}:{}", space.name(), f.name, f.best)
+        });
+        let entries = [
+            ("rows", Value::Count(advice.rows)),
+            ("fields", Value::Text(advice.schema())),
+            ("bytes_per_row", Value::Number(advice.bytes_per_row)),
+            ("best_bytes_per_row", Value::Number(advice.best_bytes_per_row)),
+            ("saving", Value::Number(advice.saving())),
+            ("table", Value::Texts(advice.to_string().lines().map(str::to_owned).collect())),
+            ("commands", Value::Texts(commands.collect())),
+        ];
+        write_map(reply, &entries);
+        Ok(())
+    })
+}
+
+fn roll(call: &mut Call<'_>) -> Outcome {
+    let engines = call.node.engines();
+    let rolled = match any_space(engines, call.args.at(1))? {
+        AnySpace::Existence(space) => engines.roll_pairs(space),
+        AnySpace::Counter(space) => space.roll_now().map_err(dataset::engines::WriteError::from)?,
+    };
+    call.reply.int(i64::from(rolled));
+    Ok(())
+}
+
+fn rebuild(call: &mut Call<'_>) -> Outcome {
+    let space = existence_space(call.node.engines(), call.args.at(1))?;
+    if space.ledger().is_none() {
+        return Err(no_ledger(space));
+    }
+    call.reply.int(space.ask_rebuild() as i64);
+    Ok(())
+}
+
+fn spill(call: &mut Call<'_>) -> Outcome {
+    if call.args.len() > 3 {
+        return Err(call.wrong_arity());
+    }
+    let name = call.args.at(1).to_vec();
+    let instead = match any_space(call.node.engines(), &name)? {
+        AnySpace::Counter(space) if !space.spills() => Some("keeps its tables in memory"),
+        AnySpace::Existence(space) if !space.spills() => Some("recycles its tables"),
+        _ => None,
+    };
+    if let Some(instead) = instead {
+        return Err(refuse!(
+            "ERR the space '{}' {instead}: it is not configured to spill",
+            Printable(&name)
+        ));
+    }
+    let tables = match call.args.from(2).iter().next() {
+        Some(text) => resp::natural(text)
+            .ok_or_else(|| refuse!("ERR Invalid number of tables '{}'", Printable(text)))?,
+        None => 1,
+    };
+    call.answer_later(move |node, reply| {
+        let is_stopped = || node.stop.is_stopped();
+        let live = node.live(&is_stopped).ok_or(Refusal::LOADING)?;
+        let mut left = 0;
+        for _ in 0..tables {
+            let spilled = match any_space(node.engines(), &name)? {
+                AnySpace::Counter(space) => dataset::tiering::spill_oldest(&live, space),
+                AnySpace::Existence(space) => dataset::tiering::spill_oldest_pairs(&live, space),
+            };
+            match spilled {
+                Ok(Some(spilled)) => left += spilled.left,
+                Ok(None) => break,
+                Err(error) => return Err(disk(error)),
+            }
+        }
+        reply.int(left as i64);
+        Ok(())
+    })
+}

@@ -1,0 +1,80 @@
+//! Views and actions, for people: what FEED.GET shows in which order, and what FEED.ACT moves.
+
+use crate::commands::call::Call;
+use crate::commands::command::{Command, Group, Run::Once};
+use crate::commands::schema::changes;
+use crate::commands::schema::spaces::{Value, count, write_maps};
+use dataset::engines::View;
+use node::command::spec::{NO_KEYS, Outcome, flag};
+
+const SCHEMA: Group = Group::new("schema", "0.1.0", NO_KEYS);
+const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT;
+
+#[rustfmt::skip]
+pub(crate) const COMMANDS: &[Command] = &[
+    SCHEMA.container("tm.view", "A container for commands about views.", &[
+        SCHEMA.row("tm.view|create", -5, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
+            "view [REPLACE] option value [option value ...]", Once(changes::create_view),
+            "Makes a view, for all connections at once. The options are the keys of [[view]] in \
+             the configuration: counters, flags and then, each a list divided by blanks. With \
+             REPLACE it takes the place of the one of its name, in one step: each page is as \
+             before or as it is to be."),
+        SCHEMA.row("tm.view|drop", 3, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
+            "view", Once(changes::drop_view),
+            "Removes a view. What it shows stays."),
+        SCHEMA.help("tm.view|help"),
+        SCHEMA.row("tm.view|list", 2, flag::STALE, "", Once(views),
+            "All views, a map each: the bytes of a row with BINARY, the counters and flags in the \
+             order of FEED.GET's rows, and the views of further ids (then)."),
+    ]),
+    SCHEMA.container("tm.action", "A container for commands about actions.", &[
+        SCHEMA.row("tm.action|create", -5, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
+            "action [REPLACE] option value [option value ...]", Once(changes::create_action),
+            "Makes an action, for all connections at once. The options are the keys of [[action]] \
+             in the configuration: flag, counter as space.field, and lists of such counters that \
+             move beside, also and member_counters. With REPLACE it takes the place of the one of \
+             its name, in one step; what that has counted stays."),
+        SCHEMA.row("tm.action|drop", 3, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
+            "action", Once(changes::drop_action),
+            "Removes an action. What it has counted stays."),
+        SCHEMA.help("tm.action|help"),
+        SCHEMA.row("tm.action|list", 2, flag::STALE, "", Once(actions),
+            "All actions, a map each: the flag and the counter that FEED.ACT moves, and the \
+             counters that it moves beside, of the id (also) and of the member (member_counters)."),
+    ]),
+];
+
+fn views(call: &mut Call<'_>) -> Outcome {
+    let engines = call.node.engines();
+    let views = engines.views().iter().map(|view| {
+        let counters = engines.columns(view);
+        let flags: Vec<String> = engines.flags(view).map(|space| space.name().to_owned()).collect();
+        let then: Vec<&View> = engines.then(view).collect();
+        let further =
+            then.iter().map(|view| engines.columns(view).len() * 8 + view.flags()).sum::<usize>();
+        vec![
+            ("name", Value::Text(view.name().to_owned())),
+            ("row_bytes", count(counters.len() * 8 + flags.len() + further)),
+            ("counters", Value::Texts(counters)),
+            ("flags", Value::Texts(flags)),
+            ("then", Value::Texts(then.iter().map(|view| view.name().to_owned()).collect())),
+        ]
+    });
+    write_maps(&mut call.reply, &views.collect::<Vec<_>>());
+    Ok(())
+}
+
+fn actions(call: &mut Call<'_>) -> Outcome {
+    let engines = call.node.engines();
+    let actions = engines.actions().iter().map(|action| {
+        vec![
+            ("name", Value::Text(action.name().to_owned())),
+            ("flag", Value::Text(engines.flag_of(action).name().to_owned())),
+            ("counter", Value::Text(engines.moved_by(action))),
+            ("also", Value::Texts(engines.moved_beside(action, false))),
+            ("member_counters", Value::Texts(engines.moved_beside(action, true))),
+        ]
+    });
+    write_maps(&mut call.reply, &actions.collect::<Vec<_>>());
+    Ok(())
+}

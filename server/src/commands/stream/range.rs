@@ -1,0 +1,225 @@
+//! XRANGE, XREVRANGE, XLEN, and what is refused.
+
+use super::{Found, Log, MOST_ENTRIES, READ_ONLY, id, refusal, scope, write_entry};
+use super::{LENGTH_ITEMS, READ_COST, STREAM};
+use crate::commands::call::{Call, integer};
+use crate::commands::command::{Command, Run::Once};
+use dataset::changes::{Change, Id, Scope, Start};
+use node::command::error::{Refusal, refuse};
+use node::command::spec::{Outcome, READ, flag};
+use node::roles::node::Now;
+use resp::Reply;
+
+#[rustfmt::skip]
+pub(crate) const READS: &[Command] = &[
+    STREAM.row("xrange", -4, flag::READONLY, "key start end [COUNT count]", Once(xrange),
+        "The entries from one id to another; `-` is the oldest that is there. An error if they are \
+         more than 10000: use COUNT.")
+        .cost(READ_COST),
+    STREAM.row("xrevrange", -4, flag::READONLY, "key end start [COUNT count]", Once(xrange),
+        "The same from the last one down.")
+        .cost(READ_COST),
+    STREAM.row("xlen", 2, READ, "key", Once(xlen),
+        "How many entries the log has. The first time all of it is read.")
+        .linear(LENGTH_ITEMS).uses("RO"),
+];
+
+#[rustfmt::skip]
+pub(crate) const REFUSED: &[Command] = &[
+    STREAM.row("xadd", -5, flag::WRITE | flag::DENYOOM | flag::FAST,
+        "key [NOMKSTREAM] [<MAXLEN|MINID> [=|~] threshold [LIMIT count]] <*|id> field value [field \
+         value ...]", Once(read_only), NOT_WRITABLE).tips(&["nondeterministic_output"]),
+    STREAM.row("xdel", -3, flag::WRITE | flag::FAST, "key id [id ...]", Once(read_only),
+        NOT_WRITABLE).uses("RW delete"),
+    STREAM.row("xtrim", -4, flag::WRITE,
+        "key <MAXLEN|MINID> [=|~] threshold [LIMIT count]", Once(read_only),
+        "Refused: durability.keep_log_bytes says how much of the log is kept.").uses("RW delete")
+        .tips(&["nondeterministic_output"]),
+    STREAM.row("xsetid", -3, flag::WRITE | flag::DENYOOM | flag::FAST,
+        "key last-id [ENTRIESADDED entries-added] [MAXDELETEDID max-deleted-id]", Once(read_only),
+        NOT_WRITABLE),
+];
+
+const NOT_WRITABLE: &str = "Refused: tm:changes is the log, and no client writes to it.";
+
+/// An end of a range.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bound {
+    /// `-` or `+`.
+    Open,
+    At(Id),
+    /// `(id`
+    Beyond(Id),
+}
+
+impl Bound {
+    fn read(text: &[u8], missing: u64) -> Result<Bound, Refusal> {
+        match text {
+            b"-" | b"+" => Ok(Bound::Open),
+            [b'(', rest @ ..] if !rest.is_empty() => Ok(Bound::Beyond(id(rest, missing)?)),
+            text => Ok(Bound::At(id(text, missing)?)),
+        }
+    }
+
+    /// The lowest id of a range that begins so.
+    pub(super) fn low(text: &[u8]) -> Result<Id, Refusal> {
+        Ok(match Bound::read(text, 0)? {
+            Bound::Open if text == b"-" => Id::MIN,
+            Bound::Open => Id::MAX,
+            Bound::At(id) => id,
+            Bound::Beyond(id) => {
+                id.after().ok_or_else(|| refuse!("ERR invalid start ID for the interval"))?
+            }
+        })
+    }
+
+    /// The highest id of a range that ends so.
+    pub(super) fn high(text: &[u8]) -> Result<Id, Refusal> {
+        Ok(match Bound::read(text, u64::MAX)? {
+            Bound::Open if text == b"+" => Id::MAX,
+            Bound::Open => Id::MIN,
+            Bound::At(id) => id,
+            Bound::Beyond(Id::MIN) => return Err(refuse!("ERR invalid end ID for the interval")),
+            Bound::Beyond(id) => id.before(),
+        })
+    }
+}
+
+/// A range of ids.
+struct Range {
+    scope: Scope,
+    from: Bound,
+    /// Both are within the range.
+    low: Id,
+    high: Id,
+    /// None: all of them, or an error.
+    most: Option<usize>,
+}
+
+impl Range {
+    /// `None`: the answer is an empty list, or none at all.
+    fn read(call: &Call<'_>, is_reverse: bool) -> Result<Result<Range, bool>, Refusal> {
+        let (low, high) = if is_reverse { (3, 2) } else { (2, 3) };
+        let (low, high) = (call.args.at(low), call.args.at(high));
+        let (from, first) = (Bound::read(low, 0)?, Bound::low(low)?);
+        let last = Bound::high(high)?;
+        let mut count = None;
+        let mut options = call.args.from(4).iter();
+        while let Some(option) = options.next() {
+            let value = options.next().filter(|_| option.eq_ignore_ascii_case(b"count"));
+            count = Some(integer(value.ok_or(Refusal::SYNTAX)?)?.max(0));
+        }
+        let most = count.map(|count| usize::try_from(count).unwrap_or(usize::MAX));
+        let Some(scope) = scope(call.node, call.args.at(1))? else { return Ok(Err(false)) };
+        if most == Some(0) {
+            return Ok(Err(true));
+        }
+        // Any id above the low bound would do: it is not looked at.
+        if first > last {
+            return Ok(Err(false));
+        }
+        Ok(Ok(Range { scope, from, low: first, high: last, most }))
+    }
+
+    fn start(&self) -> Start {
+        match self.from {
+            Bound::Open if self.low == Id::MIN => Start::Oldest,
+            Bound::Open => Start::End,
+            Bound::At(id) => Start::At(id),
+            Bound::Beyond(id) => Start::After(id),
+        }
+    }
+
+    /// Most entries that are looked for: one more than a reply may have, to know of it.
+    fn wanted(&self) -> usize {
+        self.most.unwrap_or(usize::MAX).min(MOST_ENTRIES + 1)
+    }
+
+    fn write(&self, found: &Found, reply: &mut Reply<'_>) -> Outcome {
+        let is_cut = found.bytes.len() >= super::MOST_BYTES && self.most != Some(found.count);
+        if found.count > MOST_ENTRIES || is_cut {
+            return Err(refuse!(
+                "ERR these are more than {MOST_ENTRIES} entries, or 4 MiB: ask for some of them \
+                 with COUNT"
+            ));
+        }
+        found.write(reply);
+        Ok(())
+    }
+
+    fn up(&self, node: Now<'_>, reply: &mut Reply<'_>) -> Outcome {
+        let log = Log::new(node);
+        let mut found = Found::default();
+        if let Some(mut place) = log.find(self.scope, self.start())? {
+            log.read(self.scope, &mut place, &|| true, |id, bytes| {
+                if id > self.high {
+                    return false;
+                }
+                found.bytes.extend_from_slice(bytes);
+                found.count += 1;
+                !found.is_full(self.wanted())
+            })?;
+        }
+        self.write(&found, reply)
+    }
+
+    fn down(&self, node: Now<'_>, reply: &mut Reply<'_>) -> Outcome {
+        let log = Log::new(node);
+        // The low end must be one that is reached.
+        log.find(self.scope, self.start())?;
+        let make = |id: Id, space: u32, change: Change<'_>| {
+            let mut bytes = Vec::new();
+            let entry = (id, space, change);
+            write_entry(node.engines(), self.scope, entry, &mut bytes).then_some(bytes)
+        };
+        let (store, ends) = (&node.store, (self.high, self.low));
+        let entries = node.changes.read_back(store, log.end, self.scope, ends, self.wanted(), make);
+        let entries = entries.map_err(|lost| refusal(&lost, "this place", None))?;
+        let mut found = Found::default();
+        for entry in entries {
+            if found.is_full(self.wanted()) {
+                break;
+            }
+            found.bytes.extend_from_slice(&entry);
+            found.count += 1;
+        }
+        self.write(&found, reply)
+    }
+}
+
+fn xrange(call: &mut Call<'_>) -> Outcome {
+    let is_reverse = call.spec.name == "xrevrange";
+    match Range::read(call, is_reverse)? {
+        Ok(range) => call.answer_later(move |node, reply| {
+            if is_reverse { range.down(node, reply) } else { range.up(node, reply) }
+        }),
+        Err(true) => {
+            call.reply.null_array();
+            Ok(())
+        }
+        Err(false) => {
+            call.reply.array(0);
+            Ok(())
+        }
+    }
+}
+
+fn xlen(call: &mut Call<'_>) -> Outcome {
+    let Some(scope) = scope(call.node, call.args.at(1))? else {
+        call.reply.int(0);
+        return Ok(());
+    };
+    call.answer_later(move |node, reply| {
+        reply.int(i64::try_from(Log::new(node).tally(scope)?.entries).unwrap_or(i64::MAX));
+        Ok(())
+    })
+}
+
+/// As Redis says it of keys of other types; all others could be no stream.
+fn read_only(call: &mut Call<'_>) -> Outcome {
+    let (node, key) = (call.node, call.args.at(1));
+    if scope(node, key)?.is_none() {
+        node.engines().resolve(key)?;
+    }
+    Err(READ_ONLY)
+}

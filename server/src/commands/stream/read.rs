@@ -1,0 +1,340 @@
+//! XREAD and XREADGROUP.
+
+use super::deliver::Member;
+use super::{Found, Log, count, id, scope};
+use super::{READ_COST, STREAM};
+use crate::commands::call::{Call, answer};
+use crate::commands::command::{Command, Run::Once};
+use crate::commands::replication::{DEMOTED, UNBLOCKED, deadline};
+use dataset::changes::{Id, Place, Scope, Start};
+use dataset::groups::Key;
+use node::command::error::{Printable, Refusal, refuse};
+use node::command::spec::{KeyArgs, Outcome, flag};
+use node::command::stream_options::Options;
+use node::command::streams::is_stream;
+use node::roles::node::Node;
+use node::runtime::blocking_task::apart;
+use node::runtime::clients::Client;
+use resp::{Protocol, Reply};
+use std::sync::Arc;
+use store::Position;
+use tokio::time::Instant;
+
+#[rustfmt::skip]
+pub(crate) const XREAD: &[Command] = &[
+    STREAM.row("xread", -4, flag::READONLY,
+        "[COUNT count] [BLOCK milliseconds] STREAMS key [key ...] id [id ...]", Once(xread),
+        "The entries behind an id, in order, or nil: of tm:changes those of all spaces, of \
+         tm:changes:NAME those of one. Without COUNT, and at most, 10000 of a stream at once. \
+         PARTED: the id belongs to a history that did not lead to this one. TRIMMED: the log does \
+         not reach back to it; 0-0 is the beginning of all. Only what is synced is shown.")
+        .keys(KeyArgs::Streams(1))
+        .cost(READ_COST),
+];
+
+#[rustfmt::skip]
+pub(crate) const XREADGROUP: &[Command] = &[
+    STREAM.row("xreadgroup", -7, flag::WRITE,
+        "GROUP group consumer [COUNT count] [BLOCK milliseconds] [NOACK] STREAMS key [key ...] id \
+         [id ...]", Once(xread),
+        "With `>` what no consumer of the group has got yet, which is pending then until XACK, \
+         unless NOACK; with an id what is pending of the consumer behind it. After a restart or a \
+         failover all that was pending comes again.").keys(KeyArgs::Streams(4))
+        .cost(READ_COST),
+];
+
+/// Most streams of one request: there are no more spaces.
+const MOST_STREAMS: usize = 256;
+
+const NOT_NEW: Refusal = Refusal::fixed(
+    b"ERR The > ID can be specified only when calling XREADGROUP using the GROUP <group> \
+      <consumer> option.",
+);
+const NO_END: Refusal = Refusal::fixed(
+    b"ERR The $ ID is meaningless in the context of XREADGROUP: you want to read the history of \
+      this consumer by specifying a proper ID, or use the > ID to get new messages. The $ ID would \
+      just return an empty result set.",
+);
+
+const NO_LAST: Refusal = Refusal::fixed(
+    b"ERR The + ID is meaningless in the context of XREADGROUP: you want to read the history of \
+      this consumer by specifying a proper ID, or use the > ID to get new messages. The + ID would \
+      just return an empty result set.",
+);
+
+/// Nothing comes of a space that is not there: a reader of a wrong name, or of one that was
+/// dropped, would wait for ever.
+fn no_space(key: &[u8]) -> Refusal {
+    refuse!("ERR No such key '{}': there is no space of that name (TM.SPACE LIST)", Printable(key))
+}
+
+/// What of a stream is read.
+#[derive(Clone, Copy)]
+enum What {
+    /// The last entry; and once that is known, what lies behind it.
+    Last,
+    /// What lies behind a start; and the place where it is, once that is known.
+    Behind(Start, Option<Place>),
+    /// What no consumer of the group has got yet.
+    New,
+    /// What was delivered to the consumer behind this id, and is pending.
+    Own(Id),
+}
+
+/// A stream that is read.
+struct Reading {
+    key: Vec<u8>,
+    scope: Scope,
+    what: What,
+}
+
+/// What XREAD asks for.
+struct Asked {
+    readings: Vec<Reading>,
+    most: usize,
+    /// Until when it waits for entries, if it does.
+    until: Option<Instant>,
+    /// What `$` means.
+    end: Position,
+    /// XREADGROUP: for whom.
+    member: Option<Member>,
+    /// XREADGROUP that may wait: its number in the groups' queues, or the highest there is before
+    /// it has a place.
+    number: Option<u64>,
+}
+
+fn parse(call: &Call<'_>) -> Result<Asked, Refusal> {
+    let options = Options::read(call.spec, call.args)?;
+    let until = options.block.map(deadline).transpose()?;
+    let most = count(options.count)?;
+    let (first, streams) = options.keys;
+    if streams > MOST_STREAMS {
+        return Err(refuse!("ERR at most {MOST_STREAMS} streams can be read at once"));
+    }
+    let member = options
+        .group
+        .map(|group| Member::new(group, options.no_ack, call.reply.protocol()))
+        .transpose()?;
+    let mut readings = Vec::new();
+    for at in first..first + streams {
+        let (key, text) = (call.args.at(at), call.args.at(at + streams));
+        // Of the wrong type before its id is wrong, as in Redis.
+        let scope = scope(call.node, key)?;
+        if let Some(member) = &member {
+            member.hear_of(call.node, scope, key)?;
+        }
+        let what = match (text, &member) {
+            (b"$", Some(_)) => return Err(NO_END),
+            (b"$", None) => What::Behind(Start::End, None),
+            (b"+", Some(_)) => return Err(NO_LAST),
+            (b"+", None) => What::Last,
+            (b">", Some(_)) => What::New,
+            (b">", None) => return Err(NOT_NEW),
+            (text, Some(_)) => What::Own(id(text, 0)?),
+            (text, None) => What::Behind(Start::After(id(text, 0)?), None),
+        };
+        match scope {
+            Some(scope) => readings.push(Reading { key: key.to_vec(), scope, what }),
+            None if is_stream(key) => return Err(no_space(key)),
+            None => {}
+        }
+    }
+    let number = member.as_ref().and(until).map(|_| u64::MAX);
+    Ok(Asked { readings, most, until, end: call.node.durability.certain(), member, number })
+}
+
+fn xread(call: &mut Call<'_>) -> Outcome {
+    let mut asked = parse(call)?;
+    if call.session.in_exec {
+        // As in Redis: no wait is possible there.
+        asked.number = None;
+        return call.answer_later(move |node, reply| {
+            let found = asked.read(Log { node, end: asked.end }, &|| true)?;
+            asked.write(found, reply);
+            Ok(())
+        });
+    }
+    let (node, protocol) = (call.node.node().clone(), call.reply.protocol());
+    let client = call.session.client.clone();
+    call.answer_when(async move {
+        let read = asked.follow(&node, &client).await;
+        answer(protocol, |reply| {
+            asked.write(read?, reply);
+            Ok(())
+        })
+    });
+    Ok(())
+}
+
+impl Asked {
+    /// Reads what is there, of each stream; an entry of the list for each that has any.
+    fn read(
+        &mut self,
+        log: Log<'_>,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<Vec<(usize, Found)>, Refusal> {
+        let (mut all, mut bytes) = (Vec::new(), 0);
+        for (index, reading) in self.readings.iter_mut().enumerate() {
+            let mut found = Found::default();
+            if matches!(reading.scope, Scope::Space(number) if !log.node.engines().has(number)) {
+                return Err(no_space(&reading.key));
+            }
+            if matches!(reading.what, What::Last) {
+                let start = log.last(reading.scope)?.map_or(Start::End, Start::At);
+                reading.what = What::Behind(start, None);
+            }
+            // What one stream has taken, others leave for the next time.
+            let has_room = bytes < super::MOST_BYTES;
+            match (&mut reading.what, &self.member) {
+                (What::Behind(start, place), _) => {
+                    if place.is_none() {
+                        *place = log.find(reading.scope, *start)?;
+                    }
+                    if let Some(place) = place.as_mut().filter(|_| has_room) {
+                        log.collect(reading.scope, place, self.most, goes_on, &mut found)?;
+                    }
+                }
+                (What::New, Some(member))
+                    if has_room
+                        && self.number.is_none_or(|number| {
+                            log.node.engines().groups.has_turn(&member.key(reading.scope), number)
+                        }) =>
+                {
+                    let of = (reading.scope, &reading.key[..]);
+                    member.deliver(log, of, self.most, goes_on, &mut found)?;
+                }
+                (What::Own(after), Some(member)) => {
+                    let of = (reading.scope, &reading.key[..]);
+                    member.deliver_again(log, of, *after, self.most, &mut found)?;
+                }
+                _ => {}
+            }
+            bytes += found.bytes.len();
+            // As in Redis what a consumer has is answered even if that is nothing.
+            if found.count > 0 || matches!(reading.what, What::Own(_)) {
+                all.push((index, found));
+            }
+        }
+        Ok(all)
+    }
+
+    /// The groups for whose new entries it waits.
+    fn awaited_groups(&self) -> Vec<Key> {
+        let Some(member) = self.member.as_ref().filter(|_| self.until.is_some()) else {
+            return Vec::new();
+        };
+        let new = self.readings.iter().filter(|reading| matches!(reading.what, What::New));
+        new.map(|reading| member.key(reading.scope)).collect()
+    }
+
+    /// The same, and waits for entries if that is asked for. Of several consumers that wait for a
+    /// group, the one that has waited longest is served first.
+    async fn follow(
+        &mut self,
+        node: &Arc<Node>,
+        client: &Arc<Client>,
+    ) -> Result<Vec<(usize, Found)>, Refusal> {
+        let mut end = self.end;
+        let (awaited, groups) = (self.awaited_groups(), node.engines().groups.clone());
+        let mut place = None;
+        loop {
+            // Subscribes before it looks at the queues, so that no departure is missed.
+            let mut departures = groups.departures();
+            let number = self.number.unwrap_or(0);
+            let turns = awaited.iter().filter(|key| groups.has_turn(key, number)).count();
+            let is_behind = turns < awaited.len();
+            // A group's place may be locked by another thread that reads.
+            let is_at_hand = |reading: &Reading| match &reading.what {
+                What::Behind(_, Some(place)) => place.is_at_hand(end),
+                _ => false,
+            };
+            let found = if turns == 0 && is_behind && awaited.len() == self.readings.len() {
+                Vec::new()
+            } else if self.readings.iter().all(is_at_hand) {
+                let moment = node.moment();
+                self.read(Log { node: moment.now(), end }, &|| true)?
+            } else {
+                self.read_apart(node, client, end).await?
+            };
+            let Some(until) = self.until.filter(|_| found.is_empty()) else { return Ok(found) };
+            if place.is_none() && !awaited.is_empty() {
+                let queued = groups.enqueue(awaited.clone());
+                self.number = Some(queued.number());
+                place = Some(queued);
+                if is_behind {
+                    continue;
+                }
+            }
+            // The wait is for more than was read.
+            client.blocked.begin(true);
+            let demoted = async {
+                // A replica can be read, but no group of it.
+                match self.member {
+                    Some(_) => node.replication.demoted().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let departed = async {
+                match is_behind {
+                    true => _ = departures.changed().await,
+                    false => std::future::pending().await,
+                }
+            };
+            let waited = tokio::select! {
+                biased;
+                () = demoted => return Err(refuse!("{DEMOTED}")),
+                with_error = client.blocked.is_let_go() => Some(with_error),
+                () = departed => None,
+                () = node.durability.certain_beyond(end.offset) => None,
+                () = tokio::time::sleep_until(until) => Some(false),
+            };
+            client.blocked.end(false);
+            match waited {
+                None => end = node.durability.certain(),
+                Some(true) => return Err(refuse!("{UNBLOCKED}")),
+                Some(false) => return Ok(Vec::new()),
+            }
+        }
+    }
+
+    /// [`Asked::read`] on another thread.
+    async fn read_apart(
+        &mut self,
+        node: &Arc<Node>,
+        client: &Arc<Client>,
+        end: Position,
+    ) -> Result<Vec<(usize, Found)>, Refusal> {
+        let (readings, member) = (std::mem::take(&mut self.readings), self.member.clone());
+        let mut taken = Asked { readings, member, ..*self };
+        let (node, client) = (node.clone(), client.clone());
+        let work = apart(move || {
+            let moment = node.moment();
+            let found = taken.read(Log { node: moment.now(), end }, &|| client.is_connected());
+            (taken.readings, found)
+        });
+        let (readings, found) = work.await.map_err(|error| refuse!("ERR {error}"))?;
+        self.readings = readings;
+        found
+    }
+
+    fn write(&self, found: Vec<(usize, Found)>, reply: &mut Reply<'_>) {
+        if found.is_empty() {
+            reply.null_array();
+            return;
+        }
+        // In RESP3 a map; in RESP2 each stream is an array of two.
+        let is_map = reply.protocol() == Protocol::Resp3;
+        if is_map {
+            reply.map(found.len());
+        } else {
+            reply.array(found.len());
+        }
+        for (index, found) in found {
+            if !is_map {
+                reply.array(2);
+            }
+            reply.bulk(&self.readings[index].key);
+            found.write(reply);
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! MULTI and EXEC: commands that are executed together, and WATCH, which calls them off if
+//! something changed meanwhile.
+//!
+//! EXEC holds the stripes of the ids that its commands name while it executes (`store/src/commit`,
+//! C6), or all stripes if one of them may touch others (DBSIZE, TM.ROLL, ...): no other client's
+//! change of them comes between, on whichever worker, and all that changes goes into one batch of
+//! the log, so that a crash leaves all of it or nothing; if what waits for the log leaves no room
+//! for it there, EXEC waits, before it begins (C8). Pages of other clients are read meanwhile as
+//! ever; writes of the same ids wait. Whether changes are taken now is asked once, under the
+//! stripes: all that was queued is executed, or nothing.
+//!
+//! A transaction that touches no data, as Sentinel's is (SLAVEOF, CONFIG REWRITE, ...), keeps no
+//! writer out, and leaves its worker to others where one of its commands waits for the disk.
+//!
+//! As others wait, what takes its time (SAVE, SCAN, TM.ADVISE, ...) is refused between MULTI and
+//! EXEC, and what does not touch data but costs more than a few ids (COMMAND DOCS, INFO) gets
+//! [`ASIDE`] in all.
+
+use crate::commands::call::Call;
+use crate::commands::check::checked;
+use crate::commands::cluster::route::Router;
+use crate::commands::command::{Command, Group, Run::Once};
+use crate::commands::log_size;
+use crate::commands::run::{run, select};
+use crate::session::transaction::{Begun, Transaction};
+use crate::session::{Scratch, Session};
+use dataset::commit::MOST_BYTES;
+use dataset::engines::{Engines, KeyRef, Seen};
+use dataset::watch::Place;
+use node::command::error::Refusal;
+use node::command::footprint::{Footprint, Reach};
+use node::command::spec::{ALL_KEYS, ALWAYS, NO_KEYS, Outcome, flag};
+use node::command::table::find;
+use node::roles::node::Node;
+use resp::{Args, Reply};
+use rustix::time::{ClockId, clock_gettime};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// Processor time that one transaction's commands may take that neither touch data nor are an
+/// operator's nor take constant time. Any number of them fits into a transaction's bytes.
+const ASIDE: Duration = Duration::from_millis(100);
+
+const TRANSACTIONS: Group = Group::new("transactions", "1.2.0", NO_KEYS);
+
+#[rustfmt::skip]
+pub(crate) const COMMANDS: &[Command] = &[
+    TRANSACTIONS.row("multi", 1, ALWAYS | flag::FAST | flag::AT_ONCE, "", Once(multi),
+        "From now on commands are queued, for EXEC."),
+    TRANSACTIONS.row("exec", 1, ALWAYS | flag::SKIP_SLOWLOG | flag::AT_ONCE, "", Once(exec),
+        "Executes what was queued: no other client's change comes between, and the log has all of \
+         it or nothing. Per command its reply; nil if a watched key has changed. A command that \
+         fails does not stop the others.").cost("what the commands of the transaction cost"),
+    TRANSACTIONS.row("discard", 1, ALWAYS | flag::FAST | flag::AT_ONCE, "", Once(discard),
+        "Forgets what was queued, and what is watched.").since("2.0.0").linear("queued commands"),
+    TRANSACTIONS.row("watch", -2, flag::FAST | flag::STALE | flag::NOSCRIPT | flag::AT_ONCE,
+        "key [key ...]", Once(watch),
+        "The next EXEC does nothing if one of these keys has changed by then. A cell's key watches \
+         its whole row; a change of a space's schema, or a roll, counts as a change of all its \
+         keys.").keys(ALL_KEYS).since("2.2.0").linear("keys").uses("RO"),
+    TRANSACTIONS.row("unwatch", 1, ALWAYS | flag::FAST, "", Once(unwatch),
+        "Forgets what is watched.").since("2.2.0"),
+];
+
+/// Ends a transaction and all watching, as at the end of a connection.
+pub(crate) fn forget(session: &mut Session, node: &Node) {
+    session.transaction = None;
+    session.client.queued.store(-1, Relaxed);
+    forget_watched(session, node);
+}
+
+fn forget_watched(session: &mut Session, node: &Node) {
+    if let Some(engines) = node.loaded() {
+        session.watched.drain().for_each(|(_, seen)| engines.unwatch(&seen));
+    }
+    session.watch_lost = false;
+    session.note_watched();
+}
+
+fn multi(call: &mut Call<'_>) -> Outcome {
+    if call.session.transaction.is_some() {
+        return Err(Refusal::fixed(b"ERR MULTI calls can not be nested"));
+    }
+    call.session.transaction = Some(Transaction::default());
+    call.session.client.queued.store(0, Relaxed);
+    call.reply.ok();
+    Ok(())
+}
+
+fn discard(call: &mut Call<'_>) -> Outcome {
+    if call.session.transaction.is_none() {
+        return Err(Refusal::fixed(b"ERR DISCARD without MULTI"));
+    }
+    forget(call.session, &call.node);
+    call.reply.ok();
+    Ok(())
+}
+
+fn unwatch(call: &mut Call<'_>) -> Outcome {
+    forget_watched(call.session, &call.node);
+    call.reply.ok();
+    Ok(())
+}
+
+fn watch(call: &mut Call<'_>) -> Outcome {
+    if call.session.transaction.is_some() {
+        return Err(Refusal::fixed(b"ERR WATCH inside MULTI is not allowed"));
+    }
+    let engines: &Engines = call.node.engines();
+    let most = call.node.config().server.max_watched_keys;
+    // All keys are read before the first is watched.
+    let mut places = BTreeSet::new();
+    for key in call.args.from(1).iter() {
+        match engines.resolve(key) {
+            Ok(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
+                places.insert((space.number(), id));
+            }
+            Ok(KeyRef::Pair { .. }) => {}
+            // What no space can have never changes.
+            Err(_) => continue,
+        }
+        // Flags may have the same key as counters.
+        places.extend(engines.pair_of(key).map(|(space, id)| (space.number(), id)));
+    }
+    let watched = &mut call.session.watched;
+    places.retain(|place| !watched.contains_key(place));
+    if watched.len() + places.len() > most {
+        return Err(node::command::error::refuse!(
+            "ERR a client may watch {most} keys (max_watched_keys)"
+        ));
+    }
+    watched.extend(places.into_iter().map(|place| (place, engines.watch(place))));
+    call.session.note_watched();
+    call.reply.ok();
+    Ok(())
+}
+
+fn exec(call: &mut Call<'_>) -> Outcome {
+    let Some(mut transaction) = call.session.transaction.take() else {
+        return Err(Refusal::fixed(b"ERR EXEC without MULTI"));
+    };
+    if let Some(begun) = transaction.begun.take() {
+        go_on(call, transaction, begun, true);
+        return Ok(());
+    }
+    let node = call.node;
+    let engines = node.loaded();
+    let unwatch = |session: &mut Session| forget_watched(session, &node);
+    if transaction.spoilt {
+        call.session.client.queued.store(-1, Relaxed);
+        unwatch(call.session);
+        return Err(Refusal::fixed(b"EXECABORT Transaction discarded because of previous errors."));
+    }
+    if let Err(refusal) = placed(call, &transaction) {
+        call.session.client.queued.store(-1, Relaxed);
+        unwatch(call.session);
+        return Err(refusal);
+    }
+    let (mut may_leave, mut taken, mut alone) = (true, Ok(()), None);
+    if let Some(engines) = engines.filter(|_| transaction.len() > 0) {
+        let ids = ids(engines, &transaction, &call.session.watched);
+        may_leave = !transaction.writes && ids.as_ref().is_some_and(Vec::is_empty);
+        let mut reserved = None;
+        if transaction.writes {
+            let reshapes = ids.is_none()
+                && transaction.requests().any(|args| log_size::reshapes(engines, args));
+            let bytes = log_size::of(engines, || transaction.requests());
+            // A refused transaction waits for nothing.
+            match bytes.and_then(|bytes| node.refusal().map_or(Ok(bytes), Err)) {
+                Ok(bytes) => {
+                    reserved = call.reserve(if reshapes { MOST_BYTES } else { bytes });
+                    if reserved.is_none() {
+                        call.session.transaction = Some(transaction);
+                        return Ok(());
+                    }
+                }
+                Err(refusal) => taken = Err(refusal),
+            }
+        }
+        call.session.ends_turn = ids.is_none();
+        alone = Some(engines.exclusive(ids, reserved));
+    }
+    // It waits for nothing any more: also if it was refused before it could ask again.
+    call.session.suspension.come();
+    call.session.client.queued.store(-1, Relaxed);
+    let has_changed =
+        |engines: &Engines| call.session.watched.values().any(|seen| engines.has_changed(seen));
+    let changed = call.session.watch_lost || engines.is_some_and(has_changed);
+    unwatch(call.session);
+    if changed {
+        call.reply.null_array();
+        return Ok(());
+    }
+    // Earlier requests of the same turn may have written.
+    if call.session.wrote {
+        call.session.last_write = call.node.durability.committer().ticket();
+    }
+    if transaction.writes {
+        // Once for all of them: a disk that fails, or a role that changes, while they are executed
+        // does not part them.
+        let admitted = taken.and_then(|()| call.admit_write());
+        if transaction.changes {
+            admitted.as_ref().map_err(discarded)?;
+        }
+        call.session.admitted = Some(admitted);
+    }
+    go_on(call, transaction, Begun::default(), may_leave);
+    drop(alone);
+    Ok(())
+}
+
+/// Whether this node of a cluster executes all that was queued. As in Redis the keys of a
+/// transaction have one slot.
+fn placed(call: &Call<'_>, transaction: &Transaction) -> Outcome {
+    let (Some(topology), Some(engines)) = (&call.session.topology, call.node.loaded()) else {
+        return Ok(());
+    };
+    let mut router = Router::new(topology, call.session, call.node);
+    for args in transaction.requests() {
+        if let Some((_, spec)) = find(args.at(0))
+            && let Ok((spec, _)) = select(spec, args)
+        {
+            router.add(spec, args, engines);
+        }
+    }
+    router.outcome()
+}
+
+/// Executes what was queued and is not done yet, up to the first that is suspended.
+fn go_on(call: &mut Call<'_>, mut transaction: Transaction, mut begun: Begun, may_leave: bool) {
+    let mark = call.reply.mark();
+    if begun.replies.is_empty() {
+        call.reply.array(transaction.len());
+    } else {
+        call.reply.bytes().append(&mut begun.replies);
+    }
+    (call.session.in_exec, call.session.may_leave) = (true, may_leave);
+    for args in transaction.kept.iter().skip(begun.done) {
+        one(call, args, &mut begun.aside);
+        if call.session.suspension.is_asked() {
+            break;
+        }
+        // The outcome, if the command has not asked for it, belongs to no other command.
+        call.session.suspension.come();
+        begun.done += 1;
+    }
+    (call.session.in_exec, call.session.may_leave) = (false, false);
+    call.session.admitted = None;
+    if call.session.suspension.is_asked() {
+        begun.replies = call.reply.bytes().split_off(mark);
+        transaction.begun = Some(begun);
+        call.session.transaction = Some(transaction);
+    }
+}
+
+/// What EXEC answers if it is refused itself: as in Redis, without the prefix if it is the common
+/// one.
+#[cold]
+pub(crate) fn discarded(why: &Refusal) -> Refusal {
+    let text = why.text();
+    let reason = text.strip_prefix(b"ERR ").unwrap_or(text);
+    Refusal::new([b"EXECABORT Transaction discarded because of: ", reason].concat())
+}
+
+/// The ids that a transaction may touch, and those that it watches; none if that cannot be said.
+fn ids(
+    engines: &Engines,
+    transaction: &Transaction,
+    watched: &HashMap<Place, Seen>,
+) -> Option<Vec<u64>> {
+    let mut ids = Vec::with_capacity(transaction.len() + watched.len());
+    for &(space, id) in watched.keys() {
+        // A pair changes, too, when its table is recycled, and that may be another id's doing.
+        if engines.existence_by_number(space).is_some() {
+            return None;
+        }
+        ids.push(id);
+    }
+    for args in transaction.requests() {
+        let (_, spec) = find(args.at(0))?;
+        // Of a container it is the command in it that says what is touched.
+        let (spec, _) = select(spec, args).ok()?;
+        // It has to wait for all writers that are at work.
+        if spec.name == "client|tracking" {
+            return None;
+        }
+        // An argument that is no id is an option; a key that names nothing gets an answer that no
+        // data decides.
+        if Footprint::new(spec, args, engines).ids(|id| ids.push(id)) == Reach::Everything {
+            return None;
+        }
+    }
+    Some(ids)
+}
+
+/// The processor time that this thread has taken.
+fn thread_time() -> Duration {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
+}
+
+/// Executes one of the queued commands: its reply, or its error, is the next element. `aside`: see
+/// [`ASIDE`].
+fn one(call: &mut Call<'_>, args: Args<'_>, aside: &mut Duration) {
+    let node = call.node;
+    let mark = call.reply.mark();
+    let full = mark > call.session.most_out;
+    // What was allowed when it was queued need not be now.
+    let outcome = checked(find(args.at(0)), args, call.session.most_args, call.session, node)
+        .and_then(|(numbers, spec)| {
+            let (session, scratch): (&mut Session, &mut Scratch) =
+                (&mut *call.session, &mut *call.scratch);
+            if spec.has(flag::FAST | flag::ADMIN) || spec.keys.are_keys() || spec.may_write(args) {
+                return run(spec, numbers, args, call.reply.again(), session, node, scratch);
+            }
+            if full || *aside > ASIDE {
+                return Err(Refusal::fixed(
+                b"ERR too much that is not about data in one transaction: the rest of it is not \
+                 executed",
+            ));
+            }
+            let began = thread_time();
+            let outcome = run(spec, numbers, args, call.reply.again(), session, node, scratch);
+            *aside += thread_time().saturating_sub(began);
+            outcome
+        });
+    let reply: &mut Reply<'_> = &mut call.reply;
+    reply.set_protocol(call.session.client.protocol());
+    if let Err(refusal) = outcome {
+        reply.rewind(mark);
+        reply.error(refusal.text());
+        node.calls.of(call.session.worker).error(refusal.text());
+        node.tallies[call.session.worker].errors.add(1);
+    }
+    // Beyond the limit the client is disconnected, but what was begun is done.
+    if full {
+        reply.rewind(mark);
+    }
+}
