@@ -34,3 +34,4 @@ pub(crate) mod transaction;
 pub(crate) mod turn;
 pub(crate) mod unreadable;
 pub(crate) mod visibility;
+pub(crate) mod wait;

@@ -1,23 +1,22 @@
 //! Replication: REPLICAOF, ROLE, WAIT, and what a replica says to become one.
 
-use crate::commands::call::answer;
 use crate::commands::call::{Call, integer};
 use crate::commands::command::{Command, Group, Run::Once};
+use crate::commands::wait::{wait, waitaof};
 use ::replication::{Sending, promotions};
 use node::command::error::{Refusal, refuse};
 use node::command::spec::{ALWAYS, NO_KEYS, Outcome, flag};
 use node::roles::node::Node;
 use node::roles::outgoing_link::Place;
-use node::roles::{Fed, Hello, LinkState, Master, Order, Promotion, Sentinel, failover, log_owner};
+use node::roles::{Hello, LinkState, Master, Order, Promotion, Sentinel, failover, log_owner};
 use node::runtime::blocking_task::apart;
 use node::runtime::clients::Client;
-use resp::Reply;
+
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
-use tokio::time::Instant;
 
 const SERVER: Group = Group::new("server", "1.0.0", NO_KEYS);
 const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::STALE;
@@ -257,169 +256,6 @@ pub(crate) fn heard_sentinel(node: &Arc<Node>, sender: &Client, message: &[u8]) 
         // One at a time, and not on a worker: the disk may be slow.
         drop(apart(move || node.replication.keep_epochs(&node.config())));
     }
-}
-
-/// When a WAIT ends, at the latest: 0 milliseconds are for ever.
-pub(crate) fn deadline(text: &[u8]) -> Result<Instant, Refusal> {
-    let ms = resp::integer(text)
-        .ok_or_else(|| refuse!("ERR timeout is not an integer or out of range"))?;
-    let ms = u64::try_from(ms).map_err(|_| refuse!("ERR timeout is negative"))?;
-    Ok(Instant::now()
-        + if ms == 0 { failover::FAR } else { Duration::from_millis(ms).min(failover::FAR) })
-}
-
-fn count(text: &[u8]) -> Result<usize, Refusal> {
-    let n = integer(text)?;
-    usize::try_from(n).map_err(|_| refuse!("ERR value is out of range, must be positive"))
-}
-
-/// What is waited for.
-#[derive(Clone, Copy)]
-enum Until {
-    /// Replicas have it, and show it.
-    Written,
-    /// It is on the disks: here, and of replicas.
-    Durable,
-}
-
-/// Has this replica all up to there?
-fn has(until: Until, offset: u64) -> impl Fn(&Fed) -> bool {
-    move |fed| match until {
-        Until::Written => fed.written >= offset,
-        Until::Durable => fed.durable >= offset,
-    }
-}
-
-/// Waits for this node and for the replicas, until the deadline. Gives whether this node has done
-/// its part, and how many replicas have.
-async fn settled(
-    node: &Node,
-    ticket: store::Ticket,
-    until: Until,
-    replicas: usize,
-    deadline: Instant,
-) -> (bool, usize) {
-    // Where the log ends with all of it. What a replica has written it has from here: a waiter for
-    // that need not wait for this node first.
-    let own = async {
-        match until {
-            Until::Written if replicas > 0 => {
-                node.durability.committer().hurry(ticket);
-                None
-            }
-            Until::Written => node.durability.shown_offset(ticket).await.ok(),
-            Until::Durable => Some(node.durability.synced_offset(ticket).await),
-        }
-    };
-    let Ok(end) = tokio::time::timeout_at(deadline, own).await else { return (false, 0) };
-    let now =
-        || match end.map_or_else(|| node.durability.shown_at(ticket), |offset| Some(Ok(offset))) {
-            Some(Ok(offset)) => Some((true, node.replication.feeds.count(has(until, offset)))),
-            Some(Err(())) => Some((false, 0)),
-            None => None,
-        };
-    let done = || now().filter(|&(is_there, count)| !is_there || count >= replicas);
-    let over = tokio::time::timeout_at(deadline, node.durability.until(done)).await;
-    over.ok().or_else(now).unwrap_or((false, 0))
-}
-
-/// Redis's words, which are not the same for both commands.
-fn refuse_on_replica(call: &Call<'_>, what: &str, since: &str) -> Outcome {
-    if !call.node.replication.is_master() {
-        return Err(refuse!(
-            "ERR {what} cannot be used with replica instances. Please also note that {since}writes \
-             to replicas are just local and are not propagated."
-        ));
-    }
-    Ok(())
-}
-
-/// Replicas of this node say nothing of what other nodes were asked to write.
-fn refuse_elsewhere(call: &Call<'_>, what: &str) -> Outcome {
-    if call.session.wrote_elsewhere {
-        return Err(refuse!(
-            "ERR {what} says nothing of ids of other shards, and this connection has changed some \
-             of them: change them at their master, and wait there (RESET begins anew)"
-        ));
-    }
-    Ok(())
-}
-
-/// Why a client waits no longer, in Redis's words.
-pub(crate) const DEMOTED: &str =
-    "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)";
-pub(crate) const UNBLOCKED: &str = "UNBLOCKED client unblocked via CLIENT UNBLOCK";
-
-/// Answers with what `write` makes of it, once it is known.
-fn answer_settled(
-    call: &mut Call<'_>,
-    until: Until,
-    replicas: usize,
-    deadline: Instant,
-    write: impl FnOnce(&mut Reply<'_>, bool, usize) + Send + 'static,
-) {
-    if call.session.in_exec {
-        // As in Redis, WAIT does not block inside EXEC and counts the replicas that have what the
-        // client wrote before the transaction. WAITAOF is stricter than Redis's: a transaction
-        // that has written is on no disk yet.
-        let durability = &call.node.durability;
-        let ticket = call.session.last_write;
-        let is_synced = !call.session.wrote && durability.committer().synced() >= ticket;
-        let end = durability.shown_at(ticket).and_then(Result::ok);
-        let count = end.map_or(0, |end| call.node.replication.feeds.count(has(until, end)));
-        write(&mut call.reply, is_synced, count);
-        return;
-    }
-    let (node, protocol) = (call.node.node().clone(), call.reply.protocol());
-    // What any writer has marked until now, so what this client has written, too.
-    let ticket = node.durability.committer().ticket();
-    let client = call.session.client.clone();
-    call.answer_when(async move {
-        client.blocked.begin(true);
-        let ended = tokio::select! {
-            biased;
-            () = node.replication.demoted() => Err(DEMOTED),
-            known = settled(&node, ticket, until, replicas, deadline) => Ok(known),
-            with_error = client.blocked.is_let_go() => match with_error {
-                true => Err(UNBLOCKED),
-                false => Ok(settled(&node, ticket, until, replicas, Instant::now()).await),
-            },
-        };
-        client.blocked.end(matches!(ended, Err(DEMOTED)));
-        answer(protocol, |reply| {
-            let (local, count) = ended.map_err(|why| refuse!("{why}"))?;
-            write(reply, local, count);
-            Ok(())
-        })
-    });
-}
-
-fn wait(call: &mut Call<'_>) -> Outcome {
-    let since =
-        "since Redis 4.0 if a replica is configured to be writable (which is not the default) ";
-    refuse_on_replica(call, "WAIT", since)?;
-    refuse_elsewhere(call, "WAIT")?;
-    let (replicas, deadline) = (count(call.args.at(1))?, deadline(call.args.at(2))?);
-    answer_settled(call, Until::Written, replicas, deadline, |reply, _, count| {
-        reply.int(count as i64)
-    });
-    Ok(())
-}
-
-fn waitaof(call: &mut Call<'_>) -> Outcome {
-    let local = count(call.args.at(1))?;
-    if local > 1 {
-        return Err(refuse!("ERR value is out of range, value must between 0 and 1"));
-    }
-    refuse_on_replica(call, "WAITAOF", "")?;
-    refuse_elsewhere(call, "WAITAOF")?;
-    let (replicas, deadline) = (count(call.args.at(2))?, deadline(call.args.at(3))?);
-    answer_settled(call, Until::Durable, replicas, deadline, |reply, local, count| {
-        reply.array(2);
-        reply.int(i64::from(local));
-        reply.int(count as i64);
-    });
-    Ok(())
 }
 
 /// Redis's words.

@@ -5,7 +5,7 @@ use super::{Found, Log, count, id, scope};
 use super::{READ_COST, STREAM};
 use crate::commands::call::{Call, answer};
 use crate::commands::command::{Command, Run::Once};
-use crate::commands::replication::{DEMOTED, UNBLOCKED, deadline};
+use crate::commands::wait::{DEMOTED, UNBLOCKED, deadline};
 use dataset::changes::{Id, Place, Scope, Start};
 use dataset::groups::Key;
 use node::command::error::{Printable, Refusal, refuse};
