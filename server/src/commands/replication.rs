@@ -11,7 +11,6 @@ use node::roles::outgoing_link::Place;
 use node::roles::{Hello, LinkState, Master, Order, Promotion, Sentinel, failover, log_owner};
 use node::runtime::blocking_task::apart;
 use node::runtime::clients::Client;
-
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;

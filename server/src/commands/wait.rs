@@ -5,9 +5,7 @@ use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
 use node::roles::node::Node;
 use node::roles::{Fed, failover};
-
 use resp::Reply;
-
 use std::time::Duration;
 use tokio::time::Instant;
 
