@@ -35,9 +35,9 @@
 //!   upper and the lower half of the message to be read next, how many of its events are taken over
 //!   already, and the hash of the last message that was taken (`offsets.rs`).
 //!
-//! All numbers are LEB128 unless something else is said. Ids rise within a payload, so a like costs
-//! its id's distance from the one before, its member, and nothing for a counter that the same batch
-//! holds anyway. A number of more than 64 bits, a payload that ends within a row, an id above
+//! All numbers are LEB128 unless something else is said. Ids rise within a payload, so an id costs
+//! its distance from the one before. A row is logged once per batch, however many likes it got. A
+//! number of more than 64 bits, a payload that ends within a row, an id above
 //! 2^64-1: damage. (An id may come twice: a row then holds as it was written last.)
 
 use crate::dirty_keys::MarkedMember;
@@ -164,7 +164,7 @@ pub(crate) fn unzigzag(n: u64) -> i64 {
 }
 
 /// The next id, `bits` flags below it. Ids rise, so the distance is at most 2^64-1; with flags it
-/// may need 66 bits, so a huge one is written apart: all flags bits as usual, distance 2^62-1 as an
+/// may need 66 bits, so a huge one is written apart: all flags bits as usual, distance 2^61-1 as an
 /// escape, then the distance itself.
 fn put_step(out: &mut Vec<u8>, step: u64, bits: u32, flags: u64) {
     let escape = (1u64 << 61) - 1;
@@ -625,6 +625,18 @@ mod tests {
         assert!(decode_forgotten(&[7]).is_err(), "no generation");
         assert!(decode_forgotten(&[7, 0]).is_err(), "never");
         assert!(decode_forgotten(&[bytes, vec![1, 1]].concat()).is_err(), "above 2^64-1");
+    }
+
+    /// The bytes of a like of post 1000 by member 42, as docs/formats.md has them.
+    #[test]
+    fn a_like_takes_eleven_bytes() {
+        let mut row = RowsWriter::new(4);
+        row.row(1000, Some(&[1, 0, 0, 0]));
+        assert_eq!(row.finish(), [4, 0xd1, 0x0f, 2, 0, 0, 0]);
+        let mut pair = ExactPairsWriter::default();
+        let member = ledger::Member::Number(42);
+        pair.pair(ledger::Pair { id: 1000, member, set: true }, 0);
+        assert_eq!(pair.finish(), [0xa1, 0x1f, 0, 42]);
     }
 
     #[test]

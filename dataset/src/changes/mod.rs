@@ -137,7 +137,19 @@ pub fn each_change(
             Some(RecordKind::Layout | RecordKind::Ring) if !payload.is_empty() => {
                 take_number(&mut payload).and_then(|low| tell(space, Change::Horizon(low)))
             }
-            _ => Ok(()),
+            // What these say is no change of a row or a pair.
+            Some(
+                RecordKind::Layout
+                | RecordKind::Ring
+                | RecordKind::Table
+                | RecordKind::Head
+                | RecordKind::Frontier
+                | RecordKind::Late
+                | RecordKind::Tokens
+                | RecordKind::Groups
+                | RecordKind::Offsets,
+            )
+            | None => Ok(()),
         };
         if stopped.get() {
             return Ok(());

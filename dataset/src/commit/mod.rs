@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   write: Engines enters the id's stripe, changes, marks
-//!          ---- commit thread: collect, encode, append, sync ----> Progress
-//!   connection: with fsync = always its replies wait until Progress has reached its ticket
+//!          ---- commit thread: collect, encode, append, sync ----> Reached
+//!   connection: with fsync = always its replies wait until Reached has its ticket
 //! ```
 //!
 //! [`store::Committer`] has the rules of commits. `encode.rs` and `ring_records.rs` encode marked

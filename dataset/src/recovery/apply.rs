@@ -93,15 +93,15 @@ enum Kind<'a> {
 }
 
 impl<'a> Changes<'a> {
-    /// Decodes a record, which ends at this offset of the log. `None`: it is not of this kind, or
-    /// its space was dropped.
+    /// Decodes a record of such a [kind](Changes::has), which ends at this offset of the log.
+    /// `None`: its space was dropped.
     pub(super) fn decode(
         engines: &'a Engines,
         record: &Record<'a>,
         end: u64,
     ) -> Result<Option<Changes<'a>>, String> {
         let &Record { space: number, kind, payload } = record;
-        if !Changes::has(kind) || engines.is_dropped(number) {
+        if engines.is_dropped(number) {
             return Ok(None);
         }
         let mut ids = Vec::new();
@@ -125,6 +125,8 @@ impl<'a> Changes<'a> {
                     pairs.push((pair(space, id, member), set));
                     Ok(())
                 })?;
+            } else if kind != RecordKind::ExactPairs as u8 {
+                return Err(format!("a record of kind {kind} has no changes of many ids"));
             } else if space.ledger().is_none() {
                 return Err(format!("space {number} has no ledger"));
             } else {

@@ -108,7 +108,10 @@ impl Chunk {
         let records: Vec<&PendingRecord> = stretches.iter().copied().flatten().collect();
         let decoded: Vec<OnceLock<Changes<'_>>> = records.iter().map(|_| OnceLock::new()).collect();
         on_threads(threads, records.len(), |n| {
-            let PendingRecord { batch, .. } = records[n];
+            let PendingRecord { kind, batch, .. } = records[n];
+            if !Changes::has(*kind) {
+                return Ok(());
+            }
             match Changes::decode(engines, &record(records[n]), batch.end) {
                 Ok(Some(changes)) => _ = decoded[n].set(changes),
                 Ok(None) => {}

@@ -53,8 +53,8 @@ mod tests {
         let shipped = std::fs::read_to_string(path).unwrap_or_default();
         assert!(
             shipped == reference(),
-            "docs/commands.md is not what the table says: write it anew with\n  cargo run -p \
-             tidemark -- commands > docs/commands.md"
+            "docs/commands.md is not what the table says: write it anew with `cargo xtask \
+             print`"
         );
     }
 }

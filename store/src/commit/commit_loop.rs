@@ -106,7 +106,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             committer.nudged.store(false, Ordering::SeqCst);
             orders.flush > committer.synced.load(Ordering::Relaxed)
         };
-        // First the round, then the bits: see the top of this file.
+        // First the round, then the bits: see the top of `mod.rs`.
         let round = committer.round.fetch_add(1, Ordering::SeqCst);
         committer.crowded.store(false, Ordering::Relaxed);
         let result = self.attempt(log, source, now, round, flush || stop);
