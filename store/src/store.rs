@@ -403,13 +403,13 @@ impl Store {
     /// Begins a cold file for rows of `columns` values each. Rows are pushed, the file is finished,
     /// and [`Store::replace_files`] names it.
     pub fn begin_cold(&self, tag: Tag, columns: usize) -> Result<ColdWriter> {
-        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-        ColdWriter::create(self.disk.clone(), self.lineage, (number, 1), tag, columns)
+        ColdWriter::new(self.begin_pages(tag)?, columns)
     }
 
     /// Opens a cold file that the manifest names, or will name.
     pub fn open_cold(&self, entry: &FileEntry) -> Result<ColdFile> {
-        ColdFile::open(&*self.disk, entry, self.lineage)
+        let (pages, note) = self.open_pages(entry)?;
+        ColdFile::new(pages, &note)
     }
 
     /// Begins a page file. Pages are put, the file is finished, and [`Store::replace_files`] names
