@@ -307,6 +307,8 @@ struct Life<'a> {
     /// behind it.
     states: Vec<Seen>,
     faults: Faults,
+    /// Whether a spill or a flush of a ledger is under way.
+    is_rewriting: bool,
     random: &'a mut fastrand::Rng,
     sums: &'a mut Sums,
 }
@@ -322,8 +324,8 @@ impl Life<'_> {
         self.sums.failed += u64::from(outcome.is_err());
         if outcome.is_ok() && self.log.durable().offset == self.log.written().offset {
             self.states.clear();
-            // What the log has is safe.
-            if self.random.bool() {
+            // What the log has is safe. Only one thread at a time writes or removes files.
+            if self.random.bool() && !self.is_rewriting {
                 let engines = self.current.load();
                 drop(remove_dropped(self.store, &engines, &self.durability.parts));
             }
@@ -434,12 +436,14 @@ fn flush_ledgers(life: &RefCell<Life<'_>>) {
             synced.map(|()| life.borrow().durability.positions().1.offset)
         };
         let trims = life.borrow_mut().random.u32(0..5) == 0;
+        life.borrow_mut().is_rewriting = true;
         let outcome = match trims {
             true => ledger.ledger().trim(store, (0, u64::MAX), |_| true, log).map(drop),
             false => ledger.flush(store, how, covered, log).map(|_| ()),
         };
         disk.set_faults(Faults::default());
         let life = &mut *life.borrow_mut();
+        life.is_rewriting = false;
         life.sums.flushes += 1;
         life.sums.failed_flushes += u64::from(outcome.is_err());
         life.crash();
@@ -506,9 +510,11 @@ fn spill(life: &RefCell<Life<'_>>) {
             continue;
         }
         spoil();
+        life.borrow_mut().is_rewriting = true;
         let outcome = spill();
         disk.set_faults(Faults::default());
         let life = &mut *life.borrow_mut();
+        life.is_rewriting = false;
         life.sums.spills += u64::from(matches!(outcome, Ok(true)));
         life.sums.failed_spills += u64::from(outcome.is_err());
         life.crash();
@@ -550,6 +556,7 @@ fn live(
             no_space: rate / 2,
             ..Faults::default()
         },
+        is_rewriting: false,
         random,
         sums,
     });
