@@ -1,7 +1,7 @@
 //! A run: the pairs of one range of ids, sorted, in an immutable file of the store.
 //!
-//! A run is a page file (`store/src/cold/pages.rs`). Its pages are blocks of pairs (`block.rs`); its
-//! note is
+//! A run is a page file (`store/src/cold/pages.rs`). Its pages are blocks of pairs (`block.rs`).
+//! Its note is
 //!
 //! ```text
 //!   offset  size  field
@@ -24,8 +24,7 @@ use crate::block::{Block, Builder};
 use crate::filter::Filter;
 use crate::index::{Firsts, Index};
 use crate::pair::{Member, Pair, Pairs, hash_of};
-use std::sync::Arc;
-use store::{BLOCK_BYTES, Disk, FileEntry, PageFile, PageWriter, Store, Tag};
+use store::{BLOCK_BYTES, FileEntry, PageFile, PageWriter, Store, Tag};
 
 const VERSION: u32 = 1;
 const HAS_FILTER: u32 = 1;
@@ -85,6 +84,10 @@ impl Run {
         let (counts, index, filter) =
             decode(&note, &entry.tag, file.pages()).map_err(|what| file.corrupt_note(what))?;
         Ok(Run { file, counts, index, filter })
+    }
+
+    pub(crate) fn file(&self) -> &PageFile {
+        &self.file
     }
 
     /// As the manifest names it.
@@ -184,12 +187,6 @@ impl Run {
             return Err(corrupt("the block's pairs are not those of the index"));
         }
         Ok(())
-    }
-
-    /// The file is named by no manifest any more: it is removed when the last of its readers lets
-    /// go of it.
-    pub(crate) fn retire(&self, disk: Arc<dyn Disk>) {
-        self.file.retire(disk);
     }
 }
 

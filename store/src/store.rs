@@ -498,6 +498,13 @@ impl Store {
         })
     }
 
+    /// Removes files that no manifest names any more, each with its last reader. A later snapshot
+    /// removes those that a replica still fetches.
+    pub fn retire<'f>(&self, files: impl IntoIterator<Item = &'f PageFile>) {
+        let unpinned = files.into_iter().filter(|file| !self.is_pinned(&file.entry().name));
+        unpinned.for_each(|file| file.retire(self.disk.clone()));
+    }
+
     /// Removes files that were to be [added](Store::replace_files) and will not be: they have their
     /// names, and no manifest names them. What cannot be removed now is only clutter:
     /// [`Store::trim`] and the next start look for it.

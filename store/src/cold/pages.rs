@@ -315,7 +315,8 @@ impl PageFile {
         &self.entry
     }
 
-    pub(super) fn path(&self) -> &Path {
+    /// Path of the file.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 

@@ -19,13 +19,11 @@
 //! between rows have no filter: clients ask for ids that were posted, and a byte of memory per row
 //! would cost more than all other memory of spilled rows.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use super::bits;
 use super::block::{Block, MAX_BLOCK_ROWS, MAX_COLUMNS, Rows};
 use super::pages::{BLOCK_BYTES, PageFile, PageWriter};
-use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::frame::{u32_at, u64_at};
 use crate::manifest::FileEntry;
@@ -157,6 +155,11 @@ impl ColdFile {
         &self.head
     }
 
+    /// The file itself.
+    pub fn pages(&self) -> &PageFile {
+        &self.pages
+    }
+
     /// Entry of the file in the manifest.
     pub fn entry(&self) -> &FileEntry {
         self.pages.entry()
@@ -167,11 +170,6 @@ impl ColdFile {
         size_of::<ColdFile>() - size_of::<PageFile>()
             + self.pages.memory_bytes()
             + self.index.packed.len()
-    }
-
-    /// Path of the file.
-    pub fn path(&self) -> &Path {
-        self.pages.path()
     }
 
     /// Returns the block to read for `id`, or `None` if the file cannot hold it.
@@ -207,11 +205,6 @@ impl ColdFile {
     /// Returns the rows in order, block by block.
     pub fn rows(self: &Arc<Self>) -> ColdRows {
         ColdRows { file: self.clone(), block: 0, buffer: Box::new([0; BLOCK_BYTES]), last: None }
-    }
-
-    /// Marks a file that no manifest names any more: its last reader removes it.
-    pub fn retire(&self, disk: Arc<dyn Disk>) {
-        self.pages.retire(disk);
     }
 }
 

@@ -188,7 +188,7 @@ fn a_replaced_file_goes_with_its_last_reader() {
     let reader = old.clone();
     let second = write(&store, tag(0, 9), &[(1, [2; 4])]);
     store.replace_files(vec![second.clone()], std::slice::from_ref(&first.name), 0).unwrap();
-    old.retire(store.disk().clone());
+    old.pages().retire(store.disk().clone());
     drop(old);
     let mut out = [0; 4];
     assert!(reader.get(1, &mut out).unwrap() && out == [1; 4]);
@@ -225,7 +225,7 @@ fn a_crash_at_any_step_leaves_the_old_files_or_the_new_one() {
         let open: Vec<ColdFile> =
             entries.iter().map(|e| store.open_cold(e)).collect::<store::Result<_>>()?;
         store.replace_files(vec![merged], &old, 0)?;
-        open.iter().for_each(|file| file.retire(store.disk().clone()));
+        open.iter().for_each(|file| file.pages().retire(store.disk().clone()));
         Ok(())
     };
     let mut seen = std::collections::BTreeSet::new();
