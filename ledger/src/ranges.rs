@@ -95,11 +95,6 @@ pub(crate) fn excess(range: &Range, part: u64) -> u64 {
     sizes.sum::<u64>().saturating_sub(lowest / part)
 }
 
-/// The names of some runs' files.
-pub(crate) fn names(runs: &[Arc<Run>]) -> impl Iterator<Item = String> {
-    runs.iter().map(|run| run.entry().name.clone())
-}
-
 /// The files of a space's ledger, of those that a manifest names.
 pub(crate) fn is_of(file: &FileEntry, space: u32, kind: u32) -> bool {
     (file.tag.space, file.tag.kind) == (space, kind)

@@ -1,30 +1,19 @@
-//! Flushes and merges, which are one thing: pairs of memory, and some of a range's newest runs,
-//! become one run.
+//! Flushes and merges, which are one procedure, that of `store/src/rewrite.rs`: pairs in memory and
+//! the newest runs of a range become one run.
 //!
-//! ```text
-//!   1  begin a file, and then copy the pairs of a range from memory: an id that is dropped after
-//!      its beginning has no pairs in it
-//!   2  write them to it, sorted and merged with the runs that the policy names
-//!      (`ranges::to_merge`); if all runs are among them, to as many files as the range has become
-//!      too large for
-//!   3  the log is flushed: it has all that the files show
-//!   4  the manifest names the new files, and not the old ones
-//!   5  the files answer; then pairs that are in memory as they were copied leave it
-//! ```
-//!
-//! A step that fails leaves everything as it was. A crash before 4 leaves the old files and the
-//! log; after 4, the new files and a log that may say again what is in them. One thread at a time
-//! does this; readers and writers go on.
+//! A file is begun before the pairs of its range are copied from memory (step 1): pairs of an id
+//! that is dropped later are not in it. The policy (`ranges::to_merge`) names the runs to merge. If
+//! these are all runs of the range, a range that has become too large is divided, with a file each.
 
 use crate::ledger::{Ledger, Options};
 use crate::merge::{Source, merge};
 use crate::pair::{Pair, Pairs};
-use crate::ranges::{self, Range, Ranges, names};
+use crate::ranges::{self, Range, Ranges};
 use crate::run::{Run, RunWriter};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
-use store::{Error, FileEntry, Store, Tag};
+use store::{Error, FileEntry, NewFiles, Store, Tag};
 
 /// How much of memory is flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,12 +35,12 @@ struct FromMemory {
 }
 
 /// What a range is to become, and the files of that.
-struct Rewrite {
+struct Rewrite<'a> {
     /// Number of the range.
     at: usize,
     /// So many runs of it are replaced, newest first.
     merged: usize,
-    entries: Vec<FileEntry>,
+    files: NewFiles<'a>,
     /// What was copied from memory, sorted.
     pairs: Pairs,
     /// The lowest identity of the new files.
@@ -81,7 +70,7 @@ impl Ledger {
         let (mut left, mut damaged) = (self.memory.len(), None);
         // Half of what makes a flush due. Pairs that count as several are fewer then.
         let may_stay = self.most_memory_pairs() / 2 * left / self.weight().max(1);
-        let mut rewrites: Vec<Rewrite> = Vec::new();
+        let mut rewrites: Vec<Rewrite<'_>> = Vec::new();
         let written = self.waiting(&ranges).into_iter().try_for_each(|(at, pairs)| {
             if flush == Flush::Most && left <= may_stay {
                 return Ok(());
@@ -159,13 +148,13 @@ impl Ledger {
         if gone.is_empty() {
             return Ok(false);
         }
-        store.replace_files(Vec::new(), &names(&gone).collect::<Vec<_>>(), 0)?;
+        NewFiles::new(store).publish(|| Ok(0), |file| is_among(&gone, file))?;
         let mut left = ranges[below..].to_vec();
         ranges::begin_at_zero(&mut left);
         let last = ranges::high(&ranges, below - 1);
         self.put_ranges(left);
         self.memory.copy(&(0..=last), |piece| self.memory.remove_copied(piece, |_| true));
-        retire(store, &gone);
+        store.retire(gone.iter().map(|run| run.file()));
         Ok(true)
     }
 
@@ -181,14 +170,14 @@ impl Ledger {
 
     /// A flush of the range number `at`, merged with the runs that the policy names: of those that
     /// are newer than any that cannot be read.
-    fn rewrite_readable(
-        &self,
-        store: &Store,
+    fn rewrite_readable<'a>(
+        &'a self,
+        store: &'a Store,
         ranges: &Ranges,
         at: usize,
         from_memory: FromMemory,
         room: u64,
-    ) -> store::Result<Rewrite> {
+    ) -> store::Result<Rewrite<'a>> {
         let Options { runs: most, upper_part, .. } = self.options;
         let pairs = from_memory.pairs;
         let runs = &ranges[at].runs;
@@ -212,14 +201,14 @@ impl Ledger {
     }
 
     /// Steps 1 and 2 for the range number `at`, of which so many runs are merged.
-    fn rewrite(
-        &self,
-        store: &Store,
+    fn rewrite<'a>(
+        &'a self,
+        store: &'a Store,
         ranges: &Ranges,
         (at, merged): (usize, usize),
         from_memory: Option<FromMemory>,
         keep: &dyn Fn(Pair<'_>) -> bool,
-    ) -> store::Result<Rewrite> {
+    ) -> store::Result<Rewrite<'a>> {
         let range = &ranges[at];
         let is_lowest = merged == range.runs.len();
         let (low, high) = (range.low, ranges::high(ranges, at));
@@ -249,39 +238,30 @@ impl Ledger {
             last: None,
             dropped: None,
             writer: None,
-            entries: Vec::new(),
+            files: NewFiles::new(store),
             identity: u64::MAX,
         };
-        let mut pairs = Pairs::default();
-        let written = (|| {
-            output.begin()?;
-            if let Some(from) = from_memory {
-                pairs = self.copy_memory((low, high), from.pairs);
-            }
-            let copied = std::mem::take(&mut pairs);
-            let mut sources = vec![Source::of_pairs(copied, Some(output.identity))];
-            for run in &range.runs[..merged] {
-                sources.push(Source::of_run(run, 0, None)?);
-            }
-            merge(
-                &mut sources,
-                |id, run| self.is_void(id, run),
-                |pair| {
-                    if keep(pair) && (pair.set || !is_lowest) {
-                        output.push(pair)?;
-                    }
-                    Ok(true)
-                },
-            )?;
-            pairs = sources.swap_remove(0).into_pairs();
-            output.finish()
-        })();
-        if let Err(error) = written {
-            store.discard(&output.entries);
-            return Err(error);
+        output.begin()?;
+        let copied = from_memory.map(|from| self.copy_memory((low, high), from.pairs));
+        let copied = copied.unwrap_or_default();
+        let mut sources = vec![Source::of_pairs(copied, Some(output.identity))];
+        for run in &range.runs[..merged] {
+            sources.push(Source::of_run(run, 0, None)?);
         }
-        let (entries, identity) = (output.entries, output.identity);
-        Ok(Rewrite { at, merged, entries, pairs, identity })
+        merge(
+            &mut sources,
+            |id, run| self.is_void(id, run),
+            |pair| {
+                if keep(pair) && (pair.set || !is_lowest) {
+                    output.push(pair)?;
+                }
+                Ok(true)
+            },
+        )?;
+        let pairs = sources.swap_remove(0).into_pairs();
+        output.finish()?;
+        let Output { files, identity, .. } = output;
+        Ok(Rewrite { at, merged, files, pairs, identity })
     }
 
     /// Sorted.
@@ -297,26 +277,20 @@ impl Ledger {
         &self,
         store: &Store,
         ranges: &Ranges,
-        rewrites: Vec<Rewrite>,
+        mut rewrites: Vec<Rewrite<'_>>,
         written: store::Result<()>,
         log: impl FnOnce() -> store::Result<u64>,
     ) -> store::Result<()> {
-        let added: Vec<FileEntry> =
-            rewrites.iter().flat_map(|rewrite| rewrite.entries.iter().cloned()).collect();
+        written?;
+        let durable = log()?;
+        let next = arranged(store, ranges, &rewrites)?;
+        let mut added = NewFiles::new(store);
+        rewrites.iter_mut().for_each(|rewrite| added.entries.append(&mut rewrite.files.entries));
         let gone: Vec<Arc<Run>> = rewrites
             .iter()
             .flat_map(|rewrite| ranges[rewrite.at].runs[..rewrite.merged].iter().cloned())
             .collect();
-        let published = || -> store::Result<Ranges> {
-            written?;
-            let durable = log()?;
-            let next = arranged(store, ranges, &rewrites)?;
-            if !added.is_empty() || !gone.is_empty() {
-                store.replace_files(added.clone(), &names(&gone).collect::<Vec<_>>(), durable)?;
-            }
-            Ok(next)
-        };
-        let next = published().inspect_err(|_| store.discard(&added))?;
+        let bytes = added.publish(|| Ok(durable), |file| is_among(&gone, file))?;
         self.put_ranges(next);
         self.version.fetch_add(1, AcqRel);
         for rewrite in &rewrites {
@@ -329,8 +303,7 @@ impl Ledger {
                 self.forget_drops(range.low, high, rewrite.identity);
             }
         }
-        retire(store, &gone);
-        let bytes: u64 = added.iter().map(|entry| entry.bytes).sum();
+        store.retire(gone.iter().map(|run| run.file()));
         self.written_bytes.fetch_add(bytes, Relaxed);
         Ok(())
     }
@@ -348,7 +321,7 @@ fn is_of_a_file(error: &Error) -> bool {
 }
 
 /// The ranges as they are after the rewrites, whose files are opened.
-fn arranged(store: &Store, ranges: &Ranges, rewrites: &[Rewrite]) -> store::Result<Ranges> {
+fn arranged(store: &Store, ranges: &Ranges, rewrites: &[Rewrite<'_>]) -> store::Result<Ranges> {
     let mut next: Ranges = Vec::new();
     let mut rewrites = rewrites.iter().peekable();
     for (at, range) in ranges.iter().enumerate() {
@@ -357,7 +330,7 @@ fn arranged(store: &Store, ranges: &Ranges, rewrites: &[Rewrite]) -> store::Resu
             continue;
         };
         let rest = &range.runs[rewrite.merged..];
-        let new = rewrite.entries.iter().map(|entry| Run::open(store, entry).map(Arc::new));
+        let new = rewrite.files.entries.iter().map(|entry| Run::open(store, entry).map(Arc::new));
         let new = new.collect::<store::Result<Vec<_>>>()?;
         if rest.is_empty() {
             let low = |run: &Arc<Run>| run.entry().tag.low;
@@ -373,9 +346,8 @@ fn arranged(store: &Store, ranges: &Ranges, rewrites: &[Rewrite]) -> store::Resu
     Ok(next)
 }
 
-fn retire(store: &Store, gone: &[Arc<Run>]) {
-    let unpinned = gone.iter().filter(|run| !store.is_pinned(&run.entry().name));
-    unpinned.for_each(|run| run.retire(store.disk().clone()));
+fn is_among(runs: &[Arc<Run>], file: &FileEntry) -> bool {
+    runs.iter().any(|run| run.entry().name == file.name)
 }
 
 /// The new files of a range.
@@ -392,7 +364,7 @@ struct Output<'a> {
     /// The id with which the file begins, if that was dropped after the first file was begun.
     dropped: Option<u64>,
     writer: Option<RunWriter>,
-    entries: Vec<FileEntry>,
+    files: NewFiles<'a>,
     /// Of the first file.
     identity: u64,
 }
@@ -430,7 +402,7 @@ impl Output<'_> {
 
     fn add(&mut self, writer: RunWriter) -> store::Result<()> {
         self.ledger.written_pairs.fetch_add(writer.pairs(), Relaxed);
-        self.entries.extend(writer.finish()?);
+        self.files.entries.extend(writer.finish()?);
         Ok(())
     }
 

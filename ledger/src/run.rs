@@ -1,7 +1,7 @@
 //! A run: the pairs of one range of ids, sorted, in an immutable file of the store.
 //!
-//! A run is a page file (`store/src/cold/pages.rs`: head, blocks of 4 KiB with a CRC-32C each, a
-//! note with its own, a CRC-32C over all). Its pages are blocks of pairs (`block.rs`); its note is
+//! A run is a page file (`store/src/cold/pages.rs`). Its pages are blocks of pairs (`block.rs`).
+//! Its note is
 //!
 //! ```text
 //!   offset  size  field
@@ -24,8 +24,7 @@ use crate::block::{Block, Builder};
 use crate::filter::Filter;
 use crate::index::{Firsts, Index};
 use crate::pair::{Member, Pair, Pairs, hash_of};
-use std::sync::Arc;
-use store::{BLOCK_BYTES, Disk, Error, FileEntry, PageFile, PageWriter, Store, Tag};
+use store::{BLOCK_BYTES, FileEntry, PageFile, PageWriter, Store, Tag};
 
 const VERSION: u32 = 1;
 const HAS_FILTER: u32 = 1;
@@ -83,12 +82,12 @@ impl Run {
     pub fn open(store: &Store, entry: &FileEntry) -> store::Result<Run> {
         let (file, note) = store.open_pages(entry)?;
         let (counts, index, filter) =
-            decode(&note, &entry.tag, file.pages()).map_err(|what| Error::Corrupt {
-                path: store.path(&entry.name),
-                offset: (1 + file.pages()) * BLOCK_BYTES as u64 + 4 * file.pages(),
-                what: what.to_owned(),
-            })?;
+            decode(&note, &entry.tag, file.pages()).map_err(|what| file.corrupt_note(what))?;
         Ok(Run { file, counts, index, filter })
+    }
+
+    pub(crate) fn file(&self) -> &PageFile {
+        &self.file
     }
 
     /// As the manifest names it.
@@ -158,7 +157,7 @@ impl Run {
         bytes: &[u8; BLOCK_BYTES],
         (id, member): (u64, Member<'_>),
     ) -> store::Result<Option<bool>> {
-        self.file.verify_page(block as u64, bytes)?;
+        self.file.verify(block as u64, bytes)?;
         let found = Block::new(bytes).find(id, member);
         found.map_err(|what| self.file.corrupt(block as u64, what))
     }
@@ -188,12 +187,6 @@ impl Run {
             return Err(corrupt("the block's pairs are not those of the index"));
         }
         Ok(())
-    }
-
-    /// The file is named by no manifest any more: it is removed when the last of its readers lets
-    /// go of it.
-    pub(crate) fn retire(&self, disk: Arc<dyn Disk>) {
-        self.file.retire(disk);
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use crate::backup::Backup;
 use crate::batch::Lineage;
-use crate::cold::{ColdFile, PageFile, Scrub, is_pages, parse_cold_name};
+use crate::cold::{BLOCK_BYTES, ColdFile, PageFile, Scrub, parse_cold_name};
 use crate::copy::check_of;
 use crate::disk::{Disk, LOCK, TEMPORARY};
 use crate::error::{Error, Result};
@@ -469,12 +469,8 @@ pub fn dump(disk: &dyn Disk, name: &str, payloads: bool, out: &mut dyn Write) ->
     if parse_snapshot_name(name).is_some() {
         return dump_snapshot(disk, name, &mut text);
     }
-    if parse_cold_name(name).is_some() && is_pages(disk, name) {
-        let (file, note) = PageFile::open_any(disk, name)?;
-        return dump_pages(&file, &note, &mut text);
-    }
     if parse_cold_name(name).is_some() {
-        return dump_cold(&Arc::new(ColdFile::open_any(disk, name)?), &mut text);
+        return dump_cold(disk, name, &mut text);
     }
     Err(Error::Refused(format!("{name} is not the name of a file of ours")))
 }
@@ -591,16 +587,37 @@ fn dump_snapshot(disk: &dyn Disk, name: &str, text: &mut Dump<'_>) -> Result<()>
     }
 }
 
-fn dump_cold(file: &Arc<ColdFile>, text: &mut Dump<'_>) -> Result<()> {
+fn dump_cold(disk: &dyn Disk, name: &str, text: &mut Dump<'_>) -> Result<()> {
+    let (file, note) = PageFile::open_any(disk, name)?;
+    let whose = whose(file.lineage(), &file.entry().tag);
+    if file.has_rows() {
+        return dump_rows(&Arc::new(ColdFile::new(file, &note)?), &whose, text);
+    }
+    text.line(&format!(
+        "page file, {whose}, {} pages, note {}",
+        file.pages(),
+        text.payload(&note)
+    ))?;
+    let mut page = [0; BLOCK_BYTES];
+    for number in 0..file.pages() {
+        file.read(number, &mut page)?;
+        let ones: u32 = page.iter().map(|byte| byte.count_ones()).sum();
+        let byte = (1 + number) * page.len() as u64;
+        let shown = if text.payloads { text.payload(&page) } else { String::new() };
+        text.line(&format!("byte {byte} page {number}, {ones} bits set {shown}"))?;
+    }
+    Ok(())
+}
+
+fn dump_rows(file: &Arc<ColdFile>, whose: &str, text: &mut Dump<'_>) -> Result<()> {
     let head = *file.head();
-    let whose = whose(head.lineage, &head.tag);
     text.line(&format!(
         "cold file, {whose}, {} rows of {} values in {} blocks, ids {} to {}",
         head.rows, head.columns, head.blocks, head.first, head.last
     ))?;
     let (mut rows, mut ids, mut values) = (file.rows(), Vec::new(), Vec::new());
     while rows.next(&mut ids, &mut values)? {
-        let byte = rows.at() * crate::cold::BLOCK_BYTES as u64;
+        let byte = rows.at() * BLOCK_BYTES as u64;
         text.line(&format!(
             "byte {byte} block {}, {} rows from {}",
             rows.at() - 1,
@@ -612,21 +629,6 @@ fn dump_cold(file: &Arc<ColdFile>, text: &mut Dump<'_>) -> Result<()> {
                 text.line(&format!("  {id} {:?}", &values[i * head.columns..][..head.columns]))?;
             }
         }
-    }
-    Ok(())
-}
-
-fn dump_pages(file: &PageFile, note: &[u8], text: &mut Dump<'_>) -> Result<()> {
-    let head = file.head();
-    let whose = whose(head.lineage(), head.tag());
-    text.line(&format!("page file, {whose}, {} pages, note {}", head.pages, text.payload(note)))?;
-    let mut page = [0; crate::cold::BLOCK_BYTES];
-    for number in 0..head.pages {
-        file.read(number, &mut page)?;
-        let ones: u32 = page.iter().map(|byte| byte.count_ones()).sum();
-        let byte = (1 + number) * page.len() as u64;
-        let shown = if text.payloads { text.payload(&page) } else { String::new() };
-        text.line(&format!("byte {byte} page {number}, {ones} bits set {shown}"))?;
     }
     Ok(())
 }

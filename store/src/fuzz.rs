@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use crate::batch::{BatchHead, Lineage, Place, put_batch};
 use crate::check::{check, dump};
-use crate::cold::{BLOCK_BYTES, ColdFile, ColdWriter, MAX_COLUMNS, cold_name};
+use crate::cold::{
+    BLOCK_BYTES, ColdFile, ColdWriter, MAX_COLUMNS, PageFile, PageWriter, cold_name,
+};
 use crate::disk::Disk;
 use crate::error::Result;
 use crate::frame::{Check, frame_head};
@@ -283,7 +285,7 @@ pub fn snapshot(input: &[u8]) {
     }
 }
 
-/// A cold file with right checksums, its head and index changed; the blocks are `block.rs`'s.
+/// A file of rows with right checksums, its head and note changed. `block.rs` tests the blocks.
 // Long: a file is made, spoiled and read in one go.
 pub fn cold(input: &[u8]) {
     let mut input = Input(input);
@@ -292,7 +294,8 @@ pub fn cold(input: &[u8]) {
     let tag = Tag { space: 1, kind: 2, low: 0, high: u64::MAX, stamp: 3 };
     type Rows = Vec<(u64, Vec<i64>)>;
     let written = (|| -> Result<Option<Rows>> {
-        let mut writer = ColdWriter::create(Arc::new(disk.clone()), LINEAGE, (1, 1), tag, columns)?;
+        let pages = PageWriter::create(Arc::new(disk.clone()), LINEAGE, (1, 1), tag)?;
+        let mut writer = ColdWriter::new(pages, columns)?;
         let (mut id, mut rows) = (0u64, Vec::new());
         // A block holds a few hundred of these; several come of few bytes of input.
         for _ in 0..input.byte() % 8 {
@@ -318,25 +321,26 @@ pub fn cold(input: &[u8]) {
     let number = |file: &[u8], at: usize| {
         u64::from_le_bytes(file[at..at + 8].try_into().expect("eight bytes"))
     };
-    let index_at = (1 + number(&file, 72) as usize) * BLOCK_BYTES;
-    let length = file.len() - index_at;
-    let mut sound = !change(&mut input, &mut file[index_at..], length / 4 * 4);
+    let note_at = (1 + number(&file, 72) as usize) * BLOCK_BYTES;
+    let length = file.len() - note_at;
+    let mut sound = !change(&mut input, &mut file[note_at..], length / 4 * 4);
     if input.rarely(16) {
         let more = input.bytes();
         file.extend_from_slice(more);
-        file[104..112].copy_from_slice(&((length + more.len()) as u64).to_le_bytes());
+        file[80..88].copy_from_slice(&((length + more.len()) as u64).to_le_bytes());
         sound &= more.is_empty();
     }
-    let indexed = Check::new().u64(number(&file, 32)).bytes(&file[index_at..]).value();
-    file[112..116].copy_from_slice(&indexed.to_le_bytes());
+    let noted = Check::new().u64(number(&file, 32)).bytes(&file[note_at..]).value();
+    file[88..92].copy_from_slice(&noted.to_le_bytes());
     let body = Check::new().bytes(&file[BLOCK_BYTES..]).value();
-    file[116..120].copy_from_slice(&body.to_le_bytes());
+    file[92..96].copy_from_slice(&body.to_le_bytes());
     sound &= !change(&mut input, &mut file, 124);
     let head = Check::new().bytes(&file[..124]).value();
     file[124..128].copy_from_slice(&head.to_le_bytes());
     disk.put(&name, &file);
     inspect(&disk);
-    let Ok(cold) = ColdFile::open_any(&disk, &name) else {
+    let opened = PageFile::open_any(&disk, &name).and_then(|(p, note)| ColdFile::new(p, &note));
+    let Ok(cold) = opened else {
         assert!(!sound, "what was written can be opened");
         return;
     };

@@ -109,6 +109,7 @@ mod record;
 mod replay;
 mod replica_log;
 mod restore;
+mod rewrite;
 mod segment;
 mod sim;
 mod snapshot;
@@ -146,6 +147,7 @@ pub use record::{Batch, Record, Records};
 pub use replay::{ApplyBatch, End, segments_back};
 pub use replica_log::FollowLog;
 pub use restore::{Plan, Until, plan, restore};
+pub use rewrite::NewFiles;
 pub use segment::{
     BadHead, LOG_VERSION, SEGMENT_HEAD_BYTES, SegmentHead, SegmentName, parse_segment_name,
     segment_name,

@@ -2,7 +2,7 @@
 //! be followed with `cat`.
 //!
 //! ```text
-//!   tidemark manifest 3
+//!   tidemark manifest 4
 //!   lineage 6f0c0d9bb4b24a0d8f1f6f7a5f0c2e11
 //!   number 17
 //!   term 0
@@ -44,8 +44,8 @@ pub const MANIFEST: &str = "tidemark.manifest";
 /// The file that makes a folder a backup (backup.rs).
 pub const BACKUP: &str = "tidemark.backup";
 
-/// The version that is written, and the only one that is read. 3: logs without unproven ids.
-pub const MANIFEST_VERSION: u32 = 3;
+/// The version that is written, and the only one that is read. 4: one container for cold files.
+pub const MANIFEST_VERSION: u32 = 4;
 
 /// The most files a manifest may name. 100,000 lines are 10 MB.
 pub const MAX_FILES: usize = 100_000;

@@ -403,13 +403,13 @@ impl Store {
     /// Begins a cold file for rows of `columns` values each. Rows are pushed, the file is finished,
     /// and [`Store::replace_files`] names it.
     pub fn begin_cold(&self, tag: Tag, columns: usize) -> Result<ColdWriter> {
-        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-        ColdWriter::create(self.disk.clone(), self.lineage, (number, 1), tag, columns)
+        ColdWriter::new(self.begin_pages(tag)?, columns)
     }
 
     /// Opens a cold file that the manifest names, or will name.
     pub fn open_cold(&self, entry: &FileEntry) -> Result<ColdFile> {
-        ColdFile::open(&*self.disk, entry, self.lineage)
+        let (pages, note) = self.open_pages(entry)?;
+        ColdFile::new(pages, &note)
     }
 
     /// Begins a page file. Pages are put, the file is finished, and [`Store::replace_files`] names
@@ -496,6 +496,13 @@ impl Store {
             manifest.files.extend(add);
             manifest.durable = manifest.durable.max(durable);
         })
+    }
+
+    /// Removes files that no manifest names any more, each with its last reader. A later snapshot
+    /// removes those that a replica still fetches.
+    pub fn retire<'f>(&self, files: impl IntoIterator<Item = &'f PageFile>) {
+        let unpinned = files.into_iter().filter(|file| !self.is_pinned(&file.entry().name));
+        unpinned.for_each(|file| file.retire(self.disk.clone()));
     }
 
     /// Removes files that were to be [added](Store::replace_files) and will not be: they have their

@@ -305,9 +305,9 @@ impl Tables {
 fn a_folder_with_a_space_that_the_configuration_lacks_starts() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let whole = config(&format!(
-        "{V3_CONFIG}\n[[counter]]\nname = \"extra\"\nfields = \"n:8\"\nrows = \"extra:{{id}}\"\n"
+        "{V4_CONFIG}\n[[counter]]\nname = \"extra\"\nfields = \"n:8\"\nrows = \"extra:{{id}}\"\n"
     ));
-    let lacking = config(V3_CONFIG);
+    let lacking = config(V4_CONFIG);
     let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), whole.path()));
     assert_eq!(refusal(&call(&mut master.client(), "HSET extra:1 n 7")), "");
     assert_eq!(
@@ -366,7 +366,7 @@ fn save_twice(client: &mut Client, dir: &Path) {
 #[test]
 fn what_a_start_reads_from_the_log_is_in_its_next_snapshot() {
     let folder = tempfile::tempdir().unwrap();
-    let config = config(V3_CONFIG);
+    let config = config(V4_CONFIG);
     let program = start(folder.path(), config.path());
     let mut client = program.client();
     let tables = Tables::fill(&mut client);
@@ -383,7 +383,7 @@ fn what_a_start_reads_from_the_log_is_in_its_next_snapshot() {
 #[test]
 fn what_a_replica_is_told_is_in_its_next_snapshot() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let config = config(V3_CONFIG);
+    let config = config(V4_CONFIG);
     let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), config.path()));
     let tables = Tables::fill(&mut master.client());
     assert_eq!(
@@ -452,7 +452,7 @@ fn values(texts: &[&str]) -> OwnedFrame {
 }
 
 /// Small tables, so that the folder is small.
-const V3_CONFIG: &str = r#"[durability]
+const V4_CONFIG: &str = r#"[durability]
 snapshot_log_bytes = 0
 snapshot_every_s = 0
 [[counter]]
@@ -481,9 +481,9 @@ flag = "liked"
 counter = "post.like"
 "#;
 
-/// The folder of version 3: a cold file, a snapshot of tables and heads, and a log behind it with
+/// The folder of version 4: a cold file, a snapshot of tables and heads, and a log behind it with
 /// records of every kind.
-fn write_v3(program: &Program) {
+fn write_v4(program: &Program) {
     let mut client = program.client();
     let mut done = |words: &str| {
         let reply = call(&mut client, words);
@@ -515,8 +515,8 @@ fn write_v3(program: &Program) {
     done(&format!("PH.ADD liked 77 {}", FIRST + 5000 * 4096));
 }
 
-/// What a server on the folder of version 3 answers: command, reply.
-fn answers_of_v3() -> Vec<(String, OwnedFrame)> {
+/// What a server on the folder of version 4 answers: command, reply.
+fn answers_of_v4() -> Vec<(String, OwnedFrame)> {
     let row = |i: u64| format!("HMGET post:{} like repost comment read", FIRST + i * 4096);
     let flags = |space: &str, member: &str, ids: &[u64]| {
         let ids: Vec<String> = ids.iter().map(|i| (FIRST + i * 4096).to_string()).collect();
@@ -555,8 +555,8 @@ fn answers_of_v3() -> Vec<(String, OwnedFrame)> {
     ]
 }
 
-fn check_v3(program: &Program, when: &str) {
-    for (words, expected) in answers_of_v3() {
+fn check_v4(program: &Program, when: &str) {
+    for (words, expected) in answers_of_v4() {
         assert_eq!(call(&mut program.client(), &words), expected, "{when}: {words}");
     }
 }
@@ -564,14 +564,14 @@ fn check_v3(program: &Program, when: &str) {
 /// What the store's own fixtures do for the files' frames, this does for all that the server puts
 /// into them.
 #[test]
-fn a_folder_of_version_3_opens() {
-    let kept = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/v3");
-    let config = config(V3_CONFIG);
+fn a_folder_of_version_4_opens() {
+    let kept = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/v4");
+    let config = config(V4_CONFIG);
     if std::env::var_os("TIDEMARK_WRITE_FIXTURES").is_some() {
         std::fs::create_dir_all(&kept).unwrap();
         let program = start(&kept, config.path());
-        write_v3(&program);
-        check_v3(&program, "as written");
+        write_v4(&program);
+        check_v4(&program, "as written");
         assert!(program.terminate().success());
         std::fs::remove_file(kept.join("tidemark.lock")).unwrap();
     }
@@ -590,17 +590,17 @@ fn a_folder_of_version_3_opens() {
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
 
     let program = start(folder.path(), config.path());
-    check_v3(&program, "from snapshot and log");
+    check_v4(&program, "from snapshot and log");
     // And as it is written today.
     assert_eq!(refusal(&call(&mut program.client(), "SAVE")), "");
     program.kill();
-    check_v3(&start(folder.path(), config.path()), "from today's snapshot");
+    check_v4(&start(folder.path(), config.path()), "from today's snapshot");
 }
 
 #[test]
-fn a_folder_of_version_2_is_refused() {
+fn a_folder_of_version_3_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let kept = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/v2");
+    let kept = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/v3");
     for entry in std::fs::read_dir(&kept).unwrap() {
         let path = entry.unwrap().path();
         std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
@@ -612,7 +612,7 @@ fn a_folder_of_version_2_is_refused() {
         .unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{told}");
-    assert!(told.contains("has format version 2, this release reads version 3 only"), "{told}");
+    assert!(told.contains("has format version 3, this release reads version 4 only"), "{told}");
     assert!(told.contains("tidemark import --from"), "{told}");
 }
 

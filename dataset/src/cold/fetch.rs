@@ -601,9 +601,9 @@ mod tests {
     #[test]
     fn a_removed_file_is_read_to_its_end() {
         let fixture = Fixture::new();
-        let (path, blocks) = (fixture.file.path().to_owned(), fixture.file.head().blocks);
+        let (path, blocks) = (fixture.file.pages().path().to_owned(), fixture.file.head().blocks);
         let pins = fixture.cold.fetch(fixture.wanted(0..blocks));
-        fixture.file.retire(fixture.disk.clone());
+        fixture.file.pages().retire(fixture.disk.clone());
         let pins = wait(pins);
         assert_eq!(pins.len() as u64, blocks);
         fixture.check(&pins);
@@ -629,7 +629,7 @@ mod tests {
     #[test]
     fn a_damaged_block_is_an_error_of_its_own_rows() {
         let fixture = Fixture::new();
-        let file = std::fs::File::options().write(true).open(fixture.file.path()).unwrap();
+        let file = std::fs::File::options().write(true).open(fixture.file.pages().path()).unwrap();
         let block = BLOCK_BYTES as u64;
         std::os::unix::fs::FileExt::write_all_at(&file, &[0x55; 100], 6 * block).unwrap();
         file.set_len(11 * block + 100).unwrap();

@@ -28,12 +28,11 @@ impl PairFile {
         shared: &Arc<ColdCache>,
     ) -> store::Result<(Arc<PairFile>, Note)> {
         let (file, bytes) = store.open_pages(entry)?;
-        let corrupt =
-            |what: String| store::Error::Corrupt { path: store.path(&entry.name), offset: 0, what };
-        let note = Note::decode(options, &bytes).map_err(|e| corrupt(e.to_string()))?;
+        let note = Note::decode(options, &bytes);
+        let note = note.map_err(|error| file.corrupt_note(&error.to_string()))?;
         let chain = note.chain().clone();
         if note.range() != (entry.tag.low, entry.tag.high) || chain.pages() as u64 != file.pages() {
-            return Err(corrupt("its note is that of another table".to_owned()));
+            return Err(file.corrupt_note("its note is that of another table"));
         }
         let file = Arc::new_cyclic(|this| PairFile {
             file,

@@ -308,9 +308,9 @@ struct Life<'a> {
     /// What may be found after a crash: the state after the last round that was synced, and those
     /// behind it.
     states: Vec<Seen>,
-    /// A spill or a flush is under way: nothing else may write or remove files.
-    writes_files: bool,
     faults: Faults,
+    /// Whether a spill or a flush of a ledger is under way.
+    is_rewriting: bool,
     random: &'a mut fastrand::Rng,
     sums: &'a mut Sums,
 }
@@ -326,8 +326,8 @@ impl Life<'_> {
         self.sums.failed += u64::from(outcome.is_err());
         if outcome.is_ok() && self.log.durable().offset == self.log.written().offset {
             self.states.clear();
-            // What the log has is safe.
-            if self.random.bool() && !self.writes_files {
+            // What the log has is safe. Only one thread at a time writes or removes files.
+            if self.random.bool() && !self.is_rewriting {
                 let engines = self.current.load();
                 drop(remove_dropped(self.store, &engines, &self.durability.parts));
             }
@@ -425,7 +425,6 @@ fn flush_ledgers(life: &RefCell<Life<'_>>) {
     let fails = life.borrow_mut().random.u32(0..3) == 0;
     let (disk, faults) = (life.borrow().disk, life.borrow().faults);
     let spoil = || disk.set_faults(if fails { faults } else { Faults::default() });
-    life.borrow_mut().writes_files = true;
     for ledger in current.load().ledgers() {
         let synced = life.borrow_mut().round(true);
         let covered = synced.map_or(0, |()| life.borrow().durability.certain().offset);
@@ -439,17 +438,18 @@ fn flush_ledgers(life: &RefCell<Life<'_>>) {
             synced.map(|()| life.borrow().durability.positions().1.offset)
         };
         let trims = life.borrow_mut().random.u32(0..5) == 0;
+        life.borrow_mut().is_rewriting = true;
         let outcome = match trims {
             true => ledger.ledger().trim(store, (0, u64::MAX), |_| true, log).map(drop),
             false => ledger.flush(store, how, covered, log).map(|_| ()),
         };
         disk.set_faults(Faults::default());
         let life = &mut *life.borrow_mut();
+        life.is_rewriting = false;
         life.sums.flushes += 1;
         life.sums.failed_flushes += u64::from(outcome.is_err());
         life.crash();
     }
-    life.borrow_mut().writes_files = false;
 }
 
 /// All ids get a flag of a space, range by range, and its tables are closed in between.
@@ -507,20 +507,20 @@ fn spill(life: &RefCell<Life<'_>>) {
     let pairs = engines.existences().iter().map(|space| {
         Box::new(move || Ok(filters::spill_oldest(&ground, space)?.is_some())) as Spill<'_>
     });
-    life.borrow_mut().writes_files = true;
     for spill in rows.chain(pairs) {
         if life.borrow_mut().random.bool() {
             continue;
         }
         spoil();
+        life.borrow_mut().is_rewriting = true;
         let outcome = spill();
         disk.set_faults(Faults::default());
         let life = &mut *life.borrow_mut();
+        life.is_rewriting = false;
         life.sums.spills += u64::from(matches!(outcome, Ok(true)));
         life.sums.failed_spills += u64::from(outcome.is_err());
         life.crash();
     }
-    life.borrow_mut().writes_files = false;
 }
 
 /// One process on this disk, until it dies.
@@ -552,13 +552,13 @@ fn live(
         rounds: Rounds::new(durability.committer()),
         state: CommitSource::new(durability, &current),
         states: vec![found],
-        writes_files: false,
         faults: Faults {
             sync_error: rate,
             write_error: rate / 2,
             no_space: rate / 2,
             ..Faults::default()
         },
+        is_rewriting: false,
         random,
         sums,
     });

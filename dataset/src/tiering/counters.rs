@@ -1,14 +1,14 @@
 //! What of a counter space is spilled or merged, and when: its oldest tables when memory is short,
 //! the changes of cold rows where they are most, small neighbours.
 
-use super::ground::{Ground, Spilled, alone_with, discard, is_short};
+use super::ground::{Ground, Spilled, alone_with, is_short};
 use crate::cold::files::Files;
 use crate::cold::overlay::overlay_bytes;
 use crate::engines::CounterSpace;
 use crate::live::Live;
 use counter::RangeStats;
 use std::sync::Arc;
-use store::ColdFile;
+use store::{ColdFile, FileEntry, NewFiles};
 
 /// Size from which rows are worth a file of their own: this many bytes, or this part of the limit
 /// if that is less. Smaller runs of rows are written only while there is no larger one.
@@ -49,9 +49,10 @@ pub(crate) fn remove_retired(ground: &Ground<'_>, space: &CounterSpace) -> store
     if gone.is_empty() {
         return Ok(false);
     }
-    ground.take_out(gone.iter().map(|file| file.entry()))?;
+    let is_gone = |file: &FileEntry| gone.iter().any(|gone| gone.entry() == file);
+    NewFiles::new(ground.store).publish(|| ground.flush(), is_gone)?;
     cold.set_files(Files::new(files.all()[gone.len()..].to_vec()));
-    discard(ground.store, gone);
+    ground.store.retire(gone.iter().map(|file| file.pages()));
     Ok(true)
 }
 

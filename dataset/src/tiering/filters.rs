@@ -1,19 +1,14 @@
 //! How the tables of an existence space move to the disk.
 //!
-//! The procedure is the one of `tiering/mod.rs`, step by step; what differs is what a file is made
-//! of. A table's filters become the pages of one file, of which a check reads one (one for each
-//! filter of its chain, if the table was overrun: one after the other, until one has the pair). The
-//! cache does not hold pages, which are hardly ever read twice, but answers: this pair, in this
-//! file, yes or no.
+//! The procedure is that of `store/src/rewrite.rs`. `phantom::Space::begin_rewrite` freezes a table
+//! (step 1): what changes from then on is kept exactly, in memory. The table's filters, merged with
+//! late pairs, become the pages of one file, and the revoked pairs its note (step 2). The manifest
+//! names neither the old file nor the snapshot's file of the table any more (step 4).
+//! `phantom::Space::end_rewrite` makes the file answer, and reuses the table's memory (step 5).
 //!
-//! ```text
-//!   1  phantom::Space::begin_rewrite   the table is frozen: what changes from here is kept beside
-//!                                      it, exactly
-//!   2  a new file                      its pages, with what came late; then the revoked pairs
-//!   3  log flushed, new manifest       names the new file, and neither the old one nor the
-//!                                      snapshot's file of the table
-//!   4  phantom::Space::end_rewrite     the file answers; the memory goes to the next table
-//! ```
+//! A check reads one page: one per filter of the chain, if the table was overrun, until a filter
+//! has the pair. The cache holds answers (this pair, in this file: yes or no), and no pages, which
+//! are hardly ever read twice.
 //!
 //! The manifest keeps with each file an offset of the log (`stamp`). Before that offset the log has
 //! nothing of the file's ids that the file has not, so a start passes over those records. A start
@@ -33,7 +28,7 @@ use crate::live::Live;
 use crate::log_records::RecordKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use store::{BLOCK_BYTES, FileEntry, Role, Tag};
+use store::{BLOCK_BYTES, FileEntry, NewFiles, Tag};
 
 /// Pages that are written together.
 const PAGES_AT_ONCE: usize = 16;
@@ -99,7 +94,7 @@ impl Ground<'_> {
         covered: u64,
         rate: u64,
     ) -> store::Result<Spilled> {
-        let Ground { store, durability, .. } = *self;
+        let store = self.store;
         let hurries = || self.hurries();
         let pace = IoThrottle::new(rate, &hurries);
         let cold = space.cold();
@@ -125,34 +120,20 @@ impl Ground<'_> {
         let mut writer = store.begin_pages(tag)?;
         let is_urgent = || self.is_urgent();
         copy_pages(&mut rewrite, old, &mut writer, &pace, &CpuThrottle::new(&is_urgent))?;
-        let entry = writer.finish(&rewrite.note())?;
-        let published = || -> store::Result<Arc<PairFile>> {
-            let (file, _) = PairFile::open(store, &entry, space.options(), cold.shared())?;
-            let durable = self.flush()?;
-            let is_replaced = |file: &&FileEntry| match file.role {
-                Role::Cold => old.is_some_and(|old| old.entry().name == file.name),
-                Role::Snapshot => {
-                    (file.tag.space, file.tag.kind, file.tag.low) == (tag.space, tag.kind, low)
-                }
-            };
-            let replaced: Vec<String> =
-                store.manifest().files.iter().filter(is_replaced).map(|f| f.name.clone()).collect();
-            durability.parts.forget_range(space.number(), low, last);
-            store.replace_files(vec![entry.clone()], &replaced, durable)?;
-            Ok(file)
-        };
-        let file = published().inspect_err(|_| store.discard(std::slice::from_ref(&entry)))?;
+        let mut new = NewFiles::new(store);
+        new.entries.push(writer.finish(&rewrite.note())?);
+        let (file, _) = PairFile::open(store, &new.entries[0], space.options(), cold.shared())?;
+        let is_old = |file: &FileEntry| old.is_some_and(|old| old.entry() == file);
+        let bytes = self.publish(new, tag, is_old, |part| part.low == low)?;
 
         let others = files.iter().filter(|file| file.entry().tag.low != low);
         cold.set_files(others.chain([&file]).cloned().collect());
         let is_spill = rewrite.is_spill();
         let left = if is_spill { file.pairs() } else { rewrite.late() as u64 };
         space.end_rewrite(rewrite, file);
-        if let Some(old) = old.filter(|old| !store.is_pinned(&old.entry().name)) {
-            old.file().retire(store.disk().clone());
-        }
-        let spilled = Spilled { rows: 0, left, bytes: entry.bytes };
-        figures.written_bytes.fetch_add(entry.bytes, Relaxed);
+        store.retire(old.map(|old| old.file()));
+        let spilled = Spilled { rows: 0, left, bytes };
+        figures.written_bytes.fetch_add(bytes, Relaxed);
         figures.spilled_pairs.fetch_add(left, Relaxed);
         if is_spill { &figures.spilled_tables } else { &figures.merges }.fetch_add(1, Relaxed);
         tracing::debug!(
@@ -171,10 +152,10 @@ impl Ground<'_> {
         if gone.is_empty() {
             return Ok(false);
         }
-        self.take_out(gone.iter().map(|file| file.entry()))?;
+        let is_gone = |file: &FileEntry| gone.iter().any(|gone| gone.entry() == file);
+        NewFiles::new(self.store).publish(|| self.flush(), is_gone)?;
         space.cold().set_files(kept);
-        let unpinned = gone.iter().filter(|file| !self.store.is_pinned(&file.entry().name));
-        unpinned.for_each(|file| file.file().retire(self.store.disk().clone()));
+        self.store.retire(gone.iter().map(|file| file.file()));
         Ok(true)
     }
 

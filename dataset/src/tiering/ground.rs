@@ -8,9 +8,8 @@ use crate::engines::{CounterSpace, ExistenceSpace};
 use crate::live::Live;
 use crate::log_records::RecordKind;
 use parking_lot::MutexGuard;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use store::{ColdFile, FileEntry, Store};
+use store::{FileEntry, NewFiles, Role, Store, Tag};
 
 /// Part of the free margin of a space at which its spill stops pausing. Writers wait at half of it.
 const URGENT: u64 = 2;
@@ -118,14 +117,28 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// Removes files below the horizon from the manifest, after the log has that horizon durably.
-    pub(super) fn take_out<'f>(
+    /// Steps 3 and 4 of a rewrite (`store/src/rewrite.rs`) of the range of `tag`.
+    ///
+    /// - `is_old`: whether the new files replace this one.
+    /// - `is_part`: whether a snapshot's file of this kind is about ids of the range only.
+    pub(super) fn publish(
         &self,
-        gone: impl Iterator<Item = &'f FileEntry>,
-    ) -> store::Result<()> {
-        let durable = self.flush()?;
-        let names: Vec<String> = gone.map(|file| file.name.clone()).collect();
-        self.store.replace_files(Vec::new(), &names, durable)
+        files: NewFiles<'_>,
+        Tag { space, kind, low, high, .. }: Tag,
+        is_old: impl Fn(&FileEntry) -> bool,
+        is_part: impl Fn(&Tag) -> bool,
+    ) -> store::Result<u64> {
+        let log = || {
+            let durable = self.flush()?;
+            self.durability.parts.forget_range(space, low, high);
+            Ok(durable)
+        };
+        files.publish(log, |file| match file.role {
+            Role::Cold => is_old(file),
+            Role::Snapshot => {
+                (file.tag.space, file.tag.kind) == (space, kind) && is_part(&file.tag)
+            }
+        })
     }
 
     /// Bytes available to new files that replace `replaced` bytes. Fails if the disk has less than
@@ -150,13 +163,6 @@ impl<'a> Ground<'a> {
         let all = spilled.map(|file| file.bytes).sum::<u64>();
         Ok((self.most_bytes + replaced).saturating_sub(all))
     }
-}
-
-/// Deletes files that the manifest no longer names. A later snapshot deletes those that a replica
-/// still fetches.
-pub(super) fn discard(store: &Store, files: &[Arc<ColdFile>]) {
-    let unpinned = files.iter().filter(|file| !store.is_pinned(&file.entry().name));
-    unpinned.for_each(|file| file.retire(store.disk().clone()));
 }
 
 /// Keeps other threads from writing data files until the guard is dropped. Returns `None` if the

@@ -1,29 +1,17 @@
-//! Spilling: the oldest table of a space becomes a cold file, and what changed of cold rows is
-//! merged into a new one. One procedure for both.
+//! Spilling: the oldest table of a space becomes a cold file, and a merge writes what changed of
+//! cold rows into a new one. Both follow the procedure of `store/src/rewrite.rs`:
 //!
-//! ```text
-//!   1  counter::Space::begin_spill   the line rises; then the ids of the range that are in memory,
-//!                                    rising, piece by piece
-//!   2  a new file                    rows in memory, and of the old files' rows those that are
-//!                                    neither in memory nor deleted
-//!   3  the log is flushed            what the file has seen, the log has: no half of an action is
-//!                                    in a file alone; the manifest says how far the log went, so
-//!                                    that one which was cut since is refused
-//!   4  the manifest                  names the new file, and neither the old ones nor the range's
-//!                                    snapshot file
-//!   5  the file answers              then rows that are in memory as they are in the file leave
-//! ```
+//! - Step 1: `counter::Space::begin_spill` lists the ids of the range in memory, in order, piece by
+//!   piece. Rows that are written later stay in memory, as the file's overlay.
+//! - Step 2: the new file has the rows in memory, and those rows of the old files that are neither
+//!   in memory nor deleted.
+//! - Step 4: the manifest names neither the old files nor the snapshot's file of the range.
 //!
-//! It begins only if the disk has room for all that it may write: on a disk that is nearly full the
-//! log is to have what is left. A step that fails (a disk that fills up meanwhile) leaves
-//! everything as it was, and is tried again.
+//! A rewrite begins only if the disk has room for everything that it may write: what is left of a
+//! disk that is nearly full is for the log. A failed rewrite is tried again.
 //!
-//! A crash before 4 leaves the old state: the rows come from the snapshot, the log and the old
-//! files. After 4 they come from the new file and the log, which still begins where the manifest
-//! says: replaying it puts those rows into memory that it names, in their latest state, and they
-//! are newer than the file. A replica spills as its master does, by its own memory: what it has
-//! applied its log has, and its files are its own, as its snapshots are. Writes go on all the time;
-//! those that come after the walk stay in memory, as the file's overlay.
+//! A replica spills as its master does, by its own memory. Its log has what it has applied, and its
+//! files are its own, as its snapshots are.
 
 pub(crate) mod counters;
 pub(crate) mod dropped;

@@ -1,7 +1,6 @@
-//! Writes the rows of a range of a space to cold files: the procedure at the top of `mod.rs`, of
-//! which only the parts are here that know rows.
+//! Writes the rows of a range of a space to cold files, by the procedure of `store/src/rewrite.rs`.
 
-use super::ground::{Ground, Spilled, discard, no_room};
+use super::ground::{Ground, Spilled, no_room};
 use super::io_throttle::IoThrottle;
 use crate::cold::files::Files;
 use crate::cpu_throttle::CpuThrottle;
@@ -9,7 +8,7 @@ use crate::engines::CounterSpace;
 use crate::log_records::RecordKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use store::{ColdFile, ColdRows, ColdWriter, FileEntry, Role, Store, Tag};
+use store::{ColdFile, ColdRows, ColdWriter, FileEntry, NewFiles, Store, Tag};
 
 /// Rows that are looked up together.
 const CHUNK_ROWS: usize = 1024;
@@ -40,7 +39,7 @@ impl Ground<'_> {
         last: u64,
         rate: u64,
     ) -> store::Result<Spilled> {
-        let Ground { store, durability, .. } = *self;
+        let store = self.store;
         let hurries = || self.hurries();
         let pace = IoThrottle::new(rate, &hurries);
         let cold = space.cold();
@@ -60,36 +59,23 @@ impl Ground<'_> {
         // than the schema at that place. What they have beyond it is kept.
         let columns = old.iter().map(|file| file.head().columns);
         let width = columns.fold(spill.width, usize::max);
-        let entries = Vec::new();
+        let new = NewFiles::new(store);
         let mut out =
-            Output { store, tag, width, most, room, pace: &pace, bytes: 0, writer: None, entries };
+            Output { store, tag, width, most, room, pace: &pace, writer: None, files: new };
         let mut before = OldRows::new(old.clone())?;
         let is_urgent = || self.is_urgent();
         let turns = CpuThrottle::new(&is_urgent);
         copy_rows(space, &mut spill, &mut before, &mut out, &turns)?;
         out.finish()?;
-        let fresh = out.entries.iter().map(|entry| store.open_cold(entry).map(Arc::new));
+        let fresh = out.files.entries.iter().map(|entry| store.open_cold(entry).map(Arc::new));
         let fresh = fresh.collect::<store::Result<Vec<_>>>()?;
-
-        let durable = self.flush()?;
-        let is_replaced = |file: &&FileEntry| match file.role {
-            Role::Cold => old.iter().any(|old| old.entry().name == file.name),
-            Role::Snapshot => {
-                let (ours, theirs) = (&tag, &file.tag);
-                (theirs.space, theirs.kind) == (ours.space, ours.kind)
-                    && low <= theirs.low
-                    && theirs.high <= last
-            }
-        };
-        let replaced: Vec<String> =
-            store.manifest().files.iter().filter(is_replaced).map(|f| f.name.clone()).collect();
-        durability.parts.forget_range(space.number(), low, last);
-        store.replace_files(out.entries.clone(), &replaced, durable)?;
-        out.entries.clear();
+        let is_old = |file: &FileEntry| old.iter().any(|old| old.entry() == file);
+        let is_part = |part: &Tag| low <= part.low && part.high <= last;
+        self.publish(out.files, tag, is_old, is_part)?;
 
         let kept = files.all().iter().filter(|file| !old.iter().any(|old| Arc::ptr_eq(old, file)));
         cold.set_files(Files::new(kept.chain(&fresh).cloned().collect()));
-        discard(store, &old);
+        store.retire(old.iter().map(|file| file.pages()));
 
         space.unbury(&spill);
         let spilled = drop_spilled(space, &fresh, width, &turns)?;
@@ -189,9 +175,8 @@ struct Output<'a> {
     /// Bytes that they may take.
     room: u64,
     pace: &'a IoThrottle<'a>,
-    bytes: u64,
     writer: Option<ColdWriter>,
-    entries: Vec<FileEntry>,
+    files: NewFiles<'a>,
 }
 
 impl Output<'_> {
@@ -209,30 +194,21 @@ impl Output<'_> {
         if writer.rows() % 4096 != 0 {
             return Ok(());
         }
-        if self.bytes + writer.bytes() > self.room {
+        let bytes = self.files.bytes() + writer.bytes();
+        if bytes > self.room {
             return Err(no_room(self.store));
         }
-        self.pace.after(self.bytes + writer.bytes());
+        self.pace.after(bytes);
         Ok(())
     }
 
     fn add(&mut self, writer: ColdWriter) -> store::Result<()> {
-        if let Some(entry) = writer.finish()? {
-            self.bytes += entry.bytes;
-            self.entries.push(entry);
-        }
-        if self.bytes > self.room { Err(no_room(self.store)) } else { Ok(()) }
+        self.files.entries.extend(writer.finish()?);
+        if self.files.bytes() > self.room { Err(no_room(self.store)) } else { Ok(()) }
     }
 
     fn finish(&mut self) -> store::Result<()> {
         self.writer.take().map_or(Ok(()), |writer| self.add(writer))
-    }
-}
-
-/// What was not published is removed at once: the disk may be full because of it.
-impl Drop for Output<'_> {
-    fn drop(&mut self) {
-        self.store.discard(&self.entries);
     }
 }
 

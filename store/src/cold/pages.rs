@@ -1,135 +1,175 @@
-//! Page file v1, also `cold-<number>-<number>.tcold`: pages of 4 KiB that the caller fills to the
-//! last bit (a filter's, for example), of which a lookup reads one.
+//! Page file v2: pages of 4 KiB, a checksum for each, and a note that says how to find data in
+//! them. A lookup reads one page.
 //!
 //! ```text
 //!   offset  size  field
-//!        0     8  magic     "TIDEPAGE"
-//!        8     4  version   1
-//!       12     4  kind      the server's: what the pages are
+//!        0     8  magic     "TIDECOLD"
+//!        8     4  version   2
+//!       12     4  kind      the server's: what the pages hold
 //!       16    16  lineage
 //!       32     8  identity  the two numbers in the file's name: first * 2^24 + second
 //!       40     4  space
-//!       44     4  zero
+//!       44     4  rows      1: each page is a block of rows; 0: the caller defines the pages
 //!       48     8  low       lowest id that the file answers for
 //!       56     8  high      highest id that it answers for
 //!       64     8  stamp     the server's
-//!       72     8  pages
+//!       72     8  pages     1..=2^26
 //!       80     8  note      length of the note in bytes
-//!       88     4  noted     CRC-32C of (identity, the pages' checksums, the note)
-//!       92     4  body      CRC-32C of all behind the head
-//!       96    28  zeros
+//!       88     4  noted     CRC-32C of (identity, the checksums behind the pages, the note)
+//!       92     4  body      CRC-32C of everything behind the header
+//!       96    28  zero
 //!      124     4  check     CRC-32C of bytes 0..124
 //!      128        zeros up to 4096
 //!     4096        pages of 4096 bytes each
-//!     then        CRC-32C of each: of (identity, number of the page, the page)
-//!     then        the note: the server's, what it must know to find its way in the pages
+//!     then        unless rows: a checksum of 4 bytes per page
+//!     then        the note: the caller's index of the pages
 //! ```
 //!
-//! Little-endian. A page has no room for a checksum of its own, so they stand together behind the
-//! pages, and stay in memory while the file is open: a thousandth of it. Valid only if: (1) magic,
-//! version, check, zeros of the head (2) lineage and tag are those that the manifest names (3) the
-//! length is what the head says, and the manifest's (4) the check of sums and note (5) every page's
-//! check, when it is read (6) the CRC-32C of the whole file = the manifest's; only `tidemark check`
-//! and a full sync compare that.
+//! Little-endian. The checksum of a page is the CRC-32C of (identity, number of the page, page). A
+//! block of rows has its checksum in its first four bytes, which the CRC leaves out. A filter fills
+//! its pages to the last bit, so the checksums of all other pages follow the last page. An open
+//! file keeps them in memory: a thousandth of its size.
 //!
-//! Written, named and removed as the files of rows are (`mod.rs`).
+//! Valid only if: (1) magic, version, check and zeros of the header are right (2) lineage and tag
+//! are those that the manifest names (3) the length is the header's and the manifest's (4) the
+//! checksum of the note matches (5) each page's checksum matches when it is read (6) the CRC-32C of
+//! the whole file is the manifest's; only `tidemark check`, scrubbing and a full sync compare it.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
-use super::header::{self, FileIdentity, Head, OpenColdFile, place, put, put_numbers, seal};
-use super::{BLOCK_BYTES, MAX_BLOCKS};
 use crate::batch::Lineage;
-use crate::disk::{Disk, read_full_at};
+use crate::disk::{Disk, DiskFile, read_full_at};
 use crate::error::{Error, Result};
 use crate::frame::{Check, u32_at, u64_at};
-use crate::immutable_file::Draft;
+use crate::immutable_file::{self, Draft, Naming, identity_of};
 use crate::manifest::{FileEntry, Role, Tag};
 
-/// Most bytes of a note.
+/// Size of a page in bytes. A lookup reads one page.
+pub const BLOCK_BYTES: usize = 4096;
+/// Format version of page files; no other is read.
+pub const COLD_VERSION: u32 = 2;
+const MAGIC: &[u8; 8] = b"TIDECOLD";
+/// Maximum number of pages: 256 GiB.
+const MAX_PAGES: u64 = 1 << 26;
+/// Maximum length of a note in bytes.
 const MAX_NOTE: u64 = 1 << 30;
+/// Length of a page's checksum in bytes.
+const SUM_BYTES: usize = 4;
+/// Offset of the header's checksum. Bytes from `UNUSED` up to it and behind it are zero.
+const CHECKED: usize = 124;
+const UNUSED: usize = 96;
+
+const NAMING: Naming = Naming { prefix: "cold-", suffix: ".tcold" };
+
+#[cfg(any(test, fuzzing))]
+pub(crate) fn cold_name(number: u64, file: u64) -> String {
+    NAMING.name(number, file)
+}
+
+/// Returns the two numbers in a cold file's name, or `None` for another name.
+pub(crate) fn parse_cold_name(name: &str) -> Option<(u64, u64)> {
+    NAMING.numbers(name)
+}
+
+/// Offset of a page.
+pub(super) fn page_offset(number: u64) -> u64 {
+    (1 + number) * BLOCK_BYTES as u64
+}
 
 fn check_of(identity: u64, number: u64, page: &[u8]) -> u32 {
     Check::new().u64(identity).u64(number).bytes(page).value()
 }
 
-/// The head of a page file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PageHead {
-    whose: FileIdentity,
-    pub(crate) pages: u64,
+struct Head {
+    lineage: Lineage,
+    identity: u64,
+    tag: Tag,
+    has_rows: bool,
+    pages: u64,
     note_bytes: u64,
     note_check: u32,
-    pub(super) body_check: u32,
+    body_check: u32,
 }
 
-impl PageHead {
-    pub(super) fn encode(&self) -> [u8; BLOCK_BYTES] {
-        let mut head = self.whose.encode(Self::MAGIC);
-        put_numbers(&mut head, 72, &[self.pages, self.note_bytes]);
-        put(&mut head, 88, &self.note_check.to_le_bytes());
-        put(&mut head, 92, &self.body_check.to_le_bytes());
-        seal(head)
+impl Head {
+    fn encode(&self) -> [u8; BLOCK_BYTES] {
+        let mut head = [0; BLOCK_BYTES];
+        let mut put = |at: usize, bytes: &[u8]| head[at..at + bytes.len()].copy_from_slice(bytes);
+        let Tag { space, kind, low, high, stamp } = self.tag;
+        put(0, MAGIC);
+        put(16, &self.lineage.0);
+        let words = [(8, COLD_VERSION), (12, kind), (40, space), (44, self.has_rows.into())];
+        let checks = [(88, self.note_check), (92, self.body_check)];
+        words.iter().chain(&checks).for_each(|(at, word)| put(*at, &word.to_le_bytes()));
+        put(32, &self.identity.to_le_bytes());
+        let numbers = [low, high, stamp, self.pages, self.note_bytes];
+        (48..).step_by(8).zip(numbers).for_each(|(at, n)| put(at, &n.to_le_bytes()));
+        let check = Check::new().bytes(&head[..CHECKED]).value();
+        head[CHECKED..CHECKED + 4].copy_from_slice(&check.to_le_bytes());
+        head
     }
 
-    pub(crate) fn lineage(&self) -> Lineage {
-        self.whose.lineage
-    }
-
-    pub(crate) fn tag(&self) -> &Tag {
-        &self.whose.tag
-    }
-
-    /// Where the pages end, and the checksums begin.
-    fn sums_at(&self) -> u64 {
-        place(self.pages)
-    }
-}
-
-impl Head for PageHead {
-    const MAGIC: &'static [u8; 8] = b"TIDEPAGE";
-
-    fn decode(bytes: &[u8]) -> std::result::Result<PageHead, (u64, &'static str)> {
-        let whose =
-            FileIdentity::decode(bytes, Self::MAGIC, "it does not begin as a page file does", 96)?;
-        if u32_at(bytes, 44) != 0 {
-            return Err((44, "a reserved field is not zero"));
+    /// Returns the offset and the reason on an error.
+    fn decode(bytes: &[u8]) -> std::result::Result<Head, (u64, &'static str)> {
+        if bytes.len() < BLOCK_BYTES {
+            return Err((bytes.len() as u64, "it ends inside its head"));
         }
-        let head = PageHead {
-            whose,
+        if &bytes[..8] != MAGIC {
+            return Err((0, "it does not begin as a cold file does"));
+        }
+        if Check::new().bytes(&bytes[..CHECKED]).value() != u32_at(bytes, CHECKED) {
+            return Err((CHECKED as u64, "the head's checksum does not match"));
+        }
+        if bytes[UNUSED..CHECKED].iter().chain(&bytes[CHECKED + 4..]).any(|&b| b != 0) {
+            return Err((UNUSED as u64, "a reserved field is not zero"));
+        }
+        let mut lineage = [0; 16];
+        lineage.copy_from_slice(&bytes[16..32]);
+        let head = Head {
+            lineage: Lineage(lineage),
+            identity: u64_at(bytes, 32),
+            tag: Tag {
+                space: u32_at(bytes, 40),
+                kind: u32_at(bytes, 12),
+                low: u64_at(bytes, 48),
+                high: u64_at(bytes, 56),
+                stamp: u64_at(bytes, 64),
+            },
+            has_rows: u32_at(bytes, 44) == 1,
             pages: u64_at(bytes, 72),
             note_bytes: u64_at(bytes, 80),
             note_check: u32_at(bytes, 88),
             body_check: u32_at(bytes, 92),
         };
-        let range = whose.tag.low <= whose.tag.high;
-        let plausible =
-            (1..=MAX_BLOCKS).contains(&head.pages) && head.note_bytes <= MAX_NOTE && range;
-        if plausible { Ok(head) } else { Err((48, "the head describes an impossible file")) }
+        let plausible = u32_at(bytes, 44) <= 1
+            && (1..=MAX_PAGES).contains(&head.pages)
+            && head.note_bytes <= MAX_NOTE
+            && head.tag.low <= head.tag.high;
+        if plausible { Ok(head) } else { Err((44, "the head describes an impossible file")) }
     }
 
-    fn whose(&self) -> FileIdentity {
-        self.whose
+    /// Length of the checksums behind the pages, in bytes.
+    fn sums_bytes(&self) -> u64 {
+        if self.has_rows { 0 } else { SUM_BYTES as u64 * self.pages }
     }
 
+    /// Length of the file in bytes.
     fn length(&self) -> u64 {
-        self.sums_at() + 4 * self.pages + self.note_bytes
+        page_offset(self.pages) + self.sums_bytes() + self.note_bytes
     }
-}
-
-/// Whether a file, by its first bytes, is one of pages. What cannot be read is none: opening it
-/// reports why.
-pub(crate) fn is_pages(disk: &dyn Disk, name: &str) -> bool {
-    let mut magic = [0; 8];
-    let read = disk.open(name).and_then(|file| read_full_at(&*file, &mut magic, 0));
-    read.is_ok() && magic == *PageHead::MAGIC
 }
 
 /// A page file under construction. Dropped before [`finish`](PageWriter::finish) it leaves nothing.
 #[derive(Debug)]
 pub struct PageWriter {
     draft: Draft,
-    whose: FileIdentity,
+    lineage: Lineage,
+    identity: u64,
+    tag: Tag,
+    pages: u64,
+    /// Checksums of the pages; empty if these are blocks of rows.
     sums: Vec<u8>,
 }
 
@@ -137,11 +177,12 @@ impl PageWriter {
     pub(crate) fn create(
         disk: Arc<dyn Disk>,
         lineage: Lineage,
-        numbers: (u64, u64),
+        (number, file): (u64, u64),
         tag: Tag,
     ) -> Result<PageWriter> {
-        let (draft, whose) = header::begin(disk, lineage, numbers, tag)?;
-        Ok(PageWriter { draft, whose, sums: Vec::new() })
+        let draft = Draft::create(disk, NAMING.name(number, file), BLOCK_BYTES)?;
+        let identity = identity_of(number, file);
+        Ok(PageWriter { draft, lineage, identity, tag, pages: 0, sums: Vec::new() })
     }
 
     /// Appends pages: a multiple of [`BLOCK_BYTES`].
@@ -149,149 +190,266 @@ impl PageWriter {
         let (pages, rest) = pages.as_chunks::<BLOCK_BYTES>();
         assert!(rest.is_empty(), "whole pages");
         for page in pages {
-            let number = self.sums.len() as u64 / 4;
-            self.sums.extend_from_slice(&check_of(self.whose.identity, number, page).to_le_bytes());
+            let check = check_of(self.identity, self.pages, page);
+            self.sums.extend_from_slice(&check.to_le_bytes());
+            self.pages += 1;
         }
         self.draft.put(pages.as_flattened())?;
         self.draft.sync_if_much()
     }
 
-    /// The two numbers of its name.
+    /// Appends a block of rows, and fills in its checksum. All pages of the file must be such
+    /// blocks.
+    pub(super) fn put_block(&mut self, block: &mut [u8; BLOCK_BYTES]) -> Result<()> {
+        let check = check_of(self.identity, self.pages, &block[SUM_BYTES..]);
+        block[..SUM_BYTES].copy_from_slice(&check.to_le_bytes());
+        self.pages += 1;
+        self.draft.put(block)?;
+        self.draft.sync_if_much()
+    }
+
+    /// The two numbers of the file's name.
     pub fn identity(&self) -> u64 {
-        self.whose.identity
+        self.identity
     }
 
-    /// The file answers for ids up to `high` only, and not as far as its tag said.
+    pub(super) fn tag(&self) -> &Tag {
+        &self.tag
+    }
+
+    /// Lowers the highest id that the file answers for.
     pub fn end_at(&mut self, high: u64) {
-        self.whose.tag.high = high;
+        self.tag.high = high;
     }
 
-    /// Bytes so far: for a budget.
+    /// Number of bytes so far, for a budget.
     pub fn bytes(&self) -> u64 {
         self.draft.bytes() + self.sums.len() as u64
     }
 
-    /// Completes the file, makes it durable and gives it its name. The folder is not synced:
+    /// Completes the file, syncs it and renames it to its final name. The folder is not synced:
     /// [`Store::replace_files`](crate::Store::replace_files) does that.
     pub fn finish(mut self, note: &[u8]) -> Result<FileEntry> {
         self.draft.put(&self.sums)?;
         self.draft.put(note)?;
-        let head = PageHead {
-            whose: self.whose,
-            pages: self.sums.len() as u64 / 4,
+        let head = Head {
+            lineage: self.lineage,
+            identity: self.identity,
+            tag: self.tag,
+            has_rows: self.sums.is_empty(),
+            pages: self.pages,
             note_bytes: note.len() as u64,
-            note_check: Check::new().u64(self.whose.identity).bytes(&self.sums).bytes(note).value(),
+            note_check: Check::new().u64(self.identity).bytes(&self.sums).bytes(note).value(),
             body_check: self.draft.body_check(),
         };
-        self.draft.publish(&head.encode(), Role::Cold, self.whose.tag)
+        self.draft.publish(&head.encode(), Role::Cold, self.tag)
     }
 }
 
-/// A page file, open for lookups from any thread.
+/// An open page file. Any thread can read it.
 #[derive(Debug)]
 pub struct PageFile {
-    shelf: OpenColdFile,
-    head: PageHead,
+    path: PathBuf,
+    entry: FileEntry,
+    file: Box<dyn DiskFile>,
+    head: Head,
+    /// Checksums of the pages, unless these are blocks of rows.
     sums: Box<[u8]>,
+    /// Where the last reader removes the file, once it is retired.
+    retired: OnceLock<Arc<dyn Disk>>,
 }
 
 impl PageFile {
-    /// Opens a file that the manifest names, and compares it with the manifest's entry. Gives its
-    /// note, too.
+    /// Opens a file and compares it with the manifest's entry. Returns its note, too.
     pub(crate) fn open(
         disk: &dyn Disk,
         entry: &FileEntry,
         lineage: Lineage,
     ) -> Result<(PageFile, Vec<u8>)> {
         let (mut file, note) = PageFile::open_any(disk, &entry.name)?;
-        file.shelf.expect(entry, lineage)?;
+        if file.entry.bytes != entry.bytes {
+            return Err(
+                file.corrupt_at(entry.bytes, "it has another length than the manifest says")
+            );
+        }
+        if file.head.lineage != lineage {
+            return Err(file.corrupt_at(16, "it belongs to another lineage than the manifest"));
+        }
+        if file.head.tag != entry.tag {
+            return Err(file.corrupt_at(12, "it holds something else than the manifest says"));
+        }
+        file.entry.check = entry.check;
         Ok((file, note))
     }
 
-    /// Opens a file by its name alone. Its entry's checksum is then unknown: 0.
+    /// Opens a file by its name alone. The checksum in its entry is then unknown: 0.
     pub(crate) fn open_any(disk: &dyn Disk, name: &str) -> Result<(PageFile, Vec<u8>)> {
-        let (shelf, head) = OpenColdFile::open::<PageHead>(disk, name)?;
-        let at = head.sums_at();
-        let mut sums = vec![0; (head.length() - at) as usize];
-        let n = shelf.read_at(&mut sums, at)?;
-        if n != sums.len()
-            || Check::new().u64(head.whose.identity).bytes(&sums).value() != head.note_check
-        {
-            return Err(shelf.corrupt(at, "the check of its checksums and its note does not match"));
+        let format = (MAGIC, COLD_VERSION);
+        let (opened, head) = immutable_file::open(disk, name, format, BLOCK_BYTES, Head::decode)?;
+        let immutable_file::Opened { file, path, size, .. } = opened;
+        if !NAMING.is_identity(name, head.identity) {
+            return Err(Error::corrupt(path, 32, "it was written under another name"));
         }
-        let note = sums.split_off(4 * head.pages as usize);
-        Ok((PageFile { shelf, head, sums: sums.into() }, note))
+        if size != head.length() {
+            let what = format!("{size} bytes long, its head says {}", head.length());
+            return Err(Error::corrupt(path, size, what));
+        }
+        // Without this hint the kernel may read more than one page per lookup.
+        let _ = file.expect_random();
+        let at = page_offset(head.pages);
+        let mut sums = vec![0; (head.sums_bytes() + head.note_bytes) as usize];
+        let n = read_full_at(&*file, &mut sums, at).map_err(|e| Error::io(&path, "reading", e))?;
+        let check = Check::new().u64(head.identity).bytes(&sums).value();
+        if n != sums.len() || check != head.note_check {
+            return Err(Error::corrupt(path, at, "the checksum of its note does not match"));
+        }
+        let note = sums.split_off(head.sums_bytes() as usize);
+        let name = name.to_owned();
+        let entry = FileEntry { name, bytes: size, check: 0, role: Role::Cold, tag: head.tag };
+        let (sums, retired) = (sums.into(), OnceLock::new());
+        Ok((PageFile { path, entry, file, head, sums, retired }, note))
     }
 
-    /// What the manifest says of it.
+    /// Entry of the file in the manifest.
     pub fn entry(&self) -> &FileEntry {
-        &self.shelf.entry
+        &self.entry
     }
 
-    pub(super) fn path(&self) -> &Path {
-        &self.shelf.path
+    /// Path of the file.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
-    /// Pages.
+    /// Number of pages.
     pub fn pages(&self) -> u64 {
         self.head.pages
     }
 
-    /// The two numbers of its name.
+    /// The two numbers of the file's name.
     pub fn identity(&self) -> u64 {
-        self.head.whose.identity
+        self.head.identity
     }
 
-    /// Bytes of memory that it takes.
+    pub(crate) fn lineage(&self) -> Lineage {
+        self.head.lineage
+    }
+
+    /// Whether the pages are blocks of rows.
+    pub(crate) fn has_rows(&self) -> bool {
+        self.head.has_rows
+    }
+
+    /// The header as it was written, and the checksum of everything behind it.
+    pub(super) fn head(&self) -> ([u8; BLOCK_BYTES], u32) {
+        (self.head.encode(), self.head.body_check)
+    }
+
+    /// Memory in bytes.
     pub fn memory_bytes(&self) -> usize {
-        size_of::<PageFile>() + self.sums.len() + self.shelf.memory_bytes()
+        size_of::<PageFile>() + self.sums.len() + self.entry.name.len() + 64
     }
 
-    pub(crate) fn head(&self) -> &PageHead {
-        &self.head
+    fn corrupt_at(&self, at: u64, what: &str) -> Error {
+        Error::corrupt(&self.path, at, what)
     }
 
-    /// An error that says what is wrong with a page.
+    /// Returns an error that says what is wrong with a page.
     pub fn corrupt(&self, number: u64, what: &str) -> Error {
-        self.shelf.corrupt(place(number), what)
+        self.corrupt_at(page_offset(number), what)
+    }
+
+    /// Returns an error that says what is wrong with the note.
+    pub fn corrupt_note(&self, what: &str) -> Error {
+        self.corrupt_at(self.entry.bytes - self.head.note_bytes, what)
     }
 
     /// Reads and verifies a page: one read of 4 KiB at a multiple of 4 KiB.
     pub fn read(&self, number: u64, page: &mut [u8; BLOCK_BYTES]) -> Result<()> {
-        let at = place(number);
-        if number >= self.head.pages {
-            return Err(self.shelf.corrupt(at, "it has no such page"));
-        }
-        let n = self.shelf.read_at(page, at)?;
-        self.verify_page(number, &page[..n])
+        self.read_many(number, page)
     }
 
     /// Reads and verifies the pages from number `first` on that fill `pages`: one read.
     pub fn read_many(&self, first: u64, pages: &mut [u8]) -> Result<()> {
-        let n = self.shelf.read_at(pages, place(first))?;
-        let numbered = (first..).zip(pages[..n].chunks(BLOCK_BYTES));
-        for (number, page) in numbered {
-            self.verify_page(number, page)?;
-        }
+        let n = read_full_at(&*self.file, pages, page_offset(first))
+            .map_err(|e| Error::io(&self.path, "reading", e))?;
+        let mut numbered = (first..).zip(pages[..n].chunks(BLOCK_BYTES));
+        numbered.try_for_each(|(number, page)| self.verify(number, page))?;
         if n < pages.len() {
-            let end = first + (n / BLOCK_BYTES) as u64;
-            return Err(self.shelf.corrupt(place(end), "it has no such page"));
+            return Err(self.corrupt(first + (n / BLOCK_BYTES) as u64, "it has no such page"));
         }
         Ok(())
     }
 
     /// Verifies a page that was read.
-    pub fn verify_page(&self, number: u64, page: &[u8]) -> Result<()> {
-        let expected = (number < self.head.pages).then(|| u32_at(&self.sums, 4 * number as usize));
-        if page.len() != BLOCK_BYTES || expected != Some(check_of(self.identity(), number, page)) {
-            return Err(self.shelf.corrupt(place(number), "the page's checksum does not match"));
+    pub fn verify(&self, number: u64, page: &[u8]) -> Result<()> {
+        let identity = self.head.identity;
+        let is_sound = page.len() == BLOCK_BYTES
+            && number < self.head.pages
+            && if self.head.has_rows {
+                u32_at(page, 0) == check_of(identity, number, &page[SUM_BYTES..])
+            } else {
+                u32_at(&self.sums, SUM_BYTES * number as usize) == check_of(identity, number, page)
+            };
+        if is_sound {
+            return Ok(());
         }
-        Ok(())
+        Err(self.corrupt(number, "the page's checksum does not match"))
     }
 
-    /// The file is named by no manifest any more: it is removed when the last of its readers lets
-    /// go of it.
+    /// Marks a file that no manifest names any more: its last reader removes it.
     pub fn retire(&self, disk: Arc<dyn Disk>) {
-        self.shelf.retire(disk);
+        let _ = self.retired.set(disk);
+    }
+}
+
+impl Drop for PageFile {
+    fn drop(&mut self) {
+        if let Some(disk) = self.retired.get() {
+            // The next start removes what stays.
+            let _ = disk.remove(&self.entry.name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::SimDisk;
+
+    /// Pages of both kinds: with their checksums behind them, and with it inside.
+    #[test]
+    fn damaged_and_misplaced_pages_are_refused() {
+        let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(1));
+        let mut pages = [1, 2, 3].map(|seed| [seed; BLOCK_BYTES]);
+        for (number, has_rows) in [(1, false), (2, true)] {
+            let open = |pages: &mut [[u8; BLOCK_BYTES]; 3], file| {
+                let names = (number, file);
+                let mut writer =
+                    PageWriter::create(disk.clone(), Lineage([7; 16]), names, Tag::default())
+                        .unwrap();
+                for page in pages {
+                    let put = if has_rows { writer.put_block(page) } else { writer.put(page) };
+                    put.unwrap();
+                }
+                PageFile::open_any(&*disk, &writer.finish(b"note").unwrap().name).unwrap().0
+            };
+            let other = open(&mut pages, 1);
+            let file = open(&mut pages, 2);
+            assert_eq!(file.has_rows(), has_rows);
+            for (at, page) in pages.iter().enumerate() {
+                assert!(file.verify(at as u64, page).is_ok());
+                let is_known = other.verify(at as u64, page).is_ok();
+                assert_eq!(is_known, !has_rows, "the other file has its own checksums");
+                for place in (0..4).filter(|&place| place != at as u64) {
+                    assert!(file.verify(place, page).is_err(), "page {at} at place {place}");
+                }
+            }
+            for bit in 0..BLOCK_BYTES * 8 {
+                pages[1][bit / 8] ^= 1 << (bit % 8);
+                assert!(file.verify(1, &pages[1]).is_err(), "bit {bit}");
+                pages[1][bit / 8] ^= 1 << (bit % 8);
+            }
+            assert!(file.verify(1, &pages[1][1..]).is_err(), "cut short");
+        }
     }
 }

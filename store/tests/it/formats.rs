@@ -1,4 +1,4 @@
-//! Files of version 3, as a release wrote them, are opened; and what is written today
+//! Files of version 4, as a release wrote them, are opened; and what is written today
 //! equals them byte for byte.
 //!
 //! `STORE_WRITE_FIXTURES=1 cargo test -p store --test it formats` writes them anew: only when a new
@@ -12,10 +12,10 @@ use store::{Batch, RealDisk, SimDisk, Store, Tag, check};
 use crate::basics::{LINEAGE, options, start};
 
 fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/v3")
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/v4")
 }
 
-/// A data folder with everything that version 3 has: snapshot files, a roll, a void tail, a seal,
+/// A data folder with everything that version 4 has: snapshot files, a roll, a void tail, a seal,
 /// records of several kinds.
 fn written_today() -> SimDisk {
     let disk = SimDisk::new(1);
@@ -53,7 +53,7 @@ fn written_today() -> SimDisk {
 }
 
 #[test]
-fn what_is_written_today_equals_version_3() {
+fn what_is_written_today_equals_version_4() {
     let disk = written_today();
     let names: Vec<String> =
         disk.list_names().into_iter().filter(|n| n != "tidemark.lock").collect();
@@ -72,13 +72,13 @@ fn what_is_written_today_equals_version_3() {
     for name in &names {
         assert!(
             disk.contents(name).unwrap() == std::fs::read(folder().join(name)).unwrap(),
-            "{name} differs from version 3"
+            "{name} differs from version 4"
         );
     }
 }
 
 #[test]
-fn version_3_opens() {
+fn version_4_opens() {
     let copy = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(folder()).unwrap() {
         let entry = entry.unwrap();

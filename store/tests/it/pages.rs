@@ -1,5 +1,5 @@
 //! Page files: a page is one read, found damaged or right; a crash leaves the old file or the new
-//! one; version 1 stays what it is.
+//! one; version 2 stays what it is.
 
 use std::sync::Arc;
 
@@ -158,26 +158,28 @@ fn a_crash_at_any_step_leaves_the_old_file_or_the_new_one() {
     );
 }
 
-/// As a release wrote it. (Written anew, with `STORE_WRITE_FIXTURES=1`, only when a new version is
-/// added, into a new file.)
+/// Compares a file with the one that a release wrote, and puts that in its place.
+/// `STORE_WRITE_FIXTURES=1` writes the fixture, which is right for a new version only.
+pub(crate) fn compare_with_fixture(disk: &SimDisk, entry: &FileEntry, name: &str) {
+    let folder =
+        std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/cold-v2");
+    let today = disk.contents(&entry.name).unwrap();
+    if std::env::var_os("STORE_WRITE_FIXTURES").is_some() {
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join(name), &today).unwrap();
+    }
+    let kept = std::fs::read(folder.join(name)).unwrap();
+    assert!(today == kept, "what is written differs from version 2");
+    disk.take(&entry.name);
+    disk.put(&entry.name, &kept);
+}
+
 #[test]
-fn version_1_is_read_and_written() {
-    let fixtures =
-        std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pages-v1");
+fn pages_of_version_2_are_read_and_written() {
     let disk = SimDisk::new(1);
     let (store, ..) = crate::basics::start(&disk, crate::basics::options(1 << 20)).unwrap();
     let entry = write(&store, 9, 3).unwrap();
-    let today = disk.contents(&entry.name).unwrap();
-    if std::env::var_os("STORE_WRITE_FIXTURES").is_some() {
-        std::fs::create_dir_all(&fixtures).unwrap();
-        std::fs::write(fixtures.join(&entry.name), &today).unwrap();
-    }
-    let kept = std::fs::read_dir(&fixtures).unwrap().next().unwrap().unwrap();
-    assert_eq!(kept.file_name().to_string_lossy(), entry.name);
-    let kept = std::fs::read(kept.path()).unwrap();
-    assert!(today == kept, "what is written differs from version 1");
-    disk.take(&entry.name);
-    disk.put(&entry.name, &kept);
+    compare_with_fixture(&disk, &entry, "pages.tcold");
     let (file, note) = store.open_pages(&entry).unwrap();
     let mut read = [0; BLOCK_BYTES];
     file.read(2, &mut read).unwrap();
