@@ -2,8 +2,8 @@
 //! For `tidemark check`, and for the scrubber of a server.
 //!
 //! The reads bypass the system's cache: the cache would return what it read before the disk damaged
-//! it, and no reader needs these pages soon. Damage in one page does not end the scrub, as the other
-//! pages are still of use. The scrub reports each damaged page.
+//! it, and no reader needs these pages soon. Damage in one page does not end the scrub, as all
+//! other pages are of use. The scrub reports each damaged page.
 
 use super::pages::{BLOCK_BYTES, PageFile, page_offset};
 use super::rows::ColdFile;
