@@ -565,9 +565,14 @@ fn ids_below_the_horizon_are_invalidated() {
     });
     told.sort();
     assert_eq!(told, ["1051", "liked:1050"]);
+    // Once for each table that went, perhaps.
+    let mut told = Vec::new();
     eventually("a client in BCAST mode is told that any may have changed", || {
-        keys(&mut all) == ["(all)"]
+        told.extend(keys(&mut all));
+        !told.is_empty()
     });
+    told.dedup();
+    assert_eq!(told, ["(all)"]);
     assert_eq!(keys(&mut others), [""; 0]);
     run(&mut writer, &[&["SADD", "liked:9000", "42"], &["HINCRBY", "post:1050", "like", "1"]]);
     assert_eq!(keys(&mut reader), ["liked:9000", "post:1050"]);
