@@ -666,6 +666,33 @@ fn shutdown_save_writes_a_snapshot() {
     assert_eq!(again.ask(&format!("HGET post:{FIRST} like")), OwnedFrame::BulkString(text(5)));
 }
 
+/// Fills the log with what takes long to replay.
+fn fill_log(client: &mut Client) {
+    let members: Vec<Vec<u8>> = (0..100).map(|n| format!("{n:0>120}").into_bytes()).collect();
+    for id in FIRST..FIRST + 2000 {
+        let key = format!("liked:{id}").into_bytes();
+        let words = [&b"SADD"[..], &key].into_iter();
+        client.push(&words.chain(members.iter().map(Vec::as_slice)).collect::<Vec<_>>());
+    }
+    fine(client);
+    until("a long log", || count(client, "log_bytes") > 20 << 20);
+}
+
+/// While it waits for its snapshot.
+#[test]
+fn shutdown_is_aborted_while_it_saves() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start(folder.path(), "everysec");
+    let (mut stopping, mut other) = (program.client(), program.client());
+    fill_log(&mut stopping);
+    stopping.push(&[b"SHUTDOWN"]);
+    stopping.send().unwrap();
+    until("ABORT finds it", || refusal(&call(&mut other, "SHUTDOWN ABORT")).is_empty());
+    let reply = stopping.reply().unwrap();
+    assert_eq!(refusal(&reply), "ERR Errors trying to SHUTDOWN. Check logs.");
+    assert_eq!(refusal(&call(&mut other, &format!("SADD liked:{FIRST} 1"))), "");
+}
+
 /// Replaying 16 MiB of log or more would take longer than reading a snapshot.
 #[test]
 fn a_stop_with_a_long_log_writes_a_snapshot() {
@@ -675,14 +702,7 @@ fn a_stop_with_a_long_log_writes_a_snapshot() {
         let folder = tempfile::tempdir().unwrap();
         let mut program = Program::start(folder.path(), "everysec");
         let mut client = program.client();
-        let members: Vec<Vec<u8>> = (0..100).map(|n| format!("{n:0>120}").into_bytes()).collect();
-        for id in FIRST..FIRST + 2000 {
-            let key = format!("liked:{id}").into_bytes();
-            let words = [&b"SADD"[..], &key].into_iter();
-            client.push(&words.chain(members.iter().map(Vec::as_slice)).collect::<Vec<_>>());
-        }
-        fine(&mut client);
-        until("a long log", || count(&mut client, "log_bytes") > 20 << 20);
+        fill_log(&mut client);
         match stop {
             ["SIGTERM"] => assert!(program.terminate().success()),
             words => {

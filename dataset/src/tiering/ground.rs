@@ -90,15 +90,15 @@ impl<'a> Ground<'a> {
     }
 
     /// Syncs the log up to every change that a new file may contain, and returns its durable end
-    /// for the manifest: a log that ends earlier has lost changes that the file has. Returns 0 in
-    /// recovery, whose log is durable.
+    /// for the manifest: a log that ends earlier has lost changes that the file has.
     pub(crate) fn flush(&self) -> store::Result<u64> {
         match self.log {
             SpillLog::Served(_) => {
                 self.durability.flush()?;
                 Ok(self.durability.positions().1.offset)
             }
-            SpillLog::Replayed(_) => Ok(0),
+            // It was synced before it was read.
+            SpillLog::Replayed(applied) => Ok(applied),
             #[cfg(test)]
             SpillLog::Stepped(sync) => sync(),
         }

@@ -27,7 +27,7 @@ struct Shared {
     has_signals: AtomicBool,
     /// One was refused, as something would be lost.
     warned: AtomicBool,
-    /// One waits for a snapshot.
+    /// An order to stop waits for a snapshot.
     saves: AtomicBool,
     /// Sockets of clients that have sent SHUTDOWN, which stay open until the folder is free.
     kept_open: Mutex<Vec<OwnedFd>>,
@@ -134,13 +134,13 @@ impl Stop {
         self.0.warned.store(true, Relaxed);
     }
 
-    /// A signal waits for a snapshot. False if one does, or did before the server went on.
-    pub(crate) fn begin_save(&self) -> bool {
+    /// An order to stop waits for a snapshot. False if one does.
+    pub fn begin_save(&self) -> bool {
         !self.0.saves.swap(true, Relaxed)
     }
 
-    /// No signal waits for a snapshot any more. Whether one did.
-    pub(crate) fn end_save(&self) -> bool {
+    /// No order to stop waits for a snapshot any more. Whether one did.
+    pub fn end_save(&self) -> bool {
         !self.is_stopped() && self.0.saves.swap(false, Relaxed)
     }
 

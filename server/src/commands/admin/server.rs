@@ -163,11 +163,15 @@ fn shutdown(call: &mut Call<'_>) -> Outcome {
             true => call.node.is_loaded() && !call.node.stop.is_stopped(),
             false => !has(b"nosave") && graceful_shutdown::saves_first(&call.node),
         };
-        if saves && !is_saved {
+        // A second order to stop does not wait for the first one's snapshot.
+        if saves && !is_saved && (call.node.stop.begin_save() || has(b"save")) {
             call.session.client.blocked.begin(false);
             let (node, forced) = (call.node.node().clone(), has(b"force") || !has(b"save"));
             call.session.suspension.ask(async move {
-                match graceful_shutdown::save(&node, &cause).await {
+                let saved = graceful_shutdown::save(&node, &cause).await;
+                let goes_on = !node.stop.is_stopped() && node.stop.leaves().is_none();
+                match saved {
+                    _ if !node.stop.end_save() && goes_on => Err(refuse!("ERR aborted")),
                     Err(why) if !forced => Err(refuse!("ERR {why}")),
                     _ => Ok(SAVED.to_vec()),
                 }
