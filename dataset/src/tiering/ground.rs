@@ -97,7 +97,8 @@ impl<'a> Ground<'a> {
                 self.durability.flush()?;
                 Ok(self.durability.positions().1.offset)
             }
-            SpillLog::Replayed(_) => Ok(0),
+            // It was synced before it was read.
+            SpillLog::Replayed(applied) => Ok(applied),
             #[cfg(test)]
             SpillLog::Stepped(sync) => sync(),
         }
