@@ -7,6 +7,7 @@ use crate::engines::{CounterSpace, Engines, ExistenceSpace};
 use crate::log_records::{RecordKind, decode_forgotten, read_exact_pairs, read_pairs, read_rows};
 use crate::ring_records::{decode_frontier, decode_layout, decode_ring};
 use crate::tiering::replay_filter::ReplayFilter;
+use ledger::Ledger;
 use phantom::Pair;
 use std::ops::RangeInclusive;
 use store::Record;
@@ -87,7 +88,12 @@ enum Kind<'a> {
     Pairs {
         space: &'a ExistenceSpace,
         pairs: Vec<(Pair, bool)>,
-        /// With a ledger: each pair as that has it, and how often its id was forgotten before.
+    },
+    ExactPairs {
+        space: &'a ExistenceSpace,
+        ledger: &'a Ledger,
+        pairs: Vec<(Pair, bool)>,
+        /// Each of these pairs as the ledger has it, and how often its id was forgotten before.
         exact: Vec<(ledger::Pair<'a>, u64)>,
     },
 }
@@ -105,39 +111,42 @@ impl<'a> Changes<'a> {
             return Ok(None);
         }
         let mut ids = Vec::new();
-        let of = if kind == RecordKind::Rows as u8 {
-            let space = engines.counter_by_number(number);
-            let space = space.ok_or_else(|| format!("there is no counter space {number}"))?;
-            let (mut ends, mut values) = (Vec::new(), Vec::new());
-            read_rows(payload, |id, row| {
-                ids.push(id);
-                values.extend_from_slice(row.unwrap_or(&[]));
-                ends.push(row.map(|_| values.len() as u32));
-                Ok(())
-            })?;
-            Kind::Rows { space, ends, values }
-        } else {
-            let space = existence(engines, number)?;
-            let (mut pairs, mut exact) = (Vec::new(), Vec::new());
-            if kind == RecordKind::Pairs as u8 {
+        let of = match RecordKind::from_number(kind) {
+            Some(RecordKind::Rows) => {
+                let space = engines.counter_by_number(number);
+                let space = space.ok_or_else(|| format!("there is no counter space {number}"))?;
+                let (mut ends, mut values) = (Vec::new(), Vec::new());
+                read_rows(payload, |id, row| {
+                    ids.push(id);
+                    values.extend_from_slice(row.unwrap_or(&[]));
+                    ends.push(row.map(|_| values.len() as u32));
+                    Ok(())
+                })?;
+                Kind::Rows { space, ends, values }
+            }
+            Some(RecordKind::Pairs) => {
+                let (space, mut pairs) = (existence(engines, number)?, Vec::new());
                 read_pairs(payload, |id, member, set| {
                     ids.push(id);
                     pairs.push((pair(space, id, member), set));
                     Ok(())
                 })?;
-            } else if kind != RecordKind::ExactPairs as u8 {
-                return Err(format!("a record of kind {kind} has no changes of many ids"));
-            } else if space.ledger().is_none() {
-                return Err(format!("space {number} has no ledger"));
-            } else {
+                Kind::Pairs { space, pairs }
+            }
+            Some(RecordKind::ExactPairs) => {
+                let space = existence(engines, number)?;
+                let ledger = space.ledger().map(|ledger| ledger.ledger());
+                let ledger = ledger.ok_or_else(|| format!("space {number} has no ledger"))?;
+                let (mut pairs, mut exact) = (Vec::new(), Vec::new());
                 read_exact_pairs(payload, |pair, generation| {
                     ids.push(pair.id);
                     pairs.push((space.pair(pair.id, &in_filters(pair.member)), pair.set));
                     exact.push((pair, generation));
                     Ok(())
                 })?;
+                Kind::ExactPairs { space, ledger, pairs, exact }
             }
-            Kind::Pairs { space, pairs, exact }
+            _ => return Err(format!("a record of kind {kind} has no changes of many ids")),
         };
         Ok(Some(Changes { ids, end, of }))
     }
@@ -157,7 +166,9 @@ impl<'a> Changes<'a> {
     pub(super) fn tables(&self) -> Vec<u64> {
         match self.of {
             Kind::Rows { space, .. } => space.ranges().iter().map(|table| table.low).collect(),
-            Kind::Pairs { space, .. } => space.layout().iter().map(|table| table.low).collect(),
+            Kind::Pairs { space, .. } | Kind::ExactPairs { space, .. } => {
+                space.layout().iter().map(|table| table.low).collect()
+            }
         }
     }
 
@@ -173,7 +184,7 @@ impl<'a> Changes<'a> {
         let ids = &self.ids[from..to];
         let number = match self.of {
             Kind::Rows { space, .. } => space.number(),
-            Kind::Pairs { space, .. } => space.number(),
+            Kind::Pairs { space, .. } | Kind::ExactPairs { space, .. } => space.number(),
         };
         changes(engines, number, ids.iter().copied());
         match &self.of {
@@ -181,11 +192,10 @@ impl<'a> Changes<'a> {
                 let start = ends[..from].iter().rev().flatten().next().map_or(0, |&end| end);
                 put_rows(space, ids, &ends[from..to], start as usize, values)
             }
-            Kind::Pairs { space, pairs, exact } if exact.is_empty() => {
-                put_pairs(space, &pairs[from..to], self.end)
-            }
-            Kind::Pairs { space, pairs, exact } => {
-                put_exact_pairs(space, &pairs[from..to], &exact[from..to], self.end)
+            Kind::Pairs { space, pairs } => put_pairs(space, &pairs[from..to], self.end),
+            Kind::ExactPairs { space, ledger, pairs, exact } => {
+                let (pairs, exact) = (&pairs[from..to], &exact[from..to]);
+                put_exact_pairs(space, ledger, pairs, exact, self.end)
             }
         }?;
         parts.touch_all(ids.iter().map(|&id| (number, id)));
@@ -237,11 +247,11 @@ fn put_rows(
 /// names in the filters would be those of other pairs.
 fn put_exact_pairs(
     space: &ExistenceSpace,
+    ledger: &Ledger,
     pairs: &[(Pair, bool)],
     exact: &[(ledger::Pair<'_>, u64)],
     end: u64,
 ) -> Result<(), String> {
-    let Some(ledger) = space.ledger().map(|ledger| ledger.ledger()) else { return Ok(()) };
     for (&(pair, generation), (hashed, set)) in exact.iter().zip(Window::new(space, pairs)) {
         if space.generation(pair.id) != generation {
             continue;

@@ -1,8 +1,8 @@
 //! Part of a log that is replayed together.
 //!
-//! Rows and pairs of different ids change independently, so each thread applies those of its own
-//! ids, in the order of the log. A record that changes a space as a whole (where its tables lie,
-//! say) comes after all records of that space before it, and before all others:
+//! Rows and pairs of different ids do not depend on each other. A chunk is applied in rounds; in a
+//! round each thread applies the records, in the order of the log, for a range of ids of one space.
+//! A record that changes a whole space, such as its list of tables, has a round to itself:
 //!
 //! ```text
 //!             round 1        round 2   round 3
@@ -22,7 +22,7 @@ use store::Record;
 pub(super) const CHUNK_BYTES: usize = 512 << 10;
 /// Bytes of records from which on a round is worth another thread.
 const SHARED_BYTES: usize = 16 << 10;
-/// Ids by which it is decided which thread has which.
+/// Most ids that are sampled to divide them among threads.
 const SAMPLES: usize = 1024;
 
 /// Records to be applied.
@@ -145,8 +145,8 @@ impl Chunk {
     }
 }
 
-/// Ranges of ids, one for each thread, of which each has about as many changes. No two have ids of
-/// one table: its writers would wait for each other's cache lines.
+/// Divides all ids into at most one range for each thread, with about as many changes in each. A
+/// range begins with a table, as two threads in one table wait for each other's cache lines.
 fn divided(changes: &[&Changes<'_>], threads: usize) -> Vec<RangeInclusive<u64>> {
     let Some(first) = changes.first().filter(|_| threads > 1) else { return vec![0..=u64::MAX] };
     let all: usize = changes.iter().map(|changes| changes.ids().len()).sum();
@@ -162,7 +162,7 @@ fn divided(changes: &[&Changes<'_>], threads: usize) -> Vec<RangeInclusive<u64>>
     starts.iter().zip(ends).map(|(&start, end)| start..=end).collect()
 }
 
-/// Does so many tasks on up to `threads` threads. Returns the first error.
+/// Runs tasks 0 to `tasks` - 1 on up to `threads` threads. Returns the first error.
 fn on_threads(
     threads: usize,
     tasks: usize,
