@@ -48,6 +48,14 @@ pub struct Tallies {
 }
 
 impl Tallies {
+    /// Counts which of the rows that were read are there. Only the owning worker may call this.
+    #[inline]
+    pub fn note_found(&self, found: &[bool]) {
+        let hits = found.iter().filter(|found| **found).count();
+        self.hits.add(hits as u64);
+        self.misses.add((found.len() - hits) as u64);
+    }
+
     /// The requests of one client took so long. Only the owning worker may call this.
     #[inline]
     pub fn note_turn(&self, took: Duration) {

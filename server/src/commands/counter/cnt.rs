@@ -95,9 +95,7 @@ fn get(call: &mut Call<'_>) -> Answered {
         rows.clear();
         found.clear();
         unreadable.note(read.get_batch(ids, rows, found));
-        let hits = found.iter().filter(|found| **found).count();
-        tallies.hits.add(hits as u64);
-        tallies.misses.add((ids.len() - hits) as u64);
+        tallies.note_found(found);
         let schema = read.schema();
         for ((row, found), &id) in rows.chunks_exact(schema.width()).zip(found.iter()).zip(ids) {
             if !found {

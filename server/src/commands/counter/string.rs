@@ -207,9 +207,7 @@ fn write_cells(call: &mut Call<'_>, space: &CounterSpace, unreadable: &mut Unrea
         rows.clear();
         found.clear();
         unreadable.note(read.get_batch(ids, rows, found));
-        let hits = found.iter().filter(|found| **found).count();
-        tallies.hits.add(hits as u64);
-        tallies.misses.add((ids.len() - hits) as u64);
+        tallies.note_found(found);
         let width = read.schema().width();
         for (index, (&field, &found)) in fields.iter().zip(found.iter()).enumerate() {
             if !found && let Some(refusal) = unreadable.refusal(ids[index]) {
