@@ -63,7 +63,7 @@ pub use hash::{Member, Pair};
 pub use lookup::{Answers, BATCH, Hints, Lookup, Pairs, Placed};
 pub use options::{Answer, Change, MOST_TABLES, Options};
 pub use origin::Origin;
-pub use rebuild::{Rebuild, Rebuilt, Written};
+pub use rebuild::{Rebuild, Rebuilt, TableLoad, Written};
 pub use rolling::{Range, Unreadable, UnreadableIds};
 pub use sizing::{RATES, bits_per_pair};
 pub use space::Space;

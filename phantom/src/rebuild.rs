@@ -1,5 +1,6 @@
-//! Building the filters of a table anew from an exact list of its pairs: for another
-//! false-positive rate, or as they are damaged.
+//! Rebuilds the filters of a table from an exact list of its pairs: for another false-positive
+//! rate, after damage, or because the table has more pairs than it was made for, so that each
+//! lookup reads several filters.
 //!
 //! ```text
 //!   1  begin_rebuild   the table has a successor from here on, empty
@@ -25,7 +26,7 @@
 
 use crate::Error;
 use crate::cold::Rewrite;
-use crate::filter::Filter;
+use crate::filter::{Filter, PAGE_BYTES};
 use crate::hash::{Member, Pair};
 use crate::space::{Shape, Space};
 use crate::table::Table;
@@ -33,6 +34,9 @@ use std::sync::Arc;
 
 /// Room for what comes after a table is built anew: one part in so many of its pairs.
 const SPARE_PART: u64 = 16;
+
+/// Pairs whose cache lines are fetched at a time.
+const PREFETCHED_PAIRS: usize = 16;
 
 /// A table that is being built anew. Given up when dropped.
 pub struct Rebuild {
@@ -58,6 +62,39 @@ impl Rebuild {
 impl Drop for Rebuild {
     fn drop(&mut self) {
         self.table.set_successor(None);
+    }
+}
+
+/// Number of pairs in a table, and the number for which its filters were made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableLoad {
+    /// Lowest id of the table's range.
+    pub low: u64,
+    /// Pairs in all its filters.
+    pub pairs: u64,
+    /// Pairs that its first filter holds at the configured rate.
+    pub capacity: u64,
+    /// Pairs when the table was closed.
+    pub early: u64,
+    /// Filters that a lookup reads after the first one.
+    pub extensions: usize,
+    /// Whether new ids go into the table.
+    pub is_open: bool,
+    /// Whether its filters are on disk.
+    pub is_cold: bool,
+}
+
+impl TableLoad {
+    /// Whether the filter of a closed table in memory has far more room than pairs.
+    ///
+    /// A table is planned for at most twice the pairs that it has when it closes. One that was
+    /// enlarged beyond that is oversized if an eighth is free; a planned one if half its pairs
+    /// again would fit, as late pairs may still come.
+    pub fn is_oversized(&self) -> bool {
+        let free = self.capacity.saturating_sub(self.pairs);
+        let is_enlarged = self.capacity / 5 > self.early / 2;
+        let most = if is_enlarged { self.pairs / 8 } else { self.pairs / 2 };
+        !self.is_open && !self.is_cold && free > most && free > 100_000
     }
 }
 
@@ -97,34 +134,81 @@ impl Space {
         tables.entries().len()
     }
 
-    /// Begins to build the table anew that begins at `low`; `None`: there is none. One at a time.
-    /// See the top of the file for what is to follow.
+    /// Returns the load of each table, oldest first.
+    pub fn table_loads(&self) -> Vec<TableLoad> {
+        let tables = self.ring.load();
+        let load = |entry: &rolling::Entry<Arc<Table>>| {
+            let table = entry.table();
+            TableLoad {
+                low: entry.slot().low(),
+                pairs: table.pairs(),
+                capacity: table.capacity(),
+                early: table.early(),
+                extensions: table.extensions(),
+                is_open: table.is_open(),
+                is_cold: table.cold().is_some(),
+            }
+        };
+        tables.entries().iter().map(load).collect()
+    }
+
+    /// Begins the rebuild of the table whose range begins at `low`. Returns `None` if there is no
+    /// such table. A space rebuilds one table at a time. The head of this file lists the steps.
+    ///
+    /// # Errors
+    /// If the operating system refuses the memory.
     pub fn begin_rebuild(&self, low: u64) -> Result<Option<Rebuild>, Error> {
         let Some((range, table)) = self.table_at(low) else { return Ok(None) };
-        let Shape { rate, sizing } = self.shape();
         let pairs = table.pairs();
-        let pairs = pairs.saturating_add(pairs / SPARE_PART).max(table.capacity());
-        let filter = Filter::new(sizing, sizing.pages(pairs)).map_err(Error::Memory)?;
+        let room = pairs.saturating_add(pairs / SPARE_PART).max(table.capacity());
+        let pages = self.shape().sizing.pages(room);
+        self.begin(range, table, pages).map(Some)
+    }
+
+    /// Begins the rebuild of a table with one filter that holds the table's pairs and `spare` more,
+    /// as [`Space::begin_rebuild`]. Returns `None` if the space's limit of memory has no room for
+    /// the filter while the old ones are there.
+    ///
+    /// # Errors
+    /// If the operating system refuses the memory.
+    pub fn begin_resize(&self, low: u64, spare: u64) -> Result<Option<Rebuild>, Error> {
+        let Some((range, table)) = self.table_at(low) else { return Ok(None) };
+        let room = table.pairs().saturating_add(spare.max(table.pairs() / SPARE_PART));
+        let pages = self.shape().sizing.pages(room);
+        if !self.may_grow(pages.saturating_mul(PAGE_BYTES)) {
+            return Ok(None);
+        }
+        self.begin(range, table, pages).map(Some)
+    }
+
+    fn begin(&self, range: (u64, u64), table: Arc<Table>, pages: usize) -> Result<Rebuild, Error> {
+        let Shape { rate, sizing } = self.shape();
+        let filter = Filter::new(sizing, pages).map_err(Error::Memory)?;
         let successor = Arc::new(Table::succeeding(&table, rate, filter));
         table.set_successor(Some(successor.clone()));
         // R5. The host does not wait for moves that a log asks for: they are no writers.
         self.outliers.pass_writers();
-        Ok(Some(Rebuild { range, table, successor, high: self.frontier.high() }))
+        Ok(Rebuild { range, table, successor, high: self.frontier.high() })
     }
 
-    /// A pair of the host's list, which is set, or was when the list was read.
-    pub fn put_rebuilt(
+    /// Puts pairs of the host's list into the new filters.
+    ///
+    /// # Errors
+    /// If the operating system refuses the memory for an extension.
+    pub fn put_rebuilt<'m>(
         &self,
         rebuild: &Rebuild,
-        id: u64,
-        member: &Member<'_>,
+        pairs: impl Iterator<Item = (u64, Member<'m>)>,
     ) -> Result<(), Error> {
-        let pair = self.pair(id, member);
         // R5.
-        if Some(id) > rebuild.high || self.is_outlier(&pair) {
-            return Ok(());
+        let is_in_tables = |pair: &Pair| Some(pair.id) <= rebuild.high && !self.is_outlier(pair);
+        let pairs = pairs.map(|(id, member)| self.pair(id, &member)).filter(is_in_tables);
+        let pairs: Vec<Pair> = pairs.collect();
+        for batch in pairs.chunks(PREFETCHED_PAIRS) {
+            batch.iter().for_each(|pair| rebuild.successor.prefetch_lines(pair));
+            batch.iter().try_for_each(|pair| rebuild.successor.put(pair))?;
         }
-        rebuild.successor.put(&pair)
+        Ok(())
     }
 
     /// Whether a rebuild may still succeed: the table is where it was.

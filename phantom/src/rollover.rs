@@ -8,8 +8,9 @@
 //! small, and each next one twice as large, up to `pairs_per_table`: a small space costs little.
 //!
 //! **Recycling.** The ring keeps filters for `max_tables * pairs_per_table` pairs; when a roll
-//! brings more, the oldest tables go. Extensions do not count: what is sent for one id extends its
-//! table, and costs memory up to the limit, but moves no horizon (P4).
+//! brings more, the oldest tables go. A table counts as `pairs_per_table` at most, and its
+//! extensions do not count: pairs that are sent for one id enlarge its table, which costs memory up
+//! to the limit, but move no horizon (P4).
 //!
 //! Of a space that [spills](crate::Options::spill) the host moves the oldest tables to disk before
 //! there is no room for the next one (`cold`). If it does not, the ring does not roll, and the
@@ -113,7 +114,7 @@ impl Space {
         let tables = self.ring.load();
         let oldest = tables.oldest();
         let stays_open = oldest.table().is_open() && oldest.slot().low() != low;
-        !stays_open || self.pages_in_memory() + pages <= self.kept_pages()
+        !stays_open || self.counted_pages() + pages <= self.kept_pages()
     }
 
     /// Divides the table that starts at `low`: a new one of so many pages takes what lies from
@@ -241,13 +242,12 @@ impl Space {
     /// while it is open.
     fn has_too_many(&self) -> bool {
         let tables = self.ring.load();
-        let pages = || tables.entries().iter().map(|entry| entry.table().pages()).sum::<usize>();
         let kept = self.kept_pages();
         kept < usize::MAX
             && !self.frontier.follows()
             && tables.entries().len() > 1
             && !tables.oldest().table().is_open()
-            && pages() > kept
+            && self.counted_pages() > kept
     }
 
     pub(crate) fn next_pages(&self, newest: &Table) -> usize {

@@ -293,6 +293,13 @@ impl Space {
         self.ring.load().entries().iter().map(|entry| entry.table().pages_in_memory()).sum()
     }
 
+    /// Pages that count towards [`Space::kept_pages`]. A table that was rebuilt for more pairs than
+    /// planned counts as a full one, so many pairs of few ids do not recycle the ids below them.
+    pub(crate) fn counted_pages(&self) -> usize {
+        let most = self.limits.pages_per_table.load(Relaxed);
+        self.ring.load().entries().iter().map(|entry| entry.table().pages().min(most)).sum()
+    }
+
     /// Pages that the first filters of all tables may have together; those of a space that spills,
     /// in memory.
     pub(crate) fn max_pages(&self) -> usize {

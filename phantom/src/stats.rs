@@ -151,7 +151,8 @@ impl Space {
         let tables = self.ring.load();
         let newest = tables.newest().table();
         let early_share = newest.roll_at() as f64 / newest.capacity().max(1) as f64;
-        let mut room = self.max_pages().saturating_sub(self.pages_in_memory());
+        let used = if self.spills() { self.pages_in_memory() } else { self.counted_pages() };
+        let mut room = self.max_pages().saturating_sub(used);
         let mut pairs = newest.roll_at().saturating_sub(newest.pairs());
         let sizing = self.shape().sizing;
         let come = |pages| (sizing.capacity(pages) as f64 * early_share) as u64;
@@ -192,8 +193,7 @@ impl Space {
                     .then(|| filter.ones() as f64 / (filter.words().len() * 64) as f64),
                 is_cold: table.cold().is_some(),
                 late: table.cold().map_or(0, |cold| cold.late()),
-                extensions: table.cold().map_or(table.links().count(), |cold| cold.chain().links())
-                    - 1,
+                extensions: table.extensions(),
                 revoked: table.revoked.len(),
                 version: table.version(),
                 bytes: table.size_bytes(),

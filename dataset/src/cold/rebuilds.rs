@@ -1,14 +1,27 @@
-//! Progress of a rebuild of filters from a ledger (`tiering/rebuild.rs`).
+//! Progress of the rebuilds of a space's filters from its ledger (`tiering/rebuild.rs`).
 
 use ledger::OwnedMember;
 use parking_lot::Mutex;
-use phantom::Rebuild;
+use phantom::{Rebuild, TableLoad};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::time::{Duration, Instant};
 
-/// The rebuild of a space's tables.
+/// Time without growth after which a table gets filters of the right size.
+const QUIET_INTERVAL: Duration = Duration::from_secs(10);
+/// Time before the next attempt to resize a table, after a failure or for want of memory.
+const RETRY_INTERVAL: Duration = Duration::from_secs(300);
+/// A table that gains fewer pairs than one in this many during an interval is quiet.
+const GROWTH_PART: u64 = 64;
+/// Time for which a growing table gets room.
+const GROWTH_TIME: Duration = Duration::from_secs(60);
+
+/// The rebuilds of a space's tables.
 #[derive(Default)]
 pub struct Rebuilds {
     pub(crate) now: Mutex<Option<Walk>>,
+    /// Tables with unsuitable filters, by lowest id.
+    watched: Mutex<HashMap<u64, Watched>>,
     /// Number of tables to rebuild at the last step, the current one included.
     pub left: AtomicUsize,
     /// Number of rebuilt tables.
@@ -22,10 +35,132 @@ pub(crate) struct Walk {
     pub(crate) rebuild: Rebuild,
     /// Last pair that was read.
     pub(crate) after: Option<(u64, OwnedMember)>,
+    /// Whether the table is rebuilt for its size only.
+    pub(crate) resizes: bool,
 }
 
-impl Walk {
-    pub(crate) fn new(rebuild: Rebuild) -> Walk {
-        Walk { rebuild, after: None }
+/// A table as it was at the start of the current interval.
+struct Watched {
+    pairs: u64,
+    since: Instant,
+    retry_at: Option<Instant>,
+}
+
+/// A table that is to be resized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Resize {
+    /// Lowest id of the table's range.
+    pub(crate) low: u64,
+    /// Number of further pairs for which the new filter has room.
+    pub(crate) spare: u64,
+    extensions: usize,
+}
+
+impl Rebuilds {
+    /// Returns the table whose lookups cost most, if its filters are to be replaced now, and the
+    /// number of such tables.
+    ///
+    /// A table that grows is due at its second extension. Its new filter has room for the pairs of
+    /// the next minute: for half to three times the present ones, so each pair is moved twice on
+    /// average, and seldom if the table grows fast. A quiet table is due if it has an extension, or
+    /// much more room than pairs. Its new filter has the right size.
+    pub(crate) fn next_resize(&self, loads: &[TableLoad], now: Instant) -> (Option<Resize>, usize) {
+        let is_unsuitable = |load: &&TableLoad| load.extensions > 0 || load.is_oversized();
+        let unsuitable: Vec<&TableLoad> = loads.iter().filter(is_unsuitable).collect();
+        let mut watched = self.watched.lock();
+        watched.retain(|low, _| unsuitable.iter().any(|load| load.low == *low));
+        let mut due = Vec::new();
+        for load in unsuitable {
+            let table = watched.entry(load.low).or_insert(Watched {
+                pairs: load.pairs,
+                since: now,
+                retry_at: None,
+            });
+            let elapsed = now.saturating_duration_since(table.since);
+            let gained = load.pairs.saturating_sub(table.pairs);
+            let rate = gained as f64 / elapsed.as_secs_f64();
+            let expected = (rate * GROWTH_TIME.as_secs_f64()) as u64;
+            let mut spare = expected.clamp(load.pairs / 2, load.pairs.saturating_mul(3));
+            let is_over = elapsed >= QUIET_INTERVAL;
+            let is_quiet = is_over && gained <= table.pairs / GROWTH_PART;
+            if is_quiet {
+                spare = 0;
+            } else if is_over {
+                (table.pairs, table.since) = (load.pairs, now);
+            }
+            if (is_quiet || load.extensions > 1) && table.retry_at.is_none_or(|at| at <= now) {
+                due.push(Resize { low: load.low, spare, extensions: load.extensions });
+            }
+        }
+        (due.iter().max_by_key(|resize| resize.extensions).copied(), due.len())
+    }
+
+    /// Defers the next attempt to resize a table.
+    pub(crate) fn defer_resize(&self, low: u64, now: Instant) {
+        if let Some(table) = self.watched.lock().get_mut(&low) {
+            table.retry_at = Some(now + RETRY_INTERVAL);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(pairs: u64, capacity: u64, extensions: usize) -> TableLoad {
+        let early = 800_000;
+        TableLoad { low: 0, pairs, capacity, early, extensions, is_open: false, is_cold: false }
+    }
+
+    /// Returns the spare room that a table is rebuilt with, if it is due `seconds` after `start`.
+    fn spare(rebuilds: &Rebuilds, start: Instant, seconds: u64, load: TableLoad) -> Option<u64> {
+        let (resize, _) = rebuilds.next_resize(&[load], start + Duration::from_secs(seconds));
+        resize.map(|resize| resize.spare)
+    }
+
+    #[test]
+    fn a_growing_table_gets_room_and_a_quiet_one_its_size() {
+        let (rebuilds, start) = (Rebuilds::default(), Instant::now());
+        let mut grown = 1_000_000;
+        for seconds in 0..60 {
+            grown += 10_000;
+            assert_eq!(spare(&rebuilds, start, seconds, load(grown, 1 << 20, 1)), None);
+        }
+        // It has gained 10,000 pairs a second: there is room for half again.
+        let slow = load(grown + 10_000, 1 << 20, 2);
+        assert_eq!(spare(&rebuilds, start, 60, slow), Some(slow.pairs / 2));
+        let fast = load(grown + 200_000, 1 << 20, 2);
+        assert_eq!(spare(&rebuilds, start, 61, fast), Some(3 * fast.pairs));
+        let is_over = load(grown + 200_000, 1 << 20, 1);
+        for seconds in 62..85 {
+            let is_due = spare(&rebuilds, start, seconds, is_over);
+            assert_eq!(is_due, (seconds >= 80).then_some(0), "{seconds}");
+        }
+    }
+
+    #[test]
+    fn an_oversized_table_shrinks_once_it_is_closed_and_quiet() {
+        let (rebuilds, start) = (Rebuilds::default(), Instant::now());
+        let closed = load(1_000_000, 1_600_000, 0);
+        let open = TableLoad { is_open: true, ..closed };
+        for seconds in [0, 30] {
+            assert_eq!(spare(&rebuilds, start, seconds, open), None);
+        }
+        assert_eq!(spare(&rebuilds, start, 31, closed), None);
+        assert_eq!(spare(&rebuilds, start, 41, closed), Some(0));
+        for (capacity, is_oversized) in [(1_400_000, false), (2_400_000, true)] {
+            let grown = load(capacity / 5 * 4, capacity, 0);
+            assert_eq!(grown.is_oversized(), is_oversized, "{capacity}");
+        }
+    }
+
+    #[test]
+    fn a_failed_resize_is_tried_again_later() {
+        let (rebuilds, start) = (Rebuilds::default(), Instant::now());
+        let two = load(3_000_000, 1 << 20, 2);
+        assert!(spare(&rebuilds, start, 0, two).is_some());
+        rebuilds.defer_resize(0, start);
+        assert_eq!(spare(&rebuilds, start, 299, two), None);
+        assert!(spare(&rebuilds, start, 300, two).is_some());
     }
 }

@@ -1,77 +1,112 @@
-//! Building filters anew from a ledger, table by table: after `TM.SPACE ALTER space SET
-//! false_positive_rate`, or as TM.REBUILD asks for it (a page of a cold filter is damaged, say).
+//! Rebuilds filters from a ledger, table by table: after `TM.SPACE ALTER space SET
+//! false_positive_rate`, after TM.REBUILD (a page of a cold filter is damaged, say), and for tables
+//! whose filters do not fit their number of pairs (`cold/rebuilds.rs`).
 //!
-//! What is to be done follows from the state: a table that was made for another rate than its
-//! space's is built anew. So a kill in the middle loses nothing but the work on one table, and a
-//! replica, which learns of the rate by the catalogue, does it by itself. The old filters answer
-//! until the new ones have every pair (`phantom/src/rebuild.rs`).
+//! The work follows from the state of the tables: one that was made for another rate than its
+//! space's, or that has extensions, is rebuilt. So a kill loses only the work on one table, and a
+//! replica rebuilds its own tables. The old filters answer until the new ones have every pair
+//! (`phantom/src/rebuild.rs`).
 //!
-//! A step is short: between two of them this thread flushes ledgers and spills tables.
+//! A step is short: between two steps this thread flushes ledgers and spills tables.
 
 use super::ground::{Ground, alone_with};
 use crate::cold::cold_filters::refused;
 use crate::cold::ledger::{PairLedger, in_filters};
-use crate::cold::rebuilds::Walk;
+use crate::cold::rebuilds::{Resize, Walk};
 use crate::cpu_throttle::CpuThrottle;
 use crate::engines::ExistenceSpace;
 use crate::live::Live;
 use phantom::Rebuilt;
 use std::sync::atomic::Ordering::Relaxed;
+use store::time;
 
-/// Pieces of a list that a step reads.
-const PIECES: usize = 16;
-/// Pairs of a piece: about as many as a few blocks have, so that few blocks are decoded twice.
-const PIECE_PAIRS: usize = 512;
+/// Pieces of the ledger's list that a step reads.
+const PIECES: usize = 8;
+/// Pairs of a piece: several blocks' worth, as the first and the last block are decoded twice.
+const PIECE_PAIRS: usize = 1024;
 
 /// Puts the next piece of pairs into the new filters. Returns whether it was the last one.
 fn put_piece(walk: &mut Walk, space: &phantom::Space, ledger: &PairLedger) -> store::Result<bool> {
     let after = walk.after.as_ref().map(|(id, member)| (*id, member.as_member()));
     let pairs = ledger.ledger().list(walk.rebuild.range(), after, PIECE_PAIRS)?;
-    for pair in pairs.iter() {
-        let member = in_filters(pair.member);
-        space.put_rebuilt(&walk.rebuild, pair.id, &member).map_err(refused)?;
-    }
+    let members = pairs.iter().map(|pair| (pair.id, in_filters(pair.member)));
+    space.put_rebuilt(&walk.rebuild, members).map_err(refused)?;
     ledger.rebuilds.pairs.fetch_add(pairs.len() as u64, Relaxed);
     let last = pairs.last().filter(|_| pairs.len() == PIECE_PAIRS);
     walk.after = last.map(|last| (last.id, last.member.to_owned()));
     Ok(walk.after.is_none())
 }
 
-/// Begins with a table; `None`: it has gone.
-fn begin(live: &Live<'_>, space: &ExistenceSpace, low: u64) -> store::Result<Option<Walk>> {
-    let Some(rebuild) = space.begin_rebuild(low).map_err(refused)? else { return Ok(None) };
-    // What they set is in the ledger before it is read, or goes to both.
+/// Begins a rebuild. Returns `None` if the table is gone, or if there is no memory to resize it.
+fn begin(
+    live: &Live<'_>,
+    space: &ExistenceSpace,
+    resize: Option<Resize>,
+    due: &[u64],
+) -> store::Result<Option<Walk>> {
+    let rebuild = match (resize, due.first()) {
+        (Some(Resize { low, spare, .. }), _) => space.begin_resize(low, spare),
+        (None, Some(&low)) => space.begin_rebuild(low),
+        (None, None) => return Ok(None),
+    };
+    let Some(rebuild) = rebuild.map_err(refused)? else { return Ok(None) };
+    // A pair of a writer that did not see the successor is in the ledger before it is read.
     live.current.load().pass_writers();
-    Ok(Some(Walk::new(rebuild)))
+    Ok(Some(Walk { rebuild, after: None, resizes: resize.is_some() }))
 }
 
-/// Takes a step for a space; whether there was anything to do.
+/// Takes one step of a space's rebuilds. Returns whether there was anything to do.
 pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Result<Option<bool>> {
     let Some(ledger) = space.ledger() else { return Ok(Some(false)) };
     let rebuilds = &ledger.rebuilds;
     let due = space.to_rebuild();
-    rebuilds.left.store(due.len(), Relaxed);
+    let (resize, resizes) = rebuilds.next_resize(&space.table_loads(), time::now());
+    rebuilds.left.store(due.len() + resizes, Relaxed);
     let mut now = rebuilds.now.lock();
-    // An error drops it: the next attempt begins the table anew.
-    let mut walk = now
-        .take()
-        .filter(|walk| due.contains(&walk.rebuild.range().0) && space.may_end(&walk.rebuild));
-    if let (None, Some(&low)) = (&walk, due.first()) {
-        walk = begin(live, space, low)?;
+    // An error drops the walk: the next attempt begins the table anew.
+    let is_wanted = |walk: &Walk| walk.resizes || due.contains(&walk.rebuild.range().0);
+    let mut walk = now.take().filter(|walk| is_wanted(walk) && space.may_end(&walk.rebuild));
+    if walk.is_none() {
+        walk = begin(live, space, resize, &due)?;
+        if let (None, Some(Resize { low, .. })) = (&walk, resize) {
+            rebuilds.defer_resize(low, time::now());
+        }
     }
     let Some(mut walk) = walk else { return Ok(Some(false)) };
+    let (low, resizes) = (walk.rebuild.range().0, walk.resizes);
+    match put_pieces(live, space, ledger, &mut walk) {
+        Ok(false) => *now = Some(walk),
+        Ok(true) => {
+            drop(now);
+            return end(live, space, walk).map(Some);
+        }
+        Err(error) => {
+            if resizes {
+                rebuilds.defer_resize(low, time::now());
+            }
+            return Err(error);
+        }
+    }
+    Ok(Some(true))
+}
+
+/// Puts some pieces of pairs into the new filters. Returns whether they were the last ones.
+fn put_pieces(
+    live: &Live<'_>,
+    space: &ExistenceSpace,
+    ledger: &PairLedger,
+    walk: &mut Walk,
+) -> store::Result<bool> {
     let is_awaited = || live.snapshots.is_awaited();
     let pace = CpuThrottle::until(live.is_stopped, &is_awaited);
     for _ in 0..PIECES {
         pace.goes_on()?;
-        if put_piece(&mut walk, space, ledger)? {
-            drop(now);
-            return end(live, space, walk).map(Some);
+        if put_piece(walk, space, ledger)? {
+            return Ok(true);
         }
         pace.step();
     }
-    *now = Some(walk);
-    Ok(Some(true))
+    Ok(false)
 }
 
 /// All pairs are in the new filters.

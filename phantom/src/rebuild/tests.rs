@@ -23,9 +23,8 @@ impl List {
         let mut after = None;
         loop {
             let some = self.some(rebuild.range(), after);
-            for &(id, viewer) in &some {
-                space.put_rebuilt(rebuild, id, &Member::Number(viewer)).unwrap();
-            }
+            let pairs = some.iter().map(|&(id, viewer)| (id, Member::Number(viewer)));
+            space.put_rebuilt(rebuild, pairs).unwrap();
             after = some.last().copied();
             if after.is_none() {
                 return;
@@ -151,7 +150,11 @@ fn nothing_is_forgotten_while_tables_are_built_anew() {
         for rate in [0.001, 0.05, 0.0001, 0.01].into_iter().cycle().take(12) {
             space.set_options(&options(rate)).unwrap();
             for low in space.to_rebuild() {
-                let Some(rebuild) = space.begin_rebuild(low).unwrap() else { continue };
+                let begun = match rate {
+                    0.05 => space.begin_resize(low, 0),
+                    _ => space.begin_rebuild(low),
+                };
+                let Some(rebuild) = begun.unwrap() else { continue };
                 drop(inside.write());
                 list.put_all(&space, &rebuild);
                 rounds.fetch_add(
@@ -201,6 +204,45 @@ fn tables_have_the_other_rate_then() {
     restored.set_options(&options(0.0001)).unwrap();
     assert!(restored.to_rebuild().is_empty());
     assert_eq!(space.ask_rebuild(), space.to_rebuild().len());
+}
+
+/// Many pairs of few ids enlarge a table. Its pairs are then read from one filter, and no id is
+/// forgotten sooner for it.
+#[test]
+fn a_resized_table_has_one_filter_and_keeps_the_horizon() {
+    let options = Options { max_tables: 4, spill: false, ..options(0.001) };
+    let options = Options { memory_limit_bytes: Some(1 << 30), ..options };
+    let (space, list) = (Space::new(options).unwrap(), List::default());
+    (0..3000).for_each(|n| set(&space, &list, 100 + n / 10, n));
+    assert!(space.roll_now());
+    (0..60_000).for_each(|n| set(&space, &list, 100 + n % 50, 1 << 20 | n));
+    let before = space.table_loads()[0];
+    assert!(before.extensions > 1 && !before.is_open, "{before:?}");
+    let rebuild = space.begin_resize(before.low, 0).unwrap().unwrap();
+    list.put_all(&space, &rebuild);
+    assert!(matches!(space.end_rebuild(rebuild), Rebuilt::Done));
+    let after = space.table_loads()[0];
+    assert_eq!(after.extensions, 0, "{after:?}");
+    assert!((after.pairs..after.pairs / 8 * 9).contains(&after.capacity), "{after:?}");
+    assert!(list.0.lock().iter().all(|&pair| is_set(&space, pair)));
+    for n in 0..6000 {
+        set(&space, &list, 1000 + n / 10, n);
+        while space.maintain() {}
+    }
+    assert!(space.table_loads().len() > 2 && space.horizon() == 0);
+}
+
+/// A space without memory for both the old filters and the new one keeps the old ones.
+#[test]
+fn a_resize_needs_memory() {
+    let limit = |bytes| Options { memory_limit_bytes: Some(bytes), spill: false, ..options(0.001) };
+    let (space, list) = (Space::new(limit(1 << 20)).unwrap(), List::default());
+    (0..30_000).for_each(|n| set(&space, &list, 100 + n % 50, n));
+    assert!(space.table_loads()[0].extensions > 1);
+    space.set_options(&limit(100_000)).unwrap();
+    assert!(space.begin_resize(0, 0).unwrap().is_none());
+    space.set_options(&limit(1 << 20)).unwrap();
+    assert!(space.begin_resize(0, 0).unwrap().is_some());
 }
 
 /// R3, and what happens beside it: pairs that come late, that are unset and set again behind the

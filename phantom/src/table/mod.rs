@@ -364,6 +364,11 @@ impl Table {
         self.last.load(Acquire) > 0
     }
 
+    /// Number of filters after the first, in memory or on disk.
+    pub(crate) fn extensions(&self) -> usize {
+        self.cold().map_or_else(|| self.last.load(Acquire), |cold| cold.chain().links() - 1)
+    }
+
     /// The filters behind the first.
     #[inline(always)]
     pub(crate) fn chain(&self) -> impl Iterator<Item = &Link> {
@@ -398,6 +403,12 @@ impl Table {
         {
             link.filter.prefetch(&link.filter.spot_again(pair, probe), 1);
         }
+    }
+
+    /// Fetches the cache lines of a pair that will be set.
+    #[inline]
+    pub(crate) fn prefetch_lines(&self, pair: &Pair) {
+        self.prefetch(pair, &self.first.filter.probe(pair));
     }
 
     /// Whether some filter in memory has the pair.

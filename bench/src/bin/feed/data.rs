@@ -19,6 +19,16 @@ pub(crate) struct Data {
     pub(crate) counts: Vec<Counts>,
     /// Per viewer the posts that he has liked, and those that he has read; rising.
     pub(crate) flags: Vec<[Vec<u32>; 2]>,
+    order: Order,
+}
+
+/// Order of the flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Half of them on the hot posts; a post gets its flags when it is new, or a while later.
+    Time,
+    /// 70 % on the newest tenth of the posts, the others on any post, in random order.
+    Random,
 }
 
 /// What one server holds beside the data: likes of the runs so far.
@@ -86,7 +96,12 @@ impl Data {
     /// Log-normal counts (likes with a mean of 39, reads of 2,900, two thirds of reposts and
     /// comments 0); two flags of five are likes, and the posts that have them are as likely hot as
     /// not.
-    pub(crate) fn new(posts: u64, flags: u64, rng: &mut Rng) -> Data {
+    pub(crate) fn new(posts: u64, flags: u64, order: Order, rng: &mut Rng) -> Data {
+        let newest = |rng: &mut Rng| match order {
+            Order::Time if rng.bool() => pick(From::Hot, posts, rng),
+            Order::Random if rng.u8(..10) < 7 => (posts - 1 - rng.u64(..posts.div_ceil(10))) as u32,
+            _ => pick(From::Uniform, posts, rng),
+        };
         let counts = (0..posts)
             .map(|_| {
                 let rare =
@@ -98,22 +113,14 @@ impl Data {
         let flags = (0..viewers)
             .map(|_| {
                 [40, 60].map(|number| {
-                    let mut set: Vec<u32> = (0..number)
-                        .map(|_| {
-                            if rng.bool() {
-                                pick(From::Hot, posts, rng)
-                            } else {
-                                pick(From::Uniform, posts, rng)
-                            }
-                        })
-                        .collect();
+                    let mut set: Vec<u32> = (0..number).map(|_| newest(rng)).collect();
                     set.sort_unstable();
                     set.dedup();
                     set
                 })
             })
             .collect();
-        Data { counts, flags }
+        Data { counts, flags, order }
     }
 
     /// How many flags there are.
@@ -121,15 +128,18 @@ impl Data {
         self.flags.iter().flatten().map(|set| set.len() as u64).sum()
     }
 
-    /// All flags (viewer, liked or read, post) in the order in which they were set: posts are read
-    /// when they are new, or a while later.
+    /// All flags (viewer, liked or read, post) in the order in which servers get them.
     pub(crate) fn history(&self) -> Vec<(usize, usize, u32)> {
         let mut rng = Rng::with_seed(self.counts.len() as u64);
-        let late = self.counts.len() as u32 / 50 + 1;
+        let posts = self.counts.len() as u32;
         let mut all: Vec<(u32, usize, usize, u32)> = Vec::new();
         for (viewer, sets) in self.flags.iter().enumerate() {
             for (kind, set) in sets.iter().enumerate() {
-                all.extend(set.iter().map(|&post| (post + rng.u32(..late), viewer, kind, post)));
+                let when = |post, rng: &mut Rng| match self.order {
+                    Order::Time => post + rng.u32(..posts / 50 + 1),
+                    Order::Random => rng.u32(..),
+                };
+                all.extend(set.iter().map(|&post| (when(post, &mut rng), viewer, kind, post)));
             }
         }
         all.sort_unstable();

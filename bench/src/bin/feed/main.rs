@@ -5,6 +5,7 @@
 //! cargo build --release -p tidemark -p tidemark-bench
 //! target/release/feed                      table and plots into docs/performance/: seven minutes
 //! target/release/feed --short              the main cells, to the terminal: three minutes
+//! target/release/feed --short --late       flags of old posts, in random order
 //! target/release/feed --tail               what pages wait beside snapshots and the like
 //! target/release/feed --peer valkey=PATH   another server that takes redis-server's arguments
 //! ```
@@ -31,7 +32,7 @@ mod table;
 mod tail;
 
 use clap::Parser;
-use data::{Data, From, Liked};
+use data::{Data, From, Liked, Order};
 use layout::Layout;
 use load::{Likes, closed, open};
 use pool::Pool;
@@ -60,6 +61,10 @@ struct Args {
     /// Flags: likes and reads of viewers.
     #[arg(long, default_value_t = 1_000_000)]
     flags: u64,
+    /// 70 % of the flags on the newest tenth of the posts and the others on any, in random order;
+    /// pages are measured after a quiet minute.
+    #[arg(long)]
+    late: bool,
     /// Seconds of each measurement.
     #[arg(long, default_value_t = 0.5)]
     seconds: f64,
@@ -102,6 +107,8 @@ const SERVER_CORE: usize = 0;
 const CLIENT_CORE: usize = 1;
 /// Pages that are asked for again and again.
 const POOL: usize = 8192;
+/// Time without writes before pages are measured, if flags come late.
+const QUIET_TIME: Duration = Duration::from_secs(60);
 /// Rounds of the cells that matter less.
 const FEW_ROUNDS: usize = 3;
 
@@ -453,6 +460,9 @@ impl Bench {
 
     fn run(&mut self) -> io::Result<()> {
         self.start_all()?;
+        if self.args.late {
+            std::thread::sleep(QUIET_TIME);
+        }
         let (rounds, pipelines) = (self.args.rounds, [1, 8, 32]);
         if self.args.train {
             return self.train();
@@ -545,7 +555,8 @@ fn is_error(reply: &redis_protocol::resp2::types::OwnedFrame) -> bool {
 fn main() -> io::Result<()> {
     let args = Args::parse();
     let mut rng = fastrand::Rng::with_seed(args.seed);
-    let data = Data::new(args.posts, args.flags, &mut rng);
+    let order = if args.late { Order::Random } else { Order::Time };
+    let data = Data::new(args.posts, args.flags, order, &mut rng);
     pin(CLIENT_CORE)?;
     let report = Report::new(args.posts, data.pairs());
     let (servers, liked, subjects, pools) = Default::default();
