@@ -37,6 +37,7 @@ pub struct Spill {
     pub low: u64,
     /// Highest id of the range, inclusive.
     pub last: u64,
+    /// Values per row.
     pub width: usize,
     /// Lowest id that [`Space::next_ids`] has not returned yet; `None` at the end.
     next: Option<u64>,

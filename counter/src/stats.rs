@@ -69,6 +69,7 @@ pub struct RangeStats {
     pub low: u64,
     /// Highest id of the range, inclusive.
     pub last: u64,
+    /// Rows in memory.
     pub rows: u64,
     /// Bytes of memory.
     pub bytes: u64,
