@@ -183,10 +183,6 @@ impl Space {
 
     /// [`Space::advise`] including rows outside memory. `elsewhere` is their number; `sample`
     /// passes about the requested number of them to a function.
-    ///
-    /// # Errors
-    ///
-    /// The error of `sample`.
     pub fn advise_with<E>(
         &self,
         elsewhere: u64,

@@ -209,10 +209,6 @@ impl Loader<'_> {
 
     /// Publishes the loaded rows. Returns how many rows were put one by one, because their part
     /// could not take them.
-    ///
-    /// # Errors
-    ///
-    /// A row could not be stored.
     pub fn install(self) -> Result<u64, Error> {
         let Loader { space, head, parts } = self;
         let (mut tables, mut strays) = (Vec::new(), Vec::new());

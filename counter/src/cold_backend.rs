@@ -6,10 +6,6 @@ use rolling::Unreadable;
 pub trait ColdBackend: Send + Sync {
     /// Reads a row into `out`, by position, with missing values as 0. Returns false if there is no
     /// such row. May read the disk.
-    ///
-    /// # Errors
-    ///
-    /// The row cannot be read.
     fn get(&self, id: u64, out: &mut [i64]) -> Result<bool, Unreadable>;
 
     /// Reads a row from memory only; the caller holds locks. Returns `None` if the row must be
@@ -17,10 +13,6 @@ pub trait ColdBackend: Send + Sync {
     fn at_hand(&self, id: u64, out: &mut [i64]) -> Option<bool>;
 
     /// Reads the row from the disk, so that this thread's next [`ColdBackend::at_hand`] succeeds.
-    ///
-    /// # Errors
-    ///
-    /// The row cannot be read.
     fn fetch(&self, id: u64) -> Result<(), Unreadable>;
 
     /// Whether a file begins or ends inside `low..=last`. A table across that range would have to

@@ -29,10 +29,6 @@ pub enum Origin {
 impl Space {
     /// Returns the current location of the row of `id`, or `None` if it does not exist. May read
     /// the disk, like [`Space::exists`].
-    ///
-    /// # Errors
-    ///
-    /// The row is on a disk that cannot be read.
     pub fn origin(&self, id: u64) -> Result<Option<Origin>, Unreadable> {
         Read::new(self).origin(id)
     }

@@ -46,10 +46,6 @@ impl Space {
 
     /// Reads a row into `out`, by position, and returns whether it exists. Missing values, and all
     /// values of a missing row, are 0.
-    ///
-    /// # Errors
-    ///
-    /// The row is on a disk that cannot be read.
     pub fn get(&self, id: u64, out: &mut [i64]) -> Result<bool, Unreadable> {
         self.read().get(id, out)
     }
@@ -79,10 +75,6 @@ impl Space {
     }
 
     /// Whether the row exists.
-    ///
-    /// # Errors
-    ///
-    /// The row is on a disk that cannot be read.
     pub fn exists(&self, id: u64) -> Result<bool, Unreadable> {
         self.read().exists(id)
     }
@@ -154,10 +146,6 @@ impl<'a> Read<'a> {
     }
 
     /// Reads a row: see [`Space::get`].
-    ///
-    /// # Errors
-    ///
-    /// The row is on a disk that cannot be read.
     pub fn get(&mut self, id: u64, out: &mut [i64]) -> Result<bool, Unreadable> {
         let living = self.shape.living;
         let found = self.look(id, |found| found.copy(living, out));
@@ -178,10 +166,6 @@ impl<'a> Read<'a> {
     }
 
     /// Whether the row exists: see [`Space::exists`].
-    ///
-    /// # Errors
-    ///
-    /// The row is on a disk that cannot be read.
     pub fn exists(&mut self, id: u64) -> Result<bool, Unreadable> {
         Ok(self.look(id, |_| ())?.is_some())
     }

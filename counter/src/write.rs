@@ -136,10 +136,6 @@ impl Space {
 
     /// Sets fields of a row, atomically, and creates the row if needed. Returns how many different
     /// fields of `cells` were 0 before.
-    ///
-    /// # Errors
-    ///
-    /// The write was refused: see [`Space::within_bounds`] for declared bounds.
     pub fn set(&self, id: u64, cells: &[(usize, i64)]) -> Result<usize, Error> {
         let cells = &*self.within_bounds(cells)?;
         let zeros = |old: &dyn Fn(usize) -> i64| {
@@ -536,10 +532,6 @@ impl Space {
 
     /// Closes the newest table if it has rows, and returns whether it did. Concurrent inserts of
     /// many new ids may prevent that.
-    ///
-    /// # Errors
-    ///
-    /// There is no memory for another table.
     pub fn roll_now(&self) -> Result<bool, Error> {
         let _rolling = self.rolling.lock();
         let newest = |tables: &rolling::Tables<Table>| {

@@ -33,10 +33,6 @@ pub struct Words {
 
 impl Words {
     /// Maps `len` zeroed words.
-    ///
-    /// # Errors
-    ///
-    /// The address space or the commit limit is exhausted, or the size overflows.
     pub fn zeroed(len: usize) -> std::io::Result<Words> {
         let bytes = len.max(1).checked_mul(8).ok_or_else(|| {
             std::io::Error::new(std::io::ErrorKind::OutOfMemory, "table size overflows")

@@ -136,10 +136,6 @@ impl<V> Outliers<V> {
 
     /// [`Outliers::write`] for replay. The write was accepted before, so `max_ahead` does not
     /// apply: the ids in between may come later in the log.
-    ///
-    /// # Errors
-    ///
-    /// The error of `f`.
     pub fn replay<R, E>(
         &self,
         frontier: &Frontier,
@@ -151,10 +147,6 @@ impl<V> Outliers<V> {
 
     /// [`Outliers::write`] for a removal. A removal says nothing about the traffic, so it does not
     /// move the frontier, and `max_ahead` does not apply.
-    ///
-    /// # Errors
-    ///
-    /// The error of `f`.
     pub fn take_away<R, E>(
         &self,
         frontier: &Frontier,

@@ -19,10 +19,6 @@ pub struct UnreadableIds(Vec<Unreadable>);
 
 impl UnreadableIds {
     /// Returns the result of a batch in which these reads failed.
-    ///
-    /// # Errors
-    ///
-    /// If `failed` is not empty.
     #[inline]
     pub fn check(failed: Vec<Unreadable>) -> Result<(), UnreadableIds> {
         if failed.is_empty() { Ok(()) } else { Err(UnreadableIds(failed)) }
