@@ -93,8 +93,8 @@ impl Words {
 /// Issue many hints in short bursts of ten to twenty lines, with computation between the bursts:
 ///
 /// - A processor tracks about two dozen outstanding lines and may drop further hints. On Zen 4
-///   sixteen consecutive hints all succeed, twenty sometimes, and 24 never
-///   (`bench/src/bin/hints.rs`). A dropped hint costs a full stall later.
+///   sixteen consecutive hints all succeed, twenty sometimes, and 24 never. A dropped hint costs a
+///   full stall later.
 /// - A hint that needs an address translation delays the hints behind it. Processors resolve about
 ///   six translations at a time, within a window of a few hundred instructions. On a gigabyte of
 ///   memory, hints separated by address computations take two to four times as long as a burst.
