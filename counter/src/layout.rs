@@ -53,6 +53,7 @@ impl Inline {
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     pub(crate) remainder_bits: u32,
+    /// One probe step in a tag: the bit above the remainder.
     pub(crate) probe_one: u64,
     /// Words of a bucket, a multiple of a cache line.
     pub(crate) words: usize,

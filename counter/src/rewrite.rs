@@ -52,10 +52,12 @@ const GROW: f64 = 1.2;
 /// Growth factor of a crowded [small](Space::is_small) table. With random ids each row moves 1 /
 /// (factor - 1) times in total: once instead of five times. The waste is less than one full table.
 const GROW_SMALL: f64 = 2.0;
+/// A table of fewer rows is small.
 const SMALL_ROWS: u64 = 1 << 16;
 /// A table is loose when a tight one takes less than this share of its bytes. A table that has just
 /// grown must not be loose, or it would shrink and grow forever.
 const LOOSE: f64 = 0.8;
+/// [`LOOSE`] for a [small](Space::is_small) table.
 const LOOSE_SMALL: f64 = 0.4;
 const _: () = assert!(LOOSE * GROW < 1.0 && LOOSE_SMALL * GROW_SMALL < 1.0);
 /// Limit for an idle table, which should be as full as a table that rolls. An idle table gets
@@ -76,6 +78,7 @@ const STRAY_ROWS: u64 = 64;
 const JOINED_ROWS: u64 = 4096;
 /// The joined table must take at most this share of its predecessors' bytes.
 const JOINED: f64 = 0.75;
+/// Slots of a joined table per row, relative to a full one, so that a few rows may follow.
 const JOINED_ROOM: f64 = 1.25;
 
 impl Rewrite {

@@ -29,7 +29,8 @@ use std::sync::{Arc, OnceLock};
 pub(crate) const FIRST_ROWS: u64 = 1024;
 /// A table is made for at most this many times the rows of the one below it.
 pub(crate) const GROWTH: u64 = 4;
-/// A table is made for at most 1 / `GROWTH_PART` of the space's rows, or [`LEAST_STEP_ROWS`].
+/// A table is made for at most 1 / `GROWTH_PART` of the space's rows, or for
+/// [`LEAST_STEP_ROWS`] if that is more.
 pub(crate) const GROWTH_PART: u64 = 8;
 /// Lower bound of that limit: about one huge page of rows.
 pub(crate) const LEAST_STEP_ROWS: u64 = 1 << 18;

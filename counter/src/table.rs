@@ -19,7 +19,7 @@
 //!   has no bits in this table. Code and entry change under the lock of the row's bucket.
 //! - **T4** A failed write changes nothing.
 //!
-//! Long: all of it works on the private segments of one table.
+//! Long: all methods need the private segments of one table.
 
 use crate::Error;
 use crate::aux_dictionary::{Aux, Shard};

@@ -5,7 +5,7 @@
 //! the row under the lock of one bucket. The writer that fills a table also rolls it. Opening a
 //! table takes microseconds: its memory is mapped but not touched.
 //!
-//! Long: the ways of one write share where it goes and why it stops.
+//! Long: all kinds of writes share the choice of the table and the handling of refusals.
 
 use crate::Error;
 use crate::budget::Quota;

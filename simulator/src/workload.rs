@@ -142,7 +142,7 @@ impl Workload {
 
     /// Draws a command that changes no row with a pending change. Returns `None` if the drawn one
     /// is not possible now.
-    // Long: one arm for each command.
+    // Long: one match arm per command.
     pub(crate) fn draw(&mut self, model: &Model, random: &mut fastrand::Rng) -> Option<Command> {
         let ids = self.posts(random);
         let (id, member) = (ids[0], random.u64(0..MEMBERS));

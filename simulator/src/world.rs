@@ -1,6 +1,6 @@
 //! Main loop of a run. The seed is its only input.
 //!
-//! Long: the faults and the steps of one world draw from one source of chance.
+//! Long: steps and faults share one random number generator.
 
 use crate::cable::ReplicaLink;
 use crate::client::{Asked, Client, check};

@@ -309,7 +309,7 @@ fn sync_once(
     Ok(())
 }
 
-// Long: one measurement after the other.
+// Long: a sequence of measurements.
 fn sync(
     args: &Args,
     rows: u64,

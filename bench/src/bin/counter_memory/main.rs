@@ -80,7 +80,7 @@ fn count(rng: &mut fastrand::Rng, mean: f64, sigma: f64, share: f64) -> i64 {
     ((mean / share).ln() - sigma * sigma / 2.0 + sigma * normal).exp() as i64
 }
 
-// Long: one measurement after the other.
+// Long: a sequence of measurements.
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments = Arguments::parse();
     let schema = Schema::parse(&arguments.schema)?;

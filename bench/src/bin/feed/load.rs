@@ -157,7 +157,7 @@ struct Batch {
 }
 
 /// Runs pages in a closed loop for some time, with one request in ten a like if `likes` is given.
-// Long: what the arms of its loop wait for shares buffers and moments.
+// Long: the branches of its loop share buffers and timestamps.
 pub(crate) fn closed(
     server: &Server,
     pool: &Pool,
