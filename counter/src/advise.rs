@@ -115,7 +115,6 @@ pub(crate) fn aux_bits(value: i64, width: u8) -> f64 {
     }
 }
 
-/// Distribution of the values of one field.
 #[derive(Clone)]
 struct Distribution {
     /// Number of values by [`bits_of`].

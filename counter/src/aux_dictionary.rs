@@ -57,7 +57,6 @@ struct ShardData {
     wide_values: Mutex<WideValues>,
 }
 
-/// Wide values by key.
 struct WideValues {
     values: BTreeMap<u64, i64>,
     /// Covers all values. While the shard is locked, also those reserved or removed.
@@ -346,7 +345,6 @@ mod tests {
     use crate::budget::Budget;
     use std::collections::HashMap;
 
-    /// Bytes of a dictionary of one shard with an array of `words` words.
     fn bytes_with(words: usize) -> u64 {
         size_of::<ShardData>() as u64 + 2 * ARRAY_BYTES + 8 * words as u64
     }

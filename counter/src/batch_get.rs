@@ -110,10 +110,6 @@ impl<'a> Probe<'a> {
 
 impl Read<'_> {
     /// Reads many rows: see [`crate::Space::get_batch`].
-    ///
-    /// # Errors
-    ///
-    /// Lists the rows that cannot be read.
     pub fn get_batch(
         &mut self,
         ids: &[u64],
@@ -126,10 +122,6 @@ impl Read<'_> {
     }
 
     /// Reads many rows; a missing row reads as zeros.
-    ///
-    /// # Errors
-    ///
-    /// Lists the rows that cannot be read.
     pub fn get_rows(&mut self, ids: &[u64], rows: &mut Vec<i64>) -> Result<(), UnreadableIds> {
         let mut failed = Vec::new();
         self.chunks(ids, rows, |read, id, row| read.get_or_note(id, row, &mut failed), |_, _| ());

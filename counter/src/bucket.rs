@@ -68,7 +68,6 @@ impl Head {
 /// Words of a bucket of [packed](Layout::packed) rows, and one word of padding.
 pub(crate) type Narrow = [AtomicU64; USUAL_WORDS + 1];
 
-/// Returns a bitmap of the bytes that equal `byte`.
 #[inline(always)]
 fn equal_bytes<const N: usize>(words: &[AtomicU64; N], byte: u8) -> u64 {
     rolling::equal_bytes(std::array::from_fn::<u64, N, _>(|i| words[i].load(Relaxed)), byte)
@@ -81,7 +80,6 @@ fn equal_in_line(words: &[AtomicU64], byte: u8) -> u64 {
     words.first_chunk::<8>().map_or(0, |words| equal_bytes(words, byte))
 }
 
-/// Result of [`match_tags`].
 #[derive(Clone, Copy, Default)]
 pub(crate) struct TagMatch {
     head: u64,
@@ -277,7 +275,6 @@ impl<'a> Bucket<'a> {
         self.tag_rest(slot) == tag >> 8
     }
 
-    /// Returns the slot with this tag.
     #[inline(always)]
     pub(crate) fn find(self, tag: u64) -> Option<usize> {
         self.search(tag as u8, |slot| self.is(slot, tag))

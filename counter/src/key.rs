@@ -64,7 +64,6 @@ pub(crate) fn seed_of(secret: u64, number: u64) -> u64 {
     mix(x ^ (x >> 31) ^ secret, M4, M1)
 }
 
-/// Keyed hash of an id.
 #[inline(always)]
 pub(crate) fn hash_by(seed: u64, id: u64) -> u64 {
     mix(id ^ seed, M1, M4)

@@ -215,7 +215,6 @@ impl Layout {
         Some(bits)
     }
 
-    /// Extracts the remainder from a tag.
     #[inline(always)]
     pub(crate) fn remainder(&self, tag: u64) -> u64 {
         tag & (self.probe_one - 1)

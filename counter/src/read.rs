@@ -20,7 +20,6 @@ pub struct Read<'a> {
     pub(crate) horizon: u64,
 }
 
-/// A row found by a lookup.
 enum Found<'a> {
     /// A row of a table.
     Row(Row<'a>),

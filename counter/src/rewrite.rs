@@ -89,7 +89,6 @@ impl Rewrite {
     }
 }
 
-/// A table, and the reason to rewrite it.
 type Candidate<'a> = (&'a Entry<Table>, Reason);
 
 impl Space {

@@ -26,7 +26,6 @@ fn name_of(table: &Table, turn: u64) -> u64 {
     (hash_by(seed_of(table.seed(), turn), shape) >> (64 - (CURSOR_BITS - POSITION_BITS))).max(1)
 }
 
-/// Returns the index of the table with this name.
 fn named(tables: &[&Table], name: u64) -> Option<usize> {
     (0..NAMES).find_map(|turn| tables.iter().position(|table| name_of(table, turn) == name))
 }

@@ -37,10 +37,6 @@ pub struct Field {
 
 impl Field {
     /// Parses `name:bits` or `name:bits{bounds}`; see [`FieldBounds::parse`].
-    ///
-    /// # Errors
-    ///
-    /// [`Error::BadSchema`] if the word has another form.
     pub fn parse(word: &str) -> Result<Field, Error> {
         let bad = || Error::BadSchema(format!("'{word}' is not name:bits"));
         let (name, rest) = word.split_once(':').ok_or_else(bad)?;
@@ -68,10 +64,6 @@ impl Field {
 
     /// Returns the value after setting the field to `value`: saturated, or refused if outside the
     /// bounds.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::OutOfBounds`].
     pub fn set(&self, value: i64) -> Result<i64, Error> {
         let Bounds { min, max, saturate } = self.bounds.0;
         let within = value.max(min.unwrap_or(i64::MIN)).min(max.unwrap_or(i64::MAX));
@@ -107,10 +99,6 @@ pub struct FieldBounds(Bounds);
 impl FieldBounds {
     /// Parses `{0..}`, `{..100}`, `{-5..5}`, or `{..}` for no bounds. Writes outside the bounds are
     /// refused; with the suffix `sat` (`{0..100}sat`) they saturate.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::BadSchema`] if the text has another form, or the bounds exclude 0.
     pub fn parse(text: &str) -> Result<FieldBounds, Error> {
         let bad = || {
             Error::BadSchema(format!(
@@ -199,10 +187,6 @@ pub enum Alteration {
 impl Schema {
     /// Parses `"like:12 stock:20{0..}"`: fields separated by blanks or commas. A `!` before a name
     /// marks a dropped field, so the output of [`fmt::Display`] parses to the same schema.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::BadSchema`] if a field or the whole schema is invalid.
     pub fn parse(text: &str) -> Result<Schema, Error> {
         let mut fields = Vec::new();
         for word in text.split([' ', '\t', '\n', ',']).filter(|w| !w.is_empty()) {
@@ -213,11 +197,6 @@ impl Schema {
     }
 
     /// Creates a schema from fields.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::BadSchema`] if the fields are too many or too wide, or if a name or width is
-    /// invalid.
     pub fn from_fields(fields: Vec<Field>) -> Result<Schema, Error> {
         let bad = |text: String| Err(Error::BadSchema(text));
         if fields.iter().all(|f| f.dropped) {
@@ -280,10 +259,6 @@ impl Schema {
     }
 
     /// Returns the schema after a change.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NoField`] or [`Error::BadSchema`].
     pub fn altered(&self, change: &Alteration) -> Result<Schema, Error> {
         let find = |name: &str| {
             self.index_of(name.as_bytes()).ok_or_else(|| Error::NoField(name.to_owned()))

@@ -58,7 +58,6 @@ impl Sizing {
         (rows as f64 * (bytes / page * page) as f64 / bytes as f64 * 0.995) as u64
     }
 
-    /// Bytes of the buckets.
     pub(crate) fn bytes(&self, schema: &Schema) -> u64 {
         (self.buckets * Layout::new(schema, self.remainder_bits).words as u64) * 8
     }

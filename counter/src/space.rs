@@ -94,10 +94,6 @@ impl OutlierRow {
 
     /// Creates the version of a row that follows `old`, with `cells` set. Takes over the
     /// reservation of `old`, which must be the current version.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Full`] if the row needs more memory than it has reserved and the quota refuses.
     pub(crate) fn after(
         old: Option<&OutlierRow>,
         cells: &[(usize, i64)],
@@ -184,10 +180,6 @@ pub struct Space {
 
 impl Space {
     /// Creates an empty space. It takes a few dozen KiB and grows table by table.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Full`] or [`Error::NoMemory`] if there is no memory for the first table.
     pub fn new(options: Options) -> Result<Space, Error> {
         let budget = Budget::new(options.memory_limit_bytes);
         let shape = Shape::new(options.schema);
@@ -273,10 +265,6 @@ impl Space {
 
     /// Adopts a schema from a log or a snapshot if it is newer than the current one. An older one
     /// has no effect, so replay may start at any point.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::BadSchema`] if the two schemas have different names at a position.
     pub fn adopt(&self, told: &Schema) -> Result<(), Error> {
         let _altering = self.altering.lock();
         let ours = self.schema();
@@ -334,10 +322,6 @@ impl Space {
     }
 
     /// Returns position and definition of a living field.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NoField`] if there is none of this name.
     pub fn field(&self, name: &[u8]) -> Result<(usize, Field), Error> {
         let schema = self.schema();
         let at = schema

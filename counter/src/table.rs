@@ -224,7 +224,6 @@ impl Table {
         self.extend().map(|b| b.rows.load(Relaxed)).sum()
     }
 
-    /// Slots of the main segment.
     pub(crate) fn slots(&self) -> u64 {
         self.main().slots()
     }
@@ -345,7 +344,6 @@ impl Table {
         self.main().keys.home(id)
     }
 
-    /// Prefetches the bucket of `home`.
     pub(crate) fn prefetch(&self, home: Home) {
         self.main().prefetch(home.bucket);
     }
@@ -558,7 +556,6 @@ impl Table {
         self.high.fetch_max(high, Relaxed);
     }
 
-    /// Sets the result of [`Table::rises`].
     pub(crate) fn set_rises(&self, rises: bool) {
         self.rising.store(if rises { self.rows() } else { 0 }, Relaxed);
     }
@@ -619,7 +616,6 @@ impl Table {
         }
     }
 
-    /// Deletes the row of `id` at `at`.
     pub(crate) fn delete(&self, id: u64, at: At) {
         let row = self.row(at, id);
         let mut shard = row.uses_aux().then(|| self.aux.lock(self.hash(id)));

@@ -218,11 +218,6 @@ impl Space {
     ///
     /// Idempotent, and independent of the order between ids. Limits on outliers do not apply,
     /// because the log contains only accepted writes.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::BadSchema`] if the row has more values than the schema, or the row cannot be
-    /// stored.
     pub fn put(&self, id: u64, row: Option<&[i64]>) -> Result<(), Error> {
         let Some(row) = row else {
             self.delete_as(Origin::Log, id)?;
@@ -249,10 +244,6 @@ impl Space {
     }
 
     /// Applies the declared bounds: saturates values or refuses them.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::OutOfBounds`] or [`Error::NoField`].
     pub fn within_bounds<'a>(
         &self,
         cells: &'a [(usize, i64)],

@@ -655,7 +655,6 @@ mod tests {
         }
     }
 
-    /// Creates a frontier with one range from 0.
     fn of(high: u64, window: u64, max_ahead: Option<u64>) -> Frontier {
         Frontier::restore(&[Range { start: 0, high, window }], max_ahead, MOST)
     }

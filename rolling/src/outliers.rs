@@ -110,10 +110,6 @@ impl<V> Outliers<V> {
 
     /// Performs one write to `id`. `f` performs it on the side that it receives. Readers of this
     /// map see the change only after `f` has returned.
-    ///
-    /// # Errors
-    ///
-    /// [`Refused::TooFar`], or the error of `f`.
     pub fn write<R, E>(
         &self,
         frontier: &Frontier,
@@ -164,10 +160,6 @@ impl<V> Outliers<V> {
 
     /// Deletes `id`: `inside` deletes it from the tables, then its entry here is removed. Returns
     /// the entry and the result of `inside`. Does not move the frontier.
-    ///
-    /// # Errors
-    ///
-    /// The error of `inside`; this map is unchanged.
     pub fn delete<R, E>(
         &self,
         id: u64,

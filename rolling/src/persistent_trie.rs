@@ -109,7 +109,6 @@ impl<V> PersistentTrie<V> {
         }
     }
 
-    /// Sets the value of `id`.
     pub(crate) fn set(&mut self, id: u64, value: Arc<V>) {
         if self.get(id).is_none() {
             self.len += 1;

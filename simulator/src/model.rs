@@ -369,7 +369,6 @@ impl Model {
         }
     }
 
-    /// Drops a space.
     pub(crate) fn drop_space(&mut self, number: u32) {
         self.rows.retain(|key, _| !matches!(key, Key::Extra(of, _) if *of == number));
     }

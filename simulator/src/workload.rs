@@ -82,7 +82,6 @@ pub(crate) struct Catalogue {
 /// Properties of all commands of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Habits {
-    /// Number of ranges of new posts.
     ranges: usize,
     /// New posts per command.
     group: u64,
@@ -426,7 +425,6 @@ impl Workload {
     }
 }
 
-/// Returns the command that lists the catalogue.
 pub(crate) fn list() -> Command {
     admin("TM.SPACE LIST", Admin::List)
 }

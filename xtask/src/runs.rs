@@ -340,7 +340,6 @@ impl Run {
         Ok(variables)
     }
 
-    /// Names of the variables that the test reads.
     #[cfg(test)]
     pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
         VARIABLES.iter().zip(self.reads).filter(|(_, reads)| *reads).map(|((_, name), _)| *name)
@@ -355,7 +354,6 @@ impl Run {
     }
 }
 
-/// Returns the run with this name.
 pub(crate) fn find(group: &str, name: &str) -> Result<&'static Run, String> {
     RUNS.iter()
         .find(|run| run.group == group && run.name == name)
@@ -370,7 +368,6 @@ fn list(group: &str) -> String {
     text
 }
 
-/// Help text: the runs of a group.
 pub(crate) fn help(group: &str) -> String {
     format!("Names:\n{}", list(group))
 }

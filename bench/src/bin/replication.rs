@@ -394,7 +394,6 @@ fn sync(
     Ok(())
 }
 
-/// Starts a master and a replica in sync.
 fn pair(args: &Args, kind: Kind) -> io::Result<(Server, Server)> {
     let (master, replica) = (kind.start(args)?, kind.start(args)?);
     attach(&replica, &master)?;

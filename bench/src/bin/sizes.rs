@@ -50,7 +50,6 @@ struct PerEntry {
     flag_bits: f64,
 }
 
-/// Id of post number `index`.
 fn post(index: u64) -> u64 {
     3_631_614_501_919_378 + index * GAP
 }

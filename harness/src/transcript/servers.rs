@@ -33,7 +33,6 @@ impl Server {
         std::fs::write(self.folder.path().join("tidemark.toml"), config).map_err(|e| e.to_string())
     }
 
-    /// The data folder.
     pub(super) fn data(&self) -> std::path::PathBuf {
         self.folder.path().join("data")
     }
@@ -172,7 +171,6 @@ impl Servers {
         self.connections.remove(connection);
     }
 
-    /// Closes all connections to a server.
     pub(super) fn close_all_of(&mut self, server: &str) {
         let names: Vec<String> = self.connections.keys().cloned().collect();
         for name in names {

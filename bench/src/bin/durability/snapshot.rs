@@ -18,7 +18,6 @@ use tidemark_bench::server::Server;
 
 /// Load during the phases.
 pub(crate) struct Traffic {
-    /// Pages per second.
     pub(crate) pages: u64,
     /// Likes per second.
     pub(crate) likes: u64,

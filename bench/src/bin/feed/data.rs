@@ -8,7 +8,6 @@ pub(crate) type Counts = [i64; 4];
 /// Names of the counters, in the order of the page.
 pub(crate) const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
 
-/// Mean number of flags per viewer.
 const FLAGS_PER_VIEWER: u64 = 100;
 /// Number of newest posts that count as hot.
 const HOT: u64 = 20_000;
@@ -66,7 +65,6 @@ pub(crate) enum From {
     Uniform,
 }
 
-/// A page: its viewer and its posts.
 pub(crate) struct Page {
     pub(crate) viewer: usize,
     pub(crate) posts: Vec<u32>,
@@ -115,7 +113,6 @@ impl Data {
         Data { counts, flags }
     }
 
-    /// Number of flags.
     pub(crate) fn pairs(&self) -> u64 {
         self.flags.iter().flatten().map(|set| set.len() as u64).sum()
     }

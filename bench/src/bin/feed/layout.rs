@@ -226,7 +226,6 @@ impl Layout {
         drain(client)
     }
 
-    /// Parses the replies of a page.
     pub(crate) fn read(self, page: &Page, replies: &[OwnedFrame]) -> io::Result<Shown> {
         let posts = page.posts.len();
         let wrong =
@@ -290,7 +289,6 @@ fn number(frame: &OwnedFrame) -> Option<i64> {
     }
 }
 
-/// Appends one command.
 pub(crate) fn command(words: &[&str], out: &mut Vec<u8>) {
     // Writing to a Vec cannot fail.
     let _ = write!(out, "*{}\r\n", words.len());

@@ -12,7 +12,6 @@ pub(crate) const NINES: &str = "nines of the percentile (0.3: median, 2: p99, 3:
 /// A named line of points.
 type Line = (String, Vec<(f64, f64)>);
 
-/// Writes all plots to a folder.
 pub(crate) fn all(report: &Report, folder: &Path) -> io::Result<()> {
     let mut pages: Vec<Line> = Vec::new();
     for cell in &report.cells {

@@ -31,7 +31,6 @@ pub(crate) struct Checked {
 }
 
 impl Pool {
-    /// Creates a pool of `copies` copies of one request and reply.
     pub(crate) fn of(request: &[u8], reply: &[u8], copies: usize) -> Pool {
         let mut pool = Pool::default();
         for _ in 0..copies {

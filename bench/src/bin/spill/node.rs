@@ -218,7 +218,6 @@ impl Node {
             .ok_or_else(|| io::Error::other(format!("INFO has no {name}")))
     }
 
-    /// Returns a number from INFO.
     pub(crate) fn info(&self, name: &str) -> io::Result<f64> {
         let text = self.text(name)?;
         text.parse().map_err(|_| io::Error::other(format!("{name} of INFO is no number: {text}")))

@@ -95,7 +95,6 @@ impl std::str::FromStr for Measured {
     }
 }
 
-/// Returns the percentile `share` (0..1).
 pub(crate) fn percentile(ns: &mut [u64], share: f64) -> f64 {
     ns.sort_unstable();
     let at = ((ns.len() as f64 * share).ceil() as usize).clamp(1, ns.len().max(1)) - 1;

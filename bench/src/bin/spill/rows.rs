@@ -103,7 +103,6 @@ pub(crate) fn reply(row: Option<[i64; FIELDS]>, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends a request.
 pub(crate) fn request(words: &[&str], ids: &[u64], out: &mut Vec<u8>) {
     let mut text = Vec::new();
     let mut word = |bytes: &[u8], mark: u8, n: usize| {
