@@ -1,4 +1,5 @@
-//! A client in Rust: asks for a page as bytes and decodes it. The format is `docs/binary.md`.
+//! A Rust client that requests a page in binary form and decodes it. `docs/binary.md` describes the
+//! format.
 //!
 //! ```text
 //! cargo run -p tidemark-tests --example binary_page -- redis://127.0.0.1:6399/ home 42 17 18 19
@@ -6,18 +7,18 @@
 
 use std::error::Error;
 
-/// What a page shows of one id.
+/// One entry of a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Post {
     /// The id.
     pub(crate) id: u64,
     /// The view's counters.
     pub(crate) counters: Vec<i64>,
-    /// The view's flags; `None`: unknown, the id lies below the horizon.
+    /// The view's flags; `None` if the id is below the horizon.
     pub(crate) flags: Vec<Option<bool>>,
 }
 
-/// Decodes the reply to `FEED.GET ... BINARY` for a view of so many counters and flags.
+/// Decodes the reply to `FEED.GET ... BINARY` for a view with these numbers of counters and flags.
 pub(crate) fn decode(
     reply: &[u8],
     ids: &[u64],
@@ -45,7 +46,7 @@ pub(crate) fn decode(
     ids.iter().zip(reply.chunks_exact(width.max(1))).map(post).collect()
 }
 
-/// Asks for a page of a view of so many counters and flags.
+/// Requests a page of a view with these numbers of counters and flags.
 pub(crate) fn page(
     connection: &mut redis::Connection,
     view: &str,

@@ -1,4 +1,4 @@
-//! A feed page by redis-rs: `cargo run -p tidemark-tests --example feed_page -- PORT FIRST_ID`
+//! A feed page with redis-rs: `cargo run -p tidemark-tests --example feed_page -- PORT FIRST_ID`
 
 use redis::Commands;
 
@@ -8,12 +8,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (viewer, posts) = (7, [first, first + 1]);
     let mut r = redis::Client::open(("127.0.0.1", port))?.get_connection()?;
 
-    // The viewer likes the first post: 1 if that is new. Sent again it answers 0, and counts
-    // nothing.
+    // The viewer likes the first post. The reply is 1 for a new like; a repeated one gets 0 and
+    // changes nothing.
     let _: (i64,) = redis::cmd("FEED.ACT").arg("like").arg(viewer).arg(first).query(&mut r)?;
-    // A counter alone, as a field of a hash.
+    // Increments a single counter, as a field of a hash.
     let _: i64 = r.hincr(format!("post:{first}"), "comment", 1)?;
-    // The page: of each post the counters of the view, then the viewer's own flags.
+    // The page: for each post the counters of the view, then the viewer's flags.
     let page: Vec<[i64; 6]> =
         redis::cmd("FEED.GET").arg("home").arg(viewer).arg(&posts).query(&mut r)?;
 

@@ -1,4 +1,4 @@
-//! Benchmarks beside real peers: what several of them need.
+//! Helpers shared by benchmarks that compare Tidemark with real peers.
 
 pub mod play;
 
@@ -6,8 +6,8 @@ pub use harness::measured as server;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Time that the calling thread has spent on a processor, in nanoseconds, exactly: the fair clock
-/// on a machine that is shared.
+/// CPU time of the calling thread in nanoseconds. Unlike wall-clock time it is meaningful on a
+/// shared machine.
 pub fn cpu_ns() -> u64 {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64

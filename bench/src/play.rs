@@ -1,22 +1,21 @@
-//! What the plays of several benchmarks share: ids and rows as microblogs have them, clients on
-//! threads, percentiles.
+//! Shared workload helpers: realistic ids and rows, client threads, percentiles.
 
 use crate::server::Server;
 use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
 
-/// Ids as microblogs have them: 16 digits, with gaps.
+/// Returns a post id of 16 digits, with gaps, as microblogs use them.
 pub fn post(index: u64) -> u64 {
     3_631_614_501_919_378 + index * 4194
 }
 
-/// A number as an argument.
+/// Formats a number as an argument.
 pub fn text(n: u64) -> Vec<u8> {
     n.to_string().into_bytes()
 }
 
-/// Takes so many replies. An error among them is one.
+/// Reads `replies` replies. An error reply is returned as an error.
 pub fn take(client: &mut Client, replies: usize) -> io::Result<()> {
     for _ in 0..replies {
         if let OwnedFrame::Error(words) = client.reply()? {
@@ -26,18 +25,18 @@ pub fn take(client: &mut Client, replies: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes all replies that are on their way.
+/// Reads all pending replies.
 pub fn take_all(client: &mut Client) -> io::Result<()> {
     let waiting = client.waiting();
     take(client, waiting)
 }
 
-/// The same if so many wait that nothing should be pushed before.
+/// Reads all pending replies if the client's pipeline is full.
 pub fn make_room(client: &mut Client) -> io::Result<()> {
     if client.is_full() { take_all(client) } else { Ok(()) }
 }
 
-/// Runs one job on each of so many threads, and sums what they give.
+/// Runs a job on each of `threads` threads and sums the results.
 pub fn on_threads(threads: u64, job: impl Fn(u64) -> io::Result<u64> + Sync) -> io::Result<u64> {
     let job = &job;
     std::thread::scope(|s| {
@@ -48,19 +47,19 @@ pub fn on_threads(threads: u64, job: impl Fn(u64) -> io::Result<u64> + Sync) -> 
     })
 }
 
-/// The machine's load average over a minute.
+/// The machine's one-minute load average.
 pub fn load() -> String {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').next().unwrap_or_default().to_owned()
 }
 
-/// The value in the middle, or the higher one of two.
+/// Median; the higher of the two middle values for an even number.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Sorts the values, and gives the one that so large a share of them lies below.
+/// Sorts the values and returns the percentile `share` (0..1).
 pub fn percentile(values: &mut [f64], share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     values
@@ -69,8 +68,7 @@ pub fn percentile(values: &mut [f64], share: f64) -> f64 {
         .unwrap_or(f64::NAN)
 }
 
-/// Sets `rows` rows by the command that `row` makes of a post and its four counts, over two
-/// connections.
+/// Stores `rows` rows over two connections. `row` sends the command for a post and its four counts.
 pub fn fill(
     server: &Server,
     rows: u64,
@@ -90,7 +88,7 @@ pub fn fill(
     Ok(())
 }
 
-/// A row of [`fill`], as Tidemark's space `post` takes it.
+/// Sends a row of [`fill`] to Tidemark's space `post`.
 pub fn row_tidemark(client: &mut Client, post: u64, [like, repost, comment, read]: [&[u8]; 4]) {
     let id = text(post);
     client.push(&[
@@ -99,7 +97,7 @@ pub fn row_tidemark(client: &mut Client, post: u64, [like, repost, comment, read
     ]);
 }
 
-/// The same as Redis's hash.
+/// Sends a row of [`fill`] to Redis, as a hash.
 pub fn row_redis(client: &mut Client, post: u64, [like, repost, comment, read]: [&[u8]; 4]) {
     let key = [b"post:", &text(post)[..]].concat();
     client.push(&[

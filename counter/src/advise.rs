@@ -1,10 +1,9 @@
-//! Advice: the widths that take the fewest bytes for the values that are there.
+//! Width advice: the field widths that take the fewest bytes for the current values.
 //!
-//! A bit more per row costs a bit of every row; a bit less sends more values to the aux dictionary,
-//! at [`AUX_BITS`] each. But a bucket holds a whole number of rows, so that most single bits change
-//! nothing: what counts is the sum of all widths, and only where one more row fits. So the best
-//! widths are found for *every* sum (a knapsack over fields, by dynamic programming), then the sum
-//! is chosen by its real bytes.
+//! Each additional bit costs one bit per row; each bit less sends more values to the aux
+//! dictionary, at [`AUX_BITS`] each. A bucket holds a whole number of rows, so only the sum of all
+//! widths matters, and only where one more row fits. The search finds the best widths for *every*
+//! sum (a knapsack by dynamic programming) and then picks the sum with the fewest bytes.
 
 use crate::schema::{MAX_ROW_BITS, Schema};
 use crate::sizing;
@@ -13,55 +12,55 @@ use crate::table::Table;
 use rolling::{Entry, Tables};
 use std::fmt;
 
-/// What an aux entry costs, in bits: one word at the usual fill of its array, and a little for the
-/// branch that it takes.
+/// Bits of an aux entry: one word at the usual fill of its array, plus a small charge for the extra
+/// branch.
 const AUX_BITS: f64 = 84.0;
-/// What a value of 2^26 and more, or a negative one, costs on top of that.
+/// Additional bits of a value that is negative, or at least 2^26 - 1.
 const GIANT_BITS: f64 = 320.0;
-/// Rows that are looked at, about.
+/// Approximate number of sampled rows.
 const SAMPLE_ROWS: u64 = 1 << 20;
 
-/// What `advise` recommends for one field.
+/// Recommendation for one field.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FieldAdvice {
-    /// The field.
+    /// Name of the field.
     pub name: String,
-    /// Its width now.
+    /// Current width in bits.
     pub width: u8,
-    /// The width that is recommended.
+    /// Recommended width in bits.
     pub best: u8,
-    /// Share of rows whose value is in the aux dictionary at the width now ...
+    /// Share of rows whose value is in the aux dictionary, at the current width.
     pub aux_share: f64,
-    /// ... and at the recommended one.
+    /// Share of rows whose value would be in the aux dictionary, at the recommended width.
     pub best_aux_share: f64,
-    /// Mean of the values looked at.
+    /// Mean of the sampled values.
     pub mean: f64,
-    /// The largest value looked at.
+    /// Largest sampled value.
     pub max: i64,
 }
 
-/// Recommended widths, and what they save.
+/// Recommended widths and their effect on memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advice {
-    /// By position, dropped fields left out.
+    /// Living fields, by position.
     pub fields: Vec<FieldAdvice>,
-    /// Rows that were looked at.
+    /// Number of sampled rows.
     pub rows: u64,
-    /// Bytes per row of the schema as it is, in a full table.
+    /// Bytes per row of a full table with the current widths.
     pub bytes_per_row: f64,
-    /// Bytes per row of the recommended one.
+    /// Bytes per row of a full table with the recommended widths.
     pub best_bytes_per_row: f64,
 }
 
 impl Advice {
-    /// The recommended widths as a schema reads: `like:10 repost:5`.
+    /// Returns the recommended widths in schema syntax: `like:10 repost:5`.
     pub fn schema(&self) -> String {
         let fields: Vec<String> =
             self.fields.iter().map(|f| format!("{}:{}", f.name, f.best)).collect();
         fields.join(" ")
     }
 
-    /// The share of bytes saved.
+    /// Share of bytes that the recommendation saves.
     pub fn saving(&self) -> f64 {
         1.0 - self.best_bytes_per_row / self.bytes_per_row
     }
@@ -97,9 +96,9 @@ impl fmt::Display for Advice {
     }
 }
 
-/// Bits that a value needs in a row; 65 for those that no width can hold.
+/// Returns the width that a value needs; 65 for a negative value, which no width can hold.
 fn bits_of(value: i64) -> usize {
-    // Fits in w bits if value + 1 < 2^w (all ones is the escape); a negative value never does.
+    // All ones is the escape, so `value` fits in w bits if value + 1 < 2^w.
     if value < 0 { 65 } else { (64 - (value as u64 + 1).leading_zeros()) as usize }
 }
 
@@ -108,7 +107,7 @@ fn is_giant(value: i64) -> bool {
     !(0..(1 << 26) - 1).contains(&value)
 }
 
-/// Bits in the aux dictionary for a value in a field of this width.
+/// Aux dictionary bits for a value in a field of this width.
 pub(crate) fn aux_bits(value: i64, width: u8) -> f64 {
     match bits_of(value) <= usize::from(width) {
         true => 0.0,
@@ -116,7 +115,6 @@ pub(crate) fn aux_bits(value: i64, width: u8) -> f64 {
     }
 }
 
-/// How the values of one field are distributed.
 #[derive(Clone)]
 struct Distribution {
     /// Number of values by [`bits_of`].
@@ -137,7 +135,7 @@ impl Distribution {
         self.max = self.max.max(value);
     }
 
-    /// Values that do not fit in `width` bits.
+    /// Number of values that do not fit in `width` bits.
     fn escapes(&self, width: usize) -> u64 {
         self.by_bits[width + 1..].iter().sum()
     }
@@ -149,7 +147,7 @@ impl Distribution {
     }
 }
 
-/// The best widths for every sum of widths: the least aux cost, and the widths.
+/// Returns, for every sum of widths, the lowest aux cost and its widths.
 fn best_by_sum(fields: &[Distribution], rows: f64) -> Vec<Option<(f64, Vec<u8>)>> {
     let most = MAX_ROW_BITS as usize;
     let mut best: Vec<Option<(f64, Vec<u8>)>> = vec![None; most + 1];
@@ -176,15 +174,14 @@ fn best_by_sum(fields: &[Distribution], rows: f64) -> Vec<Option<(f64, Vec<u8>)>
 }
 
 impl Space {
-    /// Recommends widths from the rows that are there (a sample of about a million); `None` if
-    /// there are none.
+    /// Recommends widths from a sample of about a million rows; `None` if there are no rows.
     pub fn advise(&self) -> Option<Advice> {
         let Ok(advice) = self.advise_with(0, |_, _| Ok::<_, std::convert::Infallible>(()));
         advice
     }
 
-    /// The same with rows that are not in memory: how many there are, and a source that hands
-    /// about so many of them as it is asked for to a function.
+    /// [`Space::advise`] including rows outside memory. `elsewhere` is their number; `sample`
+    /// passes about the requested number of them to a function.
     pub fn advise_with<E>(
         &self,
         elsewhere: u64,
@@ -206,7 +203,7 @@ impl Space {
                 });
             }
         }
-        // All rows of a space that has hardly begun wait here, and few else.
+        // Outliers: all rows of a space that has just started, few otherwise.
         let mut waiting = Vec::new();
         self.outliers.for_each(|id, row| {
             waiting.push(id);
@@ -215,8 +212,8 @@ impl Space {
             fields.iter_mut().zip(&living).for_each(|(d, (at, _, _))| d.note(value(*at)));
         });
         let mut crowds = crowds(&tables);
-        // What an id takes is known of tables only: of that in which the row in the middle is; of
-        // the newest one, if all rows are elsewhere.
+        // The density of ids is known for tables only. Use the table of the median row, or the
+        // newest one if all rows are elsewhere.
         let mut newest = crowds.last().map_or(1.0, |crowd| crowd.0);
         if elsewhere == 0 && !waiting.is_empty() {
             waiting.sort_unstable();
@@ -245,9 +242,9 @@ impl Space {
     }
 }
 
-/// Of each range of tables: ids for each of its rows, and its rows.
+/// Returns ids per row and rows of each table range.
 fn crowds(tables: &Tables<Table>) -> Vec<(f64, u64)> {
-    // A table and all that replaces it are one range.
+    // A drained table and its replacements form one range.
     let is_one = |a: &Entry<Table>, b: &Entry<Table>| match (a.drains(), b.drains()) {
         (Some(a), Some(b)) => std::ptr::eq(a, b),
         _ => false,
@@ -258,12 +255,12 @@ fn crowds(tables: &Tables<Table>) -> Vec<(f64, u64)> {
         let all = || entries.iter().map(Entry::table).chain(drained);
         let here: u64 = all().map(Table::rows).sum();
         let (ids, most) = match entries {
-            // The newest goes on filling.
+            // The newest table continues to fill.
             [newest] if last == u64::MAX => {
                 let (table, span) = (newest.table(), newest.table().span());
                 (span.1 - span.0, here.max(table.roll_at()))
             }
-            // Nearly all of what it drained lies below.
+            // Most of the drained table's rows are below the newest part.
             [.., newest] if last == u64::MAX => (newest.slot().low() - 1 - low, here),
             _ => (last - low, here),
         };
@@ -272,7 +269,7 @@ fn crowds(tables: &Tables<Table>) -> Vec<(f64, u64)> {
     tables.entries().chunk_by(is_one).map(crowd).collect()
 }
 
-/// What the values of so many rows say of the widths of their fields: position, width, name.
+/// Computes the recommendation. `living` has position, width and name of each field.
 fn advice(
     schema: &Schema,
     living: &[(usize, u8, String)],
@@ -310,7 +307,7 @@ mod tests {
     use super::*;
     use crate::{Options, Schema};
 
-    /// F6. Fewer than 64 ids are all kept aside, in no table.
+    /// F6. A space with fewer than 64 ids keeps all rows as outliers.
     #[test]
     fn advice_is_given_of_a_space_that_has_hardly_begun() {
         let space = Space::new(Options::new(Schema::parse("a:30 b:2").unwrap())).unwrap();
@@ -329,13 +326,13 @@ mod tests {
     fn what_fits_is_counted_as_the_layout_stores_it() {
         let mut d = Distribution::EMPTY;
         [0, 1, 2, 3, 254, 255, -1, i64::MAX].into_iter().for_each(|v| d.note(v));
-        // One bit holds 0 only; eight hold up to 254; 63 all but the largest, and 64 all but the
-        // negative.
+        // One bit holds only 0; eight bits hold up to 254; 63 all but the largest; 64 all but the
+        // negative value.
         assert_eq!([1, 2, 8, 9, 63, 64].map(|w| d.escapes(w)), [7, 5, 3, 2, 2, 1]);
         assert_eq!(d.wide_values, 2);
     }
 
-    // Needs full tables, an hour's work for Miri, and does nothing that other tests do not.
+    // Needs full tables, which takes an hour under Miri.
     #[cfg_attr(miri, ignore)]
     #[test]
     fn advice_saves_what_it_says() {
@@ -350,7 +347,7 @@ mod tests {
         while space.maintain() {}
         let advice = space.advise().unwrap();
         assert_eq!(advice.schema(), "a:6 b:10", "{advice}");
-        // Nine times as many rows elsewhere, with larger values: they count nine times.
+        // Nine times as many rows elsewhere, with larger values.
         let elsewhere = space.rows() * 9;
         let cold = space.advise_with(elsewhere, |most, f| {
             assert_eq!(most, elsewhere);
@@ -366,16 +363,15 @@ mod tests {
         while space.maintain() {}
         let closed = space.tables();
         let big = closed.iter().max_by_key(|t| t.rows).unwrap();
-        // Without what a table has one of, which is something beside so few rows.
+        // Excludes fixed bytes per table, which matter for so few rows.
         let off =
             (big.bytes - big.extend_bytes) as f64 / big.rows as f64 / advice.best_bytes_per_row;
         assert!((0.9..1.1).contains(&off), "{advice}\n{big:?}");
         assert!(space.advise().unwrap().saving() < 0.02);
     }
 
-    /// All widths of three fields tried one by one, each costed by the table that would really be
-    /// made and by the values that would not fit there: no choice is better than the advice by more
-    /// than what an id takes from one size of table to another.
+    /// Compares the advice with an exhaustive search over all widths of three fields. The cost of
+    /// each choice is that of the actual table size and of the values that escape.
     #[cfg_attr(miri, ignore)]
     #[test]
     fn no_widths_are_better_than_those_advised() {
@@ -385,8 +381,7 @@ mod tests {
             let schema = Schema::parse("a:13 b:5 c:16").unwrap();
             let space =
                 Space::new(Options { rows_per_table: 1 << 12, ..Options::new(schema) }).unwrap();
-            // Each field has a scale of its own, a long tail, and now and then a giant or a
-            // negative value.
+            // Each field has its own scale, a long tail, and rare giant or negative values.
             let scales: [f64; 3] = std::array::from_fn(|_| rng.f64() * 8.0);
             let rows: Vec<[i64; 3]> = (0..ROWS as u64)
                 .map(|i| {

@@ -1,24 +1,25 @@
-//! The aux dictionary: the exact value of every field of a table that outgrew its bits.
+//! The aux dictionary of a table: exact values of fields that exceed their width.
 //!
-//! An entry is one word: which field of which slot, and the value, if it is below 2^26 - 1. Larger
-//! and negative ones are rare (they wait in an ordered map, `wide_values`); ten bytes for a common
-//! one, at the usual fill, are what makes narrow fields pay.
+//! An entry is one word: position, field, and a value below 2^26 - 1. Larger and negative values
+//! are rare and go to an ordered map, `wide_values`. A common entry takes ten bytes at the usual
+//! fill.
 //!
 //! ```text
 //!   bit 63                          26                      0
 //!   | 2 + (position * 64 + field)   |  value, or all ones   |   0: never used  1 << 26: deleted
 //! ```
 //!
-//! Arrays are searched linearly from the key's hash. They are read without a lock, under the
-//! version of the row's bucket: the entries of a row change only while its bucket is locked, so a
-//! reader that saw half a change reads again. What must not harm it are changes for *other* rows:
-//! an entry never moves inside an array, and growing copies into a fresh array, while readers
-//! finish in the old one. **A1** An entry stands between its hash's place and the first never-used
-//! word. **A2** Nothing is stored that was not reserved: a write that has begun cannot fail.
+//! Each array is a hash table with linear probing. Readers take no lock; the version of the row's
+//! bucket protects them. Entries of a row change only while its bucket is locked, so a reader that
+//! sees half a change reads again. Changes of *other* rows never disturb a reader: entries do not
+//! move within an array, and growth copies them to a new array while readers finish in the old one.
 //!
-//! Writers of one shard take its lock, before they lock any bucket: growing happens there, in
-//! [`Shard::reserve`], so that no reader ever waits for it. Shards are small: one grows in
-//! microseconds.
+//! Writers lock a shard before they lock any bucket. Growth happens in [`Shard::reserve`], so no
+//! reader waits for it. Shards are small and grow in microseconds.
+//!
+//! Invariants:
+//! - **A1** An entry is stored between its home and the first never-used word.
+//! - **A2** Every stored entry was reserved, so a write cannot fail once it has begun.
 
 use crate::Error;
 use crate::budget::{Quota, Reservation};
@@ -30,23 +31,21 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const VALUE_BITS: u32 = 26;
 const VALUE_MASK: u64 = (1 << VALUE_BITS) - 1;
-/// The value is among the giants.
+/// Marks a value that is in `wide_values`.
 const GIANT: u64 = VALUE_MASK;
 const UNUSED: u64 = 0;
 const DELETED: u64 = 1 << VALUE_BITS;
-/// What one giant is counted as: key, value, and its share of the tree's nodes, two thirds full.
+/// Accounted bytes of a wide value: key, value, and a share of tree nodes that are two thirds full.
 const GIANT_BYTES: u64 = 40;
-/// What an array is counted as beside its words.
+/// Accounted bytes of an array in addition to its words.
 const ARRAY_BYTES: u64 = 64;
-/// Slots of a table per shard.
 const SLOTS_PER_SHARD: u64 = 1 << 16;
 const LEAST_WORDS: usize = 16;
 
-/// One table's aux dictionary. See the top of the file.
 pub(crate) struct Aux {
     shards: Box<[ShardData]>,
-    /// Entries of fields that have no bits in this table. When 0, readers of such fields need not
-    /// ask.
+    /// Number of entries whose field has no bits in this table. While it is 0, readers skip the
+    /// lookup for such fields.
     outside: AtomicU64,
     quota: Quota,
     _grant: Reservation,
@@ -58,10 +57,9 @@ struct ShardData {
     wide_values: Mutex<WideValues>,
 }
 
-/// The values of giants, by key.
 struct WideValues {
     values: BTreeMap<u64, i64>,
-    /// For all of them and, while the shard is locked, for those that were reserved or have gone.
+    /// Covers all values. While the shard is locked, also those reserved or removed.
     reservation: Reservation,
 }
 
@@ -86,7 +84,7 @@ fn key_of(position: u64, field: usize) -> u64 {
 }
 
 impl Array {
-    /// `reservation`: for [`Array::bytes_of`] so many words.
+    /// `reservation` covers [`Array::bytes_of`] `len` words.
     fn new(len: usize, reservation: Reservation) -> Arc<Array> {
         Arc::new(Array {
             words: (0..len).map(|_| AtomicU64::new(UNUSED)).collect(),
@@ -98,11 +96,12 @@ impl Array {
         len as u64 * 8 + ARRAY_BYTES
     }
 
-    /// The index and content of the key's entry.
+    /// Returns index and content of the entry of `key`.
     fn find(&self, key: u64) -> Option<(usize, u64)> {
         let len = self.words.len();
         let mut at = self.home(key);
-        // A1. The bound matters only to a reader whom writers of other rows overtake all the time.
+        // By A1 the loop ends earlier. The bound protects a reader that is constantly overtaken by
+        // writers of other rows.
         for _ in 0..len {
             let word = self.words[at].load(Relaxed);
             if word >> VALUE_BITS == key + 2 {
@@ -122,8 +121,7 @@ impl Array {
         ((u128::from(hash) * self.words.len() as u128) >> 64) as usize
     }
 
-    /// Stores an entry that is not there yet in the first word that is free; says whether that was
-    /// a deleted one.
+    /// Stores a new entry in the first free word. Returns whether the word was a deleted entry.
     fn insert(&self, word: u64) -> bool {
         let mut at = self.home((word >> VALUE_BITS) - 2);
         loop {
@@ -155,8 +153,8 @@ impl Aux {
         Ok(Aux { shards, outside: AtomicU64::new(0), quota: quota.clone(), _grant: reservation })
     }
 
-    /// The shard of a row: by its id's hash, which a writer knows before it knows the row's
-    /// position.
+    /// Returns the shard of a row. It depends on the hash of the id, because a writer locks the
+    /// shard before it knows the row's position.
     fn data(&self, hash: u64) -> &ShardData {
         &self.shards[(hash >> 32) as usize & (self.shards.len() - 1)]
     }
@@ -171,20 +169,20 @@ impl Aux {
         }
     }
 
-    /// The value of an entry. Under the version of its row's bucket; 0 if it is not there, which
-    /// then is a torn read.
+    /// Returns the value of an entry. Requires the version check of the row's bucket; a missing
+    /// entry means a torn read and yields 0.
     #[cold]
     pub(crate) fn value(&self, hash: u64, position: u64, field: usize) -> i64 {
         self.read(hash, position, field).unwrap_or(0)
     }
 
-    /// Whether some field that has no bits in this table has an entry.
+    /// Whether any field without bits in this table has an entry.
     #[inline]
     pub(crate) fn has_outside(&self) -> bool {
         self.outside.load(Relaxed) != 0
     }
 
-    /// Entries, and the bytes that they take.
+    /// Number of entries, and the bytes of the dictionary.
     pub(crate) fn size(&self) -> (u64, u64) {
         self.shards.iter().fold((0, 0), |(entries, bytes), shard| {
             let live = shard.counts.lock().live as u64;
@@ -197,26 +195,24 @@ impl Aux {
         })
     }
 
-    /// Locks the shard that holds all entries of the rows whose ids have this hash.
+    /// Locks the shard that holds the entries of all rows with this hash.
     pub(crate) fn lock(&self, hash: u64) -> Shard<'_> {
         let data = self.data(hash);
         Shard { data, counts: data.counts.lock(), giants_change: false, aux: self }
     }
 }
 
-/// One shard, locked for writing.
 pub(crate) struct Shard<'a> {
     data: &'a ShardData,
     counts: MutexGuard<'a, Counts>,
-    /// Room for giants was reserved, or left over from some.
+    /// Whether the reservation for wide values may exceed what is stored.
     giants_change: bool,
     aux: &'a Aux,
 }
 
 impl Shard<'_> {
-    /// Makes room for these values of fields, so that storing them cannot fail; `position` is the
-    /// row's, if it has one already: what it has here needs no more room. Call it before locking a
-    /// bucket.
+    /// Reserves memory for `cells`, so that storing them cannot fail. `position` is that of an
+    /// existing row, whose present entries need no further memory. Call it before locking a bucket.
     pub(crate) fn reserve(
         &mut self,
         position: Option<u64>,
@@ -238,7 +234,7 @@ impl Shard<'_> {
             self.data.wide_values.lock().reservation.absorb(reservation);
             self.giants_change = true;
         }
-        // One word in eight stays unused: searches end there (A1).
+        // One word in eight stays unused so that searches terminate (A1).
         if needed + self.counts.deleted <= len - len / 8 {
             return Ok(());
         }
@@ -260,7 +256,7 @@ impl Shard<'_> {
         self.data.array.store(array);
     }
 
-    /// Stores a value. Room was reserved; the row's bucket is locked.
+    /// Stores a value. The caller has reserved it and holds the lock of the row's bucket.
     pub(crate) fn put(&mut self, position: u64, field: usize, value: i64, outside: bool) {
         let key = key_of(position, field);
         let array = self.data.array.load();
@@ -291,13 +287,13 @@ impl Shard<'_> {
         }
     }
 
-    /// What it was granted is kept until the shard is unlocked: the same write may need it again
-    /// (A2).
+    /// Removes a wide value. Its reservation is kept until the shard is unlocked, because the same
+    /// write may need it again (A2).
     fn remove_giant(&mut self, key: u64) {
         self.giants_change |= self.data.wide_values.lock().values.remove(&key).is_some();
     }
 
-    /// Deletes an entry, if there is one. The row's bucket is locked.
+    /// Deletes an entry, if it exists. The caller holds the lock of the row's bucket.
     pub(crate) fn remove(&mut self, position: u64, field: usize, outside: bool) {
         let key = key_of(position, field);
         let array = self.data.array.load();
@@ -311,7 +307,7 @@ impl Shard<'_> {
         if outside {
             self.aux.outside.fetch_sub(1, Relaxed);
         }
-        // Where the next word was never used, no search leads through this one (A1).
+        // If the next word was never used, no search passes this one (A1).
         let len = array.words.len();
         let mut at = at;
         if array.words[(at + 1) % len].load(Relaxed) == UNUSED {
@@ -323,12 +319,12 @@ impl Shard<'_> {
         }
     }
 
-    /// Gives memory back after many deletions. With no bucket locked.
+    /// Shrinks the array after many deletions. The caller holds no bucket lock.
     pub(crate) fn settle(&mut self) {
         let len = self.data.array.load().words.len();
         if len > 4 * LEAST_WORDS && self.counts.live < len / 4 {
             let len = self.counts.live + self.counts.live / 4 + LEAST_WORDS;
-            // Not to be refused: it gives back more than it takes.
+            // Charged without a check: the rebuild frees more than it allocates.
             self.rebuild(len, self.aux.quota.charge(Array::bytes_of(len)));
         }
     }
@@ -349,7 +345,6 @@ mod tests {
     use crate::budget::Budget;
     use std::collections::HashMap;
 
-    /// Of an aux dictionary of one shard with an array of this many words.
     fn bytes_with(words: usize) -> u64 {
         size_of::<ShardData>() as u64 + 2 * ARRAY_BYTES + 8 * words as u64
     }
@@ -363,7 +358,7 @@ mod tests {
             let aux = Aux::new(200_000, &budget.quota(0)).unwrap();
             let mut model: HashMap<(u64, usize), i64> = HashMap::new();
             for step in 0..5 * wave {
-                // Waves, so that it grows and shrinks.
+                // Alternates between growth and shrinkage.
                 let (position, field) = (rng.u64(0..500), rng.usize(0..3));
                 let mut shard = aux.lock(position << 32);
                 if rng.usize(0..100) < if step / wave % 2 == 0 { 70 } else { 25 } {
@@ -406,7 +401,7 @@ mod tests {
 
     #[test]
     fn a_giant_is_changed_without_memory() {
-        // The empty array is there until the first one is.
+        // The empty array exists until the first entry is stored.
         let budget = Budget::new(bytes_with(LEAST_WORDS) + GIANT_BYTES);
         let aux = Aux::new(1, &budget.quota(0)).unwrap();
         let mut shard = aux.lock(0);
@@ -414,7 +409,7 @@ mod tests {
         shard.put(5, 0, -1, false);
         budget.set_limit(budget.used());
         assert!(shard.reserve(None, [(1, -1)].into_iter()).is_err());
-        // Twice in one write, small in between.
+        // Several values of one field in one write, wide and narrow.
         shard.reserve(Some(5), [(0, -2), (0, 3), (0, i64::MAX)].into_iter()).unwrap();
         for value in [-2, 3, i64::MAX] {
             shard.put(5, 0, value, false);
@@ -442,7 +437,7 @@ mod tests {
         }
         assert_eq!(stored, LEAST_WORDS as u64 - 2);
         assert!(shard.reserve(None, [(0, -1)].into_iter()).is_err());
-        // An entry that is there needs nothing more.
+        // An existing entry needs no memory.
         shard.reserve(Some(0), [(0, 8)].into_iter()).unwrap();
         shard.put(0, 0, 7, false);
         drop(shard);

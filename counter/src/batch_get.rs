@@ -1,23 +1,23 @@
-//! Reads of many rows at once, so that their memory accesses overlap and the processor rarely
-//! guesses wrong.
+//! Batched reads with overlapping memory accesses and few branch mispredictions.
 //!
 //! ```text
-//!   begin      for each quarter of the ids:
-//!                for all of them: table, bucket
-//!                for all of them: ask the cache for the bucket
-//!   round      for those that are looking: which slots have the right first byte?
-//!                                          Some -> candidates. None, but the mark -> onward.
-//!              for those that go onward:   the next bucket; ask the cache for it
-//!              for the candidates:         tag and fields of the first such slot: taken -> done
-//!              for those that were not:    look slot by slot; not there, but the mark -> onward
+//!   start      for each quarter of the ids:
+//!                compute table and bucket of each id
+//!                prefetch the buckets
+//!   round      match the first byte of the tag in each pending bucket
+//!                                   match -> candidates; no match, but the mark -> advance
+//!              advance:             compute the next bucket and prefetch it
+//!              candidates:          read tag and fields of the first matching slot -> done
+//!              not done:            search slot by slot; absent, but the mark -> advance
 //! ```
 //!
-//! Where an id goes next cannot be predicted, so it is no jump: each has a bit in a set, and the
-//! sets are walked bit by bit. What is left to jumps is a set's end. Each pass is short, so that
-//! the processor has many rows under way in it.
+//! The next step of an id is unpredictable, so each stage keeps its ids in a bitmap instead of
+//! branching. Only the end of a bitmap is a branch. Each pass is short, so the processor overlaps
+//! many rows.
 //!
-//! The search itself needs no version: the tag of a row that is there all the time is there at
-//! every moment (B1, T1). Its fields do, and that they are its own.
+//! The search itself needs no version check: the tag of a row that exists throughout is always
+//! present (B1, T1). Reading the fields does need one, as does the check that they belong to the
+//! row.
 
 use crate::bucket::{TagMatch, take};
 use crate::buckets::{Buckets, Looked};
@@ -26,15 +26,15 @@ use crate::read::Read;
 use crate::table::Table;
 use rolling::{Entry, Unreadable, UnreadableIds, ones};
 
-/// Ids that are looked up together: enough to overlap memory latencies, few enough to stay in the
-/// first cache; one bit each in a u32.
+/// Ids per batch: enough to overlap memory latencies, few enough for the L1 cache and for one bit
+/// each in a u32.
 const CHUNK: usize = 32;
 
-/// Where the search for one row stands.
+/// State of the search for one row.
 #[derive(Clone, Copy)]
 struct Probe<'a> {
     entry: &'a Entry<Table>,
-    /// The bucket's number.
+    /// Bucket number.
     index: u64,
     tag: u64,
     seen: TagMatch,
@@ -46,25 +46,25 @@ impl<'a> Probe<'a> {
         self.entry.table().main()
     }
 
-    /// Asks the cache for the bucket.
+    /// Prefetches the bucket.
     #[inline(always)]
     fn prefetch(&self) {
         self.main().prefetch(self.index);
     }
 
-    /// Looks at the first bytes of the bucket.
+    /// Matches the first bytes of the bucket.
     #[inline(always)]
     fn look(&mut self) {
         self.seen = self.main().match_tags(self.index, self.tag as u8);
     }
 
-    /// Whether the row, which is not in this bucket, may have gone on from here.
+    /// Whether the row, absent from this bucket, may be at a later probe.
     #[inline(always)]
     fn is_past(&self) -> bool {
         self.seen.head().is_past(self.tag)
     }
 
-    /// Fills `out` with the row, and says so, if that is quick; else with anything.
+    /// Tries the fast path. Returns whether `out` holds the row; if not, its content is undefined.
     #[inline(always)]
     fn take(&self, living: u64, out: &mut [i64]) -> bool {
         let main = self.main();
@@ -76,8 +76,8 @@ impl<'a> Probe<'a> {
         }
     }
 
-    /// Looks slot by slot, and fills `out` with the row of `id` if it is there, else with zeros;
-    /// then says whether it may have gone on from here.
+    /// Searches slot by slot and fills `out` with the row of `id`, or with zeros if the bucket
+    /// lacks it.
     #[inline(never)]
     fn look_closely(&self, id: u64, living: u64, out: &mut [i64]) -> Looked<()> {
         let (table, main) = (self.entry.table(), self.main());
@@ -89,14 +89,13 @@ impl<'a> Probe<'a> {
         if found.is_some() {
             return Looked::Found(());
         }
-        // Another row may have left something, or this one, if it was deleted under the search.
+        // The fast path may have left values of another row.
         out.fill(0);
         if head.is_past(self.tag) { Looked::Past } else { Looked::Absent }
     }
 
-    /// Goes on to the next bucket; whether there is one. Asks for the one after that, too: where it
-    /// will lead is known, and a third wait for memory would be one more for the whole batch,
-    /// though one row in eighty goes there.
+    /// Advances to the next bucket; returns false after the last probe. Also prefetches the bucket
+    /// after that: one row in eighty needs it, and a third stall would delay the whole batch.
     #[inline(always)]
     fn go_on(&mut self) -> bool {
         let main = self.main();
@@ -110,7 +109,7 @@ impl<'a> Probe<'a> {
 }
 
 impl Read<'_> {
-    /// See [`crate::Space::get_batch`].
+    /// Reads many rows: see [`crate::Space::get_batch`].
     pub fn get_batch(
         &mut self,
         ids: &[u64],
@@ -122,14 +121,14 @@ impl Read<'_> {
         UnreadableIds::check(failed)
     }
 
-    /// The same, where a row that does not exist reads as zeros.
+    /// Reads many rows; a missing row reads as zeros.
     pub fn get_rows(&mut self, ids: &[u64], rows: &mut Vec<i64>) -> Result<(), UnreadableIds> {
         let mut failed = Vec::new();
         self.chunks(ids, rows, |read, id, row| read.get_or_note(id, row, &mut failed), |_, _| ());
         UnreadableIds::check(failed)
     }
 
-    /// [`Read::get_batch`], where only rows in memory count.
+    /// [`Read::get_batch`] for rows in memory only.
     pub(crate) fn get_batch_in_memory(
         &mut self,
         ids: &[u64],
@@ -139,7 +138,8 @@ impl Read<'_> {
         self.chunks(ids, rows, |read, id, row| read.get_in_memory(id, row), hits(found));
     }
 
-    /// Whether there is a row. One that cannot be read reads as zeros, and is noted.
+    /// Reads one row and returns whether it exists. An unreadable row reads as zeros and is added
+    /// to `failed`.
     fn get_or_note(&mut self, id: u64, row: &mut [i64], failed: &mut Vec<Unreadable>) -> bool {
         self.get(id, row).unwrap_or_else(|unreadable| {
             failed.push(unreadable);
@@ -147,8 +147,8 @@ impl Read<'_> {
         })
     }
 
-    /// Appends the rows, and tells of each chunk how many ids it had and, in bits, of which there
-    /// is a row. `get_one` reads those that are not read quickly.
+    /// Appends the rows, and passes the length and the bitmap of existing rows of each chunk to
+    /// `tell`. `get_one` reads the rows that the fast path skipped.
     #[inline(always)]
     fn chunks(
         &mut self,
@@ -174,38 +174,37 @@ impl Read<'_> {
         }
     }
 
-    /// Fills `rows`, which are zero, as far as that is quick. Two sets: the ids whose rows were
-    /// found, and those to ask again for one by one.
-    // Its loops need all registers: inside another function they lose ten instructions a row to the
-    // stack.
+    /// Reads rows on the fast path into `rows`, which the caller has zeroed. Returns two bitmaps:
+    /// rows that were found, and ids that need the slow path.
+    // Out of line: when inlined, the loops spill registers and take ten more instructions per row.
     #[inline(never)]
     fn get_chunk(&self, ids: &[u64], width: usize, rows: &mut [i64]) -> (u32, u32) {
         let ids = &ids[..ids.len().min(CHUNK)];
         let living = self.shape.living;
-        // In the order in which rows move: aside, drained table, table.
+        // Outliers first, since rows move from there to the drained table and then to the table.
         let outliers_from = self.space.outliers.lowest();
         let mut ways = [None; CHUNK];
         let mut looking = 0u32;
-        // In four parts: a part is placed while the lines of those before are on their way.
+        // In four parts, to compute the buckets of one part during the prefetches of the previous
+        // ones.
         let mut begin = 0;
         for end in (1..=4).map(|part| ids.len() * part / 4) {
             for i in begin..end {
                 ways[i] = if ids[i] < outliers_from { self.way(ids[i]) } else { None };
                 looking |= u32::from(ways[i].is_some()) << i;
             }
-            // In one go: `rolling::prefetch` says why.
+            // In one burst: see `rolling::prefetch`.
             ways[begin..end].iter().flatten().for_each(Probe::prefetch);
             begin = end;
         }
         let all = ((1u64 << ids.len()) - 1) as u32;
         let (mut hits, mut unsure) = (0, all & !looking);
-        // In two parts: the rows of the first are taken while the lines of the second are on their
-        // way.
+        // In two parts, to read the first during the prefetches of the second.
         let mut early = all >> (ids.len() / 2);
         while looking != 0 {
             let parts = [looking & early, looking & !early];
             looking = 0;
-            // Those that go on are few.
+            // Few rows reach a second round.
             early = all;
             for part in parts {
                 let (mut candidates, mut past) = (0u32, 0u32);
@@ -242,7 +241,7 @@ impl Read<'_> {
         (hits, unsure)
     }
 
-    /// Which of the ids, in bits, lie below the horizon. Their rows are made zero.
+    /// Zeroes the rows below the horizon and returns their bitmap.
     #[cold]
     fn retired_among(&self, ids: &[u64], width: usize, rows: &mut [i64]) -> u32 {
         let retired = (0..ids.len()).filter(|&i| ids[i] < self.horizon);
@@ -252,7 +251,7 @@ impl Read<'_> {
         })
     }
 
-    /// Where `id` is looked for first; `None` if that is a place which the quick way does not know.
+    /// Starts the search for `id`; `None` if the fast path does not apply.
     #[inline(always)]
     fn way(&self, id: u64) -> Option<Probe<'_>> {
         let entry = self.tables.find(id)?;
@@ -266,13 +265,13 @@ impl Read<'_> {
     }
 }
 
-/// Notes of each chunk of so many ids, which have these bits, whether there is a row.
+/// Appends the bits of a chunk to `found`.
 #[inline(always)]
 fn hits(found: &mut Vec<bool>) -> impl FnMut(usize, u32) {
     |number, hits| found.extend((0..number).map(|i| hits >> i & 1 == 1))
 }
 
-/// The `i`-th of rows of so many values. That the product fits is not asked: `rows` has that row.
+/// Returns row number `i`. Wrapping: the caller guarantees that `rows` contains the row.
 #[inline(always)]
 fn row(rows: &mut [i64], i: usize, width: usize) -> &mut [i64] {
     &mut rows[i.wrapping_mul(width)..][..width]

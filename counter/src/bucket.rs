@@ -1,32 +1,33 @@
-//! One bucket: a few cache lines of rows with a version, read by any thread without a lock, written
-//! by one at a time.
+//! One bucket: a few cache lines of rows under a version. Readers take no lock; writers exclude
+//! each other.
 //!
 //! ```text
-//!   header:  bit  0       locked: a writer is inside
-//!            bits 1..24   version, one more after every write
-//!            bits 24..40  marks: a row whose remainder ends in these four bits found no place
-//!                         here and went on to its next probe
+//!   header:  bit  0       lock, held by a writer
+//!            bits 1..24   version, incremented by every write
+//!            bits 24..40  overflow marks, by the low four bits of the remainder: a row with these
+//!                         bits found the bucket full and moved on to its next probe
 //! ```
 //!
-//! **Marks.** Nearly half of all buckets turn a row away before the table rolls; one mark for all
-//! would send nearly half of the misses on. With one in sixteen for the remainder that is asked
-//! for, one miss in ten goes on (simulated and measured: docs/performance/journal.md).
+//! **Overflow marks.** Before a table rolls, nearly half of its buckets have turned a row away. A
+//! single mark per bucket would send nearly half of all misses to the next probe; sixteen marks
+//! send one in ten (docs/performance/journal.md).
 //!
-//! **Reading** (a sequence lock; Boehm, Can Seqlocks Get Along With Programming Language Memory
-//! Models?, 2012): take the first word, read what you like with relaxed loads, fence, take the
-//! first word again; if it is locked or has changed, nothing that was read counts, so read again.
-//! What is read in between may be torn, hence nothing that is read there may be trusted with more
-//! than arithmetic. A writer is inside for some nanoseconds, so readers are wait-free (promise 1).
+//! **Reading** is a sequence lock (Boehm, Can Seqlocks Get Along With Programming Language Memory
+//! Models?, 2012). A reader loads the first word, reads with relaxed loads, fences, and loads the
+//! first word again. If the bucket is locked or its version has changed, the reader starts over.
+//! Values read in between may be torn, so the reader only does arithmetic on them. A writer holds
+//! the lock for nanoseconds (promise 1).
 //!
-//! **Writing**: set the lock bit (compare and swap), store, clear it while raising the version. The
-//! 23 bits of the version come round after 2^23 writes; a reader would have to sleep through
-//! exactly a multiple of that, inside one lookup: through a third of a second in which this one
-//! bucket is written at full speed.
+//! **Writing** sets the lock bit by compare-and-swap, stores, then clears the bit and increments
+//! the version. The 23-bit version wraps after 2^23 writes. A reader would miss a change only if it
+//! slept through an exact multiple of that within one lookup.
 //!
-//! **B1** A slot's bits, outside its own writes, are never changed by writes to its neighbours:
-//! those read-modify-write words under the same lock. **B2** An empty slot is all zero. **B3** A
-//! mark is never taken back: so a search that meets a bucket without its mark may stop. (A rewrite
-//! of the table starts with fresh buckets.)
+//! Invariants:
+//! - **B1** A write to one slot leaves the bits of all other slots unchanged. Shared words are
+//!   read, modified and written under the same lock.
+//! - **B2** An empty slot is all zeros.
+//! - **B3** Marks are never cleared, so a search may stop at a bucket without its mark. A rewrite
+//!   starts with fresh buckets.
 
 use crate::layout::{HEADER_BITS, Inline, Layout, Packed, USUAL_WORDS};
 use crate::sync::{AtomicU64, fence, wait};
@@ -36,52 +37,49 @@ const LOCKED: u64 = 1;
 const VERSION_ONE: u64 = 2;
 const VERSION: u64 = (1 << MARKS_AT) - VERSION_ONE;
 const MARKS_AT: u32 = 24;
-/// Marks of one bucket.
+/// Number of overflow marks in a bucket.
 pub(crate) const MARKS: u32 = HEADER_BITS - MARKS_AT;
 
-/// A view of one bucket's words.
 #[derive(Clone, Copy)]
 pub(crate) struct Bucket<'a> {
-    /// The bucket's, and one more: what is read from that is masked away.
+    /// The words of the bucket and one word of padding, whose bits are always masked off.
     words: &'a [AtomicU64],
     layout: &'a Layout,
 }
 
-/// The first word of a bucket, as it was at one moment.
+/// Snapshot of the first word of a bucket.
 #[derive(Clone, Copy)]
 pub(crate) struct Head(u64);
 
 impl Head {
-    /// Whether a row with this remainder may have gone on from here.
+    /// Returns whether a row with this remainder may be stored at a later probe.
     #[inline(always)]
     pub(crate) fn is_past(self, remainder: u64) -> bool {
-        // A tag ends as its remainder does, and serves as well.
+        // A tag works as well: its low bits are those of the remainder.
         self.0 >> (MARKS_AT + (remainder as u32 & (MARKS - 1))) & 1 != 0
     }
 
-    /// How many of the [`MARKS`] are set.
+    /// Returns how many of the [`MARKS`] are set.
     pub(crate) fn marks(self) -> u32 {
         ((self.0 >> MARKS_AT) as u16).count_ones()
     }
 }
 
-/// The words of a bucket of packed rows ([`Layout::packed`]), and one more.
+/// Words of a bucket of [packed](Layout::packed) rows, and one word of padding.
 pub(crate) type Narrow = [AtomicU64; USUAL_WORDS + 1];
 
-/// A bit for each byte that is `byte`.
 #[inline(always)]
 fn equal_bytes<const N: usize>(words: &[AtomicU64; N], byte: u8) -> u64 {
     rolling::equal_bytes(std::array::from_fn::<u64, N, _>(|i| words[i].load(Relaxed)), byte)
 }
 
-/// The same for a whole line. Apart, so that what both have in common stays in registers where it
-/// is not called.
+/// [`equal_bytes`] for a full cache line. Out of line, so that callers that do not need it keep
+/// their registers.
 #[inline(never)]
 fn equal_in_line(words: &[AtomicU64], byte: u8) -> u64 {
     words.first_chunk::<8>().map_or(0, |words| equal_bytes(words, byte))
 }
 
-/// What [`match_tags`] saw.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct TagMatch {
     head: u64,
@@ -89,21 +87,20 @@ pub(crate) struct TagMatch {
 }
 
 impl TagMatch {
-    /// Whether no slot has the right first byte: then the row is not here, whatever was being
-    /// written.
+    /// Whether no slot has the first byte. The row is then absent, even if a write was in progress.
     #[inline(always)]
     pub(crate) fn is_empty(self) -> bool {
         self.matches.is_empty()
     }
 
-    /// The first word as it was then.
+    /// The first word at the time of the match.
     #[inline(always)]
     pub(crate) fn head(self) -> Head {
         Head(self.head)
     }
 }
 
-/// Looks which slots have this first byte. For layouts that have all first bytes in one line.
+/// Finds the slots whose first byte is `byte`, for layouts that keep all first bytes in one line.
 #[inline(always)]
 pub(crate) fn match_tags(words: &Narrow, layout: &Layout, byte: u8) -> TagMatch {
     let head = words[0].load(Acquire);
@@ -116,10 +113,11 @@ pub(crate) fn match_tags(words: &Narrow, layout: &Layout, byte: u8) -> TagMatch 
     TagMatch { head, matches: Matches(equal & layout.lanes[0]) }
 }
 
-/// Fills `out` with the fields of the row with this tag, and says so, if it is in the first slot
-/// that a glance at this bucket found, no writer came since, and none of its fields has escaped;
-/// else with anything. The glance must have found one. Without a branch that depends on data, and
-/// without waiting for a writer.
+/// Reads the row with this tag from the first candidate slot of `seen`, which must not be empty.
+///
+/// Returns whether `out` is valid: the slot has the tag, no writer has changed the bucket since
+/// [`match_tags`], and no field is escaped. Has no data-dependent branches and never waits for a
+/// writer.
 #[inline(always)]
 pub(crate) fn take(
     words: &Narrow,
@@ -133,31 +131,30 @@ pub(crate) fn take(
     let at =
         layout.rest_at.wrapping_add((seen.matches.first(0) as u32).wrapping_mul(layout.rest_bits));
     let (word, shift) = (at as usize / 64 % USUAL_WORDS, at % 64);
-    // What follows the second part is masked away.
+    // Bits beyond the tail are masked off.
     let rest =
         (words[word].load(Relaxed) >> shift) | (words[word + 1].load(Relaxed) << 1 << (63 - shift));
     fence(Acquire);
     let changed = (words[0].load(Relaxed) ^ seen.head) | (seen.head & LOCKED);
     packed.fill(rest, out);
-    // Of all that has this first byte at this moment one has this tag.
+    // At most one slot has this tag.
     (changed | ((rest ^ (tag >> 8)) & layout.tag_rest_mask) == 0) & packed.is_whole(rest)
 }
 
 impl<'a> Bucket<'a> {
-    /// `words`: those of the bucket, and one more.
+    /// `words` are those of the bucket, and one word of padding.
     #[inline(always)]
     pub(crate) fn new(words: &'a [AtomicU64], layout: &'a Layout) -> Bucket<'a> {
         Bucket { words, layout }
     }
 
-    /// The first word now.
     #[inline(always)]
     pub(crate) fn head(self) -> Head {
         Head(self.words[0].load(Relaxed))
     }
 
-    /// Reads consistently: runs `f`, again if a writer came in between, and returns what it made of
-    /// an untorn bucket, with the first word.
+    /// Runs `f` on a consistent bucket, repeating it after a concurrent write. Returns the result
+    /// and the first word.
     #[inline(always)]
     pub(crate) fn read<R>(self, mut f: impl FnMut(Bucket<'a>) -> R) -> (R, Head) {
         let mut turn = 0;
@@ -175,7 +172,7 @@ impl<'a> Bucket<'a> {
         }
     }
 
-    /// Runs `f` as the only writer of this bucket. `f` must not wait for anything.
+    /// Runs `f` as the only writer of this bucket. `f` must not block.
     pub(crate) fn write<R>(self, f: impl FnOnce(Bucket<'a>) -> R) -> R {
         let mut turn = 0;
         loop {
@@ -190,7 +187,7 @@ impl<'a> Bucket<'a> {
             wait(turn);
             turn += 1;
         }
-        // A reader that sees a store of `f` sees the lock, too.
+        // Orders the lock before the stores of `f`: a reader that sees a store also sees the lock.
         fence(Release);
         let result = f(self);
         let word = self.words[0].load(Relaxed);
@@ -199,7 +196,7 @@ impl<'a> Bucket<'a> {
         result
     }
 
-    /// Notes that a row with this remainder finds no place here. Under [`Bucket::write`].
+    /// Sets the overflow mark for this remainder. Requires [`Bucket::write`].
     pub(crate) fn mark_past(self, remainder: u64) {
         let mark = 1 << (MARKS_AT + (remainder as u32 & (MARKS - 1)));
         self.words[0].store(self.words[0].load(Relaxed) | mark, Relaxed);
@@ -209,7 +206,7 @@ impl<'a> Bucket<'a> {
     fn bits(self, at: u32, width: u32) -> u64 {
         let (word, shift) = (at as usize / 64, at % 64);
         let low = self.words[word].load(Relaxed) >> shift;
-        // Where the bits end in this word, what comes from the next one is masked away.
+        // If the bits end in this word, the mask removes those of the next one.
         let high = self.words[word.wrapping_add(1)].load(Relaxed) << 1 << (63 - shift);
         (low | high) & (u64::MAX >> (64u32.wrapping_sub(width) & 63))
     }
@@ -239,14 +236,12 @@ impl<'a> Bucket<'a> {
         }
     }
 
-    /// The slots whose first byte is `byte`, among those whose first bytes lie in the bucket's line
-    /// `line`; see [`Matches`]. Without a branch that depends on data: which word a match is in
-    /// cannot be predicted.
+    /// Returns the slots of the bucket's line `line` whose first byte is `byte`. Has no
+    /// data-dependent branches: the word of a match is unpredictable.
     #[inline(always)]
     pub(crate) fn matches(self, byte: u8, line: usize) -> Matches {
         let words = &self.words[8 * line..];
-        // A loop over as many words as needed costs more than looking at some in vain: unless the
-        // slots are many, four will do.
+        // Comparing four words unconditionally is cheaper than a loop over the exact number.
         let equal = match words.first_chunk::<4>() {
             Some(words) if self.layout.byte_words <= 4 => equal_bytes(words, byte),
             _ => equal_in_line(words, byte),
@@ -254,7 +249,7 @@ impl<'a> Bucket<'a> {
         Matches(equal & self.layout.lanes[line])
     }
 
-    /// The first slot whose first byte is `byte`, and for which `is` holds.
+    /// Returns the first slot whose first byte is `byte` and that satisfies `is`.
     #[inline(always)]
     fn search(self, byte: u8, mut is: impl FnMut(usize) -> bool) -> Option<usize> {
         for line in 0..self.layout.byte_lines {
@@ -268,26 +263,24 @@ impl<'a> Bucket<'a> {
         None
     }
 
-    /// The whole second part of a slot: the rest of its tag and its fields. For layouts that are
-    /// [packed](Layout::packed).
+    /// Returns the tail of a slot, for layouts that are [packed](Layout::packed).
     #[inline(always)]
     pub(crate) fn rest(self, slot: usize) -> u64 {
         self.bits(self.rest_at(slot), self.layout.rest_bits)
     }
 
-    /// Whether a slot whose first byte is the tag's has the rest of it, too.
+    /// Whether a slot has this tag, given that its first byte matches.
     #[inline(always)]
     pub(crate) fn is(self, slot: usize, tag: u64) -> bool {
         self.tag_rest(slot) == tag >> 8
     }
 
-    /// The slot with this tag.
     #[inline(always)]
     pub(crate) fn find(self, tag: u64) -> Option<usize> {
         self.search(tag as u8, |slot| self.is(slot, tag))
     }
 
-    /// An empty slot.
+    /// Returns an empty slot.
     pub(crate) fn free_slot(self) -> Option<usize> {
         self.search(0, |slot| (self.tag_rest(slot) << 8) >> self.layout.remainder_bits == 0)
     }
@@ -297,7 +290,7 @@ impl<'a> Bucket<'a> {
         HEADER_BITS + 8 * slot as u32
     }
 
-    /// The slot's remainder and probe number; `None` if it is empty.
+    /// Returns remainder and probe number of a slot; `None` if it is empty.
     pub(crate) fn tag(self, slot: usize) -> Option<(u64, u64)> {
         let byte = self.bits(Bucket::byte_at(slot), 8);
         let tag = byte | (self.tag_rest(slot) << 8);
@@ -305,18 +298,18 @@ impl<'a> Bucket<'a> {
         state.checked_sub(1).map(|probe| (tag & ((1 << self.layout.remainder_bits) - 1), probe))
     }
 
-    /// What a field holds: its value, or the escape.
+    /// Returns the code of a field: its value or the escape.
     #[inline(always)]
     pub(crate) fn field(self, slot: usize, inline: Inline) -> u64 {
         self.bits(self.rest_at(slot).wrapping_add(inline.offset), inline.width)
     }
 
-    /// Under [`Bucket::write`].
+    /// Stores the code of a field. Requires [`Bucket::write`].
     pub(crate) fn set_field(self, slot: usize, inline: Inline, value: u64) {
         self.set_bits(self.rest_at(slot) + inline.offset, inline.width, value);
     }
 
-    /// Takes an empty slot for a row; its fields are 0 (B2). Under [`Bucket::write`].
+    /// Assigns an empty slot to a row, all of its fields 0 (B2). Requires [`Bucket::write`].
     pub(crate) fn occupy(self, slot: usize, tag: u64) {
         self.set_bits(Bucket::byte_at(slot), 8, tag & 0xFF);
         if self.layout.tag_rest_bits > 0 {
@@ -324,15 +317,15 @@ impl<'a> Bucket<'a> {
         }
     }
 
-    /// Takes an empty slot for a row with these fields ([`Layout::pack`]), as the bucket's only
-    /// user.
+    /// Assigns an empty slot to a row with the fields of [`Layout::pack`]. The caller has exclusive
+    /// access to the bucket.
     #[inline]
     pub(crate) fn fill(self, slot: usize, tag: u64, fields: u64) {
         self.set_bits(Bucket::byte_at(slot), 8, tag & 0xFF);
         self.set_bits(self.rest_at(slot), self.layout.rest_bits, (tag >> 8) | fields);
     }
 
-    /// Empties a slot. Under [`Bucket::write`].
+    /// Empties a slot. Requires [`Bucket::write`].
     pub(crate) fn vacate(self, slot: usize) {
         self.set_bits(Bucket::byte_at(slot), 8, 0);
         let (mut at, end) = (self.rest_at(slot), self.rest_at(slot + 1));
@@ -344,8 +337,7 @@ impl<'a> Bucket<'a> {
     }
 }
 
-/// Slots that may be the one that is looked for: a bit for the first byte of each, by its place in
-/// a line.
+/// Candidate slots of one cache line: a bitmap of first bytes, by byte position in the line.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Matches(u64);
 
@@ -355,14 +347,14 @@ impl Matches {
         self.0 == 0
     }
 
-    /// The first of them, if there is one, else nonsense.
+    /// Returns the first candidate; the result is meaningless if there is none.
     #[inline(always)]
     fn first(self, line: usize) -> usize {
-        // Header bytes are never among the lanes.
+        // The lanes exclude header bytes, so the subtraction does not wrap.
         (64 * line + self.0.trailing_zeros() as usize).wrapping_sub(HEADER_BITS as usize / 8)
     }
 
-    /// Takes out one of them.
+    /// Removes the first candidate and returns it.
     #[inline(always)]
     pub(crate) fn next(&mut self, line: usize) -> Option<usize> {
         let first = (!self.is_empty()).then(|| self.first(line));
@@ -381,8 +373,7 @@ mod tests {
         (0..=layout.words).map(|_| AtomicU64::new(0)).collect()
     }
 
-    /// Random rows come and go in one bucket, against a map; after every step all of it is compared
-    /// (B1, B2).
+    /// Inserts and deletes random rows and compares the whole bucket with a map (B1, B2).
     #[test]
     fn a_bucket_keeps_rows_apart() {
         for (seed, (text, remainder_bits)) in
@@ -466,8 +457,8 @@ mod tests {
         }
     }
 
-    /// The whole bucket, bit by bit, as the top of `layout.rs` draws it: bitvec places each value
-    /// by widths that are added up here, not by the layout's own offsets.
+    /// Compares every bit of a bucket with the picture in `layout.rs`. The expected offsets are
+    /// sums of widths, independent of `Layout`.
     #[test]
     fn a_bucket_is_packed_as_its_picture_says() {
         use bitvec::prelude::*;
@@ -487,7 +478,7 @@ mod tests {
             let bucket = Bucket::new(&words, &layout);
             let inlines: Vec<Inline> = layout.fields.iter().flatten().copied().collect();
             let (header, slots) = (40, layout.slots);
-            // A tag is the remainder and three bits of state; its low byte lies in front.
+            // The tag is the remainder and three state bits; its low byte is stored in front.
             let tag_rest = (remainder_bits as usize + 3).saturating_sub(8);
             let rest = tag_rest + widths.iter().sum::<usize>();
             let mut picture = bitvec![u64, Lsb0; 0; 64 * layout.words];
@@ -524,8 +515,8 @@ mod tests {
         }
     }
 
-    /// A row goes, and another one with the same second part of its tag comes to its slot, between
-    /// the look at the first bytes and the taking.
+    /// Between [`match_tags`] and [`take`], another row whose tag has the same upper bits takes
+    /// over the slot.
     #[test]
     fn another_row_in_the_same_slot_is_not_taken() {
         let layout = Layout::new(&Schema::parse("a:12 b:8 c:8 d:16").unwrap(), 17);
@@ -545,7 +536,7 @@ mod tests {
     }
 }
 
-/// Every interleaving of a reader with writers, as far as loom follows them.
+/// Explores every interleaving of a reader and writers under loom.
 #[cfg(all(test, loom))]
 mod interleavings {
     use super::*;
@@ -559,7 +550,7 @@ mod interleavings {
 
     impl Shared {
         fn new() -> Arc<Shared> {
-            // Rows so wide that a bucket has two, and a row's two fields lie in different words.
+            // Two slots per bucket, and the two fields of a row in different words.
             let layout = Layout::new(&Schema::parse("a:64 b:64").expect("a schema"), 8);
             Arc::new(Shared {
                 words: (0..=layout.words).map(|_| AtomicU64::new(0)).collect(),
@@ -625,7 +616,7 @@ mod interleavings {
         });
     }
 
-    /// The second parts of these rows lie in two words each.
+    /// The tail of each row spans two words.
     #[test]
     fn what_is_taken_is_never_half_a_write() {
         check(|| {

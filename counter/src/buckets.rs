@@ -1,7 +1,8 @@
-//! A segment: a fixed number of buckets, and the way of a row through them.
+//! A segment: a fixed number of buckets, probed by double hashing.
 //!
-//! A row is in the first bucket of its way that had a free slot when it came; each one before bears
-//! its mark. So a search goes on until it has found the row or a bucket without the mark.
+//! A row is stored in the first bucket of its probe sequence that had a free slot when the row
+//! arrived. All buckets before it carry the row's overflow mark. A search therefore stops at the
+//! row or at a bucket without the mark.
 
 use crate::Error;
 use crate::bucket::{Bucket, Narrow, TagMatch, match_tags};
@@ -14,22 +15,21 @@ use crate::sizing::Sizing;
 use rolling::Words;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// See the top of the file.
 pub(crate) struct Buckets {
     pub(crate) keys: Keys,
     pub(crate) layout: Layout,
     words: Words,
     pub(crate) rows: AtomicU64,
-    /// The position of slot 0 of bucket 0.
+    /// Position of slot 0 of bucket 0 within the table.
     pub(crate) first_position: u64,
     reservation: Reservation,
 }
 
-/// What a search in one segment found.
+/// Result of a search in one segment.
 pub(crate) enum Looked<R> {
     Found(R),
     Absent,
-    /// Something went past every probe: look in the next segment.
+    /// Every probed bucket has the mark: the row may be in the next segment.
     Past,
 }
 
@@ -45,8 +45,7 @@ impl Buckets {
         if first_position + sizing.buckets * layout.slots as u64 >= 1 << 32 {
             return Err(quota.full());
         }
-        // And one more word: a reader loads a word and its next without asking whether it needs
-        // that.
+        // One word of padding: a reader loads a word and its successor unconditionally.
         let words = sizing.buckets as usize * layout.words + 1;
         let reservation =
             quota.take(Buckets::fixed_bytes(schema) + Words::bytes_of(words) as u64)?;
@@ -60,7 +59,7 @@ impl Buckets {
         })
     }
 
-    /// Bytes of what is the same for any number of buckets.
+    /// Bytes that do not depend on the number of buckets.
     fn fixed_bytes(schema: &Schema) -> u64 {
         (size_of::<Buckets>() + schema.width() * Layout::FIELD_BYTES) as u64
     }
@@ -86,13 +85,14 @@ impl Buckets {
         }
     }
 
-    /// The first words of a bucket: all of them, and one more, if it is no wide one.
+    /// Returns the first words of a bucket. They are the whole bucket and one word of padding,
+    /// unless the layout is wide.
     #[inline(always)]
     pub(crate) fn narrow(&self, index: u64) -> Option<&Narrow> {
         self.words.get((index as usize).wrapping_mul(self.layout.words)..)?.first_chunk()
     }
 
-    /// [`match_tags`] at a bucket that has all first bytes in one line.
+    /// [`match_tags`] for the bucket `index` of a layout that keeps all first bytes in one line.
     #[inline(always)]
     pub(crate) fn match_tags(&self, index: u64, byte: u8) -> TagMatch {
         self.note(Step::Read, index);
@@ -100,8 +100,8 @@ impl Buckets {
             .map_or_else(TagMatch::default, |words| match_tags(words, &self.layout, byte))
     }
 
-    /// Asks the cache for all lines of a bucket. The slot that is looked for will be in another
-    /// line than the first bytes: they should come at the same time, not one after the other.
+    /// Prefetches all lines of a bucket. The slot is usually in another line than its first byte;
+    /// prefetching both overlaps the two misses.
     #[inline(always)]
     pub(crate) fn prefetch(&self, index: u64) {
         self.note(Step::Asked, index);
@@ -116,7 +116,6 @@ impl Buckets {
         self.keys.buckets() * self.layout.slots as u64
     }
 
-    /// All bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.reservation.bytes()
     }
@@ -128,7 +127,8 @@ impl Buckets {
             .wrapping_add(slot as u64)
     }
 
-    /// Runs `f(bucket, its number, slot)` on the row of `home`, again if it was torn.
+    /// Runs `f(bucket, bucket number, slot)` on the row of `home`, repeating it after a concurrent
+    /// write.
     #[inline(always)]
     pub(crate) fn look<'a, R>(
         &'a self,
@@ -155,14 +155,14 @@ impl Buckets {
         Looked::Past
     }
 
-    /// Takes a slot for a row that is not there, and has `fill` write its fields. `false`: all its
-    /// probes are full.
+    /// Claims a slot for a row that is absent, and lets `fill` write the fields. Returns `false` if
+    /// all probed buckets are full.
     pub(crate) fn claim(&self, home: Home, mut fill: impl FnMut(Bucket<'_>, u64)) -> bool {
         let (mut index, step) = (home.bucket, self.keys.step(home.remainder));
         for probe in 0..PROBES {
             let bucket = self.bucket(index);
             let (free, head) = bucket.read(|b| b.free_slot().is_some());
-            // A bucket that is full and says so already needs no lock.
+            // A full bucket that already has the mark needs no lock.
             let done = (free || !head.is_past(home.remainder))
                 && bucket.write(|b| match b.free_slot() {
                     Some(slot) => {

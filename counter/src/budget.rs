@@ -1,38 +1,38 @@
-//! The memory of a space, counted: every table, aux array, giant and tomb holds a grant for as long
-//! as it lives, and each id aside one, which passes from version to version of its row.
+//! Memory accounting of a space. Every table, aux array, wide value and tombstone holds a
+//! [`Reservation`] while it exists. An outlier's reservation passes from one version of its row to
+//! the next.
 //!
-//! **Loans.** In a full space the tables that deletions left empty could not be rewritten, since
-//! the smaller table is there before the larger one goes. So a rewrite that gives back at least as
-//! much as it takes may go beyond the limit meanwhile, by what it will give back: one table at a
-//! time. Where a lowered limit lies below what is used, beyond that: else nothing could ever be
-//! made smaller.
+//! **Loans.** Replacing a large table by a smaller one needs memory for both at the same time,
+//! which a full space lacks. A rewrite that frees at least as much as it allocates may therefore
+//! exceed the limit by the amount it will free, one table at a time. If the limit was lowered below
+//! the current use, the loan starts from the current use; otherwise no table could ever shrink.
 
 use crate::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What a space may use and does use, in bytes.
+/// Memory limit and current use of a space, in bytes.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: AtomicU64,
     used: AtomicU64,
-    /// What was asked for last in vain.
+    /// Bytes of the last refused request.
     refused: AtomicU64,
 }
 
-/// Some bytes of a budget; given back when dropped.
+/// Reserved bytes of a budget, released on drop.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     budget: Arc<Budget>,
     bytes: u64,
 }
 
-/// What a table takes its memory from, or a row of the outliers: the space's budget and, while it
-/// replaces another table, a loan.
+/// Source of memory for a table or an outlier: the space's budget and, while the table replaces
+/// another one, a loan.
 #[derive(Clone, Debug)]
 pub(crate) struct Quota {
     budget: Arc<Budget>,
-    /// So far beyond the limit.
+    /// Bytes by which allocations may exceed the limit.
     loan: Arc<AtomicU64>,
 }
 
@@ -57,18 +57,18 @@ impl Budget {
         self.limit.store(limit, Relaxed);
     }
 
-    /// Bytes that were last refused.
+    /// Bytes of the last refused request.
     pub(crate) fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
     }
 
-    /// Whether what was refused last would be again.
+    /// Whether the last refused request would be refused again.
     pub(crate) fn is_short(&self) -> bool {
         self.used().saturating_add(self.refused.load(Relaxed)) > self.limit()
     }
 
-    /// Grants `bytes`, or refuses with [`Error::Full`]. A caller that will give back `loan` may go
-    /// so far beyond the limit.
+    /// Reserves `bytes`, or fails with [`Error::Full`]. The reservation may exceed the limit by
+    /// `loan` bytes.
     fn take(self: &Arc<Self>, bytes: u64, loan: u64) -> Result<Reservation, Error> {
         let limit = self.limit().saturating_add(loan);
         let within = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= limit);
@@ -81,14 +81,14 @@ impl Budget {
         }
     }
 
-    /// Grants what cannot be refused: others will be, earlier.
+    /// Reserves `bytes` regardless of the limit. Later requests are refused sooner instead.
     pub(crate) fn charge(self: &Arc<Self>, bytes: u64) -> Reservation {
         self.used.fetch_add(bytes, Relaxed);
         Reservation { budget: self.clone(), bytes }
     }
 
-    /// For a table: may go beyond the limit, or what is used if that is more, by `loan`, until that
-    /// [ends](Quota::end_loan).
+    /// Creates a quota that may exceed the limit, or the current use if that is higher, by `loan`
+    /// until [`Quota::end_loan`].
     pub(crate) fn quota(self: &Arc<Self>, loan: u64) -> Quota {
         let beyond = if loan > 0 { self.used().saturating_sub(self.limit()) } else { 0 };
         Quota { budget: self.clone(), loan: Arc::new(AtomicU64::new(beyond + loan)) }
@@ -96,17 +96,14 @@ impl Budget {
 }
 
 impl Quota {
-    /// See [`Budget::take`].
     pub(crate) fn take(&self, bytes: u64) -> Result<Reservation, Error> {
         self.budget.take(bytes, self.loan.load(Relaxed))
     }
 
-    /// See [`Budget::charge`].
     pub(crate) fn charge(&self, bytes: u64) -> Reservation {
         self.budget.charge(bytes)
     }
 
-    /// What a refusal says.
     pub(crate) fn full(&self) -> Error {
         Error::Full { limit_bytes: self.budget.limit() }
     }
@@ -121,12 +118,12 @@ impl Reservation {
         self.bytes
     }
 
-    /// Makes one grant of two.
+    /// Merges `other` into this reservation.
     pub(crate) fn absorb(&mut self, mut other: Reservation) {
         self.bytes += std::mem::take(&mut other.bytes);
     }
 
-    /// Gives back all but `bytes`.
+    /// Releases all but `bytes`.
     pub(crate) fn shrink_to(&mut self, bytes: u64) {
         let rest = self.bytes.saturating_sub(bytes);
         self.budget.used.fetch_sub(rest, Relaxed);

@@ -1,33 +1,32 @@
-//! Bulk load: an empty space is filled from a snapshot, much faster than by [`Space::put`].
+//! Bulk load: fills an empty space from a snapshot, much faster than [`Space::put`].
 //!
 //! ```text
-//!   Space::loader(head, ranges)     a table per range, of the size its rows need; private so far
-//!   Loader::part(low) -> push ...   rows in any order; one thread a part, many parts at once
-//!   Loader::install                 all tables become the ring at once; then what is ahead is put
+//!   Space::loader(head, ranges)     one private table per range, sized for its rows
+//!   Loader::part(low) -> push ...   rows in any order; one thread per part, parts in parallel
+//!   Loader::install                 publishes all tables as the ring, then puts the outliers
 //! ```
 //!
-//! Three things make it fast. A table that no other thread knows needs no stripe, no bucket lock
-//! and no atomic count. It is made as large as it will be, so nothing is rewritten. And rows wait
-//! in a short queue from the moment their bucket is known and asked for until it is in the cache,
-//! so memory is waited for once for [`QUEUE`] rows, not once each.
+//! A private table needs no stripe, bucket lock or atomic count. It has its final size, so nothing
+//! is rewritten. Rows wait in a short queue while their buckets are prefetched, so [`QUEUE`] rows
+//! share one memory stall.
 //!
-//! The usual row is packed into one word and stored by two ([`Table::fill`]); one that escapes,
-//! comes twice or finds its probes full goes the way of all writes.
+//! Most rows are packed into one word ([`Table::fill`]). A row that escapes, repeats an id or finds
+//! its probes full takes the regular write path.
 //!
-//! The *head* says of a space what its rows do not: how far its frontier was, and what its newest
-//! table was made for.
+//! The *head* holds the state of a space that its rows do not show: the frontier, and the
+//! dimensions of the newest table.
 //!
 //! ```text
 //!   offset  size  field                              little-endian
 //!        0     8  magic "TMCNTHD" 01
 //!        8     8  1 if the frontier is known, else 0
 //!       16     8  frontier                           24  8  its window
-//!       32     8  lowest id of the newest table      40  8  highest id that it has a place for
-//!       48     8  rows that it was made for          56  8  1 if ids came in rising order, else 0
+//!       32     8  lowest id of the newest table      40  8  highest id that the table can store
+//!       48     8  rows that the table is sized for   56  8  1 if ids arrived in order, else 0
 //!
-//!   of several ranges of ids: magic "TMCNTHD" 02, and
-//!       64    24  of each range below the highest, downwards: where the range above it begins, its
-//!                 frontier, its window
+//!   with several ranges of ids: magic "TMCNTHD" 02, and in addition
+//!       64    24  for each range below the highest, descending: start of the range above it,
+//!                 frontier, window
 //! ```
 
 use crate::Error;
@@ -38,51 +37,51 @@ use crate::table::Table;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
-/// Rows whose buckets are on their way into the cache.
+/// Rows whose buckets are being prefetched.
 const QUEUE: usize = 32;
 
 const MAGIC: &[u8; 8] = b"TMCNTHD\x01";
-/// Of a space with several ranges of ids.
+/// Magic of a space with several ranges of ids.
 const MAGIC_RANGES: &[u8; 8] = b"TMCNTHD\x02";
 
-/// A range of ids to be loaded: what the snapshot has a file for.
+/// A range of ids to load, which has one file in the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LoadRange {
-    /// The lowest id.
+    /// Lowest id.
     pub low: u64,
-    /// The highest one, inclusive.
+    /// Highest id, inclusive.
     pub last: u64,
-    /// How many rows there are, about. A wrong number costs time or memory, nothing else.
+    /// Approximate number of rows. An inaccurate number only costs time or memory.
     pub rows: u64,
 }
 
-/// A row that has no place in its part.
+/// A row whose id the table of its part cannot take.
 type Stray = (u64, Box<[i64]>);
 
-/// An empty space under load. See the top of the file.
+/// An empty space during a bulk load.
 pub struct Loader<'a> {
     space: &'a Space,
     head: Head,
-    /// By lowest id, rising.
+    /// Parts by lowest id, ascending.
     parts: Vec<(u64, Mutex<LoadPart>)>,
 }
 
-/// One range under load.
+/// One range during a bulk load.
 pub struct LoadPart {
     range: LoadRange,
-    /// Ids that lie in none of these are ahead of the frontier.
+    /// Ids outside these ranges are outliers.
     ids: Arc<[rolling::Range]>,
-    /// Rows of ids below it are passed over: they were retired since.
+    /// Rows below this are skipped, since they were retired.
     horizon: u64,
     table: Table,
     shape: Arc<Shape>,
     queue: Vec<(u64, Home)>,
-    /// Of the rows in the queue, `width` each.
+    /// Values of the queued rows, `width` per row.
     values: Vec<i64>,
     strays: Vec<Stray>,
 }
 
-/// What a head says.
+/// A decoded head.
 #[derive(Default)]
 struct Head {
     ids: Arc<[rolling::Range]>,
@@ -120,8 +119,8 @@ impl Head {
 }
 
 impl Space {
-    /// What the rows do not say, for [`Space::loader`]. Take it after the rows: a row that has come
-    /// in meanwhile is then not ahead of it.
+    /// Encodes the head for [`Space::loader`]. Call it after reading the rows, so that rows written
+    /// concurrently are not above the frontier.
     pub fn encode_head(&self) -> Vec<u8> {
         let tables = self.ring.load();
         let (slot, table) = (tables.newest().slot(), tables.newest().table());
@@ -141,9 +140,18 @@ impl Space {
         bytes
     }
 
-    /// Begins a bulk load of an empty space: `head` is what [`Space::encode_head`] gave (empty:
-    /// nothing is known), `ranges` rise and do not overlap. No write to the space is allowed before
-    /// [`Loader::install`].
+    /// Starts a bulk load of an empty space. `head` is a result of [`Space::encode_head`], or empty
+    /// if unknown. `ranges` ascend and do not overlap. The caller must not write to the space
+    /// before [`Loader::install`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::BadHead`] if `head` is invalid, [`Error::Full`] or [`Error::NoMemory`] if there is
+    /// no memory for the tables.
+    ///
+    /// # Panics
+    ///
+    /// If the space has rows, or the ranges overlap or do not ascend.
     pub fn loader(&self, head: &[u8], ranges: &[LoadRange]) -> Result<Loader<'_>, Error> {
         let head = if head.is_empty() { Head::default() } else { Head::decode(head)? };
         let rises = ranges.windows(2).all(|w| w[0].last < w[1].low)
@@ -156,15 +164,15 @@ impl Space {
         let part = |(at, range): (usize, &LoadRange)| {
             let mut made_for = *range;
             if range.low == head.newest.low {
-                // It goes on filling as it did.
+                // The newest table continues to fill at its previous size.
                 made_for.rows = range.rows.max(head.newest.rows);
                 made_for.last = head.newest.last.clamp(range.low, range.last);
             }
             if let Some(next) = ranges.get(at + 1) {
-                // What lies between two ranges has gone below since; a log may tell of it again.
+                // Rows between two ranges are in cold files; replay may write to them again.
                 made_for.last = next.low - 1;
                 if let Some(ids) = head.ids.windows(2).find(|ids| ids[1].start == next.low) {
-                    // It goes on filling, and not up to there.
+                    // The last table of a range of ids continues to fill, but only part of the gap.
                     let (rows, span) = (range.rows.max(1), ids[0].high.saturating_sub(range.low));
                     let most = self.rows_per_table();
                     let all = (u128::from(span) * u128::from(most / rows + 1)).max(1 << 16);
@@ -193,14 +201,14 @@ impl Space {
 }
 
 impl Loader<'_> {
-    /// The part of the range that begins at `low`, for as long as it is filled.
+    /// Locks the part of the range that begins at `low`; `None` if there is none.
     pub fn part(&self, low: u64) -> Option<MutexGuard<'_, LoadPart>> {
         let at = self.parts.binary_search_by_key(&low, |part| part.0).ok()?;
         Some(self.parts[at].1.lock())
     }
 
-    /// Ends the load: what was pushed is in the space. Returns how many rows were put one by one,
-    /// because they are ahead.
+    /// Publishes the loaded rows. Returns how many rows were put one by one, because their part
+    /// could not take them.
     pub fn install(self) -> Result<u64, Error> {
         let Loader { space, head, parts } = self;
         let (mut tables, mut strays) = (Vec::new(), Vec::new());
@@ -228,7 +236,7 @@ impl Loader<'_> {
         space.frontier.adopt_ranges(&head.ids);
         for (i, (id, row)) in strays.iter().enumerate() {
             space.put(*id, Some(row))?;
-            // As under clients, where tables grow meanwhile.
+            // Tables grow during these writes, as under regular traffic.
             while i % 1024 == 0 && space.wants_maintenance() && space.maintain() {}
         }
         Ok(strays.len() as u64)
@@ -236,7 +244,12 @@ impl Loader<'_> {
 }
 
 impl LoadPart {
-    /// Takes a row: values by position, missing ones are 0. The later of two rows of one id holds.
+    /// Adds a row: values by position, missing ones 0. The last of several rows of one id wins.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::BadSchema`] if the row has more values than the schema, or the error of storing an
+    /// earlier row.
     #[inline]
     pub fn push(&mut self, id: u64, row: &[i64]) -> Result<(), Error> {
         let width = self.shape.schema.width();
@@ -285,7 +298,8 @@ mod tests {
     use super::*;
     use crate::{Options, Schema};
 
-    /// The range between has gone below since the snapshot, and the log tells of its rows again.
+    /// The range between two loaded ones was spilled after the snapshot, and replay writes to its
+    /// rows.
     #[test]
     fn ids_between_loaded_ranges_have_a_place() {
         let schema = Schema::parse("a:12").unwrap();

@@ -1,34 +1,34 @@
-//! What is asked of a row: changes of its fields, and the bounds that hold for them.
+//! Requested changes of a row, and the bounds of an addition.
 
 use crate::Error;
 
-/// One field's change.
+/// Change of one field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The position of the field.
+    /// Position of the field.
     pub field: usize,
-    /// What is added.
+    /// Amount to add.
     pub delta: i64,
 }
 
-/// What an addition may lead to. A bound restrains the way towards it and beyond, never the way
-/// back.
+/// Bounds of an addition's result. A bound stops only changes towards it; a value that is already
+/// outside may move back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bounds {
-    /// No decrement leads below.
+    /// Lowest result of a decrement.
     pub min: Option<i64>,
-    /// No increment leads above.
+    /// Highest result of an increment.
     pub max: Option<i64>,
-    /// Stop at the bound (SAT) instead of refusing (FAIL).
+    /// Whether the value stops at the bound (SAT) instead of the addition being refused (FAIL).
     pub saturate: bool,
 }
 
 impl Bounds {
-    /// `old + delta` within the bounds.
+    /// Returns `old + delta` within the bounds.
     pub(crate) fn add(&self, old: i64, delta: i64) -> Result<i64, Error> {
         let sum = old.checked_add(delta);
-        // The bound that this delta moves towards; where `old` is beyond it already, it must not
-        // get further.
+        // The bound in the direction of `delta`. An `old` that is already beyond it must not move
+        // further.
         let (bound, beyond) = if delta < 0 {
             let bound = self.min.map(|min| min.min(old));
             (bound, bound.is_some_and(|b| sum.is_none_or(|s| s < b)))

@@ -1,32 +1,32 @@
-//! Where rows that are not in memory are: what a space asks for them, and what it is told.
+//! Interface between a space and the store of its cold rows.
 
 use rolling::Unreadable;
 
-/// Keeps the rows below the line. All methods may be called from any thread.
+/// Store of cold rows. All methods may be called from any thread.
 pub trait ColdBackend: Send + Sync {
-    /// Fills `out` with the row's values by position (missing ones with 0), if there is such a row.
-    /// May take as long as a read of the disk.
+    /// Reads a row into `out`, by position, with missing values as 0. Returns false if there is no
+    /// such row. May read the disk.
     fn get(&self, id: u64, out: &mut [i64]) -> Result<bool, Unreadable>;
 
-    /// The same for a writer that holds locks: what is in memory, and not outdated. `None`: it must
-    /// be [fetched](ColdBackend::fetch) first.
+    /// Reads a row from memory only; the caller holds locks. Returns `None` if the row must be
+    /// [fetched](ColdBackend::fetch) first.
     fn at_hand(&self, id: u64, out: &mut [i64]) -> Option<bool>;
 
-    /// Reads the row, so that this thread's next [`ColdBackend::at_hand`] has it.
+    /// Reads the row from the disk, so that this thread's next [`ColdBackend::at_hand`] succeeds.
     fn fetch(&self, id: u64) -> Result<(), Unreadable>;
 
-    /// Whether one of its files begins or ends inside `low..=last`: then no table is to cover that
-    /// range, as it could only be merged with the files on both sides.
+    /// Whether a file begins or ends inside `low..=last`. A table across that range would have to
+    /// be merged with several files, so the space does not create one.
     fn divides(&self, low: u64, last: u64) -> bool {
         let _ = (low, last);
         false
     }
 }
 
-/// What a writer finds below the line.
+/// Result of a cold lookup for a writer.
 pub(crate) enum BelowRow {
     Absent,
     Found(Box<[i64; 64]>),
-    /// It must be read first, without locks.
+    /// The caller must release its locks and fetch the row.
     ToFetch,
 }

@@ -1,33 +1,33 @@
-//! What can go wrong, named for what the caller does next. After any error nothing has changed.
+//! Errors of the counter engine. A call that returns an error has changed nothing.
 
 use rolling::Unreadable;
 
-/// Why a call was refused.
+/// Reason for which a call was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The sum leaves the range of i64 (Redis: `ERR increment or decrement would overflow`).
     #[error("increment or decrement would overflow")]
     Overflow,
-    /// The sum leaves the caller's MIN..MAX and the caller asked for FAIL.
+    /// The sum leaves the caller's MIN..MAX, and the caller requested FAIL.
     #[error("the new value would leave the bounds")]
     Bounds,
-    /// The new value leaves the bounds that the schema declares.
+    /// The new value leaves the bounds declared in the schema.
     #[error("the value of '{field}' would leave its bounds {bounds}")]
     OutOfBounds {
-        /// The field.
+        /// Name of the field.
         field: String,
         /// [`crate::FieldBounds`] as text.
         bounds: String,
     },
-    /// The space has reached its memory limit, and this write needs more.
+    /// The write needs memory, and the space has reached its limit.
     #[error("the space has reached its memory limit of {limit_bytes} bytes")]
     Full {
         /// The limit, [`crate::Options::memory_limit_bytes`].
         limit_bytes: u64,
     },
-    /// Rows of ids far from all others take as much of the space's memory as they may. Others are
-    /// taken.
+    /// Outlier rows use their full share of the space's memory. Ids near the existing ones are
+    /// still accepted.
     #[error(
         "too many ids far from the others: their rows take all that they may of the space's \
          {limit_bytes} bytes"
@@ -39,25 +39,25 @@ pub enum Error {
     /// The operating system has no memory for a table.
     #[error("the operating system refused memory for a table")]
     NoMemory,
-    /// The id lies further above the highest one than `max_ahead` allows (`ERR key too big`).
+    /// The id exceeds the highest one by more than `max_ahead` (`ERR key too big`).
     #[error("key too big")]
     KeyTooBig,
-    /// The id lies below the horizon: [`crate::Space::retire_below`].
+    /// The id is below the horizon: see [`crate::Space::retire_below`].
     #[error("the counters of ids below {horizon} were retired")]
     Retired {
         /// The lowest id that has not been retired.
         horizon: u64,
     },
-    /// The row lies on a disk that cannot be read.
+    /// The row is on a disk that cannot be read.
     #[error(transparent)]
     Unreadable(#[from] Unreadable),
     /// The schema has no such field.
     #[error("no field '{0}'")]
     NoField(String),
-    /// A schema, or a change of one, that cannot be.
+    /// The schema, or the change of a schema, is invalid.
     #[error("bad schema: {0}")]
     BadSchema(String),
-    /// Bytes that are no head of a counter space: [`crate::Space::loader`].
+    /// The bytes are not a valid head of a counter space: see [`crate::Space::loader`].
     #[error("no head of a counter space, version 1 or 2")]
     BadHead,
 }

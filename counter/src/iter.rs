@@ -1,28 +1,29 @@
-//! Walking all rows while writes go on: for snapshots, spills and advice.
+//! Walks all rows during concurrent writes: for snapshots, spills and advice.
 //!
-//! The walk goes by ids, not by a list of tables, since tables may be replaced meanwhile: each
-//! range is walked in the order in which rows move (aside, drained table, table), and walked again
-//! if its table was replaced while it was walked. So a row that lives through the walk is visited
-//! at least once, maybe twice, each time as it was at one moment.
+//! The walk proceeds by ids rather than by a list of tables, because tables may be replaced. It
+//! visits each range in the order in which rows move (outliers, drained table, table), and repeats
+//! a range whose table was replaced during the walk. A row that exists throughout the walk is
+//! visited once or twice, each time consistently.
 
 use crate::space::{Shape, Space};
 use crate::table::Table;
 
 impl Space {
-    /// Visits every row: id and values by position (of the schema at the start). Every row that
-    /// exists from before the call until its end is visited at least once. In no particular order,
-    /// but for tables, which come by rising ids.
+    /// Visits every row: id and values, by position in the schema at the start of the call.
+    ///
+    /// A row that exists throughout the call is visited at least once, possibly twice. Tables are
+    /// visited in ascending order of ids, rows within a table in no particular order.
     pub fn for_each(&self, f: impl FnMut(u64, &[i64])) {
         self.for_each_in(0, u64::MAX, f);
     }
 
-    /// [`Space::for_each`] for the ids of `low..=last`.
+    /// Visits the rows of `low..=last`, as [`Space::for_each`] does.
     pub fn for_each_in(&self, low: u64, last: u64, f: impl FnMut(u64, &[i64])) {
         let shape = self.shape.load_full();
         self.walk(&shape, shape.schema.width(), low, last, f);
     }
 
-    /// The ids alone.
+    /// Visits the ids alone.
     pub(crate) fn walk_ids(&self, low: u64, last: u64, mut f: impl FnMut(u64)) {
         self.walk(&self.shape.load_full(), 0, low, last, |id, _| f(id));
     }

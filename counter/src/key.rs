@@ -1,27 +1,28 @@
-//! Which bucket an id belongs to, and how little of the id a slot must then store.
+//! Maps ids to buckets, so that a slot stores only part of the id.
 //!
-//! A table covers ids from `base` on. An id's offset is cut in two: `hi`, a digit of radix
-//! `buckets` (any number, not only a power of two), and `lo`, `bits` binary digits. Two Feistel
-//! rounds mix them, each undone with the other half:
+//! A table covers ids from `base` on. The offset of an id is split into `hi`, a digit of radix
+//! `buckets`, and `lo`, the low `bits` binary digits. Two Feistel rounds mix the halves; each round
+//! is undone with the other half:
 //!
 //! ```text
 //!   offset = hi * 2^bits + lo
 //!   lo' = lo XOR f(hi)                       stored in the slot: the remainder
-//!   bucket = (hi + g(lo')) mod buckets        not stored: it is where the slot is
+//!   bucket = (hi + g(lo')) mod buckets        implied by the position of the slot
 //! ```
 //!
 //! This is quotienting (Cleary, Compact Hash Tables Using Bidirectional Linear Probing, 1984; Knuth
-//! vol. 3, 6.4 exercise 13) with a mixed radix, so that a table of any size loses no fraction of a
-//! bit on its bucket number. A row that finds its bucket full goes on by double hashing, `bucket +
-//! probe * step` with a step that depends on the remainder only; the slot stores the probe number,
-//! so the id is still known exactly. The number of buckets is prime: all probes differ.
+//! vol. 3, 6.4 exercise 13) with a mixed radix, so the number of buckets need not be a power of
+//! two.
+//!
+//! A row whose bucket is full moves on by double hashing: `bucket + probe * step`, with a step that
+//! depends on the remainder only. The slot stores the probe number, so the id remains recoverable.
+//! The number of buckets is prime, so all probes differ.
 
-/// A slot is at most this many buckets away from home, home included. One more is the state
-/// "empty": three bits.
+/// Buckets in a probe sequence, home included. Probe numbers and the empty state share three bits.
 pub(crate) const PROBES: u64 = 7;
-/// Fewer buckets than this are never used: the remainder of a 64-bit id then has at most 60 bits.
+/// Smallest number of buckets. The remainder of a 64-bit id then has at most 60 bits.
 pub(crate) const LEAST_BUCKETS: u64 = 17;
-/// The remainder and the probe number fill at least one byte, the one that is compared first.
+/// Fewest bits of a remainder: with the state they fill the first byte of the tag.
 pub(crate) const LEAST_BITS: u32 = 5;
 
 // Odd constants with well-spread bits: 2^64 / golden ratio, and multipliers from the finalisers of
@@ -31,20 +32,19 @@ const M2: u64 = 0xBF58_476D_1CE4_E5B9;
 const M3: u64 = 0x94D0_49BB_1331_11EB;
 const M4: u64 = 0xFF51_AFD7_ED55_8CCD;
 
-/// The mapping between ids and (bucket, probe, remainder) of one table.
+/// Mapping between ids and (bucket, probe, remainder) of one segment.
 #[derive(Clone, Debug)]
 pub(crate) struct Keys {
     base: u64,
-    /// Prime.
+    /// A prime number.
     buckets: u64,
     bits: u32,
-    /// 2^bits - 1.
     mask: u64,
     seed: u64,
     last: u64,
 }
 
-/// Where an id is looked for first, and what its slot stores.
+/// First bucket of an id, and the remainder that its slot stores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Home {
     pub(crate) bucket: u64,
@@ -57,27 +57,26 @@ fn mix(x: u64, a: u64, b: u64) -> u64 {
     (x ^ (x >> 32)).wrapping_mul(b)
 }
 
-/// The seed of the `number`th table of a space (or segment of a table), from its secret: a client
-/// that has found out which ids meet in a bucket of one table knows nothing of the others.
+/// Derives the seed of table number `number` of a space (or segment of a table) from its secret. A
+/// client that has learned which ids collide in one table learns nothing about other tables.
 pub(crate) fn seed_of(secret: u64, number: u64) -> u64 {
     let x = mix(secret ^ number.wrapping_mul(M1), M2, M3);
     mix(x ^ (x >> 31) ^ secret, M4, M1)
 }
 
-/// A hash of an id, keyed.
 #[inline(always)]
 pub(crate) fn hash_by(seed: u64, id: u64) -> u64 {
     mix(id ^ seed, M1, M4)
 }
 
-/// The high bits of `x`, spread evenly over `0..n`.
+/// Maps `x` evenly to `0..n` by its high bits.
 #[inline(always)]
 fn reduce(x: u64, n: u64) -> u64 {
     ((u128::from(x) * u128::from(n)) >> 64) as u64
 }
 
 impl Keys {
-    /// Ids from `base` on, `buckets * 2^bits` of them, or up to the end of u64.
+    /// Covers `buckets * 2^bits` ids from `base` on, clipped at the end of u64.
     pub(crate) fn new(base: u64, buckets: u64, bits: u32, seed: u64) -> Keys {
         assert!(
             buckets >= LEAST_BUCKETS && buckets >> 32 == 0 && (LEAST_BITS..=60).contains(&bits),
@@ -88,7 +87,7 @@ impl Keys {
         Keys { base, buckets, bits, mask: (1 << bits) - 1, seed, last }
     }
 
-    /// The highest id that has a place here.
+    /// Highest id of the range.
     #[inline]
     pub(crate) fn last(&self) -> u64 {
         self.last
@@ -113,7 +112,7 @@ impl Keys {
         reduce(mix(remainder ^ self.seed, M3, M4), self.buckets)
     }
 
-    /// `None` if the id lies outside what this table can hold.
+    /// Returns the home of an id; `None` if the id is outside the range.
     #[inline(always)]
     pub(crate) fn home(&self, id: u64) -> Option<Home> {
         if id < self.base || id > self.last {
@@ -125,31 +124,31 @@ impl Keys {
         Some(Home { bucket: self.wrapped(hi.wrapping_add(self.g(remainder))), remainder })
     }
 
-    /// The distance between probes.
+    /// Distance between two probes.
     #[inline]
     pub(crate) fn step(&self, remainder: u64) -> u64 {
         reduce(mix(remainder ^ self.seed, M2, M1), self.buckets.wrapping_sub(1)).wrapping_add(1)
     }
 
-    /// The bucket after `bucket` on the way of `step`.
+    /// Returns the bucket after `bucket` in a probe sequence.
     #[inline]
     pub(crate) fn next(&self, bucket: u64, step: u64) -> u64 {
         self.wrapped(bucket.wrapping_add(step))
     }
 
-    /// A bucket's number that is less than twice as large as they are.
+    /// Reduces `bucket`, less than twice the number of buckets, modulo that number.
     #[inline(always)]
     fn wrapped(&self, bucket: u64) -> u64 {
-        // One of the two is a bucket's, the other one is larger.
+        // If `bucket` is in range, the subtraction wraps to a larger number.
         bucket.min(bucket.wrapping_sub(self.buckets))
     }
 
-    /// The id of a slot: the inverse of [`Keys::home`] and `probe` steps.
+    /// Returns the id of a slot: the inverse of [`Keys::home`] followed by `probe` steps.
     pub(crate) fn id(&self, bucket: u64, probe: u64, remainder: u64) -> u64 {
-        // No overflow: there are at most 2^32 buckets.
+        // Cannot overflow: there are fewer than 2^32 buckets.
         let back = (self.step(remainder) * probe + self.g(remainder)) % self.buckets;
         let hi = if bucket >= back { bucket - back } else { bucket + self.buckets - back };
-        // Wrapping: a torn read may ask for the id of nonsense, and throws the answer away.
+        // Wraps because a torn read may pass arbitrary values; the caller discards the result.
         self.base.wrapping_add((hi << self.bits) | (remainder ^ self.f(hi)))
     }
 }
@@ -158,13 +157,13 @@ fn is_prime(n: u64) -> bool {
     n >= 2 && (2..).take_while(|d| d * d <= n).all(|d| !n.is_multiple_of(d))
 }
 
-/// The smallest prime that is at least `n`. ColdBackend 2^32 this is at most some 10 trial
-/// divisions of 65,536 each.
+/// Returns the smallest prime that is at least `n`. Below 2^32 this takes about ten rounds of at
+/// most 65,536 trial divisions.
 pub(crate) fn prime_from(n: u64) -> u64 {
     (n..).find(|&n| is_prime(n)).unwrap_or(n)
 }
 
-/// The largest prime that is at most `n`; 2 if there is none.
+/// Returns the largest prime that is at most `n`; 2 if there is none.
 pub(crate) fn prime_to(n: u64) -> u64 {
     (2..=n).rev().find(|&n| is_prime(n)).unwrap_or(2)
 }
@@ -173,14 +172,14 @@ pub(crate) fn prime_to(n: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// A client that knew a table's seed could fill its buckets one by one. Under another seed the
-    /// same ids are like any others.
+    /// A client that knew the seed of a table could fill a single bucket. Under another seed the
+    /// same ids spread evenly.
     #[test]
     fn ids_that_were_chosen_to_meet_do_so_under_their_seed_only() {
         let (buckets, bits) = (10_007, 30);
         let guessed = Keys::new(0, buckets, bits, 41);
         let mut rng = fastrand::Rng::with_seed(41);
-        // All in ten buckets of ten thousand.
+        // All ids in ten of the ten thousand buckets.
         let chosen: Vec<u64> =
             (0..10_000).map(|i| guessed.id(i % 10, 0, rng.u64(0..1 << bits))).collect();
         let fullest = |seed: u64, ids: &[u64]| {
@@ -241,8 +240,7 @@ mod tests {
         assert_eq!(Keys::new(0, 17, 60, 0).last(), u64::MAX, "a table can hold every id there is");
     }
 
-    /// How far bucket loads vary, as variance over mean: 1 for random numbers (Poisson), 0 for a
-    /// perfect spread.
+    /// Variance over mean of the bucket loads: 1 for random ids (Poisson), 0 for a perfect spread.
     fn unevenness(ids: impl Iterator<Item = u64>, keys: &Keys) -> f64 {
         let mut loads = vec![0u32; keys.buckets() as usize];
         let mut n = 0;
@@ -256,7 +254,7 @@ mod tests {
             / mean
     }
 
-    // Much arithmetic and no memory: nothing for Miri to find.
+    // Pure arithmetic, slow under Miri.
     #[cfg_attr(miri, ignore)]
     #[test]
     fn ids_as_they_come_spread_like_random_numbers() {

@@ -1,90 +1,91 @@
-//! Where the bits of a bucket are.
+//! Bit layout of a bucket.
 //!
 //! ```text
 //!   bit 0        40         40 + 8n                                        64 * words
-//!   | header     | n bytes  | n times: rest of the tag, field, field, ...  | unused |
+//!   | header     | n bytes  | n tails: rest of the tag, field, field, ...  | unused |
 //! ```
 //!
-//! A slot is cut in two. Its *tag* is the remainder of its id and, above it, its *state*: 0 for an
-//! empty slot, else 1 + the number of its probe. The low byte of every tag lies in front, so that
-//! one pass over a few words finds the candidates among all slots of the bucket, many bytes
-//! compared at a time; the rest of the tag and the fields follow, bit behind bit.
+//! A slot's *tag* is the remainder of its id (low bits) and its *state* (high bits). State 0 marks
+//! an empty slot; state p + 1 marks a row stored at probe p.
 //!
-//! A field holds 0..=2^width-2. All ones is the *escape*: the value is in the aux dictionary.
+//! The low byte of every tag is stored in front, so one SIMD pass over a few words finds all
+//! candidate slots of a bucket. The *tail* of a slot holds the rest of the tag and the fields,
+//! bit-packed.
+//!
+//! A field holds 0..=2^width-2. The all-ones code is the *escape*: the value is in the aux
+//! dictionary.
 
 use crate::schema::Schema;
 
-/// Words of a bucket of rows so wide that fewer than [`LEAST_SLOTS`] fit in ...
+/// Words of a bucket when fewer than [`LEAST_SLOTS`] rows fit in [`USUAL_WORDS`].
 const WIDE_WORDS: usize = 32;
-/// ... these, which all others have.
+/// Words of a bucket: two cache lines.
 pub(crate) const USUAL_WORDS: usize = 16;
 const LEAST_SLOTS: usize = 12;
-/// The header: version, lock and marks.
+/// Bits of the bucket header: lock, version and overflow marks.
 pub(crate) const HEADER_BITS: u32 = 40;
-/// Bits of a slot's state.
 pub(crate) const STATE_BITS: u32 = 3;
 
-/// The inline part of one field.
+/// Position of a field within a slot's tail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Inline {
-    /// From the start of the slot's second part.
+    /// Bits from the start of the tail.
     pub(crate) offset: u32,
     pub(crate) width: u32,
 }
 
 impl Inline {
-    /// All ones.
+    /// Code that marks a value stored in the aux dictionary: all ones.
     #[inline(always)]
     pub(crate) fn escape(self) -> u64 {
         u64::MAX >> (64u32.wrapping_sub(self.width) & 63)
     }
 
-    /// What the field holds for this value.
+    /// Returns the code for `value`; the escape if the value does not fit.
     #[inline(always)]
     pub(crate) fn encode(self, value: i64) -> u64 {
-        // A negative value is a huge u64.
+        // Negative values become huge as u64, so they escape too.
         (value as u64).min(self.escape())
     }
 }
 
-/// The shape of all buckets of a table.
+/// Bucket layout shared by all buckets of a table segment.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
-    /// Bits of a remainder, and the bit above them: one probe in a tag.
     pub(crate) remainder_bits: u32,
+    /// One probe step in a tag: the bit above the remainder.
     pub(crate) probe_one: u64,
-    /// Words of a bucket: whole cache lines.
+    /// Words of a bucket, a multiple of a cache line.
     pub(crate) words: usize,
-    /// Slots in a bucket.
     pub(crate) slots: usize,
-    /// First bit of the second parts.
+    /// Bit offset of the first tail.
     pub(crate) rest_at: u32,
-    /// Bits of one second part.
+    /// Bits of one tail.
     pub(crate) rest_bits: u32,
-    /// Bits of the tag in a second part, and so many ones.
+    /// Bits of the tag that are stored in the tail, and a mask of that many ones.
     pub(crate) tag_rest_bits: u32,
     pub(crate) tag_rest_mask: u64,
-    /// By position; `None` for one that has no bits here (dropped, or younger than this table).
+    /// Fields by position; `None` for a dropped field or one newer than this table.
     pub(crate) fields: Vec<Option<Inline>>,
-    /// A bit per position that has bits here.
+    /// Bitmap of the positions that are `Some` in `fields`.
     pub(crate) inline_fields: u64,
-    /// Words that hold first bytes, and the lines that these are in.
+    /// Words and cache lines that contain the first bytes of the tags.
     pub(crate) byte_words: usize,
     pub(crate) byte_lines: usize,
-    /// The slots of each such line, a bit for each byte.
+    /// Bitmap of the tag bytes in each of these lines, one bit per byte.
     pub(crate) lanes: [u64; WIDE_WORDS / 8],
-    /// How to take all fields from a second part; `None` if that is wider than a word.
+    /// Extraction plan for all fields; `None` if a tail exceeds 64 bits.
     pub(crate) packed: Option<Packed>,
 }
 
-/// The fields of a second part that fits in a word.
+/// Extraction plan for tails of at most 64 bits.
 #[derive(Clone, Debug)]
 pub(crate) struct Packed {
-    /// Shift and mask by position; the mask is 0 for one that has no bits.
+    /// Shift and mask by position; the mask of a field without bits is 0.
     fields: Vec<(u32, u64)>,
-    /// The first ones, at hand.
+    /// The first four entries of `fields`, for the unrolled path.
     four: [(u32, u64); 4],
-    /// The lowest bit of every field, and the bit above the highest.
+    /// Lowest bit of every field, and the bit above the highest one of every field.
     lowest: u64,
     above: u64,
 }
@@ -103,33 +104,34 @@ impl Packed {
         }
     }
 
-    /// How many fields [`Packed::take`] fills.
+    /// Returns the number of values that [`Packed::take`] writes.
     #[inline(always)]
     pub(crate) fn width(&self) -> usize {
         self.fields.len()
     }
 
-    /// Takes all fields out of a second part. False if one of them has escaped: then none counts.
+    /// Extracts all fields of a tail. Returns false, with meaningless output, if any field is
+    /// escaped.
     #[inline(always)]
     pub(crate) fn take(&self, rest: u64, out: &mut [i64]) -> bool {
         self.fill(rest, out);
         self.is_whole(rest)
     }
 
-    /// Whether no field of a second part has escaped. What is above it in the word does not matter.
+    /// Returns whether no field of the tail is escaped. Bits above the tail do not matter.
     #[inline(always)]
     pub(crate) fn is_whole(&self, rest: u64) -> bool {
-        // One more in each field at once: only from one of all ones, or from above such a one,
-        // something is carried on; through what is above the fields, too, only then.
+        // Adds one to every field at once. Only an all-ones field carries into the bit above it, or
+        // out of the word.
         let (sum, carried) = rest.overflowing_add(self.lowest);
         ((sum ^ rest ^ self.lowest) & self.above == 0) & !carried
     }
 
-    /// The fields of a second part: as many as there are, [`Packed::width`].
+    /// Extracts all fields of a tail into `out`, which holds [`Packed::width`] values.
     #[inline(always)]
     pub(crate) fn fill(&self, rest: u64, out: &mut [i64]) {
         let take = |&(shift, mask): &(u32, u64)| (rest.wrapping_shr(shift) & mask) as i64;
-        // So many fields are usual, and without a loop they take half the instructions.
+        // Four fields are the common case; unrolled code needs half the instructions.
         if let Ok(four) = <&mut [i64; 4]>::try_from(&mut *out) {
             *four = self.four.each_ref().map(take);
         } else {
@@ -139,7 +141,7 @@ impl Packed {
 }
 
 impl Layout {
-    /// What a layout takes for each field.
+    /// Bytes of a layout per field.
     pub(crate) const FIELD_BYTES: usize = size_of::<Option<Inline>>() + size_of::<(u32, u64)>();
 
     pub(crate) fn new(schema: &Schema, remainder_bits: u32) -> Layout {
@@ -181,20 +183,20 @@ impl Layout {
         }
     }
 
-    /// The words of a bucket of slots of so many bits, and how many slots it has.
+    /// Returns words and slots of a bucket for slots of `slot_bits` bits.
     fn shape(slot_bits: u32) -> (usize, usize) {
         let slots = |words: usize| (words * 64 - HEADER_BITS as usize) / slot_bits as usize;
         let words = if slots(USUAL_WORDS) >= LEAST_SLOTS { USUAL_WORDS } else { WIDE_WORDS };
         (words, slots(words))
     }
 
-    /// Bits of a slot, both parts.
+    /// Bits of a slot, first byte and tail.
     pub(crate) fn slot_bits(&self) -> u32 {
         self.rest_bits + 8
     }
 
-    /// The fields of a row (by position; missing ones are 0) as bits of a second part. `None` if
-    /// one does not fit, or the second part is wider than a word.
+    /// Encodes a row (values by position, missing ones 0) as tail bits. Returns `None` if a value
+    /// does not fit or a tail exceeds 64 bits.
     #[inline]
     pub(crate) fn pack(&self, row: &[i64]) -> Option<u64> {
         if self.rest_bits > 64 {
@@ -202,7 +204,7 @@ impl Layout {
         }
         let mut bits = 0;
         for (inline, &value) in self.fields.iter().zip(row) {
-            // What has no bits was dropped: no reader can ask for it.
+            // A field without bits is dropped, so readers never request it.
             let Some(inline) = inline else { continue };
             let code = inline.encode(value);
             if code == inline.escape() {
@@ -213,14 +215,13 @@ impl Layout {
         Some(bits)
     }
 
-    /// The remainder in a tag.
     #[inline(always)]
     pub(crate) fn remainder(&self, tag: u64) -> u64 {
         tag & (self.probe_one - 1)
     }
 
-    /// How to take a row of so many fields at once, if exactly the `living` ones have bits here:
-    /// the usual case.
+    /// Returns the extraction plan if it yields exactly the `living` fields of rows of `width`
+    /// values.
     #[inline(always)]
     pub(crate) fn usual(&self, living: u64, width: usize) -> Option<&Packed> {
         self.packed
@@ -228,27 +229,27 @@ impl Layout {
             .filter(|packed| packed.width() == width && living == self.inline_fields)
     }
 
-    /// The inline part of the field at `position`, if this table has one.
+    /// Returns the bits of the field at `position`, if this table stores it inline.
     #[inline(always)]
     pub(crate) fn inline(&self, position: usize) -> Option<Inline> {
         self.fields.get(position).copied().flatten()
     }
 
-    /// The tag of a row `probe` steps from home.
+    /// Builds the tag of a row stored at probe number `probe`.
     #[inline(always)]
     pub(crate) fn tag(&self, remainder: u64, probe: u64) -> u64 {
         remainder | (probe + 1).wrapping_shl(self.remainder_bits)
     }
 
-    /// How full a table of this layout may become before it rolls: where one row in a thousand goes
-    /// beyond the last probe (simulated; see docs/performance/journal.md), less a hundredth for
-    /// those that come late. More slots per bucket even out more.
+    /// Returns the fill at which a table of this layout rolls. At this fill, less a safety margin
+    /// of 1 %, one row in a thousand exceeds its last probe (simulated, see
+    /// docs/performance/journal.md). Buckets with more slots reach a higher fill.
     pub(crate) fn roll_fill(&self) -> f64 {
         roll_fill(self.slots)
     }
 
-    /// Of a table that is about to roll, of rows with so many bits of fields and remainder: bytes
-    /// of a bucket, and rows in it.
+    /// Returns bytes and rows per bucket of a table that is about to roll, for slots whose fields
+    /// and remainder take `bits` bits.
     pub(crate) fn bytes_and_rows(bits: u32) -> (f64, f64) {
         let (words, slots) = Layout::shape(bits + STATE_BITS);
         (words as f64 * 8.0, slots as f64 * roll_fill(slots))
@@ -297,8 +298,8 @@ mod tests {
         }
     }
 
-    /// A few fields of all widths, of values at both ends of what fits: taken together as one by
-    /// one.
+    /// Compares extraction of a whole row with the encoded values, for random widths and values at
+    /// both ends of each field's range.
     #[test]
     fn fields_of_a_word_come_out_as_they_went_in() {
         let mut rng = fastrand::Rng::with_seed(7);

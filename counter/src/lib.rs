@@ -1,29 +1,29 @@
-//! The counter engine: one 64-bit id, several counters, packed to the bit.
+//! The counter engine: maps a 64-bit id to a row of counters, bit-packed in memory.
 //!
-//! A [`Space`] holds rows; a row is the counters of one id, by a [`Schema`]. Rows lie in tables,
-//! each for a range of ids, and inside a table in buckets of a few cache lines:
+//! A [`Space`] holds rows; a [`Schema`] defines the counters of a row. Each table of a space covers
+//! one range of ids and stores its rows in buckets of a few cache lines:
 //!
 //! ```text
-//!   space    aside, ring of tables   space.rs, read.rs, batch_get.rs, write.rs, bulk_load.rs,
-//!                                    rewrite.rs, retire.rs, iter.rs, advise.rs
+//!   space    outliers, ring of tables   space.rs, read.rs, batch_get.rs, write.rs, bulk_load.rs,
+//!                                       rewrite.rs, retire.rs, iter.rs, advise.rs
 //!   table    segments of buckets, aux dictionary
-//!                                    table.rs, buckets.rs, aux_dictionary.rs, sizing.rs
-//!   bucket   slots, bit behind bit, under one version
-//!                                    bucket.rs, layout.rs (where the bits are)
-//!   slot     what the bucket number does not say of the id, state, fields      key.rs
+//!                                       table.rs, buckets.rs, aux_dictionary.rs, sizing.rs
+//!   bucket   bit-packed slots under one version
+//!                                       bucket.rs, layout.rs (bit offsets)
+//!   slot     state, fields, and the id bits that the bucket number does not imply   key.rs
 //! ```
 //!
-//! What it promises (the numbers are the project's):
-//! 1. *Wait-free reads.* A read takes no lock; it repeats the few loads of one bucket if a
-//!    writer was in it.
-//! 5. *Exact counters.* Any i64 is held exactly: in its bits, or in the aux dictionary. Overflow is
-//!    an error.
-//! 7. *Outliers are harmless*, and ids may come in any order: crowded tables are rewritten in the
-//!    background, in small steps.
-//! 8. *What can grow has a limit*: [`Options::memory_limit_bytes`] counts everything.
+//! The crate implements these promises (numbers of `docs/promises.md`):
+//! - 1, *wait-free reads*: a read takes no lock. It repeats the few loads of a bucket when a writer
+//!   has changed the bucket concurrently.
+//! - 5, *exact counters*: every i64 is stored exactly, in the slot or in the aux dictionary.
+//!   Overflow is an error.
+//! - 7, *outliers are harmless*: ids may arrive in any order. Background steps rewrite crowded
+//!   tables.
+//! - 8, *named limits*: [`Options::memory_limit_bytes`] covers all memory of a space.
 //!
-//! Deliberately absent: files, clocks, threads, sockets. The host calls [`Space::maintain`] from a
-//! thread of its own.
+//! The crate has no files, clocks, threads or sockets. The host calls [`Space::maintain`] from its
+//! own thread.
 
 #[cfg(not(loom))]
 mod advise;

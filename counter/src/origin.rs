@@ -1,34 +1,34 @@
-//! Where a row lies: for tools that show how an answer came about. Not for the page path.
+//! Locates a row, for diagnostic commands. Not on the request path.
 
 use crate::space::Space;
 use crate::table::{Row, Table};
 use crate::{MAX_FIELDS, Read};
 use rolling::Unreadable;
 
-/// Where a row was found.
+/// Location of a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Exactly, outside the tables: its id lies far ahead of all others.
+    /// In the outlier map: the id is far above all others.
     Outlier,
     /// In a table in memory.
     Table {
-        /// The lowest id of the table's range.
+        /// Lowest id of the table's range.
         low: u64,
-        /// The highest (inclusive).
+        /// Highest id of the range, inclusive.
         last: u64,
-        /// In the extend dictionary, as its buckets were full.
+        /// Whether the row is in the extend dictionary, because its buckets were full.
         is_extended: bool,
-        /// By position of the field: its value needs more bits than its slot has, and lies in the
-        /// aux dictionary.
+        /// By field position: whether the aux dictionary holds the value, because it exceeds the
+        /// field's width.
         in_aux: Vec<bool>,
     },
-    /// On the disk.
+    /// In the cold backend, on disk.
     Below,
 }
 
 impl Space {
-    /// Where the row of `id` is at the moment; `None` if there is no such row. A row on the disk
-    /// may be read for that, as by [`Space::exists`].
+    /// Returns the current location of the row of `id`, or `None` if it does not exist. May read
+    /// the disk, like [`Space::exists`].
     pub fn origin(&self, id: u64) -> Result<Option<Origin>, Unreadable> {
         Read::new(self).origin(id)
     }

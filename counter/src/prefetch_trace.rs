@@ -1,25 +1,24 @@
-//! Which buckets are asked for and which are read, in order: so that a test can count the waits for
-//! memory that a command costs, whatever the machine. Builds without debug assertions note nothing.
+//! Records prefetches and reads of buckets, so that tests can count memory stalls independently of
+//! the machine. Only builds with debug assertions record anything.
 
 use std::cell::{Cell, RefCell};
 
-/// What a thread did to one bucket of a table's main segment, named by its address.
+/// One access to a bucket of a table's main segment, by the address of the bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Asked the cache for it.
+    /// The thread prefetched the bucket.
     Asked(usize),
-    /// Looked into it.
+    /// The thread read the bucket.
     Read(usize),
 }
 
 thread_local! {
-    /// Apart, as each look at a bucket asks for it, in builds of which instructions are counted,
-    /// too.
+    /// Separate from `STEPS`, because every access checks it.
     static NOTES: Cell<bool> = const { Cell::new(false) };
     static STEPS: RefCell<Vec<Step>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What this thread does while `f` runs.
+/// Returns the accesses of this thread during `f`.
 pub fn steps_of(f: impl FnOnce()) -> Vec<Step> {
     NOTES.set(true);
     f();
@@ -27,8 +26,8 @@ pub fn steps_of(f: impl FnOnce()) -> Vec<Step> {
     STEPS.take()
 }
 
-/// Waits for memory: how often something was read that had been asked for, if at all, only after
-/// something else had been read. Rows whose buckets are asked for together and then read cost one.
+/// Counts memory stalls: first reads of a bucket that no earlier stall has covered. One stall
+/// covers all prefetches issued before it, so prefetching several buckets together costs one.
 pub fn waits(steps: &[Step]) -> usize {
     let (mut asked, mut fetched) = (Vec::new(), Vec::new());
     let mut waits = 0;

@@ -1,8 +1,8 @@
-//! Reads: no lock, and no wait (promise 1).
+//! Point reads, without locks or waits (promise 1).
 //!
-//! A row may be moving while it is looked for, so the places are visited in the order in which rows
-//! move: aside, drained table, table. A miss counts only if the table still is the one that takes
-//! the id; else a fresh snapshot of the ring is taken and searched.
+//! A row may move during a lookup. The reader therefore visits the places in the order in which
+//! rows move: outliers, drained table, table. After a miss it checks whether the table still covers
+//! the id; if not, it loads a new snapshot of the ring and searches again.
 
 use crate::Schema;
 use crate::space::{Shape, Space};
@@ -11,20 +11,19 @@ use arc_swap::Guard;
 use rolling::{Tables, Unreadable, UnreadableIds};
 use std::sync::Arc;
 
-/// A view for one batch of reads; see [`Space::read`].
+/// View for one batch of reads; see [`Space::read`].
 pub struct Read<'a> {
     pub(crate) space: &'a Space,
     pub(crate) shape: Guard<Arc<Shape>>,
     pub(crate) tables: Guard<Arc<Tables<Table>>>,
-    /// Ids below it have no rows.
+    /// Ids below this have no rows.
     pub(crate) horizon: u64,
 }
 
-/// What a look for a row has found, as it is at one moment.
 enum Found<'a> {
-    /// In a table.
+    /// A row of a table.
     Row(Row<'a>),
-    /// By position: in the outliers, or below.
+    /// Values by position, of an outlier or a cold row.
     Values(&'a [i64]),
 }
 
@@ -38,22 +37,27 @@ impl Found<'_> {
 }
 
 impl Space {
-    /// A view for one batch of reads: one schema, one snapshot of the ring. Short-lived; it keeps
-    /// memory that a rewrite has replaced from being freed.
+    /// Creates a view for one batch of reads, with one schema and one snapshot of the ring. Drop it
+    /// soon: it keeps replaced tables in memory.
     pub fn read(&self) -> Read<'_> {
         Read::new(self)
     }
 
-    /// Fills `out` with the row's values by position and returns `true`; or with zeros, and
-    /// `false`, if there is no such row. A longer `out` than the schema is filled up with zeros.
+    /// Reads a row into `out`, by position, and returns whether it exists. Missing values, and all
+    /// values of a missing row, are 0.
     pub fn get(&self, id: u64, out: &mut [i64]) -> Result<bool, Unreadable> {
         self.read().get(id, out)
     }
 
-    /// Appends `schema().width()` values per id to `rows`, and to `found` whether the row exists.
-    /// Bucket addresses of all ids are computed and prefetched first, then read. When the schema
-    /// may change meanwhile, use [`Space::read`] and its schema. Rows that cannot be read are in
-    /// the error; they read as if there were none, and all others as without the error.
+    /// Reads many rows. Appends `schema().width()` values per id to `rows`, and to `found` whether
+    /// the row exists.
+    ///
+    /// All buckets are prefetched before the first one is read. A caller whose schema may change
+    /// concurrently uses [`Space::read`] and the schema of that view.
+    ///
+    /// # Errors
+    ///
+    /// Lists the rows that cannot be read. Those rows read as missing; all others are valid.
     pub fn get_batch(
         &self,
         ids: &[u64],
@@ -63,7 +67,7 @@ impl Space {
         self.read().get_batch(ids, rows, found)
     }
 
-    /// Asks the cache for the row of an id that will be read or written soon.
+    /// Prefetches the row of an id that the caller will soon read or write.
     #[inline]
     pub fn prefetch(&self, id: u64) {
         prefetch(&self.ring.load(), id);
@@ -85,7 +89,7 @@ impl<'a> Read<'a> {
         }
     }
 
-    /// The schema by which this view answers.
+    /// The schema of this view.
     pub fn schema(&self) -> &Arc<Schema> {
         &self.shape.schema
     }
@@ -95,14 +99,14 @@ impl<'a> Read<'a> {
         self.look_in_memory(id, |_| ()).is_some()
     }
 
-    /// Whether a row that was missed in memory may lie below the line. To be asked after the miss
-    /// (D1).
+    /// Whether a row may be in the cold backend. Call it after the miss in memory (D1).
     #[inline(always)]
     pub(crate) fn may_lie_below(&self, id: u64) -> bool {
         id < self.space.cold_end()
     }
 
-    /// Runs `f` on the row of `id`, if that is in memory; maybe several times, the last counts.
+    /// Runs `f` on the row of `id` if it is in memory. `f` may run several times; the last result
+    /// counts.
     fn look_in_memory<R>(&mut self, id: u64, mut f: impl FnMut(Found<'_>) -> R) -> Option<R> {
         if id < self.horizon {
             return None;
@@ -127,7 +131,7 @@ impl<'a> Read<'a> {
         }
     }
 
-    /// The same, wherever the row is.
+    /// Runs `f` on the row of `id`, in memory or in the cold backend.
     fn look<R>(
         &mut self,
         id: u64,
@@ -140,7 +144,7 @@ impl<'a> Read<'a> {
         Ok(found)
     }
 
-    /// See [`Space::get`].
+    /// Reads a row: see [`Space::get`].
     pub fn get(&mut self, id: u64, out: &mut [i64]) -> Result<bool, Unreadable> {
         let living = self.shape.living;
         let found = self.look(id, |found| found.copy(living, out));
@@ -150,7 +154,7 @@ impl<'a> Read<'a> {
         Ok(found?.is_some())
     }
 
-    /// [`Read::get`] for a row in memory.
+    /// [`Read::get`] for rows in memory only.
     pub(crate) fn get_in_memory(&mut self, id: u64, out: &mut [i64]) -> bool {
         let living = self.shape.living;
         let found = self.look_in_memory(id, |found| found.copy(living, out));
@@ -160,19 +164,18 @@ impl<'a> Read<'a> {
         found.is_some()
     }
 
-    /// See [`Space::exists`].
+    /// Whether the row exists: see [`Space::exists`].
     pub fn exists(&mut self, id: u64) -> Result<bool, Unreadable> {
         Ok(self.look(id, |_| ())?.is_some())
     }
 
-    /// Asks the cache for the rows of some ids: before a batch of writes, each of which would else
-    /// wait for memory alone.
+    /// Prefetches the rows of `ids`. Call it before a batch of writes, which would otherwise stall
+    /// once per row.
     pub fn prefetch(&self, ids: &[u64]) {
         ids.iter().for_each(|&id| prefetch(&self.tables, id));
     }
 }
 
-/// Asks the cache for the row of `id`.
 #[inline]
 pub(crate) fn prefetch(tables: &Tables<Table>, id: u64) {
     let Some(entry) = tables.find(id) else { return };

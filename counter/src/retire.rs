@@ -1,40 +1,39 @@
-//! Retiring: ids below a line, the *horizon*, have no rows any more, and take none.
+//! Retirement: ids below the *horizon* have no rows and accept none.
 //!
-//! The line holds at once: readers and writers compare ids with it. Memory follows in the
-//! background: tables that lie below it leave the ring, and the rows below it are deleted from the
-//! one that it cuts. The line only rises.
+//! The horizon takes effect at once, because readers and writers compare ids with it, and it never
+//! falls. Background steps free the memory: tables entirely below the horizon leave the ring, and
+//! rows below it are deleted from the table that contains it.
 
 use crate::rewrite_state::Rewrite;
 use crate::space::Space;
 use crate::table::hash_of;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 
-/// Rows that are deleted in one step.
+/// Rows deleted per step.
 const STEP_ROWS: usize = 4096;
 
 impl Space {
-    /// Ids below it have no rows, and take none; 0 if none was retired.
+    /// Lowest id that may have a row; 0 if nothing was retired.
     #[inline]
     pub fn horizon(&self) -> u64 {
         self.retirement.line.load(SeqCst)
     }
 
-    /// Retires the rows of all ids below this one. When it returns no row below it can be read or
-    /// written; its memory comes back with [`Space::maintain`]. May be repeated; a lower one
-    /// changes nothing.
+    /// Retires all rows of ids below `id`. On return no such row can be read or written;
+    /// [`Space::maintain`] frees their memory. A lower id than before has no effect.
     pub fn retire_below(&self, id: u64) {
         if self.retirement.line.fetch_max(id, SeqCst) < id {
-            // Writers that have not seen the line are over after this.
+            // Waits for writers that have not seen the new horizon.
             self.ring.barrier(0, id - 1);
         }
     }
 
-    /// Whether memory of retired rows is to be given back. Cheap.
+    /// Whether memory of retired rows remains to be freed.
     pub(crate) fn is_retiring(&self) -> bool {
         self.retirement.through.load(Relaxed) != self.horizon()
     }
 
-    /// Gives back some of the memory; whether there was any to give.
+    /// Frees some memory of retired rows. Returns whether there was work.
     pub(crate) fn retire_step(&self) -> bool {
         if !self.is_retiring() {
             return false;
@@ -48,7 +47,7 @@ impl Space {
         let tables = self.ring.load();
         let oldest = tables.oldest();
         if oldest.drains().is_some() {
-            // The rewrite is finished first.
+            // The rewrite must finish first.
             return false;
         }
         let (low, last) = (oldest.slot().low(), oldest.slot().last());
@@ -71,14 +70,14 @@ impl Space {
         }
         if rows.is_empty() {
             *rows = Vec::new();
-            // Below the line nothing is asked for, dead or not.
+            // Lookups below the horizon never consult tombstones.
             self.tombstones.remove(0, line - 1, u64::MAX);
             self.retirement.through.store(line, Relaxed);
         }
         true
     }
 
-    /// Ends a rewrite of a table that was retired: what it has moved lies below the line, too.
+    /// Aborts the rewrite of a retired table. The rows that it has moved are retired too.
     fn give_up(&self, rewrite: Option<Rewrite>) -> Option<Rewrite> {
         let rewrite = rewrite?;
         let (_, last) = rewrite.range();
@@ -87,9 +86,10 @@ impl Space {
         None
     }
 
-    /// Takes the oldest table out of the ring.
+    /// Removes the oldest table from the ring.
     fn recycle(&self) -> bool {
-        // Not while one is opened above the newest, which may be all that is left.
+        // Opening a table above the newest must not race with this: the newest may be the only
+        // table left.
         let _rolling = self.rolling.lock();
         let oldest = self.ring.recycle();
         let slot = oldest.map(rolling::Entry::into_slot);
@@ -155,7 +155,7 @@ mod tests {
         assert!(!space.wants_maintenance());
     }
 
-    /// As after a start, when few rows are left: their ids are outliers until there are more.
+    /// A space with few rows after a restart: its ids are outliers.
     #[test]
     fn a_space_that_has_hardly_begun_takes_no_retired_ids() {
         let space = space(0);
@@ -181,7 +181,7 @@ mod tests {
             let refused = space.add(id, &change, &Bounds::default(), &mut out);
             assert_eq!(refused, Err(Error::Retired { horizon: 2000 }), "{id}");
             assert!(space.set(id, &[(0, 1)]).is_err() && !space.delete(id).unwrap());
-            // What a log tells again was true once.
+            // Replay skips retired rows without an error.
             space.put(id, Some(&[1, 1])).unwrap();
             space.put(id, None).unwrap();
             assert!(!space.exists(id).unwrap());
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!((space.exists(1000).unwrap(), space.rows()), (false, 2000));
     }
 
-    /// Everything up to the highest id may go; the space goes on.
+    /// Retiring all rows leaves a usable space.
     #[test]
     fn a_space_of_which_all_was_retired_takes_new_rows() {
         let space = space(3000);
@@ -209,7 +209,7 @@ mod tests {
         );
     }
 
-    /// Ids in no order: tables are rewritten while others are retired.
+    /// Ids in random order, so that rewrites and retirement overlap.
     #[test]
     fn tables_that_are_rewritten_may_be_retired() {
         let schema = Schema::parse("a:8").unwrap();

@@ -1,21 +1,20 @@
-//! How far a space has come with retiring its oldest rows (`retire`).
+//! Progress of retirement in a space: see `retire`.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// See the top of the file.
 #[derive(Default)]
 pub(crate) struct Retirement {
-    /// Ids below it have no rows.
+    /// The horizon: ids below it have no rows.
     pub(crate) line: AtomicU64,
-    /// The line for which the memory has been given back.
+    /// Horizon for which all memory has been freed.
     pub(crate) through: AtomicU64,
-    /// Rows that are to be deleted from the table that the line cuts.
+    /// Rows still to be deleted from the table that contains the horizon.
     pub(crate) rows: Mutex<Vec<u64>>,
 }
 
 impl Retirement {
-    /// There may be rows below the line again: a bulk load has come.
+    /// Restarts the cleanup: a bulk load may have added rows below the horizon.
     pub(crate) fn begin_again(&self) {
         self.through.store(0, Relaxed);
     }

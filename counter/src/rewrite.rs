@@ -1,26 +1,25 @@
-//! Background work, in small steps, while reads and writes go on: the outliers are taken in, and
-//! tables are rewritten that have become
-//! - *crowded*: more rows came into their range than they were made for (a backfill, random ids).
-//!   They grow by a fifth, or are split when that is too much for one table, so that memory per row
-//!   stays near that of a full table;
-//! - *loose*: rolled before they were full, or opened when nothing was known of their ids; or grown
-//!   for rows that did not come: once a table [rests](Space::settle), any emptiness that is worth a
-//!   rewrite is;
-//! - *dated*: packed by an older schema;
-//! - *worn*: rows went and others came, and the marks of those that went (see bucket.rs) lead
-//!   misses on in vain.
+//! Background work, in small steps during reads and writes: moves outliers into tables, and
+//! rewrites tables that are
+//! - *crowded*: more rows arrived than the table was sized for (a backfill, random ids). A crowded
+//!   table grows by a fifth, or is split if it would become too large, so memory per row stays near
+//!   that of a full table;
+//! - *loose*: the table was rolled early, was sized for unknown ids, or grew for rows that never
+//!   came. Once a table is [idle](Space::settle), any worthwhile saving counts;
+//! - *dated*: the table has an older schema;
+//! - *worn*: overflow marks (see bucket.rs) of deleted rows make misses probe further than
+//!   necessary.
 //!
-//! Small neighbours become one table: those that a split has left with few rows or none, and those
-//! of which the rows have gone below ([`Space::join_small`]).
+//! Small neighbours that a split, deletions or a spill left with few rows are joined
+//! ([`Space::join_small`]).
 //!
-//! A rewrite opens the new tables, then moves row by row (see `rolling/src/ring.rs`). There is one
-//! at a time per space: memory exceeds its steady state by one table. In a full space that is lent
-//! to a rewrite that gives it back (see budget.rs).
+//! A rewrite opens the new tables and then moves row by row (see `rolling/src/ring.rs`). A space
+//! runs one rewrite at a time, so memory exceeds its steady state by one table. In a full space a
+//! loan covers that (see budget.rs).
 //!
-//! **C1** Every closed table, and every part of a rewrite, can hold every id of its range (of an
-//! open one: every id that the table it replaces could hold). Only a table that is open, the newest
-//! or that of a range of ids far below (see `rolling`), or was when that range ended, may lack a
-//! place for an id of its range, and that opens a further table.
+//! **C1** Every closed table, and every part of a rewrite, can store every id of its range. A
+//! replacement of an open table can store every id that the old table could. Only a table that is
+//! or was open (the newest, or the last one of a range of ids, see `rolling`) may lack room for an
+//! id of its range; such an id opens another table.
 
 use crate::Error;
 use crate::rewrite_state::{Reason, Rewrite};
@@ -32,70 +31,68 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Rows that one step moves, about: half a millisecond of work.
+/// Approximate number of rows that one step moves, about half a millisecond of work.
 const STEP_ROWS: usize = 2048;
-/// The same of a rewrite that no writer waits for: other threads that want the processor get it
-/// between two steps.
+/// Rows per step of a rewrite that no writer waits for, so that other threads get the processor
+/// sooner.
 const IDLE_STEP_ROWS: usize = 256;
-/// Rows that a helping writer moves: a table of n rows is then rewritten within n / 32 writes.
+/// Rows that a helping writer moves: n / 32 writes rewrite a table of n rows.
 const HELP_ROWS: usize = 32;
 /// Rows whose new buckets are prefetched together.
 const PREFETCHED: usize = 16;
-/// A table is crowded when one row in so many is in the extend dictionary...
+/// A table is crowded when one row in this many is in the extend dictionary.
 const CROWDED_EXTEND: u64 = 200;
-/// ... at least so many rows (a small table has a few by chance)...
+/// Fewest extend rows of a crowded table, since a small table has a few by chance.
 const CROWDED_EXTEND_LEAST: u64 = 16;
-/// ... or when so much of its slots are taken.
+/// A table is crowded at this fill, whatever its extend dictionary holds.
 const CROWDED_FILL: f64 = 0.965;
-/// A crowded table grows by this factor: near that many bytes per row more than a full one has, for
-/// as long as it grows ...
+/// Growth factor of a crowded table. Bytes per row exceed those of a full table by about this
+/// factor during growth.
 const GROW: f64 = 1.2;
-/// ... but a [small](Space::is_small) one by more. Each row moves 1 / (factor - 1) times while a
-/// space grows in no order: once instead of five times. What that wastes is less than one full
-/// table takes.
+/// Growth factor of a crowded [small](Space::is_small) table. With random ids each row moves 1 /
+/// (factor - 1) times in total: once instead of five times. The waste is less than one full table.
 const GROW_SMALL: f64 = 2.0;
+/// A table of fewer rows is small.
 const SMALL_ROWS: u64 = 1 << 16;
-/// A table is loose when a tight one would take less than so much of its bytes. One that has just
-/// grown must not be: it would shrink, be crowded again, and so on for ever.
+/// A table is loose when a tight one takes less than this share of its bytes. A table that has just
+/// grown must not be loose, or it would shrink and grow forever.
 const LOOSE: f64 = 0.8;
+/// [`LOOSE`] for a [small](Space::is_small) table.
 const LOOSE_SMALL: f64 = 0.4;
 const _: () = assert!(LOOSE * GROW < 1.0 && LOOSE_SMALL * GROW_SMALL < 1.0);
-/// ... but at rest it must be as full as one that rolls. A few rows may come before it is crowded
-/// then, so one into which a row comes now and then is not rewritten all the time: only a table at
-/// rest is, twice while a twentieth more rows come.
+/// Limit for an idle table, which should be as full as a table that rolls. An idle table gets
+/// crowded after a few rows, but is rewritten at most twice while a twentieth more rows arrive.
 const LOOSE_AT_REST: f64 = 0.99;
-/// The extend dictionary counts for looseness where it takes more than this part of the main
-/// segment's bytes: a small one would come again.
+/// The extend dictionary counts as loose memory above this part of the main segment's bytes. A
+/// smaller one would soon be needed again.
 const LOOSE_EXTEND: u64 = 16;
-/// A table is worn when so many of the misses that come to a bucket with a free slot go on from
-/// there. While nothing is deleted none does; when a table rolls one of all misses in nine goes on,
-/// from full ones.
+/// A table is worn when this share of misses moves on from buckets that have a free slot. Without
+/// deletions the share is zero; at a roll one miss in nine moves on, from full buckets.
 const WORN: f64 = 0.15;
-/// A spilled table of so few slots is not made smaller.
+/// Spilled tables of at most this many slots are not shrunk.
 const LEAST_SLOTS: u64 = 4096;
-/// Rows of a table for ids far below all others.
+/// Rows that a table for ids far below all others is sized for.
 const STRAY_ROWS: u64 = 64;
-/// Neighbours become one table if they have no more rows than this together: their writers wait
-/// meanwhile, for a millisecond at most ...
+/// Most rows of joined neighbours in total. Their writers wait during the join, for a millisecond
+/// at most.
 const JOINED_ROWS: u64 = 4096;
-/// ... and if that one takes no more than so much of their bytes. What is joined has room for so
-/// much more.
+/// The joined table must take at most this share of its predecessors' bytes.
 const JOINED: f64 = 0.75;
+/// Slots of a joined table per row, relative to a full one, so that a few rows may follow.
 const JOINED_ROOM: f64 = 1.25;
 
 impl Rewrite {
-    /// No row is left in the table that it replaces, or none that is needed.
+    /// Ends the rewrite. The old table has no rows left, or only retired ones.
     pub(crate) fn end(&self, space: &Space) {
         self.quota.end_loan();
         space.retired.lock().push(self.old.clone());
     }
 }
 
-/// A table, and why it should be rewritten.
 type Candidate<'a> = (&'a Entry<Table>, Reason);
 
 impl Space {
-    /// Whether [`Space::maintain`] may find something to do.
+    /// Whether [`Space::maintain`] may have work.
     pub fn wants_maintenance(&self) -> bool {
         self.stirred.load(Relaxed)
             || self.rewriting.try_lock().is_none_or(|rewrite| rewrite.is_some())
@@ -106,9 +103,9 @@ impl Space {
                     || self.outliers.has_inside(&self.frontier)))
     }
 
-    /// One small step of background work (about a millisecond); whether there was one: then call it
-    /// again. For a thread that has nothing better to do; several may call it. Nothing depends on
-    /// it but memory and speed.
+    /// Performs one small step of background work, about a millisecond. Returns whether there was
+    /// any; if so, call it again. Any number of threads may call it. Only memory and speed depend
+    /// on it.
     pub fn maintain(&self) -> bool {
         let drained = self.drain_outliers() > 0;
         let advanced = self.frontier.should_advance(self.outliers.len()) && self.advance();
@@ -118,10 +115,10 @@ impl Space {
         self.rewrite_step(STEP_ROWS) || drained || advanced || retired || freed
     }
 
-    /// Frees the replaced tables that no reader has any more; whether there were any.
+    /// Frees replaced tables without readers. Returns whether there were any.
     fn free_retired(&self) -> bool {
         let mut retired = self.retired.lock();
-        // No thread can get at them that does not hold them already.
+        // With a count of one, no other thread can obtain a reference.
         let (free, held) = retired.drain(..).partition(|slot| Arc::strong_count(slot) == 1);
         *retired = held;
         drop(retired);
@@ -129,33 +126,31 @@ impl Space {
         !free.is_empty()
     }
 
-    /// Whether the background work that was done last is one that writers wait for: a table is
-    /// crowded. Of any other work the thread that does it should offer its processor after each
-    /// step.
+    /// Whether writers wait for the last background work, because a table is crowded. If not, the
+    /// caller should yield its processor after each step.
     pub fn hurries(&self) -> bool {
         self.hurries.load(Relaxed)
     }
 
-    /// Looks for tables that have come to rest: into which nearly nothing came since the last call.
-    /// Such a table was made for more rows than it got, if its ids came in no order, and is
-    /// rewritten to fit by [`Space::maintain`]. To be called now and then, at least as far apart as
-    /// what rests may be rewritten twice.
+    /// Marks tables that hardly changed since the last call as idle, so that [`Space::maintain`]
+    /// fits them to their rows. The interval between calls should be long, as an idle table may be
+    /// rewritten twice per interval.
     pub fn settle(&self) {
         self.ring.load().entries().iter().for_each(|entry| entry.table().settle());
-        // Deletions set no flag: a table that they left empty is found here, too.
+        // Deletions do not set `stirred`; this finds the tables that they emptied.
         self.stirred.store(true, Relaxed);
     }
 
-    /// A writer's contribution, if no other thread is at it, and there is memory.
+    /// Performs a small rewrite step on behalf of a writer, unless another thread does or memory is
+    /// short.
     pub(crate) fn help(&self) {
         if self.budget.used() < self.refused_at.load(Relaxed) {
             self.rewrite_step(HELP_ROWS);
         }
     }
 
-    /// For a writer that found no place in a table that cannot be extended any more: a step of
-    /// background work, or a wait while another thread does one. `false`: there is nothing to do,
-    /// or no memory to do it with.
+    /// Makes room for a writer whose table cannot be extended: performs a step of background work,
+    /// or yields while another thread does. Returns `false` if there is no work or no memory.
     pub(crate) fn rewrite_for_room(&self) -> bool {
         if self.rewriting.is_locked() {
             std::thread::yield_now();
@@ -177,7 +172,7 @@ impl Space {
                     return true;
                 }
                 Ok(rewrite) => *rewriting = rewrite,
-                // No memory to rewrite with; the next event asks again.
+                // No memory to rewrite. The next event retries.
                 Err(_) => {
                     self.refused_at.store(self.budget.used(), Relaxed);
                     return false;
@@ -196,7 +191,7 @@ impl Space {
                 self.stirred.store(true, Relaxed);
                 true
             }
-            // Stays half done, which is a valid state; goes on when there is memory again.
+            // The rewrite stays half done, which is valid, and continues when there is memory.
             Err(_) => {
                 self.hurries.store(false, Relaxed);
                 false
@@ -204,11 +199,10 @@ impl Space {
         }
     }
 
-    /// Starts the most useful rewrite, if any is.
+    /// Starts the most useful rewrite, if any.
     fn begin_rewrite(&self) -> Result<Option<Rewrite>, Error> {
-        // No roll may happen meanwhile: the newest table would be closed by the span of the one
-        // that was there, and ids between that and the span of the new one would have no place
-        // anywhere: their writers would try for ever.
+        // Excludes rolls. A roll would close the newest table by the span of the replaced one; ids
+        // between the two spans would have no table and their writers would loop.
         let _rolling = self.rolling.lock();
         let tables = self.ring.load();
         let whole = || tables.entries().iter().filter(|entry| entry.drains().is_none());
@@ -217,8 +211,8 @@ impl Space {
         wanted.sort_by_key(|(entry, reason)| {
             Reverse((*reason == Reason::Crowded, entry.table().extend_rows()))
         });
-        // One that was found loose or worn would not be looked at again soon: so only as many are
-        // looked at as it takes.
+        // Lazily, because the check resets the state of the table: a table found loose or worn
+        // would not be checked again soon.
         let loose =
             whole().filter(|entry| self.is_loose(entry)).map(|entry| (entry, Reason::Loose));
         let worn =
@@ -229,14 +223,14 @@ impl Space {
             match self.replace(entry, &parts, reason) {
                 Ok(Some(rewrite)) => return Ok(Some(rewrite)),
                 Ok(None) => {}
-                // Another one may need less, or give some back.
+                // Another candidate may need less memory, or free some.
                 Err(error) => refused = Some(error),
             }
         }
         refused.map_or(Ok(None), Err)
     }
 
-    /// Begins to replace a table by parts: the lowest id and the sizing of each.
+    /// Starts replacing a table by parts, each with its lowest id and sizing.
     fn replace(
         &self,
         entry: &Entry<Table>,
@@ -246,8 +240,7 @@ impl Space {
         let (schema, low) = (self.schema(), entry.slot().low());
         let (old, new) =
             (entry.table().bytes(), parts.iter().map(|part| part.1.bytes(&schema)).sum::<u64>());
-        // What must come out of the old table's extend and aux dictionaries fits in what is lent,
-        // too.
+        // The loan also covers what moves from the old table's extend and aux dictionaries.
         let lent =
             if new <= entry.table().main_bytes() + entry.table().extend_bytes() { old } else { 0 };
         let quota = self.budget.quota(lent);
@@ -263,8 +256,8 @@ impl Space {
         }))
     }
 
-    /// Rewrites the tables that begin in `low..=last` and are mostly empty, at once: their rows
-    /// have gone below.
+    /// Rewrites the mostly empty closed tables that begin in `low..=last`, synchronously, after a
+    /// spill.
     pub(crate) fn shrink(&self, low: u64, last: u64) -> Result<(), Error> {
         let mut rewriting = self.rewriting.lock();
         if let Some(rewrite) = &mut *rewriting {
@@ -297,9 +290,9 @@ impl Space {
         Ok(())
     }
 
-    /// Makes one table of some small neighbours; whether there were any. A change of schema divides
-    /// tables, and a spill empties them: in a space whose limit is small, what a table takes
-    /// without any row would be most of its memory. With `rewriting` held.
+    /// Joins one run of small neighbours. Returns whether there was one. Schema changes split
+    /// tables and spills empty them; in a space with a small limit the fixed bytes of such tables
+    /// would dominate. The caller holds `rewriting`.
     fn join_small(&self) -> bool {
         let most = JOINED_ROWS.min(self.rows_per_table());
         let tables = self.ring.load_full();
@@ -329,7 +322,7 @@ impl Space {
         self.join(&run)
     }
 
-    /// Makes one table of these neighbours, if that is worth it, and there is memory.
+    /// Joins these neighbours if that saves enough and there is memory.
     fn join(&self, run: &[&Entry<Table>]) -> bool {
         let [first, .., end] = run else { return false };
         let (low, last) = (first.slot().low(), end.slot().last());
@@ -370,26 +363,26 @@ impl Space {
         true
     }
 
-    /// Why a table should be rewritten, as can be seen at a glance.
+    /// Returns the reason to rewrite a table, using cheap checks only.
     fn reason(&self, entry: &Entry<Table>) -> Option<Reason> {
         let table = entry.table();
         if self.is_crowded(entry) {
             return Some(Reason::Crowded);
         }
-        // By the schema of today every field that lives has its bits: a value without was written
-        // by a writer that had not seen its field dropped.
+        // Under the current schema every living field has bits. A value without bits comes from a
+        // writer that had not seen its field dropped.
         (**table.schema() != *self.schema() || table.has_outside()).then_some(Reason::Dated)
     }
 
-    /// Whether a table has room that it does not need. Looks closely only if much has changed since
-    /// the last time, or if it rests.
+    /// Whether a table has unused room. Computes the saving only if the table is idle, much has
+    /// changed, or memory is short.
     fn is_loose(&self, entry: &Entry<Table>) -> bool {
         let table = entry.table();
         let fills = |most: f64| {
             table.rows() as f64 >= most * table.roll_at() as f64 && !is_idle_extension(table)
         };
         let rests = table.take_rest() && !fills(LOOSE_AT_REST);
-        // Then there is none to grow with, either.
+        // With memory short, the table could not grow either.
         let needed = self.budget.is_short() && !fills(LOOSE);
         if self.is_open(entry) || !(table.review() | rests | needed) {
             return false;
@@ -402,7 +395,7 @@ impl Space {
         self.would_take(entry) < loose
     }
 
-    /// How much of a table's bytes a tight one would take.
+    /// Returns the share of a table's bytes that a tight one would take.
     fn would_take(&self, entry: &Entry<Table>) -> f64 {
         let schema = self.schema();
         let tight: u64 =
@@ -411,13 +404,13 @@ impl Space {
         tight as f64 / (main + if is_idle_extension(entry.table()) { extend } else { 0 }) as f64
     }
 
-    /// Whether a table of so many rows may take more memory than it needs: it is small, or all that
-    /// the space has fits in one full table.
+    /// Whether a table of `rows` rows may waste memory: it is small, or the whole space fits in one
+    /// full table.
     fn is_small(&self, rows: u64) -> bool {
         rows < SMALL_ROWS || self.rows() <= self.rows_per_table()
     }
 
-    /// What should replace a table: the lowest id and the sizing of each part.
+    /// Plans the replacement of a table: lowest id and sizing of each part.
     fn parts(&self, entry: &Entry<Table>, reason: Reason) -> Vec<(u64, Sizing)> {
         let table = entry.table();
         let schema = self.schema();
@@ -426,7 +419,7 @@ impl Space {
         let newest = self.is_open(entry);
         let whole = |rows| vec![(low, Sizing::new(&schema, low, last, rows))];
         if newest && (reason != Reason::Crowded || self.rolls(entry)) {
-            // It goes on filling as it did.
+            // The table continues to fill at its previous size.
             let rows = rows.max(table.roll_at());
             return vec![(low, Sizing::new(&schema, low, table.span().1.max(low), rows))];
         }
@@ -437,16 +430,15 @@ impl Space {
         let most = self.rows_per_table() as f64;
         let now = rows as f64;
         let target = match reason {
-            // Not beyond a full table, so that it is not loose when the space is small no more.
+            // At most a full table, so that the table is not loose once the space has grown.
             Reason::Crowded if self.is_small(rows) => (now * GROW_SMALL).min(most).max(now * GROW),
             Reason::Crowded => now * GROW,
             Reason::Loose | Reason::Dated | Reason::Worn => now,
         };
         let pieces =
             if target <= most * 1.25 { 1 } else { (target / most).ceil().max(2.0) as usize };
-        // An unordered space: its ids lie below the highest known one, and some way beyond. What
-        // comes above that gets a small table, which takes any id (C1): one may come in while this
-        // is planned.
+        // A space with unordered ids: the main part ends somewhat above the highest known id. A
+        // small table covers the ids above that (C1).
         let end = if newest {
             let high = table.high().max(highest);
             high.saturating_add((high - first.max(low)) / 4).min(last)
@@ -454,8 +446,8 @@ impl Space {
             last
         };
         let mut lows = vec![low];
-        // Many ids of a first table lie near each other, far above its lowest possible one: do not
-        // pay for the emptiness below.
+        // In a first table most ids are close together, far above the lowest possible one. A
+        // separate small part covers the gap below.
         let start = first.saturating_sub((highest - first) / 16 + 1);
         if start > low && start - low > (end - start) / 2 {
             lows.push(start);
@@ -484,7 +476,7 @@ impl Space {
         (0..lows.len()).map(sizing).collect()
     }
 
-    /// Moves some rows of a rewrite; `true` when it is finished.
+    /// Moves some rows of a rewrite. Returns `true` when it is finished.
     fn move_rows(&self, rewrite: &mut Rewrite, most: usize) -> Result<bool, Error> {
         let old = rewrite.old.table();
         let (mut room, mut ids) = (Vec::new(), Vec::new());
@@ -494,7 +486,7 @@ impl Space {
         }
         let tables = self.ring.load();
         for (i, &id) in ids.iter().enumerate() {
-            // Where the rows go is far apart: ask for some of them together.
+            // The destinations are scattered, so prefetch several at once.
             if i % PREFETCHED == 0 {
                 for &id in &ids[i..ids.len().min(i + PREFETCHED)] {
                     let table = tables.find(id).map(|entry| entry.table());
@@ -518,7 +510,7 @@ impl Space {
             return Ok(false);
         }
         if old.rows() > 0 {
-            // A writer was about to move one, or could not.
+            // A writer has a row in progress, or could not move one.
             rewrite.next_bucket = 0;
             return Ok(false);
         }
@@ -527,7 +519,7 @@ impl Space {
         Ok(true)
     }
 
-    /// Whether more rows came into a table's range than it was made for.
+    /// Whether more rows arrived in a table's range than it was sized for.
     pub(crate) fn is_crowded(&self, entry: &Entry<Table>) -> bool {
         let table = entry.table();
         let (rows, extend) = (table.rows(), table.extend_rows());
@@ -536,8 +528,8 @@ impl Space {
         crowded && !self.rolls(entry)
     }
 
-    /// Whether a table is open, and fills in order: then it rolls. One that has the last id of its
-    /// range cannot, as there is none for the next one.
+    /// Whether a table is open and fills in order, so that it rolls. A table that contains the last
+    /// id of its range cannot.
     pub(crate) fn rolls(&self, entry: &Entry<Table>) -> bool {
         let last = entry.slot().last();
         entry.table().rises() && self.is_open(entry) && {
@@ -545,14 +537,14 @@ impl Space {
         }
     }
 
-    /// Whether new ids come into a table: nothing lies above it, or another range of ids begins
-    /// there.
+    /// Whether new ids arrive in a table: it is the newest, or another range of ids begins above
+    /// it.
     pub(crate) fn is_open(&self, entry: &Entry<Table>) -> bool {
         self.frontier.is_open(entry.slot().last())
     }
 }
 
-/// Whether a table has a large extend dictionary and has not much in it.
+/// Whether a large extend dictionary is mostly empty.
 fn is_idle_extension(table: &Table) -> bool {
     table.extend_bytes() > table.main_bytes() / LOOSE_EXTEND
         && table.extend_rows() < table.extend_slots() / 4
@@ -565,7 +557,7 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
-    /// The rewriting thread may be busy with another table, for long.
+    /// The rewriting thread may be busy with another table for a long time.
     #[test]
     fn a_table_without_rewrites_takes_many_times_its_rows() {
         let schema = Schema::parse("a:60 b:60").unwrap();
@@ -581,7 +573,7 @@ mod tests {
         let crowded = space.tables().iter().map(|t| t.extend_rows).max();
         assert!(crowded > Some(rows / 2), "{crowded:?}");
         drop(busy);
-        // A writer that finds no room makes some.
+        // A writer that finds no room performs the rewrite itself.
         let mut steps = 0;
         while space.rewrite_for_room() {
             steps += 1;
@@ -598,14 +590,13 @@ mod tests {
         assert!(found.iter().all(|f| *f) && values.chunks(2).all(|row| row[0] >= 1));
     }
 
-    /// A writer that rolls has looked at the newest table before it closes it. If a rewrite put one
-    /// with a shorter span into its place meanwhile, ids between the two spans would have no place
-    /// anywhere, and their writers would try for ever.
+    /// A rewrite must not replace the newest table by one with a shorter span during a roll. Ids
+    /// between the two spans would have no table, and their writers would loop.
     #[test]
     fn newest_table_is_not_replaced_during_a_roll() {
         let space = Space::new(Options::new(Schema::parse("a:12").unwrap())).unwrap();
         space.set(7, &[(0, 1)]).unwrap();
-        // The only table is dated now, and will be replaced.
+        // The only table is now dated and will be replaced.
         space
             .alter(&Alteration::Add { name: "b".to_owned(), width: 3, bounds: Default::default() })
             .unwrap();
@@ -614,7 +605,7 @@ mod tests {
         std::thread::scope(|s| {
             let rolling = space.rolling.lock();
             let rewrite = s.spawn(|| space.maintain());
-            // It gets as far as it can: time that is only lost when all is well.
+            // Gives the rewrite time to go wrong; a correct run only loses this time.
             while !space.rewriting.is_locked() && !rewrite.is_finished() {
                 std::thread::yield_now();
             }
@@ -627,8 +618,7 @@ mod tests {
         assert_ne!(newest(), before, "nothing was to be rewritten: the test shows nothing");
     }
 
-    /// A writer that has read the name of a new field may write to it, though the thread that adds
-    /// it has got no further yet.
+    /// A write to a new field succeeds as soon as the schema has its name.
     #[test]
     fn a_field_that_has_a_name_can_be_written() {
         let space = space_of("a:12", 1000);
@@ -641,8 +631,8 @@ mod tests {
         assert!(matches!(space.set(7, &[(2, 5)]), Err(Error::NoField(_))));
     }
 
-    /// A writer finds no place for his id in the newest table and asks for another one; meanwhile a
-    /// rewrite has put a table with a longer span in its place.
+    /// The newest table is replaced by one with a longer span after a writer has found no room for
+    /// its id.
     #[test]
     fn no_table_is_opened_for_an_id_that_has_a_place_by_now() {
         let space = space_of("a:12", 1000);
@@ -660,8 +650,8 @@ mod tests {
             .unwrap()
     }
 
-    /// A rewrite waits for a writer that is inside, and with it all writers of that range; but no
-    /// reader does, of rows that are there or are not.
+    /// A rewrite waits for writers inside the table, but readers of present and missing rows do not
+    /// wait.
     #[test]
     fn no_reader_waits_for_a_rewrite_to_begin() {
         let space = space_of("a:12", 1000);
@@ -670,7 +660,7 @@ mod tests {
             .alter(&Alteration::Add { name: "b".to_owned(), width: 3, bounds: Default::default() })
             .unwrap();
         std::thread::scope(|s| {
-            // A sender that is dropped, when the test fails too, lets the writer leave.
+            // Dropping the sender releases the writer, even if the test fails.
             let ((entered, inside), (leave, left)) = (mpsc::channel(), mpsc::channel::<()>());
             let space = &space;
             s.spawn(move || {
@@ -682,7 +672,7 @@ mod tests {
             inside.recv().unwrap();
             let before = space.ring.load_full();
             let rewrite = s.spawn(|| space.maintain());
-            // Until it has shut the table.
+            // Wait until the rewrite has closed the table.
             while before.newest().slot().is_open() {
                 assert!(!rewrite.is_finished());
                 std::thread::yield_now();
@@ -704,8 +694,7 @@ mod tests {
         });
     }
 
-    /// A reader may be the last holder of a table that was replaced. It must not pay for unmapping
-    /// it.
+    /// A reader that releases the last reference must not pay for unmapping the table.
     #[test]
     fn a_replaced_table_is_freed_in_the_background() {
         let space = space_of("a:12", 1000);
@@ -727,7 +716,7 @@ mod tests {
         assert!(!space.maintain() && !space.wants_maintenance());
     }
 
-    /// Divides the ids of its space where it is told to, and has no rows.
+    /// A backend without rows that divides the ids at the given fences.
     struct Fences(Vec<u64>);
 
     impl crate::ColdBackend for Fences {
@@ -752,8 +741,8 @@ mod tests {
         }
     }
 
-    /// F28. What a split, a spill or deletions leave is joined; but not across the beginning of a
-    /// file.
+    /// F28. Tables that a split, a spill or deletions left small are joined, but not across the
+    /// start of a file.
     #[test]
     fn small_neighbours_become_one_table() {
         for fences in [vec![], vec![60_000, 120_000]] {
@@ -772,7 +761,7 @@ mod tests {
                 "{tables}, then {ranges:?}"
             );
             assert!(space.memory_bytes() < before / 8, "{} of {before}", space.memory_bytes());
-            // No more than the table that was there before lies on both sides of a fence.
+            // A joined table does not reach across a fence.
             let widest = ranges.iter().filter(|r| r.last < u64::MAX).map(|r| r.last - r.low).max();
             assert_eq!(widest < Some(100_000), !fences.is_empty(), "{ranges:?}");
             let mut row = [0; 2];
@@ -784,7 +773,7 @@ mod tests {
         }
     }
 
-    /// Two writers count while tables are emptied, joined and filled beside them.
+    /// Two writers increment rows while tables are emptied, joined and filled.
     #[test]
     fn no_increment_is_lost_while_tables_are_joined() {
         use std::sync::atomic::AtomicU64;
@@ -835,7 +824,7 @@ mod tests {
         }
     }
 
-    /// A large extend dictionary that deletions have emptied.
+    /// Deletions leave a large, empty extend dictionary.
     #[test]
     fn an_emptied_extend_dictionary_is_given_back() {
         let space = space_of("a:60 b:60", 64);
@@ -860,9 +849,8 @@ mod tests {
         assert!(ids[..30].iter().all(|&id| space.exists(id).unwrap()));
     }
 
-    /// A writer has looked at the schema before, and a field may be dropped between. What it leaves
-    /// in a table that has no bits for it is no more than rubbish, but it makes all readers of
-    /// fields without bits ask for it.
+    /// A writer with the old schema stores a value of a field that was just dropped. The value is
+    /// harmless, but it makes every reader of fields without bits search the aux dictionary.
     #[test]
     fn a_value_that_came_after_its_field_was_dropped_is_thrown_away() {
         let space = space_of("a:12 b:8", 1000);
@@ -887,8 +875,8 @@ mod tests {
         assert!((0..100u64).all(|id| space.get(id * 10, &mut row).unwrap() && row == [1, 0]));
     }
 
-    /// A client that has found out which ids meet in a bucket of one table has not found out which
-    /// do in another, of the same shape.
+    /// A client that knows which ids share a bucket in one table learns nothing about another table
+    /// of the same shape.
     #[test]
     fn ids_that_meet_in_one_table_do_not_in_another() {
         let space = space_of("a:12", 1000);
@@ -899,7 +887,7 @@ mod tests {
         let there: std::collections::HashSet<u64> =
             meet.iter().map(|&id| other.home(id).unwrap().bucket).collect();
         let buckets = one.main_buckets() as f64;
-        // As many as so many random numbers.
+        // As many as the same number of random ids.
         let expected = buckets * (1.0 - (1.0 - 1.0 / buckets).powi(meet.len() as i32));
         assert!(
             meet.len() > 500 && there.len() as f64 > expected * 0.9,

@@ -1,21 +1,21 @@
-//! The rewrite of a table that is under way, and why it is.
+//! State of a table rewrite in progress.
 
 use crate::budget::Quota;
 use crate::table::Table;
 use rolling::Slot;
 use std::sync::Arc;
 
-/// A rewrite under way.
+/// A rewrite in progress.
 pub(crate) struct Rewrite {
     pub(crate) old: Arc<Slot<Table>>,
     pub(crate) next_bucket: u64,
     pub(crate) reason: Reason,
-    /// What the new tables take their memory from.
+    /// Source of memory for the new tables.
     pub(crate) quota: Quota,
 }
 
 impl Rewrite {
-    /// The range of the table that it replaces.
+    /// Range of the replaced table.
     pub(crate) fn range(&self) -> (u64, u64) {
         (self.old.low(), self.old.last())
     }

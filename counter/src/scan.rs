@@ -1,46 +1,44 @@
-//! Scanning: some rows at a time, by a cursor that the caller keeps and the space does not
-//! remember.
+//! Cursor-based scan. The space keeps no state between calls.
 //!
-//! A cursor names a table, by a hash of its seed, range and size, and a position in it. If the
-//! table has been rewritten or has gone since, the scan begins anew at the space's first table:
-//! rows may come twice, and none that is there all the time is missed.
+//! A cursor contains a table's name, a hash of its seed, range and size, and a position in that
+//! table. If the table no longer exists, the scan restarts at the first table. Rows may then be
+//! returned twice, but a row that exists throughout the scan is never missed.
 
 use crate::key::{hash_by, seed_of};
 use crate::space::{Space, all_tables};
 use crate::table::Table;
 
-/// Bits of a cursor. With a bit for the disk and a byte for the space beside it, it stays below
-/// 2^50, so a client may keep it as a double.
+/// Bits of a cursor. With one bit for the disk and one byte for the space, it stays below 2^50, so
+/// clients may store it as a double.
 pub const CURSOR_BITS: u32 = 41;
-/// Bits of the position in a cursor; the bits above name the table.
+/// Bits of the position; the bits above it name the table.
 pub const POSITION_BITS: u32 = 18;
-/// Buckets that one call looks at for each row that it is to give, at most.
+/// Most buckets that one call visits per requested row.
 const BUCKETS_PER_ROW: u64 = 16;
 
-/// Names of a table: one that another table bears, too, is not used for it.
+/// Alternative names of a table, in case its first ones collide with those of other tables.
 const NAMES: u64 = 4;
 
-/// The `turn`th name of a table: 23 bits, never 0.
+/// Returns name number `turn` of a table: 23 bits, never 0.
 fn name_of(table: &Table, turn: u64) -> u64 {
     let (low, last) = table.span();
     let shape = low ^ last.rotate_left(17) ^ table.buckets().rotate_left(40);
     (hash_by(seed_of(table.seed(), turn), shape) >> (64 - (CURSOR_BITS - POSITION_BITS))).max(1)
 }
 
-/// The table that is meant by a name.
 fn named(tables: &[&Table], name: u64) -> Option<usize> {
     (0..NAMES).find_map(|turn| tables.iter().position(|table| name_of(table, turn) == name))
 }
 
-/// A position counts this many buckets or blocks of `all`, as a power of two: 0 unless there are
-/// more than positions.
+/// Returns log2 of the buckets or blocks per position step: 0 unless `all` exceeds the number of
+/// positions.
 pub fn position_shift(all: u64) -> u32 {
     (64 - all.leading_zeros()).saturating_sub(POSITION_BITS)
 }
 
 impl Space {
-    /// Hands the ids of about `most` rows to `f`, and gives the cursor for the next call: below
-    /// 2^41, 0 at the end. 0 begins.
+    /// Passes the ids of about `most` rows to `f`. Returns the cursor for the next call: below
+    /// 2^41, and 0 at the end. A scan starts with cursor 0.
     pub fn scan(&self, cursor: u64, most: u64, mut f: impl FnMut(u64)) -> u64 {
         let shape = self.shape.load_full();
         let width = shape.schema.width();
@@ -48,8 +46,8 @@ impl Space {
         let (wanted, position) = (cursor >> POSITION_BITS, cursor & ((1 << POSITION_BITS) - 1));
         let mut given = 0;
         let tables = self.ring.load_full();
-        // A table that is drained comes before those that it is drained into, and once: so rows
-        // move only ahead of the scan, and it ends.
+        // A drained table comes once, before the tables that replace it. Rows then move only ahead
+        // of the scan, so the scan terminates.
         let all: Vec<&Table> = all_tables(&tables).collect();
         let start = if cursor == 0 { None } else { named(&all, wanted) };
         let mut bucket = start.map_or(0, |at| position << position_shift(all[at].buckets()));
@@ -69,7 +67,8 @@ impl Space {
                     let name = (0..NAMES)
                         .map(|turn| name_of(table, turn))
                         .find(|&name| named(&all, name) == Some(i));
-                    // Without a name of its own, which does not happen, it is given whole.
+                    // If all names collide, which practically never happens, the table is returned
+                    // whole.
                     if let Some(name) = name {
                         return name << POSITION_BITS | bucket >> shift;
                     }
@@ -88,7 +87,8 @@ impl Space {
         0
     }
 
-    /// Some row's id, by a number that the caller has drawn; `None` if none was found near it.
+    /// Returns the id of an arbitrary row, chosen by the random number `drawn`, or `None` if none
+    /// is found near it.
     pub fn some_id(&self, drawn: u64) -> Option<u64> {
         let tables = self.ring.load_full();
         let (shape, horizon) = (self.shape.load_full(), self.horizon());
@@ -103,7 +103,7 @@ impl Space {
         let first = usize::try_from(drawn % (all.len().max(1) as u64)).unwrap_or(0);
         for table in all[first..].iter().chain(&all[..first]) {
             let buckets = table.buckets();
-            // A table that has rows is not that empty.
+            // A table with rows has one within this many buckets.
             for step in 0..buckets.min(1 << 16) {
                 let bucket = drawn.wrapping_add(step) % buckets;
                 table.visit(bucket, shape.living, width, &mut room, |id, _, _| {

@@ -1,44 +1,42 @@
-//! The schema: which counters a row has, in which order, and how many bits each gets inside the
-//! row.
+//! Schema: the counters of a row, their order, and the inline bits of each.
 //!
-//! A field has a *position*, which it keeps for ever: adding appends, dropping leaves a hole that
-//! reads as 0, and nothing is ever renumbered. So a row in an old table, in a log record or in a
-//! request that was parsed a moment before the schema changed means the same under every later
-//! schema, and no reader needs to know which schema a row was written under.
+//! A field keeps its *position* forever. Adding appends a position; dropping leaves a position that
+//! reads as 0. A row in an old table, a log record or an earlier parsed request therefore keeps its
+//! meaning under every later schema.
 //!
-//! A width is how much of a value is held *inside* the row. It is no limit on the value: what does
-//! not fit (the value 2^width - 1 and above, and every negative one) goes to the table's aux
-//! dictionary, exactly.
+//! The width is the number of bits stored *inside* the row, not a limit of the value. Values that
+//! do not fit (2^width - 1 and above, and negative ones) are stored exactly in the table's aux
+//! dictionary.
 //!
-//! What does limit a value is its *declared bounds*, `stock:20{0..}`: every write keeps them,
-//! whichever command it comes from. See [`FieldBounds`].
+//! *Declared bounds*, such as `stock:20{0..}`, do limit the values; every write enforces them. See
+//! [`FieldBounds`].
 
 use crate::Error;
 use crate::change::Bounds;
 use std::fmt;
 
-/// Positions a schema may ever use, holes included.
+/// Most positions of a schema, dropped ones included.
 pub const MAX_FIELDS: usize = 64;
-/// Inline bits of one row, all fields together: so that at least two rows fit in a bucket.
+/// Most inline bits of a row, so that at least two rows fit in a bucket.
 pub const MAX_ROW_BITS: u32 = 512;
-/// Bytes of a field's name.
+/// Most bytes of a field name.
 pub const MAX_NAME_BYTES: usize = 64;
 
 /// One counter of a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// As clients call it.
+    /// Name of the field in commands.
     pub name: String,
     /// Inline bits, 1..=64.
     pub width: u8,
-    /// What values may be written.
+    /// Range of values that may be written.
     pub bounds: FieldBounds,
-    /// The field was dropped: its position reads as 0 and takes no writes.
+    /// Whether the field was dropped: its position reads as 0 and accepts no writes.
     pub dropped: bool,
 }
 
 impl Field {
-    /// Reads `name:bits`, or `name:bits{bounds}`: see [`FieldBounds::parse`].
+    /// Parses `name:bits` or `name:bits{bounds}`; see [`FieldBounds::parse`].
     pub fn parse(word: &str) -> Result<Field, Error> {
         let bad = || Error::BadSchema(format!("'{word}' is not name:bits"));
         let (name, rest) = word.split_once(':').ok_or_else(bad)?;
@@ -52,20 +50,20 @@ impl Field {
         Ok(Field { name: name.to_owned(), width, bounds, dropped: false })
     }
 
-    /// What `old + delta` becomes: within the declared bounds, and within those that one command
-    /// asks for.
+    /// Returns `old + delta` within the declared bounds and those of the command.
     pub(crate) fn add(&self, asked: &Bounds, old: i64, delta: i64) -> Result<i64, Error> {
         let delta = match asked.add(old, delta) {
-            // No overflow: it lies between 0 and delta.
+            // Cannot overflow: the difference is between 0 and delta.
             Ok(sum) => sum - old,
-            // The declared bounds may stop it before.
+            // The declared bounds may still stop the sum at a representable value.
             Err(Error::Overflow) => delta,
             Err(error) => return Err(error),
         };
         self.bounds.0.add(old, delta).map_err(|error| self.named(error))
     }
 
-    /// What the field becomes when it is set to `value`.
+    /// Returns the value after setting the field to `value`: saturated, or refused if outside the
+    /// bounds.
     pub fn set(&self, value: i64) -> Result<i64, Error> {
         let Bounds { min, max, saturate } = self.bounds.0;
         let within = value.max(min.unwrap_or(i64::MIN)).min(max.unwrap_or(i64::MAX));
@@ -90,17 +88,17 @@ impl fmt::Display for Field {
     }
 }
 
-/// The lowest and the highest value that a field may be written with; no limit by default.
+/// Lowest and highest value that a write may store; unbounded by default.
 ///
-/// A row that was never written has 0, so 0 lies within. A value that is outside already, as it
-/// may be when bounds are declared for a field that has values, stays until it is written; it may
-/// move towards the bounds, but not further away.
+/// The bounds must include 0, the value of fields that were never written. A value that was outside
+/// when the bounds were declared stays until it is written; writes may only move it towards the
+/// bounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FieldBounds(Bounds);
 
 impl FieldBounds {
-    /// Reads `{0..}`, `{..100}`, `{-5..5}`, or `{..}` for none. A write beyond them is refused;
-    /// with `sat` behind (`{0..100}sat`) the value stops at the bound instead.
+    /// Parses `{0..}`, `{..100}`, `{-5..5}`, or `{..}` for no bounds. Writes outside the bounds are
+    /// refused; with the suffix `sat` (`{0..100}sat`) they saturate.
     pub fn parse(text: &str) -> Result<FieldBounds, Error> {
         let bad = || {
             Error::BadSchema(format!(
@@ -133,7 +131,7 @@ impl FieldBounds {
         Ok(FieldBounds(bounds))
     }
 
-    /// Whether there is a limit at all.
+    /// Whether there is a lower or an upper bound.
     pub fn is_bounded(&self) -> bool {
         self.0.min.is_some() || self.0.max.is_some()
     }
@@ -147,49 +145,48 @@ impl fmt::Display for FieldBounds {
     }
 }
 
-/// The fields of a space, by position. See the top of the file.
+/// The fields of a space, by position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schema {
     fields: Vec<Field>,
 }
 
-/// A change of schema ([`crate::Space::alter`]).
+/// A schema change; see [`crate::Space::alter`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Alteration {
-    /// A new field, 0 in every row, at the next free position.
+    /// Adds a field at the next free position, with 0 in every row.
     Add {
-        /// Its name; no living field may have it.
+        /// Name; no living field may have it.
         name: String,
         /// Inline bits, 1..=64.
         width: u8,
-        /// What values may be written.
+        /// Range of values that may be written.
         bounds: FieldBounds,
     },
-    /// Other bounds for a field, from the next write on; values are unaffected.
+    /// Changes the bounds of a field for future writes; stored values stay.
     Bound {
-        /// The field.
+        /// Name of the field.
         name: String,
-        /// From now on.
+        /// New bounds.
         bounds: FieldBounds,
     },
-    /// Another width for a field (wider, or narrower as `advise` may say); values are unaffected.
+    /// Changes the width of a field, up or down; values stay.
     Widen {
-        /// The field.
+        /// Name of the field.
         name: String,
-        /// Inline bits from now on, 1..=64.
+        /// New inline bits, 1..=64.
         width: u8,
     },
     /// Removes a field and its values.
     Drop {
-        /// The field.
+        /// Name of the field.
         name: String,
     },
 }
 
 impl Schema {
-    /// Reads `"like:12 stock:20{0..}"`: names with widths in bits, and bounds if there are any,
-    /// divided by blanks or commas. A `!` before a name marks a dropped field, so that what
-    /// [`fmt::Display`] prints reads back as the same schema.
+    /// Parses `"like:12 stock:20{0..}"`: fields separated by blanks or commas. A `!` before a name
+    /// marks a dropped field, so the output of [`fmt::Display`] parses to the same schema.
     pub fn parse(text: &str) -> Result<Schema, Error> {
         let mut fields = Vec::new();
         for word in text.split([' ', '\t', '\n', ',']).filter(|w| !w.is_empty()) {
@@ -199,7 +196,7 @@ impl Schema {
         Schema::from_fields(fields)
     }
 
-    /// A schema of these fields, checked.
+    /// Creates a schema from fields.
     pub fn from_fields(fields: Vec<Field>) -> Result<Schema, Error> {
         let bad = |text: String| Err(Error::BadSchema(text));
         if fields.iter().all(|f| f.dropped) {
@@ -236,7 +233,7 @@ impl Schema {
         }
     }
 
-    /// The fields by position, dropped ones included.
+    /// Fields by position, dropped ones included.
     pub fn fields(&self) -> &[Field] {
         &self.fields
     }
@@ -246,12 +243,12 @@ impl Schema {
         self.fields.iter().enumerate().filter(|(_, f)| !f.dropped)
     }
 
-    /// How many values a row has: one per position.
+    /// Number of values in a row: one per position.
     pub fn width(&self) -> usize {
         self.fields.len()
     }
 
-    /// The position of a living field.
+    /// Returns the position of a living field.
     pub fn index_of(&self, name: &[u8]) -> Option<usize> {
         self.fields.iter().position(|f| !f.dropped && f.name.as_bytes() == name)
     }
@@ -261,7 +258,7 @@ impl Schema {
         self.living().map(|(_, f)| u32::from(f.width)).sum()
     }
 
-    /// The schema after a change.
+    /// Returns the schema after a change.
     pub fn altered(&self, change: &Alteration) -> Result<Schema, Error> {
         let find = |name: &str| {
             self.index_of(name.as_bytes()).ok_or_else(|| Error::NoField(name.to_owned()))

@@ -1,24 +1,25 @@
-//! How large a table is made: as few bits as its rows and its id range allow.
+//! Table sizing: the fewest bits for a number of rows and an id range.
 
 use crate::key::{LEAST_BITS, LEAST_BUCKETS, prime_from, prime_to};
 use crate::layout::Layout;
 use crate::schema::Schema;
 
-/// A table has no more buckets.
+/// Upper bound of the number of buckets.
 const MOST_BUCKETS: u64 = 1 << 31;
 
-/// The size of a table's buckets.
+/// Dimensions of a table's main segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sizing {
-    /// The lowest id.
+    /// Lowest id of the table.
     pub(crate) base: u64,
-    /// Prime.
+    /// A prime number.
     pub(crate) buckets: u64,
     pub(crate) remainder_bits: u32,
 }
 
 impl Sizing {
-    /// A table for `rows` rows, at the fill at which it rolls, with ids of `base..=last` at least.
+    /// Sizes a table for `rows` rows at the fill at which it rolls, covering at least
+    /// `base..=last`.
     pub(crate) fn new(schema: &Schema, base: u64, last: u64, rows: u64) -> Sizing {
         let span = u128::from(last - base) + 1;
         let mut bits = LEAST_BITS;
@@ -33,40 +34,38 @@ impl Sizing {
         }
     }
 
-    /// The same, for so many rows more that the buckets fill the last of their huge pages, if they
-    /// have any.
+    /// Rounds up the buckets to whole huge pages, if they take at least one.
     pub(crate) fn in_whole_pages(self, schema: &Schema) -> Sizing {
         let bucket = Layout::new(schema, self.remainder_bits).words as u64 * 8;
         if self.bytes(schema) < rolling::HUGE_PAGE_BYTES as u64 {
             return self;
         }
-        // One word of them is the one behind the last bucket.
+        // Buckets need one word of padding.
         let whole =
             self.bytes(schema).next_multiple_of(rolling::HUGE_PAGE_BYTES as u64) / bucket - 1;
         let buckets = prime_to(whole.min(MOST_BUCKETS));
         Sizing { buckets: buckets.max(self.buckets), ..self }
     }
 
-    /// Of the `rows` that this was made for, as many as fill its huge pages but for the last one,
-    /// which is not full: one huge page at least.
+    /// Reduces `rows`, for which this table was sized, to those that fit in whole huge pages. One
+    /// huge page is the minimum.
     pub(crate) fn rows_of_whole_pages(&self, schema: &Schema, rows: u64) -> u64 {
         let (bytes, page) = (self.bytes(schema), rolling::HUGE_PAGE_BYTES as u64);
         if bytes <= page {
             return rows;
         }
-        // A little less: the number of buckets is the next prime.
+        // Reserves half a percent: the number of buckets is the next larger prime.
         (rows as f64 * (bytes / page * page) as f64 / bytes as f64 * 0.995) as u64
     }
 
-    /// Bytes of the buckets, of a table of this schema.
     pub(crate) fn bytes(&self, schema: &Schema) -> u64 {
         (self.buckets * Layout::new(schema, self.remainder_bits).words as u64) * 8
     }
 }
 
-/// Bytes of buckets per row in a large table that is about to roll: of rows with so many bits of
-/// fields, one in so many ids. The more of them fit in a bucket, the fewer buckets there are, and
-/// the more of an id each row has to keep.
+/// Bytes of buckets per row in a large table that is about to roll, for rows of `field_bits` bits
+/// and `ids_per_row` ids for each row. More rows per bucket mean fewer buckets, so each row stores
+/// more bits of its id.
 pub fn bytes_per_row(field_bits: u32, ids_per_row: f64) -> f64 {
     let plans = (LEAST_BITS..=60).map(|bits| (bits, Layout::bytes_and_rows(field_bits + bits)));
     let wide_enough =
@@ -74,8 +73,8 @@ pub fn bytes_per_row(field_bits: u32, ids_per_row: f64) -> f64 {
     plans.into_iter().find(wide_enough).map_or(f64::INFINITY, |(_, (bytes, rows))| bytes / rows)
 }
 
-/// The mean gap between the ids of a table, from a rising sample of them, leaving out the tenths at
-/// both ends, where strays are.
+/// Mean gap between the ids of a table, from an ascending sample. Ignores the lowest and the
+/// highest tenth, which may be outliers.
 pub(crate) fn gap(sample: &[u64], rows: u64) -> u64 {
     let n = sample.len();
     if n < 20 {
@@ -111,7 +110,7 @@ mod tests {
                     >= rows as f64 - 1.0
             );
         }
-        // A million posts, one in 4096 ids: 64 bits a row, all in all.
+        // A million posts in one of 4,096 ids take about 64 bits per row in total.
         let sizing = Sizing::new(&schema, 1 << 50, (1 << 50) + (1 << 32) - 1, 1 << 20);
         assert!(
             sizing.bytes(&schema) < (1 << 20) * 19 / 2,

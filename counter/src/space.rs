@@ -1,13 +1,13 @@
-//! A counter space: the ring of tables, what lies ahead of it, its schema and its memory.
+//! A counter space: ring of tables, outliers, schema and memory budget.
 //!
 //! ```text
-//!   id --> aside (ids far ahead of all others)             exact, normally empty
+//!   id --> outliers (ids far above all others)             exact, normally empty
 //!      \-> ring --> entry --> [drained table, during a rewrite] --> table --> segments
 //!          --> bucket --> slot
 //! ```
 //!
-//! Reads are in read.rs, writes in write.rs, background work in rewrite.rs; this file has what
-//! they share.
+//! This file holds the shared state. Reads are in read.rs, writes in write.rs, background work in
+//! rewrite.rs.
 
 use crate::budget::{Budget, Quota, Reservation};
 use crate::cold_backend::ColdBackend;
@@ -25,43 +25,44 @@ use rolling::{Frontier, Outliers, Ring, Slot, Tables};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, OnceLock};
 
-/// The first table of a space, when nothing is known of its ids, is made for so many rows; each
-/// later one for up to [`GROWTH`] times the one before ...
+/// Rows of a new space's first table.
 pub(crate) const FIRST_ROWS: u64 = 1024;
+/// A table is made for at most this many times the rows of the one below it.
 pub(crate) const GROWTH: u64 = 4;
-/// ... and for one in so many of the rows that are there, but for no fewer than fill about a huge
-/// page.
+/// A table is made for at most 1 / `GROWTH_PART` of the space's rows, or for
+/// [`LEAST_STEP_ROWS`] if that is more.
 pub(crate) const GROWTH_PART: u64 = 8;
+/// Lower bound of that limit: about one huge page of rows.
 pub(crate) const LEAST_STEP_ROWS: u64 = 1 << 18;
 
-/// A table is made for so many rows at most.
+/// Upper bound of [`Options::rows_per_table`].
 const MOST_ROWS_PER_TABLE: u64 = 1 << 31;
 
-/// How a space is made.
+/// Options of a new space.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The fields.
+    /// Schema of the rows.
     pub schema: Schema,
-    /// Rows after which a table rolls, or is split. More means fewer tables; a table is the unit of
-    /// a spill, and is copied when it is rewritten. Default 1,048,576.
+    /// Rows at which a table rolls or is split. A higher number means fewer tables, but a table is
+    /// also the unit of spills and rewrites. Default 1,048,576.
     pub rows_per_table: u64,
-    /// Bytes that the space may take, everything counted; beyond them writes that need memory fail
-    /// with [`Error::Full`]. While a table is replaced by a smaller one it may be more by that one.
-    /// Default 16 GiB.
+    /// Most bytes of the space, all memory included. Writes that need more fail with
+    /// [`Error::Full`]. Replacing a table by a smaller one may exceed the limit by the size of the
+    /// new table. Default 16 GiB.
     pub memory_limit_bytes: u64,
-    /// Ids further than this above the highest one are refused. Default: none are.
+    /// Largest accepted distance of an id above the highest one. Default: unlimited.
     pub max_ahead: Option<u64>,
-    /// Rows far ahead of all others that wait for others that lie close to them: a sixteenth of
-    /// them, or as many as have 4,096 writes, get tables of their own if they lie together; more
-    /// than this if they do not. 0 counts as 1. Default 65,536.
+    /// Number of outliers that may wait for nearby ids before they get tables wherever they are.
+    /// Nearby outliers get tables of their own once there are a sixteenth of this number, or once
+    /// they have that many writes; 4,096 always suffice. 0 counts as 1. Default 65,536.
     pub max_aside: usize,
-    /// Keys the hash of the tables, so that no client can choose ids that meet in one bucket.
-    /// In memory only. Default 0.
+    /// Key of the table hashes, so that clients cannot choose colliding ids. Kept in memory only.
+    /// Default 0.
     pub seed: u64,
 }
 
 impl Options {
-    /// The defaults, with this schema.
+    /// Returns the default options for a schema.
     pub fn new(schema: Schema) -> Options {
         Options {
             schema,
@@ -74,27 +75,25 @@ impl Options {
     }
 }
 
-/// A row in the outliers.
+/// A row of the outlier map.
 pub(crate) struct OutlierRow {
-    /// By position; may be shorter or longer than the schema is now.
+    /// Values by position; may be shorter or longer than the current schema.
     pub(crate) values: Box<[i64]>,
-    /// Writes so far, for the frontier's start.
+    /// Number of writes, for opening the first range of the frontier.
     pub(crate) writes: u32,
-    /// What the id is counted as; empty once a later version has it. Only the version that writers
-    /// see is counted: another one is there for as long as a reader looks at it, a map's worth for
-    /// each of them at most, and keeps no memory from writers meanwhile.
+    /// Reservation of the row, moved to the next version on a write. Only the current version is
+    /// accounted; an older one lives as long as a reader uses it.
     reservation: Mutex<Reservation>,
 }
 
 impl OutlierRow {
-    /// What a row of so many values is counted as: it, its key, and its share of the map's nodes.
+    /// Accounted bytes of a row of `width` values: row, key and a share of the map's nodes.
     pub(crate) fn bytes(width: usize) -> u64 {
         144 + 8 * width as u64
     }
 
-    /// The row that comes of `old` by setting `cells`, as readers see it whole: before that the old
-    /// one, and then this one. It takes over what `old` is counted as, and is to replace it: `old`
-    /// must be the version that writers see.
+    /// Creates the version of a row that follows `old`, with `cells` set. Takes over the
+    /// reservation of `old`, which must be the current version.
     pub(crate) fn after(
         old: Option<&OutlierRow>,
         cells: &[(usize, i64)],
@@ -104,7 +103,7 @@ impl OutlierRow {
         let width = cells.iter().map(|c| c.0 + 1).max().unwrap_or(0).max(before.len());
         let more =
             OutlierRow::bytes(width) - old.map_or(0, |row| OutlierRow::bytes(row.values.len()));
-        // A write that needs no memory is never refused, however much is in use.
+        // A write that needs no memory succeeds even when usage exceeds the limit.
         let mut reservation = if more > 0 { quota.take(more)? } else { quota.charge(0) };
         if let Some(old) = old {
             reservation.absorb(std::mem::replace(&mut *old.reservation.lock(), quota.charge(0)));
@@ -117,12 +116,12 @@ impl OutlierRow {
     }
 }
 
-/// The schema, and what readers need of it at hand.
+/// A schema, with bitmaps for the hot paths.
 pub(crate) struct Shape {
     pub(crate) schema: Arc<Schema>,
-    /// A bit per position that is not dropped.
+    /// Bitmap of the positions that are not dropped.
     pub(crate) living: u64,
-    /// A bit per position with declared bounds.
+    /// Bitmap of the living positions with declared bounds.
     pub(crate) bounded: u64,
 }
 
@@ -134,55 +133,53 @@ impl Shape {
         Arc::new(Shape { schema: Arc::new(schema), living, bounded })
     }
 
-    /// A bit per position that is not dropped and has no declared bounds.
+    /// Bitmap of the living positions without declared bounds.
     fn plain(&self) -> u64 {
         self.living & !self.bounded
     }
 }
 
-/// A named set of ids with one schema. All methods may be called from any thread.
+/// A set of ids with one schema. All methods may be called from any thread.
 pub struct Space {
     pub(crate) shape: ArcSwap<Shape>,
-    /// A bit per field that is not dropped and has no declared bounds: what each write asks first.
-    /// Where it names no others, it asks no more.
+    /// Copy of [`Shape::plain`]: a write whose fields are all in it needs no further check.
     pub(crate) plain: AtomicU64,
     pub(crate) ring: Ring<Table>,
     pub(crate) frontier: Frontier,
     pub(crate) outliers: Outliers<OutlierRow>,
     pub(crate) budget: Arc<Budget>,
-    /// What tables, but for those of a rewrite, and rows of the outliers take their memory from.
+    /// Source of memory for outliers and for tables outside a rewrite.
     pub(crate) quota: Quota,
     pub(crate) rows_per_table: AtomicU64,
     pub(crate) max_aside: usize,
     seed: u64,
-    /// Tables that were made: each has a seed of its own.
+    /// Number of tables created; each one gets its own seed.
     tables_made: AtomicU64,
-    /// Held while a table is opened above the newest.
+    /// Held while a table is opened.
     pub(crate) rolling: Mutex<()>,
-    /// Held during background work; the rewrite under way.
+    /// Rewrite in progress. Held during background work.
     pub(crate) rewriting: Mutex<Option<Rewrite>>,
-    /// Tables that were replaced, while a reader may still have them: none is to unmap what he has
-    /// just read.
+    /// Replaced tables, kept until no reader holds them, so that no reader has to unmap one.
     pub(crate) retired: Mutex<Vec<Arc<Slot<Table>>>>,
-    /// The rewrite that was worked at last is of a crowded table.
+    /// Whether the last background step was for a crowded table.
     pub(crate) hurries: AtomicBool,
-    /// Something has happened that background work may want to look at.
+    /// Whether background work may be pending.
     pub(crate) stirred: AtomicBool,
-    /// Bytes in use when there was no memory to begin a rewrite with: until some come back writers
-    /// need not try.
+    /// Bytes in use when a rewrite was last refused memory. Writers do not help with rewrites until
+    /// usage falls below this.
     pub(crate) refused_at: AtomicU64,
-    /// Serialises changes of the schema.
+    /// Serialises schema changes.
     altering: Mutex<()>,
-    /// Keeps rows that are not in memory, once it is set.
+    /// Store of cold rows, once attached.
     pub(crate) below: OnceLock<Box<dyn ColdBackend>>,
-    /// Ids below this may have their rows there. Rises before any row leaves.
+    /// Ids below this may have cold rows. Raised before any row leaves memory.
     pub(crate) cold_end: AtomicU64,
     pub(crate) tombstones: Tombstones,
     pub(crate) retirement: Retirement,
 }
 
 impl Space {
-    /// An empty space. Takes a few dozen KiB; memory grows by table.
+    /// Creates an empty space. It takes a few dozen KiB and grows table by table.
     pub fn new(options: Options) -> Result<Space, Error> {
         let budget = Budget::new(options.memory_limit_bytes);
         let shape = Shape::new(options.schema);
@@ -217,7 +214,7 @@ impl Space {
         })
     }
 
-    /// A table that no other thread knows yet.
+    /// Creates a table that is not yet in the ring.
     pub(crate) fn new_table(
         &self,
         sizing: &Sizing,
@@ -232,20 +229,24 @@ impl Space {
         )
     }
 
-    /// The schema as it is now.
+    /// The current schema.
     pub fn schema(&self) -> Arc<Schema> {
         self.shape.load().schema.clone()
     }
 
-    /// The position of a living field, if there is one of that name.
+    /// Returns the position of a living field, if one has this name.
     #[inline]
     pub fn index_of(&self, name: &[u8]) -> Option<usize> {
         self.shape.load().schema.index_of(name)
     }
 
-    /// Changes the schema, at once and without a pause: tables that are there keep the bits that
-    /// they have, answer 0 for a new field and keep what is written to it in their aux dictionary,
-    /// until background work has rewritten them. Returns the new schema.
+    /// Changes the schema immediately and returns the new one. Existing tables keep their layout
+    /// until background work rewrites them; until then they store a new field in their aux
+    /// dictionary.
+    ///
+    /// # Errors
+    ///
+    /// The change is invalid: [`Error::NoField`] or [`Error::BadSchema`].
     pub fn alter(&self, change: &Alteration) -> Result<Arc<Schema>, Error> {
         let _altering = self.altering.lock();
         let shape = Shape::new(self.shape.load().schema.altered(change)?);
@@ -253,8 +254,8 @@ impl Space {
         Ok(shape.schema.clone())
     }
 
-    /// With `altering` held. A field is known to readers before it is written, and to writers for a
-    /// moment after it was dropped: to one that had looked just before.
+    /// Publishes a schema. The caller holds `altering`. Readers learn of a new field before any
+    /// write to it; a writer that has just loaded the old schema may still write a dropped field.
     fn take_shape(&self, shape: Arc<Shape>) {
         let plain = shape.plain();
         self.shape.store(shape);
@@ -262,9 +263,8 @@ impl Space {
         self.stirred.store(true, Relaxed);
     }
 
-    /// Takes over a schema that this space had, or its source has, as it is said in a log or a
-    /// snapshot: a later one replaces ours, an earlier one changes nothing. So a history may be
-    /// told again from any point, as for rows.
+    /// Adopts a schema from a log or a snapshot if it is newer than the current one. An older one
+    /// has no effect, so replay may start at any point.
     pub fn adopt(&self, told: &Schema) -> Result<(), Error> {
         let _altering = self.altering.lock();
         let ours = self.schema();
@@ -285,7 +285,7 @@ impl Space {
         Ok(())
     }
 
-    /// Rows, those far ahead included. While a row moves between tables it may be counted twice.
+    /// Number of rows, outliers included. Counts a row twice while it moves between tables.
     pub fn rows(&self) -> u64 {
         let tables = self.ring.load();
         let mut rows = self.outliers.len() as u64;
@@ -293,35 +293,35 @@ impl Space {
         rows
     }
 
-    /// Bytes taken: tables, extend and aux dictionaries, the outliers, deleted ids whose rows lie
-    /// below the line. Counted when mapped, touched or not.
+    /// Bytes in use: tables, extend and aux dictionaries, outliers and tombstones. Mapped memory
+    /// counts whether it is touched or not.
     pub fn memory_bytes(&self) -> u64 {
         self.budget.used()
     }
 
-    /// The limit of [`Space::memory_bytes`].
+    /// Limit of [`Space::memory_bytes`].
     pub fn memory_limit_bytes(&self) -> u64 {
         self.budget.limit()
     }
 
-    /// Bytes that the memory limit last refused to grant.
+    /// Bytes of the request that the memory limit refused last.
     pub fn refused_bytes(&self) -> u64 {
         self.budget.refused()
     }
 
-    /// Changes the limit: rows that are there stay, whatever it is. A recovery lifts it, so that
-    /// what was accepted once is accepted again.
+    /// Changes the memory limit; existing rows stay. Recovery raises it so that every logged write
+    /// is accepted again.
     pub fn set_memory_limit_bytes(&self, limit: u64) {
         self.budget.set_limit(limit);
     }
 
-    /// Changes what tables are made for from now on, and which ids are refused.
+    /// Changes the rows per table of future tables, and the largest accepted distance of an id.
     pub fn set_limits(&self, rows_per_table: u64, max_ahead: Option<u64>) {
         self.rows_per_table.store(rows_per_table.clamp(1, MOST_ROWS_PER_TABLE), Relaxed);
         self.frontier.set_limits(max_ahead, self.max_aside);
     }
 
-    /// The position and definition of a living field.
+    /// Returns position and definition of a living field.
     pub fn field(&self, name: &[u8]) -> Result<(usize, Field), Error> {
         let schema = self.schema();
         let at = schema
@@ -331,7 +331,8 @@ impl Space {
     }
 }
 
-/// All tables, by rising ids; one that is drained before those that it is drained into, once.
+/// All tables in ascending order of ids. A drained table comes once, before the tables that replace
+/// it.
 pub(crate) fn all_tables(tables: &Tables<Table>) -> impl Iterator<Item = &Table> {
     let mut before = std::ptr::null();
     tables.entries().iter().flat_map(move |entry| {

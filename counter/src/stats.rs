@@ -1,5 +1,4 @@
-//! What a space says about itself: a plain snapshot per table, for INFO, TM.TABLES and the
-//! benchmarks.
+//! Statistics of a space, per table, for INFO, TM.TABLES and the benchmarks.
 
 use crate::advise::aux_bits;
 use crate::key::PROBES;
@@ -10,94 +9,93 @@ use rolling::Tables;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Buckets looked at for the probe lengths of one table.
+/// Buckets per table sampled for probe lengths.
 const SAMPLED_BUCKETS: u64 = 512;
-/// How often figures are taken again because the tables have changed meanwhile.
+/// Attempts to take all figures from one unchanged list of tables.
 const TRIES: usize = 10;
 
-/// One table.
+/// Statistics of one table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableStats {
-    /// The lowest id of its range.
+    /// Lowest id of the table's range.
     pub low: u64,
-    /// The highest (inclusive).
+    /// Highest id of the range, inclusive.
     pub last: u64,
-    /// Rows, those in the extend dictionary included.
+    /// Rows, including those of the extend dictionary.
     pub rows: u64,
-    /// Slots, without the extend dictionary's.
+    /// Slots of the main segment.
     pub capacity: u64,
-    /// Rows, without the extend dictionary's, per slot.
+    /// Rows per slot of the main segment.
     pub fill: f64,
-    /// Buckets that a hit touches: mean, from a sample of rows...
+    /// Mean number of buckets that a hit touches, from a sample.
     pub probes_mean: f64,
-    /// ... for 99 of 100 rows...
+    /// 99th percentile of the buckets that a hit touches.
     pub probes_p99: u64,
-    /// ... and at most (one more than there are probes stands for the extend dictionary).
+    /// Most buckets that a hit touches. A row in the extend dictionary counts one more than the
+    /// number of probes.
     pub probes_max: u64,
-    /// How many misses go on from a bucket: one touches 1 / (1 - this) buckets.
+    /// Share of misses that move on from a bucket: a miss touches 1 / (1 - `past_share`) buckets.
     pub past_share: f64,
-    /// Rows in the extend dictionary.
+    /// Rows of the extend dictionary.
     pub extend_rows: u64,
-    /// Its bytes.
+    /// Bytes of the extend dictionary.
     pub extend_bytes: u64,
     /// Entries of the aux dictionary.
     pub aux_entries: u64,
-    /// Its bytes.
+    /// Bytes of the aux dictionary.
     pub aux_bytes: u64,
-    /// All bytes.
+    /// Bytes of the whole table.
     pub bytes: u64,
-    /// All bytes, per row.
+    /// Bytes of the whole table per row.
     pub bytes_per_row: f64,
-    /// Bits of one slot: fields, remainder of the id, state.
+    /// Bits of a slot: fields, remainder of the id, state.
     pub slot_bits: u32,
-    /// Of these, bits of the remainder.
+    /// Bits of the remainder of the id.
     pub remainder_bits: u32,
     /// Slots per bucket.
     pub bucket_slots: usize,
-    /// The schema of its rows.
+    /// Schema of the table's layout.
     pub schema: String,
-    /// Rows of a replaced table that have not moved here yet, and all bytes of that table (counted
-    /// for the first of several parts only).
+    /// Rows of the table that this one drains. Only the first of several parts counts them.
     pub draining_rows: u64,
-    /// See there.
+    /// Bytes of the table that this one drains. Only the first of several parts counts them.
     pub draining_bytes: u64,
 }
 
-/// What [`Space::ranges`] says of a table.
+/// One id range of [`Space::ranges`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RangeStats {
-    /// The lowest id of its range.
+    /// Lowest id of the range.
     pub low: u64,
-    /// The highest (inclusive).
+    /// Highest id of the range, inclusive.
     pub last: u64,
     /// Rows in memory.
     pub rows: u64,
-    /// Their bytes.
+    /// Bytes of memory.
     pub bytes: u64,
-    /// New ids come into it: it is the newest, or the newest of ids far below those. Such a table
-    /// is not spilled.
+    /// Whether new ids arrive in this range: it is the newest one, or the last table of a separate
+    /// range of ids. Such a table is not spilled.
     pub open: bool,
 }
 
-/// The rows that wait far ahead of all others, or in a space that has hardly begun.
+/// Id range of the outliers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutlierRange {
-    /// The lowest id.
+    /// Lowest id.
     pub low: u64,
-    /// The highest (inclusive).
+    /// Highest id, inclusive.
     pub last: u64,
-    /// Rows.
+    /// Number of rows.
     pub rows: u64,
 }
 
 impl Space {
-    /// Statistics of all tables, oldest first. Looks at some hundred buckets of each.
+    /// Returns statistics of all tables, oldest first. Samples some hundred buckets per table.
     pub fn tables(&self) -> Vec<TableStats> {
         let mut tables = self.ring.load_full();
         let mut stats = stats_of(&tables);
-        // Rows leave a table from the moment at which a rewrite of it begins, and these are the
-        // figures of one that no row leaves. Where one begins all the time they are those of many
-        // moments.
+        // A rewrite that begins during the sampling moves rows out of a table, so its figures are
+        // stale. After the last attempt they may mix several moments.
         for _ in 0..TRIES {
             let now = self.ring.load_full();
             if Arc::ptr_eq(&now, &tables) {
@@ -109,8 +107,8 @@ impl Space {
         stats
     }
 
-    /// Bytes that a row with these values takes in a full table laid out as the newest one: its
-    /// slot, and an aux entry for each value that its field is too narrow for.
+    /// Bytes of a row with these values in a full table with the newest table's layout: its slot,
+    /// and an aux entry for each value that exceeds its field.
     pub fn row_bytes(&self, row: &[i64]) -> u64 {
         let schema = self.schema();
         let remainder_bits = self.ring.load().newest().table().layout().remainder_bits;
@@ -122,13 +120,12 @@ impl Space {
         (bytes / rows + aux_bits / 8.0).ceil() as u64
     }
 
-    /// The id ranges of all tables, oldest first, with what is in memory of each: cheap enough to
-    /// be called often.
+    /// Returns the id ranges of all tables, oldest first. Cheap enough to call often.
     pub fn ranges(&self) -> Vec<RangeStats> {
         let tables = self.ring.load();
         let mut before = std::ptr::null();
         let range = |entry: &rolling::Entry<Table>| {
-            // Whichever part its rows are in: it counts for the first one.
+            // The first part of a rewrite counts all rows of the drained table.
             let drained =
                 entry.drains().filter(|&old| !std::ptr::eq(old, before)).map(rolling::Slot::table);
             before = entry.drains().map_or(std::ptr::null(), std::ptr::from_ref);
@@ -144,22 +141,22 @@ impl Space {
         tables.entries().iter().map(range).collect()
     }
 
-    /// Rows after which a table rolls.
+    /// Rows at which a table rolls.
     pub fn rows_per_table(&self) -> u64 {
         self.rows_per_table.load(Relaxed)
     }
 
-    /// Rows that wait far ahead of all others.
+    /// Number of outlier rows.
     pub fn outlier_rows(&self) -> u64 {
         self.outliers.len() as u64
     }
 
-    /// Bytes of memory that they take at least: they may have values.
+    /// Lower bound of the bytes of the outlier rows: excludes their values.
     pub fn outlier_bytes(&self) -> u64 {
         self.outlier_rows() * OutlierRow::bytes(0)
     }
 
-    /// The same, with their lowest and highest id; `None` if there are none.
+    /// Number, lowest and highest id of the outliers; `None` if there are none.
     pub fn outlier_range(&self) -> Option<OutlierRange> {
         let mut range: Option<OutlierRange> = None;
         self.outliers.for_each(|id, _| {
@@ -171,7 +168,7 @@ impl Space {
         range
     }
 
-    /// The highest id that counts as normal, once there is one.
+    /// Highest id of normal traffic; `None` before the first range opens.
     pub fn frontier(&self) -> Option<u64> {
         self.frontier.high()
     }
@@ -207,7 +204,7 @@ impl Table {
             past += self.past_share(number);
             self.visit(number, 0, 0, &mut room, |_, probe, _| histogram[probe as usize] += 1);
         }
-        // The sampled share of the extend dictionary.
+        // Scaled to the sampled share of the buckets.
         histogram[PROBES as usize] = (extend_rows * sampled).div_ceil(main);
         let total: u64 = histogram.iter().sum();
         let sum: u64 = (1..).zip(&histogram).map(|(probes, n)| probes * n).sum();

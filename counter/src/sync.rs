@@ -1,12 +1,12 @@
-//! The atomics that the bucket protocol uses: the real ones, or loom's, which try every
+//! Atomics of the bucket protocol: those of std, or those of loom, which explores every
 //! interleaving (`RUSTFLAGS="--cfg loom" cargo test -p counter --release`).
 
 #[cfg(not(loom))]
 mod real {
     pub(crate) use std::sync::atomic::{AtomicU64, fence};
 
-    /// Waits a moment for a writer that holds a bucket. It needs nanoseconds, unless the kernel has
-    /// just suspended it: then give it our time slice.
+    /// Waits for the writer of a bucket. A writer needs nanoseconds unless the kernel has preempted
+    /// it; after 64 spins the waiter yields its time slice.
     pub(crate) fn wait(turn: u32) {
         if turn < 64 {
             std::hint::spin_loop();

@@ -1,24 +1,25 @@
-//! One table: the rows of one id range, in buckets, with what does not fit there.
+//! One table: the rows of one id range.
 //!
 //! ```text
-//!   main     the buckets that the table was opened with: segment 0
+//!   main     segment 0: the buckets that the table was opened with
 //!   extend   the extend dictionary: rows that found all their probes full. Segments, each twice
-//!            the one before, so a row there costs little more than any other and is read without
-//!            a lock. Normally less than 0.1 % of the rows, or none.
-//!   aux      the exact values of fields that outgrew their bits
+//!            the one before, read without a lock. Normally less than 0.1 % of the rows, or none.
+//!   aux      exact values of fields that exceed their width
 //! ```
 //!
-//! All segments hold ids of the same range; a search goes on to the next segment only where it was
-//! led past all its probes.
+//! All segments cover the same id range. A search moves on to the next segment only if all probed
+//! buckets carry its overflow mark.
 //!
-//! **T1** A row is in one slot of one segment, and stays there until it is deleted. (So it can be
-//! named by its *position*, and a reader cannot miss it.) **T2** Writes of one key are serialised
-//! by the caller (the ring's stripe); different keys may be written at once. **T3** An aux entry
-//! exists exactly for the fields whose bits are the escape, and for the non-zero ones that have no
-//! bits here; both change under the lock of the row's bucket. **T4** A write that fails has changed
-//! nothing.
+//! Invariants:
+//! - **T1** A row keeps its slot until it is deleted. A *position* therefore identifies it, and no
+//!   reader misses it.
+//! - **T2** The caller serialises the writes of one key (by the ring's stripe). Writes of different
+//!   keys run concurrently.
+//! - **T3** A field has an aux entry exactly if its code is the escape, or if it is non-zero and
+//!   has no bits in this table. Code and entry change under the lock of the row's bucket.
+//! - **T4** A failed write changes nothing.
 //!
-//! Long: all of it works on the private segments of one table.
+//! Long: all methods need the private segments of one table.
 
 use crate::Error;
 use crate::aux_dictionary::{Aux, Shard};
@@ -34,14 +35,14 @@ use rolling::Slot;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-/// The main segment and so many for extension, the last of them 128 times as large as the main one.
+/// Segments of a table: the main one, and extensions that grow up to 128 times its size.
 const SEGMENTS: usize = 17;
-/// The first extension has this fraction of the main segment's slots.
+/// Divisor of the main segment's slots for the size of the first extension.
 const EXTEND_SHARE: u64 = 256;
-/// Buckets that are looked at for how worn a table is.
+/// Buckets that [`Table::is_worn`] samples.
 const WEAR_BUCKETS: u64 = 512;
 
-/// Where a row is.
+/// Location of a row.
 #[derive(Clone, Copy)]
 pub(crate) struct At {
     segment: usize,
@@ -49,7 +50,6 @@ pub(crate) struct At {
     slot: usize,
 }
 
-/// The rows of one id range. See the top of the file.
 pub(crate) struct Table {
     main: Buckets,
     extend: [OnceLock<Box<Buckets>>; SEGMENTS - 1],
@@ -60,23 +60,22 @@ pub(crate) struct Table {
     _grant: Reservation,
     seed: u64,
     rows: AtomicU64,
-    /// Rows that were deleted since the table was opened, and how many had been when it was last
-    /// looked at how worn it is.
+    /// Rows deleted since the table was opened, now and at the last [`Table::is_worn`] sample.
     deleted: AtomicU64,
     wear_seen: AtomicU64,
-    /// The highest id that was inserted, and how many inserted ones were higher than all before: a
-    /// table that fills in the order of ids rolls, one that fills in any order must grow.
+    /// Highest inserted id, and the number of insertions that raised it. A table whose ids arrive
+    /// in order rolls; any other must grow.
     high: AtomicU64,
     rising: AtomicU64,
     /// Rows at the last [`Table::review`], plus one.
     reviewed: AtomicU64,
-    /// Insertions and deletions at the last [`Table::settle`], plus one; whether that were nearly
-    /// as many as at the one before.
+    /// Insertions plus deletions at the last [`Table::settle`], plus one, and whether few were
+    /// added since the one before.
     settled: AtomicU64,
     rests: AtomicBool,
 }
 
-/// One row as a reader sees it: valid only inside the closure that it is handed to.
+/// A row as a reader sees it. Only valid inside the closure that receives it.
 #[derive(Clone, Copy)]
 pub(crate) struct Row<'a> {
     table: &'a Table,
@@ -88,7 +87,7 @@ pub(crate) struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// The value of a field, 0 if this table knows nothing of it.
+    /// Value of a field; 0 if this table does not know the field.
     #[inline(always)]
     pub(crate) fn value(&self, field: usize) -> i64 {
         if let Some(inline) = self.layout.inline(field) {
@@ -102,7 +101,7 @@ impl Row<'_> {
         self.table.aux.value(self.table.hash(self.id), self.position, field)
     }
 
-    /// Fills `out`, one value per position; those whose bit in `living` is not set are 0.
+    /// Copies the values to `out`, by position. Positions outside `living` become 0.
     #[inline(always)]
     pub(crate) fn values(&self, living: u64, out: &mut [i64]) {
         if let Some(packed) = self.layout.usual(living, out.len())
@@ -120,7 +119,7 @@ impl Row<'_> {
         }
     }
 
-    /// Whether the value of this field lies in the aux dictionary.
+    /// Whether the value of a field is in the aux dictionary.
     pub(crate) fn is_in_aux(&self, field: usize) -> bool {
         match self.layout.inline(field) {
             Some(inline) => self.bucket.field(self.slot, inline) == inline.escape(),
@@ -128,12 +127,11 @@ impl Row<'_> {
         }
     }
 
-    /// Whether the row is in the extend dictionary.
     pub(crate) fn is_extended(&self) -> bool {
         !std::ptr::eq(self.layout, &self.table.main.layout)
     }
 
-    /// Whether some value of the row may be in the aux dictionary.
+    /// Whether any value of the row may be in the aux dictionary.
     fn uses_aux(&self) -> bool {
         let escaped = |inline| self.bucket.field(self.slot, inline) == inline.escape();
         self.table.aux.has_outside()
@@ -141,7 +139,7 @@ impl Row<'_> {
     }
 }
 
-/// The hash that orders ids among stripes.
+/// Hash of an id for the choice of a stripe.
 #[inline(always)]
 pub(crate) fn hash_of(id: u64) -> u64 {
     let x = id.wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -178,15 +176,15 @@ impl Table {
         })
     }
 
-    /// What a table takes whatever its size: its place in the ring, beside the main segment's.
+    /// Bytes of a table apart from its segments: mainly its slot in the ring.
     pub(crate) const FIXED_BYTES: u64 = (Slot::<Table>::BYTES - size_of::<Buckets>()) as u64;
 
-    /// Differs from that of any other table.
+    /// Seed of this table, unique within the space.
     pub(crate) fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// The hash that orders ids among aux shards.
+    /// Hash of an id for the choice of an aux shard.
     #[inline(always)]
     fn hash(&self, id: u64) -> u64 {
         hash_by(self.seed, id)
@@ -208,12 +206,12 @@ impl Table {
         (1..SEGMENTS).map_while(|i| self.segment(i))
     }
 
-    /// The schema that the rows are packed by.
+    /// Schema of the table's layout.
     pub(crate) fn schema(&self) -> &Arc<Schema> {
         &self.schema
     }
 
-    /// The lowest and highest id that have a place here.
+    /// Lowest and highest id that the table can store.
     pub(crate) fn span(&self) -> (u64, u64) {
         (self.main().keys.base(), self.main().keys.last())
     }
@@ -226,7 +224,6 @@ impl Table {
         self.extend().map(|b| b.rows.load(Relaxed)).sum()
     }
 
-    /// Slots of the main segment.
     pub(crate) fn slots(&self) -> u64 {
         self.main().slots()
     }
@@ -235,12 +232,12 @@ impl Table {
         &self.main().layout
     }
 
-    /// Rows at which the table is full enough to roll.
+    /// Rows at which the table rolls.
     pub(crate) fn roll_at(&self) -> u64 {
         (self.slots() as f64 * self.layout().roll_fill()) as u64
     }
 
-    /// Whether ids came in rising order, by and large: then the next ones lie above.
+    /// Whether ids mostly arrived in ascending order.
     pub(crate) fn rises(&self) -> bool {
         self.rising.load(Relaxed) >= self.rows() / 16
     }
@@ -249,12 +246,12 @@ impl Table {
         self.high.load(Relaxed)
     }
 
-    /// Whether all segments are there: if a row finds no place now, only a rewrite makes one.
+    /// Whether all segments exist. A row that finds no slot then needs a rewrite.
     pub(crate) fn is_used_up(&self) -> bool {
         self.segment(SEGMENTS - 1).is_some()
     }
 
-    /// Segments for extension.
+    /// Number of extension segments.
     pub(crate) fn extensions(&self) -> usize {
         self.extend().count()
     }
@@ -264,7 +261,6 @@ impl Table {
         self.main_buckets() * self.layout().words as u64 * 8
     }
 
-    /// All bytes.
     pub(crate) fn bytes(&self) -> u64 {
         Table::FIXED_BYTES + self.main().bytes() + self.extend_bytes() + self.aux_size().1
     }
@@ -278,17 +274,18 @@ impl Table {
         self.extend().map(Buckets::bytes).sum()
     }
 
-    /// Whether there are values of fields that have no bits here.
+    /// Whether any field without bits in this table has a value.
     pub(crate) fn has_outside(&self) -> bool {
         self.aux.has_outside()
     }
 
-    /// Aux entries and their bytes.
+    /// Number of aux entries, and their bytes.
     pub(crate) fn aux_size(&self) -> (u64, u64) {
         self.aux.size()
     }
 
-    /// Whether so much has changed since the last review that another is worth while; notes it.
+    /// Returns whether the number of rows changed by a sixteenth since the last review, and starts
+    /// a new one if so.
     pub(crate) fn review(&self) -> bool {
         let (rows, last) = (self.rows() + 1, self.reviewed.load(Relaxed));
         let due = rows.abs_diff(last) > last / 16;
@@ -298,19 +295,18 @@ impl Table {
         due
     }
 
-    /// Notes whether rows have nearly stopped to come and go since the last call: fewer than one in
-    /// a thousand.
+    /// Updates the idle flag: at most one row in 1,024 came or went since the last call.
     pub(crate) fn settle(&self) {
         let rows = self.rows() + 1;
-        // What came, and what went: as many came as are there or have gone.
+        // Insertions (rows + deletions) plus deletions.
         let changes = rows + 2 * self.deleted.load(Relaxed);
         let since = changes.abs_diff(self.settled.swap(changes, Relaxed));
         self.rests.store(since <= rows / 1024, Relaxed);
     }
 
-    /// Whether deletions have left so many marks that of the misses that come to a bucket with a
-    /// free slot more than `most` go on in vain. Looks closely only if a quarter of the rows has
-    /// gone since the last time.
+    /// Whether deletions have left too many overflow marks: more than a share `most` of the misses
+    /// move on from buckets that have a free slot. Samples only if a quarter of the rows were
+    /// deleted since the last sample.
     pub(crate) fn is_worn(&self, most: f64) -> bool {
         let deleted = self.deleted.load(Relaxed);
         if deleted - self.wear_seen.load(Relaxed).min(deleted) <= self.rows() / 4 {
@@ -319,49 +315,47 @@ impl Table {
         self.wear_seen.store(deleted, Relaxed);
         let buckets = self.main_buckets();
         let sampled = buckets.min(WEAR_BUCKETS);
-        // A bucket that never was full has none, and one that is full may need them.
+        // A bucket that never filled up has no marks; a full one may need its marks.
         let free = |bucket: &Bucket<'_>| bucket.free_slot().is_some();
         let looked = (0..sampled).map(|i| self.main().bucket(i * buckets / sampled)).filter(free);
         let (looked, marks) =
             looked.fold((0, 0), |(n, marks), bucket| (n + 1, marks + bucket.head().marks()));
-        // Of few nothing can be said.
+        // A small sample proves nothing.
         looked >= sampled / 16 && f64::from(marks) > most * f64::from(MARKS) * looked as f64
     }
 
-    /// Whether rows had nearly stopped to come at the last [`Table::settle`]; says so once.
+    /// Takes the idle flag that [`Table::settle`] has set.
     pub(crate) fn take_rest(&self) -> bool {
         self.rests.load(Relaxed) && self.rests.swap(false, Relaxed)
     }
 
-    /// Buckets of the main segment.
     pub(crate) fn main_buckets(&self) -> u64 {
         self.main().keys.buckets()
     }
 
-    /// The share of misses that go on from this bucket of the main segment.
+    /// Share of misses that move on from a bucket of the main segment.
     pub(crate) fn past_share(&self, bucket: u64) -> f64 {
         f64::from(self.main().bucket(bucket).head().marks()) / f64::from(MARKS)
     }
 
-    /// Where `id` would be; `None` if it lies outside the table's span.
+    /// Returns the home of `id`; `None` if the id is outside the span.
     #[inline(always)]
     pub(crate) fn home(&self, id: u64) -> Option<Home> {
         self.main().keys.home(id)
     }
 
-    /// Asks the cache for all of the bucket of `home`.
     pub(crate) fn prefetch(&self, home: Home) {
         self.main().prefetch(home.bucket);
     }
 
-    /// Runs `f` on the row of `id`, if there is one; `f` may run several times, and what it makes
-    /// of a torn row is thrown away.
+    /// Runs `f` on the row of `id`, if it exists. `f` may run several times; results from torn rows
+    /// are discarded.
     #[inline(always)]
     pub(crate) fn read<R>(&self, id: u64, f: impl FnMut(Row<'_>) -> R) -> Option<R> {
         self.read_at(self.home(id)?, id, f)
     }
 
-    /// [`Table::read`] with the place already computed.
+    /// [`Table::read`] with the home already computed.
     #[inline(always)]
     pub(crate) fn read_at<R>(
         &self,
@@ -386,7 +380,7 @@ impl Table {
         }
     }
 
-    /// The row of `id` in this slot of the main segment, for a reader that has found it.
+    /// Returns the row in a slot of the main segment, for a reader that has found it.
     #[inline(always)]
     pub(crate) fn row_in<'a>(
         &'a self,
@@ -428,7 +422,7 @@ impl Table {
         None
     }
 
-    /// Where the row of `id` is. For its writer, which alone may change it (T2).
+    /// Locates the row of `id`. Requires the row's stripe (T2).
     pub(crate) fn locate(&self, id: u64) -> Option<At> {
         for (segment, b) in (0..SEGMENTS).map_while(|i| Some((i, self.segment(i)?))) {
             match b.look(b.keys.home(id)?, |_, bucket, slot| At { segment, bucket, slot }) {
@@ -440,8 +434,8 @@ impl Table {
         None
     }
 
-    /// The row at a place, for its writer: it needs no version, since no other thread changes these
-    /// bits (B1, T2).
+    /// Returns the row at a location. Requires the row's stripe: no other thread then changes these
+    /// bits, so no version check is needed (B1, T2).
     pub(crate) fn row(&self, at: At, id: u64) -> Row<'_> {
         let b =
             self.segment(at.segment).unwrap_or_else(|| panic!("T1: a segment is never removed"));
@@ -456,9 +450,9 @@ impl Table {
         }
     }
 
-    /// Stores `cells` (position and value) in the row of `id`: the one at `at`, as
-    /// [`Table::locate`] said, or else a new one, of which the other fields are 0. The caller has
-    /// seen to it that the id lies within the span.
+    /// Stores `cells`, position and value, in the row of `id`. `at` is the result of
+    /// [`Table::locate`]; if it is `None`, a new row is inserted, with 0 in all other fields. The
+    /// id must be within the span.
     pub(crate) fn store(
         &self,
         id: u64,
@@ -515,7 +509,7 @@ impl Table {
                 self.rows.fetch_add(1, Relaxed);
                 if id >= self.high.load(Relaxed) {
                     self.high.fetch_max(id, Relaxed);
-                    // A lost count harms nothing.
+                    // Approximate: concurrent increments may be lost.
                     self.rising.store(self.rising.load(Relaxed) + 1, Relaxed);
                 }
                 return Ok(());
@@ -524,10 +518,11 @@ impl Table {
         Err(self.quota.full())
     }
 
-    /// Stores a row in the main segment of a table that no other thread knows yet, and of which
-    /// nothing was ever deleted: without a lock, and uncounted ([`Table::count`]). False, and
-    /// nothing has changed, if that is not all there is to it: a value that escapes, a row that is
-    /// there already, probes that are all full. Then [`Table::store`] has the means.
+    /// Stores a row in the main segment of a private table without deletions. Takes no lock and
+    /// does not count the row; see [`Table::count`].
+    ///
+    /// Returns false, and changes nothing, if the row needs [`Table::store`]: a value escapes, the
+    /// row exists, or all probed buckets are full.
     #[inline]
     pub(crate) fn fill(&self, home: Home, row: &[i64]) -> bool {
         let main = self.main();
@@ -539,7 +534,8 @@ impl Table {
             if bucket.find(tag).is_some() {
                 return false;
             }
-            // Where a slot is free nothing has gone past, so the row is not further on.
+            // A bucket with a free slot never turned a row away, so the row is not at a later
+            // probe.
             if let Some(slot) = bucket.free_slot() {
                 bucket.fill(slot, tag, fields);
                 return true;
@@ -553,24 +549,23 @@ impl Table {
         false
     }
 
-    /// Counts rows that were stored by [`Table::fill`]; `high` is the highest id among them.
+    /// Counts rows stored by [`Table::fill`]; `high` is their highest id.
     pub(crate) fn count(&self, rows: u64, high: u64) {
         self.main().rows.fetch_add(rows, Relaxed);
         self.rows.fetch_add(rows, Relaxed);
         self.high.fetch_max(high, Relaxed);
     }
 
-    /// Says whether ids come in rising order here: [`Table::rises`].
     pub(crate) fn set_rises(&self, rises: bool) {
         self.rising.store(if rises { self.rows() } else { 0 }, Relaxed);
     }
 
-    /// Opens an extension segment.
+    /// Opens extension segment number `index`.
     fn grow(&self, index: usize) -> Result<&Buckets, Error> {
         let _growing = self.growing.lock();
         if self.segment(index).is_none() {
             let (base, last) = self.span();
-            // At least as many as the fewest buckets have, so that each is twice the one before.
+            // The lower bound keeps each extension twice as large as the previous one.
             let slots = (self.slots() / EXTEND_SHARE).max(LEAST_BUCKETS * 12) << (index - 1);
             let sizing = Sizing::new(&self.schema, base, last, slots);
             let first_position =
@@ -587,8 +582,8 @@ impl Table {
         self.segment(index).ok_or(Error::NoMemory)
     }
 
-    /// Writes fields under the lock of their bucket; `shard` is locked if any of them was or
-    /// becomes an aux entry (T3).
+    /// Writes fields under the lock of their bucket. `shard` must be locked if any field has or
+    /// gets an aux entry (T3).
     fn write_cells(
         &self,
         layout: &Layout,
@@ -621,7 +616,6 @@ impl Table {
         }
     }
 
-    /// Deletes the row of `id` at `at`.
     pub(crate) fn delete(&self, id: u64, at: At) {
         let row = self.row(at, id);
         let mut shard = row.uses_aux().then(|| self.aux.lock(self.hash(id)));
@@ -642,17 +636,17 @@ impl Table {
             self.segment(at.segment).unwrap_or_else(|| panic!("T1: a segment is never removed"));
         segment.rows.fetch_sub(1, Relaxed);
         self.rows.fetch_sub(1, Relaxed);
-        // A lost count harms nothing.
+        // Approximate: concurrent increments may be lost.
         self.deleted.store(self.deleted.load(Relaxed) + 1, Relaxed);
     }
 
-    /// How many buckets [`Table::visit`] knows.
+    /// Number of buckets in all segments.
     pub(crate) fn buckets(&self) -> u64 {
         (0..SEGMENTS).map_while(|i| self.segment(i)).map(|b| b.keys.buckets()).sum()
     }
 
-    /// Hands the rows of the bucket with this number (over all segments) to `f`: id, probe and the
-    /// row as it was at one moment, by `living`. `ids` and `values` are room to work in.
+    /// Passes the rows of one bucket, numbered across all segments, to `f`: id, probe number and
+    /// values. `room` is a scratch buffer.
     pub(crate) fn visit(
         &self,
         number: u64,
@@ -667,12 +661,12 @@ impl Table {
                 index -= b.keys.buckets();
                 continue;
             }
-            // Two numbers, then the values, per row.
+            // Each row takes two numbers, then its values.
             b.bucket(index).read(|bucket| {
                 room.clear();
                 for slot in 0..b.layout.slots {
                     let Some((remainder, probe)) = bucket.tag(slot) else { continue };
-                    // What is torn makes no sense, but must do no harm.
+                    // A torn row may have any probe number; the result is discarded.
                     let probe = probe.min(PROBES - 1);
                     let id = b.keys.id(index, probe, remainder);
                     let position = b.position(index, slot);
@@ -690,7 +684,8 @@ impl Table {
         }
     }
 
-    /// Ids of some rows, evenly picked, rising: at least `least` of them, if there are so many.
+    /// Returns at least `least` ids of the table, evenly sampled and ascending; all ids if there
+    /// are fewer.
     pub(crate) fn sample(&self, least: u64) -> Vec<u64> {
         let mut ids = Vec::new();
         let mut room = Vec::new();

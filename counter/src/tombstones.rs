@@ -1,4 +1,4 @@
-//! Deleted ids whose rows may still lie below the line.
+//! Tombstones: deleted ids whose rows may still be in the cold backend.
 
 use crate::budget::{Budget, Reservation};
 use parking_lot::RwLock;
@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
-/// Ids whose rows below the line are dead, with the epoch in which they died. See D2 in `cold.rs`.
+/// Deleted ids and the epoch of their deletion. See D2 in `cold.rs`.
 pub(crate) struct Tombstones {
-    /// Locked for a few of them at a time: readers ask here, too.
+    /// Locked for a few tombstones at a time, because readers use the lock as well.
     dead: RwLock<Dead>,
     len: AtomicUsize,
     epoch: AtomicU64,
@@ -19,9 +19,9 @@ struct Dead {
     reservation: Reservation,
 }
 
-/// What one tomb is counted as: two numbers, and its share of the tree's nodes, two thirds full.
+/// Accounted bytes of a tombstone: two numbers and a share of tree nodes that are two thirds full.
 pub(crate) const TOMB_BYTES: u64 = 40;
-/// Tombstones that are visited while they are locked.
+/// Tombstones visited per lock.
 const TOMBS_AT_ONCE: usize = 64;
 
 impl Tombstones {
@@ -34,7 +34,7 @@ impl Tombstones {
         self.len.load(SeqCst) as u64
     }
 
-    /// Begins a new epoch; gives the one that ends.
+    /// Starts a new epoch and returns the previous one.
     pub(crate) fn next_epoch(&self) -> u64 {
         self.epoch.fetch_add(1, SeqCst)
     }
@@ -44,7 +44,8 @@ impl Tombstones {
         self.len.load(SeqCst) > 0 && self.dead.read().ids.contains_key(&id)
     }
 
-    /// A deletion is never refused: so what it takes is counted, whatever the limit.
+    /// Adds a tombstone. A deletion is never refused, so the bytes are charged even beyond the
+    /// limit.
     pub(crate) fn add(&self, id: u64, budget: &Arc<Budget>) {
         let dead = &mut *self.dead.write();
         dead.ids.insert(id, self.epoch.load(SeqCst));
@@ -54,7 +55,8 @@ impl Tombstones {
         self.len.store(dead.ids.len(), SeqCst);
     }
 
-    /// Hands those of a range to `f`, some at a time: id and epoch.
+    /// Passes the tombstones of a range, id and epoch, to `f`. The lock is released between
+    /// batches.
     pub(crate) fn visit(&self, low: u64, last: u64, mut f: impl FnMut(u64, u64)) {
         let mut next = Some(low);
         while let Some(from) = next.filter(|&from| self.len.load(SeqCst) > 0 && from <= last) {
@@ -66,13 +68,14 @@ impl Tombstones {
         }
     }
 
+    /// Removes the tombstones of a range whose epoch is at most `up_to`.
     pub(crate) fn remove(&self, low: u64, last: u64, up_to: u64) {
         let mut dead = Vec::new();
         self.visit(low, last, |id, epoch| dead.extend((epoch <= up_to).then_some(id)));
         for ids in dead.chunks(TOMBS_AT_ONCE) {
             let dead = &mut *self.dead.write();
             for id in ids {
-                // It may have died again meanwhile.
+                // The id may have been deleted again since.
                 if dead.ids.get(id).is_some_and(|&epoch| epoch <= up_to) {
                     dead.ids.remove(id);
                 }

@@ -1,12 +1,11 @@
-//! Writes. One key's writes are serialised by its stripe of the ring (or by the outliers); each is
-//! all or nothing.
+//! Writes. A stripe of the ring (or the outlier map) serialises the writes of one key; each write
+//! is atomic.
 //!
-//! A write first makes sure of everything that it may need (memory, bounds, a table that takes the
-//! id), then changes the row under the lock of one bucket. A table that has become full is rolled
-//! by the writer that filled it: opening one costs some microseconds, its memory is mapped, not
-//! touched.
+//! A write first secures everything it needs (memory, bounds, a table for the id) and then changes
+//! the row under the lock of one bucket. The writer that fills a table also rolls it. Opening a
+//! table takes microseconds: its memory is mapped but not touched.
 //!
-//! Long: the ways of one write share where it goes and why it stops.
+//! Long: all kinds of writes share the choice of the table and the handling of refusals.
 
 use crate::Error;
 use crate::budget::Quota;
@@ -22,33 +21,31 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-/// Writes after which a space without a frontier looks for one, however few its ids.
+/// Number of writes after which a space opens its first range even for fewer than 64 ids.
 const WRITES_AT_START: usize = 4096;
-/// Up to so many rows aside, a writer that finds it is time moves them itself; more are left to
-/// `maintain`.
+/// Most outliers that a writer moves into tables itself. More are left to [`Space::maintain`].
 const MOVED_BY_WRITER: usize = 8192;
-/// So many by one that would be refused else: some milliseconds.
+/// Most outliers that a writer moves when its write would otherwise fail. Takes some milliseconds.
 const MOVED_IN_NEED: usize = 1 << 16;
-/// Beyond one part in so many of the space's memory, rows aside get a table wherever they lie.
+/// Divisor of the memory limit: outliers that use a larger share get a table wherever they are.
 const OUTLIER_PART: u64 = 8;
-/// A writer that meets so many extension segments helps with the background work: it has fallen
-/// behind.
+/// Number of extension segments at which a writer helps with background work.
 const HELP_FROM_EXTENSIONS: usize = 3;
 
-/// Changes of a row that are stored as they are; of more each field's last one is looked for
-/// beforehand.
+/// Most changes that are stored directly. Longer lists are first reduced to the last change of each
+/// field.
 const FEW: usize = 16;
 
-/// A table opened for an id beyond the expected span covers so many times its distance: two or
-/// three bits more per row.
+/// Span of a table opened for an id beyond the expected span, as a multiple of the id's distance.
+/// Costs two or three bits per row.
 const JUMPS: u64 = 6;
 
-/// Why a write did not happen in the table that it was offered.
+/// Reason for which a table did not perform a write.
 enum Stop {
     Error(Error),
-    /// The table (with this lowest id) has no place for the id: a further one must be opened.
+    /// The table that starts at this id cannot store the id; another table must be opened.
     Outside(u64),
-    /// The row must be read from below first.
+    /// The row must be read from the cold backend first.
     ColdBackend,
 }
 
@@ -58,7 +55,7 @@ impl From<Error> for Stop {
     }
 }
 
-/// The fields that are changed, each once, and their new values; `sums` has one for each change.
+/// Returns each changed field once, with its final value. `sums` has one value per change.
 fn last_of_each<'a>(
     changes: &'a [Change],
     sums: &'a [i64],
@@ -76,8 +73,12 @@ fn outlier_value(row: Option<&OutlierRow>, field: usize) -> i64 {
 }
 
 impl Space {
-    /// Adds to fields of a row, all or none, and puts their new values into `out`, in the order of
-    /// `changes`. Creates the row. A field may come more than once.
+    /// Adds to fields of a row, atomically, and creates the row if needed. `out` receives the new
+    /// values in the order of `changes`. A field may occur several times.
+    ///
+    /// # Errors
+    ///
+    /// The write was refused; `out` is empty.
     pub fn add(
         &self,
         id: u64,
@@ -86,7 +87,7 @@ impl Space {
         out: &mut Vec<i64>,
     ) -> Result<(), Error> {
         let declared = self.check(changes.iter().map(|c| c.field))?;
-        // Fills `out`.
+        // Computes the new values into `out`.
         let sums = |old: &dyn Fn(usize) -> i64, out: &mut Vec<i64>| {
             out.clear();
             for (i, change) in changes.iter().enumerate() {
@@ -113,8 +114,8 @@ impl Space {
                     }
                     None => sums(&|_| 0, out)?,
                 };
-                // Of a field that comes again and again the last value: what a bucket is locked
-                // for, and what is reserved, must not grow with that.
+                // Stores only the last value of each field, to bound the time under the bucket lock
+                // and the reserved memory.
                 let cells = last_of_each(changes, out);
                 if changes.len() <= FEW {
                     table.store(id, at, cells)
@@ -133,9 +134,8 @@ impl Space {
         result
     }
 
-    /// Sets fields of a row, all or none; creates the row. Returns the number of different fields
-    /// in `cells` whose value was 0 or whose row did not exist. Values beyond the declared bounds
-    /// are refused or stop there: see [`Space::within_bounds`].
+    /// Sets fields of a row, atomically, and creates the row if needed. Returns how many different
+    /// fields of `cells` were 0 before.
     pub fn set(&self, id: u64, cells: &[(usize, i64)]) -> Result<usize, Error> {
         let cells = &*self.within_bounds(cells)?;
         let zeros = |old: &dyn Fn(usize) -> i64| {
@@ -162,19 +162,23 @@ impl Space {
         Ok(created)
     }
 
-    /// Deletes a row; whether there was one. If that cannot be read nothing has changed.
+    /// Deletes a row. Returns whether it existed.
+    ///
+    /// # Errors
+    ///
+    /// The row may be on a disk that cannot be read; nothing has changed.
     pub fn delete(&self, id: u64) -> Result<bool, Unreadable> {
         self.delete_as(Origin::Client, id)
     }
 
-    /// A deletion needs no memory, opens no table and moves no frontier: it is never refused,
-    /// and a row that is not there leaves no trace.
+    /// Deletes a row. A deletion needs no table and does not move the frontier, so it is never
+    /// refused.
     fn delete_as(&self, origin: Origin, id: u64) -> Result<bool, Unreadable> {
         if id < self.horizon() {
             return Ok(false);
         }
         loop {
-            // Its table may have been retired meanwhile.
+            // The table may be retired concurrently.
             let inside = || {
                 self.ring
                     .write(id, hash_of(id), |e| self.delete_in(origin, e, id))
@@ -187,7 +191,7 @@ impl Space {
         }
     }
 
-    /// Deletes a row where it lies; whether there was one. Called under its stripe.
+    /// Deletes a row from its table or the cold backend. The caller holds the stripe.
     fn delete_in(&self, origin: Origin, entry: &Entry<Table>, id: u64) -> Result<bool, ToFetch> {
         let tables = [Some(entry.table()), entry.drains().map(rolling::Slot::table)];
         let found = || tables.iter().flatten().find_map(|table| Some((table, table.locate(id)?)));
@@ -200,7 +204,7 @@ impl Space {
                     BelowRow::ToFetch => return Err(ToFetch),
                 }
             }
-            // Before the row goes, so that no reader sees what lies below (D2).
+            // Hides the cold row before the row in memory disappears (D2).
             self.tombstones.add(id, &self.budget);
         }
         if let Some((table, at)) = found() {
@@ -209,9 +213,11 @@ impl Space {
         Ok(was)
     }
 
-    /// Makes the row what it says, or nothing: replay. A shorter row is filled up with zeros,
-    /// values at dropped positions are ignored. Idempotent, and independent of order between ids:
-    /// bounds on early ids do not hold here, what was accepted once is accepted again.
+    /// Replaces a row, or deletes it if `row` is `None`, for replay. Missing values become 0, and
+    /// values at dropped positions are ignored.
+    ///
+    /// Idempotent, and independent of the order between ids. Limits on outliers do not apply,
+    /// because the log contains only accepted writes.
     pub fn put(&self, id: u64, row: Option<&[i64]>) -> Result<(), Error> {
         let Some(row) = row else {
             self.delete_as(Origin::Log, id)?;
@@ -237,8 +243,7 @@ impl Space {
         )
     }
 
-    /// These values as they may be written: those beyond the bounds of their fields refused, or at
-    /// the bound where it saturates.
+    /// Applies the declared bounds: saturates values or refuses them.
     pub fn within_bounds<'a>(
         &self,
         cells: &'a [(usize, i64)],
@@ -256,7 +261,7 @@ impl Space {
         cells.iter().map(within).collect::<Result<Vec<_>, Error>>().map(Cow::Owned)
     }
 
-    /// Checks that there are these fields. Gives the schema, if it declares bounds for one of them.
+    /// Checks that the fields exist. Returns the schema if any field has declared bounds.
     #[inline]
     fn check(
         &self,
@@ -269,7 +274,8 @@ impl Space {
         self.check_closely(fields)
     }
 
-    /// A field that was just added is in the schema a moment before `plain` has it.
+    /// Checks against the schema, which is published before `plain`: a new field may be missing in
+    /// `plain`.
     #[cold]
     fn check_closely(
         &self,
@@ -284,9 +290,8 @@ impl Space {
         Ok(is_bounded.then(|| shape.schema.clone()))
     }
 
-    /// One write of a client, wherever `id` belongs. `inside` does it in a table, `ahead` says what
-    /// fields of the row in the outliers become. Both get `state`, and may run several times,
-    /// without effect but for the last.
+    /// Writes for a client. `inside` performs the write in a table; `ahead` returns the new cells
+    /// of an outlier row. Both receive `state` and may run several times; only the last run counts.
     fn write<S>(
         &self,
         id: u64,
@@ -296,7 +301,7 @@ impl Space {
     ) -> Result<(), Error> {
         loop {
             let result = self.write_as(Origin::Client, id, state, &mut inside, &mut ahead);
-            // The thread that opens ranges may be slower than writers are.
+            // Writers may outrun the thread that opens ranges.
             let is_full = matches!(result, Err(Error::Full { .. } | Error::TooManyOutliers { .. }));
             let may_advance = || {
                 let waiting = self.outliers.len();
@@ -318,7 +323,7 @@ impl Space {
     ) -> Result<(), Error> {
         let write = |side: Side, entry: &mut Option<Arc<OutlierRow>>| match side {
             Side::Inside => self.write_inside(origin, id, entry, |table| inside(table, state)),
-            // A space that has hardly begun holds all ids there, also those that were retired.
+            // In a space without a frontier all ids are outliers, including retired ones.
             Side::Ahead if id < self.horizon() => self.refuse_retired(origin),
             Side::Ahead => {
                 if entry.is_none() && origin == Origin::Client {
@@ -337,7 +342,7 @@ impl Space {
         if waiting > 0 {
             self.look_ahead(waiting);
         }
-        // Where deletions have left tables empty there is memory to be had.
+        // Deletions may have left tables that can shrink.
         if matches!(result, Err(Refused::Engine(Error::Full { .. }))) {
             self.stirred.store(true, Relaxed);
         }
@@ -347,9 +352,10 @@ impl Space {
         })
     }
 
-    /// Refuses a further row aside where those take half of the memory, or a quarter if no table
-    /// takes it: however many such ids come, others have the room in which a range of them gathers.
-    /// That is a quarter in any case: the limit may have been higher when those came.
+    /// Refuses a new outlier if the existing ones use too much memory: half of the limit, or a
+    /// quarter for ids that no table can take. An id below [`UPPER`] is always accepted while the
+    /// outliers below [`UPPER`] use at most a quarter, since the limit may have been lowered. The
+    /// remaining memory suffices for a new range.
     fn check_outliers(&self, id: u64) -> Result<(), Error> {
         let limit_bytes = self.memory_limit_bytes();
         let is_within =
@@ -363,8 +369,8 @@ impl Space {
         if is_fine { Ok(()) } else { Err(Error::TooManyOutliers { limit_bytes }) }
     }
 
-    /// One write to the table that covers `id`, after storing there what the outliers had of it,
-    /// which is taken away then.
+    /// Writes to the table that covers `id`. First moves the outlier row into the table, if there
+    /// is one.
     fn write_inside(
         &self,
         origin: Origin,
@@ -374,7 +380,7 @@ impl Space {
     ) -> Result<(), Error> {
         loop {
             let written = self.ring.write(id, hash_of(id), |entry| {
-                // Under the stripe, which is waited for when the line has risen.
+                // Checked under the stripe, since [`Space::retire_below`] waits for all stripes.
                 if id < self.horizon() {
                     return self.refuse_retired(origin).map(|()| None).map_err(Stop::Error);
                 }
@@ -391,7 +397,7 @@ impl Space {
                     }
                     *outliers = None;
                 }
-                // A log tells whole rows.
+                // A log record contains the whole row.
                 if origin == Origin::Client && id < self.cold_end() && table.locate(id).is_none() {
                     self.take_from_below(table, id)?;
                 }
@@ -399,10 +405,11 @@ impl Space {
                 Ok(self.is_due(entry))
             });
             match written {
-                // Only a rewrite makes room: do some of it, or wait for the thread that does.
+                // The table cannot be extended: perform a rewrite step, or wait for the thread that
+                // does.
                 Some(Err(Stop::Error(Error::Full { .. })))
                     if self.is_used_up(id) && self.rewrite_for_room() => {}
-                // Its table was retired.
+                // The table was retired.
                 None => return self.refuse_retired(origin),
                 Some(Ok(due)) => {
                     if let Some(due) = due {
@@ -417,7 +424,7 @@ impl Space {
         }
     }
 
-    /// What a log tells again of a retired row is passed over.
+    /// Skips a replayed write to a retired row; refuses any other.
     #[cold]
     fn refuse_retired(&self, origin: Origin) -> Result<(), Error> {
         match origin {
@@ -430,7 +437,7 @@ impl Space {
         self.ring.load().find(id).is_some_and(|entry| entry.table().is_used_up())
     }
 
-    /// Stores what lies below the line of a row that is not in memory.
+    /// Copies the cold values of a row into its table.
     #[cold]
     fn take_from_below(&self, table: &Table, id: u64) -> Result<(), Stop> {
         match self.below_at_hand(id) {
@@ -445,8 +452,8 @@ impl Space {
         Ok(())
     }
 
-    /// The table in which `id` is written: the entry's, after moving the row there if the entry is
-    /// draining another.
+    /// Returns the table for a write of `id`. Moves the row there first if the entry drains another
+    /// table.
     fn table_for<'a>(&self, entry: &'a Entry<Table>, id: u64) -> Result<&'a Table, Stop> {
         let table = entry.table();
         if table.home(id).is_none() {
@@ -455,12 +462,12 @@ impl Space {
         let Some(old) = entry.drains() else { return Ok(table) };
         match self.move_row(id, old.table(), table) {
             Ok(()) => Ok(table),
-            // No memory to move it: it stays, and is written where it is.
+            // Without memory to move the row, write it in the old table.
             Err(_) => Ok(old.table()),
         }
     }
 
-    /// Moves a row, if it is there, from a drained table. Its stripe is held.
+    /// Moves a row out of a drained table, if it is there. The caller holds the stripe.
     pub(crate) fn move_row(&self, id: u64, old: &Table, new: &Table) -> Result<(), Error> {
         if let Some(at) = self.copy_row(id, old, new)? {
             old.delete(id, at);
@@ -468,7 +475,8 @@ impl Space {
         Ok(())
     }
 
-    /// Copies a row to a table that lacks it, while no writer is in it; where it is, if it exists.
+    /// Copies a row to a table that lacks it, and returns its location in the old table. No writer
+    /// may be in the row.
     pub(crate) fn copy_row(&self, id: u64, old: &Table, new: &Table) -> Result<Option<At>, Error> {
         let Some(at) = old.locate(id) else { return Ok(None) };
         let row = old.row(at, id);
@@ -482,7 +490,7 @@ impl Space {
         Ok(Some(at))
     }
 
-    /// Whether the table of a write wants something done, after it.
+    /// Returns the maintenance that the table needs after a write.
     fn is_due(&self, entry: &Entry<Table>) -> Option<Due> {
         let table = entry.table();
         if table.rows() >= table.roll_at() && self.rolls(entry) {
@@ -496,8 +504,7 @@ impl Space {
 
     fn attend(&self, due: Due) {
         match due {
-            // Without memory for another table this one goes on taking rows; it says so when it is
-            // full.
+            // Without memory for another table, this one accepts rows until it is full.
             Due::Roll(low) => drop(self.roll_full(low)),
             Due::Relief(extensions) => {
                 self.stirred.store(true, Relaxed);
@@ -508,14 +515,14 @@ impl Space {
         }
     }
 
-    /// Opens a table above an open one, which starts at `low` and is full.
+    /// Opens a table above the full one that starts at `low`.
     fn roll_full(&self, low: u64) -> Result<(), Error> {
         let Some(_rolling) = self.rolling.try_lock() else { return Ok(()) };
         self.open_above(low, None)
     }
 
-    /// Closes the newest table now, if it has any row. Returns whether it did: not if very many ids
-    /// come at this moment.
+    /// Closes the newest table if it has rows, and returns whether it did. Concurrent inserts of
+    /// many new ids may prevent that.
     pub fn roll_now(&self) -> Result<bool, Error> {
         let _rolling = self.rolling.lock();
         let newest = |tables: &rolling::Tables<Table>| {
@@ -528,8 +535,7 @@ impl Space {
         Ok(newest(&self.ring.load()).0 != low)
     }
 
-    /// Opens a table that has a place for `id`, unless another writer just did: another above, or
-    /// one with a longer span in place of that which starts at `low`.
+    /// Opens a table for `id`, unless another writer has already opened one.
     pub(crate) fn open_for(&self, low: u64, id: u64) -> Result<(), Error> {
         let _rolling = self.rolling.lock();
         if self.ring.load().find(id).is_none_or(|entry| entry.table().home(id).is_some()) {
@@ -538,8 +544,8 @@ impl Space {
         self.open_above(low, Some(id))
     }
 
-    /// Opens a table above that which starts at `low`, in the rest of its range. With `rolling`
-    /// held.
+    /// Opens a table above the one that starts at `low`, within its range. The caller holds
+    /// `rolling`.
     fn open_above(&self, low: u64, id: Option<u64>) -> Result<(), Error> {
         let tables = self.ring.load();
         let Some(entry) = tables.find(low).filter(|entry| entry.slot().low() == low) else {
@@ -551,9 +557,8 @@ impl Space {
         let sample = table.sample(1024);
         let gap = sizing::gap(&sample, table.rows());
         let sized = |rows: u64| {
-            // Half as many ids again as the rows should need: traffic has its tides. And far beyond
-            // an id that lies outside what the density would have needed: ids may come in clumps (a
-            // second's posts, then a gap) that are larger than a small table.
+            // Allow half as many ids again, since traffic varies. An id beyond the expected span
+            // gets a much larger span: ids may arrive in clusters larger than a small table.
             let expected =
                 (u128::from(gap) * u128::from(rows) * 3 / 2).min(u128::from(u64::MAX)) as u64;
             let jump = id.map_or(0, |id| id - base);
@@ -567,7 +572,7 @@ impl Space {
         let next = loop {
             let sizing = sized(rows).in_whole_pages(&schema);
             match self.new_table(&sizing, schema.clone(), &self.quota) {
-                // What memory there is serves better as a smaller table than beside a full one.
+                // A smaller table is better than a table that remains overfull.
                 Err(Error::Full { .. }) if rows > FIRST_ROWS => rows /= 2,
                 next => break next?,
             }
@@ -580,42 +585,44 @@ impl Space {
         Ok(())
     }
 
-    /// Rows that the table above this one is made for. A small space grows by large steps, any
-    /// other by an eighth, so that what its newest table has not got yet is at most that. But a
-    /// step is no less than a huge page.
+    /// Returns the rows for which the table above `table` is sized. A small space grows by large
+    /// steps, any other by an eighth, which bounds the unused memory. The minimum step is about a
+    /// huge page.
     fn next_rows(&self, table: &Table) -> u64 {
         let grown = table.rows().max(FIRST_ROWS) * GROWTH;
         grown.min((self.rows() / GROWTH_PART).max(LEAST_STEP_ROWS)).min(self.rows_per_table())
     }
 
-    /// Where a table may be closed: all ids in it, and in one that it drains, lie below.
+    /// Returns the id at which a table may be closed: above all of its ids and those of the table
+    /// it drains.
     fn end_of(&self, slot: &Slot<Table>, table: &Table) -> Option<u64> {
         let boundary = self.frontier.boundary(slot.last());
         let ends = [boundary, table.span().1.checked_add(1)].into_iter().flatten();
         ends.min().filter(|&end| end > slot.low() && end <= slot.last())
     }
 
-    /// Closes a table and opens `next` above it; gives where. None: another writer did, or so many
-    /// ids have come while `next` was made that it would begin beyond its own span. No id would
-    /// have a place in it, nor could it be closed: all writers above would try for ever. The next
-    /// one is made for more.
+    /// Closes a table and opens `next` above it. Returns the boundary.
+    ///
+    /// Returns `None` if another writer has rolled, or if new ids have moved the boundary beyond
+    /// the span of `next`. Such a table could take no id and could not be closed, so all writers
+    /// above it would loop. The next attempt sizes a larger table.
     fn roll_to(&self, slot: &Slot<Table>, table: &Table, next: Table) -> Option<u64> {
         let last = next.span().1;
         let boundary = || self.end_of(slot, table).filter(|&boundary| boundary <= last);
         self.ring.roll(slot.low(), boundary, next).ok()
     }
 
-    /// Closes the table over the start of a range there and opens one for its first rows, so many;
-    /// whether it did. With `rolling` held.
+    /// Closes the table around the start of a range and opens a table there for `rows` rows.
+    /// Returns whether the range now starts a table. The caller holds `rolling`.
     fn divide(&self, Range { start, high, .. }: Range, rows: u64, quota: &Quota) -> bool {
         let (tables, schema) = (self.ring.load(), self.schema());
         let Some(entry) = tables.find(start) else { return false };
-        // A log may have told of the table, and of the range not yet.
+        // Replay may create the table before it reports the range.
         if entry.slot().low() == start {
             return true;
         }
         let rows = rows.clamp(FIRST_ROWS, self.rows_per_table().max(FIRST_ROWS));
-        // As dense as those that wait there, and half as many again.
+        // Assumes the density of the waiting ids, plus half.
         let span = (high - start).saturating_mul(3) / 2;
         let last = start.saturating_add(span.max(rows)).min(entry.slot().last());
         let sizing = Sizing::new(&schema, start, last, rows);
@@ -623,7 +630,7 @@ impl Space {
         self.ring.roll(entry.slot().low(), || Some(start), next).is_ok()
     }
 
-    /// Asks whether the ids that wait in the outliers are enough, and if so takes them in.
+    /// Moves outliers into tables if there are enough of them.
     fn look_ahead(&self, waiting: usize) {
         let begins = self.frontier.high().is_none() && (waiting < 64 || waiting >= self.max_aside);
         if waiting <= MOVED_BY_WRITER && (begins || self.frontier.should_advance(waiting)) {
@@ -631,25 +638,23 @@ impl Space {
         }
     }
 
-    /// Behind what a log has told, while no limit holds: opens ranges for the outliers, as they
-    /// were open before. Batches do not come in the order of writes, and what was short of memory
-    /// when they came is not while they are read back. `limit_bytes`: the memory limit that is to
-    /// hold.
+    /// Opens ranges for the outliers after replay, while no limit applies. Replay orders batches
+    /// differently from the original writes, and memory that was short then may be free now.
+    /// `limit_bytes` is the future memory limit.
     pub fn gather(&self, limit_bytes: u64) {
-        // The thread of the rewrites may be at work: what it does is waited for.
+        // Waits for a rewrite in progress.
         while !self.outliers.is_empty() && self.advance_within(limit_bytes, self.rolling.lock()) {}
     }
 
-    /// Opens a range of ids for rows of the outliers, if they are enough, and moves them into
-    /// tables.
+    /// Opens a range for the outliers, if there are enough of them, and moves them into tables.
     pub(crate) fn advance(&self) -> bool {
         let Some(rolling) = self.rolling.try_lock() else { return false };
         self.advance_within(self.memory_limit_bytes(), rolling)
     }
 
     fn advance_within(&self, limit_bytes: u64, rolling: MutexGuard<'_, ()>) -> bool {
-        // Few rows stand for all their writes, more for some, many for one each: the frontier wants
-        // a quorum of either, if there is room for that.
+        // A few rows count by all their writes, more rows by some, many rows by one each. The
+        // frontier needs a quorum of rows or of writes.
         let rows = self.outliers.len();
         let few = rows < 64;
         let most = if few { WRITES_AT_START } else { WRITES_AT_START.div_ceil(rows) };
@@ -664,7 +669,8 @@ impl Space {
         let rows = rows as u64;
         let bytes = rows * OutlierRow::bytes(0);
         let is_short = bytes > limit_bytes / OUTLIER_PART;
-        // In a full space, too: half of the rows at least move, and a table takes less than they.
+        // Also in a full space: at least half of the rows move, and a table takes less memory than
+        // those rows.
         let quota = self.budget.quota(bytes / 2);
         let divide = |range| self.divide(range, rows, &quota);
         let advanced = self.outliers.advance(&self.frontier, weight, is_short, divide);
@@ -676,38 +682,38 @@ impl Space {
         advanced
     }
 
-    /// Closes the open table of a range of ids far below the highest one, that in which nothing new
-    /// has come for the longest time; whether there was one. What comes there from now on is late.
+    /// Joins the least recently used range of ids with the one above it, which closes its open
+    /// table. Returns whether there was one. New ids in it then count as late.
     pub fn close_range(&self) -> bool {
         self.frontier.join_oldest()
     }
 
-    /// Moves some rows that the frontier has reached; how many.
+    /// Moves some outliers that the frontier has reached. Returns how many.
     pub(crate) fn drain_outliers(&self) -> usize {
-        // One for which there is no memory stays.
+        // A row that finds no memory stays.
         self.outliers.drain(&self.frontier, |id, row| {
             _ = self.write_inside(Origin::Log, id, row, |_| Ok(()))
         })
     }
 }
 
-/// Where a write comes from.
+/// Source of a write.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
-    /// A client: bounds on ids far ahead hold.
+    /// A client: limits on outliers apply.
     Client,
-    /// A log or a snapshot: it was accepted once.
+    /// A log or a snapshot: the write was accepted before.
     Log,
 }
 
-/// What lies below the line must be read first, without locks.
+/// The row must be read from the cold backend first, without locks.
 struct ToFetch;
 
-/// What a writer noticed about its table.
+/// Maintenance that a table needs after a write.
 enum Due {
-    /// The newest table, which starts here, is full.
+    /// The open table that starts here is full.
     Roll(u64),
-    /// The table is crowded, and has so many extension segments.
+    /// The table is crowded; the number of its extension segments.
     Relief(usize),
 }
 
@@ -716,7 +722,7 @@ mod tests {
     use super::*;
     use crate::{Options, Schema};
 
-    /// Between the look at the frontier and the roll others write, as many as they can.
+    /// Other writers insert ids between the choice of the boundary and the roll.
     #[test]
     fn no_table_is_opened_beyond_its_own_span() {
         let schema = Schema::parse("a:12").unwrap();
@@ -741,7 +747,7 @@ mod tests {
         set(last - 1);
         assert_eq!(space.frontier.boundary(u64::MAX), Some(last));
         assert_eq!(space.roll_to(newest.slot(), newest.table(), short), None);
-        // It takes all that have come, and one more.
+        // This table takes all ids so far, and one more.
         assert_eq!(space.roll_to(newest.slot(), newest.table(), next(last)), Some(last));
         (last..last + 3000).for_each(set);
         let ids: Vec<u64> = (1000..base).chain(last - 1..last + 3000).collect();

@@ -1,4 +1,4 @@
-//! A cold file: its head, its index, and lookups in it.
+//! Cold files: head, index and lookups.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| store::fuzz::cold(bytes));

@@ -1,4 +1,4 @@
-//! A run of the ledger: its note, its index, its blocks.
+//! Runs of the ledger: note, index and blocks.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| ledger::fuzz::run(bytes));

@@ -1,4 +1,4 @@
-//! A manifest.
+//! Manifests.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| store::fuzz::manifest(bytes));

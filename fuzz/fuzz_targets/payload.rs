@@ -1,4 +1,4 @@
-//! A payload of RESTORE, with a right checksum.
+//! RESTORE payloads with a valid checksum.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| rdb::fuzz::payload(bytes));

@@ -1,4 +1,4 @@
-//! A snapshot file.
+//! Snapshot files.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| store::fuzz::snapshot(bytes));

@@ -1,4 +1,4 @@
-//! A file of users.
+//! User files (ACL).
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tidemark_server::fuzz::users(bytes));

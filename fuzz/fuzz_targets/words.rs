@@ -1,4 +1,4 @@
-//! Patterns and numbers.
+//! Glob patterns and numbers.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tidemark_server::fuzz::words(bytes));

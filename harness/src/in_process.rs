@@ -1,4 +1,4 @@
-//! A server inside of the test's process, on a port of its own, and ways to talk to it.
+//! A server inside the test process, on its own port, and clients for it.
 
 use crate::PATIENCE;
 use std::io::{Read, Write};
@@ -8,12 +8,12 @@ use std::time::Instant;
 use tidemark_server::config::Config;
 use tidemark_server::{Server, start};
 
-/// The files of a folder: their names, and which file each is. One that grows is the same; one that
-/// was replaced is not.
+/// Returns name and inode of each file of a folder. Appending to a file keeps its inode; replacing
+/// it does not.
 fn files_of(folder: &std::path::Path) -> Vec<(std::ffi::OsString, u64)> {
     let entries =
         std::fs::read_dir(folder).expect("the data folder").map(|entry| entry.expect("an entry"));
-    // What has gone meanwhile is not there.
+    // Skips files that were removed since.
     let files = entries.filter(|entry| entry.file_type().is_ok_and(|of| of.is_file()));
     let mut files: Vec<_> = files.map(|entry| (entry.file_name(), entry.ino())).collect();
     files.sort();
@@ -29,18 +29,18 @@ pub struct TestServer {
 }
 
 impl TestServer {
-    /// With the built-in configuration.
+    /// Starts a server with the default configuration.
     pub fn start() -> TestServer {
         TestServer::with(|_| {})
     }
 
-    /// With a configuration that `change` has changed.
+    /// Starts a server with a configuration modified by `change`.
     pub fn with(change: impl FnOnce(&mut Config)) -> TestServer {
         let mut config = Config::default();
         config.server.workers = 2;
-        // Servers of other tests run beside this one.
+        // Servers of other tests run concurrently.
         config.admin.port = 0;
-        // What one request may hold is the affair of the test of that limit.
+        // The limits of one request have their own tests.
         (config.server.max_request_args, config.server.max_transaction_args) = (1 << 20, 1 << 20);
         change(&mut config);
         TestServer::on(tempfile::tempdir().expect("a temporary folder"), config)
@@ -52,8 +52,8 @@ impl TestServer {
         TestServer { port: server.port(), server: Some(server), config, folder: Some(folder) }
     }
 
-    /// Stops it and starts it again on the same data, with a configuration that `change` has
-    /// changed.
+    /// Stops the server and starts it again on the same data, with a configuration modified by
+    /// `change`.
     pub fn restart_with(mut self, change: impl FnOnce(&mut Config)) -> TestServer {
         if let Some(server) = self.server.take() {
             server.stop().expect("no thread panicked");
@@ -63,7 +63,7 @@ impl TestServer {
         TestServer::on(self.folder.take().expect("it is there until the end"), config)
     }
 
-    /// Stops it; [`Stopped::started`] starts it again, on the same port.
+    /// Stops the server; [`Stopped::started`] starts it again on the same port.
     pub fn stopped(mut self) -> Stopped {
         if let Some(server) = self.server.take() {
             server.stop().expect("no thread panicked");
@@ -72,16 +72,16 @@ impl TestServer {
         Stopped { folder, config: self.config.clone(), port: self.port }
     }
 
-    /// Stops it and starts it again.
+    /// Stops the server and starts it again.
     pub fn restart(self) -> TestServer {
         self.restart_with(|_| {})
     }
 
-    /// Another server on what the disk holds once it has all that was answered: as if this one's
-    /// process had been killed then.
+    /// Starts another server on a copy of the data, as after a kill of this one. Every acknowledged
+    /// write is on disk.
     pub fn killed(&self) -> TestServer {
-        // What was answered a moment ago may still be gathered for the log. Where it cannot get
-        // there, the disk is taken as it is.
+        // Acknowledged writes may still be queued for the log. If the log cannot be written, use
+        // the disk as it is.
         if let Ok(mut connection) =
             redis::Client::open(self.url()).and_then(|client| client.get_connection())
         {
@@ -90,7 +90,7 @@ impl TestServer {
         self.on_copy(self.folder())
     }
 
-    /// Another server, configured like this one, on a copy of a folder.
+    /// Starts another server with the same configuration on a copy of a folder.
     pub fn on_copy(&self, from: &std::path::Path) -> TestServer {
         let started = Instant::now();
         let to = loop {
@@ -99,7 +99,7 @@ impl TestServer {
             let copied = before
                 .iter()
                 .all(|(name, _)| std::fs::copy(from.join(name), to.path().join(name)).is_ok());
-            // A process dies at one moment: all files are to be of it.
+            // A process dies at one moment, so the copy must be of one moment as well.
             if copied && files_of(from) == before {
                 break to;
             }
@@ -112,33 +112,33 @@ impl TestServer {
         TestServer::on(to, self.config.clone())
     }
 
-    /// Its data folder.
+    /// The data folder.
     pub fn folder(&self) -> &std::path::Path {
         self.folder.as_ref().expect("it is there until the end").path()
     }
 
-    /// The port that it listens on.
+    /// The listening port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Its address, for a client that wants one.
+    /// The address, for clients that take a URL.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
-    /// A connection of redis-rs, a stock client.
+    /// Opens a connection of redis-rs, a stock client.
     pub fn connection(&self) -> redis::Connection {
         let client = redis::Client::open(self.url()).expect("a valid address");
         client.get_connection().expect("the server takes connections")
     }
 
-    /// The server itself.
+    /// The server object.
     pub fn server(&self) -> &Server {
         self.server.as_ref().expect("it runs until it is dropped")
     }
 
-    /// Bytes on a socket, for tests of the protocol.
+    /// Opens a raw socket, for protocol tests.
     pub fn raw(&self) -> Raw {
         let stream = TcpStream::connect(("127.0.0.1", self.port)).expect("the server listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
@@ -146,14 +146,14 @@ impl TestServer {
         Raw { stream }
     }
 
-    /// Stops it and waits for its end.
+    /// Stops the server and waits for its end.
     pub fn stop(mut self) {
         if let Some(server) = self.server.take() {
             server.stop().expect("no thread panicked");
         }
     }
 
-    /// Waits until a client has stopped it (SHUTDOWN).
+    /// Waits until a client has stopped the server (SHUTDOWN).
     pub fn join(mut self) {
         if let Some(server) = self.server.take() {
             server.join().expect("no thread panicked");
@@ -161,15 +161,15 @@ impl TestServer {
     }
 }
 
-/// A server that was stopped.
+/// A stopped server.
 pub struct Stopped {
     folder: tempfile::TempDir,
     config: Config,
     port: u16,
 }
 
-/// On a free port that the system gives to no outgoing connection: it must still be
-/// free when a server that was stopped comes back.
+/// Binds a free port outside the system's ephemeral range. No outgoing connection takes the port
+/// while the server is stopped.
 pub fn listener() -> TcpListener {
     let range =
         std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
@@ -180,7 +180,7 @@ pub fn listener() -> TcpListener {
 }
 
 impl Stopped {
-    /// Starts it again.
+    /// Starts the server again.
     pub fn started(self) -> TestServer {
         let mut config = self.config;
         config.durability.dir = self.folder.path().to_path_buf();
@@ -203,14 +203,14 @@ impl Drop for TestServer {
     }
 }
 
-/// A socket to the server, without a client's comfort.
+/// A raw socket to the server.
 pub struct Raw {
     /// The socket.
     pub stream: TcpStream,
 }
 
 impl Raw {
-    /// Sends bytes; a server that has closed the connection meanwhile is no failure here.
+    /// Sends bytes. A connection that the server has closed is not an error here.
     pub fn send(&mut self, bytes: impl AsRef<[u8]>) -> &mut Raw {
         let _ = self.stream.write_all(bytes.as_ref());
         self
@@ -221,7 +221,7 @@ impl Raw {
         self.send(request(args))
     }
 
-    /// Reads until so many bytes are there, or the server closes.
+    /// Reads `length` bytes, or fewer if the server closes the connection.
     pub fn take(&mut self, length: usize) -> String {
         let mut bytes = Vec::with_capacity(length);
         let mut buf = [0; 4096];
@@ -236,7 +236,7 @@ impl Raw {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Expects exactly these bytes next.
+    /// Asserts that exactly these bytes arrive next.
     #[track_caller]
     pub fn expect(&mut self, bytes: &str) -> &mut Raw {
         assert_eq!(self.take(bytes.len()), bytes);
@@ -248,20 +248,20 @@ impl Raw {
         let mut bytes = Vec::new();
         match self.stream.read_to_end(&mut bytes) {
             Ok(_) => {}
-            // A reset, too, is a closed connection.
+            // A reset is a closed connection as well.
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
             Err(error) => panic!("after {:?}: {error}", String::from_utf8_lossy(&bytes)),
         }
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Sends a request and reads one line of reply.
+    /// Sends a request and reads one line of the reply.
     pub fn ask(&mut self, args: &[&str]) -> String {
         self.request(args);
         self.line()
     }
 
-    /// Reads one line, without its end.
+    /// Reads one line, without CRLF.
     pub fn line(&mut self) -> String {
         let mut bytes = Vec::new();
         let mut byte = [0];
@@ -276,7 +276,7 @@ impl Raw {
     }
 }
 
-/// A request as an array of bulk strings.
+/// Encodes a request as an array of bulk strings.
 pub fn request(args: &[&str]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", args.len()).into_bytes();
     for arg in args {
@@ -285,13 +285,13 @@ pub fn request(args: &[&str]) -> Vec<u8> {
     bytes
 }
 
-/// The rules that docs/security.md recommends for a user, as words of ACL SETUSER, with this
-/// password.
+/// Returns the rules that docs/security.md recommends for a user, as arguments of ACL SETUSER with
+/// this password.
 pub fn recommended_user(name: &str, password: &str) -> Vec<String> {
     let text = include_str!("../../docs/security.md");
     let start = format!("ACL SETUSER {name} ");
     let line = text.lines().find_map(|line| Some(&line[line.find(&start)?..]));
-    // As a shell reads them: what is between quotes is one word.
+    // Split as a shell does: quoted text is one argument.
     let parts = line.expect("the documentation has this user").split('\'').enumerate();
     let words = parts.flat_map(|(at, part)| match at % 2 {
         0 => part.split_ascii_whitespace().map(str::to_owned).collect(),

@@ -1,10 +1,10 @@
-//! Servers under test, and what tests of them share.
+//! Servers under test, and helpers that their tests share.
 //!
 //! | module | server |
 //! |---|---|
-//! | [`in_process`] | inside of the test's process: fast, and open to Rust |
-//! | [`mod@program`] | the real program as a process: signals, kill -9, failing disks |
-//! | [`measured`] | a process under measurement, ours or a peer's |
+//! | [`in_process`] | inside the test process: fast, and accessible from Rust |
+//! | [`mod@program`] | the real program as a process: signals, kill -9, disk failures |
+//! | [`measured`] | a process under measurement, Tidemark or a peer |
 //! | [`transcript`] | one per story of `tests/scripts` |
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is the report")]
@@ -20,25 +20,25 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// How long a test waits for something that should take milliseconds.
+/// Timeout for events that should take milliseconds.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The program under test: `tidemark` in the folder of this test's own build.
+/// Path of the program under test: `tidemark` in the folder of this test's build.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let this = std::env::current_exe().expect("the path of this test");
-        // A test lies in target/debug/deps, a benchmark beside the program.
+        // Tests are in target/debug/deps, benchmarks in the folder of the program.
         let mut beside = this.ancestors().skip(1).take(2).map(|dir| dir.join("tidemark"));
         let found = beside.find(|path| path.is_file());
         found.expect("the program is built: cargo build --bin tidemark")
     })
 }
 
-/// Says that a test cannot run here: past libtest, which shows nothing of what passes, and in the
-/// file that `./test` prints at its end.
+/// Reports that a test cannot run here, on stderr (bypassing libtest's capture) and in the file
+/// that `./test` prints at its end.
 pub fn cannot(why: &str) {
-    // A test that has a process of its own runs on its main thread.
+    // In a process of its own, a test runs on the main thread.
     let name = std::env::var("NEXTEST_TEST_NAME")
         .unwrap_or_else(|_| std::thread::current().name().unwrap_or_default().to_owned());
     let said = format!("SKIPPED: {name}: {why}\n");
@@ -50,13 +50,13 @@ pub fn cannot(why: &str) {
     }
 }
 
-/// Waits until `done` holds.
+/// Waits until `done` returns true, with the default timeout.
 #[track_caller]
 pub fn eventually(what: &str, done: impl FnMut() -> bool) {
     within(PATIENCE, what, done);
 }
 
-/// Waits until `done` holds, for so long at most.
+/// Waits until `done` returns true, at most `patience`.
 #[track_caller]
 pub fn within(patience: Duration, what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -66,8 +66,7 @@ pub fn within(patience: Duration, what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// What TM.TABLES says of each table of a space, without the entry of its outliers, which are in no
-/// table.
+/// Returns the TM.TABLES entries of a space, without that of its outliers.
 pub fn tables(
     connection: &mut redis::Connection,
     space: &str,
@@ -80,12 +79,12 @@ pub fn tables(
     all.into_iter().filter(|table| !is_aside(table)).collect()
 }
 
-/// A number that TM.TABLES says of a table.
+/// Returns a number of a TM.TABLES entry.
 pub fn number(table: &HashMap<String, redis::Value>, name: &str) -> f64 {
     redis::from_redis_value(table[name].clone()).unwrap_or_else(|_| panic!("{name} of {table:?}"))
 }
 
-/// Bytes of memory that this process has in RAM.
+/// Resident memory of this process, in bytes.
 pub fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
     let line = status.lines().find(|l| l.starts_with("VmRSS:")).expect("VmRSS");

@@ -1,4 +1,4 @@
-//! A server process under measurement: ours or a peer, on a free port, in a folder of its own.
+//! A server process under measurement: Tidemark or a peer, on a free port, in its own folder.
 
 use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -7,35 +7,33 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Where a benchmark has its servers.
+/// Location of a benchmark's servers.
 #[derive(clap::Args, Clone)]
 pub struct Place {
-    /// The program; by default the one beside this one.
+    /// Path of the tidemark program [default: the one in the folder of this program]
     #[arg(long, global = true)]
     tidemark: Option<PathBuf>,
-    /// Data folders are made here, and removed. It must be on the disk that is to be measured.
+    /// Parent of the temporary data folders; must be on the disk to measure
     #[arg(long, global = true, default_value_os_t = std::env::temp_dir())]
     dir: PathBuf,
-    /// What takes long to load is kept in this folder, and copied from there by later runs of the
-    /// same size.
+    /// Cache folder for data that take long to load, reused by runs of the same size
     #[arg(long, global = true)]
     keep: Option<PathBuf>,
 }
 
 impl Place {
-    /// Starts Tidemark there. See [`Server::tidemark`].
+    /// Starts Tidemark; see [`Server::tidemark`].
     pub fn tidemark(&self, fsync: &'static str, more: &str) -> io::Result<Server> {
         Server::tidemark(self.tidemark.as_deref(), &self.dir, fsync, more)
     }
 
-    /// Starts the redis-server of the system there. See [`Server::redis`].
+    /// Starts the system's redis-server; see [`Server::redis`].
     pub fn redis(&self, options: &'static [&'static str]) -> io::Result<Server> {
         Server::redis(Path::new("redis-server"), &self.dir, options)
     }
 
-    /// An empty server with what `fill` puts there, which the name says: now, or in an earlier run,
-    /// if such data are kept. Data of another version may lack what this one would write: the
-    /// keeper removes them.
+    /// Fills an empty server with `fill`, or from the cache if an earlier run has stored data of
+    /// this name. The cache is not versioned: remove it after a change of formats.
     pub fn filled(
         &self,
         name: &str,
@@ -55,7 +53,7 @@ impl Place {
             fill(&server)?;
             server.client()?.call(&[b"SAVE"])?;
             server.kill()?;
-            // Under its name once all of it is there.
+            // Renamed once it is complete.
             let half = keep.join(format!("{name}.half"));
             std::fs::create_dir_all(&half)?;
             copy_files(server.folder.path(), &half)?;
@@ -65,7 +63,7 @@ impl Place {
         Ok(server)
     }
 
-    /// A new folder there.
+    /// Creates a temporary folder.
     pub fn folder(&self) -> io::Result<tempfile::TempDir> {
         tempfile::tempdir_in(&self.dir)
     }
@@ -79,8 +77,8 @@ fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A Tidemark in this very process, with room for many posts and nothing synced: for what is
-/// measured without sockets. Its folder goes with it.
+/// Starts Tidemark in this process, with room for many posts and without fsync, for measurements
+/// without sockets. The folder is removed on drop.
 pub fn in_process()
 -> Result<(tidemark_server::Server, tempfile::TempDir), Box<dyn std::error::Error>> {
     let mut config = tidemark_server::config::Config::default();
@@ -93,10 +91,10 @@ pub fn in_process()
     Ok((server, folder))
 }
 
-/// How a server is started in a folder, on a port.
+/// Builds the command that starts a server in a folder, on a port.
 type Start = Box<dyn Fn(&Path, u16) -> Command + Send + Sync>;
 
-/// A server process in a folder of its own. Killed, and the folder removed, when dropped.
+/// A server process in its own folder. On drop it is killed and the folder is removed.
 pub struct Server {
     child: Child,
     port: u16,
@@ -105,7 +103,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts what `start` says, in a new folder under `dir`, and waits until it answers.
+    /// Starts a server in a new folder under `dir` and waits until it answers.
     pub fn new(
         dir: &Path,
         start: impl Fn(&Path, u16) -> Command + Send + Sync + 'static,
@@ -118,8 +116,8 @@ impl Server {
         Ok(server)
     }
 
-    /// Tidemark: the program, or the one beside this one; `more` is what its configuration says
-    /// beside durability.
+    /// Starts Tidemark. `program` defaults to the one in the folder of this program; `more` is
+    /// appended to the configuration.
     pub fn tidemark(
         program: Option<&Path>,
         dir: &Path,
@@ -131,7 +129,7 @@ impl Server {
         let config = format!("[durability]\nsnapshot_every_s = 0\nsnapshot_log_bytes = 0\n{more}");
         Server::new(dir, move |folder, port| {
             let file = folder.join("tidemark.toml");
-            // Without it the server says what is missing.
+            // If this fails, the server reports the missing file.
             let _ = std::fs::write(&file, &config);
             let mut command = Command::new(&program);
             command
@@ -142,7 +140,7 @@ impl Server {
         })
     }
 
-    /// A server that takes redis-server's arguments.
+    /// Starts a server that takes the arguments of redis-server.
     pub fn redis(
         program: &Path,
         dir: &Path,
@@ -166,17 +164,17 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// The listening port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// A connection.
+    /// Opens a connection.
     pub fn client(&self) -> io::Result<Client> {
         Client::connect(("127.0.0.1", self.port))
     }
 
-    /// Waits until it has loaded its data.
+    /// Waits until the server has loaded its data.
     fn ready(&self) -> io::Result<()> {
         let started = Instant::now();
         while !self
@@ -192,19 +190,20 @@ impl Server {
         Ok(())
     }
 
-    /// Kills it and starts it again. Gives wall-clock and CPU seconds until it is ready.
+    /// Kills the server and starts it again. Returns the wall-clock and CPU seconds until it is
+    /// ready.
     pub fn restart(&mut self) -> io::Result<(f64, f64)> {
         self.kill()?;
         self.again()
     }
 
-    /// Kills it; its folder stays.
+    /// Kills the server and keeps its folder.
     pub fn kill(&mut self) -> io::Result<()> {
         self.child.kill()?;
         self.child.wait().map(drop)
     }
 
-    /// Kills it, and removes all files of its folder.
+    /// Kills the server and removes all files of its folder.
     pub fn empty(&mut self) -> io::Result<()> {
         self.kill()?;
         for file in std::fs::read_dir(self.folder.path())? {
@@ -213,7 +212,7 @@ impl Server {
         Ok(())
     }
 
-    /// Starts it again after it was killed, as [`Server::restart`] does.
+    /// Starts the server after [`Server::kill`]; see [`Server::restart`] for the result.
     pub fn again(&mut self) -> io::Result<(f64, f64)> {
         let started = Instant::now();
         self.child = (self.start)(self.folder.path(), self.port).spawn()?;
@@ -221,7 +220,7 @@ impl Server {
         Ok((started.elapsed().as_secs_f64(), self.cpu_s()))
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the server has exited by itself.
     pub fn wait(&mut self) -> io::Result<()> {
         let status = self.child.wait()?;
         if status.success() {
@@ -231,12 +230,13 @@ impl Server {
         }
     }
 
-    /// User and system time of the process so far, in seconds, to a hundredth; threads that have
-    /// ended included.
+    /// User and system CPU time of the process so far, in seconds, to a hundredth. Includes threads
+    /// that have ended.
     pub fn cpu_s(&self) -> f64 {
         let stat =
             std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
-        // Behind the program's name, which may hold spaces: fields 14 and 15 of the whole.
+        // The program's name may contain spaces, so parse what follows it: fields 14 and 15 of the
+        // line.
         let fields: Vec<f64> = stat
             .rsplit(')')
             .next()
@@ -244,13 +244,13 @@ impl Server {
             .split(' ')
             .filter_map(|f| f.parse().ok())
             .collect();
-        // The state, a letter, is not among them; a server whose fields are missing shows as NaN.
+        // The state, a letter, is not counted. Missing fields yield NaN.
         let ticks =
             fields.get(10).zip(fields.get(11)).map_or(f64::NAN, |(user, system)| user + system);
         ticks / rustix::param::clock_ticks_per_second() as f64
     }
 
-    /// Time on a processor of all threads that it has now, in seconds, to a few milliseconds.
+    /// CPU time of all current threads, in seconds, to a few milliseconds.
     pub fn threads_cpu_s(&self) -> f64 {
         let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", self.child.id())) else {
             return f64::NAN;
@@ -262,7 +262,7 @@ impl Server {
         threads.flatten().filter_map(|thread| of_thread(thread.path())).sum::<f64>() / 1e9
     }
 
-    /// A line of INFO.
+    /// Returns the value of an INFO field.
     pub fn info(&self, name: &str) -> io::Result<String> {
         let reply = self.client()?.call(&[b"INFO"])?;
         let OwnedFrame::BulkString(text) = reply else {
@@ -275,7 +275,7 @@ impl Server {
             .ok_or_else(|| io::Error::other(format!("INFO has no {name}")))
     }
 
-    /// Resident anonymous memory, in MiB: without the page cache.
+    /// Resident anonymous memory in MiB, without the page cache.
     pub fn memory_mib(&self) -> f64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))
             .unwrap_or_default();
@@ -284,7 +284,7 @@ impl Server {
             .map_or(f64::NAN, |kib| kib / 1024.0)
     }
 
-    /// Bytes of its files whose names end so, in this folder and those in it.
+    /// Total bytes of the files whose names end with `ending`, including subfolders.
     pub fn bytes_of(&self, ending: &str) -> u64 {
         fn sum(dir: &Path, ending: &str) -> u64 {
             let Ok(entries) = std::fs::read_dir(dir) else { return 0 };

@@ -1,5 +1,5 @@
-//! The real program as a process: starting it, liking through it, and comparing what it
-//! acknowledged with what it holds.
+//! The real program as a process: starts it, sends likes, and compares acknowledged likes with the
+//! stored ones.
 
 use crate::{program, within};
 use node::client::Client;
@@ -10,20 +10,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::Duration;
 
-/// Posts that are liked: few, so that many likes meet in one row.
+/// Number of liked posts; few, so that many likes go to the same row.
 pub const POSTS: u64 = 50;
-/// An id as microblogs have them.
+/// First post id, of a size that microblogs use.
 pub const FIRST: u64 = 3_631_614_501_919_378;
 
-/// (post, member) -> was the like acknowledged?
+/// Whether each (post, member) like was acknowledged.
 pub type Likes = BTreeMap<(u64, u64), bool>;
 
-/// Returns how often to kill the program, and the seed of the kills, which it prints.
+/// Returns the number of kills and their seed. Prints the seed.
 pub fn rounds(full: u64) -> (u64, u64) {
     rounds_at_least(full.min(3), full)
 }
 
-/// The same for a test that needs `least` rounds to reach what it asserts.
+/// [`rounds`] for a test that needs at least `least` rounds.
 pub fn rounds_at_least(least: u64, full: u64) -> (u64, u64) {
     let rounds = seeds::rounds_at_least(least, full);
     let seed = seeds::given("TIDEMARK_SEED").unwrap_or(1);
@@ -31,22 +31,22 @@ pub fn rounds_at_least(least: u64, full: u64) -> (u64, u64) {
     (rounds, seed)
 }
 
-/// The program as a server, and the port that it has chosen. Killed when dropped.
+/// The program as a server. Killed on drop.
 pub struct Program {
     /// The process.
     pub child: Child,
-    /// Where it listens.
+    /// The listening port.
     pub port: u16,
 }
 
 impl Program {
-    /// Starts it in a data folder.
+    /// Starts the program on a data folder.
     pub fn start(dir: &Path, fsync: &str) -> Program {
         Program::start_as(&[], dir, &["--fsync", fsync])
             .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
     }
 
-    /// Starts it with this configuration; that and its data are in this folder.
+    /// Starts the program with a configuration. File and data are in `folder`.
     pub fn start_with(folder: &Path, config: &str) -> Program {
         std::fs::create_dir_all(folder).unwrap();
         let file = folder.join("tidemark.toml");
@@ -55,17 +55,24 @@ impl Program {
             .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
     }
 
-    /// Starts it under another program (a tracer with its options), which must become the same
-    /// process. The error is what it said.
+    /// Starts the program under another one, such as a tracer, which must become the same process.
+    ///
+    /// # Errors
+    ///
+    /// The program's output, if it does not get ready.
     pub fn start_as(under: &[&str], dir: &Path, options: &[&str]) -> Result<Program, Vec<String>> {
-        // It listens first, and is ready when it has loaded.
+        // The program listens first and is ready once it has loaded.
         let (program, lines) = Program::start_until(under, dir, options, "ready to accept")?;
-        // What it says later must not block it.
+        // Drain its output so that it never blocks.
         std::thread::spawn(move || lines.for_each(drop));
         Ok(program)
     }
 
     /// Starts another build of the program.
+    ///
+    /// # Errors
+    ///
+    /// The program's output, if it does not get ready.
     pub fn start_other(
         program: &Path,
         dir: &Path,
@@ -77,7 +84,12 @@ impl Program {
         Ok(program)
     }
 
-    /// The same, until it has said that it listens, and these words; and what it says after them.
+    /// Starts the program and waits until its output contains `until`. Also returns the rest of the
+    /// output.
+    ///
+    /// # Errors
+    ///
+    /// The program's output, if it exits before.
     pub fn start_until(
         under: &[&str],
         dir: &Path,
@@ -131,25 +143,25 @@ impl Program {
         Ok((Program { child, port: port.expect("it says its port") }, lines))
     }
 
-    /// A connection.
+    /// Opens a connection.
     pub fn client(&self) -> Client {
         Client::connect(("127.0.0.1", self.port)).unwrap()
     }
 
-    /// A connection of redis-rs.
+    /// Opens a connection of redis-rs.
     pub fn connection(&self) -> redis::Connection {
         let client = redis::Client::open(format!("redis://127.0.0.1:{}/", self.port)).unwrap();
         client.get_connection().unwrap()
     }
 
-    /// The reply; none where clients are disconnected at this moment, as another data set takes the
-    /// place of the old one.
+    /// Sends a command. Returns a null reply if the server closes the connection, as it does when
+    /// it replaces its data set.
     pub fn ask(&self, words: &str) -> OwnedFrame {
         let words: Vec<_> = words.split(' ').map(str::as_bytes).collect();
         self.client().call(&words).unwrap_or(OwnedFrame::Null)
     }
 
-    /// A line of INFO; empty where there is none, or no reply.
+    /// Returns the value of an INFO field; empty if there is no field or no reply.
     pub fn info(&self, key: &str) -> String {
         match self.ask("INFO") {
             OwnedFrame::BulkString(all) => info_line(all, key).unwrap_or_default(),
@@ -157,48 +169,48 @@ impl Program {
         }
     }
 
-    /// Waits until the server has executed this many further commands, of all clients.
+    /// Waits until the server has executed `more` further commands of any client.
     pub fn after_commands(&self, more: u64) {
         let executed = || self.info("total_commands_processed").parse().unwrap_or(0u64);
         let from = executed();
         until("clients' commands are executed", || executed() >= from + more);
     }
 
-    /// kill -9.
+    /// Sends SIGKILL.
     pub fn kill(mut self) {
         self.sigkill();
     }
 
-    /// kill -9, and waits for its end.
+    /// Sends SIGKILL and waits for the end.
     pub fn sigkill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Freezes the process, or lets it go on.
+    /// Stops or resumes the process (SIGSTOP, SIGCONT).
     pub fn freeze(&self, is_frozen: bool) {
         freeze(&self.child, is_frozen);
     }
 
-    /// SIGTERM.
+    /// Sends SIGTERM.
     pub fn sigterm(&self) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     }
 
-    /// SIGTERM, and how it ended.
+    /// Sends SIGTERM and returns the exit status.
     pub fn terminate(mut self) -> ExitStatus {
         self.sigterm();
         self.child.wait().unwrap()
     }
 }
 
-/// Freezes a process, or lets it go on.
+/// Stops or resumes a process (SIGSTOP, SIGCONT).
 pub fn freeze(child: &Child, is_frozen: bool) {
     let signal =
         if is_frozen { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
     rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
-    // One of its threads takes the signal when it runs next, and until then the others go on.
+    // A thread stops when it next handles the signal; until then other threads run.
     until("it stands still", || !is_frozen || stands_still(child.id()));
 }
 
@@ -220,13 +232,13 @@ impl Drop for Program {
     }
 }
 
-/// A number as text.
+/// Formats a number.
 pub fn text(n: u64) -> Vec<u8> {
     n.to_string().into_bytes()
 }
 
-/// Likes with members of its own until the connection breaks, or a like is refused and `on_refusal`
-/// (which sees the words) says that it is enough. Gives what was sent, and what was acknowledged.
+/// Sends likes of new members until the connection breaks, or until `on_refusal`, which receives
+/// the error text of a refused like, returns true. Returns whether each like was acknowledged.
 pub fn like(
     port: u16,
     first_member: u64,
@@ -236,7 +248,7 @@ pub fn like(
     like_from(port, FIRST, first_member, (20, seed), on_refusal)
 }
 
-/// The same, of [`POSTS`] posts from `first_post` on, by fewer than `most` (up to 100) at a time.
+/// [`like`] for [`POSTS`] posts from `first_post` on, in batches of fewer than `most` (up to 100).
 pub fn like_from(
     port: u16,
     first_post: u64,
@@ -259,8 +271,8 @@ pub fn like_from(
         for like in sent {
             match client.reply() {
                 Ok(OwnedFrame::Array(items)) => {
-                    // 0 for a new member is a false yes (one in ten thousand): nothing was done,
-                    // nothing is promised.
+                    // 0 for a new member is a false positive (one in ten thousand); the like was
+                    // not stored.
                     likes.insert(like, items[0] == OwnedFrame::Integer(1));
                 }
                 Ok(OwnedFrame::Error(words)) => enough |= on_refusal(&words),
@@ -275,17 +287,17 @@ pub fn like_from(
     likes
 }
 
-/// What a server holds of the likes that were sent: those that it says yes to, and each post's
-/// count.
+/// Likes that a server holds: those found in its flags, and the count of each post.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// (post, member)
+    /// Pairs of (post, member).
     pub flags: Vec<(u64, u64)>,
     /// Likes by post.
     pub counts: BTreeMap<u64, i64>,
 }
 
-/// Everything acknowledged is there; flags and counters agree.
+/// Asserts that every acknowledged like is stored and that flags and counters agree. Returns what
+/// is stored.
 pub fn check(port: u16, likes: &Likes) -> Held {
     let mut client = Client::connect(("127.0.0.1", port)).unwrap();
     let mut flags_of: BTreeMap<u64, i64> = BTreeMap::new();
@@ -311,8 +323,7 @@ pub fn check(port: u16, likes: &Likes) -> Held {
             OwnedFrame::Null => 0,
             other => panic!("{other:?}"),
         };
-        // False yeses (one in ten thousand of those that are not there) show as flags without a
-        // like.
+        // False positives (one in ten thousand absent pairs) are flags without a like.
         let uncounted = 3 + count / 1000;
         assert!(
             (count - uncounted..=count).contains(&likes),
@@ -323,12 +334,12 @@ pub fn check(port: u16, likes: &Likes) -> Held {
     held
 }
 
-/// How many likes were acknowledged.
+/// Number of acknowledged likes.
 pub fn acknowledged(likes: &Likes) -> usize {
     likes.values().filter(|&&a| a).count()
 }
 
-/// A command's words, one reply.
+/// Sends a command and returns its reply.
 pub fn call(client: &mut Client, words: &str) -> OwnedFrame {
     client.call(&words.split(' ').map(str::as_bytes).collect::<Vec<_>>()).unwrap()
 }
@@ -338,24 +349,24 @@ fn info_line(all: Vec<u8>, key: &str) -> Option<String> {
     all.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':').map(str::to_owned))
 }
 
-/// A number in a line of INFO, `asked=7,reads=2`.
+/// Returns a number of an INFO line such as `asked=7,reads=2`.
 pub fn number_in(line: &str, name: &str) -> Option<u64> {
     let mut parts = line.split(',').filter_map(|part| part.split_once('='));
     parts.find(|(key, _)| *key == name).map(|(_, value)| value.trim().parse().unwrap())
 }
 
-/// A line of INFO, which must be there.
+/// Returns the value of an INFO field, which must exist.
 pub fn info(client: &mut Client, key: &str) -> String {
     let OwnedFrame::BulkString(all) = call(client, "INFO") else { panic!("INFO is text") };
     info_line(all, key).unwrap_or_else(|| panic!("there is no {key}"))
 }
 
-/// The same, a number.
+/// Returns the number in an INFO field.
 pub fn count(client: &mut Client, key: &str) -> u64 {
     info(client, key).parse().unwrap()
 }
 
-/// The words of a refusal, also of one part of an array; empty for any other reply.
+/// Returns the error text of a reply or of an array element; empty if there is none.
 pub fn refusal(reply: &OwnedFrame) -> &str {
     match reply {
         OwnedFrame::Error(words) => words,
@@ -366,29 +377,29 @@ pub fn refusal(reply: &OwnedFrame) -> &str {
     }
 }
 
-/// Waits up to ten seconds.
+/// Waits up to ten seconds until `holds` returns true.
 #[track_caller]
 pub fn until(what: &str, holds: impl FnMut() -> bool) {
     within(Duration::from_secs(10), what, holds);
 }
 
-/// Says that a test cannot run here, as [`crate::cannot`] does; fails where it must be able to.
+/// Reports that a test cannot run here, as [`crate::cannot`] does. Fails in CI and if
+/// `TIDEMARK_ALL_FAULTS` is set.
 pub fn cannot(why: &str) {
     let must = ["CI", "TIDEMARK_ALL_FAULTS"].iter().any(|name| std::env::var_os(name).is_some());
     assert!(!must, "{why}");
     crate::cannot(why);
 }
 
-/// A file system of its own in memory, gone when dropped. It needs the right to mount one: root's,
-/// or, for anybody, that of a namespace of his own.
+/// A small file system in memory, unmounted on drop. Mounting needs root, or a user namespace.
 pub struct SmallDisk {
     folder: tempfile::TempDir,
-    /// Where it is for those outside the namespace, too.
+    /// Path that works outside the namespace, too.
     path: PathBuf,
     namespace: Option<Namespace>,
 }
 
-/// A shell that is root in a namespace, and keeps it alive.
+/// A shell as root of a namespace, which it keeps alive.
 struct Namespace {
     shell: Child,
     answers: BufReader<ChildStdout>,
@@ -404,7 +415,7 @@ impl Namespace {
         let mut shell = unshare.spawn().ok()?;
         let answers = BufReader::new(shell.stdout.take().unwrap());
         let mut namespace = Namespace { shell, answers };
-        // Where it must not be made `unshare` ends.
+        // Without permission, `unshare` exits.
         namespace.run("true").then_some(namespace)
     }
 
@@ -423,7 +434,7 @@ impl Drop for Namespace {
 }
 
 impl SmallDisk {
-    /// Mounts one of so many MiB; none where that is not allowed.
+    /// Mounts a file system of `mib` MiB; `None` without permission.
     pub fn mount(mib: u32) -> Option<SmallDisk> {
         let folder = tempfile::tempdir().unwrap();
         let size = format!("size={mib}m");
@@ -444,12 +455,12 @@ impl SmallDisk {
         mounted.then_some(SmallDisk { folder, path, namespace: Some(namespace) })
     }
 
-    /// Its folder.
+    /// Mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Takes all room but `leave` bytes.
+    /// Fills the disk except for `leave` bytes.
     pub fn fill(&self, leave: u64) {
         let file = std::fs::File::create(self.path().join("ballast")).unwrap();
         let figures = rustix::fs::statvfs(self.path()).unwrap();
@@ -457,7 +468,8 @@ impl SmallDisk {
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
     }
 
-    /// Read-only ("ro"), or no longer ("rw"); no file of it may be open for writing.
+    /// Remounts the disk read-only ("ro") or writable ("rw"). No file on it may be open for
+    /// writing.
     pub fn remount(&mut self, how: &str) {
         let command = format!("mount -o remount,bind,{how} {}", self.folder.path().display());
         assert!(match &mut self.namespace {
@@ -466,7 +478,7 @@ impl SmallDisk {
         });
     }
 
-    /// Takes back [`SmallDisk::fill`].
+    /// Undoes [`SmallDisk::fill`].
     pub fn make_room(&self) {
         std::fs::remove_file(self.path().join("ballast")).unwrap();
     }
@@ -475,13 +487,13 @@ impl SmallDisk {
 impl Drop for SmallDisk {
     fn drop(&mut self) {
         if self.namespace.is_none() {
-            // Lazily: a failed test's server may still be on it.
+            // Lazily, because the server of a failed test may still use it.
             let _ = Command::new("umount").arg("-l").arg(self.folder.path()).status();
         }
     }
 }
 
-/// The files of a folder, in order.
+/// File names of a folder, sorted.
 pub fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(dir)
         .unwrap()
@@ -491,14 +503,14 @@ pub fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// BGSAVE, and whether it went well.
+/// Runs BGSAVE. Returns whether it succeeded.
 pub fn snapshot(client: &mut Client) -> bool {
     assert_eq!(refusal(&call(client, "BGSAVE")), "");
     until("the snapshot ends", || info(client, "rdb_bgsave_in_progress") == "0");
     info(client, "rdb_last_bgsave_status") == "ok"
 }
 
-/// Likes that must all be refused, and must have changed nothing.
+/// Asserts that likes are refused and change nothing.
 pub fn refused_without_trace(client: &mut Client, member: u64) {
     let key = format!("HGET post:{FIRST} like");
     let before = call(client, &key);
@@ -515,7 +527,7 @@ pub fn refused_without_trace(client: &mut Client, member: u64) {
                 == OwnedFrame::Array(vec![OwnedFrame::Integer(1)]),
         );
     }
-    // A page is answered all the same, and says of its mark that it failed.
+    // A page is still returned, with an error in place of the mark's result.
     let page = call(client, &format!("FEED.GET home {member} {FIRST}"));
     let OwnedFrame::Array(mut rows) =
         call(client, &format!("FEED.GET home {member} {FIRST} MARK read"))
@@ -541,7 +553,7 @@ pub fn refused_without_trace(client: &mut Client, member: u64) {
     assert_eq!(call(client, &key), before, "a refused like was counted");
 }
 
-/// Waits until a like is accepted; notes what became of each.
+/// Waits until a like is accepted, and records the result of each attempt.
 pub fn accepts_writes(client: &mut Client, likes: &mut Likes, member: u64) {
     let mut tried = member;
     until("writes are accepted again", || {

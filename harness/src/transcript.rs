@@ -1,8 +1,7 @@
-//! Golden transcripts: stories of commands and replies, run against real servers.
+//! Golden transcripts: scripts of commands and expected replies, run against real servers.
 //!
-//! A story is a file below `tests/scripts`. Its replies are printed as redis-cli prints them, and
-//! compared line by line, or, on demand, written into the file anew.
-//! `tests/scripts/README.md` describes the format.
+//! A story is a file in `tests/scripts`. Replies are printed like those of redis-cli and compared
+//! line by line, or written to the file on request. `tests/scripts/README.md` describes the format.
 
 mod parse;
 pub mod reply;
@@ -16,18 +15,22 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long `@ until` waits.
+/// Timeout of `@ until`.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a run of a story gave.
+/// Result of a story.
 pub struct Outcome {
     /// The story with the replies of this run.
     pub text: String,
-    /// The steps whose replies differ from the file's, for people; empty if all are as they were.
+    /// Descriptions of the steps whose replies differ from the file; empty on success.
     pub differences: Vec<String>,
 }
 
-/// Runs the story in a file. The error says which line cannot be carried out.
+/// Runs the story in a file.
+///
+/// # Errors
+///
+/// The line that cannot be executed, and why.
 pub fn run(path: &Path) -> Result<Outcome, String> {
     let text = std::fs::read_to_string(path).map_err(|e| e.to_string())?;
     let mut story = Story::default();
@@ -52,8 +55,7 @@ pub fn run(path: &Path) -> Result<Outcome, String> {
     Ok(out)
 }
 
-/// Has every setting that a story does not give; a snapshot is written only when a story asks for
-/// one.
+/// Default configuration of a story. Snapshots are written on request only.
 const CONFIG: &str = "[server]\nworkers = 2\n[durability]\nsnapshot_every_s = 0\n";
 
 #[derive(Default)]
@@ -61,16 +63,16 @@ struct Story {
     servers: Servers,
     /// Names whose values are masked.
     masked: Vec<String>,
-    /// `@ until`: the next command is repeated until its reply has this text.
+    /// `@ until`: text that the next command's reply must contain; it is repeated until then.
     until: Option<String>,
-    /// `| keep NAME`: strings that later commands may name.
+    /// `| keep NAME`: strings that later commands may use.
     kept: BTreeMap<String, Vec<u8>>,
-    /// `@ ids`: those of stream entries that were shown, in the order in which they came.
+    /// `@ ids`: stream entry ids in order of appearance.
     ids: Option<Vec<String>>,
 }
 
 impl Story {
-    /// Carries out a step and gives the lines that belong below it.
+    /// Executes a step and returns the lines below it.
     fn step(&mut self, step: &Step) -> Result<Vec<String>, String> {
         match &step.kind {
             Kind::Text => return Ok(Vec::new()),
@@ -97,7 +99,7 @@ impl Story {
             },
             Kind::Text | Kind::Directive(_) => String::new(),
         };
-        // A line that looks like a step would be read as one.
+        // An empty line would end the step.
         let safe = |line: &str| match line.trim_end() {
             "" => "\"\"".to_owned(),
             line => line.to_owned(),
@@ -143,7 +145,7 @@ impl Story {
         server.start()
     }
 
-    /// Starts a server that follows main, and waits until it is in step.
+    /// Starts a replica of main and waits until it is in sync.
     fn replica(&mut self, name: &str, config: Option<String>) -> Result<(), String> {
         if !self.servers.servers.contains_key(MAIN) {
             self.servers.servers.insert(MAIN.to_owned(), Server::new(CONFIG)?);
@@ -188,7 +190,7 @@ impl Story {
             let reply = connection.reply();
             return self.printed(&command.connection, reply, &command.filters);
         };
-        // Replies of a loop: how often each came, in the order in which they came first.
+        // Counts the distinct replies of a loop, in order of first appearance.
         let mut counts: Vec<(String, u64)> = Vec::new();
         let numbers: Vec<u64> = (from..=to).step_by(step).collect();
         for some in numbers.chunks(500) {
@@ -229,7 +231,7 @@ impl Story {
         text.into_bytes()
     }
 
-    /// A reply as the transcript shows it.
+    /// Formats a reply for the transcript.
     fn printed(
         &mut self,
         connection: &str,
@@ -251,7 +253,7 @@ impl Story {
                 (Some("columns"), Reply::Bulk(bytes)) => {
                     Reply::Verbatim(columns(&bytes, &filter[1..])?)
                 }
-                // Of a loop's replies, see above.
+                // Counted above, for loops.
                 (Some("kinds"), reply) => reply,
                 (Some("type"), reply) => Reply::Status(reply.describe()),
                 (Some("keep"), Reply::Bulk(bytes)) if filter.len() == 2 => {
@@ -270,8 +272,8 @@ impl Story {
         Ok(reply.mask(&self.masked).print())
     }
 
-    /// A subcommand of the program: what it printed, and its exit status if that is not 0. Behind
-    /// `|` only the lines with this text.
+    /// Runs a subcommand of the program. Returns its output, and its exit status if that is not 0.
+    /// `| TEXT` keeps only the lines that contain the text.
     fn shell(&mut self, words: &[String]) -> Result<String, String> {
         let Some(("tidemark", words)) = words.split_first().map(|(p, rest)| (p.as_str(), rest))
         else {
@@ -300,8 +302,11 @@ impl Story {
     }
 }
 
-/// Compares how replies are printed with redis-cli, for these commands in both protocols. The error
-/// is the first difference.
+/// Compares the formatting of replies with redis-cli for these commands, in RESP2 and RESP3.
+///
+/// # Errors
+///
+/// The first difference.
 pub fn compare_with_redis_cli(commands: &[&[&str]]) -> Result<(), String> {
     let server = Server::new(CONFIG)?;
     for protocol in ["2", "3"] {
@@ -322,15 +327,15 @@ pub fn compare_with_redis_cli(commands: &[&[&str]]) -> Result<(), String> {
             Err(format!("{command:?}: redis-cli prints\n{theirs}\nand we\n{ours}"))
         };
         for command in commands {
-            // Shares of memory may change between the two replies.
+            // Memory figures may change between the two replies.
             compare(command).or_else(|_| compare(command)).or_else(|_| compare(command))?;
         }
     }
     Ok(())
 }
 
-/// A text with `<id3>` in the place of the third id of an entry that was shown. Only a text that is
-/// an id is one that was not; 0-0 is none.
+/// Replaces a stream entry id by `<idN>`, numbered in order of appearance. Only a text that is an
+/// id defines a new number; 0-0 is not an id.
 fn with_names(text: &str, known: &mut Vec<String>) -> String {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let is_id = text.split_once('-').is_some_and(|(term, seq)| is_number(term) && is_number(seq));
@@ -351,7 +356,7 @@ fn with_number(word: &[u8], n: u64) -> Vec<u8> {
     }
 }
 
-/// These columns of each line, by their numbers from 1: what stands between blanks.
+/// Returns the given columns of each line, numbered from 1 and separated by blanks.
 fn columns(text: &[u8], numbers: &[String]) -> Result<Vec<u8>, String> {
     let wanted = numbers.iter().map(|number| number.parse::<usize>().map_err(|e| e.to_string()));
     let wanted = wanted.collect::<Result<Vec<usize>, String>>()?;

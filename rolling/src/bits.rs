@@ -1,10 +1,10 @@
-//! Sets of up to 32 numbers, a bit each: what a batch knows of its ids.
+//! Sets of numbers below 32, as bitmaps.
 
-/// The numbers of a set, lowest first.
+/// Returns the numbers of a set in ascending order.
 #[inline(always)]
 pub fn ones(mut set: u32) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
-        // The remainder says to the compiler that it is below 32.
+        // Tells the compiler that the index is below 32.
         let first = (set != 0).then(|| set.trailing_zeros() as usize % 32);
         set &= set.wrapping_sub(1);
         first

@@ -1,13 +1,14 @@
-//! The frontier: which ids count as normal, so that one bad id moves no boundary (R5, promise 7).
+//! The frontier: which ids count as normal traffic, so that one bad id moves no boundary (R5,
+//! promise 7).
 //!
-//! Ids rise with time, so the end of the traffic is near the highest id seen. But a broken client
-//! may send 2^64-1, and a ring that took that for its end could never roll again. So an id that
-//! jumps more than a *window* beyond the frontier is *ahead*: the engine keeps it exactly, in a
-//! side dictionary, where it is found like any other, but it moves nothing.
+//! Ids grow with time, so traffic ends near the highest id so far. But a broken client may send
+//! 2^64-1, and a ring that accepted it as the end could never roll again. An id that jumps more
+//! than a *window* beyond the frontier is therefore *ahead*: the engine stores it exactly in the
+//! outlier map, and it moves nothing.
 //!
-//! The ids that are ahead may be right, too: the service was idle for a month, or a second service
-//! with ids of another epoch writes to the space. When they are enough, a *range* opens where they
-//! are. Each range has a highest id and a window of its own, and ends below the next one:
+//! Ids that are ahead may also be legitimate: the service was idle for a month, or a second service
+//! with other ids writes to the space. When there are enough of them, a *range* opens for them.
+//! Each range has its own highest id and window, and ends below the next range:
 //!
 //! ```text
 //!      range 0, from id 0       high    window           range 1       high   window
@@ -16,37 +17,37 @@
 //!                                 moves high                             moves high
 //! ```
 //!
-//! So the ring has an open end at each `high`, and rolls there. A range takes nothing from another:
-//! a jump needs no decision whether the traffic below has ended, and slow traffic is no worse off
-//! than fast traffic. Where ids are is the *shorth*, the shortest interval that holds half of them
-//! (Andrews et al., Robust Estimates of Location, 1972), so that a bad id among good ones has no
-//! say. How many are enough:
+//! The ring has an open table at each `high` and rolls there. A new range takes nothing from the
+//! others, so a jump does not decide whether older traffic has ended, and slow traffic is not at a
+//! disadvantage. A range opens at the *shorth*, the shortest interval with half of the ids (Andrews
+//! et al., Robust Estimates of Location, 1972), so a bad id among good ones has no influence. The
+//! number of ids needed:
 //!
-//! - before there is a range, [`QUORUM`] distinct ids, as no others have a better claim; or
-//!   [`QUORUM_ENTRIES_AT_START`] entries; or `max_aside`, if that is less;
-//! - then so many entries as a sixteenth of `max_aside`, [`LEAP`] by default, of [`QUORUM`] ids or
-//!   more, that lie close together: in less than a sixteenth of the distance to the range below.
-//!   Looked at is the shortest interval with so many, or with half of them: two services may begin
-//!   at once. Beyond `max_aside` entries they need not lie close together. If all of that is within
-//!   [`WINDOW_SPANS`] windows the range below moves there instead;
-//! - where their memory is short, a quorum as at the start, wherever it lies.
+//! - Without any range: [`QUORUM`] distinct ids, or [`QUORUM_ENTRIES_AT_START`] entries, or
+//!   `max_aside` entries if that is less.
+//! - With ranges: a sixteenth of `max_aside` entries, [`LEAP`] by default, of at least [`QUORUM`]
+//!   ids, within less than a sixteenth of the distance to the range below. The search uses the
+//!   shortest interval with that number of ids, or with half of them, since two services may start
+//!   together. Beyond `max_aside` entries they need not be close together. If the interval is
+//!   within [`WINDOW_SPANS`] windows of the range below, that range grows instead.
+//! - When memory for outliers is short: a quorum as at the start, wherever its ids are.
 //!
-//! A range in which nothing new comes while [`IDLE`] new ids come elsewhere joins the one above it:
-//! its ids stay, and what comes new there is late traffic. There are [`MAX_RANGES`] at most; while
-//! all are in use, other ids stay ahead, up to `max_aside` entries or while there is memory: then
-//! the range in which nothing new has come for the longest time makes room.
+//! A range without new ids, while [`IDLE`] new ids arrive elsewhere, is joined with the range above
+//! it; its later ids count as late traffic. There are at most [`MAX_RANGES`]. When all are in use,
+//! other ids stay ahead until there are `max_aside` entries or memory is short; then the least
+//! recently used range is joined.
 //!
-//! One step takes at most half of the ids that are left ([`Frontier::reach`]). A ring at the end of
-//! all ids could never roll again, and no traffic has a reason to leap there, but ids that are
-//! negative numbers do: a broken client's -1 is 2^64-1. They stay ahead. Only a space that begins
-//! there, with `max_aside` entries, a quorum, and hardly one lower, has its frontier there.
+//! One step covers at most half of the remaining ids ([`Frontier::reach`]). A ring at the end of
+//! the id space could never roll again, and legitimate traffic has no reason to jump there, but
+//! negative numbers do: a client's -1 is 2^64-1. Such ids stay ahead. Only a space that starts
+//! there, with `max_aside` entries, a quorum, and hardly any lower id, has its frontier there.
 //!
-//! A space may refuse ids that are far too high (`max_ahead`). They are measured from the highest
-//! range; before there is one, from the highest id ahead ([`Frontier::is_too_far`]).
+//! A space may refuse ids that are too high (`max_ahead`), measured from the highest range or,
+//! without any range, from the highest id ahead ([`Frontier::is_too_far`]).
 //!
-//! A node that replays a log (at start, as a replica) takes the frontier from the log
-//! ([`Frontier::tell`]) and admits nothing by itself: batches come in another order than the writes
-//! did, so it would admit ids earlier, and tables would begin elsewhere.
+//! A node that replays a log (at start, or as a replica) takes the frontier from the log
+//! ([`Frontier::tell`]) and admits nothing itself. Replay orders batches differently from the
+//! original writes, so it would admit ids earlier and tables would begin elsewhere.
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -55,55 +56,53 @@ use std::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence,
 };
 
-/// Distinct ids that must be ahead before a range opens for them.
+/// Distinct ids that must be ahead before a range opens.
 pub(crate) const QUORUM: usize = 64;
-/// Before there is any range, so many entries will do, however few their ids: a service may have
-/// three posts.
+/// Entries that open the first range even with fewer distinct ids: a service may have three posts.
 const QUORUM_ENTRIES_AT_START: usize = 4096;
-/// Entries that must be ahead before a further range opens, or a sixteenth of `max_aside`, if that
-/// is less.
+/// Upper bound of the entries that must be ahead before a further range opens.
 const LEAP: usize = 4096;
-/// Of one id so many entries count for that.
+/// Most entries of one id that count towards [`LEAP`].
 const LEAP_ENTRIES_OF_ID: usize = LEAP / QUORUM;
-/// A window is never narrower than this, nor than [`WINDOW_SPANS`] times the shorth.
+/// Narrowest window of a range.
 const WINDOW_LEAST: u64 = 1024;
 const WINDOW_SPANS: u64 = 16;
-/// There are no more ranges. Each has a table that is being filled.
+/// Most ranges of a frontier. Each has an open table.
 pub const MAX_RANGES: usize = 8;
-/// New ids elsewhere after which a range without any is in use no more.
+/// New ids elsewhere after which a range without new ids is joined with the one above it.
 const IDLE: u64 = 1 << 16;
 
-/// [`Frontier`]'s `leap`, by `max_aside`.
+/// Returns the entries needed for a further range.
 fn leap_of(max_aside: usize) -> usize {
     (max_aside / 16).clamp(QUORUM, LEAP)
 }
 
-/// What the frontier says of an id that is about to be written.
+/// Decision about an id that is about to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// Goes to the table that covers it.
+    /// The id goes to the table that covers it.
     Inside,
-    /// Goes to the side dictionary, until a range reaches it.
+    /// The id goes to the outlier map until a range reaches it.
     Ahead,
-    /// Further above the frontier than `max_ahead` allows: refuse it (`ERR key too big`).
+    /// The id exceeds the frontier by more than `max_ahead`: refuse it (`ERR key too big`).
     TooFar,
 }
 
-/// Ids in use, from `start` on: up to `high` they count as normal.
+/// A range of ids in use. Ids from `start` to `high` count as normal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// The first id; 0 for the lowest range. No table crosses it.
+    /// First id; 0 for the lowest range. No table extends across it.
     pub start: u64,
-    /// The highest admitted id.
+    /// Highest admitted id.
     pub high: u64,
-    /// How far above `high` an id may jump and still count as normal.
+    /// Largest jump above `high` that counts as normal.
     pub window: u64,
 }
 
 impl Range {
-    /// Ranges, lowest first, as numbers of a log or a snapshot: the highest id and the window of
-    /// the highest range; then for each one below it, downwards, where that above begins, its
-    /// highest id and its window. None: no number.
+    /// Encodes ranges, given in ascending order, as numbers for a log or a snapshot. The list has
+    /// `high` and `window` of the highest range, then for each lower range, descending: `start` of
+    /// the range above it, `high`, `window`. No ranges yield no numbers.
     pub fn encode(ranges: &[Range]) -> Vec<u64> {
         let mut numbers = Vec::new();
         for (i, range) in ranges.iter().enumerate().rev() {
@@ -113,7 +112,7 @@ impl Range {
         numbers
     }
 
-    /// As [`Range::encode`] gave them. `None`: it cannot have given these.
+    /// Decodes the numbers of [`Range::encode`]. Returns `None` if they are invalid.
     pub fn decode(numbers: &[u64]) -> Option<Vec<Range>> {
         let Some((&[high, window], lower)) = numbers.split_first_chunk() else {
             return numbers.is_empty().then(Vec::new);
@@ -133,49 +132,49 @@ impl Range {
     }
 }
 
-/// A range, and when its `high` last moved, in new ids of all ranges.
+/// A range, and the count of new ids at the time its `high` last moved.
 #[derive(Clone, Copy)]
 struct Tracked {
     range: Range,
     moved: u64,
 }
 
-/// A range below the highest one, as writers look at it.
+/// A range below the highest one, in the form that writers read.
 struct Lower {
     start: u64,
     high: AtomicU64,
 }
 
-/// Which ids count as normal. See the top of the file. All methods may be called from any thread.
+/// Decides which ids count as normal. All methods may be called from any thread.
 ///
-/// Writers of new ids store here, so it has two cache lines (which processors fetch in pairs) to
-/// itself: beside it lies what every read looks at.
+/// Aligned to two cache lines, which processors fetch in pairs: writers of new ids store here, and
+/// every read loads the adjacent data.
 #[repr(align(128))]
 pub struct Frontier {
-    /// The highest range; 0 while `known` is false.
+    /// `start` and `high` belong to the highest range; 0 while `known` is false.
     start: AtomicU64,
     high: AtomicU64,
     known: AtomicBool,
     follows: AtomicBool,
-    /// `u64::MAX`: none is too far.
+    /// `u64::MAX` if unlimited.
     max_ahead: AtomicU64,
-    /// Entries that must be ahead before a further range opens, and beyond which any will do.
+    /// Entries needed for a further range, and entries beyond which any will do.
     leap: AtomicUsize,
     max_aside: AtomicUsize,
-    /// Writes that were ahead since the entries were last looked at, and how many are waited for
-    /// until they are again.
+    /// Writes that were ahead since the last [`Frontier::advance`], and how many must follow before
+    /// the next one.
     ahead: AtomicUsize,
     patience: AtomicUsize,
-    /// The ranges below the highest one, lowest first.
+    /// Ranges below the highest one, in ascending order.
     lower: ArcSwap<Vec<Lower>>,
-    /// All ranges, lowest first. Held while one moves, opens or joins another.
+    /// All ranges, in ascending order. Held while a range moves, opens or is joined.
     ranges: Mutex<Tracking>,
 }
 
 #[derive(Default)]
 struct Tracking {
     ranges: Vec<Tracked>,
-    /// New ids so far.
+    /// Number of new ids so far.
     moves: u64,
 }
 
@@ -184,23 +183,23 @@ impl Tracking {
         self.ranges.iter().map(|tracked| tracked.range).collect()
     }
 
-    /// The range that `id` lies in or above.
+    /// Returns the last range that starts at or below `id`.
     fn below(&self, id: u64) -> Option<usize> {
         self.ranges.iter().rposition(|tracked| tracked.range.start <= id)
     }
 
-    /// The last id that range number `at` may have.
+    /// Returns the last possible id of range number `at`.
     fn last(&self, at: usize) -> u64 {
         self.ranges.get(at + 1).map_or(u64::MAX, |next| next.range.start - 1)
     }
 
-    /// Ends range number `at`, which is not the highest: the one above it takes its ids.
+    /// Joins range number `at`, not the highest, with the range above it.
     fn join(&mut self, at: usize) {
         let Tracked { range, .. } = self.ranges.remove(at);
         self.ranges[at].range.start = range.start;
     }
 
-    /// Ends ranges in which nothing new comes; whether there was one. The highest stays.
+    /// Joins ranges that are idle or full, except the highest. Returns whether there was any.
     fn join_idle(&mut self) -> bool {
         let before = self.ranges.len();
         let mut at = 0;
@@ -215,8 +214,8 @@ impl Tracking {
         self.ranges.len() < before
     }
 
-    /// Ends the range in which nothing new has come for the longest time, but for the highest and
-    /// the one that `id` lies in or above; whether there was one.
+    /// Joins the least recently used range, except the highest and the one at or below `id`.
+    /// Returns whether there was any.
     fn join_oldest(&mut self, id: Option<u64>) -> bool {
         let kept = id.and_then(|id| self.below(id));
         let others = (0..self.ranges.len().saturating_sub(1)).filter(|&at| Some(at) != kept);
@@ -226,8 +225,8 @@ impl Tracking {
 }
 
 impl Frontier {
-    /// No id seen yet. `max_ahead`: see [`Frontier::is_too_far`]; `max_aside`: how many entries
-    /// wait in the side dictionary for others that lie close to them.
+    /// Creates a frontier without ranges. `max_ahead`: see [`Frontier::is_too_far`]. `max_aside` is
+    /// the number of entries that may wait in the outlier map for nearby ids.
     pub fn new(max_ahead: Option<u64>, max_aside: usize) -> Frontier {
         Frontier {
             start: AtomicU64::new(0),
@@ -244,21 +243,21 @@ impl Frontier {
         }
     }
 
-    /// As recovered from a snapshot: what [`Frontier::ranges`] said.
+    /// Restores a frontier from the result of [`Frontier::ranges`].
     pub fn restore(ranges: &[Range], max_ahead: Option<u64>, max_aside: usize) -> Frontier {
         let frontier = Frontier::new(max_ahead, max_aside);
         frontier.set_ranges(ranges);
         frontier
     }
 
-    /// From now on these hold: see [`Frontier::new`].
+    /// Changes the limits; see [`Frontier::new`].
     pub fn set_limits(&self, max_ahead: Option<u64>, max_aside: usize) {
         self.max_ahead.store(max_ahead.unwrap_or(u64::MAX), Relaxed);
         self.leap.store(leap_of(max_aside), Relaxed);
         self.max_aside.store(max_aside, Relaxed);
     }
 
-    /// The ranges, lowest first; none before there is a frontier.
+    /// Ranges in ascending order; empty before the first one opens.
     pub fn ranges(&self) -> Vec<Range> {
         self.ranges.lock().values()
     }
@@ -273,9 +272,10 @@ impl Frontier {
         self.publish(&tracking);
     }
 
-    /// Shows writers the ranges. An id that was inside stays inside at every moment if it is in the
-    /// end, and the ids of a gap are ahead at every moment: a range that joins the highest one is
-    /// in that before it is gone, and the list has what was the highest before another is.
+    /// Publishes the ranges to writers, in an order that keeps every intermediate state safe. An id
+    /// that is inside before and after is inside throughout, and an id of a gap is ahead
+    /// throughout. A range that is joined with the highest one is part of it before it disappears.
+    /// The former highest range is in the list before a new one replaces it.
     fn publish(&self, tracking: &Tracking) {
         let (top, lower) = match tracking.ranges.split_last() {
             Some((top, lower)) => (top.range, lower),
@@ -294,8 +294,8 @@ impl Frontier {
         self.known.store(!tracking.ranges.is_empty(), SeqCst);
     }
 
-    /// Counts `id` as normal, and if it is above all others the ids up to `window` above it: what
-    /// recovery finds in a file, or another site says. The range that it lies in or above grows.
+    /// Extends the range at or below `id` to include it, and widens the window if needed. Used for
+    /// ids that recovery finds in a file or that another site reports.
     pub fn adopt(&self, id: u64, window: u64) {
         let mut tracking = self.ranges.lock();
         let moved = tracking.moves;
@@ -313,8 +313,7 @@ impl Frontier {
         self.publish(&tracking);
     }
 
-    /// Takes over ranges that were in use before: what a snapshot says, when ids from elsewhere may
-    /// have been [adopted](Frontier::adopt) already.
+    /// Adopts the ranges of a snapshot. Ids that were [adopted](Frontier::adopt) before are kept.
     pub fn adopt_ranges(&self, ranges: &[Range]) {
         let ours = self.ranges();
         if !ranges.is_empty() {
@@ -323,39 +322,37 @@ impl Frontier {
         }
     }
 
-    /// From now on a log says how far it reaches, and nothing else moves it; or (`false`) what is
-    /// written does.
+    /// Sets whether a log controls the frontier. If so, writes do not move it.
     pub fn follow(&self, follows: bool) {
         self.follows.store(follows, SeqCst);
     }
 
-    /// Whether a log says how far it reaches.
+    /// Whether a log controls the frontier.
     pub fn follows(&self) -> bool {
         self.follows.load(SeqCst)
     }
 
-    /// What a log says: [`Frontier::ranges`] of the one that wrote it. From now on it follows. It
-    /// may fall: what was admitted here and came to nothing is taken back.
+    /// Adopts the [`Frontier::ranges`] of the log's writer and follows the log from now on. The
+    /// frontier may fall, which takes back ids that were only admitted here.
     pub fn tell(&self, ranges: &[Range]) {
         self.follow(true);
         self.set_ranges(ranges);
     }
 
-    /// Where a write of `id` goes that a log tells of.
+    /// Decides about a write that a log replays.
     pub(crate) fn admit_told(&self, id: u64) -> Admission {
         if self.follows() { self.look_up(id) } else { self.admit(id) }
     }
 
-    /// Where `id` is, if it is anywhere: for operations that write nothing new and so are no sample
-    /// of the traffic.
+    /// Decides about an operation that adds nothing, and so is not a sample of the traffic.
     pub(crate) fn look_up(&self, id: u64) -> Admission {
         if self.contains(id) { Admission::Inside } else { Admission::Ahead }
     }
 
-    /// Whether `id` lies in a range.
+    /// Whether `id` is in a range.
     pub fn contains(&self, id: u64) -> bool {
-        // In this order: `start` rises before `high` does. SeqCst (plain loads on x86): see the
-        // argument in outliers.rs.
+        // In this order, because `start` rises before `high` does. For SeqCst (plain loads on x86)
+        // see the argument in outliers.rs.
         let high = self.high.load(SeqCst);
         if id >= self.start.load(SeqCst) {
             return id <= high && self.known.load(SeqCst);
@@ -365,7 +362,7 @@ impl Frontier {
         lower.iter().rfind(|range| range.start <= id).is_some_and(|r| id <= r.high.load(SeqCst))
     }
 
-    /// Where a write of `id` goes. An id inside the window of a range moves it.
+    /// Decides about a write of `id`. An id inside the window of a range moves the range's end.
     #[inline]
     pub fn admit(&self, id: u64) -> Admission {
         let high = self.high.load(SeqCst);
@@ -375,8 +372,8 @@ impl Frontier {
         self.admit_above(id)
     }
 
-    /// Whether `id` lies further than `max_ahead` above the frontier or, before there is one, above
-    /// `highest`, the highest id in the side dictionary. Nothing is too far for the very first id.
+    /// Whether `id` exceeds the frontier by more than `max_ahead`. Without a frontier, `highest`
+    /// (the highest id in the outlier map) is the reference. The very first id is never too far.
     pub fn is_too_far(&self, id: u64, highest: Option<u64>) -> bool {
         let most = self.max_ahead.load(Relaxed);
         self.high().or(highest).is_some_and(|from| id.saturating_sub(from) > most)
@@ -398,8 +395,8 @@ impl Frontier {
         }
         let Range { high, window, .. } = tracking.ranges[at].range;
         if id > high {
-            // No last id of a range below another is far from its others: windows are narrower
-            // than the gap when that opens, and grow with what fills it.
+            // A range cannot jump to its last possible id: a window is narrower than the gap when
+            // the range opens, and grows with the ids that fill the gap.
             if id - high > window || (is_top && id > reach(high)) {
                 self.ahead.fetch_add(1, Relaxed);
                 return Admission::Ahead;
@@ -416,32 +413,33 @@ impl Frontier {
         Admission::Inside
     }
 
-    /// The highest id to which the frontier may go in one step: half of those above it are left.
+    /// Highest id that the frontier may reach in one step, which leaves half of the ids above it.
     pub fn reach(&self) -> u64 {
         reach(self.high().unwrap_or(0))
     }
 
-    /// The highest admitted id, if any was.
+    /// Highest admitted id, if any.
     pub fn high(&self) -> Option<u64> {
         self.known.load(SeqCst).then(|| self.high.load(SeqCst))
     }
 
-    /// The last ids of the tables that are [open](Frontier::is_open), rising.
+    /// Last ids of the [open](Frontier::is_open) tables, ascending.
     pub fn open_ends(&self) -> Vec<u64> {
         let lower = self.lower.load();
         let starts = lower.iter().map(|range| range.start).chain([self.start.load(SeqCst)]);
         starts.skip(1).map(|start| start - 1).chain([u64::MAX]).collect()
     }
 
-    /// Whether ids of a range come new in the table that ends with `last`: above it another range
-    /// begins, or nothing lies.
+    /// Whether new ids arrive in the table that ends at `last`: it is the newest, or another range
+    /// begins above it.
     pub fn is_open(&self, last: u64) -> bool {
         let Some(next) = last.checked_add(1) else { return true };
         next == self.start.load(SeqCst) || self.lower.load().iter().any(|r| r.start == next)
     }
 
-    /// The first id above all admitted ones in the table that ends with `last`: where it may be
-    /// closed. `None`: there is none, or the table is not [open](Frontier::is_open). Takes no lock.
+    /// Returns the first id above all admitted ones in the table that ends at `last`, where the
+    /// table may be closed. Returns `None` if there is none or the table is not
+    /// [open](Frontier::is_open). Takes no lock.
     pub fn boundary(&self, last: u64) -> Option<u64> {
         let high = match last.checked_add(1) {
             None => self.high()?,
@@ -457,7 +455,7 @@ impl Frontier {
     }
 
     /// Widens the window of the range of `id` to a quarter of `span`, the id range of a table that
-    /// has filled up: gaps that are small beside a table are normal.
+    /// filled up. Gaps that are small compared with a table are normal.
     pub fn widen(&self, id: u64, span: u64) {
         let mut tracking = self.ranges.lock();
         if let Some(at) = tracking.below(id) {
@@ -466,8 +464,8 @@ impl Frontier {
         }
     }
 
-    /// Whether the ids that are ahead have become so many that [`Frontier::advance`] may find a
-    /// range among them. `entries`: how many entries the side dictionary holds now.
+    /// Whether enough ids were ahead that [`Frontier::advance`] may find a range. `entries` is the
+    /// current size of the outlier map.
     #[inline]
     pub fn should_advance(&self, entries: usize) -> bool {
         entries >= QUORUM.min(self.max_aside.load(Relaxed))
@@ -475,11 +473,13 @@ impl Frontier {
             && !self.follows()
     }
 
-    /// Opens a range where most of `ahead` are: the ids of all entries in the side dictionary, an
-    /// id once per entry, in any order. `is_short`: the memory for them is. `open` is handed the
-    /// range, and closes the table over it where it begins; it says whether it did. It runs under
-    /// the lock that a moving frontier takes, so none of the tables' writers may wait for that.
-    /// Whether a range opened or grew: then the engine moves all entries that it has into tables.
+    /// Opens or extends a range for the ids in `ahead`: the ids of all outlier entries, once per
+    /// write, in any order. Returns whether a range opened or grew; the engine then moves entries
+    /// into tables.
+    ///
+    /// `is_short` says that memory for outliers is short. `open` closes the table around the start
+    /// of the range and returns whether it did. It runs under the lock that moves the frontier, so
+    /// it must not wait for a writer that waits for the frontier.
     pub fn advance(
         &self,
         ahead: &mut Vec<u64>,
@@ -488,7 +488,8 @@ impl Frontier {
     ) -> bool {
         let mut tracking = self.ranges.lock();
         self.ahead.store(0, Relaxed);
-        // Each look sorts them all. Most may be where no range opens, so not as many again.
+        // Every attempt sorts all entries. Wait for an eighth more, since most may be where no
+        // range opens.
         self.patience.store(ahead.len() / 8, Relaxed);
         ahead.retain(|&id| !self.contains(id));
         ahead.sort_unstable();
@@ -516,14 +517,14 @@ impl Frontier {
                 tracking.ranges.insert(at, tracked);
             }
         }
-        // There may be another one.
+        // There may be another range.
         self.patience.store(0, Relaxed);
         self.ahead.store(QUORUM, Relaxed);
         self.publish(&tracking);
         true
     }
 
-    /// Joins ranges in which nothing new comes to those above; whether there was one.
+    /// Joins idle ranges with the ranges above them. Returns whether there was any.
     pub fn join_idle(&self) -> bool {
         if self.lower.load().is_empty() {
             return false;
@@ -531,8 +532,8 @@ impl Frontier {
         self.change(Tracking::join_idle)
     }
 
-    /// Joins the range in which nothing new has come for the longest time to the one above it;
-    /// whether there was one: the highest stays.
+    /// Joins the least recently used range with the one above it. Returns whether there was any;
+    /// the highest range stays.
     pub fn join_oldest(&self) -> bool {
         self.change(|tracking| tracking.join_oldest(None))
     }
@@ -546,8 +547,9 @@ impl Frontier {
         changed
     }
 
-    /// The range that is to open for `ahead`, which is sorted, or one that is there, longer, if the
-    /// jump is short beside its window. `None`: they are too few, or lie too far from each other.
+    /// Returns the range to open for the sorted ids of `ahead`, or an existing range in extended
+    /// form if the jump is short compared with its window. Returns `None` if there are too few ids
+    /// or they are too far apart.
     fn range_among(
         &self,
         tracking: &Tracking,
@@ -558,7 +560,7 @@ impl Frontier {
         self.keep_candidates(tracking, ahead, is_full, is_short)?;
         let mut half = ahead.len() / 2;
         if !tracking.ranges.is_empty() {
-            // As many as open a range: the others may be of another one.
+            // The minimum for a range: the remaining ids may belong to another one.
             half = half.min(self.leap.load(Relaxed));
         }
         let first = (0..ahead.len() - half).min_by_key(|&i| ahead[i + half] - ahead[i])?;
@@ -576,15 +578,15 @@ impl Frontier {
             let window = known.window.max(window);
             return Some(Range { high: chain(near, window), window, ..known });
         }
-        // What lies closer to the shorth than to the range below belongs to it: older posts of the
-        // same service.
+        // Ids closer to the shorth than to the range below are included: older posts of the same
+        // service.
         let close = |&id: &u64| ahead[first] - id <= id.saturating_sub(known.high) / WINDOW_SPANS;
         let start = ahead[..=first].iter().rev().copied().take_while(close).last()?;
         (distance > window || is_full).then(|| Range { start, high: chain(near, window), window })
     }
 
-    /// Leaves of `ahead`, which is sorted, those ids, once each, among which a range is to be
-    /// looked for: no other range lies between them. `None`: they are too few.
+    /// Reduces `ahead`, which is sorted, to the distinct ids of one gap in which a range may open.
+    /// Returns `None` if there are too few.
     fn keep_candidates(
         &self,
         tracking: &Tracking,
@@ -615,8 +617,8 @@ impl Frontier {
         } else if !is_full {
             return None;
         } else if !is_quorum_at_start(ahead) || near.len() >= ahead.len().div_ceil(2) {
-            // Few as they may be: those beyond are no quorum, or no more than they. Else it begins
-            // there.
+            // Unless most ids are beyond the reach and form a quorum, the range starts within the
+            // reach.
             ahead.truncate(near.len());
         }
         ahead.dedup();
@@ -624,7 +626,8 @@ impl Frontier {
     }
 }
 
-/// The highest of `ids`, which rise, that lies within `window` of the one before, and of the first.
+/// Returns the highest of the ascending `ids` that is reachable by steps of at most `window`, and
+/// within `window` of the first.
 fn chain(ids: &[u64], window: u64) -> u64 {
     let steps = ids.windows(2).take_while(|pair| pair[1] - pair[0] <= window);
     let near = steps.map(|pair| pair[1]).take_while(|id| id - ids[0] <= window);
@@ -640,10 +643,10 @@ mod tests {
     use super::*;
     use Admission::*;
 
-    /// Entries that a side dictionary may hold.
+    /// Capacity of the outlier map.
     const MOST: usize = 1 << 16;
 
-    /// Opens a range, if that is due, and takes out what it has.
+    /// Opens a range if one is due, and removes its ids from `ahead`.
     fn take_in(frontier: &Frontier, ahead: &mut Vec<u64>) {
         if frontier.should_advance(ahead.len())
             && frontier.advance(&mut ahead.clone(), false, |_| true)
@@ -652,18 +655,17 @@ mod tests {
         }
     }
 
-    /// A frontier that knows one range, from 0.
     fn of(high: u64, window: u64, max_ahead: Option<u64>) -> Frontier {
         Frontier::restore(&[Range { start: 0, high, window }], max_ahead, MOST)
     }
 
-    /// What a frontier has found when it is handed all of `ahead` at once.
+    /// Returns the frontier's end after it receives all of `ahead` at once.
     fn advanced(frontier: &Frontier, ahead: impl IntoIterator<Item = u64>) -> Option<u64> {
         let mut ahead: Vec<u64> = ahead.into_iter().collect();
         frontier.advance(&mut ahead, false, |_| true).then(|| frontier.high().unwrap())
     }
 
-    /// A frontier that has seen `n` ids from `first`, `gap` apart.
+    /// Creates a frontier that has seen `n` ids from `first`, `gap` apart.
     fn settled(first: u64, gap: u64, n: u64) -> Frontier {
         let frontier = Frontier::new(None, MOST);
         let mut ahead = vec![];
@@ -720,7 +722,7 @@ mod tests {
         assert_eq!(advanced(&frontier, ahead), Some(5002));
     }
 
-    /// Nor is one that may hold fewer entries than that refused for ever.
+    /// A small outlier map must not block the first range forever.
     #[test]
     fn a_side_dictionary_of_any_size_gets_a_frontier() {
         for most in [1, 2, 10, 63, 64, 100, 1000, 5000] {
@@ -736,7 +738,7 @@ mod tests {
                 write(&frontier, posts(2 * 5000)).is_empty() && frontier.high() < Some(5003),
                 "{most}"
             );
-            // Half of what there is, or few beside few, or many beside none, at the end of all ids.
+            // Half of the ids, a few among few, or many against none, at the end of the id space.
             let begins = |ids: &dyn Fn(u64) -> u64| {
                 let frontier = Frontier::new(None, most);
                 (advanced(&frontier, (0..most as u64).map(ids)), frontier.admit(u64::MAX))
@@ -765,7 +767,7 @@ mod tests {
         }
     }
 
-    /// Writes each id, and has the frontier moved when that is time; those that stay ahead.
+    /// Writes all ids and advances the frontier when due. Returns the ids that stay ahead.
     fn write(frontier: &Frontier, ids: impl Iterator<Item = u64>) -> Vec<u64> {
         let mut ahead: Vec<u64> = vec![];
         for id in ids {
@@ -777,7 +779,7 @@ mod tests {
         ahead
     }
 
-    /// In whatever order their ids come: as in a log that is read back, one behind the other.
+    /// The ids of both services arrive interleaved, or one service after the other, as in replay.
     #[test]
     fn two_services_that_begin_together_have_a_range_each() {
         let random = (1..3000).map(|i: u64| i.wrapping_mul(2_862_933_555_777_941_757) >> 1);
@@ -795,7 +797,7 @@ mod tests {
         }
     }
 
-    /// The old range stays beside it for as long as anything new comes there.
+    /// The old range stays while new ids arrive in it.
     #[test]
     fn traffic_that_jumps_opens_a_range() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -813,7 +815,7 @@ mod tests {
         let last = (1 << 51) - 1;
         assert_eq!((frontier.boundary(last), frontier.is_open(last)), (Some(old.high + 1), true));
         assert_eq!((frontier.boundary(last - 1), frontier.is_open(last - 1)), (None, false));
-        // Ids of the gap are ahead, those of both ranges are not, and both move.
+        // Ids of the gap are ahead; ids of both ranges are inside and move them.
         assert_eq!((frontier.admit(last), frontier.admit(1 << 51)), (Ahead, Inside));
         assert_eq!((frontier.admit(7), frontier.admit(old.high + 4096)), (Inside, Inside));
         assert_eq!((frontier.ranges()[0].high, frontier.ranges()[1]), (old.high + 4096, ranges[1]));
@@ -825,7 +827,7 @@ mod tests {
         assert_eq!(frontier.admit(last), Inside, "late");
     }
 
-    /// A twentieth of the new ids, then one in a thousand, for ever; and three at once.
+    /// The smaller ranges get one new id in 20, or in 1,000, for a long time.
     #[test]
     fn ranges_stay_apart_for_as_long_as_each_is_used() {
         for share in [20, 1000] {
@@ -843,7 +845,7 @@ mod tests {
         }
     }
 
-    /// There are [`MAX_RANGES`], and a further one only in place of one that is used no more.
+    /// With [`MAX_RANGES`] in use, a further range replaces only an idle one.
     #[test]
     fn ranges_are_few() {
         let frontier = settled(1 << 30, 1, 1000);
@@ -857,7 +859,7 @@ mod tests {
         let more = MAX_RANGES as u64 + 5;
         let ahead = write(&frontier, (0..few).map(|i| place(more, i)));
         assert_eq!((ahead.len(), frontier.ranges().len()), (few as usize, MAX_RANGES));
-        // Below the highest one nothing new comes any more.
+        // Only the highest range receives new ids from now on.
         assert!(write(&frontier, (0..2 * IDLE).map(|i| place(7, few + 1 + i))).is_empty());
         assert!(frontier.join_idle());
         assert!(write(&frontier, (0..2 * few).map(|i| place(more, i))).is_empty());
@@ -867,8 +869,8 @@ mod tests {
         );
     }
 
-    /// Those of most writes: a range does not reach across another one, however close to it the ids
-    /// lie on both sides.
+    /// The side with more writes gets the range. A range does not extend across another one, even
+    /// if its ids are close on both sides.
     #[test]
     fn a_range_opens_between_two_others_or_above_them() {
         let middle = 1 << 40;
@@ -886,7 +888,7 @@ mod tests {
         }
     }
 
-    /// Where memory is short so few ids get a range as at the start, however far apart they lie.
+    /// With memory short, a quorum opens a range however far apart its ids are.
     #[test]
     fn short_memory_opens_a_range_for_a_quorum() {
         let young = Frontier::new(None, MOST);
@@ -906,8 +908,8 @@ mod tests {
         assert_eq!(ranges[1].high, (1 << 51) + ((few - 1) << 44));
     }
 
-    /// With all ranges in use and no memory, that makes room in which nothing new has come for the
-    /// longest time; but not the one below the new one.
+    /// With all ranges in use and memory short, the least recently used range is joined, except the
+    /// one below the new range.
     #[test]
     fn the_range_that_is_used_least_makes_room() {
         let place = |n: u64, i: u64| (1 << (32 + n)) + i;
@@ -938,7 +940,7 @@ mod tests {
                 (0..8).map(|n| if n == 0 { 0 } else { place(n, 0) }).collect();
             expected.push(new);
             expected.sort_unstable();
-            // The one above the joined one begins where that did.
+            // The range above the joined one takes over its start.
             expected.retain(|&start| start != place(joined + 1, 0));
             assert_eq!(starts, expected);
             assert!(frontier.contains(place(joined, 7)) && frontier.contains(place(joined + 1, 7)));
@@ -951,8 +953,7 @@ mod tests {
         assert_eq!(frontier.ranges().len(), 1);
     }
 
-    /// A few strays right above the traffic, and many far above: it is those that get the range,
-    /// and the traffic keeps its place.
+    /// A few strays just above the traffic and many ids far above: the many get the range.
     #[test]
     fn a_range_begins_far_above_the_one_below() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -967,7 +968,7 @@ mod tests {
         assert_eq!(frontier.admit(high + 4096), Inside);
     }
 
-    /// Where no table can be opened nothing changes, and it is tried again later.
+    /// If the table cannot be opened nothing changes, and a later attempt may succeed.
     #[test]
     fn a_range_opens_with_its_table_or_not_at_all() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -979,8 +980,7 @@ mod tests {
         assert!(frontier.advance(&mut ahead, false, |range| range.start == 1 << 55));
     }
 
-    /// Ids at random places, as a broken client may send, are no range while they are few; those
-    /// that are many have one to themselves.
+    /// A few random ids open no range; many get a range of their own.
     #[test]
     fn random_ids_take_nothing_from_the_traffic() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -996,8 +996,7 @@ mod tests {
         assert_eq!(frontier.ranges()[0].high, old.high + 4096);
     }
 
-    /// Ids that are negative numbers, say: as many as there may be, before, among and after the
-    /// others.
+    /// Many ids near the end, such as negative numbers, before, between and after the others.
     #[test]
     fn ids_near_the_end_of_all_move_nothing() {
         let bad = |n: u64| (0..n).map(|i| u64::MAX - i * 1000);
@@ -1008,14 +1007,14 @@ mod tests {
             101_000
         );
         assert_eq!(frontier.high(), Some((1 << 50) + 1999 * 4096));
-        // Within its window, too, if that is as wide as can be.
+        // Also within the widest possible window.
         let frontier = of(1 << 50, u64::MAX, None);
         assert_eq!((frontier.admit(u64::MAX), frontier.admit(1 << 63)), (Ahead, Inside));
         assert_eq!(
             (frontier.admit(u64::MAX), frontier.reach()),
             (Ahead, (1 << 63) + (1 << 62) - 1)
         );
-        // As the last step leaves one id, there is always a place for the next table.
+        // The last step leaves one id, so the next table always has a place.
         while frontier.high() < Some(frontier.reach()) {
             assert_eq!(frontier.admit(frontier.reach()), Inside);
         }
@@ -1025,7 +1024,7 @@ mod tests {
         );
     }
 
-    /// A space that begins at the end of all ids.
+    /// A space whose ids all are near the end.
     #[test]
     fn where_nothing_is_lower_the_frontier_may_be_anywhere() {
         let frontier = Frontier::new(None, MOST);
@@ -1037,14 +1036,13 @@ mod tests {
         assert_eq!(frontier.high(), Some(begin + 9999));
     }
 
-    /// Some thousand ids far ahead are no traffic, however quickly they come; nor are a few ids,
-    /// however often.
+    /// Neither a few thousand ids far ahead nor a few frequent ones open a range.
     #[test]
     fn few_strays_move_nothing() {
         let frontier = settled(1 << 50, 4096, 1000);
         let few = LEAP as u64 - 1;
         assert_eq!(write(&frontier, (1 << 55)..(1 << 55) + few).len(), LEAP - 1);
-        // One id counts for no more than one of sixty-four.
+        // An id counts at most as one of sixty-four.
         let frontier = settled(1 << 50, 4096, 1000);
         let ids = (0..QUORUM as u64 - 1).map(|i| (1 << 55) + i);
         let often = std::iter::repeat_n((1 << 55) + QUORUM as u64, 100_000);
@@ -1056,7 +1054,7 @@ mod tests {
         );
     }
 
-    /// A jump that is not far beside how far apart the ids are.
+    /// A jump that is short compared with the distance between ids.
     #[test]
     fn a_short_jump_moves_its_range() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -1128,8 +1126,8 @@ mod tests {
         assert_eq!(Frontier::new(None, MOST).boundary(u64::MAX), None);
     }
 
-    /// Writers of ids of both ranges, and of the gap, while the upper one opens: what is inside at
-    /// the end was never handed to a table below it.
+    /// Writers of both ranges and of the gap, while the upper range opens. No id of the gap may be
+    /// inside at any time.
     #[test]
     fn no_id_of_the_gap_is_inside_while_a_range_opens() {
         for round in 0..200 {

@@ -1,47 +1,44 @@
-//! Zeroed, huge-page-backed memory for tables, as atomic words.
+//! Zeroed memory for tables, as atomic words, backed by huge pages.
 //!
-//! Fresh pages cost nothing until they are touched, so opening a table is instant whatever its
-//! size; a table of 2 MiB or more asks for huge pages: what is read at random waits for the
-//! translation of its address more than for the line itself.
+//! Fresh pages cost nothing until they are touched, so opening a table is fast whatever its size.
+//! Tables of 2 MiB or more request huge pages, because random reads stall on address translation
+//! longer than on the cache line.
 //!
-//! This is the one file of the workspace's engines with `unsafe`, for three things that safe Rust
-//! cannot say:
-//! - *View of the map as atomics.* The map is private, anonymous, zero-filled, page-aligned and
-//!   owned by `Words`, which never hands out its bytes: all access goes through `&[AtomicU64]`, for
-//!   which any bit pattern is valid. It is unmapped on drop only, when no borrow is left. Anonymous
-//!   memory has no file behind it, so there is no SIGBUS from a truncated file; when the machine
-//!   has no memory left the kernel's out-of-memory killer acts, as it does for any allocation.
-//! - *Prefetch.* A hint; it reads nothing, whatever the address.
-//! - *Bytes compared sixteen at a time.* Instructions that every x86-64 processor has; Rust wants
-//!   that said where they are used.
+//! This file is the only one of the two engines with `unsafe`, for three reasons:
+//! - *Viewing the map as atomics.* The map is private, anonymous, zeroed, page-aligned and owned by
+//!   `Words`, which never exposes its bytes. All access is through `&[AtomicU64]`, for which any
+//!   bit pattern is valid. The map is unmapped on drop, when no borrow exists. Anonymous memory has
+//!   no file behind it, so a truncated file cannot raise SIGBUS; if the machine runs out of memory,
+//!   the kernel's OOM killer acts as for any allocation.
+//! - *Prefetching.* A hint that reads nothing, whatever the address.
+//! - *Comparing sixteen bytes at a time.* Uses SSE2, which every x86-64 processor has.
 #![allow(unsafe_code)]
 
 use std::ops::Deref;
 use std::sync::atomic::AtomicU64;
 
-/// From this size on, tables ask for huge pages, and a table of a whole number of them lies in
-/// nothing else.
+/// Size from which a map requests huge pages. A map of whole huge pages contains no small ones.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// What the kernel gives memory in.
+/// Size of a regular page.
 const PAGE_BYTES: usize = 4096;
 
 /// A fixed number of zeroed `AtomicU64`, aligned to a page.
 pub struct Words {
-    /// Raw: a view as `&[u8]`, even for a moment, would forbid all writes through what is derived
-    /// from it.
+    /// A raw map: creating a `&[u8]` view, even briefly, would invalidate the derived pointers for
+    /// writing.
     map: memmap2::MmapRaw,
     len: usize,
 }
 
 impl Words {
-    /// `len` zeroed words. Fails only when the address space or the commit limit is exhausted.
+    /// Maps `len` zeroed words.
     pub fn zeroed(len: usize) -> std::io::Result<Words> {
         let bytes = len.max(1).checked_mul(8).ok_or_else(|| {
             std::io::Error::new(std::io::ErrorKind::OutOfMemory, "table size overflows")
         })?;
-        // Maps of whole huge pages are laid on their boundaries (by Linux since 6.7; before, the
-        // first and the last part would lie in small ones).
+        // Linux aligns maps of whole huge pages since 6.7. Older kernels leave small pages at both
+        // ends.
         let is_large = bytes >= HUGE_PAGE_BYTES;
         let mapped = if is_large {
             bytes.checked_next_multiple_of(HUGE_PAGE_BYTES).unwrap_or(bytes)
@@ -51,33 +48,31 @@ impl Words {
         let map = memmap2::MmapOptions::new().len(mapped).map_anon()?;
         #[cfg(target_os = "linux")]
         if is_large {
-            // What is behind the last whole one gets one, too, if it fills nearly all of it.
+            // A remainder that fills most of a huge page gets one as well.
             let huge = (bytes + HUGE_PAGE_BYTES / 8) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
-            // A kernel without transparent huge pages refuses; small pages serve as well, only
-            // slower.
+            // A kernel without transparent huge pages refuses; small pages only cost speed.
             let _ = map.advise_range(memmap2::Advice::HugePage, 0, huge);
         }
         Ok(Words { map: map.into(), len })
     }
 
-    /// Bytes of pages, touched or not.
+    /// Bytes of the pages, touched or not.
     pub fn size_bytes(&self) -> usize {
         Words::bytes_of(self.len)
     }
 
-    /// The same of `len` words.
+    /// Bytes of the pages for `len` words.
     pub fn bytes_of(len: usize) -> usize {
         len.max(1).saturating_mul(8).div_ceil(PAGE_BYTES).saturating_mul(PAGE_BYTES)
     }
 
-    /// Hints that the cache line holding word `index` will be read soon. An index out of bounds
-    /// does no harm.
+    /// Prefetches the cache line of word `index`, which may be out of bounds.
     #[inline(always)]
     pub fn prefetch(&self, index: usize) {
         self.prefetch_lines::<1>(index);
     }
 
-    /// The same for so many cache lines, from the one of word `index` on.
+    /// Prefetches `LINES` consecutive cache lines, starting with the one of word `index`.
     #[inline(always)]
     pub fn prefetch_lines<const LINES: usize>(&self, index: usize) {
         #[cfg(target_arch = "x86_64")]
@@ -85,7 +80,7 @@ impl Words {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             let address =
                 self.map.as_ptr().wrapping_add(index.wrapping_mul(8).wrapping_add(64 * line));
-            // SAFETY: a hint: it reads nothing, and raises no fault whatever the address.
+            // SAFETY: a hint that reads nothing and raises no fault, whatever the address.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -93,18 +88,16 @@ impl Words {
     }
 }
 
-/// Hints that the cache line of `at` will be read soon.
+/// Prefetches the cache line of `at` for a read.
 ///
-/// Many hints are best given in short bursts, ten lines or twenty, with computing between them:
+/// Issue many hints in short bursts of ten to twenty lines, with computation between the bursts:
 ///
-/// - A processor has room for some two dozen lines that are on their way, those of others among
-///   them, and one may drop what goes beyond: on Zen 4 16 lines that are asked for one right after
-///   the other all come, of 20 sometimes, of 24 always some do not (`bench/src/bin/hints.rs`),
-///   which is a whole wait later.
-/// - A hint for an address that the processor has no translation of holds up those behind it until
-///   that is found, and half a dozen translations are looked for at a time, of the few hundred
-///   instructions that are under way. So hints far apart, each behind the computing of its address,
-///   take two to four times as long on memory of a gigabyte as those of a burst.
+/// - A processor tracks about two dozen outstanding lines and may drop further hints. On Zen 4
+///   sixteen consecutive hints all succeed, twenty sometimes, and 24 never. A dropped hint costs a
+///   full stall later.
+/// - A hint that needs an address translation delays the hints behind it. Processors resolve about
+///   six translations at a time, within a window of a few hundred instructions. On a gigabyte of
+///   memory, hints separated by address computations take two to four times as long as a burst.
 #[inline(always)]
 pub fn prefetch<T>(at: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -113,8 +106,8 @@ pub fn prefetch<T>(at: &T) {
     let _ = at;
 }
 
-/// The same for a line that will be written: it comes without the others' copies, so that the write
-/// need not wait for these to go.
+/// Prefetches the cache line of `at` for a write. Other cores' copies are invalidated in advance,
+/// so the write need not wait for that.
 #[inline(always)]
 pub fn prefetch_to_write<T>(at: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -126,11 +119,12 @@ pub fn prefetch_to_write<T>(at: &T) {
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn hint<const KIND: i32, T>(at: &T) {
-    // SAFETY: a hint: it reads nothing.
+    // SAFETY: a hint that reads nothing.
     unsafe { std::arch::x86_64::_mm_prefetch::<KIND>(std::ptr::from_ref(at).cast()) };
 }
 
-/// A bit for each byte of `words`, lowest byte first, that is `byte`. At most eight words.
+/// Returns a bitmap of the bytes of `words` that equal `byte`, lowest byte first. At most eight
+/// words.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub fn equal_bytes<const N: usize>(words: [u64; N], byte: u8) -> u64 {
@@ -138,7 +132,7 @@ pub fn equal_bytes<const N: usize>(words: [u64; N], byte: u8) -> u64 {
     const { assert!(N.is_multiple_of(2) && N <= 8) };
     let mut equal = 0;
     for i in (0..N).step_by(2) {
-        // SAFETY: plain arithmetic on values; SSE2 is part of x86-64.
+        // SAFETY: arithmetic on values; SSE2 is part of x86-64.
         let mask = unsafe {
             let sixteen = _mm_set_epi64x(words[i + 1] as i64, words[i] as i64);
             _mm_movemask_epi8(_mm_cmpeq_epi8(sixteen, _mm_set1_epi8(byte as i8)))
@@ -151,14 +145,14 @@ pub fn equal_bytes<const N: usize>(words: [u64; N], byte: u8) -> u64 {
 #[cfg(not(target_arch = "x86_64"))]
 pub use equal_bytes_by_word as equal_bytes;
 
-/// The same anywhere, eight bytes at a time (Lamport, Multiple Byte Processing with Full-Word
-/// Instructions, 1975).
+/// Portable [`equal_bytes`], eight bytes at a time (Lamport, Multiple Byte Processing with
+/// Full-Word Instructions, 1975).
 #[cfg(any(test, not(target_arch = "x86_64")))]
 #[inline(always)]
 pub(crate) fn equal_bytes_by_word<const N: usize>(words: [u64; N], byte: u8) -> u64 {
     const LOW_BITS: u64 = 0x0101_0101_0101_0101;
     const HIGH_BITS: u64 = LOW_BITS << 7;
-    /// Brings bit 8k to bit 56 + k.
+    /// Multiplier that moves bit 8k to bit 56 + k.
     const GATHER: u64 = 0x0102_0408_1020_4080;
     let mut equal = 0;
     for (i, word) in words.into_iter().enumerate() {
@@ -175,7 +169,7 @@ impl Deref for Words {
     #[inline(always)]
     fn deref(&self) -> &[AtomicU64] {
         // SAFETY: the map is page-aligned, at least `len * 8` bytes long, lives as long as `self`,
-        // and is only ever accessed as atomics (see the top of the file).
+        // and is only accessed as atomics (see the head of this file).
         unsafe { std::slice::from_raw_parts(self.map.as_mut_ptr().cast::<AtomicU64>(), self.len) }
     }
 }

@@ -1,21 +1,20 @@
-//! The outliers: what a space keeps for ids that are ahead of its frontier, exactly, until the
-//! frontier reaches them.
+//! The outlier map: exact entries for ids ahead of the frontier, until the frontier reaches them.
 //!
-//! It is normally empty, or holds a handful of bad ids. Writers change it one at a time, under a
-//! mutex; readers look at the map that was published last, and never wait, not even while a writer
-//! opens a table. An atomic lower bound lets all other operations pass without touching either.
+//! The map is normally empty or holds a few bad ids. Writers change it one at a time, under a
+//! mutex. Readers use the last published version and never wait, even while a writer opens a table.
+//! Most operations check an atomic lower bound first and touch neither.
 //!
-//! An entry may move into a table at any moment. No reader misses it, because
-//! - a mover stores it in the table first and deletes it here second, under the mutex; until then
-//!   no other thread writes to it;
-//! - a reader asks here first, and in the tables second;
-//! - a writer of an id that may be here holds the mutex through its write, wherever that goes. An
-//!   "ahead" writer announces its id (the lower bound) before it looks at the frontier again, an
-//!   "inside" writer has moved the frontier before it looks at the lower bound: one of the two sees
-//!   the other (Dekker's argument; hence the `SeqCst`).
+//! An entry may move into a table at any time. No reader misses it, because
+//! - the mover stores it in the table first, then deletes it here, under the mutex. Until then no
+//!   other thread writes to it;
+//! - a reader looks here first, then in the tables;
+//! - a writer of an id that may be here holds the mutex during its whole write. An "ahead" writer
+//!   publishes its id in the lower bound before it reads the frontier again; an "inside" writer
+//!   moves the frontier before it reads the lower bound. At least one of them sees the other
+//!   (Dekker's algorithm, hence `SeqCst`).
 //!
-//! Order of locks: aside, then a ring's stripe. A closure that runs under a stripe must not come
-//! here.
+//! Lock order: this mutex, then a stripe of a ring. A closure that runs under a stripe must not
+//! call this map.
 
 use crate::frontier::{Admission, Frontier};
 use crate::persistent_trie::PersistentTrie;
@@ -24,15 +23,15 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
-/// How many entries are visited in one version of the map, or moved while the mutex is held.
+/// Entries visited in one version of the map, or moved per lock of the mutex.
 const CHUNK: usize = 256;
 
-/// Entries of type `V` by id. See the top of the file.
+/// Entries of type `V` by id.
 pub struct Outliers<V> {
     entries: ArcSwap<PersistentTrie<V>>,
-    /// Held through a whole write that changes `entries`.
+    /// Held during every write that changes `entries`.
     writing: Mutex<()>,
-    /// No entry has a lower id. `u64::MAX` when empty.
+    /// Lower bound of all ids; `u64::MAX` when empty.
     lowest: AtomicU64,
     len: AtomicUsize,
     upper: AtomicUsize,
@@ -50,22 +49,22 @@ impl<V> Default for Outliers<V> {
     }
 }
 
-/// Where the frontier has a write go.
+/// Destination of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// To the tables: it first stores there the entry that it is handed, if any, and takes that
-    /// away (`None`) once it is there, whether the write is done then or refused.
+    /// The tables. The write first stores the given entry, if any, in a table and then sets it to
+    /// `None`, whether the write itself succeeds or is refused.
     Inside,
-    /// Here: it replaces the entry that it is handed (`None`: there is none).
+    /// The outlier map. The write replaces the given entry; `None` means that there is none.
     Ahead,
 }
 
-/// Why a write was not done.
+/// Reason for which a write was not done.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Refused<E> {
-    /// The id lies further ahead than the space's `max_ahead` allows.
+    /// The id is further ahead than `max_ahead` allows.
     TooFar,
-    /// What the engine's closure said; nothing has changed here.
+    /// The engine's closure failed; this map is unchanged.
     Engine(E),
 }
 
@@ -76,31 +75,31 @@ impl<V> Outliers<V> {
         id >= self.lowest.load(SeqCst) && !self.is_empty()
     }
 
-    /// No id below this has an entry: for callers that look up many ids. Goes for as long as
-    /// [`Outliers::may_hold`], asked now, would.
+    /// Lower bound of all ids, for callers that look up many. Equivalent to calling
+    /// [`Outliers::may_hold`] for each id now.
     #[inline]
     pub fn lowest(&self) -> u64 {
         self.lowest.load(SeqCst)
     }
 
-    /// How many ids have an entry.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         self.len.load(SeqCst)
     }
 
-    /// Whether no id has an entry.
+    /// Whether there are no entries.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many entries have an id from [`crate::UPPER`] on: no table takes such ids but where
-    /// those of the traffic are nearly as high.
+    /// Number of entries with an id from [`crate::UPPER`] on. Tables take such ids only when normal
+    /// traffic is nearly as high.
     pub fn upper(&self) -> usize {
         self.upper.load(SeqCst)
     }
 
-    /// Looks at the entry of `id` without waiting. Ask here before the tables.
+    /// Reads the entry of `id` without waiting. Call it before looking in the tables.
     #[inline]
     pub fn read<R>(&self, id: u64, f: impl FnOnce(&V) -> R) -> Option<R> {
         if !self.may_hold(id) {
@@ -109,8 +108,8 @@ impl<V> Outliers<V> {
         self.entries.load().get(id).map(|value| f(value))
     }
 
-    /// One write to `id`, wherever it belongs: `f` does it on the side that it is handed. Readers
-    /// see nothing of it here before `f` has returned.
+    /// Performs one write to `id`. `f` performs it on the side that it receives. Readers of this
+    /// map see the change only after `f` has returned.
     pub fn write<R, E>(
         &self,
         frontier: &Frontier,
@@ -131,8 +130,8 @@ impl<V> Outliers<V> {
         }
     }
 
-    /// [`Outliers::write`] for what a log replays: it was accepted once, so an id that is too far
-    /// ahead (the ids between may come later in the log) is kept here.
+    /// [`Outliers::write`] for replay. The write was accepted before, so `max_ahead` does not
+    /// apply: the ids in between may come later in the log.
     pub fn replay<R, E>(
         &self,
         frontier: &Frontier,
@@ -142,8 +141,8 @@ impl<V> Outliers<V> {
         self.write_admitted(frontier, id, frontier.admit_told(id), |_| Ok(()), f)
     }
 
-    /// [`Outliers::write`] for what takes something of `id` away: it says nothing of the traffic,
-    /// so the frontier stays where it is, and no id is too far ahead.
+    /// [`Outliers::write`] for a removal. A removal says nothing about the traffic, so it does not
+    /// move the frontier, and `max_ahead` does not apply.
     pub fn take_away<R, E>(
         &self,
         frontier: &Frontier,
@@ -153,15 +152,14 @@ impl<V> Outliers<V> {
         self.write_admitted(frontier, id, frontier.look_up(id), |_| Ok(()), f)
     }
 
-    /// Waits for the writes and the moves into tables that are under way. Later ones see what this
-    /// thread did before.
+    /// Waits for writes and moves in progress. Later ones see everything that this thread did
+    /// before.
     pub fn pass_writers(&self) {
         drop(self.writing.lock());
     }
 
-    /// Deletes `id`, wherever it is: `inside` deletes what the tables have of it, and then its
-    /// entry here goes, if there is one. Gives both. An id that is deleted says nothing of the
-    /// traffic: the frontier stays where it is. If `inside` fails nothing has changed here.
+    /// Deletes `id`: `inside` deletes it from the tables, then its entry here is removed. Returns
+    /// the entry and the result of `inside`. Does not move the frontier.
     pub fn delete<R, E>(
         &self,
         id: u64,
@@ -181,7 +179,8 @@ impl<V> Outliers<V> {
         Ok((entry, deleted))
     }
 
-    /// `allow` is handed the highest id that has an entry, and may refuse.
+    /// Performs an admitted write. `allow` receives the highest id that has an entry, and may
+    /// refuse.
     #[inline]
     fn write_admitted<R, E>(
         &self,
@@ -199,8 +198,8 @@ impl<V> Outliers<V> {
         let mut entries = PersistentTrie::clone(&self.entries.load());
         allow(entries.last())?;
         self.lowest.fetch_min(id, SeqCst);
-        // From here on an inside writer that comes later sees `may_hold`, if the map is not empty
-        // for it: count ourselves in.
+        // Counts this write as an entry, so that a later inside writer sees `may_hold` even if the
+        // map is empty.
         self.len.fetch_add(1, SeqCst);
         let before = entries.get(id).cloned();
         let mut entry = before.clone();
@@ -221,9 +220,9 @@ impl<V> Outliers<V> {
         result
     }
 
-    /// Opens a range for the entries if they are enough, as [`Frontier::advance`] does; `weight` is
-    /// how many writes an entry stands for, at most; `is_short`: the memory for them is. Afterwards
-    /// [`Outliers::drain`] has work.
+    /// Opens a range for the entries if there are enough, as [`Frontier::advance`] does. `weight`
+    /// returns how many writes an entry counts for; `is_short` says that memory for entries is
+    /// short. Afterwards call [`Outliers::drain`].
     pub fn advance(
         &self,
         frontier: &Frontier,
@@ -236,7 +235,7 @@ impl<V> Outliers<V> {
         frontier.advance(&mut ids, is_short, open)
     }
 
-    /// Whether an entry lies in a range of the frontier: [`Outliers::drain`] has work.
+    /// Whether an entry is in a range of the frontier, so that [`Outliers::drain`] has work.
     pub fn has_inside(&self, frontier: &Frontier) -> bool {
         if self.is_empty() || !frontier.high().is_some_and(|high| self.may_hold(high)) {
             return false;
@@ -251,9 +250,8 @@ impl<V> Outliers<V> {
         found
     }
 
-    /// Hands up to 256 entries that lie in a range of the frontier to `store`, which puts each into
-    /// a table, and takes it away (`None`) once it is there. Returns how many it took: call again
-    /// until it is 0.
+    /// Passes up to 256 entries that are in a range of the frontier to `store`, which stores each
+    /// in a table and sets it to `None`. Returns how many were moved; call again until it is 0.
     pub fn drain(
         &self,
         frontier: &Frontier,
@@ -287,14 +285,13 @@ impl<V> Outliers<V> {
         moved
     }
 
-    /// Visits all entries without waiting; one that moves into a table meanwhile may be
-    /// missed here.
+    /// Visits all entries without waiting. May miss an entry that moves into a table concurrently.
     pub fn for_each(&self, mut f: impl FnMut(u64, &V)) {
         let mut from = Some(0);
         while let Some(first) = from.take() {
             let mut visited = 0;
-            // Not all of them in one version of the map, or it would keep what has gone for as long
-            // as `f` takes.
+            // Visit in batches, because holding one version keeps removed entries in memory while
+            // `f` runs.
             self.entries.load_full().visit(first, |id, entry| {
                 if visited == CHUNK {
                     from = Some(id);
@@ -307,15 +304,14 @@ impl<V> Outliers<V> {
         }
     }
 
-    /// Shows readers the map, in which an entry was set, or lacks one that is in a table or gone;
-    /// called with the mutex held.
+    /// Publishes a new version of the map. The caller holds the mutex.
     fn publish(&self, entries: PersistentTrie<V>) {
         let entries = Arc::new(entries);
         self.entries.store(entries.clone());
         self.settle(&entries);
     }
 
-    /// Brings the atomics in line with the map; called with the mutex held.
+    /// Updates the atomics from the map. The caller holds the mutex.
     fn settle(&self, entries: &PersistentTrie<V>) {
         self.len.store(entries.len(), SeqCst);
         self.upper.store(entries.upper(), SeqCst);
@@ -337,7 +333,7 @@ mod tests {
         Range { start: 0, high, window: 0 }
     }
 
-    /// A write that does one thing or the other.
+    /// Selects the closure for the side of a write.
     fn either<V, R, E>(
         inside: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
         ahead: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
@@ -348,7 +344,7 @@ mod tests {
         }
     }
 
-    /// One more for `id`, as an engine would count it.
+    /// Increments `id` as an engine would.
     fn increment(outliers: &Outliers<u64>, frontier: &Frontier, table: &Table, id: u64) {
         outliers
             .write::<_, ()>(
@@ -423,8 +419,7 @@ mod tests {
         assert_eq!(outliers.read(1 << 30, |v| *v), Some(7));
     }
 
-    /// Before there is a frontier the highest id that is kept here is what `max_ahead` is measured
-    /// from.
+    /// Before there is a frontier, `max_ahead` is measured from the highest id in the map.
     #[test]
     fn a_young_space_refuses_what_is_too_far_above_its_highest_id() {
         let (outliers, frontier) = (Outliers::<u64>::default(), Frontier::new(Some(100), 1 << 16));
@@ -453,8 +448,8 @@ mod tests {
         assert_eq!(write(1200), Err(Refused::TooFar), "from now on only the frontier counts");
     }
 
-    /// A writer or a mover that is inside, opening a table for example, delays other writers, but
-    /// no reader: readers see the map as it was before.
+    /// A writer or mover inside its closure delays other writers, but readers see the previous
+    /// version of the map.
     #[test]
     fn readers_do_not_wait_for_a_writer_inside() {
         const A: u64 = 1 << 40;
@@ -472,8 +467,8 @@ mod tests {
         };
         let read = |id| outliers.read(id, |v| *v);
         let (read, all) = (&read, &all);
-        // In turn: an entry is replaced, a new one comes, one goes, and one moves. What readers see
-        // before, and after.
+        // Covers a replaced, a new, a removed and a moved entry. `before` and `after` are what
+        // readers see during and after the write.
         let held =
             |id, before: Option<u64>, after: Option<u64>, write: &(dyn Fn(&dyn Fn()) + Sync)| {
                 let (inside, leave) = (mpsc::channel(), mpsc::channel());
@@ -483,7 +478,7 @@ mod tests {
                     s.spawn(move || {
                         write(&|| {
                             inside.0.send(()).unwrap();
-                            // No thread is left waiting when the test has failed.
+                            // The writer must not hang if the test fails.
                             let _: Result<(), _> = left.lock().recv();
                         })
                     });
@@ -528,8 +523,8 @@ mod tests {
         assert_eq!((all(), table.lock()[&A]), (vec![(C, 2)], 5));
     }
 
-    /// Two writers and a mover race while the frontier advances over the entries: no increment is
-    /// lost, and no reader ever misses an id that was written.
+    /// Two writers and a mover race while the frontier advances over the entries. No increment is
+    /// lost, and no reader misses an id.
     #[test]
     fn nothing_is_lost_on_the_way_into_the_tables() {
         for round in 0..200 {

@@ -1,27 +1,27 @@
-//! A persistent ordered map: every version stays whole for as long as it is held. The outlier map
+//! A persistent ordered map: every version stays unchanged while it is held. The outlier map
 //! publishes its entries as one.
 //!
 //! ```text
 //!   branch, split 1100     ids below 1100 are on the left, others on the right; the lowest set bit
-//!                          says where they part, and all ids under a branch agree in the bits
-//!                          above that one
+//!                          of the split is the one that distinguishes the two sides, and all ids
+//!                          below a branch agree in the bits above it
 //!    /              \
 //!   1011      branch, split 1110
 //! ```
 //!
-//! A change makes new branches from the root to its place, at most 64 of them, and shares all
-//! others with the version before. The form depends on the ids alone, not on their order.
+//! A change copies the branches on the path to the root, at most 64, and shares all others with the
+//! previous version. The shape depends on the ids only, not on their order of insertion.
 
 use std::sync::Arc;
 
-/// The first id of the upper half of all ids.
+/// First id of the upper half of the id space.
 pub const UPPER: u64 = 1 << 63;
 
-/// Values by id. Cheap to clone.
+/// A map of values by id. Cloning takes constant time.
 pub(crate) struct PersistentTrie<V> {
     root: Option<Node<V>>,
     len: usize,
-    /// Of those, how many have an id from [`UPPER`] on.
+    /// Number of ids from [`UPPER`] on.
     upper: usize,
 }
 
@@ -42,7 +42,7 @@ impl<V> Default for PersistentTrie<V> {
     }
 }
 
-// Not derived: a derive would ask for `V: Clone`.
+// Not derived, since that would require `V: Clone`.
 impl<V> Clone for PersistentTrie<V> {
     fn clone(&self) -> Self {
         PersistentTrie { root: self.root.clone(), len: self.len, upper: self.upper }
@@ -59,17 +59,17 @@ impl<V> Clone for Node<V> {
 }
 
 impl<V> PersistentTrie<V> {
-    /// How many ids have a value.
+    /// Number of ids.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// How many of them have an id from [`UPPER`] on.
+    /// Number of ids from [`UPPER`] on.
     pub(crate) fn upper(&self) -> usize {
         self.upper
     }
 
-    /// The value of `id`.
+    /// Returns the value of `id`.
     pub(crate) fn get(&self, id: u64) -> Option<&Arc<V>> {
         let mut node = self.root.as_ref()?;
         loop {
@@ -80,7 +80,7 @@ impl<V> PersistentTrie<V> {
         }
     }
 
-    /// The lowest id.
+    /// Lowest id.
     pub(crate) fn first(&self) -> Option<u64> {
         let mut first = None;
         self.visit(0, |id, _| {
@@ -90,7 +90,7 @@ impl<V> PersistentTrie<V> {
         first
     }
 
-    /// The highest id.
+    /// Highest id.
     pub(crate) fn last(&self) -> Option<u64> {
         let mut node = self.root.as_ref()?;
         loop {
@@ -101,14 +101,14 @@ impl<V> PersistentTrie<V> {
         }
     }
 
-    /// Hands ids from `from` on and their values to `f`, rising, until it says `false`.
+    /// Passes ids from `from` on and their values to `f` in ascending order, until it returns
+    /// `false`.
     pub(crate) fn visit(&self, from: u64, mut f: impl FnMut(u64, &Arc<V>) -> bool) {
         if let Some(root) = &self.root {
             root.visit(from, &mut f);
         }
     }
 
-    /// With `value` for `id`, in place of its value before, if it had one.
     pub(crate) fn set(&mut self, id: u64, value: Arc<V>) {
         if self.get(id).is_none() {
             self.len += 1;
@@ -120,7 +120,7 @@ impl<V> PersistentTrie<V> {
         });
     }
 
-    /// Without `id`.
+    /// Removes `id`, if present.
     pub(crate) fn remove(&mut self, id: u64) {
         if self.get(id).is_some() {
             self.len -= 1;
@@ -145,7 +145,7 @@ impl<V> Node<V> {
     }
 
     fn with(&self, id: u64, value: Arc<V>) -> Node<V> {
-        // Some id that is like all those here in the bits that they share.
+        // Any id that has the common bits of this node.
         let like = match self {
             Node::Leaf(at, _) if *at == id => return Node::Leaf(id, value),
             Node::Leaf(at, _) => *at,
@@ -169,7 +169,7 @@ impl<V> Node<V> {
         }
     }
 
-    /// Without `id`, which is here; `None` if that leaves nothing.
+    /// Returns the node without `id`, which it contains; `None` if nothing remains.
     fn without(&self, id: u64) -> Option<Node<V>> {
         let Node::Branch(branch) = self else { return None };
         let Branch { split, left, right } = &**branch;
@@ -189,7 +189,7 @@ impl<V> Branch<V> {
         if id < self.split { &self.left } else { &self.right }
     }
 
-    /// Whether `id` has the bits that all ids here share.
+    /// Whether `id` has the common bits of all ids below this branch.
     fn covers(&self, id: u64) -> bool {
         (self.split ^ id) >> self.split.trailing_zeros() <= 1
     }
@@ -209,8 +209,8 @@ mod tests {
         seen
     }
 
-    /// Beside a plain map, with ids that share none, some and nearly all of their bits; and every
-    /// version stays what it was.
+    /// Compares with a `BTreeMap`, for ids that share none, some or nearly all of their bits. Older
+    /// versions must not change.
     #[test]
     fn it_is_an_ordered_map_and_stays_what_it_was() {
         let mut rng = fastrand::Rng::with_seed(3);

@@ -1,56 +1,57 @@
-//! The ring: a space's tables in id order, read through snapshots, written under stripes.
+//! The ring: the tables of a space in id order. Readers use snapshots, writers use stripes.
 //!
-//! **Reading.** [`Ring::load`] gives the current [`Tables`], an immutable list. A snapshot stays
-//! valid for as long as it is held.
+//! **Reading.** [`Ring::load`] returns the current [`Tables`], an immutable list that stays valid
+//! while it is held.
 //!
 //! **Writing.** [`Ring::write`] finds the slot that covers the id, locks one of its [`STRIPES`] by
-//! the key's hash, and checks that the slot still takes this id; if the ring changed meanwhile it
-//! starts again. Writes of one key are thus serialised, writes of different keys rarely meet, and
-//! readers do not know stripes at all.
+//! the key's hash, and checks that the slot still takes the id. If the ring has changed it starts
+//! over. Writes of one key are serialised; writes of different keys rarely conflict. Readers take
+//! no stripe.
 //!
-//! **Changing the ring** goes in three steps, always the same (R3):
-//! 1. *close*: mark the slot, so that it takes no more writes of the ids that move away;
-//! 2. *barrier*: lock and unlock each of its stripes once: after this no writer that missed the
-//!    mark is still inside;
-//! 3. *publish* the new list. Writers that met the mark have been waiting (a few microseconds) for
-//!    this.
+//! **Changing the ring** takes three steps (R3):
+//! 1. *close*: mark the slot, so that it rejects writes of the ids that move away;
+//! 2. *barrier*: lock and unlock each stripe of the slot. Afterwards no writer that missed the mark
+//!    is inside;
+//! 3. *publish* the new list. Writers that met the mark have waited for it, a few microseconds.
 //!
-//! Readers do not wait for it: until it is published nothing can be anywhere else, so what they
-//! miss is not there ([`Slot::has_moved`]). Only after that the slot says that it is closed, and
-//! only then those that replace it take writes (R6).
+//! Readers need not wait: until the new list is published, a row cannot be anywhere else, so a miss
+//! is final ([`Slot::has_moved`]). After publishing, the old slot is marked closed, and only then
+//! do its replacements accept writes.
 //!
-//! **Rewriting** moves rows between tables while reads and writes go on: [`Ring::rewrite`] replaces
-//! one slot by several that cover the same range and *drain* the old one: rows are moved, one by
-//! one, under the stripe of the new slot, first stored in the new table, then deleted from the old.
-//! Hence the rule for readers of an [`Entry`] with [`Entry::drains`]: look in the old table first,
-//! then in the new one. Hence, too, the rule for readers that miss in a slot [from which the id has
-//! moved](Slot::has_moved): take a new snapshot and look again, the row may have moved.
-//! [`Ring::finish`] forgets the old slot once it is empty.
+//! **Rewriting** moves rows between tables during reads and writes. [`Ring::rewrite`] replaces one
+//! slot by several that cover the same range and *drain* the old one. Each row moves under the
+//! stripe of its new slot: it is stored in the new table, then deleted from the old one. Two rules
+//! follow for readers:
+//! - In an [`Entry`] with [`Entry::drains`], look in the old table first, then in the new one.
+//! - After a miss in a slot [from which the id has moved](Slot::has_moved), take a new snapshot and
+//!   look again.
 //!
-//! **Joining** makes one slot of small neighbours: [`Ring::join`]. A slot drains one other at most,
-//! so the rows are copied between *barrier* and *publish*, while writers of that range wait.
+//! [`Ring::finish`] removes the old slot once it is empty.
+//!
+//! **Joining** replaces small neighbours by one slot: [`Ring::join`]. A slot drains at most one
+//! other, so the rows are copied between *barrier* and *publish* while writers of the range wait.
 
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::SeqCst};
 
-/// Write stripes per slot. With two writers 1 in 256 writes meets another; a stripe is one byte.
+/// Write stripes per slot, one byte each. With two writers, one write in 256 conflicts.
 pub const STRIPES: usize = 256;
 
-/// Takes writes.
+/// The slot accepts writes.
 const OPEN: u8 = 0;
-/// Writers wait for a list that is about to be published.
+/// Writers wait for a new list.
 const PAUSED: u8 = 1;
-/// Takes no more writes, ever: its rows move (or have moved) to the slots that replaced it, or it
-/// was recycled.
+/// The slot accepts no more writes: its rows move to the slots that replaced it, or it was
+/// recycled.
 const CLOSED: u8 = 2;
 
-/// One table, the id range it takes, and the stripes under which it is written.
+/// One table with its id range and write stripes.
 pub struct Slot<T> {
     low: u64,
-    /// Inclusive, so that the whole of u64 can be covered. Shrinks when the slot is closed at a
-    /// boundary, never grows.
+    /// Inclusive, so that a range can reach the end of u64. Shrinks when the slot is closed at a
+    /// boundary and never grows.
     last: AtomicU64,
     /// [`OPEN`], [`PAUSED`] or [`CLOSED`].
     state: AtomicU8,
@@ -70,44 +71,43 @@ impl<T> Slot<T> {
         })
     }
 
-    /// Bytes of a slot, its table and stripes, and of its places in two lists: an old and a new
-    /// one.
+    /// Bytes of a slot: its table, its stripes, and its entries in two lists during a change.
     pub const BYTES: usize = size_of::<Slot<T>>()
         + STRIPES * size_of::<Mutex<()>>()
         + 2 * (size_of::<Entry<T>>() + size_of::<u64>())
         + 32;
 
-    /// The lowest id of the range.
+    /// Lowest id of the range.
     #[inline]
     pub fn low(&self) -> u64 {
         self.low
     }
 
-    /// The highest id of the range (inclusive); `u64::MAX` for the newest table.
+    /// Highest id of the range, inclusive; `u64::MAX` for the newest table.
     #[inline]
     pub fn last(&self) -> u64 {
         self.last.load(SeqCst)
     }
 
-    /// What the engine keeps for this range.
+    /// The engine's table for this range.
     #[inline]
     pub fn table(&self) -> &T {
         &self.table
     }
 
-    /// Whether it takes writes now.
+    /// Whether the slot accepts writes now.
     pub fn is_open(&self) -> bool {
         self.state.load(SeqCst) == OPEN
     }
 
-    /// Whether a rewrite has replaced this slot.
+    /// Whether a rewrite, a join or a recycle has replaced this slot.
     #[inline]
     pub fn is_closed(&self) -> bool {
         self.state.load(SeqCst) == CLOSED
     }
 
-    /// Whether a reader that missed `id` here, in an old snapshot, must look again in a new one:
-    /// then there is one. To be asked after the miss.
+    /// Whether a reader that missed `id` in this slot must look again in a new snapshot, which is
+    /// then available. Call it after the miss.
     #[inline]
     pub fn has_moved(&self, id: u64) -> bool {
         match self.state.load(SeqCst) {
@@ -121,7 +121,7 @@ impl<T> Slot<T> {
         self.low <= id && id <= self.last() && self.state.load(SeqCst) == OPEN
     }
 
-    /// Steps 1 and 2 of a change: when it returns, no writer is inside, and none will enter.
+    /// Closes the slot and passes the barrier. On return no writer is inside, and none will enter.
     fn shut(&self, state: u8) {
         self.state.store(state, SeqCst);
         for stripe in &self.stripes {
@@ -130,14 +130,13 @@ impl<T> Slot<T> {
     }
 }
 
-/// One position of a ring: a slot and, while it is being filled by a rewrite, the slot that it
-/// drains.
+/// One entry of a ring: a slot and, during a rewrite, the slot that it drains.
 pub struct Entry<T> {
     slot: Arc<Slot<T>>,
     drains: Option<Arc<Slot<T>>>,
 }
 
-// Not derived: a derive would ask for `T: Clone`.
+// Not derived, since that would require `T: Clone`.
 impl<T> Clone for Entry<T> {
     fn clone(&self) -> Self {
         Entry { slot: self.slot.clone(), drains: self.drains.clone() }
@@ -145,25 +144,25 @@ impl<T> Clone for Entry<T> {
 }
 
 impl<T> Entry<T> {
-    /// The slot that takes writes.
+    /// The slot that accepts writes.
     #[inline]
     pub fn slot(&self) -> &Slot<T> {
         &self.slot
     }
 
-    /// The engine's table of [`Entry::slot`].
+    /// The table of [`Entry::slot`].
     #[inline]
     pub fn table(&self) -> &T {
         &self.slot.table
     }
 
-    /// The slot alone.
+    /// Returns the slot alone.
     pub fn into_slot(self) -> Arc<Slot<T>> {
         self.slot
     }
 
-    /// The slot whose rows are moving here. Readers look there first. Writers move the row that
-    /// they touch: they hold its stripe, so no other thread moves it at the same time.
+    /// The slot whose rows are moving here. Readers look there first. A writer first moves the row
+    /// that it changes; it holds the row's stripe, so no other thread moves the same row.
     #[inline]
     pub fn drains(&self) -> Option<&Slot<T>> {
         self.drains.as_deref()
@@ -172,12 +171,11 @@ impl<T> Entry<T> {
 
 /// A snapshot of a ring: its entries in id order.
 pub struct Tables<T> {
-    /// The newest one and its lowest id, once more: most traffic is for the newest posts.
+    /// Copy of the newest entry and its lowest id, since most traffic is for the newest ids.
     newest: Entry<T>,
     newest_low: u64,
     entries: Vec<Entry<T>>,
-    /// `lows[i]` is `entries[i].slot.low`, kept apart so that a search touches one or two cache
-    /// lines.
+    /// Copies of `entries[i].slot.low`, so that a search touches one or two cache lines.
     lows: Vec<u64>,
 }
 
@@ -204,13 +202,13 @@ impl<T> Tables<T> {
         Arc::new(Tables { newest_low: newest.slot.low, newest, entries, lows })
     }
 
-    /// The lowest id that the ring answers for; below it the answer is *unknown*.
+    /// Lowest id that the ring covers; below it the answer is *unknown*.
     #[inline]
     pub fn horizon(&self) -> u64 {
         self.lows[0]
     }
 
-    /// The entry that covers `id`, or `None` below the horizon.
+    /// Returns the entry that covers `id`; `None` below the horizon.
     #[inline]
     pub fn find(&self, id: u64) -> Option<&Entry<T>> {
         if id >= self.newest_low {
@@ -219,7 +217,8 @@ impl<T> Tables<T> {
         self.index_of(id).map(|i| &self.entries[i])
     }
 
-    /// The index in [`Tables::entries`] of the entry that covers `id`, or `None` below the horizon.
+    /// Returns the index in [`Tables::entries`] of the entry that covers `id`; `None` below the
+    /// horizon.
     #[inline]
     pub fn index_of(&self, id: u64) -> Option<usize> {
         self.lows.partition_point(|&low| low <= id).checked_sub(1)
@@ -230,35 +229,38 @@ impl<T> Tables<T> {
         &self.entries
     }
 
-    /// The newest entry: the open-ended one.
+    /// The newest, open-ended entry.
     pub fn newest(&self) -> &Entry<T> {
         &self.newest
     }
 
-    /// The oldest entry: the one that starts at the horizon.
+    /// The oldest entry, which starts at the horizon.
     pub fn oldest(&self) -> &Entry<T> {
         &self.entries[0]
     }
 }
 
-/// A snapshot as [`Ring::load`] gives it.
+/// A snapshot returned by [`Ring::load`].
 pub type Loaded<T> = Guard<Arc<Tables<T>>>;
 
-/// A space's tables in id order. See the top of the file.
+/// The tables of a space in id order.
 pub struct Ring<T> {
     tables: ArcSwap<Tables<T>>,
-    /// Held while the list changes; never by readers or writers of rows.
+    /// Held while the list changes, never by readers or writers of rows.
     structure: Mutex<()>,
 }
 
 impl<T> Ring<T> {
-    /// A ring of one table that covers `[horizon, 2^64-1]`; a new space starts with a horizon of 0.
+    /// Creates a ring of one table that covers `[horizon, 2^64-1]`. A new space has a horizon of 0.
     pub fn new(horizon: u64, first: T) -> Ring<T> {
         Ring::from_parts(vec![(horizon, first)])
     }
 
-    /// A ring from tables with their lowest ids, rising, the last one open-ended: what recovery has
-    /// read. Panics if `parts` is empty or does not rise.
+    /// Creates a ring from tables with their lowest ids, ascending. The last table is open-ended.
+    ///
+    /// # Panics
+    ///
+    /// If `parts` is empty or does not ascend.
     pub fn from_parts(parts: Vec<(u64, T)>) -> Ring<T> {
         Ring {
             tables: ArcSwap::new(Tables::new(chain(parts, u64::MAX, OPEN, None))),
@@ -266,22 +268,21 @@ impl<T> Ring<T> {
         }
     }
 
-    /// The current snapshot. Take one per batch: the load costs about 11 ns.
+    /// Returns the current snapshot. Take one per batch: a load costs about 11 ns.
     #[inline]
     pub fn load(&self) -> Loaded<T> {
         self.tables.load()
     }
 
-    /// [`Ring::load`], to be held for long: costs an atomic addition, but no slot of the reader's
-    /// thread.
+    /// [`Ring::load`] for long use: costs an atomic increment, but occupies no per-thread slot.
     pub fn load_full(&self) -> Arc<Tables<T>> {
         self.tables.load_full()
     }
 
-    /// Runs `f` on the entry that covers `id`, alone among the writers of all keys with the same
-    /// `key_hash % STRIPES` there. `None`, without running it, if `id` lies below the horizon.
+    /// Runs `f` on the entry that covers `id`, exclusively among the writers whose keys have the
+    /// same `key_hash % STRIPES`. Returns `None` without running it if `id` is below the horizon.
     ///
-    /// `f` must be short, and must not write to the same ring (it would wait for itself).
+    /// `f` must be short and must not write to the same ring, which would deadlock.
     #[inline]
     pub fn write<R>(&self, id: u64, key_hash: u64, f: impl FnOnce(&Entry<T>) -> R) -> Option<R> {
         loop {
@@ -292,18 +293,23 @@ impl<T> Ring<T> {
                 return Some(f(entry));
             }
             drop(stripe);
-            // The ring is between "close" and "publish".
+            // The ring is between *close* and *publish*.
             std::thread::yield_now();
         }
     }
 
-    /// Closes the table that starts at `low` below a boundary and opens `next` from there on, up to
-    /// where that one ended; returns the boundary. Nothing happens, and `next` is handed back, if
-    /// no table starts at `low`, or `boundary` gives `None` or an id that is not above `low` and in
-    /// the table: another writer rolled first.
+    /// Closes the table that starts at `low` below a boundary, and opens `next` for the rest of its
+    /// range. Returns the boundary.
     ///
-    /// `boundary` is asked while no writer is inside, and must lie above every id in the table and
-    /// in the one that it drains: [`Frontier::boundary`](crate::Frontier::boundary), usually.
+    /// `boundary` runs while no writer is inside. Its result must be above every id in the table
+    /// and in the one that it drains; usually it is
+    /// [`Frontier::boundary`](crate::Frontier::boundary).
+    ///
+    /// # Errors
+    ///
+    /// Returns `next`, and changes nothing, if no table starts at `low`, or if `boundary` returns
+    /// `None` or an id that is not above `low` and in the table. Another writer has then rolled
+    /// first.
     pub fn roll(
         &self,
         low: u64,
@@ -330,9 +336,9 @@ impl<T> Ring<T> {
         Ok(boundary)
     }
 
-    /// Forgets the oldest table: the horizon rises to the next one's lowest id (R4). `None` if it
-    /// is the only one. Readers with an older snapshot may go on using it; its memory is freed with
-    /// the last of them.
+    /// Removes the oldest table, which raises the horizon to the lowest id of the next one (R4).
+    /// Returns `None` if it is the only table. Readers with an older snapshot may still use it; the
+    /// last one frees its memory.
     pub fn recycle(&self) -> Option<Entry<T>> {
         let _structure = self.structure.lock();
         let tables = self.load();
@@ -347,12 +353,14 @@ impl<T> Ring<T> {
         Some(oldest)
     }
 
-    /// Replaces the slot that starts at `low` by `parts` (lowest id and empty table each, rising,
-    /// the first at `low`), which cover the same range and drain it. Returns the closed slot, whose
-    /// rows the caller now moves, each under
-    /// [`Ring::write`]; then it calls [`Ring::finish`].
+    /// Replaces the slot that starts at `low` by `parts`: lowest id and empty table each, ascending
+    /// from `low`. They cover the same range and drain the old slot. The caller then moves the rows
+    /// of the returned slot, each under [`Ring::write`], and calls [`Ring::finish`].
     ///
-    /// Hands the parts back if there is no such slot, or it is itself still draining another.
+    /// # Errors
+    ///
+    /// Returns `parts` if no slot starts at `low`, if it is still draining another, or if the parts
+    /// do not fit its range.
     pub fn rewrite(&self, low: u64, parts: Vec<(u64, T)>) -> Result<Arc<Slot<T>>, Vec<(u64, T)>> {
         let _structure = self.structure.lock();
         let tables = self.load();
@@ -363,7 +371,7 @@ impl<T> Ring<T> {
         if old.drains.is_some() || !rises || parts.last().is_some_and(|p| p.0 > old.slot.last()) {
             return Err(parts);
         }
-        // All that takes time, first.
+        // Do the slow work before closing the slot.
         let parts = chain(parts, old.slot.last(), PAUSED, Some(&old.slot));
         let mut entries = tables.entries.clone();
         entries.splice(at..=at, parts.iter().cloned());
@@ -375,15 +383,19 @@ impl<T> Ring<T> {
         Ok(old.slot)
     }
 
-    /// Replaces the slots that cover `low..=last` by one of `table`, which must be able to hold all
-    /// their rows. `copy` puts those there, while writers of the range wait and readers do not:
-    /// they find all rows where they were. `clear` deletes them there, once the new list is
-    /// published and before anything is written to the new slot: so no reader of an older list
-    /// finds an outdated row. Gives the replaced slots.
+    /// Replaces the slots that cover `low..=last` by one with `table`, and returns the old slots.
+    /// `table` must have room for all of their rows.
     ///
-    /// `None`, and nothing happens: two slots or more must cover the range exactly, none of them
-    /// may be draining another, and the newest one stays alone. If `copy` fails nothing has
-    /// changed.
+    /// `copy` copies the rows while writers of the range wait; readers still use the old slots.
+    /// `clear` deletes the old rows, after the new list is published and before the new slot
+    /// accepts writes. A reader of an older list thus never finds an outdated row.
+    ///
+    /// Returns `None`, and changes nothing, unless two or more slots cover the range exactly, none
+    /// of them drains another, and the newest is not among them.
+    ///
+    /// # Errors
+    ///
+    /// The error of `copy`; nothing has changed.
     pub fn join<E>(
         &self,
         (low, last): (u64, u64),
@@ -421,8 +433,8 @@ impl<T> Ring<T> {
         Ok(Some(olds))
     }
 
-    /// Waits until every writer of `low..=last` that is inside now has left: a writer that enters
-    /// after this sees what was written before it.
+    /// Waits for every writer that is now inside `low..=last`. Later writers see everything written
+    /// before this call.
     pub fn barrier(&self, low: u64, last: u64) {
         let _structure = self.structure.lock();
         for entry in
@@ -432,7 +444,7 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Ends the rewrite of `old`: its rows have all moved, readers need not look there any more.
+    /// Ends the rewrite of `old`, whose rows have all moved.
     pub fn finish(&self, old: &Slot<T>) {
         let _structure = self.structure.lock();
         let mut entries = self.load().entries.clone();
@@ -445,7 +457,7 @@ impl<T> Ring<T> {
     }
 }
 
-/// Entries for `parts`, the last of them ending at `last`.
+/// Creates the entries of `parts`, the last of which ends at `last`.
 fn chain<T>(
     parts: Vec<(u64, T)>,
     last: u64,
@@ -552,14 +564,13 @@ mod tests {
         assert!((0..450).all(|id| ring.write(id, id, |e| e.table().lock().len()).is_some()));
     }
 
-    /// A writer inside a slot delays ring changes and other writers, but no reader
-    /// (R6).
+    /// A writer inside a slot delays ring changes and other writers, but no reader (R2).
     #[test]
     fn readers_do_not_wait_while_the_ring_changes() {
         let ring = Ring::new(0, empty());
         ring.roll(0, || Some(100), empty()).unwrap();
         ring.roll(100, || Some(200), empty()).unwrap();
-        // A miss is final at the latest in the second snapshot that is looked at.
+        // A miss is final in the second snapshot at the latest.
         let misses = |id: u64| {
             let tables = ring.load();
             let found = tables.find(id).map(|entry| entry.slot().has_moved(id));
@@ -583,7 +594,7 @@ mod tests {
         for (id, change) in changes {
             let (ring, misses) = (&ring, &misses);
             std::thread::scope(|s| {
-                // A sender that is dropped, when the test fails too, lets the writer leave.
+                // Dropping the sender releases the writer, even if the test fails.
                 let ((entered, inside), (leave, left)) = (mpsc::channel(), mpsc::channel::<()>());
                 let before = ring.load_full();
                 let slot = before.find(id).unwrap().slot();
@@ -606,7 +617,7 @@ mod tests {
                 change.join().unwrap();
                 for id in [id, 20, 120, 170, 220, 320, u64::MAX] {
                     assert!(misses(id), "{id}");
-                    // A reader with the old list looks again: the new list is there.
+                    // A reader with the old list looks again, and finds the new list.
                     let again = before.find(id).is_some_and(|entry| entry.slot().has_moved(id));
                     let find = |tables: &Tables<Rows>| {
                         tables.find(id).map(|entry| std::ptr::from_ref(entry.slot()))
@@ -617,8 +628,7 @@ mod tests {
         }
     }
 
-    /// R2 and R3 under fire: two writers count up keys, while the ring rolls, splits and drains
-    /// under them.
+    /// Two writers increment keys while the ring rolls, splits, joins and drains (R2, R3).
     #[test]
     fn no_increment_is_lost_while_the_ring_changes() {
         const KEYS: u64 = 512;

@@ -1,31 +1,30 @@
-//! What lies elsewhere, on a disk, and could not be read: an error that both engines have.
+//! Errors of reads from a disk, shared by both engines.
 
 use std::sync::Arc;
 
-/// What an id has elsewhere could not be read.
+/// The data of an id could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the row of {id} cannot be read: {why}")]
 pub struct Unreadable {
     /// The id.
     pub id: u64,
-    /// What the disk said.
+    /// Error message of the disk read.
     pub why: Arc<str>,
 }
 
-/// The error of a batch: what some of its ids have could not be read. What was asked of the others
-/// has been answered.
+/// Error of a batch: the data of some ids could not be read. The results for all other ids are
+/// valid.
 #[derive(Debug)]
 pub struct UnreadableIds(Vec<Unreadable>);
 
 impl UnreadableIds {
-    /// The outcome of a batch in which these failed.
+    /// Returns the result of a batch in which these reads failed.
     #[inline]
     pub fn check(failed: Vec<Unreadable>) -> Result<(), UnreadableIds> {
         if failed.is_empty() { Ok(()) } else { Err(UnreadableIds(failed)) }
     }
 
-    /// Each id, in the order in which it was asked for; one that was asked for more than once may
-    /// be there more than once.
+    /// The failed ids in the order of the request, with duplicates if the request has them.
     pub fn all(&self) -> &[Unreadable] {
         &self.0
     }
@@ -38,9 +37,9 @@ impl From<UnreadableIds> for Vec<Unreadable> {
 }
 
 impl From<UnreadableIds> for Unreadable {
-    /// The first one: for a caller to which one error is enough.
+    /// Returns the first error.
     fn from(ids: UnreadableIds) -> Unreadable {
-        // `check` lets no empty list through.
+        // [`UnreadableIds::check`] never creates an empty list.
         ids.0.into_iter().next().unwrap_or_else(|| unreachable!("a batch failed without an id"))
     }
 }

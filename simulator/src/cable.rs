@@ -8,29 +8,29 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 
-/// From one end to the other.
+/// Direction of transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     ToMaster,
     ToReplica,
 }
 
-/// A connection in the middle of which the simulator stands.
+/// A connection whose bytes the simulator forwards.
 pub(crate) struct Cable {
     to_replica: DuplexStream,
     to_master: DuplexStream,
-    /// Read from one end, and not written to the other: to the master, to the replica.
+    /// Bytes read from one end and not yet written to the other: to the master, to the replica.
     held: [Vec<u8>; 2],
 }
 
 impl Cable {
-    /// `to_master`: what the master has accepted. Gives the replica's end.
+    /// Creates a cable to `to_master`, an accepted connection, and returns the replica's end.
     pub(crate) fn new(to_master: DuplexStream) -> (Cable, DuplexStream) {
         let (ours, to_replica) = tokio::io::duplex(PIPE_BYTES);
         (Cable { to_replica, to_master, held: Default::default() }, ours)
     }
 
-    /// Carries at most so many bytes. False: an end is closed.
+    /// Forwards at most `most` bytes. Returns false if an end is closed.
     pub(crate) fn carry(&mut self, way: Way, most: usize) -> bool {
         let Cable { to_replica, to_master, held } = self;
         let (from, to, held) = match way {
@@ -60,24 +60,24 @@ impl Cable {
     }
 }
 
-/// Network link from the replica to its master.
 #[derive(Default)]
 pub(crate) struct ReplicaLink {
     pub(crate) cable: RefCell<Option<Cable>>,
-    /// Directions that carry nothing: to the master, to the replica.
+    /// Whether each direction is cut: to the master, to the replica.
     pub(crate) cut: Cell<[bool; 2]>,
-    /// Whether the replica has dialed the present master.
+    /// Whether the replica has dialed the current master.
     pub(crate) is_dialed: Cell<bool>,
-    /// End of the log when the present master took over.
+    /// End of the log when the current master took over.
     pub(crate) floor: Cell<u64>,
     /// Whether the replica has the log up to `floor` and could replace the master.
     pub(crate) is_fit: Cell<bool>,
-    /// Times and ends of the master's log: all that was acknowledged before the time is in it.
+    /// Times and log ends of the master: the log up to an end contains all writes acknowledged
+    /// before its time.
     pub(crate) marks: RefCell<Vec<(Duration, u64)>>,
 }
 
 impl ReplicaLink {
-    /// Starts over with a new master, whose log ends at `end`.
+    /// Starts over with a new master whose log ends at `end`.
     pub(crate) fn begin(&self, at: Duration, end: u64) {
         self.floor.set(end);
         self.is_dialed.set(false);
@@ -85,7 +85,7 @@ impl ReplicaLink {
         self.marks.replace(vec![(at, end)]);
     }
 
-    /// Time before which all acknowledged writes are in a log that ends at `end`.
+    /// Returns the time before which all acknowledged writes are in a log that ends at `end`.
     pub(crate) fn has_all_before(&self, end: u64) -> Duration {
         let marks = self.marks.borrow();
         let mark = marks.iter().rev().find(|(_, offset)| *offset <= end);

@@ -1,4 +1,4 @@
-//! A client: its end of a pipe to a real connection of the server, and what it has asked for.
+//! A client: its end of a pipe to a real connection of the server, and its pending commands.
 
 use crate::model::Model;
 use crate::reply::Reply;
@@ -9,21 +9,20 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 
-/// Bytes that a pipe takes before its reader must read.
+/// Capacity of a pipe in bytes.
 pub(crate) const PIPE_BYTES: usize = 4 << 20;
 
-/// A command that is asked for.
+/// A command without a reply.
 pub(crate) struct Asked {
     pub(crate) command: Command,
-    /// Of each step, what [`Model::ask`] gave.
+    /// Result of [`Model::ask`] for each step.
     pub(crate) since: Vec<usize>,
     pub(crate) at: Duration,
 }
 
-/// See the top of the file.
 pub(crate) struct Client {
     pipe: DuplexStream,
-    /// What has come and is not read yet.
+    /// Received bytes that are not parsed yet.
     came: Vec<u8>,
     pub(crate) asked: VecDeque<Asked>,
 }
@@ -33,7 +32,7 @@ impl Client {
         Client { pipe, came: Vec::new(), asked: VecDeque::new() }
     }
 
-    /// Sends a command; its replies are read later.
+    /// Sends a command; [`Client::take`] returns its reply later.
     pub(crate) fn send(&mut self, command: Command, model: &mut Model, at: Duration) {
         let mut bytes = Vec::new();
         for request in &command.requests {
@@ -52,7 +51,7 @@ impl Client {
         self.asked.push_back(Asked { command, since, at });
     }
 
-    /// The next command of which all replies have come, and the last of these.
+    /// Returns the next command whose replies have all arrived, and the last reply.
     pub(crate) fn take(&mut self) -> Option<(Asked, Reply)> {
         let mut context = Context::from_waker(Waker::noop());
         let mut buffer = vec![0; 64 << 10];
@@ -78,7 +77,7 @@ impl Client {
     }
 }
 
-/// Tells the model what a command was answered.
+/// Checks a reply against the model and updates the model.
 pub(crate) fn check(
     asked: &Asked,
     reply: &Reply,
@@ -103,7 +102,7 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// CNT.INCRBY answers a list with the new value of its only field.
+/// CNT.INCRBY replies with a list of the new value of its only field.
 fn is_list_of_one(asked: &Asked, reply: &Reply) -> bool {
     let is_increment = asked.command.requests[0][0] == "CNT.INCRBY";
     is_increment && reply.items().len() == 1

@@ -1,79 +1,79 @@
-//! What the server must answer: of each post the states that it may be in.
+//! Model of the expected replies: the possible states of every post.
 //!
-//! Mostly that is one. After a crash it is each state that the promise of `fsync` allows, and after
-//! an error ("what was changed is in memory, and will be logged") the one before and the one after.
-//! A reply is right if it fits one of them, and leaves those that it fits. No two commands change
-//! one post at the same time, so the order of changes is known.
+//! Usually there is one. After a crash there is one for each outcome that `fsync` allows. After an
+//! error ("the change is in memory and will be logged") there are the states before and after. A
+//! reply is correct if it fits one of the states; the others are then discarded. No two commands
+//! change a post concurrently, so the order of changes is known.
 
 use crate::reply::Reply;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// With `everysec` so much of what was acknowledged may be lost.
+/// Time span of acknowledged writes that a crash may lose with `everysec`.
 pub(crate) const LOST: Duration = Duration::from_secs(1);
 
-/// No read waits for longer.
+/// History kept per row. No read waits for longer.
 const KEPT: Duration = Duration::from_secs(200);
 
-/// A row, by its space and its id.
+/// Identifies a row by space and id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Key {
     Post(u64),
     User(u64),
-    /// Of a space that comes and goes.
+    /// A row of a space that is created and dropped.
     Extra(u32, u64),
 }
 
 /// Flags of a post, by [`Flag`].
 pub(crate) const FLAGS: [&str; 4] = ["like", "repost", "read", "seen"];
 
-/// A flag: the first three belong to actions, of which the counter is the number of members.
+/// Index of a flag. The first three belong to actions, whose counters are the numbers of members.
 pub(crate) type Flag = usize;
 pub(crate) const LIKE: Flag = 0;
 pub(crate) const REPOST: Flag = 1;
 pub(crate) const READ: Flag = 2;
 pub(crate) const SEEN: Flag = 3;
 
-/// Flags of which old ones are recycled: then the answer is nil.
+/// Flags whose old tables are recycled; the reply is then nil.
 pub(crate) const RECYCLED: [Flag; 2] = [READ, SEEN];
 
-/// All that is known of one row.
+/// State of one row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct State {
-    /// Counters that no flag moves.
+    /// Counters that do not belong to a flag.
     counters: BTreeMap<String, i64>,
     members: [BTreeSet<u64>; FLAGS.len()],
-    /// What was answered to increments with a token.
+    /// Replies to increments with a token.
     tokens: BTreeMap<u32, i64>,
 }
 
-/// What a command does to one row, and shows of it.
+/// Effect of a command on one row, or what it reads.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
-    /// FEED.ACT and FEED.UNDO; PH.ADD and PH.DEL. Answers whether it changed anything.
+    /// FEED.ACT and FEED.UNDO; PH.ADD and PH.DEL. Replies whether anything changed.
     Set { flag: Flag, member: u64, on: bool },
-    /// Answers the new value.
+    /// Adds to a counter. Replies with the new value.
     Add { field: String, delta: i64 },
-    /// The same, once for each token.
+    /// [`Step::Add`], applied once per token.
     AddOnce { field: String, delta: i64, token: u32 },
-    /// Answers a number that says nothing.
+    /// Sets a counter. The reply is not checked.
     Put { field: String, value: i64 },
-    /// The row and all flags that views or actions tie to it are gone.
+    /// Deletes the row and all flags tied to it by views or actions.
     Forget,
-    /// A page's entry for this viewer.
+    /// Reads a page's entry for this viewer.
     Page { viewer: u64 },
-    /// Whether the flag is set.
+    /// Reads whether the flag is set.
     Is { flag: Flag, member: u64 },
-    /// How many members.
+    /// Reads the number of members.
     Count { flag: Flag },
-    /// All members, by the ledger.
+    /// Reads all members from the ledger.
     Members { flag: Flag },
-    /// These counters, in order.
+    /// Reads these counters, in order.
     Fields { fields: Vec<String> },
 }
 
 impl Step {
-    /// Whether it names a field, or a space, that another client may have dropped meanwhile.
+    /// Whether the step names a field or a space that another client may have dropped.
     fn may_be_gone(&self, key: Key) -> bool {
         let comes_and_goes = |field: &String| field.starts_with('f');
         matches!(key, Key::Extra(..))
@@ -102,12 +102,12 @@ impl State {
         }
     }
 
-    /// The state after this, if it answered `reply`.
+    /// Returns the state after the step if `reply` is a possible reply.
     fn after(&self, step: &Step, reply: &Reply) -> Option<State> {
         if !step.changes() {
             return self.shows(step, reply).then(|| self.clone());
         }
-        // It lies below the horizon: nothing was done.
+        // The post is below the horizon, so nothing changed.
         if let (Step::Set { flag, .. }, Reply::Nil) = (step, reply) {
             return RECYCLED.contains(flag).then(|| self.clone());
         }
@@ -115,7 +115,7 @@ impl State {
         expected.is_none_or(|expected| reply.count() == Some(expected)).then_some(next)
     }
 
-    /// Whether a read may answer this.
+    /// Whether a read may reply with this.
     fn shows(&self, step: &Step, reply: &Reply) -> bool {
         match step {
             Step::Page { viewer } => self.is_page(*viewer, reply.items()),
@@ -135,7 +135,7 @@ impl State {
         }
     }
 
-    /// The state after this, and the number that is answered, if it says something.
+    /// Returns the state after the step, and the expected number in the reply, if checked.
     fn stepped(&self, step: &Step) -> (State, Option<i64>) {
         let mut next = self.clone();
         let expected = match step {
@@ -164,7 +164,7 @@ impl State {
                 None
             }
             Step::Forget => {
-                // Tokens outlive their rows, and no view or action ties `seen` to them.
+                // Tokens outlive their rows. No view or action ties `seen` to the row.
                 next.counters.clear();
                 next.members[..SEEN].iter_mut().for_each(BTreeSet::clear);
                 None
@@ -175,7 +175,7 @@ impl State {
         (next, expected)
     }
 
-    /// Four counters and two flags, as the view `home` has them.
+    /// Whether `shown` has four counters and two flags, as in the view `home`.
     fn is_page(&self, viewer: u64, shown: &[Reply]) -> bool {
         let counters = ["like", "repost", "comment", "read"];
         let are_right = counters
@@ -187,7 +187,7 @@ impl State {
     }
 }
 
-/// The states that a row may be in.
+/// Possible states of a row.
 type States = Vec<State>;
 
 fn add(states: &mut States, state: State) {
@@ -196,21 +196,21 @@ fn add(states: &mut States, state: State) {
     }
 }
 
-/// What is known of one row.
+/// History of one row.
 struct Row {
-    /// What it was after each acknowledged change, and when that was acknowledged; the last one is
-    /// what it is.
+    /// Time of each acknowledged change and the states after it. The last entry is current.
     past: Vec<(Duration, States)>,
-    /// How many changes there were before the first of `past`.
+    /// Number of changes removed from the front of `past`.
     forgotten: usize,
-    /// A change that is asked for and not answered.
+    /// Change that has no reply yet.
     asked: Option<Step>,
-    /// No round of commits has failed since: with `always` readers wait for it.
+    /// Whether no commit round has failed since the change was sent. With `always`, readers then
+    /// wait for it.
     may_wait: bool,
-    /// A reader was shown it.
+    /// Whether a reader has seen that change.
     shown: bool,
-    /// What it was before the first change that was answered with an error since the last round
-    /// that went well: the next crash may bring that back, also if a reader was shown the change.
+    /// States before the first change with an error reply since the last successful commit round. A
+    /// crash may restore them, even if a reader has seen the change.
     unlogged: States,
 }
 
@@ -229,26 +229,26 @@ impl Row {
 
     fn push(&mut self, at: Duration, states: States) {
         self.past.push((at, states));
-        // It can neither be lost any more nor be shown to a read of before.
+        // Too old for a crash to lose, or for a pending read to show.
         while self.past.len() > 1 && self.past[1].0 + KEPT < at {
             self.past.remove(0);
             self.forgotten += 1;
         }
     }
 
-    /// How many changes there were.
+    /// Number of changes so far.
     fn version(&self) -> usize {
         self.forgotten + self.past.len()
     }
 
-    /// The state of when there were so many changes, and those since that were acknowledged.
+    /// Returns the state at version `since` and all acknowledged states after it.
     fn acknowledged(&self, since: usize) -> impl Iterator<Item = &State> {
         let from = since.saturating_sub(self.forgotten + 1);
         self.past[from..].iter().flat_map(|past| &past.1)
     }
 
-    /// What a read may show that was asked for when there were so many changes: the state of then,
-    /// or any since.
+    /// Returns the states that a read sent at version `since` may show: any since then,
+    /// acknowledged or not.
     fn readable(&self, since: usize) -> States {
         let mut states = States::new();
         self.acknowledged(since).for_each(|state| add(&mut states, state.clone()));
@@ -259,14 +259,13 @@ impl Row {
     }
 }
 
-/// See the top of the file.
 #[derive(Default)]
 pub(crate) struct Model {
     rows: BTreeMap<Key, Row>,
 }
 
 impl Model {
-    /// Whether a change of it is asked for.
+    /// Whether a change of the row is pending.
     pub(crate) fn is_busy(&self, key: Key) -> bool {
         self.rows.get(&key).is_some_and(|row| row.asked.is_some())
     }
@@ -275,7 +274,7 @@ impl Model {
         self.rows.keys().copied()
     }
 
-    /// This is asked for. Gives how many changes there were before.
+    /// Records a sent step. Returns the version of the row before it.
     pub(crate) fn ask(&mut self, key: Key, step: &Step) -> usize {
         let row = self.rows.entry(key).or_default();
         if step.changes() {
@@ -285,18 +284,18 @@ impl Model {
         row.version()
     }
 
-    /// This was answered, at this time. `since`: what [`Model::ask`] gave.
+    /// Checks a reply. `since` is the result of [`Model::ask`].
     pub(crate) fn answer(
         &mut self,
         (key, step, since): (Key, &Step, usize),
         reply: &Reply,
         at: Duration,
     ) -> Result<(), String> {
-        // Its space may have been dropped.
+        // The space may have been dropped.
         let Some(row) = self.rows.get_mut(&key) else { return Ok(()) };
         let is_calm = row.asked.is_none() && since == row.version();
         if !step.changes() && is_calm && row.now().iter().any(|state| state.shows(step, reply)) {
-            // It is known better than before.
+            // The reply may rule out some of the states.
             let states = &mut row.past.last_mut().expect("it has a first state").1;
             states.retain(|state| state.shows(step, reply));
             return Ok(());
@@ -308,7 +307,7 @@ impl Model {
                 let codes = ["MISCONF ", "OOM ", "LOADING ", "EXECABORT "];
                 let is_gone = text.starts_with("ERR ") && step.may_be_gone(key);
                 if is_gone || codes.iter().any(|code| text.starts_with(code)) {
-                    // It may have been done, and may be logged yet.
+                    // The change may have been applied, and may still be logged.
                     next.clone_from(&may_be);
                     may_be.iter().for_each(|state| add(&mut next, state.stepped(step).0));
                 }
@@ -334,19 +333,19 @@ impl Model {
         Ok(())
     }
 
-    /// A round of commits has failed: what is changed in memory is shown to readers from now on.
+    /// A commit round has failed: readers see unlogged changes from now on.
     pub(crate) fn round_failed(&mut self) {
         self.rows.values_mut().for_each(|row| row.may_wait = false);
     }
 
-    /// One has gone well: all that is changed in memory is in the log.
+    /// A commit round has succeeded: all changes in memory are in the log.
     pub(crate) fn round_went_well(&mut self) {
         self.rows.values_mut().for_each(|row| row.unlogged.clear());
     }
 
-    /// The process has died. `committed`: when the last round of commits began that went well. A
-    /// change may be lost if it was acknowledged later than a second before that. `exact`: nothing
-    /// that was acknowledged may be lost.
+    /// The process has died. `committed` is the start of the last successful commit round. Unless
+    /// `exact`, a change may be lost if it was acknowledged less than a second before that, or
+    /// later. If `exact`, no acknowledged change may be lost.
     pub(crate) fn crash(&mut self, at: Duration, committed: Duration, exact: bool) {
         for row in self.rows.values_mut() {
             let mut states = States::new();
@@ -358,7 +357,7 @@ impl Model {
                 }
             }
             if let Some(step) = row.asked.take() {
-                // What a reader was shown is as safe as what was acknowledged.
+                // A change that a reader has seen is as durable as an acknowledged one.
                 if exact && row.shown {
                     states.clear();
                 }
@@ -370,7 +369,6 @@ impl Model {
         }
     }
 
-    /// A space that comes and goes has gone.
     pub(crate) fn drop_space(&mut self, number: u32) {
         self.rows.retain(|key, _| !matches!(key, Key::Extra(of, _) if *of == number));
     }

@@ -1,4 +1,4 @@
-//! The replica, its link to the master, and what befalls them: a second part of [`World`].
+//! The replica, its link and their faults: a second part of [`World`].
 
 use crate::cable::{Cable, Way};
 use crate::process::{Dial, Process};
@@ -14,11 +14,11 @@ use std::time::Duration;
 use store::Faults;
 
 impl World {
-    /// One step of the replica's machine, of the network, or of fate.
+    /// Runs one step of the replica's machine, of the network, or of fault injection.
     pub(crate) fn of_replica(&self) {
         let other = 1 - self.leader.get();
         let Some(process) = self.other().process.borrow().clone() else { return };
-        // What it is sent is read from files on another thread.
+        // The master reads files for the replica on another thread.
         if let Some(master) = self.process().filter(|_| self.chance(3)) {
             self.work(&master);
         }
@@ -38,13 +38,13 @@ impl World {
                 let is_up = self.link.cable.take().is_some();
                 self.counts.borrow_mut().cuts += u64::from(is_up);
             }
-            // In these runs starts take longer and replicas are fit more rarely.
+            // In runs with ranges, starts take longer and replicas are rarely fit.
             96..=97 if self.link.is_fit.get() && self.workload.borrow().has_ranges() => {
                 self.disk().crash_after(Some(self.draw(1..30)));
             }
-            // A link is tried again after a second.
+            // Replicas redial after a second.
             96..=98 => self.advance(Duration::from_millis(self.draw(1..1000))),
-            // The master dies while another node could take its place.
+            // The master dies while the replica could replace it.
             95 if self.link.is_fit.get() => self.disk().crash_after(Some(self.draw(1..30))),
             _ => {}
         });
@@ -52,7 +52,7 @@ impl World {
         self.mend_replica();
     }
 
-    /// The replica's process begins anew where its machine has died, or its folder is another.
+    /// Restarts the replica's process after a crash, or if it has to open its folder again.
     fn mend_replica(&self) {
         if self.other().disk().crashed() {
             self.counts.borrow_mut().replica_crashes += 1;
@@ -126,7 +126,7 @@ impl World {
         Rc::new(move || world.upgrade().expect("the world is there").dial())
     }
 
-    /// The replica connects to whichever process is the master now.
+    /// Connects the replica to the current master.
     fn dial(&self) -> io::Result<Socket> {
         let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
         if self.link.cut.get() != [false; 2] {
@@ -139,13 +139,13 @@ impl World {
         Ok(Socket::Memory(ours))
     }
 
-    /// The network carries something, and the replica's link gets its turn.
+    /// Forwards bytes and runs the replica's link.
     pub(crate) fn follow(&self) {
-        // A link takes the manifest, of which a sync may hold the lock.
+        // The link takes the manifest's lock, which a sync may hold.
         if self.other().is_syncing() {
             return;
         }
-        // Only one of this stack can have tasks.
+        // Only one frame of this stack may run tasks.
         if self.serving.replace(true) {
             return;
         }
@@ -174,7 +174,7 @@ impl World {
         }
     }
 
-    /// Whether the replica could take the master's place from now on.
+    /// Checks whether the replica can replace the master from now on.
     fn look(&self, process: &Process) {
         let is_up = process.node.replication.link.lock().state == LinkState::Connected;
         let has = process.node.durability.positions().0.offset;
@@ -183,7 +183,7 @@ impl World {
         }
     }
 
-    /// The replica takes the place of the master, which has died, if it can and should.
+    /// Promotes the replica after the master's death, if that is possible and drawn.
     pub(crate) fn fail_over(&self) -> bool {
         if !self.is_pair() || !self.link.is_fit.get() || self.chance(3) {
             return false;
@@ -192,9 +192,9 @@ impl World {
         if self.other().disk().crashed() || process.is_over() {
             return false;
         }
-        // The longest that it may have: it applies no more without its master.
+        // The replica's final log: without a master it applies nothing more.
         let has_before = self.link.has_all_before(process.node.durability.positions().0.offset);
-        // What operators changed is left alone: the model does not take it back.
+        // The model cannot undo changes of the catalogue, so none may be lost.
         let catalogue_is_there = {
             let workload = self.workload.borrow();
             !workload.catalogue.changing
@@ -218,7 +218,7 @@ impl World {
         true
     }
 
-    /// Without any fault: the replica has all that the master has, within a bound.
+    /// Waits without faults until the replica has all of the master's data, within a bound.
     pub(crate) fn catch_up(&self) {
         self.link.cut.set([false; 2]);
         self.other().be_calm();
@@ -256,7 +256,7 @@ impl World {
         );
     }
 
-    /// The replica answers all that can be asked as the master does.
+    /// Asserts that the replica gives the same replies as the master.
     pub(crate) fn compare(&self) {
         let both = [self.process(), self.replica()].map(|it| it.expect("it is up"));
         let all = self.workload.borrow().audit(&self.model.borrow());
@@ -269,7 +269,7 @@ impl World {
         }
     }
 
-    /// `at`: 0 the master, 1 the replica.
+    /// `at` is 0 for the master and 1 for the replica.
     fn answers(&self, process: &Process, at: usize, some: &[Command]) -> Vec<Reply> {
         let machine = if at == 0 { self.leader.get() } else { 1 - self.leader.get() };
         let mut client = process.clients[0].borrow_mut();

@@ -1,4 +1,4 @@
-//! One process of the server: all that its threads do, step by step.
+//! One server process: the work of all its threads, step by step.
 
 use crate::client::{Client, PIPE_BYTES};
 use dataset::recovery::{Commits, Held, RecoverError};
@@ -26,38 +26,37 @@ use tidemark_server::{Maintenance, Stop};
 use tokio::io::DuplexStream;
 use tokio::runtime::Runtime;
 
-/// How often the tasks of connections get their turn: one wakes another, which wakes a third.
+/// Times that each connection task is polled per step, since tasks wake each other in chains.
 const TURNS: usize = 12;
 
-/// How a replica gets a connection to its master.
+/// Opens a replica's connection to its master.
 pub(crate) type Dial = Rc<dyn Fn() -> io::Result<Socket>>;
 
-/// What the thread does that owns the log: `node::roles::log_owner`, in steps.
+/// State of the thread that owns the log: `node::roles::log_owner`, in steps.
 enum Owner {
-    /// Each poll is a round of commits.
+    /// Each poll is one commit round.
     Leads(Pin<Box<dyn Future<Output = ()>>>),
     Follows(Pin<Box<dyn Future<Output = (FollowLog, FollowEnd)>>>),
-    /// The folder is to be opened anew.
+    /// The folder has to be opened again.
     Over,
 }
 
-/// See the top of the file.
 pub(crate) struct Process {
     pub(crate) node: Arc<Node>,
     host: Arc<Host>,
     runtime: Runtime,
     owner: RefCell<Owner>,
-    /// Whether the last round went well.
+    /// Whether the last round succeeded.
     committed: Rc<Cell<bool>>,
     spiller: RefCell<Spiller>,
     schedule: RefCell<Schedule>,
     maintenance: RefCell<Maintenance>,
-    /// What other threads are to do.
+    /// Pending work for other threads.
     pub(crate) work: RefCell<VecDeque<Work>>,
     pub(crate) clients: Vec<RefCell<Client>>,
 }
 
-/// The commit thread's life. A round borrows the node, so both live in one future.
+/// Main loop of the commit thread. A round borrows the node, so both are in one future.
 async fn commit(node: Arc<Node>, mut log: Log, committed: Rc<Cell<bool>>) {
     let mut commits = Commits::new(&node.durability, &node.current);
     loop {
@@ -70,7 +69,7 @@ async fn commit(node: Arc<Node>, mut log: Log, committed: Rc<Cell<bool>>) {
     }
 }
 
-/// A replica's life. The master's address says nothing here: `dial` knows where it is.
+/// Main loop of a replica. The master's address is not used; `dial` finds it.
 async fn keep_up(
     host: Arc<Host>,
     log: FollowLog,
@@ -86,7 +85,7 @@ fn leads(node: &Arc<Node>, log: Log, committed: &Rc<Cell<bool>>) -> Owner {
     Owner::Leads(Box::pin(commit(node.clone(), log, committed.clone())))
 }
 
-/// A replica becomes the master.
+/// Promotes a replica to master.
 fn take_over(host: &Host, mut log: FollowLog, committed: &Rc<Cell<bool>>) -> Owner {
     let node = host.node();
     loop {
@@ -98,8 +97,12 @@ fn take_over(host: &Host, mut log: FollowLog, committed: &Rc<Cell<bool>>) -> Own
 }
 
 impl Process {
-    /// Starts on this disk, as the program does, with so many clients. `follows`: as a replica, or
-    /// else as a master.
+    /// Starts a process on this disk with `clients` connections: as a replica if `follows` is
+    /// given, else as a master.
+    ///
+    /// # Errors
+    ///
+    /// Recovery fails.
     pub(crate) fn start(
         config: &Config,
         disk: &SimDisk,
@@ -148,15 +151,15 @@ impl Process {
         Ok(process)
     }
 
-    /// A connection to it: the client's end.
+    /// Opens a connection and returns the client's end.
     pub(crate) fn accept(&self) -> DuplexStream {
         let (ours, theirs) = tokio::io::duplex(PIPE_BYTES);
         self.runtime.spawn(tidemark_server::serve(&self.host, theirs).expect("room for a client"));
         ours
     }
 
-    /// A round of the commit thread; `None` if this is called in the middle of one, or there is
-    /// none.
+    /// Runs one commit round and returns whether it succeeded. Returns `None` inside a round, or on
+    /// a replica.
     pub(crate) fn round(&self) -> Option<bool> {
         let mut owner = self.owner.try_borrow_mut().ok()?;
         let Owner::Leads(commits) = &mut *owner else { return None };
@@ -165,7 +168,7 @@ impl Process {
         Some(self.committed.get())
     }
 
-    /// A replica's link gets its turn, unless this is called in the middle of one.
+    /// Polls a replica's link, unless called from within it.
     pub(crate) fn follow(&self) {
         let Ok(mut owner) = self.owner.try_borrow_mut() else { return };
         let Owner::Follows(link) = &mut *owner else { return };
@@ -189,7 +192,7 @@ impl Process {
         }
     }
 
-    /// What it followed is lost: it is the master from now on. Its disk must take that.
+    /// Promotes this replica. Its disk must work.
     pub(crate) fn promote(&self) {
         let order = Order::default();
         let ordered = self.node.replication.order(&self.node.config(), order, || ());
@@ -200,12 +203,12 @@ impl Process {
         }
     }
 
-    /// Whether the folder is to be opened anew: a full sync is complete, say.
+    /// Whether the folder has to be opened again, for example after a full sync.
     pub(crate) fn is_over(&self) -> bool {
         self.owner.try_borrow().is_ok_and(|owner| matches!(*owner, Owner::Over))
     }
 
-    /// All connections get their turn.
+    /// Polls all connections.
     pub(crate) fn serve(&self) {
         self.runtime.block_on(async {
             for _ in 0..TURNS {
@@ -218,13 +221,13 @@ impl Process {
         self.runtime.block_on(tokio::time::advance(time));
     }
 
-    /// A step of the spill thread.
+    /// Runs a step of the spill thread.
     pub(crate) fn spill(&self) {
         let live = self.node.live(&|| false);
         self.spiller.borrow_mut().step(live.as_ref(), &self.node.durability);
     }
 
-    /// A step of the snapshot thread.
+    /// Runs a step of the snapshot thread.
     pub(crate) fn snapshot(&self, due: bool) {
         let live = self.node.live(&|| false).expect("the data are loaded");
         let asked = self.node.snapshots.take_wanted();
@@ -232,7 +235,7 @@ impl Process {
         self.schedule.borrow_mut().step(&live, asked, due);
     }
 
-    /// A step of the maintenance thread, if this is not called in the middle of one.
+    /// Runs a step of the maintenance thread, unless called from within one.
     pub(crate) fn maintain(&self) {
         if let Ok(mut maintenance) = self.maintenance.try_borrow_mut() {
             maintenance.step(&self.node);

@@ -1,6 +1,5 @@
-//! Replies of RESP2, read from the bytes of a client's socket.
+//! RESP2 replies, parsed from the bytes of a client's socket.
 
-/// One reply.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Reply {
     Int(i64),
@@ -11,7 +10,7 @@ pub(crate) enum Reply {
 }
 
 impl Reply {
-    /// The first reply of these bytes and how many it takes; `None`: it has not come whole.
+    /// Parses the first reply. Returns it and its length, or `None` if it is incomplete.
     pub(crate) fn read(bytes: &[u8]) -> Option<(Reply, usize)> {
         let end = bytes.windows(2).position(|two| two == b"\r\n")?;
         let line = String::from_utf8_lossy(&bytes[1..end]).into_owned();
@@ -46,7 +45,7 @@ impl Reply {
         Some((reply, at))
     }
 
-    /// As a counter: none is 0.
+    /// Returns the value of a counter; nil is 0.
     pub(crate) fn count(&self) -> Option<i64> {
         match self {
             Reply::Int(value) => Some(*value),

@@ -1,52 +1,51 @@
-//! What clients send: one command, what it does to which rows, and how its reply tells of it.
+//! Generates client commands: the requests, their effect on rows, and the form of their replies.
 
 use crate::model::{FLAGS, Flag, Key, LIKE, Model, READ, REPOST, SEEN, Step};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Members of flags.
+/// Number of members of the flags.
 const MEMBERS: u64 = 6;
-/// Most ids of a page.
 const PAGE: usize = 20;
-/// New posts are written in groups of so many, so that tables fill up.
+/// New posts per command, so that tables fill up.
 const NEW: u64 = 60;
-/// Where the ids of each range begin. A few posts of all seeds have ids of the second one.
+/// First id of each range. With every seed, a few posts have ids of the second range.
 const RANGES: [u64; 3] = [0, 1 << 40, 1 << 50];
 const FAR: u64 = RANGES[1];
-/// Ids at the beginning of a range that new posts leave out: those below the first id that opens
-/// the range lie in the gap beneath it.
+/// Ids at the start of a range that new posts leave out. Ids below the one that opens the range are
+/// in the gap below it.
 const GAP: u64 = 400;
-/// Increments with a token that are sent again.
+/// Increments with a token that are kept for resending.
 const KEPT: usize = 40;
-/// Users, of which neighbours change together.
+/// Number of users. Neighbouring users change together.
 const USERS: u64 = 20;
 
-/// A command on its way.
+/// A command before it is sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Command {
-    /// As it is sent: one request, or those of a transaction.
+    /// One request, or the requests of a transaction.
     pub(crate) requests: Vec<Vec<String>>,
-    /// What it does to which rows, in the order of its reply's items.
+    /// Effects on rows, in the order of the reply's items.
     pub(crate) steps: Vec<(Key, Step)>,
     pub(crate) shape: Shape,
 }
 
-/// How the reply tells of the steps.
+/// Form of a reply.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Shape {
-    /// One item for each.
+    /// One item per step.
     Each,
-    /// It is that of the only step.
+    /// The reply of the only step.
     One,
-    /// That of EXEC has one item for each.
+    /// The reply of EXEC, with one item per step.
     Exec,
-    /// Two users that always change together.
+    /// EXEC for two users whose values are always equal.
     Twins,
-    /// It says whether something was changed in the catalogue or in the files.
+    /// The reply of an operator's command.
     Admin(Admin),
 }
 
-/// What an operator asks for.
+/// Command of an operator.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Admin {
     AddField(String),
@@ -61,31 +60,30 @@ pub(crate) enum Admin {
     List,
 }
 
-/// What there is beside the configured spaces.
+/// Catalogue entries beyond the configured spaces.
 #[derive(Debug, Default)]
 pub(crate) struct Catalogue {
-    /// Fields of posts that were added.
+    /// Added fields of posts.
     pub(crate) fields: BTreeSet<String>,
-    /// The space that comes and goes.
+    /// The space that is created and dropped.
     pub(crate) extra: Option<u32>,
     pub(crate) is_renamed: bool,
-    /// Names are used once.
+    /// Names are never reused.
     next_name: u32,
-    /// Fields that were added or dropped, each once, and when that was acknowledged.
+    /// Added and dropped fields, with the time of the reply.
     pub(crate) altered: BTreeMap<String, Duration>,
-    /// A snapshot is asked for. One at a time: which of several waiters tokio wakes first is drawn
-    /// by itself, not from the seed.
+    /// Whether a snapshot is pending. Only one at a time, because tokio draws the order in which it
+    /// wakes waiters independently of the seed.
     pub(crate) saving: bool,
-    /// A change of it is asked for: what it is about is left alone.
+    /// Whether a change of the catalogue is pending; commands then avoid the affected names.
     pub(crate) changing: bool,
 }
 
-/// What the commands of a run have in common.
+/// Properties of all commands of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Habits {
-    /// Ranges that new posts come in.
     ranges: usize,
-    /// New posts that are written together.
+    /// New posts per command.
     group: u64,
 }
 
@@ -102,19 +100,19 @@ impl Habits {
     }
 }
 
-/// What commands are drawn from.
+/// State of the command generator.
 #[derive(Debug, Default)]
 pub(crate) struct Workload {
     pub(crate) catalogue: Catalogue,
     habits: Habits,
-    /// The next new post of each range, from where that begins.
+    /// Next new post of each range, relative to the range's start.
     next_posts: [u64; RANGES.len()],
-    /// What the last command was about.
+    /// Ids of the last command.
     last: Vec<u64>,
-    /// The post that was forgotten last.
+    /// The post forgotten last.
     forgotten: Option<u64>,
     next_token: u32,
-    /// Increments with a token, to be sent again.
+    /// Increments with a token, for resending.
     sent: Vec<Command>,
 }
 
@@ -141,8 +139,9 @@ impl Workload {
         Workload { habits, ..Workload::default() }
     }
 
-    /// A command that changes no row of which a change is under way; `None`: there is none now.
-    // Long: one arm for each command.
+    /// Draws a command that changes no row with a pending change. Returns `None` if the drawn one
+    /// is not possible now.
+    // Long: one match arm per command.
     pub(crate) fn draw(&mut self, model: &Model, random: &mut fastrand::Rng) -> Option<Command> {
         let ids = self.posts(random);
         let (id, member) = (ids[0], random.u64(0..MEMBERS));
@@ -209,13 +208,13 @@ impl Workload {
         self.habits.ranges > 1
     }
 
-    /// A range of ids: mostly the lowest.
+    /// Draws a range, mostly the lowest.
     fn range(&self, random: &mut fastrand::Rng) -> usize {
         let ranges = self.habits.ranges;
         if ranges > 1 && random.u32(0..3) == 0 { random.usize(1..ranges) } else { 0 }
     }
 
-    /// The first id of new posts in a range, and that of the next one.
+    /// Returns the first id of new posts in a range, and the id of the next one.
     fn bounds(&self, range: usize) -> (u64, u64) {
         let first = RANGES[range] + if range == 0 { 0 } else { GAP };
         (first, first + self.next_posts[range])
@@ -224,7 +223,7 @@ impl Workload {
     fn new_posts(&mut self, member: u64, random: &mut fastrand::Rng) -> Option<Command> {
         let range = self.range(random);
         let (group, (_, end)) = (self.habits.group, self.bounds(range));
-        // Where there are several ranges, also the newest once more, for another member.
+        // With several ranges, the newest posts also get another member.
         let again = self.habits.ranges > 1 && self.next_posts[range] >= group && random.bool();
         let from = if again { end - group } else { end };
         if !again {
@@ -241,9 +240,9 @@ impl Workload {
         Some(each(format!("{verb} {member}"), &new, &Step::Set { flag, member, on: true }))
     }
 
-    /// Some posts, mostly new ones.
+    /// Draws posts, mostly new ones.
     fn posts(&mut self, random: &mut fastrand::Rng) -> Vec<u64> {
-        // What was changed a moment ago is read, and changed back.
+        // Repeats the last ids, to read or undo the last change.
         if !self.last.is_empty() && random.u32(0..4) == 0 {
             return self.last.clone();
         }
@@ -253,7 +252,7 @@ impl Workload {
         let recent = end.saturating_sub(100).max(first);
         let end = end.max(first + 1);
         let ids = match random.u32(0..40) {
-            // Ahead of all others, which will come there.
+            // Ids ahead of all others, which later posts reach.
             0..=4 => end..end + 3 * NEW,
             5 => FAR..FAR + NEW,
             6..=8 if range > 0 => RANGES[range]..first,
@@ -263,7 +262,7 @@ impl Workload {
         let some: BTreeSet<u64> = (0..count).map(|_| random.u64(ids.clone())).collect();
         let mut some: Vec<u64> = some.into_iter().collect();
         random.shuffle(&mut some);
-        // It begins anew, at once.
+        // A forgotten post gets new data immediately.
         if let Some(id) = self.forgotten.filter(|_| random.u32(0..5) == 0) {
             some.retain(|other| *other != id);
             some.insert(0, id);
@@ -272,7 +271,8 @@ impl Workload {
         some
     }
 
-    /// Pages of all posts for each member: what a start has found.
+    /// Returns commands that read everything: pages of all posts for each member, and all other
+    /// rows.
     pub(crate) fn audit(&self, model: &Model) -> Vec<Command> {
         let posts: Vec<u64> = model
             .keys()
@@ -289,7 +289,7 @@ impl Workload {
                 }
             }
         }
-        // What is no field of the view.
+        // Fields outside the view.
         let fields: Vec<String> = self.catalogue.fields.iter().cloned().collect();
         for id in posts.iter().step_by(16).filter(|_| !fields.is_empty()) {
             let text = format!("HMGET post:{id} {}", fields.join(" "));
@@ -313,7 +313,7 @@ impl Workload {
         all
     }
 
-    /// This was sent, and answered or not: if it has a token it may be sent again.
+    /// Keeps a sent command for resending if it has a token.
     pub(crate) fn note_sent(&mut self, command: Command) {
         if command.requests[0].iter().any(|word| word == "TOKEN") {
             self.sent.truncate(KEPT - 1);
@@ -321,7 +321,7 @@ impl Workload {
         }
     }
 
-    /// An increment with a token, new or sent again.
+    /// Returns an increment with a token, new or resent.
     fn once(&mut self, id: u64, random: &mut fastrand::Rng) -> Command {
         if !self.sent.is_empty() && random.bool() {
             return self.sent.swap_remove(random.usize(0..self.sent.len()));
@@ -401,7 +401,7 @@ impl Workload {
                 admin(&format!("TM.SPACE DROP {name} YES-I-MEAN-{name}"), Admin::Drop(number))
             }
             7 => admin(random.choice(["SAVE", "BGSAVE"])?, Admin::Save),
-            // The second one finds little that has changed since the first.
+            // The second snapshot has few changes to write.
             8 => {
                 let requests = vec![words("SAVE"), words("SAVE")];
                 Command { requests, steps: Vec::new(), shape: Shape::Admin(Admin::Save) }
@@ -425,7 +425,6 @@ impl Workload {
     }
 }
 
-/// What asks for the catalogue after a start.
 pub(crate) fn list() -> Command {
     admin("TM.SPACE LIST", Admin::List)
 }

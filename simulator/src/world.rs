@@ -1,6 +1,6 @@
-//! The run: what happens next, to which the seed is the only input.
+//! Main loop of a run. The seed is its only input.
 //!
-//! Long: the faults and the steps of one world draw from one source of chance.
+//! Long: steps and faults share one random number generator.
 
 use crate::cable::ReplicaLink;
 use crate::client::{Asked, Client, check};
@@ -21,62 +21,61 @@ use store::{Faults, SimDisk};
 use tempfile::TempDir;
 
 pub(crate) const CLIENTS: usize = 4;
-/// When the simulated clock begins, in microseconds since 1970.
+/// Start of the simulated clock, in microseconds since 1970.
 const EPOCH_US: u64 = 1_800_000_000_000_000;
-/// A request that is not answered by then never will be.
+/// Time after which a missing reply is a failure.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Commands that are asked together after a start.
+/// Commands sent together by an audit.
 pub(crate) const AT_ONCE: usize = 8;
-/// Steps within which a server without faults answers all that it was asked.
+/// Steps within which a server without faults must reply to everything.
 pub(crate) const CALM_STEPS: u32 = 20_000;
 
-/// A machine, and the process on it.
+/// A machine and its process.
 pub(crate) struct Machine {
     pub(crate) config: Config,
     disk: RefCell<SimDisk>,
     pub(crate) process: RefCell<Option<Rc<Process>>>,
-    /// So many syncs of its disk lie on the stack.
+    /// Number of syncs of its disk on the call stack.
     syncs: Arc<AtomicU32>,
-    /// For what is written beside the log: the role, which does not fail here.
+    /// Folder for the role, which is outside the simulated disk and does not fail.
     _folder: Option<TempDir>,
 }
 
-/// See the top of the file.
 pub(crate) struct World {
     pub(crate) me: Weak<World>,
     random: RefCell<fastrand::Rng>,
     pub(crate) elapsed: Cell<Duration>,
-    /// By how much the clock on the wall has jumped.
+    /// Total jumps of the wall clock.
     jumped_us: Cell<i64>,
-    /// One, or a master and its replica.
+    /// One machine, or a master and its replica.
     machines: Vec<Machine>,
-    /// Which of them clients write to.
+    /// Index of the master.
     pub(crate) leader: Cell<usize>,
-    /// The one of which this is a step.
+    /// Index of the machine that runs the current step.
     active: Cell<usize>,
     pub(crate) link: ReplicaLink,
-    /// How many steps lie on the stack: some are made while another one waits.
+    /// Number of steps on the call stack: waiting steps run others.
     pub(crate) depth: Cell<u32>,
-    /// Connections are served at this moment.
+    /// Whether connections are being served.
     pub(crate) serving: Cell<bool>,
-    /// Only the promise about crashes is looked after: nothing fails, nothing is asked for.
+    /// Whether clients send only audits and the disk does not fail.
     calm: Cell<bool>,
-    /// When the last round of the commit thread began that went well.
+    /// Start of the last successful commit round.
     committed: Cell<Duration>,
-    /// The same of the process that has died last.
+    /// `committed` of the process that died last.
     left: Cell<Duration>,
-    /// The catalogue has changed since the last snapshot.
+    /// Whether the catalogue has changed since the last snapshot.
     altered: Cell<bool>,
-    /// When a change of it was acknowledged last.
+    /// Time at which a catalogue change was last acknowledged.
     pub(crate) altered_at: Cell<Option<Duration>>,
     pub(crate) model: RefCell<Model>,
     pub(crate) workload: RefCell<Workload>,
     pub(crate) counts: RefCell<RunCounts>,
-    /// Of so many times at which a snapshot may begin it does once.
+    /// A snapshot starts at one in this many opportunities.
     snapshot_odds: u32,
-    /// One of so many starts is killed.
+    /// One start in this many is killed.
     start_odds: u32,
-    /// What happens is printed.
+    /// Whether to print all events.
     told: bool,
 }
 
@@ -102,13 +101,13 @@ impl Simulator for World {
     }
 }
 
-/// Whether posts have ids of several ranges: in some runs, so that the others are as they were when
-/// their seeds have found something.
+/// Whether posts have ids of several ranges. Other seeds keep the sequence of events that they had
+/// when they found faults.
 fn is_ranged(seed: u64) -> bool {
     seed % 7 > 3
 }
 
-/// Tables so small that everything happens all the time.
+/// Tables are tiny, so that everything happens often.
 fn config(random: &mut fastrand::Rng) -> Config {
     let mut config = Config::default();
     config.durability.fsync = if random.bool() { Fsync::Always } else { Fsync::Everysec };
@@ -123,7 +122,7 @@ fn config(random: &mut fastrand::Rng) -> Config {
     config.existence.push(seen);
     let filter_seed = std::env::var("TIDEMARK_FILTER_SEED").ok().and_then(|text| text.parse().ok());
     for space in &mut config.existence {
-        // The lowest rate there is: one false positive in about 5,000 runs.
+        // The lowest possible rate: one false positive in about 5,000 runs.
         (space.seed, space.false_positive_rate) = (filter_seed.unwrap_or(7), 1e-7);
         space.pairs_per_table = random.u64(100..600);
         space.max_tables = random.usize(2..6);
@@ -152,13 +151,13 @@ impl Machine {
         self.syncs.load(Relaxed) > 0
     }
 
-    /// It has died, and is there again.
+    /// Restarts the machine after a crash.
     pub(crate) fn revive(&self, is_kill: bool) {
         let disk = self.disk();
         self.disk.replace(if is_kill { disk.kill() } else { disk.power_cut() });
     }
 
-    /// Its disk does what it is told.
+    /// Clears all disk faults.
     pub(crate) fn be_calm(&self) {
         let disk = self.disk();
         disk.set_faults(Faults::default());
@@ -168,19 +167,19 @@ impl Machine {
 }
 
 impl World {
-    /// `machines`: one or two.
+    /// `machines` is 1 or 2.
     pub(crate) fn new(seed: u64, machines: usize) -> Rc<World> {
-        // Their names are drawn, too, again if there is such a folder already.
+        // Before seeding: temporary names consume random numbers, more of them if a folder exists.
         let folders: Vec<TempDir> =
             (0..machines).map(|_| tempfile::tempdir().expect("a folder for the role")).collect();
         let mut random = fastrand::Rng::with_seed(seed);
-        // Hashes and terms that the server draws by itself.
+        // Seeds the hashes and terms that the server draws itself.
         fastrand::seed(seed);
         let mut config = config(&mut random);
         let (mut habits, mut snapshot_odds, mut start_odds) = (Habits::default(), 2, 5);
         if is_ranged(seed) {
             habits = Habits::ranged(&mut random);
-            // Old snapshots, and starts that are cut: much is then told by the log alone.
+            // Old snapshots and interrupted starts: recovery depends mostly on the log.
             start_odds = 2;
             snapshot_odds = *random.choice(&[2, 8, u32::MAX]).expect("some");
             // A range opens for 64 pairs.
@@ -192,7 +191,7 @@ impl World {
         let machines = if machines == 1 {
             vec![Machine::new(seed, config, None)]
         } else {
-            // Full syncs are soon the only way.
+            // Small log retention makes full syncs necessary.
             let keeps = [0, 20_000, 1 << 30][random.usize(0..3)];
             let timeout_s = random.u64(2..20);
             let machine = |(at, folder): (u64, TempDir)| {
@@ -231,7 +230,7 @@ impl World {
         world
     }
 
-    /// The run, of so many steps.
+    /// Runs `steps` steps, then checks the final state.
     pub(crate) fn run(self: &Rc<World>, steps: u32) {
         simulate(Some(self.clone()));
         self.restart();
@@ -257,7 +256,7 @@ impl World {
         }
         self.die();
         self.restart();
-        // They hold the world, as this thread does.
+        // Both the processes and this thread hold references to the world.
         self.machines.iter().for_each(|machine| drop(machine.process.take()));
         simulate(None);
     }
@@ -270,7 +269,7 @@ impl World {
         &self.machines[self.leader.get()]
     }
 
-    /// The replica's.
+    /// The machine of the replica.
     pub(crate) fn other(&self) -> &Machine {
         &self.machines[1 - self.leader.get()]
     }
@@ -301,7 +300,7 @@ impl World {
         self.leader().disk()
     }
 
-    /// What others do while the disk syncs, which takes its time.
+    /// Makes syncs of this disk take time, in which other threads run.
     pub(crate) fn watch_disk(&self, at: usize) {
         let slow_ms = if self.chance(4) { 2000 } else { 4 };
         let (disk, syncs) = (self.machines[at].disk(), self.machines[at].syncs.clone());
@@ -319,12 +318,12 @@ impl World {
         }
         for (at, machine) in self.machines.iter().enumerate() {
             let process = machine.process.borrow().clone();
-            // Its tasks may get a turn.
+            // The process may run its tasks.
             process.iter().for_each(|process| self.on(at, || process.advance(time)));
         }
     }
 
-    /// What a machine does, from within whatever another one does.
+    /// Runs `work` on a machine, from within a step of another one.
     pub(crate) fn on<R>(&self, machine: usize, work: impl FnOnce() -> R) -> R {
         let before = self.active.replace(machine);
         let done = work();
@@ -332,7 +331,7 @@ impl World {
         done
     }
 
-    /// Notes where the machine has died, if it did in this section.
+    /// Runs `work` and counts a crash that happens in it.
     fn during<R>(&self, section: Section, work: impl FnOnce() -> R) -> R {
         let before = (self.disk().crashed(), self.disk().steps());
         let done = work();
@@ -345,7 +344,7 @@ impl World {
         done
     }
 
-    /// One step: of a client, of a thread, of the clock, or of fate.
+    /// Runs one step: of a client, a thread, the clock, or fault injection.
     fn step(&self) {
         let Some(process) = self.process() else { return };
         self.depth.set(1);
@@ -370,7 +369,7 @@ impl World {
         self.depth.set(0);
     }
 
-    /// One kind of call of a disk fails from now on, at a rate, which is given, too.
+    /// Draws a kind of disk fault and its rate.
     pub(crate) fn faults(&self) -> (Faults, u32) {
         let rate = self.draw(1..100) as u32;
         let mut faults = Faults::default();
@@ -383,7 +382,7 @@ impl World {
         (faults, rate)
     }
 
-    /// Something goes wrong, or is right again.
+    /// Injects or clears a fault.
     fn fate(&self) {
         let disk = self.disk();
         match self.draw(0..12) {
@@ -407,13 +406,13 @@ impl World {
         }
     }
 
-    /// What other threads do while one waits.
+    /// Runs steps of other threads while one waits.
     fn others(&self) {
         let depth = self.depth.get();
         self.depth.set(depth + 1);
         if let Some(process) = self.process() {
             self.on(self.leader.get(), || {
-                // Work that waits for the log waits for this.
+                // Work that waits for the log depends on this round.
                 self.round(&process);
                 for _ in 0..if depth < 3 { self.draw(0..4) } else { 0 } {
                     match self.draw(0..4) {
@@ -450,7 +449,7 @@ impl World {
         }
     }
 
-    /// Another thread does what it was told.
+    /// Runs one pending task of another thread.
     pub(crate) fn work(&self, process: &Process) {
         let work = process.work.borrow_mut().pop_front();
         if let Some(work) = work {
@@ -459,18 +458,18 @@ impl World {
         }
     }
 
-    /// Some client reads what has come, and asks for more; then all are served.
+    /// Lets one client read its replies and send more commands; then serves all connections.
     pub(crate) fn clients(&self, process: &Process) {
-        // A feed takes the manifest, of which a sync may hold the lock.
+        // A feed takes the manifest's lock, which a sync may hold.
         if self.is_pair() && self.leader().is_syncing() {
             return;
         }
-        // Only one of this stack can serve.
+        // Only one frame of this stack may serve.
         if self.serving.replace(true) {
             return;
         }
         let index = self.draw(0..CLIENTS as u64) as usize;
-        // The machine has died: no client hears of it.
+        // After a crash of the machine no reply reaches a client.
         if !self.disk().crashed() {
             self.turn(&mut process.clients[index].borrow_mut());
         }
@@ -507,7 +506,7 @@ impl World {
         }
     }
 
-    /// Compares what was answered with the model.
+    /// Checks the replies that have arrived.
     fn read(&self, client: &mut Client) {
         while let Some((asked, reply)) = client.take() {
             self.counts.borrow_mut().commands += 1;
@@ -521,12 +520,12 @@ impl World {
             }
             let checked = check(&asked, &reply, &mut self.model.borrow_mut(), self.elapsed.get());
             checked.unwrap_or_else(|wrong| panic!("{wrong}"));
-            // Its answer may have been lost on the way.
+            // The client may not see the reply, and may send the command again.
             self.workload.borrow_mut().note_sent(asked.command);
         }
     }
 
-    /// An operator's command was answered.
+    /// Handles the reply to an operator's command.
     fn administered(&self, admin: &Admin, asked: &Asked, reply: &Reply) {
         let workload = &mut *self.workload.borrow_mut();
         let catalogue = &mut workload.catalogue;
@@ -534,8 +533,8 @@ impl World {
         let counts = &mut *self.counts.borrow_mut();
         catalogue.saving &= *admin != Admin::Save;
         if let Reply::Error(text) = reply {
-            // A change that is made and not logged is there, and may be gone after a crash: until
-            // then it is left alone. Another that failed changed nothing.
+            // A change that was made but not logged is visible and may vanish in a crash, so later
+            // commands avoid it. Any other failed change had no effect.
             let may_fail = ["MISCONF ", "OOM ", "ERR writing", "ERR "];
             assert!(
                 may_fail.iter().any(|code| text.starts_with(code)),
@@ -549,7 +548,7 @@ impl World {
                 catalogue.fields.insert(name.clone());
                 catalogue.altered.insert(name.clone(), self.elapsed.get());
             }
-            // Its values stay in the model: a crash may take this back, as any change.
+            // The model keeps the values, because a crash may undo the drop.
             Admin::DropField(name) => {
                 catalogue.fields.remove(name);
                 catalogue.altered.insert(name.clone(), self.elapsed.get());
@@ -580,7 +579,7 @@ impl World {
         catalogue.changing = false;
     }
 
-    /// After a start: which of the changes that were not answered there are.
+    /// After a start: learns which unacknowledged changes exist.
     fn learn(&self, reply: &Reply, workload: &mut Workload, model: &mut Model) {
         let catalogue = &mut workload.catalogue;
         let text = |reply: &Reply| match reply {
@@ -628,21 +627,21 @@ impl World {
         (catalogue.changing, catalogue.saving) = (false, false);
     }
 
-    /// Whether the promise of `fsync` lets the last crash undo what was done to this field.
+    /// Whether `fsync` allows the last crash to undo the last change of this field.
     fn may_be_lost(&self, catalogue: &Catalogue, field: &str) -> bool {
         let altered = catalogue.altered.get(field);
         self.config().durability.fsync == Fsync::Everysec
             && altered.is_some_and(|altered| *altered + LOST >= self.left.get())
     }
 
-    /// The process dies, with its machine or alone.
+    /// Ends the process, with or without its machine.
     fn die(&self) {
         let Some(process) = self.leader().process.take() else { return };
         let is_kill = self.chance(3);
         self.link.cable.take();
         self.link.is_dialed.set(false);
         self.note_cold(&process);
-        // What was sent and not answered may be sent again, with its token.
+        // Commands without a reply may be sent again if they have a token.
         for client in &process.clients {
             let asked = client.borrow_mut().asked.drain(..).collect::<Vec<Asked>>();
             let workload = &mut *self.workload.borrow_mut();
@@ -658,14 +657,14 @@ impl World {
         *if is_kill { &mut counts.kills } else { &mut counts.power_cuts } += 1;
     }
 
-    /// What was acknowledged may be lost as far as `fsync` allows it.
+    /// Drops the acknowledged changes that `fsync` allows a crash to lose.
     fn lose(&self) {
         self.left.set(self.committed.get());
         let exact = self.config().durability.fsync == Fsync::Always;
         self.model.borrow_mut().crash(self.elapsed.get(), self.committed.get(), exact);
     }
 
-    /// All that was acknowledged from then on may be lost.
+    /// All changes acknowledged after that may be lost.
     pub(crate) fn lose_since(&self, then: Duration) {
         self.left.set(then + LOST);
         self.model.borrow_mut().crash(self.elapsed.get(), then + LOST, false);
@@ -687,13 +686,13 @@ impl World {
         }
     }
 
-    /// No disk of a master fails.
+    /// Clears the faults of the master's disk.
     fn be_calm(&self) {
         self.calm.set(true);
         self.leader().be_calm();
     }
 
-    /// Starts a process, perhaps in several attempts, and looks at all that it has found.
+    /// Starts a process, possibly in several attempts, and audits the recovered data.
     fn restart(&self) {
         self.lose();
         loop {
@@ -725,7 +724,7 @@ impl World {
         self.leads();
     }
 
-    /// A process has become the master. Looks at all that it has.
+    /// Begins the term of a new master and audits its data.
     pub(crate) fn leads(&self) {
         let process = self.process().expect("the master is up");
         let end = process.node.durability.positions().0.offset;
@@ -735,7 +734,7 @@ impl World {
         self.calm.set(false);
     }
 
-    /// Asks for all that there is.
+    /// Reads everything and compares it with the model.
     fn audit(&self) {
         let Some(process) = self.process() else { return };
         let ask = |some: Vec<Command>| {
@@ -745,7 +744,7 @@ impl World {
             }
             self.settle();
         };
-        // What there is, before it is asked for.
+        // The catalogue first, since it determines the other commands.
         ask(vec![list()]);
         let mut all = self.workload.borrow().audit(&self.model.borrow()).into_iter();
         while all.len() > 0 {
@@ -753,7 +752,7 @@ impl World {
         }
     }
 
-    /// Goes on until all that was asked is answered.
+    /// Runs without faults until every command has its reply.
     fn settle(&self) {
         let Some(process) = self.process() else { return };
         self.depth.set(1);
@@ -782,7 +781,7 @@ impl World {
     }
 }
 
-/// For the report of a failed run.
+/// Part of the report of a failed run.
 impl std::fmt::Display for World {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "at {:?}: {:?}", self.elapsed.get(), self.counts.borrow())

@@ -1,16 +1,16 @@
-//! What the dependencies may be: licences, sources, banned and doubled crates by `deny.toml`, and
-//! none that nothing uses.
+//! Checks of dependencies: licences, sources, banned and duplicate crates according to `deny.toml`,
+//! and unused crates.
 //!
-//! `deny.toml` is cargo-deny's. To compile that program takes three minutes of a processor on each
-//! fresh machine, so the three of its checks that need no network are made here, from `cargo
-//! metadata`, in a second. Where cargo-deny is installed it is run too, and adds the advisories.
+//! `deny.toml` is the configuration of cargo-deny, which takes three minutes to compile on a new
+//! machine. This module implements the three checks that need no network, from `cargo metadata`, in
+//! a second. If cargo-deny is installed it runs as well and adds the advisories.
 
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
-/// The part of `deny.toml` that is read here.
+/// The part of `deny.toml` that these checks use.
 #[derive(Deserialize)]
 struct Rules {
     graph: Graph,
@@ -57,11 +57,11 @@ struct Package {
     name: String,
     version: String,
     license: Option<String>,
-    /// None: a member of the workspace.
+    /// `None` for a member of the workspace.
     source: Option<String>,
 }
 
-/// Prints what was checked; the error is all that is against the rules.
+/// Prints the checks that ran. The error lists all violations.
 pub(crate) fn check(root: &Path) -> Result<(), String> {
     let text = std::fs::read_to_string(root.join("deny.toml")).map_err(|e| e.to_string())?;
     let rules: Rules = toml::from_str(&text).map_err(|e| e.to_string())?;
@@ -80,8 +80,8 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
-/// The packages that are compiled for a target. `cargo metadata` has their licences, and also those
-/// that only disabled features would need; `cargo tree` has just the former.
+/// Returns the packages that are compiled for a target. `cargo metadata` has their licences but
+/// also lists packages of disabled features; `cargo tree` lists the compiled ones only.
 fn packages(root: &Path, target: &str) -> Result<Vec<Package>, String> {
     let metadata = cargo(root, &["metadata", "--locked", "--format-version", "1"])?;
     let metadata: Metadata = serde_json::from_str(&metadata).map_err(|e| e.to_string())?;
@@ -107,7 +107,7 @@ fn cargo(root: &Path, words: &[&str]) -> Result<String, String> {
     }
 }
 
-/// What is against the rules, a sentence each.
+/// Returns all violations, one sentence each.
 fn against(rules: &Rules, packages: &[Package]) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -142,8 +142,8 @@ fn against(rules: &Rules, packages: &[Package]) -> Vec<String> {
     wrong
 }
 
-/// Whether a licence expression can be met by these licences alone. `MIT/Apache-2.0` is the old
-/// form of `MIT OR Apache-2.0`.
+/// Whether these licences satisfy a licence expression. `MIT/Apache-2.0` is the old form of `MIT OR
+/// Apache-2.0`.
 fn allows(allowed: &[String], expression: &str) -> bool {
     let Ok(parsed) = spdx::Expression::parse_mode(expression, spdx::ParseMode::LAX) else {
         return false;
@@ -155,7 +155,7 @@ fn has(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
-/// cargo-machete names the dependencies of each manifest that no source file uses.
+/// Runs cargo-machete, which lists the dependencies that no source file uses.
 fn unused(root: &Path) -> Result<(), String> {
     let installed = root.join("target/tools/bin/cargo-machete");
     let program = if installed.exists() { installed } else { "cargo-machete".into() };
@@ -173,7 +173,7 @@ fn unused(root: &Path) -> Result<(), String> {
     }
 }
 
-/// All of cargo-deny's checks, if it can fetch the advisories; otherwise it says so.
+/// Runs all checks of cargo-deny if the advisories can be fetched, else the others.
 fn advisories(root: &Path) -> Result<bool, String> {
     let deny = |what: &[&str]| {
         let mut command = Command::new("cargo");
@@ -201,7 +201,7 @@ mod tests {
         }
     }
 
-    /// One of each that is against the rules, and one that is not.
+    /// One violation of each rule, and packages that satisfy all of them.
     #[test]
     fn each_rule_refuses_what_it_should() {
         let rules: Rules = toml::from_str(

@@ -1,8 +1,8 @@
 //! The task runner: long runs, seeds, benchmarks, transcripts, printed pages, dependencies.
 //!
-//! A long run is a test of the workspace with more seeds or steps than CI gives it. Four
-//! environment variables say how many; `cargo xtask` sets them, and prints the command that it
-//! runs, so that it can be run without it.
+//! A long run is a test of the workspace with more seeds or steps than in CI. `cargo xtask` sets up
+//! to four environment variables for it and prints the resulting command, which also works on its
+//! own.
 
 mod dependencies;
 mod runs;
@@ -43,116 +43,116 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Runs the tests of one crate, as `./test` would.
+    /// Runs the tests of one crate, as `./test` does
     Test {
-        /// The crate's folder: counter, server, cli, tests.
+        /// Folder of the crate: counter, server, cli, tests
         folder: String,
-        /// Parts of the tests' names; without them, all.
+        /// Parts of test names; all tests by default
         filter: Vec<String>,
     },
-    /// Simulators: a simulated disk, clock or network that fails, driven by a seed.
+    /// Simulators: simulated disks, clocks or networks with faults, driven by a seed
     #[command(after_help = runs::help("sim"))]
     Sim(Chosen),
-    /// Random operations, compared with a plain map after each step.
+    /// Random operations, compared with a plain map after each step
     #[command(after_help = runs::help("model"))]
     Model(Chosen),
-    /// The real program: killed, cut off, failed over.
+    /// The real program: killed, disconnected, failed over
     #[command(after_help = runs::help("play"))]
     Play(Chosen),
-    /// All simulators and models in turn, with new seeds, until the time is over.
+    /// All simulators and models in turn with new seeds, until the time is up
     Seeds {
-        /// How long; a run that has begun is finished.
+        /// Duration; the last run is finished
         #[arg(long, default_value_t = 60)]
         minutes: u64,
     },
-    /// Everything at once: three nodes and three Sentinels under load, all kinds of faults, and an
-    /// independent checker (tests/soak/everything.py). Writes a page with plots.
+    /// Three nodes and three Sentinels under load, all kinds of faults, and an independent checker
+    /// (tests/soak/everything.py). Writes a page with plots
     Soak {
-        /// How long, in hours and parts of them.
+        /// Duration in hours; fractions are allowed
         #[arg(long, default_value = "2")]
         hours: String,
-        /// Where the nodes' data lie, what the checker knows, and the page; a further piece goes on
-        /// with them.
+        /// Folder for the nodes' data, the checker's state and the page. A later run continues with
+        /// it
         #[arg(long, default_value = "target/soak")]
         folder: PathBuf,
-        /// Which faults come when; by default others each time.
+        /// Seed of the faults; random by default
         #[arg(long)]
         seed: Option<u64>,
     },
-    /// Builds a benchmark in release mode and runs it; without a name, lists them.
+    /// Builds a benchmark in release mode and runs it; lists all benchmarks without a name
     Bench {
-        /// Its name: a file or folder of bench/src/bin.
+        /// Name: a file or folder of bench/src/bin
         name: Option<String>,
-        /// Its own options; behind `--`, and `-- --help` lists them.
+        /// Options of the benchmark, after `--`; `-- --help` lists them
         #[arg(last = true)]
         options: Vec<String>,
     },
-    /// Runs the golden transcripts of tests/scripts.
+    /// Runs the golden transcripts of tests/scripts
     Transcripts {
-        /// A part of their names: `feed`, or `feed::page`.
+        /// Part of their names: `feed`, or `feed::page`
         filter: Option<String>,
-        /// Writes the replies of this build into the files. Read the difference before you commit.
+        /// Writes the replies of this build to the files. Review the difference before you commit
         #[arg(long)]
         rewrite: bool,
     },
-    /// Prints what is generated: docs/commands.md, docs/metrics.md, config/tidemark.toml,
-    /// docs/compatibility.md.
+    /// Prints the generated files: docs/commands.md, docs/metrics.md, config/tidemark.toml,
+    /// docs/compatibility.md
     Print,
-    /// Licences, sources, banned, doubled and unused dependencies; see deny.toml.
+    /// Checks dependencies: licences, sources, banned, duplicate and unused crates; see deny.toml
     Dependencies,
-    /// Checks that the workspace builds with its oldest supported Rust (rust-version).
+    /// Checks that the workspace builds with its oldest supported Rust (rust-version)
     Msrv,
-    /// Clients that make a server hold memory, then a quiet minute: what is not given back?
+    /// Clients make a server hold memory; after a quiet minute, it must have freed it
     Memory {
-        /// For how long (tests/soak/memory.py).
+        /// Duration in minutes (tests/soak/memory.py)
         #[arg(long, default_value_t = 25)]
         minutes: u64,
     },
-    /// A rolling upgrade under load, from the program that another commit builds.
+    /// A rolling upgrade under load, from the program of an older commit
     Upgrade {
-        /// The commit of the old program. By default the last one with the formats of 0.1.0 before
-        /// backups.
+        /// Commit of the old program. Default: the last one with the formats of 0.1.0 before
+        /// backups
         #[arg(long, default_value = BEFORE_BACKUPS)]
         from: String,
     },
-    /// Moves rows and flags out of a real redis-server by MIGRATE, import and import --follow, with
-    /// kills of either side, and compares everything.
+    /// Moves rows and flags out of a real redis-server by MIGRATE, import and import --follow,
+    /// kills either side meanwhile, and compares everything
     Migrate {
-        /// How many rows, and as many flags (tests/soak/migrate.py).
+        /// Number of rows, and of flags (tests/soak/migrate.py)
         #[arg(long, default_value_t = 5_000_000)]
         posts: u64,
     },
-    /// Every interleaving of the lock-free bucket, by loom. Takes minutes.
+    /// Explores every interleaving of the lock-free bucket with loom. Takes minutes
     Loom,
-    /// Undefined behaviour in the counter engine's unit tests, by Miri (nightly Rust).
+    /// Checks the counter engine's unit tests for undefined behaviour with Miri (nightly Rust)
     Miri,
-    /// Coverage-guided fuzzing (nightly Rust and cargo-fuzz); see fuzz/run.
+    /// Coverage-guided fuzzing (nightly Rust and cargo-fuzz); see fuzz/run
     Fuzz {
-        /// Seconds for each target.
+        /// Seconds per target
         seconds: u64,
-        /// Targets; all of them by default.
+        /// Targets; all by default
         targets: Vec<String>,
     },
 }
 
 #[derive(Args)]
 struct Chosen {
-    /// Which one.
+    /// Name of the run
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     name: String,
-    /// The first seed; alone it replays that one.
+    /// First seed; on its own, the only one
     #[arg(long)]
     seed: Option<u64>,
-    /// How many seeds, or rounds.
+    /// Number of seeds, or of rounds
     #[arg(long)]
     runs: Option<u64>,
-    /// Steps of each seed.
+    /// Steps per seed
     #[arg(long)]
     steps: Option<u64>,
-    /// For how long.
+    /// Duration in seconds
     #[arg(long)]
     seconds: Option<u64>,
-    /// Prints the command and does not run it.
+    /// Prints the command without running it
     #[arg(long)]
     dry_run: bool,
 }
@@ -230,8 +230,9 @@ fn shown(words: &[&str], variables: &[(&str, String)]) -> String {
 /// Prints the command and runs it.
 fn cargo(words: &[&str], variables: &[(&str, String)]) -> Result<(), String> {
     eprintln!("$ {}", shown(words, variables));
-    // By its name: a toolchain (`+nightly`) is chosen by rustup's cargo, not by the one that runs
-    // this. What cargo has set for this program is not meant for the next one.
+    // Runs the `cargo` in PATH: rustup's cargo selects a toolchain (`+nightly`), the one that runs
+    // this program does not. The variables that cargo has set for this program would mislead the
+    // next one.
     let mut command = Command::new("cargo");
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
@@ -245,7 +246,7 @@ fn cargo(words: &[&str], variables: &[(&str, String)]) -> Result<(), String> {
     status(command.current_dir(root()).args(words).envs(variables.iter().map(|(n, v)| (n, v))))
 }
 
-/// Runs the tests of the crate in a folder, by cargo-nextest where it is installed.
+/// Runs the tests of the crate in a folder, with cargo-nextest if it is installed.
 fn test(folder: &str, filter: &[String]) -> Result<(), String> {
     let file = root().join(folder).join("Cargo.toml");
     let text =
@@ -274,10 +275,10 @@ fn script(name: &str, options: &[&str]) -> Result<(), String> {
     status(command.arg(root().join("target/release/tidemark")).args(options))
 }
 
-/// Where `cargo xtask upgrade` begins, until there is a release.
+/// Default commit of `cargo xtask upgrade` until there is a release.
 const BEFORE_BACKUPS: &str = "9e2b30e6";
 
-/// Builds the program of a commit beside this one, and upgrades from it.
+/// Builds the program of a commit in a separate worktree and runs the upgrade test with it.
 fn upgrade(from: &str) -> Result<(), String> {
     let git = |words: &[&str]| {
         let output = Command::new("git").current_dir(root()).args(words).output();
@@ -294,7 +295,7 @@ fn upgrade(from: &str) -> Result<(), String> {
     })?;
     let (folder, target) = (root().join("target/upgrade/source"), root().join("target/upgrade"));
     let source = folder.display().to_string();
-    // One that an earlier run has left.
+    // Removes the worktree of an interrupted run.
     let _ = git(&["worktree", "remove", "--force", &source]);
     git(&["worktree", "add", "--force", "--detach", &source, &commit])?;
     eprintln!("$ cargo build --bin tidemark    # of {commit}");
@@ -333,7 +334,7 @@ fn seeds(time: Duration) -> Result<(), String> {
             println!("{i} runs in {} s, none failed", started.elapsed().as_secs());
             break;
         }
-        // Small, so that it can be read out; far from those that CI runs.
+        // Small enough to be read out; beyond the seeds that CI runs.
         let seed = fastrand::u64(10_000..1 << 40);
         cargo(&run.words(), &run.variables([Some(seed), run.seeds_at_a_time(), None, None])?)?;
     }
@@ -364,7 +365,7 @@ fn bench(name: Option<&str>, options: &[String]) -> Result<(), String> {
     if !found.iter().any(|(known, _)| known == name) {
         return Err(format!("no benchmark '{name}'; `cargo xtask bench` lists them"));
     }
-    // Several start the server from beside them.
+    // Several benchmarks start the server from their own folder.
     cargo(&["build", "--release", "--bin", "tidemark", "-p", "tidemark"], &[])?;
     let mut words = vec!["run", "--release", "-p", "tidemark-bench", "--bin", name, "--"];
     words.extend(options.iter().map(String::as_str));
@@ -394,7 +395,7 @@ fn msrv() -> Result<(), String> {
     let manifest: toml::Table = text.parse().map_err(|e| format!("{e}"))?;
     let version = manifest["workspace"]["package"]["rust-version"].as_str().unwrap_or_default();
     let toolchain = format!("+{version}");
-    // Of its own: the usual target folder stays as it is for the usual toolchain.
+    // A separate target folder, so that the usual one keeps its builds.
     cargo(&[&toolchain, "check", "--locked", "--target-dir", "target/msrv"], &[])
 }
 
@@ -427,13 +428,13 @@ mod tests {
         assert!(runs::find("sim", "nope").unwrap_err().contains("replication"));
     }
 
-    /// A variable that no test reads would change nothing.
+    /// A variable that no test reads would have no effect.
     #[test]
     fn the_tests_read_the_variables_that_are_set() {
         for run in RUNS {
             let text = std::fs::read_to_string(root().join(run.file)).unwrap();
             for name in run.names() {
-                // The crate `seeds` and `harness::program::rounds` read them for a test.
+                // The crate `seeds` and `harness::program::rounds` read these on behalf of a test.
                 let by: &[&str] = match name {
                     "TIDEMARK_SEED" => &["seeds::seeds", "rounds("],
                     "TIDEMARK_RUNS" => &["seeds::seeds", "rounds("],

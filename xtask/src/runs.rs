@@ -1,21 +1,21 @@
-//! The long runs: each is a test with more seeds, steps or time than CI gives it.
+//! The long runs: tests with more seeds, steps or time than in CI.
 
 use std::fmt::Write;
 
-/// A test that reads how much it is to do.
+/// A test whose amount of work is configurable.
 #[derive(Debug)]
 pub(crate) struct Run {
     group: &'static str,
     name: &'static str,
     about: &'static str,
-    /// The file that reads the variables.
+    /// File of the test that reads the variables.
     #[cfg_attr(not(test), allow(dead_code, reason = "a test looks into it"))]
     pub(crate) file: &'static str,
     /// `-p package --test name filter`
     test: &'static str,
-    /// Which of the variables it reads: seed, runs, steps, seconds.
+    /// Which variables the test reads: seed, runs, steps, seconds.
     reads: [bool; 4],
-    /// How many seeds of it `cargo xtask seeds` takes at a time, about a minute; 0: none.
+    /// Seeds per turn of `cargo xtask seeds`, about a minute of work; 0 to leave the run out.
     seeds: u64,
 }
 
@@ -305,7 +305,7 @@ pub(crate) const RUNS: &[Run] = &[
 ];
 
 impl Run {
-    /// What cargo is given.
+    /// Arguments for cargo.
     pub(crate) fn words(&self) -> Vec<&'static str> {
         let mut words = vec!["test"];
         words.extend(self.test.split(' '));
@@ -313,13 +313,13 @@ impl Run {
         words
     }
 
-    /// The variables for seed, runs, steps and seconds, as far as they are given.
+    /// Returns the variables for seed, runs, steps and seconds, as far as given.
     pub(crate) fn variables(
         &self,
         given: [Option<u64>; 4],
     ) -> Result<Vec<(&'static str, String)>, String> {
         let mut given = given;
-        // A seed alone replays that one; a play's seed decides all of its rounds.
+        // A seed alone replays that one. The seed of a play determines all of its rounds.
         if given[0].is_some() && given[1].is_none() && self.group != "play" {
             given[1] = Some(1);
         }
@@ -340,7 +340,6 @@ impl Run {
         Ok(variables)
     }
 
-    /// The names of the variables that it reads.
     #[cfg(test)]
     pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
         VARIABLES.iter().zip(self.reads).filter(|(_, reads)| *reads).map(|((_, name), _)| *name)
@@ -355,7 +354,6 @@ impl Run {
     }
 }
 
-/// The run of this name.
 pub(crate) fn find(group: &str, name: &str) -> Result<&'static Run, String> {
     RUNS.iter()
         .find(|run| run.group == group && run.name == name)
@@ -370,7 +368,6 @@ fn list(group: &str) -> String {
     text
 }
 
-/// For --help: the runs of a group.
 pub(crate) fn help(group: &str) -> String {
     format!("Names:\n{}", list(group))
 }

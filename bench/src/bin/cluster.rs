@@ -1,14 +1,14 @@
-//! What a page costs that one node joins from several shards, beside a page of one node.
+//! Cost of a page that a node assembles from several shards, compared with a page of one node.
 //!
 //! ```text
 //! cargo build --release -p tidemark -p tidemark-bench
 //! target/release/cluster --shards 4 --clients 32 --rate 8000
 //! ```
 //!
-//! One server with all posts, and a cluster that divides them, are asked by turns for the same
-//! number of pages a second: `FEED.GET` of so many posts, spread over all shards, with the two
-//! flags of `home`. Clients ask all nodes of the cluster equally. What is told of each turn is the
-//! processor time of all its servers per page, and the time of a page as clients see it.
+//! One server with all posts and a cluster that divides them serve the same number of pages per
+//! second, in alternating turns. A page is `FEED.GET` with the two flags of `home` for posts spread
+//! over all shards. Clients connect to all nodes of the cluster evenly. Each turn reports the CPU
+//! time of all servers per page, and the page latency that clients observe.
 
 use clap::Parser;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -18,44 +18,44 @@ use std::time::{Duration, Instant};
 use tidemark_bench::play::{load, make_room, median, percentile, post, take_all, text};
 use tidemark_bench::server::{Place, Server};
 
-/// Measures pages of a cluster beside those of one node.
+/// Compares pages of a cluster with pages of one node
 #[derive(Parser)]
 struct Args {
-    /// Shards, each of one node.
+    /// Number of shards, one node each
     #[arg(long, default_value_t = 4)]
     shards: usize,
-    /// Clients, each with so many pages under way as --pipeline says.
+    /// Number of clients
     #[arg(long, default_value_t = 32)]
     clients: u64,
-    /// Pages a second of all clients together; 0: as many as they can.
+    /// Pages per second of all clients together; 0 for no limit
     #[arg(long, default_value_t = 8000)]
     rate: u64,
-    /// Pages that a client sends together.
+    /// Pages that a client sends at once
     #[arg(long, default_value_t = 1)]
     pipeline: u64,
-    /// Posts of a page.
+    /// Posts per page
     #[arg(long, default_value_t = 20)]
     posts: u64,
-    /// Posts in all.
+    /// Total number of posts
     #[arg(long, default_value_t = 1_000_000)]
     rows: u64,
-    /// Seconds of each turn.
+    /// Seconds per turn
     #[arg(long, default_value_t = 4)]
     seconds: u64,
-    /// Turns of each.
+    /// Turns for each of the two
     #[arg(long, default_value_t = 5)]
     turns: usize,
     #[command(flatten)]
     place: Place,
 }
 
-/// Servers that have all posts together.
+/// Servers that together have all posts.
 struct Kind {
     name: &'static str,
     servers: Vec<Server>,
 }
 
-/// What a turn has shown.
+/// Result of a turn.
 struct Turn {
     pages: f64,
     cpu_us: f64,
@@ -79,7 +79,7 @@ fn start(args: &Args, shards: usize) -> io::Result<Vec<Server>> {
     Ok(servers)
 }
 
-/// One client: the times of its pages, in microseconds.
+/// Runs one client and returns its page latencies in microseconds.
 fn ask(args: &Args, kind: &Kind, number: u64) -> io::Result<Vec<f64>> {
     let mut client = kind.servers[number as usize % kind.servers.len()].client()?;
     let mut random = fastrand::Rng::with_seed(number);
@@ -113,7 +113,7 @@ fn ask(args: &Args, kind: &Kind, number: u64) -> io::Result<Vec<f64>> {
     Ok(times)
 }
 
-/// Gives all posts counts, so that their flags are looked up.
+/// Stores counts for all posts, so that pages look up their flags.
 fn fill(args: &Args, server: &Server) -> io::Result<()> {
     let mut client = server.client()?;
     for first in (0..args.rows).step_by(100) {

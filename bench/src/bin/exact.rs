@@ -1,15 +1,15 @@
-//! What a ledger costs likes, and what it does to pages: a real server with it beside one without,
-//! or beside itself, by turns in one run. Ratios are what counts.
+//! Cost of a ledger for likes and its effect on pages. Compares a server with a ledger with one
+//! without, or with itself, in alternating turns of one run. Only the ratios are meaningful.
 //!
 //! ```text
-//! cargo xtask bench exact -- likes      first likes per CPU second, ledger on / off; flushes and
-//!                                       merges are in it
-//! cargo xtask bench exact -- repeats    p99.9 of pages beside likes of which one in five was sent
-//!                                       before / beside first likes only
-//! cargo xtask bench exact -- rebuild    p99.9 of pages while filters are built anew / otherwise
+//! cargo xtask bench exact -- likes      first likes per CPU second, ledger on / off; includes
+//!                                       flushes and merges
+//! cargo xtask bench exact -- repeats    p99.9 of pages while one like in five is repeated / while
+//!                                       all likes are first ones
+//! cargo xtask bench exact -- rebuild    p99.9 of pages during a rebuild of filters / otherwise
 //! ```
 //!
-//! A page's latency counts from the moment at which it was due, unless the client itself was late.
+//! The latency of a page counts from its scheduled time, unless the client itself was late.
 
 use clap::{Parser, Subcommand};
 use node::client::Client;
@@ -19,10 +19,11 @@ use std::time::{Duration, Instant};
 use tidemark_bench::play::{load, median, percentile, take_all, text};
 use tidemark_bench::server::{Place, Server};
 
-/// Posts that get likes at one time, and after how many likes the oldest of them is a new one.
+/// Number of posts that receive likes at a time. After this many likes per post the oldest one is
+/// replaced.
 const POSTS: u64 = 20_000;
 const LIKES_PER_POST: u64 = 50;
-/// Posts of a page.
+/// Posts per page.
 const PAGE: u64 = 32;
 const IN_FLIGHT: usize = 128;
 
@@ -32,37 +33,37 @@ struct Arguments {
     what: What,
     #[command(flatten)]
     place: Place,
-    /// Turns of each side.
+    /// Turns of each side
     #[arg(long, global = true, default_value_t = 7)]
     turns: usize,
-    /// Likes before anything is measured.
+    /// Likes before the measurement
     #[arg(long, global = true, default_value_t = 4_000_000)]
     fill: u64,
 }
 
 #[derive(Subcommand)]
 enum What {
-    /// First likes per CPU second.
+    /// First likes per CPU second
     Likes {
-        /// Likes of a turn.
+        /// Likes per turn
         #[arg(long, default_value_t = 1_500_000)]
         likes: u64,
     },
-    /// Pages beside repeated likes.
+    /// Pages during repeated likes
     Repeats(Pages),
-    /// Pages beside a rebuild of all filters.
+    /// Pages during a rebuild of all filters
     Rebuild(Pages),
 }
 
 #[derive(clap::Args)]
 struct Pages {
-    /// Pages per second.
+    /// Pages per second
     #[arg(long, default_value_t = 1500)]
     pages: u64,
-    /// Likes per second.
+    /// Likes per second
     #[arg(long, default_value_t = 10_000)]
     likes: u64,
-    /// Seconds of a turn.
+    /// Seconds per turn
     #[arg(long, default_value_t = 5)]
     seconds: u64,
 }
@@ -78,7 +79,7 @@ fn config(ledger: &str) -> String {
     )
 }
 
-/// The n-th like of all: its post and its member. The same n is the same like.
+/// Returns post and member of like number `n`, deterministically.
 fn like(n: u64) -> (u64, u64) {
     let mut rng = fastrand::Rng::with_seed(n);
     let newest = POSTS + n / LIKES_PER_POST;
@@ -90,7 +91,7 @@ fn push(client: &mut Client, n: u64) {
     client.push(&[b"FEED.ACT", b"like", &text(member), &text(post)]);
 }
 
-/// Sends some likes as fast as it goes.
+/// Sends likes at full speed.
 fn send(server: &Server, likes: std::ops::Range<u64>) -> io::Result<()> {
     let mut client = server.client()?;
     for n in likes {
@@ -102,7 +103,7 @@ fn send(server: &Server, likes: std::ops::Range<u64>) -> io::Result<()> {
     take_all(&mut client)
 }
 
-/// Waits until no flush or merge is under way, as far as the CPU tells.
+/// Waits until flushes and merges have ended, judging by CPU use.
 fn settle(server: &Server) {
     let mut before = server.threads_cpu_s();
     loop {
@@ -144,7 +145,7 @@ fn likes(place: &Place, turns: usize, fill: u64, likes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Pages at random moments of this rate until it is over: their latencies in milliseconds.
+/// Requests pages at random times until `over`. Returns their latencies in milliseconds.
 fn pages(server: &Server, per_s: u64, newest: u64, over: &AtomicBool) -> io::Result<Vec<f64>> {
     let (mut client, mut rng) = (server.client()?, fastrand::Rng::new());
     let (mut latencies, mut due) = (vec![], Instant::now());
@@ -169,7 +170,7 @@ fn pages(server: &Server, per_s: u64, newest: u64, over: &AtomicBool) -> io::Res
     Ok(latencies)
 }
 
-/// Likes at this rate until it is over; one in so many is one that was sent before.
+/// Sends likes at this rate until `over`. One in `repeats` repeats an earlier like.
 fn drip(
     server: &Server,
     per_s: u64,
@@ -186,7 +187,7 @@ fn drip(
         for at in 0..EACH {
             let is_repeat = repeats.is_some_and(|one_in| at % one_in == 0);
             let first = sent.load(Relaxed);
-            // Of those that are still shown, and on the disk.
+            // A like of a post that is still shown; it is on the disk by now.
             let n = if is_repeat {
                 first - fastrand::u64(1_200_000..2_000_000)
             } else {
@@ -199,7 +200,7 @@ fn drip(
     Ok(())
 }
 
-/// The 99.9th percentile of pages in a turn.
+/// Returns the 99.9th percentile of page latency in a turn.
 fn turn(server: &Server, rates: &Pages, repeats: Option<u64>, sent: &AtomicU64) -> io::Result<f64> {
     let (over, newest) = (AtomicBool::new(false), POSTS + sent.load(Relaxed) / LIKES_PER_POST);
     std::thread::scope(|scope| {
@@ -213,7 +214,7 @@ fn turn(server: &Server, rates: &Pages, repeats: Option<u64>, sent: &AtomicU64) 
     })
 }
 
-/// Turns with and without what `begin` does.
+/// Compares turns with and without `begin`.
 fn compare(
     place: &Place,
     turns: usize,

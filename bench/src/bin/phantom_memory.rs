@@ -1,11 +1,11 @@
-//! Bytes per pair of a viewer and a post: ours, the sets of redis-server, and the filters of a
-//! module of it or of another server that takes its arguments.
+//! Bytes per pair of viewer and post: Tidemark's filters, the sets of redis-server, and the Bloom
+//! filters of a Redis module or of a compatible server.
 //!
 //! `cargo run --release -p tidemark-bench --bin phantom_memory -- [--module redisbloom.so |
 //! --program valkey-server --module libvalkey_bloom.so]`
 //!
-//! Servers say themselves what they take (`used_memory` before and after), with their allocator's
-//! rounding and their keys; of a filter they say its own size, too.
+//! Servers report their memory (`used_memory` before and after), including keys and allocator
+//! rounding. For filters they also report the filter's own size.
 
 use clap::Parser;
 use phantom::{Member, Options, Space};
@@ -16,26 +16,26 @@ use std::process::{Command, Stdio};
 use tidemark_bench::play::{make_room, take_all};
 use tidemark_bench::server::Server;
 
-/// Fills each with the same pairs.
+/// Fills each store with the same pairs
 #[derive(Parser)]
 struct Args {
-    /// Pairs.
+    /// Number of pairs
     #[arg(long, default_value_t = 4_000_000)]
     pairs: u64,
-    /// The server of sets, and of filters if it has them.
+    /// Server for the sets, and for the filters if it has them
     #[arg(long, default_value = "redis-server")]
     program: PathBuf,
-    /// A module that it loads, which has BF.RESERVE and BF.MADD.
+    /// Module with BF.RESERVE and BF.MADD to load into the server
     #[arg(long)]
     module: Option<PathBuf>,
 }
 
 type Outcome = Result<(), Box<dyn Error>>;
 
-/// A viewer's id, different for each pair: as short as redis-server can store it, or of eight
-/// bytes.
+/// Returns a distinct viewer id for each pair: as short as redis-server can store it, or eight
+/// bytes long.
 fn viewer(i: u64, bits: u32) -> u64 {
-    // Odd: each once.
+    // The factor is odd, so the ids are distinct.
     i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - bits)
 }
 
@@ -65,9 +65,9 @@ fn ours(pairs: u64, rate: f64) -> Outcome {
     Ok(())
 }
 
-/// What a server takes for all pairs, `per_key` of each key, by its memory and, if that says it, by
-/// a filter's own size. What `reserve` says is sent for each key first, if it says anything, and
-/// then its pairs by `command`.
+/// Returns the bytes that a server uses for all pairs, with `per_key` pairs in each key, and the
+/// filters' own size if reported. `reserve`, if not empty, is sent once per key; `command` adds the
+/// pairs.
 fn theirs(
     args: &Args,
     (bits, per_key): (u32, u64),
@@ -85,7 +85,7 @@ fn theirs(
         module.iter().for_each(|module| _ = command.arg("--loadmodule").arg(module));
         command
     })?;
-    // A connection has buffers until it is gone.
+    // Wait until the buffers of other connections are freed.
     let used = || loop {
         if server.info("connected_clients")? == "1" {
             return Ok::<f64, Box<dyn Error>>(server.info("used_memory")?.parse()?);
@@ -103,7 +103,7 @@ fn theirs(
                 .collect();
             client.push(&words);
         }
-        // A request has so many members at most.
+        // Limits the number of members per request.
         let end = (first + per_key).min(args.pairs);
         for first in (first..end).step_by(1000) {
             make_room(&mut client)?;

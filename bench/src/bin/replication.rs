@@ -1,18 +1,17 @@
-//! What replicas cost: Tidemark beside Redis, in one run.
+//! Cost of replication, Tidemark compared with Redis in one run.
 //!
 //! ```text
 //! cargo build --release -p tidemark -p tidemark-bench
 //! target/release/replication sync --rows 100000000 --redis-rows 15000000 --wait
-//!                                   a full sync of 1 GB, and pages of the master meanwhile
+//!                                   a full sync of 1 GB, and pages of the master during it
 //! target/release/replication wait   increments with WAIT 1, in rounds
 //! target/release/replication hot    stream bytes of a row that is written a million times
-//! target/release/replication away   a replica is away while the log rolls 20 times, and resumes
+//! target/release/replication away   a replica is down while the log rolls 20 times, and resumes
 //! ```
 //!
-//! In `sync` a replica runs as a thread that gets a processor only while no other thread wants it
-//! (`chrt --idle`), as on a machine of its own it would take nothing from its master. With
-//! `--beside` it runs at normal priority. A page is `FEED.GET` of 32 posts here and 32 pipelined
-//! HMGET there, without flags; a like is HINCRBY on both.
+//! In `sync` the replica runs with idle priority (`chrt --idle`): on a machine of its own it would
+//! take no CPU from its master. With `--beside` it runs at normal priority. A page is `FEED.GET` of
+//! 32 posts in Tidemark, and 32 pipelined HMGET in Redis, without flags. A like is HINCRBY in both.
 
 use clap::{Parser, Subcommand};
 use node::client::Client;
@@ -27,7 +26,7 @@ use tidemark_bench::play::{
 };
 use tidemark_bench::server::{Place, Server};
 
-/// Measures what replicas cost, beside redis-server.
+/// Measures the cost of replication, compared with redis-server
 #[derive(Parser)]
 struct Args {
     #[command(subcommand)]
@@ -38,75 +37,75 @@ struct Args {
 
 #[derive(Subcommand)]
 enum What {
-    /// A full sync, and the master's pages before and meanwhile.
+    /// A full sync, and the master's pages before and during it
     Sync {
-        /// Rows of four counters.
+        /// Rows of four counters
         #[arg(long, default_value_t = 1_000_000)]
         rows: u64,
-        /// The same in Redis, as hashes.
+        /// Number of the same rows in Redis, as hashes
         #[arg(long, default_value_t = 200_000)]
         redis_rows: u64,
-        /// Pages a second.
+        /// Pages per second
         #[arg(long, default_value_t = 1000)]
         pages: u64,
-        /// Likes a second, meanwhile.
+        /// Likes per second during the sync
         #[arg(long, default_value_t = 500)]
         likes: u64,
-        /// Seconds of pages before each sync.
+        /// Seconds of pages before each sync
         #[arg(long, default_value_t = 10)]
         calm_s: u64,
-        /// Replicas compete for the processors.
+        /// Runs replicas at normal priority
         #[arg(long)]
         beside: bool,
-        /// Full syncs of each; the servers take turns.
+        /// Full syncs of each server; the servers alternate
         #[arg(long, default_value_t = 3)]
         rounds: usize,
-        /// Waits for a line of input between loading and measuring: what else runs on the machine
-        /// may end meanwhile.
+        /// Waits for a line of input between loading and measuring, so that other load can be
+        /// stopped
         #[arg(long)]
         wait: bool,
     },
-    /// Increments, each with WAIT 1, of several clients.
+    /// Increments, each followed by WAIT 1, from several clients
     Wait {
-        /// Clients, each with one pair under way.
+        /// Number of clients, each with one pending pair
         #[arg(long, default_value_t = 4)]
         clients: u64,
-        /// Seconds for each server and round.
+        /// Seconds per server and round
         #[arg(long, default_value_t = 4)]
         seconds: u64,
-        /// Rounds; the servers take turns.
+        /// Number of rounds; the servers alternate
         #[arg(long, default_value_t = 9)]
         rounds: u64,
     },
-    /// One row, written again and again.
+    /// Repeated writes to one row
     Hot {
-        /// How often.
+        /// Number of writes
         #[arg(long, default_value_t = 1_000_000)]
         writes: u64,
     },
-    /// A replica that is killed, and comes back when the log has rolled so many times. Segments
-    /// have their usual 64 MiB, and snapshots and what is kept of the log are as by default.
+    /// A replica is killed and resumes after the log has rolled `segments` times. Segments have
+    /// their usual 64 MiB; snapshots and log retention have their defaults
     Away {
-        /// How often.
+        /// Number of segments
         #[arg(long, default_value_t = 20)]
         segments: u64,
-        /// Rows that are written meanwhile, again and again.
+        /// Number of rows that are written repeatedly while the replica is down
         #[arg(long, default_value_t = 4_000_000)]
         rows: u64,
     },
 }
 
-/// One of the two, and how it is spoken to.
+/// One of the two servers, with its commands.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Tidemark,
     Redis { options: &'static [&'static str] },
 }
 
-/// Redis with nothing on the disk but what it needs for a full sync, and no pause before that.
+/// Redis without persistence, except for full syncs, which start immediately.
 const REDIS: Kind =
     Kind::Redis { options: &["--appendonly", "no", "--repl-diskless-sync-delay", "0"] };
-/// Redis as durable as Tidemark by default.
+/// Redis with the default durability of Tidemark.
 const REDIS_EVERYSEC: Kind = Kind::Redis {
     options: &[
         "--appendonly",
@@ -135,14 +134,14 @@ impl Kind {
         }
     }
 
-    /// Another one, empty, that leaves the processor to others.
+    /// Starts another, empty server with idle priority.
     fn start_idly(self, args: &Args) -> io::Result<Server> {
         let idly = || {
             let thread = rustix::thread::gettid().to_string();
             let done = Command::new("chrt").args(["--idle", "--pid", "0", &thread]).status()?;
             if done.success() { self.start(args) } else { Err(io::Error::other("chrt failed")) }
         };
-        // How a thread is scheduled is its children's, too.
+        // Child processes inherit the scheduling policy of the thread.
         std::thread::scope(|s| {
             s.spawn(idly).join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
         })
@@ -185,11 +184,11 @@ fn rows_of(server: &Server) -> io::Result<i64> {
     }
 }
 
-/// Makes one follow the other, and waits until it is in step. Gives the seconds.
+/// Makes `replica` follow `master` and waits until it is in sync. Returns the seconds.
 fn attach(replica: &Server, master: &Server) -> io::Result<f64> {
     let started = Instant::now();
     replica.client()?.call(&[b"REPLICAOF", b"127.0.0.1", &text(u64::from(master.port()))])?;
-    // While the data set is replaced it may close connections, or be loading.
+    // The replica may be loading, or may close connections while it replaces its data.
     while !replica.info("master_link_status").is_ok_and(|s| s == "up")
         || !master.info("slave0")?.contains("state=online")
     {
@@ -204,19 +203,19 @@ fn attach(replica: &Server, master: &Server) -> io::Result<f64> {
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// What was measured of one server.
+/// Measurements of one server.
 #[derive(Default)]
 struct Synced {
-    /// Microseconds of pages, by round: before, and during the sync.
+    /// Page latencies in microseconds by round, before and during the sync.
     calm: Vec<Vec<f64>>,
     during: Vec<Vec<f64>>,
     seconds: Vec<f64>,
-    /// Anonymous memory of the master, and what it grew by at most.
+    /// Anonymous memory of the master in MiB, and its largest growth.
     memory_mib: f64,
     growth_mib: f64,
 }
 
-/// What is asked meanwhile.
+/// Load during a sync.
 struct Traffic {
     pages: u64,
     likes: u64,
@@ -228,7 +227,7 @@ const UNCOUNTED: usize = 0;
 const CALM: usize = 1;
 const DURING: usize = 2;
 
-/// One full sync under traffic.
+/// Runs one full sync under load.
 fn sync_once(
     args: &Args,
     kind: Kind,
@@ -249,8 +248,8 @@ fn sync_once(
                 let before = phase.load(Relaxed);
                 let posts: Vec<u64> = (0..32).map(|_| post(rng.u64(0..rows))).collect();
                 kind.page(&mut client, &posts)?;
-                // From the moment it was due, so that a page that holds up others counts for them,
-                // too.
+                // From the scheduled time, so that a slow page also counts for the pages that it
+                // delays.
                 if before != UNCOUNTED && before == phase.load(Relaxed) {
                     taken[before - CALM].push(due.elapsed().as_secs_f64() * 1e6);
                 }
@@ -310,7 +309,7 @@ fn sync_once(
     Ok(())
 }
 
-// Long: one measurement after the other.
+// Long: a sequence of measurements.
 fn sync(
     args: &Args,
     rows: u64,
@@ -395,7 +394,6 @@ fn sync(
     Ok(())
 }
 
-/// A master, and a replica that is in step with it.
 fn pair(args: &Args, kind: Kind) -> io::Result<(Server, Server)> {
     let (master, replica) = (kind.start(args)?, kind.start(args)?);
     attach(&replica, &master)?;
@@ -405,7 +403,7 @@ fn pair(args: &Args, kind: Kind) -> io::Result<(Server, Server)> {
 fn wait(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()> {
     let ours = pair(args, Kind::Tidemark)?;
     let theirs = pair(args, REDIS_EVERYSEC)?;
-    // Pairs a second, and microseconds of processor time that both servers took for each.
+    // Pairs per second, and CPU microseconds of both servers per pair.
     let rate = |(server, replica): &(Server, Server), round: u64| -> io::Result<(f64, f64)> {
         let cpu = || server.threads_cpu_s() + replica.threads_cpu_s();
         let (before, until) = (cpu(), Instant::now() + Duration::from_secs(seconds));
@@ -486,7 +484,7 @@ fn hot(args: &Args, writes: u64) -> io::Result<()> {
 
 fn away(args: &Args, segments: u64, rows: u64) -> io::Result<()> {
     let (master, mut replica) = pair(args, Kind::Tidemark)?;
-    // As by default.
+    // Restores the default.
     master.client()?.call(&[b"CONFIG", b"SET", b"durability.snapshot_log_bytes", b"268435456"])?;
     replica.kill()?;
     let (first, before) =

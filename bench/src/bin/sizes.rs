@@ -1,11 +1,10 @@
-//! What a post and a flag take by how many there are, beside redis-server.
+//! Memory per post and per flag for different numbers of entries, compared with redis-server.
 //!
 //! `cargo run --release -p tidemark-bench --bin sizes > docs/performance/sizes.md`
 //!
-//! The engines are filled with the settings of the default configuration; everything that they
-//! hold is counted, the newest table and what is empty in it, too. Redis has a hash of four fields
-//! per post and a set per post for its flags, and is loaded at the smaller sizes. What is larger
-//! than the largest size is computed as `tidemark size` does.
+//! The engines use the default configuration. All of their memory counts, including the unused part
+//! of the newest table. Redis stores a hash of four fields per post and a set of flags per post,
+//! and is loaded up to the smaller sizes. Larger sizes are computed as in `tidemark size`.
 
 use clap::Parser;
 use cli::day;
@@ -17,19 +16,19 @@ use tidemark_bench::play::{make_room, row_redis, take_all, text};
 use tidemark_bench::server::Server;
 use tidemark_server::config::Config;
 
-/// Fills both with as many posts and flags, and prints the table of docs/performance/sizes.md.
+/// Fills both with the same numbers of posts and flags, and prints docs/performance/sizes.md
 #[derive(Parser)]
 struct Arguments {
-    /// How many posts, and flags, to measure.
+    /// Numbers of posts, and of flags, to measure
     #[arg(long, value_delimiter = ',', default_values_t = [1_000_000, 10_000_000, 100_000_000])]
     entries: Vec<u64>,
-    /// Redis is loaded up to this size, and taken to need as much per entry at larger ones.
+    /// Largest size to load into Redis; larger ones use its bytes per entry
     #[arg(long, default_value_t = 10_000_000)]
     redis_up_to: u64,
-    /// Computed, not loaded.
+    /// Size that is computed rather than loaded
     #[arg(long, default_value_t = 10_000_000_000)]
     computed: u64,
-    /// The peer.
+    /// Path of redis-server
     #[arg(long, default_value = "redis-server")]
     redis: std::path::PathBuf,
 }
@@ -37,10 +36,10 @@ struct Arguments {
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 const SEED: u64 = 20_260_103;
-/// Ids from one post to the next.
+/// Distance between the ids of two posts.
 const GAP: u64 = 4_194;
 const FLAGS_PER_POST: u64 = 10;
-/// Most flags come to posts that are not older than this many.
+/// Most flags are for posts among this many newest ones.
 const RECENT_POSTS: f64 = 20_000.0;
 const USERS: u64 = 50_000_000;
 
@@ -51,18 +50,17 @@ struct PerEntry {
     flag_bits: f64,
 }
 
-/// The id of the nth post.
 fn post(index: u64) -> u64 {
     3_631_614_501_919_378 + index * GAP
 }
 
-/// Counts as posts have them: endless.
+/// Returns an endless sequence of realistic counts.
 fn counts() -> impl Iterator<Item = [u64; 4]> {
     let posts = day::posts(SEED, 200_000);
     posts.into_iter().map(|post| post.counts).collect::<Vec<_>>().into_iter().cycle()
 }
 
-/// Post and user of each flag, about in the order of the posts: endless.
+/// Returns an endless sequence of flags (post, user), roughly in the order of posts.
 fn flags() -> impl Iterator<Item = (u64, u64)> {
     let mut rng = fastrand::Rng::with_seed(SEED);
     (0..).map(move |n: u64| {
@@ -103,7 +101,8 @@ fn ours(entries: u64) -> Outcome<PerEntry> {
     Ok(PerEntry { post_bytes, flag_bits })
 }
 
-/// Bytes per entry that a fresh Redis takes for what `load` pushes, and its version.
+/// Returns the bytes per entry that an empty Redis uses for the data of `load`, and the version of
+/// Redis.
 fn redis(
     program: &std::path::Path,
     entries: u64,
@@ -116,7 +115,7 @@ fn redis(
         command.stdout(Stdio::null());
         command
     })?;
-    // A connection has buffers until it is gone.
+    // Wait until the buffers of other connections are freed.
     let used = || loop {
         if server.info("connected_clients")? == "1" {
             return Ok::<f64, Box<dyn Error>>(server.info("used_memory")?.parse()?);
@@ -126,8 +125,7 @@ fn redis(
     let empty = used()?;
     let mut client = server.client()?;
     load(&mut client)?;
-    // A table of keys that has grown is moved by each lookup a step, and the old one goes at the
-    // end.
+    // Each lookup advances the rehashing of the key table; the old table is freed at the end.
     for _ in 0..entries {
         client.push(&[b"EXISTS", b"none"]);
         make_room(&mut client)?;
@@ -156,7 +154,8 @@ fn theirs(program: &std::path::Path, entries: u64) -> Outcome<(PerEntry, String)
     Ok((PerEntry { post_bytes, flag_bits: flag_bytes * 8.0 }, version))
 }
 
-/// As `tidemark size` has it, for so many posts and one flag for each, all in memory.
+/// Computes the sizes as `tidemark size` does, for `entries` posts with one flag each, all in
+/// memory.
 fn computed(entries: u64) -> Outcome<PerEntry> {
     #[derive(Parser)]
     struct Cli {
@@ -172,7 +171,7 @@ fn computed(entries: u64) -> Outcome<PerEntry> {
     })
 }
 
-/// 1000000 as `1,000,000`.
+/// Formats 1000000 as `1,000,000`.
 fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let groups: Vec<&str> =

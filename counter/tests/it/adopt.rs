@@ -1,4 +1,4 @@
-//! A schema's history may be told again from any point, and rows with it.
+//! Replaying schema changes and rows from any point of the history yields the same space.
 
 use counter::{Alteration, Error, Options, Schema, Space};
 
@@ -28,7 +28,7 @@ fn a_history_ends_where_it_ended_from_wherever_it_is_told_again() {
             copy.put(7, Some(&vec![1; history[known].width()])).unwrap();
             for (step, told) in history.iter().enumerate().skip(from) {
                 copy.adopt(told).unwrap();
-                // What was logged under the schema of this moment.
+                // A row logged under this schema.
                 copy.put(7, Some(&vec![2; told.width()])).unwrap();
                 assert!(copy.schema().width() >= told.width(), "from {from}, step {step}");
             }

@@ -1,11 +1,11 @@
-//! Rows that lie below the line, beside a model: whatever is done before, between and after the
-//! steps of a spill, every row is what it should be.
+//! Compares cold rows with a model, with random changes before, between and after the steps of a
+//! spill.
 
 use counter::{Alteration, Bounds, Change, ColdBackend, Error, Options, Schema, Space, Unreadable};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
 
-/// Keeps the rows of all spills in one map, and hands a row to writers only after it was fetched.
+/// A backend that keeps all spilled rows in one map. Writers must fetch a row before they see it.
 #[derive(Clone, Default)]
 struct Shelf {
     rows: Arc<Mutex<BTreeMap<u64, Vec<i64>>>>,
@@ -49,7 +49,7 @@ struct Case {
 }
 
 impl Case {
-    /// Some random changes of ids below `most`.
+    /// Applies random changes to ids below `most`.
     fn change(&mut self, number: usize, most: u64) {
         for _ in 0..number {
             let id = 1000 + self.rng.u64(..most);
@@ -87,7 +87,7 @@ impl Case {
         }
     }
 
-    /// The steps of the server's spill, with changes between all of them.
+    /// Spills a range in the steps of the server, with changes between them.
     fn spill(&mut self, low: u64, last: u64, most: u64) {
         let between = |case: &mut Case| {
             let number = case.rng.usize(..40);
@@ -107,7 +107,7 @@ impl Case {
             .collect();
         old.reverse();
         between(self);
-        // Some, one or all at a time.
+        // A few, one, or all rows per batch.
         let at_once = [7, 1, 100_000][self.rng.usize(..3)];
         let (mut ids, mut before) = (Vec::new(), None);
         while self.space.next_ids(&mut spill, at_once, &mut ids) {
@@ -172,7 +172,7 @@ fn every_row_is_right_between_all_steps_of_a_spill() {
         let mut case =
             Case { space, shelf, model: BTreeMap::new(), rng: fastrand::Rng::with_seed(seed) };
         let most = 1500;
-        // In the order of ids, so that tables roll.
+        // In order of ids, so that tables roll.
         for i in 0..most {
             case.space.set(1000 + i, &[(0, i as i64), (1, 7)]).unwrap();
             case.model.insert(1000 + i, [i as i64, 7]);
@@ -193,7 +193,7 @@ fn every_row_is_right_between_all_steps_of_a_spill() {
     }
 }
 
-/// A field that is added while rows leave memory: what is written to it is in no file.
+/// The spilled file lacks a field that is added during the spill.
 #[test]
 fn a_field_that_is_added_while_rows_leave_memory_keeps_what_is_written() {
     let schema = Schema::parse("like:6").unwrap();
@@ -240,8 +240,8 @@ fn a_field_that_is_added_while_rows_leave_memory_keeps_what_is_written() {
     }
 }
 
-/// A row that cannot be read is an error of each read and write of it, which changes nothing, and
-/// in a batch of its id alone.
+/// An unreadable row is an error of every read and write, and changes nothing. In a batch only its
+/// own id fails.
 #[test]
 fn a_row_that_cannot_be_read_is_an_error_and_not_absent() {
     let (space, shelf) =

@@ -1,4 +1,4 @@
-//! Readers and writers at full speed on tables that roll, are rewritten and split all the time.
+//! Readers and writers at full speed on tables that constantly roll, split and get rewritten.
 
 use counter::{Alteration, Bounds, Change, Error, Options, Schema, Space, TableStats};
 use std::collections::HashMap;
@@ -9,8 +9,7 @@ fn space(schema: &str, rows_per_table: u64) -> Space {
     Space::new(Options { rows_per_table, ..Options::new(Schema::parse(schema).unwrap()) }).unwrap()
 }
 
-/// A stock that must not be oversold: of a million concurrent decrements on 100 items exactly 100
-/// succeed.
+/// Of a million concurrent decrements of a stock of 100, exactly 100 succeed.
 #[test]
 fn a_stock_is_never_oversold() {
     let space = space("left:4", 1 << 10);
@@ -36,8 +35,8 @@ fn a_stock_is_never_oversold() {
     assert_eq!((sold.into_inner(), row), (100, [0]));
 }
 
-/// A reader of the figures while rewrites begin and end sees rows and what belongs to them in one
-/// table, or that a table is drained.
+/// Statistics read during rewrites are consistent: rows and their overhead are in one table, or the
+/// table is drained.
 #[test]
 fn figures_of_a_table_are_of_one_moment() {
     const ROWS: u64 = 20_000;
@@ -50,7 +49,7 @@ fn figures_of_a_table_are_of_one_moment() {
             for width in (12..14).cycle().take_while(|_| !stop.load(SeqCst)) {
                 space.alter(&Alteration::Widen { name: "a".to_owned(), width }).unwrap();
                 while space.maintain() {}
-                // As there are in earnest.
+                // A realistic pause between rewrites.
                 std::thread::sleep(Duration::from_millis(10));
             }
         });
@@ -66,9 +65,9 @@ fn figures_of_a_table_are_of_one_moment() {
     });
 }
 
-/// Every field of a row says the same, whatever mix of bits and aux entries holds it; ids come in
-/// every order, so that tables roll and are rewritten under the readers. No reader sees fields that
-/// disagree, an id that vanished, or a counter that went back.
+/// All fields of a row are equal, in any mix of inline and aux values. Ids arrive in any order, so
+/// tables roll and are rewritten. No reader sees unequal fields, a missing id, or a counter that
+/// decreases.
 fn no_reader_sees_a_torn_or_missing_row(schema: &str, scale: i64, order: fn(u64) -> u64) {
     const IDS: u64 = 20_000;
     let space = space(schema, 1500);
@@ -84,7 +83,7 @@ fn no_reader_sees_a_torn_or_missing_row(schema: &str, scale: i64, order: fn(u64)
                     let mut rng = fastrand::Rng::with_seed(seed);
                     let mut out = vec![];
                     for i in 0..IDS {
-                        // Both writers write the same ids; and old ones again and again.
+                        // Both writers write the same ids, old ones repeatedly.
                         space.add(order(i), changes, &Bounds::default(), &mut out).unwrap();
                         written.fetch_max(i, SeqCst);
                         for _ in 0..4 {
@@ -167,20 +166,20 @@ fn falling_ids_with_negative_counters() {
     no_reader_sees_a_torn_or_missing_row("a:7 b:3", -1_000_000_007, |i| (1 << 40) - i * 100);
 }
 
-/// What the one writer of a row has published of it.
+/// Published state of a row with a single writer.
 #[derive(Default)]
 struct Told {
-    /// One more when the row goes, and when it is back: odd while it may be missing.
+    /// Incremented before a deletion and after a recreation: odd while the row may be missing.
     lives: AtomicU64,
-    /// It holds at least this value ...
+    /// Lower bound of the value.
     value: AtomicI64,
-    /// ... in all fields with a bit here.
+    /// Bitmap of the fields that have at least this value.
     fields: AtomicU64,
 }
 
-/// Fields are added, widened, narrowed and dropped while rows are written, deleted, rewritten,
-/// split, read and walked. A row's first two fields are always there and always equal; any other
-/// has the same value, or 0 if the row has not been written since the field came.
+/// Fields are added, resized and dropped while rows are written, deleted, rewritten, split, read
+/// and walked. The first two fields of a row always exist and are equal. Any other field has the
+/// same value, or 0 if the row was not written since the field was added.
 struct Altering {
     space: Space,
     rows: Vec<Told>,
@@ -211,8 +210,7 @@ impl Altering {
         }
     }
 
-    /// Writes rows `which`, `which + 2`, ..., each value higher than the one before; gives what
-    /// they must hold in the end.
+    /// Writes rows `which`, `which + 2`, ..., with growing values. Returns their final contents.
     fn write(&self, seed: u64, which: u64, steps: u64) -> HashMap<u64, (i64, u64)> {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut model = HashMap::new();
@@ -248,7 +246,7 @@ impl Altering {
                 };
                 match written {
                     Ok(()) => break fields,
-                    // Dropped since.
+                    // The field was dropped since.
                     Err(Error::NoField(_)) => continue,
                     Err(error) => panic!("{error}"),
                 }
@@ -290,7 +288,7 @@ impl Altering {
                 }
                 _ => continue,
             };
-            // Refused when there are too many fields, or too many bits.
+            // The schema refuses too many fields or bits.
             self.alterations.fetch_add(u64::from(self.space.alter(&change).is_ok()), SeqCst);
         }
     }
@@ -345,8 +343,8 @@ impl Altering {
     }
 
     fn agree(&self, id: u64, row: &[i64]) {
-        // Read after the row: a writer that writes no more to a dropped field knew of the drop
-        // before.
+        // Load the schema after the row: a writer that stopped writing a dropped field knew of the
+        // drop.
         let still = self.space.schema();
         let fields = row.iter().zip(still.fields()).filter(|(_, field)| !field.dropped);
         assert!(
@@ -379,7 +377,7 @@ impl Altering {
                 s.spawn(move || reads.fetch_add(self.read(seed * 10 + 5 + reader), SeqCst));
             }
             let models = writers.map(|writer| writer.join());
-            // Also when one has failed: else its failure would go unnoticed.
+            // Stop the other threads even if a writer failed, or its panic would go unnoticed.
             self.stop.store(true, SeqCst);
             models.map(|model| model.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
@@ -407,8 +405,8 @@ impl Altering {
     }
 }
 
-/// `cargo xtask model concurrent --runs 90` runs more seeds; `--seed 7` replays one, `--steps` says
-/// how many writes each has.
+/// `cargo xtask model concurrent --runs 90` runs more seeds. `--seed 7` replays one; `--steps` sets
+/// the writes per seed.
 #[test]
 fn fields_agree_while_the_schema_changes() {
     let steps = seeds::given("TIDEMARK_STEPS").unwrap_or(100_000);

@@ -1,4 +1,4 @@
-//! What the model test does not reach: limits, strays, the order of replay.
+//! Cases beyond the model test: limits, strays, the order of replay.
 
 use counter::{Alteration, Bounds, Change, Error, Options, Schema, Space};
 
@@ -33,7 +33,7 @@ fn a_full_space_refuses_new_rows_and_goes_on_with_the_old_ones() {
             }
         }
         space.maintain();
-        // And a table, while it is replaced by a smaller one.
+        // Plus a table, while a smaller one replaces it.
         assert!(space.memory_bytes() <= limit + 16_000);
         if refused > 1000 {
             break;
@@ -46,7 +46,7 @@ fn a_full_space_refuses_new_rows_and_goes_on_with_the_old_ones() {
         assert!(space.get(id, &mut row).unwrap());
         assert_eq!(row, [1, 7], "what needs no memory works");
     }
-    // Outgrowing the bits needs memory: refused sooner or later, and then nothing has changed.
+    // A wide value needs memory. Once refused, nothing may have changed.
     let outgrown = ids
         .iter()
         .filter(|&&id| space.add(id, &one(1, 100), &Bounds::default(), &mut out).is_ok())
@@ -55,7 +55,7 @@ fn a_full_space_refuses_new_rows_and_goes_on_with_the_old_ones() {
     let sum: i64 =
         ids.iter().map(|&id| if space.get(id, &mut row).unwrap() { row[1] } else { 0 }).sum();
     assert_eq!(sum, 7 * ids.len() as i64 + 100 * outgrown as i64);
-    // Deleting makes room.
+    // Deletions free memory.
     for &id in &ids[..1000] {
         assert!(space.delete(id).unwrap());
     }
@@ -100,8 +100,8 @@ fn ids_too_far_ahead_are_refused() {
     assert_eq!(space.rows(), 400);
 }
 
-/// A row that is there can be counted on, though a version of it that takes its place is made
-/// first; a new one, or a wider one, is refused.
+/// In a full space an existing outlier can be incremented, although its next version is created
+/// before the old one is freed. A new or wider row is refused.
 #[test]
 fn rows_aside_are_counted_on_in_a_full_space() {
     let space = Space::new(options("a:4 b:4")).unwrap();
@@ -121,8 +121,8 @@ fn rows_aside_are_counted_on_in_a_full_space() {
     assert_eq!((space.outlier_rows(), space.memory_bytes()), (1, used));
 }
 
-/// Nor does it matter that a walk holds the versions before: their memory passes to those that take
-/// their place, and is given back once.
+/// A walk that holds old versions does not change that. Each reservation moves to the new version
+/// and is released once.
 #[test]
 fn rows_aside_stay_writable_in_a_full_space_during_a_walk() {
     let space = Space::new(options("a:4 b:4")).unwrap();
@@ -153,18 +153,18 @@ fn rows_aside_stay_writable_in_a_full_space_during_a_walk() {
             (space.set(far(0), &[(1, 1)]), inc(0), inc(5)),
             (Err(full(used)), Ok(10), Err(full(used)))
         );
-        // A wider one takes what it has more.
+        // A wider row takes the additional bytes.
         space.set_memory_limit_bytes(used + 8);
         assert_eq!(
             (space.set(far(0), &[(1, 1)]), space.set(far(1), &[(1, 1)])),
             (Ok(1), Err(full(used + 8)))
         );
         assert_eq!(space.memory_bytes(), used + 8);
-        // What needs no memory works, however low the limit is.
+        // A write that needs no memory succeeds under any limit.
         space.set_memory_limit_bytes(without);
         assert_eq!((inc(0), inc(1)), (Ok(11), Ok(10)));
         assert_eq!(space.memory_bytes(), used + 8);
-        // Changed since the walk began, and as it was then.
+        // One row changed since the walk began, one unchanged.
         assert!(space.delete(far(1)).unwrap() && space.delete(far(2)).unwrap());
     });
     assert_eq!(
@@ -179,7 +179,7 @@ fn rows_aside_stay_writable_in_a_full_space_during_a_walk() {
     assert_eq!((space.outlier_rows(), space.memory_bytes()), (0, without));
 }
 
-/// Bad ids neither move the frontier nor keep out real traffic that jumps.
+/// Bad ids neither move the frontier nor keep out legitimate traffic that jumps.
 #[test]
 fn strays_say_nothing_of_the_traffic() {
     let space = Space::new(options("a:12")).unwrap();
@@ -194,14 +194,14 @@ fn strays_say_nothing_of_the_traffic() {
         add(id).unwrap();
         (0..50).for_each(|j| add(BASE + j).unwrap());
     }
-    // They are written to again and again, and nothing else is.
+    // Only the bad ids are written, repeatedly.
     for i in 0..20_000 {
         add(bad[i % 100]).unwrap();
         space.maintain();
     }
     assert!(space.frontier() < Some(2 * BASE), "{:?}", space.frontier());
     assert_eq!(space.outlier_rows(), 300);
-    // The traffic goes on after a pause.
+    // Traffic resumes after a pause.
     (0..10_000).for_each(|i| add((1 << 50) + i * 64).unwrap());
     assert!((1 << 50..1 << 51).contains(&space.frontier().unwrap()), "{:?}", space.frontier());
     assert_eq!(space.outlier_rows(), 300);
@@ -209,7 +209,7 @@ fn strays_say_nothing_of_the_traffic() {
     assert!(bad[..100].iter().all(|&id| space.get(id, &mut row).unwrap() && row[0] == 201));
 }
 
-/// F26. All new ids are 2^52 higher from one moment on, and nearly all writes are for old posts.
+/// F26. All new ids jump by 2^52 while most writes still go to old posts.
 #[test]
 fn new_posts_that_jump_are_taken_in_beside_likes_of_old_ones() {
     for olds in [0, 8, 20, 500] {
@@ -230,7 +230,7 @@ fn new_posts_that_jump_are_taken_in_beside_likes_of_old_ones() {
     }
 }
 
-/// Three in ten are for the post of the day: far more than one id may count for.
+/// Three writes in ten go to one popular post, more than an id may count for.
 #[test]
 fn a_popular_row_keeps_no_traffic_out_of_the_tables() {
     for strays in [600, 70_000] {
@@ -249,8 +249,8 @@ fn a_popular_row_keeps_no_traffic_out_of_the_tables() {
     }
 }
 
-/// Two services write to one space for ever, 2^52 apart: both have tables that roll, of rows as
-/// small as if they were alone, also after a restart.
+/// Two services write to one space, 2^52 apart. Both have rolling tables with rows as small as in a
+/// space of their own, also after a restart.
 #[test]
 fn two_ranges_of_ids_roll_side_by_side() {
     let rows_per_table = 8192;
@@ -302,8 +302,8 @@ fn two_ranges_of_ids_roll_side_by_side() {
     verify(&copy, 800_000, "after a restart");
 }
 
-/// What is held exactly takes memory. Ids that no table takes come up to a quarter of it, all that
-/// wait to half of it, and what is in tables has the rest.
+/// Outliers take memory. Ids that no table can take may use a quarter of the limit, and all
+/// outliers half of it.
 #[test]
 fn outlying_ids_leave_memory_to_the_others() {
     let space = Space::new(Options { memory_limit_bytes: 4 << 20, ..options("a:20") }).unwrap();
@@ -322,7 +322,7 @@ fn outlying_ids_leave_memory_to_the_others() {
     (0..900).for_each(|i| _ = space.set(u64::MAX - i, &[(0, 1)]).unwrap());
 }
 
-/// A space's share of the memory may become smaller than that in which they came.
+/// The memory limit may fall below the one under which the outliers arrived.
 #[test]
 fn outlying_ids_leave_memory_to_a_new_range_when_the_limit_falls() {
     let space = Space::new(Options { memory_limit_bytes: 16 << 20, ..options("a:20") }).unwrap();
@@ -343,8 +343,8 @@ fn outlying_ids_leave_memory_to_a_new_range_when_the_limit_falls() {
     assert!(space.get((1 << 52) + 7_000, &mut row).unwrap() && row == [1]);
 }
 
-/// Clusters of ids, each too small for a range of its own, far from each other, in a space with
-/// little memory: all are taken, and get tables before they fill the memory.
+/// Clusters of ids in a space with little memory, far from each other and each too small for a
+/// range. All are accepted, and get tables before they fill the memory.
 #[test]
 fn small_space_takes_small_clusters_far_apart() {
     let limit = 1_000_000;
@@ -368,7 +368,7 @@ fn small_space_takes_small_clusters_far_apart() {
     assert_eq!(space.rows(), 40_000);
 }
 
-/// Rows aside in a space that has no memory left: they get a table, which takes less than they do.
+/// Outliers in a full space get a table, which takes less memory than they do.
 #[test]
 fn full_space_takes_its_outliers_in() {
     let space = Space::new(options("a:12")).unwrap();
@@ -387,8 +387,8 @@ fn full_space_takes_its_outliers_in() {
     assert!((0..1100).all(|i| space.exists(outlier(i)).unwrap()));
 }
 
-/// A space without a frontier takes it from what it has, when that is as much as waits: of few
-/// rows, of strays, of rows that are written once.
+/// A space opens its first range once it has `max_aside` outliers: few rows, strays, or rows
+/// written once.
 #[test]
 fn a_space_begins_however_few_rows_may_be_aside() {
     for max_aside in [0, 1, 2, 10, 63, 64, 100, 5000] {
@@ -441,8 +441,7 @@ fn a_new_schema_reads_old_rows_at_once() {
     );
 }
 
-/// What was accepted once is accepted again when a log is replayed, in whatever order its rows
-/// come.
+/// Replay accepts every logged write in any order of rows.
 #[test]
 fn a_replay_is_not_refused() {
     let schema = counter::Schema::parse("like:12 read:16").unwrap();
@@ -478,8 +477,7 @@ fn a_replay_is_not_refused() {
     assert!((0..2 * next).all(|id| space.exists(id).unwrap()), "what is there stays");
 }
 
-/// Ids that come in no order make their table grow, and split once it is larger than a table should
-/// be.
+/// Ids in random order make their table grow, and split once it is too large.
 #[test]
 fn a_backfill_ends_in_tables_of_the_usual_size() {
     let space = Space::new(Options { rows_per_table: 2000, ..options("a:12") }).unwrap();
@@ -494,8 +492,8 @@ fn a_backfill_ends_in_tables_of_the_usual_size() {
     assert!(most <= 3000 && tables.len() >= 14, "{} tables, one of {most} rows", tables.len());
 }
 
-/// Ids in no order make tables grow by more than is needed at once. When no more come, none is left
-/// emptier than one that rolls.
+/// Ids in random order make tables grow ahead of their rows. Once they are idle, none is emptier
+/// than a table that rolls.
 #[test]
 fn tables_that_rest_are_as_full_as_tables_that_roll() {
     let space = Space::new(Options {
@@ -511,13 +509,13 @@ fn tables_that_rest_are_as_full_as_tables_that_roll() {
     }
     let rest = || while space.maintain() {};
     let shape = || space.tables().iter().map(|t| (t.low, t.capacity)).collect::<Vec<_>>();
-    // The newest goes on filling.
+    // The newest table continues to fill.
     let closed = |t: &&counter::TableStats| t.last < u64::MAX && t.rows > 5000;
     let least = || space.tables().iter().filter(closed).map(|t| t.fill).fold(1.0, f64::min);
     rest();
     let (grown, loose) = (shape(), least());
     assert!(loose < 0.88, "there is nothing to gain: {loose}");
-    // The first call knows nothing, and between these two rows came.
+    // The first call only sets a baseline; between the next two, rows arrive.
     space.settle();
     rest();
     for i in 328_000..330_000 {
@@ -529,7 +527,7 @@ fn tables_that_rest_are_as_full_as_tables_that_roll() {
     assert!(came == grown && shape() == grown, "a table to which rows came does not rest");
     space.settle();
     rest();
-    // 91 %, to the next prime number of buckets.
+    // 91 %, rounded to the next prime number of buckets.
     assert!(least() > 0.885 && space.memory_bytes() < before, "{:#?}", space.tables());
     let tight = shape();
     space.settle();
@@ -541,7 +539,7 @@ fn tables_that_rest_are_as_full_as_tables_that_roll() {
     assert_eq!(space.rows(), 330_000);
 }
 
-/// Each by itself, however many wait.
+/// Each table is decided on its own, however many are pending.
 #[test]
 fn tables_that_were_closed_early_are_made_tight_all_of_them() {
     let space = Space::new(Options {
@@ -567,7 +565,7 @@ fn tables_that_were_closed_early_are_made_tight_all_of_them() {
     assert!(loose() >= 4, "{:#?}", space.tables());
     while space.maintain() {}
     assert_eq!(loose(), 0, "{:#?}", space.tables());
-    // What deletions leave empty is found, too.
+    // Tables emptied by deletions are found, too.
     let full = space.tables().iter().find(|t| t.rows > 10_000).map(|t| (t.low, t.last)).unwrap();
     (full.0.max(1 << 40)..=full.1)
         .step_by(64)
@@ -579,7 +577,7 @@ fn tables_that_were_closed_early_are_made_tight_all_of_them() {
     assert_eq!(loose(), 0, "{:#?}", space.tables());
 }
 
-/// Rows beyond all probes make a table grow by themselves, before it is as full as it may be.
+/// Rows beyond all probes make a table grow even before it reaches its fill limit.
 #[test]
 fn no_closed_table_keeps_many_rows_in_its_extend_dictionary() {
     let space = Space::new(Options {
@@ -601,8 +599,8 @@ fn no_closed_table_keeps_many_rows_in_its_extend_dictionary() {
     }
 }
 
-/// However often a request names a field, the row has it once: neither memory nor the time for
-/// which a bucket is locked grows with the request.
+/// A field that a request names many times is stored once, so memory and lock time do not grow with
+/// the request.
 #[test]
 fn a_field_that_is_named_again_and_again_is_stored_once() {
     let space = Space::new(options("a:2 b:2 c:12")).unwrap();
@@ -626,7 +624,7 @@ fn a_field_that_is_named_again_and_again_is_stored_once() {
     assert!(grown < 4096, "{grown} bytes for two values");
 }
 
-/// Whatever the memory, and whether or not there is such a row.
+/// Regardless of memory, and of whether the row exists.
 #[test]
 fn a_deletion_needs_no_memory_opens_no_table_and_moves_no_frontier() {
     let schema = Schema::parse("like:10 read:10").unwrap();
@@ -637,8 +635,7 @@ fn a_deletion_needs_no_memory_opens_no_table_and_moves_no_frontier() {
         full += 1;
     }
     assert!(full > 50_000, "{full}");
-    // Far ahead: some of them get into the outliers while there is room for them, and none into a
-    // table.
+    // Ids far ahead: some become outliers while there is memory, none gets into a table.
     let ahead: Vec<u64> = (0..300).map(|i| (1 << 40) + i).collect();
     for _ in 0..20 {
         ahead.iter().for_each(|&id| drop(space.set(id, &[(0, 10)])));
@@ -651,8 +648,7 @@ fn a_deletion_needs_no_memory_opens_no_table_and_moves_no_frontier() {
             "{id}"
         );
     }
-    // Without memory and, once there is a row in the newest table, so that it could be closed, with
-    // it.
+    // Without memory, then with it, when the newest table has a row and could be closed.
     for limit in [1 << 20, u64::MAX] {
         space.set_memory_limit_bytes(limit);
         let mut near = space.frontier().unwrap() + 1;
@@ -661,7 +657,7 @@ fn a_deletion_needs_no_memory_opens_no_table_and_moves_no_frontier() {
             near += 1;
         }
         let (tables, high) = (space.tables().len(), space.frontier());
-        // Near what is there, where a write would go into its table, and far from it.
+        // Close to existing ids, where a write would go into a table, and far from them.
         for id in
             (near..near + 50).chain((0..3_000).map(|i| full + i * 1_000_000)).chain([u64::MAX])
         {
@@ -674,8 +670,7 @@ fn a_deletion_needs_no_memory_opens_no_table_and_moves_no_frontier() {
     space.set(7, &[(0, 1)]).expect("a deletion makes room");
 }
 
-/// While a smaller table takes the place of a larger one there may be more than the limit: by that
-/// one.
+/// While a smaller table replaces a larger one, memory may exceed the limit by the smaller one.
 #[test]
 fn a_full_space_gets_back_what_deletions_leave_empty() {
     let limit = 3_000_000;
@@ -694,12 +689,12 @@ fn a_full_space_gets_back_what_deletions_leave_empty() {
         space.maintain();
     }
     assert!(next > 200_000, "{next}");
-    // Some have values that no bits hold: they must move, too.
+    // Rows with wide values must move, too.
     let large: Vec<u64> = (0..next).step_by(97).filter(|&i| add(i, 1 << 40).is_ok()).collect();
     let most = space.tables().iter().map(|table| table.bytes).max().unwrap();
     let dead: Vec<u64> = (0..next).filter(|_| rng.bool()).collect();
     assert!(dead.iter().all(|&i| space.delete(id(i)).unwrap()));
-    // Background work has no schedule here; a refusal says that it is needed.
+    // Background work has no schedule in this test; a refusal triggers it.
     let came = (next..).take_while(|&i| {
         let result = add(i, 1).or_else(|_| {
             while space.maintain() {
@@ -728,8 +723,8 @@ fn a_full_space_gets_back_what_deletions_leave_empty() {
     }
 }
 
-/// Ids come and go, as many as each other: the marks of those that went do not lead misses on for
-/// ever, and a table with such traffic does not rest.
+/// Rows are deleted and inserted at the same rate. Overflow marks of deleted rows must not lengthen
+/// misses forever, and such a table never counts as idle.
 #[test]
 fn misses_stay_short_where_rows_come_and_go() {
     let space = Space::new(Options {
@@ -759,7 +754,7 @@ fn misses_stay_short_where_rows_come_and_go() {
     come(&mut live, &mut rng, &mut out, 70_000);
     let shape = || space.tables().iter().map(|t| (t.low, t.capacity)).collect::<Vec<_>>();
     let rest = || while space.maintain() {};
-    // Emptier than a table that rolls: they would be rewritten if they rested.
+    // Emptier than a table that rolls: they would be rewritten if they were idle.
     rest();
     let before = shape();
     space.settle();
@@ -788,7 +783,7 @@ fn misses_stay_short_where_rows_come_and_go() {
     assert!(live.iter().all(|&id| space.get(id, &mut row).unwrap() && row[0] >= 1));
 }
 
-/// What is asked for while several tables drain one counts that one once.
+/// Statistics count a table once while several tables drain it.
 #[test]
 fn a_table_that_is_split_counts_once() {
     let space = Space::new(Options { rows_per_table: 12_000, ..options("a:30 b:2") }).unwrap();
@@ -831,7 +826,7 @@ fn a_table_that_is_split_counts_once() {
     assert!(seen > 3, "{seen} looks at a split");
 }
 
-/// A row in the extend dictionary is no reason to look for work with each write.
+/// A row in the extend dictionary must not trigger background work on every write.
 #[test]
 fn writes_wake_no_maintenance_without_crowding() {
     let space = Space::new(options("like:12 repost:8 comment:8 read:16")).unwrap();
@@ -854,7 +849,7 @@ fn writes_wake_no_maintenance_without_crowding() {
     }
 }
 
-/// In tables and, far ahead of all other ids, among the outliers; a log is not asked.
+/// In tables and among outliers; replay bypasses the bounds.
 #[test]
 fn declared_bounds_hold_wherever_a_row_lies() {
     let schema = Schema::parse("stock:20{0..} level:8{-5..3}sat free:4").unwrap();

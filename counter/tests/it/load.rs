@@ -1,5 +1,5 @@
-//! A space that is written out and loaded again is the same, whatever was in it, and goes on as it
-//! did.
+//! A bulk load of a saved space yields the same rows, and the loaded space behaves like the
+//! original.
 
 use counter::{Alteration, LoadRange, Options, Schema, Space};
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ fn settle(space: &Space) {
     while space.wants_maintenance() && space.maintain() {}
 }
 
-/// A value that usually fits, sometimes escapes, and now and then is a giant.
+/// Returns a value that usually fits, sometimes escapes, and rarely is wide.
 fn value(rng: &mut fastrand::Rng) -> i64 {
     match rng.u32(0..100) {
         0 => [-1, i64::MIN, i64::MAX, 1 << 40][rng.usize(0..4)],
@@ -26,7 +26,7 @@ fn value(rng: &mut fastrand::Rng) -> i64 {
     }
 }
 
-/// As a snapshot does it: table by table, then the head.
+/// Loads a copy as a snapshot does: table by table, then the head.
 fn reload(
     from: &Space,
     into: Options,
@@ -38,8 +38,7 @@ fn reload(
     let rows_of = |&(low, last): &(u64, u64)| {
         let mut rows: Vec<(u64, Vec<i64>)> = vec![];
         from.for_each_in(low, last, |id, row| rows.push((id, row.to_vec())));
-        // A walk may meet a row twice, as it was at two moments: the later one holds, if not the
-        // log.
+        // A walk may visit a row twice; the later version wins.
         for _ in 0..rows.len() / 50 {
             let (id, row) = rows[rng.usize(0..rows.len())].clone();
             rows.insert(0, (id, row.iter().map(|v| v ^ 1).collect()));
@@ -95,7 +94,7 @@ fn a_loaded_space_is_the_one_that_was_written_out() {
                 1 => u64::MAX - rng.u64(0..3),
                 2 => rng.u64(0..3),
                 _ if shuffled => BASE + rng.u64(0..30_000) * 4096,
-                // Late ones among those that rise.
+                // Late ids among ascending ones.
                 3..10 => BASE + rng.u64(0..i + 1) * 4096,
                 _ => BASE + i * 4096,
             };
@@ -135,7 +134,7 @@ fn a_loaded_space_is_the_one_that_was_written_out() {
             let made = Options { schema: schema.clone(), ..options(4096) };
             let loaded = reload(&space, made, wrong_rows, with_head, &mut rng);
             assert_same(&loaded, &model, &what);
-            // It goes on: higher ids, and late ones.
+            // Further growth: higher ids and late ones.
             let newest = loaded.tables().len();
             for i in 20_000..40_000u64 {
                 let id = BASE + if i % 20 == 0 { rng.u64(0..i) } else { i } * 4096;
@@ -165,7 +164,7 @@ fn a_loaded_space_is_no_larger_than_it_was() {
     let loaded = reload(&space, options(20_000), None, true, &mut fastrand::Rng::with_seed(1));
     settle(&loaded);
     let (before, after) = (space.memory_bytes() as f64, loaded.memory_bytes() as f64);
-    // A bit more, where that fills a page of an extend dictionary that was not needed before.
+    // Allows one more page for an extend dictionary that did not exist before.
     assert!(after < before * 1.04, "{before} bytes became {after}");
 }
 

@@ -1,5 +1,4 @@
-//! What a space says it takes is what it takes: its bytes beside the allocator's and the pages of
-//! its tables.
+//! Compares the accounted bytes of a space with those of the allocator and of mapped pages.
 
 use counter::{Bounds, Change, ColdBackend, Error, Options, Schema, Space, Unreadable};
 
@@ -7,14 +6,14 @@ fn space(schema: &str) -> Space {
     Space::new(Options::new(Schema::parse(schema).unwrap())).unwrap()
 }
 
-/// By how much `f` makes the allocator's bytes, and the space's, grow.
+/// Returns by how much `f` increases the allocator's bytes and the space's accounted bytes.
 fn growth(space: &Space, f: impl FnOnce()) -> (i64, i64) {
     let before = space.memory_bytes() as i64;
     let info = allocation_counter::measure(f);
     (info.bytes_current, space.memory_bytes() as i64 - before)
 }
 
-/// No more than is said, and not much less.
+/// Asserts that actual bytes do not exceed the accounted ones, and are not much lower.
 fn assert_counted(what: &str, (taken, said): (i64, i64)) {
     println!("{what}: {taken} bytes taken, {said} said");
     assert!(taken <= said && said * 2 <= taken * 3, "{what}: {taken} bytes taken, {said} said");
@@ -27,7 +26,7 @@ fn values_that_outgrow_26_bits() {
         space.set((1 << 40) + id * 7919 % 10_000, &[(0, 1)]).unwrap();
     }
     while space.maintain() {}
-    // Larger than an aux word, so that the arrays do not grow any more.
+    // Larger than an aux word, so that the arrays do not grow further.
     let fill = |value| {
         (0..10_000u64)
             .for_each(|id| _ = space.set((1 << 40) + id * 37 % 10_000, &[(0, value)]).unwrap())
@@ -46,7 +45,7 @@ fn rows_far_ahead() {
     let mut out = vec![];
     let ahead = growth(&space, || {
         for i in 0..5000u64 {
-            // Too near the end of all ids for a table, and so they stay.
+            // Too close to the end of the id space for a table, so they stay outliers.
             space.set((15 << 60) + i * 7919 % 5000, &[(2, 1)]).unwrap();
             for j in 0..16 {
                 let change = [Change { field: 1, delta: 1 }];
@@ -60,7 +59,7 @@ fn rows_far_ahead() {
     assert_counted("rows far ahead", ahead);
 }
 
-/// Keeps nothing, and says that everything was there.
+/// A backend that stores nothing and finds every row.
 struct Everything;
 
 impl ColdBackend for Everything {
@@ -78,13 +77,13 @@ impl ColdBackend for Everything {
     }
 }
 
-/// Counted against the limit, too: deletions are never refused, but then other writes are.
+/// Tombstones count against the limit. Deletions are never refused, but later writes are.
 #[test]
 fn ids_that_were_deleted_below_the_line() {
     let space = space("a:4");
     (0..20_000u64).for_each(|id| _ = space.set(id, &[(0, 1)]).unwrap());
     space.attach(Box::new(Everything), 10_000, None);
-    // What lies in the tables goes first.
+    // Deletes the rows in tables first.
     (0..10_000u64).for_each(|id| assert!(space.delete(id * 7919 % 10_000).unwrap()));
     let spill = space.begin_spill(0, 9_999);
     space.unbury(&spill);
@@ -117,7 +116,7 @@ fn tables_of_a_few_rows() {
         }
     });
     let tables = space.tables();
-    // The buckets are in maps, of whole pages.
+    // Buckets are mapped in whole pages.
     let pages = |t: &counter::TableStats| {
         let buckets = t.capacity / t.bucket_slots as u64;
         (buckets * 128 + 8).next_multiple_of(4096) as i64 + t.extend_bytes as i64

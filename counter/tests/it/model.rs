@@ -1,7 +1,7 @@
-//! Random calls against a plain map. Tables are so small that they roll, are rewritten and split,
-//! overflow their probes and their bits, and ids stray far ahead, all the time; the schema changes
-//! now and then. A failure prints the seed; `cargo xtask model counter --seed 7` replays one,
-//! `--steps` sets the steps per seed, `--runs` the seeds.
+//! Random calls compared with a plain map. Tables are tiny, so they constantly roll, split, get
+//! rewritten, and overflow their probes and field widths. Ids stray far ahead, and the schema
+//! changes. A failure prints its seed; `cargo xtask model counter --seed 7` replays one. `--steps`
+//! sets the steps per seed, `--runs` the number of seeds.
 
 use counter::{Alteration, Bounds, Change, Error, Options, Schema, Space};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +12,7 @@ struct Model {
 }
 
 impl Model {
-    /// The row as the schema is now, dropped fields and missing rows as zeros.
+    /// Returns the row under the current schema, with zeros for dropped fields and missing rows.
     fn row(&self, id: u64) -> Vec<i64> {
         let mut row = self.rows.get(&id).cloned().unwrap_or_default();
         row.resize(self.schema.width(), 0);
@@ -25,7 +25,7 @@ impl Model {
     }
 }
 
-/// Where the ids of a step come from.
+/// Generator of ids.
 struct Ids {
     rng: fastrand::Rng,
     next: u64,
@@ -38,7 +38,7 @@ impl Ids {
         let jump = self.rng.u32(20..50);
         let rng = &mut self.rng;
         match (self.kind, rng.u32(0..100)) {
-            // Rising, with late ones, as posts are.
+            // Ascending with late ids, like posts.
             (0, 0..40) => {
                 self.next += rng.u64(1..8192);
                 self.next
@@ -50,7 +50,7 @@ impl Ids {
                 self.next
             }
             (1, 30..97) => self.next - rng.u64(0..self.next.min(3000)),
-            // Any order.
+            // Random order.
             (2, 0..97) => rng.u64(0..6000) << 33 | 77,
             // Newest first.
             (3, 0..50) => {
@@ -68,7 +68,7 @@ impl Ids {
                 self.next
             }
             (4, 40..97) => self.next.saturating_sub(rng.u64(0..500_000)),
-            // Strays, few different ones: both ends and somewhere.
+            // A few distinct strays, including both ends of the id space.
             (_, 97) => [u64::MAX, 0, u64::MAX - 1, 1 << 63, 1][rng.usize(0..5)],
             (_, 98) => u64::MAX / 64 * rng.u64(0..64),
             _ => rng.u64(0..1000),
@@ -117,8 +117,7 @@ fn check_all(space: &Space, model: &Model, what: &str) {
         assert_eq!(rows[i * width..][..width], model.row(id), "{what}: row {id}");
         assert_eq!(walked[&id], model.row(id), "{what}: walked row {id}");
     }
-    // Neighbours, most of which are not there: many of these meet a slot that looks like theirs at
-    // first.
+    // Includes absent neighbours, many of which match the first byte of a slot.
     let asked: Vec<u64> = ids.iter().flat_map(|&id| [id, id.wrapping_add(1)]).collect();
     (rows, found) = (vec![], vec![]);
     space.get_batch(&asked, &mut rows, &mut found).unwrap();
@@ -314,7 +313,7 @@ fn all_operations_match_a_map() {
         }
     }
     eprintln!("{seen:?}");
-    // One seed does not meet all of it.
+    // A single seed does not reach all cases.
     assert!(
         seeds::is_replay()
             || seen.tables > 10

@@ -1,4 +1,4 @@
-//! SCAN's side of a space: every row that is there all the time is given, and it ends.
+//! Scans of a space: they terminate, and return every row that exists throughout.
 
 use counter::{Options, Schema, Space};
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ fn space(rows_per_table: u64) -> Space {
         .unwrap()
 }
 
-/// How often each id was given, `most` at a time.
+/// Returns how often a scan in steps of `most` returned each id.
 fn scanned(space: &Space, most: u64) -> BTreeMap<u64, u32> {
     let mut given = BTreeMap::new();
     let (mut cursor, mut calls) = (0, 0);
@@ -26,13 +26,13 @@ fn scanned(space: &Space, most: u64) -> BTreeMap<u64, u32> {
     }
 }
 
-/// A rewrite for which there is no memory may stand still for as long as you like.
+/// A rewrite without memory may pause indefinitely.
 #[test]
 fn a_scan_ends_while_a_split_stands_still() {
     let space = space(4000);
     let ids: Vec<u64> = (0..6000u64).map(|i| (1 << 40) + i * 7919 % 6000 * 100).collect();
     ids.iter().for_each(|&id| _ = space.set(id, &[(0, 1)]).unwrap());
-    // Some steps, until several tables drain one.
+    // Performs steps until several tables drain one.
     let drains = || space.tables().iter().any(|t| t.draining_rows > 0) && space.tables().len() > 2;
     while !drains() {
         assert!(space.maintain(), "nothing was split: {:#?}", space.tables());
@@ -47,7 +47,7 @@ fn a_scan_ends_while_a_split_stands_still() {
     }
 }
 
-/// So many that two of them have the same name.
+/// With this many tables, two share a name.
 #[test]
 fn a_scan_ends_among_thousands_of_tables() {
     let space = space(1000);

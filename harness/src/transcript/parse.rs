@@ -1,14 +1,14 @@
-//! A story's file, cut into steps. `tests/scripts/README.md` describes the format.
+//! Parses a story into steps. `tests/scripts/README.md` describes the format.
 
-/// What a line, with those that belong to it, asks for.
+/// One step: a line and the lines that belong to it.
 #[derive(Debug)]
 pub(super) struct Step {
-    /// Where it begins: the first line of the file is 1.
+    /// Line number in the file, from 1.
     pub(super) line: usize,
-    /// The line as it stands in the file.
+    /// Text of the line.
     pub(super) head: String,
     pub(super) kind: Kind,
-    /// The lines below it: a configuration, or what is expected.
+    /// Lines below it: a configuration, or the expected output.
     pub(super) body: Vec<String>,
 }
 
@@ -22,7 +22,7 @@ pub(super) enum Kind {
     Shell(Vec<String>),
     /// `name> COMMAND ...`
     Command(Command),
-    /// `name<`: the next reply or message of a connection.
+    /// `name<`: reads the next reply or message of a connection.
     Read(String),
 }
 
@@ -35,11 +35,11 @@ pub(super) struct Command {
     pub(super) filters: Vec<Vec<String>>,
     /// `for n in 1..100 step 10:`
     pub(super) repeat: Option<(u64, u64, usize)>,
-    /// `&` at the end: its reply is not waited for.
+    /// `&` at the end: does not wait for the reply.
     pub(super) in_background: bool,
 }
 
-/// Cuts a file. The error names the line.
+/// Parses a file. The error contains the line.
 pub(super) fn parse(text: &str) -> Result<Vec<Step>, String> {
     let mut steps: Vec<Step> = Vec::new();
     for (i, line) in text.lines().enumerate() {
@@ -49,7 +49,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Step>, String> {
                 steps.push(Step { line: i + 1, head: line.to_owned(), kind, body: Vec::new() });
             }
             None => {
-                // Empty lines and comments inside of a configuration.
+                // Empty lines and comments inside a configuration.
                 let texts = steps.iter().rev().take_while(|step| step.kind == Kind::Text).count();
                 let texts = steps.split_off(steps.len() - texts);
                 let step = steps
@@ -65,7 +65,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Step>, String> {
     Ok(steps)
 }
 
-/// The step that a line begins, or none if it belongs to the one above.
+/// Returns the kind of step that a line starts, or `None` if it continues the previous one.
 fn kind_of(line: &str) -> Result<Option<Kind>, String> {
     if line.is_empty() || line.starts_with('#') {
         return Ok(Some(Kind::Text));
@@ -89,7 +89,7 @@ fn kind_of(line: &str) -> Result<Option<Kind>, String> {
     }
 }
 
-/// Up to two blanks and a `#`, which begin a comment.
+/// Removes a trailing comment, which starts with two blanks and a `#`.
 fn without_comment(text: &str) -> &str {
     text.split_once("  #").map_or(text, |(before, _)| before).trim_end()
 }
@@ -116,7 +116,7 @@ fn command(connection: &str, text: &str) -> Result<Command, String> {
     Ok(command)
 }
 
-/// Words, in quotes or not, as redis-cli reads them.
+/// Splits a command line into words, with the quoting rules of redis-cli.
 fn split(text: &str) -> Result<Vec<Vec<u8>>, String> {
     let mut words = Vec::new();
     let mut bytes = text.bytes().peekable();

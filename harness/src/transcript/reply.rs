@@ -1,39 +1,39 @@
-//! Replies of RESP2 and RESP3: read from a socket, changed by a story's rules, printed as redis-cli
-//! prints them.
+//! RESP2 and RESP3 replies: read from a socket, filtered by the rules of a story, and formatted
+//! like redis-cli.
 //!
-//! redis-protocol is not used here: it keeps maps in hash maps, and a transcript shows their order.
+//! redis-protocol stores maps in hash maps, which lose the order that a transcript shows.
 
 use std::fmt::Write;
 use std::io::{self, BufRead, Error, ErrorKind};
 
-/// One reply. Text is bytes, as a reply may hold any.
+/// One reply. Strings are bytes, since a reply may contain any.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// `OK`, `PONG`.
+    /// A simple string such as `OK` or `PONG`.
     Status(String),
-    /// `ERR ...`.
+    /// An error such as `ERR ...`.
     Error(String),
-    /// A number.
+    /// An integer.
     Integer(i64),
-    /// RESP3: a floating-point number, as it was sent.
+    /// RESP3: a floating-point number, in the server's notation.
     Double(String),
-    /// RESP3: true or false.
+    /// RESP3: a boolean.
     Boolean(bool),
-    /// A string.
+    /// A bulk string.
     Bulk(Vec<u8>),
-    /// RESP3: text for people.
+    /// RESP3: a verbatim string.
     Verbatim(Vec<u8>),
-    /// Nothing.
+    /// A null reply.
     Nil,
-    /// A list.
+    /// An array.
     Array(Vec<Reply>),
     /// RESP3: a set.
     Set(Vec<Reply>),
-    /// RESP3: pairs, in the order in which they came.
+    /// RESP3: a map, in the server's order.
     Map(Vec<(Reply, Reply)>),
-    /// RESP3: a message that no request asked for.
+    /// RESP3: an out-of-band message.
     Push(Vec<Reply>),
-    /// What a rule put in the place of a value that differs from run to run: its name.
+    /// Placeholder for a value that differs between runs: its name.
     Masked(String),
 }
 
@@ -48,7 +48,11 @@ fn line(from: &mut impl BufRead) -> io::Result<String> {
 }
 
 impl Reply {
-    /// Reads one reply. The error is `UnexpectedEof` if the server has closed the connection.
+    /// Reads one reply.
+    ///
+    /// # Errors
+    ///
+    /// `UnexpectedEof` if the server has closed the connection.
     pub fn read(from: &mut impl BufRead) -> io::Result<Reply> {
         let head = line(from)?;
         let (kind, rest) = head.split_at_checked(1).unwrap_or(("", ""));
@@ -69,7 +73,7 @@ impl Reply {
             "_" => Reply::Nil,
             "$" | "*" if number()? < 0 => Reply::Nil,
             "$" => Reply::Bulk(bulk(number()?)?),
-            // Behind a type of three letters and a colon.
+            // Skip the three-letter type and the colon.
             "=" => Reply::Verbatim(bulk(number()?)?.split_off(4)),
             "*" | "~" | ">" | "%" => {
                 let mut items = Vec::new();
@@ -99,7 +103,7 @@ impl Reply {
         }
     }
 
-    /// What it is, and how long, without what it holds.
+    /// Describes type and length of the reply.
     pub fn describe(&self) -> String {
         match self {
             Reply::Array(items) => format!("(array of {})", items.len()),
@@ -111,7 +115,7 @@ impl Reply {
         }
     }
 
-    /// What redis-cli prints for it on a terminal, without the last line's end.
+    /// Formats the reply like redis-cli on a terminal, without the final newline.
     pub fn print(&self) -> String {
         let mut out = String::new();
         self.print_behind("", &mut out);
@@ -119,7 +123,7 @@ impl Reply {
         out
     }
 
-    /// Prints lines; each but the first begins with `indent`.
+    /// Formats the reply; every line but the first begins with `indent`.
     fn print_behind(&self, indent: &str, out: &mut String) {
         let (items, mark, empty): (Vec<&Reply>, char, &str) = match self {
             Reply::Array(items) => (items.iter().collect(), ')', "(empty array)"),
@@ -143,7 +147,7 @@ impl Reply {
                 out.push_str(" => ");
                 let mut value = String::new();
                 pairs[i].1.print_behind(&inner, &mut value);
-                // One that takes several lines begins on a line of its own.
+                // A value of several lines starts on a new line.
                 if value.trim_end().contains('\n') {
                     out.push('\n');
                     out.push_str(&inner);
@@ -170,8 +174,8 @@ impl Reply {
         };
     }
 
-    /// The values of these names become their names, in maps, in lists that hold names and values
-    /// by turns, and in the `name:value` and `name=value` of texts.
+    /// Replaces the values of these names: in maps, in lists of alternating names and values, and
+    /// in `name:value` or `name=value` texts.
     pub fn mask(self, names: &[String]) -> Reply {
         let is_named = |reply: &Reply| reply.as_text().filter(|text| names.contains(text));
         match self {
@@ -194,8 +198,8 @@ impl Reply {
         }
     }
 
-    /// Only these names and their values: of maps, of lists that hold names and values by turns, of
-    /// lists of those, and of the lines of a text.
+    /// Keeps only these names and their values: of maps, of lists of alternating names and values,
+    /// of lists of those, and of the lines of a text.
     pub fn show(self, names: &[String]) -> Reply {
         let is_named = |reply: &Reply| reply.as_text().is_some_and(|text| names.contains(&text));
         match self {
@@ -222,7 +226,7 @@ impl Reply {
         }
     }
 
-    /// Texts with all of `changes` made: ports and folders become names.
+    /// Applies `change` to all strings, to replace ports and folders by names.
     pub fn rename(self, change: &impl Fn(&str) -> String) -> Reply {
         let text = |bytes: Vec<u8>| match String::from_utf8(bytes) {
             Ok(text) => change(&text).into_bytes(),
@@ -246,7 +250,7 @@ impl Reply {
     }
 }
 
-/// Whether a line of a text is `name:value`, or ` name=value` is in it.
+/// Whether a line is `name:value` or contains `name=value`.
 fn has_name(line: &str, name: &str) -> bool {
     line.strip_prefix(name).is_some_and(|rest| rest.starts_with(':'))
         || line.split([' ', ',']).any(|part| part.split_once('=').is_some_and(|(n, _)| n == name))
@@ -292,7 +296,7 @@ fn mask_text(bytes: Vec<u8>, names: &[String]) -> Vec<u8> {
     text.split_inclusive('\n').map(mask_line).collect::<String>().into_bytes()
 }
 
-/// In double quotes, with the escapes of redis-cli.
+/// Quotes a string with the escapes of redis-cli.
 fn quoted(bytes: &[u8]) -> String {
     let mut out = String::from("\"");
     for &byte in bytes {

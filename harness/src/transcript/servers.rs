@@ -1,4 +1,4 @@
-//! The servers of a story, each a process of its own, and connections to them.
+//! Server processes of a story, and connections to them.
 
 use super::reply::Reply;
 use crate::program::Program;
@@ -7,10 +7,10 @@ use std::io::{BufReader, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// How long a reply may take.
+/// Timeout of a reply.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A server that runs, or has run and may be started again on the same folder and port.
+/// A running server, or a stopped one that can be started on the same folder and port.
 pub(super) struct Server {
     pub(super) folder: tempfile::TempDir,
     pub(super) port: u16,
@@ -18,7 +18,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// A server with this configuration in a new folder, on a port that it chooses.
+    /// Starts a server with this configuration in a new folder, on a free port.
     pub(super) fn new(config: &str) -> Result<Server, String> {
         let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
         let mut server = Server { folder, port: 0, program: None };
@@ -27,18 +27,17 @@ impl Server {
         Ok(server)
     }
 
-    /// Has effect from the next start on. `<home>` is the folder that all of it is in.
+    /// Writes the configuration for the next start. `<home>` stands for the server's folder.
     pub(super) fn configure(&self, config: &str) -> Result<(), String> {
         let config = config.replace("<home>", &self.folder.path().to_string_lossy());
         std::fs::write(self.folder.path().join("tidemark.toml"), config).map_err(|e| e.to_string())
     }
 
-    /// The folder of its data.
     pub(super) fn data(&self) -> std::path::PathBuf {
         self.folder.path().join("data")
     }
 
-    /// Its data are lost; it does not run.
+    /// Deletes the data of a stopped server.
     pub(super) fn lose(&self) -> Result<(), String> {
         std::fs::remove_dir_all(self.data()).map_err(|e| e.to_string())
     }
@@ -54,7 +53,7 @@ impl Server {
         Ok(())
     }
 
-    /// kill -9, or SIGTERM; and waits for its end.
+    /// Ends the server with SIGKILL or SIGTERM and waits for it.
     pub(super) fn end(&mut self, kill: bool) -> Result<(), String> {
         let program = self.program.take().ok_or("it does not run")?;
         if kill {
@@ -66,14 +65,14 @@ impl Server {
     }
 }
 
-/// One connection of a story.
+/// A connection of a story.
 pub(super) struct Connection {
     stream: BufReader<TcpStream>,
-    /// Messages that came while a reply was waited for.
+    /// Messages that arrived while waiting for a reply.
     pushed: std::collections::VecDeque<Reply>,
 }
 
-/// What redis-cli says when the connection is gone.
+/// redis-cli's message for a closed connection.
 const CLOSED: &str = "Error: Server closed the connection";
 
 impl Connection {
@@ -94,15 +93,16 @@ impl Connection {
                 bytes.extend_from_slice(b"\r\n");
             }
         }
-        // If the server has closed the connection, the reply says so.
+        // If the server has closed the connection, the next reply reports it.
         _ = self.stream.get_mut().write_all(&bytes);
     }
 
-    /// The next reply; messages before it are kept. The error is what the transcript shows.
+    /// Returns the next reply and queues the messages before it. The error is the text for the
+    /// transcript.
     pub(super) fn reply(&mut self) -> Result<Reply, String> {
         loop {
             match Reply::read(&mut self.stream) {
-                // Subscriptions are answered by messages.
+                // Subscriptions are confirmed by messages.
                 Ok(Reply::Push(items)) if !is_confirmation(&items) => {
                     self.pushed.push_back(Reply::Push(items));
                 }
@@ -112,7 +112,7 @@ impl Connection {
         }
     }
 
-    /// The next message or reply.
+    /// Returns the next message or reply.
     pub(super) fn next(&mut self) -> Result<Reply, String> {
         match self.pushed.pop_front() {
             Some(message) => Ok(message),
@@ -135,14 +135,14 @@ fn failure(error: &std::io::Error) -> String {
     }
 }
 
-/// All servers and connections of a story, by their names.
+/// All servers and connections of a story, by name.
 #[derive(Default)]
 pub(super) struct Servers {
     pub(super) servers: BTreeMap<String, Server>,
     connections: BTreeMap<String, Connection>,
 }
 
-/// The server that a connection without a server's name goes to.
+/// Server of connections whose name contains none.
 pub(super) const MAIN: &str = "main";
 
 impl Servers {
@@ -150,7 +150,8 @@ impl Servers {
         self.servers.get_mut(name).ok_or_else(|| format!("there is no server '{name}'"))
     }
 
-    /// The server of a connection: `replica`, `replica.c2`, and `c2` is one of main.
+    /// Returns the server of a connection: `replica` and `replica.c2` use `replica`, `c2` uses
+    /// main.
     fn server_of<'a>(&self, connection: &'a str) -> &'a str {
         let name = connection.split('.').next().unwrap_or(connection);
         if self.servers.contains_key(name) { name } else { MAIN }
@@ -165,12 +166,11 @@ impl Servers {
         self.connections.get_mut(name).ok_or_else(|| "no connection".to_owned())
     }
 
-    /// The next use of the name opens another one.
+    /// Closes a connection; the next use of the name opens another one.
     pub(super) fn close(&mut self, connection: &str) {
         self.connections.remove(connection);
     }
 
-    /// Closes all connections to a server, which is going to end.
     pub(super) fn close_all_of(&mut self, server: &str) {
         let names: Vec<String> = self.connections.keys().cloned().collect();
         for name in names {
@@ -180,7 +180,7 @@ impl Servers {
         }
     }
 
-    /// `<main.port>` and `<main.dir>` become what they stand for.
+    /// Replaces `<main.port>` and `<main.dir>` by their values.
     pub(super) fn expand(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for (name, server) in &self.servers {
@@ -192,7 +192,7 @@ impl Servers {
         text
     }
 
-    /// Ports and folders become their names.
+    /// Replaces ports and folders by their names.
     pub(super) fn shorten(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for (name, server) in &self.servers {

@@ -6,7 +6,7 @@ use simulator::{RunCounts, Section, run};
 /// Steps of a run, of one machine and of two.
 const STEPS: [u32; 2] = [400, 1200];
 
-/// Runs the seeds and returns what they met, with their number unless a seed is replayed.
+/// Runs the seeds and returns their counts, with the number of seeds unless one is replayed.
 fn run_all(machines: usize, full: u64) -> (RunCounts, Option<u64>) {
     let steps = seeds::given("TIDEMARK_STEPS").map_or(STEPS[machines - 1], |steps| steps as u32);
     let seeds = seeds::seeds_at_least(full.min(6), full);
@@ -23,7 +23,7 @@ fn run_all(machines: usize, full: u64) -> (RunCounts, Option<u64>) {
 fn a_server_keeps_its_promises_whatever_befalls_it() {
     let (sum, runs) = run_all(1, 120);
     if let Some(runs) = runs {
-        // A simulator that meets none of this shows nothing.
+        // A run without these events would prove nothing.
         let crashes = |section| sum.crashes_in.get(&section).copied().unwrap_or(0);
         use Section::{Commit, Recovery, Snapshot, Spill, Work};
         for section in [Commit, Recovery, Snapshot, Spill, Work] {
@@ -49,7 +49,7 @@ fn a_replica_has_what_its_master_has_and_takes_its_place() {
     }
 }
 
-/// What each of them found: `docs/testing/journal.md`. Seeds of one machine, then of two.
+/// Seeds of one machine, then of two. `docs/testing/journal.md` lists what each one found.
 #[test]
 fn seeds_that_have_found_something_find_no_more() {
     for (machines, seeds) in (1..).zip([[162, 200_389], [1071, 1074]]) {

@@ -1,11 +1,12 @@
-//! What the counter engine takes per row, everything counted, and where each byte goes.
+//! Memory of the counter engine per row, broken down by purpose.
 //!
 //! `cargo run --release -p tidemark-bench --bin counter_memory -- --posts 50000000 [--schema
 //! "like:12 ..."] [--per-table 1048576] [--advised] [--redis redis-server]`
 //!
-//! Posts come as a microblog gives them: ids are a second shifted left by 22 bits plus a sequence
-//! number, 1,000 a second, one in fifty late; counts are log-normal, like with mean 39, read 2,900,
-//! repost and comment 0 for two thirds. Every row is made by increments.
+//! Posts are those of a microblog. An id is a second shifted left by 22 bits plus a sequence
+//! number, with 1,000 posts per second, one in fifty of them late. Counts are log-normal with means
+//! of 39 likes and 2,900 reads; two thirds of the reposts and comments are 0. Increments create all
+//! rows.
 
 mod packed;
 
@@ -21,25 +22,24 @@ struct Arguments {
     schema: String,
     #[arg(long, default_value_t = 1 << 20)]
     per_table: u64,
-    /// Load in shuffled order instead of rising.
+    /// Load in random order instead of ascending
     #[arg(long)]
     shuffled: bool,
-    /// The `user` space's case: ids are random numbers below 2 to this power, so they come in no
-    /// order, either.
+    /// Use random ids below 2 to this power, as in the `user` space; they arrive in random order
     #[arg(long, conflicts_with = "shuffled")]
     random_bits: Option<u32>,
-    /// Then take the advice, let the background work rewrite the tables, and count again.
+    /// Afterwards apply the advice, let background work rewrite the tables, and measure again
     #[arg(long)]
     advised: bool,
-    /// Beside the best that can be packed by hand into this redis-server ...
+    /// Compare with the densest hand-made encoding in this redis-server
     #[arg(long)]
     redis: Option<std::path::PathBuf>,
-    /// ... with so many posts.
+    /// Number of posts in Redis
     #[arg(long, default_value_t = 3_000_000)]
     redis_posts: u64,
 }
 
-/// The counters of one post.
+/// Draws the counters of one post.
 fn row(rng: &mut fastrand::Rng) -> [i64; 4] {
     [
         count(rng, 39.0, 2.0, 1.0),
@@ -49,13 +49,13 @@ fn row(rng: &mut fastrand::Rng) -> [i64; 4] {
     ]
 }
 
-/// A row comes in two increments.
+/// Splits a row into two increments.
 fn halves(row: [i64; 4]) -> [[i64; 4]; 2] {
     let half = |v: i64| v / 2;
     [row.map(half), row.map(|v| v - half(v))]
 }
 
-/// The same posts in Redis.
+/// Stores the same posts in Redis.
 fn redis(program: &std::path::Path, posts: u64) -> std::io::Result<()> {
     let mut peer = packed::Packed::new(program)?;
     let mut rng = fastrand::Rng::with_seed(1);
@@ -70,17 +70,17 @@ fn redis(program: &std::path::Path, posts: u64) -> std::io::Result<()> {
     peer.show(posts, sums)
 }
 
-/// A log-normal count with this mean; a third of the rows or all of them.
+/// Draws a log-normal count with this mean over all rows, non-zero for a `share` of them.
 fn count(rng: &mut fastrand::Rng, mean: f64, sigma: f64, share: f64) -> i64 {
     if rng.f64() >= share {
         return 0;
     }
-    // Box and Muller.
+    // Box-Muller transform.
     let normal = (-2.0 * (1.0 - rng.f64()).ln()).sqrt() * (rng.f64() * std::f64::consts::TAU).cos();
     ((mean / share).ln() - sigma * sigma / 2.0 + sigma * normal).exp() as i64
 }
 
-// Long: one measurement after the other.
+// Long: a sequence of measurements.
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments = Arguments::parse();
     let schema = Schema::parse(&arguments.schema)?;
@@ -88,7 +88,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Space::new(Options { rows_per_table: arguments.per_table, ..Options::new(schema) })?;
     let mut rng = fastrand::Rng::with_seed(1);
     let n = arguments.posts;
-    // A bijection of 0..2^k, walked until it falls below n.
+    // A bijection of 0..2^k, iterated until the result is below n.
     let mask = n.next_power_of_two() - 1;
     let order = |i: u64| {
         let mut x = i;
@@ -104,7 +104,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
         }
     };
-    // Different for different `i`: an odd factor, shifts and another odd factor lose nothing.
+    // Distinct for distinct `i`: odd factors and xor-shifts are invertible.
     let user = |i: u64, bits: u32| {
         let x = i.wrapping_mul(0x9E37_79B9_7F4A_7C15) & (u64::MAX >> (64 - bits));
         let x =
@@ -204,7 +204,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             tables.iter().map(|t| t.probes_max).max().unwrap_or(0),
             100.0 * sum(|t| t.past_share * t.rows as f64)
         );
-        // As long as its first bucket's mark leads on, seven at most.
+        // A miss continues with the probability p of an overflow mark, up to seven buckets.
         let miss = |p: f64| (0..7).map(|k| p.powi(k)).sum::<f64>();
         println!(
             "  a miss touches {:.3} buckets",
@@ -227,7 +227,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     show("as loaded");
     while space.maintain() {}
     show("after background work");
-    // Twice: between the two nothing came.
+    // Twice, so that the second call sees no changes since the first.
     let (begin, cpu) = (Instant::now(), tidemark_bench::cpu_ns());
     space.settle();
     space.settle();
@@ -259,7 +259,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// A value through a function, in reading order.
+/// Applies a function in method position.
 trait Pipe: Sized {
     fn pipe<R>(self, f: impl FnOnce(Self) -> R) -> R {
         f(self)

@@ -1,9 +1,9 @@
-//! The peer: the least that one can make Redis hold by hand. A hash for each 100 posts, small
-//! enough to be a listpack; a field for each post; its four counters as varints in one value. A
-//! read has to scan the hash, and an increment is a script that unpacks, adds and packs again.
+//! The peer: the densest hand-made encoding in Redis. A hash per 100 posts, small enough for a
+//! listpack, has one field per post, whose value packs the four counters as varints. A read scans
+//! the hash; an increment is a script that unpacks, adds and packs.
 //!
-//! It has the better of these ids: their last digits count up, so that a field is a number below
-//! 100 and takes two bytes. Posts whose ids have gaps would need several more.
+//! These ids favour the encoding: their last digits count up, so a field is a number below 100 and
+//! takes two bytes. Ids with gaps would need several more.
 
 use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -12,11 +12,11 @@ use std::path::Path;
 use std::time::Instant;
 use tidemark_bench::server::Server;
 
-/// Posts of one hash.
+/// Posts per hash.
 const POSTS: u64 = 100;
 
-/// Adds `ARGV[2..5]` to the counters of post `ARGV[1]` in `KEYS[1]`; seven bits a byte, the lowest
-/// first, a high bit on all but the last.
+/// Adds `ARGV[2..5]` to the counters of post `ARGV[1]` in `KEYS[1]`. Varints have seven bits per
+/// byte, lowest first, with the high bit set on all bytes but the last.
 const ADD: &str = "
 local packed = redis.call('HGET', KEYS[1], ARGV[1]) or '\\0\\0\\0\\0'
 local at, out = 1, {}
@@ -51,8 +51,7 @@ fn text(n: u64) -> Vec<u8> {
     n.to_string().into_bytes()
 }
 
-/// Where a post is: a key of at most six bytes, and a field of two digits. `number`: posts in the
-/// order of their ids.
+/// Returns the key (at most six bytes) and the field (two digits) of post `number`.
 fn place(number: u64) -> (Vec<u8>, Vec<u8>) {
     let hash = number / POSTS;
     let bytes = hash.to_be_bytes();
@@ -60,7 +59,7 @@ fn place(number: u64) -> (Vec<u8>, Vec<u8>) {
 }
 
 impl Packed {
-    /// Starts it.
+    /// Starts the server.
     pub(crate) fn new(program: &Path) -> io::Result<Packed> {
         let options = &["--appendonly", "no", "--hash-max-listpack-entries", "100"];
         let server = Server::redis(program, &std::env::temp_dir(), options)?;
@@ -73,7 +72,7 @@ impl Packed {
         Ok(Packed { server, client, script, begin, waiting: 0 })
     }
 
-    /// Adds to a post's counters, by the script.
+    /// Adds to a post's counters with the script.
     pub(crate) fn add(&mut self, number: u64, row: [i64; 4]) -> io::Result<()> {
         let (key, field) = place(number);
         let row = row.map(|v| text(v as u64));
@@ -102,7 +101,7 @@ impl Packed {
         Ok(())
     }
 
-    /// Checks some posts, then prints what a post takes. `sums`: what was added to all together.
+    /// Checks the totals against `sums` and prints the memory per post.
     pub(crate) fn show(&mut self, posts: u64, sums: [i64; 4]) -> io::Result<()> {
         self.settle()?;
         let (begin, before, cpu) = self.begin;

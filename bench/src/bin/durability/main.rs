@@ -1,21 +1,21 @@
-//! What durability costs: Tidemark beside Redis (the same clients, the same likes, one run), as
+//! Cost of durability: Tidemark compared with Redis, with the same clients and likes in one run, as
 //! ratios.
 //!
 //! ```text
 //! cargo build --release -p tidemark -p tidemark-bench
 //! target/release/durability always                    64 clients, fsync before each reply
-//! target/release/durability shown                     readers of pages beside them
+//! target/release/durability shown                     readers of pages during such likes
 //! target/release/durability likes --likes 10000000    pipelined, everysec: CPU, log bytes
 //! target/release/durability snapshot --rows 20000000  pages during a snapshot; then recovery
 //! target/release/durability recover --rows 10000000   recovery alone
 //! ```
 //!
-//! With `--keep DIR` what was loaded for the last two is kept there, and the next run of the same
-//! size takes a minute where loading takes ten.
+//! `--keep DIR` caches the data of the last two; the next run of the same size then takes one
+//! minute instead of ten.
 //!
-//! A like is `FEED.ACT like USER POST` here and `MULTI, SADD liked:POST USER, HINCRBY post:POST
-//! like 1, EXEC` there. Posts are liked by Zipf's law with exponent 1. CPU time is what the kernel
-//! counts for the server process (`/proc/PID/stat`, user and system).
+//! A like is `FEED.ACT like USER POST` in Tidemark, and `MULTI, SADD liked:POST USER, HINCRBY
+//! post:POST like 1, EXEC` in Redis. Likes per post follow Zipf's law with exponent 1. CPU time is
+//! that of the server process (`/proc/PID/stat`, user and system).
 
 mod recovery;
 mod snapshot;
@@ -28,97 +28,97 @@ use std::time::{Duration, Instant};
 use tidemark_bench::play::{load, median, on_threads, post, take, text};
 use tidemark_bench::server::{Place, Server};
 
-/// Measures what durability costs, beside redis-server.
+/// Measures the cost of durability, compared with redis-server
 #[derive(Parser)]
 struct Args {
     #[command(subcommand)]
     what: What,
     #[command(flatten)]
     place: Place,
-    /// Seed of the likes.
+    /// Seed of the likes
     #[arg(long, global = true, default_value_t = 1)]
     seed: u64,
 }
 
 #[derive(Subcommand)]
 enum What {
-    /// Acknowledged likes a second, synced before each reply.
+    /// Acknowledged likes per second, with an fsync before each reply
     Always {
-        /// Clients, each with one like under way.
+        /// Number of clients, each with one pending like
         #[arg(long, default_value_t = 64)]
         clients: u64,
-        /// Seconds for each server and round.
+        /// Seconds per server and round
         #[arg(long, default_value_t = 5)]
         seconds: u64,
-        /// Rounds; the servers take turns.
+        /// Number of rounds; the servers alternate
         #[arg(long, default_value_t = 3)]
         rounds: u64,
     },
-    /// What readers of pages wait for beside likes that are synced before each reply.
+    /// Page latency during likes with an fsync before each reply
     Shown {
-        /// Clients that like, each with one like under way.
+        /// Number of clients that like, each with one pending like
         #[arg(long, default_value_t = 64)]
         clients: u64,
-        /// Clients that read, each with one page under way.
+        /// Number of clients that read, each with one pending page
         #[arg(long, default_value_t = 4)]
         readers: u64,
-        /// Seconds for each server and round.
+        /// Seconds per server and round
         #[arg(long, default_value_t = 5)]
         seconds: u64,
-        /// Rounds; the servers take turns.
+        /// Number of rounds; the servers alternate
         #[arg(long, default_value_t = 3)]
         rounds: u64,
     },
-    /// CPU time and log bytes of pipelined likes, synced every second.
+    /// CPU time and log bytes of pipelined likes with an fsync per second
     Likes {
-        /// How many.
+        /// Number of likes
         #[arg(long, default_value_t = 1_000_000)]
         likes: u64,
-        /// Posts that are liked.
+        /// Number of posts
         #[arg(long, default_value_t = 1_000_000)]
         posts: usize,
-        /// Connections.
+        /// Number of connections
         #[arg(long, default_value_t = 4)]
         clients: u64,
     },
-    /// Pages while a snapshot is written, and recovery.
+    /// Pages during a snapshot, and recovery
     Snapshot {
         #[command(flatten)]
         size: Size,
-        /// Pages of 32 posts a second.
+        /// Pages of 32 posts per second
         #[arg(long, default_value_t = 1000)]
         pages: u64,
-        /// Likes a second, meanwhile.
+        /// Likes per second during the snapshot
         #[arg(long, default_value_t = 500)]
         likes: u64,
-        /// Snapshots.
+        /// Number of snapshots
         #[arg(long, default_value_t = 3)]
         rounds: u64,
-        /// Waits for a line of input between loading and measuring: what else runs on the machine
-        /// may end meanwhile.
+        /// Waits for a line of input between loading and measuring, so that other load can be
+        /// stopped
         #[arg(long)]
         wait: bool,
     },
-    /// Recovery from a snapshot, without pages before it.
+    /// Recovery from a snapshot, without pages
     Recover {
         #[command(flatten)]
         size: Size,
-        /// From the log instead: there is no snapshot.
+        /// Recovers from the log, without a snapshot
         #[arg(long)]
         log: bool,
     },
 }
 
-/// What is held.
+/// Amount of data.
 #[derive(clap::Args)]
 struct Size {
-    /// Rows of four counters.
+    /// Rows of four counters
     #[arg(long, default_value_t = 2_000_000)]
     rows: u64,
-    /// The same in Redis, as hashes.
+    /// Number of the same rows in Redis, as hashes
     #[arg(long, default_value_t = 500_000)]
     redis_rows: u64,
-    /// Pairs set before, newer posts later; 390 million take 1 GiB.
+    /// Number of pairs, of newer posts later; 390 million take 1 GiB
     #[arg(long, default_value_t = 2_000_000)]
     pairs: u64,
 }
@@ -131,10 +131,10 @@ fn redis(args: &Args, options: &'static [&'static str]) -> io::Result<Server> {
     args.place.redis(options)
 }
 
-/// How a page is asked for.
+/// Sends the commands of a page. Returns the number of replies.
 type Page = fn(&mut Client, posts: &[u64]) -> usize;
 
-/// How a like is said to a server: how many replies it has, and the words.
+/// Sends the commands of a like. Returns the number of replies.
 type Like = fn(&mut Client, post: u64, user: u64) -> usize;
 
 fn like_tidemark(client: &mut Client, post: u64, user: u64) -> usize {
@@ -151,7 +151,7 @@ fn like_redis(client: &mut Client, post: u64, user: u64) -> usize {
     4
 }
 
-/// Zipf's law with exponent 1 over posts whose fame has nothing to do with their age.
+/// Zipf's law with exponent 1 over posts in random order of popularity.
 struct Zipf {
     up_to: Vec<f64>,
     posts: Vec<u32>,
@@ -201,7 +201,7 @@ fn page_redis(client: &mut Client, posts: &[u64]) -> usize {
     2 * posts.len()
 }
 
-/// What readers of pages wait for beside likes that are synced: pages a second, and their times in
+/// Measures readers of pages during durable likes: pages per second, and their latencies in
 /// milliseconds.
 fn shown(args: &Args, clients: u64, readers: u64, seconds: u64, rounds: u64) -> io::Result<()> {
     let ours = tidemark(args, "always", "")?;
@@ -311,7 +311,7 @@ fn likes(args: &Args, likes: u64, posts: usize, clients: u64) -> io::Result<()> 
         "{:>8} {:>9} {:>9} {:>12} {:>12} {:>11} {:>6}",
         "", "seconds", "CPU s", "likes/CPU s", "log bytes", "bytes/like", "load"
     );
-    // In turn; each is measured by its own CPU time.
+    // Sequentially; each server is measured by its own CPU time.
     let run = |name: &str, server: &Server, like: Like, log: &str| -> io::Result<(f64, f64)> {
         let (started, cpu) = (Instant::now(), server.cpu_s());
         on_threads(clients, |i| {
@@ -332,7 +332,7 @@ fn likes(args: &Args, likes: u64, posts: usize, clients: u64) -> io::Result<()> 
             Ok(0)
         })?;
         let seconds = started.elapsed().as_secs_f64();
-        // What is still under way to the disk belongs to it.
+        // Includes the writes that are still on their way to the disk.
         std::thread::sleep(Duration::from_millis(2500));
         let (cpu, bytes) = (server.cpu_s() - cpu, server.bytes_of(log) as f64);
         let likes = (likes / clients * clients) as f64;
@@ -344,7 +344,7 @@ fn likes(args: &Args, likes: u64, posts: usize, clients: u64) -> io::Result<()> 
         );
         Ok((likes / cpu, bytes))
     };
-    // One after the other, so that neither's memory is in the other's way.
+    // One server at a time, so that they do not compete for memory.
     let (ours, our_bytes) =
         run("tidemark", &tidemark(args, "everysec", "")?, like_tidemark, ".tlog")?;
     let redis = redis(args, &["--appendonly", "yes", "--appendfsync", "everysec"])?;

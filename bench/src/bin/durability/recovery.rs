@@ -1,4 +1,4 @@
-//! A server with rows and pairs in it, and how fast it is back after a kill.
+//! Fills a server with rows and pairs, and measures its restart after a kill.
 
 use crate::{Args, Size, redis, tidemark};
 use redis_protocol::resp2::types::OwnedFrame;
@@ -7,7 +7,7 @@ use std::time::Instant;
 use tidemark_bench::play::{fill, on_threads, post, row_redis, row_tidemark, take, take_all, text};
 use tidemark_bench::server::Server;
 
-/// Memory of the filters, as the server counts it.
+/// Memory of the filters in MiB, as the server reports it.
 fn filters_mib(server: &Server) -> io::Result<f64> {
     let reply = server.client()?.call(&[b"INFO", b"spaces"])?;
     let OwnedFrame::BulkString(text) = reply else {
@@ -20,7 +20,7 @@ fn filters_mib(server: &Server) -> io::Result<f64> {
         / (1 << 20) as f64)
 }
 
-/// A server with rows and pairs in it.
+/// Starts a server and fills it with rows and pairs.
 pub(crate) fn filled(args: &Args, size: &Size) -> io::Result<Server> {
     let counters = "[[counter]]\nname = \"post\"\nfields = \"like:12 repost:8 comment:8 read:16\"\n\
                     memory_limit_bytes = 8_000_000_000\n";
@@ -31,7 +31,7 @@ pub(crate) fn filled(args: &Args, size: &Size) -> io::Result<Server> {
                 [[action]]\nname = \"like\"\nflag = \"liked\"\ncounter = \"post.like\"\n";
     let config =
         format!("{counters}{}{}{rest}", filter("liked", 16 << 20), filter("read", 1 << 20));
-    // Segments that no start needs would only be copied.
+    // Segments that recovery does not need would only be copied.
     let server = tidemark(args, "everysec", &format!("keep_log_bytes = 0\n{config}"))?;
     let started = Instant::now();
     let name = format!("tidemark-{}-{}", size.rows, size.pairs);
@@ -72,7 +72,7 @@ fn fill_tidemark(server: &Server, size: &Size) -> io::Result<()> {
     Ok(())
 }
 
-/// Redis with the same rows, as hashes.
+/// Starts Redis with the same rows as hashes.
 pub(crate) fn filled_redis(args: &Args, size: &Size) -> io::Result<Server> {
     let server = redis(args, &["--appendonly", "no"])?;
     args.place.filled(&format!("redis-{}", size.redis_rows), server, |server| {
@@ -80,7 +80,7 @@ pub(crate) fn filled_redis(args: &Args, size: &Size) -> io::Result<Server> {
     })
 }
 
-/// Kills both and starts them again.
+/// Kills and restarts both servers.
 pub(crate) fn measure(
     size: &Size,
     mut server: Server,

@@ -1,10 +1,10 @@
-//! Pages while a snapshot is written, and what the machine itself adds.
+//! Page latency during a snapshot, compared with the machine's own noise.
 //!
-//! Each round has three phases under the same load: nothing else, a snapshot, and *a stranger*:
-//! `dd`, which computes and writes as many bytes of a snapshot's size to the same disk, syncing
-//! every 2 MiB. Server, clients and the stranger share the processors, so what a page waits beside
-//! `dd` is what this machine makes it wait beside any program of that kind. Then the same with
-//! Redis and BGSAVE; its pages are counters alone.
+//! Each round has three phases under the same load: no other activity, a snapshot, and `dd`. `dd`
+//! computes and writes as many bytes as the snapshot to the same disk, with a sync every 2 MiB.
+//! Server, clients and `dd` share the processors, so the latency during `dd` is what any program of
+//! that kind causes on this machine. The same follows for Redis with BGSAVE, whose pages have
+//! counters only.
 
 use crate::{Args, Like, Size, like_redis, like_tidemark, recovery};
 use node::client::Client;
@@ -16,35 +16,34 @@ use std::time::{Duration, Instant};
 use tidemark_bench::play::{load, median, percentile, post, take, text};
 use tidemark_bench::server::Server;
 
-/// What is asked meanwhile.
+/// Load during the phases.
 pub(crate) struct Traffic {
-    /// A second.
     pub(crate) pages: u64,
-    /// A second.
+    /// Likes per second.
     pub(crate) likes: u64,
     pub(crate) rounds: u64,
-    /// Wait for a line of input before measuring.
+    /// Whether to wait for a line of input before measuring.
     pub(crate) wait: bool,
 }
 
-/// Posts of a page, neighbours in time.
+/// Posts per page, and the range of posts from which they come.
 const POSTS: usize = 32;
 const AMONG: u64 = 4000;
-/// How long nothing else happens.
+/// Duration of a phase without other activity.
 const CALM: Duration = Duration::from_secs(8);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// What else happens while pages are timed.
+/// Phases by concurrent activity.
 const PHASES: [&str; 3] = ["nothing else", "a snapshot", "dd, as large"];
 const CALM_AT: usize = 0;
 const SNAPSHOT_AT: usize = 1;
 const STRANGER_AT: usize = 2;
 const OVER: usize = usize::MAX;
 
-/// How a server is asked.
+/// A server's name and commands.
 struct Manner {
     name: &'static str,
-    /// Asks for a page; says how many replies it has.
+    /// Sends the commands of a page and returns the number of replies.
     page: fn(&mut Client, &[Vec<u8>]) -> usize,
     like: Like,
     rows: u64,
@@ -71,18 +70,18 @@ fn page_of_redis(client: &mut Client, ids: &[Vec<u8>]) -> usize {
     ids.len()
 }
 
-/// What was seen of one server.
+/// Measurements of one server.
 #[derive(Default)]
 struct Seen {
-    /// Microseconds of each page, by phase, by round.
+    /// Page latencies in microseconds, by round and phase.
     pages: Vec<[Vec<f64>; 3]>,
-    /// Seconds of each snapshot.
+    /// Duration of each snapshot in seconds.
     took: Vec<f64>,
-    /// MiB that each needed beside what was there.
+    /// Additional memory of each snapshot in MiB.
     extra: Vec<f64>,
 }
 
-/// Is a snapshot being written?
+/// Whether a snapshot is in progress.
 fn is_saving(client: &mut Client) -> io::Result<bool> {
     match client.call(&[b"INFO", b"persistence"])? {
         OwnedFrame::BulkString(text) => {
@@ -92,7 +91,7 @@ fn is_saving(client: &mut Client) -> io::Result<bool> {
     }
 }
 
-/// A program that computes and writes so many bytes.
+/// Runs a program that computes and writes `bytes` bytes.
 fn stranger(args: &Args, bytes: u64) -> io::Result<()> {
     let folder = args.place.folder()?;
     let of = format!("of={}", folder.path().join("stranger").display());
@@ -102,8 +101,8 @@ fn stranger(args: &Args, bytes: u64) -> io::Result<()> {
     if dd.status()?.success() { Ok(()) } else { Err(io::Error::other("dd failed")) }
 }
 
-/// Pages, each timed from the moment it was due, so that a page that holds up others counts for
-/// them, too.
+/// Requests pages and measures each from its scheduled time, so that a slow page also counts for
+/// the pages that it delays.
 fn read(
     server: &Server,
     manner: &Manner,
@@ -127,7 +126,7 @@ fn read(
         let replies = (manner.page)(&mut client, &ids);
         take(&mut client, replies)?;
         let us = due.elapsed().as_secs_f64() * 1e6;
-        // What belongs to two phases says nothing of either.
+        // Discard pages that overlap two phases.
         if now == stage.load(Relaxed) {
             let (round, phase) = (now / PHASES.len(), now % PHASES.len());
             pages.resize_with(pages.len().max(round + 1), Default::default);
@@ -148,7 +147,7 @@ fn write(server: &Server, manner: &Manner, every: Duration, stage: &AtomicUsize)
     Ok(())
 }
 
-/// Goes through the phases.
+/// Runs the phases.
 fn control(
     args: &Args,
     server: &Server,
@@ -158,7 +157,7 @@ fn control(
 ) -> io::Result<Seen> {
     let mut client = server.client()?;
     let mut seen = Seen::default();
-    // The same questions in every phase.
+    // The same INFO requests in every phase.
     let mut watch = |until: &mut dyn FnMut(bool) -> bool| -> io::Result<f64> {
         let mut most = 0.0f64;
         loop {
@@ -192,7 +191,7 @@ fn control(
     Ok(seen)
 }
 
-/// All phases of one server.
+/// Runs all phases against one server.
 fn run(
     args: &Args,
     server: &Server,
@@ -258,7 +257,7 @@ fn print(manner: &Manner, seen: &mut Seen) {
     }
 }
 
-/// Ours, then Redis, then recovery of both.
+/// Measures Tidemark, then Redis, then recovery of both.
 pub(crate) fn measure(args: &Args, size: &Size, traffic: &Traffic) -> io::Result<()> {
     let (ours, redis) = (recovery::filled(args, size)?, recovery::filled_redis(args, size)?);
     if traffic.wait {

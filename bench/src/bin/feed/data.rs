@@ -1,23 +1,22 @@
-//! The posts, the flags and the pages that all servers get: the same, from one seed.
+//! Posts, flags and pages, the same for all servers, from one seed.
 
 use fastrand::Rng;
 use std::collections::{HashMap, HashSet};
 
 /// Counters of a post: likes, reposts, comments, reads.
 pub(crate) type Counts = [i64; 4];
-/// Their names, in the order of the page.
+/// Names of the counters, in the order of the page.
 pub(crate) const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
 
-/// Flags that one viewer has set, on average.
 const FLAGS_PER_VIEWER: u64 = 100;
-/// The hot posts: so many of the newest.
+/// Number of newest posts that count as hot.
 const HOT: u64 = 20_000;
 
-/// What the servers hold.
+/// Data of all servers.
 pub(crate) struct Data {
-    /// Posts by index, oldest first.
+    /// Counters by post index, oldest first.
     pub(crate) counts: Vec<Counts>,
-    /// Per viewer the posts that he has liked, and those that he has read; rising.
+    /// Liked and read posts of each viewer, ascending.
     pub(crate) flags: Vec<[Vec<u32>; 2]>,
     order: Order,
 }
@@ -25,13 +24,13 @@ pub(crate) struct Data {
 /// Order of the flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// Half of them on the hot posts; a post gets its flags when it is new, or a while later.
+    /// Half of the flags go to hot posts. A post gets its flags when it is new, or a while later.
     Time,
-    /// 70 % on the newest tenth of the posts, the others on any post, in random order.
+    /// 70 % go to the newest tenth of the posts and the others to any post, in random order.
     Random,
 }
 
-/// What one server holds beside the data: likes of the runs so far.
+/// Likes that one server has received on top of the data.
 #[derive(Default)]
 pub(crate) struct Liked {
     pairs: HashSet<(usize, u32)>,
@@ -39,7 +38,7 @@ pub(crate) struct Liked {
 }
 
 impl Liked {
-    /// A like that is not set yet.
+    /// Draws a like that is not set yet.
     pub(crate) fn next(&mut self, data: &Data, rng: &mut Rng) -> (usize, u32) {
         loop {
             let (viewer, post) =
@@ -51,12 +50,12 @@ impl Liked {
         }
     }
 
-    /// How often a post was liked.
+    /// Number of likes that a post has received.
     pub(crate) fn of(&self, post: u32) -> i64 {
         self.counts.get(&post).copied().unwrap_or(0)
     }
 
-    /// Pages of posts that were liked.
+    /// Returns pages of posts that have received likes.
     pub(crate) fn pages(&self, most: usize) -> Vec<Page> {
         let posts: Vec<u32> = self.counts.keys().copied().collect();
         posts
@@ -67,35 +66,33 @@ impl Liked {
     }
 }
 
-/// Where the posts of a page come from.
+/// Distribution of the posts of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum From {
-    /// The newest 20,000, the newest of them most often.
+    /// The newest 20,000, newer ones more often.
     Hot,
-    /// All, each as often as any other.
+    /// All posts, uniformly.
     Uniform,
 }
 
-/// One page: its viewer and its posts.
 pub(crate) struct Page {
     pub(crate) viewer: usize,
     pub(crate) posts: Vec<u32>,
 }
 
-/// The id of a post: 16 digits, with gaps, as microblogs have them.
+/// Id of a post: 16 digits, with gaps.
 pub(crate) fn post(index: u64) -> u64 {
     3_631_614_501_919_378 + index * 4194
 }
 
-/// The id of a viewer.
+/// Id of a viewer.
 pub(crate) fn viewer(index: usize) -> u64 {
     5_000_000_000 + index as u64 * 7
 }
 
 impl Data {
-    /// Log-normal counts (likes with a mean of 39, reads of 2,900, two thirds of reposts and
-    /// comments 0); two flags of five are likes, and the posts that have them are as likely hot as
-    /// not.
+    /// Draws log-normal counts: means of 39 likes and 2,900 reads, and 0 for two thirds of the
+    /// reposts and comments. Two flags in five are likes; `order` says for which posts.
     pub(crate) fn new(posts: u64, flags: u64, order: Order, rng: &mut Rng) -> Data {
         let newest = |rng: &mut Rng| match order {
             Order::Time if rng.bool() => pick(From::Hot, posts, rng),
@@ -123,12 +120,11 @@ impl Data {
         Data { counts, flags, order }
     }
 
-    /// How many flags there are.
     pub(crate) fn pairs(&self) -> u64 {
         self.flags.iter().flatten().map(|set| set.len() as u64).sum()
     }
 
-    /// All flags (viewer, liked or read, post) in the order in which servers get them.
+    /// Returns all flags (viewer, liked or read, post) in the order in which servers get them.
     pub(crate) fn history(&self) -> Vec<(usize, usize, u32)> {
         let mut rng = Rng::with_seed(self.counts.len() as u64);
         let posts = self.counts.len() as u32;
@@ -146,7 +142,7 @@ impl Data {
         all.into_iter().map(|(_, viewer, kind, post)| (viewer, kind, post)).collect()
     }
 
-    /// What a page must show of a post to a viewer: counters; liked, read.
+    /// Returns the expected entry of a page: counters, and the flags liked and read.
     pub(crate) fn truth(&self, liked: &Liked, viewer: usize, post: u32) -> (Counts, [bool; 2]) {
         let mut counts = self.counts[post as usize];
         counts[0] += liked.of(post);
@@ -156,7 +152,7 @@ impl Data {
         (counts, [likes, read])
     }
 
-    /// `number` pages of `size` posts, two of which, in the mean, the viewer has liked or read.
+    /// Returns `number` pages of `size` posts. On average the viewer has liked or read two of them.
     pub(crate) fn pages(&self, number: usize, size: usize, from: From, rng: &mut Rng) -> Vec<Page> {
         let posts = self.counts.len() as u64;
         (0..number)

@@ -1,4 +1,4 @@
-//! How each server is asked for a page: its strongest layouts, as commands.
+//! Layouts of the data in each server, and the commands to read a page from them.
 //!
 //! | layout | a post | a viewer's flags | a page of 20 |
 //! |---|---|---|---|
@@ -15,7 +15,7 @@ use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{self, Write as _};
 
-/// One way to keep and read the data.
+/// A layout of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
     Feed,
@@ -27,11 +27,11 @@ pub(crate) enum Layout {
     Bloom,
 }
 
-/// Posts of a bucket.
+/// Posts per bucket.
 const BUCKET: u64 = 100;
 const SETS: [&str; 2] = ["liked", "read"];
 
-/// What a page showed: counters and flags of each post.
+/// Contents of a page: counters and flags of each post.
 pub(crate) type Shown = Vec<(Counts, [bool; 2])>;
 
 impl Layout {
@@ -51,7 +51,7 @@ impl Layout {
         matches!(self, Layout::Feed | Layout::Binary | Layout::Stock)
     }
 
-    /// Replies to the commands of a page.
+    /// Number of replies to the commands of a page.
     pub(crate) fn replies(self, page: &Page) -> usize {
         match self {
             Layout::Feed | Layout::Binary => 1,
@@ -60,7 +60,7 @@ impl Layout {
         }
     }
 
-    /// Lines of these replies; 0 if they are not lines.
+    /// Number of lines in these replies; 0 for binary replies.
     pub(crate) fn lines(self, page: &Page) -> usize {
         let posts = page.posts.len();
         match self {
@@ -137,7 +137,7 @@ impl Layout {
         }
     }
 
-    /// Appends the commands of a like; gives the lines of their replies.
+    /// Appends the commands of a like. Returns the number of lines in their replies.
     pub(crate) fn like(self, viewer: usize, post: u64, out: &mut Vec<u8>) -> usize {
         let (viewer, id) = (data::viewer(viewer).to_string(), data::post(post).to_string());
         if self.is_ours() {
@@ -197,7 +197,7 @@ impl Layout {
         drain(client)
     }
 
-    /// Stores all flags, in the order of their time.
+    /// Stores all flags in chronological order.
     pub(crate) fn load_flags(self, data: &Data, client: &mut Client) -> io::Result<()> {
         if self == Layout::Bloom {
             for index in 0..data.flags.len() {
@@ -226,7 +226,6 @@ impl Layout {
         drain(client)
     }
 
-    /// What the replies of a page say.
     pub(crate) fn read(self, page: &Page, replies: &[OwnedFrame]) -> io::Result<Shown> {
         let posts = page.posts.len();
         let wrong =
@@ -273,7 +272,7 @@ impl Layout {
     }
 }
 
-/// The hash of a post, and what its fields begin with.
+/// Returns the hash key of a post, and the prefix of its fields.
 fn bucketed(post: u64) -> (String, u64) {
     (format!("b:{}", data::post(post) / 4194 / BUCKET), data::post(post) / 4194 % BUCKET)
 }
@@ -290,7 +289,6 @@ fn number(frame: &OwnedFrame) -> Option<i64> {
     }
 }
 
-/// Appends one command.
 pub(crate) fn command(words: &[&str], out: &mut Vec<u8>) {
     // Writing to a Vec cannot fail.
     let _ = write!(out, "*{}\r\n", words.len());

@@ -1,14 +1,14 @@
-//! The load: one thread, nonblocking sockets, no parsing.
+//! The load generator: one thread, nonblocking sockets, no parsing.
 //!
-//! **Closed loop** (throughput): each connection sends a batch of `pipeline` requests, takes all
-//! replies, sends the next batch.
+//! **Closed loop** (throughput): each connection sends a batch of `pipeline` requests, reads all
+//! replies, and sends the next batch.
 //!
-//! **Open loop** (latency): requests are due at random moments (Poisson) of a fixed rate, whatever
-//! the server does, and a latency counts from the moment when the request was *due*: so a stall is
-//! paid by all requests that were due during it (no coordinated omission; G. Tene).
+//! **Open loop** (latency): requests are scheduled at random times (Poisson) with a fixed rate,
+//! regardless of the server. Latency counts from the *scheduled* time, so every request scheduled
+//! during a stall contributes (no coordinated omission; G. Tene).
 //!
-//! The thread never sleeps: it has a core of its own, and a client that is woken late would be
-//! measured as a slow server.
+//! The thread never sleeps. It has its own core, and waking up late would make the server look
+//! slow.
 
 use crate::pool::Pool;
 use rustix::event::epoll;
@@ -18,15 +18,14 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 use tidemark_bench::server::Server;
 
-/// Before a measurement begins.
+/// Warm-up time before a measurement.
 const WARM: Duration = Duration::from_millis(150);
-/// A server that is silent for so long is given up.
+/// Time without replies after which a run fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// One connection.
 struct Conn {
     stream: TcpStream,
-    /// What the socket has not taken yet.
+    /// Bytes that the socket has not accepted yet.
     unsent: Vec<u8>,
     sent: usize,
 }
@@ -50,7 +49,7 @@ impl Conn {
         Ok(())
     }
 
-    /// What has come, if anything.
+    /// Reads what has arrived, if anything.
     fn take<'b>(&mut self, buf: &'b mut [u8]) -> io::Result<&'b [u8]> {
         match self.stream.read(buf) {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -68,7 +67,7 @@ fn write(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<usize> {
     }
 }
 
-/// The connections, and which of them have something to say.
+/// All connections and their readiness events.
 struct Conns {
     all: Vec<Conn>,
     epoll: rustix::fd::OwnedFd,
@@ -95,7 +94,7 @@ impl Conns {
         Ok(Conns { all, epoll, events: Vec::with_capacity(256), heard: Instant::now() })
     }
 
-    /// The connections that have something to read, now.
+    /// Polls for readable connections, without waiting, and sends pending output.
     fn ready(&mut self, now: Instant) -> io::Result<()> {
         for conn in &mut self.all {
             if conn.sent < conn.unsent.len() {
@@ -117,14 +116,14 @@ impl Conns {
     }
 }
 
-/// What a closed loop measured.
+/// Result of a closed loop.
 #[derive(Clone, Copy)]
 pub(crate) struct Throughput {
-    /// Requests of the pool (pages) that were answered.
+    /// Completed requests of the pool.
     pub(crate) pages: u64,
     pub(crate) likes: u64,
     pub(crate) seconds: f64,
-    /// Of all threads of the server.
+    /// CPU seconds of all threads of the server.
     pub(crate) cpu_s: f64,
 }
 
@@ -138,27 +137,27 @@ impl Throughput {
     }
 }
 
-/// Likes among the pages: one request of ten.
+/// Likes mixed into the pages, one request in ten.
 pub(crate) struct Likes<'a> {
-    /// Gives the next like: appends its commands, returns the lines of the replies.
+    /// Appends the commands of the next like and returns the number of lines in their replies.
     pub(crate) next: &'a mut dyn FnMut(&mut Vec<u8>) -> usize,
 }
 
-/// A batch under way.
+/// A batch in progress.
 #[derive(Default, Clone, Copy)]
 struct Batch {
     from: usize,
     to: usize,
-    /// Reply bytes, or lines if there are likes in it, that have come; and those that must come.
+    /// Received and expected size of the replies: bytes, or lines if the batch contains likes.
     got: usize,
     of: usize,
     likes: u64,
-    /// Requests since the last like, over all batches of the connection.
+    /// Requests since the last like, across batches of the connection.
     since: usize,
 }
 
-/// Pages, ten or so of a hundred requests likes if there are any, in a closed loop for some time.
-// Long: what the arms of its loop wait for shares buffers and moments.
+/// Runs pages in a closed loop for some time, with one request in ten a like if `likes` is given.
+// Long: the branches of its loop share buffers and timestamps.
 pub(crate) fn closed(
     server: &Server,
     pool: &Pool,
@@ -172,7 +171,7 @@ pub(crate) fn closed(
     let by_lines = likes.is_some();
     let mut out = Vec::new();
     let mut begin = |conn: &mut Conn, batch: &mut Batch, from: usize| -> io::Result<()> {
-        // A batch lies in one piece.
+        // A batch is contiguous in the pool.
         let from = if from + pipeline > pool.len() { 0 } else { from };
         *batch = Batch { from, to: from + pipeline, got: 0, of: 0, likes: 0, since: batch.since };
         let Some(likes) = &mut likes else {
@@ -254,7 +253,7 @@ pub(crate) fn closed(
     Ok(done)
 }
 
-/// Latencies in microseconds.
+/// Latency percentiles in microseconds.
 #[derive(Clone, Copy)]
 pub(crate) struct Latency {
     pub(crate) rate: f64,
@@ -263,7 +262,7 @@ pub(crate) struct Latency {
     pub(crate) p999: f64,
 }
 
-/// Pages at a fixed rate, in an open loop for some time.
+/// Runs pages in an open loop at a fixed rate for some time.
 pub(crate) fn open(
     server: &Server,
     pool: &Pool,
@@ -273,8 +272,8 @@ pub(crate) fn open(
     rng: &mut fastrand::Rng,
 ) -> io::Result<Latency> {
     let mut conns = Conns::open(server, connections)?;
-    // Per connection: which pages are under way, since when, and how much of the first one's reply
-    // has come.
+    // Per connection: start time and page of each pending request, and the received part of the
+    // first reply.
     let mut waiting: Vec<VecDeque<(Instant, usize)>> = vec![VecDeque::new(); connections];
     let mut got = vec![0; connections];
     let mut latencies: Vec<f64> = Vec::with_capacity((rate * time.as_secs_f64() * 1.1) as usize);

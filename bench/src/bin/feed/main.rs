@@ -1,26 +1,25 @@
-//! Feed pages, side by side: Tidemark and real peers hold the same posts and flags, and are asked
-//! for the same pages by the same client.
+//! Feed pages: compares Tidemark with real peers that hold the same posts and flags and serve the
+//! same pages to the same client.
 //!
 //! ```text
 //! cargo build --release -p tidemark -p tidemark-bench
 //! target/release/feed                      table and plots into docs/performance/: seven minutes
 //! target/release/feed --short              the main cells, to the terminal: three minutes
-//! target/release/feed --short --late       flags of old posts, in random order
-//! target/release/feed --tail               what pages wait beside snapshots and the like
+//! target/release/feed --short --late       flags on old posts, in random order
+//! target/release/feed --tail               page latency during snapshots and other work
 //! target/release/feed --peer valkey=PATH   another server that takes redis-server's arguments
 //! ```
 //!
-//! Every server has one core, the client another. What counts is *pages per second of the server's
-//! own CPU time* (all its threads, from `/proc/PID/task/*/schedstat`): that is what a page costs,
-//! on a noisy machine, too. Even so the same cell gives a tenth more in one second than in the
-//! next. So all are measured **by turns**, each for half a second, in several rounds, what is
-//! compared one right after the other; and what is told is the median of the rounds' ratios, with
-//! the least and the most. The first round has everybody, the others our pages and each peer's
-//! strongest layout.
+//! The server has one core and the client another. The metric is *pages per second of the server's
+//! CPU time* (all threads, from `/proc/PID/task/*/schedstat`), which is robust on a noisy machine.
+//! It still varies by a tenth between seconds. All cells are therefore measured in alternating
+//! half-second turns over several rounds, with compared cells next to each other. Reported is the
+//! median of the rounds' ratios, with minimum and maximum. The first round covers all subjects;
+//! later ones only Tidemark's pages and the strongest layout of each peer.
 //!
-//! Layouts are in `layout`, the data in `data`, the load in `load`, the ratios in `report`. Every
-//! reply of a run without likes is compared, byte for byte, with the one that was checked against
-//! the data.
+//! `layout` has the layouts, `data` the data, `load` the load generator, `report` the ratios. In
+//! runs without likes, every reply is compared byte for byte with one that was checked against the
+//! data.
 
 mod data;
 mod layout;
@@ -45,53 +44,53 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tidemark_bench::server::Server;
 
-/// Measures feed pages beside real peers.
+/// Compares feed pages with real peers
 #[derive(Parser)]
 struct Args {
-    /// The program; by default the one beside this one.
+    /// Path of the tidemark program [default: the one in the folder of this program]
     #[arg(long)]
     tidemark: Option<PathBuf>,
-    /// Another server that takes redis-server's arguments: NAME=PATH. May be repeated;
-    /// `redis-server` of the system is always there.
+    /// Another server that takes redis-server's arguments: NAME=PATH. May be repeated; the system's
+    /// redis-server always takes part
     #[arg(long)]
     peer: Vec<String>,
-    /// Posts.
+    /// Number of posts
     #[arg(long, default_value_t = 1_000_000)]
     posts: u64,
-    /// Flags: likes and reads of viewers.
+    /// Number of flags (likes and reads of viewers)
     #[arg(long, default_value_t = 1_000_000)]
     flags: u64,
-    /// 70 % of the flags on the newest tenth of the posts and the others on any, in random order;
-    /// pages are measured after a quiet minute.
+    /// Flags on old posts: 70 % on the newest tenth and the others on any post, in random order;
+    /// pages are measured after a quiet minute
     #[arg(long)]
     late: bool,
-    /// Seconds of each measurement.
+    /// Seconds per measurement
     #[arg(long, default_value_t = 0.5)]
     seconds: f64,
-    /// Rounds of the cells that matter most; the others have three.
+    /// Rounds of the most important cells; all others have three
     #[arg(long, default_value_t = 7)]
     rounds: usize,
-    /// The cells that matter most only; files only if `--out` says where.
+    /// Measures only the most important cells; writes files only with `--out`
     #[arg(long)]
     short: bool,
-    /// Tidemark only, at these pipelines: for a profiler.
+    /// Measures only Tidemark at these pipeline depths, for a profiler
     #[arg(long, value_delimiter = ',')]
     only: Vec<usize>,
-    /// Tidemark only, in all its layouts and with likes, and shut down in good order: what a build
-    /// by profile learns from.
+    /// Runs only Tidemark, in all layouts and with likes, and shuts it down cleanly, as training
+    /// for a profile-guided build
     #[arg(long)]
     train: bool,
-    /// Latencies of pages, and of Redis's PING, beside snapshots, rolls, spills, schema changes and
-    /// full syncs.
+    /// Measures latencies of pages, and of Redis's PING, during snapshots, rolls, spills, schema
+    /// changes and full syncs
     #[arg(long)]
     tail: bool,
-    /// Seed of everything.
+    /// Seed of all random choices
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where the table and the plots go; docs/performance if all cells are measured.
+    /// Folder for the table and the plots [default: docs/performance if all cells are measured]
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Data folders are made here, and removed.
+    /// Parent of the temporary data folders
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     dir: PathBuf,
 }
@@ -105,11 +104,11 @@ struct Subject {
 
 const SERVER_CORE: usize = 0;
 const CLIENT_CORE: usize = 1;
-/// Pages that are asked for again and again.
+/// Number of distinct pages.
 const POOL: usize = 8192;
-/// Time without writes before pages are measured, if flags come late.
+/// Time without writes before pages are measured with `--late`.
 const QUIET_TIME: Duration = Duration::from_secs(60);
-/// Rounds of the cells that matter less.
+/// Rounds of the less important cells.
 const FEW_ROUNDS: usize = 3;
 
 fn pin(core: usize) -> io::Result<()> {
@@ -118,7 +117,7 @@ fn pin(core: usize) -> io::Result<()> {
     Ok(sched_setaffinity(None, &cores)?)
 }
 
-/// Servers inherit the core of the thread that starts them.
+/// Starts a server on its core; child processes inherit the affinity of the thread.
 fn on_server_core(start: impl FnOnce() -> io::Result<Server>) -> io::Result<Server> {
     pin(SERVER_CORE)?;
     let server = start();
@@ -130,7 +129,7 @@ struct Bench {
     args: Args,
     data: Data,
     servers: Vec<Server>,
-    /// Per server.
+    /// Likes per server.
     liked: Vec<Liked>,
     subjects: Vec<Subject>,
     rng: fastrand::Rng,
@@ -139,7 +138,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Starts a server and loads the data; `layouts` read the same store.
+    /// Starts a server and loads the data. `layouts` read the same store.
     fn add(
         &mut self,
         name: &str,
@@ -216,14 +215,14 @@ impl Bench {
         Ok(())
     }
 
-    /// Pages with their checked replies; made once, until a like changes something.
+    /// Returns pages with their checked replies. Cached until a like changes the data.
     fn pool(&mut self, subject: usize, size: usize, from: From) -> io::Result<Rc<Pool>> {
         let key = (subject, size, from == From::Hot);
         if let Some(pool) = self.pools.get(&key) {
             return Ok(pool.clone());
         }
         let subject = &self.subjects[subject];
-        // The same pages for everybody.
+        // The same pages for all subjects.
         let mut rng = fastrand::Rng::with_seed(self.args.seed + size as u64);
         let pages = self.data.pages(POOL, size, from, &mut rng);
         let (pool, checked) = Pool::of_pages(
@@ -236,8 +235,8 @@ impl Bench {
         Ok(self.pools.entry(key).or_insert(Rc::new(pool)).clone())
     }
 
-    /// The subjects that a round measures under a load: all in the first one; then our pages, and
-    /// of each peer the layout that was the strongest.
+    /// Returns the subjects of a round under a load: all in the first one, later Tidemark's pages
+    /// and the strongest layout of each peer.
     fn subjects(&self, what: &'static str, load: Load, round: usize) -> Vec<usize> {
         let first = |index: usize| {
             let cell = self.report.find(&self.subjects[index].name, what, load);
@@ -257,7 +256,7 @@ impl Bench {
         (0..self.subjects.len()).filter(|&index| round == 0 || is_wanted(index)).collect()
     }
 
-    /// One round of pages under a load, everybody once.
+    /// Runs one round of pages under a load, each subject once.
     fn pages(&mut self, load: Load, round: usize) -> io::Result<()> {
         for subject in self.subjects("read", load, round) {
             self.page(subject, load, round)?;
@@ -283,8 +282,8 @@ impl Bench {
         Duration::from_secs_f64(self.args.seconds)
     }
 
-    /// A round of what is asked for, ceilings included: our PING, our page, the peers' pages, our
-    /// ECHO, the packed page.
+    /// Runs one round of the main cells and their ceilings: our PING, our page, the peers' pages,
+    /// our ECHO, the packed page.
     fn base(&mut self, pipeline: usize, round: usize) -> io::Result<()> {
         let load = Load::base(pipeline);
         let all = self.subjects("read", load, round);
@@ -309,7 +308,7 @@ impl Bench {
         Ok(())
     }
 
-    /// PING, or an ECHO that moves as many bytes as a page of 20.
+    /// Measures PING, or an ECHO with as many bytes as a page of 20.
     fn ceiling(
         &mut self,
         subject: usize,
@@ -318,7 +317,7 @@ impl Bench {
         round: usize,
     ) -> io::Result<()> {
         let bytes = self.pool(0, 20, From::Uniform)?.bytes();
-        // In both directions together as many as the page, with what the protocol adds.
+        // As many bytes in both directions together as the page, including protocol overhead.
         let text = "x".repeat(((bytes.0 + bytes.1 - 40.0) / 2.0) as usize);
         let mut request = Vec::new();
         let reply = if what == "ping" {
@@ -343,7 +342,7 @@ impl Bench {
         Ok(())
     }
 
-    /// One request of ten is a like.
+    /// Measures pages with one like in ten requests.
     fn mixed(&mut self, pipeline: usize, round: usize) -> io::Result<()> {
         let load = Load::base(pipeline);
         for subject in self.subjects("90/10", load, round) {
@@ -363,8 +362,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Compares the counters of posts that were liked. Afterwards no page that was checked before
-    /// is as it was.
+    /// Checks the counters of liked posts. Invalidates all checked pages.
     fn check_likes(&mut self) -> io::Result<()> {
         self.pools.clear();
         for Subject { name, server, layout } in &self.subjects {
@@ -375,7 +373,8 @@ impl Bench {
                 (&self.data, liked),
                 &liked.pages(500),
             )?;
-            // One in 10,000 is expected where a filter decides; where a set does, none.
+            // With a filter, one like in 10,000 is expected to be a false positive; with a set,
+            // none.
             let most = if layout.is_ours() { 5 + checked.likes / 2_000 } else { 0 };
             eprintln!(
                 "       {name}: {} of {} likes were taken for given",
@@ -391,7 +390,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Latencies of all at the same rates, and of each at two thirds of its own throughput.
+    /// Measures latencies of all subjects at the same rates, and of each at two thirds of its
+    /// throughput.
     fn latencies(&mut self) -> io::Result<()> {
         for subject in 0..self.subjects.len() {
             let pool = self.pool(subject, 20, From::Uniform)?;
@@ -412,9 +412,8 @@ impl Bench {
         Ok(())
     }
 
-    /// One core for a server of one worker and its client, and two cores for one of two workers and
-    /// its client, by turns. The client takes a part of what the cores give in both, and as large a
-    /// one.
+    /// Compares one worker with its client on one core with two workers and their client on two
+    /// cores, in alternating turns. The client's share of the CPU is the same in both.
     fn scaling(&mut self) -> io::Result<()> {
         let cores = |number: usize| {
             let mut set = CpuSet::new();
@@ -481,7 +480,7 @@ impl Bench {
             }
         }
         if !self.args.short {
-            // A run that is cut short leaves what it has.
+            // Save now, so that an interrupted run keeps its results.
             self.save()?;
             self.latencies()?;
             self.scaling()?;
@@ -501,7 +500,7 @@ impl Bench {
                 self.save()?;
             }
         }
-        // Last, as they change what pages show.
+        // Last, because likes change the pages.
         let liking = if self.args.short { &pipelines[1..2] } else { &pipelines[..] };
         for round in 0..rounds {
             for &pipeline in liking {
@@ -515,15 +514,15 @@ impl Bench {
         for pipeline in [1, 8, 32] {
             self.pages(Load::base(pipeline), 0)?;
             self.mixed(pipeline, 0)?;
-            // Their counters have moved.
+            // Likes have changed the counters.
             self.check_likes()?;
         }
-        // It answers nothing: the connection ends.
+        // SHUTDOWN has no reply: the connection ends.
         let _ = self.servers[0].client()?.call(&[b"SHUTDOWN"]);
         self.servers[0].wait()
     }
 
-    /// Writes table and plots, if they are wanted.
+    /// Writes table and plots, if requested.
     fn save(&self) -> io::Result<()> {
         let is_whole = !self.args.short && !self.args.train && self.args.only.is_empty();
         if let Some(out) =
@@ -543,7 +542,7 @@ fn redis(program: &Path, dir: &Path) -> io::Result<Server> {
     Server::redis(program, dir, OPTIONS)
 }
 
-/// The server of a subject: what stands before the layout.
+/// Returns the server of a subject: the part before the layout.
 fn server_name(subject: &str) -> &str {
     subject.split(' ').next().unwrap_or_default()
 }

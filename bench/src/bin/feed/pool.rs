@@ -1,5 +1,5 @@
-//! Requests made before a run, with the replies that they must get, byte for byte: so the load
-//! costs the client next to nothing, and nothing that a server answers goes unchecked.
+//! Prepared requests and their expected replies. The client can compare every reply byte for byte
+//! at almost no cost.
 
 use crate::data::{Data, Liked, Page};
 use crate::layout::Layout;
@@ -8,31 +8,29 @@ use std::io::{self, Read, Write as _};
 use std::net::TcpStream;
 use tidemark_bench::server::Server;
 
-/// Requests in a row, and the replies in the same order.
+/// A sequence of requests and replies.
 #[derive(Default)]
 pub(crate) struct Pool {
     requests: Vec<u8>,
     replies: Vec<u8>,
-    /// Where each request and each reply ends.
+    /// End offsets of each request and reply.
     ends: Vec<(usize, usize)>,
-    /// Lines of each reply.
+    /// Number of lines in each reply.
     lines: Vec<usize>,
 }
 
-/// Answers that were not the model's, of all that were compared.
+/// Number of compared answers, and of expected deviations from the model.
 #[derive(Default, Clone, Copy)]
 pub(crate) struct Checked {
     pub(crate) flags: u64,
     pub(crate) false_yes: u64,
-    /// Likes of the posts looked at.
+    /// Likes of the compared posts.
     pub(crate) likes: u64,
-    /// Those of them that were taken for given already, so that their counter was not moved: the
-    /// cost of a false yes.
+    /// Likes that a false positive suppressed, so that their counter was not incremented.
     pub(crate) uncounted: u64,
 }
 
 impl Pool {
-    /// One request, one reply.
     pub(crate) fn of(request: &[u8], reply: &[u8], copies: usize) -> Pool {
         let mut pool = Pool::default();
         for _ in 0..copies {
@@ -48,10 +46,10 @@ impl Pool {
         self.lines.push(lines);
     }
 
-    /// Asks the server for all pages, one by one, and compares its answers with the data: counters
-    /// must be equal, a flag that is set must be found; one that is not may be found by the
-    /// configured rate of a Bloom filter, and is counted. So may a like be that FEED.ACT took for
-    /// given: that is counted, too, and how many there may be is for the caller to say.
+    /// Requests all pages once and compares them with the data. Counters must be equal and set
+    /// flags must be found. A flag that is not set may be found at the false-positive rate of a
+    /// Bloom filter, and FEED.ACT may suppress likes at the same rate. Both are counted; the caller
+    /// decides how many are acceptable.
     pub(crate) fn of_pages(
         server: &Server,
         layout: Layout,
@@ -113,22 +111,22 @@ impl Pool {
         index.checked_sub(1).map_or((0, 0), |before| self.ends[before])
     }
 
-    /// The requests from one index to another.
+    /// Returns the requests of an index range.
     pub(crate) fn requests(&self, from: usize, to: usize) -> &[u8] {
         &self.requests[self.starts(from).0..self.starts(to).0]
     }
 
-    /// Their replies.
+    /// Returns the replies of an index range.
     pub(crate) fn replies(&self, from: usize, to: usize) -> &[u8] {
         &self.replies[self.starts(from).1..self.starts(to).1]
     }
 
-    /// Lines of their replies.
+    /// Returns the number of lines in these replies.
     pub(crate) fn lines(&self, from: usize, to: usize) -> usize {
         self.lines[from..to].iter().sum()
     }
 
-    /// Bytes of a request and a reply, in the mean.
+    /// Mean bytes of a request and of a reply.
     pub(crate) fn bytes(&self) -> (f64, f64) {
         (
             self.requests.len() as f64 / self.len() as f64,

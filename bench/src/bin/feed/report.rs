@@ -1,4 +1,4 @@
-//! What was measured, round by round, and what it comes to beside what was asked.
+//! Results by round, and their ratios to peers and targets.
 
 use crate::data::From;
 use crate::load::{Latency, Throughput};
@@ -6,8 +6,7 @@ use crate::pool::Checked;
 use std::fmt;
 use tidemark_bench::play::median;
 
-/// What is asked for: the size of a page (0: no page), where its posts come from, over how many
-/// connections, how many at once.
+/// A load: page size (0 for no page), distribution of posts, connections and pipeline depth.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Load {
     pub(crate) size: usize,
@@ -17,13 +16,12 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// The one for which figures are asked: pages of 20 of any posts, 8 connections.
+    /// The load for which there are targets: pages of 20 uniform posts over 8 connections.
     pub(crate) fn base(pipeline: usize) -> Load {
         Load { size: 20, from: From::Uniform, connections: 8, pipeline }
     }
 }
 
-/// One measurement.
 #[derive(Clone, Copy)]
 pub(crate) struct Sample {
     round: usize,
@@ -60,7 +58,7 @@ impl Cell {
         self.subject.starts_with("tidemark")
     }
 
-    /// By CPU time beside another one, in the rounds that both were measured in.
+    /// Ratios of CPU efficiency to another cell, for the rounds that both have.
     fn over(&self, other: &Cell) -> Spread {
         let same = |s: &Sample| {
             Some(s.per_cpu_s / other.samples.iter().find(|o| o.round == s.round)?.per_cpu_s)
@@ -87,7 +85,7 @@ impl fmt::Display for Spread {
     }
 }
 
-/// What loading the data took.
+/// Cost of loading the data.
 pub(crate) struct Loaded {
     pub(crate) subject: String,
     pub(crate) bytes_per_post: f64,
@@ -97,20 +95,20 @@ pub(crate) struct Loaded {
     pub(crate) pairs_per_cpu_s: f64,
 }
 
-/// Latencies at one rate; `most` is the server's throughput under the same connections.
+/// Latencies at one rate. `most` is the server's throughput with the same connections.
 pub(crate) struct Latencies {
     pub(crate) subject: String,
     pub(crate) most: f64,
     pub(crate) latency: Latency,
 }
 
-/// Pages of Tidemark with so many workers and cores.
+/// Pages of Tidemark with a number of workers and cores.
 pub(crate) struct Scaling {
     pub(crate) workers: usize,
     pub(crate) sample: Sample,
 }
 
-/// A line of what is asked, and what was found.
+/// A target and the measured ratios.
 pub(crate) struct Asked {
     pub(crate) what: &'static str,
     pub(crate) at_least: f64,
@@ -123,7 +121,7 @@ impl Asked {
     }
 }
 
-/// All of a run.
+/// All results of a run.
 pub(crate) struct Report {
     pub(crate) posts: u64,
     pub(crate) pairs: u64,
@@ -132,7 +130,7 @@ pub(crate) struct Report {
     pub(crate) latencies: Vec<Latencies>,
     pub(crate) checked: Vec<(String, Checked)>,
     pub(crate) scaling: Vec<Scaling>,
-    /// Share of a core that Tidemark takes when its clients are silent.
+    /// Share of a core that Tidemark uses while its clients are idle.
     pub(crate) idle: Option<f64>,
 }
 
@@ -217,7 +215,7 @@ impl Report {
         self.cells.iter().find(|cell| cell.is(subject, what, load))
     }
 
-    /// Beside the strongest peer under the same load.
+    /// Returns the ratios to the strongest peer under the same load.
     pub(crate) fn times(&self, cell: &Cell) -> Option<Spread> {
         let peers = self
             .cells
@@ -226,7 +224,7 @@ impl Report {
         Some(cell.over(peers.max_by(|a, b| a.per_cpu_s().total_cmp(&b.per_cpu_s()))?))
     }
 
-    /// Beside the same server's PING or ECHO.
+    /// Returns the ratios to the same server's PING or ECHO.
     pub(crate) fn of_ceiling(&self, cell: &Cell, what: &str) -> Option<Spread> {
         let server = cell.subject.split(' ').next()?;
         Some(cell.over(self.find(
@@ -236,8 +234,8 @@ impl Report {
         )?))
     }
 
-    /// Two workers on two cores beside one on one, round by round: by the clock, and by CPU time if
-    /// each has all of a core.
+    /// Returns the ratios of two workers on two cores to one on one core, by round: by wall-clock
+    /// time, and by CPU time as if each had a full core.
     pub(crate) fn two_cores(&self) -> Option<(Spread, Spread)> {
         let of =
             |workers| self.scaling.iter().filter(move |s| s.workers == workers).map(|s| s.sample);
@@ -248,7 +246,7 @@ impl Report {
         (!rounds.is_empty()).then(|| (by(|s| s.per_s, 1.0), by(|s| s.per_cpu_s, 2.0)))
     }
 
-    /// What is asked of the server, as far as it was measured.
+    /// Returns all targets that were measured.
     pub(crate) fn asked(&self) -> Vec<Asked> {
         let feed = |what, pipeline| self.find("tidemark feed", what, Load::base(pipeline));
         let lines = [

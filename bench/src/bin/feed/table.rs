@@ -1,11 +1,10 @@
-//! The report as Markdown.
+//! Formats the report as Markdown.
 
 use crate::data::From;
 use crate::load::Latency;
 use crate::report::{Latencies, Report, Spread};
 use std::fmt::{self, Write};
 
-/// Everything.
 pub(crate) fn markdown(report: &Report) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.

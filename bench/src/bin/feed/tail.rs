@@ -1,10 +1,10 @@
-//! What pages wait while the server does something else: in an open loop, at 0.7 of the pages that
-//! it can give to as many connections, beside snapshots, rolls, spills, schema changes and full
-//! syncs, again and again while a turn takes; and the PING of Redis at the same rate,
-//! as what the machine and the sockets make anybody wait.
+//! Page latency while the server does other work: snapshots, rolls, spills, schema changes and full
+//! syncs, repeated throughout a turn. Pages arrive in an open loop at 0.7 of the server's
+//! throughput. Redis's PING at the same rate shows the latency of machine and sockets.
 //!
-//! The server has its core and the client another. What gives the orders runs on the server's core;
-//! the replica of a full sync on the client's, by `nice`, as there is no third.
+//! The server has one core and the client another. The thread that triggers the work runs on the
+//! server's core. The replica of a full sync runs on the client's core with `nice`, since there is
+//! no third.
 
 use crate::load::{Latency, closed, open};
 use crate::pool::Pool;
@@ -18,21 +18,21 @@ use std::time::Duration;
 use tidemark_bench::play::{median, take_all, text};
 use tidemark_bench::server::Server;
 
-/// Of what the server can take.
+/// Share of the server's throughput.
 const SHARE: f64 = 0.7;
 const CONNECTIONS: usize = 8;
-/// Between two snapshots, rolls and so on: often enough that the worst thousandth of the pages are
-/// beside them, and no more than the one core of a server can do beside 0.7 of its pages.
+/// Pause between two snapshots, rolls and so on. Frequent enough to affect the slowest thousandth
+/// of the pages, and affordable for one core in addition to 0.7 of its pages.
 const PAUSE: Duration = Duration::from_millis(400);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// Rows of a table that is rolled, or spilled, by requests of so many.
+/// Rows of a table that is rolled or spilled, and rows per request.
 const ROWS: u64 = 10_000;
 const ROWS_AT_ONCE: u64 = 100;
-/// The PING of Redis, and our pages beside nothing else.
+/// Indices of Redis's PING, and of our pages without other work.
 const PING: usize = 0;
 const CALM: usize = 1;
 
-/// What happens meanwhile.
+/// Concurrent work.
 #[derive(Clone, Copy)]
 enum Beside {
     Nothing,
@@ -54,7 +54,7 @@ const ALL: [(&str, Beside); 7] = [
 ];
 
 impl Bench {
-    /// All of it, by turns; gives the table as text.
+    /// Measures all kinds of work in alternating turns. Returns the table as text.
     pub(crate) fn tail(&mut self) -> io::Result<String> {
         self.start_all()?;
         let pings = Pool::of(b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n", POOL);
@@ -95,14 +95,14 @@ impl Bench {
     }
 }
 
-/// A replica that begins from nothing each time.
+/// A replica that starts from scratch for every sync.
 struct Replica {
     program: Option<PathBuf>,
     server: Option<Server>,
 }
 
 impl Replica {
-    /// One full sync.
+    /// Runs one full sync.
     fn sync(&mut self, dir: &Path, master: u16) -> io::Result<()> {
         let server = match &mut self.server {
             Some(server) => {
@@ -131,14 +131,14 @@ impl Replica {
     }
 }
 
-/// A command that must not fail.
+/// Runs a command that must succeed.
 fn told(server: &Server, words: &[&str]) -> io::Result<()> {
     let mut client = server.client()?;
     client.push(&words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>());
     take_all(&mut client)
 }
 
-/// Gives orders until it is over. How many were obeyed.
+/// Triggers the work until `over`. Returns how often it succeeded.
 fn orders(
     server: &Server,
     beside: Beside,
@@ -182,7 +182,7 @@ fn orders(
     Ok(times)
 }
 
-/// New rows, behind all others.
+/// Writes new rows with higher ids than all others.
 fn write(server: &Server, rows: &mut u64, number: u64) -> io::Result<()> {
     let mut client = server.client()?;
     for _ in 0..number / ROWS_AT_ONCE {
@@ -197,7 +197,7 @@ fn write(server: &Server, rows: &mut u64, number: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// A figure of all rounds of a line.
+/// Returns the median of a figure over the rounds of a line.
 fn of(rounds: &[(Latency, u64)], what: fn(&Latency) -> f64) -> f64 {
     median(rounds.iter().map(|(latency, _)| what(latency)).collect())
 }

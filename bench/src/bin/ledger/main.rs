@@ -1,10 +1,10 @@
-//! Measures the `ledger` crate: CPU, bytes written and reads for each pair (id, member).
-//! Decision 0017 has the figures.
+//! Measures the `ledger` crate: CPU, bytes written and reads for each pair (id, member). Decision
+//! 0017 has the figures.
 //!
 //! `cargo run --release -p tidemark-bench --bin ledger`; `--kill N` kills the process N times with
 //! `kill -9` and checks that no durable pair is missing.
 //!
-//! Ids follow Zipf's law, members are random numbers of `--bits` bits. Pairs arrive in random
+//! Ids follow Zipf's law; members are random numbers of `--bits` bits. Pairs arrive in random
 //! order, the worst case for merges; with `--recent 90`, 90 % of them belong to the newest
 //! hundredth of the ids. CPU is that of the whole process; bytes written are the kernel's count.
 
@@ -20,40 +20,40 @@ use std::time::{Duration, Instant};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Fills a ledger, and looks pairs up.
+/// Fills a ledger and looks up pairs
 #[derive(Clone, Debug, Parser)]
 struct Args {
-    /// Pairs in all.
+    /// Number of pairs
     #[arg(long, default_value_t = 20_000_000)]
     pairs: usize,
-    /// Pairs per id on average.
+    /// Mean number of pairs per id
     #[arg(long, default_value_t = 50)]
     per_id: usize,
-    /// Bits of a member.
+    /// Bits of a member
     #[arg(long, default_value_t = 40)]
     bits: u32,
-    /// Percent of the pairs that are of the newest ids.
+    /// Percentage of the pairs that belong to the newest ids
     #[arg(long, default_value_t = 0)]
     recent: u8,
-    /// Pairs that are kept in memory before they are written.
+    /// Pairs kept in memory before a flush
     #[arg(long, default_value_t = 1 << 20)]
     memory_pairs: usize,
-    /// Lookups of each kind.
+    /// Lookups of each kind
     #[arg(long, default_value_t = 200_000)]
     lookups: usize,
-    /// Where the files are, in a folder that is removed.
+    /// Parent of the temporary folder for the files
     #[arg(long)]
     folder: Option<PathBuf>,
-    /// Kill it so many times while it is filled, and compare what is left.
+    /// Kills the process this many times during the fill, and checks the remaining pairs
     #[arg(long)]
     kill: Option<u64>,
-    /// Of `--kill`: fill the folder, and print how many pairs are durable.
+    /// For `--kill`: fills the folder and prints how many pairs are durable
     #[arg(long, hide = true)]
     child: bool,
 }
 
 impl Args {
-    /// What a child is told, so that it draws the same pairs.
+    /// Arguments for a child process, so that it draws the same pairs.
     fn repeated(&self) -> Vec<String> {
         let numbers = [
             ("--pairs", self.pairs),
@@ -69,7 +69,7 @@ impl Args {
 /// Draws ids by Zipf's law.
 struct Ids {
     cumulative: Vec<f64>,
-    /// The id of each rank.
+    /// Id of each rank.
     ids: Vec<u64>,
 }
 
@@ -115,14 +115,13 @@ fn cpu() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// A number of a file of /proc/self.
 fn of_process(file: &str, name: &str) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/self/{file}")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// The kernel's view of one step.
+/// The kernel's counters for one step.
 struct Step {
     cpu: Duration,
     wall: Instant,
@@ -160,7 +159,7 @@ impl Step {
     }
 }
 
-/// Looks up pairs that are there, and some that are not.
+/// Looks up existing and missing pairs.
 fn look_up(keeper: &Pairs, pairs: &[(u64, u64)], args: &Args) -> Outcome<[String; 2]> {
     let mut random = fastrand::Rng::with_seed(1);
     let step = Step::begin();
@@ -191,7 +190,7 @@ fn measure(folder: &Path, args: &Args) -> Outcome<()> {
     }
     println!("inserted, each pair: {}", step.end(n));
     println!("so far: {}", keeper.figures().1);
-    // Once unmeasured: then the system has the files in its memory.
+    // Once unmeasured, to fill the page cache.
     look_up(&keeper, &pairs, args)?;
     for line in look_up(&keeper, &pairs, args)? {
         println!("{line}");
@@ -205,7 +204,7 @@ fn measure(folder: &Path, args: &Args) -> Outcome<()> {
     Ok(())
 }
 
-/// What a killed process does: it fills the folder, and says what is durable.
+/// Main function of the killed process: fills the folder and prints what is durable.
 fn child(folder: &Path, args: &Args) -> Outcome<()> {
     let mut keeper = Pairs::open(folder, args)?;
     for (i, &(id, member)) in pairs(args).iter().enumerate() {

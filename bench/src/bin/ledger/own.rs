@@ -1,4 +1,4 @@
-//! The `ledger` crate, flushed by the thread that inserts.
+//! The `ledger` crate, flushed by the inserting thread.
 
 use crate::{Args, Outcome};
 use ledger::{Answer, Flush, Ledger, Member, Options};
@@ -49,7 +49,7 @@ impl Pairs {
         Ok(())
     }
 
-    /// Bytes on the disk, and a description of the runs.
+    /// Returns the bytes on disk and a description of the runs.
     pub(crate) fn figures(&self) -> (u64, String) {
         let stats = self.ledger.stats();
         let pairs = stats.run_pairs as f64;

@@ -1,23 +1,24 @@
-//! Checks of all rows, and what came of them.
+//! Checks of all rows.
 
 use crate::node::{Link, Node};
 use crate::rows::{Rows, SPACE, STRIDE, id, reply, request};
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Rows of one request: neighbours, as most of them share a block.
+/// Rows per request; consecutive, so that most share a block.
 const TOGETHER: u64 = 1000;
-/// Requests under way.
+/// Number of pending requests.
 const AHEAD: usize = 4;
-/// Connections.
+/// Number of connections.
 const LINKS: u64 = 2;
 
-/// Every row of `0..rows` must be what it is after so many rounds of changes. How long that took.
+/// Checks that every row of `0..rows` has its value after `rounds` rounds of changes. Returns the
+/// duration.
 pub(crate) fn every_row(node: &Node, all: &Rows, rows: u64, rounds: u64) -> io::Result<Duration> {
     one_in(node, all, rows, rounds, 1)
 }
 
-/// One page of neighbours in so many.
+/// [`every_row`] for one page of neighbours in `pages`.
 pub(crate) fn one_in(
     node: &Node,
     all: &Rows,
@@ -53,8 +54,8 @@ fn some_rows(
     })
 }
 
-/// Asks for one page of neighbours in so many, and hands the number of its first row and what it
-/// must be to `look`, until that says that it has enough.
+/// Requests one page of neighbours in `pages`. Passes the number of its first row and the expected
+/// reply to `look`, until that returns false.
 fn pages_of(
     node: &Node,
     all: &Rows,
@@ -88,11 +89,11 @@ fn pages_of(
     Ok(())
 }
 
-/// Rows of `from..to` were being loaded when the node was killed: each is whole or absent, and they
-/// were lost from the end. How many are there.
+/// Checks rows that were being loaded during a kill: each is complete or absent, and only the last
+/// ones are absent. Returns how many are present.
 pub(crate) fn whole_or_absent(node: &Node, all: &Rows, from: u64, to: u64) -> io::Result<u64> {
     let mut client = node.client()?;
-    // Whole pages, up to the first one that is not as it was to be.
+    // Complete pages, up to the first one that differs.
     let mut whole = from;
     pages_of(node, all, from..to, 0, 1, |link, first, text| {
         let same = link.differs(text)?.is_none();
@@ -129,7 +130,7 @@ pub(crate) fn whole_or_absent(node: &Node, all: &Rows, from: u64, to: u64) -> io
     Ok(there)
 }
 
-/// One round of changes of all rows: see `rows.rs`. Every reply must be right.
+/// Applies one round of changes to all rows (see `rows.rs`) and checks every reply.
 pub(crate) fn change(node: &Node, all: &Rows, rows: u64, round: u64) -> io::Result<Duration> {
     let began = Instant::now();
     let mut link = node.connect()?;

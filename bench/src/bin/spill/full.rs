@@ -1,4 +1,4 @@
-//! A disk that fills up in the middle of a spill, and in the middle of a merge.
+//! A disk that fills up during a spill and during a merge.
 
 use crate::node::{Node, Setup};
 use crate::rows::{Rows, SPACE, id};
@@ -9,12 +9,12 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Requests that are sent together.
+/// Requests sent together.
 const TOGETHER: usize = 100;
-/// The disk.
+/// Size of the disk.
 const DISK_MIB: u64 = 512;
 
-/// A file system of its own; gone with this.
+/// A mounted file system, unmounted on drop.
 struct Disk<'a>(&'a Path);
 
 impl Disk<'_> {
@@ -30,7 +30,7 @@ impl Disk<'_> {
         }
     }
 
-    /// Leaves so many bytes free, or a little less: others write meanwhile.
+    /// Leaves at most `but` bytes free; other writers may take some of them.
     fn fill(&self, but: u64) -> io::Result<()> {
         let file = std::fs::File::create(self.0.join("ballast"))?;
         let mut size = 0;
@@ -60,8 +60,8 @@ impl Drop for Disk<'_> {
     }
 }
 
-/// Sets rows from number `from` on, until one is refused, or all below `to` are there: the first
-/// one that is not, and why.
+/// Sets rows `from..to` until one is refused. Returns the number of the first row that is not set,
+/// and the error.
 fn set(node: &Node, all: &Rows, from: u64, to: u64) -> io::Result<(u64, Option<String>)> {
     use redis_protocol::resp2::types::OwnedFrame::Error;
     let mut client = node.client()?;
@@ -87,8 +87,8 @@ fn set(node: &Node, all: &Rows, from: u64, to: u64) -> io::Result<(u64, Option<S
     Ok((to, None))
 }
 
-/// Lets the disk fill up while a cold file is being written, until that fails for want of room:
-/// `attempt` has one written, and says whether it was.
+/// Fills the disk during a write of a cold file until that write fails. `attempt` triggers a write
+/// and returns whether it succeeded.
 fn fill_in_the_middle(
     disk: &Disk<'_>,
     data: &Path,
@@ -98,7 +98,7 @@ fn fill_in_the_middle(
         let over = AtomicBool::new(false);
         let written = std::thread::scope(|scope| {
             let filling = scope.spawn(|| {
-                // A small file may be written between two looks.
+                // A small file may be written between two polls.
                 wait_for("a cold file", 60, || Ok(is_writing(data) || over.load(Relaxed)))?;
                 disk.fill(0)
             });
@@ -116,8 +116,8 @@ fn fill_in_the_middle(
     Err(error("each file was written before the disk was full"))
 }
 
-/// Whether the file that is being written, or the next one, comes to its end, and `figure` grows:
-/// else writing it fails.
+/// Waits until a file is written and `figure` grows, or a write fails. Returns whether the write
+/// succeeded.
 fn was_written(node: &Node, data: &Path, figure: &str) -> io::Result<bool> {
     let (before, failures, began) =
         (node.info(figure)?, node.info("spill_failures")?, Instant::now());
@@ -146,8 +146,7 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     wait_for("some spills", 60, || Ok(cold_rows(&node)? > 1e6))?;
     fill_in_the_middle(&disk, &data, || was_written(&node, &data, "cold_rows"))?;
     println!("  a spill has failed: {}", node.text("spill_last_error")?);
-    // The log is on the same disk, and fills what it has there, whether the load is at its end or
-    // not.
+    // The log is on the same disk and fills the rest, whether or not the load has ended.
     let mut told = None;
     wait_for("new rows are refused", 60, || {
         (rows, told) = set(&node, &all, rows, rows + 1000)?;
@@ -187,7 +186,7 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     println!("  with room it goes on by itself; every one of {rows} rows is right");
 
     println!("full in the middle of a merge");
-    // So slowly that the disk can fill up meanwhile.
+    // Slow enough that the disk can fill up during the merge.
     node.call(&["CONFIG", "SET", "spill.merge_bytes_per_s", "500000"])?;
     check::change(&node, &all, rows, 0)?;
     node.call(&["WAITAOF", "1", "0", "10000"])?;

@@ -1,4 +1,4 @@
-//! Pages of hot posts while others ask for cold ones: what do they notice?
+//! Latency of hot pages while other clients request cold ones.
 
 use crate::node::Node;
 use crate::rows::{Rows, SPACE, id, reply, request};
@@ -6,16 +6,16 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Posts of a page.
+/// Posts per page.
 const PAGE: u64 = 32;
-/// Connections that ask for hot pages; as many ask for cold ones.
+/// Connections for hot pages, and as many for cold ones.
 const LINKS: u64 = 4;
 
-/// What is asked.
+/// Load of a measurement.
 pub(crate) struct Load {
     /// Numbers of the hot posts.
     pub(crate) hot: std::ops::Range<u64>,
-    /// Cold ones are below.
+    /// Posts below this number are cold.
     pub(crate) cold: u64,
     pub(crate) rounds: u64,
     /// Pages per second.
@@ -23,8 +23,8 @@ pub(crate) struct Load {
     pub(crate) time: Duration,
 }
 
-/// Asks for pages at a steady rate, of which this share is cold. Gives the times of the hot ones,
-/// each from when it was due.
+/// Requests pages at a steady rate, a share of them cold. Returns the latencies of the hot ones,
+/// each from its scheduled time.
 pub(crate) fn pages(
     node: &Node,
     all: &Rows,

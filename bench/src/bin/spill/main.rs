@@ -1,22 +1,21 @@
-//! More posts than memory holds: what must hold of spilled rows, shown at size.
+//! More posts than fit in memory: tests and measures spilled rows at scale.
 //!
 //! ```text
 //! cargo build --release -p tidemark-bench --bin spill
 //! target/release/spill fill  --dir DIR --rows 200000000
-//!     loads over a limit of 512 MiB, killed three times during a spill; checks every row then,
+//!     loads beyond a limit of 512 MiB, with three kills during a spill; checks every row then,
 //!     after a restart, and around a kill during a merge
 //! target/release/spill reads --dir DIR --rows 200000000
-//!     one cold row: reads by the kernel's count; 1 to 16 readers beside plain pread
-//!     (--rocksdb: as many rows in RocksDB, too)
+//!     single cold rows: reads by the kernel's count; 1 to 16 readers compared with plain pread
+//!     (--rocksdb: and with RocksDB)
 //! target/release/spill hot   --dir DIR --rows 200000000
 //!     hot pages without and with 5 % cold ones
 //! target/release/spill full  --dir DIR
 //!     a disk that fills up during a spill and during a merge (a tmpfs: as root)
 //! ```
 //!
-//! `fill` of a folder that is there goes on with loading, after a check of what there is. The
-//! folder stays: `reads` and `hot` go on with what `fill` has made. What does not hold ends the
-//! program with an error.
+//! `fill` on an existing folder checks its rows and continues to load. The folder is kept, and
+//! `reads` and `hot` use the data of `fill`. The program exits with an error if a check fails.
 
 mod check;
 mod full;
@@ -38,10 +37,10 @@ use std::time::{Duration, Instant};
 struct Arguments {
     #[command(subcommand)]
     what: What,
-    /// The data folder; on the disk that is to be measured.
+    /// Data folder; must be on the disk to measure
     #[arg(long, global = true, default_value = "spill-data")]
     dir: PathBuf,
-    /// Posts.
+    /// Number of posts
     #[arg(long, global = true, default_value_t = 10_000_000)]
     rows: u64,
     #[command(flatten)]
@@ -50,45 +49,45 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum What {
-    /// Loads, kills, restarts, changes and checks every row.
+    /// Loads, kills, restarts, changes and checks all rows
     Fill {
-        /// All checks but the last look at one page of neighbours in so many.
+        /// Checks one page of neighbours in this many, except in the last check
         #[arg(long, default_value_t = 1)]
         sample: u64,
     },
-    /// Cold rows one by one.
+    /// Reads of single cold rows
     Reads {
-        /// Rounds of changes that `fill` has done; it says how many at its end.
+        /// Rounds of changes that `fill` has applied; it prints the number at its end
         #[arg(long, default_value_t = 1)]
         rounds: u64,
-        /// Reads of each measurement.
+        /// Reads per measurement
         #[arg(long, default_value_t = 5_000)]
         number: u64,
-        /// How often all of them are measured, by turns.
+        /// Repetitions of all measurements, alternating
         #[arg(long, default_value_t = 5)]
         turns: usize,
-        /// RocksDB beside it, in a folder beside this one: db_bench of rocksdb-tools.
+        /// Also measures RocksDB (db_bench of rocksdb-tools), in a neighbouring folder
         #[arg(long)]
         rocksdb: bool,
     },
-    /// Hot pages beside cold ones.
+    /// Hot pages during reads of cold ones
     Hot {
-        /// Rounds of changes that `fill` has done; it says how many at its end.
+        /// Rounds of changes that `fill` has applied; it prints the number at its end
         #[arg(long, default_value_t = 1)]
         rounds: u64,
-        /// Pages per second.
+        /// Pages per second
         #[arg(long, default_value_t = 1000)]
         rate: u64,
-        /// Seconds of each measurement.
+        /// Seconds per measurement
         #[arg(long, default_value_t = 5)]
         seconds: u64,
-        /// How often both are measured, by turns.
+        /// Repetitions of both measurements, alternating
         #[arg(long, default_value_t = 9)]
         turns: u64,
     },
-    /// A full disk.
+    /// A full disk
     Full,
-    /// The server itself: started by the others.
+    /// The server itself, started by the other commands
     #[command(hide = true)]
     Node,
 }
@@ -112,9 +111,9 @@ fn main() -> io::Result<()> {
     }
 }
 
-/// What may be resident, of what the configuration says.
+/// Largest accepted ratio of resident to planned memory.
 const MOST: f64 = 1.1;
-/// Batches that are not synced, and changes that wait to be logged: `LogOptions::unsynced_bytes`,
+/// Unsynced batches and pending changes: `LogOptions::unsynced_bytes` and
 /// `CommitOptions::queued_keys`.
 const LOG_MIB: f64 = 16.0 + 24.0;
 
@@ -122,7 +121,7 @@ fn error(text: impl Into<String>) -> io::Error {
     io::Error::other(text.into())
 }
 
-/// Whether a cold file is being written at this moment.
+/// Whether a cold file is being written.
 fn is_writing(dir: &Path) -> bool {
     let names =
         std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.file_name());
@@ -144,20 +143,20 @@ fn wait_for(
     Ok(())
 }
 
-/// Rows in memory and on the disk, about.
+/// Approximate number of rows in memory and on disk.
 fn loaded(node: &Node) -> io::Result<f64> {
     node.call(&["DBSIZE"])?.parse().map_err(io::Error::other)
 }
 
-/// Tells what is resident, and was at most since the last time: gives that as a part of what was
-/// planned.
+/// Prints current resident memory and its peak since the last call. Returns the ratio of the peak
+/// to the planned memory.
 fn memory(node: &Node, setup: &Setup, base_mib: f64, when: &str) -> io::Result<f64> {
     let (now, peak) = node.resident_mib();
     let mib = |name| node.info(name).map(|n| n / 1048576.0);
     let (index, cached, deleted) =
         (mib("cold_index_bytes")?, mib("cold_cache_bytes")?, 24.0 * mib("overlay_deleted")?);
-    // A spill sorts ids piece by piece, and what is not synced yet the log has in memory: see the
-    // configuration, [spill].
+    // A spill sorts ids in pieces, and the log keeps unsynced data in memory: see [spill] in the
+    // configuration.
     let spill = 16.0 * (setup.per_table as f64 / 16.0).max(65536.0) / 1048576.0 + 1.0;
     let overheads = base_mib + index + setup.cache_mib as f64 + deleted + spill + LOG_MIB;
     let planned = setup.limit_mib as f64 + overheads;
@@ -195,7 +194,7 @@ fn start(dir: &Path, setup: &Setup, after: &str) -> io::Result<Node> {
     Ok(node)
 }
 
-// Long: a data set is made, step after step.
+// Long: the steps build on one data set.
 fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
     const KILLS: u64 = 3;
     let all = Rows::new();
@@ -220,7 +219,7 @@ fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
             continue;
         }
         node.begin_load(from, rows)?;
-        // How many there were, and when.
+        // Row counts with their times.
         let mut seen = vec![(Instant::now(), from as f64)];
         wait_for("loading", 36_000, || {
             std::thread::sleep(Duration::from_millis(100));
@@ -234,8 +233,7 @@ fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
             worst.max(memory(&node, setup, base_mib, "before a kill in the middle of a spill")?);
         node.kill()?;
         node = start(dir, setup, "after it")?;
-        // What is synced every second has at most a second to lose, and the time that the sync
-        // takes.
+        // With a sync per second, a kill loses at most one second plus the duration of a sync.
         let safe = seen
             .iter()
             .rev()
@@ -284,7 +282,7 @@ fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
     let (mut rounds, mut took, waiting) = (0, Duration::ZERO, |node: &Node| {
         Ok::<f64, io::Error>(node.info("overlay_bytes")? + 24.0 * node.info("overlay_deleted")?)
     });
-    // Until it is worth a merge.
+    // Until a merge is worthwhile.
     while rounds < 5 && waiting(&node)? < (setup.limit_mib << 20) as f64 / 16.0 {
         took += check::change(&node, &all, rows, rounds)?;
         rounds += 1;
@@ -345,7 +343,8 @@ fn read(
     turns: usize,
     peers: &[(&str, rocksdb::Peer)],
 ) -> io::Result<()> {
-    // Rows that are cached would be too cheap, and those of the last part are in memory.
+    // A small cache, since cached rows would be too cheap. Excludes the last rows, which are in
+    // memory.
     let setup = &Setup { cache_mib: 1, ..setup.clone() };
     let (all, mut node) = (Rows::new(), Node::start(dir, setup)?);
     let cold = (node.info("cold_rows")? as u64).min(rows) / 10 * 9;
@@ -360,8 +359,8 @@ fn read(
     for readers in [1, 2, 4, 8, 16] {
         let mut ratios = [vec![], vec![], vec![], vec![]];
         for turn in 0..turns {
-            // Each its own rows: what of the last one's were left in the system's memory is not to
-            // help.
+            // Different rows for each measurement, so that none profits from the page cache of the
+            // one before.
             let pattern = |way: u64| {
                 let seed = readers << 16 | (turn as u64) << 8 | way;
                 files.drop_cache().map(|()| reads::Pattern { cold, rounds, readers, number, seed })
@@ -413,7 +412,7 @@ fn hot(
     let setup = &Setup { cache_mib: 1, ..setup.clone() };
     let (all, node) = (Rows::new(), Node::start(dir, setup)?);
     let cold = (node.info("cold_rows")? as u64).min(rows) / 10 * 9;
-    // The newest table's are in memory.
+    // The rows of the newest table are in memory.
     let load = hot::Load {
         hot: rows - 100_000..rows,
         cold,
@@ -429,7 +428,7 @@ fn hot(
             files.drop_cache()?;
             hot::pages(&node, &all, &load, share, turn)
         };
-        // What the machine does meanwhile is to meet the one as often as the other.
+        // Alternate the order, so that other load on the machine affects both equally.
         let (none, some) = if turn % 2 == 1 {
             let none = ask(0.0)?;
             (none, ask(0.05)?)

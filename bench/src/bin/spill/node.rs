@@ -1,6 +1,6 @@
-//! The server under measurement: a process of its own, as it is to be killed. It is this program
-//! again, which serves a folder, and on request loads rows by the same calls that its commands
-//! make, since sending 200,000,000 requests would measure sockets.
+//! The server under measurement, in a process of its own so that it can be killed. It is this
+//! program, started again to serve a folder. It loads rows by the calls that commands make, because
+//! 200,000,000 requests would measure sockets.
 
 use crate::reads::{self, Measured, Pattern};
 use crate::rows::{FIELDS, Rows, SPACE, id};
@@ -15,24 +15,24 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tidemark_server::config::Config;
 
-/// How the node is configured.
+/// Configuration of the node.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Setup {
-    /// The space's memory limit, in MiB.
+    /// Memory limit of the space in MiB
     #[arg(long, default_value_t = 512, global = true)]
     pub(crate) limit_mib: u64,
-    /// Memory for rows that were read from the disk, in MiB.
+    /// Cache for cold rows in MiB
     #[arg(long, default_value_t = 64, global = true)]
     pub(crate) cache_mib: u64,
-    /// Rows that a table is made for.
+    /// Rows per table
     #[arg(long, default_value_t = 1 << 20, global = true)]
     pub(crate) per_table: u64,
-    /// Threads that read.
+    /// Number of reading threads
     #[arg(long, default_value_t = 16, global = true)]
     pub(crate) read_threads: usize,
 }
 
-/// The process itself: serves the folder until its standard input ends.
+/// Serves the folder until standard input ends.
 pub(crate) fn serve(dir: &Path, setup: &Setup) -> io::Result<()> {
     let mut config = Config::default();
     config.durability.dir = dir.to_owned();
@@ -71,7 +71,7 @@ fn load(engines: &dataset::Engines, rows: &Rows, from: u64, to: u64) -> io::Resu
     for number in from..to {
         let row = rows.row(number);
         let values: [(usize, i64); FIELDS] = std::array::from_fn(|field| (field, row[field]));
-        // As a connection does, after each turn.
+        // A connection checks the same after each turn.
         while number % 64 == 0
             && (engines.durability().is_crowded()
                 || engines.durability().committer().is_late()
@@ -100,14 +100,14 @@ fn load(engines: &dataset::Engines, rows: &Rows, from: u64, to: u64) -> io::Resu
     Ok(())
 }
 
-/// The process, from outside.
+/// Handle of the server process.
 pub(crate) struct Node {
     child: Child,
     peak: Peak,
     orders: ChildStdin,
     answers: BufReader<ChildStdout>,
     port: u16,
-    /// Until it took connections.
+    /// Time until the process accepted connections.
     pub(crate) started_in: Duration,
 }
 
@@ -142,12 +142,12 @@ impl Node {
         Ok(Node { child, peak, orders, answers, port, started_in: began.elapsed() })
     }
 
-    /// Begins to load rows of these numbers.
+    /// Starts loading rows `from..to`.
     pub(crate) fn begin_load(&mut self, from: u64, to: u64) -> io::Result<()> {
         writeln!(self.orders, "{from} {to}")
     }
 
-    /// Waits until they are loaded.
+    /// Waits until the rows are loaded.
     pub(crate) fn end_load(&mut self) -> io::Result<()> {
         let mut line = String::new();
         self.answers.read_line(&mut line)?;
@@ -158,7 +158,7 @@ impl Node {
         }
     }
 
-    /// Has rows read by the process itself.
+    /// Lets the process itself read rows, without sockets.
     pub(crate) fn read_inside(&mut self, pattern: &Pattern) -> io::Result<Measured> {
         let Pattern { cold, rounds, readers, number, seed } = pattern;
         writeln!(self.orders, "{cold} {rounds} {readers} {number} {seed}")?;
@@ -167,13 +167,13 @@ impl Node {
         line.trim().parse()
     }
 
-    /// As `kill -9`.
+    /// Kills the process with SIGKILL.
     pub(crate) fn kill(mut self) -> io::Result<()> {
         self.child.kill()?;
         self.child.wait().map(drop)
     }
 
-    /// Stops it in order; how long that took.
+    /// Stops the process cleanly. Returns the duration.
     pub(crate) fn stop(mut self) -> io::Result<Duration> {
         let began = Instant::now();
         drop(self.orders);
@@ -195,7 +195,7 @@ impl Node {
         Client::connect(("127.0.0.1", self.port))
     }
 
-    /// A command, and its reply as text.
+    /// Sends a command and returns its reply as text.
     pub(crate) fn call(&self, words: &[&str]) -> io::Result<String> {
         let mut client = self.client()?;
         let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
@@ -209,7 +209,7 @@ impl Node {
         }
     }
 
-    /// A line of INFO.
+    /// Returns a field of INFO.
     pub(crate) fn text(&self, name: &str) -> io::Result<String> {
         let text = self.call(&["INFO"])?;
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -218,7 +218,6 @@ impl Node {
             .ok_or_else(|| io::Error::other(format!("INFO has no {name}")))
     }
 
-    /// A number of INFO.
     pub(crate) fn info(&self, name: &str) -> io::Result<f64> {
         let text = self.text(name)?;
         text.parse().map_err(|_| io::Error::other(format!("{name} of INFO is no number: {text}")))
@@ -228,18 +227,17 @@ impl Node {
         self.child.id()
     }
 
-    /// A field of one of the process's files in /proc: `status` in KiB, `io` in bytes or calls.
+    /// Returns a field of the process's files in /proc: `status` in KiB, `io` in bytes or calls.
     pub(crate) fn proc(&self, file: &str, name: &str) -> f64 {
         proc_of(self.child.id(), file, name)
     }
 
-    /// Resident memory now, and the most since [`Node::forget_peak`], in MiB.
+    /// Resident memory in MiB, now and at its peak since [`Node::forget_peak`].
     pub(crate) fn resident_mib(&self) -> (f64, f64) {
         (self.proc("status", "VmRSS") / 1024.0, self.proc("status", "VmHWM") / 1024.0)
     }
 
-    /// What INFO said of memory when most was resident since [`Node::forget_peak`], as far as it
-    /// was sampled.
+    /// Memory figures of INFO near the peak since [`Node::forget_peak`], as far as sampled.
     pub(crate) fn at_peak(&self) -> String {
         self.peak.seen.lock().map(|seen| seen.1.clone()).unwrap_or_default()
     }
@@ -252,7 +250,7 @@ impl Node {
     }
 }
 
-/// Looks at a process's memory twenty times a second, until this is dropped.
+/// Samples a process's memory twenty times per second until it is dropped.
 struct Peak {
     seen: Arc<Mutex<(f64, String)>>,
 }
@@ -284,7 +282,7 @@ impl Peak {
     }
 }
 
-/// What INFO says of memory, in MiB.
+/// Memory figures of INFO in MiB.
 fn parts(client: &mut Option<Client>, port: u16) -> io::Result<String> {
     if client.is_none() {
         *client = Some(Client::connect(("127.0.0.1", port))?);
@@ -309,7 +307,7 @@ pub(crate) fn proc_of(process: u32, file: &str, name: &str) -> f64 {
     line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse().ok()).unwrap_or(f64::NAN)
 }
 
-/// A connection whose replies are known beforehand.
+/// A connection that compares replies with expected ones.
 pub(crate) struct Link {
     stream: TcpStream,
     buffer: Vec<u8>,
@@ -320,7 +318,7 @@ impl Link {
         self.stream.write_all(bytes)
     }
 
-    /// Reads a reply that must be this one.
+    /// Reads a reply that must equal `reply`.
     pub(crate) fn expect(&mut self, reply: &[u8]) -> io::Result<()> {
         match self.differs(reply)? {
             None => Ok(()),
@@ -338,8 +336,8 @@ impl Link {
         }
     }
 
-    /// Reads a reply as long as this one, and no further than where it is another: the bytes until
-    /// then; the link is of no use any more.
+    /// Reads a reply of the length of `reply` and compares it. On a difference, returns the number
+    /// of bytes read so far; the link must then not be used again.
     pub(crate) fn differs(&mut self, reply: &[u8]) -> io::Result<Option<usize>> {
         self.buffer.resize(reply.len(), 0);
         let mut got = 0;

@@ -1,5 +1,5 @@
-//! Cold rows one by one, over sockets and without, beside plain reads of the same files: what one
-//! costs by the kernel's count, and how many go in parallel.
+//! Reads of single cold rows, over sockets and without, compared with plain reads of the same
+//! files: cost by the kernel's count, and parallel throughput.
 
 use crate::node::{Node, proc_of};
 use crate::rows::{FIELDS, Rows, SPACE, id, reply, request};
@@ -13,7 +13,7 @@ use std::time::Instant;
 
 const BLOCK: u64 = 4096;
 
-/// The cold files of a folder.
+/// Cold files of a folder.
 pub(crate) struct Files(Vec<(File, u64)>);
 
 impl Files {
@@ -31,7 +31,7 @@ impl Files {
         Ok(Files(files))
     }
 
-    /// From now on reads come from the device.
+    /// Evicts the files from the page cache, so that reads come from the device.
     pub(crate) fn drop_cache(&self) -> io::Result<()> {
         self.0.iter().try_for_each(|(file, _)| {
             Ok(rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?)
@@ -44,14 +44,14 @@ impl Files {
     }
 }
 
-/// What is read, and by whom.
+/// Parameters of a measurement.
 pub(crate) struct Pattern {
-    /// Numbers of rows are below.
+    /// Rows below this number are cold.
     pub(crate) cold: u64,
-    /// Rounds of changes that there have been.
+    /// Rounds of changes applied so far.
     pub(crate) rounds: u64,
     pub(crate) readers: u64,
-    /// Reads of all of them.
+    /// Total number of reads.
     pub(crate) number: u64,
     pub(crate) seed: u64,
 }
@@ -62,21 +62,20 @@ impl Pattern {
     }
 }
 
-/// Reads that were measured.
+/// Result of a measurement.
 pub(crate) struct Measured {
     pub(crate) per_s: f64,
-    /// Microseconds that half of them, and 99 of 100, do not exceed.
+    /// Median and 99th percentile of the latency in microseconds.
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
-    /// Bytes that the device gave, and calls of `read` and its like, per read; by the kernel's
-    /// count.
+    /// Bytes from the device and read system calls, per read, by the kernel's count.
     pub(crate) device_bytes: f64,
     pub(crate) calls: f64,
-    /// Processor time per read, in microseconds.
+    /// CPU time per read, in microseconds.
     pub(crate) busy_us: f64,
 }
 
-/// As one process tells another.
+/// Format for passing results between processes.
 impl std::fmt::Display for Measured {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Measured { per_s, p50_us, p99_us, device_bytes, calls, busy_us } = self;
@@ -96,18 +95,17 @@ impl std::str::FromStr for Measured {
     }
 }
 
-/// Of some times, the one that this share does not exceed.
 pub(crate) fn percentile(ns: &mut [u64], share: f64) -> f64 {
     ns.sort_unstable();
     let at = ((ns.len() as f64 * share).ceil() as usize).clamp(1, ns.len().max(1)) - 1;
     ns.get(at).map_or(f64::NAN, |&ns| ns as f64)
 }
 
-/// One reader's next read.
+/// Performs a reader's next read.
 type Read<'a> = Box<dyn FnMut() -> io::Result<()> + 'a>;
 
-/// What some reads cost, of which `read` gives the times in nanoseconds. `process`: whose calls and
-/// time are counted.
+/// Measures reads. `read` returns their latencies in nanoseconds; calls and CPU time are those of
+/// `process`.
 fn measure(process: u32, read: impl FnOnce() -> io::Result<Vec<u64>>) -> io::Result<Measured> {
     let figures = || {
         let ticks = times_of(process);
@@ -129,7 +127,7 @@ fn measure(process: u32, read: impl FnOnce() -> io::Result<Vec<u64>>) -> io::Res
     })
 }
 
-/// Runs this on so many threads, and gives all that they gave.
+/// Runs `run` on `threads` threads and concatenates the results.
 fn on_threads(
     threads: u64,
     run: impl Fn(u64) -> io::Result<Vec<u64>> + Sync,
@@ -145,7 +143,7 @@ fn on_threads(
     })
 }
 
-/// The reads of a pattern, by a thread for each reader: it does one after the other.
+/// Performs the reads of a pattern with one thread per reader, sequentially in each.
 fn by_threads<'a>(
     pattern: &Pattern,
     process: u32,
@@ -165,7 +163,7 @@ fn by_threads<'a>(
     measure(process, || on_threads(readers, run))
 }
 
-/// Random cold rows, each asked for alone, over sockets.
+/// Reads random cold rows over sockets, one per request.
 pub(crate) fn served(node: &Node, all: &Rows, pattern: &Pattern) -> io::Result<Measured> {
     by_threads(pattern, node.process(), |mut rng| {
         let (mut link, all) = (node.connect()?, all.clone());
@@ -184,9 +182,9 @@ pub(crate) fn served(node: &Node, all: &Rows, pattern: &Pattern) -> io::Result<M
     })
 }
 
-/// The same rows without sockets: as many threads as the server would have workers, each with a
-/// runtime, its share of the readers as tasks of that, as connections are. A reader has a row
-/// fetched, as a turn does, and looks.
+/// Reads random cold rows without sockets. As many threads as the server has workers each run their
+/// share of the readers as tasks, like connections. A reader fetches a row, as a turn does, and
+/// reads it.
 pub(crate) fn inside(engines: &Engines, all: &Rows, pattern: &Pattern) -> io::Result<Measured> {
     let workers = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     measure(std::process::id(), || {
@@ -216,7 +214,7 @@ async fn reader(engines: &Engines, all: &Rows, pattern: &Pattern, n: u64) -> io:
     Ok(ns)
 }
 
-/// What all of these give, when all are done.
+/// Runs all readers to completion and concatenates their results.
 async fn all_of<F: Future<Output = io::Result<Vec<u64>>>>(readers: Vec<F>) -> io::Result<Vec<u64>> {
     let mut left: Vec<_> = readers.into_iter().map(Box::pin).collect();
     let mut all = Ok(Vec::new());
@@ -237,7 +235,7 @@ async fn all_of<F: Future<Output = io::Result<Vec<u64>>>>(readers: Vec<F>) -> io
     all
 }
 
-/// Random blocks of the same files by `pread`.
+/// Reads random blocks of the same files with `pread`.
 pub(crate) fn plain(files: &Arc<Files>, pattern: &Pattern) -> io::Result<Measured> {
     by_threads(pattern, std::process::id(), |mut rng| {
         let files = files.clone();
@@ -246,22 +244,22 @@ pub(crate) fn plain(files: &Arc<Files>, pattern: &Pattern) -> io::Result<Measure
     })
 }
 
-/// Processor time of a process so far, in microseconds.
+/// CPU time of a process so far, in microseconds.
 fn times_of(process: u32) -> f64 {
     times(process, [11, 12])
 }
 
-/// Processor time of the children of a process that have ended, in microseconds.
+/// CPU time of a process's exited children, in microseconds.
 pub(crate) fn times_of_children(process: u32) -> f64 {
     times(process, [13, 14])
 }
 
-/// The sum of two times of a process, by their fields behind its name.
+/// Sums two times of a process, by their field numbers after its name.
 fn times(process: u32, fields_of: [usize; 2]) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let fields: Vec<&str> =
         text.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
-    // Its own and the kernel's, in hundredths of a second.
+    // User and system time, in hundredths of a second.
     let ticks =
         |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).unwrap_or(f64::NAN);
     fields_of.map(ticks).iter().sum::<f64>() * 1e4

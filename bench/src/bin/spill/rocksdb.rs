@@ -1,6 +1,6 @@
-//! RocksDB beside it, by its own benchmark program, `db_bench` (Debian: rocksdb-tools): as many
-//! rows with keys of 8 bytes that rise one by one, and values of 6 random bytes, which is about
-//! what our rows hold; a filter of 10 bits, a cache of 8 MiB, and reads past the system's memory.
+//! RocksDB as a peer, measured with its own `db_bench` (Debian: rocksdb-tools). It has the same
+//! number of rows, with sequential keys of 8 bytes and random values of 6 bytes, about the content
+//! of our rows. Settings: a filter of 10 bits, a cache of 8 MiB, and direct I/O.
 
 use crate::reads::times_of_children;
 use std::io;
@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 const SETTINGS: &str = "--key_size=8 --value_size=6 --compression_ratio=1 --bloom_bits=10 \
                         --block_size=4096 --cache_size=8388608 --open_files=-1";
 
-/// A database that was filled.
+/// A filled database.
 pub(crate) struct Peer {
     dir: PathBuf,
     rows: u64,
@@ -19,7 +19,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Fills one, and merges all of it into its lowest level.
+    /// Fills a database and compacts it to its lowest level.
     pub(crate) fn fill(dir: &Path, rows: u64, compression: &'static str) -> io::Result<Peer> {
         let mut peer = Peer { dir: dir.to_owned(), rows, compression, bytes_per_row: f64::NAN };
         if peer.dir.exists() {
@@ -33,8 +33,8 @@ impl Peer {
         Ok(peer)
     }
 
-    /// So many reads, of random rows, by so many threads: reads per second, and the processor time
-    /// of each in microseconds, without that of starting.
+    /// Reads random rows with `readers` threads. Returns reads per second and CPU microseconds per
+    /// read, without start-up.
     pub(crate) fn read(&self, readers: u64, number: u64) -> io::Result<(f64, f64)> {
         let run = |each: u64| {
             self.run(&format!(
@@ -47,7 +47,7 @@ impl Peer {
         Ok((per_s, (all - starting).max(0.0) / (number - readers) as f64))
     }
 
-    /// Operations per second of the last benchmark, and the processor time of the program in
+    /// Runs a benchmark. Returns its operations per second and the CPU time of the program in
     /// microseconds.
     fn run(&self, words: &str) -> io::Result<(f64, f64)> {
         let before = times_of_children(std::process::id());

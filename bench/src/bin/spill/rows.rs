@@ -1,19 +1,19 @@
-//! The rows of the measurement: which posts there are and what each must be, as functions of its
-//! number, so that every row can be checked and none need be remembered.
+//! Rows of the measurement. Id and expected values are functions of a row's number, so every row
+//! can be checked and none need be stored.
 //!
-//! Ids rise, one in 4,096 taken. Counts are log-normal, as `counter_memory` has them: like with
-//! mean 39, read with mean 2,900, repost and comment with mean 8 and two thirds of them 0. Changes
-//! come in rounds: round `r` adds 1 to the likes of every row whose number is `r` modulo
-//! [`STRIDE`], and deletes those whose number is `STRIDE - 1 - r`.
+//! Ids ascend; one in 4,096 is used. Counts are log-normal as in `counter_memory`: means of 39
+//! likes, 2,900 reads, 8 reposts and 8 comments, with two thirds of the latter two 0. Changes come
+//! in rounds: round `r` adds 1 to the likes of rows whose number is `r` modulo [`STRIDE`], and
+//! deletes those whose number is `STRIDE - 1 - r`.
 
-/// The counter space, and its fields.
+/// The counter space and the number of its fields.
 pub(crate) const SPACE: &str = "post";
 pub(crate) const FIELDS: usize = 4;
-/// One row in so many is changed in a round, and one deleted.
+/// In a round, one row in this many changes and one is deleted.
 pub(crate) const STRIDE: u64 = 100;
 /// Ids per post.
 const GAP: u64 = 4096;
-/// Values are drawn from so many of each column.
+/// Distinct values of each column.
 const DRAWN: usize = 1 << 16;
 
 pub(crate) fn mix(x: u64) -> u64 {
@@ -21,12 +21,12 @@ pub(crate) fn mix(x: u64) -> u64 {
     (x ^ (x >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9) ^ (x >> 32)
 }
 
-/// The id of a post.
+/// Id of a post.
 pub(crate) fn id(number: u64) -> u64 {
     (1 << 50) + number * GAP + mix(number) % GAP
 }
 
-/// What the rows are.
+/// Expected values of the rows.
 #[derive(Clone)]
 pub(crate) struct Rows {
     columns: std::sync::Arc<[Vec<i64>; FIELDS]>,
@@ -40,7 +40,7 @@ impl Rows {
                 if rng.f64() >= share {
                     return 0;
                 }
-                // Box and Muller.
+                // Box-Muller transform.
                 let normal = (-2.0 * (1.0 - rng.f64()).ln()).sqrt()
                     * (rng.f64() * std::f64::consts::TAU).cos();
                 ((mean / share).ln() - sigma * sigma / 2.0 + sigma * normal).exp() as i64
@@ -58,13 +58,13 @@ impl Rows {
         }
     }
 
-    /// A post's counters when it is loaded.
+    /// Initial counters of a post.
     pub(crate) fn row(&self, number: u64) -> [i64; FIELDS] {
         let drawn = mix(number ^ 0x5851_F42D_4C95_7F2D);
         std::array::from_fn(|field| self.columns[field][(drawn >> (16 * field)) as usize % DRAWN])
     }
 
-    /// A post's counters after so many rounds of changes; `None`: it was deleted.
+    /// Counters of a post after `rounds` rounds of changes; `None` if it was deleted.
     pub(crate) fn after(&self, number: u64, rounds: u64) -> Option<[i64; FIELDS]> {
         let at = number % STRIDE;
         if at >= STRIDE - rounds {
@@ -76,7 +76,7 @@ impl Rows {
     }
 }
 
-/// Appends a number as text; `write!` would take most of the time of a check.
+/// Appends a number as text; `write!` would dominate the time of a check.
 fn number(mut n: u64, out: &mut Vec<u8>) {
     let (mut digits, mut at) = ([0; 20], 20);
     loop {
@@ -89,7 +89,7 @@ fn number(mut n: u64, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends what CNT.GET says of a row.
+/// Appends the reply of CNT.GET for a row.
 pub(crate) fn reply(row: Option<[i64; FIELDS]>, out: &mut Vec<u8>) {
     let Some(row) = row else { return out.extend_from_slice(b"*-1\r\n") };
     out.push(b'*');
@@ -103,7 +103,6 @@ pub(crate) fn reply(row: Option<[i64; FIELDS]>, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends a request.
 pub(crate) fn request(words: &[&str], ids: &[u64], out: &mut Vec<u8>) {
     let mut text = Vec::new();
     let mut word = |bytes: &[u8], mark: u8, n: usize| {
