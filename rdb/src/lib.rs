@@ -63,10 +63,10 @@ enum Layout {
     String,
     /// A count, then the strings.
     Strings,
-    /// A count, then the pairs of strings.
+    /// A count, then pairs of strings.
     Pairs,
-    /// Redis 7.4 and later: a count, then triples of expiry, field and value. The time of the first
-    /// expiry precedes the count, except in release candidates of 7.4.
+    /// Redis 7.4 and later: a count, then triples of expiry, field and value. The earliest expiry
+    /// precedes the count, except in release candidates of 7.4.
     ExpiringPairs {
         has_minimum: bool,
     },
