@@ -4,20 +4,19 @@
 //! ```text
 //!   replica (Follower)                       master (Sender)
 //!     Hello: lineage, position, term  ---->
-//!                                     <----  Welcome: its end, its term, whether the log passes
-//!                                            through there; if not, its segments
-//!        it does:                     <----  Segment, Batch, Batch, ... from the log's files
+//!                                     <----  Welcome: verdict, end, term; unless the log contains
+//!                                            the position, the segment headers
+//!   log contains the position:        <----  Segment, Batch, Batch, ... from the log's files
 //!     Ack: written, durable           ---->
-//!        it does not:
+//!   otherwise, full sync:
 //!     WantManifest                    ---->
 //!                                     <----  Manifest
-//!     WantFile: name, from byte       ---->  (only files that it lacks, by checksum; from where
-//!                                            the link was cut)
+//!     WantFile: name, from byte       ---->  (missing files only; resumes partial files)
 //!                                     <----  Chunk, Chunk, ...
 //!     WantLog: segment                ---->
-//!                                     <----  Segment, Batch, ... until all is there; then it
-//!                                            replaces the old data
-//!     StepDown                        ---->  an order made this replica the master
+//!                                     <----  Segment, Batch, ...; once complete, the new data
+//!                                            replaces the old
+//!     StepDown                        ---->  (planned failover to this replica)
 //!                                     <----  Batch, ..., SteppedDown: the log's last offset
 //! ```
 //!

@@ -2,8 +2,8 @@
 //! backup, to any position or time.
 //!
 //! ```text
-//!   log/<lineage>-<term>/log-0000000000000012.tlog     whole: a link where the file system can
-//!                       /log-0000000000000013.tlog     the newest: a copy that grows
+//!   log/<lineage>-<term>/log-0000000000000012.tlog     complete: a hard link if possible
+//!                       /log-0000000000000013.tlog     newest: a growing copy
 //! ```
 //!
 //! Lineage, term and number together identify the contents of a segment. Only one node writes under

@@ -2,10 +2,10 @@
 //! concurrently with writes.
 //!
 //! ```text
-//!   tidemark.backup              what is described here
-//!   tidemark.manifest            the data folder's as it was pinned, its log durable up to the end
-//!   snap-*.tsnap, cold-*.tcold   the pinned files: links where the file system can, else copies
-//!   log-*.tlog                   copies: from the manifest's replay position up to the end
+//!   tidemark.backup              description of the backup, see below
+//!   tidemark.manifest            the pinned manifest, with the durable offset of the log's end
+//!   snap-*.tsnap, cold-*.tcold   the pinned files: hard links if possible, else copies
+//!   log-*.tlog                   copies, from the manifest's replay position to the end
 //! ```
 //!
 //! `tidemark.backup` is text with one fact per line in canonical form, like the manifest:

@@ -3,13 +3,13 @@
 //! ```text
 //!   offset  size  field
 //!        0     4  n         length of the body in bytes; 0 for a seal, which holds no records
-//!        4     4  records   how many the body holds
+//!        4     4  records   number of records in the body
 //!        8     8  sequence  number of the batch in the lineage, from 1, without gaps
 //!       16     8  time      milliseconds since 1970 by the writer's clock; for people, for the lag
-//!                           of replicas, and to find the place that a restore is to end at
-//!       24     4  unsynced  bytes of the log right before this batch that were not known to be
-//!                           durable when it was written
-//!       28     4  previous  chain value of the batch before (the first: of the segment's header)
+//!                           of replicas, and for restores to a point in time
+//!       24     4  unsynced  number of bytes before this batch that were not known to be durable
+//!                           when it was written
+//!       28     4  previous  chain value of the previous batch or, for the first, the header
 //!       32     4  chain     CRC-32C of (lineage, segment, offset, bytes 0..32, body); the next
 //!                           batch's `previous`
 //!       36     4  check     CRC-32C of (lineage, segment, byte, bytes 0..36)

@@ -142,7 +142,7 @@ pub(crate) fn read_whole(disk: &dyn Disk, name: &str, limit: u64) -> io::Result<
     Ok(bytes)
 }
 
-/// Atomically replaces the contents of `name` (guarantee 4).
+/// Atomically replaces the contents of `name` (promise 4).
 ///
 /// A crash at any step leaves either the old or the new file: write a temporary file, sync it,
 /// rename it, sync the folder.

@@ -10,7 +10,7 @@
 //!        +------ released when durable -----+  walk of the tables --> SnapshotWriter --> manifest
 //! ```
 //!
-//! Guarantees of the design that this crate implements, by number:
+//! Promises of the design (docs/promises.md) that this crate implements, by number:
 //!
 //! - **2** The log holds state, not deltas. Replay from any earlier position converges, so a
 //!   snapshot needs no pause (`snapshot.rs`).

@@ -1,10 +1,10 @@
-//! Encoding of records in a batch. Records hold state, never deltas (guarantee 2).
+//! Encoding of records in a batch. Records hold state, never deltas (promise 2).
 //!
 //! ```text
-//!   space    1..5 bytes   number of the space, LEB128 (0 = the catalogue: spaces, views, actions)
-//!   kind     1 byte       the server's: what the payload describes
+//!   space    1..5 bytes   space number, LEB128 (0 = the catalogue: spaces, views, actions)
+//!   kind     1 byte       kind of the payload, defined by the server
 //!   n        1..5 bytes   length of the payload, LEB128
-//!   payload  n bytes      the server's
+//!   payload  n bytes      defined by the server
 //! ```
 //!
 //! The envelope takes at least three bytes. One record can describe many rows: a payload that packs

@@ -5,14 +5,14 @@
 //!   offset  size  field
 //!        0     8  magic     "TIDELOG\n"
 //!        8     4  version   1
-//!       12     4  flags     bit 0: what lies between the previous segment's valid part and this
+//!       12     4  flags     bit 0: everything between the previous segment's valid part and this
 //!                           one is void; other bits 0
 //!       16    16  lineage
-//!       32     8  segment   the number in the file's name
+//!       32     8  segment   number in the file's name
 //!       40     8  previous  number of the segment that this one continues; 0 for the first
-//!       48     8  base      offset, in the lineage, of the first batch
-//!       56     8  sequence  number of the last batch before the first one here; 0 if none
-//!       64     8  term      raised when a replica is promoted: tells branches of a lineage apart
+//!       48     8  base      offset of the first batch in the lineage
+//!       56     8  sequence  sequence number of the last batch before this segment; 0 if none
+//!       64     8  term      raised by a promotion; distinguishes branches of a lineage
 //!       72     4  chain     chain value at `base`
 //!       76     4  check     CRC-32C of bytes 0..76
 //!       80        batches, see batch.rs

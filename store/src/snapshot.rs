@@ -5,21 +5,21 @@
 //!   offset  size  field
 //!        0     8  magic     "TIDESNAP"
 //!        8     4  version   1
-//!       12     4  kind      the server's: what the records describe
+//!       12     4  kind      kind of the records, defined by the server
 //!       16    16  lineage
-//!       32     8  identity  the numbers in the file's name: snapshot number * 2^24 + file number
+//!       32     8  identity  snapshot number * 2^24 + file number, as in the file's name
 //!       40     4  space
 //!       44     4  zero
-//!       48     8  low       lowest id that the file may hold
-//!       56     8  high      highest id that it may hold
-//!       64     8  stamp     the table's version when the walk began
+//!       48     8  low       lowest id of the file's range
+//!       56     8  high      highest id of the file's range
+//!       64     8  stamp     version of the table when the walk began
 //!       72     8  body      length of the chunks in bytes
 //!       80     4  zero
 //!       84     4  check     CRC-32C of bytes 0..84
 //!       88        chunks: frames (frame.rs), context (identity, number of the chunk from 0)
-//!     then     4  zero      no frame has length 0: this ends the body
-//!              4  chunks    how many
-//!              8  rows      how many, as the writer counted
+//!     then     4  zero      end of the body: no frame has length 0
+//!              4  chunks    number of chunks
+//!              8  rows      number of rows according to the writer
 //!              4  total     CRC-32C of all bytes before the footer
 //!              4  check     CRC-32C of (identity, the footer's first 20 bytes)
 //! ```
@@ -39,7 +39,7 @@
 //! of the body. It then syncs and renames the file and syncs the folder, before a manifest names
 //! the file. The file never changes. It is removed once no manifest names it.
 //!
-//! **Why a walk concurrent with writes gives a correct snapshot** (guarantee 2). The manifest
+//! **Why a walk concurrent with writes gives a correct snapshot** (promise 2). The manifest
 //! contains a log position P, a durable end of the log from before the walk. If the walk missed a
 //! change, the change happened later, so its record is after P and will be replayed. If the walk
 //! saw a change, its replay is harmless, because records hold state. The walk may also have seen a

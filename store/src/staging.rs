@@ -2,13 +2,13 @@
 //! atomically at the end.
 //!
 //! ```text
-//!   staged-plan.manifest          the master's manifest: what is being fetched
-//!   staged-snap-..1.tsnap.tmp     being fetched; a link that was cut goes on behind what is there
-//!   staged-snap-..2.tsnap         whole, checked, durable
-//!   staged-log-..12.tlog          the log behind the manifest's replay position (replica_log.rs)
-//!   staged-next.manifest          all is there: from now on this is the data set            (1)
-//!   staged-now.manifest           the logs of the old one are removed                       (2)
-//!   tidemark.manifest             everything has its name
+//!   staged-plan.manifest          the master's manifest
+//!   staged-snap-..1.tsnap.tmp     partially fetched; the next link resumes it
+//!   staged-snap-..2.tsnap         complete, verified, durable
+//!   staged-log-..12.tlog          log from the manifest's replay position (replica_log.rs)
+//!   staged-next.manifest          committed: this is the data set from now on               (1)
+//!   staged-now.manifest           the old segments are removed                              (2)
+//!   tidemark.manifest             all files have their final names
 //! ```
 //!
 //! A crash before (1) keeps the old data set, and the fetched files for a later attempt. After (1),

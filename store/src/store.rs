@@ -1,12 +1,12 @@
 //! The data folder. One process opens and loads it; a [`Log`] and a manifest keep it up to date.
 //!
 //! ```text
-//!   Store::open      lock, manifest (or a new lineage), sweep what no manifest names
+//!   Store::open      lock, manifest (or a new lineage), removal of unnamed files
 //!     .load          snapshot files, on several threads
-//!     .replay        the log behind them; gives the writing end
+//!     .replay        the log after them; returns the writer of the log
 //!   running: Log (one thread), snapshots (another): begin_snapshot .. commit -> new manifest
-//!            -> old files and segments go
-//!   stop: Committer::stop, then .note_durable of the log that run() gives back
+//!            -> removal of old files and segments
+//!   stop: Committer::stop, then .note_durable of the log that run() returned
 //! ```
 //!
 //! | file | created | removed |

@@ -6,14 +6,12 @@
 //!        4     2  rows      n, 1..=4096
 //!        6     2  columns   c, 0..=64
 //!        8     8  first     the lowest id
-//!       16  4+4c  how the distances between ids, then each column, are packed: width (7 bits, low
-//!                 first), has a base (1),
-//!                 high width (8), exceptions (16)
-//!              8  per column that has one: its base
-//!                 bits, low first: (n - 1) distances less 1, at their width; then the exceptions
-//!                 of the distances; then for each column n
-//!                 values less the base, at its width, and its exceptions
-//!                 zeros
+//!       16  4+4c  packing of the distances between ids, then of each column: width (7 bits, low
+//!                 bits first), has a base (1), high width (8), exceptions (16)
+//!              8  per column with a base: the base
+//!                 bit array, low bits first: (n - 1) distances minus 1 and their exceptions, then
+//!                 for each column n values minus the base, and its exceptions
+//!                 zeros up to 4096
 //! ```
 //!
 //! Each number keeps its low `width` bits in the array. Larger numbers are *exceptions*. After the

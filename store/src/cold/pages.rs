@@ -5,24 +5,24 @@
 //!   offset  size  field
 //!        0     8  magic     "TIDECOLD"
 //!        8     4  version   2
-//!       12     4  kind      the server's: what the pages hold
+//!       12     4  kind      kind of the contents, defined by the server
 //!       16    16  lineage
-//!       32     8  identity  the two numbers in the file's name: first * 2^24 + second
+//!       32     8  identity  first * 2^24 + second number of the file's name
 //!       40     4  space
 //!       44     4  rows      1: each page is a block of rows; 0: the caller defines the pages
-//!       48     8  low       lowest id that the file answers for
-//!       56     8  high      highest id that it answers for
-//!       64     8  stamp     the server's
+//!       48     8  low       lowest id of the file's range
+//!       56     8  high      highest id of the file's range
+//!       64     8  stamp     defined by the server
 //!       72     8  pages     1..=2^26
 //!       80     8  note      length of the note in bytes
-//!       88     4  noted     CRC-32C of (identity, the checksums behind the pages, the note)
-//!       92     4  body      CRC-32C of everything behind the header
+//!       88     4  noted     CRC-32C of (identity, checksums after the pages, note)
+//!       92     4  body      CRC-32C of everything after the header
 //!       96    28  zero
 //!      124     4  check     CRC-32C of bytes 0..124
 //!      128        zeros up to 4096
 //!     4096        pages of 4096 bytes each
-//!     then        unless rows: a checksum of 4 bytes per page
-//!     then        the note: the caller's index of the pages
+//!     then        except for rows: a checksum of 4 bytes per page
+//!     then        note: the caller's index of the pages
 //! ```
 //!
 //! Numbers are little-endian. The checksum of a page is the CRC-32C of (identity, number of the

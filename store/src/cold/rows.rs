@@ -3,13 +3,13 @@
 //!
 //! ```text
 //!   offset  size  field
-//!        0     4  columns  of each row, 0..=64
-//!        4     8  rows
+//!        0     4  columns  number of columns, 0..=64
+//!        4     8  rows     number of rows
 //!       12     8  first    lowest id
 //!       20     8  last     highest id
 //!       28     1  width    w, 0..=64
-//!       29        index    for each block its lowest id less `first`, w bits each, low bit first;
-//!                          zeros to a whole byte
+//!       29        index    lowest id of each block minus `first`, w bits each, low bits first,
+//!                          zero-padded to a whole byte
 //! ```
 //!
 //! Numbers are little-endian. A note is valid only if the counts are possible, the ids are within

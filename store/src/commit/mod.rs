@@ -2,10 +2,10 @@
 //! key once, logs it, syncs, and publishes its progress.
 //!
 //! ```text
-//!   writer                                     commit thread, one round after the other
+//!   writer                                     commit thread, in rounds
 //!   turn = committer.enter(hash of the id)     round n ends, n + 1 begins
-//!     change the engines                       for each stripe that is not empty: lock, take its
-//!                                              keys, dedupe,
+//!     change the engines                       for each stripe with keys: lock, take the keys,
+//!                                              deduplicate,
 //!     turn.mark(key) ...                           source.collect(keys) reads their state, unlock
 //!   ticket = turn.leave()                      source.encode(batch), log.append(batch), log.sync()
 //!   reply when durable() >= ticket             durable = n; source.published(..) wakes waiters
@@ -43,7 +43,7 @@
 //!   its reply must wait for (`visibility.rs`).
 //!
 //! A writer holds its stripe for the duration of its change. The commit thread holds it while it
-//! reads the state of the stripe's keys. Readers take no stripe (guarantee 1). `stripes.rs` has the
+//! reads the state of the stripe's keys. Readers take no stripe (promise 1). `stripes.rs` has the
 //! writers' side, `commit_loop.rs` the commit thread, `committer.rs` their shared state.
 //!
 //! A ticket is a round and not a counter, so a writer only loads it and increments nothing. The

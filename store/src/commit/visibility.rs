@@ -8,7 +8,7 @@
 //!
 //! ```text
 //!   writer, in its stripe    number = CHANGING, change, mark, number = round
-//!   reader                   read, then look at the number
+//!   reader                   read the state, then the number
 //! ```
 //!
 //! A reader that saw the change also sees CHANGING or a later value. All ids of a group share a

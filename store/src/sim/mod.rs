@@ -8,8 +8,8 @@
 //!
 //! ```text
 //!   write ----> live image, and the list of unsynced writes --sync--> durable image
-//!                                      |           \--sync fails--> some arrive, some never will;
-//!                                      |                            live still shows them
+//!                                      |           \--sync fails--> some arrive, others never;
+//!                                      |                            reads still return them
 //!                                      +--power cut--> none, all, a torn prefix, or any subset of
 //!                                                      sectors
 //! ```

@@ -11,7 +11,7 @@
 //!
 //! Assertions after each crash (a power cut or a kill):
 //!
-//! - `always`: no acknowledged change is lost (guarantee 3), and no change that a reader was shown
+//! - `always`: no acknowledged change is lost (promise 3), and no change that a reader was shown
 //!   (C9).
 //! - `everysec`: lost changes were acknowledged within one second of each other. If all syncs
 //!   succeed quickly, they are at most a second older than the crash.

@@ -7,10 +7,10 @@
 //!
 //! Assertions after each crash:
 //!
-//! - The log ends at or after the last synced sequence number (guarantee 3, `always`).
+//! - The log ends at or after the last synced sequence number (promise 3, `always`).
 //! - The log is a prefix: batch n has the last body written as n, for all n up to the end
 //!   (`everysec`, `no`).
-//! - The state of snapshot and log equals that prefix (guarantees 2 and 3).
+//! - The state of snapshot and log equals that prefix (promises 2 and 3).
 //! - Without bit rot a start never reports damage.
 //!
 //! `cargo xtask sim crash --runs 100000` runs more seeds; `--seed 7` replays one.
