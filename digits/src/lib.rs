@@ -78,9 +78,7 @@ fn long_natural(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// One in each byte.
 const ALL: u64 = 0x0101_0101_0101_0101;
-/// Eight digits '0'.
 const ZEROS: u64 = ALL * 0x30;
 
 /// Returns 0 if all bytes of a text, XORed with [`ZEROS`], are digits.

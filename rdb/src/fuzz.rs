@@ -67,7 +67,6 @@ pub fn payload(input: &[u8]) {
     }
 }
 
-/// Returns all elements of a payload written by this crate.
 fn read(bytes: &[u8]) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     let payload = Payload::open(bytes).expect("a payload that was just written");

@@ -190,7 +190,6 @@ impl<'a> Payload<'a> {
     }
 }
 
-/// Maps the number of a type to its kind and layout.
 fn of_type(number: u8, version: u16) -> Result<(Kind, Layout), Error> {
     let is_valkey = VALKEY.contains(&version);
     Ok(match number {

@@ -7,7 +7,6 @@ const BROKEN: Error = Error::Format("a packed list is broken");
 /// Header value for an unknown number of elements.
 const UNCOUNTED: u64 = 0xffff;
 
-/// Removes and returns the first `count` bytes.
 fn take<'a>(rest: &mut &'a [u8], count: usize) -> Result<&'a [u8], Error> {
     let (taken, left) = rest.split_at_checked(count).ok_or(BROKEN)?;
     *rest = left;
@@ -45,7 +44,6 @@ pub(crate) fn intset<E: From<Error>>(
     rest.chunks_exact(width).try_for_each(|bytes| give(Element::Text(text.decimal(integer(bytes)))))
 }
 
-/// Entry of a ziplist or listpack.
 enum Entry<'a> {
     Text(&'a [u8]),
     Integer(i64),
@@ -144,7 +142,6 @@ fn listpack_entry<'a>(first: u8, rest: &mut &'a [u8]) -> Result<Entry<'a>, Error
     Ok(entry)
 }
 
-/// Passes the text of an entry to `give`.
 fn as_text<E>(
     entry: Entry<'_>,
     scratch: &mut Scratch,

@@ -25,7 +25,6 @@ enum Length {
     Encoded(u8),
 }
 
-/// Sequential reader.
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
 }
@@ -64,7 +63,6 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Reads a length.
     pub(crate) fn length(&mut self) -> Result<u64, Error> {
         match self.any_length()? {
             Length::Plain(length) => Ok(length),
@@ -108,7 +106,6 @@ impl<'a> Reader<'a> {
 }
 
 impl Scratch {
-    /// Formats an integer.
     pub(crate) fn decimal(&mut self, value: i64) -> &[u8] {
         use std::io::Write;
         self.0.clear();

@@ -59,7 +59,6 @@ fn text(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Encodes a listpack of encoded elements.
 fn listpack(elements: &[&[u8]]) -> Vec<u8> {
     let body: Vec<u8> = elements
         .iter()

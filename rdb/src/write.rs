@@ -40,7 +40,6 @@ fn put_integer(out: &mut Vec<u8>, value: i64) {
     }
 }
 
-/// Appends the footer.
 pub(crate) fn seal(mut out: Vec<u8>, version: u16) -> Vec<u8> {
     out.extend_from_slice(&version.to_le_bytes());
     let sum = crc64(&out);

@@ -83,9 +83,7 @@ pub enum LinkStep {
 
 #[derive(Debug)]
 enum State {
-    /// Hello is sent.
     Greeted,
-    /// The master sends its log.
     Following,
     /// WantManifest is sent. The files are those verified by an earlier attempt.
     AwaitManifest(Vec<FileEntry>),
@@ -113,7 +111,6 @@ pub struct Follower {
     bodies: Vec<u8>,
     /// End of the master's log, as last reported.
     master_end: u64,
-    /// Number of bytes received in a full sync.
     fetched_bytes: u64,
     /// Final end of the master's log, once the master has stepped down.
     stepped_down_at: Option<u64>,

@@ -153,7 +153,6 @@ fn batch(segment: &SegmentHead, byte: u64, honest: &[u8], input: &mut Input<'_>)
     [&head, body].concat()
 }
 
-/// Node of the replica.
 struct Here {
     store: Store,
     log: FollowLog,

@@ -104,7 +104,6 @@ pub struct Sender {
     said_ms: u64,
     /// Greatest end of the log that was sent or announced.
     said_end: u64,
-    /// Whether the replica has asked this node to step down.
     asked_to_step_down: bool,
     /// Final end of the log to announce, after this node has stepped down.
     steps_down_at: Option<u64>,

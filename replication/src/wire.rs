@@ -76,7 +76,6 @@ pub(crate) enum ToReplica<'a> {
     Chunk(&'a [u8]),
     Segment(&'a [u8]),
     Batch(&'a [u8]),
-    /// Progress of the master.
     Heartbeat {
         end: u64,
         time_ms: u64,
@@ -195,7 +194,6 @@ impl Reader {
     }
 }
 
-/// Sequential decoder of a body's fields.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -219,7 +217,6 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Decodes a replica's message.
 pub(crate) fn read_to_master(body: &[u8]) -> Result<ToMaster, String> {
     let (&kind, rest) = body.split_first().ok_or("an empty message")?;
     let mut f = Fields(rest);
@@ -252,7 +249,6 @@ pub(crate) fn read_to_master(body: &[u8]) -> Result<ToMaster, String> {
     })
 }
 
-/// Decodes a master's message.
 pub(crate) fn read_to_replica(body: &[u8]) -> Result<ToReplica<'_>, String> {
     let (&kind, rest) = body.split_first().ok_or("an empty message")?;
     let mut f = Fields(rest);

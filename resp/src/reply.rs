@@ -411,7 +411,6 @@ const MAX_INT: usize = 23;
 /// Maximum size of an encoded integer below 2^19 in bytes: `:524287\r\n`. A null is shorter.
 const MAX_SMALL_INT: usize = 9;
 
-/// Maximum size of a row's header in bytes.
 const MAX_HEADER: usize = MAX_INT;
 
 /// `:0\r\n` to `:1023\r\n`, first byte lowest, with the length in the highest byte.

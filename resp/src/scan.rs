@@ -137,7 +137,6 @@ pub struct Scanner {
     inline: Vec<u8>,
     is_inline: bool,
     state: State,
-    /// Next byte to examine, relative to the start of the request.
     pos: usize,
     /// Number of remaining arguments.
     missing: usize,

@@ -29,7 +29,6 @@ use crate::store::Store;
 /// Name of the archive in a folder of backups.
 pub const ARCHIVE: &str = "log";
 
-/// Returns the folder name for a lineage and a term.
 fn folder_name(head: &SegmentHead) -> String {
     format!("{}-{:016x}", head.lineage, head.term)
 }

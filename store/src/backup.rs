@@ -225,7 +225,6 @@ pub(crate) fn unfinished(folder: &Path) -> Result<(PathBuf, PathBuf)> {
     }
 }
 
-/// Removes a folder and its contents if it exists.
 pub(crate) fn clear(folder: &Path) -> Result<()> {
     match std::fs::remove_dir_all(folder) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(folder, "removing", e)),
@@ -271,7 +270,6 @@ fn known(previous: Option<&Path>) -> Option<(PathBuf, Manifest)> {
 
 struct Making<'a> {
     store: &'a Store,
-    /// Temporary folder of the backup.
     folder: PathBuf,
     previous: Option<(PathBuf, Manifest)>,
     course: &'a dyn BackupProgress,
@@ -335,7 +333,6 @@ impl Making<'_> {
         Ok(backup)
     }
 
-    /// Links or copies an immutable file.
     fn bring(&self, entry: &FileEntry, to: &RealDisk) -> Result<()> {
         let there = to.path(&entry.name);
         let ours = self.store.path(&entry.name);
@@ -499,7 +496,6 @@ pub fn sweep(parent: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Opens an existing folder.
 pub(crate) fn opened(folder: &Path) -> Result<Arc<dyn Disk>> {
     if !folder.is_dir() {
         return Err(Error::Refused(format!("{} is no folder", folder.display())));

@@ -116,9 +116,7 @@ impl BatchHead {
 pub(crate) struct Place {
     pub(crate) lineage: Lineage,
     pub(crate) segment: u64,
-    /// Offset in the segment's file.
     pub(crate) byte: u64,
-    /// Offset in the lineage.
     pub(crate) offset: u64,
 }
 

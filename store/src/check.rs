@@ -98,7 +98,6 @@ pub fn check(disk: &dyn Disk) -> Result<Report> {
     }
 }
 
-/// Checks the whole folder once.
 fn look(disk: &dyn Disk) -> Result<Report> {
     let mut report = Report::default();
     let pending = pending(disk)?;
@@ -157,7 +156,6 @@ fn check_manifest(disk: &dyn Disk, names: &[String], report: &mut Report) -> Opt
     }
 }
 
-/// Reads and verifies a file of the manifest.
 fn check_file(disk: &dyn Disk, file: &FileEntry, lineage: Lineage, report: &mut Report) {
     let looked = match file.role {
         Role::Snapshot => SnapshotReader::open(disk, &file.name, Some((file, lineage)))
@@ -198,7 +196,6 @@ fn scrub_all(scrub: Scrub, name: &str, report: &mut Report) -> Option<(u64, &'st
     found.is_empty().then_some(has)
 }
 
-/// Reports files that the manifest does not name.
 fn check_names(manifest: Option<&Manifest>, names: &[String], report: &mut Report) {
     for name in names.iter().filter(|n| ![MANIFEST, LOCK, BACKUP].contains(&n.as_str())) {
         let named = manifest.is_some_and(|m| m.files.iter().any(|f| f.name == **name));
@@ -344,7 +341,6 @@ fn check_segments_from(disk: &dyn Disk, first: u64, report: &mut Report) {
     }
 }
 
-/// Checks a file without a manifest entry.
 fn check_alone(disk: &dyn Disk, name: &str, report: &mut Report) {
     let looked = if let SegmentName::Segment(number) = parse_segment_name(name) {
         check_segment_alone(disk, number, report)
@@ -561,7 +557,6 @@ fn dump_segment(disk: &dyn Disk, number: u64, text: &mut Dump<'_>) -> Result<()>
     }
 }
 
-/// Describes the lineage and the tag of a file.
 fn whose(lineage: Lineage, tag: &Tag) -> String {
     let Tag { space, kind, low, high, stamp } = tag;
     format!("lineage {lineage} space {space} kind {kind} ids {low} to {high} stamp {stamp}")

@@ -97,7 +97,6 @@ pub(crate) fn check_of(
     Ok(check)
 }
 
-/// Syncs a folder.
 pub(crate) fn sync_folder(folder: &Path) -> Result<()> {
     let synced = File::open(folder).and_then(|folder| folder.sync_all());
     synced.map_err(|e| Error::io(folder, "syncing the folder", e))

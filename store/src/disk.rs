@@ -126,7 +126,6 @@ pub fn read_full_at(file: &dyn DiskFile, buffer: &mut [u8], offset: u64) -> io::
     Ok(done)
 }
 
-/// Reads a whole file of at most `limit` bytes.
 pub(crate) fn read_whole(disk: &dyn Disk, name: &str, limit: u64) -> io::Result<Vec<u8>> {
     let file = disk.open(name)?;
     let size = file.size()?;

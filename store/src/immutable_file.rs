@@ -68,7 +68,6 @@ impl Naming {
         format!("{}{number:010}-{file:06}{}", self.prefix, self.suffix)
     }
 
-    /// Parses the two numbers in a file name of this kind.
     pub(crate) fn numbers(&self, name: &str) -> Option<(u64, u64)> {
         let (number, file) =
             name.strip_prefix(self.prefix)?.strip_suffix(self.suffix)?.split_once('-')?;
@@ -98,7 +97,6 @@ pub(crate) struct Draft {
     synced: u64,
     /// Bytes to write next.
     piece: Piece,
-    /// CRC-32C of the bytes after the head.
     body_check: u32,
 }
 
@@ -157,7 +155,6 @@ impl Draft {
         }
     }
 
-    /// Appends to the body.
     pub(crate) fn put(&mut self, bytes: &[u8]) -> Result<()> {
         self.append(bytes)?;
         self.body_check = crc32c::crc32c_append(self.body_check, bytes);
@@ -212,12 +209,10 @@ impl Draft {
         self.written + self.piece.bytes().len() as u64
     }
 
-    /// Returns the number of bytes after the head.
     pub(crate) fn body_bytes(&self) -> u64 {
         self.bytes() - self.head_bytes
     }
 
-    /// Returns the CRC-32C of the bytes after the head.
     pub(crate) fn body_check(&self) -> u32 {
         self.body_check
     }

@@ -120,7 +120,6 @@ pub(crate) struct Resume {
     pub(crate) end: Position,
     /// Greater than every segment number in use.
     pub(crate) next_segment: u64,
-    /// Whether no segment exists yet.
     pub(crate) is_first: bool,
     /// Whether recovery discarded bytes after `end`.
     pub(crate) void: bool,
@@ -152,7 +151,6 @@ pub struct Log {
 }
 
 impl Log {
-    /// Continues the log at the position that recovery found.
     pub(crate) fn resume(disk: Arc<dyn Disk>, options: LogOptions, found: Resume) -> Result<Log> {
         let Resume { lineage, term, end, next_segment, is_first, void } = found;
         let placeholder = SegmentHead {

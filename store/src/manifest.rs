@@ -338,12 +338,10 @@ impl<'a> Lines<'a> {
         Lines { text, at: 0 }
     }
 
-    /// Returns the byte offset of the next line.
     pub(crate) fn at(&self) -> usize {
         self.at
     }
 
-    /// Parses a log position.
     pub(crate) fn position(&mut self, word: &str) -> std::result::Result<Position, BadManifest> {
         let at = self.fields(word, 5)?;
         let position = (|| {

@@ -290,7 +290,6 @@ fn holds_a_batch(disk: &dyn Disk, lineage: Lineage, number: u64) -> Result<bool>
 pub(crate) enum Found {
     /// A valid batch; [`BatchReader::body`] returns its records.
     Batch(BatchHead),
-    /// End of the file.
     End,
     /// Bytes that are not a valid batch, with the reason.
     Bad(&'static str),
@@ -333,7 +332,6 @@ impl BatchReader {
         })
     }
 
-    /// Returns the position after the last batch.
     pub(crate) fn position(&self) -> Position {
         self.at
     }
@@ -357,17 +355,14 @@ impl BatchReader {
         Ok(())
     }
 
-    /// Returns the records of the last batch.
     pub(crate) fn body(&self) -> &[u8] {
         &self.buffer[self.batch.0 + BATCH_HEAD_BYTES..self.batch.1]
     }
 
-    /// Returns the head and body of the last batch.
     pub(crate) fn frame(&self) -> &[u8] {
         &self.buffer[self.batch.0..self.batch.1]
     }
 
-    /// Reads the next batch.
     pub(crate) fn next(&mut self) -> Result<Found> {
         let byte = self.at.byte;
         if byte >= self.size {
@@ -497,7 +492,6 @@ pub(crate) enum Reader {
     Check,
 }
 
-/// Replays the batches from `start` along the path.
 pub(crate) fn replay(
     disk: &dyn Disk,
     path: &Path,

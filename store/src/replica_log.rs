@@ -90,7 +90,6 @@ impl FollowLog {
         self.open_again(self.durable)
     }
 
-    /// Reopens this log with the end at `end`.
     fn open_again(&mut self, end: Position) -> Result<()> {
         *self = FollowLog {
             staged: self.staged,

@@ -122,7 +122,6 @@ fn missing(end: &Position, newest: Option<u64>, what: &str) -> Error {
     ))
 }
 
-/// Rejects a target before the backup's `from`.
 fn check_early(backup: &Backup, until: Until) -> Result<()> {
     let early = match until {
         Until::Offset(offset) => offset < backup.from,
@@ -140,7 +139,6 @@ fn check_early(backup: &Backup, until: Until) -> Result<()> {
     Ok(())
 }
 
-/// Returns the backup's own segments in order.
 fn of_backup(backup: &Backup, disk: &Arc<dyn Disk>) -> Result<Vec<Source>> {
     let mut segments = Vec::new();
     for file in &backup.files {

@@ -71,7 +71,6 @@ pub(crate) fn snapshot_name(manifest: u64, file: u64) -> String {
     NAMING.name(manifest, file)
 }
 
-/// Parses the two numbers in the name of a snapshot file.
 pub(crate) fn parse_snapshot_name(name: &str) -> Option<(u64, u64)> {
     NAMING.numbers(name)
 }

@@ -99,7 +99,6 @@ pub struct Staging {
     missing: Vec<FileEntry>,
     /// Complete files of an earlier link that have not been verified yet.
     left: Vec<FileEntry>,
-    /// Complete and verified files.
     whole: Vec<FileEntry>,
     /// Number of verified bytes of the last file in `left`, and their CRC-32C.
     looked: (u64, u32),
@@ -412,7 +411,6 @@ pub(crate) fn adopt(main: &Arc<dyn Disk>) -> Result<()> {
 pub(crate) struct Adopted<'a> {
     main: &'a dyn Disk,
     names: Vec<String>,
-    /// Whether step (2) was reached.
     is_now: bool,
 }
 
@@ -493,7 +491,6 @@ fn remove(disk: &dyn Disk, name: &str) -> Result<()> {
     }
 }
 
-/// Returns the CRC-32C of a file's first bytes.
 fn check_of(disk: &dyn Disk, name: &str, bytes: u64) -> Result<u32> {
     check_on(disk, name, 0..bytes, 0)
 }

@@ -85,9 +85,7 @@ pub struct Store {
     building: Mutex<Vec<u64>>,
     /// Manifests that replicas or backups read.
     pins: Mutex<Vec<Weak<Pin>>>,
-    /// See [`Store::keep_files`].
     kept: Mutex<Option<Arc<Pin>>>,
-    /// See [`Store::keep_log_from`].
     log_from: AtomicU64,
     /// Whether the last write of a manifest failed, perhaps after its rename. Until a write
     /// succeeds, the files of both manifests must stay.
@@ -522,7 +520,6 @@ impl Store {
         }
     }
 
-    /// Changes the manifest under its lock, durably.
     fn publish(&self, change: impl FnOnce(&mut Manifest)) -> Result<()> {
         let mut current = self.manifest.lock();
         let mut next = current.clone();

@@ -118,7 +118,6 @@ impl World {
             let (m, r) = (self.links[i].master, self.links[i].replica);
             let reaches = self.reaches(m, r);
             let delay = if self.calm { 0 } else { self.random.u64(0..400) };
-            // The master's end.
             let mut sender = self.links[i].sender.take();
             let mut acknowledged = Vec::new();
             if let (Some(f), Some(life)) = (&mut sender, &self.nodes[m].life) {
@@ -265,7 +264,6 @@ impl World {
                         && !self.nodes[r].dropped.is_empty(),
                 );
                 self.figures.dropped += self.nodes[r].dropped.drain(..).len() as u64;
-                // The replica has replaced its data.
                 self.nodes[r].acknowledged.clear();
                 self.nodes[r].data_sets += 1;
                 self.nodes[r].has_data = true;

@@ -89,7 +89,6 @@ fn all_nodes_become_equal_and_nothing_acknowledged_is_lost() {
     }
     println!("{sum:?}");
     if !seeds::is_replay() {
-        // The simulation must cover these events.
         assert!(
             sum.waited > 50 * runs
                 && sum.continued > 3 * runs

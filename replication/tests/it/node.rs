@@ -15,7 +15,6 @@ pub(crate) enum Kind {
     Replica(FollowLog),
 }
 
-/// State of a running process.
 pub(crate) struct Life {
     pub(crate) store: Store,
     pub(crate) map: Map,
@@ -59,7 +58,6 @@ pub(crate) fn row(key: u64, value: u64) -> Vec<u8> {
     row
 }
 
-/// Host of the follower.
 pub(crate) struct Here<'a> {
     pub(crate) store: &'a Store,
     pub(crate) map: &'a mut Map,

@@ -15,14 +15,12 @@ pub(crate) fn place(at: Position) -> Place {
 #[derive(Default)]
 pub(crate) struct Truth {
     before: BTreeMap<Place, Place>,
-    /// Ends of seals.
     seals: BTreeSet<Place>,
     /// Position up to which each node's log was read.
     read: BTreeMap<usize, Position>,
 }
 
 impl Truth {
-    /// Reads the new batches of a node's log.
     pub(crate) fn learn(&mut self, n: usize, node: &Node) {
         let Some(Life { store, kind, .. }) = &node.life else { return };
         let end = match kind {

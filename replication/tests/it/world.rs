@@ -22,7 +22,6 @@ pub(crate) struct World {
     pub(crate) calm: bool,
     pub(crate) elected: bool,
     pub(crate) last_error: String,
-    /// Node of the latest promotion.
     pub(crate) newest: usize,
     pub(crate) truth: Truth,
 }
@@ -129,7 +128,6 @@ impl World {
         self.nodes.iter().enumerate().for_each(|(n, node)| self.truth.learn(n, node));
         self.connect();
         self.carry();
-        // Remove closed links.
         self.links.retain(|l| l.sender.is_some() || l.follower.is_some());
     }
 

@@ -61,7 +61,6 @@ impl Packing {
         best
     }
 
-    /// Returns the size of `n` numbers in bits.
     fn bits(&self, n: usize) -> usize {
         n * self.width as usize + self.exceptions * (POSITION + self.high) as usize
     }
@@ -74,7 +73,6 @@ impl Packing {
     }
 }
 
-/// Returns the smallest packing of a column.
 fn packing_of(values: impl Iterator<Item = i64> + Clone, n: usize) -> Packing {
     let widths = |base: i64| {
         let mut widths = [0; 65];
@@ -241,7 +239,6 @@ impl Run {
         bits::get(bytes, self.numbers + index * width as usize, width)
     }
 
-    /// Returns the number at `index`.
     fn number(&self, bytes: &[u8], index: usize) -> u64 {
         let (mut from, mut to) = (0, self.packing.exceptions);
         while from < to {

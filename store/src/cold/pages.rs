@@ -72,12 +72,10 @@ pub(crate) fn cold_name(number: u64, file: u64) -> String {
     NAMING.name(number, file)
 }
 
-/// Returns the two numbers in a cold file's name, or `None` for another name.
 pub(crate) fn parse_cold_name(name: &str) -> Option<(u64, u64)> {
     NAMING.numbers(name)
 }
 
-/// Offset of a page.
 pub(super) fn page_offset(number: u64) -> u64 {
     (1 + number) * BLOCK_BYTES as u64
 }
@@ -160,7 +158,6 @@ impl Head {
         if self.has_rows { 0 } else { SUM_BYTES as u64 * self.pages }
     }
 
-    /// Returns the length of the file in bytes.
     fn length(&self) -> u64 {
         page_offset(self.pages) + self.sums_bytes() + self.note_bytes
     }
@@ -339,7 +336,6 @@ impl PageFile {
         self.head.lineage
     }
 
-    /// Whether the pages are blocks of rows.
     pub(crate) fn has_rows(&self) -> bool {
         self.head.has_rows
     }

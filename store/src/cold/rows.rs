@@ -139,7 +139,6 @@ pub struct ColdFile {
 }
 
 impl ColdFile {
-    /// Decodes the note of an open page file.
     pub(crate) fn new(pages: PageFile, note: &[u8]) -> Result<ColdFile> {
         let decoded = ColdHead::decode(&pages, note)
             .and_then(|head| Ok((head, Index::decode(&note[NOTE_HEAD..], &head)?)));
@@ -298,7 +297,6 @@ impl ColdWriter {
         self.pages.end_at(high);
     }
 
-    /// Encodes one block of buffered rows.
     fn pack(&mut self) -> Result<()> {
         let (ids, columns) = (&self.ids[self.used..], self.columns);
         let waiting = Rows { ids, values: &self.values[self.used * columns..], columns };

@@ -34,7 +34,6 @@ pub struct Scrub {
     /// Number of rows or pages, and the unit.
     holds: (u64, &'static str),
     file: Box<dyn DiskFile>,
-    /// Number of bytes read.
     at: u64,
     /// Buffer of one piece, aligned at `start` for direct I/O.
     memory: Vec<u8>,

@@ -338,7 +338,6 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         self.released();
     }
 
-    /// Releases the reservation.
     fn released(&mut self) {
         self.units = Vec::new();
         if self.reserved > 0 {
@@ -440,7 +439,6 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         }
     }
 
-    /// Puts the taken keys back into their stripes.
     fn put_back(&mut self) {
         let mut start = 0;
         // Groups stay joined.

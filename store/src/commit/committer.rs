@@ -332,7 +332,6 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
-    /// Whether a marked change is not synced.
     fn written_to_sync(&self) -> bool {
         self.last_marked.load(Ordering::SeqCst) > self.synced.load(Ordering::SeqCst)
     }

@@ -129,7 +129,6 @@ fn planned(folder: &Path, archives: &[PathBuf], until: Until) -> Result<Plan> {
     plan(folder, archives, until, &|_| Ok(()))
 }
 
-/// Restores, starts, and returns the state.
 fn restored(plan: &Plan, to: &Path) -> u64 {
     restore(plan, to, |term| term + 1, &|_| Ok(())).unwrap();
     assert!(check(&RealDisk::open(to).unwrap()).unwrap().severity() <= Severity::Good);
@@ -155,7 +154,6 @@ fn any_backup_is_restored_to_any_place_that_its_log_has() {
                 0 => node.snapshot(&mut rng),
                 1 => {
                     node = node.restart(&mut rng);
-                    // Like a new process.
                     archive = Archive::new(&root);
                 }
                 2 => {

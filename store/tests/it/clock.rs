@@ -34,7 +34,6 @@ use crate::basics::open;
 use crate::commits::{Engine, Reader, read_row};
 
 const KEYS: usize = 12;
-/// One second of the simulated clock.
 const SECOND_MS: u64 = 1000;
 /// Interval between rounds without `always`: [`CommitOptions::gather`].
 const GATHER_MS: u64 = 50;
@@ -57,7 +56,6 @@ struct World {
     reading: Vec<(usize, usize, Ticket)>,
     /// Last change of each key that a reader was shown.
     shown: [usize; KEYS],
-    /// Maximum duration of a sync.
     slowest_ms: u64,
     /// Whether a sync has failed or taken more than a tenth of a second.
     troubled: bool,
@@ -131,7 +129,6 @@ impl Machine {
         }
     }
 
-    /// Sends replies or errors.
     fn reply(&self, world: &mut World) {
         let World { waiting, reading, history, shown, now_ms, .. } = world;
         let (durable, synced, failed) =

@@ -50,7 +50,6 @@ pub(crate) struct Reader<'a> {
     unreadable: usize,
     /// Whether to yield between reads, so that other threads can write in between.
     yields: bool,
-    /// Simulated clock.
     clock: Option<&'a (dyn Fn() -> Instant + Sync)>,
 }
 
@@ -72,7 +71,6 @@ impl<'a> Reader<'a> {
         Reader { yields: false, ..Reader::new(engine) }
     }
 
-    /// Returns a source with a simulated clock.
     pub(crate) fn by_clock(
         engine: &'a Engine,
         clock: &'a (dyn Fn() -> Instant + Sync),
