@@ -500,8 +500,8 @@ impl Store {
         })
     }
 
-    /// Deletes files that the manifest no longer names, each after its last reader. [`Store::trim`]
-    /// deletes files that are still pinned later.
+    /// Deletes files that the manifest no longer names, each after its last reader. Pinned files
+    /// remain until a later [`Store::trim`].
     pub fn retire<'f>(&self, files: impl IntoIterator<Item = &'f PageFile>) {
         let unpinned = files.into_iter().filter(|file| !self.is_pinned(&file.entry().name));
         unpinned.for_each(|file| file.retire(self.disk.clone()));
